@@ -1,0 +1,324 @@
+/* mtia_runtime.h: the driver boundary of torch_mtia, a versioned C ABI.
+ *
+ * A driver is a shared library that exports one symbol, `mtia_runtime_get_api`. Everything above this header
+ * (csrc/core, csrc/device, csrc/aten) reaches the device through the table which that function returns, and through
+ * nothing else; everything a vendor has to write is behind it. The driver in csrc/runtime/host is a software device.
+ *
+ * Conventions
+ *   - Every function returns an mtia_status. After any value but MTIA_SUCCESS and MTIA_ERROR_NOT_READY,
+ *     `last_error_message` describes the failure of the calling thread's last call.
+ *   - Every function may be called from any thread, unless its comment says otherwise.
+ *   - No function may throw or call back into Python. Only the functions marked BLOCKS may wait for the device.
+ *   - Handles are opaque. Destroying a handle never waits for work already submitted with it.
+ *   - Table entries marked OPTIONAL may be null; the capability bit named beside them says so in advance.
+ */
+#ifndef MTIA_RUNTIME_H_
+#define MTIA_RUNTIME_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MTIA_RUNTIME_ABI_VERSION 1u
+
+typedef enum mtia_status {
+  MTIA_SUCCESS = 0,
+  MTIA_ERROR_NOT_READY = 1,       /* a query: the work has not finished; not a failure */
+  MTIA_ERROR_INVALID_VALUE = 2,   /* an argument is wrong */
+  MTIA_ERROR_INVALID_DEVICE = 3,  /* no such device */
+  MTIA_ERROR_OUT_OF_MEMORY = 4,   /* the device's memory is used up */
+  MTIA_ERROR_NOT_SUPPORTED = 5,   /* the driver lacks this capability */
+  MTIA_ERROR_NOT_INITIALIZED = 6, /* `initialize` has not been called */
+  MTIA_ERROR_FORKED = 7,          /* the process forked after `initialize`; the child cannot use the device */
+  MTIA_ERROR_LAUNCH_FAILED = 8,   /* work on the stream failed; reported once, at a synchronizing call */
+  MTIA_ERROR_DEVICE_LOST = 9,     /* the device is gone, and with it everything it held */
+  MTIA_ERROR_INTERNAL = 10
+} mtia_status;
+
+typedef uint64_t mtia_device_ptr; /* an address in device memory; 0 is never valid */
+typedef struct mtia_stream_s* mtia_stream;
+typedef struct mtia_event_s* mtia_event;
+typedef struct mtia_module_s* mtia_module;
+typedef struct mtia_function_s* mtia_function;
+typedef struct mtia_graph_s* mtia_graph;
+typedef struct mtia_graph_exec_s* mtia_graph_exec;
+
+/* Capabilities ----------------------------------------------------------------------------------------------------- */
+
+/* The driver can turn a device address into one that the host may dereference by adding the constant which
+ * `memory_host_offset` returns. Kernels and the CPU fallback then run ATen's CPU code on device memory without a copy. */
+#define MTIA_CAPABILITY_HOST_VIEW (UINT64_C(1) << 0)
+/* `module_*` and `stream_launch_kernel` are present. */
+#define MTIA_CAPABILITY_KERNELS (UINT64_C(1) << 1)
+/* `stream_begin_capture` and `graph_*` are present. */
+#define MTIA_CAPABILITY_GRAPHS (UINT64_C(1) << 2)
+/* Kernel contexts carry the table of rare mathematical functions (mtia_kernel_context.rare_functions). */
+#define MTIA_CAPABILITY_RARE_FUNCTIONS (UINT64_C(1) << 3)
+
+/* Initialization --------------------------------------------------------------------------------------------------- */
+
+/* Runs body(body_args, first, last) over disjoint pieces that cover [begin, end), each of at least `grain` elements
+ * where there are that many, on at most `num_threads` threads, and returns when all pieces are done. The driver
+ * contains no thread pool of its own for this: the caller of `initialize` lends it his. */
+typedef void (*mtia_parallel_for)(int64_t begin, int64_t end, int64_t grain, int32_t num_threads,
+                                  void (*body)(void* body_args, int64_t first, int64_t last), void* body_args);
+
+typedef struct mtia_init_params {
+  uint32_t struct_size;       /* sizeof(mtia_init_params) as the caller knows it */
+  int32_t num_devices;        /* software devices to offer; a driver of real hardware ignores it */
+  uint64_t memory_per_device; /* bytes; likewise */
+  int32_t launch_blocking;    /* not 0: every launch returns only when its work is done */
+  mtia_parallel_for parallel_for;
+} mtia_init_params;
+
+typedef struct mtia_device_properties {
+  uint32_t struct_size; /* set by the caller to sizeof(mtia_device_properties) */
+  char name[64];
+  char architecture[32]; /* names the Triton target, for example "x86-64-v4" */
+  uint64_t total_memory; /* bytes */
+  uint64_t l2_cache_size; /* bytes of last-level cache that one core may count on */
+  int32_t multi_processor_count; /* cores that run work */
+  int32_t warp_size;
+  int32_t capability_major;
+  int32_t capability_minor;
+} mtia_device_properties;
+
+/* Work items ------------------------------------------------------------------------------------------------------- */
+
+/* The stream's queue is empty and the work is small: the driver may run it inside `stream_launch`, on the caller. */
+#define MTIA_WORK_MAY_RUN_INLINE (1u << 0)
+/* The work may be recorded in a graph: it reads nothing that changes between replays but device memory. */
+#define MTIA_WORK_CAPTURABLE (1u << 1)
+
+/* What a work item is told about where it runs. */
+typedef struct mtia_work_context {
+  int32_t device;
+  int32_t num_threads; /* threads granted; work must not use more. 1 when it runs on the launching thread */
+  void* stream_tag;    /* the `tag` given to `stream_create` */
+} mtia_work_context;
+
+/* A range of device memory. */
+typedef struct mtia_span {
+  mtia_device_ptr address;
+  uint64_t size; /* bytes */
+} mtia_span;
+
+/* Note [Work item]
+ * The one form of everything that runs in a stream: operators, copies, fills, host functions, and so also the node of
+ * a graph. `run` may be called any number of times on one argument block.
+ *
+ * `args` points to a block that belongs to the launching thread. A driver that runs the work before `stream_launch`
+ * returns uses it in place; any other moves it into memory of its own with `relocate` and calls `destroy` on its copy
+ * when the copy will not run again, on any thread. The launching thread destroys the original in either case. So small
+ * work costs no allocation, and the block may hold C++ objects.
+ *
+ * A block never owns a tensor, a storage, a generator or a Python object: their last reference would die on a thread
+ * of the driver. Device memory is kept alive by the stream-ordered allocator.
+ *
+ * `run` returns MTIA_SUCCESS or the error that the stream then holds until its next synchronizing call. */
+typedef struct mtia_work {
+  uint32_t struct_size;
+  uint32_t flags; /* MTIA_WORK_* */
+  mtia_status (*run)(void* args, const mtia_work_context* context);
+  void (*relocate)(void* to, void* from); /* move-constructs; null: the block is plain bytes */
+  void (*destroy)(void* args);            /* null: nothing to destroy */
+  void* args;
+  uint64_t args_size;  /* bytes; the block's alignment is at most 16 */
+  const char* name;    /* operator name, with static lifetime */
+  uint64_t cost;       /* estimated nanoseconds on one thread */
+  int32_t num_threads; /* threads that the launching thread would use */
+  uint32_t num_reads;
+  uint32_t num_writes;
+  const mtia_span* reads; /* memory read and written, for dependencies and checks; may be null when unknown. */
+  const mtia_span* writes; /* Both arrays live until `stream_launch` returns. */
+} mtia_work;
+
+/* Kernel images ---------------------------------------------------------------------------------------------------- */
+
+/* Note [Kernel image]
+ * What a Triton kernel is compiled to and any driver loads: position-independent machine code without undefined
+ * symbols and without relocations other than `relative` ones (base + addend, 8 bytes), so loading is: map the file, add
+ * the base to each listed word, make it executable. It contains nothing of the process that compiled it.
+ *
+ *   offset 0              mtia_kernel_image_header
+ *   header_size           mtia_kernel_argument[num_arguments]
+ *   relocations_offset    uint64_t[num_relocations]: offsets of 8-byte words to which the load address is added
+ *   code_offset           code and read-only data, aligned to 4096
+ *
+ * The entry is called once per program of the grid:
+ *   void entry(const void* packed_arguments, const mtia_kernel_context* context,
+ *              int32_t program_x, int32_t program_y, int32_t program_z)
+ * Arguments are packed in order, each aligned to its own size. Pointers, in arguments and in memory, are device
+ * addresses; the code adds context->host_offset at each access. */
+#define MTIA_KERNEL_IMAGE_MAGIC UINT64_C(0x316c6e6b6169746d) /* "mtiaknl1" */
+
+typedef enum mtia_argument_kind {
+  MTIA_ARGUMENT_POINTER = 0,
+  MTIA_ARGUMENT_INTEGER = 1,
+  MTIA_ARGUMENT_FLOAT = 2
+} mtia_argument_kind;
+
+typedef struct mtia_kernel_argument {
+  uint32_t kind;   /* mtia_argument_kind */
+  uint32_t size;   /* bytes: 1, 2, 4 or 8 */
+  uint32_t offset; /* in the packed block */
+  uint32_t reserved;
+} mtia_kernel_argument;
+
+/* CPU features that the code needs; a driver refuses an image whose features the machine lacks. */
+#define MTIA_CPU_AVX2_FMA (UINT64_C(1) << 0)
+#define MTIA_CPU_AVX512_SKX (UINT64_C(1) << 1) /* F, BW, DQ, VL, CD */
+#define MTIA_CPU_AVX512_BF16 (UINT64_C(1) << 2)
+#define MTIA_CPU_AVX512_VNNI (UINT64_C(1) << 3)
+#define MTIA_CPU_AVX512_FP16 (UINT64_C(1) << 4)
+#define MTIA_CPU_AMX_BF16 (UINT64_C(1) << 5)
+#define MTIA_CPU_AMX_INT8 (UINT64_C(1) << 6)
+
+typedef struct mtia_kernel_image_header {
+  uint64_t magic;
+  uint32_t version;     /* 1 */
+  uint32_t header_size; /* sizeof(mtia_kernel_image_header) */
+  uint64_t image_size;
+  uint64_t cpu_features; /* MTIA_CPU_* */
+  uint64_t code_offset;
+  uint64_t code_size;
+  uint64_t entry_offset; /* from code_offset */
+  uint64_t relocations_offset;
+  uint32_t num_relocations;
+  uint32_t num_arguments;
+  uint32_t packed_arguments_size;
+  uint32_t cost_per_program; /* estimated nanoseconds of one program; 0: unknown */
+  char name[128];
+} mtia_kernel_image_header;
+
+/* Where a program reports a failed assertion or an access out of bounds; the first report wins. */
+typedef struct mtia_error_cell {
+  int64_t reported; /* 0: none; set by compare-and-swap */
+  int32_t program[3];
+  int32_t line;
+  char message[256];
+} mtia_error_cell;
+
+typedef struct mtia_kernel_context {
+  uint32_t struct_size;
+  int32_t grid[3];
+  int64_t host_offset; /* added to a device address at each access */
+  mtia_error_cell* error_cell;
+  void (*print)(void* sink, const char* text, uint64_t size);
+  void* print_sink;
+  const mtia_span* live_ranges; /* for bounds checks, ascending; null: no checks */
+  uint64_t num_live_ranges;
+  const void* const* rare_functions; /* MTIA_CAPABILITY_RARE_FUNCTIONS, else null */
+} mtia_kernel_context;
+
+/* The table -------------------------------------------------------------------------------------------------------- */
+
+typedef enum mtia_copy_kind {
+  MTIA_COPY_HOST_TO_DEVICE = 0,
+  MTIA_COPY_DEVICE_TO_HOST = 1,
+  MTIA_COPY_DEVICE_TO_DEVICE = 2 /* the two addresses may belong to different devices */
+} mtia_copy_kind;
+
+typedef enum mtia_capture_mode {
+  MTIA_CAPTURE_GLOBAL = 0,
+  MTIA_CAPTURE_THREAD_LOCAL = 1,
+  MTIA_CAPTURE_RELAXED = 2
+} mtia_capture_mode;
+
+typedef struct mtia_runtime_api {
+  uint32_t struct_size; /* sizeof(mtia_runtime_api) as the driver knows it; later versions only append */
+  uint32_t abi_version;
+  uint64_t capabilities; /* MTIA_CAPABILITY_* */
+  const char* name;      /* for reports, for example "host" */
+  const char* version;
+
+  /* Description of the calling thread's last failure; valid until its next call. Never null. */
+  const char* (*last_error_message)(void);
+
+  /* Takes the devices into use. Called once, before any function but last_error_message. Starts no thread: threads
+   * start with the first work that needs one. */
+  mtia_status (*initialize)(const mtia_init_params* params);
+
+  /* Devices. */
+  mtia_status (*device_count)(int32_t* count);
+  mtia_status (*device_properties)(int32_t device, mtia_device_properties* properties);
+  /* BLOCKS until everything submitted to the device before the call is done. Reports and clears the first error of
+   * its streams. */
+  mtia_status (*device_synchronize)(int32_t device);
+
+  /* Memory. `memory_allocate` returns zero-filled or recycled bytes, aligned to 4096. Both may be slow: the caching
+   * allocator above calls them rarely, and frees only memory that no submitted work uses. */
+  mtia_status (*memory_allocate)(int32_t device, uint64_t size, mtia_device_ptr* address);
+  mtia_status (*memory_free)(int32_t device, mtia_device_ptr address);
+  mtia_status (*memory_info)(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes);
+  /* The device that an address belongs to; MTIA_ERROR_INVALID_VALUE for a host address. */
+  mtia_status (*memory_device)(const void* address, int32_t* device);
+  /* OPTIONAL, MTIA_CAPABILITY_HOST_VIEW. One constant for all devices of the process. */
+  mtia_status (*memory_host_offset)(int64_t* offset);
+  /* Enqueues a copy of `size` bytes. Host memory must stay valid until the copy is done. */
+  mtia_status (*memory_copy)(mtia_stream stream, uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind);
+  /* Enqueues a fill of `count` elements with a pattern of 1, 2, 4, 8 or 16 bytes, which is read before the return. */
+  mtia_status (*memory_fill)(mtia_stream stream, mtia_device_ptr to, const void* pattern, uint32_t pattern_size,
+                             uint64_t count);
+
+  /* Streams: in order within one, concurrent between several. `tag` is handed to each work item. A lower number is a
+   * higher priority. */
+  mtia_status (*stream_priority_range)(int32_t* lowest, int32_t* highest);
+  mtia_status (*stream_create)(int32_t device, int32_t priority, void* tag, mtia_stream* stream);
+  mtia_status (*stream_destroy)(mtia_stream stream);
+  /* MTIA_SUCCESS: idle; MTIA_ERROR_NOT_READY: busy. Does not report errors of work. */
+  mtia_status (*stream_query)(mtia_stream stream);
+  /* BLOCKS until everything submitted to the stream before the call is done. Reports and clears the stream's first
+   * error; the stream is usable afterwards. */
+  mtia_status (*stream_synchronize)(mtia_stream stream);
+  /* Work submitted to the stream after this call waits for the event's last record, on any device. An event that was
+   * never recorded is complete. Does not block the caller. */
+  mtia_status (*stream_wait_event)(mtia_stream stream, mtia_event event);
+  /* See Note [Work item]. Called from inside a work item of the same stream, runs the work at once. */
+  mtia_status (*stream_launch)(mtia_stream stream, const mtia_work* work);
+
+  /* Events. Recording again replaces what an event stands for. */
+  mtia_status (*event_create)(int32_t enable_timing, mtia_event* event);
+  mtia_status (*event_destroy)(mtia_event event);
+  mtia_status (*event_record)(mtia_event event, mtia_stream stream);
+  mtia_status (*event_query)(mtia_event event); /* as stream_query */
+  mtia_status (*event_synchronize)(mtia_event event); /* BLOCKS */
+  /* Milliseconds between two recorded events. MTIA_ERROR_NOT_READY: one is not complete; MTIA_ERROR_INVALID_VALUE:
+   * one was never recorded or has no timing. */
+  mtia_status (*event_elapsed_time)(mtia_event start, mtia_event end, double* milliseconds);
+
+  /* Kernels. OPTIONAL, MTIA_CAPABILITY_KERNELS; see Note [Kernel image]. A launch packs nothing: `packed_arguments` is
+   * the block that the image describes, read before the return. */
+  mtia_status (*module_load)(int32_t device, const void* image, uint64_t size, mtia_module* module);
+  mtia_status (*module_unload)(mtia_module module);
+  mtia_status (*module_get_function)(mtia_module module, const char* name, mtia_function* function);
+  mtia_status (*stream_launch_kernel)(mtia_stream stream, mtia_function function, const int32_t grid[3],
+                                      const void* packed_arguments, uint64_t packed_arguments_size,
+                                      int32_t num_threads);
+
+  /* Graphs. OPTIONAL, MTIA_CAPABILITY_GRAPHS. Between begin and end, work submitted to the stream, and to streams
+   * that join it through events, is recorded and not run; work without MTIA_WORK_CAPTURABLE is refused with
+   * MTIA_ERROR_NOT_SUPPORTED. A graph and what is instantiated from it are destroyed separately, each after any
+   * launch in flight (BLOCKS). */
+  mtia_status (*stream_begin_capture)(mtia_stream stream, mtia_capture_mode mode);
+  mtia_status (*stream_end_capture)(mtia_stream stream, mtia_graph* graph);
+  mtia_status (*stream_is_capturing)(mtia_stream stream, int32_t* capturing);
+  mtia_status (*graph_instantiate)(mtia_graph graph, mtia_graph_exec* exec);
+  mtia_status (*graph_launch)(mtia_graph_exec exec, mtia_stream stream);
+  mtia_status (*graph_destroy)(mtia_graph graph);
+  mtia_status (*graph_exec_destroy)(mtia_graph_exec exec);
+} mtia_runtime_api;
+
+/* The one exported symbol. Returns the driver's table, or null if it does not speak `abi_version`. The table lives as
+ * long as the process. */
+const mtia_runtime_api* mtia_runtime_get_api(uint32_t abi_version);
+typedef const mtia_runtime_api* (*mtia_runtime_get_api_fn)(uint32_t abi_version);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* MTIA_RUNTIME_H_ */
