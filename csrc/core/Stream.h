@@ -1,0 +1,71 @@
+// A stream of the driver, with the C++ exceptions of its work. No PyTorch.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "../runtime/loader.h"
+#include "WorkItem.h"
+
+namespace torch_mtia::core {
+
+class Event;
+
+// The first exception that work of a stream threw since the last synchronizing call.
+struct WorkError {
+  std::exception_ptr exception;  // null: the driver itself reported the failure, described by `message`
+  const char* operator_name;
+  std::string message;
+};
+
+// Streams are never destroyed: work, events and allocator blocks refer to them from any thread until the process ends.
+class Stream {
+ public:
+  // Throws runtime::DriverError. The device must be initialized.
+  static Stream* create(int32_t device, int32_t priority);
+
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  int32_t device() const { return device_; }
+  int32_t priority() const { return priority_; }
+  mtia_stream handle() const { return handle_; }
+
+  // Submits work. A failure of the work itself is not reported here but at the next synchronizing call.
+  // Throws runtime::DriverError when it cannot be submitted (bad fork, device lost).
+  void launch(const mtia_work& work) { runtime::check(runtime::driver().stream_launch(handle_, &work)); }
+  template <typename Callable>
+  void launch(const WorkInfo& info, Callable&& callable) {
+    WorkBlock<std::decay_t<Callable>> block{std::forward<Callable>(callable), info.name};
+    launch(make_work(info, block));
+  }
+
+  bool query() const;  // true: idle
+
+  // Blocks until everything submitted before the call is done; then take_error() has the first error, if any.
+  void wait_until_idle();
+
+  // Work submitted later waits for the event's last record. Does not block.
+  void wait(const Event& event);
+
+  // The first error since the last call, which forgets it.
+  std::optional<WorkError> take_error();
+
+  void record_error(const char* operator_name, std::exception_ptr exception, std::string message) noexcept;
+
+ private:
+  Stream(int32_t device, int32_t priority) : device_(device), priority_(priority) {}
+
+  const int32_t device_;
+  const int32_t priority_;
+  mtia_stream handle_ = nullptr;
+  std::atomic<bool> has_error_{false};
+  std::mutex error_mutex_;
+  std::optional<WorkError> error_;
+};
+
+}  // namespace torch_mtia::core

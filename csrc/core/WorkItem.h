@@ -1,0 +1,76 @@
+// A C++ callable as a work item of the driver: see Note [Work item] in mtia_runtime.h.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#include "../runtime/mtia_runtime.h"
+
+namespace torch_mtia::core {
+
+// What the driver wants to know about a work item beside the code.
+struct WorkInfo {
+  const char* name;   // operator name, with static lifetime
+  uint64_t cost = 0;  // estimated nanoseconds on one thread
+  uint32_t flags = MTIA_WORK_MAY_RUN_INLINE | MTIA_WORK_CAPTURABLE;
+  int32_t num_threads = 1;  // threads that the launching thread would use
+  const mtia_span* reads = nullptr;
+  const mtia_span* writes = nullptr;
+  uint32_t num_reads = 0;
+  uint32_t num_writes = 0;
+};
+
+// Keeps an exception that escaped from work, until its stream synchronizes. `stream_tag` is the core::Stream.
+void record_work_error(void* stream_tag, const char* name, std::exception_ptr error) noexcept;
+
+// The argument block of a C++ work item: the callable and the name its errors are reported under. Callable:
+// void(const mtia_work_context&), callable any number of times, movable without throwing.
+template <typename Callable>
+struct WorkBlock {
+  static_assert(std::is_nothrow_move_constructible_v<Callable>);
+  static_assert(alignof(Callable) <= 16);
+
+  Callable callable;
+  const char* name;
+
+  static mtia_status run(void* args, const mtia_work_context* context) noexcept {
+    auto* block = static_cast<WorkBlock*>(args);
+    try {
+      block->callable(*context);
+      return MTIA_SUCCESS;
+    } catch (...) {
+      record_work_error(context->stream_tag, block->name, std::current_exception());
+      return MTIA_ERROR_LAUNCH_FAILED;
+    }
+  }
+  static void relocate(void* to, void* from) noexcept { ::new (to) WorkBlock(std::move(*static_cast<WorkBlock*>(from))); }
+  static void destroy(void* args) noexcept { static_cast<WorkBlock*>(args)->~WorkBlock(); }
+};
+
+// Describes `block` as a work item. The block stays the caller's; the result is valid while both arguments live.
+template <typename Callable>
+mtia_work make_work(const WorkInfo& info, WorkBlock<Callable>& block) {
+  mtia_work work{};
+  work.struct_size = sizeof(mtia_work);
+  work.flags = info.flags;
+  work.run = &WorkBlock<Callable>::run;
+  if constexpr (!std::is_trivially_copyable_v<Callable>) {
+    work.relocate = &WorkBlock<Callable>::relocate;
+    work.destroy = &WorkBlock<Callable>::destroy;
+  }
+  work.args = &block;
+  work.args_size = sizeof(block);
+  work.name = info.name;
+  work.cost = info.cost;
+  work.num_threads = info.num_threads;
+  work.num_reads = info.num_reads;
+  work.num_writes = info.num_writes;
+  work.reads = info.reads;
+  work.writes = info.writes;
+  return work;
+}
+
+}  // namespace torch_mtia::core
