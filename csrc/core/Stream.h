@@ -35,13 +35,18 @@ class Stream {
   int32_t priority() const { return priority_; }
   mtia_stream handle() const { return handle_; }
 
-  // Submits work. A failure of the work itself is not reported here but at the next synchronizing call.
-  // Throws runtime::DriverError when it cannot be submitted (bad fork, device lost).
-  void launch(const mtia_work& work) { runtime::check(runtime::driver().stream_launch(handle_, &work)); }
+  // Submits work: MTIA_SUCCESS, or, with launch blocking only, MTIA_ERROR_LAUNCH_FAILED when the work failed; the error
+  // is then with take_error(). Without, failures of work show at the next synchronizing call.
+  // Throws runtime::DriverError when the work cannot be submitted (bad fork, device lost).
+  mtia_status launch(const mtia_work& work) {
+    const mtia_status status = runtime::driver().stream_launch(handle_, &work);
+    if (status != MTIA_SUCCESS && status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status);
+    return status;
+  }
   template <typename Callable>
-  void launch(const WorkInfo& info, Callable&& callable) {
+  mtia_status launch(const WorkInfo& info, Callable&& callable) {
     WorkBlock<std::decay_t<Callable>> block{std::forward<Callable>(callable), info.name};
-    launch(make_work(info, block));
+    return launch(make_work(info, block));
   }
 
   bool query() const;  // true: idle

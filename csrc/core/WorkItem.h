@@ -26,12 +26,21 @@ struct WorkInfo {
 // Keeps an exception that escaped from work, until its stream synchronizes. `stream_tag` is the core::Stream.
 void record_work_error(void* stream_tag, const char* name, std::exception_ptr error) noexcept;
 
+// A callable that borrows from the launching thread's stack while it stays there. `detach` runs on the launching thread
+// when the driver moves the work into its queue, and makes the callable own what it had borrowed; what goes wrong in it
+// is thrown when the work runs.
+template <typename Callable>
+concept Detachable = requires(Callable& callable) {
+  { callable.detach() } noexcept;
+};
+
 // The argument block of a C++ work item: the callable and the name its errors are reported under. Callable:
 // void(const mtia_work_context&), callable any number of times, movable without throwing.
 template <typename Callable>
 struct WorkBlock {
   static_assert(std::is_nothrow_move_constructible_v<Callable>);
   static_assert(alignof(Callable) <= 16);
+  static constexpr bool kPlainBytes = std::is_trivially_copyable_v<Callable> && !Detachable<Callable>;
 
   Callable callable;
   const char* name;
@@ -46,7 +55,10 @@ struct WorkBlock {
       return MTIA_ERROR_LAUNCH_FAILED;
     }
   }
-  static void relocate(void* to, void* from) noexcept { ::new (to) WorkBlock(std::move(*static_cast<WorkBlock*>(from))); }
+  static void relocate(void* to, void* from) noexcept {
+    auto* block = ::new (to) WorkBlock(std::move(*static_cast<WorkBlock*>(from)));
+    if constexpr (Detachable<Callable>) block->callable.detach();
+  }
   static void destroy(void* args) noexcept { static_cast<WorkBlock*>(args)->~WorkBlock(); }
 };
 
@@ -57,7 +69,7 @@ mtia_work make_work(const WorkInfo& info, WorkBlock<Callable>& block) {
   work.struct_size = sizeof(mtia_work);
   work.flags = info.flags;
   work.run = &WorkBlock<Callable>::run;
-  if constexpr (!std::is_trivially_copyable_v<Callable>) {
+  if constexpr (!WorkBlock<Callable>::kPlainBytes) {
     work.relocate = &WorkBlock<Callable>::relocate;
     work.destroy = &WorkBlock<Callable>::destroy;
   }

@@ -1,0 +1,78 @@
+# Every target is sufficient alone, also on a fresh clone: it creates .venv, installs what it needs, and builds.
+#
+# PYTHON     the interpreter .venv is made with
+# PIP_FLAGS  added to every pip install, for example
+#            PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for PyTorch without CUDA
+# MAX_JOBS   compilers that run at a time
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+MAX_JOBS ?= 2
+export MAX_JOBS
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
+BUILT := $(VENV)/built
+BUILD_INPUTS := setup.py pyproject.toml torch_mtia/_versions.py \
+	$(shell find csrc yaml tools -type f -not -name '*.pyc')
+CPP_FILES := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
+PYTHON_FILES := setup.py torch_mtia tools tests benchmarks examples
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test build bench lint format sanitize wheel clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: $(BUILT) $(VENV)/demo  ## train a network on mtia and on the CPU, and compare
+	$(BIN)/python -m torch_mtia
+	$(BIN)/python examples/train_digits.py --compare
+
+test: $(BUILT) $(VENV)/test  ## run the C++ unit tests and the Python tests
+	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run
+	$(BIN)/python -m pytest tests
+
+build: $(BUILT)  ## install the package in .venv, editable
+
+bench: $(BUILT) $(VENV)/test  ## measure the device against PyTorch's CPU device
+	$(BIN)/python benchmarks/device.py --json build/device.json
+
+lint: $(VENV)/lint  ## check format, style and types
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+	$(BIN)/ruff format --check $(PYTHON_FILES)
+	$(BIN)/ruff check $(PYTHON_FILES)
+	$(BIN)/mypy
+
+format: $(VENV)/lint  ## format the sources
+	$(BIN)/clang-format -i $(CPP_FILES)
+	$(BIN)/ruff format $(PYTHON_FILES)
+	$(BIN)/ruff check --fix $(PYTHON_FILES)
+
+sanitize:  ## run the C++ unit tests under ThreadSanitizer and AddressSanitizer
+	$(MAKE) -j$(MAX_JOBS) -C tests/cpp tsan asan
+
+wheel: $(VENV)/build  ## build a wheel into dist/
+	rm -rf build/lib.* build/bdist.*
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps -w dist .
+
+clean:  ## remove what was built, but not .venv
+	rm -rf build dist *.egg-info torch_mtia/*.so torch_mtia/lib $(BUILT)
+	$(MAKE) -C tests/cpp clean
+
+$(BUILT): $(VENV)/build $(BUILD_INPUTS)
+	@echo "Building: some minutes the first time, then only what changed."
+	$(BIN)/python setup.py build_ext --inplace
+	$(PIP_INSTALL) --no-build-isolation --no-deps -e .
+	@touch $@
+
+# .venv/NAME: requirements/NAME.txt is installed.
+$(VENV)/build $(VENV)/demo $(VENV)/test $(VENV)/lint: $(VENV)/%: requirements/%.txt | $(BIN)/python
+	$(PIP_INSTALL) -r $<
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@command -v g++ >/dev/null || { echo "g++ is needed, version 11 or newer"; exit 1; }
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,179 @@
+// Copies in every direction, and the host's access to values.
+//
+// torch's own copy_ handles shapes, quantization and named tensors and calls _copy_from for a device such as ours. A
+// copy between equal layouts is a copy of bytes by the driver; any other one runs ATen's CPU copy loop in the stream,
+// over host aliases on either side. A copy that touches host memory waits for the stream before it returns, unless the
+// host bytes were few enough to be taken along.
+#include <ATen/EmptyTensor.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/Copy.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
+
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "../core/Event.h"
+#include "../device/MTIACachingAllocator.h"
+#include "Launch.h"
+#include "MTIANativeFunctions.h"
+#include "Pointwise.h"
+
+namespace torch_mtia {
+namespace {
+
+// Host bytes up to which a copy to a busy stream takes a copy of them along instead of waiting.
+constexpr size_t kStagedBytes = 64 * 1024;
+
+// Copies host bytes to the device. Reads the caller's bytes while it stays on the caller's thread.
+class StagedCopy {
+ public:
+  StagedCopy(void* to, const void* from, size_t size) : to_(to), from_(from), size_(size) {}
+
+  void detach() noexcept {
+    staged_.reset(new (std::nothrow) std::byte[size_]);
+    if (staged_ != nullptr) std::memcpy(staged_.get(), from_, size_);
+    from_ = staged_.get();
+  }
+
+  void operator()() const {
+    if (from_ == nullptr) throw std::bad_alloc();  // in detach
+    std::memcpy(to_, from_, size_);
+  }
+
+ private:
+  void* to_;
+  const void* from_;
+  size_t size_;
+  std::unique_ptr<std::byte[]> staged_;
+};
+
+bool is_flat(const at::TensorIteratorBase& iter) {
+  const auto& to = iter.tensor_base(0);
+  const auto& from = iter.tensor_base(1);
+  return to.scalar_type() == from.scalar_type() && to.is_conj() == from.is_conj() && to.is_neg() == from.is_neg() &&
+         to.numel() == from.numel() && iter.is_contiguous();
+}
+
+uint64_t address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
+
+void copy_bytes(const MTIAStream& stream, void* to, const void* from, size_t size, mtia_copy_kind kind) {
+  runtime::check(runtime::driver().memory_copy(stream.core().handle(), address(to), address(from), size, kind));
+}
+
+void run_copy_loop(at::TensorIteratorBase& iter, const MTIAStream& stream) {
+  require_host_view("aten::copy_");
+  launch_iterator(iter, stream, "aten::copy_", HostOperand::kBuffer, [](at::TensorIteratorBase& host_iter) {
+    at::native::copy_stub(c10::kCPU, static_cast<at::TensorIterator&>(host_iter), /*non_blocking=*/false);
+  });
+}
+
+void copy_within_device(at::TensorIterator& iter) {
+  const MTIAStream stream = current_stream(iter.device(0));
+  if (is_flat(iter)) {
+    copy_bytes(stream, iter.data_ptr(0), iter.data_ptr(1), iter.numel() * iter.element_size(0),
+               MTIA_COPY_DEVICE_TO_DEVICE);
+  } else {
+    run_copy_loop(iter, stream);
+  }
+}
+
+// Runs on the source's stream, behind the work of both devices' current streams, and holds back the destination's.
+void copy_between_devices(at::TensorIterator& iter) {
+  const MTIAStream to = current_stream(iter.device(0));
+  const MTIAStream from = current_stream(iter.device(1));
+  core::Event ready(/*enable_timing=*/false);
+  ready.record(to.core());
+  from.core().wait(ready);
+  if (is_flat(iter)) {
+    copy_bytes(from, iter.data_ptr(0), iter.data_ptr(1), iter.numel() * iter.element_size(0),
+               MTIA_COPY_DEVICE_TO_DEVICE);
+  } else {
+    run_copy_loop(iter, from);
+  }
+  core::Event done(/*enable_timing=*/false);
+  done.record(from.core());
+  to.core().wait(done);
+}
+
+void copy_to_device(at::TensorIterator& iter) {
+  const MTIAStream stream = current_stream(iter.device(0));
+  if (!is_flat(iter)) {
+    run_copy_loop(iter, stream);
+    stream.synchronize();
+    return;
+  }
+  const size_t size = iter.numel() * iter.element_size(0);
+  if (size > kStagedBytes || !HostView::available()) {
+    copy_bytes(stream, iter.data_ptr(0), iter.data_ptr(1), size, MTIA_COPY_HOST_TO_DEVICE);
+    stream.synchronize();
+    return;
+  }
+  core::WorkInfo info{};
+  info.name = "aten::copy_";
+  info.cost = cost_of_bytes(size);
+  launch(stream, info, StagedCopy(HostView::to_host(iter.data_ptr(0)), iter.data_ptr(1), size));
+}
+
+void copy_to_host(at::TensorIterator& iter) {
+  const MTIAStream stream = current_stream(iter.device(1));
+  if (is_flat(iter)) {
+    copy_bytes(stream, iter.data_ptr(0), iter.data_ptr(1), iter.numel() * iter.element_size(0),
+               MTIA_COPY_DEVICE_TO_HOST);
+  } else {
+    run_copy_loop(iter, stream);
+  }
+  stream.synchronize();
+}
+
+}  // namespace
+}  // namespace torch_mtia
+
+namespace at::native {
+
+// `non_blocking` asks for no more than is done: pageable memory is always read or written before the return.
+Tensor _copy_from_mtia(const Tensor& self, const Tensor& dst, bool /*non_blocking*/) {
+  TORCH_CHECK((self.is_mtia() || self.is_cpu()) && (dst.is_mtia() || dst.is_cpu()), "copy_ from ", self.device(),
+              " to ", dst.device(), " is not supported; copy through the CPU");
+  auto iter = TensorIteratorConfig()
+                  .add_output(dst)
+                  .add_const_input(self)
+                  .resize_outputs(false)
+                  .check_all_same_dtype(false)
+                  .check_all_same_device(false)
+                  .build();
+  if (iter.numel() == 0) return dst;
+  if (!self.is_mtia()) {
+    torch_mtia::copy_to_device(iter);
+  } else if (!dst.is_mtia()) {
+    torch_mtia::copy_to_host(iter);
+  } else if (self.device() == dst.device()) {
+    torch_mtia::copy_within_device(iter);
+  } else {
+    torch_mtia::copy_between_devices(iter);
+  }
+  return dst;
+}
+
+Tensor _copy_from_and_resize_mtia(const Tensor& self, const Tensor& dst) {
+  if (dst.sizes() != self.sizes()) dst.resize_(self.sizes());
+  return _copy_from_mtia(self, dst, /*non_blocking=*/false);
+}
+
+Scalar _local_scalar_dense_mtia(const Tensor& self) {
+  const auto stream = torch_mtia::current_stream(self.device());
+  if (torch_mtia::HostView::available()) {
+    stream.synchronize();
+    return _local_scalar_dense_cpu(torch_mtia::host_alias(self, /*for_write=*/false));
+  }
+  const Tensor value = at::detail::empty_cpu(self.sizes(), self.scalar_type());
+  _copy_from_mtia(self, value, /*non_blocking=*/false);
+  return _local_scalar_dense_cpu(value);
+}
+
+void record_stream_mtia(Tensor& self, Stream stream) {
+  torch_mtia::MTIACachingAllocator::get().recordStream(self.storage().data_ptr(), stream);
+}
+
+}  // namespace at::native

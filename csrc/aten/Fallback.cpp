@@ -1,0 +1,405 @@
+// Every operator without a kernel of its own: runs its CPU kernel on host aliases of its arguments.
+//
+// Note [Fallback]
+// 1. Each storage among the arguments gets one host alias, shared by all tensors over it, so aliasing between arguments
+//    survives. Nothing is copied.
+// 2. The CPU kernel runs in the current stream, with new CPU memory drawn from the device: on the caller if the
+//    arguments are small, else on the stream's executor while the caller waits. An operator whose result's shape depends
+//    on data could not do with less, and the fallback cannot tell which those are.
+// 3. Results become device tensors: an argument that was written is returned itself; a view of an argument shares the
+//    argument's storage; a new tensor's storage is adopted. A resized argument hands its new memory and its new sizes to
+//    the tensor that it stands for.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <string_view>
+
+#include "../device/HostViewAllocation.h"
+#include "../device/MTIACachingAllocator.h"
+#include "../device/MTIAGenerator.h"
+#include "FallbackControl.h"
+#include "HostAlias.h"
+#include "Launch.h"
+
+namespace torch_mtia {
+namespace {
+
+using torch::jit::Stack;
+
+// Elements of all arguments together up to which the kernel runs on the caller.
+constexpr int64_t kSmallNumel = 16 * 1024;
+
+// Operators that take index or length tensors on the CPU beside tensors on a device, on CUDA as here.
+constexpr std::array<std::string_view, 6> kTakesHostTensors = {
+    "aten::index",       "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index",
+    "aten::_ctc_loss", "aten::_unsafe_index_put"};
+
+uint64_t mix(uint64_t seed, uint64_t offset) {  // splitmix64's finalizer
+  uint64_t x = seed + 0x9e3779b97f4a7c15ULL * (offset + 1);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+// A seed for one draw of an mtia generator, which moves on behind it.
+uint64_t draw_seed(const at::Generator& generator) {
+  auto* impl = generator.get<MTIAGeneratorImpl>();
+  std::lock_guard<std::mutex> lock(impl->mutex_);
+  const auto [seed, offset] = impl->reserve(1);
+  return mix(seed, offset);
+}
+
+// The one device of the arguments; raises what CUDA raises if there are several.
+class CommonDevice {
+ public:
+  explicit CommonDevice(const c10::OperatorHandle& op)
+      : name_(op.operator_name().name),
+        checks_host_tensors_(name_.starts_with("aten::") && std::find(kTakesHostTensors.begin(), kTakesHostTensors.end(),
+                                                                      name_) == kTakesHostTensors.end()) {}
+
+  void add(const at::Tensor& tensor) {
+    const auto device = tensor.device();
+    if (device.is_mtia()) {
+      if (device_) check(device);
+      device_ = device;
+      if (host_) check(*host_);
+    } else if (checks_host_tensors_ && tensor.dim() > 0) {
+      host_ = device;
+      if (device_) check(device);
+    }
+  }
+  void add(c10::Device device) {
+    if (!device_ && device.is_mtia()) {
+      device_ = device.has_index() ? device : c10::Device(kDeviceType, current_device());
+    }
+  }
+  c10::Device get() const { return device_.value_or(c10::Device(kDeviceType, current_device())); }
+
+ private:
+  void check(c10::Device other) const {
+    TORCH_CHECK(other == *device_, "Expected all tensors to be on the same device, but found at least two devices, ",
+                *device_, " and ", other, "! (when running ", name_, ")");
+  }
+
+  std::string_view name_;
+  bool checks_host_tensors_;
+  std::optional<c10::Device> device_;
+  std::optional<c10::Device> host_;
+};
+
+// One call: its arguments' aliases, and the way back.
+class FallbackCall {
+ public:
+  FallbackCall(const c10::OperatorHandle& op, Stack* stack)
+      : op_(op), stack_(stack), first_argument_(stack->size() - op.schema().arguments().size()) {}
+
+  void run() {
+    find_device();
+    const c10::DeviceGuard guard(device_);
+    alias_arguments();
+    run_in_stream();
+    give_back_arguments();
+    for (size_t i = first_argument_; i < stack_->size(); ++i) (*stack_)[i] = to_device((*stack_)[i]);
+  }
+
+ private:
+  struct StorageAlias {
+    c10::Storage device;
+    c10::Storage host;
+    void* address;
+  };
+  struct TensorAlias {
+    at::Tensor device;
+    at::Tensor host;
+  };
+
+  template <typename Visit>
+  static void for_each_tensor(const c10::IValue& value, const Visit& visit) {
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) visit(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorList()) {
+        if (tensor.defined()) visit(tensor);
+      }
+    } else if (value.isList()) {
+      for (const c10::IValue& element : value.toListRef()) for_each_tensor(element, visit);
+    }
+  }
+
+  void find_device() {
+    CommonDevice common(op_);
+    for (size_t i = first_argument_; i < stack_->size(); ++i) {
+      const auto& value = (*stack_)[i];
+      for_each_tensor(value, [&](const at::Tensor& tensor) {
+        common.add(tensor);
+        numel_ += tensor.numel();
+      });
+      if (value.isDevice()) common.add(value.toDevice());
+    }
+    device_ = common.get();
+  }
+
+  void alias_arguments() {
+    for (size_t i = first_argument_; i < stack_->size(); ++i) (*stack_)[i] = to_host((*stack_)[i]);
+    const bool draws = op_.hasTag(at::Tag::nondeterministic_seeded);
+    if (!draws) return;
+    const auto& arguments = op_.schema().arguments();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (!is_optional_generator(*arguments[i].type())) continue;
+      auto& value = (*stack_)[first_argument_ + i];
+      if (value.isNone()) value = at::detail::createCPUGenerator(draw_seed(default_generator(device_.index())));
+      return;
+    }
+    seeds_default_generator_ = true;
+  }
+
+  static bool is_optional_generator(const c10::Type& type) {
+    return type.kind() == c10::TypeKind::GeneratorType ||
+           (type.kind() == c10::TypeKind::OptionalType &&
+            type.castRaw<c10::OptionalType>()->getElementType()->kind() == c10::TypeKind::GeneratorType);
+  }
+
+  c10::IValue to_host(const c10::IValue& value) {
+    if (value.isTensor()) return to_host(value.toTensor());
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> result;
+      result.reserve(value.toTensorList().size());
+      for (const at::Tensor& tensor : value.toTensorList()) result.push_back(to_host(tensor));
+      return result;
+    }
+    if (value.isList()) {
+      auto list = value.toList();
+      auto result = c10::impl::GenericList(list.elementType());
+      result.reserve(list.size());
+      for (const c10::IValue& element : value.toListRef()) result.push_back(to_host(element));
+      return result;
+    }
+    if (value.isDevice()) return c10::Device(c10::kCPU);
+    if (value.isGenerator()) {
+      const at::Generator generator = value.toGenerator();
+      TORCH_CHECK(generator.device() == device_, "Expected a '", device_, "' device type for generator but found '",
+                  generator.device(), "'");
+      return at::detail::createCPUGenerator(draw_seed(generator));
+    }
+    return value;
+  }
+
+  at::Tensor to_host(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_mtia()) return tensor;
+    for (const auto& known : tensors_) {
+      if (known.device.is_same(tensor)) return known.host;
+    }
+    at::Tensor host = host_alias(tensor, /*for_write=*/false);
+    auto* storage = tensor.storage().unsafeGetStorageImpl();
+    const auto known = std::find_if(storages_.begin(), storages_.end(), [&](const StorageAlias& alias) {
+      return alias.device.unsafeGetStorageImpl() == storage;
+    });
+    if (known != storages_.end()) {
+      host.unsafeGetTensorImpl()->set_storage_keep_dtype(known->host);
+    } else {
+      // A kernel that grows its out argument goes to the storage's allocator, which inside the call draws from the
+      // device.
+      void* address = tensor.storage().mutable_data();
+      if (address != nullptr) address = HostView::to_host(address);
+      c10::Storage alias(c10::Storage::use_byte_size_t(), tensor.storage().nbytes(),
+                         c10::DataPtr(address, c10::Device(c10::kCPU)), c10::GetAllocator(c10::kCPU), storage->resizable());
+      host.unsafeGetTensorImpl()->set_storage_keep_dtype(alias);
+      storages_.push_back({tensor.storage(), std::move(alias), address});
+    }
+    tensors_.push_back({tensor, host});
+    return host;
+  }
+
+  void run_kernel() {
+    const HostViewAllocation device_memory;
+    if (!seeds_default_generator_) {
+      op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+      return;
+    }
+    // The kernel draws from the CPU's default generator: lend it our seed and put its own state back.
+    static auto* const mutex = new std::mutex();
+    std::lock_guard<std::mutex> lock(*mutex);
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const at::Tensor state = generator.get_state();
+    generator.set_current_seed(draw_seed(default_generator(device_.index())));
+    struct Restore {
+      at::Generator& generator;
+      const at::Tensor& state;
+      ~Restore() { generator.set_state(state); }
+    } restore{generator, state};
+    op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+  }
+
+  // The kernel as a work item. The caller waits for it, so it refers to the call, and it can run only once.
+  class KernelWork {
+   public:
+    KernelWork(FallbackCall& call, const MTIAStream& stream) : call_(&call), stream_(&stream) {}
+
+    // On the executor the kernel needs what the dispatcher keeps in thread-local state (autograd off, modes).
+    void detach() noexcept {
+      try {
+        caller_state_ = std::make_unique<at::ThreadLocalState>();
+      } catch (...) {
+        call_->error_ = std::current_exception();
+      }
+    }
+
+    void operator()() {
+      try {
+        if (call_->error_) return;
+        if (caller_state_) {
+          const at::ThreadLocalStateGuard state(*caller_state_);
+          const c10::DeviceGuard guard(call_->device_);
+          const c10::StreamGuard stream_guard(stream_->unwrap());
+          call_->run_kernel();
+        } else {
+          call_->run_kernel();
+        }
+      } catch (...) {
+        call_->error_ = std::current_exception();
+      }
+      call_->done_.store(true, std::memory_order_release);
+    }
+
+   private:
+    FallbackCall* call_;
+    const MTIAStream* stream_;
+    std::unique_ptr<at::ThreadLocalState> caller_state_;
+  };
+
+  void run_in_stream() {
+    const MTIAStream stream = current_stream(device_);
+    core::WorkInfo info{};
+    info.name = op_.schema().name().c_str();
+    info.flags = MTIA_WORK_MAY_RUN_INLINE;
+    info.cost = numel_ <= kSmallNumel ? 0 : UINT64_MAX;
+    launch(stream, info, KernelWork(*this, stream));
+    if (!done_.load(std::memory_order_acquire)) stream.synchronize();
+    if (error_) std::rethrow_exception(error_);
+  }
+
+  void give_back_arguments() {
+    for (auto& alias : storages_) {
+      if (alias.host.data() == alias.address && alias.host.nbytes() == alias.device.nbytes()) continue;
+      auto* storage = alias.device.unsafeGetStorageImpl();
+      storage->set_data_ptr_noswap(adopt_or_copy(alias.host, /*kept_elsewhere=*/false));
+      storage->set_nbytes(alias.host.nbytes());
+    }
+    for (auto& [device, host] : tensors_) {
+      auto* impl = device.unsafeGetTensorImpl();
+      if (!host.storage().is_alias_of(storage_alias_of(device).host)) {
+        impl->set_storage_keep_dtype(to_device(host.storage()));
+      }
+      if (impl->sizes() == host.sizes() && impl->strides() == host.strides() &&
+          impl->storage_offset() == host.storage_offset()) {
+        continue;
+      }
+      impl->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
+    }
+  }
+
+  const StorageAlias& storage_alias_of(const at::Tensor& device) const {
+    return *std::find_if(storages_.begin(), storages_.end(), [&](const StorageAlias& alias) {
+      return alias.device.unsafeGetStorageImpl() == device.storage().unsafeGetStorageImpl();
+    });
+  }
+
+  // The device memory behind a new CPU storage: the memory itself if it came from the device, else a copy. An operator
+  // that keeps the storage for itself must not find it empty.
+  c10::DataPtr adopt_or_copy(const c10::Storage& host, bool kept_elsewhere) {
+    auto* impl = host.unsafeGetStorageImpl();
+    if (impl->nbytes() == 0) return MTIACachingAllocator::get().allocate(0);
+    if (kept_elsewhere || !MTIACachingAllocator::owns_host_block(impl->data_ptr())) return copy_to_device(*impl);
+    return MTIACachingAllocator::adopt_host_block(impl->set_data_ptr(c10::DataPtr()));
+  }
+
+  c10::DataPtr copy_to_device(const c10::StorageImpl& host) {
+    const MTIAStream stream = current_stream(device_);
+    c10::DataPtr data = MTIACachingAllocator::get().allocate(host.nbytes());
+    runtime::check(runtime::driver().memory_copy(stream.core().handle(), reinterpret_cast<uint64_t>(data.get()),
+                                                 reinterpret_cast<uint64_t>(host.data()), host.nbytes(),
+                                                 MTIA_COPY_HOST_TO_DEVICE));
+    stream.synchronize();
+    return data;
+  }
+
+  // References that the tensors on the stack, results and converted results, hold.
+  size_t references_on_stack(const c10::Storage& host) const {
+    size_t references = 0;
+    for (size_t i = first_argument_; i < stack_->size(); ++i) {
+      for_each_tensor((*stack_)[i], [&](const at::Tensor& tensor) {
+        references += tensor.has_storage() && tensor.storage().is_alias_of(host);
+      });
+    }
+    return references;
+  }
+
+  c10::Storage to_device(const c10::Storage& host) {
+    for (const auto& alias : storages_) {
+      if (alias.host.is_alias_of(host)) return alias.device;
+    }
+    const bool kept_elsewhere = host.use_count() > 1 && host.use_count() > references_on_stack(host);
+    c10::Storage device(c10::Storage::use_byte_size_t(), host.nbytes(), adopt_or_copy(host, kept_elsewhere),
+                        &MTIACachingAllocator::get(), /*resizable=*/true);
+    storages_.push_back({device, host, nullptr});
+    return device;
+  }
+
+  at::Tensor to_device(const at::Tensor& host) {
+    if (!host.defined() || !host.device().is_cpu() || host.layout() != at::kStrided) return host;
+    for (const auto& alias : tensors_) {
+      if (alias.host.is_same(host)) return alias.device;
+    }
+    auto result = at::detail::make_tensor<c10::TensorImpl>(
+        to_device(host.storage()), c10::DispatchKeySet(c10::DispatchKey::MTIA), host.dtype());
+    auto* impl = result.unsafeGetTensorImpl();
+    impl->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
+    if (host.is_conj()) impl->_set_conj(true);
+    if (host.is_neg()) impl->_set_neg(true);
+    return result;
+  }
+
+  c10::IValue to_device(const c10::IValue& value) {
+    if (value.isTensor()) return to_device(value.toTensor());
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> result;
+      for (const at::Tensor& tensor : value.toTensorList()) result.push_back(to_device(tensor));
+      return result;
+    }
+    return value;
+  }
+
+  const c10::OperatorHandle& op_;
+  Stack* const stack_;
+  const size_t first_argument_;
+  c10::Device device_{kDeviceType, 0};
+  int64_t numel_ = 0;
+  bool seeds_default_generator_ = false;
+  std::atomic<bool> done_{false};
+  std::exception_ptr error_;
+  c10::SmallVector<StorageAlias, 4> storages_;
+  c10::SmallVector<TensorAlias, 4> tensors_;
+};
+
+void fallback(const c10::OperatorHandle& op, Stack* stack) {
+  FallbackControl::enter(op);
+  ensure_initialized();
+  require_host_view(op.schema().name().c_str());
+  FallbackCall(op, stack).run();
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, MTIA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+}  // namespace torch_mtia

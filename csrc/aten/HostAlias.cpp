@@ -1,0 +1,36 @@
+#include "HostAlias.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstring>
+
+#include "../device/HostView.h"
+
+namespace torch_mtia {
+
+at::Tensor host_alias(const at::TensorBase& tensor, bool for_write) {
+  const auto& storage = tensor.storage();
+  void* address = for_write ? storage.mutable_data() : const_cast<void*>(storage.data());
+  if (address != nullptr && !tensor.device().is_cpu()) address = HostView::to_host(address);
+  auto alias_storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
+                                                             c10::DataPtr(address, c10::Device(c10::kCPU)),
+                                                             /*allocator=*/nullptr, /*resizable=*/false);
+  auto alias = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(alias_storage), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+  auto* impl = alias.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  impl->set_storage_offset(tensor.storage_offset());
+  if (tensor.is_conj()) impl->_set_conj(true);
+  if (tensor.is_neg()) impl->_set_neg(true);
+  return alias;
+}
+
+at::Tensor clone_on_host(const at::TensorBase& cpu_tensor) {
+  at::Tensor copy = at::detail::empty_strided_cpu(cpu_tensor.sizes(), cpu_tensor.strides(), cpu_tensor.scalar_type());
+  std::memcpy(copy.mutable_data_ptr(), cpu_tensor.const_data_ptr(), copy.storage().nbytes());
+  copy.unsafeGetTensorImpl()->set_wrapped_number(cpu_tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  return copy;
+}
+
+}  // namespace torch_mtia

@@ -1,0 +1,89 @@
+// empty and empty_strided.
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/mtia/EmptyTensor.h>
+#include <ATen/native/TensorFactories.h>
+#include <c10/core/TensorOptions.h>
+
+#include "../device/MTIACachingAllocator.h"
+#include "../device/MTIAFunctions.h"
+#include "MTIANativeFunctions.h"
+
+namespace at::detail {
+namespace {
+
+constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::MTIA);
+
+// Makes the device current for the allocation; the allocator serves the current device.
+class AllocationDevice {
+ public:
+  explicit AllocationDevice(std::optional<Device> device)
+      : previous_(torch_mtia::current_device()), changed_(device && device->has_index() && device->index() != previous_) {
+    if (changed_) torch_mtia::set_device(device->index());
+  }
+  ~AllocationDevice() {
+    if (changed_) torch_mtia::set_device_unchecked(previous_);
+  }
+  AllocationDevice(const AllocationDevice&) = delete;
+  AllocationDevice& operator=(const AllocationDevice&) = delete;
+
+ private:
+  const c10::DeviceIndex previous_;
+  const bool changed_;
+};
+
+void check_supported(std::optional<Layout> layout, std::optional<bool> pin_memory) {
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(Layout::Strided) == Layout::Strided,
+                              "mtia tensors are strided; there is no ", *layout, " layout on this device");
+  TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
+}
+
+// torch.use_deterministic_algorithms promises that uninitialized memory reads as NaN or the largest value.
+at::Tensor fill_if_deterministic(TensorBase base) {
+  at::Tensor tensor(std::move(base));
+  if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() &&
+                   at::globalContext().deterministicFillUninitializedMemory())) {
+    at::native::fill_empty_deterministic_(tensor);
+  }
+  return tensor;
+}
+
+}  // namespace
+
+TensorBase empty_mtia(IntArrayRef size, const TensorOptions& options) {
+  AllocationDevice device(options.device_opt());
+  return empty_generic(size, &torch_mtia::MTIACachingAllocator::get(), kKeys, c10::typeMetaToScalarType(options.dtype()),
+                       options.memory_format_opt());
+}
+
+TensorBase empty_strided_mtia(IntArrayRef size, IntArrayRef stride, const TensorOptions& options) {
+  AllocationDevice device(options.device_opt());
+  return empty_strided_generic(size, stride, &torch_mtia::MTIACachingAllocator::get(), kKeys,
+                               c10::typeMetaToScalarType(options.dtype()));
+}
+
+}  // namespace at::detail
+
+namespace at::native {
+
+Tensor empty_memory_format_mtia(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<Layout> layout,
+                                std::optional<Device> device, std::optional<bool> pin_memory,
+                                std::optional<MemoryFormat> memory_format) {
+  at::detail::check_supported(layout, pin_memory);
+  at::detail::AllocationDevice guard(device);
+  auto tensor = at::detail::empty_generic(size, &torch_mtia::MTIACachingAllocator::get(), at::detail::kKeys,
+                                          c10::dtype_or_default(dtype), memory_format);
+  return at::detail::fill_if_deterministic(std::move(tensor));
+}
+
+Tensor empty_strided_mtia(IntArrayRef size, IntArrayRef stride, std::optional<ScalarType> dtype,
+                          std::optional<Layout> layout, std::optional<Device> device, std::optional<bool> pin_memory) {
+  at::detail::check_supported(layout, pin_memory);
+  at::detail::AllocationDevice guard(device);
+  auto tensor = at::detail::empty_strided_generic(size, stride, &torch_mtia::MTIACachingAllocator::get(),
+                                                  at::detail::kKeys, c10::dtype_or_default(dtype));
+  return at::detail::fill_if_deterministic(std::move(tensor));
+}
+
+}  // namespace at::native

@@ -1,0 +1,179 @@
+#include "MTIACachingAllocator.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include "../core/BlockAllocator.h"
+#include "GilRelease.h"
+#include "HostView.h"
+#include "MTIAStream.h"
+
+namespace torch_mtia {
+namespace {
+
+// Leaked: blocks are freed by tensors that die after static destructors have run.
+core::BlockAllocator& block_allocator(c10::DeviceIndex device) {
+  static auto* const all = new std::array<std::atomic<core::BlockAllocator*>, kMaxDevices>();
+  static auto* const mutex = new std::mutex();
+  auto& slot = (*all)[device];
+  auto* allocator = slot.load(std::memory_order_acquire);
+  if (C10_UNLIKELY(allocator == nullptr)) {
+    check_device_index(device);
+    ensure_initialized();
+    std::lock_guard<std::mutex> lock(*mutex);
+    allocator = slot.load(std::memory_order_relaxed);
+    if (allocator == nullptr) {
+      allocator = core::BlockAllocator::create(device);
+      slot.store(allocator, std::memory_order_release);
+    }
+  }
+  return *allocator;
+}
+
+void delete_block(void* context) {
+  auto* block = static_cast<core::Block*>(context);
+  block_allocator(static_cast<c10::DeviceIndex>(core::block_stream(block)->device())).free(block);
+}
+
+// A distinct address, so that a DataPtr of the CPU can be recognized as the host view of a block.
+void delete_host_block(void* context) { delete_block(context); }
+
+std::string format_size(uint64_t bytes) {
+  std::ostringstream text;
+  text.precision(2);
+  text << std::fixed;
+  if (bytes <= 1024) {
+    text << bytes << " bytes";
+  } else if (bytes <= 1048576) {
+    text << static_cast<double>(bytes) / 1024.0 << " KiB";
+  } else if (bytes <= 1073741824) {
+    text << static_cast<double>(bytes) / 1048576.0 << " MiB";
+  } else {
+    text << static_cast<double>(bytes) / 1073741824.0 << " GiB";
+  }
+  return text.str();
+}
+
+core::Block* allocate_block(size_t size) {
+  const auto device = current_device();
+  auto& allocator = block_allocator(device);
+  try {
+    return allocator.allocate(size, &MTIAStream::current(device).core());
+  } catch (const core::OutOfDeviceMemory& error) {
+    const auto stats = allocator.stats();
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "MTIA out of memory. Tried to allocate ", format_size(error.requested),
+                     ". mtia:", static_cast<int>(device), " has a total capacity of ", format_size(error.device_total),
+                     " of which ", format_size(error.device_free), " is free. Of the allocated memory ",
+                     format_size(stats.allocated_bytes.current), " is allocated by PyTorch, and ",
+                     format_size(stats.reserved_bytes.current - stats.allocated_bytes.current),
+                     " is reserved by PyTorch but unallocated. Set TORCH_MTIA_MEMORY to give the device more.");
+  }
+}
+
+c10::CachingAllocator::Stat to_c10(const core::Stat& stat) {
+  c10::CachingAllocator::Stat result;
+  result.current = stat.current;
+  result.peak = stat.peak;
+  result.allocated = stat.allocated;
+  result.freed = stat.freed;
+  return result;
+}
+
+}  // namespace
+
+MTIACachingAllocator& MTIACachingAllocator::get() {
+  static auto* const allocator = new MTIACachingAllocator();
+  return *allocator;
+}
+
+c10::DataPtr MTIACachingAllocator::allocate(size_t size) {
+  const c10::Device device(kDeviceType, current_device());
+  if (size == 0) return {nullptr, nullptr, &delete_block, device};
+  auto* block = allocate_block(size);
+  return {reinterpret_cast<void*>(core::block_address(block)), block, &delete_block, device};
+}
+
+c10::DataPtr MTIACachingAllocator::allocate_host_view(size_t size) {
+  auto* block = allocate_block(size);
+  auto* address = HostView::to_host(reinterpret_cast<void*>(core::block_address(block)));
+  return {address, block, &delete_host_block, c10::Device(c10::DeviceType::CPU)};
+}
+
+bool MTIACachingAllocator::owns_host_block(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_host_block;
+}
+
+c10::DataPtr MTIACachingAllocator::adopt_host_block(c10::DataPtr&& data) {
+  auto* block = static_cast<core::Block*>(data.release_context());
+  const c10::Device device(kDeviceType, static_cast<c10::DeviceIndex>(core::block_stream(block)->device()));
+  return {reinterpret_cast<void*>(core::block_address(block)), block, &delete_block, device};
+}
+
+// A DataPtr's context is its block, not its address, so raw_allocate cannot be offered.
+c10::DeleterFnPtr MTIACachingAllocator::raw_deleter() const { return nullptr; }
+
+void MTIACachingAllocator::copy_data(void* to, const void* from, size_t size) const {
+  const auto stream = MTIAStream::current(current_device());
+  runtime::check(runtime::driver().memory_copy(stream.core().handle(), reinterpret_cast<uint64_t>(to),
+                                               reinterpret_cast<uint64_t>(from), size, MTIA_COPY_DEVICE_TO_DEVICE));
+}
+
+bool MTIACachingAllocator::initialized() { return runtime::is_initialized(); }
+
+void MTIACachingAllocator::emptyCache(c10::MempoolId_t /*pool*/) {
+  if (!runtime::is_initialized()) return;
+  GilRelease no_gil;
+  for (c10::DeviceIndex device = 0; device < device_count(); ++device) block_allocator(device).empty_cache();
+}
+
+void MTIACachingAllocator::recordStream(const c10::DataPtr& data, c10::Stream stream) {
+  if (data.get() == nullptr || data.get_deleter() != &delete_block) return;
+  block_allocator(data.device().index())
+      .record_stream(static_cast<core::Block*>(data.get_context()), &MTIAStream(stream).core());
+}
+
+c10::CachingDeviceAllocator::DeviceStats MTIACachingAllocator::getDeviceStats(c10::DeviceIndex device) {
+  const auto stats = block_allocator(device).stats();
+  c10::CachingDeviceAllocator::DeviceStats result;
+  constexpr auto kAggregate = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  result.allocation[kAggregate] = to_c10(stats.allocation);
+  result.segment[kAggregate] = to_c10(stats.segment);
+  result.active[kAggregate] = to_c10(stats.active);
+  result.allocated_bytes[kAggregate] = to_c10(stats.allocated_bytes);
+  result.reserved_bytes[kAggregate] = to_c10(stats.reserved_bytes);
+  result.active_bytes[kAggregate] = to_c10(stats.active_bytes);
+  result.inactive_split_bytes[kAggregate] = to_c10(stats.inactive_split_bytes);
+  result.requested_bytes[kAggregate] = to_c10(stats.requested_bytes);
+  result.num_alloc_retries = stats.num_alloc_retries;
+  result.num_ooms = stats.num_ooms;
+  return result;
+}
+
+void MTIACachingAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
+  block_allocator(device).reset_accumulated_stats();
+}
+
+void MTIACachingAllocator::resetPeakStats(c10::DeviceIndex device) { block_allocator(device).reset_peak_stats(); }
+
+std::pair<size_t, size_t> MTIACachingAllocator::getMemoryInfo(c10::DeviceIndex device) {
+  check_device_index(device);
+  ensure_initialized();
+  uint64_t free_bytes = 0;
+  uint64_t total_bytes = 0;
+  runtime::check(runtime::driver().memory_info(device, &free_bytes, &total_bytes));
+  return {free_bytes, total_bytes};
+}
+
+namespace {
+// The highest priority: nobody else may set the allocator of this device type afterwards.
+const bool registered = [] {
+  c10::SetAllocator(kDeviceType, &MTIACachingAllocator::get(), /*priority=*/255);
+  return true;
+}();
+}  // namespace
+
+}  // namespace torch_mtia

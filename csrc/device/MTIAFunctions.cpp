@@ -1,0 +1,90 @@
+#include "MTIAFunctions.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include "../runtime/loader.h"
+#include "HostView.h"
+#include "IntraOpThreads.h"
+#include "MTIAStream.h"
+
+namespace torch_mtia {
+namespace {
+
+thread_local c10::DeviceIndex tls_current_device = 0;
+
+// Lends the driver PyTorch's intra-operator threads.
+void parallel_for(int64_t begin, int64_t end, int64_t grain, int32_t num_threads,
+                  void (*body)(void*, int64_t, int64_t), void* body_args) {
+  IntraOpThreads threads(num_threads);
+  at::parallel_for(begin, end, grain, [&](int64_t first, int64_t last) { body(body_args, first, last); });
+}
+
+}  // namespace
+
+void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device,
+               bool launch_blocking) {
+  runtime::DriverSettings settings;
+  settings.library = driver_library;
+  settings.num_devices = num_devices;
+  settings.memory_per_device = memory_per_device;
+  settings.launch_blocking = launch_blocking;
+  settings.parallel_for = &parallel_for;
+  runtime::configure(settings);
+}
+
+c10::DeviceIndex device_count() noexcept {
+  static const c10::DeviceIndex count = []() noexcept -> c10::DeviceIndex {
+    try {
+      int32_t number = 0;
+      runtime::check(runtime::driver().device_count(&number));
+      return static_cast<c10::DeviceIndex>(std::min<int32_t>(number, kMaxDevices));
+    } catch (const std::exception& error) {
+      TORCH_WARN("torch_mtia: no devices, because the driver cannot be used: ", error.what());
+      return 0;
+    }
+  }();
+  return count;
+}
+
+void ensure_initialized() {
+  if (C10_UNLIKELY(!runtime::is_initialized())) {
+    runtime::ensure_initialized();
+    HostView::initialize();
+  }
+}
+
+c10::DeviceIndex current_device() noexcept { return tls_current_device; }
+
+void check_device_index(c10::DeviceIndex index) {
+  TORCH_CHECK(index >= 0 && index < device_count(), "mtia:", static_cast<int>(index), " does not exist: this process has ",
+              static_cast<int>(device_count()),
+              " mtia device(s). Set TORCH_MTIA_DEVICES before the process starts to have more.");
+}
+
+void set_device(c10::DeviceIndex index) {
+  check_device_index(index);
+  tls_current_device = index;
+}
+
+c10::DeviceIndex exchange_device(c10::DeviceIndex index) {
+  const auto previous = tls_current_device;
+  set_device(index);
+  return previous;
+}
+
+c10::DeviceIndex maybe_exchange_device(c10::DeviceIndex index) {
+  return index < 0 ? tls_current_device : exchange_device(index);
+}
+
+void set_device_unchecked(c10::DeviceIndex index) noexcept {
+  if (index >= 0 && index < device_count()) tls_current_device = index;
+}
+
+void synchronize_device(c10::DeviceIndex index) {
+  check_device_index(index);
+  ensure_initialized();
+  MTIAStream::synchronize_all(index);
+}
+
+}  // namespace torch_mtia

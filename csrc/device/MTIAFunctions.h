@@ -1,0 +1,40 @@
+// Devices of the process: how many, which one is current on this thread. The counterpart of c10/cuda/CUDAFunctions.h.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <string>
+
+namespace torch_mtia {
+
+inline constexpr c10::DeviceType kDeviceType = c10::DeviceType::MTIA;
+inline constexpr c10::DeviceIndex kMaxDevices = 64;
+
+// What the process was told about the driver, before anything else here. Loads nothing.
+void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device,
+               bool launch_blocking);
+
+// Starts no thread and does not initialize the device, so that it may be called before a fork. 0 if the driver cannot
+// be loaded.
+c10::DeviceIndex device_count() noexcept;
+
+// Takes the devices into use; later calls cost one atomic load. Raises RuntimeError in a child that was forked after
+// its parent did so.
+void ensure_initialized();
+
+c10::DeviceIndex current_device() noexcept;
+
+// Raises RuntimeError for an index that does not exist.
+void check_device_index(c10::DeviceIndex index);
+void set_device(c10::DeviceIndex index);
+c10::DeviceIndex exchange_device(c10::DeviceIndex index);
+c10::DeviceIndex maybe_exchange_device(c10::DeviceIndex index);  // a negative index changes nothing
+
+// For destructors: an index that does not exist is ignored.
+void set_device_unchecked(c10::DeviceIndex index) noexcept;
+
+// Blocks, with the GIL released, until everything submitted to the device is done. Raises the first error of its work.
+void synchronize_device(c10::DeviceIndex index);
+
+}  // namespace torch_mtia

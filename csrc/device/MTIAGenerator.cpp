@@ -1,0 +1,95 @@
+#include "MTIAGenerator.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/util/Exception.h>
+
+#include <cstring>
+#include <vector>
+
+#include "MTIAFunctions.h"
+
+namespace torch_mtia {
+namespace {
+
+constexpr size_t kSeedSize = sizeof(uint64_t);
+constexpr size_t kStateSize = 2 * sizeof(uint64_t);
+constexpr uint64_t kNumbersPerCounter = 4;  // one Philox round yields four
+
+}  // namespace
+
+MTIAGeneratorImpl::MTIAGeneratorImpl(c10::DeviceIndex device)
+    : c10::GeneratorImpl(c10::Device(kDeviceType, device), c10::DispatchKeySet(c10::DispatchKey::MTIA)) {}
+
+void MTIAGeneratorImpl::set_current_seed(uint64_t seed) {
+  seed_ = seed;
+  offset_ = 0;
+}
+
+void MTIAGeneratorImpl::set_offset(uint64_t offset) {
+  TORCH_CHECK_VALUE(offset % kNumbersPerCounter == 0, "the offset of an mtia generator must be a multiple of ",
+                    kNumbersPerCounter, ", got ", offset);
+  offset_ = offset;
+}
+
+uint64_t MTIAGeneratorImpl::seed() {
+  set_current_seed(c10::detail::getNonDeterministicRandom(/*is_cuda=*/true));
+  return seed_;
+}
+
+void MTIAGeneratorImpl::set_state(const c10::TensorImpl& new_state) {
+  TORCH_CHECK_TYPE(new_state.device().is_cpu() && new_state.dtype() == caffe2::TypeMeta::Make<uint8_t>() &&
+                       new_state.is_contiguous(),
+                   "the state of an mtia generator must be a contiguous torch.ByteTensor on the CPU");
+  const auto size = static_cast<size_t>(new_state.numel());
+  TORCH_CHECK(size == kSeedSize || size == kStateSize, "the state of an mtia generator has ", kStateSize,
+              " bytes (or the seed's ", kSeedSize, "), got ", size);
+  const auto* bytes = static_cast<const uint8_t*>(new_state.data());
+  uint64_t seed = 0;
+  uint64_t offset = 0;
+  std::memcpy(&seed, bytes, kSeedSize);
+  if (size == kStateSize) std::memcpy(&offset, bytes + kSeedSize, sizeof(offset));
+  set_current_seed(seed);
+  set_offset(offset);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> MTIAGeneratorImpl::get_state() const {
+  auto state = at::detail::empty_cpu({static_cast<int64_t>(kStateSize)}, at::kByte);
+  auto* bytes = static_cast<uint8_t*>(state.mutable_data_ptr());
+  std::memcpy(bytes, &seed_, kSeedSize);
+  std::memcpy(bytes + kSeedSize, &offset_, sizeof(offset_));
+  return state.getIntrusivePtr();
+}
+
+std::pair<uint64_t, uint64_t> MTIAGeneratorImpl::reserve(uint64_t increment) {
+  const std::pair<uint64_t, uint64_t> first(seed_, offset_);
+  offset_ += (increment + kNumbersPerCounter - 1) / kNumbersPerCounter * kNumbersPerCounter;
+  return first;
+}
+
+c10::intrusive_ptr<MTIAGeneratorImpl> MTIAGeneratorImpl::clone() const {
+  return c10::intrusive_ptr<MTIAGeneratorImpl>::reclaim(clone_impl());
+}
+
+MTIAGeneratorImpl* MTIAGeneratorImpl::clone_impl() const {
+  auto copy = c10::make_intrusive<MTIAGeneratorImpl>(device().index());
+  copy->set_current_seed(seed_);
+  copy->set_offset(offset_);
+  return copy.release();
+}
+
+const at::Generator& default_generator(c10::DeviceIndex device) {
+  if (device < 0) device = current_device();
+  check_device_index(device);
+  // Leaked: upstream keeps references to the generators.
+  static auto* const generators = [] {
+    auto* all = new std::vector<at::Generator>();
+    for (c10::DeviceIndex i = 0; i < device_count(); ++i) {
+      all->push_back(at::make_generator<MTIAGeneratorImpl>(i));
+      all->back().seed();
+    }
+    return all;
+  }();
+  return (*generators)[device];
+}
+
+}  // namespace torch_mtia

@@ -1,0 +1,114 @@
+#include "MTIAGuardImpl.h"
+
+#include <c10/core/DeviceCapability.h>
+#include <c10/util/Exception.h>
+
+#include <memory>
+
+#include "../core/Event.h"
+#include "GilRelease.h"
+#include "MTIACachingAllocator.h"
+#include "MTIAStream.h"
+
+namespace torch_mtia {
+namespace {
+
+void check_device_type(c10::Device device) {
+  TORCH_CHECK(device.is_mtia(), "expected an mtia device, got ", device);
+}
+
+c10::DeviceIndex index_or_current(c10::Device device) {
+  return device.has_index() ? device.index() : current_device();
+}
+
+core::Event& event_of(void* event) { return *static_cast<core::Event*>(event); }
+
+}  // namespace
+
+c10::Device MTIAGuardImpl::exchangeDevice(c10::Device device) const {
+  check_device_type(device);
+  return {kDeviceType, exchange_device(device.index())};
+}
+
+void MTIAGuardImpl::setDevice(c10::Device device) const {
+  check_device_type(device);
+  set_device(device.index());
+}
+
+c10::DeviceCapability MTIAGuardImpl::getDeviceCapability(c10::Device /*device*/) const {
+  return c10::DeviceCapability();  // every dtype
+}
+
+c10::Stream MTIAGuardImpl::getStream(c10::Device device) const {
+  return MTIAStream::current(index_or_current(device)).unwrap();
+}
+
+c10::Stream MTIAGuardImpl::getDefaultStream(c10::Device device) const {
+  return MTIAStream::default_stream(index_or_current(device)).unwrap();
+}
+
+c10::Stream MTIAGuardImpl::getStreamFromGlobalPool(c10::Device device, bool is_high_priority) const {
+  return MTIAStream::from_pool(index_or_current(device), is_high_priority ? -1 : 0).unwrap();
+}
+
+c10::Stream MTIAGuardImpl::getNewStream(c10::Device device, int priority) const {
+  return MTIAStream::from_pool(index_or_current(device), priority).unwrap();
+}
+
+c10::Stream MTIAGuardImpl::exchangeStream(c10::Stream stream) const {
+  return MTIAStream(stream).make_current().unwrap();
+}
+
+void* MTIAGuardImpl::getStreamNativeHandle(const c10::Stream stream) const {
+  return MTIAStream(stream).core().handle();
+}
+
+bool MTIAGuardImpl::queryStream(const c10::Stream& stream) const { return MTIAStream(stream).query(); }
+
+void MTIAGuardImpl::synchronizeStream(const c10::Stream& stream) const { MTIAStream(stream).synchronize(); }
+
+void MTIAGuardImpl::destroyEvent(void* event, const c10::DeviceIndex /*index*/) const noexcept {
+  std::unique_ptr<core::Event>(static_cast<core::Event*>(event));
+}
+
+void MTIAGuardImpl::record(void** event, const c10::Stream& stream, const c10::DeviceIndex index,
+                           const c10::EventFlag flag) const {
+  TORCH_CHECK(index == -1 || index == stream.device_index(), "an event of mtia:", static_cast<int>(index),
+              " cannot be recorded on a stream of ", stream.device());
+  MTIAStream target(stream);
+  if (*event == nullptr) {
+    *event = std::make_unique<core::Event>(/*enable_timing=*/flag == c10::EventFlag::BACKEND_DEFAULT).release();
+  }
+  event_of(*event).record(target.core());
+}
+
+void MTIAGuardImpl::block(void* event, const c10::Stream& stream) const {
+  if (event != nullptr) MTIAStream(stream).core().wait(event_of(event));
+}
+
+bool MTIAGuardImpl::queryEvent(void* event) const { return event == nullptr || event_of(event).query(); }
+
+void MTIAGuardImpl::synchronizeEvent(void* event) const {
+  if (event == nullptr) return;
+  GilRelease no_gil;
+  event_of(event).synchronize();
+}
+
+double MTIAGuardImpl::elapsedTime(void* start, void* end, const c10::DeviceIndex /*index*/) const {
+  TORCH_CHECK(start != nullptr && end != nullptr, "Both events must be recorded before calculating elapsed time.");
+  try {
+    return event_of(start).elapsed_time(event_of(end));
+  } catch (const runtime::DriverError& error) {
+    TORCH_CHECK(error.status != MTIA_ERROR_NOT_READY,
+                "Both events must be completed before calculating elapsed time.");
+    throw;
+  }
+}
+
+void MTIAGuardImpl::recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const {
+  MTIACachingAllocator::get().recordStream(data, stream);
+}
+
+C10_REGISTER_GUARD_IMPL(MTIA, MTIAGuardImpl)
+
+}  // namespace torch_mtia

@@ -1,0 +1,139 @@
+#include "MTIAHooks.h"
+
+#include <Python.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "../runtime/loader.h"
+#include "MTIACachingAllocator.h"
+#include "MTIAFunctions.h"
+#include "MTIAGenerator.h"
+#include "MTIAStream.h"
+
+namespace torch_mtia {
+namespace {
+
+namespace py = pybind11;
+
+c10::DeviceIndex index_or_current(c10::DeviceIndex device) { return device < 0 ? current_device() : device; }
+
+py::dict properties_of(c10::DeviceIndex device) {
+  check_device_index(device);
+  mtia_device_properties properties{};
+  properties.struct_size = sizeof(properties);
+  runtime::check(runtime::driver().device_properties(device, &properties));
+  py::dict result;
+  result["name"] = properties.name;
+  result["architecture"] = properties.architecture;
+  result["total_memory"] = properties.total_memory;
+  result["L2_cache_size"] = properties.l2_cache_size;
+  result["multi_processor_count"] = properties.multi_processor_count;
+  result["warp_size"] = properties.warp_size;
+  result["major"] = properties.capability_major;
+  result["minor"] = properties.capability_minor;
+  return result;
+}
+
+}  // namespace
+
+void MTIAHooks::init() const { ensure_initialized(); }
+
+bool MTIAHooks::isAvailable() const { return device_count() > 0; }
+
+c10::DeviceIndex MTIAHooks::deviceCount() const { return device_count(); }
+
+c10::DeviceIndex MTIAHooks::getDeviceCount() const { return device_count(); }
+
+std::string MTIAHooks::showConfig() const {
+  const auto& api = runtime::driver();
+  return c10::str("MTIA driver: ", api.name, " ", api.version, " (ABI ", api.abi_version, ")");
+}
+
+bool MTIAHooks::hasPrimaryContext(c10::DeviceIndex device) const {
+  return runtime::is_initialized() && device >= 0 && device < device_count();
+}
+
+void MTIAHooks::deviceSynchronize(c10::DeviceIndex device) const { synchronize_device(index_or_current(device)); }
+
+void MTIAHooks::setCurrentDevice(c10::DeviceIndex device) const { set_device(device); }
+
+c10::DeviceIndex MTIAHooks::getCurrentDevice() const { return current_device(); }
+
+c10::DeviceIndex MTIAHooks::exchangeDevice(c10::DeviceIndex device) const { return maybe_exchange_device(device); }
+
+c10::DeviceIndex MTIAHooks::maybeExchangeDevice(c10::DeviceIndex device) const {
+  return maybe_exchange_device(device);
+}
+
+c10::Stream MTIAHooks::getCurrentStream(c10::DeviceIndex device) const {
+  return MTIAStream::current(index_or_current(device)).unwrap();
+}
+
+int64_t MTIAHooks::getCurrentRawStream(c10::DeviceIndex device) const {
+  return reinterpret_cast<int64_t>(MTIAStream::current(index_or_current(device)).core().handle());
+}
+
+c10::Stream MTIAHooks::getDefaultStream(c10::DeviceIndex device) const {
+  return MTIAStream::default_stream(index_or_current(device)).unwrap();
+}
+
+void MTIAHooks::setCurrentStream(const c10::Stream& stream) const { MTIAStream(stream).make_current(); }
+
+c10::Device MTIAHooks::getDeviceFromPtr(void* data) const {
+  ensure_initialized();
+  int32_t device = 0;
+  TORCH_CHECK(runtime::driver().memory_device(data, &device) == MTIA_SUCCESS, "the address ", data,
+              " does not belong to an mtia device");
+  return {kDeviceType, static_cast<c10::DeviceIndex>(device)};
+}
+
+PyObject* MTIAHooks::memoryStats(c10::DeviceIndex device) const {
+  const auto stats = MTIACachingAllocator::get().getDeviceStats(index_or_current(device));
+  const auto& allocated = stats.allocated_bytes[0];
+  const auto& reserved = stats.reserved_bytes[0];
+  py::dict dram;
+  dram["allocated_bytes"] = allocated.current;
+  dram["peak_bytes"] = allocated.peak;
+  dram["reserved_bytes"] = reserved.current;
+  dram["reserved_peak_bytes"] = reserved.peak;
+  dram["num_alloc_retries"] = stats.num_alloc_retries;
+  dram["num_ooms"] = stats.num_ooms;
+  py::dict result;
+  result["dram"] = dram;
+  return result.release().ptr();
+}
+
+PyObject* MTIAHooks::getDeviceCapability(c10::DeviceIndex device) const {
+  const auto properties = properties_of(index_or_current(device));
+  return py::make_tuple(properties["major"], properties["minor"]).release().ptr();
+}
+
+PyObject* MTIAHooks::getDeviceProperties(c10::DeviceIndex device) const {
+  // A dict, as torch.mtia documents, whose items are attributes too, as Inductor wants them.
+  const auto type = py::module_::import("torch_mtia.properties").attr("DeviceProperties");
+  return type(properties_of(index_or_current(device))).release().ptr();
+}
+
+void MTIAHooks::emptyCache() const { MTIACachingAllocator::get().emptyCache(); }
+
+void MTIAHooks::resetPeakMemoryStats(c10::DeviceIndex device) const {
+  MTIACachingAllocator::get().resetPeakStats(index_or_current(device));
+}
+
+const at::Generator& MTIAHooks::getDefaultGenerator(c10::DeviceIndex device) const {
+  return default_generator(device);
+}
+
+at::Generator MTIAHooks::getNewGenerator(c10::DeviceIndex device) const {
+  device = index_or_current(device);
+  check_device_index(device);
+  return at::make_generator<MTIAGeneratorImpl>(device);
+}
+
+bool hooks_registered_in_time() { return at::detail::getMTIAHooks().hasMTIA(); }
+
+}  // namespace torch_mtia
+
+namespace at {
+C10_REGISTER_TYPED_CLASS(MTIAHooksRegistry, "MTIAHooks", torch_mtia::MTIAHooks)
+}  // namespace at

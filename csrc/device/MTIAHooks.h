@@ -1,0 +1,46 @@
+// What PyTorch asks of the accelerator `mtia`: at::MTIAHooksInterface.
+#pragma once
+
+#include <ATen/detail/MTIAHooksInterface.h>
+
+namespace torch_mtia {
+
+// deviceCount, getDeviceCount, isBuilt, isAvailable and hasMTIA neither initialize the device nor start a thread: torch
+// calls them under locks, at import, and in processes that fork.
+struct MTIAHooks final : public at::MTIAHooksInterface {
+  void init() const override;
+  bool hasMTIA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override;
+  c10::DeviceIndex deviceCount() const override;
+  c10::DeviceIndex getDeviceCount() const override;
+  std::string showConfig() const override;
+  bool hasPrimaryContext(c10::DeviceIndex device) const override;
+
+  void deviceSynchronize(c10::DeviceIndex device) const override;
+  void setCurrentDevice(c10::DeviceIndex device) const override;
+  c10::DeviceIndex getCurrentDevice() const override;
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override;
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override;
+
+  c10::Stream getCurrentStream(c10::DeviceIndex device) const override;
+  int64_t getCurrentRawStream(c10::DeviceIndex device) const override;
+  c10::Stream getDefaultStream(c10::DeviceIndex device) const override;
+  void setCurrentStream(const c10::Stream& stream) const override;
+
+  c10::Device getDeviceFromPtr(void* data) const override;
+  PyObject* memoryStats(c10::DeviceIndex device) const override;
+  PyObject* getDeviceCapability(c10::DeviceIndex device) const override;
+  PyObject* getDeviceProperties(c10::DeviceIndex device) const override;
+  void emptyCache() const override;
+  void resetPeakMemoryStats(c10::DeviceIndex device) const override;
+
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override;
+  at::Generator getNewGenerator(c10::DeviceIndex device) const override;
+};
+
+// Whether PyTorch already uses our hooks. It looks them up once, at first need; if that happened before this library
+// was loaded, the device is unusable for the life of the process.
+bool hooks_registered_in_time();
+
+}  // namespace torch_mtia

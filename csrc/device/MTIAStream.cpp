@@ -1,0 +1,118 @@
+#include "MTIAStream.h"
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include "GilRelease.h"
+
+namespace torch_mtia {
+namespace {
+
+constexpr int kNumStreams = 1 + 2 * MTIAStream::kStreamsPerPool;
+
+struct DeviceStreams {
+  std::array<std::atomic<core::Stream*>, kNumStreams> streams{};
+  std::atomic<uint32_t> next_normal{0};
+  std::atomic<uint32_t> next_high{0};
+  std::mutex create_mutex;
+};
+
+// Leaked: work refers to streams until the process ends.
+DeviceStreams& streams_of(c10::DeviceIndex device) {
+  static auto* const all = new std::array<DeviceStreams, kMaxDevices>();
+  return (*all)[device];
+}
+
+thread_local std::array<uint8_t, kMaxDevices> tls_current_stream{};
+
+core::Stream* core_stream(c10::DeviceIndex device, c10::StreamId id) {
+  auto& all = streams_of(device);
+  auto& slot = all.streams[id];
+  core::Stream* stream = slot.load(std::memory_order_acquire);
+  if (C10_LIKELY(stream != nullptr)) return stream;
+  check_device_index(device);
+  ensure_initialized();
+  std::lock_guard<std::mutex> lock(all.create_mutex);
+  stream = slot.load(std::memory_order_relaxed);
+  if (stream == nullptr) {
+    stream = core::Stream::create(device, id > MTIAStream::kStreamsPerPool ? -1 : 0);
+    slot.store(stream, std::memory_order_release);
+  }
+  return stream;
+}
+
+[[noreturn]] void raise(core::WorkError error, c10::DeviceIndex device) {
+  const std::string context =
+      c10::str("while ", error.operator_name, " ran on mtia:", static_cast<int>(device),
+               " (reported at a synchronizing call; TORCH_MTIA_LAUNCH_BLOCKING=1 reports it where it is issued)");
+  if (error.exception == nullptr) TORCH_CHECK(false, error.message, "\n", context);
+  try {
+    std::rethrow_exception(error.exception);
+  } catch (c10::Error& original) {
+    original.add_context(context);
+    throw;
+  } catch (const std::exception& original) {
+    TORCH_CHECK(false, original.what(), "\n", context);
+  }
+}
+
+}  // namespace
+
+MTIAStream::MTIAStream(c10::DeviceIndex device, c10::StreamId id)
+    : device_(device), id_(id), core_(core_stream(device, id)) {}
+
+MTIAStream::MTIAStream(const c10::Stream& stream) : device_(stream.device_index()), id_(stream.id()) {
+  TORCH_CHECK(stream.device_type() == kDeviceType, "expected a stream of an mtia device, got one of ", stream.device());
+  check_device_index(device_);
+  TORCH_CHECK(id_ >= 0 && id_ < kNumStreams, "mtia:", static_cast<int>(device_), " has no stream with id ", id_);
+  core_ = core_stream(device_, id_);
+}
+
+MTIAStream MTIAStream::current(c10::DeviceIndex device) { return {device, tls_current_stream[device]}; }
+
+MTIAStream MTIAStream::default_stream(c10::DeviceIndex device) {
+  check_device_index(device);
+  return {device, 0};
+}
+
+MTIAStream MTIAStream::from_pool(c10::DeviceIndex device, int priority) {
+  check_device_index(device);
+  auto& all = streams_of(device);
+  const bool high = priority < 0;
+  const uint32_t turn = (high ? all.next_high : all.next_normal).fetch_add(1, std::memory_order_relaxed);
+  return {device, static_cast<c10::StreamId>(1 + (high ? kStreamsPerPool : 0) + turn % kStreamsPerPool)};
+}
+
+MTIAStream MTIAStream::make_current() const {
+  const MTIAStream previous = current(device_);
+  tls_current_stream[device_] = static_cast<uint8_t>(id_);
+  return previous;
+}
+
+void MTIAStream::synchronize() const {
+  {
+    GilRelease no_gil;
+    core_->wait_until_idle();
+  }
+  if (auto error = core_->take_error()) raise(std::move(*error), device_);
+}
+
+void MTIAStream::synchronize_all(c10::DeviceIndex device) {
+  std::optional<core::WorkError> first;
+  {
+    GilRelease no_gil;
+    for (auto& slot : streams_of(device).streams) {
+      auto* stream = slot.load(std::memory_order_acquire);
+      if (stream == nullptr) continue;
+      stream->wait_until_idle();
+      auto error = stream->take_error();
+      if (error && !first) first = std::move(error);
+    }
+  }
+  if (first) raise(std::move(*first), device);
+}
+
+}  // namespace torch_mtia

@@ -1,0 +1,49 @@
+// c10 streams of mtia devices. The counterpart of c10/cuda/CUDAStream.h.
+#pragma once
+
+#include <c10/core/Stream.h>
+
+#include "../core/Stream.h"
+#include "MTIAFunctions.h"
+
+namespace torch_mtia {
+
+// Note [Stream ids]
+// 0 is the device's default stream. The others are made on demand, kStreamsPerPool for each of the two priorities, and
+// handed out round robin, as CUDA does: 1 .. 32 have normal priority, 33 .. 64 high.
+class MTIAStream {
+ public:
+  static constexpr int kStreamsPerPool = 32;
+
+  static MTIAStream current(c10::DeviceIndex device);
+  static MTIAStream default_stream(c10::DeviceIndex device);
+  static MTIAStream from_pool(c10::DeviceIndex device, int priority);  // a priority below 0 is high
+
+  // Raises RuntimeError for a stream of another device type or one that was never handed out.
+  explicit MTIAStream(const c10::Stream& stream);
+
+  // Makes this the current stream of its device on this thread; returns the previous one.
+  MTIAStream make_current() const;
+
+  c10::Stream unwrap() const { return c10::Stream(c10::Stream::UNSAFE, c10::Device(kDeviceType, device_), id_); }
+  c10::DeviceIndex device() const { return device_; }
+  core::Stream& core() const { return *core_; }
+
+  bool query() const { return core_->query(); }
+
+  // Blocks, with the GIL released, and raises the first error of the stream's work, with the exception type that the
+  // operator threw and its name.
+  void synchronize() const;
+
+  // The same for all streams of the device.
+  static void synchronize_all(c10::DeviceIndex device);
+
+ private:
+  MTIAStream(c10::DeviceIndex device, c10::StreamId id);
+
+  c10::DeviceIndex device_;
+  c10::StreamId id_;
+  core::Stream* core_;
+};
+
+}  // namespace torch_mtia

@@ -1,0 +1,80 @@
+// torch_mtia._C: bindings only. See torch_mtia/_C.pyi.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
+
+#include "../aten/FallbackControl.h"
+#include "../aten/Launch.h"
+#include "../device/MTIAFunctions.h"
+#include "../device/MTIAHooks.h"
+#include "../runtime/loader.h"
+
+namespace py = pybind11;
+
+namespace torch_mtia {
+namespace {
+
+FallbackControl::Warn parse_warn(const std::string& mode) {
+  if (mode == "never") return FallbackControl::Warn::kNever;
+  if (mode == "once") return FallbackControl::Warn::kOnce;
+  if (mode == "always") return FallbackControl::Warn::kAlways;
+  throw py::value_error("the warning mode must be \"never\", \"once\" or \"always\", got \"" + mode + "\"");
+}
+
+py::dict driver_info() {
+  const auto& api = runtime::driver();
+  py::list capabilities;
+  if (api.capabilities & MTIA_CAPABILITY_HOST_VIEW) capabilities.append("host_view");
+  if (api.capabilities & MTIA_CAPABILITY_KERNELS) capabilities.append("kernels");
+  if (api.capabilities & MTIA_CAPABILITY_GRAPHS) capabilities.append("graphs");
+  if (api.capabilities & MTIA_CAPABILITY_RARE_FUNCTIONS) capabilities.append("rare_functions");
+  py::dict info;
+  info["name"] = api.name;
+  info["version"] = api.version;
+  info["abi_version"] = api.abi_version;
+  info["capabilities"] = capabilities;
+  return info;
+}
+
+// The operators with a kernel for mtia, as "aten::name.overload".
+std::vector<std::string> native_operators() {
+  std::vector<std::string> names;
+  for (const auto& name : c10::Dispatcher::singleton().getRegistrationsForDispatchKey(c10::DispatchKey::MTIA)) {
+    names.push_back(c10::toString(name));
+  }
+  return names;
+}
+
+// Nanoseconds a launch of work that does nothing, over `count` launches on the current stream.
+double bench_launch(int64_t count, bool run_inline) {
+  const MTIAStream stream = current_stream(c10::Device(kDeviceType, current_device()));
+  stream.synchronize();
+  core::WorkInfo info{};
+  info.name = "empty";
+  info.flags = run_inline ? MTIA_WORK_MAY_RUN_INLINE : 0;
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t i = 0; i < count; ++i) launch(stream, info, [] {});
+  stream.synchronize();
+  const std::chrono::duration<double, std::nano> elapsed = std::chrono::steady_clock::now() - start;
+  return elapsed.count() / static_cast<double>(count);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.def("_configure", &configure, py::arg("library"), py::arg("num_devices"), py::arg("memory_per_device"),
+        py::arg("launch_blocking"));
+  m.def("_hooks_registered_in_time", &hooks_registered_in_time);
+  m.def("_driver_info", &driver_info);
+  m.def("_native_operators", &native_operators);
+  m.def("_fallback_stats", &FallbackControl::stats);
+  m.def("_fallback_reset", &FallbackControl::reset);
+  m.def("_fallback_set_warn", [](const std::string& mode) { FallbackControl::set_warn(parse_warn(mode)); });
+  m.def("_fallback_set_denied", &FallbackControl::set_denied);
+  m.def("_fallback_forbid", &FallbackControl::forbid);
+  m.def("_bench_launch", &bench_launch, py::arg("count"), py::arg("run_inline"));
+}
+
+}  // namespace torch_mtia

@@ -1,0 +1,51 @@
+#include "error.h"
+
+#include <array>
+#include <cstdio>
+#include <new>
+
+namespace torch_mtia::runtime::host {
+namespace {
+
+constinit thread_local std::array<char, 1024> message_of_thread{};
+
+}  // namespace
+
+const char* last_error_message() noexcept { return message_of_thread.data(); }
+
+void set_last_error_message(const char* message) noexcept {
+  std::snprintf(message_of_thread.data(), message_of_thread.size(), "%s", message);
+}
+
+mtia_status report_current_exception() noexcept {
+  try {
+    throw;
+  } catch (const Failure& failure) {
+    set_last_error_message(failure.what());
+    return failure.status;
+  } catch (const std::bad_alloc&) {
+    set_last_error_message("the host is out of memory");
+    return MTIA_ERROR_INTERNAL;
+  } catch (const std::exception& error) {
+    set_last_error_message(error.what());
+    return MTIA_ERROR_INTERNAL;
+  } catch (...) {
+    set_last_error_message("an exception of unknown type");
+    return MTIA_ERROR_INTERNAL;
+  }
+}
+
+std::string format_bytes(uint64_t bytes) {
+  static constexpr std::array<const char*, 5> units{"bytes", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024.0 && unit + 1 < units.size()) {
+    value /= 1024.0;
+    ++unit;
+  }
+  std::array<char, 48> text{};
+  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
+  return text.data();
+}
+
+}  // namespace torch_mtia::runtime::host

@@ -1,0 +1,60 @@
+// The memory of all software devices.
+//
+// Note [Device memory is not host memory]
+// Device addresses lie in a range that is mapped without access, so a host that dereferences one faults, as with real
+// hardware. The bytes lie in a second mapping of the same size, at one constant distance from the first: the code of
+// the device (and whoever asks for the host view) adds that distance. It is the same for all devices.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "../mtia_runtime.h"
+#include "range_allocator.h"
+
+namespace torch_mtia::runtime::host {
+
+// Thread safe. Lives as long as the process: the mappings are never undone.
+class Memory {
+ public:
+  // Throws Failure when the address space cannot be reserved.
+  Memory(int32_t num_devices, uint64_t bytes_per_device);
+
+  mtia_device_ptr allocate(int32_t device, uint64_t size);  // throws Failure: OUT_OF_MEMORY, with figures
+  void free(int32_t device, mtia_device_ptr address);       // throws Failure: INVALID_VALUE
+  void info(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes) const;
+
+  // The device an address belongs to; -1 for any other address.
+  int32_t device_of(uint64_t address) const {
+    const uint64_t offset = address - device_base_;
+    return offset < total_ ? static_cast<int32_t>(offset / capacity_) : -1;
+  }
+  // Whether the range lies in the memory of one device.
+  bool contains(uint64_t address, uint64_t size) const {
+    const uint64_t offset = address - device_base_;
+    return offset < total_ && size <= capacity_ - offset % capacity_;
+  }
+  int64_t host_offset() const { return host_offset_; }
+  std::byte* host(mtia_device_ptr address) const {
+    return reinterpret_cast<std::byte*>(address + static_cast<uint64_t>(host_offset_));
+  }
+  uint64_t capacity() const { return capacity_; }
+
+ private:
+  struct Region {
+    explicit Region(uint64_t capacity) : ranges(capacity) {}
+    mutable std::mutex mutex;
+    RangeAllocator ranges;
+  };
+
+  const uint64_t capacity_;  // of one device
+  const uint64_t total_;
+  uint64_t device_base_ = 0;
+  int64_t host_offset_ = 0;
+  std::vector<std::unique_ptr<Region>> regions_;  // one per device
+};
+
+}  // namespace torch_mtia::runtime::host

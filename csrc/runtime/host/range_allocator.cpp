@@ -1,0 +1,66 @@
+#include "range_allocator.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace torch_mtia::runtime::host {
+
+RangeAllocator::RangeAllocator(uint64_t capacity) : capacity_(capacity), free_bytes_(capacity) {
+  free_.emplace(0, capacity);
+}
+
+std::optional<uint64_t> RangeAllocator::allocate(uint64_t size) {
+  if (size > capacity_) return std::nullopt;
+  const uint64_t page = size >= kHugePage ? kHugePage : kSmallPage;
+  size = round_up(size, page);
+  for (auto range = free_.begin(); range != free_.end(); ++range) {
+    const uint64_t begin = range->first;
+    const uint64_t end = begin + range->second;
+    const uint64_t offset = round_up(begin, page);
+    if (offset + size > end) continue;
+    allocated_.emplace(offset, size);
+    if (offset + size < end) free_.emplace(offset + size, end - offset - size);
+    if (begin < offset) {
+      range->second = offset - begin;
+    } else {
+      free_.erase(range);
+    }
+    free_bytes_ -= size;
+    return offset;
+  }
+  return std::nullopt;
+}
+
+uint64_t RangeAllocator::release(uint64_t offset) {
+  const auto allocation = allocated_.find(offset);
+  if (allocation == allocated_.end()) return 0;
+  const uint64_t size = allocation->second;
+  allocated_.erase(allocation);
+  return size;
+}
+
+void RangeAllocator::recycle(uint64_t offset, uint64_t size) {
+  free_bytes_ += size;
+  const auto next = free_.lower_bound(offset);
+  if (next != free_.end() && offset + size == next->first) {
+    size += next->second;
+    free_.erase(next);
+  }
+  const auto after = free_.lower_bound(offset);
+  if (after != free_.begin()) {
+    const auto previous = std::prev(after);
+    if (previous->first + previous->second == offset) {
+      previous->second += size;
+      return;
+    }
+  }
+  free_.emplace_hint(after, offset, size);
+}
+
+uint64_t RangeAllocator::largest_free_range() const {
+  uint64_t largest = 0;
+  for (const auto& [offset, size] : free_) largest = std::max(largest, size);
+  return largest;
+}
+
+}  // namespace torch_mtia::runtime::host

@@ -1,0 +1,119 @@
+"""Builds the driver library and the extension module. Everything else about the package is in pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+import platform
+import runpy
+import sys
+import sysconfig
+from pathlib import Path
+
+import setuptools
+from setuptools import Extension, find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))  # for tools.codegen: pip runs this file without its folder on the path
+versions = runpy.run_path(str(ROOT / "torch_mtia" / "_versions.py"))
+
+if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+    sys.exit(f"error: torch_mtia runs on x86-64 Linux; this is {platform.machine()} {sys.platform}.")
+
+MIN_SETUPTOOLS = 77  # the first that knows pyproject.toml's license expression
+if int(setuptools.__version__.partition(".")[0]) < MIN_SETUPTOOLS:
+    sys.exit(
+        f"error: building torch_mtia needs setuptools {MIN_SETUPTOOLS} or newer; this is {setuptools.__version__}. "
+        "Install what requirements/build.txt lists."
+    )
+
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # an installed older build must not load while the new one is made
+try:
+    import torch
+except ImportError as error:
+    sys.exit(
+        f"error: building torch_mtia needs PyTorch in the environment that builds: {error}. "
+        f"Install it (pip install '{versions['torch_requirement']()}') and build with --no-build-isolation."
+    )
+if message := versions["unsupported_torch"](torch.__version__):
+    sys.exit(f"error: {message}.")
+
+os.environ.setdefault("MAX_JOBS", "2")
+# Without ninja on the PATH, as in a virtual environment that is not activated, torch compiles one file after the other.
+os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+
+from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
+
+HOST_DRIVER = "torch_mtia.lib.libmtia_host"
+EXTENSION = "torch_mtia._C"
+GENERATED = Path("build/generated")
+BUILD_TEMP = Path("build/temp")
+
+COMPILE_FLAGS = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall"]
+
+
+def sources(*patterns: str) -> list[str]:
+    return [str(path.relative_to(ROOT)) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+
+
+class Build(BuildExtension):
+    """Generates code, then compiles, with ninja's state in one place for all ways to build."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # pip gives each editable build a new temporary folder, which would forget what is up to date.
+        self.build_temp = str(BUILD_TEMP)
+
+    def run(self) -> None:
+        from tools.codegen.generate import generate
+
+        for extension in self.extensions:
+            if extension.name == EXTENSION:
+                generated = generate(ROOT / GENERATED)
+                extension.sources += [str(path.resolve().relative_to(ROOT)) for path in generated]
+        (ROOT / "torch_mtia" / "lib").mkdir(exist_ok=True)
+        super().run()
+
+    def build_extension(self, ext: Extension) -> None:
+        """Gives each target a ninja file of its own."""
+        self.build_temp = str(BUILD_TEMP / ext.name.rpartition(".")[2])
+        super().build_extension(ext)
+
+    def get_ext_filename(self, ext_name: str) -> str:
+        """The driver is a plain library, not a Python module: no ABI tag in its name."""
+        if ext_name.rpartition(".")[2] == HOST_DRIVER.rpartition(".")[2]:
+            return str(Path(*ext_name.split("."))) + ".so"
+        return str(super().get_ext_filename(ext_name))  # type: ignore[no-untyped-call]
+
+
+setup(
+    version=versions["__version__"],
+    install_requires=[versions["torch_requirement"]()],
+    packages=find_packages(include=["torch_mtia", "torch_mtia.*"]),
+    package_data={"torch_mtia": ["py.typed", "*.pyi"]},
+    ext_modules=[
+        Extension(
+            HOST_DRIVER,
+            sources("csrc/runtime/host/*.cpp"),
+            include_dirs=[str(ROOT / "csrc")],
+            extra_compile_args=COMPILE_FLAGS,
+            libraries=["dl", "pthread"],
+            language="c++",
+        ),
+        CppExtension(
+            EXTENSION,
+            sources(
+                "csrc/runtime/loader.cpp", *(f"csrc/{layer}/*.cpp" for layer in ("core", "device", "aten", "python"))
+            ),
+            include_dirs=[str(ROOT / "csrc"), str(ROOT / "csrc" / "aten"), str(ROOT / GENERATED)],
+            # The HAVE_ macros give ATen/native/DispatchStub.h the layout that the wheel was built with. OpenMP is
+            # compiled in and not linked: the symbols have to be those of the library that torch itself loaded.
+            extra_compile_args=[
+                *COMPILE_FLAGS,
+                "-fopenmp",
+                "-DHAVE_AVX512_CPU_DEFINITION",
+                "-DHAVE_AVX2_CPU_DEFINITION",
+            ],
+        ),
+    ],
+    cmdclass={"build_ext": Build},
+)

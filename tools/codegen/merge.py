@@ -1,0 +1,103 @@
+"""Merges yaml/native_functions.yaml over the file packaged with the installed torchgen.
+
+Every mistake in the overlay is an `OverlayError` that names file and line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import torchgen
+import yaml
+from torchgen.gen import LineLoader, ParsedYaml, parse_native_yaml_struct, parse_tags_yaml
+
+PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
+PACKAGED_TEMPLATES = PACKAGED_NATIVE.parent / "templates"
+
+_ALLOWED_FIELDS = {"func", "dispatch", "__line__"}
+_ALLOWED_KEYS = {"MTIA"}
+
+
+class OverlayError(ValueError):
+    """A row of the overlay that cannot be merged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MergedOperators:
+    """Upstream's operators, with the MTIA kernels of the overlay and no others."""
+
+    parsed: ParsedYaml
+    upstream_kernels: frozenset[str]
+    """Kernel names that upstream declares for the backends it compiles: ATen's own."""
+
+
+def load_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The entries of a native_functions.yaml; each has its line number under "__line__"."""
+    rows: list[dict[str, Any]] = yaml.load(path.read_text(), Loader=LineLoader)
+    return rows
+
+
+def merge(overlay_path: pathlib.Path) -> MergedOperators:
+    """Reads both files and returns upstream's operators with the overlay's kernels under the MTIA key."""
+    upstream_path = PACKAGED_NATIVE / "native_functions.yaml"
+    upstream = {row["func"]: row for row in load_rows(upstream_path)}
+    by_name = {func.partition("(")[0]: func for func in upstream}
+
+    upstream_kernels = set()
+    for row in upstream.values():
+        dispatch = row.get("dispatch")
+        if not isinstance(dispatch, dict):
+            continue
+        for keys, kernel in list(dispatch.items()):
+            if keys == "__line__":
+                continue
+            names = [name.strip() for name in keys.split(",")]
+            others = [name for name in names if name != "MTIA"]
+            if others:
+                upstream_kernels.add(kernel)
+            if "MTIA" in names:
+                del dispatch[keys]
+                if others:
+                    dispatch[", ".join(others)] = kernel
+
+    seen: dict[str, int] = {}
+    for row in load_rows(overlay_path):
+        place = f"{overlay_path}:{row['__line__']}"
+        func = _check_row(row, place, upstream, by_name)
+        if func in seen:
+            raise OverlayError(f"{place}: {func.partition('(')[0]} already has an entry in line {seen[func]}")
+        seen[func] = row["__line__"]
+        target = upstream[func]
+        if "structured_delegate" in target:
+            raise OverlayError(
+                f"{place}: {func.partition('(')[0]} is structured and delegates to "
+                f"{target['structured_delegate']}; give that one the kernel"
+            )
+        target.setdefault("dispatch", {"__line__": row["__line__"]})["MTIA"] = row["dispatch"]["MTIA"]
+
+    tags = parse_tags_yaml(str(PACKAGED_NATIVE / "tags.yaml"))
+    parsed = parse_native_yaml_struct(list(upstream.values()), tags, path=str(upstream_path))
+    return MergedOperators(parsed, frozenset(upstream_kernels))
+
+
+def _check_row(row: dict[str, Any], place: str, upstream: dict[str, Any], by_name: dict[str, str]) -> str:
+    unknown = set(row) - _ALLOWED_FIELDS
+    if unknown:
+        raise OverlayError(f"{place}: unknown field {sorted(unknown)}; an entry has func and dispatch")
+    func = row.get("func")
+    if not isinstance(func, str):
+        raise OverlayError(f"{place}: an entry needs a func line")
+    name = func.partition("(")[0]
+    if name not in by_name:
+        raise OverlayError(f"{place}: PyTorch has no operator aten::{name}")
+    if by_name[name] != func:
+        raise OverlayError(
+            f"{place}: the schema of aten::{name} differs from upstream's\n  here:     {func}\n  upstream: {by_name[name]}"
+        )
+    dispatch = row.get("dispatch")
+    keys = set(dispatch) - {"__line__"} if isinstance(dispatch, dict) else set()
+    if keys != _ALLOWED_KEYS:
+        raise OverlayError(f"{place}: aten::{name} needs `dispatch:` with the key MTIA and no other")
+    return func

@@ -1,0 +1,73 @@
+"""PyTorch's device type `mtia`, for a stock PyTorch on any machine.
+
+`import torch` is enough: PyTorch loads this package through its entry point of the group `torch.backends`. Importing it
+by name does the same, and is the way to load it with TORCH_DEVICE_BACKEND_AUTOLOAD=0. Loading starts no thread and does
+not touch the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING
+
+from torch_mtia import environment
+from torch_mtia._versions import __version__, unsupported_torch
+
+if TYPE_CHECKING:
+    from torch_mtia import fallback
+
+__all__ = ["__version__", "environment", "fallback"]
+
+
+@functools.cache
+def _autoload() -> None:
+    """Loads the backend, once. PyTorch calls it at the end of `import torch`.
+
+    Note [Import order]
+    With `import torch_mtia` first, the `import torch` below comes back here while this module is half imported: PyTorch
+    finds it in sys.modules and calls this function. So everything it needs is defined above that line, and whichever
+    call comes first does the work.
+    """
+    import torch
+
+    if message := unsupported_torch(torch.__version__):
+        raise ImportError(f"{message}.")
+    settings = environment.settings()
+    try:
+        import torch_mtia._C as _C
+    except ImportError as error:
+        raise ImportError(
+            f"torch_mtia's extension module does not load with PyTorch {torch.__version__}: {error}. It is missing, or "
+            "was built for another PyTorch or Python: install torch_mtia again, or build it in its source folder with "
+            "pip install -e . --no-build-isolation."
+        ) from error
+    _C._configure(str(settings.runtime), settings.devices, settings.memory, settings.launch_blocking)
+    if not _C._hooks_registered_in_time():
+        raise RuntimeError(
+            "torch_mtia was imported too late: PyTorch looks for the hooks of its accelerator once in a process, and "
+            "has already found none. Typical first uses are torch.accelerator.current_accelerator() and "
+            "is_available(), torch.mtia.device_count(), Tensor.backward(), Tensor.is_pinned(), torch.compile and the "
+            "profiler. Import torch_mtia directly after torch, or leave TORCH_DEVICE_BACKEND_AUTOLOAD unset, so that "
+            "`import torch` loads it."
+        )
+
+
+def _reports_errors() -> bool:
+    """True for `python -m torch_mtia`, which shows why the package does not load instead of ending with a traceback."""
+    return sys.argv[:1] == ["-m"] and any(
+        argument == "-mtorch_mtia" or (option, argument) == ("-m", "torch_mtia")
+        for option, argument in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
+    )
+
+
+_load_error: Exception | None = None
+try:
+    import torch  # noqa: F401 - see Note [Import order]
+
+    _autoload()
+    from torch_mtia import fallback
+except Exception as error:
+    if not _reports_errors():
+        raise
+    _load_error = error

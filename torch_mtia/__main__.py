@@ -1,0 +1,131 @@
+"""`python -m torch_mtia`: what a bug report needs. Works, as far as it can, when the backend does not load."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch_mtia
+from torch_mtia import environment
+
+# The dispatch keys of kernels that are made of other operators.
+KEYS_OF_COMPOSITES = (
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
+
+Rows = Iterator[tuple[str, str]]
+
+
+def versions() -> Rows:
+    yield "torch_mtia", f"{torch_mtia.__version__} in {Path(torch_mtia.__file__).parent}"
+    try:
+        yield "torch", importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        yield "torch", "not installed"
+    yield "Python", f"{platform.python_version()} at {sys.executable}"
+    yield "system", platform.platform()
+    yield "CPU", _cpu_model()
+    yield "cores", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}"
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        label, _, value = line.partition(":")
+        if label.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def autoload() -> Rows:
+    entry_points = importlib.metadata.entry_points(group="torch.backends")
+    switch = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")
+    yield "state", "on" if switch in (None, "1") else f"off: TORCH_DEVICE_BACKEND_AUTOLOAD={switch!r}"
+    listing = ", ".join(f"{entry.name} = {entry.value}" for entry in entry_points)
+    yield "entry points", listing or "none: torch_mtia is not installed, `import torch` will not load it"
+    yield "backend", "did not load, see below" if torch_mtia._load_error else "loaded"
+
+
+def settings() -> Rows:
+    values = environment.settings()
+    for variable, value in (
+        (environment.DEVICES, str(values.devices)),
+        (environment.MEMORY, _bytes(values.memory)),
+        (environment.LAUNCH_BLOCKING, str(int(values.launch_blocking))),
+        (environment.RUNTIME, str(values.runtime)),
+    ):
+        origin = "environment" if variable.name in os.environ else "default"
+        yield variable.name, f"{value} ({origin})"
+
+
+def driver() -> Rows:
+    from torch_mtia import _C
+
+    info = _C._driver_info()
+    yield "driver", f"{info['name']} {info['version']}, ABI {info['abi_version']}"
+    yield "library", str(environment.settings().runtime)
+    yield "capabilities", ", ".join(info["capabilities"]) or "none"
+
+
+def devices() -> Rows:
+    import torch
+
+    yield "count", str(torch.mtia.device_count())
+    for index in range(torch.mtia.device_count()):
+        properties = torch.mtia.get_device_properties(index)
+        free, total = torch.accelerator.get_memory_info(index)
+        yield (
+            f"mtia:{index}",
+            f"{properties['name']}, {properties['multi_processor_count']} cores, "
+            f"{_bytes(free)} of {_bytes(total)} free",
+        )
+
+
+def operators() -> Rows:
+    import torch
+
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = [
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::") and any(has_kernel(name, key) for key in ("CPU", *KEYS_OF_COMPOSITES))
+    ]
+    others = [name for name in names if not has_kernel(name, "MTIA")]
+    composite = sum(any(has_kernel(name, key) for key in KEYS_OF_COMPOSITES) for name in others)
+    yield "native", f"{len(names) - len(others)}, with kernels for the device"
+    yield "composite", f"{composite}, made of other operators"
+    yield "total", f"{len(names)}; the rest fall back to the CPU's kernels"
+
+
+def _bytes(size: int) -> str:
+    return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"
+
+
+SECTIONS: tuple[Callable[[], Rows], ...] = (versions, autoload, settings)
+SECTIONS_OF_LOADED: tuple[Callable[[], Rows], ...] = (driver, devices, operators)
+
+
+def main() -> int:
+    for section in SECTIONS if torch_mtia._load_error else SECTIONS + SECTIONS_OF_LOADED:
+        print(section.__name__)
+        try:
+            for label, value in section():
+                print(f"  {label:<28} {value}")
+        except Exception as error:
+            print(f"  not available: {type(error).__name__}: {error}")
+        print()
+    if torch_mtia._load_error is None:
+        return 0
+    print("The backend did not load:")
+    traceback.print_exception(torch_mtia._load_error, file=sys.stdout)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""Versions: of this package, and of the PyTorch it works with.
+
+Imports nothing, so that setup.py can run it before anything is installed.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+# A backend uses interfaces of PyTorch that may change with every minor version, so each row was built and tested. The
+# rows are consecutive, ascending (major, minor); pyproject.toml repeats the range for isolated builds.
+SUPPORTED_TORCH: tuple[tuple[int, int], ...] = ((2, 13),)
+
+
+def torch_requirement() -> str:
+    """The requirement specifier of the supported versions."""
+    first, last = SUPPORTED_TORCH[0], SUPPORTED_TORCH[-1]
+    return f"torch>={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}"
+
+
+def unsupported_torch(version: str) -> str | None:
+    """What is wrong with this PyTorch version and what to do, or None if it is supported."""
+    if tuple(version.split(".")[:2]) in {(str(major), str(minor)) for major, minor in SUPPORTED_TORCH}:
+        return None
+    supported = ", ".join(f"{major}.{minor}" for major, minor in SUPPORTED_TORCH)
+    return (
+        f"torch_mtia {__version__} works with PyTorch {supported}, and this is PyTorch {version}. "
+        f"Install a supported one (pip install '{torch_requirement()}') or a torch_mtia made for this one"
+    )

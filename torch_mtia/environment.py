@@ -1,0 +1,157 @@
+"""The settings: every environment variable this package reads, and the only place that reads them.
+
+To add one: a row here, a field in `Settings`, the row of `markdown_table()` in docs/environment.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+PREFIX = "TORCH_MTIA_"
+MAX_DEVICES = 64
+MIN_MEMORY = 64 << 20
+LIBRARY_FOLDER = Path(__file__).resolve().parent / "lib"
+BUNDLED_DRIVERS = {"host": LIBRARY_FOLDER / "libmtia_host.so"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One environment variable. `parse` raises ValueError for what `values` does not describe."""
+
+    name: str
+    default: str
+    parse: Callable[[str], T]
+    values: str
+    help: str
+
+    def read(self, environ: Mapping[str, str]) -> T:
+        text = environ.get(self.name, self.default)
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            reason = f" ({error})" if str(error) else ""
+            raise ValueError(f"{self.name}={text!r} is not valid{reason}. Valid: {self.values}.") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The settings in force. They are read once, when the package is imported."""
+
+    devices: int
+    memory: int  # bytes of one device
+    launch_blocking: bool
+    runtime: Path  # the driver's library
+
+
+def _parse_devices(text: str) -> int:
+    if not re.fullmatch(r"[0-9]+", text) or not 1 <= int(text) <= MAX_DEVICES:
+        raise ValueError
+    return int(text)
+
+
+def _parse_memory(text: str) -> int | None:
+    if text == "auto":
+        return None
+    match = re.fullmatch(r"([0-9]+)(?:([KMGT])(?:i?B)?)?", text, re.IGNORECASE)
+    if match is None:
+        raise ValueError
+    size = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[(match[2] or "").upper()]
+    if size < MIN_MEMORY:
+        raise ValueError(f"{size} bytes are too few")
+    return size
+
+
+def _parse_flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError
+    return text == "1"
+
+
+def _parse_runtime(text: str) -> Path:
+    if text in BUNDLED_DRIVERS:
+        return BUNDLED_DRIVERS[text]
+    if os.sep not in text and not text.endswith(".so"):
+        raise ValueError("no driver of that name")
+    path = Path(text).expanduser().resolve()
+    if not path.is_file():
+        raise ValueError("no such file")
+    return path
+
+
+DEVICES = Variable(
+    "TORCH_MTIA_DEVICES",
+    "1",
+    _parse_devices,
+    f"a whole number from 1 to {MAX_DEVICES}",
+    "How many devices the software device offers.",
+)
+MEMORY = Variable(
+    "TORCH_MTIA_MEMORY",
+    "auto",
+    _parse_memory,
+    "bytes, with or without a suffix in powers of 1024 (`512M`, `8G`, `1GiB`), at least `64M`; or `auto`",
+    "Memory of each device. `auto` is half of the machine's memory, divided by the number of devices.",
+)
+LAUNCH_BLOCKING = Variable(
+    "TORCH_MTIA_LAUNCH_BLOCKING",
+    "0",
+    _parse_flag,
+    "`0` or `1`",
+    "With `1`, every launch returns only when its work is done, and raises that work's errors. For debugging.",
+)
+RUNTIME = Variable(
+    "TORCH_MTIA_RUNTIME",
+    "host",
+    _parse_runtime,
+    f"{', '.join(f'`{name}`' for name in BUNDLED_DRIVERS)}, or the path of a shared library",
+    "The driver: one that comes with the package, by name, or another, by path.",
+)
+VARIABLES: tuple[Variable[int] | Variable[int | None] | Variable[bool] | Variable[Path], ...] = (
+    DEVICES,
+    MEMORY,
+    LAUNCH_BLOCKING,
+    RUNTIME,
+)
+
+
+def read(environ: Mapping[str, str]) -> Settings:
+    """Parses the settings. Raises ValueError, listing what is valid, for an unknown name or a malformed value."""
+    known = {variable.name for variable in VARIABLES}
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            listing = "\n".join(f"  {variable.name}: {variable.values}" for variable in VARIABLES)
+            raise ValueError(f"{name} is not a setting of torch_mtia. Unset it; valid are\n{listing}")
+    devices = DEVICES.read(environ)
+    return Settings(
+        devices=devices,
+        memory=MEMORY.read(environ) or _default_memory(devices),
+        launch_blocking=LAUNCH_BLOCKING.read(environ),
+        runtime=RUNTIME.read(environ),
+    )
+
+
+def _default_memory(devices: int) -> int:
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    mebibytes = physical // 2 // devices >> 20
+    return max(mebibytes << 20, MIN_MEMORY)
+
+
+@functools.cache
+def settings() -> Settings:
+    """The settings of this process, read at the first call: later changes of the environment have no effect."""
+    return read(os.environ)
+
+
+def markdown_table() -> str:
+    """The variables as the table of docs/environment.md."""
+    lines = ["| variable | default | values | meaning |", "|---|---|---|---|"]
+    lines += [f"| `{v.name}` | `{v.default}` | {v.values} | {v.help} |" for v in VARIABLES]
+    return "\n".join(lines)

@@ -1,0 +1,72 @@
+"""Control over the CPU fallback, which runs every operator that has no kernel for the device.
+
+What it does with views, `out=` arguments and generators is described in docs/fallback.md. The controls here are of the
+process, not of the thread: the backward pass calls operators from threads of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Literal, get_args
+
+import torch
+
+from torch_mtia import _C
+
+WarnMode = Literal["never", "once", "always"]
+
+
+def stats() -> dict[str, int]:
+    """How often each operator fell back since the last `reset()`: `{"aten::cumsum": 2, ...}`, most frequent first."""
+    counts = _C._fallback_stats()
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def reset() -> None:
+    """Sets every count to zero. With `warn("once")`, operators that were named already are named again."""
+    _C._fallback_reset()
+
+
+def warn(mode: WarnMode) -> None:
+    """Says whether a fall back warns: "never" (the default), "once" for each operator, or "always"."""
+    if mode not in get_args(WarnMode):
+        raise ValueError(f"mode must be one of {', '.join(map(repr, get_args(WarnMode)))}, not {mode!r}")
+    _C._fallback_set_warn(mode)
+
+
+def deny(operators: Iterable[str]) -> None:
+    """Makes the operators raise NotImplementedError, naming themselves, where they would fall back.
+
+    Replaces the list of the last call; `deny([])` denies nothing. A name is "aten::add.Tensor" for one overload or
+    "aten::add" for all of them, and "aten::" may be left out. An unknown name raises ValueError, and the list stays as
+    it was.
+    """
+    if isinstance(operators, str):
+        raise TypeError(f"deny() takes a list of names; for one operator write deny([{operators!r}])")
+    registered = torch._C._dispatch_get_all_op_names()
+    _C._fallback_set_denied([_full_name(operator, registered) for operator in operators])
+
+
+def _full_name(operator: str, registered: list[str]) -> str:
+    """The operator's name with its namespace. Raises ValueError if there is no such operator."""
+    name = operator if "::" in operator else f"aten::{operator}"
+    base, dot, _ = name.partition(".")
+    overloads = [other for other in registered if other.partition(".")[0] == base]
+    if name not in overloads and (dot or not overloads):
+        known = f"; its overloads are {', '.join(sorted(overloads))}" if overloads else ""
+        raise ValueError(f"{operator!r} is not an operator{known}. Names look like 'aten::add.Tensor' or 'add'")
+    return name
+
+
+@contextlib.contextmanager
+def forbid() -> Iterator[None]:
+    """Inside the block every fall back raises NotImplementedError that names the operator.
+
+    Holds for all threads of the process, so that it covers the backward pass too. Blocks nest.
+    """
+    _C._fallback_forbid(True)
+    try:
+        yield
+    finally:
+        _C._fallback_forbid(False)
