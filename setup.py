@@ -96,6 +96,7 @@ setup(
             sources("csrc/runtime/host/*.cpp"),
             include_dirs=[str(ROOT / "csrc")],
             extra_compile_args=COMPILE_FLAGS,
+            extra_link_args=[f"-Wl,--version-script={ROOT}/csrc/runtime/host/exports.map"],
             libraries=["dl", "pthread"],
             language="c++",
         ),

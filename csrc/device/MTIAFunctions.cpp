@@ -36,9 +36,7 @@ void configure(const std::string& driver_library, int32_t num_devices, uint64_t 
 c10::DeviceIndex device_count() noexcept {
   static const c10::DeviceIndex count = []() noexcept -> c10::DeviceIndex {
     try {
-      int32_t number = 0;
-      runtime::check(runtime::driver().device_count(&number));
-      return static_cast<c10::DeviceIndex>(std::min<int32_t>(number, kMaxDevices));
+      return static_cast<c10::DeviceIndex>(std::min<int32_t>(runtime::device_count(), kMaxDevices));
     } catch (const std::exception& error) {
       TORCH_WARN("torch_mtia: no devices, because the driver cannot be used: ", error.what());
       return 0;

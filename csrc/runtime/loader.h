@@ -31,6 +31,9 @@ void configure(const DriverSettings& settings);
 // nothing, so it may be called before a fork. Throws DriverError.
 const mtia_runtime_api& driver();
 
+// Devices of the driver; before initialization, those that it will have. Starts nothing. Throws DriverError.
+int32_t device_count();
+
 // Calls the driver's `initialize` once; later calls cost one atomic load. Thread safe. Throws DriverError.
 void ensure_initialized();
 bool is_initialized();

@@ -242,7 +242,8 @@ typedef struct mtia_runtime_api {
    * start with the first work that needs one. */
   mtia_status (*initialize)(const mtia_init_params* params);
 
-  /* Devices. */
+  /* Devices. `device_count` may be called before `initialize`, starts nothing, and may answer
+   * MTIA_ERROR_NOT_INITIALIZED then: a driver that offers as many devices as it is asked for does not know yet. */
   mtia_status (*device_count)(int32_t* count);
   mtia_status (*device_properties)(int32_t device, mtia_device_properties* properties);
   /* BLOCKS until everything submitted to the device before the call is done. Reports and clears the first error of

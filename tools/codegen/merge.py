@@ -16,7 +16,7 @@ from torchgen.gen import LineLoader, ParsedYaml, parse_native_yaml_struct, parse
 PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 PACKAGED_TEMPLATES = PACKAGED_NATIVE.parent / "templates"
 
-_ALLOWED_FIELDS = {"func", "dispatch", "__line__"}
+_ALLOWED_FIELDS = {"func", "dispatch", "device_check", "__line__"}
 _ALLOWED_KEYS = {"MTIA"}
 
 
@@ -75,6 +75,8 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
                 f"{place}: {func.partition('(')[0]} is structured and delegates to "
                 f"{target['structured_delegate']}; give that one the kernel"
             )
+        if "device_check" in row:
+            target["device_check"] = row["device_check"]
         target.setdefault("dispatch", {"__line__": row["__line__"]})["MTIA"] = row["dispatch"]["MTIA"]
 
     tags = parse_tags_yaml(str(PACKAGED_NATIVE / "tags.yaml"))
@@ -85,7 +87,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
 def _check_row(row: dict[str, Any], place: str, upstream: dict[str, Any], by_name: dict[str, str]) -> str:
     unknown = set(row) - _ALLOWED_FIELDS
     if unknown:
-        raise OverlayError(f"{place}: unknown field {sorted(unknown)}; an entry has func and dispatch")
+        raise OverlayError(f"{place}: unknown field {sorted(unknown)}; an entry has func, dispatch, device_check")
     func = row.get("func")
     if not isinstance(func, str):
         raise OverlayError(f"{place}: an entry needs a func line")

@@ -11,7 +11,9 @@ constinit thread_local std::array<char, 1024> message_of_thread{};
 
 }  // namespace
 
-const char* last_error_message() noexcept { return message_of_thread.data(); }
+const char* last_error_message() noexcept {
+  return message_of_thread.data();
+}
 
 void set_last_error_message(const char* message) noexcept {
   std::snprintf(message_of_thread.data(), message_of_thread.size(), "%s", message);

@@ -43,11 +43,10 @@ mtia_device_ptr Memory::allocate(int32_t device, uint64_t size) {
   if (const auto offset = region.ranges.allocate(size)) {
     return device_base_ + static_cast<uint64_t>(device) * capacity_ + *offset;
   }
-  throw Failure(MTIA_ERROR_OUT_OF_MEMORY, "device " + std::to_string(device) + " is out of memory: " +
-                                              format_bytes(size) + " requested, " +
-                                              format_bytes(region.ranges.free_bytes()) + " of " +
-                                              format_bytes(capacity_) + " free, the largest free range is " +
-                                              format_bytes(region.ranges.largest_free_range()));
+  throw Failure(MTIA_ERROR_OUT_OF_MEMORY,
+                "device " + std::to_string(device) + " is out of memory: " + format_bytes(size) + " requested, " +
+                    format_bytes(region.ranges.free_bytes()) + " of " + format_bytes(capacity_) +
+                    " free, the largest free range is " + format_bytes(region.ranges.largest_free_range()));
 }
 
 void Memory::free(int32_t device, mtia_device_ptr address) {

@@ -12,7 +12,9 @@ namespace torch_mtia::runtime::host {
 inline constexpr uint64_t kSmallPage = uint64_t{4} << 10;
 inline constexpr uint64_t kHugePage = uint64_t{2} << 20;
 
-constexpr uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr uint64_t round_up(uint64_t value, uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 // Not thread safe.
 class RangeAllocator {

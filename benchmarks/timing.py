@@ -1,0 +1,275 @@
+"""How every benchmark measures, compares, prints and saves. A benchmark script is its table CASES and a call of main().
+
+The rules: both sides go through one timing function, which waits for the device inside the timed region; their results
+are compared before anything is timed; samples of the two sides alternate; medians and quartiles are reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+# glibc hands large blocks back to the kernel and gets fresh pages each time. The CPU's best settings keep them.
+PEER_SETTINGS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
+MINIMUM_SAMPLE_SECONDS = 0.01
+NOISE = 0.97  # of a bar "not below 1.0"
+SAME_KERNEL = "same kernel"  # notes of rows that stay out of the mean
+MEMORY_FLOOR = "memory floor"
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One of two ways to do the same thing."""
+
+    run: Callable[[], object]  # may return before the work is done
+    synchronize: Callable[[], None]  # returns when it is
+    result: Callable[[], object] | None = None  # after a run: what it computed
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    ours: Side
+    peer: Side | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """What a case has to reach. All that are given must hold."""
+
+    ratio: float | None = None  # at least: the peer's time over ours
+    excess_us: float | None = None  # at most: our time minus the peer's
+
+    def is_met(self, ours_us: float, peer_us: float) -> bool:
+        ratio = NOISE if self.ratio == 1.0 else self.ratio or 0.0
+        excess = math.inf if self.excess_us is None else self.excess_us
+        return peer_us / ours_us >= ratio and ours_us - peer_us <= excess
+
+    def __str__(self) -> str:
+        ratio = [] if self.ratio is None else [f">= {self.ratio:.2f}"]
+        excess = [] if self.excess_us is None else [f"<= +{self.excess_us:g} us"]
+        return ", ".join(ratio + excess)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    name: str
+    make: Callable[[], Comparison]  # prepares operands; untimed
+    operations: int = 1  # of one run: times are reported for each
+    peer: str = "cpu"
+    bar: Bar = dataclasses.field(default_factory=Bar)
+    note: str = ""
+    bytes_moved: int = 0  # by one operation, if memory bandwidth limits it
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    name: str
+    ours_us: float
+    ours_iqr: tuple[float, float]  # quartiles, not their difference
+    peer: str
+    peer_us: float | None
+    peer_iqr: tuple[float, float] | None
+    ratio: float | None
+    note: str
+    samples: int
+    bar: str
+    passed: bool | None
+
+
+# Measuring -----------------------------------------------------------------------------------------------------------
+
+
+def seconds(side: Side, repetitions: int) -> float:
+    """The timing function: how long `repetitions` runs take, each until its work is done."""
+    run, synchronize = side.run, side.synchronize
+    start = time.perf_counter()
+    for _ in range(repetitions):
+        run()
+        synchronize()
+    return time.perf_counter() - start
+
+
+def repetitions_for(side: Side) -> int:
+    """How many runs make a sample that is long enough to measure."""
+    repetitions = 1
+    while (elapsed := seconds(side, repetitions)) < MINIMUM_SAMPLE_SECONDS:
+        repetitions = max(2 * repetitions, int(repetitions * MINIMUM_SAMPLE_SECONDS / max(elapsed, 1e-9)))
+    return repetitions
+
+
+def check_results(comparison: Comparison) -> None:
+    sides = [comparison.ours] if comparison.peer is None else [comparison.ours, comparison.peer]
+    results = []
+    for side in sides:
+        side.run()
+        side.synchronize()
+        results.append(None if side.result is None else side.result())
+    torch.testing.assert_close(results, results[:1] * len(results), check_device=False)
+
+
+def measure(case: Case, samples: int) -> Row:
+    comparison = case.make()
+    check_results(comparison)
+    sides = [comparison.ours] if comparison.peer is None else [comparison.ours, comparison.peer]
+    repetitions = [repetitions_for(side) for side in sides]
+    times: list[list[float]] = [[] for _ in sides]
+    gc.collect()
+    gc.disable()
+    try:
+        for sample in range(samples):
+            order = range(len(sides)) if sample % 2 == 0 else reversed(range(len(sides)))
+            for i in order:
+                elapsed = seconds(sides[i], repetitions[i])
+                times[i].append(elapsed / repetitions[i] / case.operations * 1e6)
+    finally:
+        gc.enable()
+    return describe(case, *times)
+
+
+def describe(case: Case, ours: list[float], peer: list[float] | None = None) -> Row:
+    (ours_low, ours_us, ours_high) = statistics.quantiles(ours, n=4)
+    if peer is None:
+        return Row(case.name, ours_us, (ours_low, ours_high), "", None, None, None, case.note, len(ours), "", None)
+    (peer_low, peer_us, peer_high) = statistics.quantiles(peer, n=4)
+    notes = [case.note] if case.note else []
+    if case.bytes_moved and ours_us <= 1.1 * memory_floor_us(case.bytes_moved):
+        notes.append(MEMORY_FLOOR)
+    bar = str(case.bar)
+    return Row(
+        name=case.name,
+        ours_us=ours_us,
+        ours_iqr=(ours_low, ours_high),
+        peer=case.peer,
+        peer_us=peer_us,
+        peer_iqr=(peer_low, peer_high),
+        ratio=peer_us / ours_us,
+        note=", ".join(notes),
+        samples=len(ours),
+        bar=bar,
+        passed=case.bar.is_met(ours_us, peer_us) if bar else None,
+    )
+
+
+_copy_bandwidth: dict[int, float] = {}  # threads -> bytes per microsecond, read and written
+
+
+def memory_floor_us(bytes_moved: int) -> float:
+    """How long moving so many bytes takes at least, from the machine's own copy between warm pages."""
+    threads = torch.get_num_threads()
+    if threads not in _copy_bandwidth:
+        source = torch.ones(2**28, dtype=torch.uint8)
+        destination = torch.zeros_like(source)
+        side = Side(lambda: destination.copy_(source), lambda: None)
+        _copy_bandwidth[threads] = 2 * source.nbytes / (min(seconds(side, 1) for _ in range(9)) * 1e6)
+    return bytes_moved / _copy_bandwidth[threads]
+
+
+# Reporting -----------------------------------------------------------------------------------------------------------
+
+
+def environment() -> dict[str, str]:
+    import torch_mtia
+
+    model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    settings = [name for name in sorted(os.environ) if name.startswith(("TORCH_MTIA_", "MALLOC_", "OMP_", "KMP_"))]
+    return {
+        "CPU": model[1] if model else platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "threads": str(torch.get_num_threads()),
+        "CPU capability": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_mtia": torch_mtia.__version__,
+        "settings": " ".join(f"{name}={os.environ[name]}" for name in settings),
+    }
+
+
+def geometric_mean(rows: Sequence[Row]) -> float | None:
+    """Of the ratios, without the rows whose outcome the note explains."""
+    ratios = [row.ratio for row in rows if row.ratio is not None and not row.note]
+    return statistics.geometric_mean(ratios) if ratios else None
+
+
+def microseconds(median: float | None, quartiles: tuple[float, float] | None) -> str:
+    if median is None or quartiles is None:
+        return ""
+    digits = 3 if median < 10 else 1
+    return f"{median:.{digits}f} [{quartiles[0]:.{digits}f}, {quartiles[1]:.{digits}f}]"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.name,
+        microseconds(row.ours_us, row.ours_iqr),
+        row.peer,
+        microseconds(row.peer_us, row.peer_iqr),
+        "" if row.ratio is None else f"{row.ratio:.3f}",
+        row.bar,
+        "" if row.passed is None else "pass" if row.passed else "FAIL",
+        row.note,
+    )
+
+
+HEADINGS = ("case", "ours us [quartiles]", "peer", "peer us [quartiles]", "ratio", "bar", "", "note")
+WIDTHS = (38, 28, 12, 28, 6, 18, 4, 12)
+
+
+def line(row: Sequence[str]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(row, WIDTHS, strict=True)).rstrip()
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print the cases and end")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    parser.add_argument("--threads", type=int, metavar="N", help="torch.set_num_threads(N), for both sides")
+    parser.add_argument("--cases", metavar="PATTERN", default="", help="only those whose name the pattern is found in")
+    parser.add_argument("--samples", type=int, default=15, metavar="N", help="of each side of each case (default: 15)")
+    options = parser.parse_args()
+    if options.samples < 4:
+        parser.error("--samples must be at least 4: quartiles are reported")
+    return options
+
+
+def restart_with_peer_settings() -> None:
+    """Runs this script anew, unless the settings of the allocator are the ones that are best for the peer."""
+    if any(os.environ.get(name) != value for name, value in PEER_SETTINGS.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | PEER_SETTINGS)
+
+
+def main(cases: Sequence[Case], description: str | None) -> int:
+    """Measures the chosen cases; the exit status is 1 if one misses its bar."""
+    options = arguments(description)
+    chosen = [case for case in cases if re.search(options.cases, case.name)]
+    if options.list:
+        print("\n".join(f"{case.name:<40}{case.peer:<12}{case.bar}" for case in chosen))
+        return 0
+    restart_with_peer_settings()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    about = environment()
+    print("\n".join(f"{name:<16}{value}" for name, value in about.items()))
+    print(f"{'samples':<16}{options.samples} of each side, alternating\n\n{line(HEADINGS)}", flush=True)
+    rows = []
+    for case in chosen:
+        rows.append(measure(case, options.samples))
+        print(line(cells(rows[-1])), flush=True)
+    if (mean := geometric_mean(rows)) is not None:
+        print(f"\ngeometric mean of the ratios without a note: {mean:.3f}")
+    if options.json is not None:
+        content = {"environment": about, "rows": [dataclasses.asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 1 if any(row.passed is False for row in rows) else 0

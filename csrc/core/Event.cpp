@@ -1,0 +1,44 @@
+#include "Event.h"
+
+#include <utility>
+
+#include "Stream.h"
+
+namespace torch_mtia::core {
+
+Event::Event(bool enable_timing) {
+  runtime::check(runtime::driver().event_create(enable_timing ? 1 : 0, &handle_));
+}
+
+Event::~Event() {
+  if (handle_ != nullptr) runtime::driver().event_destroy(handle_);
+}
+
+Event::Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+
+Event& Event::operator=(Event&& other) noexcept {
+  std::swap(handle_, other.handle_);
+  return *this;
+}
+
+void Event::record(Stream& stream) {
+  runtime::check(runtime::driver().event_record(handle_, stream.handle()));
+}
+
+bool Event::query() const {
+  const mtia_status status = runtime::driver().event_query(handle_);
+  if (status != MTIA_ERROR_NOT_READY) runtime::check(status);
+  return status == MTIA_SUCCESS;
+}
+
+void Event::synchronize() const {
+  runtime::check(runtime::driver().event_synchronize(handle_));
+}
+
+double Event::elapsed_time(const Event& end) const {
+  double milliseconds = 0;
+  runtime::check(runtime::driver().event_elapsed_time(handle_, end.handle(), &milliseconds));
+  return milliseconds;
+}
+
+}  // namespace torch_mtia::core

@@ -1,0 +1,49 @@
+#include "Stream.h"
+
+#include <memory>
+#include <string>
+
+#include "Event.h"
+
+namespace torch_mtia::core {
+
+Stream* Stream::create(int32_t device, int32_t priority) {
+  std::unique_ptr<Stream> stream(new Stream(device, priority));
+  runtime::check(runtime::driver().stream_create(device, priority, /*tag=*/stream.get(), &stream->handle_));
+  return stream.release();  // leaked, see the class
+}
+
+bool Stream::query() const {
+  const mtia_status status = runtime::driver().stream_query(handle_);
+  if (status != MTIA_ERROR_NOT_READY) runtime::check(status);
+  return status == MTIA_SUCCESS;
+}
+
+void Stream::wait_until_idle() {
+  const mtia_runtime_api& driver = runtime::driver();
+  const mtia_status status = driver.stream_synchronize(handle_);
+  if (status == MTIA_SUCCESS) return;
+  if (status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status);
+  // If the work threw a C++ exception, that is here already and wins; else the failure is the driver's own.
+  record_error("work", nullptr, driver.last_error_message());
+}
+
+void Stream::wait(const Event& event) {
+  runtime::check(runtime::driver().stream_wait_event(handle_, event.handle()));
+}
+
+std::optional<WorkError> Stream::take_error() {
+  if (!has_error_.load(std::memory_order_acquire)) return std::nullopt;
+  const std::lock_guard lock(error_mutex_);
+  has_error_.store(false, std::memory_order_relaxed);
+  return std::exchange(error_, std::nullopt);
+}
+
+void Stream::record_error(const char* operator_name, std::exception_ptr exception, std::string message) noexcept {
+  const std::lock_guard lock(error_mutex_);
+  if (error_) return;
+  error_.emplace(WorkError{std::move(exception), operator_name, std::move(message)});
+  has_error_.store(true, std::memory_order_release);
+}
+
+}  // namespace torch_mtia::core

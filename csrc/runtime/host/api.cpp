@@ -1,0 +1,259 @@
+// The table of functions: checks arguments, turns handles into objects and exceptions into statuses, and nothing else.
+#include <memory>
+#include <string>
+
+#include "copy.h"
+#include "driver.h"
+#include "error.h"
+#include "event.h"
+#include "properties.h"
+
+namespace torch_mtia::runtime::host {
+namespace {
+
+// Every entry but last_error_message and initialize: refuses to serve before `initialize` and after a fork.
+template <typename Body>
+mtia_status serve(Body&& body) noexcept {
+  return guarded([&] { return body(Driver::get()); });
+}
+
+template <typename Pointer>
+Pointer* require(Pointer* argument, const char* name) {
+  if (argument == nullptr) throw Failure(MTIA_ERROR_INVALID_VALUE, std::string(name) + " is null");
+  return argument;
+}
+
+Stream& checked(mtia_stream handle) {
+  return *require(stream_of(handle), "the stream");
+}
+Event& checked(mtia_event handle) {
+  return *require(event_of(handle), "the event");
+}
+
+mtia_status finished(bool done) {
+  return done ? MTIA_SUCCESS : MTIA_ERROR_NOT_READY;
+}
+
+mtia_status initialize(const mtia_init_params* params) {
+  return guarded([&] {
+    Driver::initialize(*require(params, "params"));
+    return MTIA_SUCCESS;
+  });
+}
+
+// Devices -------------------------------------------------------------------------------------------------------------
+
+mtia_status device_count(int32_t* count) {
+  return serve([&](Driver& driver) {
+    *require(count, "count") = driver.num_devices();
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status device_properties(int32_t device, mtia_device_properties* properties) {
+  return serve([&](Driver& driver) {
+    driver.device(device);
+    if (require(properties, "properties")->struct_size < sizeof(mtia_device_properties)) {
+      throw Failure(MTIA_ERROR_INVALID_VALUE, "mtia_device_properties is shorter than in ABI version 1");
+    }
+    describe_device(driver.memory().capacity(), properties);
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status device_synchronize(int32_t device) {
+  return serve([&](Driver& driver) { return driver.device(device).synchronize(); });
+}
+
+// Memory --------------------------------------------------------------------------------------------------------------
+
+mtia_status memory_allocate(int32_t device, uint64_t size, mtia_device_ptr* address) {
+  return serve([&](Driver& driver) {
+    driver.device(device);
+    *require(address, "address") = driver.memory().allocate(device, size);
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status memory_free(int32_t device, mtia_device_ptr address) {
+  return serve([&](Driver& driver) {
+    driver.device(device);
+    driver.memory().free(device, address);
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status memory_info(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes) {
+  return serve([&](Driver& driver) {
+    driver.device(device);
+    driver.memory().info(device, require(free_bytes, "free_bytes"), require(total_bytes, "total_bytes"));
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status memory_device(const void* address, int32_t* device) {
+  return serve([&](Driver& driver) {
+    const int32_t found = driver.memory().device_of(reinterpret_cast<uint64_t>(address));
+    if (found < 0) throw Failure(MTIA_ERROR_INVALID_VALUE, "the address belongs to no device");
+    *require(device, "device") = found;
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status memory_host_offset(int64_t* offset) {
+  return serve([&](Driver& driver) {
+    *require(offset, "offset") = driver.memory().host_offset();
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status memory_copy(mtia_stream stream, uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind) {
+  return serve([&](Driver& driver) {
+    return copy(checked(stream), driver.memory(), driver.parallelism(), to, from, size, kind);
+  });
+}
+
+mtia_status memory_fill(mtia_stream stream, mtia_device_ptr to, const void* pattern, uint32_t pattern_size,
+                        uint64_t count) {
+  return serve([&](Driver& driver) {
+    return fill(checked(stream), driver.memory(), driver.parallelism(), to, pattern, pattern_size, count);
+  });
+}
+
+// Streams -------------------------------------------------------------------------------------------------------------
+
+mtia_status stream_priority_range(int32_t* lowest, int32_t* highest) {
+  return serve([&](Driver&) {
+    *require(lowest, "lowest") = Device::kLowestPriority;
+    *require(highest, "highest") = Device::kHighestPriority;
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status stream_create(int32_t device, int32_t priority, void* tag, mtia_stream* stream) {
+  return serve([&](Driver& driver) {
+    *require(stream, "stream") = handle_of(driver.device(device).create_stream(priority, tag));
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status stream_destroy(mtia_stream stream) {
+  return serve([&](Driver&) {
+    checked(stream).device().retire_stream(stream_of(stream));
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status stream_query(mtia_stream stream) {
+  return serve([&](Driver&) { return finished(checked(stream).is_idle()); });
+}
+
+mtia_status stream_synchronize(mtia_stream stream) {
+  return serve([&](Driver&) {
+    checked(stream).wait_until_idle();
+    const auto failure = checked(stream).take_failure();
+    return failure ? checked(stream).report(*failure) : MTIA_SUCCESS;
+  });
+}
+
+mtia_status stream_wait_event(mtia_stream stream, mtia_event event) {
+  return serve([&](Driver&) {
+    checked(event).delay(checked(stream));
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status stream_launch(mtia_stream stream, const mtia_work* work) {
+  return serve([&](Driver&) {
+    if (require(work, "work")->struct_size < sizeof(mtia_work) || work->run == nullptr) [[unlikely]] {
+      throw Failure(MTIA_ERROR_INVALID_VALUE, work->run == nullptr ? "stream_launch: the work has no run function"
+                                                                   : "mtia_work is shorter than in ABI version 1");
+    }
+    return checked(stream).launch(*work);
+  });
+}
+
+// Events --------------------------------------------------------------------------------------------------------------
+
+mtia_status event_create(int32_t enable_timing, mtia_event* event) {
+  return serve([&](Driver&) {
+    *require(event, "event") = handle_of(std::make_unique<Event>(enable_timing != 0).release());
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status event_destroy(mtia_event event) {
+  return serve([&](Driver&) {
+    const std::unique_ptr<Event> owner(&checked(event));
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status event_record(mtia_event event, mtia_stream stream) {
+  return serve([&](Driver&) {
+    checked(event).record(checked(stream));
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status event_query(mtia_event event) {
+  return serve([&](Driver&) { return finished(checked(event).is_complete()); });
+}
+
+mtia_status event_synchronize(mtia_event event) {
+  return serve([&](Driver&) {
+    checked(event).wait();
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status event_elapsed_time(mtia_event start, mtia_event end, double* milliseconds) {
+  return serve([&](Driver&) {
+    *require(milliseconds, "milliseconds") = checked(start).milliseconds_until(checked(end));
+    return MTIA_SUCCESS;
+  });
+}
+
+constexpr mtia_runtime_api make_table() {
+  mtia_runtime_api api{};
+  api.struct_size = sizeof(mtia_runtime_api);
+  api.abi_version = MTIA_RUNTIME_ABI_VERSION;
+  api.capabilities = MTIA_CAPABILITY_HOST_VIEW;
+  api.name = "host";
+  api.version = "1.0";
+  api.last_error_message = last_error_message;
+  api.initialize = initialize;
+  api.device_count = device_count;
+  api.device_properties = device_properties;
+  api.device_synchronize = device_synchronize;
+  api.memory_allocate = memory_allocate;
+  api.memory_free = memory_free;
+  api.memory_info = memory_info;
+  api.memory_device = memory_device;
+  api.memory_host_offset = memory_host_offset;
+  api.memory_copy = memory_copy;
+  api.memory_fill = memory_fill;
+  api.stream_priority_range = stream_priority_range;
+  api.stream_create = stream_create;
+  api.stream_destroy = stream_destroy;
+  api.stream_query = stream_query;
+  api.stream_synchronize = stream_synchronize;
+  api.stream_wait_event = stream_wait_event;
+  api.stream_launch = stream_launch;
+  api.event_create = event_create;
+  api.event_destroy = event_destroy;
+  api.event_record = event_record;
+  api.event_query = event_query;
+  api.event_synchronize = event_synchronize;
+  api.event_elapsed_time = event_elapsed_time;
+  return api;
+}
+
+constexpr mtia_runtime_api table = make_table();
+
+}  // namespace
+}  // namespace torch_mtia::runtime::host
+
+extern "C" __attribute__((visibility("default"))) const mtia_runtime_api* mtia_runtime_get_api(uint32_t abi_version) {
+  return abi_version == MTIA_RUNTIME_ABI_VERSION ? &torch_mtia::runtime::host::table : nullptr;
+}

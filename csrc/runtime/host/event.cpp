@@ -1,0 +1,87 @@
+#include "event.h"
+
+#include <chrono>
+
+#include "error.h"
+#include "work.h"
+
+namespace torch_mtia::runtime::host {
+namespace {
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+void Record::complete() noexcept {
+  time_ns_ = now_ns();
+  const std::lock_guard lock(mutex_);
+  complete_.store(true, std::memory_order_release);
+  completed_.notify_all();
+}
+
+void Record::wait() noexcept {
+  if (is_complete() || stream_.runs_on_this_thread()) return;
+  std::unique_lock lock(mutex_);
+  completed_.wait(lock, [this] { return is_complete(); });
+}
+
+void Event::record(Stream& stream) {
+  if (stream.is_idle() || stream.runs_on_this_thread()) {
+    const std::lock_guard lock(mutex_);
+    last_.exists = true;
+    last_.time_ns = timing_ ? now_ns() : 0;
+    last_.pending.reset();
+    return;
+  }
+  auto record = std::make_shared<Record>(stream);
+  OwnWork marker{[record](const mtia_work_context&) noexcept { record->complete(); }};
+  const std::lock_guard lock(mutex_);
+  stream.enqueue(marker.describe("mtia::event_record", 0, 0, 1));
+  last_.exists = true;
+  last_.pending = std::move(record);
+}
+
+Event::Last Event::last() const {
+  const std::lock_guard lock(mutex_);
+  return last_;
+}
+
+bool Event::is_complete() const {
+  const std::lock_guard lock(mutex_);
+  return last_.pending == nullptr || last_.pending->is_complete();
+}
+
+void Event::wait() const {
+  if (const auto record = last().pending) record->wait();
+}
+
+void Event::delay(Stream& stream) const {
+  const std::shared_ptr<Record> record = last().pending;
+  // Behind a record of its own, a stream is in order anyway.
+  if (record == nullptr || record->is_complete() || &record->stream() == &stream) return;
+  // Inside an item of the stream, what is submitted next runs at once, so the wait is due now.
+  if (stream.runs_on_this_thread()) return record->wait();
+  OwnWork wait{[record](const mtia_work_context&) noexcept { record->wait(); }};
+  stream.enqueue(wait.describe("mtia::stream_wait_event", 0, 0, 1));
+}
+
+int64_t Event::completion_time() const {
+  const Last last = this->last();
+  if (!timing_) throw Failure(MTIA_ERROR_INVALID_VALUE, "event_elapsed_time: an event was created without timing");
+  if (!last.exists) throw Failure(MTIA_ERROR_INVALID_VALUE, "event_elapsed_time: an event was never recorded");
+  if (last.pending == nullptr) return last.time_ns;
+  if (!last.pending->is_complete()) {
+    throw Failure(MTIA_ERROR_NOT_READY, "event_elapsed_time: an event is not complete; synchronize it first");
+  }
+  return last.pending->time_ns();
+}
+
+double Event::milliseconds_until(const Event& end) const {
+  const int64_t begin_ns = completion_time();
+  return static_cast<double>(end.completion_time() - begin_ns) * 1e-6;
+}
+
+}  // namespace torch_mtia::runtime::host

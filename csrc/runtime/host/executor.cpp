@@ -1,0 +1,134 @@
+#include "executor.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace torch_mtia::runtime::host {
+namespace {
+
+// Blocks the calling thread's signals for a scope; a thread started in it inherits that. Signals sent to the process
+// then always reach a thread of the application. Those that the code itself raises stay, for the sake of crash
+// handlers.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t blocked;
+    sigfillset(&blocked);
+    for (const int raised_by_code : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS}) {
+      sigdelset(&blocked, raised_by_code);
+    }
+    pthread_sigmask(SIG_SETMASK, &blocked, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+Executor::Position Executor::push(const mtia_work& work) {
+  QueueSlot* slot = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!started_) start_thread();
+    slot = slots_.take(work.args_size);
+  }
+  if (slot == nullptr) slot = QueueSlotPool::create(work.args_size);
+  slot->fill(work);  // the owner's code, so not under the lock
+
+  Position position;
+  bool wake = false;
+  {
+    const std::lock_guard lock(mutex_);
+    slot->next = nullptr;
+    (last_ == nullptr ? first_ : last_->next) = slot;
+    last_ = slot;
+    position.submitted = ++submitted_;
+    position.inline_item = (busy_.fetch_add(kQueued, std::memory_order_acq_rel) & kInline) != 0;
+    // Whoever runs an item inline now wakes the executor in `hand_over`.
+    wake = asleep_ && !position.inline_item;
+    if (wake) asleep_ = false;
+  }
+  if (wake) work_arrived_.notify_one();
+  return position;
+}
+
+Executor::Position Executor::position() {
+  const std::lock_guard lock(mutex_);
+  return {submitted_, (busy_.load(std::memory_order_acquire) & kInline) != 0};
+}
+
+void Executor::wait(const Position& position) {
+  std::unique_lock lock(mutex_);
+  // From here on `leave` comes to `hand_over`, and no further item runs inline.
+  busy_.fetch_add(kWaiter, std::memory_order_acq_rel);
+  const auto done = [&] {
+    return completed_ >= position.submitted &&
+           !(position.inline_item && (busy_.load(std::memory_order_acquire) & kInline) != 0);
+  };
+  while (!done()) {
+    wanted_ = std::min(wanted_, position.submitted);
+    work_done_.wait(lock);
+  }
+  busy_.fetch_sub(kWaiter, std::memory_order_release);
+}
+
+// An item that ran inline is done, and others queued or wait behind it.
+void Executor::hand_over() noexcept {
+  const std::lock_guard lock(mutex_);
+  asleep_ = false;
+  work_arrived_.notify_one();
+  wanted_ = kNobody;
+  work_done_.notify_all();
+}
+
+void Executor::start_thread() {
+  const BlockedSignals blocked;
+  std::thread thread([this] { run_queue(); });
+  pthread_setname_np(thread.native_handle(), thread_name_.c_str());
+  thread.detach();  // see Note [Threads that are never joined]
+  started_ = true;
+}
+
+void Executor::run_queue() noexcept {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    QueueSlot* slot = next_item(lock);
+    lock.unlock();
+    runner_(owner_, slot->work);
+    slot->clear();
+    lock.lock();
+    finish_item(slot);
+  }
+}
+
+QueueSlot* Executor::next_item(std::unique_lock<std::mutex>& lock) noexcept {
+  while (first_ == nullptr || (busy_.load(std::memory_order_acquire) & kInline) != 0) {
+    asleep_ = true;
+    work_arrived_.wait(lock);
+  }
+  asleep_ = false;
+  QueueSlot* slot = first_;
+  first_ = slot->next;
+  if (first_ == nullptr) last_ = nullptr;
+  return slot;
+}
+
+void Executor::finish_item(QueueSlot* slot) noexcept {
+  if (!slots_.recycle(slot)) QueueSlotPool::destroy(slot);
+  ++completed_;
+  busy_.fetch_sub(kQueued, std::memory_order_release);
+  if (completed_ >= wanted_) {
+    wanted_ = kNobody;
+    work_done_.notify_all();
+  }
+}
+
+}  // namespace torch_mtia::runtime::host

@@ -1,0 +1,96 @@
+// The queue of one stream and the thread that runs it.
+//
+// Note [Who runs an item]
+// The items of a stream run one after another, each either on the thread that launches it or on the stream's executor
+// thread. One word decides, `busy_`: bit 0 says that a launching thread runs an item now, the bits above count the
+// items that are queued or running on the executor, and the top half counts threads that wait. A launching thread may
+// run its item itself if it can move the word from 0 to 1, which proves that nothing is before it; whoever launches in
+// the meantime finds the word not 0 and queues, and the executor does not start until bit 0 is clear. So the path of a
+// small item on an idle stream is two atomic operations on one word, and takes no lock.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <string>
+
+#include "../mtia_runtime.h"
+#include "queue_slot.h"
+
+namespace torch_mtia::runtime::host {
+
+// Note [Threads that are never joined]
+// An executor thread starts with the first item that is queued, never by creating a stream or by work that runs on its
+// launching thread. It is detached and lives until the process ends; an Executor is therefore never destroyed. At exit
+// the thread is usually blocked on a condition variable that nobody destroys, which is harmless.
+class Executor {
+ public:
+  // Runs one queued item on the executor thread. Must not throw.
+  using Runner = void (*)(void* owner, const mtia_work& work) noexcept;
+
+  Executor(Runner runner, void* owner, std::string thread_name)
+      : runner_(runner), owner_(owner), thread_name_(std::move(thread_name)) {}
+
+  // True: the stream is idle and the caller runs one item now, then calls `leave`.
+  bool try_enter() noexcept {
+    uint64_t idle = 0;
+    return busy_.compare_exchange_strong(idle, kInline, std::memory_order_acquire, std::memory_order_relaxed);
+  }
+  void leave() noexcept {
+    if (busy_.fetch_sub(kInline, std::memory_order_release) != kInline) [[unlikely]]
+      hand_over();
+  }
+
+  // Nothing queued, nothing running.
+  bool is_idle() const noexcept { return (busy_.load(std::memory_order_acquire) & ~kWaiters) == 0; }
+
+  // Where the queue stands: everything submitted until then.
+  struct Position {
+    uint64_t submitted = 0;
+    bool inline_item = false;  // an item was running on a launching thread
+  };
+
+  // Queues the item; the position includes it. Starts the thread if need be. Throws; then the item is not queued.
+  Position push(const mtia_work& work);
+
+  Position position();
+  // Blocks until everything before `position` is done.
+  void wait(const Position& position);
+
+ private:
+  static constexpr uint64_t kInline = 1;
+  static constexpr uint64_t kQueued = 2;
+  static constexpr uint64_t kWaiter = uint64_t{1} << 40;
+  static constexpr uint64_t kWaiters = ~(kWaiter - 1);
+  static constexpr uint64_t kNobody = std::numeric_limits<uint64_t>::max();
+
+  void hand_over() noexcept;
+  void start_thread();
+  void run_queue() noexcept;
+  QueueSlot* next_item(std::unique_lock<std::mutex>& lock) noexcept;
+  void finish_item(QueueSlot* slot) noexcept;
+
+  const Runner runner_;
+  void* const owner_;
+  const std::string thread_name_;
+
+  alignas(64) std::atomic<uint64_t> busy_{0};
+
+  // Held only for moments, never while an item runs.
+  alignas(64) std::mutex mutex_;
+  std::condition_variable work_arrived_;
+  std::condition_variable work_done_;
+  QueueSlot* first_ = nullptr;
+  QueueSlot* last_ = nullptr;
+  QueueSlotPool slots_;
+  uint64_t submitted_ = 0;
+  uint64_t completed_ = 0;
+  // The lowest count of completed items that a waiter needs: only then the waiters are woken.
+  uint64_t wanted_ = kNobody;
+  bool started_ = false;
+  bool asleep_ = false;
+};
+
+}  // namespace torch_mtia::runtime::host

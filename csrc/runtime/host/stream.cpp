@@ -1,0 +1,117 @@
+#include "stream.h"
+
+#include <algorithm>
+
+#include "device.h"
+#include "error.h"
+#include "process.h"
+
+namespace torch_mtia::runtime::host {
+
+constinit thread_local const Stream::Frame* Stream::innermost_frame = nullptr;
+
+Stream::Stream(Device& device, int32_t index, int32_t priority, void* tag)
+    : device_(device),
+      index_(index),
+      priority_(priority),
+      tag_(tag),
+      executor_([](void* owner, const mtia_work& work) noexcept { static_cast<Stream*>(owner)->run_on_executor(work); },
+                this, "mtia:" + std::to_string(device.index()) + "/s" + std::to_string(index)) {}
+
+mtia_status Stream::launch(const mtia_work& work) {
+  const bool small = (work.flags & MTIA_WORK_MAY_RUN_INLINE) != 0 && work.cost <= kInlineCostNs;
+  const bool blocking = (process_state.load(std::memory_order_relaxed) & kLaunchBlocking) != 0;
+  if (small && !blocking && executor_.try_enter()) [[likely]] {
+    const mtia_status status = run(work, 1);
+    if (status != MTIA_SUCCESS) [[unlikely]]
+      keep({work.name, status});
+    executor_.leave();
+    return MTIA_SUCCESS;
+  }
+  if (const Frame* frame = frame_on_this_thread()) return launch_nested(work, *frame);
+  if (blocking) return launch_blocking(work);
+  executor_.push(work);
+  return MTIA_SUCCESS;
+}
+
+// Also here large work runs on the executor: only there may it use several threads.
+mtia_status Stream::launch_blocking(const mtia_work& work) {
+  executor_.wait(executor_.push(work));
+  // Each launch takes its failure with it, so this one is the item's own.
+  if (const auto failure = take_failure()) return report(*failure);
+  return MTIA_SUCCESS;
+}
+
+// The threads are those of the item around it.
+mtia_status Stream::launch_nested(const mtia_work& work, const Frame& frame) {
+  const mtia_status status = run(work, std::clamp(work.num_threads, 1, frame.num_threads));
+  if (status == MTIA_SUCCESS) return status;
+  const WorkFailure failure{work.name, status};
+  if ((process_state.load(std::memory_order_relaxed) & kLaunchBlocking) != 0) return report(failure);
+  keep(failure);
+  return MTIA_SUCCESS;
+}
+
+mtia_status Stream::run(const mtia_work& work, int32_t num_threads) noexcept {
+  const Frame frame{this, num_threads, innermost_frame};
+  innermost_frame = &frame;
+  const mtia_work_context context{device_.index(), num_threads, tag_};
+  const mtia_status status = work.run(work.args, &context);
+  innermost_frame = frame.outer;
+  return status;
+}
+
+void Stream::run_on_executor(const mtia_work& work) noexcept {
+  const ParallelToken token(device_, work.num_threads > 1);
+  const mtia_status status = run(work, token.taken() ? work.num_threads : 1);
+  if (status != MTIA_SUCCESS) keep({work.name, status});
+}
+
+bool Stream::runs_on_this_thread() const noexcept {
+  return frame_on_this_thread() != nullptr;
+}
+
+const Stream::Frame* Stream::frame_on_this_thread() const noexcept {
+  const Frame* frame = innermost_frame;
+  while (frame != nullptr && frame->stream != this) frame = frame->outer;
+  return frame;
+}
+
+void Stream::wait(const Executor::Position& position) {
+  if (!runs_on_this_thread()) executor_.wait(position);
+}
+
+void Stream::wait_until_idle() {
+  if (!is_idle() && !runs_on_this_thread()) executor_.wait(executor_.position());
+}
+
+void Stream::keep(const WorkFailure& failure) noexcept {
+  const std::lock_guard lock(failure_mutex_);
+  if (has_failure_.load(std::memory_order_relaxed)) return;
+  failure_ = failure;
+  has_failure_.store(true, std::memory_order_release);
+}
+
+std::optional<WorkFailure> Stream::take_failure() noexcept {
+  if (!has_failure_.load(std::memory_order_acquire)) return std::nullopt;
+  const std::lock_guard lock(failure_mutex_);
+  if (!has_failure_.exchange(false, std::memory_order_relaxed)) return std::nullopt;
+  return failure_;
+}
+
+mtia_status Stream::report(const WorkFailure& failure) const noexcept {
+  return guarded([&]() -> mtia_status {
+    throw Failure(MTIA_ERROR_LAUNCH_FAILED, std::string(failure.name != nullptr ? failure.name : "work") +
+                                                " failed on stream " + std::to_string(index_) + " of device " +
+                                                std::to_string(device_.index()) + " (status " +
+                                                std::to_string(failure.status) + "); the stream remains usable");
+  });
+}
+
+void Stream::reuse(int32_t priority, void* tag) noexcept {
+  priority_ = priority;
+  tag_ = tag;
+  take_failure();
+}
+
+}  // namespace torch_mtia::runtime::host

@@ -1,0 +1,97 @@
+// A stream of a software device: who runs an item, with how many threads, and what its failure leads to.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "../mtia_runtime.h"
+#include "executor.h"
+
+namespace torch_mtia::runtime::host {
+
+class Device;
+
+// The one measure of small and large: work that is estimated to take no longer may run on the thread that launches it,
+// if its stream is idle. It is about what waking the executor and waiting for it cost.
+inline constexpr uint64_t kInlineCostNs = 20000;
+
+// Work that failed, first of its stream since the last synchronizing call.
+struct WorkFailure {
+  const char* name;
+  mtia_status status;
+};
+
+// Leaked: work, waiters and executor threads refer to a stream until the process ends. A destroyed handle goes back to
+// its device, which hands the stream out again.
+class Stream {
+ public:
+  Stream(Device& device, int32_t index, int32_t priority, void* tag);
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  // Runs the item now or queues it: see Note [Who runs an item]. Returns MTIA_SUCCESS; with launch blocking, returns
+  // when the item is done, and MTIA_ERROR_LAUNCH_FAILED if it failed. Throws when the item cannot be queued.
+  mtia_status launch(const mtia_work& work);
+
+  // Queues the item whatever its size and returns, also with launch blocking.
+  void enqueue(const mtia_work& work) { executor_.push(work); }
+
+  bool is_idle() const noexcept { return executor_.is_idle(); }
+
+  // The calling thread is inside an item of this stream, directly or through an item of another one. Everything before
+  // that item is done, and waiting for anything behind it would never end.
+  bool runs_on_this_thread() const noexcept;
+
+  Executor::Position position() { return executor_.position(); }
+  void wait(const Executor::Position& position);  // returns at once inside an item of this stream
+  void wait_until_idle();                         // likewise
+
+  std::optional<WorkFailure> take_failure() noexcept;
+  // Stores the message of `failure` for the calling thread and returns MTIA_ERROR_LAUNCH_FAILED.
+  mtia_status report(const WorkFailure& failure) const noexcept;
+
+  // For a stream that is handed out again. It must be idle.
+  void reuse(int32_t priority, void* tag) noexcept;
+
+  Device& device() const { return device_; }
+  int32_t priority() const { return priority_; }
+
+ private:
+  // The items that the thread is inside of, innermost first.
+  struct Frame {
+    const Stream* stream;
+    int32_t num_threads;  // granted
+    const Frame* outer;
+  };
+
+  mtia_status launch_blocking(const mtia_work& work);
+  mtia_status launch_nested(const mtia_work& work, const Frame& frame);
+  mtia_status run(const mtia_work& work, int32_t num_threads) noexcept;
+  void run_on_executor(const mtia_work& work) noexcept;
+  void keep(const WorkFailure& failure) noexcept;
+  const Frame* frame_on_this_thread() const noexcept;
+
+  static constinit thread_local const Frame* innermost_frame;
+
+  Device& device_;
+  const int32_t index_;
+  int32_t priority_;
+  void* tag_;
+  Executor executor_;
+
+  std::atomic<bool> has_failure_{false};
+  std::mutex failure_mutex_;
+  WorkFailure failure_{};
+};
+
+inline Stream* stream_of(mtia_stream handle) {
+  return reinterpret_cast<Stream*>(handle);
+}
+inline mtia_stream handle_of(Stream* stream) {
+  return reinterpret_cast<mtia_stream>(stream);
+}
+
+}  // namespace torch_mtia::runtime::host

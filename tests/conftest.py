@@ -1,0 +1,94 @@
+"""What every test may rely on: the device under test, child processes, and an idle device to start from.
+
+`pytest --device cpu` runs the tests that only compare results with the CPU on the CPU itself: a check of the tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import torch
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A child process that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    def output(self) -> str:
+        """What it printed; it must have succeeded."""
+        assert self.returncode == 0, f"exit status {self.returncode}\n{self.stdout}\n{self.stderr}"
+        return self.stdout
+
+
+class RunScript(Protocol):
+    """Runs a Python script of its own process, with `environment` added to a clean one."""
+
+    def __call__(self, text: str, /, *, timeout: float = 120, **environment: str) -> Finished: ...
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="mtia", help="device type under test (default: mtia)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes more than ten seconds")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("--device") == "mtia" and torch.mtia.device_count() == 0:
+        pytest.exit("`import torch` offers no mtia device: install torch_mtia first (make test does)", returncode=2)
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> torch.device:
+    """The first device, with its index."""
+    kind: str = pytestconfig.getoption("--device")
+    return torch.device("cpu") if kind == "cpu" else torch.device(kind, 0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state(device: torch.device) -> Iterator[None]:
+    """Seeds the generators before a test; waits after it, so that a late error is charged to its own test."""
+    torch.manual_seed(0)
+    yield
+    if device.type == "mtia" and torch.mtia.is_initialized():
+        torch.mtia.synchronize()
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> RunScript:
+    numbers = itertools.count()
+
+    def run(text: str, /, *, timeout: float = 120, **environment: str) -> Finished:
+        script = tmp_path / f"script{next(numbers)}.py"
+        script.write_text(textwrap.dedent(text))
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("TORCH_MTIA_", "TORCH_DEVICE_BACKEND_", "PYTHONFAULTHANDLER"))
+        }
+        process = subprocess.run(
+            [sys.executable, str(script)],
+            cwd=tmp_path,
+            env=inherited | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        return Finished(process.returncode, process.stdout, process.stderr)
+
+    return run

@@ -1,0 +1,224 @@
+"""A copy gives the bytes the CPU would give, in every direction, layout and pair of dtypes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
+
+# How a tensor of 4 x 6 elements may lie in memory. The second half only makes sense for a source.
+DESTINATIONS: dict[str, Function] = {
+    "contiguous": lambda x: x.clone(),
+    "transposed": lambda x: x.t().contiguous().t(),
+    "every second": lambda x: x.repeat_interleave(2, 1)[:, ::2],
+    "with an offset": lambda x: torch.cat((x[:1], x)).view(-1)[6:].view(4, 6),
+    "padded rows": lambda x: torch.cat((x, x), 1)[:, :6],
+}
+SOURCES = DESTINATIONS | {
+    "expanded": lambda x: x[:, :1].contiguous().expand(4, 6),
+    "flipped": lambda x: x.flip(0, 1),
+}
+DIRECTIONS = ("host to device", "device to host", "device to device")
+
+
+def values(dtype: torch.dtype) -> torch.Tensor:
+    """Numbers that every dtype can hold, zero among them."""
+    whole = torch.arange(24).view(4, 6) % 17
+    return (whole + 3j * whole).to(dtype) if dtype.is_complex else whole.to(dtype)
+
+
+def copied(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Casting complex values to real")
+        destination.copy_(source, non_blocking=non_blocking)
+    if non_blocking and source.device.type != "cpu":
+        torch.accelerator.synchronize()
+    return destination.cpu()
+
+
+@pytest.mark.parametrize("non_blocking", [False, True], ids=["blocking", "non_blocking"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("to", DTYPES, ids=str)
+@pytest.mark.parametrize("frm", DTYPES, ids=str)
+def test_dtypes_are_converted_as_on_the_cpu(
+    device: torch.device, frm: torch.dtype, to: torch.dtype, direction: str, non_blocking: bool
+) -> None:
+    host = values(frm)
+    expected = copied(host, torch.zeros(4, 6).to(to), False)
+    source = host if direction.startswith("host") else host.to(device)
+    destination = torch.zeros(4, 6).to(to).to("cpu" if direction.endswith("host") else device)
+    assert torch.equal(copied(source, destination, non_blocking), expected)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32, torch.float32), (torch.float32, torch.int64)], ids=["same", "other"]
+)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("to", DESTINATIONS)
+@pytest.mark.parametrize("frm", SOURCES)
+def test_any_layout_is_copied(
+    device: torch.device, frm: str, to: str, direction: str, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    whole = values(dtypes[0])
+    source = SOURCES[frm](whole if direction.startswith("host") else whole.to(device))
+    assert torch.equal(source.cpu(), SOURCES[frm](whole))
+    empty = torch.zeros(4, 6, dtype=dtypes[1])
+    destination = DESTINATIONS[to](empty if direction.endswith("host") else empty.to(device))
+    assert torch.equal(copied(source, destination, False), SOURCES[frm](whole).to(dtypes[1]))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("to", [torch.float32, torch.int64], ids=str)
+def test_scalars_and_empty_tensors_are_copied(device: torch.device, shape: tuple[int, ...], to: torch.dtype) -> None:
+    host = torch.full(shape, 3.0)
+    on_device = host.to(device).to(to)
+    assert on_device.device == device
+    assert torch.equal(on_device.cpu(), host.to(to))
+    assert torch.equal(on_device.clone().cpu(), host.to(to))
+
+
+def test_a_source_is_broadcast(device: torch.device) -> None:
+    row, number = torch.arange(6.0), torch.tensor(7)
+    x = torch.zeros(4, 6, device=device)
+    assert torch.equal(x.copy_(row).cpu(), row.expand(4, 6))
+    assert torch.equal(x.copy_(number).cpu(), torch.full((4, 6), 7.0))
+    assert torch.equal(torch.zeros(4, 6).copy_(row.to(device)), row.expand(4, 6))
+    assert torch.equal(x.copy_(number.to(device)).cpu(), torch.full((4, 6), 7.0))
+
+
+def test_a_tensor_is_copied_over_itself(device: torch.device) -> None:
+    x = torch.arange(16.0).view(4, 4)
+    y = x.clone().to(device)
+    y.copy_(y)
+    assert torch.equal(y.cpu(), x)
+    y.t().copy_(y.clone())
+    assert torch.equal(y.cpu(), x.t())
+
+
+@pytest.mark.parametrize(
+    ("to", "frm"),
+    [
+        pytest.param(lambda x: x, lambda x: x.t(), id="transpose"),
+        pytest.param(lambda x: x.view(-1)[1:], lambda x: x.view(-1)[:-1], id="shifted"),
+        pytest.param(lambda x: x[:1].expand(4, 4), lambda x: x.clone(), id="expanded"),
+    ],
+)
+def test_memory_that_would_be_written_while_read_is_refused(device: torch.device, to: Function, frm: Function) -> None:
+    x = torch.arange(16.0, device=device).view(4, 4)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        to(x).copy_(frm(x))
+    assert x.view(-1).tolist() == list(range(16))
+
+
+def test_neighbours_of_the_destination_stay_untouched(device: torch.device) -> None:
+    x = torch.zeros(6, 6, device=device)
+    x[1:5, ::2].copy_(torch.ones(4, 3))
+    x[1:5, 1::2].copy_(torch.full((4, 3), 2, device=device))
+    expected = torch.zeros(6, 6)
+    expected[1:5, ::2] = 1
+    expected[1:5, 1::2] = 2
+    assert torch.equal(x.cpu(), expected)
+
+
+@pytest.mark.parametrize("view", [torch.conj, lambda x: x.conj().imag], ids=["conjugate", "negative"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_lazy_bits_are_resolved(device: torch.device, view: Function, direction: str) -> None:
+    z = torch.randn(5, dtype=torch.complex64)
+    expected = view(z).clone()
+    source = view(z if direction.startswith("host") else z.to(device))
+    destination = torch.zeros_like(expected, device="cpu" if direction.endswith("host") else device)
+    assert torch.equal(copied(source, destination, False), expected)
+
+
+def test_large_tensors_are_copied(device: torch.device) -> None:
+    host = torch.randn(2**11, 2**12)
+    x = host.to(device)
+    assert torch.equal(x.cpu(), host)
+    assert torch.equal(x.t().contiguous().cpu(), host.t())
+    assert torch.equal(x.to(torch.bfloat16).cpu(), host.to(torch.bfloat16))
+    assert torch.equal(x[:, 1::3].cpu(), host[:, 1::3])
+    assert torch.equal(torch.empty_like(host).t().copy_(x.t()).t(), host)
+
+
+def test_a_pageable_source_may_be_changed_as_soon_as_the_call_returns(device: torch.device) -> None:
+    source = torch.ones(2**22)
+    destination = torch.zeros(2**22, device=device)
+    busy = torch.ones(2**24, device=device)
+    for _ in range(8):
+        busy.mul_(2)
+    destination.copy_(source, non_blocking=True)
+    source.fill_(-1)
+    assert (destination.cpu() == 1).all()
+
+
+def test_a_temporary_source_may_die_as_soon_as_the_call_returns(device: torch.device) -> None:
+    copies = [torch.full((2**18,), float(i)).to(device, non_blocking=True) for i in range(32)]
+    assert [x[-1].item() for x in copies] == list(range(32))
+
+
+def test_to_does_not_copy_what_is_there_already(device: torch.device) -> None:
+    x = torch.ones(3, device=device)
+    assert x.to(device) is x
+    assert x.to(device, torch.float32) is x
+    assert x.to(device, copy=True) is not x
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format, torch.preserve_format])
+def test_memory_formats(device: torch.device, memory_format: torch.memory_format) -> None:
+    host = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    for x in (host.to(device, memory_format=memory_format), host.to(device).clone(memory_format=memory_format)):
+        assert x.stride() == host.clone(memory_format=memory_format).stride()
+        assert torch.equal(x.cpu(), host)
+
+
+def test_copies_between_devices(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import torch
+        host = torch.arange(24.).view(4, 6)
+        x = host.to("mtia:0")
+        y = x.to("mtia:1")
+        assert y.device.index == 1 and torch.equal(y.cpu(), host)
+        assert torch.equal(x.t().to("mtia:1", torch.int64).cpu(), host.t().long())
+        assert torch.equal(y[:, ::2].to("mtia:0").cpu(), host[:, ::2])
+        z = torch.zeros(6, 8, device="mtia:1")[:, ::2]
+        assert torch.equal(z.copy_(x.t()[:, :4]).cpu(), host.t())
+        assert torch.mtia.current_device() == 0
+
+        # The copy waits for the work of both current streams, and both wait for the copy.
+        a = torch.zeros(2**23, device="mtia:0")
+        for _ in range(20):
+            a.add_(1)
+        b = a.to("mtia:1", non_blocking=True)
+        a.fill_(-1)
+        b.add_(1)
+        assert (b.cpu() == 21).all() and (a.cpu() == -1).all()
+        """,
+        TORCH_MTIA_DEVICES="2",
+    )
+    finished.output()

@@ -1,0 +1,163 @@
+"""Devices can be counted, described and selected, through torch.mtia and through torch.accelerator."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
+
+
+def test_the_device_is_the_accelerator() -> None:
+    assert torch.mtia.is_available()
+    assert torch.accelerator.is_available()
+    assert torch.accelerator.current_accelerator() == torch.device("mtia")
+    assert torch.accelerator.device_count() == torch.mtia.device_count()
+
+
+def test_a_tensor_of_mtia_is_on_the_current_device() -> None:
+    assert torch.empty(2, device="mtia").device == torch.device("mtia", torch.mtia.current_device())
+    assert torch.empty(2).mtia().device == torch.device("mtia", 0)  # type: ignore[attr-defined]
+    assert torch.empty(2, device="mtia").is_mtia
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("name", str), ("total_memory", int), ("multi_processor_count", int), ("L2_cache_size", int), ("warp_size", int)],
+)
+def test_properties_are_items_and_attributes(name: str, kind: type) -> None:
+    properties = torch.mtia.get_device_properties(0)
+    assert isinstance(properties, dict)
+    assert isinstance(properties[name], kind)
+    assert getattr(properties, name) == properties[name]
+
+
+def test_properties_report_the_real_cores() -> None:
+    assert 1 <= torch.mtia.get_device_properties()["multi_processor_count"] <= (os.cpu_count() or 1)
+
+
+def test_properties_can_be_pickled() -> None:
+    properties = torch.mtia.get_device_properties(0)
+    copy = pickle.loads(pickle.dumps(properties))
+    assert copy == properties
+    assert copy.name == properties["name"]
+
+
+def test_an_unknown_property_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_property"):
+        _ = torch.mtia.get_device_properties(0).no_such_property  # type: ignore[attr-defined]
+
+
+def test_capability_is_a_pair() -> None:
+    major, minor = torch.mtia.get_device_capability()
+    assert (major, minor) == torch.mtia.get_device_capability(0)
+    assert major >= 0
+    assert minor >= 0
+
+
+def test_accelerator_capability_lists_dtypes() -> None:
+    dtypes = torch.accelerator.get_device_capability()["supported_dtypes"]
+    assert {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool} <= dtypes
+
+
+def test_accelerator_device_index() -> None:
+    torch.accelerator.set_device_index(0)
+    assert torch.accelerator.current_device_index() == 0
+    with torch.accelerator.device_index(0):
+        assert torch.accelerator.current_device_index() == 0
+    with torch.accelerator.device_index(None):
+        assert torch.accelerator.current_device_index() == 0
+
+
+@pytest.mark.parametrize("select", [torch.mtia.set_device, torch.accelerator.set_device_index])
+def test_selecting_a_device_that_does_not_exist_raises(select: object) -> None:
+    assert callable(select)
+    with pytest.raises(RuntimeError, match="7"):
+        select(7)
+    assert torch.mtia.current_device() == 0
+    assert torch.ones(2, device="mtia").tolist() == [1, 1]
+
+
+def test_a_negative_device_is_no_selection() -> None:
+    torch.mtia.set_device(-1)
+    with torch.mtia.device(-1), torch.mtia.device(None):
+        assert torch.mtia.current_device() == 0
+
+
+FOUR_DEVICES = """
+import torch
+assert torch.mtia.device_count() == torch.accelerator.device_count() == 4
+"""
+
+
+def test_four_devices_are_selected_and_restored(run_script: RunScript) -> None:
+    finished = run_script(
+        FOUR_DEVICES
+        + """
+assert torch.mtia.current_device() == 0
+torch.mtia.set_device(1)
+assert torch.mtia.current_device() == torch.accelerator.current_device_index() == 1
+with torch.mtia.device(2):
+    assert torch.empty(1, device="mtia").device.index == 2
+    with torch.mtia.device("mtia:3"):
+        assert torch.mtia.current_device() == 3
+    assert torch.mtia.current_device() == 2
+assert torch.mtia.current_device() == 1
+try:
+    with torch.mtia.device(3):
+        raise KeyError
+except KeyError:
+    assert torch.mtia.current_device() == 1
+try:
+    with torch.mtia.device(3):
+        torch.empty(1, device="mtia:9")
+except RuntimeError as error:
+    assert "9" in str(error), error
+    assert torch.mtia.current_device() == 1
+assert torch.mtia._exchange_device(3) == 1
+assert torch.mtia._maybe_exchange_device(-1) == -1
+assert torch.mtia.current_device() == 3
+""",
+        TORCH_MTIA_DEVICES="4",
+    )
+    finished.output()
+
+
+def test_the_current_device_belongs_to_the_thread(run_script: RunScript) -> None:
+    finished = run_script(
+        FOUR_DEVICES
+        + """
+from concurrent.futures import ThreadPoolExecutor
+torch.mtia.set_device(2)
+with ThreadPoolExecutor(1) as other:
+    assert other.submit(torch.mtia.current_device).result() == 0
+    other.submit(torch.mtia.set_device, 3).result()
+    assert other.submit(torch.mtia.current_device).result() == 3
+assert torch.mtia.current_device() == 2
+""",
+        TORCH_MTIA_DEVICES="4",
+    )
+    finished.output()
+
+
+def test_an_operator_runs_on_the_device_of_its_tensors(run_script: RunScript) -> None:
+    finished = run_script(
+        FOUR_DEVICES
+        + """
+x = torch.arange(4., device="mtia:3", requires_grad=True)
+y = (x * x + 1).relu().erf().sum()
+assert y.device.index == 3
+y.backward()
+assert x.grad.device.index == 3
+assert torch.mtia.current_device() == 0
+torch.mtia.synchronize(3)
+assert torch.mtia.memory_allocated(3) > 0 and torch.mtia.memory_allocated(0) == 0
+""",
+        TORCH_MTIA_DEVICES="4",
+    )
+    finished.output()

@@ -1,0 +1,103 @@
+"""Settings are read once; a wrong value raises and lists the valid ones."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from torch_mtia import environment
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
+
+REPORT = """
+import torch
+x = torch.ones(3, device="mtia")
+print(torch.mtia.device_count(), torch.mtia.get_device_properties(0)["total_memory"])
+"""
+
+GIBIBYTE = 2**30
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices", "memory"),
+    [
+        pytest.param({}, 1, None, id="defaults"),
+        pytest.param({"TORCH_MTIA_DEVICES": "4", "TORCH_MTIA_MEMORY": "512M"}, 4, GIBIBYTE // 2, id="mebibytes"),
+        pytest.param({"TORCH_MTIA_MEMORY": "2G"}, 1, 2 * GIBIBYTE, id="gibibytes"),
+        pytest.param({"TORCH_MTIA_DEVICES": "2", "TORCH_MTIA_MEMORY": "268435456"}, 2, GIBIBYTE // 4, id="bytes"),
+    ],
+)
+def test_devices_and_memory(run_script: RunScript, settings: dict[str, Any], devices: int, memory: int | None) -> None:
+    found_devices, found_memory = map(int, run_script(REPORT, **settings).output().split())
+    assert found_devices == devices
+    assert found_memory == memory or (memory is None and found_memory > 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "valid"),
+    [
+        ("TORCH_MTIA_DEVICES", "abc", "a whole number from 1"),
+        ("TORCH_MTIA_DEVICES", "0", "a whole number from 1"),
+        ("TORCH_MTIA_DEVICES", "-1", "a whole number from 1"),
+        ("TORCH_MTIA_DEVICES", "1.5", "a whole number from 1"),
+        ("TORCH_MTIA_DEVICES", "", "a whole number from 1"),
+        ("TORCH_MTIA_MEMORY", "12Q", "`512M`, `8G`"),
+        ("TORCH_MTIA_MEMORY", "-5", "`512M`, `8G`"),
+        ("TORCH_MTIA_MEMORY", "1", "at least `64M`"),
+        ("TORCH_MTIA_LAUNCH_BLOCKING", "maybe", "`0` or `1`"),
+        ("TORCH_MTIA_RUNTIME", "quantum", "`host`"),
+        ("TORCH_MTIA_RUNTIME", "/nonexistent/driver.so", "`host`, or the path"),
+    ],
+)
+def test_a_wrong_value_raises_and_lists_the_valid_ones(name: str, value: str, valid: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}='{re.escape(value)}' is not valid.*{re.escape(valid)}"):
+        environment.read({name: value})
+
+
+def test_an_unknown_name_raises_and_lists_the_settings() -> None:
+    with pytest.raises(ValueError, match="TORCH_MTIA_DEVICE is not a setting") as caught:
+        environment.read({"TORCH_MTIA_DEVICE": "1"})
+    for variable in environment.VARIABLES:
+        assert variable.name in str(caught.value)
+
+
+def test_a_wrong_value_fails_the_import(run_script: RunScript) -> None:
+    finished = run_script("import torch", TORCH_MTIA_MEMORY="12Q")
+    assert finished.returncode == 1
+    assert "TORCH_MTIA_MEMORY='12Q' is not valid" in finished.stderr
+
+
+def test_a_library_that_is_no_driver_is_refused(run_script: RunScript) -> None:
+    some_library = torch.__path__[0] + "/lib/libshm.so"
+    finished = run_script("import torch; torch.ones(1, device='mtia')", TORCH_MTIA_RUNTIME=some_library)
+    assert finished.returncode == 1
+    assert some_library in finished.stderr
+    assert "mtia_runtime_get_api" in finished.stderr
+
+
+def test_the_driver_can_be_named(run_script: RunScript) -> None:
+    assert run_script(REPORT, TORCH_MTIA_RUNTIME="host").output().startswith("1 ")
+
+
+def test_settings_are_read_once(run_script: RunScript) -> None:
+    late = "import os, torch\nos.environ['TORCH_MTIA_DEVICES'] = 'abc'\n"
+    assert run_script(late + REPORT, TORCH_MTIA_DEVICES="2").output().startswith("2 ")
+
+
+def test_launch_blocking_returns_from_a_launch_when_its_work_is_done(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import torch
+        x = torch.ones(2**24, device="mtia")
+        for _ in range(4):
+            x = x * 2
+            assert torch.mtia.current_stream().query()
+        assert x[-1].item() == 16
+        """,
+        TORCH_MTIA_LAUNCH_BLOCKING="1",
+    )
+    finished.output()

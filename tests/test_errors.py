@@ -1,0 +1,178 @@
+"""A mistake raises what PyTorch raises for it on other accelerators, and the device keeps working afterwards.
+
+Arguments are checked at the call, however large they are. What depends on the data is reported at the next
+synchronizing call at the latest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
+
+
+@pytest.fixture(autouse=True)
+def _the_device_keeps_working() -> Iterator[None]:
+    yield
+    x = torch.arange(5.0, device="mtia")
+    assert (x * x + 1).relu().cumsum(0).tolist() == [1, 3, 8, 18, 35]
+    large = torch.ones(2**22, device="mtia")
+    assert (large * 2).add_(1)[-1].item() == 3
+
+
+# Arguments -----------------------------------------------------------------------------------------------------------
+
+NO_SUCH_DEVICE: dict[str, Callable[[], Any]] = {
+    "empty": lambda: torch.empty(3, device="mtia:7"),
+    "empty_strided": lambda: torch.empty_strided((3,), (1,), device="mtia:7"),
+    "factory": lambda: torch.linspace(0, 1, 3, device="mtia:7"),
+    "tensor": lambda: torch.tensor([1.0], device="mtia:7"),
+    "to": lambda: torch.ones(3).to("mtia:7"),
+    "between devices": lambda: torch.ones(3, device="mtia").to("mtia:7"),
+    "module": lambda: torch.nn.Linear(2, 2).to("mtia:7"),
+    "storage": lambda: torch.UntypedStorage(3, device="mtia:7"),
+    "generator": lambda: torch.Generator("mtia:7"),
+    "stream": lambda: torch.Stream("mtia:7"),
+    "set_device": lambda: torch.mtia.set_device(7),
+    "synchronize": lambda: torch.mtia.synchronize(7),
+    "properties": lambda: torch.mtia.get_device_properties(7),
+    "memory": lambda: torch.accelerator.memory_stats(7),
+    "accelerator": lambda: torch.accelerator.synchronize(7),
+    "current stream": lambda: torch.mtia.current_stream(7),
+}
+
+
+@pytest.mark.parametrize("name", NO_SUCH_DEVICE)
+def test_a_device_that_does_not_exist(name: str) -> None:
+    with pytest.raises(RuntimeError, match=r"7.*TORCH_MTIA_DEVICES|TORCH_MTIA_DEVICES.*7"):
+        NO_SUCH_DEVICE[name]()
+    assert torch.mtia.current_device() == 0
+
+
+SHAPES: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "copy": (lambda x: x.copy_(torch.ones(4)), r"size of tensor a \(3\) must match the size of tensor b \(4\)"),
+    "copy to the host": (
+        lambda x: torch.ones(4).copy_(x),
+        r"size of tensor a \(4\) must match the size of tensor b \(3\)",
+    ),
+    "copy to more": (lambda x: x.copy_(torch.ones(2, 3)), r"must match|doesn't match"),
+    "native": (lambda x: x * x[:2], r"size of tensor a \(3\) must match"),
+    "fallback": (lambda x: torch.atan2(x, x[:2]), r"size of tensor a \(3\) must match"),
+    "product": (lambda x: torch.mm(x.view(1, 3), x.view(1, 3)), r"cannot be multiplied \(1x3 and 1x3\)"),
+    "cat": (lambda x: torch.cat([x.view(1, 3), x[:2].view(1, 2)]), "Sizes of tensors must match"),
+    "negative": (lambda _: torch.empty(-1, device="mtia"), "negative dimension"),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_that_do_not_match(name: str) -> None:
+    call, message = SHAPES[name]
+    with pytest.raises(RuntimeError, match=message):
+        call(torch.ones(3, device="mtia"))
+
+
+DTYPES: dict[str, Callable[[], Any]] = {
+    "sparse": lambda: torch.ones(2, 2, device="mtia").to_sparse(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3, device="mtia"), 1.0, 0, torch.quint8),
+    "native": lambda: torch.ones(3, device="mtia").to(torch.float8_e4m3fn) + 1,
+    "native, large": lambda: torch.ones(2**20, device="mtia").to(torch.float8_e4m3fn) + 1,
+    "fallback": lambda: torch.erfinv(torch.ones(3, device="mtia").to(torch.float8_e4m3fn)),
+    "fallback, large": lambda: torch.erfinv(torch.ones(2**20, device="mtia").to(torch.float8_e4m3fn)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+@pytest.mark.parametrize("name", DTYPES)
+def test_dtypes_and_layouts_that_are_not_supported(name: str) -> None:
+    with pytest.raises(NotImplementedError, match=r"not implemented for|SparseMTIA|QuantizedMTIA|quantize"):
+        DTYPES[name]()
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_operands_on_two_devices(large: bool) -> None:
+    there, host = (torch.ones(2**20 if large else 3, device=where) for where in ("mtia", "cpu"))
+    for call in (torch.add, torch.atan2):
+        with pytest.raises(
+            RuntimeError, match=r"Expected all tensors to be on the same device.*(mtia:0.*cpu|cpu.*mtia:0)"
+        ):
+            call(there, host)
+
+
+# Data ----------------------------------------------------------------------------------------------------------------
+
+
+def indices(*values: int) -> torch.Tensor:
+    return torch.tensor(values, device="mtia")
+
+
+DATA: dict[str, Callable[[torch.Tensor], Any]] = {
+    "index": lambda x: x[indices(1, 5)],
+    "index_select": lambda x: x.index_select(0, indices(5)),
+    "gather": lambda x: x.gather(0, indices(5)),
+    "scatter_": lambda x: x.clone().scatter_(0, indices(5), 1.0),
+    "index_put_": lambda x: x.clone().index_put_((indices(5),), torch.tensor(1.0)),
+    "take": lambda x: x.take(indices(7)),
+    "embedding": lambda x: F.embedding(indices(9), x.view(3, 1)),
+    "nll_loss": lambda x: F.nll_loss(x.view(1, 3), indices(8)),
+    "inv": lambda x: torch.linalg.inv(torch.zeros(2, 2, device=x.device)),
+    "cholesky": lambda x: torch.linalg.cholesky(torch.full((2, 2), -1.0, device=x.device)),
+    "multinomial": lambda x: torch.multinomial(-x, 1),
+    "bincount": lambda _: torch.bincount(indices(-1)),
+    "large": lambda _: torch.ones(2**20, device="mtia").index_select(0, indices(2**20)),
+}
+
+
+def until_done(call: Callable[[torch.Tensor], Any], x: torch.Tensor) -> None:
+    call(x)
+    torch.mtia.synchronize()
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_wrong_value_raises_by_the_next_synchronization(name: str) -> None:
+    x = torch.arange(3.0, device="mtia")
+    with pytest.raises((IndexError, RuntimeError)):
+        until_done(DATA[name], x)
+    torch.mtia.synchronize()  # it was reported once
+    assert x.tolist() == [0, 1, 2]
+
+
+def test_the_error_of_a_singular_matrix_is_that_of_linear_algebra() -> None:
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):  # type: ignore[attr-defined]
+        torch.linalg.inv(torch.zeros(2, 2, device="mtia"))
+
+
+def test_an_error_while_another_stream_works_leaves_that_work_alone() -> None:
+    side = torch.Stream("mtia")
+    with torch.mtia.stream(side):
+        y = torch.zeros(2**22, device="mtia")
+        for _ in range(10):
+            y.add_(1)
+    with pytest.raises((IndexError, RuntimeError)):
+        until_done(DATA["index_select"], torch.arange(3.0, device="mtia"))
+    side.synchronize()
+    assert (y.cpu() == 10).all()
+
+
+def test_launch_blocking_raises_at_the_call(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import torch
+        x = torch.arange(3., device="mtia")
+        index = torch.tensor([5], device="mtia")
+        for wrong in (lambda: x.index_select(0, index), lambda: x[index]):
+            try:
+                wrong()
+            except (IndexError, RuntimeError):
+                print("at the call")
+        torch.mtia.synchronize()
+        assert (x + 1).tolist() == [1, 2, 3]
+        """,
+        TORCH_MTIA_LAUNCH_BLOCKING="1",
+    )
+    assert finished.output() == "at the call\n" * 2

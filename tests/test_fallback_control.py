@@ -1,0 +1,169 @@
+"""Whoever falls back is counted, and can be named, warned of or forbidden from Python."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from torch_mtia import fallback
+
+NAMES = ("aten::special_i0e", "aten::igammac", "aten::cummax")  # rare enough to stay without kernels
+
+
+@pytest.fixture(autouse=True)
+def _controls() -> Iterator[None]:
+    fallback.reset()
+    yield
+    fallback.warn("never")
+    fallback.deny([])
+    fallback.reset()
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.rand(4, device="mtia")
+
+
+def count(name: str) -> int:
+    """Over all overloads."""
+    return sum(calls for operator, calls in fallback.stats().items() if operator.partition(".")[0] == name)
+
+
+def test_falls_back_are_counted_by_operator(x: torch.Tensor) -> None:
+    for _ in range(3):
+        torch.special.i0e(x)
+    torch.cummax(x, 0)
+    assert count("aten::special_i0e") == 3
+    assert next(iter(fallback.stats())).startswith("aten::special_i0e")  # most frequent first
+    assert len(fallback.stats()) == 2
+
+
+def test_native_operators_are_not_counted(x: torch.Tensor) -> None:
+    y = torch.relu(x * 2 + x - 1)
+    y.view(2, 2).t().contiguous().fill_(1).zero_()
+    y.cpu(), y.tolist(), y[1].item()
+    assert fallback.stats() == {}
+
+
+def test_reset_sets_the_counts_to_zero(x: torch.Tensor) -> None:
+    torch.special.i0e(x)
+    fallback.reset()
+    assert fallback.stats() == {}
+
+
+def test_the_backward_pass_is_counted_too(x: torch.Tensor) -> None:
+    torch.special.i0e(x.requires_grad_()).sum().backward()
+    names = set(fallback.stats())
+    assert any(name.startswith("aten::special_i0e") for name in names)
+    assert len(names) > 2
+
+
+def test_threads_are_counted_exactly(x: torch.Tensor) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(torch.special.i0e, x) for _ in range(400)]:
+            done.result()
+    assert count("aten::special_i0e") == 400
+
+
+def messages(call: object, times: int, x: torch.Tensor) -> list[str]:
+    assert callable(call)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(times):
+            call(x)
+    return [str(warning.message) for warning in caught if "special_i0e" in str(warning.message)]
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("never", 0), ("once", 1), ("always", 3)])
+def test_warnings(x: torch.Tensor, mode: fallback.WarnMode, expected: int) -> None:
+    fallback.warn(mode)
+    assert len(messages(torch.special.i0e, 3, x)) == expected
+
+
+def test_once_means_once_for_each_operator(x: torch.Tensor) -> None:
+    fallback.warn("once")
+    assert len(messages(torch.special.i0e, 2, x)) == 1
+    with pytest.warns(UserWarning, match="cummax"):
+        torch.cummax(x, 0)
+
+
+def test_a_warning_can_be_made_an_error(x: torch.Tensor) -> None:
+    fallback.warn("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="special_i0e"):
+            torch.special.i0e(x)
+    assert torch.equal(torch.relu(x), x)
+
+
+def test_an_unknown_mode_raises_and_lists_the_valid_ones() -> None:
+    with pytest.raises(ValueError, match="'never', 'once', 'always'"):
+        fallback.warn("sometimes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["aten::special_i0e", "special_i0e", "aten::special_i0e.default"])
+def test_a_denied_operator_raises_and_names_itself(x: torch.Tensor, name: str) -> None:
+    fallback.deny([name])
+    with pytest.raises(NotImplementedError, match="special_i0e"):
+        torch.special.i0e(x)
+    torch.cummax(x, 0)  # others go on
+    fallback.deny([])
+    assert torch.special.i0e(x).device == x.device
+
+
+def test_denying_what_is_native_changes_nothing(x: torch.Tensor) -> None:
+    fallback.deny(["aten::mul"])
+    assert torch.equal(x * 1, x)
+
+
+def test_denying_an_unknown_operator_raises() -> None:
+    with pytest.raises(ValueError, match="no_such_operator"):
+        fallback.deny(["aten::no_such_operator"])
+    with pytest.raises(TypeError, match="list"):
+        fallback.deny("aten::special_i0e")
+
+
+def test_forbid_raises_and_names_the_operator(x: torch.Tensor) -> None:
+    with fallback.forbid():
+        assert torch.equal(torch.relu(x * 2), x * 2)
+        with pytest.raises(NotImplementedError, match="special_i0e"):
+            torch.special.i0e(x)
+    assert torch.special.i0e(x).device == x.device
+
+
+def test_forbid_nests_and_ends_with_its_block(x: torch.Tensor) -> None:
+    def fails_inside() -> None:
+        with fallback.forbid(), fallback.forbid():
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails_inside()
+    torch.special.i0e(x)
+    with fallback.forbid():
+        with fallback.forbid():
+            pass
+        with pytest.raises(NotImplementedError, match="special_i0e"):
+            torch.special.i0e(x)
+
+
+def test_forbid_covers_the_backward_pass(x: torch.Tensor) -> None:
+    y = torch.special.i0e(x.requires_grad_()).sum()
+    with fallback.forbid(), pytest.raises(NotImplementedError, match="aten::"):
+        y.backward()
+
+
+def test_a_refused_operator_leaves_its_operands_alone(x: torch.Tensor) -> None:
+    before = x.tolist()
+    with fallback.forbid(), pytest.raises(NotImplementedError, match="erfinv"):
+        x.erfinv_()
+    assert x.tolist() == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_operators_of_this_module_fall_back(name: str) -> None:
+    native = torch._C._dispatch_get_registrations_for_dispatch_key("MTIA")
+    assert not [full for full in native if full.partition(".")[0] == name]

@@ -1,0 +1,199 @@
+"""Device memory is finite, cached, reused in stream order, counted exactly, and not for the host to touch."""
+
+from __future__ import annotations
+
+import gc
+import re
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
+
+STATISTICS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+POOLS = ("all", "small_pool", "large_pool")
+METRICS = ("current", "peak", "allocated", "freed")
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache() -> None:
+    """The figures of a test start from a device without cached blocks."""
+    torch.empty(1, device="mtia")  # the statistics exist only after the first allocation
+    gc.collect()
+    torch.accelerator.empty_cache()
+
+
+@pytest.mark.parametrize(
+    ("requested", "rounded"), [(1, 512), (511, 512), (512, 512), (513, 1024), (2**20 + 1, 2**20 + 512)]
+)
+def test_allocations_are_rounded_to_512_bytes(requested: int, rounded: int) -> None:
+    before = torch.accelerator.memory_allocated()
+    x = torch.empty(requested, dtype=torch.uint8, device="mtia")
+    assert torch.accelerator.memory_allocated() - before == rounded
+    assert x.data_ptr() % 512 == 0
+    del x
+    assert torch.accelerator.memory_allocated() == before
+
+
+def test_an_empty_tensor_takes_no_memory() -> None:
+    before = torch.accelerator.memory_allocated()
+    x = torch.empty(0, 3, device="mtia")
+    assert x.data_ptr() == 0
+    assert torch.accelerator.memory_allocated() == before
+
+
+def test_every_statistic_is_reported() -> None:
+    statistics = torch.accelerator.memory_stats()
+    missing = {f"{name}.{pool}.{metric}" for name in STATISTICS for pool in POOLS for metric in METRICS} - set(
+        statistics
+    )
+    assert not missing
+    assert {"num_alloc_retries", "num_ooms"} <= set(statistics)
+
+
+def test_statistics_count_exactly() -> None:
+    torch.accelerator.reset_accumulated_memory_stats()
+    before = torch.accelerator.memory_stats()
+    x = torch.randn(256, device="mtia")
+    during = torch.accelerator.memory_stats()
+    assert during["active_bytes.all.current"] - before["active_bytes.all.current"] == 1024
+    assert during["active_bytes.all.freed"] == 0
+    assert during["requested_bytes.all.current"] - before["requested_bytes.all.current"] == 1024
+    del x
+    after = torch.accelerator.memory_stats()
+    assert after["active_bytes.all.current"] == before["active_bytes.all.current"]
+    assert after["active_bytes.all.freed"] == 1024
+    assert after["active_bytes.all.allocated"] == 1024
+
+
+def test_the_peak_is_kept_until_reset() -> None:
+    torch.accelerator.reset_peak_memory_stats()
+    torch.mtia.reset_peak_memory_stats()
+    before = torch.accelerator.memory_allocated()
+    x = torch.empty(2**22, dtype=torch.uint8, device="mtia")
+    del x
+    assert torch.accelerator.memory_allocated() == torch.mtia.memory_allocated() == before
+    assert torch.accelerator.max_memory_allocated() == torch.mtia.max_memory_allocated() == before + 2**22
+    torch.accelerator.reset_peak_memory_stats()
+    assert torch.accelerator.max_memory_allocated() == before
+
+
+def test_freed_memory_stays_reserved_until_the_cache_is_emptied() -> None:
+    before = torch.accelerator.memory_reserved()
+    free_before, total = torch.accelerator.get_memory_info()
+    x = torch.empty(2**26, dtype=torch.uint8, device="mtia")
+    del x
+    assert torch.accelerator.memory_reserved() >= before + 2**26
+    assert torch.accelerator.get_memory_info()[0] <= free_before - 2**26
+    torch.mtia.empty_cache()
+    assert torch.accelerator.memory_reserved() == before
+    assert torch.accelerator.get_memory_info() == (free_before, total)
+    assert total == torch.mtia.get_device_properties()["total_memory"]
+
+
+def test_emptying_the_cache_leaves_live_tensors_alone() -> None:
+    large, small = (torch.arange(size, device="mtia") for size in (2**20, 10))
+    torch.mtia.empty_cache()
+    assert torch.equal(large.cpu(), torch.arange(2**20))
+    assert torch.equal(small.cpu(), torch.arange(10))
+
+
+def test_a_freed_block_is_reused_by_its_stream_at_once() -> None:
+    x = torch.ones(777_000, device="mtia")
+    address = x.data_ptr()
+    y = x * 2  # reads x, whose memory the next line gives away
+    del x
+    z = torch.full((777_000,), -1.0, device="mtia")
+    assert z.data_ptr() == address
+    assert (y.cpu() == 2).all()
+    assert (z.cpu() == -1).all()
+
+
+def test_a_freed_block_is_not_given_to_another_stream() -> None:
+    x = torch.ones(777_000, device="mtia")
+    address = x.data_ptr()
+    y = x * 2
+    del x
+    with torch.mtia.stream(torch.Stream("mtia")):
+        z = torch.full((777_000,), -1.0, device="mtia")
+        assert z.data_ptr() != address
+    torch.mtia.synchronize()
+    assert (y.cpu() == 2).all()
+    assert (z.cpu() == -1).all()
+
+
+@pytest.mark.parametrize("size", [2**42, 2**60 + 2**59], ids=["4 TiB", "1.5 EiB"])
+def test_an_allocation_larger_than_the_device_is_out_of_memory(size: int) -> None:
+    with pytest.raises(torch.OutOfMemoryError, match=r"MTIA out of memory\. Tried to allocate"):
+        torch.empty(size, dtype=torch.uint8, device="mtia")
+    assert torch.ones(3, device="mtia").tolist() == [1, 1, 1]
+
+
+def test_a_size_that_overflows_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="Storage size calculation overflowed"):
+        torch.empty(2**31, 2**31, 2, device="mtia")
+
+
+def test_running_out_reports_the_figures_and_the_device_keeps_working(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import torch
+        tensors = []
+        try:
+            while True:
+                tensors.append(torch.ones(2**22, device="mtia"))  # 16 MiB
+        except torch.OutOfMemoryError as error:
+            print(error)
+        assert 28 <= len(tensors) <= 32, len(tensors)
+        assert torch.accelerator.memory_stats()["num_ooms"] == 1
+        assert all(t[-1].item() == 1 for t in tensors)
+        del tensors[:4]
+        assert torch.ones(2**22, device="mtia")[-1].item() == 1
+        tensors.clear()
+        torch.empty(2**28 - 2**26, dtype=torch.uint8, device="mtia")  # only once the cache is given back
+        """,
+        TORCH_MTIA_MEMORY="512M",
+    )
+    message = finished.output()
+    assert "Tried to allocate 16.00 MiB" in message
+    assert "mtia" in message.lower()
+    assert re.search(r"total capacity of 512\.00 MiB", message)
+    assert re.search(r"free", message)
+    assert re.search(r"allocated", message)
+
+
+def test_blocks_in_flight_are_waited_for_before_giving_up(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import torch
+        side = torch.Stream("mtia")
+        for _ in range(8):
+            x = torch.ones(2**26, device="mtia")  # 256 MiB of 512
+            side.wait_stream(torch.mtia.current_stream())
+            with torch.mtia.stream(side):
+                y = x[-1] + 1
+            x.record_stream(side)
+            del x
+        side.synchronize()
+        assert y.item() == 2
+        """,
+        TORCH_MTIA_MEMORY="512M",
+    )
+    finished.output()
+
+
+@pytest.mark.parametrize("access", ["ctypes.string_at(address, 4)", "ctypes.memset(address, 0, 4)"])
+def test_a_host_access_to_device_memory_faults(run_script: RunScript, access: str) -> None:
+    finished = run_script(
+        f"""
+        import ctypes, torch
+        x = torch.ones(4, device="mtia")
+        torch.mtia.synchronize()
+        address = x.data_ptr()
+        {access}
+        """
+    )
+    assert finished.returncode == -signal.SIGSEGV
