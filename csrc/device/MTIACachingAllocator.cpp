@@ -7,9 +7,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "../core/BlockAllocator.h"
 #include "GilRelease.h"
-#include "HostView.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {
@@ -34,13 +32,7 @@ core::BlockAllocator& block_allocator(c10::DeviceIndex device) {
   return *allocator;
 }
 
-void delete_block(void* context) {
-  auto* block = static_cast<core::Block*>(context);
-  block_allocator(static_cast<c10::DeviceIndex>(core::block_stream(block)->device())).free(block);
-}
-
-// A distinct address, so that a DataPtr of the CPU can be recognized as the host view of a block.
-void delete_host_block(void* context) { delete_block(context); }
+void delete_block(void* context) { MTIACachingAllocator::free_block(static_cast<core::Block*>(context)); }
 
 std::string format_size(uint64_t bytes) {
   std::ostringstream text;
@@ -56,22 +48,6 @@ std::string format_size(uint64_t bytes) {
     text << static_cast<double>(bytes) / 1073741824.0 << " GiB";
   }
   return text.str();
-}
-
-core::Block* allocate_block(size_t size) {
-  const auto device = current_device();
-  auto& allocator = block_allocator(device);
-  try {
-    return allocator.allocate(size, &MTIAStream::current(device).core());
-  } catch (const core::OutOfDeviceMemory& error) {
-    const auto stats = allocator.stats();
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "MTIA out of memory. Tried to allocate ", format_size(error.requested),
-                     ". mtia:", static_cast<int>(device), " has a total capacity of ", format_size(error.device_total),
-                     " of which ", format_size(error.device_free), " is free. Of the allocated memory ",
-                     format_size(stats.allocated_bytes.current), " is allocated by PyTorch, and ",
-                     format_size(stats.reserved_bytes.current - stats.allocated_bytes.current),
-                     " is reserved by PyTorch but unallocated. Set TORCH_MTIA_MEMORY to give the device more.");
-  }
 }
 
 c10::CachingAllocator::Stat to_c10(const core::Stat& stat) {
@@ -90,27 +66,34 @@ MTIACachingAllocator& MTIACachingAllocator::get() {
   return *allocator;
 }
 
-c10::DataPtr MTIACachingAllocator::allocate(size_t size) {
-  const c10::Device device(kDeviceType, current_device());
-  if (size == 0) return {nullptr, nullptr, &delete_block, device};
-  auto* block = allocate_block(size);
-  return {reinterpret_cast<void*>(core::block_address(block)), block, &delete_block, device};
+core::Block* MTIACachingAllocator::allocate_block(size_t size) {
+  const auto device = current_device();
+  auto& allocator = block_allocator(device);
+  try {
+    return allocator.allocate(size, &MTIAStream::current(device).core());
+  } catch (const core::OutOfDeviceMemory& error) {
+    const auto stats = allocator.stats();
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "MTIA out of memory. Tried to allocate ", format_size(error.requested),
+                     ". mtia:", static_cast<int>(device), " has a total capacity of ", format_size(error.device_total),
+                     " of which ", format_size(error.device_free), " is free. Of the allocated memory ",
+                     format_size(stats.allocated_bytes.current), " is allocated by PyTorch, and ",
+                     format_size(stats.reserved_bytes.current - stats.allocated_bytes.current),
+                     " is reserved by PyTorch but unallocated. Set TORCH_MTIA_MEMORY to give the device more.");
+  }
 }
 
-c10::DataPtr MTIACachingAllocator::allocate_host_view(size_t size) {
-  auto* block = allocate_block(size);
-  auto* address = HostView::to_host(reinterpret_cast<void*>(core::block_address(block)));
-  return {address, block, &delete_host_block, c10::Device(c10::DeviceType::CPU)};
-}
-
-bool MTIACachingAllocator::owns_host_block(const c10::DataPtr& data) {
-  return data.get_deleter() == &delete_host_block;
-}
-
-c10::DataPtr MTIACachingAllocator::adopt_host_block(c10::DataPtr&& data) {
-  auto* block = static_cast<core::Block*>(data.release_context());
+c10::DataPtr MTIACachingAllocator::wrap_block(core::Block* block) {
   const c10::Device device(kDeviceType, static_cast<c10::DeviceIndex>(core::block_stream(block)->device()));
   return {reinterpret_cast<void*>(core::block_address(block)), block, &delete_block, device};
+}
+
+void MTIACachingAllocator::free_block(core::Block* block) {
+  block_allocator(static_cast<c10::DeviceIndex>(core::block_stream(block)->device())).free(block);
+}
+
+c10::DataPtr MTIACachingAllocator::allocate(size_t size) {
+  if (size == 0) return {nullptr, nullptr, &delete_block, c10::Device(kDeviceType, current_device())};
+  return wrap_block(allocate_block(size));
 }
 
 // A DataPtr's context is its block, not its address, so raw_allocate cannot be offered.

@@ -3,6 +3,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include "../core/BlockAllocator.h"
 #include "MTIAFunctions.h"
 
 namespace torch_mtia {
@@ -14,11 +15,10 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   // Memory of the current device, for work of its current stream. Raises torch.OutOfMemoryError.
   c10::DataPtr allocate(size_t size) override;
 
-  // Memory that the host view exposes to CPU code: a DataPtr of the CPU whose address is the host view of a block.
-  // `adopt_host_block` turns such a DataPtr into one of the device, without a copy.
-  c10::DataPtr allocate_host_view(size_t size);
-  static bool owns_host_block(const c10::DataPtr& data);
-  static c10::DataPtr adopt_host_block(c10::DataPtr&& data);
+  // The same in two steps: a block, and its DataPtr, which frees it.
+  static core::Block* allocate_block(size_t size);
+  static c10::DataPtr wrap_block(core::Block* block);
+  static void free_block(core::Block* block);
 
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, size_t size) const override;

@@ -1,6 +1,9 @@
 #include "MTIAFunctions.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/log_cpu_dispatch.h>
 #include <c10/util/Exception.h>
 
 #include "../runtime/loader.h"
@@ -18,6 +21,15 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, int32_t num_threads
                   void (*body)(void*, int64_t, int64_t), void* body_args) {
   IntraOpThreads threads(num_threads);
   at::parallel_for(begin, end, grain, [&](int64_t first, int64_t last) { body(body_args, first, last); });
+}
+
+// MKL sets its vector functions up at their first use. When several threads use them first at the same time, one of
+// them can get a variant with 12 correct bits (exp of a large CPU tensor as the first such call of a process, about one
+// run in ten); so one thread does it before the executors can.
+void initialize_mkl() {
+  const at::Tensor number = at::detail::empty_cpu({1}, at::kFloat);
+  *number.mutable_data_ptr<float>() = 1;
+  at::cpu::log(number);
 }
 
 }  // namespace
@@ -49,6 +61,7 @@ void ensure_initialized() {
   if (C10_UNLIKELY(!runtime::is_initialized())) {
     runtime::ensure_initialized();
     HostView::initialize();
+    initialize_mkl();
   }
 }
 

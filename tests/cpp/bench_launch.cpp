@@ -29,7 +29,7 @@ void measure(const char* name, Body body, int repetitions = kRepetitions) {
 
 void run() {
   core::Stream& stream = *core::Stream::create(0, 0);
-  core::BlockAllocator& allocator = *core::BlockAllocator::create(0);
+  core::BlockAllocator& allocator = new_allocator();
 
   core::WorkInfo small{.name = "empty"};
   core::WorkInfo large{.name = "empty", .cost = 1'000'000};

@@ -2,11 +2,18 @@
 #pragma once
 
 #include <algorithm>
+#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "core/BlockAllocator.h"
 #include "core/Event.h"
 #include "core/Stream.h"
@@ -34,10 +41,13 @@ struct DriverOptions {
   bool launch_blocking = false;
 };
 
-// The library is named by the environment variable MTIA_TEST_DRIVER, which the Makefile sets.
+// A library that lies beside the test program.
+inline std::string library(const char* name) {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / name;
+}
+
 inline runtime::DriverSettings settings(const DriverOptions& options) {
-  const char* library = std::getenv("MTIA_TEST_DRIVER");
-  return {.library = library != nullptr ? library : "libmtia_host.so",
+  return {.library = test::library("libmtia_host.so"),
           .num_devices = options.num_devices,
           .memory_per_device = options.memory_per_device,
           .launch_blocking = options.launch_blocking,
@@ -47,6 +57,73 @@ inline runtime::DriverSettings settings(const DriverOptions& options) {
 inline void start_driver(const DriverOptions& options) {
   runtime::configure(settings(options));
   runtime::ensure_initialized();
+}
+
+// main() of a test program: starts the driver, runs the tests.
+inline int run_tests_on_device(int argc, char** argv, const DriverOptions& options = {}) {
+  start_driver(options);
+  return run_tests(argc, argv);
+}
+
+// Work waits here until somebody opens it.
+class Gate {
+ public:
+  void open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    opened_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    opened_.wait(lock, [this] { return open_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool open_ = false;
+};
+
+inline core::Stream& new_stream(int32_t device = 0) {
+  return *core::Stream::create(device, 0);
+}
+
+// Allocators are leaked; the list is for the leak checker, as an application keeps one for each device.
+inline core::BlockAllocator& new_allocator(int32_t device = 0) {
+  static auto& allocators = *std::make_unique<std::vector<core::BlockAllocator*>>().release();
+  allocators.push_back(core::BlockAllocator::create(device));
+  return *allocators.back();
+}
+
+// May run on the launching thread.
+inline constexpr core::WorkInfo kSmall{.name = "small"};
+// Runs on the stream's executor.
+inline constexpr core::WorkInfo kLarge{.name = "large", .cost = 1'000'000};
+
+// Occupies the stream until the gate opens.
+inline void hold(core::Stream& stream, Gate& gate) {
+  stream.launch(kLarge, [&gate](const mtia_work_context&) { gate.wait(); });
+}
+
+// Waits for the stream and raises what its work threw.
+inline void finish(core::Stream& stream) {
+  stream.wait_until_idle();
+  if (auto error = stream.take_error()) {
+    if (error->exception) std::rethrow_exception(error->exception);
+    throw std::runtime_error(error->message);
+  }
+}
+
+// The driver's own table, for what the layer above does not use.
+inline const mtia_runtime_api& api() {
+  return runtime::driver();
+}
+
+// The device's bytes as the host sees them.
+inline std::byte* host_view(mtia_device_ptr address) {
+  int64_t offset = 0;
+  runtime::check(api().memory_host_offset(&offset));
+  return reinterpret_cast<std::byte*>(address + static_cast<uint64_t>(offset));
 }
 
 }  // namespace torch_mtia::test

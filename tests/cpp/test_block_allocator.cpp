@@ -1,0 +1,274 @@
+// The stream-ordered allocator: which memory is given out again, when, and what the statistics say.
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device_under_test.h"
+
+namespace torch_mtia::test {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+// Each test has an allocator of its own, and leaves the device empty for the next.
+struct Fixture {
+  core::BlockAllocator& allocator = new_allocator();
+  core::Stream& stream = new_stream();
+
+  ~Fixture() { allocator.empty_cache(); }
+  core::Block* allocate(size_t size) { return allocator.allocate(size, &stream); }
+};
+
+TEST(sizes_are_rounded_to_512_bytes) {
+  Fixture f;
+  core::Block* block = f.allocate(700);
+  CHECK_EQ(core::block_size(block), size_t{1024});
+  CHECK_EQ(core::block_requested_size(block), size_t{700});
+  CHECK(core::block_stream(block) == &f.stream);
+  CHECK_EQ(core::block_address(block) % 512, uint64_t{0});
+  const core::AllocatorStats stats = f.allocator.stats();
+  CHECK_EQ(stats.allocated_bytes.current, 1024);
+  CHECK_EQ(stats.requested_bytes.current, 700);
+  CHECK_EQ(stats.allocation.current, 1);
+  CHECK_EQ(stats.active.current, 1);
+  CHECK_EQ(stats.segment.current, 1);
+  CHECK_EQ(stats.reserved_bytes.current, int64_t{2 * kMiB});
+  CHECK_EQ(stats.inactive_split_bytes.current, int64_t{2 * kMiB} - 1024);
+  f.allocator.free(block);
+}
+
+TEST(a_freed_block_is_given_to_the_next_request_of_its_stream) {
+  Fixture f;
+  for (const size_t size : {size_t{512}, size_t{100'000}, kMiB, 5 * kMiB, 30 * kMiB}) {
+    core::Block* block = f.allocate(size);
+    const mtia_device_ptr address = core::block_address(block);
+    f.allocator.free(block);
+    core::Block* again = f.allocate(size);
+    CHECK_EQ(core::block_address(again), address);
+    f.allocator.free(again);
+  }
+}
+
+TEST(segments_have_three_sizes) {
+  Fixture f;
+  const auto reserved_for = [&](size_t size) {
+    const int64_t before = f.allocator.stats().reserved_bytes.current;
+    f.allocator.free(f.allocate(size));
+    const int64_t reserved = f.allocator.stats().reserved_bytes.current - before;
+    f.allocator.empty_cache();
+    return static_cast<size_t>(reserved);
+  };
+  CHECK_EQ(reserved_for(1), 2 * kMiB);
+  CHECK_EQ(reserved_for(kMiB), 2 * kMiB);
+  CHECK_EQ(reserved_for(kMiB + 1), 20 * kMiB);
+  CHECK_EQ(reserved_for(10 * kMiB - 512), 20 * kMiB);
+  CHECK_EQ(reserved_for(10 * kMiB), 10 * kMiB);
+  CHECK_EQ(reserved_for(10 * kMiB + 1), 12 * kMiB);
+}
+
+TEST(neighbours_share_a_segment_and_become_one_block_again) {
+  Fixture f;
+  std::vector<core::Block*> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(f.allocate(256 * 1024));
+  CHECK_EQ(f.allocator.stats().segment.current, 1);
+  CHECK_EQ(f.allocator.stats().inactive_split_bytes.current, 0);
+  for (const size_t i : {1U, 3U, 2U, 7U, 0U, 5U, 4U, 6U}) f.allocator.free(blocks[i]);
+  CHECK_EQ(f.allocator.stats().inactive_split_bytes.current, 0);
+  core::Block* first = f.allocate(kMiB);
+  core::Block* second = f.allocate(kMiB);
+  CHECK_EQ(f.allocator.stats().segment.current, 1);
+  f.allocator.free(first);
+  f.allocator.free(second);
+}
+
+TEST(the_smallest_block_that_fits_is_taken) {
+  Fixture f;
+  std::vector<core::Block*> blocks;
+  for (const size_t size : {4096U, 512U, 1024U, 512U, 2048U, 512U}) blocks.push_back(f.allocate(size));
+  const mtia_device_ptr hole_of_1024 = core::block_address(blocks[2]);
+  for (const size_t i : {0U, 2U, 4U}) f.allocator.free(blocks[i]);
+  core::Block* block = f.allocate(600);
+  CHECK_EQ(core::block_address(block), hole_of_1024);
+  f.allocator.free(block);
+  for (const size_t i : {1U, 3U, 5U}) f.allocator.free(blocks[i]);
+}
+
+TEST(a_block_stays_with_its_stream) {
+  Fixture f;
+  core::Stream& other = new_stream();
+  core::Block* block = f.allocate(512);
+  const mtia_device_ptr address = core::block_address(block);
+  f.allocator.free(block);
+  core::Block* others = f.allocator.allocate(512, &other);
+  CHECK(core::block_address(others) != address);
+  CHECK_EQ(f.allocator.stats().segment.current, 2);
+  f.allocator.free(others);
+}
+
+TEST(freeing_does_not_wait_for_the_stream) {
+  Fixture f;
+  Gate gate;
+  core::Block* block = f.allocate(512);
+  hold(f.stream, gate);
+  f.allocator.free(block);
+  core::Block* again = f.allocate(512);  // the stream orders the uses
+  CHECK(again == block);
+  f.allocator.free(again);
+  gate.open();
+  finish(f.stream);
+}
+
+TEST(a_block_that_another_stream_uses_is_not_given_out_before_it_is_done) {
+  Fixture f;
+  core::Stream& user = new_stream();
+  Gate gate;
+  core::Block* block = f.allocate(512);
+  const mtia_device_ptr address = core::block_address(block);
+  hold(user, gate);
+  f.allocator.record_stream(block, &user);
+  f.allocator.record_stream(block, &user);
+  f.allocator.record_stream(block, &f.stream);  // its own stream needs no event
+  f.allocator.free(block);
+
+  core::AllocatorStats stats = f.allocator.stats();
+  CHECK_EQ(stats.allocated_bytes.current, 0);
+  CHECK_EQ(stats.allocation.current, 0);
+  CHECK_EQ(stats.active_bytes.current, 512);
+  CHECK_EQ(stats.active.current, 1);
+  core::Block* meanwhile = f.allocate(512);
+  CHECK(core::block_address(meanwhile) != address);
+  f.allocator.free(meanwhile);
+
+  gate.open();
+  finish(user);
+  core::Block* again = f.allocate(512);
+  CHECK_EQ(core::block_address(again), address);
+  f.allocator.free(again);
+  CHECK_EQ(f.allocator.stats().active_bytes.current, 0);
+}
+
+TEST(a_block_waits_for_all_streams_that_use_it) {
+  Fixture f;
+  core::Stream& first = new_stream();
+  core::Stream& second = new_stream();
+  Gate first_gate;
+  Gate second_gate;
+  core::Block* block = f.allocate(512);
+  hold(first, first_gate);
+  hold(second, second_gate);
+  f.allocator.record_stream(block, &first);
+  f.allocator.record_stream(block, &second);
+  f.allocator.free(block);
+  const auto active_after_events = [&] {
+    f.allocator.free(f.allocate(512));
+    return f.allocator.stats().active_bytes.current;
+  };
+  first_gate.open();
+  finish(first);
+  CHECK_EQ(active_after_events(), 512);
+  second_gate.open();
+  finish(second);
+  CHECK_EQ(active_after_events(), 0);
+}
+
+TEST(emptying_the_cache_returns_free_segments_after_their_work_is_done) {
+  Fixture f;
+  uint64_t free_before = 0;
+  uint64_t total = 0;
+  runtime::check(api().memory_info(0, &free_before, &total));
+  core::Block* kept = f.allocate(512);
+  core::Block* dropped = f.allocate(4 * kMiB);
+  bool done = false;
+  std::byte* bytes = host_view(core::block_address(dropped));
+  f.stream.launch(kLarge, [&, bytes](const mtia_work_context&) {
+    for (size_t i = 0; i < 4 * kMiB; ++i) bytes[i] = std::byte{1};
+    done = true;
+  });
+  f.allocator.free(dropped);
+  f.allocator.empty_cache();
+  CHECK(done);
+  CHECK_EQ(f.allocator.stats().segment.current, 1);
+  uint64_t free_now = 0;
+  runtime::check(api().memory_info(0, &free_now, &total));
+  CHECK_EQ(free_now, free_before - 2 * kMiB);
+  f.allocator.free(kept);
+}
+
+TEST(emptying_the_cache_waits_for_other_streams_too) {
+  Fixture f;
+  core::Stream& user = new_stream();
+  core::Block* block = f.allocate(4 * kMiB);
+  Gate gate;
+  hold(user, gate);
+  f.allocator.record_stream(block, &user);
+  f.allocator.free(block);
+  std::thread opener([&] { gate.open(); });
+  f.allocator.empty_cache();
+  opener.join();
+  CHECK_EQ(f.allocator.stats().segment.current, 0);
+  CHECK_EQ(f.allocator.stats().active.current, 0);
+}
+
+TEST(a_full_device_gives_back_its_cache_and_tries_again) {
+  Fixture f;
+  core::Stream& other = new_stream();
+  f.allocator.free(f.allocator.allocate(200 * kMiB, &other));
+  core::Block* block = f.allocate(150 * kMiB);
+  const core::AllocatorStats stats = f.allocator.stats();
+  CHECK_EQ(stats.num_alloc_retries, 1);
+  CHECK_EQ(stats.num_ooms, 0);
+  CHECK_EQ(stats.reserved_bytes.current, int64_t{150 * kMiB});
+  f.allocator.free(block);
+}
+
+TEST(what_does_not_fit_at_all_raises_with_the_figures) {
+  Fixture f;
+  core::Block* block = f.allocate(100 * kMiB);
+  for (const size_t size : {size_t{200} * kMiB, SIZE_MAX, SIZE_MAX - 1000, SIZE_MAX / 2}) {
+    try {
+      f.allocate(size);
+      CHECK(false);
+    } catch (const core::OutOfDeviceMemory& error) {
+      CHECK_EQ(error.requested, size);
+      CHECK_EQ(error.device_total, uint64_t{256 * kMiB});
+      CHECK_EQ(error.device_free, uint64_t{156 * kMiB});
+    }
+  }
+  CHECK_EQ(f.allocator.stats().num_ooms, 4);
+  f.allocator.free(block);
+}
+
+TEST(an_error_of_work_survives_waiting_for_memory) {
+  Fixture f;
+  f.allocator.free(f.allocate(512));
+  f.stream.launch(kLarge, [](const mtia_work_context&) { throw std::runtime_error("still here"); });
+  f.allocator.empty_cache();
+  CHECK_EQ(CHECK_THROWS(std::runtime_error, finish(f.stream)), "still here");
+}
+
+TEST(statistics_have_peaks_and_totals_that_can_be_reset) {
+  Fixture f;
+  core::Block* first = f.allocate(1024);
+  core::Block* second = f.allocate(512);
+  f.allocator.free(second);
+  core::AllocatorStats stats = f.allocator.stats();
+  CHECK_EQ(stats.allocated_bytes.current, 1024);
+  CHECK_EQ(stats.allocated_bytes.peak, 1536);
+  CHECK_EQ(stats.allocated_bytes.allocated, 1536);
+  CHECK_EQ(stats.allocated_bytes.freed, 512);
+  f.allocator.reset_peak_stats();
+  f.allocator.reset_accumulated_stats();
+  stats = f.allocator.stats();
+  CHECK_EQ(stats.allocated_bytes.current, 1024);
+  CHECK_EQ(stats.allocated_bytes.peak, 1024);
+  CHECK_EQ(stats.allocated_bytes.allocated, 0);
+  CHECK_EQ(stats.allocated_bytes.freed, 0);
+  f.allocator.free(first);
+}
+
+}  // namespace
+}  // namespace torch_mtia::test
+
+int main(int argc, char** argv) {
+  return torch_mtia::test::run_tests_on_device(argc, argv);
+}

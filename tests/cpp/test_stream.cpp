@@ -1,0 +1,300 @@
+// The order of work, who runs it, and with how many threads.
+#include <pthread.h>
+#include <signal.h>
+
+#include <array>
+#include <atomic>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device_under_test.h"
+
+namespace torch_mtia::test {
+namespace {
+
+int threads_of_process() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return static_cast<int>(std::distance(begin(tasks), end(tasks)));
+}
+
+// Must be the first: later there are threads.
+TEST(a_thread_starts_with_the_first_queued_item_and_not_before) {
+  std::thread([] {}).join();  // a sanitizer starts its own thread with the first
+  const int before = threads_of_process();
+  core::Stream& stream = new_stream();
+  stream.launch(kSmall, [](const mtia_work_context&) {});
+  finish(stream);
+  CHECK_EQ(threads_of_process(), before);
+  stream.launch(kLarge, [](const mtia_work_context&) {});
+  CHECK_EQ(threads_of_process(), before + 1);
+  finish(stream);
+}
+
+TEST(executor_threads_have_names_and_leave_signals_to_the_application) {
+  core::Stream& stream = new_stream(1);
+  std::array<char, 16> name{};
+  sigset_t blocked;
+  stream.launch(kLarge, [&](const mtia_work_context&) {
+    pthread_getname_np(pthread_self(), name.data(), name.size());
+    pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  });
+  finish(stream);
+  CHECK_EQ(std::string(name.data()).rfind("mtia:1/s", 0), size_t{0});
+  CHECK(sigismember(&blocked, SIGINT) == 1);
+  CHECK(sigismember(&blocked, SIGPROF) == 1);
+  CHECK(sigismember(&blocked, SIGSEGV) == 0);  // a crash handler still gets its turn
+}
+
+TEST(work_of_a_stream_runs_in_order_whoever_runs_it) {
+  core::Stream& stream = new_stream();
+  std::vector<int> order;
+  constexpr int kItems = 5000;
+  for (int i = 0; i < kItems; ++i) {
+    // Some small ones find the stream idle and run on this thread, some large or small ones queue.
+    stream.launch(i % 97 < 3 ? kLarge : kSmall, [&order, i](const mtia_work_context&) { order.push_back(i); });
+  }
+  finish(stream);
+  CHECK_EQ(order.size(), size_t{kItems});
+  for (int i = 0; i < kItems; ++i) CHECK_EQ(order[static_cast<size_t>(i)], i);
+}
+
+TEST(small_work_queues_behind_large_work) {
+  core::Stream& stream = new_stream();
+  Gate gate;
+  hold(stream, gate);
+  std::thread::id ran_on;
+  stream.launch(kSmall, [&](const mtia_work_context&) { ran_on = std::this_thread::get_id(); });
+  CHECK(!stream.query());
+  gate.open();
+  finish(stream);
+  CHECK(ran_on != std::thread::id());
+  CHECK(ran_on != std::this_thread::get_id());
+}
+
+TEST(a_second_thread_sees_the_stream_busy_while_an_item_runs_inline) {
+  core::Stream& stream = new_stream();
+  std::vector<int> order;
+  Gate running;
+  Gate queued;
+  std::thread first([&] {
+    stream.launch(kSmall, [&](const mtia_work_context&) {
+      running.open();
+      queued.wait();
+      order.push_back(1);
+    });
+  });
+  running.wait();
+  CHECK(!stream.query());
+  stream.launch(kSmall, [&](const mtia_work_context&) { order.push_back(2); });
+  queued.open();
+  finish(stream);
+  first.join();
+  CHECK_EQ(order.size(), size_t{2});
+  CHECK_EQ(order[0], 1);
+}
+
+TEST(synchronizing_waits_for_an_item_that_runs_inline_on_another_thread) {
+  core::Stream& stream = new_stream();
+  Gate running;
+  Gate gate;
+  bool done = false;
+  std::thread first([&] {
+    stream.launch(kSmall, [&](const mtia_work_context&) {
+      running.open();
+      gate.wait();
+      done = true;
+    });
+  });
+  running.wait();
+  std::thread opener([&] { gate.open(); });
+  stream.wait_until_idle();
+  CHECK(done);
+  first.join();
+  opener.join();
+}
+
+TEST(several_threads_may_launch_and_wait) {
+  core::Stream& stream = new_stream();
+  constexpr int kThreads = 4;
+  constexpr int kItems = 500;
+  int64_t sum = 0;  // only touched by work of one stream: no lock
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      int64_t own = 0;
+      for (int i = 0; i < kItems; ++i) {
+        const auto work = [&](const mtia_work_context&) {
+          ++sum;
+          ++own;
+        };
+        stream.launch(i % 5 == 0 ? kLarge : kSmall, work);
+        if (i % 50 != 49) continue;
+        stream.wait_until_idle();
+        CHECK_EQ(own, i + 1);
+      }
+      stream.wait_until_idle();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  finish(stream);
+  CHECK_EQ(sum, kThreads * kItems);
+}
+
+TEST(synchronizing_does_not_wait_for_what_another_thread_goes_on_to_submit) {
+  core::Stream& stream = new_stream();
+  std::atomic<bool> stop{false};
+  std::atomic<int> in_flight{0};
+  std::thread feeder([&] {
+    while (!stop) {
+      if (in_flight > 100) continue;
+      ++in_flight;
+      stream.launch(kLarge, [&](const mtia_work_context&) { --in_flight; });
+    }
+  });
+  for (int i = 0; i < 20; ++i) stream.wait_until_idle();
+  stop = true;  // comes only because waiting ended
+  feeder.join();
+  finish(stream);
+}
+
+TEST(streams_run_concurrently) {
+  core::Stream& one = new_stream();
+  core::Stream& other = new_stream();
+  Gate gate;
+  hold(one, gate);
+  other.launch(kLarge, [&](const mtia_work_context&) { gate.open(); });
+  finish(one);
+  finish(other);
+}
+
+TEST(work_launched_inside_work_of_the_same_stream_runs_at_once) {
+  for (const core::WorkInfo& info : {kSmall, kLarge}) {
+    core::Stream& stream = new_stream();
+    bool inner_done = false;
+    bool seen_by_outer = false;
+    stream.launch(info, [&](const mtia_work_context&) {
+      stream.launch(kLarge, [&](const mtia_work_context&) { inner_done = true; });
+      seen_by_outer = inner_done;
+    });
+    finish(stream);
+    CHECK(seen_by_outer);
+  }
+}
+
+TEST(an_exception_of_nested_work_reaches_the_synchronizing_call) {
+  core::Stream& stream = new_stream();
+  stream.launch(kLarge, [&](const mtia_work_context&) {
+    stream.launch(kSmall, [](const mtia_work_context&) { throw std::runtime_error("inner"); });
+  });
+  CHECK_EQ(CHECK_THROWS(std::runtime_error, finish(stream)), "inner");
+}
+
+TEST(work_may_wait_for_its_own_stream_and_device) {
+  for (const core::WorkInfo& info : {kSmall, kLarge}) {
+    core::Stream& stream = new_stream();
+    core::Stream& other = new_stream();
+    core::Event event(false);
+    Gate gate;
+    hold(stream, gate);
+    stream.launch(info, [&](const mtia_work_context&) {
+      stream.wait_until_idle();
+      runtime::check(api().device_synchronize(0));
+      event.synchronize();  // recorded behind this item
+      other.launch(kSmall, [&](const mtia_work_context&) { stream.wait_until_idle(); });
+    });
+    event.record(stream);
+    gate.open();
+    finish(stream);
+  }
+}
+
+TEST(one_stream_of_a_device_at_a_time_uses_several_threads) {
+  core::Stream& first = new_stream();
+  core::Stream& second = new_stream();
+  core::Stream& other_device = new_stream(1);
+  const core::WorkInfo parallel{.name = "parallel", .cost = 1'000'000, .num_threads = 4};
+  Gate started;
+  Gate gate;
+  int granted_first = 0;
+  int granted_second = 0;
+  int granted_other_device = 0;
+  int granted_later = 0;
+  first.launch(parallel, [&](const mtia_work_context& context) {
+    granted_first = context.num_threads;
+    started.open();
+    gate.wait();
+  });
+  started.wait();
+  second.launch(parallel, [&](const mtia_work_context& context) { granted_second = context.num_threads; });
+  other_device.launch(parallel, [&](const mtia_work_context& context) { granted_other_device = context.num_threads; });
+  finish(second);
+  finish(other_device);
+  gate.open();
+  finish(first);
+  second.launch(parallel, [&](const mtia_work_context& context) { granted_later = context.num_threads; });
+  finish(second);
+  CHECK_EQ(granted_first, 4);
+  CHECK_EQ(granted_second, 1);
+  CHECK_EQ(granted_other_device, 4);
+  CHECK_EQ(granted_later, 4);
+}
+
+TEST(inline_work_gets_one_thread_and_nested_work_those_around_it) {
+  core::Stream& stream = new_stream();
+  int granted = 0;
+  const core::WorkInfo small{.name = "small", .num_threads = 4};
+  stream.launch(small, [&](const mtia_work_context& context) { granted = context.num_threads; });
+  CHECK_EQ(granted, 1);
+  stream.launch({.name = "outer", .cost = 1'000'000, .num_threads = 3}, [&](const mtia_work_context&) {
+    stream.launch(small, [&](const mtia_work_context& context) { granted = context.num_threads; });
+  });
+  finish(stream);
+  CHECK_EQ(granted, 3);
+}
+
+TEST(synchronizing_a_device_waits_for_all_its_streams) {
+  constexpr int kStreams = 5;
+  std::atomic<int> done{0};
+  for (int i = 0; i < kStreams; ++i) new_stream().launch(kLarge, [&](const mtia_work_context&) { ++done; });
+  runtime::check(api().device_synchronize(0));
+  CHECK_EQ(done.load(), kStreams);
+}
+
+TEST(destroying_a_stream_does_not_wait_and_its_work_still_runs) {
+  mtia_stream stream = nullptr;
+  runtime::check(api().stream_create(0, 0, nullptr, &stream));
+  Gate gate;
+  bool done = false;
+  auto wait = [&](const mtia_work_context&) {
+    gate.wait();
+    done = true;
+  };
+  core::WorkBlock<decltype(wait)> block{wait, "wait"};
+  const mtia_work work = core::make_work(kLarge, block);
+  runtime::check(api().stream_launch(stream, &work));
+  runtime::check(api().stream_destroy(stream));
+  mtia_stream next = nullptr;
+  runtime::check(api().stream_create(0, 0, nullptr, &next));
+  CHECK(next != stream);  // not handed out again while it is busy
+  gate.open();
+  runtime::check(api().device_synchronize(0));
+  CHECK(done);
+}
+
+TEST(wrong_devices_and_null_handles_are_refused_with_a_message) {
+  mtia_stream stream = nullptr;
+  CHECK_EQ(api().stream_create(2, 0, nullptr, &stream), MTIA_ERROR_INVALID_DEVICE);
+  CHECK_CONTAINS(api().last_error_message(), "no device 2");
+  CHECK_EQ(api().stream_create(-1, 0, nullptr, &stream), MTIA_ERROR_INVALID_DEVICE);
+  CHECK_EQ(api().stream_synchronize(nullptr), MTIA_ERROR_INVALID_VALUE);
+  CHECK_EQ(api().device_synchronize(7), MTIA_ERROR_INVALID_DEVICE);
+}
+
+}  // namespace
+}  // namespace torch_mtia::test
+
+int main(int argc, char** argv) {
+  return torch_mtia::test::run_tests_on_device(argc, argv);
+}
