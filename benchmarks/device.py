@@ -1,7 +1,8 @@
 """The execution model of the device against PyTorch's CPU device: chains of operators, copies, fall backs, launches.
 
-python benchmarks/device.py                      # everything, some minutes
-python benchmarks/device.py --cases 'chain 1M'   # a part
+Everything takes some minutes, a part of it less:
+    python benchmarks/device.py
+    python benchmarks/device.py --cases 'chain 1M'
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import sys
 from collections.abc import Callable
 
 import torch
-from timing import SAME_KERNEL, Bar, Case, Comparison, Side, main
+from timing import MEMORY_FLOOR, SAME_KERNEL, Bar, Case, Side, main
 
 SEED = 0
 MEBIBYTE = 2**20
+LAUNCHES = 100_000
 
 # elements, operators in a chain, least ratio to the CPU. The device is waited for at the end of each chain.
 CHAINS: tuple[tuple[str, int, int, float | None], ...] = (
@@ -28,62 +30,68 @@ DIRECTIONS = ("forward", "forward+backward")
 HOSTS = ("idle", "busy")  # what the host does between two operators
 
 
-def chain_case(label: str, elements: int, operators: int, ratio: float | None, direction: str, host: str) -> Case:
-    return Case(
-        name=f"chain {label}, {direction}, host {host}",
-        make=lambda: chain(elements, operators, backward=direction != "forward", busy=host == "busy"),
-        operations=operators,
-        bar=Bar(ratio=ratio),
-        note=SAME_KERNEL,
-    )
-
-
-CASES = (
-    *(chain_case(*row, direction, host) for row in CHAINS for direction in DIRECTIONS for host in HOSTS),
-    Case("copy 256 MiB, host to device", lambda: copy(to_device=True), 1, "memmove", Bar(ratio=0.9), "memory floor"),
-    Case("copy 256 MiB, device to host", lambda: copy(to_device=False), 1, "memmove", Bar(ratio=0.9), "memory floor"),
-    Case("fall back 16", lambda: fall_back(16, 16), 16, "cpu", Bar(excess_us=3), SAME_KERNEL),
-    Case("fall back 16M", lambda: fall_back(16 * MEBIBYTE, 1), 1, "cpu", Bar(ratio=0.95), SAME_KERNEL),
-    Case("launch of nothing, inline", lambda: launches(True), 100_000, "", note="ours only"),
-    Case("launch of nothing, queued", lambda: launches(False), 100_000, "", note="ours only"),
-)
-
-
 def host_work() -> None:
     """What the host is busy with: a fixed amount of Python, about five microseconds."""
     for _ in range(500):
         pass
 
 
-def nothing() -> None:
-    pass
+def chain_case(label: str, elements: int, operators: int, ratio: float | None, direction: str, host: str) -> Case:
+    backward, between = direction != "forward", host_work if host == "busy" else None
+    return Case(
+        name=f"chain {label}, {direction}, host {host}",
+        ours=lambda: chain("mtia", elements, operators, backward, between),
+        peer=lambda: chain("cpu", elements, operators, backward, between),
+        operations=operators,
+        bar=Bar(ratio=ratio),
+        note=SAME_KERNEL,
+    )
+
+
+def copy_case(name: str, ours: Callable[[], Side]) -> Case:
+    return Case(name, ours, lambda: memmove(), peer_name="memmove", bar=Bar(ratio=0.9), note=MEMORY_FLOOR)
+
+
+def fall_back_case(label: str, elements: int, calls: int, bar: Bar) -> Case:
+    return Case(
+        name=f"fall back {label}",
+        ours=lambda: fall_back("mtia", elements, calls),
+        peer=lambda: fall_back("cpu", elements, calls),
+        operations=calls,
+        bar=bar,
+        note=SAME_KERNEL,
+    )
+
+
+def launch_case(way: str) -> Case:
+    return Case(f"launch of nothing, {way}", lambda: launches(way == "inline"), operations=LAUNCHES, note="ours only")
+
+
+CASES = (
+    *(chain_case(*row, direction, host) for row in CHAINS for direction in DIRECTIONS for host in HOSTS),
+    copy_case("copy 256 MiB, host to device", lambda: copy(to_device=True)),
+    copy_case("copy 256 MiB, device to host", lambda: copy(to_device=False)),
+    fall_back_case("16", 16, 16, Bar(excess_us=3)),
+    fall_back_case("16M", 16 * MEBIBYTE, 1, Bar(ratio=0.95)),
+    launch_case("inline"),
+    launch_case("queued"),
+)
 
 
 def on(device: str, run: Callable[[], object], result: Callable[[], object]) -> Side:
-    return Side(run, torch.accelerator.synchronize if device == "mtia" else nothing, result)
+    return Side(run, torch.accelerator.synchronize if device == "mtia" else lambda: None, result)
 
 
 # Chains --------------------------------------------------------------------------------------------------------------
 
 
-def chain(elements: int, operators: int, backward: bool, busy: bool) -> Comparison:
+def chain(device: str, elements: int, operators: int, backward: bool, between: Callable[[], None] | None) -> Side:
     """mul, add, relu, mul, ... each on the result of the one before. Backward takes each operator back once."""
     generator = torch.Generator().manual_seed(SEED)
-    x, shift = (torch.randn(elements, generator=generator) for _ in range(2))
-    factor = torch.rand(elements, generator=generator) + 0.5
-
-    def side(device: str) -> Side:
-        return chain_on(device, [x, factor, shift * 0.1], operators, backward, host_work if busy else None)
-
-    return Comparison(side("mtia"), side("cpu"))
-
-
-def chain_on(
-    device: str, operands: list[torch.Tensor], operators: int, backward: bool, between: Callable[[], None] | None
-) -> Side:
-    x, factor, shift = (operand.to(device, copy=True) for operand in operands)
-    gradient = torch.ones_like(x)
-    x.requires_grad_(backward)
+    x = torch.randn(elements, generator=generator).to(device).requires_grad_(backward)
+    factor = (torch.rand(elements, generator=generator) + 0.5).to(device)
+    shift = (torch.randn(elements, generator=generator) * 0.1).to(device)
+    gradient = torch.ones_like(factor)
     cycle: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
         lambda y: torch.mul(y, factor),
         lambda y: torch.add(y, shift),
@@ -113,55 +121,51 @@ def chain_on(
 # Copies --------------------------------------------------------------------------------------------------------------
 
 
-def copy(to_device: bool) -> Comparison:
-    size = 256 * MEBIBYTE
+def random_bytes() -> torch.Tensor:
     generator = torch.Generator().manual_seed(SEED)
-    host = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
-    there = host.to("mtia")
-    destination, copied = torch.zeros_like(there if to_device else host), torch.zeros_like(host)
-    source = host if to_device else there
+    return torch.randint(0, 256, (256 * MEBIBYTE,), dtype=torch.uint8, generator=generator)
 
-    def by_us() -> None:
-        destination.copy_(source)
 
-    def by_memmove() -> None:
-        ctypes.memmove(copied.data_ptr(), host.data_ptr(), size)
+def copy(to_device: bool) -> Side:
+    host = random_bytes()
+    source = host if to_device else host.to("mtia")
+    destination = torch.zeros_like(host, device="mtia" if to_device else "cpu")
+    return on("mtia", lambda: destination.copy_(source), lambda: torch.equal(destination.cpu(), host))
 
-    return Comparison(
-        on("mtia", by_us, lambda: bool(torch.equal(destination.cpu(), host))),
-        on("cpu", by_memmove, lambda: bool(torch.equal(copied, host))),
-    )
+
+def memmove() -> Side:
+    source = random_bytes()
+    destination = torch.zeros_like(source)
+
+    def run() -> None:
+        ctypes.memmove(destination.data_ptr(), source.data_ptr(), source.nbytes)
+
+    return on("cpu", run, lambda: torch.equal(destination, source))
 
 
 # Fall backs ----------------------------------------------------------------------------------------------------------
 
 
-def fall_back(elements: int, calls: int) -> Comparison:
-    x = torch.linspace(-3, 3, elements)
+def fall_back(device: str, elements: int, calls: int) -> Side:
     native = torch._C._dispatch_get_registrations_for_dispatch_key("MTIA")
-    if any(name.startswith("aten::special_i0e") for name in native):
-        sys.exit("aten::special_i0e has become native: take another operator for the fall back cases")
+    assert "aten::special_i0e.out" not in native, "it has become native: take another operator"
+    x = torch.linspace(-3, 3, elements).to(device)
+    last: list[torch.Tensor] = []
 
-    def side(device: str) -> Side:
-        operand = x.to(device)
-        last: list[torch.Tensor] = []
+    def run() -> None:
+        for _ in range(calls):
+            last[:] = [torch.special.i0e(x)]
 
-        def run() -> None:
-            for _ in range(calls):
-                last[:] = [torch.special.i0e(operand)]
-
-        return on(device, run, lambda: last[0].cpu())
-
-    return Comparison(side("mtia"), side("cpu"))
+    return on(device, run, lambda: last[0].cpu())
 
 
 # Launches ------------------------------------------------------------------------------------------------------------
 
 
-def launches(inline: bool) -> Comparison:
+def launches(inline: bool) -> Side:
     from torch_mtia import _C
 
-    return Comparison(on("mtia", lambda: _C._bench_launch(100_000, inline), lambda: None))
+    return on("mtia", lambda: _C._bench_launch(LAUNCHES, inline), lambda: LAUNCHES)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,11 @@
 
 The rules: both sides go through one timing function, which waits for the device inside the timed region; their results
 are compared before anything is timed; samples of the two sides alternate; medians and quartiles are reported.
+
+Note [A process for each side]
+The sides live in processes of their own. In one process the thread pools of the device and of the CPU would count as
+too many threads for the machine, libgomp would then put its threads to sleep between parallel regions, and the CPU
+would look up to ten times slower than it is. Only one of the two runs at a time.
 """
 
 from __future__ import annotations
@@ -9,16 +14,21 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import io
 import json
 import math
+import multiprocessing
 import os
 import platform
 import re
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
@@ -32,17 +42,11 @@ MEMORY_FLOOR = "memory floor"
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One of two ways to do the same thing."""
+    """One of two ways to do the same thing, with its operands."""
 
     run: Callable[[], object]  # may return before the work is done
     synchronize: Callable[[], None]  # returns when it is
-    result: Callable[[], object] | None = None  # after a run: what it computed
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    ours: Side
-    peer: Side | None = None
+    result: Callable[[], object]  # after a run: what it computed, in CPU tensors or numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +70,10 @@ class Bar:
 @dataclasses.dataclass(frozen=True)
 class Case:
     name: str
-    make: Callable[[], Comparison]  # prepares operands; untimed
+    ours: Callable[[], Side]  # these two prepare operands, untimed
+    peer: Callable[[], Side] | None = None
     operations: int = 1  # of one run: times are reported for each
-    peer: str = "cpu"
+    peer_name: str = "cpu"
     bar: Bar = dataclasses.field(default_factory=Bar)
     note: str = ""
     bytes_moved: int = 0  # by one operation, if memory bandwidth limits it
@@ -89,7 +94,7 @@ class Row:
     passed: bool | None
 
 
-# Measuring -----------------------------------------------------------------------------------------------------------
+# One side ------------------------------------------------------------------------------------------------------------
 
 
 def seconds(side: Side, repetitions: int) -> float:
@@ -110,77 +115,118 @@ def repetitions_for(side: Side) -> int:
     return repetitions
 
 
-def check_results(comparison: Comparison) -> None:
-    sides = [comparison.ours] if comparison.peer is None else [comparison.ours, comparison.peer]
-    results = []
-    for side in sides:
-        side.run()
-        side.synchronize()
-        results.append(None if side.result is None else side.result())
-    torch.testing.assert_close(results, results[:1] * len(results), check_device=False)
+def copy_bandwidth() -> float:
+    """Bytes per microsecond, read and written, of the CPU's own copy between warm pages."""
+    source = torch.ones(2**28, dtype=torch.uint8)
+    destination = torch.zeros_like(source)
+    side = Side(lambda: destination.copy_(source), lambda: None, lambda: None)
+    return 2 * source.nbytes / (min(seconds(side, 1) for _ in range(9)) * 1e6)
 
 
-def measure(case: Case, samples: int) -> Row:
-    comparison = case.make()
-    check_results(comparison)
-    sides = [comparison.ours] if comparison.peer is None else [comparison.ours, comparison.peer]
-    repetitions = [repetitions_for(side) for side in sides]
-    times: list[list[float]] = [[] for _ in sides]
-    gc.collect()
-    gc.disable()
-    try:
+class Worker:
+    """The process of one side: prepares cases and takes samples, when asked."""
+
+    def __init__(self, cases: Sequence[Case], side: Literal["ours", "peer"], threads: int | None) -> None:
+        context = multiprocessing.get_context("fork")  # nothing has run yet: no thread, no device
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=Worker._serve, args=(theirs, cases, side, threads), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def prepare(self, case: int) -> object:
+        """Runs the case once and returns its result. Every sample from now on is of this case."""
+        return torch.load(io.BytesIO(self._ask("prepare", case)))
+
+    def sample(self) -> float:
+        """Seconds of one run."""
+        return float(self._ask("sample"))
+
+    def copy_bandwidth(self) -> float:
+        return float(self._ask("copy_bandwidth"))
+
+    def _ask(self, *question: Any) -> Any:
+        self._connection.send(question)
+        answer, error = self._connection.recv()
+        if error is not None:
+            sys.exit(error)
+        return answer
+
+    @staticmethod
+    def _serve(connection: Connection, cases: Sequence[Case], name: str, threads: int | None) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        side, repetitions = Side(lambda: None, lambda: None, lambda: None), 1
+        while True:
+            try:
+                question, *arguments = connection.recv()
+            except EOFError:
+                return
+            answer: object = None
+            try:
+                if question == "prepare":
+                    side = getattr(cases[arguments[0]], name)()
+                    seconds(side, 1)
+                    file = io.BytesIO()
+                    torch.save(side.result(), file)
+                    answer = file.getvalue()
+                    repetitions = repetitions_for(side)
+                    gc.collect()
+                    gc.disable()
+                elif question == "sample":
+                    answer = seconds(side, repetitions) / repetitions
+                else:
+                    answer = copy_bandwidth()
+                connection.send((answer, None))
+            except BaseException:
+                connection.send((None, traceback.format_exc()))
+
+
+# Two sides -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Sides:
+    ours: Worker
+    peer: Worker
+
+    def measure(self, number: int, case: Case, samples: int) -> Row:
+        workers = [self.ours] if case.peer is None else [self.ours, self.peer]
+        results = [worker.prepare(number) for worker in workers]
+        torch.testing.assert_close(results, results[:1] * len(results))
+        times: list[list[float]] = [[] for _ in workers]
         for sample in range(samples):
-            order = range(len(sides)) if sample % 2 == 0 else reversed(range(len(sides)))
+            order = range(len(workers)) if sample % 2 == 0 else reversed(range(len(workers)))
             for i in order:
-                elapsed = seconds(sides[i], repetitions[i])
-                times[i].append(elapsed / repetitions[i] / case.operations * 1e6)
-    finally:
-        gc.enable()
-    return describe(case, *times)
+                times[i].append(workers[i].sample() / case.operations * 1e6)
+        floor_us = case.bytes_moved / self.peer.copy_bandwidth() if case.bytes_moved else 0.0
+        return describe(case, floor_us, *times)
 
 
-def describe(case: Case, ours: list[float], peer: list[float] | None = None) -> Row:
-    (ours_low, ours_us, ours_high) = statistics.quantiles(ours, n=4)
+def describe(case: Case, floor_us: float, ours: list[float], peer: list[float] | None = None) -> Row:
+    ours_low, ours_us, ours_high = statistics.quantiles(ours, n=4)
     if peer is None:
         return Row(case.name, ours_us, (ours_low, ours_high), "", None, None, None, case.note, len(ours), "", None)
-    (peer_low, peer_us, peer_high) = statistics.quantiles(peer, n=4)
-    notes = [case.note] if case.note else []
-    if case.bytes_moved and ours_us <= 1.1 * memory_floor_us(case.bytes_moved):
-        notes.append(MEMORY_FLOOR)
-    bar = str(case.bar)
+    peer_low, peer_us, peer_high = statistics.quantiles(peer, n=4)
+    notes = [note for note, holds in ((case.note, case.note), (MEMORY_FLOOR, ours_us <= 1.1 * floor_us)) if holds]
     return Row(
         name=case.name,
         ours_us=ours_us,
         ours_iqr=(ours_low, ours_high),
-        peer=case.peer,
+        peer=case.peer_name,
         peer_us=peer_us,
         peer_iqr=(peer_low, peer_high),
         ratio=peer_us / ours_us,
         note=", ".join(notes),
         samples=len(ours),
-        bar=bar,
-        passed=case.bar.is_met(ours_us, peer_us) if bar else None,
+        bar=str(case.bar),
+        passed=case.bar.is_met(ours_us, peer_us) if str(case.bar) else None,
     )
-
-
-_copy_bandwidth: dict[int, float] = {}  # threads -> bytes per microsecond, read and written
-
-
-def memory_floor_us(bytes_moved: int) -> float:
-    """How long moving so many bytes takes at least, from the machine's own copy between warm pages."""
-    threads = torch.get_num_threads()
-    if threads not in _copy_bandwidth:
-        source = torch.ones(2**28, dtype=torch.uint8)
-        destination = torch.zeros_like(source)
-        side = Side(lambda: destination.copy_(source), lambda: None)
-        _copy_bandwidth[threads] = 2 * source.nbytes / (min(seconds(side, 1) for _ in range(9)) * 1e6)
-    return bytes_moved / _copy_bandwidth[threads]
 
 
 # Reporting -----------------------------------------------------------------------------------------------------------
 
 
-def environment() -> dict[str, str]:
+def environment(threads: int | None) -> dict[str, str]:
     import torch_mtia
 
     model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
@@ -188,7 +234,7 @@ def environment() -> dict[str, str]:
     return {
         "CPU": model[1] if model else platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
-        "threads": str(torch.get_num_threads()),
+        "threads": str(threads or torch.get_num_threads()),
         "CPU capability": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -255,17 +301,18 @@ def main(cases: Sequence[Case], description: str | None) -> int:
     options = arguments(description)
     chosen = [case for case in cases if re.search(options.cases, case.name)]
     if options.list:
-        print("\n".join(f"{case.name:<40}{case.peer:<12}{case.bar}" for case in chosen))
+        print(
+            "\n".join(f"{case.name:<40}{case.peer_name if case.peer else '':<12}{case.bar}".rstrip() for case in chosen)
+        )
         return 0
     restart_with_peer_settings()
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    about = environment()
+    sides = Sides(Worker(chosen, "ours", options.threads), Worker(chosen, "peer", options.threads))
+    about = environment(options.threads)
     print("\n".join(f"{name:<16}{value}" for name, value in about.items()))
     print(f"{'samples':<16}{options.samples} of each side, alternating\n\n{line(HEADINGS)}", flush=True)
     rows = []
-    for case in chosen:
-        rows.append(measure(case, options.samples))
+    for number, case in enumerate(chosen):
+        rows.append(sides.measure(number, case, options.samples))
         print(line(cells(rows[-1])), flush=True)
     if (mean := geometric_mean(rows)) is not None:
         print(f"\ngeometric mean of the ratios without a note: {mean:.3f}")

@@ -89,6 +89,23 @@ def test_a_negative_device_is_no_selection() -> None:
         assert torch.mtia.current_device() == 0
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "torch.mtia.get_device_properties(0)",
+        "torch.mtia.get_device_capability()",
+        "torch.accelerator.get_memory_info()",
+        "torch.mtia.current_stream()",
+        "torch.Event('mtia', enable_timing=True).record()",
+        "torch.mtia.get_rng_state()",
+        "torch.mtia.synchronize()",
+        "torch.mtia.empty_cache()",
+    ],
+)
+def test_anything_may_be_the_first_use(run_script: RunScript, query: str) -> None:
+    run_script(f"import torch; {query}").output()
+
+
 FOUR_DEVICES = """
 import torch
 assert torch.mtia.device_count() == torch.accelerator.device_count() == 4

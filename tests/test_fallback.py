@@ -254,6 +254,7 @@ FACTORIES: dict[str, Callable[[torch.device], torch.Tensor]] = {
     "hann_window": lambda d: torch.hann_window(8, device=d),
     "vander": lambda d: torch.vander(torch.arange(3, device=d)),
     "complex": lambda d: torch.complex(torch.ones(2, device=d), torch.zeros(2, device=d)),
+    "a zero without memory": lambda d: torch._efficientzerotensor((3,), device=d),
     "fftfreq": lambda d: torch.fft.fftfreq(5, device=d),
 }
 

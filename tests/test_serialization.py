@@ -66,6 +66,7 @@ def test_storages_are_copied_between_host_and_device(device: torch.device) -> No
     assert host.to(device=device).tolist() == [4, 5, 6]
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_typed_storages_index_elements(device: torch.device) -> None:
     storage = torch.tensor([1.5, 2.5], device=device)._typed_storage()
     assert storage._getitem(1) == 2.5

@@ -1,30 +1,46 @@
 """Lets autograd's device threads settle before the interpreter ends.
 
-PyTorch's engine starts one thread a device at the first backward. Each takes the GIL once, to make itself known to
-Python. A script that ends directly after its first backward can catch one of them at that point, and taking the GIL of
-a finalizing interpreter ends the process with an abort.
+PyTorch's engine starts one thread a device at the first backward. Each takes the GIL to make itself known to Python, and
+may take it once more to drop the last reference to a finished graph. A script that ends directly after a backward can
+catch one of them there, and taking the GIL of a finalizing interpreter ends the process with an abort.
 """
 
 from __future__ import annotations
 
 import atexit
 import pathlib
+import time
 
 import torch
 
+_TASKS = pathlib.Path("/proc/self/task")
+_POLL_SECONDS = 0.0005
+_MAX_POLLS = 2000
 
-def _engine_has_started() -> bool:
-    names = pathlib.Path("/proc/self/task").glob("*/comm")
-    return any(path.read_text().startswith("pt_autograd") for path in names)
+
+def _engine_threads() -> list[pathlib.Path]:
+    return [path.parent for path in _TASKS.glob("*/comm") if path.read_text().startswith("pt_autograd")]
+
+
+def _is_asleep(thread: pathlib.Path) -> bool:
+    state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    return state == "S"
 
 
 def _settle() -> None:
-    """Waits until every device's thread has taken part in a backward, so that none is still starting."""
-    if torch.mtia._is_in_bad_fork() or not _engine_has_started():
+    """Waits until every device's thread has taken part in a backward, and then until all of them are idle."""
+    if torch.mtia._is_in_bad_fork() or not _engine_threads():
         return
     for index in range(torch.mtia.device_count()):
         leaf = torch.empty(1, device=f"mtia:{index}", requires_grad=True)
         leaf.relu().backward()
+    # A thread that waits for the GIL sleeps too; so it gets the chance to take it before each look.
+    asleep = 0
+    for _ in range(_MAX_POLLS):
+        time.sleep(_POLL_SECONDS)
+        asleep = asleep + 1 if all(map(_is_asleep, _engine_threads())) else 0
+        if asleep == 3:
+            break
 
 
 def settle_at_exit() -> None:

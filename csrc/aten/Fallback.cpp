@@ -279,6 +279,7 @@ class FallbackCall {
 
   void run_in_stream() {
     const MTIAStream stream = current_stream(device_);
+    const MTIACachingAllocator::Window window(stream.core());
     core::WorkInfo info{};
     info.name = op_.schema().name().c_str();
     info.flags = MTIA_WORK_MAY_RUN_INLINE;
@@ -356,7 +357,10 @@ class FallbackCall {
   }
 
   at::Tensor to_device(const at::Tensor& host) {
-    if (!host.defined() || !host.device().is_cpu() || host.layout() != at::kStrided) return host;
+    if (!host.defined() || !host.device().is_cpu()) return host;
+    TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == at::kStrided && !host.is_quantized(), op_.operator_name().name,
+                                " is not implemented for mtia: it gives a ", host.is_quantized() ? "quantized" : "sparse",
+                                " tensor, and mtia tensors are dense");
     for (const auto& alias : tensors_) {
       if (alias.host.is_same(host)) return alias.device;
     }

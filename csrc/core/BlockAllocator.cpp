@@ -99,6 +99,13 @@ struct BlockAllocator::State {
   std::deque<Block> blocks;  // all there are, never moved
   Block* unused_blocks = nullptr;
   size_t num_unused_blocks = 0;
+  // See Note [Memory of running work].
+  struct Window {
+    int open = 0;
+    Block* freed = nullptr;  // a list: the blocks become free when the last window closes
+  };
+  std::unordered_map<Stream*, Window> windows;
+  int num_open_windows = 0;
 
   Block* try_allocate(size_t size, size_t requested, Stream* stream);
   void reclaim();
@@ -113,7 +120,9 @@ struct BlockAllocator::State {
   Block* take_segment_locked(size_t size, Stream* stream);
   void split_locked(Block* block, size_t size) noexcept;
   Block* merge_locked(Block* front, Block* back) noexcept;
+  void count_free_locked(const Block* block) noexcept;
   void release_locked(Block* block) noexcept;
+  void release_in_order_locked(Block* block) noexcept;
   void delay_release_locked(Block* block) noexcept;
   void release_completed_locked();
   std::vector<Block*> detach_free_segments_locked();
@@ -237,6 +246,23 @@ void BlockAllocator::State::release_locked(Block* block) noexcept {
   insert_free_locked(block);
 }
 
+void BlockAllocator::State::count_free_locked(const Block* block) noexcept {
+  decrease(stats.allocation, 1);
+  decrease(stats.allocated_bytes, block->size);
+}
+
+// As release, but behind the stream's open windows.
+void BlockAllocator::State::release_in_order_locked(Block* block) noexcept {
+  if (num_open_windows > 0) {
+    const auto window = windows.find(block->stream);
+    if (window != windows.end() && window->second.open > 0) {
+      block->next_free = std::exchange(window->second.freed, block);
+      return;
+    }
+  }
+  release_locked(block);
+}
+
 // Marks where the other streams are now; the block is released when they have got there.
 void BlockAllocator::State::delay_release_locked(Block* block) noexcept {
   try {
@@ -264,7 +290,7 @@ void BlockAllocator::State::release_completed_locked() {
       unused_events.push_back(std::move(frees.front().event));
       frees.pop_front();
       --num_pending;
-      if (--block->pending_events == 0) release_locked(block);
+      if (--block->pending_events == 0) release_in_order_locked(block);
     }
   }
 }
@@ -369,10 +395,34 @@ Block* BlockAllocator::allocate(size_t size, Stream* stream) {
 
 void BlockAllocator::free(Block* block) noexcept {
   const std::lock_guard lock(state_->mutex);
-  decrease(state_->stats.allocation, 1);
-  decrease(state_->stats.allocated_bytes, block->size);
+  state_->count_free_locked(block);
   if (!block->other_streams.empty()) state_->delay_release_locked(block);
-  if (block->pending_events == 0) state_->release_locked(block);
+  if (block->pending_events == 0) state_->release_in_order_locked(block);
+}
+
+void BlockAllocator::free_while_running(Block* block) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  state_->count_free_locked(block);
+  state_->release_locked(block);
+}
+
+void BlockAllocator::open_window(Stream* stream) {
+  const std::lock_guard lock(state_->mutex);
+  ++state_->windows[stream].open;
+  ++state_->num_open_windows;
+}
+
+void BlockAllocator::close_window(Stream* stream) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  --state_->num_open_windows;
+  auto& window = state_->windows.find(stream)->second;
+  if (--window.open > 0) return;
+  Block* block = std::exchange(window.freed, nullptr);
+  while (block != nullptr) {
+    Block* next = block->next_free;
+    state_->release_locked(block);
+    block = next;
+  }
 }
 
 void BlockAllocator::record_stream(Block* block, Stream* stream) {

@@ -5,6 +5,12 @@
 // still finds its memory, because whoever gets the block next submits behind it. To another stream a block goes only
 // after the device is known to be done with it: when a segment is returned to the driver, and, for a block that other
 // streams used (`record_stream`), when an event recorded on each of them at the time of the free is complete.
+//
+// Note [Memory of running work]
+// Work that allocates while it runs (the CPU fallback does) breaks the order above: it runs at one point of the stream,
+// but the free list has grown by blocks that were freed later, behind work that is queued behind it. So such work opens
+// a window before it is submitted and closes it when it is done. Blocks of the stream that are freed in between become
+// free when the window closes, except those that running work itself frees, which nobody else has seen.
 #pragma once
 
 #include <cstddef>
@@ -70,6 +76,12 @@ class BlockAllocator {
   // Throws OutOfDeviceMemory, after returning the cache to the driver and trying again.
   Block* allocate(size_t size, Stream* stream);
   void free(Block* block) noexcept;
+  // The same for running work in its own window, of a block that it allocated there.
+  void free_while_running(Block* block) noexcept;
+
+  // See Note [Memory of running work]. Windows of several threads may overlap.
+  void open_window(Stream* stream);
+  void close_window(Stream* stream) noexcept;
 
   // `stream` uses the block too: free() lets it go only when the work that `stream` has by then is done.
   void record_stream(Block* block, Stream* stream);

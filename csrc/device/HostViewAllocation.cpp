@@ -46,7 +46,7 @@ c10::DeleterFnPtr base_deleter = nullptr;
 // Frees memory of either kind, by its address alone.
 void delete_by_address(void* address) {
   if (core::Block* block = block_table().take(address)) {
-    MTIACachingAllocator::free_block(block);
+    tls_active ? MTIACachingAllocator::free_block_while_running(block) : MTIACachingAllocator::free_block(block);
   } else {
     base_deleter(address);
   }

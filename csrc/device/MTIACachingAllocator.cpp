@@ -32,6 +32,10 @@ core::BlockAllocator& block_allocator(c10::DeviceIndex device) {
   return *allocator;
 }
 
+core::BlockAllocator& allocator_of(const core::Stream& stream) {
+  return block_allocator(static_cast<c10::DeviceIndex>(stream.device()));
+}
+
 void delete_block(void* context) { MTIACachingAllocator::free_block(static_cast<core::Block*>(context)); }
 
 std::string format_size(uint64_t bytes) {
@@ -87,9 +91,17 @@ c10::DataPtr MTIACachingAllocator::wrap_block(core::Block* block) {
   return {reinterpret_cast<void*>(core::block_address(block)), block, &delete_block, device};
 }
 
-void MTIACachingAllocator::free_block(core::Block* block) {
-  block_allocator(static_cast<c10::DeviceIndex>(core::block_stream(block)->device())).free(block);
+void MTIACachingAllocator::free_block(core::Block* block) { allocator_of(*core::block_stream(block)).free(block); }
+
+void MTIACachingAllocator::free_block_while_running(core::Block* block) {
+  allocator_of(*core::block_stream(block)).free_while_running(block);
 }
+
+MTIACachingAllocator::Window::Window(core::Stream& stream) : stream_(stream) {
+  allocator_of(stream_).open_window(&stream_);
+}
+
+MTIACachingAllocator::Window::~Window() { allocator_of(stream_).close_window(&stream_); }
 
 c10::DataPtr MTIACachingAllocator::allocate(size_t size) {
   if (size == 0) return {nullptr, nullptr, &delete_block, c10::Device(kDeviceType, current_device())};

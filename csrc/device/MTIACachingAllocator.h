@@ -19,6 +19,19 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   static core::Block* allocate_block(size_t size);
   static c10::DataPtr wrap_block(core::Block* block);
   static void free_block(core::Block* block);
+  static void free_block_while_running(core::Block* block);
+
+  // See Note [Memory of running work] in BlockAllocator.h.
+  class Window {
+   public:
+    explicit Window(core::Stream& stream);
+    ~Window();
+    Window(const Window&) = delete;
+    Window& operator=(const Window&) = delete;
+
+   private:
+    core::Stream& stream_;
+  };
 
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, size_t size) const override;

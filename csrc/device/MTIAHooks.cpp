@@ -19,6 +19,7 @@ c10::DeviceIndex index_or_current(c10::DeviceIndex device) { return device < 0 ?
 
 py::dict properties_of(c10::DeviceIndex device) {
   check_device_index(device);
+  ensure_initialized();
   mtia_device_properties properties{};
   properties.struct_size = sizeof(properties);
   runtime::check(runtime::driver().device_properties(device, &properties));

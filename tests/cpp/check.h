@@ -47,6 +47,7 @@ void check_equal(const A& a, const B& b, const char* text, const char* file, int
 }
 
 inline int run_tests(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // what failed is known even if the rest hangs
   int failures = 0;
   int count = 0;
   for (const Test& test : tests()) {

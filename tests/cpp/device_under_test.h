@@ -65,23 +65,35 @@ inline int run_tests_on_device(int argc, char** argv, const DriverOptions& optio
   return run_tests(argc, argv);
 }
 
-// Work waits here until somebody opens it.
+// Work waits here until somebody opens it. A test that fails and leaves lets its work go.
 class Gate {
  public:
-  void open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    opened_.notify_all();
-  }
-  void wait() {
-    std::unique_lock lock(mutex_);
-    opened_.wait(lock, [this] { return open_; });
-  }
+  Gate() = default;
+  ~Gate() { open(); }
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+
+  void open() { state_->open(); }
+  void wait() { state_->wait(); }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable opened_;
-  bool open_ = false;
+  friend void hold(core::Stream& stream, Gate& gate);
+
+  struct State {
+    void open() {
+      const std::lock_guard lock(mutex);
+      is_open = true;
+      opened.notify_all();
+    }
+    void wait() {
+      std::unique_lock lock(mutex);
+      opened.wait(lock, [this] { return is_open; });
+    }
+    std::mutex mutex;
+    std::condition_variable opened;
+    bool is_open = false;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 inline core::Stream& new_stream(int32_t device = 0) {
@@ -102,7 +114,7 @@ inline constexpr core::WorkInfo kLarge{.name = "large", .cost = 1'000'000};
 
 // Occupies the stream until the gate opens.
 inline void hold(core::Stream& stream, Gate& gate) {
-  stream.launch(kLarge, [&gate](const mtia_work_context&) { gate.wait(); });
+  stream.launch(kLarge, [state = gate.state_](const mtia_work_context&) { state->wait(); });
 }
 
 // Waits for the stream and raises what its work threw.
