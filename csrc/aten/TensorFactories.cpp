@@ -1,4 +1,4 @@
-// empty and empty_strided.
+// Tensors with memory whose contents are undefined, and zeros without memory.
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
@@ -84,6 +84,21 @@ Tensor empty_strided_mtia(IntArrayRef size, IntArrayRef stride, std::optional<Sc
   auto tensor = at::detail::empty_strided_generic(size, stride, &torch_mtia::MTIACachingAllocator::get(),
                                                   at::detail::kKeys, c10::dtype_or_default(dtype));
   return at::detail::fill_if_deterministic(std::move(tensor));
+}
+
+Tensor _efficientzerotensor_mtia(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<Layout> layout,
+                                 std::optional<Device> device, std::optional<bool> pin_memory) {
+  at::detail::check_supported(layout, pin_memory);
+  at::detail::AllocationDevice guard(device);
+  const auto type = c10::scalarTypeToTypeMeta(c10::dtype_or_default(dtype));
+  const Device on(torch_mtia::kDeviceType, torch_mtia::current_device());
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), at::detail::computeStorageNbytesContiguous(size, type.itemsize()),
+      c10::DataPtr(nullptr, on), /*allocator=*/nullptr, /*resizable=*/false);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), at::detail::kKeys | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor), type);
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  return tensor;
 }
 
 }  // namespace at::native
