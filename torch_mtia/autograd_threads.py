@@ -1,13 +1,14 @@
 """Lets autograd's device threads settle before the interpreter ends.
 
-PyTorch's engine starts one thread a device at the first backward. Each takes the GIL to make itself known to Python, and
-may take it once more to drop the last reference to a finished graph. A script that ends directly after a backward can
-catch one of them there, and taking the GIL of a finalizing interpreter ends the process with an abort.
+PyTorch's engine starts one thread a device at the first backward. Each takes the GIL to make itself known to Python,
+and may take it once more to drop the last reference to a finished graph. A script that ends directly after a backward
+can catch one of them there, and taking the GIL of a finalizing interpreter ends the process with an abort.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import pathlib
 import time
 
@@ -18,18 +19,19 @@ _POLL_SECONDS = 0.0005
 _MAX_POLLS = 2000
 
 
-def _engine_threads() -> list[pathlib.Path]:
-    return [path.parent for path in _TASKS.glob("*/comm") if path.read_text().startswith("pt_autograd")]
-
-
-def _is_asleep(thread: pathlib.Path) -> bool:
-    state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
-    return state == "S"
+def _engine_states() -> list[str]:
+    """The scheduler's letter for each thread of the engine: "R" runs, "S" sleeps."""
+    states = []
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # threads end while we look
+            if (task / "comm").read_text().startswith("pt_autograd"):
+                states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 def _settle() -> None:
     """Waits until every device's thread has taken part in a backward, and then until all of them are idle."""
-    if torch.mtia._is_in_bad_fork() or not _engine_threads():
+    if torch.mtia._is_in_bad_fork() or not _engine_states():
         return
     for index in range(torch.mtia.device_count()):
         leaf = torch.empty(1, device=f"mtia:{index}", requires_grad=True)
@@ -38,7 +40,7 @@ def _settle() -> None:
     asleep = 0
     for _ in range(_MAX_POLLS):
         time.sleep(_POLL_SECONDS)
-        asleep = asleep + 1 if all(map(_is_asleep, _engine_threads())) else 0
+        asleep = asleep + 1 if set(_engine_states()) == {"S"} else 0
         if asleep == 3:
             break
 

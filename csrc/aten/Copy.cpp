@@ -57,7 +57,9 @@ bool is_flat(const at::TensorIteratorBase& iter) {
          to.numel() == from.numel() && iter.is_contiguous();
 }
 
-uint64_t address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
+uint64_t address(const void* pointer) {
+  return reinterpret_cast<uint64_t>(pointer);
+}
 
 void copy_bytes(const MTIAStream& stream, void* to, const void* from, size_t size, mtia_copy_kind kind) {
   runtime::check(runtime::driver().memory_copy(stream.core().handle(), address(to), address(from), size, kind));
@@ -186,5 +188,9 @@ void record_stream_mtia(Tensor& self, Stream stream) {
 
 // copy_ sees the lazy conjugate and negative bits and leaves them to us. Without these registrations the fallbacks of
 // the two keys would resolve the bits by a clone, which is a copy, without end.
-TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
-TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}

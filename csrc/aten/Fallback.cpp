@@ -4,11 +4,11 @@
 // 1. Each storage among the arguments gets one host alias, shared by all tensors over it, so aliasing between arguments
 //    survives. Nothing is copied.
 // 2. The CPU kernel runs in the current stream, with new CPU memory drawn from the device: on the caller if the
-//    arguments are small, else on the stream's executor while the caller waits. An operator whose result's shape depends
-//    on data could not do with less, and the fallback cannot tell which those are.
+//    arguments are small, else on the stream's executor while the caller waits. An operator whose result's shape
+//    depends on data could not do with less, and the fallback cannot tell which those are.
 // 3. Results become device tensors: an argument that was written is returned itself; a view of an argument shares the
-//    argument's storage; a new tensor's storage is adopted. A resized argument hands its new memory and its new sizes to
-//    the tensor that it stands for.
+//    argument's storage; a new tensor's storage is adopted. A resized argument hands its new memory and its new sizes
+//    to the tensor that it stands for.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -41,8 +41,8 @@ constexpr int64_t kSmallNumel = 16 * 1024;
 
 // Operators that take index or length tensors on the CPU beside tensors on a device, on CUDA as here.
 constexpr std::array<std::string_view, 6> kTakesHostTensors = {
-    "aten::index",       "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index",
-    "aten::_ctc_loss", "aten::_unsafe_index_put"};
+    "aten::index",         "aten::index_put", "aten::_index_put_impl_",
+    "aten::_unsafe_index", "aten::_ctc_loss", "aten::_unsafe_index_put"};
 
 uint64_t mix(uint64_t seed, uint64_t offset) {  // splitmix64's finalizer
   uint64_t x = seed + 0x9e3779b97f4a7c15ULL * (offset + 1);
@@ -64,8 +64,9 @@ class CommonDevice {
  public:
   explicit CommonDevice(const c10::OperatorHandle& op)
       : name_(op.operator_name().name),
-        checks_host_tensors_(name_.starts_with("aten::") && std::find(kTakesHostTensors.begin(), kTakesHostTensors.end(),
-                                                                      name_) == kTakesHostTensors.end()) {}
+        checks_host_tensors_(name_.starts_with("aten::") &&
+                             std::find(kTakesHostTensors.begin(), kTakesHostTensors.end(), name_) ==
+                                 kTakesHostTensors.end()) {}
 
   void add(const at::Tensor& tensor) {
     const auto device = tensor.device();
@@ -212,7 +213,8 @@ class FallbackCall {
       void* address = tensor.storage().mutable_data();
       if (address != nullptr) address = HostView::to_host(address);
       c10::Storage alias(c10::Storage::use_byte_size_t(), tensor.storage().nbytes(),
-                         c10::DataPtr(address, c10::Device(c10::kCPU)), c10::GetAllocator(c10::kCPU), storage->resizable());
+                         c10::DataPtr(address, c10::Device(c10::kCPU)), c10::GetAllocator(c10::kCPU),
+                         storage->resizable());
       host.unsafeGetTensorImpl()->set_storage_keep_dtype(alias);
       storages_.push_back({tensor.storage(), std::move(alias), address});
     }
@@ -359,13 +361,13 @@ class FallbackCall {
   at::Tensor to_device(const at::Tensor& host) {
     if (!host.defined() || !host.device().is_cpu()) return host;
     TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == at::kStrided && !host.is_quantized(), op_.operator_name().name,
-                                " is not implemented for mtia: it gives a ", host.is_quantized() ? "quantized" : "sparse",
-                                " tensor, and mtia tensors are dense");
+                                " is not implemented for mtia: it gives a ",
+                                host.is_quantized() ? "quantized" : "sparse", " tensor, and mtia tensors are dense");
     for (const auto& alias : tensors_) {
       if (alias.host.is_same(host)) return alias.device;
     }
-    auto result = at::detail::make_tensor<c10::TensorImpl>(
-        to_device(host.storage()), c10::DispatchKeySet(c10::DispatchKey::MTIA), host.dtype());
+    auto result = at::detail::make_tensor<c10::TensorImpl>(to_device(host.storage()),
+                                                           c10::DispatchKeySet(c10::DispatchKey::MTIA), host.dtype());
     auto* impl = result.unsafeGetTensorImpl();
     impl->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
     if (host.is_conj()) impl->_set_conj(true);
@@ -403,11 +405,15 @@ void run_fallback(const c10::OperatorHandle& op, const c10::OperatorHandle& kern
   FallbackCall(kernel, stack).run();
 }
 
-void fallback(const c10::OperatorHandle& op, Stack* stack) { run_fallback(op, op, stack); }
+void fallback(const c10::OperatorHandle& op, Stack* stack) {
+  run_fallback(op, op, stack);
+}
 
 // PyTorch sends an out-of-tree device's convolutions to operators that have no CPU kernel; their CPU counterparts take
 // the same arguments but for the sizes of the bias.
-c10::OperatorHandle find_operator(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
+c10::OperatorHandle find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+}
 
 void convolution_fallback(const c10::OperatorHandle& op, Stack* stack) {
   static const auto kernel = find_operator("aten::convolution");
@@ -420,15 +426,17 @@ void convolution_backward_fallback(const c10::OperatorHandle& op, Stack* stack) 
   constexpr size_t kBiasSizes = 3;
   const auto first = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   const bool wants_bias = stack->back().toBoolList().get(2);
-  const auto bias_sizes = wants_bias ? c10::IValue(std::vector<int64_t>{first[kGradOutput].toTensor().size(1)})
-                                     : c10::IValue();
+  const auto bias_sizes =
+      wants_bias ? c10::IValue(std::vector<int64_t>{first[kGradOutput].toTensor().size(1)}) : c10::IValue();
   stack->insert(first + kBiasSizes, bias_sizes);
   run_fallback(op, kernel, stack);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(_, MTIA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+TORCH_LIBRARY_IMPL(_, MTIA, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
 
 TORCH_LIBRARY_IMPL(aten, MTIA, m) {
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_fallback>());

@@ -15,8 +15,8 @@ class FallbackControl {
  public:
   enum class Warn { kNever, kOnce, kAlways };
 
-  // Counts one fallback of the operator and warns of it, as the settings say. Raises NotImplementedError if the operator
-  // is denied or fallbacks are forbidden.
+  // Counts one fallback of the operator and warns of it, as the settings say. Raises NotImplementedError if the
+  // operator is denied or fallbacks are forbidden.
   static void enter(const c10::OperatorHandle& op);
 
   static std::map<std::string, int64_t> stats();  // "aten::name.overload" -> calls since the last reset

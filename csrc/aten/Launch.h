@@ -1,8 +1,8 @@
 // The only place where work of operators enters a stream.
 //
 // To run something on the device: take the stream (current_stream), describe the work (name, cost), launch a callable.
-// The callable follows Note [Work item] in mtia_runtime.h: it holds plain data or host aliases (HostAlias.h), it can run
-// any number of times, and what it throws is raised at the stream's next synchronizing call.
+// The callable follows Note [Work item] in mtia_runtime.h: it holds plain data or host aliases (HostAlias.h), it can
+// run any number of times, and what it throws is raised at the stream's next synchronizing call.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -19,7 +19,9 @@ namespace torch_mtia {
 // Bytes that one core moves per nanosecond, for estimates of memory-bound work.
 inline constexpr uint64_t kBytesPerNanosecond = 8;
 
-inline uint64_t cost_of_bytes(uint64_t bytes) { return bytes / kBytesPerNanosecond; }
+inline uint64_t cost_of_bytes(uint64_t bytes) {
+  return bytes / kBytesPerNanosecond;
+}
 
 inline MTIAStream current_stream(c10::Device device) {
   ensure_initialized();
@@ -28,7 +30,8 @@ inline MTIAStream current_stream(c10::Device device) {
 
 // CPU code on device memory needs a driver with a host view; operators that cannot do without it say so here.
 inline void require_host_view(const char* name) {
-  TORCH_CHECK_NOT_IMPLEMENTED(HostView::available(), name, " has no kernel for a driver without a host view of its memory");
+  TORCH_CHECK_NOT_IMPLEMENTED(HostView::available(), name,
+                              " has no kernel for a driver without a host view of its memory");
 }
 
 // A callable with the number of ATen threads that the driver grants it.
@@ -40,15 +43,19 @@ struct WithIntraOpThreads {
     IntraOpThreads threads(context.num_threads);
     callable();
   }
-  void detach() noexcept requires core::Detachable<Callable> { callable.detach(); }
+  void detach() noexcept
+    requires core::Detachable<Callable>
+  {
+    callable.detach();
+  }
 };
 
 // Runs `callable()` in the stream.
 template <typename Callable>
 void launch(const MTIAStream& stream, core::WorkInfo info, Callable&& callable) {
   info.num_threads = at::get_num_threads();
-  const mtia_status status = stream.core().launch(
-      info, WithIntraOpThreads<std::decay_t<Callable>>{std::forward<Callable>(callable)});
+  const mtia_status status =
+      stream.core().launch(info, WithIntraOpThreads<std::decay_t<Callable>>{std::forward<Callable>(callable)});
   // Only with launch blocking: raises what the work threw.
   if (C10_UNLIKELY(status == MTIA_ERROR_LAUNCH_FAILED)) stream.synchronize();
 }

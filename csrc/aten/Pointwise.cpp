@@ -10,7 +10,9 @@ namespace {
 
 using OwnedTensor = c10::MaybeOwned<at::TensorBase>;
 
-bool on_device(const at::TensorIteratorBase& iter, int arg) { return !iter.device(arg).is_cpu(); }
+bool on_device(const at::TensorIteratorBase& iter, int arg) {
+  return !iter.device(arg).is_cpu();
+}
 
 // Bytes from the lowest to the highest address that an operand touches.
 mtia_span span_of(const at::TensorIteratorBase& iter, int arg) {

@@ -22,9 +22,9 @@ constexpr auto named(const char* name) {
 
 // Raises for a value that does not fit the tensor's dtype at the call, where the loop would raise in the stream.
 void fill_on_device(TensorIterator& iter, const Scalar& value) {
-  AT_DISPATCH_V2(iter.dtype(), "fill_", AT_WRAP([&] { (void)value.to<scalar_t>(); }), AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX),
-                 AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), AT_EXPAND(AT_FLOAT8_TYPES), kBool, kHalf, kBFloat16,
-                 kComplexHalf);
+  AT_DISPATCH_V2(iter.dtype(), "fill_", AT_WRAP([&] { (void)value.to<scalar_t>(); }),
+                 AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES),
+                 AT_EXPAND(AT_FLOAT8_TYPES), kBool, kHalf, kBFloat16, kComplexHalf);
   named<fill_stub>("aten::fill_")(iter, value);
 }
 

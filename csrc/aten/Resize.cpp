@@ -1,8 +1,8 @@
 // resize_ and set_, and the growth of a storage that they share with out= arguments and UntypedStorage.resize_.
 #include "Resize.h"
 
-#include <ATen/native/Resize.h>
 #include <ATen/Context.h>
+#include <ATen/native/Resize.h>
 #include <ATen/native/ResizeCommon.h>
 #include <c10/core/DeviceGuard.h>
 

@@ -2,8 +2,8 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/native/mtia/EmptyTensor.h>
 #include <ATen/native/TensorFactories.h>
+#include <ATen/native/mtia/EmptyTensor.h>
 #include <c10/core/TensorOptions.h>
 
 #include "../device/MTIACachingAllocator.h"
@@ -19,7 +19,8 @@ constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::MTIA);
 class AllocationDevice {
  public:
   explicit AllocationDevice(std::optional<Device> device)
-      : previous_(torch_mtia::current_device()), changed_(device && device->has_index() && device->index() != previous_) {
+      : previous_(torch_mtia::current_device()),
+        changed_(device && device->has_index() && device->index() != previous_) {
     if (changed_) torch_mtia::set_device(device->index());
   }
   ~AllocationDevice() {
@@ -53,8 +54,8 @@ at::Tensor fill_if_deterministic(TensorBase base) {
 
 TensorBase empty_mtia(IntArrayRef size, const TensorOptions& options) {
   AllocationDevice device(options.device_opt());
-  return empty_generic(size, &torch_mtia::MTIACachingAllocator::get(), kKeys, c10::typeMetaToScalarType(options.dtype()),
-                       options.memory_format_opt());
+  return empty_generic(size, &torch_mtia::MTIACachingAllocator::get(), kKeys,
+                       c10::typeMetaToScalarType(options.dtype()), options.memory_format_opt());
 }
 
 TensorBase empty_strided_mtia(IntArrayRef size, IntArrayRef stride, const TensorOptions& options) {

@@ -84,9 +84,13 @@ HostViewAllocation::HostViewAllocation() : previous_(tls_active) {
   tls_active = installed;
 }
 
-HostViewAllocation::~HostViewAllocation() { tls_active = previous_; }
+HostViewAllocation::~HostViewAllocation() {
+  tls_active = previous_;
+}
 
-bool HostViewAllocation::owns(const c10::DataPtr& data) { return data.get_deleter() == &delete_by_address; }
+bool HostViewAllocation::owns(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_by_address;
+}
 
 c10::DataPtr HostViewAllocation::adopt(c10::DataPtr&& data) {
   core::Block* block = block_table().take(data.release_context());

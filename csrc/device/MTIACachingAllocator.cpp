@@ -36,7 +36,9 @@ core::BlockAllocator& allocator_of(const core::Stream& stream) {
   return block_allocator(static_cast<c10::DeviceIndex>(stream.device()));
 }
 
-void delete_block(void* context) { MTIACachingAllocator::free_block(static_cast<core::Block*>(context)); }
+void delete_block(void* context) {
+  MTIACachingAllocator::free_block(static_cast<core::Block*>(context));
+}
 
 std::string format_size(uint64_t bytes) {
   std::ostringstream text;
@@ -91,7 +93,9 @@ c10::DataPtr MTIACachingAllocator::wrap_block(core::Block* block) {
   return {reinterpret_cast<void*>(core::block_address(block)), block, &delete_block, device};
 }
 
-void MTIACachingAllocator::free_block(core::Block* block) { allocator_of(*core::block_stream(block)).free(block); }
+void MTIACachingAllocator::free_block(core::Block* block) {
+  allocator_of(*core::block_stream(block)).free(block);
+}
 
 void MTIACachingAllocator::free_block_while_running(core::Block* block) {
   allocator_of(*core::block_stream(block)).free_while_running(block);
@@ -101,7 +105,9 @@ MTIACachingAllocator::Window::Window(core::Stream& stream) : stream_(stream) {
   allocator_of(stream_).open_window(&stream_);
 }
 
-MTIACachingAllocator::Window::~Window() { allocator_of(stream_).close_window(&stream_); }
+MTIACachingAllocator::Window::~Window() {
+  allocator_of(stream_).close_window(&stream_);
+}
 
 c10::DataPtr MTIACachingAllocator::allocate(size_t size) {
   if (size == 0) return {nullptr, nullptr, &delete_block, c10::Device(kDeviceType, current_device())};
@@ -109,7 +115,9 @@ c10::DataPtr MTIACachingAllocator::allocate(size_t size) {
 }
 
 // A DataPtr's context is its block, not its address, so raw_allocate cannot be offered.
-c10::DeleterFnPtr MTIACachingAllocator::raw_deleter() const { return nullptr; }
+c10::DeleterFnPtr MTIACachingAllocator::raw_deleter() const {
+  return nullptr;
+}
 
 void MTIACachingAllocator::copy_data(void* to, const void* from, size_t size) const {
   const auto stream = MTIAStream::current(current_device());
@@ -117,7 +125,9 @@ void MTIACachingAllocator::copy_data(void* to, const void* from, size_t size) co
                                                reinterpret_cast<uint64_t>(from), size, MTIA_COPY_DEVICE_TO_DEVICE));
 }
 
-bool MTIACachingAllocator::initialized() { return runtime::is_initialized(); }
+bool MTIACachingAllocator::initialized() {
+  return runtime::is_initialized();
+}
 
 void MTIACachingAllocator::emptyCache(c10::MempoolId_t /*pool*/) {
   if (!runtime::is_initialized()) return;
@@ -152,7 +162,9 @@ void MTIACachingAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
   block_allocator(device).reset_accumulated_stats();
 }
 
-void MTIACachingAllocator::resetPeakStats(c10::DeviceIndex device) { block_allocator(device).reset_peak_stats(); }
+void MTIACachingAllocator::resetPeakStats(c10::DeviceIndex device) {
+  block_allocator(device).reset_peak_stats();
+}
 
 std::pair<size_t, size_t> MTIACachingAllocator::getMemoryInfo(c10::DeviceIndex device) {
   check_device_index(device);

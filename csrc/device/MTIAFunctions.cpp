@@ -17,8 +17,8 @@ namespace {
 thread_local c10::DeviceIndex tls_current_device = 0;
 
 // Lends the driver PyTorch's intra-operator threads.
-void parallel_for(int64_t begin, int64_t end, int64_t grain, int32_t num_threads,
-                  void (*body)(void*, int64_t, int64_t), void* body_args) {
+void parallel_for(int64_t begin, int64_t end, int64_t grain, int32_t num_threads, void (*body)(void*, int64_t, int64_t),
+                  void* body_args) {
   IntraOpThreads threads(num_threads);
   at::parallel_for(begin, end, grain, [&](int64_t first, int64_t last) { body(body_args, first, last); });
 }
@@ -65,11 +65,13 @@ void ensure_initialized() {
   }
 }
 
-c10::DeviceIndex current_device() noexcept { return tls_current_device; }
+c10::DeviceIndex current_device() noexcept {
+  return tls_current_device;
+}
 
 void check_device_index(c10::DeviceIndex index) {
-  TORCH_CHECK(index >= 0 && index < device_count(), "mtia:", static_cast<int>(index), " does not exist: this process has ",
-              static_cast<int>(device_count()),
+  TORCH_CHECK(index >= 0 && index < device_count(), "mtia:", static_cast<int>(index),
+              " does not exist: this process has ", static_cast<int>(device_count()),
               " mtia device(s). Set TORCH_MTIA_DEVICES before the process starts to have more.");
 }
 

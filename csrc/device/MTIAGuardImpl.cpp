@@ -21,7 +21,9 @@ c10::DeviceIndex index_or_current(c10::Device device) {
   return device.has_index() ? device.index() : current_device();
 }
 
-core::Event& event_of(void* event) { return *static_cast<core::Event*>(event); }
+core::Event& event_of(void* event) {
+  return *static_cast<core::Event*>(event);
+}
 
 }  // namespace
 
@@ -63,9 +65,13 @@ void* MTIAGuardImpl::getStreamNativeHandle(const c10::Stream stream) const {
   return MTIAStream(stream).core().handle();
 }
 
-bool MTIAGuardImpl::queryStream(const c10::Stream& stream) const { return MTIAStream(stream).query(); }
+bool MTIAGuardImpl::queryStream(const c10::Stream& stream) const {
+  return MTIAStream(stream).query();
+}
 
-void MTIAGuardImpl::synchronizeStream(const c10::Stream& stream) const { MTIAStream(stream).synchronize(); }
+void MTIAGuardImpl::synchronizeStream(const c10::Stream& stream) const {
+  MTIAStream(stream).synchronize();
+}
 
 void MTIAGuardImpl::destroyEvent(void* event, const c10::DeviceIndex /*index*/) const noexcept {
   std::unique_ptr<core::Event>(static_cast<core::Event*>(event));
@@ -86,7 +92,9 @@ void MTIAGuardImpl::block(void* event, const c10::Stream& stream) const {
   if (event != nullptr) MTIAStream(stream).core().wait(event_of(event));
 }
 
-bool MTIAGuardImpl::queryEvent(void* event) const { return event == nullptr || event_of(event).query(); }
+bool MTIAGuardImpl::queryEvent(void* event) const {
+  return event == nullptr || event_of(event).query();
+}
 
 void MTIAGuardImpl::synchronizeEvent(void* event) const {
   if (event == nullptr) return;
@@ -99,8 +107,7 @@ double MTIAGuardImpl::elapsedTime(void* start, void* end, const c10::DeviceIndex
   try {
     return event_of(start).elapsed_time(event_of(end));
   } catch (const runtime::DriverError& error) {
-    TORCH_CHECK(error.status != MTIA_ERROR_NOT_READY,
-                "Both events must be completed before calculating elapsed time.");
+    TORCH_CHECK(error.status != MTIA_ERROR_NOT_READY, "Both events must be completed before calculating elapsed time.");
     throw;
   }
 }

@@ -15,7 +15,9 @@ namespace {
 
 namespace py = pybind11;
 
-c10::DeviceIndex index_or_current(c10::DeviceIndex device) { return device < 0 ? current_device() : device; }
+c10::DeviceIndex index_or_current(c10::DeviceIndex device) {
+  return device < 0 ? current_device() : device;
+}
 
 py::dict properties_of(c10::DeviceIndex device) {
   check_device_index(device);
@@ -37,13 +39,21 @@ py::dict properties_of(c10::DeviceIndex device) {
 
 }  // namespace
 
-void MTIAHooks::init() const { ensure_initialized(); }
+void MTIAHooks::init() const {
+  ensure_initialized();
+}
 
-bool MTIAHooks::isAvailable() const { return device_count() > 0; }
+bool MTIAHooks::isAvailable() const {
+  return device_count() > 0;
+}
 
-c10::DeviceIndex MTIAHooks::deviceCount() const { return device_count(); }
+c10::DeviceIndex MTIAHooks::deviceCount() const {
+  return device_count();
+}
 
-c10::DeviceIndex MTIAHooks::getDeviceCount() const { return device_count(); }
+c10::DeviceIndex MTIAHooks::getDeviceCount() const {
+  return device_count();
+}
 
 std::string MTIAHooks::showConfig() const {
   const auto& api = runtime::driver();
@@ -54,13 +64,21 @@ bool MTIAHooks::hasPrimaryContext(c10::DeviceIndex device) const {
   return runtime::is_initialized() && device >= 0 && device < device_count();
 }
 
-void MTIAHooks::deviceSynchronize(c10::DeviceIndex device) const { synchronize_device(index_or_current(device)); }
+void MTIAHooks::deviceSynchronize(c10::DeviceIndex device) const {
+  synchronize_device(index_or_current(device));
+}
 
-void MTIAHooks::setCurrentDevice(c10::DeviceIndex device) const { set_device(device); }
+void MTIAHooks::setCurrentDevice(c10::DeviceIndex device) const {
+  set_device(device);
+}
 
-c10::DeviceIndex MTIAHooks::getCurrentDevice() const { return current_device(); }
+c10::DeviceIndex MTIAHooks::getCurrentDevice() const {
+  return current_device();
+}
 
-c10::DeviceIndex MTIAHooks::exchangeDevice(c10::DeviceIndex device) const { return maybe_exchange_device(device); }
+c10::DeviceIndex MTIAHooks::exchangeDevice(c10::DeviceIndex device) const {
+  return maybe_exchange_device(device);
+}
 
 c10::DeviceIndex MTIAHooks::maybeExchangeDevice(c10::DeviceIndex device) const {
   return maybe_exchange_device(device);
@@ -78,7 +96,9 @@ c10::Stream MTIAHooks::getDefaultStream(c10::DeviceIndex device) const {
   return MTIAStream::default_stream(index_or_current(device)).unwrap();
 }
 
-void MTIAHooks::setCurrentStream(const c10::Stream& stream) const { MTIAStream(stream).make_current(); }
+void MTIAHooks::setCurrentStream(const c10::Stream& stream) const {
+  MTIAStream(stream).make_current();
+}
 
 c10::Device MTIAHooks::getDeviceFromPtr(void* data) const {
   ensure_initialized();
@@ -115,7 +135,9 @@ PyObject* MTIAHooks::getDeviceProperties(c10::DeviceIndex device) const {
   return type(properties_of(index_or_current(device))).release().ptr();
 }
 
-void MTIAHooks::emptyCache() const { MTIACachingAllocator::get().emptyCache(); }
+void MTIAHooks::emptyCache() const {
+  MTIACachingAllocator::get().emptyCache();
+}
 
 void MTIAHooks::resetPeakMemoryStats(c10::DeviceIndex device) const {
   MTIACachingAllocator::get().resetPeakStats(index_or_current(device));
@@ -131,7 +153,9 @@ at::Generator MTIAHooks::getNewGenerator(c10::DeviceIndex device) const {
   return at::make_generator<MTIAGeneratorImpl>(device);
 }
 
-bool hooks_registered_in_time() { return at::detail::getMTIAHooks().hasMTIA(); }
+bool hooks_registered_in_time() {
+  return at::detail::getMTIAHooks().hasMTIA();
+}
 
 }  // namespace torch_mtia
 

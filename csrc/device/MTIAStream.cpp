@@ -71,7 +71,9 @@ MTIAStream::MTIAStream(const c10::Stream& stream) : device_(stream.device_index(
   core_ = core_stream(device_, id_);
 }
 
-MTIAStream MTIAStream::current(c10::DeviceIndex device) { return {device, tls_current_stream[device]}; }
+MTIAStream MTIAStream::current(c10::DeviceIndex device) {
+  return {device, tls_current_stream[device]};
+}
 
 MTIAStream MTIAStream::default_stream(c10::DeviceIndex device) {
   check_device_index(device);

@@ -1,5 +1,4 @@
 // torch_mtia._C: bindings only. See torch_mtia/_C.pyi.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -38,15 +37,6 @@ py::dict driver_info() {
   return info;
 }
 
-// The operators with a kernel for mtia, as "aten::name.overload".
-std::vector<std::string> native_operators() {
-  std::vector<std::string> names;
-  for (const auto& name : c10::Dispatcher::singleton().getRegistrationsForDispatchKey(c10::DispatchKey::MTIA)) {
-    names.push_back(c10::toString(name));
-  }
-  return names;
-}
-
 // Nanoseconds a launch of work that does nothing, over `count` launches on the current stream.
 double bench_launch(int64_t count, bool run_inline) {
   const MTIAStream stream = current_stream(c10::Device(kDeviceType, current_device()));
@@ -68,7 +58,6 @@ PYBIND11_MODULE(_C, m) {
         py::arg("launch_blocking"));
   m.def("_hooks_registered_in_time", &hooks_registered_in_time);
   m.def("_driver_info", &driver_info);
-  m.def("_native_operators", &native_operators);
   m.def("_fallback_stats", &FallbackControl::stats);
   m.def("_fallback_reset", &FallbackControl::reset);
   m.def("_fallback_set_warn", [](const std::string& mode) { FallbackControl::set_warn(parse_warn(mode)); });

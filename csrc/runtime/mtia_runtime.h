@@ -49,7 +49,8 @@ typedef struct mtia_graph_exec_s* mtia_graph_exec;
 /* Capabilities ----------------------------------------------------------------------------------------------------- */
 
 /* The driver can turn a device address into one that the host may dereference by adding the constant which
- * `memory_host_offset` returns. Kernels and the CPU fallback then run ATen's CPU code on device memory without a copy. */
+ * `memory_host_offset` returns. Kernels and the CPU fallback then run ATen's CPU code on device memory without a copy.
+ */
 #define MTIA_CAPABILITY_HOST_VIEW (UINT64_C(1) << 0)
 /* `module_*` and `stream_launch_kernel` are present. */
 #define MTIA_CAPABILITY_KERNELS (UINT64_C(1) << 1)
@@ -77,9 +78,9 @@ typedef struct mtia_init_params {
 typedef struct mtia_device_properties {
   uint32_t struct_size; /* set by the caller to sizeof(mtia_device_properties) */
   char name[64];
-  char architecture[32]; /* names the Triton target, for example "x86-64-v4" */
-  uint64_t total_memory; /* bytes */
-  uint64_t l2_cache_size; /* bytes of last-level cache that one core may count on */
+  char architecture[32];         /* names the Triton target, for example "x86-64-v4" */
+  uint64_t total_memory;         /* bytes */
+  uint64_t l2_cache_size;        /* bytes of last-level cache that one core may count on */
   int32_t multi_processor_count; /* cores that run work */
   int32_t warp_size;
   int32_t capability_major;
@@ -132,7 +133,7 @@ typedef struct mtia_work {
   int32_t num_threads; /* threads that the launching thread would use */
   uint32_t num_reads;
   uint32_t num_writes;
-  const mtia_span* reads; /* memory read and written, for dependencies and checks; may be null when unknown. */
+  const mtia_span* reads;  /* memory read and written, for dependencies and checks; may be null when unknown. */
   const mtia_span* writes; /* Both arrays live until `stream_launch` returns. */
 } mtia_work;
 
@@ -285,7 +286,7 @@ typedef struct mtia_runtime_api {
   mtia_status (*event_create)(int32_t enable_timing, mtia_event* event);
   mtia_status (*event_destroy)(mtia_event event);
   mtia_status (*event_record)(mtia_event event, mtia_stream stream);
-  mtia_status (*event_query)(mtia_event event); /* as stream_query */
+  mtia_status (*event_query)(mtia_event event);       /* as stream_query */
   mtia_status (*event_synchronize)(mtia_event event); /* BLOCKS */
   /* Milliseconds between two recorded events. MTIA_ERROR_NOT_READY: one is not complete; MTIA_ERROR_INVALID_VALUE:
    * one was never recorded or has no timing. */

@@ -246,6 +246,65 @@ TEST(an_error_of_work_survives_waiting_for_memory) {
   CHECK_EQ(CHECK_THROWS(std::runtime_error, finish(f.stream)), "still here");
 }
 
+// See Note [Memory of running work].
+TEST(memory_freed_behind_running_work_waits_for_the_work_to_end) {
+  Fixture f;
+  core::Block* freed_behind = f.allocate(512);
+  const mtia_device_ptr address = core::block_address(freed_behind);
+  f.allocator.open_window(&f.stream);
+  f.allocator.free(freed_behind);
+  core::Block* of_running_work = f.allocate(512);
+  CHECK(core::block_address(of_running_work) != address);
+  f.allocator.close_window(&f.stream);
+  core::Block* next = f.allocate(512);
+  CHECK_EQ(core::block_address(next), address);
+  f.allocator.free(next);
+  f.allocator.free(of_running_work);
+  CHECK_EQ(f.allocator.stats().active_bytes.current, 0);
+}
+
+TEST(memory_freed_behind_several_running_items_waits_for_the_last_one) {
+  Fixture f;
+  core::Block* freed_behind = f.allocate(512);
+  const mtia_device_ptr address = core::block_address(freed_behind);
+  f.allocator.open_window(&f.stream);
+  f.allocator.free(freed_behind);
+  f.allocator.open_window(&f.stream);
+  f.allocator.close_window(&f.stream);
+  core::Block* early = f.allocate(512);
+  CHECK(core::block_address(early) != address);
+  f.allocator.close_window(&f.stream);
+  core::Block* late = f.allocate(512);
+  CHECK_EQ(core::block_address(late), address);
+  f.allocator.free(early);
+  f.allocator.free(late);
+}
+
+TEST(running_work_uses_its_own_memory_again_at_once) {
+  Fixture f;
+  f.allocator.open_window(&f.stream);
+  core::Block* first = f.allocate(512);
+  const mtia_device_ptr address = core::block_address(first);
+  f.allocator.free_while_running(first);
+  core::Block* second = f.allocate(512);
+  CHECK_EQ(core::block_address(second), address);
+  f.allocator.free_while_running(second);
+  f.allocator.close_window(&f.stream);
+}
+
+TEST(running_work_does_not_hold_back_the_memory_of_other_streams) {
+  Fixture f;
+  core::Stream& other = new_stream();
+  f.allocator.open_window(&f.stream);
+  core::Block* block = f.allocator.allocate(512, &other);
+  const mtia_device_ptr address = core::block_address(block);
+  f.allocator.free(block);
+  core::Block* again = f.allocator.allocate(512, &other);
+  CHECK_EQ(core::block_address(again), address);
+  f.allocator.free(again);
+  f.allocator.close_window(&f.stream);
+}
+
 TEST(statistics_have_peaks_and_totals_that_can_be_reset) {
   Fixture f;
   core::Block* first = f.allocate(1024);

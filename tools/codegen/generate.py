@@ -13,9 +13,10 @@ import pathlib
 import sys
 
 from torchgen import dest
-from torchgen.gen import FileManager, get_grouped_native_functions, get_native_function_definitions
+from torchgen.gen import get_grouped_native_functions, get_native_function_definitions
 from torchgen.model import BackendIndex, DispatchKey, NativeFunction, NativeFunctionsGroup
 from torchgen.selective_build.selector import SelectiveBuilder
+from torchgen.utils import FileManager
 
 from tools.codegen.merge import PACKAGED_TEMPLATES, merge
 

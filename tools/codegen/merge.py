@@ -65,7 +65,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
     seen: dict[str, int] = {}
     for row in load_rows(overlay_path):
         place = f"{overlay_path}:{row['__line__']}"
-        func = _check_row(row, place, upstream, by_name)
+        func = _check_row(row, place, by_name)
         if func in seen:
             raise OverlayError(f"{place}: {func.partition('(')[0]} already has an entry in line {seen[func]}")
         seen[func] = row["__line__"]
@@ -84,7 +84,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
     return MergedOperators(parsed, frozenset(upstream_kernels))
 
 
-def _check_row(row: dict[str, Any], place: str, upstream: dict[str, Any], by_name: dict[str, str]) -> str:
+def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
     unknown = set(row) - _ALLOWED_FIELDS
     if unknown:
         raise OverlayError(f"{place}: unknown field {sorted(unknown)}; an entry has func, dispatch, device_check")
@@ -96,7 +96,8 @@ def _check_row(row: dict[str, Any], place: str, upstream: dict[str, Any], by_nam
         raise OverlayError(f"{place}: PyTorch has no operator aten::{name}")
     if by_name[name] != func:
         raise OverlayError(
-            f"{place}: the schema of aten::{name} differs from upstream's\n  here:     {func}\n  upstream: {by_name[name]}"
+            f"{place}: the schema of aten::{name} differs from upstream's\n"
+            f"  here:     {func}\n  upstream: {by_name[name]}"
         )
     dispatch = row.get("dispatch")
     keys = set(dispatch) - {"__line__"} if isinstance(dispatch, dict) else set()
