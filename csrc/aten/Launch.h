@@ -16,8 +16,9 @@
 
 namespace torch_mtia {
 
-// Bytes that one core moves per nanosecond, for estimates of memory-bound work.
-inline constexpr uint64_t kBytesPerNanosecond = 8;
+// Bytes that one core moves per nanosecond within its L2 cache, for estimates of memory-bound work. Larger operands are
+// slower; for them the estimate only has to say that the work is large.
+inline constexpr uint64_t kBytesPerNanosecond = 64;
 
 inline uint64_t cost_of_bytes(uint64_t bytes) {
   return bytes / kBytesPerNanosecond;
@@ -47,6 +48,11 @@ struct WithIntraOpThreads {
     requires core::Detachable<Callable>
   {
     callable.detach();
+  }
+  uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept
+    requires core::ListsAccesses<Callable>
+  {
+    return callable.accesses(list, capacity);
   }
 };
 

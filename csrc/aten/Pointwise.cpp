@@ -14,8 +14,8 @@ bool on_device(const at::TensorIteratorBase& iter, int arg) {
   return !iter.device(arg).is_cpu();
 }
 
-// Bytes from the lowest to the highest address that an operand touches.
-mtia_span span_of(const at::TensorIteratorBase& iter, int arg) {
+// From the lowest to the highest address that an operand touches.
+mtia_span span_of(const at::TensorIteratorBase& iter, int arg) noexcept {
   int64_t lowest = 0;
   int64_t highest = iter.element_size(arg);
   const auto strides = iter.strides(arg);
@@ -23,7 +23,7 @@ mtia_span span_of(const at::TensorIteratorBase& iter, int arg) {
     const int64_t reach = (iter.shape()[dim] - 1) * strides[dim];
     (reach < 0 ? lowest : highest) += reach;
   }
-  const auto address = reinterpret_cast<int64_t>(iter.data_ptr(arg));
+  const auto address = reinterpret_cast<int64_t>(HostView::to_device(iter.operand(arg).data));
   return {static_cast<mtia_device_ptr>(address + lowest), static_cast<uint64_t>(highest - lowest)};
 }
 
@@ -49,13 +49,13 @@ void copy_on_host(const at::Tensor& to, const at::Tensor& from) {
 
 HostPointers::HostPointers(at::TensorIteratorBase& iter) : iter_(iter) {
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
-    if (on_device(iter, arg)) iter.unsafe_replace_operand(arg, HostView::to_host(iter.data_ptr(arg)));
+    if (on_device(iter, arg)) iter.operand(arg).data = HostView::to_host(iter.operand(arg).data);
   }
 }
 
 HostPointers::~HostPointers() {
   for (int arg = 0; arg < iter_.ntensors(); ++arg) {
-    if (on_device(iter_, arg)) iter_.unsafe_replace_operand(arg, HostView::to_device(iter_.data_ptr(arg)));
+    if (on_device(iter_, arg)) iter_.operand(arg).data = HostView::to_device(iter_.operand(arg).data);
   }
 }
 
@@ -159,20 +159,14 @@ core::WorkInfo describe(const at::TensorIteratorBase& iter, const char* name) {
   return info;
 }
 
-IteratorSpans::IteratorSpans(const at::TensorIteratorBase& iter) {
-  int used = 0;
-  for (int arg = 0; arg < iter.ntensors() && used < kMaxOperands; ++arg) {
+uint32_t list_accesses(const at::TensorIteratorBase& iter, mtia_access* list, uint32_t capacity) noexcept {
+  uint32_t count = 0;
+  for (int arg = 0; arg < iter.ntensors(); ++arg) {
     if (!on_device(iter, arg)) continue;
-    spans[used++] = span_of(iter, arg);
-    ++(arg < iter.noutputs() ? num_writes : num_reads);
+    if (count < capacity) list[count] = {span_of(iter, arg), arg < iter.noutputs()};
+    ++count;
   }
-}
-
-void IteratorSpans::attach_to(core::WorkInfo& info) const {
-  info.writes = spans;
-  info.num_writes = num_writes;
-  info.reads = spans + num_writes;
-  info.num_reads = num_reads;
+  return count;
 }
 
 }  // namespace torch_mtia

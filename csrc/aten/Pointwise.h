@@ -60,15 +60,8 @@ at::TensorIterator empty_iterator(const at::TensorIteratorBase& iter);
 
 core::WorkInfo describe(const at::TensorIteratorBase& iter, const char* name);
 
-// The reads and writes of an iterator's operands on the device.
-struct IteratorSpans {
-  explicit IteratorSpans(const at::TensorIteratorBase& iter);
-  void attach_to(core::WorkInfo& info) const;
-  static constexpr int kMaxOperands = 8;
-  mtia_span spans[kMaxOperands];
-  uint32_t num_writes = 0;
-  uint32_t num_reads = 0;
-};
+// See mtia_work.accesses. The data pointers of `iter` are host addresses.
+uint32_t list_accesses(const at::TensorIteratorBase& iter, mtia_access* list, uint32_t capacity) noexcept;
 
 // One pair of dtypes (output, common) that a loop is known to support; a table with a bit for each.
 class KnownDtypes {
@@ -102,6 +95,11 @@ class PointwiseWork {
     borrowed_ = nullptr;
   }
 
+  uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept {
+    const at::TensorIteratorBase* iter = borrowed_ != nullptr ? borrowed_ : owned_.get();
+    return iter == nullptr ? 0 : list_accesses(*iter, list, capacity);
+  }
+
   void operator()() {
     if (borrowed_ != nullptr) {
       loop_(*borrowed_);
@@ -125,9 +123,7 @@ class PointwiseWork {
 template <typename Loop>
 void launch_iterator(at::TensorIteratorBase& iter, const MTIAStream& stream, const char* name, HostOperand host_operand,
                      bool reads_tensors, Loop loop) {
-  core::WorkInfo info = describe(iter, name);
-  const IteratorSpans spans(iter);
-  spans.attach_to(info);
+  const core::WorkInfo info = describe(iter, name);
   HostPointers host_pointers(iter);
   PointwiseWork<Loop> work(iter, host_operand, std::move(loop));
   if (reads_tensors) work.detach();

@@ -122,6 +122,9 @@ struct BlockAllocator::State {
   Block* merge_locked(Block* front, Block* back) noexcept;
   void count_free_locked(const Block* block) noexcept;
   void release_locked(Block* block) noexcept;
+  void merge_free_locked(Block* block) noexcept;
+  void merge_parked_locked(FreeBlocks& free) noexcept;
+  void merge_all_parked_locked() noexcept;
   void release_in_order_locked(Block* block) noexcept;
   void delay_release_locked(Block* block) noexcept;
   void release_completed_locked();
@@ -172,7 +175,14 @@ void BlockAllocator::State::remove_free_locked(Block* block) noexcept {
 
 // The best fit; null: the stream has no free block that is large enough.
 Block* BlockAllocator::State::take_free_locked(size_t size, Stream* stream) {
-  const FreeBlocks& free = free_blocks_locked(stream);
+  FreeBlocks& free = free_blocks_locked(stream);
+  if (size <= kSmallRequest) {
+    if (Block* block = free.parked.exact_fit(size); block != nullptr) {
+      free.parked.remove(block);
+      return block;
+    }
+    merge_parked_locked(free);
+  }
   Block* block = size <= kSmallRequest ? free.small.best_fit(size) : free.large.best_fit(size);
   if (block != nullptr) remove_free_locked(block);
   return block;
@@ -233,8 +243,16 @@ void BlockAllocator::State::release_locked(Block* block) noexcept {
   decrease(stats.active, 1);
   decrease(stats.active_bytes, block->size);
   decrease(stats.requested_bytes, block->requested);
-  block->in_use = false;
   block->other_streams.clear();
+  if (block->is_in_small_segment()) {
+    free_blocks_locked(block->stream).parked.insert(block);
+  } else {
+    merge_free_locked(block);
+  }
+}
+
+void BlockAllocator::State::merge_free_locked(Block* block) noexcept {
+  block->in_use = false;
   if (Block* before = block->before; before != nullptr && !before->in_use) {
     remove_free_locked(before);
     block = merge_locked(before, block);
@@ -244,6 +262,17 @@ void BlockAllocator::State::release_locked(Block* block) noexcept {
     block = merge_locked(block, behind);
   }
   insert_free_locked(block);
+}
+
+void BlockAllocator::State::merge_parked_locked(FreeBlocks& free) noexcept {
+  while (Block* block = free.parked.best_fit(kBlockRounding)) {
+    free.parked.remove(block);
+    merge_free_locked(block);
+  }
+}
+
+void BlockAllocator::State::merge_all_parked_locked() noexcept {
+  for (const auto& [stream, free] : free_blocks) merge_parked_locked(*free);
 }
 
 void BlockAllocator::State::count_free_locked(const Block* block) noexcept {
@@ -296,6 +325,7 @@ void BlockAllocator::State::release_completed_locked() {
 }
 
 std::vector<Block*> BlockAllocator::State::detach_free_segments_locked() {
+  merge_all_parked_locked();
   std::vector<Block*> detached;
   for (Block* block : segments) {
     if (!block->in_use && block->is_whole_segment()) detached.push_back(block);
@@ -438,6 +468,7 @@ void BlockAllocator::empty_cache() {
 
 AllocatorStats BlockAllocator::stats() const {
   const std::lock_guard lock(state_->mutex);
+  state_->merge_all_parked_locked();
   return state_->stats;
 }
 

@@ -56,7 +56,8 @@ class SmallFreeBlocks {
  public:
   void insert(Block* block);
   void remove(Block* block);
-  Block* best_fit(size_t size) const;  // null: none fits
+  Block* best_fit(size_t size) const;                                    // null: none fits
+  Block* exact_fit(size_t size) const { return lists_[list_of(size)]; }  // likewise
 
  private:
   static constexpr size_t kLists = kSmallSegment / kBlockRounding;
@@ -83,7 +84,13 @@ class LargeFreeBlocks {
 };
 
 // The free blocks that belong to one stream: those in small segments and the others.
+//
+// Note [Parked blocks]
+// Most programs free a small block and soon ask for one of the same size. Such blocks are parked as they are: neither
+// merged with their free neighbours nor cut out of them again. To their neighbours they look used. They are merged as
+// soon as a request finds none of its size, or somebody looks at the segments.
 struct FreeBlocks {
+  SmallFreeBlocks parked;
   SmallFreeBlocks small;
   LargeFreeBlocks large;
 

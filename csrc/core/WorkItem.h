@@ -1,6 +1,7 @@
 // A C++ callable as a work item of the driver: see Note [Work item] in mtia_runtime.h.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <exception>
 #include <new>
@@ -17,10 +18,6 @@ struct WorkInfo {
   uint64_t cost = 0;  // estimated nanoseconds on one thread
   uint32_t flags = MTIA_WORK_MAY_RUN_INLINE | MTIA_WORK_CAPTURABLE;
   int32_t num_threads = 1;  // threads that the launching thread would use
-  const mtia_span* reads = nullptr;
-  const mtia_span* writes = nullptr;
-  uint32_t num_reads = 0;
-  uint32_t num_writes = 0;
 };
 
 // Keeps an exception that escaped from work, until its stream synchronizes. `stream_tag` is the core::Stream.
@@ -32,6 +29,12 @@ void record_work_error(void* stream_tag, const char* name, std::exception_ptr er
 template <typename Callable>
 concept Detachable = requires(Callable& callable) {
   { callable.detach() } noexcept;
+};
+
+// A callable that knows which device memory it touches: see mtia_work.accesses.
+template <typename Callable>
+concept ListsAccesses = requires(const Callable& callable, mtia_access* list, uint32_t capacity) {
+  { callable.accesses(list, capacity) } -> std::same_as<uint32_t>;
 };
 
 // The argument block of a C++ work item: the callable and the name its errors are reported under. Callable:
@@ -60,6 +63,9 @@ struct WorkBlock {
     if constexpr (Detachable<Callable>) block->callable.detach();
   }
   static void destroy(void* args) noexcept { static_cast<WorkBlock*>(args)->~WorkBlock(); }
+  static uint32_t accesses(const void* args, mtia_access* list, uint32_t capacity) noexcept {
+    return static_cast<const WorkBlock*>(args)->callable.accesses(list, capacity);
+  }
 };
 
 // Describes `block` as a work item. The block stays the caller's; the result is valid while both arguments live.
@@ -78,10 +84,7 @@ mtia_work make_work(const WorkInfo& info, WorkBlock<Callable>& block) {
   work.name = info.name;
   work.cost = info.cost;
   work.num_threads = info.num_threads;
-  work.num_reads = info.num_reads;
-  work.num_writes = info.num_writes;
-  work.reads = info.reads;
-  work.writes = info.writes;
+  if constexpr (ListsAccesses<Callable>) work.accesses = &WorkBlock<Callable>::accesses;
   return work;
 }
 

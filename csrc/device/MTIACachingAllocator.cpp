@@ -7,29 +7,32 @@
 #include <atomic>
 #include <mutex>
 
-#include "GilRelease.h"
+#include "BlockingWait.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {
 namespace {
 
-// Leaked: blocks are freed by tensors that die after static destructors have run.
-core::BlockAllocator& block_allocator(c10::DeviceIndex device) {
-  static auto* const all = new std::array<std::atomic<core::BlockAllocator*>, kMaxDevices>();
-  static auto* const mutex = new std::mutex();
-  auto& slot = (*all)[device];
-  auto* allocator = slot.load(std::memory_order_acquire);
-  if (C10_UNLIKELY(allocator == nullptr)) {
-    check_device_index(device);
-    ensure_initialized();
-    std::lock_guard<std::mutex> lock(*mutex);
-    allocator = slot.load(std::memory_order_relaxed);
-    if (allocator == nullptr) {
-      allocator = core::BlockAllocator::create(device);
-      slot.store(allocator, std::memory_order_release);
-    }
+// Of each device, once it is used. Leaked: blocks are freed by tensors that die after static destructors have run.
+constinit std::array<std::atomic<core::BlockAllocator*>, kMaxDevices> block_allocators{};
+constinit std::mutex create_mutex;
+
+core::BlockAllocator& create_block_allocator(c10::DeviceIndex device) {
+  check_device_index(device);
+  ensure_initialized();
+  auto& slot = block_allocators[device];
+  std::lock_guard<std::mutex> lock(create_mutex);
+  auto* allocator = slot.load(std::memory_order_relaxed);
+  if (allocator == nullptr) {
+    allocator = core::BlockAllocator::create(device);
+    slot.store(allocator, std::memory_order_release);
   }
   return *allocator;
+}
+
+core::BlockAllocator& block_allocator(c10::DeviceIndex device) {
+  auto* allocator = block_allocators[device].load(std::memory_order_acquire);
+  return C10_LIKELY(allocator != nullptr) ? *allocator : create_block_allocator(device);
 }
 
 core::BlockAllocator& allocator_of(const core::Stream& stream) {
@@ -131,7 +134,7 @@ bool MTIACachingAllocator::initialized() {
 
 void MTIACachingAllocator::emptyCache(c10::MempoolId_t /*pool*/) {
   if (!runtime::is_initialized()) return;
-  GilRelease no_gil;
+  BlockingWait wait;
   for (c10::DeviceIndex device = 0; device < device_count(); ++device) block_allocator(device).empty_cache();
 }
 

@@ -14,7 +14,7 @@
 namespace torch_mtia {
 namespace {
 
-thread_local c10::DeviceIndex tls_current_device = 0;
+constinit thread_local c10::DeviceIndex tls_current_device = 0;
 
 // Lends the driver PyTorch's intra-operator threads.
 void parallel_for(int64_t begin, int64_t end, int64_t grain, int32_t num_threads, void (*body)(void*, int64_t, int64_t),
@@ -42,6 +42,7 @@ void configure(const std::string& driver_library, int32_t num_devices, uint64_t 
   settings.memory_per_device = memory_per_device;
   settings.launch_blocking = launch_blocking;
   settings.parallel_for = &parallel_for;
+  settings.release_threads = &release_intra_op_threads;
   runtime::configure(settings);
 }
 

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "../core/Event.h"
-#include "GilRelease.h"
+#include "BlockingWait.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAStream.h"
 
@@ -97,8 +97,8 @@ bool MTIAGuardImpl::queryEvent(void* event) const {
 }
 
 void MTIAGuardImpl::synchronizeEvent(void* event) const {
-  if (event == nullptr) return;
-  GilRelease no_gil;
+  if (event == nullptr || event_of(event).query()) return;
+  BlockingWait wait;
   event_of(event).synchronize();
 }
 

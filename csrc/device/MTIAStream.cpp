@@ -6,7 +6,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "GilRelease.h"
+#include "BlockingWait.h"
 
 namespace torch_mtia {
 namespace {
@@ -20,28 +20,29 @@ struct DeviceStreams {
   std::mutex create_mutex;
 };
 
-// Leaked: work refers to streams until the process ends.
-DeviceStreams& streams_of(c10::DeviceIndex device) {
-  static auto* const all = new std::array<DeviceStreams, kMaxDevices>();
-  return (*all)[device];
-}
+// Of each device. The streams are leaked: work refers to them until the process ends.
+constinit std::array<DeviceStreams, kMaxDevices> device_streams{};
+static_assert(std::is_trivially_destructible_v<DeviceStreams>);
 
-thread_local std::array<uint8_t, kMaxDevices> tls_current_stream{};
+constinit thread_local std::array<uint8_t, kMaxDevices> tls_current_stream{};
 
-core::Stream* core_stream(c10::DeviceIndex device, c10::StreamId id) {
-  auto& all = streams_of(device);
-  auto& slot = all.streams[id];
-  core::Stream* stream = slot.load(std::memory_order_acquire);
-  if (C10_LIKELY(stream != nullptr)) return stream;
+core::Stream* create_core_stream(c10::DeviceIndex device, c10::StreamId id) {
   check_device_index(device);
   ensure_initialized();
+  auto& all = device_streams[device];
+  auto& slot = all.streams[id];
   std::lock_guard<std::mutex> lock(all.create_mutex);
-  stream = slot.load(std::memory_order_relaxed);
+  auto* stream = slot.load(std::memory_order_relaxed);
   if (stream == nullptr) {
     stream = core::Stream::create(device, id > MTIAStream::kStreamsPerPool ? -1 : 0);
     slot.store(stream, std::memory_order_release);
   }
   return stream;
+}
+
+core::Stream* core_stream(c10::DeviceIndex device, c10::StreamId id) {
+  auto* stream = device_streams[device].streams[id].load(std::memory_order_acquire);
+  return C10_LIKELY(stream != nullptr) ? stream : create_core_stream(device, id);
 }
 
 [[noreturn]] void raise(core::WorkError error, c10::DeviceIndex device) {
@@ -82,7 +83,7 @@ MTIAStream MTIAStream::default_stream(c10::DeviceIndex device) {
 
 MTIAStream MTIAStream::from_pool(c10::DeviceIndex device, int priority) {
   check_device_index(device);
-  auto& all = streams_of(device);
+  auto& all = device_streams[device];
   const bool high = priority < 0;
   const uint32_t turn = (high ? all.next_high : all.next_normal).fetch_add(1, std::memory_order_relaxed);
   return {device, static_cast<c10::StreamId>(1 + (high ? kStreamsPerPool : 0) + turn % kStreamsPerPool)};
@@ -95,8 +96,8 @@ MTIAStream MTIAStream::make_current() const {
 }
 
 void MTIAStream::synchronize() const {
-  {
-    GilRelease no_gil;
+  if (!core_->query()) {
+    BlockingWait wait;
     core_->wait_until_idle();
   }
   if (auto error = core_->take_error()) raise(std::move(*error), device_);
@@ -105,8 +106,8 @@ void MTIAStream::synchronize() const {
 void MTIAStream::synchronize_all(c10::DeviceIndex device) {
   std::optional<core::WorkError> first;
   {
-    GilRelease no_gil;
-    for (auto& slot : streams_of(device).streams) {
+    BlockingWait wait;
+    for (auto& slot : device_streams[device].streams) {
       auto* stream = slot.load(std::memory_order_acquire);
       if (stream == nullptr) continue;
       stream->wait_until_idle();

@@ -159,6 +159,7 @@ void initialize_once() {
   params.memory_per_device = settings.memory_per_device;
   params.launch_blocking = settings.launch_blocking ? 1 : 0;
   params.parallel_for = settings.parallel_for;
+  params.release_threads = settings.release_threads;
   check(api.initialize(&params));  // after a failure the next call tries again
   initialized.store(true, std::memory_order_release);
 }

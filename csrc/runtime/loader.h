@@ -22,6 +22,7 @@ struct DriverSettings {
   uint64_t memory_per_device = 0;  // bytes
   bool launch_blocking = false;
   mtia_parallel_for parallel_for = nullptr;
+  void (*release_threads)() = nullptr;
 };
 
 // Says which driver to use and how. Called once, before anything else here; loads nothing.

@@ -73,6 +73,10 @@ typedef struct mtia_init_params {
   uint64_t memory_per_device; /* bytes; likewise */
   int32_t launch_blocking;    /* not 0: every launch returns only when its work is done */
   mtia_parallel_for parallel_for;
+  /* Gives up the threads that `parallel_for` and the work items keep for the calling thread. A driver calls it on a
+   * thread of its own that ran work for several threads and has had none for a while; the next such work starts them
+   * again. Threads that are kept make other users of the same thread library slower. May be null. */
+  void (*release_threads)(void);
 } mtia_init_params;
 
 typedef struct mtia_device_properties {
@@ -107,6 +111,11 @@ typedef struct mtia_span {
   uint64_t size; /* bytes */
 } mtia_span;
 
+typedef struct mtia_access {
+  mtia_span span;
+  int32_t writes; /* 0: only reads */
+} mtia_access;
+
 /* Note [Work item]
  * The one form of everything that runs in a stream: operators, copies, fills, host functions, and so also the node of
  * a graph. `run` may be called any number of times on one argument block.
@@ -131,10 +140,9 @@ typedef struct mtia_work {
   const char* name;    /* operator name, with static lifetime */
   uint64_t cost;       /* estimated nanoseconds on one thread */
   int32_t num_threads; /* threads that the launching thread would use */
-  uint32_t num_reads;
-  uint32_t num_writes;
-  const mtia_span* reads;  /* memory read and written, for dependencies and checks; may be null when unknown. */
-  const mtia_span* writes; /* Both arrays live until `stream_launch` returns. */
+  /* Lists the device memory that the work reads and writes, for dependencies and checks: up to `capacity` entries; the
+   * result is how many there are. Null: unknown. May be called on any block, the original or a copy. */
+  uint32_t (*accesses)(const void* args, mtia_access* list, uint32_t capacity);
 } mtia_work;
 
 /* Kernel images ---------------------------------------------------------------------------------------------------- */

@@ -19,11 +19,16 @@ class Device {
   static constexpr int32_t kLowestPriority = 0;
   static constexpr int32_t kHighestPriority = -1;
 
-  explicit Device(int32_t index) : index_(index) {}
+  Device(int32_t index, void (*release_threads)()) : index_(index), release_threads_(release_threads) {}
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
   int32_t index() const { return index_; }
+
+  // See mtia_init_params.
+  void release_threads() const noexcept {
+    if (release_threads_ != nullptr) release_threads_();
+  }
 
   Stream* create_stream(int32_t priority, void* tag);
   // The stream finishes its work and is handed out again later.
@@ -37,6 +42,7 @@ class Device {
   friend class ParallelToken;
 
   const int32_t index_;
+  void (*const release_threads_)();
   std::atomic<bool> parallel_token_{false};
   std::mutex mutex_;
   std::vector<Stream*> streams_;  // all there ever were

@@ -4,11 +4,16 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
 #include <thread>
 #include <utility>
 
 namespace torch_mtia::runtime::host {
 namespace {
+
+// Starting the threads again is dear: the kernel puts new ones on the core of their parent, and may take milliseconds
+// to spread them. So the time is long against the pauses between the steps of a computation.
+constexpr std::chrono::milliseconds kIdleDelay(100);
 
 // Blocks the calling thread's signals for a scope; a thread started in it inherits that. Signals sent to the process
 // then always reach a thread of the application. Those that the code itself raises stay, for the sake of crash
@@ -103,22 +108,36 @@ void Executor::run_queue() noexcept {
     QueueSlot* slot = next_item(lock);
     lock.unlock();
     runner_(owner_, slot->work);
+    const bool used_threads = slot->work.num_threads > 1;
     slot->clear();
     lock.lock();
+    keeps_threads_ = keeps_threads_ || used_threads;
     finish_item(slot);
   }
 }
 
 QueueSlot* Executor::next_item(std::unique_lock<std::mutex>& lock) noexcept {
   while (first_ == nullptr || (busy_.load(std::memory_order_acquire) & kInline) != 0) {
-    asleep_ = true;
-    work_arrived_.wait(lock);
+    sleep(lock);
   }
-  asleep_ = false;
   QueueSlot* slot = first_;
   first_ = slot->next;
   if (first_ == nullptr) last_ = nullptr;
   return slot;
+}
+
+// Until work may have arrived.
+void Executor::sleep(std::unique_lock<std::mutex>& lock) noexcept {
+  asleep_ = true;
+  if (!keeps_threads_) {
+    work_arrived_.wait(lock);
+  } else if (work_arrived_.wait_for(lock, kIdleDelay) == std::cv_status::timeout) {
+    keeps_threads_ = false;
+    lock.unlock();
+    idler_(owner_);
+    lock.lock();
+  }
+  asleep_ = false;
 }
 
 void Executor::finish_item(QueueSlot* slot) noexcept {

@@ -30,8 +30,11 @@ class Executor {
   // Runs one queued item on the executor thread. Must not throw.
   using Runner = void (*)(void* owner, const mtia_work& work) noexcept;
 
-  Executor(Runner runner, void* owner, std::string thread_name)
-      : runner_(runner), owner_(owner), thread_name_(std::move(thread_name)) {}
+  // Runs on the executor thread when it ran work for several threads and has had none for a tenth of a second.
+  using Idler = void (*)(void* owner) noexcept;
+
+  Executor(Runner runner, Idler idler, void* owner, std::string thread_name)
+      : runner_(runner), idler_(idler), owner_(owner), thread_name_(std::move(thread_name)) {}
 
   // True: the stream is idle and the caller runs one item now, then calls `leave`.
   bool try_enter() noexcept {
@@ -70,9 +73,11 @@ class Executor {
   void start_thread();
   void run_queue() noexcept;
   QueueSlot* next_item(std::unique_lock<std::mutex>& lock) noexcept;
+  void sleep(std::unique_lock<std::mutex>& lock) noexcept;
   void finish_item(QueueSlot* slot) noexcept;
 
   const Runner runner_;
+  const Idler idler_;
   void* const owner_;
   const std::string thread_name_;
 
@@ -91,6 +96,7 @@ class Executor {
   uint64_t wanted_ = kNobody;
   bool started_ = false;
   bool asleep_ = false;
+  bool keeps_threads_ = false;  // since the idler last ran
 };
 
 }  // namespace torch_mtia::runtime::host

@@ -15,10 +15,6 @@ void QueueSlot::fill(const mtia_work& source) noexcept {
   }
   work = source;
   work.args = block;
-  work.reads = nullptr;
-  work.writes = nullptr;
-  work.num_reads = 0;
-  work.num_writes = 0;
 }
 
 void QueueSlot::clear() noexcept {

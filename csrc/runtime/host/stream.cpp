@@ -16,7 +16,8 @@ Stream::Stream(Device& device, int32_t index, int32_t priority, void* tag)
       priority_(priority),
       tag_(tag),
       executor_([](void* owner, const mtia_work& work) noexcept { static_cast<Stream*>(owner)->run_on_executor(work); },
-                this, "mtia:" + std::to_string(device.index()) + "/s" + std::to_string(index)) {}
+                [](void* owner) noexcept { static_cast<Stream*>(owner)->device_.release_threads(); }, this,
+                "mtia:" + std::to_string(device.index()) + "/s" + std::to_string(index)) {}
 
 mtia_status Stream::launch(const mtia_work& work) {
   const bool small = (work.flags & MTIA_WORK_MAY_RUN_INLINE) != 0 && work.cost <= kInlineCostNs;

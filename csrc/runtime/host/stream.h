@@ -16,7 +16,7 @@ class Device;
 
 // The one measure of small and large: work that is estimated to take no longer may run on the thread that launches it,
 // if its stream is idle. It is about what waking the executor and waiting for it cost.
-inline constexpr uint64_t kInlineCostNs = 20000;
+inline constexpr uint64_t kInlineCostNs = 10000;
 
 // Work that failed, first of its stream since the last synchronizing call.
 struct WorkFailure {
