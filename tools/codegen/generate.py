@@ -1,9 +1,11 @@
 """Generates the operator registration from yaml/native_functions.yaml.
 
-Flow: overlay + packaged native_functions.yaml -> merge -> torchgen -> RegisterMTIA.cpp, MTIANativeFunctions.h.
+Flow: overlay + packaged native_functions.yaml -> merge -> torchgen -> RegisterMTIA.cpp, MTIANativeFunctions.h
+                                                        -> host_kernels -> HostKernels.cpp
 
 RegisterMTIA.cpp is what torchgen writes for an in-tree backend. MTIANativeFunctions.h declares the kernels that are
-ours, in the form in which ATen's per-operator `*_native.h` headers declare ATen's.
+ours, in the form in which ATen's per-operator `*_native.h` headers declare ATen's. HostKernels.cpp defines those that
+run one of ATen's CPU kernels.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torchgen.model import BackendIndex, DispatchKey, NativeFunction, NativeFunc
 from torchgen.selective_build.selector import SelectiveBuilder
 from torchgen.utils import FileManager
 
+from tools.codegen.host_kernels import host_kernels_source
 from tools.codegen.merge import PACKAGED_TEMPLATES, merge
 
 OVERLAY = pathlib.Path(__file__).resolve().parents[2] / "yaml" / "native_functions.yaml"
@@ -40,7 +43,9 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
     _write_if_changed(header, _native_functions_header(own, index))
     source = output_dir / "RegisterMTIA.cpp"
     _write_if_changed(source, _register_source(groups, own, index))
-    return [source]
+    host_kernels = output_dir / "HostKernels.cpp"
+    _write_if_changed(host_kernels, host_kernels_source(own, index, merged.host_kernels))
+    return [source, host_kernels]
 
 
 def _functions(group: Group) -> list[NativeFunction]:

@@ -16,12 +16,22 @@ from torchgen.gen import LineLoader, ParsedYaml, parse_native_yaml_struct, parse
 PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 PACKAGED_TEMPLATES = PACKAGED_NATIVE.parent / "templates"
 
-_ALLOWED_FIELDS = {"func", "dispatch", "device_check", "__line__"}
+_ALLOWED_FIELDS = {"func", "dispatch", "device_check", "runs", "weight", "__line__"}
 _ALLOWED_KEYS = {"MTIA"}
 
 
 class OverlayError(ValueError):
     """A row of the overlay that cannot be merged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HostKernel:
+    """A kernel for MTIA that runs one of ATen's CPU kernels as a work item."""
+
+    runs: str
+    """The CPU kernel."""
+    weight: int
+    """How many times longer it takes than moving its tensors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +41,8 @@ class MergedOperators:
     parsed: ParsedYaml
     upstream_kernels: frozenset[str]
     """Kernel names that upstream declares for the backends it compiles: ATen's own."""
+    host_kernels: dict[str, HostKernel]
+    """By operator name: the kernels whose code is generated."""
 
 
 def load_rows(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -63,6 +75,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
                     dispatch[", ".join(others)] = kernel
 
     seen: dict[str, int] = {}
+    host_kernels: dict[str, HostKernel] = {}
     for row in load_rows(overlay_path):
         place = f"{overlay_path}:{row['__line__']}"
         func = _check_row(row, place, by_name)
@@ -75,19 +88,24 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
                 f"{place}: {func.partition('(')[0]} is structured and delegates to "
                 f"{target['structured_delegate']}; give that one the kernel"
             )
+        if "runs" in row:
+            host_kernels[func.partition("(")[0]] = _host_kernel(row, place, target)
+        elif "weight" in row:
+            raise OverlayError(f"{place}: `weight` belongs to `runs`")
         if "device_check" in row:
             target["device_check"] = row["device_check"]
         target.setdefault("dispatch", {"__line__": row["__line__"]})["MTIA"] = row["dispatch"]["MTIA"]
 
     tags = parse_tags_yaml(str(PACKAGED_NATIVE / "tags.yaml"))
     parsed = parse_native_yaml_struct(list(upstream.values()), tags, path=str(upstream_path))
-    return MergedOperators(parsed, frozenset(upstream_kernels))
+    return MergedOperators(parsed, frozenset(upstream_kernels), host_kernels)
 
 
 def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
     unknown = set(row) - _ALLOWED_FIELDS
     if unknown:
-        raise OverlayError(f"{place}: unknown field {sorted(unknown)}; an entry has func, dispatch, device_check")
+        known = sorted(_ALLOWED_FIELDS - {"__line__"})
+        raise OverlayError(f"{place}: unknown field {sorted(unknown)}; an entry may have {known}")
     func = row.get("func")
     if not isinstance(func, str):
         raise OverlayError(f"{place}: an entry needs a func line")
@@ -104,3 +122,21 @@ def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
     if keys != _ALLOWED_KEYS:
         raise OverlayError(f"{place}: aten::{name} needs `dispatch:` with the key MTIA and no other")
     return func
+
+
+def _host_kernel(row: dict[str, Any], place: str, upstream_row: dict[str, Any]) -> HostKernel:
+    name = row["func"].partition("(")[0]
+    runs, weight = row["runs"], row.get("weight", 1)
+    dispatch = upstream_row.get("dispatch") or {}
+    kernels = {
+        kernel
+        for keys, kernel in dispatch.items()
+        if {"CPU", "CompositeExplicitAutograd"} & {key.strip() for key in keys.split(",")}
+    }
+    if runs not in kernels:
+        raise OverlayError(
+            f"{place}: `runs: {runs}` is not the CPU kernel of aten::{name}: {sorted(kernels) or 'none'}"
+        )
+    if not isinstance(weight, int) or weight < 1:
+        raise OverlayError(f"{place}: `weight` is a whole number from 1, not {weight!r}")
+    return HostKernel(runs, weight)

@@ -1,0 +1,178 @@
+// The arguments of a CPU kernel as a work item keeps them: tensors as host aliases, everything else by value.
+//
+// keep(argument) gives an object whose get() yields, any number of times, what the kernel takes for that argument;
+// keep_output(tensor) is keep for a tensor that the kernel writes. To support another type, add an overload of keep.
+#pragma once
+
+#include <ATen/core/IListRef.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "HostTensor.h"
+
+namespace torch_mtia {
+
+// A number, a flag, a dtype.
+template <typename T>
+struct KeptValue {
+  T value;
+  const T& get() const { return value; }
+};
+
+struct KeptTensor {
+  HostTensor tensor;
+  const at::Tensor& get() const { return tensor.get(); }
+  template <typename Visit>
+  void for_each_tensor(Visit visit) const {
+    visit(tensor);
+  }
+};
+
+struct KeptOutput : KeptTensor {
+  // Kernels of out= and in-place operators take the output by a reference that is not const.
+  at::Tensor& get() const { return const_cast<at::Tensor&>(tensor.get()); }
+};
+
+struct KeptOptionalTensor {
+  HostTensor tensor;
+  // What kernels take: std::optional<Tensor> or OptionalTensorRef.
+  struct Reference {
+    const at::Tensor& tensor;
+    operator std::optional<at::Tensor>() const {
+      return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+    }
+    operator at::OptionalTensorRef() const {
+      return tensor.defined() ? at::OptionalTensorRef(tensor) : at::OptionalTensorRef();
+    }
+  };
+  Reference get() const { return {tensor.get()}; }
+  template <typename Visit>
+  void for_each_tensor(Visit visit) const {
+    visit(tensor);
+  }
+};
+
+struct KeptTensorList {
+  std::vector<HostTensor> tensors;
+  std::vector<at::Tensor> aliases;
+  at::TensorList get() const { return aliases; }
+  template <typename Visit>
+  void for_each_tensor(Visit visit) const {
+    for (const auto& tensor : tensors) visit(tensor);
+  }
+};
+
+struct KeptOptionalTensorList {
+  std::vector<HostTensor> tensors;
+  c10::List<std::optional<at::Tensor>> aliases;
+  const c10::List<std::optional<at::Tensor>>& get() const { return aliases; }
+  template <typename Visit>
+  void for_each_tensor(Visit visit) const {
+    for (const auto& tensor : tensors) visit(tensor);
+  }
+};
+
+template <typename T>
+struct KeptArray {
+  std::vector<T> values;
+  at::ArrayRef<T> get() const { return values; }
+};
+
+template <typename T>
+struct KeptOptionalArray {
+  std::optional<std::vector<T>> values;
+  struct Reference {
+    const std::optional<std::vector<T>>& values;
+    operator std::optional<at::ArrayRef<T>>() const {
+      return values ? std::optional<at::ArrayRef<T>>(*values) : std::nullopt;
+    }
+    operator at::OptionalArrayRef<T>() const { return values ? at::OptionalArrayRef<T>(*values) : std::nullopt; }
+  };
+  Reference get() const { return {values}; }
+};
+
+struct KeptString {
+  std::string value;
+  std::string_view get() const { return value; }
+};
+
+struct KeptOptionalString {
+  std::optional<std::string> value;
+  std::optional<std::string_view> get() const { return value; }
+};
+
+template <typename T>
+  requires std::is_trivially_copyable_v<T> || std::is_same_v<T, at::Scalar> ||
+           std::is_same_v<T, std::optional<at::Scalar>>
+KeptValue<T> keep(const T& value) {
+  return {value};
+}
+
+inline KeptTensor keep(const at::TensorBase& tensor) {
+  return {HostTensor(tensor, /*for_write=*/false)};
+}
+inline KeptOutput keep_output(const at::TensorBase& tensor) {
+  return {{HostTensor(tensor, /*for_write=*/true)}};
+}
+
+inline KeptOptionalTensor keep(const std::optional<at::Tensor>& tensor) {
+  return tensor ? KeptOptionalTensor{HostTensor(*tensor, /*for_write=*/false)} : KeptOptionalTensor{};
+}
+inline KeptOptionalTensor keep(const at::OptionalTensorRef& tensor) {
+  return tensor.has_value() ? KeptOptionalTensor{HostTensor(*tensor, /*for_write=*/false)} : KeptOptionalTensor{};
+}
+
+template <typename List>
+KeptTensorList keep_list(const List& list, bool for_write) {
+  KeptTensorList kept;
+  kept.tensors.reserve(list.size());
+  kept.aliases.reserve(list.size());
+  for (const at::Tensor& tensor : list) {
+    kept.tensors.emplace_back(tensor, for_write);
+    kept.aliases.push_back(kept.tensors.back().get());
+  }
+  return kept;
+}
+inline KeptTensorList keep(at::TensorList list) {
+  return keep_list(list, /*for_write=*/false);
+}
+inline KeptTensorList keep(const at::ITensorListRef& list) {
+  return keep_list(list, /*for_write=*/false);
+}
+inline KeptTensorList keep_output(at::TensorList list) {
+  return keep_list(list, /*for_write=*/true);
+}
+
+inline KeptOptionalTensorList keep(const c10::List<std::optional<at::Tensor>>& list) {
+  KeptOptionalTensorList kept;
+  for (const std::optional<at::Tensor>& tensor : list) {
+    kept.tensors.emplace_back(tensor.value_or(at::Tensor()), /*for_write=*/false);
+    kept.aliases.push_back(tensor ? std::optional<at::Tensor>(kept.tensors.back().get()) : std::nullopt);
+  }
+  return kept;
+}
+
+template <typename T>
+KeptArray<T> keep(at::ArrayRef<T> values) {
+  return {values.vec()};
+}
+template <typename T>
+KeptOptionalArray<T> keep(const std::optional<at::ArrayRef<T>>& values) {
+  return values ? KeptOptionalArray<T>{values->vec()} : KeptOptionalArray<T>{};
+}
+inline KeptOptionalArray<int64_t> keep(const at::OptionalIntArrayRef& values) {
+  return values ? KeptOptionalArray<int64_t>{values->vec()} : KeptOptionalArray<int64_t>{};
+}
+inline KeptString keep(std::string_view value) {
+  return {std::string(value)};
+}
+inline KeptOptionalString keep(const std::optional<std::string_view>& value) {
+  return {value ? std::optional<std::string>(*value) : std::nullopt};
+}
+
+}  // namespace torch_mtia

@@ -1,0 +1,84 @@
+#include "HostTensor.h"
+
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <array>
+
+#include "../device/HostView.h"
+#include "HostAlias.h"
+
+namespace torch_mtia {
+namespace {
+
+// Aliases that nobody uses. Trivially destructible, so that work which dies while the thread ends finds it as it is;
+// StockGuard empties it and closes it then.
+struct Stock {
+  std::array<c10::TensorImpl*, 16> aliases;
+  size_t size;
+  bool closed;
+};
+constinit thread_local Stock stock{};
+
+struct StockGuard {
+  ~StockGuard() {
+    stock.closed = true;
+    while (stock.size > 0) c10::intrusive_ptr<c10::TensorImpl>::reclaim(stock.aliases[--stock.size]).reset();
+  }
+};
+
+void guard_stock() {
+  static thread_local StockGuard guard;
+  (void)guard;
+}
+
+bool is_plain(const at::Tensor& alias) {
+  return alias.key_set() == c10::DispatchKeySet(c10::DispatchKey::CPU) && alias.use_count() == 1 &&
+         alias.storage().use_count() == 1;
+}
+
+}  // namespace
+
+HostTensor::HostTensor(const at::TensorBase& tensor, bool for_write) : writes_(for_write) {
+  if (!tensor.defined()) return;
+  source_ = tensor.unsafeGetTensorImpl();
+  on_device_ = !tensor.device().is_cpu();
+  if (!on_device_) {
+    alias_ = clone_on_host(tensor);
+    return;
+  }
+  if (stock.size == 0 || tensor.is_conj() || tensor.is_neg()) {
+    alias_ = host_alias(tensor, for_write);
+    return;
+  }
+  const auto& storage = tensor.storage();
+  void* address = for_write ? storage.mutable_data() : const_cast<void*>(storage.data());
+  if (address != nullptr) address = HostView::to_host(address);
+  alias_ = at::Tensor::wrap_tensor_impl(c10::intrusive_ptr<c10::TensorImpl>::reclaim(stock.aliases[--stock.size]));
+  auto* impl = alias_.unsafeGetTensorImpl();
+  auto* alias_storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  alias_storage->set_data_ptr_noswap(c10::DataPtr(address, c10::Device(c10::kCPU)));
+  alias_storage->set_nbytes(storage.nbytes());
+  if (impl->dtype() != tensor.dtype()) impl->set_storage_and_dtype(impl->storage(), tensor.dtype());
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+}
+
+void HostTensor::give_back() noexcept {
+  if (!on_device_ || stock.closed || stock.size == stock.aliases.size() || !is_plain(alias_)) return;
+  guard_stock();
+  stock.aliases[stock.size++] = alias_.unsafeReleaseTensorImpl();
+}
+
+mtia_access HostTensor::access() const noexcept {
+  int64_t lowest = 0;
+  int64_t highest = alias_.numel() == 0 ? 0 : 1;
+  for (int64_t dim = 0; dim < alias_.dim() && highest > 0; ++dim) {
+    const int64_t reach = (alias_.size(dim) - 1) * alias_.stride(dim);
+    (reach < 0 ? lowest : highest) += reach;
+  }
+  const auto item = static_cast<int64_t>(alias_.itemsize());
+  const auto first = reinterpret_cast<int64_t>(HostView::to_device(alias_.const_data_ptr())) + lowest * item;
+  return {{static_cast<mtia_device_ptr>(first), static_cast<uint64_t>((highest - lowest) * item)}, writes_};
+}
+
+}  // namespace torch_mtia

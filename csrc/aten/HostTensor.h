@@ -1,0 +1,50 @@
+// A host alias on loan, for kernels that make a few for every call.
+//
+// Note [Stock of aliases]
+// An alias is a tensor, a storage and a version counter: three allocations, more than a small operator can afford. Each
+// thread keeps a few that are not in use. An alias goes back to the stock of the thread on which the work item dies.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+#include "../runtime/mtia_runtime.h"
+
+namespace torch_mtia {
+
+// The CPU tensor that stands for a tensor in a work item: see Note [Host alias] in HostAlias.h. A tensor that lives on
+// the CPU (a number) is copied, so that the caller may change it. Nothing of the tensor is kept.
+class HostTensor {
+ public:
+  HostTensor() = default;  // stands for an undefined tensor
+  HostTensor(const at::TensorBase& tensor, bool for_write);
+  ~HostTensor() {
+    if (alias_.defined()) give_back();
+  }
+  HostTensor(HostTensor&& other) noexcept
+      : alias_(std::move(other.alias_)), source_(other.source_), on_device_(other.on_device_), writes_(other.writes_) {}
+  HostTensor& operator=(HostTensor&&) = delete;
+
+  const at::Tensor& get() const { return alias_; }
+  size_t nbytes() const { return alias_.defined() ? alias_.nbytes() : 0; }
+
+  // Kernels ask whether their output is one of their inputs: makes this stand for the same object as `other`, if both
+  // were made of one tensor.
+  void unite_with(const HostTensor& other) {
+    if (alias_.defined() && source_ == other.source_) alias_ = other.alias_;
+  }
+
+  bool on_device() const { return on_device_; }
+  mtia_access access() const noexcept;
+
+ private:
+  void give_back() noexcept;
+
+  at::Tensor alias_;
+  const void* source_ = nullptr;  // for comparison only
+  bool on_device_ = false;
+  bool writes_ = false;
+};
+
+}  // namespace torch_mtia
