@@ -8,6 +8,7 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -69,8 +70,8 @@ struct KeptTensorList {
 
 struct KeptOptionalTensorList {
   std::vector<HostTensor> tensors;
-  c10::List<std::optional<at::Tensor>> aliases;
-  const c10::List<std::optional<at::Tensor>>& get() const { return aliases; }
+  std::unique_ptr<c10::List<std::optional<at::Tensor>>> aliases;  // a List cannot be moved
+  const c10::List<std::optional<at::Tensor>>& get() const { return *aliases; }
   template <typename Visit>
   void for_each_tensor(Visit visit) const {
     for (const auto& tensor : tensors) visit(tensor);
@@ -149,10 +150,10 @@ inline KeptTensorList keep_output(at::TensorList list) {
 }
 
 inline KeptOptionalTensorList keep(const c10::List<std::optional<at::Tensor>>& list) {
-  KeptOptionalTensorList kept;
+  KeptOptionalTensorList kept{{}, std::make_unique<c10::List<std::optional<at::Tensor>>>()};
   for (const std::optional<at::Tensor>& tensor : list) {
     kept.tensors.emplace_back(tensor.value_or(at::Tensor()), /*for_write=*/false);
-    kept.aliases.push_back(tensor ? std::optional<at::Tensor>(kept.tensors.back().get()) : std::nullopt);
+    kept.aliases->push_back(tensor ? std::optional<at::Tensor>(kept.tensors.back().get()) : std::nullopt);
   }
   return kept;
 }

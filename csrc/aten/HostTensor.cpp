@@ -32,9 +32,8 @@ void guard_stock() {
   (void)guard;
 }
 
-bool is_plain(const at::Tensor& alias) {
-  return alias.key_set() == c10::DispatchKeySet(c10::DispatchKey::CPU) && alias.use_count() == 1 &&
-         alias.storage().use_count() == 1;
+bool nobody_else_uses(const at::Tensor& alias) {
+  return alias.use_count() == 1 && alias.storage().use_count() == 1;
 }
 
 }  // namespace
@@ -42,6 +41,7 @@ bool is_plain(const at::Tensor& alias) {
 HostTensor::HostTensor(const at::TensorBase& tensor, bool for_write) : writes_(for_write) {
   if (!tensor.defined()) return;
   source_ = tensor.unsafeGetTensorImpl();
+  nbytes_ = static_cast<size_t>(tensor.unsafeGetTensorImpl()->numel()) * tensor.dtype().itemsize();
   on_device_ = !tensor.device().is_cpu();
   if (!on_device_) {
     alias_ = clone_on_host(tensor);
@@ -60,11 +60,18 @@ HostTensor::HostTensor(const at::TensorBase& tensor, bool for_write) : writes_(f
   alias_storage->set_data_ptr_noswap(c10::DataPtr(address, c10::Device(c10::kCPU)));
   alias_storage->set_nbytes(storage.nbytes());
   if (impl->dtype() != tensor.dtype()) impl->set_storage_and_dtype(impl->storage(), tensor.dtype());
-  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  // Comparing is cheaper than setting, and the alias often stood for a tensor of the same shape before.
+  if (impl->sizes() != tensor.sizes() || impl->strides() != tensor.strides()) {
+    impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  }
+  if (impl->storage_offset() != tensor.storage_offset()) impl->set_storage_offset(tensor.storage_offset());
 }
 
 void HostTensor::give_back() noexcept {
-  if (!on_device_ || stock.closed || stock.size == stock.aliases.size() || !is_plain(alias_)) return;
+  if (!on_device_ || stock.closed || stock.size == stock.aliases.size() || alias_.is_conj() || alias_.is_neg() ||
+      !nobody_else_uses(alias_)) {
+    return;
+  }
   guard_stock();
   stock.aliases[stock.size++] = alias_.unsafeReleaseTensorImpl();
 }

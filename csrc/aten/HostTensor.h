@@ -23,11 +23,15 @@ class HostTensor {
     if (alias_.defined()) give_back();
   }
   HostTensor(HostTensor&& other) noexcept
-      : alias_(std::move(other.alias_)), source_(other.source_), on_device_(other.on_device_), writes_(other.writes_) {}
+      : alias_(std::move(other.alias_)),
+        source_(other.source_),
+        on_device_(other.on_device_),
+        writes_(other.writes_),
+        nbytes_(other.nbytes_) {}
   HostTensor& operator=(HostTensor&&) = delete;
 
   const at::Tensor& get() const { return alias_; }
-  size_t nbytes() const { return alias_.defined() ? alias_.nbytes() : 0; }
+  size_t nbytes() const { return nbytes_; }
 
   // Kernels ask whether their output is one of their inputs: makes this stand for the same object as `other`, if both
   // were made of one tensor.
@@ -45,6 +49,7 @@ class HostTensor {
   const void* source_ = nullptr;  // for comparison only
   bool on_device_ = false;
   bool writes_ = false;
+  size_t nbytes_ = 0;
 };
 
 }  // namespace torch_mtia

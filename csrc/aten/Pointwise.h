@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "HostAlias.h"
+#include "HostArguments.h"
 #include "Launch.h"
 
 namespace torch_mtia {
@@ -143,8 +144,8 @@ struct OnDevice<Stub, void (*)(Iterator&, Args...)> {
     const bool needs_casts = cast_scalars(iter);
     check_dtypes(iter, args...);
     const MTIAStream stream = current_stream(iter.device(0));
-    auto loop = [arguments = std::tuple<std::decay_t<Args>...>(args...)](auto& host_iter) {
-      std::apply([&](const auto&... values) { Stub(c10::kCPU, static_cast<Iterator&>(host_iter), values...); },
+    auto loop = [arguments = std::make_tuple(keep(args)...)](auto& host_iter) {
+      std::apply([&](const auto&... kept) { Stub(c10::kCPU, static_cast<Iterator&>(host_iter), kept.get()...); },
                  arguments);
     };
     if (C10_UNLIKELY(needs_casts)) {

@@ -4,6 +4,7 @@
 #include <ATen/native/Activation.h>
 #include <ATen/native/BinaryOps.h>
 #include <ATen/native/Fill.h>
+#include <ATen/native/IndexKernel.h>
 #include <ATen/native/TensorCompare.h>
 #include <ATen/native/UnaryOps.h>
 #include <ATen/ops/clamp_min.h>
@@ -32,6 +33,7 @@ void fill_on_device(TensorIterator& iter, const Scalar& value) {
 
 REGISTER_MTIA_DISPATCH(add_stub, named<add_stub>("aten::add"))
 REGISTER_MTIA_DISPATCH(clamp_min_scalar_stub, named<clamp_min_scalar_stub>("aten::clamp_min"))
+REGISTER_MTIA_DISPATCH(index_stub, named<index_stub>("aten::index"))
 REGISTER_MTIA_DISPATCH(fill_stub, &fill_on_device)
 REGISTER_MTIA_DISPATCH(mul_stub, named<mul_stub>("aten::mul"))
 REGISTER_MTIA_DISPATCH(threshold_stub, named<threshold_stub>("aten::threshold"))

@@ -13,6 +13,7 @@
 
 #include "Event.h"
 #include "FreeBlocks.h"
+#include "SmallMutex.h"
 #include "Stream.h"
 
 namespace torch_mtia::core {
@@ -87,7 +88,7 @@ struct BlockAllocator::State {
 
   const int32_t device;
   std::mutex reclaim_mutex;
-  mutable std::mutex mutex;
+  mutable SmallMutex mutex;
   AllocatorStats stats;
   std::set<Block*> segments;  // the first block of each
   std::unordered_map<Stream*, std::unique_ptr<FreeBlocks>> free_blocks;

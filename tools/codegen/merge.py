@@ -16,7 +16,7 @@ from torchgen.gen import LineLoader, ParsedYaml, parse_native_yaml_struct, parse
 PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 PACKAGED_TEMPLATES = PACKAGED_NATIVE.parent / "templates"
 
-_ALLOWED_FIELDS = {"func", "dispatch", "device_check", "runs", "weight", "__line__"}
+_ALLOWED_FIELDS = {"func", "dispatch", "device_check", "runs", "shape", "checks", "weight", "__line__"}
 _ALLOWED_KEYS = {"MTIA"}
 
 
@@ -30,6 +30,12 @@ class HostKernel:
 
     runs: str
     """The CPU kernel."""
+    writes_outputs: bool
+    """The CPU kernel takes its outputs as arguments: it is that of an out= or in-place operator."""
+    shape: str | None
+    """The function in csrc/aten/Shapes.h that tells what the outputs are; None: a structured or in-place operator."""
+    checks: str | None
+    """The function in csrc/aten/Shapes.h that checks the arguments of an operator in place."""
     weight: int
     """How many times longer it takes than moving its tensors."""
 
@@ -89,9 +95,9 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
                 f"{target['structured_delegate']}; give that one the kernel"
             )
         if "runs" in row:
-            host_kernels[func.partition("(")[0]] = _host_kernel(row, place, target)
-        elif "weight" in row:
-            raise OverlayError(f"{place}: `weight` belongs to `runs`")
+            host_kernels[func.partition("(")[0]] = _host_kernel(row, place, upstream)
+        elif {"shape", "checks", "weight"} & set(row):
+            raise OverlayError(f"{place}: `shape`, `checks` and `weight` belong to `runs`")
         if "device_check" in row:
             target["device_check"] = row["device_check"]
         target.setdefault("dispatch", {"__line__": row["__line__"]})["MTIA"] = row["dispatch"]["MTIA"]
@@ -124,19 +130,20 @@ def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
     return func
 
 
-def _host_kernel(row: dict[str, Any], place: str, upstream_row: dict[str, Any]) -> HostKernel:
+def _host_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, Any]]) -> HostKernel:
+    """The CPU kernel may be that of the operator itself or of another overload: the out= one, mostly."""
     name = row["func"].partition("(")[0]
+    base = name.partition(".")[0]
     runs, weight = row["runs"], row.get("weight", 1)
-    dispatch = upstream_row.get("dispatch") or {}
     kernels = {
-        kernel
-        for keys, kernel in dispatch.items()
+        kernel: func
+        for func, upstream_row in upstream.items()
+        if func.partition("(")[0].partition(".")[0] == base
+        for keys, kernel in (upstream_row.get("dispatch") or {}).items()
         if {"CPU", "CompositeExplicitAutograd"} & {key.strip() for key in keys.split(",")}
     }
     if runs not in kernels:
-        raise OverlayError(
-            f"{place}: `runs: {runs}` is not the CPU kernel of aten::{name}: {sorted(kernels) or 'none'}"
-        )
+        raise OverlayError(f"{place}: `runs: {runs}` is not a CPU kernel of aten::{base}: {sorted(kernels) or 'none'}")
     if not isinstance(weight, int) or weight < 1:
         raise OverlayError(f"{place}: `weight` is a whole number from 1, not {weight!r}")
-    return HostKernel(runs, weight)
+    return HostKernel(runs, "!)" in kernels[runs], row.get("shape"), row.get("checks"), weight)

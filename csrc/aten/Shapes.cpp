@@ -1,0 +1,255 @@
+#include "Shapes.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/WrapDimUtils.h>
+#include <ATen/native/Copy.h>
+#include <ATen/native/ReduceOpsUtils.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/copy_native.h>
+
+#include "ATen/native/mtia/EmptyTensor.h"
+
+namespace torch_mtia {
+namespace {
+
+TensorShape like(const at::Tensor& self, at::IntArrayRef sizes) {
+  return {c10::DimVector(sizes.begin(), sizes.end()), self.options()};
+}
+TensorShape like(const at::Tensor& self, at::IntArrayRef sizes, at::ScalarType dtype) {
+  return {c10::DimVector(sizes.begin(), sizes.end()), self.options().dtype(dtype)};
+}
+
+c10::DimVector reduced(const at::Tensor& self, int64_t dim, bool keepdim) {
+  c10::DimVector sizes(self.sizes());
+  if (self.dim() == 0) return sizes;
+  if (keepdim) {
+    sizes[dim] = 1;
+  } else {
+    sizes.erase(sizes.begin() + dim);
+  }
+  return sizes;
+}
+
+TwoShapes values_and_indices(const at::Tensor& self, int64_t dim, bool keepdim) {
+  const auto sizes = reduced(self, dim, keepdim);
+  return {like(self, sizes), like(self, sizes, at::kLong)};
+}
+
+}  // namespace
+
+at::Tensor empty_of(const TensorShape& shape) {
+  return at::Tensor(at::detail::empty_mtia(shape.sizes, shape.options));
+}
+
+void resize_to(const at::Tensor& out, const TensorShape& shape) {
+  const auto dtype = c10::typeMetaToScalarType(shape.options.dtype());
+  TORCH_CHECK(shape.casts || out.scalar_type() == dtype, "Expected out tensor to have dtype ", dtype, ", but got ",
+              out.scalar_type(), " instead");
+  at::native::resize_output(out, shape.sizes);
+}
+
+void copy_result(const at::Tensor& result, const at::Tensor& output) {
+  at::native::copy_(const_cast<at::Tensor&>(output), result, /*non_blocking=*/false);
+}
+
+void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at::Scalar& value) {
+  TORCH_CHECK(mask.scalar_type() == at::kBool, "masked_fill_ only supports boolean masks, but got mask with dtype ",
+              mask.dtype());
+  at::assert_no_internal_overlap(self);
+  at::assert_no_partial_overlap(self, mask);
+  const auto sizes = at::infer_size_dimvector(self.sizes(), mask.sizes());
+  TORCH_CHECK(self.sizes().equals(sizes), "output with shape ", self.sizes(), " doesn't match the broadcast shape ",
+              at::IntArrayRef(sizes));
+  TORCH_CHECK(!value.isComplex() || self.is_complex(), "value cannot be converted to type ", self.scalar_type(),
+              " without overflow");
+}
+
+void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& value) {
+  TORCH_CHECK(value.dim() == 0, "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with ",
+              value.dim(), " dimension(s).");
+  masked_fill_check(self, mask, at::Scalar(0));
+}
+
+void masked_scatter_check(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
+  TORCH_CHECK(mask.scalar_type() == at::kBool, "masked_scatter_ only supports boolean masks, but got mask with dtype ",
+              mask.scalar_type());
+  TORCH_CHECK(self.scalar_type() == source.scalar_type(),
+              "masked_scatter: expected self and source to have same dtypes but got ", self.scalar_type(), " and ",
+              source.scalar_type());
+  at::infer_size_dimvector(self.sizes(), mask.sizes());
+}
+
+void index_fill_check(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& /*value*/) {
+  TORCH_CHECK_INDEX(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
+                    "index_fill_(): Expected dtype int32/int64 for index.");
+  TORCH_CHECK_INDEX(index.dim() <= 1, "index_fill_(): Index has to be a vector/scalar.");
+  at::maybe_wrap_dim(dim, self.dim());
+}
+
+void index_fill_check(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& value) {
+  TORCH_CHECK(value.dim() == 0, "index_fill_ only supports a 0-dimensional value tensor, but got tensor with ",
+              value.dim(), " dimension(s).");
+  index_fill_check(self, dim, index, at::Scalar(0));
+}
+
+void index_put_check(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,
+                     const at::Tensor& values, bool /*accumulate*/, bool /*unsafe*/) {
+  int64_t indexed_dims = 0;
+  for (const std::optional<at::Tensor>& index : indices) {
+    if (!index.has_value() || !index->defined()) {
+      ++indexed_dims;
+      continue;
+    }
+    const auto dtype = index->scalar_type();
+    TORCH_CHECK_INDEX(dtype == at::kLong || dtype == at::kInt || dtype == at::kByte || dtype == at::kBool,
+                      "tensors used as indices must be long, int, byte or bool tensors");
+    const bool is_mask = dtype == at::kByte || dtype == at::kBool;
+    for (int64_t dim = 0; is_mask && dim < index->dim(); ++dim) {
+      TORCH_CHECK_INDEX(indexed_dims + dim < self.dim() && index->size(dim) == self.size(indexed_dims + dim),
+                        "The shape of the mask ", index->sizes(), " at index ", dim,
+                        " does not match the shape of the indexed tensor ", self.sizes(), " at index ",
+                        indexed_dims + dim);
+    }
+    indexed_dims += is_mask ? index->dim() : 1;
+  }
+  TORCH_CHECK_INDEX(indexed_dims <= self.dim(), "too many indices for tensor of dimension ", self.dim(), " (got ",
+                    indexed_dims, ")");
+  TORCH_CHECK_INDEX(self.scalar_type() == values.scalar_type(),
+                    "Index put requires the source and destination dtypes match, got ", self.scalar_type(),
+                    " for the destination and ", values.scalar_type(), " for the source.");
+}
+
+void put_check(const at::Tensor& self, const at::Tensor& index, const at::Tensor& source, bool /*accumulate*/) {
+  TORCH_CHECK(index.scalar_type() == at::kLong, "put_(): Expected a long tensor for index, but got ",
+              index.scalar_type());
+  TORCH_CHECK(self.scalar_type() == source.scalar_type(),
+              "put_(): self and source expected to have the same dtype, but got self.dtype = ", self.scalar_type(),
+              " and source.dtype = ", source.scalar_type());
+  TORCH_CHECK(source.numel() == index.numel(),
+              "put_(): Expected source and index to have the same number of elements, but got source.numel() = ",
+              source.numel(), ", index.numel() = ", index.numel());
+  TORCH_CHECK_INDEX(!(self.numel() == 0 && index.numel() != 0), "put_(): Tried to put elements into an empty tensor");
+  at::assert_no_internal_overlap(self);
+}
+
+Shape index_select_shape(const at::Tensor& self, int64_t dim, const at::Tensor& index) {
+  dim = at::maybe_wrap_dim(dim, self.dim());
+  TORCH_CHECK_INDEX(index.dim() <= 1, "index_select(): Index is supposed to be a vector");
+  TORCH_CHECK(!(self.dim() == 0 && index.numel() != 1), "index_select(): Index to scalar can have only 1 value, got ",
+              index.numel(), " value(s)");
+  TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
+              "index_select(): Expected dtype int32 or int64 for index");
+  c10::DimVector sizes(self.sizes());
+  if (self.dim() > 0) sizes[dim] = index.numel();
+  return {like(self, sizes)};
+}
+
+Shape take_shape(const at::Tensor& self, const at::Tensor& index) {
+  TORCH_CHECK(index.scalar_type() == at::kLong, "take(): Expected a long tensor for index, but got ",
+              index.scalar_type());
+  TORCH_CHECK_INDEX(!(self.numel() == 0 && index.numel() != 0), "take(): tried to take from an empty tensor");
+  return {like(self, index.sizes())};
+}
+
+Shape dot_shape(const at::Tensor& self, const at::Tensor& other) {
+  TORCH_CHECK(self.dim() == 1 && other.dim() == 1, "1D tensors expected, but got ", self.dim(), "D and ", other.dim(),
+              "D tensors");
+  TORCH_CHECK(self.scalar_type() == other.scalar_type(), "dot : expected both vectors to have same dtype, but found ",
+              self.scalar_type(), " and ", other.scalar_type());
+  TORCH_CHECK(self.numel() == other.numel(), "inconsistent tensor size, expected tensor [", self.numel(), "] and src [",
+              other.numel(), "] to have the same number of elements, but got ", self.numel(), " and ", other.numel(),
+              " elements respectively");
+  return {like(self, {})};
+}
+
+Shape trace_shape(const at::Tensor& self) {
+  TORCH_CHECK(self.dim() == 2, "trace: expected a matrix, but got tensor with dim ", self.dim());
+  return {
+      like(self, {}, at::isIntegralType(self.scalar_type(), /*includeBool=*/true) ? at::kLong : self.scalar_type())};
+}
+
+Shape same_shape(const at::Tensor& self, at::IntArrayRef dims) {
+  at::dim_list_to_bitset(dims, self.dim());  // raises for dims out of range or repeated
+  return {like(self, self.sizes())};
+}
+
+Shape roll_shape(const at::Tensor& self, at::IntArrayRef shifts, at::IntArrayRef dims) {
+  TORCH_CHECK(!shifts.empty(), "`shifts` required");
+  TORCH_CHECK(!dims.empty() || shifts.size() == 1, "shifts and dimensions must align. shifts: ", shifts.size(),
+              ", dims:", dims.size());
+  TORCH_CHECK(dims.empty() || dims.size() == shifts.size(), "shifts and dimensions must align. shifts: ", shifts.size(),
+              ", dims:", dims.size());
+  for (const int64_t dim : dims) at::maybe_wrap_dim(dim, self.dim());
+  return {like(self, self.sizes())};
+}
+
+Shape logcumsumexp_shape(const at::Tensor& self, int64_t dim) {
+  at::maybe_wrap_dim(dim, self.dim());
+  return {like(self, self.sizes())};
+}
+
+Shape unfold_backward_shape(const at::Tensor& grad, at::IntArrayRef input_sizes, int64_t /*dim*/, int64_t /*size*/,
+                            int64_t /*step*/) {
+  return {like(grad, input_sizes)};
+}
+
+Shape all_reduced_shape(const at::Tensor& self) {
+  TORCH_CHECK(self.numel() > 0,
+              "Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' "
+              "argument.");
+  return {like(self, {})};
+}
+
+Shape prod_shape(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
+  return {like(self, {}, at::native::get_dtype_from_self(self, dtype, /*promote_integers=*/true))};
+}
+
+Shape var_shape(const at::Tensor& self, OptionalDims dim, OptionalScalar /*correction*/, bool keepdim) {
+  TORCH_CHECK(at::isFloatingType(self.scalar_type()) || at::isComplexType(self.scalar_type()),
+              "std and var only support floating point and complex dtypes");
+  const auto mask = at::native::make_dim_mask(dim, self.dim());
+  const auto sizes = at::native::shape_from_dim_mask(self, mask, keepdim);
+  return {TensorShape{sizes, self.options().dtype(c10::toRealValueType(self.scalar_type())), /*casts=*/true}};
+}
+
+TwoShapes var_mean_shape(const at::Tensor& self, OptionalDims dim, OptionalScalar correction, bool keepdim) {
+  const TensorShape var = var_shape(self, dim, correction, keepdim)[0];
+  return {var, like(self, var.sizes)};
+}
+
+TwoShapes kthvalue_shape(const at::Tensor& self, int64_t k, int64_t dim, bool keepdim) {
+  dim = at::maybe_wrap_dim(dim, self.dim(), /*wrap_scalar=*/true);
+  const int64_t size = self.dim() > 0 ? self.size(dim) : 1;
+  TORCH_CHECK(k >= 1 && k <= size, "kthvalue(): selected number k out of range for dimension ", dim);
+  return values_and_indices(self, dim, keepdim);
+}
+
+TwoShapes median_shape(const at::Tensor& self, int64_t dim, bool keepdim) {
+  dim = at::maybe_wrap_dim(dim, self.dim(), /*wrap_scalar=*/true);
+  if (self.numel() == 0) at::native::zero_numel_check_dims(self, dim, "median()");
+  return values_and_indices(self, dim, keepdim);
+}
+
+Shape median_all_shape(const at::Tensor& self) {
+  return {like(self, {})};
+}
+
+Shape searchsorted_shape(const at::Tensor& /*sorted_sequence*/, const at::Tensor& self, bool out_int32, bool /*right*/,
+                         std::optional<std::string_view> /*side*/, const std::optional<at::Tensor>& /*sorter*/) {
+  return {like(self, self.sizes(), out_int32 ? at::kInt : at::kLong)};
+}
+
+Shape bucketize_shape(const at::Tensor& self, const at::Tensor& boundaries, bool out_int32, bool /*right*/) {
+  TORCH_CHECK(boundaries.dim() == 1, "boundaries tensor must be 1 dimension, but got dim(", boundaries.dim(), ")");
+  return {like(self, self.sizes(), out_int32 ? at::kInt : at::kLong)};
+}
+
+Shape cdist_shape(const at::Tensor& x1, const at::Tensor& x2, double /*p*/, std::optional<int64_t> /*compute_mode*/) {
+  c10::DimVector sizes = at::infer_size_dimvector(x1.sizes().slice(0, x1.dim() - 2), x2.sizes().slice(0, x2.dim() - 2));
+  sizes.push_back(x1.size(-2));
+  sizes.push_back(x2.size(-2));
+  return {like(x1, sizes)};
+}
+
+}  // namespace torch_mtia

@@ -1,0 +1,71 @@
+// What operators return, for those that are not structured: a function for each row with `shape` in
+// yaml/native_functions.yaml. It takes the operator's arguments without its outputs, checks what the data does not
+// decide, raises as ATen's CPU kernel does, and gives one TensorShape for each output.
+#pragma once
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/DimVector.h>
+
+#include <array>
+#include <optional>
+
+namespace torch_mtia {
+
+struct TensorShape {
+  c10::DimVector sizes;
+  at::TensorOptions options;
+  bool casts = false;  // the CPU kernel converts to the dtype of an `out` argument
+};
+
+at::Tensor empty_of(const TensorShape& shape);
+// Makes `out` fit. Raises for a wrong dtype.
+void resize_to(const at::Tensor& out, const TensorShape& shape);
+
+// Writes what a functional CPU kernel returned to where it belongs.
+void copy_result(const at::Tensor& result, const at::Tensor& output);
+inline void copy_results(const at::Tensor& result, const at::Tensor& output) {
+  copy_result(result, output);
+}
+template <typename... Results, typename... Outputs>
+void copy_results(const std::tuple<Results...>& results, const Outputs&... outputs) {
+  std::apply([&](const Results&... result) { (copy_result(result, outputs), ...); }, results);
+}
+
+// Of operators in place (rows with `checks`): only the checks.
+void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at::Scalar& value);
+void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& value);
+void masked_scatter_check(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source);
+void index_fill_check(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value);
+void index_fill_check(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& value);
+void index_put_check(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,
+                     const at::Tensor& values, bool accumulate, bool unsafe);
+void put_check(const at::Tensor& self, const at::Tensor& index, const at::Tensor& source, bool accumulate);
+
+using Shape = std::array<TensorShape, 1>;
+using TwoShapes = std::array<TensorShape, 2>;
+using OptionalDims = const at::OptionalIntArrayRef&;
+using OptionalScalar = const std::optional<at::Scalar>&;
+
+Shape index_select_shape(const at::Tensor& self, int64_t dim, const at::Tensor& index);
+Shape take_shape(const at::Tensor& self, const at::Tensor& index);
+Shape dot_shape(const at::Tensor& self, const at::Tensor& other);
+Shape trace_shape(const at::Tensor& self);
+Shape same_shape(const at::Tensor& self, at::IntArrayRef dims);
+Shape roll_shape(const at::Tensor& self, at::IntArrayRef shifts, at::IntArrayRef dims);
+Shape logcumsumexp_shape(const at::Tensor& self, int64_t dim);
+Shape unfold_backward_shape(const at::Tensor& grad, at::IntArrayRef input_sizes, int64_t dim, int64_t size,
+                            int64_t step);
+Shape all_reduced_shape(const at::Tensor& self);
+Shape prod_shape(const at::Tensor& self, std::optional<at::ScalarType> dtype);
+Shape var_shape(const at::Tensor& self, OptionalDims dim, OptionalScalar correction, bool keepdim);
+TwoShapes var_mean_shape(const at::Tensor& self, OptionalDims dim, OptionalScalar correction, bool keepdim);
+TwoShapes kthvalue_shape(const at::Tensor& self, int64_t k, int64_t dim, bool keepdim);
+TwoShapes median_shape(const at::Tensor& self, int64_t dim, bool keepdim);
+Shape median_all_shape(const at::Tensor& self);
+Shape searchsorted_shape(const at::Tensor& sorted_sequence, const at::Tensor& self, bool out_int32, bool right,
+                         std::optional<std::string_view> side, const std::optional<at::Tensor>& sorter);
+Shape bucketize_shape(const at::Tensor& self, const at::Tensor& boundaries, bool out_int32, bool right);
+Shape cdist_shape(const at::Tensor& x1, const at::Tensor& x2, double p, std::optional<int64_t> compute_mode);
+
+}  // namespace torch_mtia
