@@ -3,6 +3,8 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Copy.h>
 
+#include <cmath>
+
 #include "HostAlias.h"
 
 namespace torch_mtia {
@@ -79,68 +81,88 @@ std::unique_ptr<at::TensorIterator> own_iterator(const at::TensorIteratorBase& i
   return own;
 }
 
-bool cast_scalars(at::TensorIteratorBase& iter) {
-  const auto common = iter.maybe_common_dtype();
-  if (!common) return false;
+at::ScalarType loop_dtype(const at::TensorIteratorBase& iter, int arg, Casts casts) {
+  const auto own = iter.dtype(arg);
+  if (casts == Casts::kNone || (casts == Casts::kAllButBoolOutput && own == at::kBool && arg < iter.noutputs())) {
+    return own;
+  }
+  return iter.maybe_common_dtype().value_or(own);
+}
+
+bool cast_scalars(at::TensorIteratorBase& iter, Casts casts) {
   bool needs_casts = false;
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
-    if (C10_LIKELY(iter.dtype(arg) == *common)) continue;
+    const auto dtype = loop_dtype(iter, arg, casts);
+    if (C10_LIKELY(iter.dtype(arg) == dtype)) continue;
     if (on_device(iter, arg)) {
       needs_casts = true;
       continue;
     }
     auto& operand = iter.operand(arg);
-    at::Tensor cast = at::detail::empty_cpu({}, *common);
+    at::Tensor cast = at::detail::empty_cpu({}, dtype);
     copy_on_host(cast, operand.tensor());
     operand.data = cast.data_ptr();
     operand.exchange_tensor(OwnedTensor::owned(std::move(cast)));
-    operand.current_dtype = *common;
-    operand.target_dtype = *common;
+    operand.current_dtype = dtype;
+    operand.target_dtype = dtype;
   }
   return needs_casts;
 }
 
-CastingOperands take_casting_operands(const at::TensorIteratorBase& iter) {
-  CastingOperands operands{{}, iter.noutputs(), iter.common_dtype()};
+CastingOperands take_casting_operands(const at::TensorIteratorBase& iter, Casts casts) {
+  CastingOperands operands{{}, {}, iter.noutputs()};
   operands.tensors.reserve(iter.ntensors());
+  operands.dtypes.reserve(iter.ntensors());
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
-    const auto& tensor = iter.tensor_base(arg);
-    operands.tensors.push_back(on_device(iter, arg) ? host_alias(tensor, arg < iter.noutputs())
-                                                    : clone_on_host(tensor));
+    operands.dtypes.push_back(loop_dtype(iter, arg, casts));
+    if (on_device(iter, arg)) {
+      operands.tensors.push_back(host_alias(iter.tensor_base(arg), arg < iter.noutputs()));
+    } else {
+      const auto& original = iter.operand(arg).original_tensor_base();
+      operands.tensors.push_back(clone_on_host(original.defined() ? original : iter.tensor_base(arg)));
+    }
   }
   return operands;
 }
 
 void run_with_casts(const CastingOperands& operands, c10::function_ref<void(at::TensorIterator&)> loop) {
-  std::vector<at::Tensor> cast = operands.tensors;
+  const auto& tensors = operands.tensors;
+  const auto num_outputs = static_cast<size_t>(operands.num_outputs);
+  std::vector<at::Tensor> cast = tensors;
   for (size_t arg = 0; arg < cast.size(); ++arg) {
-    if (cast[arg].scalar_type() == operands.common_dtype) continue;
-    cast[arg] = empty_on_host_like(operands.tensors[arg], operands.common_dtype);
+    if (tensors[arg].scalar_type() == operands.dtypes[arg]) continue;
+    cast[arg] = empty_on_host_like(tensors[arg], operands.dtypes[arg]);
     // An output that is an input too (in place) was listed twice: its old value arrives through the input.
-    if (arg >= static_cast<size_t>(operands.num_outputs)) copy_on_host(cast[arg], operands.tensors[arg]);
+    if (arg >= num_outputs) copy_on_host(cast[arg], tensors[arg]);
   }
   at::TensorIteratorConfig config;
   config.resize_outputs(false).check_all_same_dtype(false).set_check_mem_overlap(false);
   for (size_t arg = 0; arg < cast.size(); ++arg) {
-    if (arg < static_cast<size_t>(operands.num_outputs)) {
+    if (arg < num_outputs) {
       config.add_output(cast[arg]);
     } else {
       config.add_const_input(cast[arg]);
     }
   }
   auto iter = config.build();
+  // Loops over short dtypes look for the number that a scalar was before its cast.
+  for (size_t arg = num_outputs; arg < cast.size(); ++arg) {
+    if (cast[arg].is_same(tensors[arg])) continue;
+    auto& operand = iter.operand(static_cast<int>(arg));
+    operand.tensor(OwnedTensor::borrowed(tensors[arg]));
+    operand.exchange_tensor(OwnedTensor::borrowed(cast[arg]));
+  }
   loop(iter);
-  for (int arg = 0; arg < operands.num_outputs; ++arg) {
-    if (!cast[arg].is_same(operands.tensors[arg])) copy_on_host(operands.tensors[arg], cast[arg]);
+  for (size_t arg = 0; arg < num_outputs; ++arg) {
+    if (!cast[arg].is_same(tensors[arg])) copy_on_host(tensors[arg], cast[arg]);
   }
 }
 
-at::TensorIterator empty_iterator(const at::TensorIteratorBase& iter) {
+at::TensorIterator empty_iterator(const at::TensorIteratorBase& iter, Casts casts) {
   at::TensorIteratorConfig config;
   config.resize_outputs(false).check_all_same_dtype(false).set_check_mem_overlap(false);
-  const auto common = iter.maybe_common_dtype();
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
-    auto nothing = at::detail::empty_cpu({0}, common.value_or(iter.dtype(arg)));
+    auto nothing = at::detail::empty_cpu({0}, loop_dtype(iter, arg, casts));
     if (arg < iter.noutputs()) {
       config.add_owned_output(std::move(nothing));
     } else {
@@ -148,6 +170,26 @@ at::TensorIterator empty_iterator(const at::TensorIteratorBase& iter) {
     }
   }
   return config.build();
+}
+
+bool converts(const c10::Scalar& value, at::ScalarType dtype) {
+  constexpr double kLargestHalf = 65504;
+  if (value.isBoolean()) return true;
+  if (value.isIntegral(/*includeBool=*/false)) {
+    const auto number = value.to<int64_t>();
+    return -127 <= number && number <= 127;
+  }
+  if (!value.isFloatingPoint()) return false;
+  const auto number = value.to<double>();
+  switch (dtype) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+      return !std::isfinite(number) || std::abs(number) <= kLargestHalf;
+    default:
+      return 0 <= number && number <= 127;
+  }
 }
 
 core::WorkInfo describe(const at::TensorIteratorBase& iter, const char* name) {

@@ -1,11 +1,12 @@
 // Runs ATen's CPU loop of a dispatch stub as a work item on device memory.
 //
-// OnDevice<stub>::call has the stub's own signature; REGISTER_MTIA_DISPATCH(stub, &OnDevice<stub>::call) is all that a
-// TensorIterator operator of ATen needs in order to run on the device.
+// OnDevice<stub>::call has the stub's own signature and does for the device what the stub does for the CPU. Registered
+// as the stub's kernel for MTIA, it is all that a TensorIterator operator of ATen needs in order to run on the device.
 #pragma once
 
 #include <ATen/TensorIterator.h>
 #include <ATen/native/DispatchStub.h>
+#include <c10/core/Scalar.h>
 
 #include <atomic>
 #include <exception>
@@ -42,36 +43,47 @@ class HostPointers {
 // pointers of `iter` are host addresses already.
 std::unique_ptr<at::TensorIterator> own_iterator(const at::TensorIteratorBase& iter, HostOperand host_operand);
 
-// Work on an iterator with operands that have to be cast to the common dtype first: host aliases and host scalars, and
-// a function that casts, iterates over the casts, and writes the results back.
-struct CastingOperands {
-  std::vector<at::Tensor> tensors;  // outputs first
-  int num_outputs;
-  at::ScalarType common_dtype;
+// Which operands the CPU's iterator of an operator casts to the common dtype before the loop sees them. An iterator for
+// another device leaves that to the kernel, and does not remember what it was configured for.
+enum class Casts {
+  kAll,
+  kAllButBoolOutput,  // comparisons and logic: an output of booleans is written directly
+  kNone,              // each operand has a dtype of its own
 };
-CastingOperands take_casting_operands(const at::TensorIteratorBase& iter);
-void run_with_casts(const CastingOperands& operands, c10::function_ref<void(at::TensorIterator&)> loop);
+
+// The dtype in which a loop sees an operand.
+at::ScalarType loop_dtype(const at::TensorIteratorBase& iter, int arg, Casts casts);
 
 // Casts the host scalars of an iterator to the common dtype, as the CPU's iterator does when it is built, and says
 // whether operands on the device need casts too.
-bool cast_scalars(at::TensorIteratorBase& iter);
+bool cast_scalars(at::TensorIteratorBase& iter, Casts casts);
 
-// An iterator over no elements with the operand dtypes of `iter`, with which a loop raises its dtype errors.
-at::TensorIterator empty_iterator(const at::TensorIteratorBase& iter);
+// Work on an iterator with operands that have to be cast first: host aliases and host scalars, and a function that
+// casts, iterates over the casts, and writes the results back.
+struct CastingOperands {
+  std::vector<at::Tensor> tensors;  // outputs first
+  std::vector<at::ScalarType> dtypes;
+  int num_outputs;
+};
+CastingOperands take_casting_operands(const at::TensorIteratorBase& iter, Casts casts);
+void run_with_casts(const CastingOperands& operands, c10::function_ref<void(at::TensorIterator&)> loop);
+
+// An iterator over no elements with the dtypes that the loop sees, with which a loop raises its dtype errors.
+at::TensorIterator empty_iterator(const at::TensorIteratorBase& iter, Casts casts);
 
 core::WorkInfo describe(const at::TensorIteratorBase& iter, const char* name);
 
 // See mtia_work.accesses. The data pointers of `iter` are host addresses.
 uint32_t list_accesses(const at::TensorIteratorBase& iter, mtia_access* list, uint32_t capacity) noexcept;
 
-// One pair of dtypes (output, common) that a loop is known to support; a table with a bit for each.
+// The pairs of dtypes (first output, last input) that a loop is known to support; a table with a bit for each.
 class KnownDtypes {
  public:
-  bool contains(at::ScalarType output, at::ScalarType common) const {
-    return (rows_[static_cast<size_t>(output)].load(std::memory_order_relaxed) >> static_cast<unsigned>(common)) & 1;
+  bool contains(at::ScalarType output, at::ScalarType input) const {
+    return (rows_[static_cast<size_t>(output)].load(std::memory_order_relaxed) >> static_cast<unsigned>(input)) & 1;
   }
-  void insert(at::ScalarType output, at::ScalarType common) {
-    rows_[static_cast<size_t>(output)].fetch_or(uint64_t{1} << static_cast<unsigned>(common));
+  void insert(at::ScalarType output, at::ScalarType input) {
+    rows_[static_cast<size_t>(output)].fetch_or(uint64_t{1} << static_cast<unsigned>(input));
   }
 
  private:
@@ -131,42 +143,70 @@ void launch_iterator(at::TensorIteratorBase& iter, const MTIAStream& stream, con
   launch(stream, info, std::move(work));
 }
 
+// Whether a loop over `dtype` can convert the argument whatever the operator does with it; a conversion raises for a
+// value that does not fit. May say no to a value that fits.
+bool converts(const c10::Scalar& value, at::ScalarType dtype);
+template <typename T>
+bool converts(const T& /*value*/, at::ScalarType /*dtype*/) {
+  return true;
+}
+
+// One stub's loop and what is known about it. Shared by all stubs of one signature, so that a stub costs little code.
+template <typename Iterator, typename... Args>
+class DeviceLoop {
+ public:
+  using Loop = void (*)(Iterator&, Args...);
+  explicit constexpr DeviceLoop(Loop cpu_loop) : cpu_loop_(cpu_loop) {}
+
+  // `name` is what errors and the profiler call the work.
+  void configure(const char* name, Casts casts) {
+    name_ = name;
+    casts_ = casts;
+  }
+
+  void operator()(Iterator& iter, Args... args) {
+    require_host_view(name_);
+    const bool needs_casts = cast_scalars(iter, casts_);
+    check_arguments(iter, args...);
+    if (iter.numel() == 0) return;
+    const MTIAStream stream = current_stream(iter.device(0));
+    auto loop = [cpu_loop = cpu_loop_, arguments = std::make_tuple(keep(args)...)](auto& host_iter) {
+      std::apply([&](const auto&... kept) { cpu_loop(static_cast<Iterator&>(host_iter), kept.get()...); }, arguments);
+    };
+    if (C10_UNLIKELY(needs_casts)) {
+      launch(stream, describe(iter, name_),
+             [operands = take_casting_operands(iter, casts_), loop] { run_with_casts(operands, loop); });
+    } else {
+      launch_iterator(iter, stream, name_, HostOperand::kScalar, /*reads_tensors=*/false, std::move(loop));
+    }
+  }
+
+ private:
+  // A loop raises for a dtype it lacks, or a number that does not fit, when it runs; on an asynchronous stream that is
+  // too late. So it runs over nothing first, unless it is known to accept what it is given.
+  void check_arguments(Iterator& iter, Args... args) {
+    const auto input = loop_dtype(iter, iter.ntensors() - 1, casts_);
+    const auto output = loop_dtype(iter, 0, casts_);
+    if (C10_LIKELY(known_.contains(output, input) && (converts(args, input) && ...))) return;
+    at::TensorIterator nothing = empty_iterator(iter, casts_);
+    cpu_loop_(static_cast<Iterator&>(nothing), args...);
+    known_.insert(output, input);
+  }
+
+  Loop cpu_loop_;
+  const char* name_ = "pointwise";
+  Casts casts_ = Casts::kAll;
+  KnownDtypes known_;
+};
+
 template <auto& Stub, typename Function = typename std::remove_reference_t<decltype(Stub)>::FnPtr>
 struct OnDevice;
 
 template <auto& Stub, typename Iterator, typename... Args>
 struct OnDevice<Stub, void (*)(Iterator&, Args...)> {
-  static inline const char* name = "pointwise";  // set where the stub is registered
-
-  static void call(Iterator& iter, Args... args) {
-    if (iter.numel() == 0) return;
-    require_host_view(name);
-    const bool needs_casts = cast_scalars(iter);
-    check_dtypes(iter, args...);
-    const MTIAStream stream = current_stream(iter.device(0));
-    auto loop = [arguments = std::make_tuple(keep(args)...)](auto& host_iter) {
-      std::apply([&](const auto&... kept) { Stub(c10::kCPU, static_cast<Iterator&>(host_iter), kept.get()...); },
-                 arguments);
-    };
-    if (C10_UNLIKELY(needs_casts)) {
-      launch(stream, describe(iter, name),
-             [operands = take_casting_operands(iter), loop] { run_with_casts(operands, loop); });
-    } else {
-      launch_iterator(iter, stream, name, HostOperand::kScalar, /*reads_tensors=*/false, std::move(loop));
-    }
-  }
-
- private:
-  // A loop raises for a dtype it lacks when it runs; on an asynchronous stream that is too late. So the first call with
-  // a pair of dtypes runs the loop over nothing.
-  static void check_dtypes(Iterator& iter, Args... args) {
-    static KnownDtypes known;
-    const auto common = iter.maybe_common_dtype().value_or(iter.dtype(iter.ntensors() - 1));
-    if (C10_LIKELY(known.contains(iter.dtype(0), common))) return;
-    at::TensorIterator nothing = empty_iterator(iter);
-    Stub(c10::kCPU, static_cast<Iterator&>(nothing), args...);
-    known.insert(iter.dtype(0), common);
-  }
+  static void cpu_loop(Iterator& iter, Args... args) { Stub(c10::kCPU, iter, args...); }
+  static inline DeviceLoop<Iterator, Args...> loop{&cpu_loop};
+  static void call(Iterator& iter, Args... args) { loop(iter, args...); }
 };
 
 }  // namespace torch_mtia
