@@ -7,6 +7,7 @@
 #include <ATen/core/IListRef.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <memory>
 #include <optional>
@@ -18,9 +19,16 @@
 
 namespace torch_mtia {
 
+// The tensors of a work item.
+using HostTensors = c10::SmallVector<HostTensor*, 8>;
+
+struct KeptWithoutTensors {
+  void collect(HostTensors& /*list*/) {}
+};
+
 // A number, a flag, a dtype.
 template <typename T>
-struct KeptValue {
+struct KeptValue : KeptWithoutTensors {
   T value;
   const T& get() const { return value; }
 };
@@ -28,10 +36,7 @@ struct KeptValue {
 struct KeptTensor {
   HostTensor tensor;
   const at::Tensor& get() const { return tensor.get(); }
-  template <typename Visit>
-  void for_each_tensor(Visit visit) const {
-    visit(tensor);
-  }
+  void collect(HostTensors& list) { list.push_back(&tensor); }
 };
 
 struct KeptOutput : KeptTensor {
@@ -52,19 +57,15 @@ struct KeptOptionalTensor {
     }
   };
   Reference get() const { return {tensor.get()}; }
-  template <typename Visit>
-  void for_each_tensor(Visit visit) const {
-    visit(tensor);
-  }
+  void collect(HostTensors& list) { list.push_back(&tensor); }
 };
 
 struct KeptTensorList {
   std::vector<HostTensor> tensors;
   std::vector<at::Tensor> aliases;
   at::TensorList get() const { return aliases; }
-  template <typename Visit>
-  void for_each_tensor(Visit visit) const {
-    for (const auto& tensor : tensors) visit(tensor);
+  void collect(HostTensors& list) {
+    for (HostTensor& tensor : tensors) list.push_back(&tensor);
   }
 };
 
@@ -72,20 +73,19 @@ struct KeptOptionalTensorList {
   std::vector<HostTensor> tensors;
   std::unique_ptr<c10::List<std::optional<at::Tensor>>> aliases;  // a List cannot be moved
   const c10::List<std::optional<at::Tensor>>& get() const { return *aliases; }
-  template <typename Visit>
-  void for_each_tensor(Visit visit) const {
-    for (const auto& tensor : tensors) visit(tensor);
+  void collect(HostTensors& list) {
+    for (HostTensor& tensor : tensors) list.push_back(&tensor);
   }
 };
 
 template <typename T>
-struct KeptArray {
+struct KeptArray : KeptWithoutTensors {
   std::vector<T> values;
   at::ArrayRef<T> get() const { return values; }
 };
 
 template <typename T>
-struct KeptOptionalArray {
+struct KeptOptionalArray : KeptWithoutTensors {
   std::optional<std::vector<T>> values;
   struct Reference {
     const std::optional<std::vector<T>>& values;
@@ -97,12 +97,12 @@ struct KeptOptionalArray {
   Reference get() const { return {values}; }
 };
 
-struct KeptString {
+struct KeptString : KeptWithoutTensors {
   std::string value;
   std::string_view get() const { return value; }
 };
 
-struct KeptOptionalString {
+struct KeptOptionalString : KeptWithoutTensors {
   std::optional<std::string> value;
   std::optional<std::string_view> get() const { return value; }
 };
@@ -111,7 +111,7 @@ template <typename T>
   requires std::is_trivially_copyable_v<T> || std::is_same_v<T, at::Scalar> ||
            std::is_same_v<T, std::optional<at::Scalar>>
 KeptValue<T> keep(const T& value) {
-  return {value};
+  return {{}, value};
 }
 
 inline KeptTensor keep(const at::TensorBase& tensor) {
@@ -160,20 +160,20 @@ inline KeptOptionalTensorList keep(const c10::List<std::optional<at::Tensor>>& l
 
 template <typename T>
 KeptArray<T> keep(at::ArrayRef<T> values) {
-  return {values.vec()};
+  return {{}, values.vec()};
 }
 template <typename T>
 KeptOptionalArray<T> keep(const std::optional<at::ArrayRef<T>>& values) {
-  return values ? KeptOptionalArray<T>{values->vec()} : KeptOptionalArray<T>{};
+  return values ? KeptOptionalArray<T>{{}, values->vec()} : KeptOptionalArray<T>{};
 }
 inline KeptOptionalArray<int64_t> keep(const at::OptionalIntArrayRef& values) {
-  return values ? KeptOptionalArray<int64_t>{values->vec()} : KeptOptionalArray<int64_t>{};
+  return values ? KeptOptionalArray<int64_t>{{}, values->vec()} : KeptOptionalArray<int64_t>{};
 }
 inline KeptString keep(std::string_view value) {
-  return {std::string(value)};
+  return {{}, std::string(value)};
 }
 inline KeptOptionalString keep(const std::optional<std::string_view>& value) {
-  return {value ? std::optional<std::string>(*value) : std::nullopt};
+  return {{}, value ? std::optional<std::string>(*value) : std::nullopt};
 }
 
 }  // namespace torch_mtia

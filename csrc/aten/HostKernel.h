@@ -1,16 +1,15 @@
 // Runs a CPU kernel of ATen as a work item on device memory.
 //
 // To give an operator such a kernel:
-//   - a structured operator, or one that writes only its arguments: a row in yaml/native_functions.yaml with `runs`,
-//   the
-//     name of ATen's CPU kernel; the code is generated (tools/codegen) and calls run_structured or run_on_host;
-//   - any other: a row, and a function that checks the arguments, makes the outputs, and calls run_on_host.
+//   - a row in yaml/native_functions.yaml with `runs`, the name of ATen's CPU kernel; the code is generated;
+//   - where that does not fit: a row, and a function that checks the arguments, makes the outputs, calls run_on_host.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <algorithm>
 #include <array>
+#include <atomic>
+#include <exception>
 #include <tuple>
 #include <utility>
 
@@ -19,77 +18,104 @@
 
 namespace torch_mtia {
 
-template <typename Visit, typename... Kept>
-void for_each_tensor(const std::tuple<Kept...>& arguments, Visit visit) {
-  const auto visit_argument = [&](const auto& kept) {
-    if constexpr (requires { kept.for_each_tensor(visit); }) kept.for_each_tensor(visit);
-  };
-  std::apply([&](const Kept&... kept) { (visit_argument(kept), ...); }, arguments);
-}
-
-// An operator in place has one tensor as input and output.
-template <typename... Kept>
-void unite_inputs_with_outputs(std::tuple<Kept...>& arguments) {
-  const auto unite = [](auto& input, const auto& output) {
-    if constexpr (std::is_same_v<std::decay_t<decltype(input)>, KeptTensor> &&
-                  std::is_same_v<std::decay_t<decltype(output)>, KeptOutput>) {
-      input.tensor.unite_with(output.tensor);
-    }
-  };
-  std::apply(
-      [&](Kept&... inputs) {
-        const auto with_each_output = [&](auto& input) {
-          std::apply([&](const Kept&... outputs) { (unite(input, outputs), ...); }, std::as_const(arguments));
-        };
-        (with_each_output(inputs), ...);
-      },
-      arguments);
-}
-
-template <typename Run, typename... Kept>
-class HostKernelWork {
+// Note [Unsupported dtypes]
+// A CPU kernel says that it lacks a dtype when it runs, and on an asynchronous stream that is too late. So the first
+// call with a combination of dtypes waits for the kernel, and takes a NotImplementedError from it. Every other error
+// stays with the stream: whether it depends on the data cannot be told.
+class SupportedDtypes {
  public:
-  HostKernelWork(Run run, std::tuple<Kept...> arguments) : run_(std::move(run)), arguments_(std::move(arguments)) {}
-
-  // Below the dispatcher's autograd: on the caller that is so already, an executor has a state of its own.
-  void operator()() {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    std::apply([&](const Kept&... kept) { run_(kept.get()...); }, arguments_);
+  bool contains(uint64_t key) const {
+    for (const auto& known : keys_) {
+      if (known.load(std::memory_order_relaxed) == key) return true;
+    }
+    return false;
   }
-
-  uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept {
-    uint32_t count = 0;
-    for_each_tensor(arguments_, [&](const HostTensor& tensor) {
-      if (!tensor.on_device()) return;
-      if (count < capacity) list[count] = tensor.access();
-      ++count;
-    });
-    return count;
-  }
+  void insert(uint64_t key) { keys_[next_.fetch_add(1, std::memory_order_relaxed) % keys_.size()].store(key); }
 
  private:
-  Run run_;
-  std::tuple<Kept...> arguments_;
+  std::array<std::atomic<uint64_t>, 8> keys_{};  // the latest; forgetting one costs another wait
+  std::atomic<size_t> next_{0};
 };
 
-// Runs run(arguments...) in the current stream of `device`; `arguments` are results of keep and keep_output. The
-// estimated time is `weight` times that of moving the tensors, and at least `least_cost` (nanoseconds on one thread).
 struct HostKernelInfo {
   const char* name;  // with static lifetime
   uint64_t weight = 1;
   uint64_t least_cost = 0;
 };
+
+// What the launch of a kernel does with its tensors whatever their number: kept out of the templates below, of which
+// there is an instance for every operator.
+class HostKernelLaunch {
+ public:
+  HostKernelLaunch(const HostKernelInfo& kernel, c10::Device device, const HostTensors& tensors,
+                   SupportedDtypes& supported);
+
+  const MTIAStream& stream() const { return stream_; }
+  const core::WorkInfo& info() const { return info_; }
+  // Where the work puts a NotImplementedError; null: its dtypes are known to be supported.
+  std::exception_ptr* unsupported() { return is_known_ ? nullptr : &unsupported_; }
+  // After the launch: raises the NotImplementedError.
+  void finish() {
+    if (C10_UNLIKELY(!is_known_)) wait_for_first_use();
+  }
+
+ private:
+  void wait_for_first_use();
+
+  const MTIAStream stream_;
+  core::WorkInfo info_{};
+  SupportedDtypes& supported_;
+  uint64_t dtypes_ = 1;
+  bool is_known_;
+  std::exception_ptr unsupported_;
+};
+
+uint32_t list_accesses(const HostTensors& tensors, mtia_access* list, uint32_t capacity) noexcept;
+
+template <typename Run, typename... Kept>
+class HostKernelWork {
+ public:
+  HostKernelWork(Run run, Kept&&... arguments) : run_(std::move(run)), arguments_(std::move(arguments)...) {}
+
+  HostTensors tensors() {
+    HostTensors list;
+    std::apply([&](Kept&... kept) { (kept.collect(list), ...); }, arguments_);
+    return list;
+  }
+  // The caller, who waits for the work, takes a NotImplementedError from there; null: it is thrown.
+  void put_unsupported_in(std::exception_ptr* unsupported) { unsupported_ = unsupported; }
+
+  // Below the dispatcher's autograd: on the caller that is so already, an executor has a state of its own.
+  void operator()() {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    try {
+      std::apply([&](const Kept&... kept) { run_(kept.get()...); }, arguments_);
+    } catch (const c10::NotImplementedError&) {
+      if (unsupported_ == nullptr) throw;
+      *unsupported_ = std::current_exception();
+    }
+  }
+
+  uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept {
+    return list_accesses(const_cast<HostKernelWork*>(this)->tensors(), list, capacity);
+  }
+
+ private:
+  Run run_;
+  std::tuple<Kept...> arguments_;
+  std::exception_ptr* unsupported_ = nullptr;
+};
+
+// Runs run(arguments...) in the current stream of `device`; `arguments` are results of keep and keep_output. The
+// estimated time is `weight` times that of moving the tensors, and at least `least_cost` (nanoseconds on one thread).
 template <typename Run, typename... Kept>
 void run_on_host(const HostKernelInfo& kernel, c10::Device device, Run run, Kept... kept) {
-  require_host_view(kernel.name);
-  std::tuple<Kept...> arguments(std::move(kept)...);
-  unite_inputs_with_outputs(arguments);
-  size_t bytes = 0;
-  for_each_tensor(arguments, [&](const HostTensor& tensor) { bytes += tensor.nbytes(); });
-  core::WorkInfo info{};
-  info.name = kernel.name;
-  info.cost = std::max(cost_of_bytes(bytes) * kernel.weight, kernel.least_cost);
-  launch(current_stream(device), info, HostKernelWork<Run, Kept...>(std::move(run), std::move(arguments)));
+  static SupportedDtypes supported;
+  HostKernelWork<Run, Kept...> work(std::move(run), std::move(kept)...);
+  HostKernelLaunch launch_of_it(kernel, device, work.tensors(), supported);
+  work.put_unsupported_in(launch_of_it.unsupported());
+  launch(launch_of_it.stream(), launch_of_it.info(), std::move(work));
+  launch_of_it.finish();
 }
 
 // A structured CPU kernel of ATen without its meta function, which has run for the device's tensors already. The last

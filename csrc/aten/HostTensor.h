@@ -32,6 +32,8 @@ class HostTensor {
 
   const at::Tensor& get() const { return alias_; }
   size_t nbytes() const { return nbytes_; }
+  // The dtype plus one; 0 for an undefined tensor.
+  uint64_t dtype_number() const { return alias_.defined() ? static_cast<uint64_t>(alias_.scalar_type()) + 1 : 0; }
 
   // Kernels ask whether their output is one of their inputs: makes this stand for the same object as `other`, if both
   // were made of one tensor.
@@ -40,6 +42,7 @@ class HostTensor {
   }
 
   bool on_device() const { return on_device_; }
+  bool writes() const { return writes_; }
   mtia_access access() const noexcept;
 
  private:

@@ -245,6 +245,115 @@ Shape bucketize_shape(const at::Tensor& self, const at::Tensor& boundaries, bool
   return {like(self, self.sizes(), out_int32 ? at::kInt : at::kLong)};
 }
 
+Shape nansum_shape(const at::Tensor& self, OptionalDims dim, bool keepdim, std::optional<at::ScalarType> dtype) {
+  TORCH_CHECK(!self.is_complex(), "nansum does not support complex inputs");
+  const auto mask = at::native::make_dim_mask(dim, self.dim());
+  const auto result = at::native::get_dtype_from_self(self, dtype, /*promote_integers=*/true);
+  return {like(self, at::native::shape_from_dim_mask(self, mask, keepdim), result)};
+}
+
+Shape count_nonzero_shape(const at::Tensor& self, at::IntArrayRef dim) {
+  const auto mask = at::native::make_dim_mask(dim, self.dim());
+  return {like(self, at::native::shape_from_dim_mask(self, mask, /*keepdim=*/false), at::kLong)};
+}
+
+TwoShapes mode_shape(const at::Tensor& self, int64_t dim, bool keepdim) {
+  dim = at::maybe_wrap_dim(dim, self.dim(), /*wrap_scalar=*/true);
+  if (self.numel() == 0) at::native::zero_numel_check_dims(self, dim, "mode()");
+  return values_and_indices(self, dim, keepdim);
+}
+
+Shape channel_shuffle_shape(const at::Tensor& self, int64_t groups) {
+  TORCH_CHECK(self.dim() > 2, "channel_shuffle expects input with > 2 dims, but got input with sizes ", self.sizes());
+  TORCH_CHECK(groups > 0, "Number of groups to divide channels in must be positive. Value of groups:", groups);
+  TORCH_CHECK(self.size(1) % groups == 0, "Number of channels must be divisible by groups. Got ", self.size(1),
+              " channels and ", groups, " groups.");
+  TensorShape shape = like(self, self.sizes());
+  shape.options = shape.options.memory_format(self.suggest_memory_format());
+  return {shape};
+}
+
+Shape fft_r2c_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t /*normalization*/, bool onesided) {
+  TORCH_CHECK(self.is_floating_point(), "_fft_r2c: expected a real floating-point tensor, but got ",
+              self.scalar_type());
+  c10::DimVector sizes(self.sizes());
+  if (onesided && !dim.empty()) sizes[dim.back()] = sizes[dim.back()] / 2 + 1;
+  return {like(self, sizes, c10::toComplexType(self.scalar_type()))};
+}
+
+Shape fft_c2r_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t /*normalization*/, int64_t last_dim_size) {
+  TORCH_CHECK(self.is_complex(), "_fft_c2r: expected a complex tensor, but got ", self.scalar_type());
+  c10::DimVector sizes(self.sizes());
+  if (!dim.empty()) sizes[dim.back()] = last_dim_size;
+  return {like(self, sizes, c10::toRealValueType(self.scalar_type()))};
+}
+
+Shape fft_c2c_shape(const at::Tensor& self, at::IntArrayRef /*dim*/, int64_t /*normalization*/, bool /*forward*/) {
+  TORCH_CHECK(self.is_complex(), "_fft_c2c: expected a complex tensor, but got ", self.scalar_type());
+  return {like(self, self.sizes())};
+}
+
+Shape addbmm_shape(const at::Tensor& self, const at::Tensor& batch1, const at::Tensor& batch2,
+                   const at::Scalar& /*beta*/, const at::Scalar& /*alpha*/) {
+  TORCH_CHECK(batch1.dim() == 3 && batch2.dim() == 3, "batch1 and batch2 must be 3D tensors");
+  TORCH_CHECK(batch1.size(0) == batch2.size(0), "batch1 and batch2 must have same number of batches, got ",
+              batch1.size(0), " and ", batch2.size(0));
+  TORCH_CHECK(batch1.size(2) == batch2.size(1), "Incompatible matrix sizes for bmm (", batch1.size(1), "x",
+              batch1.size(2), " and ", batch2.size(1), "x", batch2.size(2), ")");
+  const std::array<int64_t, 2> sizes{batch1.size(1), batch2.size(2)};
+  TORCH_CHECK(at::is_expandable_to(self.sizes(), sizes), "self tensor does not match matmul output shape");
+  return {like(self, sizes)};
+}
+
+Shape cholesky_shape(const at::Tensor& self, bool /*upper*/) {
+  TORCH_CHECK(self.dim() >= 2, "linalg.cholesky: The input tensor must have at least 2 dimensions.");
+  TORCH_CHECK(self.size(-1) == self.size(-2), "linalg.cholesky: A must be batches of square matrices, but they are ",
+              self.size(-2), " by ", self.size(-1), " matrices");
+  return {like(self, self.sizes())};
+}
+
+Shape matrix_exp_shape(const at::Tensor& self) {
+  TORCH_CHECK(self.dim() >= 2, "linalg.matrix_exp: The input tensor A must have at least 2 dimensions.");
+  TORCH_CHECK(self.size(-1) == self.size(-2), "linalg.matrix_exp: A must be batches of square matrices, but they are ",
+              self.size(-2), " by ", self.size(-1), " matrices");
+  return {like(self, self.sizes())};
+}
+
+Shape householder_product_shape(const at::Tensor& input, const at::Tensor& tau) {
+  TORCH_CHECK(input.dim() >= 2, "torch.linalg.householder_product: input must have at least 2 dimensions.");
+  TORCH_CHECK(input.size(-2) >= input.size(-1),
+              "torch.linalg.householder_product: input.shape[-2] must be greater than or equal to input.shape[-1]");
+  TORCH_CHECK(input.size(-1) >= tau.size(-1),
+              "torch.linalg.householder_product: input.shape[-1] must be greater than or equal to tau.shape[-1]");
+  return {like(input, input.sizes())};
+}
+
+Shape histc_shape(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  TORCH_CHECK(bins > 0, "histogram: bins must be > 0, but got ", bins, " for dimension 0");
+  TORCH_CHECK(min.toDouble() <= max.toDouble(), "torch.histc: max must be larger than min");
+  const std::array<int64_t, 1> sizes{bins};
+  return {like(self, sizes)};
+}
+
+Shape cdist_backward_shape(const at::Tensor& /*grad*/, const at::Tensor& x1, const at::Tensor& x2, double /*p*/,
+                           const at::Tensor& /*cdist*/) {
+  c10::DimVector sizes = at::infer_size_dimvector(x1.sizes().slice(0, x1.dim() - 2), x2.sizes().slice(0, x2.dim() - 2));
+  sizes.push_back(x1.size(-2));
+  sizes.push_back(x1.size(-1));
+  return {like(x1, sizes)};
+}
+
+Shape pdist_shape(const at::Tensor& self, double /*p*/) {
+  const int64_t rows = self.size(0);
+  const std::array<int64_t, 1> sizes{rows <= 1 ? 0 : rows * (rows - 1) / 2};
+  return {like(self, sizes)};
+}
+
+Shape pdist_backward_shape(const at::Tensor& /*grad*/, const at::Tensor& self, double /*p*/,
+                           const at::Tensor& /*pdist*/) {
+  return {like(self, self.sizes())};
+}
+
 Shape cdist_shape(const at::Tensor& x1, const at::Tensor& x2, double /*p*/, std::optional<int64_t> /*compute_mode*/) {
   c10::DimVector sizes = at::infer_size_dimvector(x1.sizes().slice(0, x1.dim() - 2), x2.sizes().slice(0, x2.dim() - 2));
   sizes.push_back(x1.size(-2));

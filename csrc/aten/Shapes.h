@@ -66,6 +66,23 @@ Shape median_all_shape(const at::Tensor& self);
 Shape searchsorted_shape(const at::Tensor& sorted_sequence, const at::Tensor& self, bool out_int32, bool right,
                          std::optional<std::string_view> side, const std::optional<at::Tensor>& sorter);
 Shape bucketize_shape(const at::Tensor& self, const at::Tensor& boundaries, bool out_int32, bool right);
+Shape nansum_shape(const at::Tensor& self, OptionalDims dim, bool keepdim, std::optional<at::ScalarType> dtype);
+Shape count_nonzero_shape(const at::Tensor& self, at::IntArrayRef dim);
+TwoShapes mode_shape(const at::Tensor& self, int64_t dim, bool keepdim);
+Shape channel_shuffle_shape(const at::Tensor& self, int64_t groups);
+Shape fft_r2c_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t normalization, bool onesided);
+Shape fft_c2r_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t normalization, int64_t last_dim_size);
+Shape fft_c2c_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t normalization, bool forward);
+Shape addbmm_shape(const at::Tensor& self, const at::Tensor& batch1, const at::Tensor& batch2, const at::Scalar& beta,
+                   const at::Scalar& alpha);
+Shape cholesky_shape(const at::Tensor& self, bool upper);
+Shape matrix_exp_shape(const at::Tensor& self);
+Shape householder_product_shape(const at::Tensor& input, const at::Tensor& tau);
+Shape histc_shape(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max);
+Shape cdist_backward_shape(const at::Tensor& grad, const at::Tensor& x1, const at::Tensor& x2, double p,
+                           const at::Tensor& cdist);
+Shape pdist_shape(const at::Tensor& self, double p);
+Shape pdist_backward_shape(const at::Tensor& grad, const at::Tensor& self, double p, const at::Tensor& pdist);
 Shape cdist_shape(const at::Tensor& x1, const at::Tensor& x2, double p, std::optional<int64_t> compute_mode);
 
 }  // namespace torch_mtia

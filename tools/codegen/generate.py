@@ -1,10 +1,10 @@
 """Generates the operator registration from yaml/native_functions.yaml.
 
 Flow: overlay + packaged native_functions.yaml -> merge -> torchgen -> RegisterMTIA.cpp, MTIANativeFunctions.h
-                                                        -> host_kernels -> HostKernels.cpp
+                                                        -> host_kernels -> HostKernels_*.cpp
 
 RegisterMTIA.cpp is what torchgen writes for an in-tree backend. MTIANativeFunctions.h declares the kernels that are
-ours, in the form in which ATen's per-operator `*_native.h` headers declare ATen's. HostKernels.cpp defines those that
+ours, in the form in which ATen's per-operator `*_native.h` headers declare ATen's. HostKernels_*.cpp define those that
 run one of ATen's CPU kernels.
 """
 
@@ -25,6 +25,8 @@ from tools.codegen.merge import PACKAGED_TEMPLATES, merge
 
 OVERLAY = pathlib.Path(__file__).resolve().parents[2] / "yaml" / "native_functions.yaml"
 
+HOST_KERNEL_SHARDS = 4  # files that compile in half a minute each
+
 Group = NativeFunction | NativeFunctionsGroup
 
 
@@ -43,9 +45,12 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
     _write_if_changed(header, _native_functions_header(own, index))
     source = output_dir / "RegisterMTIA.cpp"
     _write_if_changed(source, _register_source(groups, own, index))
-    host_kernels = output_dir / "HostKernels.cpp"
-    _write_if_changed(host_kernels, host_kernels_source(own, index, merged.host_kernels))
-    return [source, host_kernels]
+    host_kernels = []
+    for shard in range(HOST_KERNEL_SHARDS):
+        path = output_dir / f"HostKernels_{shard}.cpp"
+        _write_if_changed(path, host_kernels_source(own[shard::HOST_KERNEL_SHARDS], index, merged.host_kernels))
+        host_kernels.append(path)
+    return [source, *host_kernels]
 
 
 def _functions(group: Group) -> list[NativeFunction]:

@@ -1,0 +1,56 @@
+#include "HostKernel.h"
+
+#include <algorithm>
+
+#include "../device/BlockingWait.h"
+
+namespace torch_mtia {
+namespace {
+
+// An operator in place has one tensor as input and output.
+void unite_inputs_with_outputs(const HostTensors& tensors) {
+  for (const HostTensor* output : tensors) {
+    if (!output->writes()) continue;
+    for (HostTensor* input : tensors) {
+      if (input != output && !input->writes()) input->unite_with(*output);
+    }
+  }
+}
+
+}  // namespace
+
+HostKernelLaunch::HostKernelLaunch(const HostKernelInfo& kernel, c10::Device device, const HostTensors& tensors,
+                                   SupportedDtypes& supported)
+    : stream_(current_stream(device)), supported_(supported) {
+  require_host_view(kernel.name);
+  unite_inputs_with_outputs(tensors);
+  size_t bytes = 0;
+  for (const HostTensor* tensor : tensors) {
+    bytes += tensor->nbytes();
+    dtypes_ = dtypes_ * (static_cast<uint64_t>(at::ScalarType::NumOptions) + 1) + tensor->dtype_number();
+  }
+  info_.name = kernel.name;
+  info_.cost = std::max(cost_of_bytes(bytes) * kernel.weight, kernel.least_cost);
+  is_known_ = supported.contains(dtypes_);
+}
+
+void HostKernelLaunch::wait_for_first_use() {
+  {
+    BlockingWait wait;
+    stream_.core().wait_until_idle();
+  }
+  if (unsupported_) std::rethrow_exception(unsupported_);
+  supported_.insert(dtypes_);
+}
+
+uint32_t list_accesses(const HostTensors& tensors, mtia_access* list, uint32_t capacity) noexcept {
+  uint32_t count = 0;
+  for (const HostTensor* tensor : tensors) {
+    if (!tensor->on_device()) continue;
+    if (count < capacity) list[count] = tensor->access();
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace torch_mtia
