@@ -136,8 +136,10 @@ def forbid_unless(may_fall_back: bool) -> AbstractContextManager[None]:
 
 
 def assert_same(actual: Any, expected: Any, *, exact: bool = True) -> None:
-    tolerance = {"rtol": 0, "atol": 0} if exact else {}
-    torch.testing.assert_close(actual, expected, check_device=False, check_stride=True, equal_nan=True, **tolerance)
+    tolerance = 0.0 if exact else None  # None: what is usual for the dtype
+    torch.testing.assert_close(
+        actual, expected, rtol=tolerance, atol=tolerance, check_device=False, check_stride=True, equal_nan=True
+    )
 
 
 def calls(info: OpInfo, sample: SampleInput, device: torch.device) -> list[Any]:
