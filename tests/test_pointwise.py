@@ -1,5 +1,7 @@
 """Pointwise operators with kernels of their own give what the CPU gives, and refuse what it refuses."""
 
+# ruff: noqa: ARG005 (the functions of a table take the same arguments)
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -204,6 +206,115 @@ def test_out_may_be_an_input(device: torch.device) -> None:
     assert_same(y, x * x)
 
 
+# Kinds of loops ------------------------------------------------------------------------------------------------------
+
+KINDS: dict[str, Function] = {
+    "comparison": lambda x, y: x > y,
+    "comparison with a number": lambda x, y: x >= 0.25,
+    "comparison into numbers": lambda x, y: torch.lt(x, y, out=torch.empty_like(x)),
+    "comparison in place": lambda x, y: x.clone().eq_(y),
+    "logic": lambda x, y: torch.logical_and(x > 0, y),
+    "logic into numbers": lambda x, y: torch.logical_not(x, out=torch.empty_like(x)),
+    "selection": lambda x, y: torch.where(x > y, x, y),
+    "selection of a number": lambda x, y: torch.where(x > y, x, 2.5),
+    "selection of numbers": lambda x, y: torch.where(x > y, 1, torch.tensor(0.5, device=x.device)),
+    "test": lambda x, y: torch.isposinf(x / (y - y)),
+    "two outputs": lambda x, y: torch.frexp(x)[1] + torch.frexp(y)[0],
+    "complex from real": torch.complex,
+    "real from complex": lambda x, y: torch.complex(x, y).abs() + torch.complex(x, y).angle(),
+    "integers to floating point": lambda x, y: torch.sin((x * 10).int()),
+    "integers to floating point, out=": lambda x, y: torch.exp(
+        (x * 3).int(), out=torch.empty_like(x, dtype=torch.float64)
+    ),
+    "arguments": lambda x, y: torch.nn.functional.elu(x, 0.3).clamp(-0.2, 0.7).nan_to_num(0.5),
+    "three operands": lambda x, y: torch.addcmul(x, y, torch.tensor(3.0, device=x.device), value=0.1),
+    "a string": lambda x, y: torch.div(x, y, rounding_mode="floor") + torch.nn.functional.gelu(x, approximate="tanh"),
+    "powers": lambda x, y: x.abs() ** 0.5 + 2**x + y**2,
+    "tensors and no iterator": lambda x, y: torch.linalg.cross(x.view(-1, 4)[:, :3], y.view(-1, 4)[:, 1:]),
+    "membership": lambda x, y: torch.isin((x * 10).int(), torch.tensor([1, 5, -3], device=x.device)),
+    "no operands": lambda x, y: (
+        torch.arange(x.numel(), device=x.device) + torch.linspace(0, 1, len(y), device=x.device)
+    ),
+    "no operands, out=": lambda x, y: torch.arange(len(x), out=torch.empty(2 * len(x), device=x.device)[::2]),
+}
+
+
+@pytest.mark.parametrize("size", [0, 16, 2**18])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_loop(device: torch.device, kind: str, size: int) -> None:
+    x, y = torch.randn(size), torch.rand(size) + 0.5
+    # The second call, behind queued work, finds the first one's operands gone.
+    results = [KINDS[kind](x.to(device), y.to(device)) for _ in range(2)]
+    for result in results:
+        assert_same(result, KINDS[kind](x, y))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(("no operands", "tensors and"))])
+def test_every_kind_of_loop_over_strides(device: torch.device, kind: str) -> None:
+    x, y = torch.randn(6, 8).t(), torch.rand(1, 12)[:, ::2] + 0.5
+    assert_same(KINDS[kind](x.to(device), y.to(device).expand(8, 6)), KINDS[kind](x, y.expand(8, 6)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, number: x * number,
+        lambda x, number: x / number,
+        lambda x, number: x + number,
+        lambda x, number: torch.mul(x, number, out=torch.empty_like(x, dtype=torch.float32)),
+        lambda x, number: x.clone().div_(number),
+        lambda x, number: torch.where(x > number, x, number),
+        lambda x, number: x == number,
+        lambda x, number: torch.lerp(x, -x, number.to(x.dtype)),
+    ],
+)
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_short_dtypes_and_a_tensor_without_dimensions(
+    device: torch.device, function: Function, dtype: torch.dtype, where: str
+) -> None:
+    x, number = torch.randn(1000).to(dtype), torch.tensor(0.1)
+    actual = function(x.to(device), number.to(device) if where == "device" else number)
+    assert torch.equal(actual.cpu(), function(x, number))
+
+
+VALUES: dict[str, Callable[[torch.device, float], torch.Tensor]] = {
+    "add": lambda d, v: torch.ones(3, dtype=torch.int8, device=d).add_(torch.ones((), dtype=torch.int8), alpha=int(v)),
+    "fill": lambda d, v: torch.ones(3, dtype=torch.int8, device=d).fill_(v),
+    "fill of short numbers": lambda d, v: torch.ones(3, dtype=torch.float16, device=d).fill_(v * 1e6),
+    "linspace": lambda d, v: torch.linspace(0, v, 3, dtype=torch.int8, device=d),
+    "logspace": lambda d, v: torch.logspace(0, v, 3, 1, dtype=torch.int8, device=d),
+    "threshold": lambda d, v: torch.nn.functional.threshold(torch.ones(3, dtype=torch.int8, device=d), v, v),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_number_that_does_not_fit_raises_at_the_call(device: torch.device, name: str) -> None:
+    assert_same(VALUES[name](device, 0), VALUES[name](torch.device("cpu"), 0))
+    for where in (torch.device("cpu"), device):
+        with pytest.raises(RuntimeError, match="without overflow"):
+            VALUES[name](where, 300)
+
+
+def test_division_of_integers_by_zero_raises_when_the_stream_synchronizes() -> None:
+    quotient = torch.ones(3, dtype=torch.int32, device="mtia") // torch.zeros(3, dtype=torch.int32, device="mtia")
+    with pytest.raises(RuntimeError, match=r"ZeroDivisionError.*aten::floor_divide"):
+        quotient.cpu()
+    assert torch.ones(2, device="mtia").tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("function", [torch.nn.functional.silu, torch.nn.functional.mish])
+def test_gradients_that_have_a_decomposition_too(device: torch.device, function: Function) -> None:
+    def gradients(where: torch.device) -> list[torch.Tensor]:
+        leaf = torch.linspace(-2, 2, 16).to(where).requires_grad_()
+        (first,) = torch.autograd.grad(function(leaf).sum(), leaf, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), leaf)
+        (plain,) = torch.autograd.grad(function(leaf), leaf, torch.ones_like(leaf))
+        return [first.detach().cpu(), second.cpu(), plain.cpu()]
+
+    torch.testing.assert_close(gradients(device), gradients(torch.device("cpu")))
+
+
 # Autograd ------------------------------------------------------------------------------------------------------------
 
 
@@ -279,10 +390,14 @@ def test_a_wrong_argument_raises_as_on_the_cpu(device: torch.device, name: str) 
         call(device)
 
 
-@pytest.mark.parametrize("size", [16, 2**20])
+@pytest.mark.parametrize("size", [0, 16, 2**20])
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [
+        (lambda x: x > x, torch.float8_e4m3fn),
+        (torch.exp, torch.float8_e4m3fn),
+        (lambda x: torch.logical_not(x), torch.uint16),
+        (torch.nn.functional.logsigmoid, torch.int64),
         (lambda x: x + x, torch.float8_e4m3fn),
         (lambda x: x + x, torch.uint16),
         (torch.relu, torch.float8_e4m3fn),

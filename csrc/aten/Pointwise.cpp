@@ -81,14 +81,6 @@ std::unique_ptr<at::TensorIterator> own_iterator(const at::TensorIteratorBase& i
   return own;
 }
 
-at::ScalarType loop_dtype(const at::TensorIteratorBase& iter, int arg, Casts casts) {
-  const auto own = iter.dtype(arg);
-  if (casts == Casts::kNone || (casts == Casts::kAllButBoolOutput && own == at::kBool && arg < iter.noutputs())) {
-    return own;
-  }
-  return iter.maybe_common_dtype().value_or(own);
-}
-
 bool cast_scalars(at::TensorIteratorBase& iter, Casts casts) {
   bool needs_casts = false;
   for (int arg = 0; arg < iter.ntensors(); ++arg) {

@@ -52,7 +52,13 @@ enum class Casts {
 };
 
 // The dtype in which a loop sees an operand.
-at::ScalarType loop_dtype(const at::TensorIteratorBase& iter, int arg, Casts casts);
+inline at::ScalarType loop_dtype(const at::TensorIteratorBase& iter, int arg, Casts casts) {
+  const auto own = iter.dtype(arg);
+  if (casts == Casts::kNone || (casts == Casts::kAllButBoolOutput && own == at::kBool && arg < iter.noutputs())) {
+    return own;
+  }
+  return iter.maybe_common_dtype().value_or(own);
+}
 
 // Casts the host scalars of an iterator to the common dtype, as the CPU's iterator does when it is built, and says
 // whether operands on the device need casts too.

@@ -10,7 +10,12 @@
 #include <ATen/ops/clamp_min.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/logspace_native.h>
+#include <ATen/ops/mish_backward.h>
+#include <ATen/ops/mish_backward_native.h>
 #include <ATen/ops/result_type.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/silu_backward_native.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <utility>
@@ -126,6 +131,33 @@ Tensor log_sigmoid_backward_mtia(const Tensor& grad_output, const Tensor& self, 
   log_sigmoid_backward_out_mtia(grad_output, self, buffer, grad_input);
   return grad_input;
 }
+
+// The dispatcher does not know which backend belongs to AutogradMTIA, and for an operator that has a differentiable
+// decomposition too it takes that, always. These take it where it is differentiated.
+namespace {
+
+bool is_differentiated(const Tensor& tensor) {
+  return (GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(/*level=*/0).defined();
+}
+
+Tensor silu_backward_autograd(const Tensor& grad_output, const Tensor& self) {
+  if (is_differentiated(grad_output) || is_differentiated(self)) return math_silu_backward(grad_output, self);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return at::silu_backward(grad_output, self);
+}
+
+Tensor mish_backward_autograd(const Tensor& grad_output, const Tensor& self) {
+  if (is_differentiated(grad_output) || is_differentiated(self)) return math_mish_backward(grad_output, self);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return at::mish_backward(grad_output, self);
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradMTIA, m) {
+  m.impl("silu_backward", TORCH_FN(silu_backward_autograd));
+  m.impl("mish_backward", TORCH_FN(mish_backward_autograd));
+}
+
+}  // namespace
 
 // Stubs that take tensors ---------------------------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ MTIAStream MTIAStream::make_current() const {
 }
 
 void MTIAStream::synchronize() const {
-  if (!core_->query()) {
+  if (!core_->query() || core_->has_error()) {
     BlockingWait wait;
     core_->wait_until_idle();
   }
