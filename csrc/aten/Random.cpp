@@ -1,0 +1,500 @@
+// Distributions that fill a tensor. ATen's own functions check the arguments; the stubs here are what they call. The
+// names in errors about dtypes are those of the CPU's kernels.
+#include "Random.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/Dispatch_v2.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/OpMathType.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/native/Resize.h>
+#include <ATen/native/UnaryOps.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+
+#include <cmath>
+#include <limits>
+#include <mutex>
+
+#include "../device/MTIAGenerator.h"
+#include "MTIANativeFunctions.h"
+
+namespace torch_mtia {
+
+PhiloxState reserve_words(const std::optional<at::Generator>& generator, c10::Device device, uint64_t words) {
+  const at::Generator& used =
+      generator.has_value() && generator->defined() ? *generator : default_generator(device.index());
+  TORCH_CHECK(used.device().type() == kDeviceType, "Expected a '", kDeviceType,
+              "' device type for generator but found '", used.device().type(), "'");
+  TORCH_CHECK(used.device() == device, "Expected a '", device, "' generator device but found '", used.device(), "'");
+  auto* impl = used.get<MTIAGeneratorImpl>();
+  const std::lock_guard<std::mutex> lock(impl->mutex_);
+  const auto [seed, offset] = impl->reserve(words);
+  return {seed, offset};
+}
+
+namespace {
+
+// The largest number of the type below `bound`.
+template <typename T>
+T largest_below(double bound) {
+  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+  T value = static_cast<T>(bound);
+  if (static_cast<double>(value) < bound) return value;
+  if (static_cast<double>(value) == 0)
+    return static_cast<T>(-static_cast<double>(std::numeric_limits<T>::denorm_min()));
+  auto bits = __builtin_bit_cast(Bits, value);
+  static_cast<double>(value) > 0 ? --bits : ++bits;
+  return __builtin_bit_cast(T, bits);
+}
+
+// Samplers: see FillTiles. Low precision is computed in float.
+
+template <typename T>
+constexpr int64_t kValuesOf = kTileValues<at::opmath_type<T>>;
+
+template <typename T>
+struct Uniform {
+  using value_type = at::opmath_type<T>;
+  static constexpr int64_t kValues = kValuesOf<T>;
+
+  value_type from;
+  value_type range;
+  value_type largest;  // rounding must not reach the upper bound
+
+  Uniform(double from_bound, double to_bound)
+      : from(static_cast<value_type>(static_cast<T>(from_bound))),
+        range(static_cast<value_type>(to_bound) - from),
+        largest(std::max(from, static_cast<value_type>(largest_below<T>(to_bound)))) {}
+
+  void operator()(const uint32_t* words, value_type* values) const {
+    for (int64_t i = 0; i < kValues; ++i) {
+      const value_type value = from + unit(words, i) * range;
+      values[i] = value > largest ? largest : value;
+    }
+  }
+
+  // As many bits as the type has, in [0, 1).
+  static value_type unit(const uint32_t* words, int64_t i) {
+    constexpr int kDigits = std::numeric_limits<T>::digits;
+    if constexpr (sizeof(value_type) == sizeof(double)) {
+      return static_cast<double>(static_cast<int64_t>(wide_word(words, i) >> (64 - kDigits))) * 0x1p-53;
+    } else {
+      return static_cast<float>(static_cast<int32_t>(words[i] >> (32 - kDigits))) / (1 << kDigits);
+    }
+  }
+};
+
+template <typename T>
+struct Normal {
+  using value_type = at::opmath_type<T>;
+  static constexpr int64_t kValues = kValuesOf<T>;
+
+  value_type mean;
+  value_type std;
+
+  void operator()(const uint32_t* words, value_type* values) const { normal_variates(words, mean, std, values); }
+};
+
+template <typename T>
+struct LogNormal {
+  using value_type = at::opmath_type<T>;
+  static constexpr int64_t kValues = kValuesOf<T>;
+
+  value_type mean;
+  value_type std;
+
+  void operator()(const uint32_t* words, value_type* values) const {
+    normal_variates(words, mean, std, values);
+    for (int64_t i = 0; i < kValues; ++i) values[i] = std::exp(values[i]);
+  }
+};
+
+template <typename T>
+struct Exponential {
+  using value_type = at::opmath_type<T>;
+  static constexpr int64_t kValues = kValuesOf<T>;
+
+  value_type scale;
+
+  void operator()(const uint32_t* words, value_type* values) const {
+    exponential_variates(words, values);
+    const auto least = static_cast<value_type>(std::numeric_limits<T>::denorm_min());  // not 0 in low precision either
+    for (int64_t i = 0; i < kValues; ++i) values[i] = std::max(values[i], least) * scale;
+  }
+};
+
+template <typename T>
+struct Cauchy {
+  using value_type = at::opmath_type<T>;
+  static constexpr int64_t kValues = kValuesOf<T>;
+
+  value_type median;
+  value_type sigma;
+
+  void operator()(const uint32_t* words, value_type* values) const {
+    cauchy_variates(words, values);
+    for (int64_t i = 0; i < kValues; ++i) values[i] = median + sigma * values[i];
+  }
+};
+
+// The number of trials until the first success: an exponential variate, rounded up.
+template <typename T>
+struct Geometric {
+  using value_type = double;
+  static constexpr int64_t kValues = kTileValues<double>;
+
+  double scale;
+
+  void operator()(const uint32_t* words, double* values) const {
+    exponential_variates(words, values);
+    const auto largest = static_cast<double>(std::numeric_limits<T>::max());
+    for (int64_t i = 0; i < kValues; ++i) {
+      values[i] = std::min(std::max(std::ceil(values[i] * scale), 1.0), largest);
+      // The largest int64_t is no double: the next lower one.
+      if constexpr (sizeof(T) == sizeof(int64_t) && std::is_integral_v<T>) {
+        values[i] = std::min(values[i], 0x1.fffffffffffffp62);
+      }
+    }
+  }
+};
+
+template <typename T>
+struct Bernoulli {
+  using value_type = T;
+  static constexpr int64_t kValues = kTileWords;
+
+  // 1 for words up to `last`; where there are none (p = 0), `one` is 0.
+  uint32_t last;
+  T one;
+
+  explicit Bernoulli(double p) {
+    const auto count = static_cast<uint64_t>(std::ceil(p * 0x1p32));
+    last = static_cast<uint32_t>(count - 1);
+    one = static_cast<T>(count == 0 ? 0 : 1);
+  }
+
+  void operator()(const uint32_t* words, T* values) const {
+    for (int64_t i = 0; i < kValues; ++i) values[i] = words[i] <= last ? one : static_cast<T>(0);
+  }
+};
+
+// base + a number below `range`: the product with a random fraction.
+template <typename T>
+struct NarrowRange {
+  using value_type = T;
+  static constexpr int64_t kValues = kTileWords;
+
+  uint32_t range;
+  int64_t base;
+
+  void operator()(const uint32_t* words, T* values) const {
+    for (int64_t i = 0; i < kValues; ++i) {
+      values[i] = static_cast<T>(static_cast<int64_t>(uint64_t{words[i]} * range >> 32) + base);
+    }
+  }
+};
+
+template <typename T>
+struct WideRange {
+  using value_type = T;
+  static constexpr int64_t kValues = kTileValues<uint64_t>;
+
+  uint64_t range;  // 0 stands for 2^64
+  int64_t base;
+
+  void operator()(const uint32_t* words, T* values) const {
+    for (int64_t i = 0; i < kValues; ++i) {
+      const uint64_t word = wide_word(words, i);
+      const uint64_t number = range == 0 ? word : static_cast<uint64_t>((unsigned __int128){word} * range >> 64);
+      values[i] = static_cast<T>(static_cast<int64_t>(number + static_cast<uint64_t>(base)));
+    }
+  }
+};
+
+// The numbers of a range differ in probability by a part of range / 2^32, or range / 2^64.
+constexpr uint64_t kNarrowRange = uint64_t{1} << 20;
+
+template <typename T>
+void fill_range(const DrawInfo& info, const std::optional<at::Generator>& generator, const at::TensorBase& out,
+                uint64_t range, int64_t base) {
+  if (range != 0 && range <= kNarrowRange) {
+    fill_tiles<T>(info, generator, out, NarrowRange<T>{static_cast<uint32_t>(range), base});
+  } else {
+    fill_tiles<T>(info, generator, out, WideRange<T>{range, base});
+  }
+}
+
+// bernoulli_.Tensor: operand 0 is the result, operand 1 has the probabilities.
+template <typename scalar_t, typename p_t>
+struct BernoulliEach {
+  void operator()(const PhiloxState& state, const Elements& elements, int64_t begin, int64_t end) const {
+    for_each_tile(state, elements.numel(), kTileWords, begin, end,
+                  [&](const uint32_t* words, int64_t first, int64_t count) {
+                    p_t buffer[kTileWords];
+                    scalar_t values[kTileWords];
+                    const p_t* p = elements.read(1, first, count, buffer);
+                    bool valid = true;
+                    for (int64_t i = 0; i < count; ++i) {
+                      const auto probability = static_cast<double>(p[i]);
+                      valid &= probability >= 0 && probability <= 1;
+                      values[i] = static_cast<scalar_t>(static_cast<double>(words[i]) * 0x1p-32 < probability);
+                    }
+                    TORCH_CHECK(valid, "bernoulli_ expects all elements of p to be in [0, 1]");
+                    elements.write(0, first, count, values);
+                  });
+  }
+};
+
+// normal with tensors of the result's dtype. Operand 0 is the result; where given, 1 is the mean and the last the std.
+template <typename scalar_t>
+struct NormalEach {
+  using value_type = at::opmath_type<scalar_t>;
+  static constexpr int64_t kValues = kValuesOf<scalar_t>;
+
+  bool has_mean;
+  bool has_std;
+  value_type mean;
+  value_type std;
+
+  void operator()(const PhiloxState& state, const Elements& elements, int64_t begin, int64_t end) const {
+    for_each_tile(state, elements.numel(), kValues, begin, end,
+                  [&](const uint32_t* words, int64_t first, int64_t count) {
+                    value_type values[kValues];
+                    scalar_t buffer[kValues];
+                    normal_variates(words, value_type{0}, std, values);
+                    if (has_std) {
+                      const scalar_t* stds = elements.read(has_mean ? 2 : 1, first, count, buffer);
+                      bool valid = true;
+                      for (int64_t i = 0; i < count; ++i) {
+                        valid &= static_cast<value_type>(stds[i]) >= 0;
+                        values[i] *= static_cast<value_type>(stds[i]);
+                      }
+                      TORCH_CHECK(valid, "normal expects all elements of std >= 0.0");
+                    }
+                    if (has_mean) {
+                      const scalar_t* means = elements.read(1, first, count, buffer);
+                      for (int64_t i = 0; i < count; ++i) values[i] += static_cast<value_type>(means[i]);
+                    } else {
+                      for (int64_t i = 0; i < count; ++i) values[i] += mean;
+                    }
+                    for (int64_t i = 0; i < count; ++i) buffer[i] = static_cast<scalar_t>(values[i]);
+                    elements.write(0, first, count, buffer);
+                  });
+  }
+};
+
+}  // namespace
+}  // namespace torch_mtia
+
+namespace at::native {
+namespace {
+
+using torch_mtia::DrawInfo;
+using torch_mtia::Elements;
+using torch_mtia::fill_tiles;
+using OptionalGenerator = std::optional<Generator>;
+
+// How long an element takes was measured on one core with AVX-512.
+constexpr DrawInfo kUniform{"aten::uniform_", 0.8};
+constexpr DrawInfo kNormal{"aten::normal_", 1.5};
+constexpr DrawInfo kNormalEach{"aten::normal", 2};
+constexpr DrawInfo kLogNormal{"aten::log_normal_", 6};
+constexpr DrawInfo kExponential{"aten::exponential_", 1.5};
+constexpr DrawInfo kCauchy{"aten::cauchy_", 1.5};
+constexpr DrawInfo kGeometric{"aten::geometric_", 4};
+constexpr DrawInfo kBernoulli{"aten::bernoulli_", 0.8};
+constexpr DrawInfo kRandom{"aten::random_", 1.5};
+
+void uniform_kernel(TensorIteratorBase& iter, double from, double to, OptionalGenerator generator) {
+  AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, iter.dtype(), "uniform_kernel_cpu", [&] {
+    fill_tiles<scalar_t>(kUniform, generator, iter.tensor_base(0), torch_mtia::Uniform<scalar_t>(from, to));
+  });
+}
+
+void normal_kernel(const TensorBase& self, double mean, double std, OptionalGenerator generator) {
+  assert_no_internal_overlap(self);
+  AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, self.scalar_type(), "normal_kernel_cpu", [&] {
+    using value_type = opmath_type<scalar_t>;
+    fill_tiles<scalar_t>(kNormal, generator, self,
+                         torch_mtia::Normal<scalar_t>{static_cast<value_type>(mean), static_cast<value_type>(std)});
+  });
+}
+
+void log_normal_kernel(TensorIteratorBase& iter, double mean, double std, OptionalGenerator generator) {
+  AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, iter.dtype(), "log_normal_cpu", [&] {
+    using value_type = opmath_type<scalar_t>;
+    fill_tiles<scalar_t>(kLogNormal, generator, iter.tensor_base(0),
+                         torch_mtia::LogNormal<scalar_t>{static_cast<value_type>(mean), static_cast<value_type>(std)});
+  });
+}
+
+void exponential_kernel(TensorIteratorBase& iter, double lambda, OptionalGenerator generator) {
+  TORCH_CHECK(isFloatingType(iter.dtype()),
+              "Exponential distribution is a continuous probability distribution. dtype must be a floating point but "
+              "you specified ",
+              iter.dtype());
+  AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, iter.dtype(), "exponential_cpu", [&] {
+    fill_tiles<scalar_t>(kExponential, generator, iter.tensor_base(0),
+                         torch_mtia::Exponential<scalar_t>{static_cast<opmath_type<scalar_t>>(1 / lambda)});
+  });
+}
+
+void cauchy_kernel(TensorIteratorBase& iter, double median, double sigma, OptionalGenerator generator) {
+  AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, iter.dtype(), "cauchy_cpu", [&] {
+    using value_type = opmath_type<scalar_t>;
+    fill_tiles<scalar_t>(kCauchy, generator, iter.tensor_base(0),
+                         torch_mtia::Cauchy<scalar_t>{static_cast<value_type>(median), static_cast<value_type>(sigma)});
+  });
+}
+
+void geometric_kernel(TensorIteratorBase& iter, double p, OptionalGenerator generator) {
+  AT_DISPATCH_ALL_TYPES_AND2(kHalf, kBFloat16, iter.dtype(), "geometric_cpu", [&] {
+    fill_tiles<scalar_t>(kGeometric, generator, iter.tensor_base(0),
+                         torch_mtia::Geometric<scalar_t>{-1 / std::log1p(-p)});
+  });
+}
+
+void bernoulli_scalar_kernel(const TensorBase& self, double p, OptionalGenerator generator) {
+  AT_DISPATCH_ALL_TYPES_AND3(kBool, kHalf, kBFloat16, self.scalar_type(), "bernoulli_scalar_cpu_", [&] {
+    fill_tiles<scalar_t>(kBernoulli, generator, self, torch_mtia::Bernoulli<scalar_t>(p));
+  });
+}
+
+void bernoulli_tensor_kernel(const TensorBase& self, const TensorBase& p, OptionalGenerator generator) {
+  const Tensor on_device = Tensor(p).to(self.device());
+  const auto expanded = expand_inplace(Tensor(self), on_device);
+  AT_DISPATCH_ALL_TYPES_AND3(kBool, kHalf, kBFloat16, self.scalar_type(), "bernoulli_tensor_cpu_self_", [&] {
+    using self_t = scalar_t;
+    AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, p.scalar_type(), "bernoulli_tensor_cpu_p_", [&] {
+      torch_mtia::launch_tiles(kBernoulli, generator, self.device(), Elements({&self, &*expanded}, 1),
+                               torch_mtia::kTileWords, torch_mtia::BernoulliEach<self_t, scalar_t>());
+    });
+  });
+}
+
+void random_from_to_kernel(TensorIteratorBase& iter, uint64_t range, int64_t base, OptionalGenerator generator) {
+  AT_DISPATCH_V2(iter.dtype(), "random_from_to_kernel_cpu", AT_WRAP([&] {
+                   torch_mtia::fill_range<scalar_t>(kRandom, generator, iter.tensor_base(0), range, base);
+                 }),
+                 AT_EXPAND(AT_ALL_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), kBool, kHalf, kBFloat16);
+}
+
+void random_full_64_bits_range_kernel(TensorIteratorBase& iter, OptionalGenerator generator) {
+  AT_DISPATCH_ALL_TYPES_AND(kBFloat16, iter.dtype(), "random_full_64_bits_range_kernel_cpu", [&] {
+    if constexpr (std::is_same_v<scalar_t, int64_t> || std::is_same_v<scalar_t, double> ||
+                  std::is_same_v<scalar_t, float> || std::is_same_v<scalar_t, BFloat16>) {
+      torch_mtia::fill_range<scalar_t>(kRandom, generator, iter.tensor_base(0), /*range=*/0, /*base=*/0);
+    } else {
+      TORCH_CHECK(false, "random_full_64_bits_range_kernel_cpu handles only int64, double, float and bfloat16");
+    }
+  });
+}
+
+// From 0 to the largest integer up to which the type has all.
+void random_kernel(TensorIteratorBase& iter, OptionalGenerator generator) {
+  AT_DISPATCH_ALL_TYPES_AND3(kBool, kHalf, kBFloat16, iter.dtype(), "random_kernel_cpu", [&] {
+    constexpr int kDigits = std::numeric_limits<scalar_t>::digits;
+    const uint64_t range = (uint64_t{1} << kDigits) + (isFloatingType(iter.dtype()) ? 1 : 0);
+    torch_mtia::fill_range<scalar_t>(kRandom, generator, iter.tensor_base(0), range, /*base=*/0);
+  });
+}
+
+Tensor& normal_each_(Tensor& output, const Tensor* mean, double scalar_mean, const Tensor* std, double scalar_std,
+                     const OptionalGenerator& generator) {
+  const IntArrayRef sizes = output.sizes();
+  const Tensor means = mean != nullptr ? mean->expand(sizes) : Tensor();
+  const Tensor stds = std != nullptr ? std->expand(sizes) : Tensor();
+  AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, output.scalar_type(), "normal_kernel_cpu", [&] {
+    using value_type = opmath_type<scalar_t>;
+    const torch_mtia::NormalEach<scalar_t> body{mean != nullptr, std != nullptr, static_cast<value_type>(scalar_mean),
+                                                static_cast<value_type>(scalar_std)};
+    auto launch = [&](const Elements& elements) {
+      torch_mtia::launch_tiles(kNormalEach, generator, output.device(), elements, body.kValues, body);
+    };
+    if (mean == nullptr) {
+      launch(Elements({&output, &stds}, 1));
+    } else if (std == nullptr) {
+      launch(Elements({&output, &means}, 1));
+    } else {
+      launch(Elements({&output, &means, &stds}, 1));
+    }
+  });
+  return output;
+}
+
+// The arguments that a form of normal lacks are null, with the number in their place.
+Tensor& normal_out_of(Tensor& output, const Tensor* mean, double scalar_mean, const Tensor* std, double scalar_std,
+                      const OptionalGenerator& generator) {
+  if (std == nullptr) {
+    TORCH_CHECK(scalar_std >= 0.0, "normal expects std >= 0.0, but found std ", scalar_std);
+  } else {
+    TORCH_CHECK(!std->is_complex(), "normal expects standard deviation to be non-complex");
+  }
+  // With a mean alone, ATen lets the sizes of the output take part.
+  const auto sizes =
+      mean == nullptr ? std->sizes().vec() : infer_size(mean->sizes(), std == nullptr ? output.sizes() : std->sizes());
+  resize_output(output, sizes);
+  assert_no_internal_overlap(output);
+  if (output.numel() == 0) return output;
+  auto has_dtype = [&](const Tensor* tensor) {
+    return tensor == nullptr || (tensor->scalar_type() == output.scalar_type() && tensor->device() == output.device());
+  };
+  if (has_dtype(mean) && has_dtype(std) && isFloatingType(output.scalar_type())) {
+    return normal_each_(output, mean, scalar_mean, std, scalar_std, generator);
+  }
+  output.normal_(0, std == nullptr ? scalar_std : 1.0, generator);
+  if (std != nullptr) {
+    // A work item that does nothing but check: half a draw of its own.
+    const Tensor checked = std->to(output.device()).to(c10::toRealValueType(output.scalar_type()));
+    Tensor scale = at::empty(std->sizes(), checked.options());
+    normal_each_(scale, nullptr, 0.0, &checked, 0.0, generator);
+    output.mul_(*std);
+  }
+  return mean != nullptr ? output.add_(*mean) : output.add_(scalar_mean);
+}
+
+}  // namespace
+
+REGISTER_MTIA_DISPATCH(uniform_stub, &uniform_kernel)
+REGISTER_MTIA_DISPATCH(normal_stub, &normal_kernel)
+REGISTER_MTIA_DISPATCH(log_normal_stub, &log_normal_kernel)
+REGISTER_MTIA_DISPATCH(exponential_stub, &exponential_kernel)
+REGISTER_MTIA_DISPATCH(cauchy_stub, &cauchy_kernel)
+REGISTER_MTIA_DISPATCH(geometric_stub, &geometric_kernel)
+REGISTER_MTIA_DISPATCH(bernoulli_scalar_stub, &bernoulli_scalar_kernel)
+REGISTER_MTIA_DISPATCH(bernoulli_tensor_stub, &bernoulli_tensor_kernel)
+REGISTER_MTIA_DISPATCH(random_from_to_stub, &random_from_to_kernel)
+REGISTER_MTIA_DISPATCH(random_full_64_bits_range_stub, &random_full_64_bits_range_kernel)
+REGISTER_MTIA_DISPATCH(random_stub, &random_kernel)
+
+Tensor& normal_out_mtia(const Tensor& mean, double std, OptionalGenerator generator, Tensor& out) {
+  return normal_out_of(out, &mean, 0, nullptr, std, generator);
+}
+
+Tensor& normal_out_mtia(double mean, const Tensor& std, OptionalGenerator generator, Tensor& out) {
+  return normal_out_of(out, nullptr, mean, &std, 1, generator);
+}
+
+Tensor& normal_out_mtia(const Tensor& mean, const Tensor& std, OptionalGenerator generator, Tensor& out) {
+  return normal_out_of(out, &mean, 0, &std, 1, generator);
+}
+
+Tensor normal_mtia(const Tensor& mean, double std, OptionalGenerator generator) {
+  Tensor out = at::empty_like(mean, MemoryFormat::Contiguous);
+  return normal_out_of(out, &mean, 0, nullptr, std, generator);
+}
+
+Tensor normal_mtia(double mean, const Tensor& std, OptionalGenerator generator) {
+  Tensor out = at::empty_like(std, MemoryFormat::Contiguous);
+  return normal_out_of(out, nullptr, mean, &std, 1, generator);
+}
+
+Tensor normal_mtia(const Tensor& mean, const Tensor& std, OptionalGenerator generator) {
+  Tensor out = at::empty(infer_size(mean.sizes(), std.sizes()), mean.options(), MemoryFormat::Contiguous);
+  return normal_out_of(out, &mean, 0, &std, 1, generator);
+}
+
+}  // namespace at::native

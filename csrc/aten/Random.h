@@ -1,0 +1,129 @@
+// Random operators: what they draw from, and the form of their work.
+//
+// A random operator reserves its part of the generator's range on the caller, launches one work item that holds the
+// PhiloxState and its operands' addresses, and waits for nothing. See Note [Philox words].
+#pragma once
+
+#include <ATen/core/Generator.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "Elements.h"
+#include "Launch.h"
+#include "Philox.h"
+#include "StandardVariates.h"
+
+namespace torch_mtia {
+
+// Takes `words` words, rounded up to 4, from the generator given, or from the device's default generator. Raises
+// RuntimeError for a generator of another device.
+PhiloxState reserve_words(const std::optional<at::Generator>& generator, c10::Device device, uint64_t words);
+
+// Elements that are worth a thread.
+inline constexpr int64_t kGrainElements = 16 * 1024;
+
+// Calls body(state, elements, begin, end) over pieces of [0, num_pieces).
+template <typename Body>
+struct RandomWork {
+  PhiloxState state;
+  Elements elements;
+  int64_t num_pieces;
+  int64_t grain;
+  Body body;
+
+  void operator()() const {
+    at::parallel_for(0, num_pieces, grain, [this](int64_t begin, int64_t end) { body(state, elements, begin, end); });
+  }
+  uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept { return elements.accesses(list, capacity); }
+};
+
+struct DrawInfo {
+  const char* name;
+  double nanoseconds_per_element;
+};
+
+template <typename Body>
+void launch_random(const DrawInfo& info, c10::Device device, RandomWork<Body> work) {
+  core::WorkInfo work_info{};
+  work_info.name = info.name;
+  work_info.cost = static_cast<uint64_t>(static_cast<double>(work.elements.numel()) * info.nanoseconds_per_element);
+  launch(current_stream(device), work_info, std::move(work));
+}
+
+// A draw that takes the same number of words for each element, `values_per_tile` elements from a tile.
+template <typename Body>
+void launch_tiles(const DrawInfo& info, const std::optional<at::Generator>& generator, c10::Device device,
+                  Elements elements, int64_t values_per_tile, Body body) {
+  require_host_view(info.name);
+  const int64_t num_tiles = (elements.numel() + values_per_tile - 1) / values_per_tile;
+  const PhiloxState state = reserve_words(generator, device, num_tiles * kTileWords);
+  launch_random<Body>(info, device,
+                      {state, std::move(elements), num_tiles, kGrainElements / values_per_tile, std::move(body)});
+}
+
+// A draw in which each element reads words of its own.
+template <typename Body>
+void launch_samples(const DrawInfo& info, const std::optional<at::Generator>& generator, c10::Device device,
+                    Elements elements, Body body) {
+  require_host_view(info.name);
+  const int64_t numel = elements.numel();
+  const PhiloxState state = reserve_words(generator, device, 4 * numel);
+  constexpr int64_t kGrainSamples = 512;
+  launch_random<Body>(info, device, {state, std::move(elements), numel, kGrainSamples, std::move(body)});
+}
+
+// Calls visit(words of the tile, first element, number of elements) for the tiles of [begin, end).
+template <typename Visit>
+void for_each_tile(const PhiloxState& state, int64_t numel, int64_t values_per_tile, int64_t begin, int64_t end,
+                   Visit visit) {
+  constexpr int64_t kBatch = 8;
+  alignas(64) uint32_t words[kBatch * kTileWords];
+  for (int64_t tile = begin; tile < end; tile += kBatch) {
+    const int64_t num_tiles = std::min(kBatch, end - tile);
+    philox_tiles(state, tile, num_tiles, words);
+    for (int64_t t = 0; t < num_tiles; ++t) {
+      const int64_t first = (tile + t) * values_per_tile;
+      visit(words + t * kTileWords, first, std::min(values_per_tile, numel - first));
+    }
+  }
+}
+
+// Fills operand 0 with what a sampler makes of each tile. Sampler: `value_type`, `kValues` per tile, and
+// void operator()(const uint32_t* words, value_type* values) const.
+template <typename scalar_t, typename Sampler>
+struct FillTiles {
+  using value_type = typename Sampler::value_type;
+
+  Sampler sampler;
+
+  void operator()(const PhiloxState& state, const Elements& out, int64_t begin, int64_t end) const {
+    for_each_tile(state, out.numel(), Sampler::kValues, begin, end,
+                  [&](const uint32_t* words, int64_t first, int64_t count) {
+                    if constexpr (std::is_same_v<value_type, scalar_t>) {
+                      if (out.contiguous() && count == Sampler::kValues) {
+                        sampler(words, out.at<scalar_t>(0, first));
+                        return;
+                      }
+                    }
+                    alignas(64) value_type values[Sampler::kValues];
+                    sampler(words, values);
+                    if constexpr (std::is_same_v<value_type, scalar_t>) {
+                      out.write(0, first, count, values);
+                    } else {
+                      scalar_t converted[Sampler::kValues];
+                      for (int64_t i = 0; i < Sampler::kValues; ++i) converted[i] = static_cast<scalar_t>(values[i]);
+                      out.write(0, first, count, converted);
+                    }
+                  });
+  }
+};
+
+template <typename scalar_t, typename Sampler>
+void fill_tiles(const DrawInfo& info, const std::optional<at::Generator>& generator, const at::TensorBase& out,
+                Sampler sampler) {
+  launch_tiles(info, generator, out.device(), Elements({&out}, 1), Sampler::kValues,
+               FillTiles<scalar_t, Sampler>{sampler});
+}
+
+}  // namespace torch_mtia
