@@ -39,7 +39,7 @@ def indices(below: int, *shape: int) -> torch.Tensor:
     return torch.randint(below, shape)
 
 
-# Both sides run the same kernels, but not always with the same split of the work, on which the rounding of sums depends.
+# Both sides run the same kernels, but may split the work differently, and the rounding of sums depends on the split.
 SUMS = Tolerance(relative=1e-4, absolute=1e-4)
 LONG_SUMS = Tolerance(relative=1e-4, absolute=2e-2)  # of 16M numbers, whose partial sums are some thousand
 BF16_SUMS = Tolerance(relative=2e-2, absolute=0.5)  # one unit in the last place of numbers up to some hundred

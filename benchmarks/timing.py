@@ -383,4 +383,4 @@ def main(cases: Sequence[Case], description: str | None) -> int:
             "groups": [dataclasses.asdict(group) for group in groups],
         }
         options.json.write_text(json.dumps(content, indent=1) + "\n")
-    return 1 if any(row.passed is False for row in (*rows, *groups)) else 0
+    return 1 if False in [*(row.passed for row in rows), *(group.passed for group in groups)] else 0

@@ -1,7 +1,7 @@
 """What the demos share: the training loop, the record of a run, the loss curve, the comparison of two devices.
 
-A demo is a function that trains on a named device and returns a `Run`, and a call of `main`. It draws parameters and the
-order of the data on the CPU, so that every device sees the same numbers.
+A demo is a function that trains on a named device and returns a `Run`, and a call of `main`. It draws parameters and
+the order of the data on the CPU, so that every device sees the same numbers.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def draw(runs: list[Run], score: Score, title: str, path: Path) -> None:
     plt.close(figure)
 
 
-def agree(one: Run, other: Run, score: Score) -> bool:
+def agree(score: Score, one: Run, other: Run) -> bool:
     """Prints how far two runs are apart; True if the first losses and the scores are the same but for rounding."""
     pairs = list(zip(one.losses, other.losses, strict=True))[:COMPARED_LOSSES]
     loss_difference = max(abs(a - b) / abs(b) for a, b in pairs)
@@ -211,4 +211,4 @@ def main(options: argparse.Namespace, title: str, score: Score, train_on: Callab
     print(f"loss curve: {options.output}")
     if options.losses is not None:
         options.losses.write_text(json.dumps([dataclasses.asdict(run) for run in runs], indent=1) + "\n")
-    return 0 if not options.compare or agree(*runs, score) else 1
+    return 0 if not options.compare or agree(score, *runs) else 1
