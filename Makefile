@@ -21,14 +21,17 @@ PYTHON_FILES := setup.py torch_mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test build bench lint format sanitize wheel clean
+.PHONY: help demo demo-text test build bench lint format sanitize wheel clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(BUILT) $(VENV)/demo  ## train a network on mtia and on the CPU, and compare
 	$(BIN)/python -m torch_mtia
 	$(BIN)/python examples/train_digits.py --compare
+
+demo-text: $(BUILT) $(VENV)/demo  ## train a small GPT on source text on mtia and on the CPU, and compare
+	$(BIN)/python examples/train_text.py --compare
 
 test: $(BUILT) $(VENV)/test  ## run the C++ unit tests and the Python tests
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run
@@ -37,7 +40,8 @@ test: $(BUILT) $(VENV)/test  ## run the C++ unit tests and the Python tests
 build: $(BUILT)  ## install the package in .venv, editable
 
 bench: $(BUILT) $(VENV)/test  ## measure the device against PyTorch's CPU device
-	$(BIN)/python benchmarks/device.py --json build/device.json
+	status=0; for benchmark in device eager; do \
+	  $(BIN)/python benchmarks/$$benchmark.py --json build/$$benchmark.json || status=1; done; exit $$status
 
 lint: $(VENV)/lint  ## check format, style and types
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)

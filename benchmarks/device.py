@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 import torch
-from timing import MEMORY_FLOOR, SAME_KERNEL, Bar, Case, Side, main
+from timing import MEMORY_FLOOR, SAME_KERNEL, Bar, Case, Side, main, on
 
 SEED = 0
 MEBIBYTE = 2**20
@@ -76,10 +76,6 @@ CASES = (
     launch_case("inline"),
     launch_case("queued"),
 )
-
-
-def on(device: str, run: Callable[[], object], result: Callable[[], object]) -> Side:
-    return Side(run, torch.accelerator.synchronize if device == "mtia" else lambda: None, result)
 
 
 # Chains --------------------------------------------------------------------------------------------------------------

@@ -49,6 +49,11 @@ class Side:
     result: Callable[[], object]  # after a run: what it computed, in CPU tensors or numbers
 
 
+def on(device: str, run: Callable[[], object], result: Callable[[], object]) -> Side:
+    """A side whose work is done on a device."""
+    return Side(run, torch.accelerator.synchronize if device == "mtia" else lambda: None, result)
+
+
 @dataclasses.dataclass(frozen=True)
 class Bar:
     """What a case has to reach. All that are given must hold."""
@@ -57,14 +62,32 @@ class Bar:
     excess_us: float | None = None  # at most: our time minus the peer's
 
     def is_met(self, ours_us: float, peer_us: float) -> bool:
-        ratio = NOISE if self.ratio == 1.0 else self.ratio or 0.0
         excess = math.inf if self.excess_us is None else self.excess_us
-        return peer_us / ours_us >= ratio and ours_us - peer_us <= excess
+        return self.allows(peer_us / ours_us) and ours_us - peer_us <= excess
+
+    def allows(self, ratio: float) -> bool:
+        return ratio >= (NOISE if self.ratio == 1.0 else self.ratio or 0.0)
 
     def __str__(self) -> str:
         ratio = [] if self.ratio is None else [f">= {self.ratio:.2f}"]
         excess = [] if self.excess_us is None else [f"<= +{self.excess_us:g} us"]
         return ", ".join(ratio + excess)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Cases that have a bar together, for the geometric mean of their ratios."""
+
+    name: str
+    bar: Bar
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """Of the difference between the two results."""
+
+    relative: float
+    absolute: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +100,8 @@ class Case:
     bar: Bar = dataclasses.field(default_factory=Bar)
     note: str = ""
     bytes_moved: int = 0  # by one operation, if memory bandwidth limits it
+    group: Group | None = None
+    tolerance: Tolerance | None = None  # None: what torch.testing allows for the dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +117,15 @@ class Row:
     samples: int
     bar: str
     passed: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupRow:
+    name: str
+    ratio: float  # the geometric mean
+    cases: int
+    bar: str
+    passed: bool | None  # None: not all of its cases were measured
 
 
 # One side ------------------------------------------------------------------------------------------------------------
@@ -192,7 +226,9 @@ class Sides:
     def measure(self, number: int, case: Case, samples: int) -> Row:
         workers = [self.ours] if case.peer is None else [self.ours, self.peer]
         results = [worker.prepare(number) for worker in workers]
-        torch.testing.assert_close(results, results[:1] * len(results))
+        relative = None if case.tolerance is None else case.tolerance.relative
+        absolute = None if case.tolerance is None else case.tolerance.absolute
+        torch.testing.assert_close(results, results[:1] * len(results), rtol=relative, atol=absolute)
         times: list[list[float]] = [[] for _ in workers]
         for sample in range(samples):
             order = range(len(workers)) if sample % 2 == 0 else reversed(range(len(workers)))
@@ -249,6 +285,24 @@ def geometric_mean(rows: Sequence[Row]) -> float | None:
     return statistics.geometric_mean(ratios) if ratios else None
 
 
+def group_rows(cases: Sequence[Case], rows: Sequence[Row]) -> list[GroupRow]:
+    """A row for each group of which cases were measured."""
+    measured = {row.name: row.ratio for row in rows if row.ratio is not None}
+    result = []
+    for group in dict.fromkeys(case.group for case in cases if case.group is not None):
+        names = [case.name for case in cases if case.group == group]
+        ratios = [measured[name] for name in names if name in measured]
+        if ratios:
+            mean = statistics.geometric_mean(ratios)
+            passed = group.bar.allows(mean) if len(ratios) == len(names) else None
+            result.append(GroupRow(group.name, mean, len(ratios), str(group.bar), passed))
+    return result
+
+
+def verdict(passed: bool | None) -> str:
+    return "" if passed is None else "pass" if passed else "FAIL"
+
+
 def microseconds(median: float | None, quartiles: tuple[float, float] | None) -> str:
     if median is None or quartiles is None:
         return ""
@@ -264,7 +318,7 @@ def cells(row: Row) -> tuple[str, ...]:
         microseconds(row.peer_us, row.peer_iqr),
         "" if row.ratio is None else f"{row.ratio:.3f}",
         row.bar,
-        "" if row.passed is None else "pass" if row.passed else "FAIL",
+        verdict(row.passed),
         row.note,
     )
 
@@ -316,7 +370,17 @@ def main(cases: Sequence[Case], description: str | None) -> int:
         print(line(cells(rows[-1])), flush=True)
     if (mean := geometric_mean(rows)) is not None:
         print(f"\ngeometric mean of the ratios without a note: {mean:.3f}")
+    groups = group_rows(cases, rows)
+    for group in groups:
+        print(
+            f"\ngeometric mean of {group.name}, {group.cases} cases: {group.ratio:.3f}  {group.bar}  "
+            f"{verdict(group.passed) or 'not all of them measured'}"
+        )
     if options.json is not None:
-        content = {"environment": about, "rows": [dataclasses.asdict(row) for row in rows]}
+        content = {
+            "environment": about,
+            "rows": [dataclasses.asdict(row) for row in rows],
+            "groups": [dataclasses.asdict(group) for group in groups],
+        }
         options.json.write_text(json.dumps(content, indent=1) + "\n")
-    return 1 if any(row.passed is False for row in rows) else 0
+    return 1 if False in [*(row.passed for row in rows), *(group.passed for group in groups)] else 0

@@ -1,4 +1,4 @@
-"""The demo trains the same network on both devices and finds them in agreement."""
+"""The demos train the same network on both devices and find them in agreement."""
 
 from __future__ import annotations
 
@@ -6,25 +6,64 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
-    from tests.conftest import RunScript
+    from tests.conftest import Finished, RunScript
 
-DEMO = Path(__file__).parent.parent / "examples" / "train_digits.py"
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def test_the_demo_compares_two_devices(run_script: RunScript, tmp_path: Path) -> None:
-    finished = run_script(
+def run_demo(run_script: RunScript, name: str, *options: str) -> Finished:
+    return run_script(
         f"""
         import runpy, sys
-        sys.argv = ["train_digits.py", "--compare", "--epochs", "2", "--losses", "losses.json", "--output", "loss.png"]
-        runpy.run_path({str(DEMO)!r}, run_name="__main__")
+        sys.path.insert(0, {str(EXAMPLES)!r})
+        sys.argv = [{name!r}, *{options!r}]
+        runpy.run_path({str(EXAMPLES / name)!r}, run_name="__main__")
         """,
         timeout=300,
     )
-    assert "operators that ran in the CPU fallback" in finished.output()
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "final"),
+    [("train_digits.py", ("--epochs", "2"), 0.5), ("train_text.py", ("--steps", "25"), 0.8)],
+    ids=["digits", "text"],
+)
+def test_a_demo_compares_two_devices(
+    name: str, length: tuple[str, str], final: float, run_script: RunScript, tmp_path: Path
+) -> None:
+    options = ("--compare", "--allow-fallback", "--losses", "losses.json", "--output", "loss.png")
+    finished = run_demo(run_script, name, *options, *length)
+    assert "CPU fallback" in finished.output()
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     there, host = json.loads((tmp_path / "losses.json").read_text())
     assert (there["device"], host["device"]) == ("mtia", "cpu")
     assert len(there["losses"]) == len(host["losses"]) > 20
-    assert there["losses"][-1] < there["losses"][0] / 2
-    assert there["fallbacks"]
+    assert there["losses"][-1] < there["losses"][0] * final
+
+
+def test_a_training_step_must_not_fall_back(run_script: RunScript) -> None:
+    finished = run_script(
+        f"""
+        import sys, torch
+        sys.path.insert(0, {str(EXAMPLES)!r})
+        import training
+
+        model = torch.nn.Linear(4, 4).to("mtia")
+        optimizer = torch.optim.SGD(model.parameters())
+        network = training.Training(model, optimizer, lambda y, targets: torch.special.i0e(y).sum())
+        try:
+            training.train("mtia", network, [(torch.rand(2, 4), torch.rand(2))], 1, lambda: 0.0, allow_fallback=False)
+        except NotImplementedError as error:
+            print(error)
+        """
+    )
+    assert "inside torch_mtia.fallback.forbid()" in finished.output()
+
+
+def test_dropout_cannot_be_compared(run_script: RunScript) -> None:
+    finished = run_demo(run_script, "train_text.py", "--compare", "--dropout", "0.1")
+    assert finished.returncode == 2
+    assert "--dropout 0" in finished.stderr

@@ -1,0 +1,238 @@
+"""Operators, optimizer steps and training steps against PyTorch's CPU device with as many threads.
+
+Everything takes some minutes, a part of it less:
+    python benchmarks/eager.py
+    python benchmarks/eager.py --cases 'small'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from timing import SAME_KERNEL, Bar, Case, Group, Side, Tolerance, main, on
+from torch.nn import functional as F
+
+sys.path.append(str(Path(__file__).parent.parent / "examples"))  # the models of the training steps
+
+SEED = 0
+MEBIBYTE = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    name: str
+    call: Callable[..., torch.Tensor]
+    operands: Callable[[], Sequence[torch.Tensor]]  # of the CPU; the floating-point ones get gradients
+    tolerance: Tolerance | None = None
+    calls: int = 4  # between two waits for the device
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def indices(below: int, *shape: int) -> torch.Tensor:
+    return torch.randint(below, shape)
+
+
+# Both sides run the same kernels, but may split the work differently, and the rounding of sums depends on the split.
+SUMS = Tolerance(relative=1e-4, absolute=1e-4)
+LONG_SUMS = Tolerance(relative=1e-4, absolute=2e-2)  # of 16M numbers, whose partial sums are some thousand
+BF16_SUMS = Tolerance(relative=2e-2, absolute=0.5)  # one unit in the last place of numbers up to some hundred
+
+SMALL_CALLS = 64
+SMALL: tuple[Operator, ...] = (
+    Operator("add", torch.add, lambda: [normal(16), normal(16)]),
+    Operator("mul", torch.mul, lambda: [normal(16), normal(16)]),
+    Operator("relu", torch.relu, lambda: [normal(16)]),
+    Operator("exp", torch.exp, lambda: [normal(16)]),
+    Operator("sum", torch.sum, lambda: [normal(16)]),
+    Operator("softmax", lambda x: torch.softmax(x, -1), lambda: [normal(16)]),
+    Operator("view + add", lambda x, y: x.view(4, 4) + y, lambda: [normal(16), normal(4, 4)]),
+    Operator("index_select", lambda x, i: x.index_select(0, i), lambda: [normal(16), indices(16, 16)]),
+    Operator("cat", lambda x, y: torch.cat([x, y]), lambda: [normal(8), normal(8)]),
+    Operator("where", torch.where, lambda: [normal(16) > 0, normal(16), normal(16)]),
+    Operator("addmm", torch.addmm, lambda: [normal(4), normal(4, 4), normal(4, 4)]),
+    Operator("layer_norm", lambda x, w, b: F.layer_norm(x, (16,), w, b), lambda: [normal(16) for _ in range(3)]),
+)
+
+LARGE: tuple[Operator, ...] = (
+    Operator("gelu 16M", F.gelu, lambda: [normal(16 * MEBIBYTE)]),
+    Operator("add 16M", torch.add, lambda: [normal(16 * MEBIBYTE), normal(16 * MEBIBYTE)]),
+    Operator("sum 16M", torch.sum, lambda: [normal(16 * MEBIBYTE)], LONG_SUMS),
+    Operator("softmax 4K x 4K", lambda x: torch.softmax(x, -1), lambda: [normal(4096, 4096)]),
+    Operator(
+        "layer_norm 4K x 4K",
+        lambda x, w, b: F.layer_norm(x, (4096,), w, b),
+        lambda: [normal(4096, 4096), normal(4096), normal(4096)],
+        SUMS,
+    ),
+    Operator(
+        "batch_norm 32 x 128 x 64 x 64",
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        lambda: [normal(32, 128, 64, 64), normal(128), normal(128)],
+        Tolerance(relative=1e-4, absolute=1e-3),
+    ),
+    Operator("matmul 2048, float32", torch.matmul, lambda: [normal(2048, 2048), normal(2048, 2048)], SUMS),
+    Operator(
+        "matmul 2048, bfloat16",
+        torch.matmul,
+        lambda: [normal(2048, 2048, dtype=torch.bfloat16), normal(2048, 2048, dtype=torch.bfloat16)],
+        BF16_SUMS,
+    ),
+    *(
+        Operator(
+            f"conv2d {channels} x {side} x {side}",
+            lambda x, w: F.conv2d(x, w, padding=1),
+            lambda channels=channels, side=side: [  # type: ignore[misc]
+                normal(8, channels, side, side),
+                normal(channels, channels, 3, 3),
+            ],
+            Tolerance(relative=1e-4, absolute=1e-2),
+        )
+        for channels, side in ((64, 56), (128, 28), (256, 14), (512, 7))  # the stages of ResNet
+    ),
+    Operator(
+        "embedding 16K of 32K x 512",
+        lambda i, w: F.embedding(i, w),
+        lambda: [indices(32 * 1024, 16 * 1024), normal(32 * 1024, 512)],
+        SUMS,
+    ),
+    Operator(
+        "cross_entropy 2K x 8K",
+        lambda x, i: F.cross_entropy(x, i),
+        lambda: [normal(2048, 8192), indices(8192, 2048)],
+        SUMS,
+    ),
+    Operator(
+        "attention B2 H8 T1024 D64",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+        lambda: [normal(2, 8, 1024, 64) for _ in range(3)],
+        SUMS,
+    ),
+)
+
+SMALL_GROUP = Group("the small operators", Bar(ratio=1.0))
+TRAINING_STEPS = 8  # between two waits for the device
+OPTIMIZER_STEPS = 4
+# 10M parameters in tensors like those of a transformer.
+PARAMETERS = ((512, 1024), (512,)) * 20
+
+
+def operator_case(operator: Operator, prefix: str, calls: int, bar: Bar, group: Group | None, backward: bool) -> Case:
+    return Case(
+        name=f"{prefix}{operator.name}{', forward+backward' if backward else ''}",
+        ours=lambda: apply("mtia", operator, calls, backward),
+        peer=lambda: apply("cpu", operator, calls, backward),
+        operations=calls,
+        bar=bar,
+        note=SAME_KERNEL,
+        group=group,
+        tolerance=operator.tolerance,
+    )
+
+
+def adamw_case(way: str, bar: Bar) -> Case:
+    return Case(
+        name=f"AdamW step, 10M parameters, {way}",
+        ours=lambda: adamw("mtia", way),
+        peer=lambda: adamw("cpu", way),
+        operations=OPTIMIZER_STEPS,
+        bar=bar,
+        note=SAME_KERNEL,
+    )
+
+
+def training_case(name: str, prepare: Callable[[str], Side]) -> Case:
+    return Case(
+        name=f"training step, {name}",
+        ours=lambda: prepare("mtia"),
+        peer=lambda: prepare("cpu"),
+        operations=TRAINING_STEPS,
+        bar=Bar(ratio=1.0),
+        note=SAME_KERNEL,
+        tolerance=SUMS,
+    )
+
+
+CASES = (
+    *(operator_case(row, "small ", SMALL_CALLS, Bar(ratio=0.9), SMALL_GROUP, backward=False) for row in SMALL),
+    *(operator_case(row, "", row.calls, Bar(ratio=0.95), None, way) for row in LARGE for way in (False, True)),
+    adamw_case("foreach", Bar(ratio=0.95)),
+    adamw_case("fused", Bar()),
+    training_case("digits", lambda device: digits_step(device)),
+    training_case("text", lambda device: text_step(device)),
+)
+
+
+def apply(device: str, operator: Operator, calls: int, backward: bool) -> Side:
+    """Calls the operator several times on the same operands, forward, or forward and backward."""
+    torch.manual_seed(SEED)
+    operands = [operand.to(device) for operand in operator.operands()]
+    differentiable = [operand.requires_grad_() for operand in operands if backward and operand.is_floating_point()]
+    gradient = torch.randn(operator.call(*operands).shape).to(device) if backward else None
+    last: list[torch.Tensor] = []
+
+    def run() -> None:
+        for _ in range(calls):
+            last.clear()
+            y = operator.call(*operands)
+            if gradient is not None:
+                for operand in differentiable:
+                    operand.grad = None
+                y.backward(gradient)
+            last.append(y.detach())
+
+    return on(device, run, lambda: [last[0].cpu(), *(x.grad.cpu() for x in differentiable if x.grad is not None)])
+
+
+def adamw(device: str, way: str) -> Side:
+    torch.manual_seed(SEED)
+    parameters = [normal(*shape).to(device).requires_grad_() for shape in PARAMETERS]
+    for parameter in parameters:
+        parameter.grad = normal(*parameter.shape).to(device)
+    optimizer = torch.optim.AdamW(parameters, foreach=way == "foreach", fused=way == "fused")
+
+    def run() -> None:
+        for _ in range(OPTIMIZER_STEPS):
+            optimizer.step()
+
+    return on(device, run, lambda: [parameter.detach().cpu() for parameter in parameters])
+
+
+def digits_step(device: str) -> Side:
+    import train_digits
+
+    training = train_digits.training(device, SEED)
+    images, labels = torch.rand(train_digits.BATCH_SIZE, 1, 8, 8), indices(10, train_digits.BATCH_SIZE)
+    return training_steps(device, training.step, images, labels)
+
+
+def text_step(device: str) -> Side:
+    import train_text
+
+    shape = train_text.Shape(alphabet=96)
+    training = train_text.training(device, shape, steps=10**6, seed=SEED)  # so many that the rate stays as it is
+    characters = indices(shape.alphabet, train_text.BATCH_SIZE, shape.context + 1)
+    return training_steps(device, training.step, characters[:, :-1], characters[:, 1:])
+
+
+def training_steps(
+    device: str, step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor
+) -> Side:
+    """Always on the same batch, which lies on the device. The result is the losses of one run."""
+    inputs, targets = inputs.to(device), targets.to(device)
+    losses: list[torch.Tensor] = []
+
+    def run() -> None:
+        losses[:] = [step(inputs, targets) for _ in range(TRAINING_STEPS)]
+
+    return on(device, run, lambda: [loss.item() for loss in losses])
+
+
+if __name__ == "__main__":
+    sys.exit(main(CASES, __doc__))
