@@ -21,7 +21,7 @@ PYTHON_FILES := setup.py torch_mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test build bench lint format sanitize wheel clean
+.PHONY: help demo test build bench docs lint format sanitize wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -38,6 +38,9 @@ build: $(BUILT)  ## install the package in .venv, editable
 
 bench: $(BUILT) $(VENV)/test  ## measure the device against PyTorch's CPU device
 	$(BIN)/python benchmarks/device.py --json build/device.json
+
+docs: $(BUILT) $(VENV)/test  ## write docs/operators.md
+	$(BIN)/python -m tools.codegen.operator_table
 
 lint: $(VENV)/lint  ## check format, style and types
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)

@@ -1,17 +1,18 @@
 """Generates the operator registration from yaml/native_functions.yaml.
 
 Flow: overlay + packaged native_functions.yaml -> merge -> torchgen -> RegisterMTIA.cpp, MTIANativeFunctions.h
-                                                        -> host_kernels -> HostKernels.cpp
+                                                        -> host_kernels -> HostKernels.cpp, ListKernels.cpp
 
 RegisterMTIA.cpp is what torchgen writes for an in-tree backend. MTIANativeFunctions.h declares the kernels that are
-ours, in the form in which ATen's per-operator `*_native.h` headers declare ATen's. HostKernels.cpp defines those that
-run one of ATen's CPU kernels.
+ours, in the form in which ATen's per-operator `*_native.h` headers declare ATen's. HostKernels.cpp and ListKernels.cpp
+define those that run one of ATen's CPU kernels.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
+import re
 import sys
 
 from torchgen import dest
@@ -20,10 +21,12 @@ from torchgen.model import BackendIndex, DispatchKey, NativeFunction, NativeFunc
 from torchgen.selective_build.selector import SelectiveBuilder
 from torchgen.utils import FileManager
 
-from tools.codegen.host_kernels import host_kernels_source
-from tools.codegen.merge import PACKAGED_TEMPLATES, merge
+from tools.codegen.host_kernels import host_kernels_sources
+from tools.codegen.merge import PACKAGED_TEMPLATES, MergedOperators, OverlayError, merge
 
-OVERLAY = pathlib.Path(__file__).resolve().parents[2] / "yaml" / "native_functions.yaml"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+OVERLAY = ROOT / "yaml" / "native_functions.yaml"
+KERNEL_SOURCES = ROOT / "csrc" / "aten"
 
 Group = NativeFunction | NativeFunctionsGroup
 
@@ -34,6 +37,7 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
     Raises `tools.codegen.merge.OverlayError` for a wrong entry.
     """
     merged = merge(overlay)
+    check_kernels_exist(merged)
     # torchgen leaves device guards and same-device checks out for MTIA; `device_guard` makes it emit CUDA's.
     index = dataclasses.replace(merged.parsed.backend_indices[DispatchKey.MTIA], device_guard=True)
     groups = [g for g in get_grouped_native_functions(merged.parsed.native_functions) if _is_registered(g, index)]
@@ -43,9 +47,23 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
     _write_if_changed(header, _native_functions_header(own, index))
     source = output_dir / "RegisterMTIA.cpp"
     _write_if_changed(source, _register_source(groups, own, index))
-    host_kernels = output_dir / "HostKernels.cpp"
-    _write_if_changed(host_kernels, host_kernels_source(own, index, merged.host_kernels))
-    return [source, host_kernels]
+    sources = [source]
+    for name, text in host_kernels_sources(own, index, merged.host_kernels).items():
+        sources.append(output_dir / name)
+        _write_if_changed(sources[-1], text)
+    return sources
+
+
+def check_kernels_exist(merged: MergedOperators) -> None:
+    """Raises `OverlayError` for a kernel that is not ATen's, not generated, and not mentioned in csrc/aten."""
+    text = "".join(path.read_text() for path in sorted(KERNEL_SOURCES.glob("*.cpp")))
+    words = {word.removeprefix("structured_") for word in re.findall(r"\w+", text)}
+    for name, entry in merged.entries.items():
+        if name not in merged.host_kernels and entry.kernel not in merged.upstream_kernels | words:
+            raise OverlayError(
+                f"{entry.place}: nobody defines the kernel {entry.kernel} of aten::{name}: it is not one of ATen's, and "
+                "csrc/aten does not mention it"
+            )
 
 
 def _functions(group: Group) -> list[NativeFunction]:
