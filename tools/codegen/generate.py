@@ -43,15 +43,13 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
     groups = [g for g in get_grouped_native_functions(merged.parsed.native_functions) if _is_registered(g, index)]
     own = [g for g in groups if not _kernels(g, index) <= merged.upstream_kernels]
 
-    header = output_dir / "MTIANativeFunctions.h"
-    _write_if_changed(header, _native_functions_header(own, index))
-    source = output_dir / "RegisterMTIA.cpp"
-    _write_if_changed(source, _register_source(groups, own, index))
-    sources = [source]
-    for name, text in host_kernels_sources(own, index, merged.host_kernels).items():
-        sources.append(output_dir / name)
-        _write_if_changed(sources[-1], text)
-    return sources
+    sources = {
+        "RegisterMTIA.cpp": _register_source(groups, own, index),
+        **host_kernels_sources(own, index, merged.host_kernels),
+    }
+    for name, text in {"MTIANativeFunctions.h": _native_functions_header(own, index), **sources}.items():
+        _write_if_changed(output_dir / name, text)
+    return [output_dir / name for name in sources]
 
 
 def check_kernels_exist(merged: MergedOperators) -> None:

@@ -100,13 +100,13 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
         place = f"{overlay_path}:{row['__line__']}"
         func = _check_row(row, place, by_name)
         if func in seen:
-            raise OverlayError(f"{place}: {func.partition('(')[0]} already has an entry in line {seen[func]}")
+            raise OverlayError(f"{place}: aten::{func.partition('(')[0]} already has an entry in line {seen[func]}")
         seen[func] = row["__line__"]
         entries[func.partition("(")[0]] = _entry(row, place)
         target = upstream[func]
         if "structured_delegate" in target:
             raise OverlayError(
-                f"{place}: {func.partition('(')[0]} is structured and delegates to "
+                f"{place}: aten::{func.partition('(')[0]} is structured and delegates to "
                 f"{target['structured_delegate']}; give that one the kernel"
             )
         if "runs" in row:

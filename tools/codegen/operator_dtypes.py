@@ -1,6 +1,6 @@
 """Which dtypes each operator takes: runs the samples of PyTorch's operator database on the device and looks.
 
-One sample for each operator and dtype; the operators that it dispatches to, below autograd, are noted.
+One sample for each operator and dtype, forward and backward; what it dispatches to, below autograd, is noted.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,17 +64,26 @@ def _moved(value: Any) -> Any:
     return pytree.tree_map(move, value)
 
 
-def _run_sample(info: Any, dtype: torch.dtype, functions: Iterable[Callable[..., Any] | None]) -> None:
+def _run_sample(info: Any, dtype: torch.dtype, mode: _NoteDtypes) -> None:
     differentiable = info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
     sample = next(iter(info.sample_inputs("cpu", dtype, requires_grad=differentiable)), None)
-    for function in functions:
-        if function is None or sample is None:
-            continue
-        arguments = _moved((sample.input, sample.args, sample.kwargs))
-        with contextlib.suppress(Exception):  # what does not run, is not noted
-            result = function(arguments[0], *arguments[1], **arguments[2])
-            if isinstance(result, torch.Tensor) and result.requires_grad:
-                result.backward(torch.ones_like(result))
+    if sample is None:
+        return
+    arguments = _moved((sample.input, sample.args, sample.kwargs))
+    with mode:
+        result = info.op(arguments[0], *arguments[1], **arguments[2])
+        if isinstance(result, torch.Tensor) and result.requires_grad:
+            result.backward(torch.ones_like(result))
+
+
+def _run_foreach_samples(info: Any, dtype: torch.dtype, mode: _NoteDtypes) -> None:
+    """All samples, because operators on lists have an overload for each kind of last argument."""
+    for sample in info.sample_inputs("cpu", dtype, num_input_tensors=[1]):
+        for function in (info.method_variant, info.inplace_variant):
+            if function is not None:
+                arguments = _moved((sample.input, sample.args, sample.kwargs))
+                with contextlib.suppress(Exception), mode:
+                    function(arguments[0], *arguments[1], **arguments[2])
 
 
 def _run_fused(dtype: torch.dtype) -> None:
@@ -99,19 +108,19 @@ def _quiet() -> Iterator[None]:
 def dtypes_by_overload() -> dict[str, set[str]]:
     """The names of the dtypes (of DTYPES) that each overload ran with; overloads that never ran are missing."""
     mode = _NoteDtypes()
-    dtypes = [getattr(torch, name) for name in sorted(DTYPES)]
-    with _quiet(), mode:
-        for info in [*op_db, *FOREACH]:
-            known = info.supported_dtypes("cpu")
-            in_place = getattr(info, "inplace_variant", None) if info in FOREACH else None
-            for dtype in dtypes:
-                if dtype in known:
+    runs: list[tuple[Callable[[Any, torch.dtype, _NoteDtypes], None], Any]] = [
+        *((_run_sample, info) for info in op_db),
+        *((_run_foreach_samples, info) for info in FOREACH),
+    ]
+    with _quiet():
+        for dtype in (getattr(torch, name) for name in sorted(DTYPES)):
+            for run, info in runs:
+                if dtype in info.supported_dtypes("cpu"):
                     torch.manual_seed(0)
-                    with contextlib.suppress(Exception):
-                        _run_sample(info, dtype, (info.op, in_place))
-        for dtype in dtypes:
+                    with contextlib.suppress(Exception):  # what does not run, is not noted
+                        run(info, dtype, mode)
             if dtype.is_floating_point:
-                with contextlib.suppress(Exception):
+                with mode:
                     _run_fused(dtype)
     torch.mtia.synchronize()
     return {name: noted & DTYPES for name, noted in mode.noted.items() if noted & DTYPES}
