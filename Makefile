@@ -21,7 +21,7 @@ PYTHON_FILES := setup.py torch_mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-text test build bench lint format sanitize wheel clean
+.PHONY: help demo demo-text test build bench docs lint format sanitize wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,6 +42,9 @@ build: $(BUILT)  ## install the package in .venv, editable
 bench: $(BUILT) $(VENV)/test  ## measure the device against PyTorch's CPU device
 	status=0; for benchmark in device eager; do \
 	  $(BIN)/python benchmarks/$$benchmark.py --json build/$$benchmark.json || status=1; done; exit $$status
+
+docs: $(BUILT) $(VENV)/test  ## write docs/operators.md
+	$(BIN)/python -m tools.codegen.operator_table
 
 lint: $(VENV)/lint  ## check format, style and types
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)

@@ -51,8 +51,9 @@ def _autoload() -> None:
             "profiler. Import torch_mtia directly after torch, or leave TORCH_DEVICE_BACKEND_AUTOLOAD unset, so that "
             "`import torch` loads it."
         )
-    from torch_mtia import autograd_threads
+    from torch_mtia import autograd_threads, upstream_gates
 
+    upstream_gates.apply(torch.__version__)
     autograd_threads.settle_at_exit()
 
 

@@ -1,17 +1,18 @@
 """Generates the operator registration from yaml/native_functions.yaml.
 
 Flow: overlay + packaged native_functions.yaml -> merge -> torchgen -> RegisterMTIA.cpp, MTIANativeFunctions.h
-                                                        -> host_kernels -> HostKernels_*.cpp
+                                                        -> host_kernels -> HostKernels_*.cpp, ListKernels.cpp
 
 RegisterMTIA.cpp is what torchgen writes for an in-tree backend. MTIANativeFunctions.h declares the kernels that are
-ours, in the form in which ATen's per-operator `*_native.h` headers declare ATen's. HostKernels_*.cpp define those that
-run one of ATen's CPU kernels.
+ours, in the form in which ATen's per-operator `*_native.h` headers declare ATen's. HostKernels_*.cpp and ListKernels.cpp
+define those that run one of ATen's CPU kernels.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
+import re
 import sys
 
 from torchgen import dest
@@ -20,12 +21,12 @@ from torchgen.model import BackendIndex, DispatchKey, NativeFunction, NativeFunc
 from torchgen.selective_build.selector import SelectiveBuilder
 from torchgen.utils import FileManager
 
-from tools.codegen.host_kernels import host_kernels_source
-from tools.codegen.merge import PACKAGED_TEMPLATES, merge
+from tools.codegen.host_kernels import host_kernels_sources
+from tools.codegen.merge import PACKAGED_TEMPLATES, MergedOperators, OverlayError, merge
 
-OVERLAY = pathlib.Path(__file__).resolve().parents[2] / "yaml" / "native_functions.yaml"
-
-HOST_KERNEL_SHARDS = 4  # files that compile in half a minute each
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+OVERLAY = ROOT / "yaml" / "native_functions.yaml"
+KERNEL_SOURCES = ROOT / "csrc" / "aten"
 
 Group = NativeFunction | NativeFunctionsGroup
 
@@ -36,21 +37,31 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
     Raises `tools.codegen.merge.OverlayError` for a wrong entry.
     """
     merged = merge(overlay)
+    check_kernels_exist(merged)
     # torchgen leaves device guards and same-device checks out for MTIA; `device_guard` makes it emit CUDA's.
     index = dataclasses.replace(merged.parsed.backend_indices[DispatchKey.MTIA], device_guard=True)
     groups = [g for g in get_grouped_native_functions(merged.parsed.native_functions) if _is_registered(g, index)]
     own = [g for g in groups if not _kernels(g, index) <= merged.upstream_kernels]
 
-    header = output_dir / "MTIANativeFunctions.h"
-    _write_if_changed(header, _native_functions_header(own, index))
-    source = output_dir / "RegisterMTIA.cpp"
-    _write_if_changed(source, _register_source(groups, own, index))
-    host_kernels = []
-    for shard in range(HOST_KERNEL_SHARDS):
-        path = output_dir / f"HostKernels_{shard}.cpp"
-        _write_if_changed(path, host_kernels_source(own[shard::HOST_KERNEL_SHARDS], index, merged.host_kernels))
-        host_kernels.append(path)
-    return [source, *host_kernels]
+    sources = {
+        "RegisterMTIA.cpp": _register_source(groups, own, index),
+        **host_kernels_sources(own, index, merged.host_kernels),
+    }
+    for name, text in {"MTIANativeFunctions.h": _native_functions_header(own, index), **sources}.items():
+        _write_if_changed(output_dir / name, text)
+    return [output_dir / name for name in sources]
+
+
+def check_kernels_exist(merged: MergedOperators) -> None:
+    """Raises `OverlayError` for a kernel that is not ATen's, not generated, and not mentioned in csrc/aten."""
+    text = "".join(path.read_text() for path in sorted(KERNEL_SOURCES.glob("*.cpp")))
+    words = {word.removeprefix("structured_") for word in re.findall(r"\w+", text)}
+    for name, entry in merged.entries.items():
+        if name not in merged.host_kernels and entry.kernel not in merged.upstream_kernels | words:
+            raise OverlayError(
+                f"{entry.place}: nobody defines the kernel {entry.kernel} of aten::{name}: it is not one of ATen's, and "
+                "csrc/aten does not mention it"
+            )
 
 
 def _functions(group: Group) -> list[NativeFunction]:

@@ -1,7 +1,8 @@
 """Writes the kernels of overlay rows with `runs`: glue that keeps the arguments and runs one of ATen's CPU kernels.
 
 Structured operators have their outputs made by torchgen's code; an operator in place has them; for any other one the
-row names the function in csrc/aten/Shapes.h that tells what they are.
+row names the function in csrc/aten/Shapes.h that tells what they are. A list of results ATen makes with one operator
+for each tensor, and so does the kernel.
 """
 
 from __future__ import annotations
@@ -17,39 +18,58 @@ from tools.codegen.merge import HostKernel, OverlayError
 
 Group = NativeFunction | NativeFunctionsGroup
 
+SHARDS = 4  # of the kernels on tensors: files that compile in half a minute each
 
-def host_kernels_source(groups: Sequence[Group], index: BackendIndex, kernels: Mapping[str, HostKernel]) -> str:
-    """The text of HostKernels.cpp. Raises `OverlayError` for an operator that needs a kernel written by hand."""
-    includes: set[str] = set()
-    definitions = []
-    for group in groups:
+
+def host_kernels_sources(
+    groups: Sequence[Group], index: BackendIndex, kernels: Mapping[str, HostKernel]
+) -> dict[str, str]:
+    """The texts of the sources, by file name. Raises `OverlayError` for an operator whose kernel has to be written."""
+    sources = {f"HostKernels_{shard}.cpp": _Source("HostKernel.h", "Shapes.h") for shard in range(SHARDS)}
+    on_tensors = list(sources.values())
+    on_lists = sources["ListKernels.cpp"] = _Source("ListKernel.h")
+    for number, group in enumerate(groups):
         functions = list(group.functions()) if isinstance(group, NativeFunctionsGroup) else [group]
         for function in functions:
             kernel = kernels.get(str(function.func.name))
             if kernel is None:
                 continue
-            includes.add(f"#include <ATen/ops/{function.root_name}_native.h>")
+            source = on_lists if _takes_list(function) else on_tensors[number % SHARDS]
             with native_function_manager(function):
                 if isinstance(group, NativeFunctionsGroup) and group.structured:
-                    definitions.append(_structured(group, index, kernel))
+                    on_tensors[number % SHARDS].add(function, _structured(group, index, kernel))
                 else:
-                    definitions.append(_unstructured(function, index, kernel))
-    return "\n".join(
-        [
-            "// Generated from the rows with `runs` in yaml/native_functions.yaml.",
-            *sorted(includes),
-            "",
-            '#include "HostKernel.h"',
-            '#include "Shapes.h"',
-            '#include "MTIANativeFunctions.h"',
-            "",
-            "namespace at::native {",
-            "",
-            *definitions,
-            "}  // namespace at::native",
-            "",
-        ]
-    )
+                    source.add(function, _unstructured(function, index, kernel))
+    return {name: source.text() for name, source in sources.items()}
+
+
+class _Source:
+    """A source file with kernels."""
+
+    def __init__(self, *headers: str) -> None:
+        self._headers = headers
+        self._includes: set[str] = set()
+        self._definitions: list[str] = []
+
+    def add(self, function: NativeFunction, definition: str) -> None:
+        self._includes.add(f"#include <ATen/ops/{function.root_name}_native.h>")
+        self._definitions.append(definition)
+
+    def text(self) -> str:
+        return "\n".join(
+            [
+                "// Generated from the rows with `runs` in yaml/native_functions.yaml.",
+                *sorted(self._includes),
+                "",
+                *(f'#include "{header}"' for header in sorted([*self._headers, "MTIANativeFunctions.h"])),
+                "",
+                "namespace at::native {",
+                "",
+                *self._definitions,
+                "}  // namespace at::native",
+                "",
+            ]
+        )
 
 
 def _structured(group: NativeFunctionsGroup, index: BackendIndex, kernel: HostKernel) -> str:
@@ -77,28 +97,62 @@ def _unstructured(function: NativeFunction, index: BackendIndex, kernel: HostKer
     bindings = signature.arguments()
     definition = signature.defn(name=metadata.kernel)
     written = [binding.name for binding in bindings if _is_written(binding)]
-    if kernel.shape is None:
-        if function.func.arguments.out or any(not r.is_write for r in function.func.returns):
-            raise OverlayError(
-                f"{function.loc}: aten::{function.func.name} makes or resizes tensors and is not structured: its row "
-                "needs `shape`, or its kernel is written in csrc/aten"
-            )
-        body = _launch(function, bindings, _run(bindings, [], kernel), kernel)
-        if kernel.checks is not None:
-            body = f"  torch_mtia::{kernel.checks}({', '.join(b.name for b in bindings)});\n{body}"
-        return f"{definition} {{\n{body}\n{_return(written if function.func.returns else [])}}}\n"
+    if kernel.shape is not None:
+        return f"{definition} {{\n{_with_shape(function, bindings, kernel)}}}\n"
+    if _makes_list(function, kernel):
+        forwarded = ", ".join(binding.name for binding in bindings)
+        return f"{definition} {{\n  return at::native::{kernel.runs}({forwarded});\n}}\n"
+    if function.func.arguments.out or any(not r.is_write for r in function.func.returns):
+        raise OverlayError(
+            f"{kernel.place}: aten::{function.func.name} makes or resizes tensors and is not structured: its row needs "
+            "`shape`, or its kernel is written in csrc/aten"
+        )
+    run = _run(bindings, [], kernel)
+    if _writes_list(bindings):
+        checks = _list_checks(function, bindings, kernel)
+        body = _launch(function, bindings, run, kernel, checks=checks, least_cost="torch_mtia::cost_of_list(self)")
+        if kernel.is_composite:
+            body += "\n  torch_mtia::advance_versions(self);"
+    else:
+        arguments = ", ".join(binding.name for binding in bindings)
+        checks = [] if kernel.checks is None else [f"torch_mtia::{kernel.checks}({arguments});"]
+        body = _launch(function, bindings, run, kernel, checks=checks)
+    return f"{definition} {{\n{body}\n{_return(written if function.func.returns else [])}}}\n"
 
+
+def _with_shape(function: NativeFunction, bindings: Sequence[Binding], kernel: HostKernel) -> str:
+    """The body of a kernel whose row tells the outputs' shapes: makes them, or resizes those that it is given."""
     inputs = [binding for binding in bindings if not _is_written(binding)]
     shapes = f"  const auto shapes = torch_mtia::{kernel.shape}({', '.join(b.name for b in inputs)});\n"
+    written = [binding.name for binding in bindings if _is_written(binding)]
     if written:
         prepare = "".join(f"  torch_mtia::resize_to({name}, shapes[{i}]);\n" for i, name in enumerate(written))
         body = _launch(function, bindings, _run(inputs, written, kernel), kernel)
-        return f"{definition} {{\n{shapes}{prepare}{body}\n{_return(written)}}}\n"
-    outputs = [f"result{i}" for i in range(len(function.func.returns))]
-    prepare = "".join(f"  Tensor {name} = torch_mtia::empty_of(shapes[{i}]);\n" for i, name in enumerate(outputs))
-    body = _launch(function, bindings, _run(inputs, outputs, kernel), kernel, outputs)
-    results = outputs[0] if len(outputs) == 1 else f"{{{', '.join(outputs)}}}"
-    return f"{definition} {{\n{shapes}{prepare}{body}\n  return {results};\n}}\n"
+        return f"{shapes}{prepare}{body}\n{_return(written)}"
+    made = [f"result{i}" for i in range(len(function.func.returns))]
+    prepare = "".join(f"  Tensor {name} = torch_mtia::empty_of(shapes[{i}]);\n" for i, name in enumerate(made))
+    body = _launch(function, bindings, _run(inputs, made, kernel), kernel, made=made)
+    results = made[0] if len(made) == 1 else f"{{{', '.join(made)}}}"
+    return f"{shapes}{prepare}{body}\n  return {results};\n"
+
+
+def _list_checks(function: NativeFunction, bindings: Sequence[Binding], kernel: HostKernel) -> list[str]:
+    """What an operator on lists does before its work item: see Note [List kernels]."""
+    arguments = ", ".join(binding.name for binding in bindings)
+    if kernel.is_composite:
+        return [
+            f"if (!torch_mtia::ListArguments({arguments}).fits_one_item()) {{",
+            f"  at::native::{kernel.runs}({arguments});",
+            "  return;",
+            "}",
+            "static torch_mtia::ProbedDtypes probed;",
+            f"probed.probe(run, {arguments});",
+        ]
+    return [
+        "if (self.empty()) return;",
+        f'torch_mtia::ListArguments({arguments}).check("{function.func.name.name}");',
+        f"torch_mtia::probe(run, {arguments});",
+    ]
 
 
 def _run(inputs: Sequence[Binding], outputs: Sequence[str], kernel: HostKernel) -> str:
@@ -119,18 +173,42 @@ def _return(names: Sequence[str]) -> str:
 
 
 def _launch(
-    function: NativeFunction, bindings: Sequence[Binding], run: str, kernel: HostKernel, made: Sequence[str] = ()
+    function: NativeFunction,
+    bindings: Sequence[Binding],
+    run: str,
+    kernel: HostKernel,
+    *,
+    checks: Sequence[str] = (),
+    made: Sequence[str] = (),
+    least_cost: str = "0",
 ) -> str:
-    """The call of run_on_host; `made`: tensors that the kernel writes and the caller does not pass."""
+    """The call of run_on_host, after `checks`; `made`: tensors that the kernel writes and the caller does not pass."""
     keep = [f"torch_mtia::keep{'_output' if _is_written(b) else ''}({b.name})" for b in bindings]
     keep += [f"torch_mtia::keep_output({name})" for name in made]
+    info = f'{{"aten::{function.func.name.name}", {kernel.weight}, {least_cost}}}'
     device = f"{made[0]}.device()" if made else _device(bindings)
-    return "\n".join(
-        [
-            f'  torch_mtia::run_on_host({{"aten::{function.func.name.name}", {kernel.weight}}}, {device},',
-            f"                          {run},",
-            f"                          {', '.join(keep)});",
-        ]
+    lines = [
+        f"constexpr auto run = {run};",
+        *checks,
+        f"torch_mtia::run_on_host({info}, {device}, run, {', '.join(keep)});",
+    ]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _makes_list(function: NativeFunction, kernel: HostKernel) -> bool:
+    returns_list = any(r.type.is_list_like() is not None for r in function.func.returns)
+    return kernel.is_composite and returns_list and not function.func.arguments.out
+
+
+def _takes_list(function: NativeFunction) -> bool:
+    """Whether it is an operator on lists, as `_foreach_add_` is: its first argument is a list of tensors."""
+    first = function.func.arguments.flat_all[0]
+    return isinstance(first.type, ListType) and first.type.is_tensor_like()
+
+
+def _writes_list(bindings: Sequence[Binding]) -> bool:
+    return any(
+        _is_written(b) and isinstance(b.argument, Argument) and isinstance(b.argument.type, ListType) for b in bindings
     )
 
 

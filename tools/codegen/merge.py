@@ -16,7 +16,9 @@ from torchgen.gen import LineLoader, ParsedYaml, parse_native_yaml_struct, parse
 PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 PACKAGED_TEMPLATES = PACKAGED_NATIVE.parent / "templates"
 
-_ALLOWED_FIELDS = {"func", "dispatch", "device_check", "runs", "shape", "checks", "weight", "__line__"}
+_ALLOWED_FIELDS = {
+    *("func", "dispatch", "device_check", "runs", "shape", "checks", "weight", "waits", "capturable", "__line__")
+}
 _ALLOWED_KEYS = {"MTIA"}
 
 
@@ -25,9 +27,24 @@ class OverlayError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
+class Entry:
+    """One row of the overlay, checked."""
+
+    place: str
+    """File and line."""
+    kernel: str
+    waits: str
+    """When a call waits for the device: "" for never, "always", or words of the row's own."""
+    capturable: bool
+    """Whether a graph can replay the operator; false for whatever always waits."""
+
+
+@dataclasses.dataclass(frozen=True)
 class HostKernel:
     """A kernel for MTIA that runs one of ATen's CPU kernels as a work item."""
 
+    place: str
+    """File and line of its row."""
     runs: str
     """The CPU kernel."""
     writes_outputs: bool
@@ -38,6 +55,8 @@ class HostKernel:
     """The function in csrc/aten/Shapes.h that checks the arguments of an operator in place."""
     weight: int
     """How many times longer it takes than moving its tensors."""
+    is_composite: bool = False
+    """Whether it is made of other operators, so that it also runs on the device's tensors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +66,8 @@ class MergedOperators:
     parsed: ParsedYaml
     upstream_kernels: frozenset[str]
     """Kernel names that upstream declares for the backends it compiles: ATen's own."""
+    entries: dict[str, Entry]
+    """By operator name: the rows of the overlay."""
     host_kernels: dict[str, HostKernel]
     """By operator name: the kernels whose code is generated."""
 
@@ -81,17 +102,19 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
                     dispatch[", ".join(others)] = kernel
 
     seen: dict[str, int] = {}
+    entries: dict[str, Entry] = {}
     host_kernels: dict[str, HostKernel] = {}
     for row in load_rows(overlay_path):
         place = f"{overlay_path}:{row['__line__']}"
         func = _check_row(row, place, by_name)
         if func in seen:
-            raise OverlayError(f"{place}: {func.partition('(')[0]} already has an entry in line {seen[func]}")
+            raise OverlayError(f"{place}: aten::{func.partition('(')[0]} already has an entry in line {seen[func]}")
         seen[func] = row["__line__"]
+        entries[func.partition("(")[0]] = _entry(row, place)
         target = upstream[func]
         if "structured_delegate" in target:
             raise OverlayError(
-                f"{place}: {func.partition('(')[0]} is structured and delegates to "
+                f"{place}: aten::{func.partition('(')[0]} is structured and delegates to "
                 f"{target['structured_delegate']}; give that one the kernel"
             )
         if "runs" in row:
@@ -104,7 +127,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
 
     tags = parse_tags_yaml(str(PACKAGED_NATIVE / "tags.yaml"))
     parsed = parse_native_yaml_struct(list(upstream.values()), tags, path=str(upstream_path))
-    return MergedOperators(parsed, frozenset(upstream_kernels), host_kernels)
+    return MergedOperators(parsed, frozenset(upstream_kernels), entries, host_kernels)
 
 
 def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
@@ -130,6 +153,17 @@ def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
     return func
 
 
+def _entry(row: dict[str, Any], place: str) -> Entry:
+    waits, capturable = row.get("waits", ""), row.get("capturable", True)
+    if waits is True:
+        waits = "always"
+    if not isinstance(waits, str) or ("waits" in row and not waits):
+        raise OverlayError(f"{place}: `waits` is True, or says when, and not {waits!r}")
+    if "capturable" in row and capturable is not False:
+        raise OverlayError(f"{place}: `capturable` can only be False, and not {capturable!r}")
+    return Entry(place, row["dispatch"]["MTIA"], waits, capturable and waits != "always")
+
+
 def _host_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, Any]]) -> HostKernel:
     """The CPU kernel may be that of the operator itself or of another overload: the out= one, mostly."""
     name = row["func"].partition("(")[0]
@@ -144,6 +178,15 @@ def _host_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, 
     }
     if runs not in kernels:
         raise OverlayError(f"{place}: `runs: {runs}` is not a CPU kernel of aten::{base}: {sorted(kernels) or 'none'}")
-    if not isinstance(weight, int) or weight < 1:
+    if not isinstance(weight, int) or isinstance(weight, bool) or weight < 1:
         raise OverlayError(f"{place}: `weight` is a whole number from 1, not {weight!r}")
-    return HostKernel(runs, "!)" in kernels[runs], row.get("shape"), row.get("checks"), weight)
+    composite = (upstream[row["func"]].get("dispatch") or {}).get("CompositeExplicitAutograd")
+    return HostKernel(
+        place=place,
+        runs=runs,
+        writes_outputs="!)" in kernels[runs],
+        shape=row.get("shape"),
+        checks=row.get("checks"),
+        weight=weight,
+        is_composite=runs == composite,
+    )

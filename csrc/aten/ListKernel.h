@@ -1,0 +1,127 @@
+// Runs one of ATen's CPU kernels on lists of tensors (`_foreach_*_`, `_fused_*_`) as one work item. The code that calls
+// this is generated from rows with `runs` (tools/codegen/list_kernels.py).
+//
+// Note [List kernels]
+// A kernel that takes lists looks at its arguments only when it runs, and what it refuses has to be refused at the
+// call.
+//   - A foreach operator becomes one work item if its lists are alike (fits_one_item): that is the usual case, and CUDA
+//     draws the same line. Any other lists go to ATen's slow path, one operator for each tensor, which raises what
+//     there is to raise. The slow path is also what the work item runs, on host aliases.
+//   - A fused operator has no slow path: check_lists raises.
+//   - Which dtypes a kernel lacks, only the kernel knows: so it runs on one-element CPU tensors within the call first
+//     (probe).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Scalar.h>
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <concepts>
+#include <optional>
+#include <vector>
+
+#include "HostKernel.h"
+
+namespace torch_mtia {
+
+// The arguments of an operator on lists, by kind; the first list is what it writes. Borrows them.
+class ListArguments {
+ public:
+  template <typename... Arguments>
+  explicit ListArguments(const Arguments&... arguments) {
+    (add(arguments), ...);
+  }
+
+  // Whether one work item does what ATen's slow path would do with these.
+  bool fits_one_item() const;
+
+  // Raises for lists that a fused kernel does not take. All tensors are on one device; a list is empty or as long as
+  // the first; if there are several, each has one dtype and the sizes and strides of the first.
+  void check(const char* name) const;
+
+ private:
+  void add(at::TensorList list) { lists_.push_back(list); }
+  void add(const at::Tensor& tensor) { tensors_.push_back(&tensor); }
+  void add(const std::optional<at::Tensor>& tensor) {
+    if (tensor) tensors_.push_back(&*tensor);
+  }
+  void add(const at::Scalar& scalar) { scalars_.push_back(scalar); }
+  void add(at::ArrayRef<at::Scalar> scalars) {
+    scalars_.append(scalars.begin(), scalars.end());
+    has_scalar_list_ = true;
+  }
+  template <typename T>
+    requires std::is_arithmetic_v<T>
+  void add(T) {}
+
+  bool have_same_length() const;
+  bool overlap_partially() const;
+
+  c10::SmallVector<at::TensorList, 6> lists_;
+  c10::SmallVector<const at::Tensor*, 3> tensors_;
+  c10::SmallVector<at::Scalar, 4> scalars_;
+  bool has_scalar_list_ = false;
+};
+
+// Estimated nanoseconds on one thread that a CPU kernel spends on each tensor of a list, however small it is.
+inline constexpr uint64_t kNanosecondsPerTensor = 400;
+
+inline uint64_t cost_of_list(at::TensorList list) {
+  return list.size() * kNanosecondsPerTensor;
+}
+
+// Tells autograd that the tensors have changed, as ATen's slow path does.
+void advance_versions(at::TensorList list);
+
+// CPU tensors of one element for each dtype in the list.
+std::vector<at::Tensor> probe_list(at::TensorList list);
+at::Tensor probe_tensor(const at::Tensor& tensor);
+
+template <typename T>
+KeptValue<T> probe_argument(const T& value) {
+  return {value};
+}
+struct ProbeList {
+  std::vector<at::Tensor> tensors;
+  at::TensorList get() const { return tensors; }
+};
+inline ProbeList probe_argument(at::TensorList list) {
+  return {probe_list(list)};
+}
+struct ProbeTensor {
+  mutable at::Tensor tensor;
+  at::Tensor& get() const { return tensor; }
+};
+inline ProbeTensor probe_argument(const at::Tensor& tensor) {
+  return {probe_tensor(tensor)};
+}
+inline KeptValue<std::optional<at::Tensor>> probe_argument(const std::optional<at::Tensor>& tensor) {
+  return {tensor ? std::optional<at::Tensor>(probe_tensor(*tensor)) : std::nullopt};
+}
+inline KeptValue<at::ArrayRef<at::Scalar>> probe_argument(at::ArrayRef<at::Scalar> scalars) {
+  return {scalars.slice(0, 1)};
+}
+
+// Runs a kernel on CPU tensors like the arguments, so that it raises within the call.
+template <typename Run, typename... Arguments>
+void probe(Run run, const Arguments&... arguments) {
+  run(probe_argument(arguments).get()...);
+}
+
+// The dtypes with which a foreach kernel has run.
+class ProbedDtypes {
+ public:
+  template <typename Run, typename... Arguments>
+  void probe(Run run, at::TensorList self, const Arguments&... arguments) {
+    const uint64_t bit = uint64_t{1} << static_cast<unsigned>(self.front().scalar_type());
+    if (C10_LIKELY((known_.load(std::memory_order_relaxed) & bit) != 0)) return;
+    torch_mtia::probe(run, self, arguments...);
+    known_.fetch_or(bit);
+  }
+
+ private:
+  std::atomic<uint64_t> known_{0};
+};
+
+}  // namespace torch_mtia

@@ -1,0 +1,109 @@
+"""Every mistake in yaml/native_functions.yaml stops the build with a message that names file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.codegen.generate import OVERLAY, generate
+from tools.codegen.merge import OverlayError, merge
+
+RELU = "relu(Tensor self) -> Tensor"
+CUMSUM_OUT = "cumsum.out(Tensor self, int dim, *, ScalarType? dtype=None, Tensor(a!) out) -> Tensor(a!)"
+FILL = "fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)"
+
+
+def row(func: str, kernel: str = "relu_mtia", **fields: object) -> str:
+    lines = [f"- func: {func}", "  dispatch:", f"    MTIA: {kernel}"]
+    return "\n".join([*lines, *(f"  {name}: {value}" for name, value in fields.items())]) + "\n"
+
+
+MISTAKES: dict[str, tuple[str, str]] = {
+    "unknown operator": (row("rellu(Tensor self) -> Tensor"), "PyTorch has no operator aten::rellu"),
+    "another schema": (row("relu(Tensor self, int x) -> Tensor"), "the schema of aten::relu differs from upstream's"),
+    "no func": ("- dispatch:\n    MTIA: relu_mtia\n", "an entry needs a func line"),
+    "no dispatch": (f"- func: {RELU}\n", "aten::relu needs `dispatch:` with the key MTIA and no other"),
+    "another key": (f"- func: {RELU}\n  dispatch:\n    CUDA: relu\n", "needs `dispatch:` with the key MTIA"),
+    "one key more": (f"- func: {RELU}\n  dispatch:\n    MTIA: relu\n    CUDA: relu\n", "with the key MTIA and no other"),
+    "unknown field": (row(RELU, variants="function"), "unknown field ['variants']"),
+    "duplicate": (row(RELU) + row(RELU), "aten::relu already has an entry in line 1"),
+    "delegate": (
+        row("add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"),
+        "aten::add.Tensor is structured and delegates to add.out",
+    ),
+    "runs what is no kernel of the operator": (
+        row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumprod_out"),
+        "`runs: cumprod_out` is not the CPU kernel of aten::cumsum.out: ['cumsum_out']",
+    ),
+    "runs, and there is no CPU kernel": (
+        row("argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor", "argsort_mtia", runs="argsort"),
+        "`runs: argsort` is not the CPU kernel of aten::argsort: none",
+    ),
+    "runs on an operator that makes its results": (
+        row(RELU, "relu_mtia", runs="relu"),
+        "aten::relu makes or resizes tensors and is not structured",
+    ),
+    "weight of zero": (
+        row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", weight=0),
+        "`weight` is a whole number from 1, not 0",
+    ),
+    "weight in words": (
+        row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", weight="heavy"),
+        "`weight` is a whole number from 1, not 'heavy'",
+    ),
+    "weight of true": (
+        row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", weight=True),
+        "`weight` is a whole number from 1, not True",
+    ),
+    "weight without runs": (row(RELU, weight=2), "`weight` belongs to `runs`"),
+    "waits, and does not": (row(RELU, waits=False), "`waits` is True, or says when, and not False"),
+    "capturable by assertion": (row(RELU, capturable=True), "`capturable` can only be False, and not True"),
+    "kernel that nobody defines": (
+        row(FILL, "fill_with_nothing_mtia_"),
+        "nobody defines the kernel fill_with_nothing_mtia_ of aten::fill_.Scalar",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_an_error_that_names_file_and_line(tmp_path: Path, mistake: str) -> None:
+    text, message = MISTAKES[mistake]
+    overlay = tmp_path / "overlay.yaml"
+    overlay.write_text(text)
+    with pytest.raises(OverlayError) as caught:
+        generate(tmp_path / "generated", overlay)
+    line = 4 if mistake == "duplicate" else 1
+    assert str(caught.value).startswith(f"{overlay}:{line}: ")
+    assert message in str(caught.value)
+    assert not (tmp_path / "generated").exists()
+
+
+def test_the_line_is_that_of_the_entry(tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay.yaml"
+    overlay.write_text("# a comment\n\n" + row(RELU) + "\n" + row("rellu(Tensor self) -> Tensor"))
+    with pytest.raises(OverlayError, match=rf"^{overlay}:7: "):
+        merge(overlay)
+
+
+def test_files_that_do_not_change_are_not_touched(tmp_path: Path) -> None:
+    first = generate(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert generate(tmp_path) == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_when_calls_wait(tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay.yaml"
+    entries = {}
+    for waits in ("True", "if one side is the CPU"):
+        overlay.write_text(row(RELU, waits=waits))
+        entries[waits] = merge(overlay).entries["relu"]
+    assert [(entry.waits, entry.capturable) for entry in entries.values()] == [
+        ("always", False),
+        ("if one side is the CPU", True),
+    ]
+
+
+def test_the_overlay_of_the_package_is_free_of_mistakes() -> None:
+    assert merge(OVERLAY).entries

@@ -1,0 +1,111 @@
+"""Doors that PyTorch opens by a literal list of devices which lacks `mtia`: opened here, in one table.
+
+This is the only file of the package that assigns to anything in torch. A row of GATES says what is replaced, in which
+versions, why, and how to tell that upstream no longer needs it; a test asks that of every row. To add one: write the
+replacement, add the row.
+
+A gate is applied to a module when that module is imported, and at once if it already is. Nothing is imported for it.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One name in PyTorch that is replaced."""
+
+    name: str
+    """The attribute."""
+    modules: tuple[str, ...]
+    """The modules that have it: the one that defines it, and those that import it by value."""
+    versions: tuple[tuple[int, int], ...]
+    """The versions (major, minor) of PyTorch in which it is replaced."""
+    why: str
+    replace: Callable[[Any], Any]
+    """Takes the original and returns the replacement."""
+    is_needed: Callable[[Any], bool]
+    """Takes the original; false once upstream does what the replacement is for."""
+
+
+def _capturable_on_mtia(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    def _get_capturable_supported_devices(supports_xla: bool = True) -> list[str]:
+        return [*original(supports_xla), "mtia"]
+
+    return _get_capturable_supported_devices
+
+
+_CAPTURABLE_OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
+
+GATES: tuple[Gate, ...] = (
+    Gate(
+        name="_get_capturable_supported_devices",
+        modules=("torch.optim.optimizer", *(f"torch.optim.{name}" for name in _CAPTURABLE_OPTIMIZERS)),
+        versions=((2, 13),),
+        why="Optimizers with capturable=True assert that their parameters are on one of the devices it lists.",
+        replace=_capturable_on_mtia,
+        is_needed=lambda original: "mtia" not in original(),
+    ),
+)
+
+originals: dict[tuple[str, str], Any] = {}
+"""What was replaced, by module and name."""
+
+
+class _ImportHook:
+    """Finds the modules of gates that are not imported yet, as the other finders would, and applies their gates."""
+
+    def __init__(self, gates: dict[str, list[Gate]]) -> None:
+        self._gates = gates
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in self._gates:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target)) is not None), None)
+        if spec is not None and spec.loader is not None:
+            self._apply_after(spec.loader, self._gates[name])
+        return spec
+
+    @staticmethod
+    def _apply_after(loader: Any, gates: list[Gate]) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            for gate in gates:
+                _open(gate, module)
+
+        loader.exec_module = exec_module
+
+
+def _open(gate: Gate, module: ModuleType) -> None:
+    key = (module.__name__, gate.name)
+    if key not in originals:
+        originals[key] = getattr(module, gate.name)
+        setattr(module, gate.name, gate.replace(originals[key]))
+
+
+def apply(torch_version: str, gates: Sequence[Gate] = GATES) -> None:
+    """Opens the gates of this version of PyTorch, now or when their modules are imported."""
+    major, minor = (int(part) for part in torch_version.split(".")[:2])
+    waiting: dict[str, list[Gate]] = {}
+    for gate in gates:
+        if (major, minor) not in gate.versions:
+            continue
+        for name in gate.modules:
+            module = sys.modules.get(name)
+            if module is None:
+                waiting.setdefault(name, []).append(gate)
+            else:
+                _open(gate, module)
+    if waiting:
+        sys.meta_path.insert(0, _ImportHook(waiting))
