@@ -90,7 +90,7 @@ def _launch(function: NativeFunction, bindings: Sequence[Binding], run: str, ker
     return "\n".join(
         [
             f'  torch_mtia::run_on_host({{"aten::{function.func.name.name}", {kernel.weight}}}, {_device(bindings)},',
-            f"                          [](const auto&... arguments) {{ {run} }},",
+            f"                          [](auto&&... arguments) {{ {run} }},",
             f"                          {', '.join(keep)});",
         ]
     )
