@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.testing._internal.common_modules import ModuleInfo, module_db
 from torch.utils import _pytree as pytree
 
@@ -41,9 +42,7 @@ def gradients(module: torch.nn.Module, arguments: Any) -> list[torch.Tensor]:
 
 
 def backward(result: Any) -> None:
-    roots = [
-        leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
+    roots = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     if roots:
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
 
@@ -51,14 +50,18 @@ def backward(result: Any) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("info", "training"),
-    [row(info, training) for info in module_db for training in ((True, False) if info.train_and_eval_differ else (True,))],
+    [
+        row(info, training)
+        for info in module_db
+        for training in ((True, False) if info.train_and_eval_differ else (True,))
+    ],
 )
 def test_modules(device: torch.device, info: ModuleInfo, training: bool) -> None:
-    inputs = info.module_inputs_func(
-        info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
-    )
+    inputs = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=training)
     compared = 0
     for sample in inputs[:MOST_INPUTS]:
+        if issubclass(info.module_cls, LazyModuleMixin):
+            continue
         if sample.forward_input is None or sample.constructor_input.kwargs.get("dropout"):
             continue
         torch.manual_seed(0)
@@ -68,12 +71,17 @@ def test_modules(device: torch.device, info: ModuleInfo, training: bool) -> None
         cpu_arguments, device_arguments = on(torch.device("cpu"), arguments), on(device, arguments)
         expected = here(*cpu_arguments[0], **cpu_arguments[1])
         actual = there(*device_arguments[0], **device_arguments[1])
-        torch.testing.assert_close(actual, expected, check_device=False, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual, expected, check_device=False, rtol=1e-4, atol=1e-4, equal_nan=True)
         backward(expected)
         backward(actual)
         torch.testing.assert_close(
-            gradients(there, device_arguments), gradients(here, cpu_arguments), check_device=False, rtol=1e-3, atol=1e-4
+            gradients(there, device_arguments),
+            gradients(here, cpu_arguments),
+            check_device=False,
+            rtol=1e-3,
+            atol=1e-4,
+            equal_nan=True,
         )
         compared += 1
     if compared == 0:
-        pytest.skip("every input drops at random")
+        pytest.skip("draws random numbers in every forward, or the first")
