@@ -397,51 +397,17 @@ class FallbackCall {
   c10::SmallVector<TensorAlias, 4> tensors_;
 };
 
-// Runs the CPU kernel of `kernel` for a call of `op`.
-void run_fallback(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel, Stack* stack) {
+void fallback(const c10::OperatorHandle& op, Stack* stack) {
   FallbackControl::enter(op);
   ensure_initialized();
   require_host_view(op.schema().name().c_str());
-  FallbackCall(kernel, stack).run();
-}
-
-void fallback(const c10::OperatorHandle& op, Stack* stack) {
-  run_fallback(op, op, stack);
-}
-
-// PyTorch sends an out-of-tree device's convolutions to operators that have no CPU kernel; their CPU counterparts take
-// the same arguments but for the sizes of the bias.
-c10::OperatorHandle find_operator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-}
-
-void convolution_fallback(const c10::OperatorHandle& op, Stack* stack) {
-  static const auto kernel = find_operator("aten::convolution");
-  run_fallback(op, kernel, stack);
-}
-
-void convolution_backward_fallback(const c10::OperatorHandle& op, Stack* stack) {
-  static const auto kernel = find_operator("aten::convolution_backward");
-  constexpr size_t kGradOutput = 0;
-  constexpr size_t kBiasSizes = 3;
-  const auto first = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
-  const bool wants_bias = stack->back().toBoolList().get(2);
-  const auto bias_sizes =
-      wants_bias ? c10::IValue(std::vector<int64_t>{first[kGradOutput].toTensor().size(1)}) : c10::IValue();
-  stack->insert(first + kBiasSizes, bias_sizes);
-  run_fallback(op, kernel, stack);
+  FallbackCall(op, stack).run();
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, MTIA, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-}
-
-TORCH_LIBRARY_IMPL(aten, MTIA, m) {
-  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_fallback>());
-  m.impl("convolution_backward_overrideable",
-         torch::CppFunction::makeFromBoxedFunction<&convolution_backward_fallback>());
 }
 
 }  // namespace torch_mtia

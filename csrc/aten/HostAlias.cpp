@@ -29,7 +29,7 @@ at::Tensor host_alias(const at::TensorBase& tensor, bool for_write) {
 at::Tensor clone_on_host(const at::TensorBase& cpu_tensor) {
   at::Tensor copy = at::detail::empty_strided_cpu(cpu_tensor.sizes(), cpu_tensor.strides(), cpu_tensor.scalar_type());
   std::memcpy(copy.mutable_data_ptr(), cpu_tensor.const_data_ptr(), copy.storage().nbytes());
-  copy.unsafeGetTensorImpl()->set_wrapped_number(cpu_tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  if (cpu_tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
   return copy;
 }
 

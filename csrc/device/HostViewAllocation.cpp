@@ -13,6 +13,7 @@ namespace torch_mtia {
 namespace {
 
 thread_local bool tls_active = false;
+thread_local HostViewOffer* tls_offer = nullptr;
 
 // From the host view of a block to the block.
 class BlockTable {
@@ -43,33 +44,46 @@ BlockTable& block_table() {
 
 c10::DeleterFnPtr base_deleter = nullptr;
 
-// Frees memory of either kind, by its address alone.
-void delete_by_address(void* address) {
-  if (core::Block* block = block_table().take(address)) {
-    tls_active ? MTIACachingAllocator::free_block_while_running(block) : MTIACachingAllocator::free_block(block);
-  } else {
-    base_deleter(address);
-  }
-}
+}  // namespace
 
 class PassThroughAllocator final : public c10::Allocator {
  public:
   explicit PassThroughAllocator(c10::Allocator* base) : base_(base) { base_deleter = base->raw_deleter(); }
 
   c10::DataPtr allocate(size_t size) override {
-    if (!tls_active || size == 0) return base_->allocate(size);
+    if (size == 0) return base_->allocate(size);
+    if (tls_offer != nullptr) {
+      if (void* address = tls_offer->take(size)) return wrap(address);
+    }
+    if (!tls_active) return base_->allocate(size);
     core::Block* block = MTIACachingAllocator::allocate_block(size);
     void* address = HostView::to_host(reinterpret_cast<void*>(core::block_address(block)));
     block_table().insert(address, block);
-    return {address, address, &delete_by_address, c10::Device(c10::DeviceType::CPU)};
+    return wrap(address);
   }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override { return data.get() == data.get_context(); }
   c10::DeleterFnPtr raw_deleter() const override { return base_deleter == nullptr ? nullptr : &delete_by_address; }
   void copy_data(void* to, const void* from, size_t size) const override { base_->copy_data(to, from, size); }
 
+  // Frees memory of any kind, by its address alone.
+  static void delete_by_address(void* address) {
+    if (tls_offer != nullptr && tls_offer->give_back(address)) return;
+    if (core::Block* block = block_table().take(address)) {
+      tls_active ? MTIACachingAllocator::free_block_while_running(block) : MTIACachingAllocator::free_block(block);
+    } else {
+      base_deleter(address);
+    }
+  }
+
  private:
+  static c10::DataPtr wrap(void* address) {
+    return {address, address, &delete_by_address, c10::Device(c10::DeviceType::CPU)};
+  }
+
   c10::Allocator* const base_;
 };
+
+namespace {
 
 bool install() {
   static auto* const allocator = new PassThroughAllocator(c10::GetCPUAllocator());  // leaked, as every allocator
@@ -77,11 +91,15 @@ bool install() {
   return true;
 }
 
+bool installed() {
+  static const bool done = install();
+  return done;
+}
+
 }  // namespace
 
 HostViewAllocation::HostViewAllocation() : previous_(tls_active) {
-  static const bool installed = install();
-  tls_active = installed;
+  tls_active = installed();
 }
 
 HostViewAllocation::~HostViewAllocation() {
@@ -89,13 +107,44 @@ HostViewAllocation::~HostViewAllocation() {
 }
 
 bool HostViewAllocation::owns(const c10::DataPtr& data) {
-  return data.get_deleter() == &delete_by_address;
+  return data.get_deleter() == &PassThroughAllocator::delete_by_address;
 }
 
 c10::DataPtr HostViewAllocation::adopt(c10::DataPtr&& data) {
   core::Block* block = block_table().take(data.release_context());
   TORCH_INTERNAL_ASSERT(block != nullptr);
   return MTIACachingAllocator::wrap_block(block);
+}
+
+HostViewOffer::HostViewOffer() : previous_(tls_offer) {
+  if (installed()) tls_offer = this;
+}
+
+HostViewOffer::~HostViewOffer() {
+  tls_offer = previous_;
+}
+
+void HostViewOffer::add(void* host_address, size_t nbytes) {
+  if (nbytes != 0) pieces_.push_back({host_address, nbytes, /*taken=*/false});
+}
+
+void* HostViewOffer::take(size_t nbytes) {
+  if (!open_) return nullptr;
+  for (Piece& piece : pieces_) {
+    if (piece.taken || piece.nbytes != nbytes) continue;
+    piece.taken = true;
+    return piece.address;
+  }
+  return nullptr;
+}
+
+bool HostViewOffer::give_back(const void* address) {
+  for (Piece& piece : pieces_) {
+    if (piece.address != address) continue;
+    piece.taken = false;
+    return true;
+  }
+  return false;
 }
 
 }  // namespace torch_mtia

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <c10/util/SmallVector.h>
 
 namespace torch_mtia {
 
@@ -26,6 +27,38 @@ class HostViewAllocation {
 
  private:
   const bool previous_;
+};
+
+// A scope in which new CPU tensors of certain sizes, on this thread, get certain memory.
+//
+// Note [Offered memory]
+// Much of ATen's CPU code makes its results itself. Where the results belong is known before the code runs, so that
+// memory is offered to it: the first allocation of just as many bytes takes it. What the code frees is offered again.
+// Nothing says which allocation is which, so the results have to be looked for afterwards, and copied if they are not
+// in their place. No tensor with offered memory may outlive the scope.
+class HostViewOffer {
+ public:
+  HostViewOffer();
+  ~HostViewOffer();
+  HostViewOffer(const HostViewOffer&) = delete;
+  HostViewOffer& operator=(const HostViewOffer&) = delete;
+
+  void add(void* host_address, size_t nbytes);
+  void close() { open_ = false; }  // offers nothing any more
+
+ private:
+  friend class PassThroughAllocator;
+  struct Piece {
+    void* address;
+    size_t nbytes;
+    bool taken;
+  };
+  void* take(size_t nbytes);
+  bool give_back(const void* address);
+
+  HostViewOffer* const previous_;
+  c10::SmallVector<Piece, 4> pieces_;
+  bool open_ = true;
 };
 
 }  // namespace torch_mtia

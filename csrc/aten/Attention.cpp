@@ -1,0 +1,95 @@
+// Scaled dot product attention on the CPU's flash attention. PyTorch gives an out-of-tree device's fused attention one
+// pair of operators; whatever they do not do (dropout, gradients of the mask) is left to the composite.
+#include <ATen/OpMathType.h>
+#include <ATen/SDPBackend.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward_native.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_native.h>
+#include <ATen/ops/empty_like.h>
+
+#include "HostFunction.h"
+#include "MTIANativeFunctions.h"
+
+namespace at::native {
+namespace {
+
+using torch_mtia::HostFunction;
+using torch_mtia::new_output;
+
+constexpr uint64_t kOperationsPerNanosecond = 64;
+
+uint64_t cost(const Tensor& query, const Tensor& key) {
+  return 4 * static_cast<uint64_t>(query.numel()) * static_cast<uint64_t>(key.size(2)) / kOperationsPerNanosecond;
+}
+
+bool sizes_fit(const Tensor& query, const Tensor& key, const Tensor& value, double dropout_p,
+               const std::optional<Tensor>& mask) {
+  return dropout_p == 0.0 && query.dim() == 4 && key.dim() == 4 && value.sizes() == key.sizes() &&
+         query.size(0) == key.size(0) && query.size(3) == key.size(3) && query.size(3) > 0 && key.size(1) > 0 &&
+         query.size(1) % key.size(1) == 0 &&
+         (!mask || !mask->defined() ||
+          ((mask->dim() == 2 || mask->dim() == 4) && mask->size(-1) == key.size(2) && mask->size(-2) == query.size(2) &&
+           mask->scalar_type() == query.scalar_type()));
+}
+
+std::optional<Tensor> optional(const Tensor& tensor) {
+  return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
+}
+
+// Heads and positions in memory as the kernels write them: [batch, position, head, ...].
+Tensor new_positions_first(const Tensor& tensor) {
+  return new_output({tensor.size(0), tensor.size(2), tensor.size(1), tensor.size(3)}, tensor.options()).transpose(1, 2);
+}
+
+}  // namespace
+
+int64_t _fused_sdp_choice_mtia(const Tensor& query, const Tensor& key, const Tensor& value,
+                               const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
+                               std::optional<double> scale, bool enable_gqa) {
+  const int64_t choice = _fused_sdp_choice_cpp(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+  return choice == static_cast<int64_t>(SDPBackend::flash_attention) ? static_cast<int64_t>(SDPBackend::overrideable)
+                                                                     : choice;
+}
+
+REGISTER_MTIA_DISPATCH(_fused_sdp_choice_stub, &_fused_sdp_choice_mtia)
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>
+_scaled_dot_product_fused_attention_overrideable_mtia(const Tensor& query, const Tensor& key, const Tensor& value,
+                                                      const std::optional<Tensor>& attn_bias, double dropout_p,
+                                                      bool is_causal, bool /*return_debug_mask*/,
+                                                      std::optional<double> scale) {
+  using Kernel = HostFunction<&_scaled_dot_product_flash_attention_cpu>;
+  Kernel::check(sizes_fit(query, key, value, dropout_p, attn_bias), query, key, value, dropout_p, is_causal, attn_bias,
+                scale);
+  const auto statistics = query.options().dtype(toOpMathType(query.scalar_type()));
+  const std::array<Tensor, 2> outputs{
+      at::empty_like(query), new_output({query.size(0), query.size(2), query.size(1)}, statistics).transpose(1, 2)};
+  Kernel::run({"aten::_scaled_dot_product_fused_attention_overrideable", 1, cost(query, key)}, query.device(), outputs,
+              query, key, value, dropout_p, is_causal, attn_bias, scale);
+  const auto none = [&] { return new_output({0}, query.options().dtype(kLong)); };
+  return {outputs[0], outputs[1], none(), none(), query.size(2), key.size(2), none(), none(), none()};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> _scaled_dot_product_fused_attention_overrideable_backward_mtia(
+    const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& attn_bias,
+    std::array<bool, 4> grad_input_mask, const Tensor& out, const Tensor& logsumexp, const Tensor& /*cum_seq_q*/,
+    const Tensor& /*cum_seq_k*/, int64_t /*max_q*/, int64_t /*max_k*/, double dropout_p, bool is_causal,
+    const Tensor& /*philox_seed*/, const Tensor& /*philox_offset*/, std::optional<double> scale) {
+  using Kernel = HostFunction<&_scaled_dot_product_flash_attention_cpu_backward>;
+  TORCH_CHECK_NOT_IMPLEMENTED(!attn_bias.defined() || !grad_input_mask[3],
+                              "fused attention has no gradient of the mask on mtia; use the math backend");
+  const auto mask = optional(attn_bias);
+  Kernel::check(sizes_fit(query, key, value, dropout_p, mask) && grad_out.sizes() == query.sizes() &&
+                    out.sizes() == query.sizes(),
+                grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, mask, scale);
+  const auto make = [&](size_t i, const Tensor& tensor) {
+    return grad_input_mask[i] ? new_positions_first(tensor) : Tensor();
+  };
+  const std::array<Tensor, 3> grads{make(0, query), make(1, key), make(2, value)};
+  Kernel::run({"aten::_scaled_dot_product_fused_attention_overrideable_backward", 1, 2 * cost(query, key)},
+              query.device(), grads, grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, mask, scale);
+  return {grads[0], grads[1], grads[2], Tensor()};
+}
+
+}  // namespace at::native

@@ -1,0 +1,99 @@
+// Convolutions. PyTorch sends an out-of-tree device's convolutions, their arguments checked and brought to at least two
+// spatial dimensions, to these two operators. The CPU chooses among oneDNN and its own kernels, all of which make their
+// results themselves.
+#include <ATen/native/ConvUtils.h>
+#include <ATen/ops/convolution_backward_native.h>
+#include <ATen/ops/convolution_native.h>
+#include <c10/core/SymIntArrayRef.h>
+
+#include "HostFunction.h"
+#include "MTIANativeFunctions.h"
+
+namespace at::native {
+namespace {
+
+using torch_mtia::HostFunction;
+using torch_mtia::new_output;
+using torch_mtia::new_output_like;
+
+// Floating point operations that one core does in a nanosecond in a good convolution.
+constexpr uint64_t kOperationsPerNanosecond = 64;
+
+uint64_t cost(const Tensor& input_side, const Tensor& output_side, const Tensor& weight, bool transposed) {
+  const Tensor& positions = transposed ? input_side : output_side;
+  const auto channels = static_cast<uint64_t>(std::max<int64_t>(weight.size(0), 1));
+  return 2 * static_cast<uint64_t>(positions.numel()) * (static_cast<uint64_t>(weight.numel()) / channels) /
+         kOperationsPerNanosecond;
+}
+
+// The memory format of the results of the kernel that the CPU would choose. It is chosen by metadata.
+MemoryFormat result_format(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                           OptionalIntArrayRef bias_sizes, IntArrayRef stride, IntArrayRef padding,
+                           IntArrayRef dilation, bool transposed, IntArrayRef output_padding, int64_t groups) {
+  const torch_mtia::HostTensor host_input(input, /*for_write=*/false);
+  const torch_mtia::HostTensor host_weight(weight, /*for_write=*/false);
+  const torch_mtia::HostTensor host_bias(bias.value_or(Tensor()), /*for_write=*/false);
+  const auto symbolic = [](IntArrayRef values) { return c10::fromIntArrayRefSlow(values); };
+  const auto backend =
+      select_conv_backend(host_input.get(), host_weight.get(), host_bias.get(), symbolic(stride), symbolic(padding),
+                          symbolic(dilation), transposed, symbolic(output_padding), groups,
+                          bias_sizes ? at::OptionalSymIntArrayRef(symbolic(*bias_sizes)) : std::nullopt);
+  return _determine_backend_memory_format(host_input.get(), host_weight.get(), backend);
+}
+
+// What the caller has not checked when it is not PyTorch's convolution.
+bool sizes_fit(const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+               IntArrayRef output_padding, int64_t groups) {
+  const int64_t spatial = input.dim() - 2;
+  const auto has_all = [&](IntArrayRef values) { return static_cast<int64_t>(values.size()) == spatial; };
+  return spatial >= 1 && weight.dim() == input.dim() && has_all(stride) && has_all(padding) && has_all(dilation) &&
+         has_all(output_padding) && groups > 0 &&
+         std::all_of(stride.begin(), stride.end(), [](auto s) { return s > 0; });
+}
+
+}  // namespace
+
+Tensor convolution_overrideable_mtia(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                                     IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool transposed,
+                                     IntArrayRef output_padding, int64_t groups) {
+  using Kernel = HostFunction<&convolution>;
+  Kernel::check(sizes_fit(input, weight, stride, padding, dilation, output_padding, groups), input, weight, bias,
+                stride, padding, dilation, transposed, output_padding, groups);
+  const auto sizes =
+      transposed ? conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride, dilation, groups)
+                 : conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
+  const Tensor output = new_output(
+      sizes, input.options(),
+      result_format(input, weight, bias, std::nullopt, stride, padding, dilation, transposed, output_padding, groups));
+  Kernel::run({"aten::convolution", 1, cost(input, output, weight, transposed)}, input.device(), output, input, weight,
+              bias, stride, padding, dilation, transposed, output_padding, groups);
+  return output;
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable_mtia(const Tensor& grad_output,
+                                                                          const Tensor& input, const Tensor& weight,
+                                                                          IntArrayRef stride, IntArrayRef padding,
+                                                                          IntArrayRef dilation, bool transposed,
+                                                                          IntArrayRef output_padding, int64_t groups,
+                                                                          std::array<bool, 3> output_mask) {
+  using Kernel = HostFunction<&convolution_backward>;
+  const std::array<int64_t, 1> bias_size{grad_output.dim() > 1 ? grad_output.size(1) : 0};
+  const OptionalIntArrayRef bias_sizes = output_mask[2] ? OptionalIntArrayRef(bias_size) : std::nullopt;
+  Kernel::check(
+      sizes_fit(input, weight, stride, padding, dilation, output_padding, groups) && grad_output.dim() == input.dim(),
+      grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+      output_mask);
+  const auto format = result_format(input, weight, std::nullopt, bias_sizes, stride, padding, dilation, transposed,
+                                    output_padding, groups);
+  const std::array<Tensor, 3> grads{
+      output_mask[0] ? new_output_like(input, format) : Tensor(),
+      output_mask[1] ? new_output_like(weight, format) : Tensor(),
+      output_mask[2] ? new_output(bias_size, grad_output.options()) : Tensor(),
+  };
+  Kernel::run({"aten::convolution_backward", 1, 2 * cost(input, grad_output, weight, transposed)}, input.device(),
+              grads, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
+              groups, output_mask);
+  return {grads[0], grads[1], grads[2]};
+}
+
+}  // namespace at::native

@@ -1,0 +1,75 @@
+#include "HostFunction.h"
+
+#include <algorithm>
+
+namespace torch_mtia {
+namespace {
+
+bool same_layout(const at::Tensor& left, const at::Tensor& right) {
+  if (left.sizes() != right.sizes() || left.scalar_type() != right.scalar_type()) return false;
+  for (int64_t dim = 0; dim < left.dim(); ++dim) {
+    if (left.size(dim) != 1 && left.stride(dim) != right.stride(dim)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+at::Tensor stand_in(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device().is_cpu()) return tensor;
+  at::Tensor zeros(at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
+  if (zeros.storage().nbytes() != 0) std::memset(zeros.mutable_data_ptr(), 0, zeros.storage().nbytes());
+  return zeros;
+}
+
+void DtypeSignature::add(at::ScalarType dtype) {
+  code_ = code_ * 64 + static_cast<uint64_t>(dtype) + 1;
+  if (dtype == at::kFloat || dtype == at::kDouble) {
+    common_ = common_ && (floating_ == at::ScalarType::Undefined || floating_ == dtype);
+    floating_ = dtype;
+  } else {
+    common_ = common_ && dtype == at::kLong;
+  }
+}
+
+bool KnownSignatures::contains(uint64_t code) const {
+  return std::any_of(codes_.begin(), codes_.end(),
+                     [&](const auto& known) { return known.load(std::memory_order_relaxed) == code; });
+}
+
+void KnownSignatures::insert(uint64_t code) {
+  for (auto& known : codes_) {
+    uint64_t unused = 0;
+    if (known.compare_exchange_strong(unused, code, std::memory_order_relaxed) || unused == code) return;
+  }
+}
+
+OutputOffer::OutputOffer(at::TensorList outputs) : outputs_(outputs) {
+  for (const at::Tensor& output : outputs) {
+    if (output.defined()) offer_.add(output.mutable_data_ptr(), output.nbytes());
+  }
+}
+
+void OutputOffer::settle(at::ArrayRef<at::Tensor*> results) {
+  offer_.close();
+  TORCH_INTERNAL_ASSERT(results.size() == outputs_.size());
+  const auto in_place = [&](size_t i) {
+    return results[i]->const_data_ptr() == outputs_[i].const_data_ptr() && same_layout(*results[i], outputs_[i]);
+  };
+  const auto uses_offer = [&](const at::Tensor& result) {
+    return std::any_of(outputs_.begin(), outputs_.end(), [&](const at::Tensor& output) {
+      return output.defined() && output.storage().data() == result.storage().data();
+    });
+  };
+  c10::SmallVector<size_t, 4> to_copy;
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    if (!outputs_[i].defined() || outputs_[i].numel() == 0) continue;
+    TORCH_INTERNAL_ASSERT(results[i]->defined() && results[i]->sizes() == outputs_[i].sizes());
+    if (in_place(i)) continue;
+    if (uses_offer(*results[i])) *results[i] = results[i]->clone();
+    to_copy.push_back(i);
+  }
+  for (const size_t i : to_copy) outputs_[i].copy_(*results[i]);
+}
+
+}  // namespace torch_mtia

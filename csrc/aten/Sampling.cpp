@@ -1,0 +1,135 @@
+// Sampling of images at given places: grids, and paddings that mirror or repeat the border.
+#include <ATen/native/GridSamplerUtils.h>
+#include <ATen/ops/grid_sampler_2d_backward_native.h>
+#include <ATen/ops/grid_sampler_2d_native.h>
+#include <ATen/ops/grid_sampler_3d_backward_native.h>
+#include <ATen/ops/grid_sampler_3d_native.h>
+#include <ATen/ops/reflection_pad2d_backward_native.h>
+#include <ATen/ops/reflection_pad2d_native.h>
+#include <ATen/ops/replication_pad2d_backward_native.h>
+#include <ATen/ops/replication_pad3d_backward_native.h>
+
+#include "HostFunction.h"
+#include "MTIANativeFunctions.h"
+
+namespace at::native {
+namespace {
+
+using torch_mtia::HostFunction;
+using torch_mtia::new_output;
+using torch_mtia::new_output_like;
+
+constexpr uint64_t kWeight = 8;
+
+Tensor new_samples(const Tensor& input, const Tensor& grid) {
+  DimVector sizes(grid.sizes());
+  sizes.pop_back();
+  sizes.insert(sizes.begin() + 1, input.size(1));
+  return new_output(sizes, input.options());
+}
+
+std::array<Tensor, 2> new_grads(const Tensor& input, const Tensor& grid, std::array<bool, 2> output_mask) {
+  return {output_mask[0] ? new_output_like(input) : Tensor(), output_mask[1] ? new_output_like(grid) : Tensor()};
+}
+
+}  // namespace
+
+Tensor grid_sampler_2d_mtia(const Tensor& input, const Tensor& grid, int64_t interpolation_mode, int64_t padding_mode,
+                            bool align_corners) {
+  check_grid_sampler_common(input, grid);
+  check_grid_sampler_2d(input, grid);
+  return HostFunction<&grid_sampler_2d_cpu>::call(
+      {"aten::grid_sampler_2d", kWeight}, true, [&] { return new_samples(input, grid); }, input, grid,
+      interpolation_mode, padding_mode, align_corners);
+}
+
+std::tuple<Tensor, Tensor> grid_sampler_2d_backward_mtia(const Tensor& grad_output, const Tensor& input,
+                                                         const Tensor& grid, int64_t interpolation_mode,
+                                                         int64_t padding_mode, bool align_corners,
+                                                         std::array<bool, 2> output_mask) {
+  check_grid_sampler_common(input, grid);
+  check_grid_sampler_2d(input, grid);
+  // Both gradients are one computation; the CPU kernel makes the grid's in any case.
+  auto [grad_input, grad_grid] = HostFunction<&grid_sampler_2d_backward_cpu>::call(
+      {"aten::grid_sampler_2d_backward", 2 * kWeight}, grad_output.dim() == 4,
+      [&] { return new_grads(input, grid, output_mask); }, grad_output, input, grid, interpolation_mode, padding_mode,
+      align_corners, output_mask);
+  return {grad_input, grad_grid};
+}
+
+Tensor grid_sampler_3d_mtia(const Tensor& input, const Tensor& grid, int64_t interpolation_mode, int64_t padding_mode,
+                            bool align_corners) {
+  check_grid_sampler_common(input, grid);
+  check_grid_sampler_3d(input, grid, interpolation_mode);
+  return HostFunction<&grid_sampler_3d_cpu>::call(
+      {"aten::grid_sampler_3d", kWeight}, true, [&] { return new_samples(input, grid); }, input, grid,
+      interpolation_mode, padding_mode, align_corners);
+}
+
+std::tuple<Tensor, Tensor> grid_sampler_3d_backward_mtia(const Tensor& grad_output, const Tensor& input,
+                                                         const Tensor& grid, int64_t interpolation_mode,
+                                                         int64_t padding_mode, bool align_corners,
+                                                         std::array<bool, 2> output_mask) {
+  check_grid_sampler_common(input, grid);
+  check_grid_sampler_3d(input, grid, interpolation_mode);
+  auto [grad_input, grad_grid] = HostFunction<&grid_sampler_3d_backward_cpu>::call(
+      {"aten::grid_sampler_3d_backward", 2 * kWeight}, grad_output.dim() == 5,
+      [&] { return new_grads(input, grid, output_mask); }, grad_output, input, grid, interpolation_mode, padding_mode,
+      align_corners, output_mask);
+  return {grad_input, grad_grid};
+}
+
+namespace {
+
+// Sizes after padding; the padding comes in pairs, last dimension first. Empty: the CPU kernel refuses the arguments.
+DimVector padded_sizes(const Tensor& self, IntArrayRef padding, int64_t dims, bool reflects) {
+  if (static_cast<int64_t>(padding.size()) != 2 * dims || (self.dim() != dims + 1 && self.dim() != dims + 2)) return {};
+  DimVector sizes(self.sizes());
+  for (int64_t dim = self.dim() == dims + 2 ? 1 : 0; dim < self.dim(); ++dim) {
+    if (self.size(dim) == 0) return {};
+  }
+  for (int64_t i = 0; i < dims; ++i) {
+    const int64_t before = padding[static_cast<size_t>(2 * i)];
+    const int64_t after = padding[static_cast<size_t>(2 * i + 1)];
+    int64_t& size = sizes[static_cast<size_t>(self.dim() - 1 - i)];
+    if (reflects && (before >= size || after >= size)) return {};
+    size += before + after;
+    if (size < 1) return {};
+  }
+  return sizes;
+}
+
+template <auto Kernel>
+Tensor pad_backward(const char* name, const Tensor& grad_output, const Tensor& self, IntArrayRef padding, int64_t dims,
+                    bool reflects) {
+  const DimVector sizes = padded_sizes(self, padding, dims, reflects);
+  return HostFunction<Kernel>::call(
+      {name}, !sizes.empty() && grad_output.sizes() == sizes,
+      [&] { return new_output_like(self, self.suggest_memory_format()); }, grad_output, self, padding);
+}
+
+}  // namespace
+
+Tensor reflection_pad2d_mtia(const Tensor& self, IntArrayRef padding) {
+  const DimVector sizes = padded_sizes(self, padding, 2, /*reflects=*/true);
+  return HostFunction<&reflection_pad2d_cpu>::call(
+      {"aten::reflection_pad2d"}, !sizes.empty(),
+      [&] { return new_output(sizes, self.options(), self.suggest_memory_format()); }, self, padding);
+}
+
+Tensor reflection_pad2d_backward_mtia(const Tensor& grad_output, const Tensor& self, IntArrayRef padding) {
+  return pad_backward<&reflection_pad2d_backward_cpu>("aten::reflection_pad2d_backward", grad_output, self, padding, 2,
+                                                      /*reflects=*/true);
+}
+
+Tensor replication_pad2d_backward_mtia(const Tensor& grad_output, const Tensor& self, IntArrayRef padding) {
+  return pad_backward<&replication_pad2d_backward_cpu>("aten::replication_pad2d_backward", grad_output, self, padding,
+                                                       2, /*reflects=*/false);
+}
+
+Tensor replication_pad3d_backward_mtia(const Tensor& grad_output, const Tensor& self, IntArrayRef padding) {
+  return pad_backward<&replication_pad3d_backward_cpu>("aten::replication_pad3d_backward", grad_output, self, padding,
+                                                       3, /*reflects=*/false);
+}
+
+}  // namespace at::native

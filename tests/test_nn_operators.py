@@ -1,0 +1,409 @@
+"""Operators of neural networks with kernels of their own: what the CPU gives, forward and backward, with no fallback."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo
+from torch.utils import _pytree as pytree
+
+import torch_mtia
+
+aten = torch.ops.aten
+Function = Callable[..., Any]
+MOST_SAMPLES = 8
+DTYPES = (torch.float32, torch.bfloat16)
+
+# By OpInfo's names, without "nn.functional."
+OPERATORS = (
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    *("layer_norm", "group_norm", "batch_norm"),
+    *("embedding",),
+    *("adaptive_avg_pool2d", "adaptive_avg_pool3d", "max_pool3d", "max_unpool2d", "max_unpool3d", "unfold"),
+    *("multi_margin_loss", "multilabel_margin_loss", "prelu", "glu", "logsigmoid", "grid_sample"),
+    *("huber_loss", "smooth_l1_loss", "mse_loss", "binary_cross_entropy", "ctc_loss", "embedding_bag"),
+    *("scaled_dot_product_attention", "pad.reflect", "pad.replicate", "instance_norm", "channel_shuffle"),
+)
+# What the samples use beside: other operators, which need not have kernels.
+OTHERS = (
+    *("aten::where.self", "aten::div.out", "aten::glu.out", "aten::logit", "aten::smooth_l1_loss.out"),
+    *("aten::arange.start_out", "aten::mse_loss.out", "aten::eq.Scalar_out", "aten::mean.out", "aten::sum.IntList_out"),
+    *("aten::clamp.out", "aten::masked_fill_.Scalar", "aten::index_select", "aten::pow.Tensor_Scalar_out"),
+    *("aten::bmm.out", "aten::isneginf.out", "aten::where.self_out", "aten::neg.out", "aten::abs.out"),
+    *("aten::add.out", "aten::_softmax.out", "aten::all.dim_out", "aten::mul.out", "aten::any.dim", "aten::sgn.out"),
+    *("aten::clamp_min.Tensor_out", "aten::exp.out", "aten::_index_put_impl_", "aten::logit_backward.grad_input"),
+)
+OWN = (
+    "aten::convolution_overrideable",
+    "aten::convolution_backward_overrideable",
+    "aten::native_layer_norm",
+    "aten::native_batch_norm_backward",
+    "aten::_embedding_bag",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+    "aten::_ctc_loss",
+)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_operators_of_this_module_are_native(name: str) -> None:
+    assert name in torch._C._dispatch_get_registrations_for_dispatch_key("MTIA")
+
+
+def on(device: torch.device, value: Any) -> Any:
+    """A copy of the arguments with leaves of their own and the same strides."""
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        copy = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=device)
+        return copy.copy_(leaf.detach()).requires_grad_(leaf.requires_grad)
+
+    return pytree.tree_map(move, value)
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def same(actual: torch.Tensor, expected: torch.Tensor, tolerance: float | None) -> None:
+    torch.testing.assert_close(
+        actual, expected, rtol=tolerance, atol=tolerance, check_device=False, check_stride=True, equal_nan=True
+    )
+
+
+def compare(device: torch.device, function: Function, arguments: Any, tolerance: float | None = None) -> None:
+    """Results, gradients, strides and dtypes; nothing may fall back but OTHERS."""
+    torch_mtia.fallback.reset()
+    here, there = on(torch.device("cpu"), arguments), on(device, arguments)
+    expected = tensors(function(*here))
+    actual = tensors(function(*there))
+    assert set(torch_mtia.fallback.stats()) <= set(OTHERS)
+    assert len(actual) == len(expected)
+    for result, reference in zip(actual, expected, strict=True):
+        same(result, reference, tolerance)
+    roots = [i for i, reference in enumerate(expected) if reference.requires_grad]
+    if not roots:
+        return
+    gradients = [torch.randn(expected[i].shape).to(expected[i].dtype) for i in roots]
+    moved = [gradient.to(device) for gradient in gradients]
+    torch.autograd.backward([expected[i] for i in roots], gradients)
+    torch.autograd.backward([actual[i] for i in roots], moved)
+    assert set(torch_mtia.fallback.stats()) <= set(OTHERS)
+    for leaf, reference in zip(tensors(there), tensors(here), strict=True):
+        if reference.grad is not None:
+            assert leaf.grad is not None
+            torch.testing.assert_close(leaf.grad, reference.grad, rtol=tolerance, atol=tolerance, check_device=False)
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape).to(dtype).requires_grad_()
+
+
+# Convolutions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_convolutions(device: torch.device, dims: int, transposed: bool, dtype: torch.dtype) -> None:
+    convolution = getattr(F, f"conv{'_transpose' if transposed else ''}{dims}d")
+    formats = [torch.contiguous_format]
+    if dims > 1:
+        formats.append(torch.channels_last if dims == 2 else torch.channels_last_3d)
+    for groups, dilation, stride, layout, biased in itertools.product(
+        (1, 2, 4), (1, 2), (1, 2), formats, (False, True)
+    ):
+        if dilation == stride == 2:
+            continue
+        x = torch.randn(2, 4, *(9, 8, 7)[:dims]).to(dtype).contiguous(memory_format=layout).requires_grad_()
+        channels = (4, 8 // groups) if transposed else (8, 4 // groups)
+        weight = torch.randn(*channels, *(3, 2, 3)[:dims]).to(dtype).requires_grad_()
+        bias = leaf(8, dtype=dtype) if biased else None
+
+        def run(
+            *arguments: torch.Tensor | None, stride: int = stride, dilation: int = dilation, groups: int = groups
+        ) -> Any:
+            return convolution(*arguments, stride=stride, padding=1, dilation=dilation, groups=groups)
+
+        compare(device, run, (x, weight, bias), 0.2 if dtype is torch.bfloat16 else 1e-4)
+
+
+@pytest.mark.parametrize("mask", list(itertools.product([True, False], repeat=3)), ids=str)
+def test_each_gradient_of_a_convolution_can_be_left_out(device: torch.device, mask: tuple[bool, ...]) -> None:
+    grad, x, weight = torch.randn(2, 5, 6, 6), torch.randn(2, 3, 6, 6), torch.randn(5, 3, 3, 3)
+    rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, mask)
+    expected = aten.convolution_backward(grad, x, weight, [5], *rest)
+    actual = aten.convolution_backward(grad.to(device), x.to(device), weight.to(device), [5], *rest)
+    for wanted, result, reference in zip(mask, actual, expected, strict=True):
+        assert (result is not None) == wanted
+        if wanted:
+            torch.testing.assert_close(result.cpu(), reference, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 8, 8), (3, 8, 8)], ids=str)
+def test_convolutions_of_empty_and_single_images(device: torch.device, shape: tuple[int, ...]) -> None:
+    compare(device, lambda x, w, b: F.conv2d(x, w, b), (leaf(*shape), leaf(4, 3, 3, 3), leaf(4)), 1e-4)
+
+
+# Normalizations ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (4,), (5, 3, 4)], ids=str)
+def test_statistics_of_layer_norm_have_the_dtype_of_the_input(
+    device: torch.device, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    size = shape[-1]
+    compare(
+        device,
+        lambda x, w, b: torch.native_layer_norm(x, [size], w, b, 1e-5),
+        (torch.randn(shape).to(dtype), torch.randn(size).to(dtype), None),
+    )
+
+
+def test_layer_norm_of_16_bits_with_parameters_of_32(device: torch.device) -> None:
+    x = leaf(6, 8, dtype=torch.bfloat16)
+    compare(device, lambda x, w, b: F.layer_norm(x, [8], w, b), (x, leaf(8), leaf(8)), 5e-2)
+    y = torch.native_layer_norm(x.detach().to(device), [8], torch.ones(8, device=device), None, 1e-5)
+    assert y[1].dtype == y[2].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_batch_norm_keeps_running_statistics(
+    device: torch.device, dtype: torch.dtype, training: bool, layout: torch.memory_format
+) -> None:
+    x = torch.randn(4, 3, 5, 5).to(dtype).contiguous(memory_format=layout).requires_grad_()
+    for parameters in {dtype, torch.float32}:
+
+        def run(x: Any, w: Any, b: Any, mean: Any, var: Any) -> Any:
+            return F.batch_norm(x, mean, var, w, b, training), mean, var
+
+        arguments = (x, leaf(3, dtype=parameters), leaf(3, dtype=parameters))
+        statistics = (torch.zeros(3, dtype=parameters), torch.ones(3, dtype=parameters))
+        compare(device, run, arguments + statistics, 5e-2 if dtype is torch.bfloat16 else 1e-5)
+
+
+def test_every_batch_norm_operator(device: torch.device) -> None:
+    x, w, b, mean, var = torch.randn(4, 3, 5), torch.rand(3), torch.rand(3), torch.zeros(3), torch.ones(3)
+    operators: list[Function] = [
+        lambda x, w, b, m, v: (aten._native_batch_norm_legit(x, w, b, m, v, True, 0.1, 1e-5), m, v),
+        lambda x, w, b, m, v: aten._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, 1e-5),
+        lambda x, w, b, m, v: (aten._batch_norm_with_update(x, w, b, m, v, 0.1, 1e-5), m, v),
+        lambda x, w, b, m, v: (aten.batch_norm_update_stats(x, m, v, 0.1), m, v),
+        lambda x, w, b, m, v: aten.native_batch_norm_backward(
+            x, x, w, None, None, m, v, True, 1e-5, [True, False, True]
+        ),
+        lambda x, w, b, m, v: aten.native_group_norm_backward(
+            x, x, x[:, :1, 0].contiguous(), x[:, 1:2, 1].contiguous(), w, 4, 3, 5, 1, [True, True, False]
+        ),
+        lambda x, w, b, m, v: aten.native_layer_norm_backward(
+            x, x, [5], x[:, :, :1].contiguous(), x[:, :, 1:2].contiguous(), None, None, [True, False, False]
+        ),
+    ]
+    for operator in operators:
+        compare(device, operator, (x, w, b, mean, var))
+
+
+# Embeddings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_embedding_bags(device: torch.device, dtype: torch.dtype, mode: str) -> None:
+    indices = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9])
+    for padding_idx, last, weighted in itertools.product((None, 2), (False, True), (False, True)):
+        if weighted and mode != "sum":
+            continue
+        offsets = torch.tensor([0, 4, 4, 8] if last else [0, 4, 4])
+
+        def run(
+            weight: Any, indices: Any, offsets: Any, scales: Any, padding: int | None = padding_idx, last: bool = last
+        ) -> Any:
+            return F.embedding_bag(
+                indices,
+                weight,
+                offsets,
+                mode=mode,
+                per_sample_weights=scales,
+                include_last_offset=last,
+                padding_idx=padding,
+            )
+
+        scales = leaf(8, dtype=dtype) if weighted else None
+        tolerance = 5e-2 if dtype is torch.bfloat16 else 1e-5
+        for weight in (leaf(10, 4, dtype=dtype), torch.randn(10, 4).to(dtype)):
+            compare(device, run, (weight, indices, offsets, scales), tolerance)
+
+
+@pytest.mark.parametrize("indices", [torch.tensor([[1, 2], [2, 0]]), torch.tensor(3), torch.empty(0).long()], ids=str)
+def test_embeddings(device: torch.device, indices: torch.Tensor) -> None:
+    for index in (indices, indices.int()):
+        compare(device, lambda w, i: F.embedding(i, w, padding_idx=1), (leaf(5, 3), index))
+
+
+def test_embedding_renormalizes_its_weight(device: torch.device) -> None:
+    compare(device, lambda w, i: (F.embedding(i, w, max_norm=1.0), w), (torch.randn(5, 3), torch.tensor([1, 2, 1])))
+
+
+def test_an_index_out_of_range_is_raised_when_the_device_synchronizes(device: torch.device) -> None:
+    F.embedding(torch.tensor([7], device=device), torch.randn(5, 3, device=device))
+    with pytest.raises(IndexError, match="embedding"):
+        torch.mtia.synchronize()
+
+
+# Attention -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (33, 70), (1, 600)])
+@pytest.mark.parametrize("kind", ["plain", "causal", "bool mask", "float mask", "scale", "grouped", "transposed"])
+def test_fused_attention(device: torch.device, kind: str, queries: int, keys: int, dtype: torch.dtype) -> None:
+    heads = 2 if kind == "grouped" else 4
+    query = leaf(2, 4, queries, 8, dtype=dtype)
+    if kind == "transposed":
+        query = torch.randn(2, queries, 4, 8).to(dtype).transpose(1, 2).requires_grad_()
+    mask = None
+    if kind == "bool mask":
+        mask = torch.rand(queries, keys) < 0.7
+        mask[:, 0] = True
+    elif kind == "float mask":
+        mask = torch.randn(2, 1, queries, keys).to(dtype)
+
+    def run(query: Any, key: Any, value: Any, mask: Any) -> Any:
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            mask,
+            is_causal=kind == "causal",
+            scale=0.3 if kind == "scale" else None,
+            enable_gqa=kind == "grouped",
+        )
+
+    key, value = (leaf(2, heads, keys, 8, dtype=dtype) for _ in range(2))
+    compare(device, run, (query, key, value, mask), 5e-2 if dtype is torch.bfloat16 else 1e-5)
+
+
+def test_which_attention_is_fused(device: torch.device) -> None:
+    query = torch.randn(2, 4, 5, 8, device=device)
+    mask = torch.zeros(5, 5, device=device, requires_grad=True)
+    fused, math = int(torch.nn.attention.SDPBackend.OVERRIDEABLE.value), int(torch.nn.attention.SDPBackend.MATH.value)
+    assert torch._fused_sdp_choice(query, query, query) == fused
+    assert torch._fused_sdp_choice(query, query, query, dropout_p=0.5) == math
+    assert torch._fused_sdp_choice(query, query, query, mask) == math
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert torch._fused_sdp_choice(query, query, query) == math
+
+
+# Errors --------------------------------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[Function, Sequence[Any]]] = {
+    "conv2d channels": (F.conv2d, (torch.randn(1, 3, 5, 5), torch.randn(4, 2, 3, 3))),
+    "conv2d kernel": (F.conv2d, (torch.randn(1, 3, 2, 2), torch.randn(4, 3, 3, 3))),
+    "conv2d dtypes": (F.conv2d, (torch.randn(1, 3, 5, 5), torch.randn(4, 3, 3, 3).double())),
+    "conv_transpose2d channels": (F.conv_transpose2d, (torch.randn(1, 3, 5, 5), torch.randn(2, 3, 3, 3))),
+    "layer_norm shape": (lambda x: F.layer_norm(x, [3]), (torch.randn(2, 4),)),
+    "layer_norm dtype": (lambda x: torch.native_layer_norm(x, [4], None, None, 1e-5), (torch.ones(2, 4).long(),)),
+    "group_norm": (lambda x: torch.native_group_norm(x, None, None, 2, 3, 4, 2, 1e-5), (torch.randn(2, 3, 4),)),
+    "batch_norm weight": (
+        lambda x, w: F.batch_norm(x, None, None, w, training=True),
+        (torch.rand(2, 3), torch.rand(4)),
+    ),
+    "embedding weight": (lambda w, i: F.embedding(i, w), (torch.randn(5), torch.tensor([1]))),
+    "embedding index": (lambda w, i: F.embedding(i, w), (torch.randn(5, 2), torch.tensor([1.0]))),
+    "embedding_bag": (
+        lambda w, i, o: aten._embedding_bag(w, i, o),
+        (torch.randn(5, 2), torch.tensor([1.0]), torch.tensor([0])),
+    ),
+    "attention heads": (
+        lambda q, k: (
+            aten._scaled_dot_product_flash_attention_for_cpu(q, k, k)
+            if q.is_cpu
+            else aten._scaled_dot_product_fused_attention_overrideable(q, k, k)
+        ),
+        (torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 7)),
+    ),
+    "nll_loss2d": (lambda x, t: aten.nll_loss2d_forward(x, t, None, 1, -1), (torch.rand(2, 3, 4, 4), torch.ones(2, 4))),
+    "binary_cross_entropy": (
+        lambda x, t: aten.binary_cross_entropy(x, t),
+        (torch.rand(3), torch.rand(4)),
+    ),
+    "huber delta": (lambda x: F.huber_loss(x, x, delta=-1.0), (torch.rand(3),)),
+    "multi_margin p": (lambda x, t: F.multi_margin_loss(x, t, p=3), (torch.rand(2, 3), torch.tensor([0, 1]))),
+    "multilabel": (lambda x, t: F.multilabel_margin_loss(x, t), (torch.rand(2, 3), torch.ones(2, 4).long())),
+    "ctc blank": (
+        lambda x, t: aten._ctc_loss(x, t, [3, 3], [1, 1], 9),
+        (torch.rand(3, 2, 4), torch.ones(2, 1).long()),
+    ),
+    "ctc lengths": (
+        lambda x, t: aten._ctc_loss(x, t, [3, 4], [1, 1], 0),
+        (torch.rand(3, 2, 4), torch.ones(2, 1).long()),
+    ),
+    "glu_backward": (lambda x: aten.glu_backward(x, x, 0), (torch.rand(3),)),
+    "adaptive pool": (lambda x: aten._adaptive_avg_pool2d(x, [2, 2]), (torch.rand(3, 3),)),
+    "max_pool3d padding": (lambda x: F.max_pool3d(x, 2, padding=2), (torch.rand(1, 1, 4, 4, 4),)),
+    "max_pool3d size": (lambda x: F.max_pool3d(x, 5), (torch.rand(1, 1, 4, 4, 4),)),
+    "max_unpool2d": (
+        lambda x, i: aten.max_unpool2d(x, i, [4, 4]),
+        (torch.rand(1, 1, 2, 2), torch.ones(1, 1, 2, 3).long()),
+    ),
+    "unfold": (lambda x: F.unfold(x, 5), (torch.rand(1, 1, 3, 3),)),
+    "fold": (lambda x: F.fold(x, (4, 4), 2), (torch.rand(1, 4, 8),)),
+    "grid": (lambda x, g: F.grid_sample(x, g), (torch.rand(1, 1, 3, 3), torch.rand(1, 2, 2, 3))),
+    "reflection": (lambda x: F.pad(x, (3, 3, 0, 0), mode="reflect"), (torch.rand(1, 1, 3, 3),)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_raise_at_the_call_what_the_cpu_raises(device: torch.device, name: str) -> None:
+    function, arguments = WRONG[name]
+    with pytest.raises(Exception) as expected:
+        function(*arguments)
+    with pytest.raises(type(expected.value)) as actual, torch_mtia.fallback.forbid():
+        function(*on(device, arguments))
+    assert str(actual.value) == str(expected.value)
+    torch.mtia.synchronize()
+
+
+# PyTorch's samples ---------------------------------------------------------------------------------------------------
+
+
+def name_of(info: OpInfo) -> str:
+    name = f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
+    prefix = "nn.functional."
+    return name.removeprefix(prefix) if name.startswith(prefix) else f"torch.{name}"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("info", [pytest.param(info, id=name_of(info)) for info in op_db if name_of(info) in OPERATORS])
+def test_samples(device: torch.device, info: OpInfo, dtype: torch.dtype) -> None:
+    if dtype not in info.supported_dtypes("cpu"):
+        pytest.skip(f"the CPU has no {info.name} of {dtype}")
+    differentiable = dtype in info.supported_backward_dtypes("cpu")
+    tolerance = 5e-2 if dtype is torch.bfloat16 else 1e-4
+    compared = 0
+    for sample in islice(info.sample_inputs("cpu", dtype, requires_grad=differentiable), MOST_SAMPLES):
+        if sample.kwargs.get("dropout_p", 0.0) > 0.0 or sample.kwargs.get("sparse"):
+            continue
+        compare(
+            device,
+            lambda x, args, kwargs: info.op(x, *args, **kwargs),
+            (sample.input, sample.args, sample.kwargs),
+            tolerance,
+        )
+        compared += 1
+    assert compared > 0
+
+
+def test_the_samples_are_of_operators_that_exist() -> None:
+    assert set(OPERATORS) <= {name_of(info) for info in op_db}
