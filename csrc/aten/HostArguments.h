@@ -22,13 +22,10 @@ namespace torch_mtia {
 // The tensors of a work item.
 using HostTensors = c10::SmallVector<HostTensor*, 8>;
 
-struct KeptWithoutTensors {
-  void collect(HostTensors& /*list*/) {}
-};
-
 // A number, a flag, a dtype.
 template <typename T>
-struct KeptValue : KeptWithoutTensors {
+struct KeptValue {
+  void collect(HostTensors& /*list*/) {}
   T value;
   const T& get() const { return value; }
 };
@@ -79,13 +76,15 @@ struct KeptOptionalTensorList {
 };
 
 template <typename T>
-struct KeptArray : KeptWithoutTensors {
+struct KeptArray {
+  void collect(HostTensors& /*list*/) {}
   std::vector<T> values;
   at::ArrayRef<T> get() const { return values; }
 };
 
 template <typename T>
-struct KeptOptionalArray : KeptWithoutTensors {
+struct KeptOptionalArray {
+  void collect(HostTensors& /*list*/) {}
   std::optional<std::vector<T>> values;
   struct Reference {
     const std::optional<std::vector<T>>& values;
@@ -97,12 +96,14 @@ struct KeptOptionalArray : KeptWithoutTensors {
   Reference get() const { return {values}; }
 };
 
-struct KeptString : KeptWithoutTensors {
+struct KeptString {
+  void collect(HostTensors& /*list*/) {}
   std::string value;
   std::string_view get() const { return value; }
 };
 
-struct KeptOptionalString : KeptWithoutTensors {
+struct KeptOptionalString {
+  void collect(HostTensors& /*list*/) {}
   std::optional<std::string> value;
   std::optional<std::string_view> get() const { return value; }
 };
@@ -111,7 +112,7 @@ template <typename T>
   requires std::is_trivially_copyable_v<T> || std::is_same_v<T, at::Scalar> ||
            std::is_same_v<T, std::optional<at::Scalar>>
 KeptValue<T> keep(const T& value) {
-  return {{}, value};
+  return {value};
 }
 
 inline KeptTensor keep(const at::TensorBase& tensor) {
@@ -160,20 +161,20 @@ inline KeptOptionalTensorList keep(const c10::List<std::optional<at::Tensor>>& l
 
 template <typename T>
 KeptArray<T> keep(at::ArrayRef<T> values) {
-  return {{}, values.vec()};
+  return {values.vec()};
 }
 template <typename T>
 KeptOptionalArray<T> keep(const std::optional<at::ArrayRef<T>>& values) {
-  return values ? KeptOptionalArray<T>{{}, values->vec()} : KeptOptionalArray<T>{};
+  return values ? KeptOptionalArray<T>{values->vec()} : KeptOptionalArray<T>{};
 }
 inline KeptOptionalArray<int64_t> keep(const at::OptionalIntArrayRef& values) {
-  return values ? KeptOptionalArray<int64_t>{{}, values->vec()} : KeptOptionalArray<int64_t>{};
+  return values ? KeptOptionalArray<int64_t>{values->vec()} : KeptOptionalArray<int64_t>{};
 }
 inline KeptString keep(std::string_view value) {
-  return {{}, std::string(value)};
+  return {std::string(value)};
 }
 inline KeptOptionalString keep(const std::optional<std::string_view>& value) {
-  return {{}, value ? std::optional<std::string>(*value) : std::nullopt};
+  return {value ? std::optional<std::string>(*value) : std::nullopt};
 }
 
 }  // namespace torch_mtia

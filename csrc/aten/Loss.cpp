@@ -5,17 +5,10 @@
 #include <ATen/native/TensorIterator.h>
 #include <ATen/ops/_ctc_loss_backward_native.h>
 #include <ATen/ops/_ctc_loss_native.h>
-#include <ATen/ops/_prelu_kernel_backward_native.h>
-#include <ATen/ops/_prelu_kernel_native.h>
 #include <ATen/ops/binary_cross_entropy_backward_native.h>
 #include <ATen/ops/binary_cross_entropy_native.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/glu_backward_native.h>
 #include <ATen/ops/huber_loss_backward_native.h>
-#include <ATen/ops/huber_loss_native.h>
-#include <ATen/ops/log_sigmoid_backward_native.h>
-#include <ATen/ops/log_sigmoid_forward_native.h>
-#include <ATen/ops/mse_loss_backward_native.h>
 #include <ATen/ops/multi_margin_loss_backward_native.h>
 #include <ATen/ops/multi_margin_loss_native.h>
 #include <ATen/ops/multilabel_margin_loss_backward_native.h>
@@ -81,17 +74,6 @@ Tensor binary_cross_entropy_backward_mtia(const Tensor& grad_output, const Tenso
       [&] { return at::empty_like(self); }, grad_output, self, target, weight, reduction);
 }
 
-Tensor huber_loss_mtia(const Tensor& self, const Tensor& target, int64_t reduction, double delta) {
-  return HostFunction<&huber_loss>::call(
-      {"aten::huber_loss", kWeight}, delta > 0 && expand_together(self, target),
-      [&] {
-        return reduction == Reduction::None
-                   ? new_pointwise(self, target)
-                   : new_output({}, self.options().dtype(promote_types(self.scalar_type(), target.scalar_type())));
-      },
-      self, target, reduction, delta);
-}
-
 namespace {
 
 // Backward of a pointwise loss: contiguous, of the sizes that all arguments together have.
@@ -115,10 +97,6 @@ Tensor huber_loss_backward_mtia(const Tensor& grad_output, const Tensor& self, c
                                 double delta) {
   return pointwise_backward<&huber_loss_backward>("aten::huber_loss_backward", grad_output, self, target, reduction,
                                                   delta);
-}
-
-Tensor mse_loss_backward_mtia(const Tensor& grad_output, const Tensor& self, const Tensor& target, int64_t reduction) {
-  return pointwise_backward<&mse_loss_backward>("aten::mse_loss_backward", grad_output, self, target, reduction);
 }
 
 Tensor smooth_l1_loss_backward_mtia(const Tensor& grad_output, const Tensor& self, const Tensor& target,
@@ -261,44 +239,6 @@ Tensor ctc_loss_backward_mtia(const Tensor& grad, const Tensor& log_probs, const
       {"aten::_ctc_loss_backward", 16}, is_alignment(log_probs, targets, input_lengths, target_lengths, blank),
       [&] { return new_output_like(log_probs); }, grad, log_probs, targets, input_lengths, target_lengths,
       neg_log_likelihood, log_alpha, blank, zero_infinity);
-}
-
-// Activations
-
-std::tuple<Tensor, Tensor> log_sigmoid_forward_mtia(const Tensor& self) {
-  auto [output, buffer] = HostFunction<&log_sigmoid_forward_cpu>::call(
-      {"aten::log_sigmoid_forward", kWeight}, true,
-      [&] { return std::array<Tensor, 2>{new_output_like(self), new_output_like(self)}; }, self);
-  return {output, buffer};
-}
-
-Tensor log_sigmoid_backward_mtia(const Tensor& grad_output, const Tensor& self, const Tensor& buffer) {
-  return HostFunction<&log_sigmoid_backward_cpu>::call(
-      {"aten::log_sigmoid_backward", kWeight}, grad_output.sizes() == self.sizes() && buffer.sizes() == self.sizes(),
-      [&] { return new_pointwise(grad_output, self); }, grad_output, self, buffer);
-}
-
-Tensor glu_backward_mtia(const Tensor& grad_output, const Tensor& self, int64_t dim) {
-  const bool has_dim = self.dim() > 0 && dim >= -self.dim() && dim < self.dim();
-  return HostFunction<&glu_backward_cpu>::call(
-      {"aten::glu_backward", kWeight},
-      has_dim && self.size(dim) % 2 == 0 && grad_output.numel() * 2 == self.numel() && grad_output.dim() == self.dim(),
-      [&] { return new_output_like(self); }, grad_output, self, dim);
-}
-
-Tensor _prelu_kernel_mtia(const Tensor& self, const Tensor& weight) {
-  return HostFunction<&_prelu_kernel>::call(
-      {"aten::_prelu_kernel"}, expand_together(self, weight), [&] { return new_pointwise(self, weight); }, self,
-      weight);
-}
-
-std::tuple<Tensor, Tensor> _prelu_kernel_backward_mtia(const Tensor& grad_output, const Tensor& self,
-                                                       const Tensor& weight) {
-  auto [grad_self, grad_weight] = HostFunction<&_prelu_kernel_backward>::call(
-      {"aten::_prelu_kernel_backward"}, grad_output.sizes() == self.sizes() && expand_together(self, weight),
-      [&] { return std::array<Tensor, 2>{new_pointwise(grad_output, self), new_pointwise(grad_output, self)}; },
-      grad_output, self, weight);
-  return {grad_self, grad_weight};
 }
 
 }  // namespace at::native

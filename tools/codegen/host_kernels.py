@@ -117,7 +117,7 @@ def _unstructured(function: NativeFunction, index: BackendIndex, kernel: HostKer
         arguments = ", ".join(binding.name for binding in bindings)
         checks = [] if kernel.checks is None else [f"torch_mtia::{kernel.checks}({arguments});"]
         body = _launch(function, bindings, run, kernel, checks=checks)
-    return f"{definition} {{\n{body}\n{_return(written if function.func.returns else [])}}}\n"
+    return f"{definition} {{\n{body}\n{_return(written[: len(function.func.returns)])}}}\n"
 
 
 def _with_shape(function: NativeFunction, bindings: Sequence[Binding], kernel: HostKernel) -> str:
