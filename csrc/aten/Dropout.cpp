@@ -48,9 +48,9 @@ struct Dropout {
 
   void apply(const uint32_t* __restrict words, const T* __restrict input, T* __restrict output,
              bool* __restrict mask) const {
-    for (int64_t i = 0; i < kTileWords; ++i) mask[i] = words[i] <= last;
+    bernoulli_variates(words, last, mask);
     for (int64_t i = 0; i < kTileWords; ++i) {
-      const Factor<T> factor = words[i] <= last ? scale : Factor<T>{0};
+      const Factor<T> factor = static_cast<Factor<T>>(mask[i]) * scale;
       output[i] = static_cast<T>(static_cast<at::opmath_type<T>>(input[i]) * factor);
     }
   }
@@ -70,7 +70,8 @@ struct DropoutBackward {
       const T* grad = elements.read(1, first, count, grad_buffer);
       const bool* mask = elements.read(2, first, count, mask_buffer);
       for (int64_t i = 0; i < count; ++i) {
-        result[i] = static_cast<T>(static_cast<at::opmath_type<T>>(grad[i]) * (mask[i] ? scale : Factor<T>{0}));
+        result[i] =
+            static_cast<T>(static_cast<at::opmath_type<T>>(grad[i]) * (static_cast<Factor<T>>(mask[i]) * scale));
       }
       elements.write(0, first, count, result);
     }
@@ -82,30 +83,26 @@ template <typename T>
 struct RandomizedLeakyRelu {
   at::opmath_type<T> lower;
   at::opmath_type<T> range;
+  at::opmath_type<T> upper;
 
   void operator()(const PhiloxState& state, const Elements& elements, int64_t begin, int64_t end) const {
-    constexpr int64_t kValues = kTileValues<at::opmath_type<T>>;
+    using value_type = at::opmath_type<T>;
+    constexpr int64_t kValues = kTileValues<value_type>;
     for_each_tile(state, elements.numel(), kValues, begin, end,
                   [&](const uint32_t* words, int64_t first, int64_t count) {
+                    value_type slopes[kValues];
                     T input[kValues];
                     T output[kValues];
                     T noise[kValues];
+                    uniform_variates(words, std::numeric_limits<value_type>::digits, lower, range, upper, slopes);
                     const T* from = elements.read(2, first, count, input);
                     for (int64_t i = 0; i < count; ++i) {
-                      noise[i] = from[i] <= 0 ? static_cast<T>(lower + unit(words, i) * range) : static_cast<T>(1);
+                      noise[i] = static_cast<T>(from[i] <= 0 ? slopes[i] : value_type{1});
                       output[i] = from[i] * noise[i];
                     }
                     elements.write(1, first, count, noise);
                     elements.write(0, first, count, output);
                   });
-  }
-
-  static at::opmath_type<T> unit(const uint32_t* words, int64_t i) {
-    if constexpr (std::is_same_v<T, double>) {
-      return static_cast<double>(wide_word(words, i) >> 11) * 0x1p-53;
-    } else {
-      return static_cast<float>(static_cast<int32_t>(words[i] >> 8)) * 0x1p-24F;
-    }
   }
 };
 
@@ -226,7 +223,8 @@ Tensor& rrelu_with_noise_out_mtia(const Tensor& self, Tensor& noise, const Scala
       using value_type = opmath_type<scalar_t>;
       torch_mtia::launch_tiles(
           kRrelu, generator, self.device(), Elements({&output, &noise, &self}, 2), torch_mtia::kTileValues<value_type>,
-          torch_mtia::RandomizedLeakyRelu<scalar_t>{static_cast<value_type>(from), static_cast<value_type>(to - from)});
+          torch_mtia::RandomizedLeakyRelu<scalar_t>{static_cast<value_type>(from), static_cast<value_type>(to - from),
+                                                    static_cast<value_type>(to)});
     });
     return output;
   }

@@ -70,20 +70,7 @@ struct Uniform {
         largest(std::max(from, static_cast<value_type>(largest_below<T>(to_bound)))) {}
 
   void operator()(const uint32_t* words, value_type* values) const {
-    for (int64_t i = 0; i < kValues; ++i) {
-      const value_type value = from + unit(words, i) * range;
-      values[i] = value > largest ? largest : value;
-    }
-  }
-
-  // As many bits as the type has, in [0, 1).
-  static value_type unit(const uint32_t* words, int64_t i) {
-    constexpr int kDigits = std::numeric_limits<T>::digits;
-    if constexpr (sizeof(value_type) == sizeof(double)) {
-      return static_cast<double>(static_cast<int64_t>(wide_word(words, i) >> (64 - kDigits))) * 0x1p-53;
-    } else {
-      return static_cast<float>(static_cast<int32_t>(words[i] >> (32 - kDigits))) / (1 << kDigits);
-    }
+    uniform_variates(words, std::numeric_limits<T>::digits, from, range, largest, values);
   }
 };
 
@@ -166,18 +153,20 @@ struct Bernoulli {
   using value_type = T;
   static constexpr int64_t kValues = kTileWords;
 
-  // 1 for words up to `last`; where there are none (p = 0), `one` is 0.
+  // 1 for words up to `last`, if there are any: there are none for p = 0.
   uint32_t last;
-  T one;
+  uint8_t any;
 
   explicit Bernoulli(double p) {
     const auto count = static_cast<uint64_t>(std::ceil(p * 0x1p32));
     last = static_cast<uint32_t>(count - 1);
-    one = static_cast<T>(count == 0 ? 0 : 1);
+    any = count == 0 ? 0 : 1;
   }
 
   void operator()(const uint32_t* words, T* values) const {
-    for (int64_t i = 0; i < kValues; ++i) values[i] = words[i] <= last ? one : static_cast<T>(0);
+    bool success[kValues];
+    bernoulli_variates(words, last, success);
+    for (int64_t i = 0; i < kValues; ++i) values[i] = static_cast<T>(success[i] & any);
   }
 };
 

@@ -154,6 +154,29 @@ ALWAYS_INLINE T exponential(Word word, T least) {
 
 }  // namespace
 
+VECTORIZED void bernoulli_variates(const uint32_t* __restrict words, uint32_t last, bool* __restrict values) {
+  for (int j = 0; j < 64; ++j) values[j] = words[j] <= last;
+}
+
+VECTORIZED void uniform_variates(const uint32_t* __restrict words, int bits, float from, float range, float largest,
+                                 float* __restrict values) {
+  const float unit = 1.0F / static_cast<float>(1 << bits);
+  for (int j = 0; j < 64; ++j) {
+    const float value = from + static_cast<float>(static_cast<int32_t>(words[j] >> (32 - bits))) * unit * range;
+    values[j] = value > largest ? largest : value;
+  }
+}
+
+VECTORIZED void uniform_variates(const uint32_t* __restrict words, int bits, double from, double range, double largest,
+                                 double* __restrict values) {
+  const double unit = 1.0 / static_cast<double>(int64_t{1} << bits);
+  for (int j = 0; j < 32; ++j) {
+    const auto number = static_cast<int64_t>(wide_word(words, j) >> (64 - bits));
+    const double value = from + static_cast<double>(number) * unit * range;
+    values[j] = value > largest ? largest : value;
+  }
+}
+
 VECTORIZED void normal_variates(const uint32_t* __restrict words, float mean, float std, float* __restrict values) {
   for (int half = 0; half < 64; half += 32) {
     for (int j = half; j < half + 16; ++j) {

@@ -16,6 +16,13 @@ inline uint64_t wide_word(const uint32_t* words, int64_t e) {
   return uint64_t{words[e]} << 32 | words[32 + e];
 }
 
+// Whether a word is at most `last`, for the 64 words of a tile.
+void bernoulli_variates(const uint32_t* words, uint32_t last, bool* values);
+
+// from + range * a number in [0, 1) of `bits` bits, at most `largest`. A float has up to 24 bits, a double 53.
+void uniform_variates(const uint32_t* words, int bits, float from, float range, float largest, float* values);
+void uniform_variates(const uint32_t* words, int bits, double from, double range, double largest, double* values);
+
 // mean + std * a normal variate, by Box and Muller's method.
 void normal_variates(const uint32_t* words, float mean, float std, float* values);
 void normal_variates(const uint32_t* words, double mean, double std, double* values);
