@@ -176,5 +176,6 @@ def _device(bindings: Sequence[Binding]) -> str:
     kind = written.argument.type
     if isinstance(kind, ListType):
         return f"{written.name}.front().device()"
-    assert isinstance(kind, BaseType) and kind.name == BaseTy.Tensor
+    assert isinstance(kind, BaseType)
+    assert kind.name == BaseTy.Tensor
     return f"{written.name}.device()"
