@@ -37,7 +37,8 @@ def test_random_numbers_are_drawn_again(device: torch.device, reentrant: bool) -
         return nn.functional.dropout(x, 0.5) + torch.randn_like(x) * x
 
     def program(x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(block, x, use_reentrant=reentrant)
+        result: torch.Tensor = checkpoint(block, x, use_reentrant=reentrant)
+        return result
 
     actual = gradient(program, device)
     torch.testing.assert_close(actual, gradient(block, device))
@@ -65,7 +66,8 @@ def test_autocast_is_in_force_again(device: torch.device, reentrant: bool) -> No
 
     def program(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("mtia", dtype=torch.bfloat16):
-            return checkpoint(block, x, use_reentrant=reentrant)
+            result: torch.Tensor = checkpoint(block, x, use_reentrant=reentrant)
+        return result
 
     gradient(program, device)
     assert dtypes == [torch.bfloat16] * 2

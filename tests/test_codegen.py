@@ -25,7 +25,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "no func": ("- dispatch:\n    MTIA: relu_mtia\n", "an entry needs a func line"),
     "no dispatch": (f"- func: {RELU}\n", "aten::relu needs `dispatch:` with the key MTIA and no other"),
     "another key": (f"- func: {RELU}\n  dispatch:\n    CUDA: relu\n", "needs `dispatch:` with the key MTIA"),
-    "one key more": (f"- func: {RELU}\n  dispatch:\n    MTIA: relu\n    CUDA: relu\n", "with the key MTIA and no other"),
+    "one key more": (
+        f"- func: {RELU}\n  dispatch:\n    MTIA: relu\n    CUDA: relu\n",
+        "with the key MTIA and no other",
+    ),
     "unknown field": (row(RELU, variants="function"), "unknown field ['variants']"),
     "duplicate": (row(RELU) + row(RELU), "aten::relu already has an entry in line 1"),
     "delegate": (

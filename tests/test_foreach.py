@@ -113,7 +113,7 @@ def test_a_chain_of_large_lists_runs_in_order(device: torch.device) -> None:
     tensors = [torch.randn(50_000) for _ in range(10)]
 
     def chain(lists: list[torch.Tensor]) -> list[torch.Tensor]:
-        squares = torch._foreach_mul(lists, lists)
+        squares = list(torch._foreach_mul(lists, lists))
         for _ in range(5):
             torch._foreach_mul_(squares, 0.5)
             torch._foreach_add_(squares, lists, alpha=2)
@@ -132,7 +132,10 @@ UNLIKE: dict[str, tuple[Function, Any]] = {
     "shapes": (torch._foreach_mul_, lambda: ([torch.ones(2, 3), torch.ones(3, 3)], [torch.randn(3)] * 2)),
     "strides": (torch._foreach_add_, lambda: ([torch.randn(3, 4), torch.randn(4, 3)], [torch.randn(4, 3).t()] * 2)),
     "integers": (torch._foreach_mul_, lambda: ([torch.arange(3), torch.arange(4)], 3)),
-    "gaps": (torch._foreach_mul_, lambda: ([torch.ones(6)[::2], torch.ones(4)], [torch.full((3,), 2.0), torch.ones(4)])),
+    "gaps": (
+        torch._foreach_mul_,
+        lambda: ([torch.ones(6)[::2], torch.ones(4)], [torch.full((3,), 2.0), torch.ones(4)]),
+    ),
     "powers of integers": (torch._foreach_pow_, lambda: ([torch.arange(3)], 2)),
     "no elements": (torch._foreach_sqrt_, lambda: ([torch.ones(0), torch.full((3,), 4.0)],)),
     "a number of another dtype": (
@@ -142,7 +145,10 @@ UNLIKE: dict[str, tuple[Function, Any]] = {
     "copy with conversion": (torch._foreach_copy_, lambda: ([torch.ones(3).bfloat16()], [torch.randn(3)])),
     "result of a higher dtype": (torch._foreach_add_, lambda: ([torch.arange(3)], 0.5)),
     "negative powers of integers": (torch._foreach_pow_, lambda: ([torch.arange(3)], -2)),
-    "operand of a higher dtype": (torch._foreach_mul_, lambda: ([torch.ones(3)], [torch.ones(3, dtype=torch.complex64)])),
+    "operand of a higher dtype": (
+        torch._foreach_mul_,
+        lambda: ([torch.ones(3)], [torch.ones(3, dtype=torch.complex64)]),
+    ),
     "complex number": (torch._foreach_add_, lambda: ([torch.ones(3)], 2j)),
     "shapes that do not broadcast": (torch._foreach_add_, lambda: ([torch.ones(3)], [torch.ones(4)])),
     "fewer tensors": (torch._foreach_add_, lambda: ([torch.ones(3)] * 2, [torch.ones(3)])),

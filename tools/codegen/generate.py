@@ -59,8 +59,8 @@ def check_kernels_exist(merged: MergedOperators) -> None:
     for name, entry in merged.entries.items():
         if name not in merged.host_kernels and entry.kernel not in merged.upstream_kernels | words:
             raise OverlayError(
-                f"{entry.place}: nobody defines the kernel {entry.kernel} of aten::{name}: it is not one of ATen's, and "
-                "csrc/aten does not mention it"
+                f"{entry.place}: nobody defines the kernel {entry.kernel} of aten::{name}: it is not one of ATen's, "
+                "and csrc/aten does not mention it"
             )
 
 

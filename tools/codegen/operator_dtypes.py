@@ -1,6 +1,6 @@
 """Which dtypes each operator takes: runs the samples of PyTorch's operator database on the device and looks.
 
-One sample for each operator and dtype, forward and backward; what it dispatches to, below autograd, is noted.
+A few samples for each operator and dtype, forward and backward; what it dispatches to, below autograd, is noted.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tools.codegen.operator_table import DTYPES
 
 DEVICE = torch.device("mtia", 0)
+MOST_SAMPLES = 4
 FOREACH = [
     *foreach_unary_op_db,
     *foreach_binary_op_db,
@@ -40,7 +42,7 @@ class _NoteDtypes(TorchDispatchMode):
     """Notes the dtype of the first tensor of every operator that succeeds."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.noted: dict[str, set[str]] = defaultdict(set)
 
     def __torch_dispatch__(
@@ -64,21 +66,26 @@ def _moved(value: Any) -> Any:
     return pytree.tree_map(move, value)
 
 
+def _samples(info: Any, dtype: torch.dtype, requires_grad: bool, **options: Any) -> Iterable[Any]:
+    """`info.sample_inputs` without its bookkeeping, which takes longer than the operators."""
+    torch.default_generator.manual_seed(0)
+    samples: Iterable[Any] = info.sample_inputs_func(info, "cpu", dtype, requires_grad, **options)
+    return samples
+
+
 def _run_sample(info: Any, dtype: torch.dtype, mode: _NoteDtypes) -> None:
     differentiable = info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
-    sample = next(iter(info.sample_inputs("cpu", dtype, requires_grad=differentiable)), None)
-    if sample is None:
-        return
-    arguments = _moved((sample.input, sample.args, sample.kwargs))
-    with mode:
-        result = info.op(arguments[0], *arguments[1], **arguments[2])
-        if isinstance(result, torch.Tensor) and result.requires_grad:
-            result.backward(torch.ones_like(result))
+    for sample in islice(_samples(info, dtype, differentiable), MOST_SAMPLES):
+        arguments = _moved((sample.input, sample.args, sample.kwargs))
+        with contextlib.suppress(Exception), mode:  # what does not run, is not noted
+            result = info.op(arguments[0], *arguments[1], **arguments[2])
+            if isinstance(result, torch.Tensor) and result.requires_grad:
+                result.backward(torch.ones_like(result))
 
 
 def _run_foreach_samples(info: Any, dtype: torch.dtype, mode: _NoteDtypes) -> None:
     """All samples, because operators on lists have an overload for each kind of last argument."""
-    for sample in info.sample_inputs("cpu", dtype, num_input_tensors=[1]):
+    for sample in _samples(info, dtype, False, num_input_tensors=[1]):
         for function in (info.method_variant, info.inplace_variant):
             if function is not None:
                 arguments = _moved((sample.input, sample.args, sample.kwargs))
@@ -116,8 +123,7 @@ def dtypes_by_overload() -> dict[str, set[str]]:
         for dtype in (getattr(torch, name) for name in sorted(DTYPES)):
             for run, info in runs:
                 if dtype in info.supported_dtypes("cpu"):
-                    torch.manual_seed(0)
-                    with contextlib.suppress(Exception):  # what does not run, is not noted
+                    with contextlib.suppress(Exception):
                         run(info, dtype, mode)
             if dtype.is_floating_point:
                 with mode:

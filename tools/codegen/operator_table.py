@@ -22,10 +22,9 @@ DOCUMENT = ROOT / "docs" / "operators.md"
 HEADING = """\
 # Operators
 
-The operators with a kernel for `mtia`. `make docs` writes this page: from
-[yaml/native_functions.yaml](../yaml/native_functions.yaml), and, for the dtypes, by running the samples of PyTorch's own
-tests on the device. Operators that are made of others need no entry; all others fall back to the CPU's kernels
-([fallback.md](fallback.md)).
+The operators with a kernel for `mtia`. `make docs` writes this page from
+[yaml/native_functions.yaml](../yaml/native_functions.yaml). Operators that are made of others need no entry; all others
+fall back to the CPU's kernels ([fallback.md](fallback.md)).
 
 | kind | what the kernel is |
 |---|---|
@@ -36,8 +35,8 @@ tests on the device. Operators that are made of others need no entry; all others
 | own | written in `csrc/aten` |
 
 An entry stands for all forms of its operator (functional, in place, `out=`) that PyTorch derives from it. Dtypes are
-those of the first tensor; no dtype means that the samples do not call the operator. A call that waits for the device
-cannot be captured in a graph.
+those of the first tensor with which samples of PyTorch's own tests ran on the device; where there is none, no sample
+calls the operator. A call that always waits for the device cannot be captured in a graph.
 """
 
 # Abbreviations for sets of dtypes, widest first.
@@ -89,9 +88,7 @@ def _row(
     if isinstance(group, NativeFunctionsGroup) and group.structured:
         overloads = {str(f.func.name) for f in group.functions() if f.structured or f.structured_delegate is not None}
         overloads |= {str(f.func.name) for f in group.functions() if index.has_kernel(f)}
-    return OperatorRow(
-        name, _kind(function, merged), entry.kernel, entry.waits, entry.capturable, frozenset(overloads)
-    )
+    return OperatorRow(name, _kind(function, merged), entry.kernel, entry.waits, entry.capturable, frozenset(overloads))
 
 
 def _kind(function: NativeFunction, merged: MergedOperators) -> str:
