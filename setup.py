@@ -49,7 +49,7 @@ GENERATED = Path("build/generated")
 BUILD_TEMP = Path("build/temp")
 
 # gnu2: the current device and stream are thread-local, and each operator reads them several times.
-# no-math-errno: nothing reads errno after a function of mathematics, and setting it keeps square roots from vectorizing.
+# no-math-errno: nothing reads the errno of mathematical functions, and setting it keeps square roots from vectorizing.
 COMPILE_FLAGS = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-mtls-dialect=gnu2", "-fno-math-errno"]
 
 
