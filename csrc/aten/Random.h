@@ -33,6 +33,10 @@ struct RandomWork {
   Body body;
 
   void operator()() const {
+    if (num_pieces <= grain) {  // at::parallel_for would come to the same, after asking OpenMP
+      body(state, elements, 0, num_pieces);
+      return;
+    }
     at::parallel_for(0, num_pieces, grain, [this](int64_t begin, int64_t end) { body(state, elements, begin, end); });
   }
   uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept { return elements.accesses(list, capacity); }
