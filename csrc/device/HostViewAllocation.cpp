@@ -12,7 +12,7 @@
 namespace torch_mtia {
 namespace {
 
-[[gnu::tls_model("initial-exec")]] constinit thread_local bool tls_active = false;
+thread_local bool tls_active = false;
 
 // From the host view of a block to the block.
 class BlockTable {
