@@ -7,7 +7,6 @@
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorCompare.h>
 #include <ATen/ops/arange_native.h>
-#include <ATen/ops/clamp_min.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/logspace_native.h>
 #include <ATen/ops/mish_backward.h>
@@ -24,6 +23,12 @@
 #include "HostAlias.h"
 #include "Launch.h"
 #include "MTIANativeFunctions.h"
+
+// Defined by the generated registration: clamp_min on the device, without the dispatcher.
+namespace at::mtia {
+Tensor clamp_min(const Tensor& self, const Scalar& min);
+Tensor& clamp_min_(Tensor& self, const Scalar& min);
+}  // namespace at::mtia
 
 namespace at::native {
 namespace {
@@ -73,12 +78,12 @@ TORCH_IMPL_FUNC(sub_out_mtia)(const Tensor& /*self*/, const Tensor& /*other*/, c
 
 Tensor relu_mtia(const Tensor& self) {
   TORCH_CHECK(self.scalar_type() != kBool, "Boolean inputs not supported for relu");
-  return at::clamp_min(self, 0);
+  return at::mtia::clamp_min(self, 0);
 }
 
 Tensor& relu_mtia_(Tensor& self) {
   TORCH_CHECK(self.scalar_type() != kBool, "Boolean inputs not supported for relu");
-  return at::clamp_min_(self, 0);
+  return at::mtia::clamp_min_(self, 0);
 }
 
 TORCH_IMPL_FUNC(gelu_out_mtia)(const Tensor& /*self*/, std::string_view approximate, const Tensor& /*out*/) {

@@ -14,7 +14,7 @@
 namespace torch_mtia {
 namespace {
 
-constinit thread_local c10::DeviceIndex tls_current_device = 0;
+[[gnu::tls_model("initial-exec")]] constinit thread_local c10::DeviceIndex tls_current_device = 0;
 
 // Lends the driver PyTorch's intra-operator threads.
 void parallel_for(int64_t begin, int64_t end, int64_t grain, int32_t num_threads, void (*body)(void*, int64_t, int64_t),

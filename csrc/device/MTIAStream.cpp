@@ -24,7 +24,7 @@ struct DeviceStreams {
 constinit std::array<DeviceStreams, kMaxDevices> device_streams{};
 static_assert(std::is_trivially_destructible_v<DeviceStreams>);
 
-constinit thread_local std::array<uint8_t, kMaxDevices> tls_current_stream{};
+[[gnu::tls_model("initial-exec")]] constinit thread_local std::array<uint8_t, kMaxDevices> tls_current_stream{};
 
 core::Stream* create_core_stream(c10::DeviceIndex device, c10::StreamId id) {
   check_device_index(device);

@@ -8,7 +8,7 @@
 
 namespace torch_mtia::runtime::host {
 
-constinit thread_local const Stream::Frame* Stream::innermost_frame = nullptr;
+[[gnu::tls_model("initial-exec")]] constinit thread_local const Stream::Frame* Stream::innermost_frame = nullptr;
 
 Stream::Stream(Device& device, int32_t index, int32_t priority, void* tag)
     : device_(device),

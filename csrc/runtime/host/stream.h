@@ -74,7 +74,7 @@ class Stream {
   void keep(const WorkFailure& failure) noexcept;
   const Frame* frame_on_this_thread() const noexcept;
 
-  static constinit thread_local const Frame* innermost_frame;
+  [[gnu::tls_model("initial-exec")]] static constinit thread_local const Frame* innermost_frame;
 
   Device& device_;
   const int32_t index_;
