@@ -37,11 +37,11 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "runs what is no kernel of the operator": (
         row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumprod_out"),
-        "`runs: cumprod_out` is not the CPU kernel of aten::cumsum.out: ['cumsum_out']",
+        "`runs: cumprod_out` is not a CPU kernel of aten::cumsum: ['cumsum_out']",
     ),
     "runs, and there is no CPU kernel": (
         row("argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor", "argsort_mtia", runs="argsort"),
-        "`runs: argsort` is not the CPU kernel of aten::argsort: none",
+        "`runs: argsort` is not a CPU kernel of aten::argsort: none",
     ),
     "runs on an operator that makes its results": (
         row(RELU, "relu_mtia", runs="relu"),
@@ -59,7 +59,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
         row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", weight=True),
         "`weight` is a whole number from 1, not True",
     ),
-    "weight without runs": (row(RELU, weight=2), "`weight` belongs to `runs`"),
+    "weight without runs": (row(RELU, weight=2), "`shape`, `checks` and `weight` belong to `runs`"),
     "waits, and does not": (row(RELU, waits=False), "`waits` is True, or says when, and not False"),
     "capturable by assertion": (row(RELU, capturable=True), "`capturable` can only be False, and not True"),
     "kernel that nobody defines": (

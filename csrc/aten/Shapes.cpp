@@ -273,26 +273,6 @@ Shape channel_shuffle_shape(const at::Tensor& self, int64_t groups) {
   return {shape};
 }
 
-Shape fft_r2c_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t /*normalization*/, bool onesided) {
-  TORCH_CHECK(self.is_floating_point(), "_fft_r2c: expected a real floating-point tensor, but got ",
-              self.scalar_type());
-  c10::DimVector sizes(self.sizes());
-  if (onesided && !dim.empty()) sizes[dim.back()] = sizes[dim.back()] / 2 + 1;
-  return {like(self, sizes, c10::toComplexType(self.scalar_type()))};
-}
-
-Shape fft_c2r_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t /*normalization*/, int64_t last_dim_size) {
-  TORCH_CHECK(self.is_complex(), "_fft_c2r: expected a complex tensor, but got ", self.scalar_type());
-  c10::DimVector sizes(self.sizes());
-  if (!dim.empty()) sizes[dim.back()] = last_dim_size;
-  return {like(self, sizes, c10::toRealValueType(self.scalar_type()))};
-}
-
-Shape fft_c2c_shape(const at::Tensor& self, at::IntArrayRef /*dim*/, int64_t /*normalization*/, bool /*forward*/) {
-  TORCH_CHECK(self.is_complex(), "_fft_c2c: expected a complex tensor, but got ", self.scalar_type());
-  return {like(self, self.sizes())};
-}
-
 Shape addbmm_shape(const at::Tensor& self, const at::Tensor& batch1, const at::Tensor& batch2,
                    const at::Scalar& /*beta*/, const at::Scalar& /*alpha*/) {
   TORCH_CHECK(batch1.dim() == 3 && batch2.dim() == 3, "batch1 and batch2 must be 3D tensors");
@@ -305,27 +285,11 @@ Shape addbmm_shape(const at::Tensor& self, const at::Tensor& batch1, const at::T
   return {like(self, sizes)};
 }
 
-Shape cholesky_shape(const at::Tensor& self, bool /*upper*/) {
-  TORCH_CHECK(self.dim() >= 2, "linalg.cholesky: The input tensor must have at least 2 dimensions.");
-  TORCH_CHECK(self.size(-1) == self.size(-2), "linalg.cholesky: A must be batches of square matrices, but they are ",
-              self.size(-2), " by ", self.size(-1), " matrices");
-  return {like(self, self.sizes())};
-}
-
 Shape matrix_exp_shape(const at::Tensor& self) {
   TORCH_CHECK(self.dim() >= 2, "linalg.matrix_exp: The input tensor A must have at least 2 dimensions.");
   TORCH_CHECK(self.size(-1) == self.size(-2), "linalg.matrix_exp: A must be batches of square matrices, but they are ",
               self.size(-2), " by ", self.size(-1), " matrices");
   return {like(self, self.sizes())};
-}
-
-Shape householder_product_shape(const at::Tensor& input, const at::Tensor& tau) {
-  TORCH_CHECK(input.dim() >= 2, "torch.linalg.householder_product: input must have at least 2 dimensions.");
-  TORCH_CHECK(input.size(-2) >= input.size(-1),
-              "torch.linalg.householder_product: input.shape[-2] must be greater than or equal to input.shape[-1]");
-  TORCH_CHECK(input.size(-1) >= tau.size(-1),
-              "torch.linalg.householder_product: input.shape[-1] must be greater than or equal to tau.shape[-1]");
-  return {like(input, input.sizes())};
 }
 
 Shape histc_shape(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {

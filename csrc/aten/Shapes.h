@@ -70,14 +70,9 @@ Shape nansum_shape(const at::Tensor& self, OptionalDims dim, bool keepdim, std::
 Shape count_nonzero_shape(const at::Tensor& self, at::IntArrayRef dim);
 TwoShapes mode_shape(const at::Tensor& self, int64_t dim, bool keepdim);
 Shape channel_shuffle_shape(const at::Tensor& self, int64_t groups);
-Shape fft_r2c_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t normalization, bool onesided);
-Shape fft_c2r_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t normalization, int64_t last_dim_size);
-Shape fft_c2c_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t normalization, bool forward);
 Shape addbmm_shape(const at::Tensor& self, const at::Tensor& batch1, const at::Tensor& batch2, const at::Scalar& beta,
                    const at::Scalar& alpha);
-Shape cholesky_shape(const at::Tensor& self, bool upper);
 Shape matrix_exp_shape(const at::Tensor& self);
-Shape householder_product_shape(const at::Tensor& input, const at::Tensor& tau);
 Shape histc_shape(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max);
 Shape cdist_backward_shape(const at::Tensor& grad, const at::Tensor& x1, const at::Tensor& x2, double p,
                            const at::Tensor& cdist);
