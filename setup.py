@@ -48,7 +48,7 @@ EXTENSION = "torch_mtia._C"
 GENERATED = Path("build/generated")
 BUILD_TEMP = Path("build/temp")
 
-# no-math-errno: nothing reads errno after a function of mathematics, and setting it keeps square roots from vectorizing.
+# no-math-errno: nobody reads errno after a mathematical function, and setting it keeps square roots from vectorizing.
 # Not -mtls-dialect=gnu2, although each operator reads several thread-local variables: before 2.40, glibc's resolver
 # loses vector registers at a thread's first access, and the compiler relies on them.
 COMPILE_FLAGS = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-fno-math-errno"]

@@ -4,8 +4,8 @@ Flow: overlay + packaged native_functions.yaml -> merge -> torchgen -> RegisterM
                                                         -> host_kernels -> HostKernels_*.cpp, ListKernels.cpp
 
 RegisterMTIA.cpp is what torchgen writes for an in-tree backend. MTIANativeFunctions.h declares the kernels that are
-ours, in the form in which ATen's per-operator `*_native.h` headers declare ATen's. HostKernels_*.cpp and ListKernels.cpp
-define those that run one of ATen's CPU kernels.
+ours, in the form in which ATen's per-operator `*_native.h` headers declare ATen's. HostKernels_*.cpp and
+ListKernels.cpp define those that run one of ATen's CPU kernels.
 """
 
 from __future__ import annotations
