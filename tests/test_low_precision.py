@@ -50,40 +50,6 @@ def cases(*rows: tuple[str, Function, tuple[torch.Tensor, ...]]) -> pytest.MarkD
     return pytest.mark.parametrize("case", [Case(*row) for row in rows], ids=lambda case: case.name)
 
 
-# Cases that differ today, by the cause.
-KNOWN_DIFFERENCES = {
-    "ATen's CPU loop for add rounds alpha, and a number that is added, to the dtype of the tensor": (
-        "add, alpha",
-        "add number",
-        "add number, alpha",
-        "add 0-dim CPU tensor",
-        "sub, alpha",
-        "sub number",
-        "sub from number",
-        "sub 0-dim CPU tensor",
-    ),
-    "ATen's CPU kernel keeps the statistics of a batch in the dtype of the weight": ("batch_norm",),
-}
-# Made of several operators, each of which rounds, as long as these have no kernel for the device.
-COMPOSED = {
-    "aten::native_layer_norm": ("layer_norm", "layer_norm, plain"),
-    "aten::native_group_norm": ("group_norm",),
-}
-
-
-def expect_known_difference(case: Case, device: torch.device, request: pytest.FixtureRequest) -> None:
-    reasons = [reason for reason, names in KNOWN_DIFFERENCES.items() if case.name in names]
-    if device.type == "mtia":
-        native = torch._C._dispatch_get_registrations_for_dispatch_key("MTIA")
-        reasons += [
-            f"{operator} has no kernel and is composed of operators that round"
-            for operator, names in COMPOSED.items()
-            if case.name in names and operator not in native
-        ]
-    for reason in reasons:
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
-
-
 def ulps(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """How many steps of their 16-bit format lie between them."""
 
@@ -138,9 +104,8 @@ CONDITION = normal(6) > 0
     ("where number", lambda c, x: torch.where(c, x, NUMBER), (CONDITION, X)),
 )
 def test_an_elementwise_operator_rounds_once(
-    case: Case, dtype: torch.dtype, device: torch.device, request: pytest.FixtureRequest
+    case: Case, dtype: torch.dtype, device: torch.device
 ) -> None:
-    expect_known_difference(case, device, request)
     actual, exact = case.both(device, dtype)
     torch.testing.assert_close(actual, exact.to(dtype), rtol=0, atol=0)
 
@@ -201,9 +166,8 @@ def batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tor
     ("maximum norm", lambda x: torch.linalg.vector_norm(x, torch.inf, -1), (ROWS,)),
 )
 def test_a_reduction_is_one_step_off_at_most(
-    case: Case, dtype: torch.dtype, device: torch.device, request: pytest.FixtureRequest
+    case: Case, dtype: torch.dtype, device: torch.device
 ) -> None:
-    expect_known_difference(case, device, request)
     actual, exact = case.both(device, dtype)
     # Where terms cancel, float32's own rounding may be more than a step of the small result.
     within_float32 = (actual.float() - exact).abs() <= 1e-5 * case.operands[0].abs().max()

@@ -10,6 +10,7 @@
 #include <ATen/ops/native_group_norm_native.h>
 #include <ATen/ops/native_layer_norm_backward_native.h>
 #include <ATen/ops/native_layer_norm_native.h>
+#include <ATen/ops/ones.h>
 
 #include "HostFunction.h"
 #include "MTIANativeFunctions.h"
@@ -157,22 +158,92 @@ std::tuple<Tensor, Tensor, Tensor> native_group_norm_backward_mtia(const Tensor&
 }
 
 // Batch normalization: every forward operator is the same kernel with other ways to pass the running statistics.
+//
+// Statistics of 16-bit inputs are float32, as on CUDA. The CPU kernels keep them in the dtype of the parameters, so these
+// are handed over in float32.
 
 namespace {
+
+using MaybeTensor = std::optional<Tensor>;
+
+bool has_value(const MaybeTensor& tensor) {
+  return tensor && tensor->defined();
+}
+
+MaybeTensor widened(const MaybeTensor& tensor) {
+  return has_value(tensor) ? tensor->to(kFloat) : tensor;
+}
+
+// With a parameter in float32 the kernels keep the statistics so, whatever else is missing.
+MaybeTensor widened_weight(const Tensor& input, const MaybeTensor& weight) {
+  return has_value(weight) ? weight->to(kFloat) : at::ones({input.size(1)}, input.options().dtype(kFloat));
+}
+
+// Runs kernel(running_mean, running_var) in float32, and keeps what it makes of them.
+template <typename Kernel>
+auto with_widened_statistics(const MaybeTensor& running_mean, const MaybeTensor& running_var, Kernel kernel) {
+  const MaybeTensor mean = widened(running_mean);
+  const MaybeTensor var = widened(running_var);
+  auto results = kernel(mean, var);
+  if (has_value(mean)) running_mean->copy_(*mean);
+  if (has_value(var)) running_var->copy_(*var);
+  return results;
+}
+
+std::tuple<Tensor, Tensor, Tensor> batch_norm_host(const Tensor& input, const MaybeTensor& weight,
+                                                   const MaybeTensor& bias, const MaybeTensor& running_mean,
+                                                   const MaybeTensor& running_var, bool training, double momentum,
+                                                   double eps) {
+  if (!isReducedFloatingType(input.scalar_type()) || input.dim() < 2) {
+    return batch_norm_cpu(input, weight, bias, running_mean, running_var, training, momentum, eps);
+  }
+  return with_widened_statistics(running_mean, running_var, [&](const MaybeTensor& mean, const MaybeTensor& var) {
+    return batch_norm_cpu(input, widened_weight(input, weight), widened(bias), mean, var, training, momentum, eps);
+  });
+}
+
+std::tuple<Tensor, Tensor> batch_norm_update_stats_host(const Tensor& input, const MaybeTensor& running_mean,
+                                                        const MaybeTensor& running_var, double momentum) {
+  if (!isReducedFloatingType(input.scalar_type())) {
+    return batch_norm_update_stats_cpu(input, running_mean, running_var, momentum);
+  }
+  return with_widened_statistics(running_mean, running_var, [&](const MaybeTensor& mean, const MaybeTensor& var) {
+    return batch_norm_update_stats_cpu(input.to(kFloat), mean, var, momentum);
+  });
+}
+
+std::tuple<Tensor, Tensor, Tensor> batch_norm_backward_host(const Tensor& grad_out, const Tensor& input,
+                                                            const MaybeTensor& weight, const MaybeTensor& running_mean,
+                                                            const MaybeTensor& running_var,
+                                                            const MaybeTensor& save_mean,
+                                                            const MaybeTensor& save_invstd, bool train, double eps,
+                                                            std::array<bool, 3> output_mask) {
+  if (!isReducedFloatingType(input.scalar_type()) || input.dim() < 2) {
+    return batch_norm_backward_cpu(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train,
+                                   eps, output_mask);
+  }
+  return batch_norm_backward_cpu(grad_out, input, widened_weight(input, weight), widened(running_mean),
+                                 widened(running_var), widened(save_mean), widened(save_invstd), train, eps,
+                                 output_mask);
+}
+
+TensorOptions batch_statistics(const Tensor& input, std::initializer_list<MaybeTensor> parameters) {
+  return isReducedFloatingType(input.scalar_type()) ? input.options().dtype(kFloat) : statistics(input, parameters);
+}
 
 std::tuple<Tensor, Tensor, Tensor> batch_norm_on_host(const Tensor& input, const std::optional<Tensor>& weight,
                                                       const std::optional<Tensor>& bias,
                                                       const std::optional<Tensor>& running_mean,
                                                       const std::optional<Tensor>& running_var, bool training,
                                                       double momentum, double eps) {
-  using Kernel = HostFunction<&batch_norm_cpu>;
+  using Kernel = HostFunction<&batch_norm_host>;
   const int64_t channels = input.dim() >= 2 ? input.size(1) : 0;
   const bool has_statistics = or_undefined(running_mean).defined() && or_undefined(running_var).defined();
   Kernel::check(input.dim() >= 2 && (training || has_statistics) && has_channels(weight, channels) &&
                     has_channels(bias, channels) && has_channels(running_mean, channels) &&
                     has_channels(running_var, channels),
                 input, weight, bias, Written{running_mean}, Written{running_var}, training, momentum, eps);
-  const auto options = statistics(input, {weight, bias, running_mean, running_var});
+  const auto options = batch_statistics(input, {weight, bias, running_mean, running_var});
   const int64_t saved = training ? channels : 0;
   const std::array<Tensor, 3> outputs{new_output_like(input, input.suggest_memory_format()),
                                       new_output({saved}, options), new_output({saved}, options)};
@@ -217,11 +288,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> _batch_norm_with_update_mtia(const Te
 
 std::tuple<Tensor, Tensor> batch_norm_update_stats_mtia(const Tensor& input, const std::optional<Tensor>& running_mean,
                                                         const std::optional<Tensor>& running_var, double momentum) {
-  using Kernel = HostFunction<&batch_norm_update_stats_cpu>;
+  using Kernel = HostFunction<&batch_norm_update_stats_host>;
   const int64_t channels = input.dim() >= 2 ? input.size(1) : 0;
   Kernel::check(input.dim() >= 2 && has_channels(running_mean, channels) && has_channels(running_var, channels), input,
                 Written{running_mean}, Written{running_var}, momentum);
-  const auto options = statistics(input, {running_mean, running_var});
+  const auto options = batch_statistics(input, {running_mean, running_var});
   const std::array<Tensor, 2> outputs{new_output({channels}, options), new_output({channels}, options)};
   Kernel::run({"aten::batch_norm_update_stats", kWeight}, input.device(), outputs, input, Written{running_mean},
               Written{running_var}, momentum);
@@ -235,7 +306,7 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm_backward_mtia(const Tensor&
                                                                    const std::optional<Tensor>& save_mean,
                                                                    const std::optional<Tensor>& save_invstd, bool train,
                                                                    double eps, std::array<bool, 3> output_mask) {
-  using Kernel = HostFunction<&batch_norm_backward_cpu>;
+  using Kernel = HostFunction<&batch_norm_backward_host>;
   const int64_t channels = input.dim() >= 2 ? input.size(1) : 0;
   const auto& mean = train ? save_mean : running_mean;
   const auto& var = train ? save_invstd : running_var;
@@ -243,7 +314,8 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm_backward_mtia(const Tensor&
                     or_undefined(mean).defined() && or_undefined(var).defined() && has_channels(mean, channels) &&
                     has_channels(var, channels),
                 grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask);
-  const auto options = statistics(input, {weight, running_mean, save_mean});
+  const auto options = isReducedFloatingType(input.scalar_type()) ? statistics(input, {weight})
+                                                                    : statistics(input, {weight, running_mean, save_mean});
   const std::array<Tensor, 3> grads{output_mask[0] ? new_output_like(input, input.suggest_memory_format()) : Tensor(),
                                     output_mask[1] ? new_output({channels}, options) : Tensor(),
                                     output_mask[2] ? new_output({channels}, options) : Tensor()};

@@ -8,6 +8,8 @@
 #include <ATen/native/TensorCompare.h>
 #include <ATen/ops/arange_native.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/gelu_backward_cpu_dispatch.h>
+#include <ATen/ops/gelu_cpu_dispatch.h>
 #include <ATen/ops/logspace_native.h>
 #include <ATen/ops/mish_backward.h>
 #include <ATen/ops/mish_backward_native.h>
@@ -17,11 +19,10 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
-#include <vector>
 
-#include "HostAlias.h"
-#include "Launch.h"
+#include "HostKernel.h"
 #include "MTIANativeFunctions.h"
 
 // Defined by the generated registration: clamp_min on the device, without the dispatcher.
@@ -33,32 +34,11 @@ Tensor& clamp_min_(Tensor& self, const Scalar& min);
 namespace at::native {
 namespace {
 
-using Tensors = std::vector<Tensor>;
+using torch_mtia::keep;
+using torch_mtia::keep_output;
+using torch_mtia::run_on_host;
 
-// Runs `run(outputs, inputs)` on host aliases of the tensors, in the current stream of the first output's device.
-template <typename Run>
-void launch_on_aliases(const char* name, Tensors outputs, Tensors inputs, Run run) {
-  torch_mtia::require_host_view(name);
-  const auto stream = torch_mtia::current_stream(outputs[0].device());
-  uint64_t bytes = 0;
-  const auto alias = [&bytes](Tensor& tensor, bool for_write) {
-    bytes += tensor.nbytes();
-    tensor = torch_mtia::host_alias(tensor, for_write);
-  };
-  for (auto& output : outputs) alias(output, /*for_write=*/true);
-  for (auto& input : inputs) alias(input, /*for_write=*/false);
-  torch_mtia::core::WorkInfo info{};
-  info.name = name;
-  info.cost = torch_mtia::cost_of_bytes(bytes);
-  torch_mtia::launch(stream, info, [outputs = std::move(outputs), inputs = std::move(inputs), run = std::move(run)] {
-    run(outputs, inputs);
-  });
-}
-
-// An operand with which a loop says, at the call, whether it is made for the dtype.
-Tensor no_elements(IntArrayRef sizes, ScalarType dtype) {
-  return at::detail::empty_cpu(sizes, dtype);
-}
+constexpr uint64_t kGeluWeight = 4;  // times the time of moving the tensors
 
 }  // namespace
 
@@ -86,27 +66,41 @@ Tensor& relu_mtia_(Tensor& self) {
   return at::mtia::clamp_min_(self, 0);
 }
 
-TORCH_IMPL_FUNC(gelu_out_mtia)(const Tensor& /*self*/, std::string_view approximate, const Tensor& /*out*/) {
-  GeluKernel(device_type(), *this, get_gelutype_enum(approximate));
+// Whether the CPU has oneDNN compute it, which is faster than the loops of the stub.
+static bool gelu_is_in_onednn(const Tensor& self, std::string_view approximate) {
+  const bool has_dtype = self.scalar_type() == kFloat || self.scalar_type() == kBFloat16;
+  return approximate == "none" && has_dtype && self.is_contiguous();
+}
+
+TORCH_IMPL_FUNC(gelu_out_mtia)(const Tensor& self, std::string_view approximate, const Tensor& out) {
+  if (!gelu_is_in_onednn(self, approximate)) {
+    GeluKernel(device_type(), *this, get_gelutype_enum(approximate));
+    return;
+  }
+  const auto run = [](Tensor& out, const Tensor& self) { at::cpu::gelu_out(out, self, "none"); };
+  run_on_host({"aten::gelu", kGeluWeight}, out.device(), run, keep_output(out), keep(self));
 }
 
 TORCH_IMPL_FUNC(gelu_backward_out_mtia)
-(const Tensor& /*grad_output*/, const Tensor& /*self*/, std::string_view approximate, const Tensor& /*grad_input*/) {
-  GeluBackwardKernel(device_type(), *this, get_gelutype_enum(approximate));
+(const Tensor& grad_output, const Tensor& self, std::string_view approximate, const Tensor& grad_input) {
+  if (!gelu_is_in_onednn(self, approximate)) {
+    GeluBackwardKernel(device_type(), *this, get_gelutype_enum(approximate));
+    return;
+  }
+  const auto run = [](Tensor& grad_input, const Tensor& grad_output, const Tensor& self) {
+    at::cpu::gelu_backward_out(grad_input, grad_output, self, "none");
+  };
+  run_on_host({"aten::gelu_backward", kGeluWeight}, grad_input.device(), run, keep_output(grad_input),
+              keep(grad_output), keep(self));
 }
 
 std::tuple<Tensor, Tensor> log_sigmoid_forward_mtia(const Tensor& self) {
   const Tensor input = self.contiguous();
   Tensor output = at::empty_like(input);
   Tensor buffer = at::empty_like(input);
-  const auto run = [](const Tensors& outputs, const Tensors& inputs) {
-    Tensor result = outputs[0];
-    Tensor kept = outputs[1];
-    log_sigmoid_cpu_stub(kCPU, result, kept, inputs[0]);
-  };
-  const Tensor nothing = no_elements({0}, self.scalar_type());
-  run({nothing, nothing}, {nothing});
-  launch_on_aliases("aten::log_sigmoid_forward", {output, buffer}, {input}, run);
+  const auto run = [](Tensor& result, Tensor& kept, const Tensor& x) { log_sigmoid_cpu_stub(kCPU, result, kept, x); };
+  run_on_host({"aten::log_sigmoid_forward"}, input.device(), run, keep_output(output), keep_output(buffer),
+              keep(input));
   return {output, buffer};
 }
 
@@ -169,27 +163,38 @@ TORCH_LIBRARY_IMPL(aten, AutogradMTIA, m) {
 namespace {
 
 void cross_on_device(const Tensor& out, const Tensor& self, const Tensor& other, const int64_t dim) {
-  const Tensor nothing = no_elements({0, 3}, self.scalar_type());
-  cross_stub(kCPU, nothing, nothing, nothing, /*dim=*/1);
   if (out.numel() == 0) return;
-  launch_on_aliases("aten::linalg_cross", {out}, {self, other}, [dim](const Tensors& outputs, const Tensors& inputs) {
-    cross_stub(kCPU, outputs[0], inputs[0], inputs[1], dim);
-  });
+  const auto run = [dim](const Tensor& out, const Tensor& self, const Tensor& other) {
+    cross_stub(kCPU, out, self, other, dim);
+  };
+  run_on_host({"aten::linalg_cross"}, out.device(), run, keep_output(out), keep(self), keep(other));
 }
 
 // Promotes before the launch: a number without dimensions would not be known as one in the work.
 void isin_on_device(const Tensor& elements, const Tensor& test_elements, bool invert, const Tensor& out) {
   const ScalarType dtype = at::result_type(elements, test_elements);
-  launch_on_aliases("aten::isin", {out}, {elements.to(dtype), test_elements.to(dtype).contiguous()},
-                    [invert](const Tensors& outputs, const Tensors& inputs) {
-                      isin_default_stub(kCPU, inputs[0], inputs[1], invert, outputs[0]);
-                    });
+  const auto run = [invert](const Tensor& elements, const Tensor& test_elements, const Tensor& out) {
+    isin_default_stub(kCPU, elements, test_elements, invert, out);
+  };
+  run_on_host({"aten::isin"}, out.device(), run, keep(elements.to(dtype)), keep(test_elements.to(dtype).contiguous()),
+              keep_output(out));
+}
+
+template <auto& Stub>
+void extremum_on_device(const Tensor& values, const Tensor& indices, const Tensor& self, int64_t dim, bool keepdim) {
+  constexpr const char* kName = std::is_same_v<decltype(Stub), decltype(max_stub)&> ? "aten::max" : "aten::min";
+  const auto run = [dim, keepdim](const Tensor& values, const Tensor& indices, const Tensor& self) {
+    Stub(kCPU, values, indices, self, dim, keepdim);
+  };
+  run_on_host({kName}, self.device(), run, keep_output(values), keep_output(indices), keep(self));
 }
 
 }  // namespace
 
 REGISTER_MTIA_DISPATCH(cross_stub, &cross_on_device)
 REGISTER_MTIA_DISPATCH(isin_default_stub, &isin_on_device)
+REGISTER_MTIA_DISPATCH(max_stub, &extremum_on_device<max_stub>)
+REGISTER_MTIA_DISPATCH(min_stub, &extremum_on_device<min_stub>)
 
 // Numbers without operands --------------------------------------------------------------------------------------------
 
@@ -212,15 +217,14 @@ Tensor& eye_out_mtia(int64_t n, Tensor& out) {
 
 Tensor& logspace_out_mtia(const Scalar& start, const Scalar& end, int64_t steps, double base, Tensor& out) {
   // The ends of the range raise here for what the loop could not convert.
-  Tensor ends = no_elements({0}, out.scalar_type());
+  Tensor ends = at::detail::empty_cpu({0}, out.scalar_type());
   logspace_out(start, end, std::min<int64_t>(steps, 2), base, ends);
   if (out.numel() != steps) out.resize_({steps});
   if (steps == 0) return out;
-  auto run = [start = Scalar(start), end = Scalar(end), steps, base](const Tensors& outputs, const Tensors&) {
-    Tensor result = outputs[0];
+  const auto run = [start = Scalar(start), end = Scalar(end), steps, base](Tensor& result) {
     logspace_out(start, end, steps, base, result);
   };
-  launch_on_aliases("aten::logspace", {out}, {}, std::move(run));
+  run_on_host({"aten::logspace"}, out.device(), run, keep_output(out));
   return out;
 }
 

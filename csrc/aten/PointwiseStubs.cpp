@@ -15,6 +15,7 @@
 #include <ATen/native/UnaryOps.h>
 
 #include "Pointwise.h"
+#include "ReducedPrecision.h"
 
 namespace torch_mtia {
 
@@ -33,6 +34,11 @@ template <>
 void OnDevice<at::native::linspace_stub>::cpu_loop(TensorIterator& iter, const Scalar& start, const Scalar& end,
                                                    int64_t /*steps*/) {
   at::native::linspace_stub(c10::kCPU, iter, start, end, iter.numel());
+}
+
+template <>
+void OnDevice<at::native::add_stub>::cpu_loop(at::TensorIteratorBase& iter, const Scalar& alpha) {
+  if (!add_reduced_precision(iter, alpha)) at::native::add_stub(c10::kCPU, iter, alpha);
 }
 
 }  // namespace torch_mtia

@@ -1,0 +1,98 @@
+#include "ReducedPrecision.h"
+
+#include <optional>
+
+// The fastest version that the CPU can run is chosen when the library is loaded.
+#define VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+
+namespace torch_mtia {
+namespace {
+
+using c10::BFloat16;
+using c10::Half;
+
+template <typename T>
+[[gnu::always_inline]] inline void add_strided(char** data, const int64_t* strides, int64_t count, float alpha) {
+  for (int64_t i = 0; i < count; ++i) {
+    const auto first = static_cast<float>(*reinterpret_cast<const T*>(data[1] + i * strides[1]));
+    const auto second = static_cast<float>(*reinterpret_cast<const T*>(data[2] + i * strides[2]));
+    *reinterpret_cast<T*>(data[0] + i * strides[0]) = static_cast<T>(first + alpha * second);
+  }
+}
+
+template <typename T>
+[[gnu::always_inline]] inline void scale_strided(char** data, const int64_t* strides, int64_t count, float scale,
+                                                 float offset) {
+  for (int64_t i = 0; i < count; ++i) {
+    const auto value = static_cast<float>(*reinterpret_cast<const T*>(data[1] + i * strides[1]));
+    *reinterpret_cast<T*>(data[0] + i * strides[0]) = static_cast<T>(offset + scale * value);
+  }
+}
+
+// Constant strides are what lets the compiler use vectors.
+template <typename T>
+constexpr int64_t kDense[3] = {sizeof(T), sizeof(T), sizeof(T)};
+
+VECTORIZED void add(BFloat16* /*dtype*/, char** data, const int64_t* strides, int64_t count, float alpha) {
+  constexpr int64_t kSize = sizeof(BFloat16);
+  if (strides[0] == kSize && strides[1] == kSize && strides[2] == kSize) {
+    add_strided<BFloat16>(data, kDense<BFloat16>, count, alpha);
+  } else {
+    add_strided<BFloat16>(data, strides, count, alpha);
+  }
+}
+
+VECTORIZED void add(Half* /*dtype*/, char** data, const int64_t* strides, int64_t count, float alpha) {
+  add_strided<Half>(data, strides, count, alpha);
+}
+
+VECTORIZED void scale(BFloat16* /*dtype*/, char** data, const int64_t* strides, int64_t count, float scale,
+                      float offset) {
+  constexpr int64_t kSize = sizeof(BFloat16);
+  if (strides[0] == kSize && strides[1] == kSize) {
+    scale_strided<BFloat16>(data, kDense<BFloat16>, count, scale, offset);
+  } else {
+    scale_strided<BFloat16>(data, strides, count, scale, offset);
+  }
+}
+
+VECTORIZED void scale(Half* /*dtype*/, char** data, const int64_t* strides, int64_t count, float scale, float offset) {
+  scale_strided<Half>(data, strides, count, scale, offset);
+}
+
+template <typename T>
+bool add_in_float(at::TensorIteratorBase& iter, float alpha) {
+  T* const dtype = nullptr;
+  const auto run = [&](auto loop) {
+    iter.for_each([loop](char** data, const int64_t* strides, int64_t count) { loop(data, strides, count); });
+    return true;
+  };
+  const auto affine = [&](float factor, float offset) {
+    return run([=](char** data, const int64_t* strides, int64_t count) {
+      scale(dtype, data, strides, count, factor, offset);
+    });
+  };
+  if (iter.is_cpu_scalar(2)) {
+    const auto number = iter.original_scalar_value<float>(2);
+    iter.remove_operand(2);
+    return affine(1, alpha * number);
+  }
+  if (iter.is_cpu_scalar(1)) {
+    const auto number = iter.original_scalar_value<float>(1);
+    iter.remove_operand(1);
+    return affine(alpha, number);
+  }
+  if (alpha == 1) return false;
+  return run([=](char** data, const int64_t* strides, int64_t count) { add(dtype, data, strides, count, alpha); });
+}
+
+}  // namespace
+
+bool add_reduced_precision(at::TensorIteratorBase& iter, const c10::Scalar& alpha) {
+  const auto dtype = iter.dtype(0);
+  if (dtype == at::kBFloat16) return add_in_float<BFloat16>(iter, alpha.to<float>());
+  if (dtype == at::kHalf) return add_in_float<Half>(iter, alpha.to<float>());
+  return false;
+}
+
+}  // namespace torch_mtia
