@@ -54,7 +54,8 @@ HostTensor::HostTensor(const at::TensorBase& tensor, bool for_write) : writes_(f
   const auto& storage = tensor.storage();
   void* address = for_write ? storage.mutable_data() : const_cast<void*>(storage.data());
   if (address != nullptr) address = HostView::to_host(address);
-  alias_ = at::Tensor::wrap_tensor_impl(c10::intrusive_ptr<c10::TensorImpl>::reclaim(stock.aliases[--stock.size]));
+  // Not wrap_tensor_impl: an alias keeps its invariants.
+  alias_ = at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(stock.aliases[--stock.size]));
   auto* impl = alias_.unsafeGetTensorImpl();
   auto* alias_storage = impl->unsafe_storage().unsafeGetStorageImpl();
   alias_storage->set_data_ptr_noswap(c10::DataPtr(address, c10::Device(c10::kCPU)));

@@ -1,4 +1,5 @@
 // Layer, group and batch normalization.
+#include <ATen/native/batch_norm.h>
 #include <ATen/native/layer_norm.h>
 #include <ATen/ops/_batch_norm_with_update_native.h>
 #include <ATen/ops/_native_batch_norm_legit_native.h>
@@ -319,8 +320,26 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm_backward_mtia(const Tensor&
   const std::array<Tensor, 3> grads{output_mask[0] ? new_output_like(input, input.suggest_memory_format()) : Tensor(),
                                     output_mask[1] ? new_output({channels}, options) : Tensor(),
                                     output_mask[2] ? new_output({channels}, options) : Tensor()};
-  Kernel::run({"aten::native_batch_norm_backward", kWeight}, input.device(), grads, grad_out, input, weight,
-              running_mean, running_var, save_mean, save_invstd, train, eps, output_mask);
+  const auto format = input.suggest_memory_format();
+  const bool contiguous = input.numel() > 0 && grad_out.suggest_memory_format() == format &&
+                          grad_out.is_contiguous(format) && input.is_contiguous(format);
+  if (!contiguous || isReducedFloatingType(input.scalar_type())) {
+    Kernel::run({"aten::native_batch_norm_backward", kWeight}, input.device(), grads, grad_out, input, weight,
+                running_mean, running_var, save_mean, save_invstd, train, eps, output_mask);
+    return {grads[0], grads[1], grads[2]};
+  }
+  // The stub, because the CPU kernel makes its result twice and only the first would take the output's memory.
+  run_on_host(
+      {"aten::native_batch_norm_backward", kWeight}, input.device(),
+      [train, eps](Tensor& grad_input, Tensor& grad_weight, Tensor& grad_bias, const Tensor& grad_out,
+                   const Tensor& input, const Tensor& weight, const Tensor& running_mean, const Tensor& running_var,
+                   const Tensor& save_mean, const Tensor& save_invstd) {
+        batch_norm_cpu_backward_stub(kCPU, grad_input, grad_weight, grad_bias, grad_out, input, weight, running_mean,
+                                     running_var, save_mean, save_invstd, train, eps);
+      },
+      keep_output(grads[0]), keep_output(grads[1]), keep_output(grads[2]), keep(grad_out), keep(input),
+      keep(or_undefined(weight)), keep(or_undefined(running_mean)), keep(or_undefined(running_var)),
+      keep(or_undefined(save_mean)), keep(or_undefined(save_invstd)));
   return {grads[0], grads[1], grads[2]};
 }
 
