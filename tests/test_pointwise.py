@@ -261,7 +261,6 @@ def test_every_kind_of_loop_over_strides(device: torch.device, kind: str) -> Non
     [
         lambda x, number: x * number,
         lambda x, number: x / number,
-        lambda x, number: x + number,
         lambda x, number: torch.mul(x, number, out=torch.empty_like(x, dtype=torch.float32)),
         lambda x, number: x.clone().div_(number),
         lambda x, number: torch.where(x > number, x, number),

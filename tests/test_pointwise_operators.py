@@ -31,8 +31,9 @@ MOST_SAMPLES = 8
 CPU = torch.device("cpu")
 aten = torch.ops.aten
 
-# oneDNN computes these on the CPU.
-ROUNDED_OTHERWISE = ("nn.functional.gelu",)
+# By the CPU, which rounds numbers that are added to 16 bits first; tests/test_low_precision.py is exact.
+ROUNDED_OTHERWISE = ("mvlgamma",)
+SHORT = (torch.bfloat16, torch.float16)
 # These call operators that are not pointwise: sum, mean, sort, cat.
 MAY_FALL_BACK = ("mvlgamma", "isin", "nn.functional.mse_loss", "nn.functional.smooth_l1_loss", "glu_backward_jvp")
 NO_SHORT_DTYPES = ("_add_relu", "_add_relu_", "glu_jvp")
@@ -135,8 +136,7 @@ def forbid_unless(may_fall_back: bool) -> AbstractContextManager[None]:
     return nullcontext() if may_fall_back else torch_mtia.fallback.forbid()
 
 
-def assert_same(actual: Any, expected: Any, *, exact: bool = True) -> None:
-    tolerance = 0.0 if exact else None  # None: what is usual for the dtype
+def assert_same(actual: Any, expected: Any, *, tolerance: float = 0.0) -> None:
     torch.testing.assert_close(
         actual, expected, rtol=tolerance, atol=tolerance, check_device=False, check_stride=True, equal_nan=True
     )
@@ -181,7 +181,8 @@ def test_an_operator_gives_what_the_cpu_gives(device: torch.device, info: OpInfo
         expected = calls(info, sample, CPU)
         with forbid_unless(info.name in MAY_FALL_BACK):
             actual = calls(info, sample, device)
-        assert_same(actual, expected, exact=info.name not in ROUNDED_OTHERWISE)
+        rounded_otherwise = info.name in ROUNDED_OTHERWISE and dtype in SHORT
+        assert_same(actual, expected, tolerance=2e-2 if rounded_otherwise else 0.0)
 
 
 @pytest.mark.parametrize(
