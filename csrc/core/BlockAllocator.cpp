@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "AllocatorHistory.h"
 #include "Event.h"
 #include "FreeBlocks.h"
 #include "SmallMutex.h"
@@ -48,12 +50,29 @@ void decrease(Stat& stat, size_t amount) {
   stat.freed += static_cast<int64_t>(amount);
 }
 
+StatIndex stat_index(const Block* block) {
+  return block->is_in_small_segment() ? kSmall : kLarge;
+}
+
+void increase(StatArray& stats, const Block* block, size_t amount) {
+  increase(stats[kAll], amount);
+  increase(stats[stat_index(block)], amount);
+}
+
+void decrease(StatArray& stats, const Block* block, size_t amount) {
+  decrease(stats[kAll], amount);
+  decrease(stats[stat_index(block)], amount);
+}
+
 template <typename Apply>
 void for_each_stat(AllocatorStats& stats, Apply apply) {
-  for (Stat* stat : {&stats.allocation, &stats.segment, &stats.active, &stats.allocated_bytes, &stats.reserved_bytes,
-                     &stats.active_bytes, &stats.inactive_split_bytes, &stats.requested_bytes}) {
-    apply(*stat);
+  for (StatArray* array : {&stats.allocation, &stats.segment, &stats.active, &stats.inactive_split,
+                           &stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes,
+                           &stats.inactive_split_bytes, &stats.requested_bytes}) {
+    for (Stat& stat : *array) apply(stat);
   }
+  apply(stats.oversize_allocations);
+  apply(stats.oversize_segments);
 }
 
 // A freed block that a stream may still use, until the event is complete.
@@ -84,16 +103,22 @@ Stream* block_stream(const Block* block) {
 // another, and the later ones find what the first gave back. Order: reclaim_mutex, mutex, the driver's own locks.
 // Functions whose name ends in `_locked` need `mutex`.
 struct BlockAllocator::State {
-  explicit State(int32_t device) : device(device) {}
+  State(int32_t device, OptionsSource options) : device(device), options(options) {}
 
   const int32_t device;
+  const OptionsSource options;
   std::mutex reclaim_mutex;
   mutable SmallMutex mutex;
   AllocatorStats stats;
   std::set<Block*> segments;  // the first block of each
-  std::unordered_map<Stream*, std::unique_ptr<FreeBlocks>> free_blocks;
-  Stream* recent_stream = nullptr;  // and its free blocks: nearly every call is for the same stream
+  MemoryPool default_pool;
+  std::map<PoolId, std::unique_ptr<MemoryPool>> private_pools;
+  std::unordered_map<Stream*, MemoryPool*> directed;  // streams whose allocations come from a private pool
+  Stream* recent_stream = nullptr;  // and its free blocks in the default pool, of which nearly every call is
   FreeBlocks* recent = nullptr;
+  double memory_fraction = 1;
+  uint64_t num_frees = 0;
+  AllocatorHistory history;
   std::unordered_map<Stream*, std::deque<PendingFree>> pending;  // a stream's events complete in order
   size_t num_pending = 0;
   std::vector<Event> unused_events;
@@ -108,20 +133,37 @@ struct BlockAllocator::State {
   std::unordered_map<Stream*, Window> windows;
   int num_open_windows = 0;
 
-  Block* try_allocate(size_t size, size_t requested, Stream* stream);
-  void reclaim();
+  // Null block: the device is full, or `may_collect` and the threshold asks for a collection first.
+  struct Attempt {
+    Block* block = nullptr;
+    uint64_t garbage = 0;  // bytes to collect
+  };
+  Attempt try_allocate(size_t size, size_t requested, Stream* stream, TraceContext& context, bool may_collect);
+  // Waits for the device and returns to the driver the free segments that `chosen` is true for.
+  void reclaim(const std::function<bool(const Block*)>& chosen);
+  void reclaim_all();
+  void collect_garbage(uint64_t bytes);
+  uint64_t garbage_locked(size_t size) const;
 
-  FreeBlocks& free_blocks_locked(Stream* stream);
+  uint64_t memory_limit() const;
+  MemoryPool& pool_locked(PoolId id);
+  MemoryPool& pool_for_locked(Stream* stream);
+  void discard_unused_pools_locked() noexcept;
+  FreeBlocks& free_blocks_locked(MemoryPool& pool, Stream* stream);
+  FreeBlocks& free_blocks_locked(const Block* block) { return free_blocks_locked(*block->pool, block->stream); }
   void prepare_blocks_locked(size_t count);
   Block* new_block_locked() noexcept;
   void discard_block_locked(Block* block) noexcept;
   void insert_free_locked(Block* block) noexcept;
   void remove_free_locked(Block* block) noexcept;
-  Block* take_free_locked(size_t size, Stream* stream);
-  Block* take_segment_locked(size_t size, Stream* stream);
+  Block* take_free_locked(size_t size, MemoryPool& pool, Stream* stream);
+  Block* take_segment_locked(size_t size, MemoryPool& pool, Stream* stream);
+  bool is_oversize(const Block* block) const {
+    return !block->is_in_small_segment() && block->size >= options().max_split_size;
+  }
   void split_locked(Block* block, size_t size) noexcept;
   Block* merge_locked(Block* front, Block* back) noexcept;
-  void count_free_locked(const Block* block) noexcept;
+  void count_free_locked(Block* block) noexcept;
   void release_locked(Block* block) noexcept;
   void merge_free_locked(Block* block) noexcept;
   void merge_parked_locked(FreeBlocks& free) noexcept;
@@ -129,17 +171,61 @@ struct BlockAllocator::State {
   void release_in_order_locked(Block* block) noexcept;
   void delay_release_locked(Block* block) noexcept;
   void release_completed_locked();
-  std::vector<Block*> detach_free_segments_locked();
+  std::vector<const Block*> segments_by_address_locked() const;
+  std::vector<Block*> detach_free_segments_locked(const std::function<bool(const Block*)>& chosen);
+  void record_locked(TraceAction action, uint64_t address, size_t size, const Stream* stream, PoolId pool,
+                     const TraceContext& context) noexcept {
+    if (history.enabled()) history.add(action, address, size, stream, pool, context);
+  }
 };
 
-FreeBlocks& BlockAllocator::State::free_blocks_locked(Stream* stream) {
-  if (stream != recent_stream) {
-    auto& found = free_blocks[stream];
-    if (found == nullptr) found = std::make_unique<FreeBlocks>();
+std::vector<const Block*> BlockAllocator::State::segments_by_address_locked() const {
+  std::vector<const Block*> sorted(segments.begin(), segments.end());
+  std::sort(sorted.begin(), sorted.end(), [](const Block* a, const Block* b) { return a->address < b->address; });
+  return sorted;
+}
+
+// Of the memory that the driver has for the device.
+uint64_t BlockAllocator::State::memory_limit() const {
+  uint64_t free_bytes = 0;
+  uint64_t total_bytes = 0;
+  runtime::check(runtime::driver().memory_info(device, &free_bytes, &total_bytes));
+  return memory_fraction >= 1 ? total_bytes : static_cast<uint64_t>(memory_fraction * static_cast<double>(total_bytes));
+}
+
+MemoryPool& BlockAllocator::State::pool_locked(PoolId id) {
+  if (id == PoolId{0, 0}) return default_pool;
+  auto& pool = private_pools[id];
+  if (pool == nullptr) {
+    pool = std::make_unique<MemoryPool>();
+    pool->id = id;
+  }
+  return *pool;
+}
+
+MemoryPool& BlockAllocator::State::pool_for_locked(Stream* stream) {
+  if (directed.empty()) return default_pool;
+  const auto found = directed.find(stream);
+  return found == directed.end() ? default_pool : *found->second;
+}
+
+void BlockAllocator::State::discard_unused_pools_locked() noexcept {
+  std::erase_if(private_pools, [this](const auto& entry) {
+    const MemoryPool* pool = entry.second.get();
+    const auto leads_here = [pool](const auto& direction) { return direction.second == pool; };
+    return pool->users == 0 && pool->num_segments == 0 && std::none_of(directed.begin(), directed.end(), leads_here);
+  });
+}
+
+FreeBlocks& BlockAllocator::State::free_blocks_locked(MemoryPool& pool, Stream* stream) {
+  if (&pool == &default_pool && stream == recent_stream) return *recent;
+  auto& found = pool.free_blocks[stream];
+  if (found == nullptr) found = std::make_unique<FreeBlocks>();
+  if (&pool == &default_pool) {
     recent_stream = stream;
     recent = found.get();
   }
-  return *recent;
+  return *found;
 }
 
 // So that what comes between taking a block off its list and handing it out cannot throw.
@@ -165,35 +251,47 @@ void BlockAllocator::State::discard_block_locked(Block* block) noexcept {
 }
 
 void BlockAllocator::State::insert_free_locked(Block* block) noexcept {
-  free_blocks_locked(block->stream).insert(block);
-  if (!block->is_whole_segment()) increase(stats.inactive_split_bytes, block->size);
+  free_blocks_locked(block).insert(block);
+  if (block->is_whole_segment()) return;
+  increase(stats.inactive_split, block, 1);
+  increase(stats.inactive_split_bytes, block, block->size);
 }
 
 void BlockAllocator::State::remove_free_locked(Block* block) noexcept {
-  free_blocks_locked(block->stream).remove(block);
-  if (!block->is_whole_segment()) decrease(stats.inactive_split_bytes, block->size);
+  free_blocks_locked(block).remove(block);
+  if (block->is_whole_segment()) return;
+  decrease(stats.inactive_split, block, 1);
+  decrease(stats.inactive_split_bytes, block, block->size);
 }
 
-// The best fit; null: the stream has no free block that is large enough.
-Block* BlockAllocator::State::take_free_locked(size_t size, Stream* stream) {
-  FreeBlocks& free = free_blocks_locked(stream);
+// The best fit; null: the stream has no free block that is large enough, or only one that would be wasted on it.
+Block* BlockAllocator::State::take_free_locked(size_t size, MemoryPool& pool, Stream* stream) {
+  FreeBlocks& free = free_blocks_locked(pool, stream);
+  Block* block = nullptr;
   if (size <= kSmallRequest) {
-    if (Block* block = free.parked.exact_fit(size); block != nullptr) {
+    block = free.parked.exact_fit(size);
+    if (block != nullptr) {
       free.parked.remove(block);
       return block;
     }
     merge_parked_locked(free);
+    block = free.small.best_fit(size);
+  } else {
+    const AllocatorOptions now = options();
+    const bool oversize = size >= now.max_split_size;
+    block = free.large.best_fit(size, oversize ? size + now.max_non_split_rounding : now.max_split_size);
   }
-  Block* block = size <= kSmallRequest ? free.small.best_fit(size) : free.large.best_fit(size);
   if (block != nullptr) remove_free_locked(block);
   return block;
 }
 
 // A new segment as one block; null: the device is full.
-Block* BlockAllocator::State::take_segment_locked(size_t size, Stream* stream) {
+Block* BlockAllocator::State::take_segment_locked(size_t size, MemoryPool& pool, Stream* stream) {
+  const size_t segment_size = segment_size_for(size);
+  const auto held = static_cast<uint64_t>(stats.reserved_bytes[kAll].current);
+  if (memory_fraction < 1 && held + segment_size > memory_limit()) return nullptr;
   Block* block = new_block_locked();
   const auto segment = segments.insert(block).first;  // before the segment exists, because it can throw
-  const size_t segment_size = segment_size_for(size);
   mtia_device_ptr address = 0;
   const mtia_status status = runtime::driver().memory_allocate(device, segment_size, &address);
   if (status != MTIA_SUCCESS) {
@@ -206,10 +304,14 @@ Block* BlockAllocator::State::take_segment_locked(size_t size, Stream* stream) {
   block->size = segment_size;
   block->segment_size = segment_size;
   block->stream = stream;
+  block->pool = &pool;
   block->before = nullptr;
   block->behind = nullptr;
-  increase(stats.segment, 1);
-  increase(stats.reserved_bytes, segment_size);
+  increase(stats.segment, block, 1);
+  increase(stats.reserved_bytes, block, segment_size);
+  if (is_oversize(block)) increase(stats.oversize_segments, 1);
+  ++pool.num_segments;
+  ++stats.num_device_alloc;
   return block;
 }
 
@@ -221,7 +323,9 @@ void BlockAllocator::State::split_locked(Block* block, size_t size) noexcept {
   rest->size = block->size - size;
   rest->segment_size = block->segment_size;
   rest->stream = block->stream;
+  rest->pool = block->pool;
   rest->in_use = false;
+  rest->free_since = num_frees;
   rest->before = block;
   rest->behind = block->behind;
   if (rest->behind != nullptr) rest->behind->before = rest;
@@ -233,6 +337,7 @@ void BlockAllocator::State::split_locked(Block* block, size_t size) noexcept {
 // Both are in no list.
 Block* BlockAllocator::State::merge_locked(Block* front, Block* back) noexcept {
   front->size += back->size;
+  front->free_since = std::max(front->free_since, back->free_since);
   front->behind = back->behind;
   if (front->behind != nullptr) front->behind->before = front;
   discard_block_locked(back);
@@ -241,12 +346,16 @@ Block* BlockAllocator::State::merge_locked(Block* front, Block* back) noexcept {
 
 // The block is free: other streams are done with it, and what its own stream still does comes before its next use.
 void BlockAllocator::State::release_locked(Block* block) noexcept {
-  decrease(stats.active, 1);
-  decrease(stats.active_bytes, block->size);
-  decrease(stats.requested_bytes, block->requested);
+  decrease(stats.active, block, 1);
+  decrease(stats.active_bytes, block, block->size);
+  decrease(stats.requested_bytes, block, block->requested);
   block->other_streams.clear();
+  block->free_since = ++num_frees;
+  record_locked(TraceAction::kFreeCompleted, block->address, block->requested, block->stream, block->pool->id,
+                block->context);
+  block->context.reset();
   if (block->is_in_small_segment()) {
-    free_blocks_locked(block->stream).parked.insert(block);
+    free_blocks_locked(block).parked.insert(block);
   } else {
     merge_free_locked(block);
   }
@@ -273,12 +382,18 @@ void BlockAllocator::State::merge_parked_locked(FreeBlocks& free) noexcept {
 }
 
 void BlockAllocator::State::merge_all_parked_locked() noexcept {
-  for (const auto& [stream, free] : free_blocks) merge_parked_locked(*free);
+  const auto merge = [this](MemoryPool& pool) {
+    for (const auto& [stream, free] : pool.free_blocks) merge_parked_locked(*free);
+  };
+  merge(default_pool);
+  for (const auto& [id, pool] : private_pools) merge(*pool);
 }
 
-void BlockAllocator::State::count_free_locked(const Block* block) noexcept {
-  decrease(stats.allocation, 1);
-  decrease(stats.allocated_bytes, block->size);
+void BlockAllocator::State::count_free_locked(Block* block) noexcept {
+  decrease(stats.allocation, block, 1);
+  decrease(stats.allocated_bytes, block, block->size);
+  if (is_oversize(block)) decrease(stats.oversize_allocations, 1);
+  block->allocated = false;
 }
 
 // As release, but behind the stream's open windows.
@@ -325,40 +440,63 @@ void BlockAllocator::State::release_completed_locked() {
   }
 }
 
-std::vector<Block*> BlockAllocator::State::detach_free_segments_locked() {
+std::vector<Block*> BlockAllocator::State::detach_free_segments_locked(
+    const std::function<bool(const Block*)>& chosen) {
   merge_all_parked_locked();
   std::vector<Block*> detached;
   for (Block* block : segments) {
-    if (!block->in_use && block->is_whole_segment()) detached.push_back(block);
+    if (!block->in_use && block->is_whole_segment() && chosen(block)) detached.push_back(block);
   }
   for (Block* block : detached) remove_free_locked(block);
   return detached;
 }
 
-Block* BlockAllocator::State::try_allocate(size_t size, size_t requested, Stream* stream) {
+// How many bytes too many would be held with a segment more, by the threshold; 0 where there is none.
+uint64_t BlockAllocator::State::garbage_locked(size_t size) const {
+  const double threshold = options().garbage_collection_threshold;
+  if (threshold <= 0) return 0;
+  const auto wanted = static_cast<uint64_t>(stats.reserved_bytes[kAll].current) + segment_size_for(size);
+  const auto allowed = static_cast<uint64_t>(threshold * static_cast<double>(memory_limit()));
+  return wanted > allowed ? wanted - allowed : 0;
+}
+
+BlockAllocator::State::Attempt BlockAllocator::State::try_allocate(size_t size, size_t requested, Stream* stream,
+                                                                   TraceContext& context, bool may_collect) {
   const std::lock_guard lock(mutex);
   release_completed_locked();
   prepare_blocks_locked(2);  // a segment and the rest of a block
-  Block* block = take_free_locked(size, stream);
-  if (block == nullptr) block = take_segment_locked(size, stream);
-  if (block == nullptr) return nullptr;
-  split_locked(block, size);
+  MemoryPool& pool = pool_for_locked(stream);
+  Block* block = take_free_locked(size, pool, stream);
+  if (block == nullptr) {
+    if (may_collect) {
+      if (const uint64_t garbage = garbage_locked(size)) return {nullptr, garbage};
+    }
+    block = take_segment_locked(size, pool, stream);
+    if (block == nullptr) return {};
+    block->segment_context = context;
+    record_locked(TraceAction::kSegmentAlloc, block->address, block->size, stream, pool.id, context);
+  }
+  if (!is_oversize(block)) split_locked(block, size);
   block->in_use = true;
+  block->allocated = true;
   block->requested = requested;
-  increase(stats.allocation, 1);
-  increase(stats.active, 1);
-  increase(stats.allocated_bytes, size);
-  increase(stats.active_bytes, size);
-  increase(stats.requested_bytes, requested);
-  return block;
+  increase(stats.allocation, block, 1);
+  increase(stats.active, block, 1);
+  increase(stats.allocated_bytes, block, block->size);
+  increase(stats.active_bytes, block, block->size);
+  increase(stats.requested_bytes, block, requested);
+  if (is_oversize(block)) increase(stats.oversize_allocations, 1);
+  record_locked(TraceAction::kAlloc, block->address, requested, stream, pool.id, context);
+  block->context = std::move(context);
+  return {block};
 }
 
-// Waits for the device and returns every segment that is free to the driver.
-void BlockAllocator::State::reclaim() {
+void BlockAllocator::State::reclaim(const std::function<bool(const Block*)>& chosen) {
   const std::lock_guard reclaiming(reclaim_mutex);
   std::vector<Stream*> busy;
   {
     const std::lock_guard lock(mutex);
+    ++stats.num_sync_all_streams;
     for (const auto& [stream, frees] : pending) {
       if (!frees.empty()) busy.push_back(stream);
     }
@@ -369,7 +507,7 @@ void BlockAllocator::State::reclaim() {
   {
     const std::lock_guard lock(mutex);
     release_completed_locked();
-    detached = detach_free_segments_locked();
+    detached = detach_free_segments_locked(chosen);
   }
   // Out of reach of other threads now; what was submitted for them before may still run.
   size_t returned = 0;
@@ -392,41 +530,89 @@ void BlockAllocator::State::reclaim() {
       insert_free_locked(block);
       continue;
     }
-    decrease(stats.segment, 1);
-    decrease(stats.reserved_bytes, block->size);
+    decrease(stats.segment, block, 1);
+    decrease(stats.reserved_bytes, block, block->size);
+    if (is_oversize(block)) decrease(stats.oversize_segments, 1);
+    --block->pool->num_segments;
+    ++stats.num_device_free;
+    record_locked(TraceAction::kSegmentFree, block->address, block->size, block->stream, block->pool->id,
+                  block->segment_context);
+    block->segment_context.reset();
     segments.erase(block);
     discard_block_locked(block);
   }
+  discard_unused_pools_locked();
   if (failure) std::rethrow_exception(failure);
 }
 
-BlockAllocator::BlockAllocator(int32_t device) : state_(std::make_unique<State>(device).release()) {}
+void BlockAllocator::State::reclaim_all() {
+  reclaim([](const Block* block) { return block->pool->may_return_segments(); });
+}
 
-BlockAllocator* BlockAllocator::create(int32_t device) {
-  return std::unique_ptr<BlockAllocator>(new BlockAllocator(device)).release();  // leaked, see the class
+// Returns the segments that have been free for longest, until `bytes` are given back.
+void BlockAllocator::State::collect_garbage(uint64_t bytes) {
+  std::set<const Block*> garbage;
+  {
+    const std::lock_guard lock(mutex);
+    release_completed_locked();
+    merge_all_parked_locked();
+    std::vector<const Block*> free;
+    for (const Block* block : segments) {
+      if (!block->in_use && block->is_whole_segment() && block->pool->may_return_segments()) free.push_back(block);
+    }
+    std::sort(free.begin(), free.end(), [](const Block* a, const Block* b) { return a->free_since < b->free_since; });
+    uint64_t collected = 0;
+    for (const Block* block : free) {
+      if (collected >= bytes) break;
+      garbage.insert(block);
+      collected += block->size;
+    }
+  }
+  if (!garbage.empty()) reclaim([&garbage](const Block* block) { return garbage.contains(block); });
+}
+
+BlockAllocator::BlockAllocator(int32_t device, OptionsSource options)
+    : state_(std::make_unique<State>(device, options).release()) {}
+
+BlockAllocator* BlockAllocator::create(int32_t device, OptionsSource options) {
+  return std::unique_ptr<BlockAllocator>(new BlockAllocator(device, options)).release();  // leaked, see the class
 }
 
 Block* BlockAllocator::allocate(size_t size, Stream* stream) {
+  TraceContext context = state_->history.context_of_alloc();
   if (size <= kNoDeviceHas) {
     const size_t rounded = round_up(std::max<size_t>(size, 1), kBlockRounding);
-    if (Block* block = state_->try_allocate(rounded, size, stream)) return block;
-    state_->reclaim();
-    Block* block = state_->try_allocate(rounded, size, stream);
+    const auto attempt = [&](bool may_collect) {
+      return state_->try_allocate(rounded, size, stream, context, may_collect);
+    };
+    auto result = attempt(/*may_collect=*/true);
+    if (result.garbage > 0) {
+      state_->collect_garbage(result.garbage);
+      result = attempt(/*may_collect=*/false);
+    }
+    if (result.block != nullptr) return result.block;
+    state_->reclaim_all();
+    result = attempt(/*may_collect=*/false);
     const std::lock_guard lock(state_->mutex);
     ++state_->stats.num_alloc_retries;
-    if (block != nullptr) return block;
+    if (result.block != nullptr) return result.block;
   }
   uint64_t free_bytes = 0;
   uint64_t total_bytes = 0;
   runtime::check(runtime::driver().memory_info(state_->device, &free_bytes, &total_bytes));
   const std::lock_guard lock(state_->mutex);
   ++state_->stats.num_ooms;
+  state_->record_locked(TraceAction::kOutOfMemory, free_bytes, size, stream, state_->pool_for_locked(stream).id,
+                        context);
   throw OutOfDeviceMemory(size, free_bytes, total_bytes);
 }
 
 void BlockAllocator::free(Block* block) noexcept {
+  const TraceContext context = state_->history.context_of_free();
   const std::lock_guard lock(state_->mutex);
   state_->count_free_locked(block);
+  state_->record_locked(TraceAction::kFreeRequested, block->address, block->requested, block->stream, block->pool->id,
+                        context);
   if (!block->other_streams.empty()) state_->delay_release_locked(block);
   if (block->pending_events == 0) state_->release_in_order_locked(block);
 }
@@ -434,6 +620,8 @@ void BlockAllocator::free(Block* block) noexcept {
 void BlockAllocator::free_while_running(Block* block) noexcept {
   const std::lock_guard lock(state_->mutex);
   state_->count_free_locked(block);
+  state_->record_locked(TraceAction::kFreeRequested, block->address, block->requested, block->stream, block->pool->id,
+                        nullptr);
   state_->release_locked(block);
 }
 
@@ -464,7 +652,86 @@ void BlockAllocator::record_stream(Block* block, Stream* stream) {
 }
 
 void BlockAllocator::empty_cache() {
-  state_->reclaim();
+  state_->reclaim_all();
+}
+
+void BlockAllocator::empty_cache(PoolId pool) {
+  state_->reclaim([pool](const Block* block) { return block->pool->id == pool && block->pool->may_return_segments(); });
+}
+
+void BlockAllocator::use_pool(PoolId pool) {
+  const std::lock_guard lock(state_->mutex);
+  ++state_->pool_locked(pool).users;
+}
+
+void BlockAllocator::release_pool(PoolId pool) {
+  const std::lock_guard lock(state_->mutex);
+  const auto found = state_->private_pools.find(pool);
+  if (found == state_->private_pools.end() || found->second->users == 0) {
+    throw std::invalid_argument("the memory pool (" + std::to_string(pool.first) + ", " + std::to_string(pool.second) +
+                                ") is not in use");
+  }
+  --found->second->users;
+  state_->discard_unused_pools_locked();
+}
+
+void BlockAllocator::direct_to_pool(Stream* stream, PoolId pool) {
+  const std::lock_guard lock(state_->mutex);
+  state_->directed[stream] = &state_->pool_locked(pool);
+}
+
+void BlockAllocator::direct_to_default_pool(Stream* stream) {
+  const std::lock_guard lock(state_->mutex);
+  state_->directed.erase(stream);
+}
+
+void BlockAllocator::set_memory_fraction(double fraction) {
+  if (!(fraction >= 0 && fraction <= 1)) {
+    throw std::invalid_argument("a memory fraction is between 0 and 1, not " + std::to_string(fraction));
+  }
+  const std::lock_guard lock(state_->mutex);
+  state_->memory_fraction = fraction;
+}
+
+double BlockAllocator::memory_fraction() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->memory_fraction;
+}
+
+void BlockAllocator::record_history(HistoryOptions options) {
+  state_->history.start(std::move(options));
+}
+
+std::vector<TraceEntry> BlockAllocator::history() const {
+  return state_->history.entries();
+}
+
+std::vector<SegmentSnapshot> BlockAllocator::snapshot() {
+  const std::lock_guard lock(state_->mutex);
+  state_->record_locked(TraceAction::kSnapshot, 0, 0, nullptr, {0, 0}, nullptr);
+  state_->merge_all_parked_locked();
+  std::vector<SegmentSnapshot> result;
+  for (const Block* first : state_->segments_by_address_locked()) {
+    SegmentSnapshot segment{first->address,           first->segment_size,    first->stream, first->pool->id,
+                            !first->is_in_small_segment(), first->segment_context, {}};
+    for (const Block* block = first; block != nullptr; block = block->behind) {
+      segment.blocks.push_back(
+          {block->address, block->size, block->requested, block->allocated, block->in_use, block->context});
+    }
+    result.push_back(std::move(segment));
+  }
+  return result;
+}
+
+std::vector<mtia_span> BlockAllocator::live_ranges() const {
+  const std::lock_guard lock(state_->mutex);
+  std::vector<mtia_span> result;
+  for (const Block* first : state_->segments_by_address_locked()) {
+    for (const Block* block = first; block != nullptr; block = block->behind) {
+      if (block->allocated) result.push_back({block->address, block->requested});
+    }
+  }
+  return result;
 }
 
 AllocatorStats BlockAllocator::stats() const {
@@ -483,6 +750,9 @@ void BlockAllocator::reset_accumulated_stats() {
   for_each_stat(state_->stats, [](Stat& stat) { stat.allocated = stat.freed = 0; });
   state_->stats.num_alloc_retries = 0;
   state_->stats.num_ooms = 0;
+  state_->stats.num_sync_all_streams = 0;
+  state_->stats.num_device_alloc = 0;
+  state_->stats.num_device_free = 0;
 }
 
 }  // namespace torch_mtia::core

@@ -6,6 +6,12 @@
 // after the device is known to be done with it: when a segment is returned to the driver, and, for a block that other
 // streams used (`record_stream`), when an event recorded on each of them at the time of the free is complete.
 //
+// Note [Private pools]
+// A pool is memory of its own: blocks of one are neither taken from nor merged with those of another. Allocations go to
+// the default pool unless their stream is directed to a private one. Captured graphs have private pools, because their
+// addresses stay in use between replays although no tensor holds them: segments of a private pool go back to the driver
+// only after the last user of the pool has released it.
+//
 // Note [Memory of running work]
 // Work that allocates while it runs (the CPU fallback does) breaks the order above: it runs at one point of the stream,
 // but the free list has grown by blocks that were freed later, behind work that is queued behind it. So such work opens
@@ -13,10 +19,15 @@
 // free when the window closes, except those that running work itself frees, which nobody else has seen.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "../runtime/mtia_runtime.h"
 
@@ -40,17 +51,77 @@ struct Stat {
   int64_t freed = 0;
 };
 
+// Of all blocks, of those in segments of small blocks, and of the others; indices as in c10::CachingAllocator::StatType.
+enum StatIndex : size_t { kAll = 0, kSmall = 1, kLarge = 2 };
+using StatArray = std::array<Stat, 3>;
+
 struct AllocatorStats {
-  Stat allocation;       // blocks in use or waiting for events
-  Stat segment;          // segments held from the driver
-  Stat active;           // blocks in use or waiting for events
-  Stat allocated_bytes;  // rounded bytes in use
-  Stat reserved_bytes;   // bytes of segments
-  Stat active_bytes;
-  Stat inactive_split_bytes;  // free bytes in segments that are partly in use
-  Stat requested_bytes;
+  StatArray allocation;       // blocks in use
+  StatArray segment;          // segments held from the driver
+  StatArray active;           // blocks in use or waiting for events
+  StatArray inactive_split;   // free blocks in segments that are partly in use
+  StatArray allocated_bytes;  // rounded bytes in use
+  StatArray reserved_bytes;   // bytes of segments
+  StatArray active_bytes;
+  StatArray inactive_split_bytes;
+  StatArray requested_bytes;
+  Stat oversize_allocations;  // blocks of more than max_split_size
+  Stat oversize_segments;
   int64_t num_alloc_retries = 0;
   int64_t num_ooms = 0;
+  int64_t num_sync_all_streams = 0;
+  int64_t num_device_alloc = 0;
+  int64_t num_device_free = 0;
+};
+
+// What PYTORCH_ALLOC_CONF sets. Asked for whenever a large block is wanted, and may change in between.
+struct AllocatorOptions {
+  size_t max_split_size = std::numeric_limits<size_t>::max();  // larger blocks are not cut
+  size_t max_non_split_rounding = size_t{20} << 20;            // how much larger such a block may be than the request
+  double garbage_collection_threshold = 0;  // of the memory that may be held; 0: collect only when it is used up
+};
+
+using PoolId = std::pair<uint64_t, uint64_t>;  // {0, 0}: the default pool
+
+// History and snapshots, in the terms of c10::CachingDeviceAllocator.
+enum class TraceAction { kAlloc, kFreeRequested, kFreeCompleted, kSegmentAlloc, kSegmentFree, kSnapshot, kOutOfMemory };
+using TraceContext = std::shared_ptr<void>;  // where in the program it happened
+
+struct TraceEntry {
+  TraceAction action;
+  uint64_t address;  // kOutOfMemory: the free bytes of the device
+  size_t size;
+  const Stream* stream;
+  PoolId pool;
+  int64_t time_us;  // since the epoch
+  TraceContext context;
+};
+
+struct BlockSnapshot {
+  uint64_t address;
+  size_t size;
+  size_t requested;
+  bool allocated;
+  bool active;  // allocated, or waiting for events
+  TraceContext context;
+};
+
+struct SegmentSnapshot {
+  uint64_t address;
+  size_t size;
+  const Stream* stream;
+  PoolId pool;
+  bool is_large;
+  TraceContext context;
+  std::vector<BlockSnapshot> blocks;
+};
+
+// What is recorded from now on.
+struct HistoryOptions {
+  bool enabled = false;
+  size_t max_entries = 0;                                    // the oldest are dropped; 0: blocks keep contexts, but no history
+  std::function<TraceContext()> context_of_alloc = nullptr;  // null: no contexts
+  std::function<TraceContext()> context_of_free = nullptr;
 };
 
 // Raised when the device's memory is used up even after the cache was emptied. The figures are those of the message
@@ -70,9 +141,10 @@ class OutOfDeviceMemory : public std::runtime_error {
 // Thread safe. Leaked: blocks are freed from any thread until the process ends.
 class BlockAllocator {
  public:
-  static BlockAllocator* create(int32_t device);
+  using OptionsSource = AllocatorOptions (*)();
+  static BlockAllocator* create(int32_t device, OptionsSource options);
 
-  // At least `size` > 0 bytes, rounded to 512, for work of `stream`.
+  // At least `size` > 0 bytes, rounded to 512, for work of `stream`, of the pool that the stream is directed to.
   // Throws OutOfDeviceMemory, after returning the cache to the driver and trying again.
   Block* allocate(size_t size, Stream* stream);
   void free(Block* block) noexcept;
@@ -86,8 +158,28 @@ class BlockAllocator {
   // `stream` uses the block too: free() lets it go only when the work that `stream` has by then is done.
   void record_stream(Block* block, Stream* stream);
 
-  // Waits for the device and returns every segment without a block in use to the driver.
+  // Waits for the device and returns every segment without a block in use to the driver: of the default pool and of
+  // private pools that nobody uses, or of the given pool only.
   void empty_cache();
+  void empty_cache(PoolId pool);
+
+  // See Note [Private pools]. A pool exists from its first use; each use_pool wants one release_pool.
+  void use_pool(PoolId pool);
+  void release_pool(PoolId pool);
+  void direct_to_pool(Stream* stream, PoolId pool);
+  void direct_to_default_pool(Stream* stream);
+
+  // At most this part of the device's memory is held. 1 at first.
+  void set_memory_fraction(double fraction);
+  double memory_fraction() const;
+
+  // Forgets the history so far.
+  void record_history(HistoryOptions options);
+  std::vector<TraceEntry> history() const;  // the oldest first
+  std::vector<SegmentSnapshot> snapshot();  // in order of address; notes itself in the history
+
+  // The requested bytes of the blocks in use, ascending.
+  std::vector<mtia_span> live_ranges() const;
 
   AllocatorStats stats() const;
   void reset_peak_stats();
@@ -95,7 +187,7 @@ class BlockAllocator {
 
  private:
   struct State;
-  explicit BlockAllocator(int32_t device);
+  BlockAllocator(int32_t device, OptionsSource options);
   State* state_;  // leaked with the allocator
 };
 

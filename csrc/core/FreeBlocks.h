@@ -4,7 +4,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <set>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -30,7 +32,9 @@ struct Block {
   size_t requested = 0;
   size_t segment_size = 0;
   Stream* stream = nullptr;
+  struct MemoryPool* pool = nullptr;
   bool in_use = false;                 // handed out, or waiting for events
+  bool allocated = false;              // handed out
   int32_t pending_events = 0;          // that must complete before the block is free
   Block* before = nullptr;             // neighbours in the segment
   Block* behind = nullptr;             //
@@ -38,6 +42,9 @@ struct Block {
   Block* next_free = nullptr;          // likewise, or in the list of unused Block objects
   LargeFreeSet::node_type set_node;    // of LargeFreeBlocks, while the block is not in it; made with the block
   std::vector<Stream*> other_streams;  // that use it, by record_stream
+  TraceContext context;                // of the allocation, while history is recorded
+  TraceContext segment_context;        // in the first block of a segment: of the segment
+  uint64_t free_since = 0;             // in the order of frees, for garbage collection
 
   bool is_in_small_segment() const { return segment_size == kSmallSegment; }
   bool is_whole_segment() const { return before == nullptr && behind == nullptr; }
@@ -74,9 +81,10 @@ class LargeFreeBlocks {
 
   void insert(Block* block) { blocks_.insert(std::move(block->set_node)); }
   void remove(Block* block) { block->set_node = blocks_.extract(block); }
-  Block* best_fit(size_t size) const {
+  // Not larger than `limit`; null: none fits.
+  Block* best_fit(size_t size, size_t limit) const {
     const auto found = blocks_.lower_bound(size);
-    return found == blocks_.end() ? nullptr : *found;
+    return found == blocks_.end() || (*found)->size > limit ? nullptr : *found;
   }
 
  private:
@@ -96,6 +104,17 @@ struct FreeBlocks {
 
   void insert(Block* block) { block->is_in_small_segment() ? small.insert(block) : large.insert(block); }
   void remove(Block* block) { block->is_in_small_segment() ? small.remove(block) : large.remove(block); }
+};
+
+// See Note [Private pools] in BlockAllocator.h.
+struct MemoryPool {
+  PoolId id{0, 0};
+  int users = 0;  // of a private pool
+  size_t num_segments = 0;
+  std::unordered_map<Stream*, std::unique_ptr<FreeBlocks>> free_blocks;
+
+  bool is_default() const { return id == PoolId{0, 0}; }
+  bool may_return_segments() const { return is_default() || users == 0; }
 };
 
 }  // namespace torch_mtia::core

@@ -8,6 +8,8 @@
 namespace torch_mtia::test {
 namespace {
 
+using core::kAll;
+
 constexpr size_t kMiB = size_t{1} << 20;
 
 // Each test has an allocator of its own, and leaves the device empty for the next.
@@ -27,13 +29,13 @@ TEST(sizes_are_rounded_to_512_bytes) {
   CHECK(core::block_stream(block) == &f.stream);
   CHECK_EQ(core::block_address(block) % 512, uint64_t{0});
   const core::AllocatorStats stats = f.allocator.stats();
-  CHECK_EQ(stats.allocated_bytes.current, 1024);
-  CHECK_EQ(stats.requested_bytes.current, 700);
-  CHECK_EQ(stats.allocation.current, 1);
-  CHECK_EQ(stats.active.current, 1);
-  CHECK_EQ(stats.segment.current, 1);
-  CHECK_EQ(stats.reserved_bytes.current, int64_t{2 * kMiB});
-  CHECK_EQ(stats.inactive_split_bytes.current, int64_t{2 * kMiB} - 1024);
+  CHECK_EQ(stats.allocated_bytes[kAll].current, 1024);
+  CHECK_EQ(stats.requested_bytes[kAll].current, 700);
+  CHECK_EQ(stats.allocation[kAll].current, 1);
+  CHECK_EQ(stats.active[kAll].current, 1);
+  CHECK_EQ(stats.segment[kAll].current, 1);
+  CHECK_EQ(stats.reserved_bytes[kAll].current, int64_t{2 * kMiB});
+  CHECK_EQ(stats.inactive_split_bytes[kAll].current, int64_t{2 * kMiB} - 1024);
   f.allocator.free(block);
 }
 
@@ -52,9 +54,9 @@ TEST(a_freed_block_is_given_to_the_next_request_of_its_stream) {
 TEST(segments_have_three_sizes) {
   Fixture f;
   const auto reserved_for = [&](size_t size) {
-    const int64_t before = f.allocator.stats().reserved_bytes.current;
+    const int64_t before = f.allocator.stats().reserved_bytes[kAll].current;
     f.allocator.free(f.allocate(size));
-    const int64_t reserved = f.allocator.stats().reserved_bytes.current - before;
+    const int64_t reserved = f.allocator.stats().reserved_bytes[kAll].current - before;
     f.allocator.empty_cache();
     return static_cast<size_t>(reserved);
   };
@@ -70,13 +72,13 @@ TEST(neighbours_share_a_segment_and_become_one_block_again) {
   Fixture f;
   std::vector<core::Block*> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(f.allocate(256 * 1024));
-  CHECK_EQ(f.allocator.stats().segment.current, 1);
-  CHECK_EQ(f.allocator.stats().inactive_split_bytes.current, 0);
+  CHECK_EQ(f.allocator.stats().segment[kAll].current, 1);
+  CHECK_EQ(f.allocator.stats().inactive_split_bytes[kAll].current, 0);
   for (const size_t i : {1U, 3U, 2U, 7U, 0U, 5U, 4U, 6U}) f.allocator.free(blocks[i]);
-  CHECK_EQ(f.allocator.stats().inactive_split_bytes.current, 0);
+  CHECK_EQ(f.allocator.stats().inactive_split_bytes[kAll].current, 0);
   core::Block* first = f.allocate(kMiB);
   core::Block* second = f.allocate(kMiB);
-  CHECK_EQ(f.allocator.stats().segment.current, 1);
+  CHECK_EQ(f.allocator.stats().segment[kAll].current, 1);
   f.allocator.free(first);
   f.allocator.free(second);
 }
@@ -101,7 +103,7 @@ TEST(a_block_stays_with_its_stream) {
   f.allocator.free(block);
   core::Block* others = f.allocator.allocate(512, &other);
   CHECK(core::block_address(others) != address);
-  CHECK_EQ(f.allocator.stats().segment.current, 2);
+  CHECK_EQ(f.allocator.stats().segment[kAll].current, 2);
   f.allocator.free(others);
 }
 
@@ -131,10 +133,10 @@ TEST(a_block_that_another_stream_uses_is_not_given_out_before_it_is_done) {
   f.allocator.free(block);
 
   core::AllocatorStats stats = f.allocator.stats();
-  CHECK_EQ(stats.allocated_bytes.current, 0);
-  CHECK_EQ(stats.allocation.current, 0);
-  CHECK_EQ(stats.active_bytes.current, 512);
-  CHECK_EQ(stats.active.current, 1);
+  CHECK_EQ(stats.allocated_bytes[kAll].current, 0);
+  CHECK_EQ(stats.allocation[kAll].current, 0);
+  CHECK_EQ(stats.active_bytes[kAll].current, 512);
+  CHECK_EQ(stats.active[kAll].current, 1);
   core::Block* meanwhile = f.allocate(512);
   CHECK(core::block_address(meanwhile) != address);
   f.allocator.free(meanwhile);
@@ -144,7 +146,7 @@ TEST(a_block_that_another_stream_uses_is_not_given_out_before_it_is_done) {
   core::Block* again = f.allocate(512);
   CHECK_EQ(core::block_address(again), address);
   f.allocator.free(again);
-  CHECK_EQ(f.allocator.stats().active_bytes.current, 0);
+  CHECK_EQ(f.allocator.stats().active_bytes[kAll].current, 0);
 }
 
 TEST(a_block_waits_for_all_streams_that_use_it) {
@@ -161,7 +163,7 @@ TEST(a_block_waits_for_all_streams_that_use_it) {
   f.allocator.free(block);
   const auto active_after_events = [&] {
     f.allocator.free(f.allocate(512));
-    return f.allocator.stats().active_bytes.current;
+    return f.allocator.stats().active_bytes[kAll].current;
   };
   first_gate.open();
   finish(first);
@@ -187,7 +189,7 @@ TEST(emptying_the_cache_returns_free_segments_after_their_work_is_done) {
   f.allocator.free(dropped);
   f.allocator.empty_cache();
   CHECK(done);
-  CHECK_EQ(f.allocator.stats().segment.current, 1);
+  CHECK_EQ(f.allocator.stats().segment[kAll].current, 1);
   uint64_t free_now = 0;
   runtime::check(api().memory_info(0, &free_now, &total));
   CHECK_EQ(free_now, free_before - 2 * kMiB);
@@ -205,8 +207,8 @@ TEST(emptying_the_cache_waits_for_other_streams_too) {
   std::thread opener([&] { gate.open(); });
   f.allocator.empty_cache();
   opener.join();
-  CHECK_EQ(f.allocator.stats().segment.current, 0);
-  CHECK_EQ(f.allocator.stats().active.current, 0);
+  CHECK_EQ(f.allocator.stats().segment[kAll].current, 0);
+  CHECK_EQ(f.allocator.stats().active[kAll].current, 0);
 }
 
 TEST(a_full_device_gives_back_its_cache_and_tries_again) {
@@ -217,7 +219,7 @@ TEST(a_full_device_gives_back_its_cache_and_tries_again) {
   const core::AllocatorStats stats = f.allocator.stats();
   CHECK_EQ(stats.num_alloc_retries, 1);
   CHECK_EQ(stats.num_ooms, 0);
-  CHECK_EQ(stats.reserved_bytes.current, int64_t{150 * kMiB});
+  CHECK_EQ(stats.reserved_bytes[kAll].current, int64_t{150 * kMiB});
   f.allocator.free(block);
 }
 
@@ -260,7 +262,7 @@ TEST(memory_freed_behind_running_work_waits_for_the_work_to_end) {
   CHECK_EQ(core::block_address(next), address);
   f.allocator.free(next);
   f.allocator.free(of_running_work);
-  CHECK_EQ(f.allocator.stats().active_bytes.current, 0);
+  CHECK_EQ(f.allocator.stats().active_bytes[kAll].current, 0);
 }
 
 TEST(memory_freed_behind_several_running_items_waits_for_the_last_one) {
@@ -311,17 +313,17 @@ TEST(statistics_have_peaks_and_totals_that_can_be_reset) {
   core::Block* second = f.allocate(512);
   f.allocator.free(second);
   core::AllocatorStats stats = f.allocator.stats();
-  CHECK_EQ(stats.allocated_bytes.current, 1024);
-  CHECK_EQ(stats.allocated_bytes.peak, 1536);
-  CHECK_EQ(stats.allocated_bytes.allocated, 1536);
-  CHECK_EQ(stats.allocated_bytes.freed, 512);
+  CHECK_EQ(stats.allocated_bytes[kAll].current, 1024);
+  CHECK_EQ(stats.allocated_bytes[kAll].peak, 1536);
+  CHECK_EQ(stats.allocated_bytes[kAll].allocated, 1536);
+  CHECK_EQ(stats.allocated_bytes[kAll].freed, 512);
   f.allocator.reset_peak_stats();
   f.allocator.reset_accumulated_stats();
   stats = f.allocator.stats();
-  CHECK_EQ(stats.allocated_bytes.current, 1024);
-  CHECK_EQ(stats.allocated_bytes.peak, 1024);
-  CHECK_EQ(stats.allocated_bytes.allocated, 0);
-  CHECK_EQ(stats.allocated_bytes.freed, 0);
+  CHECK_EQ(stats.allocated_bytes[kAll].current, 1024);
+  CHECK_EQ(stats.allocated_bytes[kAll].peak, 1024);
+  CHECK_EQ(stats.allocated_bytes[kAll].allocated, 0);
+  CHECK_EQ(stats.allocated_bytes[kAll].freed, 0);
   f.allocator.free(first);
 }
 

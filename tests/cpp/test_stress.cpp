@@ -147,11 +147,11 @@ TEST(memory_events_and_order_agree_with_the_model) {
   runtime::check(api().device_synchronize(0));
   allocator.empty_cache();
   const core::AllocatorStats stats = allocator.stats();
-  for (const core::Stat& stat :
+  for (const core::StatArray& stat :
        {stats.allocation, stats.active, stats.segment, stats.allocated_bytes, stats.active_bytes, stats.reserved_bytes,
         stats.inactive_split_bytes, stats.requested_bytes}) {
-    CHECK_EQ(stat.current, 0);
-    CHECK_EQ(stat.allocated, stat.freed);
+    CHECK_EQ(stat[core::kAll].current, 0);
+    CHECK_EQ(stat[core::kAll].allocated, stat[core::kAll].freed);
   }
 }
 
@@ -185,9 +185,9 @@ TEST(threads_may_share_streams_and_free_each_others_blocks) {
   for (core::Block* block : passed_on) allocator.free(block);
   finish(shared);
   CHECK_EQ(items.load(), kThreads * kSteps);
-  CHECK_EQ(allocator.stats().active.current, 0);
+  CHECK_EQ(allocator.stats().active[core::kAll].current, 0);
   allocator.empty_cache();
-  CHECK_EQ(allocator.stats().reserved_bytes.current, 0);
+  CHECK_EQ(allocator.stats().reserved_bytes[core::kAll].current, 0);
 }
 
 }  // namespace

@@ -1,0 +1,39 @@
+// What happened to the memory of a device: the trace that PyTorch's memory viewer shows. No PyTorch.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "BlockAllocator.h"
+
+namespace torch_mtia::core {
+
+// Contexts are gathered before the allocator's lock is taken, because gathering may need a lock of the upper layer's.
+// Thread safe.
+class AllocatorHistory {
+ public:
+  bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
+
+  void start(HistoryOptions options);
+  // Null where none is wanted, or none can be had.
+  TraceContext context_of_alloc() const noexcept { return gather(&HistoryOptions::context_of_alloc); }
+  TraceContext context_of_free() const noexcept { return gather(&HistoryOptions::context_of_free); }
+
+  // An entry that finds no memory is dropped.
+  void add(TraceAction action, uint64_t address, size_t size, const Stream* stream, PoolId pool,
+           const TraceContext& context) noexcept;
+  std::vector<TraceEntry> entries() const;
+
+ private:
+  TraceContext gather(std::function<TraceContext()> HistoryOptions::* how) const noexcept;
+
+  std::atomic<bool> enabled_{false};
+  mutable std::mutex mutex_;
+  std::shared_ptr<const HistoryOptions> options_;
+  std::deque<TraceEntry> entries_;
+};
+
+}  // namespace torch_mtia::core
