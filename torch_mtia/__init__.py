@@ -15,9 +15,9 @@ from torch_mtia import environment
 from torch_mtia._versions import __version__, unsupported_torch
 
 if TYPE_CHECKING:
-    from torch_mtia import fallback
+    from torch_mtia import fallback, memory
 
-__all__ = ["__version__", "environment", "fallback"]
+__all__ = ["__version__", "environment", "fallback", "memory"]
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def _autoload() -> None:
             "was built for another PyTorch or Python: install torch_mtia again, or build it in its source folder with "
             "pip install -e . --no-build-isolation."
         ) from error
-    _C._configure(str(settings.runtime), settings.devices, settings.memory, settings.launch_blocking)
+    _C._configure(str(settings.runtime), settings.devices, settings.memory, settings.launch_blocking, settings.delay)
     if not _C._hooks_registered_in_time():
         raise RuntimeError(
             "torch_mtia was imported too late: PyTorch looks for the hooks of its accelerator once in a process, and "
@@ -70,7 +70,7 @@ try:
     import torch  # noqa: F401 - see Note [Import order]
 
     _autoload()
-    from torch_mtia import fallback
+    from torch_mtia import fallback, memory
 except Exception as error:
     if not _reports_errors():
         raise

@@ -48,6 +48,7 @@ class Settings:
     devices: int
     memory: int  # bytes of one device
     launch_blocking: bool
+    delay: int  # a seed; 0: no delays
     runtime: Path  # the driver's library
 
 
@@ -73,6 +74,12 @@ def _parse_flag(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError
     return text == "1"
+
+
+def _parse_seed(text: str) -> int:
+    if not re.fullmatch(r"[0-9]+", text) or int(text) >= 1 << 63:
+        raise ValueError
+    return int(text)
 
 
 def _parse_runtime(text: str) -> Path:
@@ -107,6 +114,14 @@ LAUNCH_BLOCKING = Variable(
     "`0` or `1`",
     "With `1`, every launch returns only when its work is done, and raises that work's errors. For debugging.",
 )
+DELAY = Variable(
+    "TORCH_MTIA_DELAY",
+    "0",
+    _parse_seed,
+    "a whole number; `0` for no delays",
+    "Seed of random times for which each stream is held back unless somebody waits for it, so that a missing "
+    "`wait_stream` or `record_stream` gives wrong data. For debugging.",
+)
 RUNTIME = Variable(
     "TORCH_MTIA_RUNTIME",
     "host",
@@ -118,6 +133,7 @@ VARIABLES: tuple[Variable[int] | Variable[int | None] | Variable[bool] | Variabl
     DEVICES,
     MEMORY,
     LAUNCH_BLOCKING,
+    DELAY,
     RUNTIME,
 )
 
@@ -134,6 +150,7 @@ def read(environ: Mapping[str, str]) -> Settings:
         devices=devices,
         memory=MEMORY.read(environ) or _default_memory(devices),
         launch_blocking=LAUNCH_BLOCKING.read(environ),
+        delay=DELAY.read(environ),
         runtime=RUNTIME.read(environ),
     )
 

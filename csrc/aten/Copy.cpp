@@ -17,6 +17,7 @@
 
 #include "../core/Event.h"
 #include "../device/MTIACachingAllocator.h"
+#include "../device/MTIAHostAllocator.h"
 #include "Launch.h"
 #include "MTIANativeFunctions.h"
 #include "Pointwise.h"
@@ -105,6 +106,16 @@ void copy_between_devices(at::TensorIterator& iter) {
   to.core().wait(done);
 }
 
+// Submits a copy between pinned host memory and the device, and does not wait.
+void copy_pinned(at::TensorIterator& iter, const at::Tensor& host, const MTIAStream& stream, mtia_copy_kind kind) {
+  if (is_flat(iter)) {
+    copy_bytes(stream, iter.data_ptr(0), iter.data_ptr(1), iter.numel() * iter.element_size(0), kind);
+  } else {
+    run_copy_loop(iter, stream);
+  }
+  record_pinned_use(host, stream.unwrap());
+}
+
 void copy_to_device(at::TensorIterator& iter) {
   const MTIAStream stream = current_stream(iter.device(0));
   if (!is_flat(iter)) {
@@ -140,8 +151,8 @@ void copy_to_host(at::TensorIterator& iter) {
 
 namespace at::native {
 
-// `non_blocking` asks for no more than is done: pageable memory is always read or written before the return.
-Tensor _copy_from_mtia(const Tensor& self, const Tensor& dst, bool /*non_blocking*/) {
+// `non_blocking` makes a difference for pinned memory only: pageable memory is read or written before the return.
+Tensor _copy_from_mtia(const Tensor& self, const Tensor& dst, bool non_blocking) {
   TORCH_CHECK((self.is_mtia() || self.is_cpu()) && (dst.is_mtia() || dst.is_cpu()), "copy_ from ", self.device(),
               " to ", dst.device(), " is not supported; copy through the CPU");
   auto iter = TensorIteratorConfig()
@@ -152,10 +163,19 @@ Tensor _copy_from_mtia(const Tensor& self, const Tensor& dst, bool /*non_blockin
                   .check_all_same_device(false)
                   .build();
   if (iter.numel() == 0) return dst;
+  const auto is_pinned = [](const Tensor& tensor) { return torch_mtia::is_pinned(tensor.const_data_ptr()); };
   if (!self.is_mtia()) {
-    torch_mtia::copy_to_device(iter);
+    if (non_blocking && is_pinned(self)) {
+      torch_mtia::copy_pinned(iter, self, torch_mtia::current_stream(dst.device()), MTIA_COPY_HOST_TO_DEVICE);
+    } else {
+      torch_mtia::copy_to_device(iter);
+    }
   } else if (!dst.is_mtia()) {
-    torch_mtia::copy_to_host(iter);
+    if (non_blocking && is_pinned(dst)) {
+      torch_mtia::copy_pinned(iter, dst, torch_mtia::current_stream(self.device()), MTIA_COPY_DEVICE_TO_HOST);
+    } else {
+      torch_mtia::copy_to_host(iter);
+    }
   } else if (self.device() == dst.device()) {
     torch_mtia::copy_within_device(iter);
   } else {

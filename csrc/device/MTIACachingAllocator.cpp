@@ -1,5 +1,6 @@
 #include "MTIACachingAllocator.h"
 
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
@@ -8,6 +9,7 @@
 #include <mutex>
 
 #include "BlockingWait.h"
+#include "MTIAMemoryHistory.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {
@@ -17,6 +19,16 @@ namespace {
 constinit std::array<std::atomic<core::BlockAllocator*>, kMaxDevices> block_allocators{};
 constinit std::mutex create_mutex;
 
+// What PYTORCH_ALLOC_CONF, or torch._C._accelerator_setAllocatorSettings, sets.
+core::AllocatorOptions allocator_options() {
+  using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
+  core::AllocatorOptions options;
+  options.max_split_size = Config::max_split_size();
+  options.max_non_split_rounding = Config::max_non_split_rounding_size();
+  options.garbage_collection_threshold = Config::garbage_collection_threshold();
+  return options;
+}
+
 core::BlockAllocator& create_block_allocator(c10::DeviceIndex device) {
   check_device_index(device);
   ensure_initialized();
@@ -24,7 +36,10 @@ core::BlockAllocator& create_block_allocator(c10::DeviceIndex device) {
   std::lock_guard<std::mutex> lock(create_mutex);
   auto* allocator = slot.load(std::memory_order_relaxed);
   if (allocator == nullptr) {
-    allocator = core::BlockAllocator::create(device);
+    if (c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments()) {
+      TORCH_WARN_ONCE("expandable_segments is not supported on mtia and has no effect");
+    }
+    allocator = core::BlockAllocator::create(device, &allocator_options);
     slot.store(allocator, std::memory_order_release);
   }
   return *allocator;
@@ -68,11 +83,22 @@ c10::CachingAllocator::Stat to_c10(const core::Stat& stat) {
   return result;
 }
 
+c10::CachingAllocator::StatArray to_c10(const core::StatArray& stats) {
+  c10::CachingAllocator::StatArray result;
+  for (size_t i = 0; i < stats.size(); ++i) result[i] = to_c10(stats[i]);
+  return result;
+}
+
 }  // namespace
 
 MTIACachingAllocator& MTIACachingAllocator::get() {
   static auto* const allocator = new MTIACachingAllocator();
   return *allocator;
+}
+
+core::BlockAllocator& MTIACachingAllocator::of(c10::DeviceIndex device) {
+  check_device_index(device);
+  return block_allocator(device);
 }
 
 core::Block* MTIACachingAllocator::allocate_block(size_t size) {
@@ -82,11 +108,20 @@ core::Block* MTIACachingAllocator::allocate_block(size_t size) {
     return allocator.allocate(size, &MTIAStream::current(device).core());
   } catch (const core::OutOfDeviceMemory& error) {
     const auto stats = allocator.stats();
+    const auto allocated = static_cast<uint64_t>(stats.allocated_bytes[core::kAll].current);
+    const auto reserved = static_cast<uint64_t>(stats.reserved_bytes[core::kAll].current);
+    notify_out_of_memory_observers(device, static_cast<int64_t>(error.requested),
+                                   static_cast<int64_t>(error.device_total), static_cast<int64_t>(error.device_free));
+    const std::string limit =
+        allocator.memory_fraction() < 1
+            ? c10::str(" ", format_size(static_cast<uint64_t>(allocator.memory_fraction() *
+                                                              static_cast<double>(error.device_total))),
+                       " allowed;")
+            : "";
     TORCH_CHECK_WITH(OutOfMemoryError, false, "MTIA out of memory. Tried to allocate ", format_size(error.requested),
                      ". mtia:", static_cast<int>(device), " has a total capacity of ", format_size(error.device_total),
-                     " of which ", format_size(error.device_free), " is free. Of the allocated memory ",
-                     format_size(stats.allocated_bytes.current), " is allocated by PyTorch, and ",
-                     format_size(stats.reserved_bytes.current - stats.allocated_bytes.current),
+                     " of which ", format_size(error.device_free), " is free.", limit, " Of the allocated memory ",
+                     format_size(allocated), " is allocated by PyTorch, and ", format_size(reserved - allocated),
                      " is reserved by PyTorch but unallocated. Set TORCH_MTIA_MEMORY to give the device more.");
   }
 }
@@ -132,10 +167,13 @@ bool MTIACachingAllocator::initialized() {
   return runtime::is_initialized();
 }
 
-void MTIACachingAllocator::emptyCache(c10::MempoolId_t /*pool*/) {
+void MTIACachingAllocator::emptyCache(c10::MempoolId_t pool) {
   if (!runtime::is_initialized()) return;
   BlockingWait wait;
-  for (c10::DeviceIndex device = 0; device < device_count(); ++device) block_allocator(device).empty_cache();
+  for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
+    core::BlockAllocator& allocator = block_allocator(device);
+    pool == c10::MempoolId_t{0, 0} ? allocator.empty_cache() : allocator.empty_cache(pool);
+  }
 }
 
 void MTIACachingAllocator::recordStream(const c10::DataPtr& data, c10::Stream stream) {
@@ -147,17 +185,23 @@ void MTIACachingAllocator::recordStream(const c10::DataPtr& data, c10::Stream st
 c10::CachingDeviceAllocator::DeviceStats MTIACachingAllocator::getDeviceStats(c10::DeviceIndex device) {
   const auto stats = block_allocator(device).stats();
   c10::CachingDeviceAllocator::DeviceStats result;
-  constexpr auto kAggregate = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  result.allocation[kAggregate] = to_c10(stats.allocation);
-  result.segment[kAggregate] = to_c10(stats.segment);
-  result.active[kAggregate] = to_c10(stats.active);
-  result.allocated_bytes[kAggregate] = to_c10(stats.allocated_bytes);
-  result.reserved_bytes[kAggregate] = to_c10(stats.reserved_bytes);
-  result.active_bytes[kAggregate] = to_c10(stats.active_bytes);
-  result.inactive_split_bytes[kAggregate] = to_c10(stats.inactive_split_bytes);
-  result.requested_bytes[kAggregate] = to_c10(stats.requested_bytes);
+  result.allocation = to_c10(stats.allocation);
+  result.segment = to_c10(stats.segment);
+  result.active = to_c10(stats.active);
+  result.inactive_split = to_c10(stats.inactive_split);
+  result.allocated_bytes = to_c10(stats.allocated_bytes);
+  result.reserved_bytes = to_c10(stats.reserved_bytes);
+  result.active_bytes = to_c10(stats.active_bytes);
+  result.inactive_split_bytes = to_c10(stats.inactive_split_bytes);
+  result.requested_bytes = to_c10(stats.requested_bytes);
+  result.oversize_allocations = to_c10(stats.oversize_allocations);
+  result.oversize_segments = to_c10(stats.oversize_segments);
   result.num_alloc_retries = stats.num_alloc_retries;
   result.num_ooms = stats.num_ooms;
+  result.num_sync_all_streams = stats.num_sync_all_streams;
+  result.num_device_alloc = stats.num_device_alloc;
+  result.num_device_free = stats.num_device_free;
+  result.max_split_size = static_cast<int64_t>(c10::CachingAllocator::AcceleratorAllocatorConfig::max_split_size());
   return result;
 }
 

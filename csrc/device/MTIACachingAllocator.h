@@ -11,6 +11,8 @@ namespace torch_mtia {
 class MTIACachingAllocator final : public c10::DeviceAllocator {
  public:
   static MTIACachingAllocator& get();
+  // Of one device, which is initialized if need be.
+  static core::BlockAllocator& of(c10::DeviceIndex device);
 
   // Memory of the current device, for work of its current stream. Raises torch.OutOfMemoryError.
   c10::DataPtr allocate(size_t size) override;

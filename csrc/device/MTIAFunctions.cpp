@@ -35,12 +35,13 @@ void initialize_mkl() {
 }  // namespace
 
 void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device,
-               bool launch_blocking) {
+               bool launch_blocking, uint64_t delay_seed) {
   runtime::DriverSettings settings;
   settings.library = driver_library;
   settings.num_devices = num_devices;
   settings.memory_per_device = memory_per_device;
   settings.launch_blocking = launch_blocking;
+  settings.delay_seed = delay_seed;
   settings.parallel_for = &parallel_for;
   settings.release_threads = &release_intra_op_threads;
   runtime::configure(settings);

@@ -13,7 +13,7 @@ inline constexpr c10::DeviceIndex kMaxDevices = 64;
 
 // What the process was told about the driver, before anything else here. Loads nothing.
 void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device,
-               bool launch_blocking);
+               bool launch_blocking, uint64_t delay_seed);
 
 // Starts no thread and does not initialize the device, so that it may be called before a fork. 0 if the driver cannot
 // be loaded.

@@ -8,6 +8,8 @@
 #include "MTIACachingAllocator.h"
 #include "MTIAFunctions.h"
 #include "MTIAGenerator.h"
+#include "MTIAHostAllocator.h"
+#include "MTIAMemoryHistory.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {
@@ -100,6 +102,14 @@ void MTIAHooks::setCurrentStream(const c10::Stream& stream) const {
   MTIAStream(stream).make_current();
 }
 
+bool MTIAHooks::isPinnedPtr(const void* data) const {
+  return is_pinned(data);
+}
+
+at::Allocator* MTIAHooks::getPinnedMemoryAllocator() const {
+  return &host_allocator();
+}
+
 c10::Device MTIAHooks::getDeviceFromPtr(void* data) const {
   ensure_initialized();
   int32_t device = 0;
@@ -110,8 +120,9 @@ c10::Device MTIAHooks::getDeviceFromPtr(void* data) const {
 
 PyObject* MTIAHooks::memoryStats(c10::DeviceIndex device) const {
   const auto stats = MTIACachingAllocator::get().getDeviceStats(index_or_current(device));
-  const auto& allocated = stats.allocated_bytes[0];
-  const auto& reserved = stats.reserved_bytes[0];
+  constexpr auto kAggregate = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto& allocated = stats.allocated_bytes[kAggregate];
+  const auto& reserved = stats.reserved_bytes[kAggregate];
   py::dict dram;
   dram["allocated_bytes"] = allocated.current;
   dram["peak_bytes"] = allocated.peak;
@@ -141,6 +152,19 @@ void MTIAHooks::emptyCache() const {
 
 void MTIAHooks::resetPeakMemoryStats(c10::DeviceIndex device) const {
   MTIACachingAllocator::get().resetPeakStats(index_or_current(device));
+}
+
+void MTIAHooks::recordMemoryHistory(const std::optional<std::string>& enabled, const std::string& stacks,
+                                    size_t max_entries) const {
+  record_memory_history(enabled, stacks, max_entries);
+}
+
+PyObject* MTIAHooks::memorySnapshot(const std::optional<std::string>& path) const {
+  return memory_snapshot(path);
+}
+
+void MTIAHooks::attachOutOfMemoryObserver(PyObject* observer) const {
+  attach_out_of_memory_observer(observer);
 }
 
 const at::Generator& MTIAHooks::getDefaultGenerator(c10::DeviceIndex device) const {

@@ -28,12 +28,18 @@ struct MTIAHooks final : public at::MTIAHooksInterface {
   c10::Stream getDefaultStream(c10::DeviceIndex device) const override;
   void setCurrentStream(const c10::Stream& stream) const override;
 
+  bool isPinnedPtr(const void* data) const override;
+  at::Allocator* getPinnedMemoryAllocator() const override;
   c10::Device getDeviceFromPtr(void* data) const override;
   PyObject* memoryStats(c10::DeviceIndex device) const override;
   PyObject* getDeviceCapability(c10::DeviceIndex device) const override;
   PyObject* getDeviceProperties(c10::DeviceIndex device) const override;
   void emptyCache() const override;
   void resetPeakMemoryStats(c10::DeviceIndex device) const override;
+  void recordMemoryHistory(const std::optional<std::string>& enabled, const std::string& stacks,
+                           size_t max_entries) const override;
+  PyObject* memorySnapshot(const std::optional<std::string>& path) const override;
+  void attachOutOfMemoryObserver(PyObject* observer) const override;
 
   const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override;
   at::Generator getNewGenerator(c10::DeviceIndex device) const override;

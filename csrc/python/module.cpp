@@ -6,6 +6,7 @@
 
 #include "../aten/FallbackControl.h"
 #include "../aten/Launch.h"
+#include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAHooks.h"
 #include "../runtime/loader.h"
@@ -55,7 +56,7 @@ double bench_launch(int64_t count, bool run_inline) {
 
 PYBIND11_MODULE(_C, m) {
   m.def("_configure", &configure, py::arg("library"), py::arg("num_devices"), py::arg("memory_per_device"),
-        py::arg("launch_blocking"));
+        py::arg("launch_blocking"), py::arg("delay_seed"));
   m.def("_hooks_registered_in_time", &hooks_registered_in_time);
   m.def("_driver_info", &driver_info);
   m.def("_fallback_stats", &FallbackControl::stats);
@@ -63,6 +64,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("_fallback_set_warn", [](const std::string& mode) { FallbackControl::set_warn(parse_warn(mode)); });
   m.def("_fallback_set_denied", &FallbackControl::set_denied);
   m.def("_fallback_forbid", &FallbackControl::forbid);
+  m.def("_set_memory_fraction", [](double fraction, c10::DeviceIndex device) {
+    MTIACachingAllocator::of(device).set_memory_fraction(fraction);
+  });
+  m.def("_memory_fraction",
+        [](c10::DeviceIndex device) { return MTIACachingAllocator::of(device).memory_fraction(); });
   m.def("_bench_launch", &bench_launch, py::arg("count"), py::arg("run_inline"));
 }
 

@@ -158,6 +158,7 @@ void initialize_once() {
   params.num_devices = settings.num_devices;
   params.memory_per_device = settings.memory_per_device;
   params.launch_blocking = settings.launch_blocking ? 1 : 0;
+  params.delay_seed = settings.delay_seed;
   params.parallel_for = settings.parallel_for;
   params.release_threads = settings.release_threads;
   check(api.initialize(&params));  // after a failure the next call tries again

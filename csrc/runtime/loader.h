@@ -21,6 +21,7 @@ struct DriverSettings {
   int32_t num_devices = 1;
   uint64_t memory_per_device = 0;  // bytes
   bool launch_blocking = false;
+  uint64_t delay_seed = 0;  // 0: no delays
   mtia_parallel_for parallel_for = nullptr;
   void (*release_threads)() = nullptr;
 };

@@ -77,6 +77,9 @@ typedef struct mtia_init_params {
    * thread of its own that ran work for several threads and has had none for a while; the next such work starts them
    * again. Threads that are kept make other users of the same thread library slower. May be null. */
   void (*release_threads)(void);
+  /* Not 0: holds every stream back, for random times that follow from this seed, until somebody waits for it, so that
+   * missing synchronization shows as wrong data. For debugging; a driver of real hardware may ignore it. */
+  uint64_t delay_seed;
 } mtia_init_params;
 
 typedef struct mtia_device_properties {

@@ -39,6 +39,7 @@ struct DriverOptions {
   int32_t num_devices = 2;
   uint64_t memory_per_device = uint64_t{256} << 20;
   bool launch_blocking = false;
+  uint64_t delay_seed = 0;
 };
 
 // A library that lies beside the test program.
@@ -51,6 +52,7 @@ inline runtime::DriverSettings settings(const DriverOptions& options) {
           .num_devices = options.num_devices,
           .memory_per_device = options.memory_per_device,
           .launch_blocking = options.launch_blocking,
+          .delay_seed = options.delay_seed,
           .parallel_for = &parallel_for};
 }
 

@@ -19,7 +19,8 @@ class Device {
   static constexpr int32_t kLowestPriority = 0;
   static constexpr int32_t kHighestPriority = -1;
 
-  Device(int32_t index, void (*release_threads)()) : index_(index), release_threads_(release_threads) {}
+  Device(int32_t index, void (*release_threads)(), uint64_t delay_seed)
+      : index_(index), release_threads_(release_threads), delay_seed_(delay_seed) {}
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
@@ -29,6 +30,9 @@ class Device {
   void release_threads() const noexcept {
     if (release_threads_ != nullptr) release_threads_();
   }
+
+  // See mtia_init_params.
+  uint64_t delay_seed() const { return delay_seed_; }
 
   Stream* create_stream(int32_t priority, void* tag);
   // The stream finishes its work and is handed out again later.
@@ -43,6 +47,7 @@ class Device {
 
   const int32_t index_;
   void (*const release_threads_)();
+  const uint64_t delay_seed_;
   std::atomic<bool> parallel_token_{false};
   std::mutex mutex_;
   std::vector<Stream*> streams_;  // all there ever were

@@ -40,7 +40,7 @@ constinit Driver* Driver::instance_ = nullptr;
 Driver::Driver(const mtia_init_params& params)
     : memory_(params.num_devices, params.memory_per_device), parallelism_{params.parallel_for, available_cores()} {
   for (int32_t index = 0; index < params.num_devices; ++index)
-    devices_.push_back(std::make_unique<Device>(index, params.release_threads));
+    devices_.push_back(std::make_unique<Device>(index, params.release_threads, params.delay_seed));
 }
 
 void Driver::initialize(const mtia_init_params& params) {

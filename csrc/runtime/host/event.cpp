@@ -24,6 +24,7 @@ void Record::complete() noexcept {
 
 void Record::wait() noexcept {
   if (is_complete() || stream_.runs_on_this_thread()) return;
+  stream_.urge();
   std::unique_lock lock(mutex_);
   completed_.wait(lock, [this] { return is_complete(); });
 }

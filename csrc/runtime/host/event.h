@@ -20,7 +20,7 @@ namespace torch_mtia::runtime::host {
 
 class Record {
  public:
-  explicit Record(const Stream& stream) : stream_(stream) {}
+  explicit Record(Stream& stream) : stream_(stream) {}
 
   void complete() noexcept;  // called once, when the stream gets there
   bool is_complete() const noexcept { return complete_.load(std::memory_order_acquire); }
@@ -29,7 +29,7 @@ class Record {
   int64_t time_ns() const { return time_ns_; }  // valid once complete
 
  private:
-  const Stream& stream_;
+  Stream& stream_;
   std::atomic<bool> complete_{false};
   int64_t time_ns_ = 0;
   std::mutex mutex_;

@@ -70,8 +70,19 @@ Executor::Position Executor::position() {
   return {submitted_, (busy_.load(std::memory_order_acquire) & kInline) != 0};
 }
 
+void Executor::urge() {
+  if (delay_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  delay_->urged = submitted_;
+  delay_->was_urged.notify_one();
+}
+
 void Executor::wait(const Position& position) {
   std::unique_lock lock(mutex_);
+  if (delay_ != nullptr) {
+    delay_->urged = std::max(delay_->urged, position.submitted);
+    delay_->was_urged.notify_one();
+  }
   // From here on `leave` comes to `hand_over`, and no further item runs inline.
   busy_.fetch_add(kWaiter, std::memory_order_acq_rel);
   const auto done = [&] {
@@ -120,10 +131,18 @@ QueueSlot* Executor::next_item(std::unique_lock<std::mutex>& lock) noexcept {
   while (first_ == nullptr || (busy_.load(std::memory_order_acquire) & kInline) != 0) {
     sleep(lock);
   }
+  if (delay_ != nullptr) hold_back(lock);
   QueueSlot* slot = first_;
   first_ = slot->next;
   if (first_ == nullptr) last_ = nullptr;
   return slot;
+}
+
+// Until somebody waits for the first item, or it has been held back for long enough. See Note [Delays].
+void Executor::hold_back(std::unique_lock<std::mutex>& lock) noexcept {
+  const std::chrono::milliseconds delay(std::uniform_int_distribution<int>(20, 100)(delay_->random));
+  const auto item = completed_ + 1;
+  delay_->was_urged.wait_for(lock, delay, [&] { return delay_->urged >= item; });
 }
 
 // Until work may have arrived.

@@ -13,7 +13,9 @@
 #include <condition_variable>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <mutex>
+#include <random>
 #include <string>
 
 #include "../mtia_runtime.h"
@@ -33,8 +35,22 @@ class Executor {
   // Runs on the executor thread when it ran work for several threads and has had none for a tenth of a second.
   using Idler = void (*)(void* owner) noexcept;
 
-  Executor(Runner runner, Idler idler, void* owner, std::string thread_name)
-      : runner_(runner), idler_(idler), owner_(owner), thread_name_(std::move(thread_name)) {}
+  // `delay_seed`: 0, or see Note [Delays].
+  Executor(Runner runner, Idler idler, void* owner, std::string thread_name, uint64_t delay_seed)
+      : runner_(runner),
+        idler_(idler),
+        owner_(owner),
+        thread_name_(std::move(thread_name)),
+        delay_(delay_seed == 0 ? nullptr : std::make_unique<Delay>(delay_seed)) {
+    if (delay_ != nullptr) busy_ = kWaiter;  // for ever: so nobody runs an item inline
+  }
+
+  // Note [Delays]
+  // A program that forgets to synchronize often works by luck, because the work was done already. With delays it fails:
+  // the executor begins a queue only when somebody waits for the stream, on the host or on another stream, or after a
+  // random time. What is waited for runs at once, what should have been waited for too does not. Nothing runs on its
+  // launching thread.
+  void urge();  // somebody waits for everything that is queued
 
   // True: the stream is idle and the caller runs one item now, then calls `leave`.
   bool try_enter() noexcept {
@@ -69,6 +85,14 @@ class Executor {
   static constexpr uint64_t kWaiters = ~(kWaiter - 1);
   static constexpr uint64_t kNobody = std::numeric_limits<uint64_t>::max();
 
+  struct Delay {
+    explicit Delay(uint64_t seed) : random(seed) {}
+    std::mt19937_64 random;
+    uint64_t urged = 0;  // somebody waits for so many items
+    std::condition_variable was_urged;
+  };
+
+  void hold_back(std::unique_lock<std::mutex>& lock) noexcept;
   void hand_over() noexcept;
   void start_thread();
   void run_queue() noexcept;
@@ -97,6 +121,7 @@ class Executor {
   bool started_ = false;
   bool asleep_ = false;
   bool keeps_threads_ = false;  // since the idler last ran
+  const std::unique_ptr<Delay> delay_;  // null: none
 };
 
 }  // namespace torch_mtia::runtime::host

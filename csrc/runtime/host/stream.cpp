@@ -10,6 +10,16 @@ namespace torch_mtia::runtime::host {
 
 [[gnu::tls_model("initial-exec")]] constinit thread_local const Stream::Frame* Stream::innermost_frame = nullptr;
 
+namespace {
+
+// Each stream has delays of its own; 0 stays 0.
+uint64_t delay_seed_of(const Device& device, int32_t stream) {
+  const auto number = static_cast<uint64_t>(device.index()) << 32 | static_cast<uint64_t>(stream);
+  return device.delay_seed() == 0 ? 0 : device.delay_seed() + number * 0x9e3779b97f4a7c15 + 1;
+}
+
+}  // namespace
+
 Stream::Stream(Device& device, int32_t index, int32_t priority, void* tag)
     : device_(device),
       index_(index),
@@ -17,7 +27,8 @@ Stream::Stream(Device& device, int32_t index, int32_t priority, void* tag)
       tag_(tag),
       executor_([](void* owner, const mtia_work& work) noexcept { static_cast<Stream*>(owner)->run_on_executor(work); },
                 [](void* owner) noexcept { static_cast<Stream*>(owner)->device_.release_threads(); }, this,
-                "mtia:" + std::to_string(device.index()) + "/s" + std::to_string(index)) {}
+                "mtia:" + std::to_string(device.index()) + "/s" + std::to_string(index), delay_seed_of(device, index)) {
+}
 
 mtia_status Stream::launch(const mtia_work& work) {
   const bool small = (work.flags & MTIA_WORK_MAY_RUN_INLINE) != 0 && work.cost <= kInlineCostNs;

@@ -45,6 +45,9 @@ class Stream {
   // that item is done, and waiting for anything behind it would never end.
   bool runs_on_this_thread() const noexcept;
 
+  // Somebody waits for what the stream has to do: it is no longer held back.
+  void urge() { executor_.urge(); }
+
   Executor::Position position() { return executor_.position(); }
   void wait(const Executor::Position& position);  // returns at once inside an item of this stream
   void wait_until_idle();                         // likewise

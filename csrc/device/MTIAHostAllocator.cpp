@@ -1,0 +1,104 @@
+#include "MTIAHostAllocator.h"
+
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "../core/Event.h"
+#include "BlockingWait.h"
+#include "MTIAStream.h"
+
+namespace torch_mtia {
+namespace {
+
+constexpr size_t kPageSize = 4096;
+
+// The pieces of host memory that are pinned.
+class PinnedRanges {
+ public:
+  void insert(const void* address, size_t size) {
+    const std::lock_guard lock(mutex_);
+    ranges_[reinterpret_cast<uintptr_t>(address)] = size;
+  }
+  void erase(const void* address) {
+    const std::lock_guard lock(mutex_);
+    ranges_.erase(reinterpret_cast<uintptr_t>(address));
+  }
+  bool contains(const void* address) const {
+    const auto wanted = reinterpret_cast<uintptr_t>(address);
+    const std::lock_guard lock(mutex_);
+    const auto behind = ranges_.upper_bound(wanted);
+    if (behind == ranges_.begin()) return false;
+    const auto& [start, size] = *std::prev(behind);
+    return wanted < start + size;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<uintptr_t, size_t> ranges_;
+};
+
+PinnedRanges& pinned_ranges() {
+  static auto* const ranges = new PinnedRanges();  // leaked, like the allocator
+  return *ranges;
+}
+
+// The software device reaches all host memory, so that pinning is only a promise: the memory stays until copies that
+// were submitted are done. That is what makes a copy that does not wait possible.
+class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream, core::Event> {
+  void allocate_host_memory(size_t size, void** pointer) override {
+    ensure_initialized();
+    *pointer = std::aligned_alloc(kPageSize, (size + kPageSize - 1) / kPageSize * kPageSize);
+    TORCH_CHECK_WITH(OutOfMemoryError, *pointer != nullptr, "the host has no ", size, " bytes to pin");
+    pinned_ranges().insert(*pointer, size);
+  }
+
+  void free_block(at::HostBlock<c10::Stream>* block) override {
+    pinned_ranges().erase(block->ptr_);
+    std::free(block->ptr_);
+  }
+
+  void record_stream(std::optional<std::vector<core::Event>>& events, c10::Stream stream) override {
+    core::Event event(/*enable_timing=*/false);
+    event.record(MTIAStream(stream).core());
+    events->push_back(std::move(event));
+  }
+
+  bool query_event(core::Event& event) override { return event.query(); }
+};
+
+void delete_host_block(void* context);
+
+struct HostAllocator final : at::CachingHostAllocatorInterface<HostAllocatorImpl, delete_host_block> {};
+
+HostAllocator& allocator() {
+  static auto* const instance = new HostAllocator();  // leaked: tensors die after static destructors have run
+  return *instance;
+}
+
+void delete_host_block(void* context) {
+  allocator().free(context);
+}
+
+const bool registered = [] {
+  at::setHostAllocator(kDeviceType, &allocator(), /*priority=*/255);
+  return true;
+}();
+
+}  // namespace
+
+at::HostAllocator& host_allocator() {
+  return allocator();
+}
+
+bool is_pinned(const void* address) {
+  return pinned_ranges().contains(address);
+}
+
+void record_pinned_use(const at::Tensor& tensor, const c10::Stream& stream) {
+  const c10::DataPtr& data = tensor.storage().data_ptr();
+  allocator().record_event(data.get(), data.get_context(), stream);
+}
+
+}  // namespace torch_mtia

@@ -1,0 +1,208 @@
+#include "MTIAMemoryHistory.h"
+
+#include <c10/core/AllocatorConfig.h>
+#include <torch/csrc/profiler/combined_traceback.h>
+#include <torch/csrc/Export.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <limits>
+#include <unordered_map>
+#include <vector>
+
+#include "../core/Stream.h"
+#include "MTIACachingAllocator.h"
+
+// The header that declares these, torch/csrc/profiler/python/combined_traceback.h, includes one that wheels lack.
+namespace torch {
+TORCH_API std::vector<pybind11::object> py_symbolize(std::vector<CapturedTraceback*>& to_symbolize);
+TORCH_PYTHON_API void installCapturedTracebackPython();
+}  // namespace torch
+
+namespace torch_mtia {
+namespace {
+
+namespace py = pybind11;
+
+using torch::CapturedTraceback;
+
+const char* name_of(core::TraceAction action) {
+  switch (action) {
+    case core::TraceAction::kAlloc:
+      return "alloc";
+    case core::TraceAction::kFreeRequested:
+      return "free_requested";
+    case core::TraceAction::kFreeCompleted:
+      return "free_completed";
+    case core::TraceAction::kSegmentAlloc:
+      return "segment_alloc";
+    case core::TraceAction::kSegmentFree:
+      return "segment_free";
+    case core::TraceAction::kSnapshot:
+      return "snapshot";
+    case core::TraceAction::kOutOfMemory:
+      return "oom";
+  }
+  return "unknown";
+}
+
+int64_t handle_of(const core::Stream* stream) {
+  return stream == nullptr ? 0 : reinterpret_cast<int64_t>(stream->handle());
+}
+
+// Turns contexts into lists of frames, all at once, because looking up symbols is slow.
+class Frames {
+ public:
+  void set(py::dict target, const core::TraceContext& context) {
+    target["frames"] = py::list();
+    if (context == nullptr) return;
+    targets_.push_back({std::move(target), index_of(static_cast<CapturedTraceback*>(context.get()))});
+    contexts_.push_back(context);
+  }
+
+  void resolve() {
+    const std::vector<py::object> frames = torch::py_symbolize(tracebacks_);
+    for (auto& [target, index] : targets_) target["frames"] = frames.at(index);
+  }
+
+ private:
+  size_t index_of(CapturedTraceback* traceback) {
+    const auto [entry, is_new] = indices_.try_emplace(traceback, tracebacks_.size());
+    if (is_new) tracebacks_.push_back(traceback);
+    return entry->second;
+  }
+
+  std::vector<CapturedTraceback*> tracebacks_;
+  std::unordered_map<CapturedTraceback*, size_t> indices_;
+  std::vector<std::pair<py::dict, size_t>> targets_;
+  std::vector<core::TraceContext> contexts_;  // keep the tracebacks alive
+};
+
+py::dict describe(const core::SegmentSnapshot& segment, c10::DeviceIndex device, Frames& frames) {
+  size_t allocated = 0;
+  size_t active = 0;
+  size_t requested = 0;
+  py::list blocks;
+  for (const auto& block : segment.blocks) {
+    py::dict entry;
+    entry["address"] = block.address;
+    entry["size"] = block.size;
+    entry["requested_size"] = block.requested;
+    entry["state"] = block.allocated ? "active_allocated" : block.active ? "active_awaiting_free" : "inactive";
+    frames.set(entry, block.context);
+    blocks.append(entry);
+    if (block.allocated) allocated += block.size;
+    if (block.active) active += block.size;
+    if (block.active) requested += block.requested;
+  }
+  py::dict result;
+  result["device"] = static_cast<int>(device);
+  result["address"] = segment.address;
+  result["total_size"] = segment.size;
+  result["allocated_size"] = allocated;
+  result["active_size"] = active;
+  result["requested_size"] = requested;
+  result["stream"] = handle_of(segment.stream);
+  result["segment_type"] = segment.is_large ? "large" : "small";
+  result["segment_pool_id"] = py::make_tuple(segment.pool.first, segment.pool.second);
+  result["is_expandable"] = false;
+  frames.set(result, segment.context);
+  result["blocks"] = blocks;
+  return result;
+}
+
+py::dict describe(const core::TraceEntry& entry, Frames& frames) {
+  py::dict result;
+  result["action"] = name_of(entry.action);
+  result[entry.action == core::TraceAction::kOutOfMemory ? "device_free" : "addr"] = entry.address;
+  result["size"] = entry.size;
+  result["stream"] = handle_of(entry.stream);
+  result["pool_id"] = py::make_tuple(entry.pool.first, entry.pool.second);
+  result["time_us"] = entry.time_us;
+  frames.set(result, entry.context);
+  return result;
+}
+
+py::dict allocator_settings() {
+  using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
+  py::dict settings;
+  settings["PYTORCH_ALLOC_CONF"] = Config::last_allocator_settings();
+  const bool is_limited = Config::max_split_size() != std::numeric_limits<size_t>::max();
+  settings["max_split_size"] = is_limited ? py::cast(static_cast<int64_t>(Config::max_split_size())) : py::int_(-1);
+  settings["garbage_collection_threshold"] = Config::garbage_collection_threshold();
+  settings["expandable_segments"] = false;
+  return settings;
+}
+
+// Leaked: memory may run out while the interpreter ends.
+std::vector<py::object>& observers() {
+  static auto* const list = new std::vector<py::object>();
+  return *list;
+}
+
+}  // namespace
+
+void record_memory_history(const std::optional<std::string>& enabled, const std::string& stacks, size_t max_entries) {
+  const bool all = enabled == "all";
+  TORCH_CHECK_VALUE(!enabled || all || enabled == "state", "`enabled` must be None, \"state\" or \"all\", got \"",
+                    enabled.value_or(""), "\"");
+  TORCH_CHECK_VALUE(stacks == "python" || stacks == "all", "`stacks` must be \"python\" or \"all\", got \"", stacks,
+                    "\"");
+  core::HistoryOptions options;
+  options.enabled = enabled.has_value();
+  if (all) options.max_entries = max_entries == 0 ? std::numeric_limits<size_t>::max() : max_entries;
+  if (options.enabled) {
+    torch::installCapturedTracebackPython();
+    const bool cpp = stacks == "all";
+    const auto gather = [cpp]() -> core::TraceContext { return CapturedTraceback::gather(true, true, cpp); };
+    options.context_of_alloc = gather;
+    if (all) options.context_of_free = gather;
+  }
+  for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
+    MTIACachingAllocator::of(device).record_history(options);
+  }
+}
+
+PyObject* memory_snapshot(const std::optional<std::string>& path) {
+  Frames frames;
+  py::list segments;
+  py::list traces;
+  for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
+    core::BlockAllocator& allocator = MTIACachingAllocator::of(device);
+    for (const auto& segment : allocator.snapshot()) segments.append(describe(segment, device, frames));
+    py::list trace;
+    for (const auto& entry : allocator.history()) trace.append(describe(entry, frames));
+    traces.append(trace);
+  }
+  frames.resolve();
+  py::dict result;
+  result["segments"] = segments;
+  result["device_traces"] = traces;
+  result["allocator_settings"] = allocator_settings();
+  result["external_annotations"] = py::list();
+  if (path) {
+    const py::object file = py::module_::import("io").attr("open")(*path, "wb");
+    py::module_::import("pickle").attr("dump")(result, file);
+    file.attr("close")();
+  }
+  return result.release().ptr();
+}
+
+void attach_out_of_memory_observer(PyObject* observer) {
+  TORCH_CHECK_TYPE(PyCallable_Check(observer), "the out-of-memory observer must be callable");
+  observers().push_back(py::reinterpret_borrow<py::object>(observer));
+}
+
+void notify_out_of_memory_observers(int64_t device, int64_t requested, int64_t device_total, int64_t device_free) {
+  if (!Py_IsInitialized()) return;
+  const py::gil_scoped_acquire gil;
+  const auto list = observers();  // one may attach another
+  for (const py::object& observer : list) {
+    try {
+      observer(device, requested, device_total, device_free);
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable(observer);
+    }
+  }
+}
+
+}  // namespace torch_mtia
