@@ -42,7 +42,13 @@ def _autoload() -> None:
             "was built for another PyTorch or Python: install torch_mtia again, or build it in its source folder with "
             "pip install -e . --no-build-isolation."
         ) from error
-    _C._configure(str(settings.runtime), settings.devices, settings.memory, settings.launch_blocking)
+    _C._configure(
+        str(settings.runtime),
+        settings.devices,
+        settings.memory,
+        settings.launch_blocking,
+        "launch" in settings.log,
+    )
     if not _C._hooks_registered_in_time():
         raise RuntimeError(
             "torch_mtia was imported too late: PyTorch looks for the hooks of its accelerator once in a process, and "

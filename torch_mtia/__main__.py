@@ -59,6 +59,7 @@ def settings() -> Rows:
         (environment.MEMORY, _bytes(values.memory)),
         (environment.LAUNCH_BLOCKING, str(int(values.launch_blocking))),
         (environment.RUNTIME, str(values.runtime)),
+        (environment.LOG, ",".join(sorted(values.log)) or "nothing"),
     ):
         origin = "environment" if variable.name in os.environ else "default"
         yield variable.name, f"{value} ({origin})"

@@ -18,6 +18,7 @@ T = TypeVar("T")
 PREFIX = "TORCH_MTIA_"
 MAX_DEVICES = 64
 MIN_MEMORY = 64 << 20
+LOGS = ("launch",)
 LIBRARY_FOLDER = Path(__file__).resolve().parent / "lib"
 BUNDLED_DRIVERS = {"host": LIBRARY_FOLDER / "libmtia_host.so"}
 
@@ -49,6 +50,7 @@ class Settings:
     memory: int  # bytes of one device
     launch_blocking: bool
     runtime: Path  # the driver's library
+    log: frozenset[str]  # of LOGS
 
 
 def _parse_devices(text: str) -> int:
@@ -86,6 +88,13 @@ def _parse_runtime(text: str) -> Path:
     return path
 
 
+def _parse_log(text: str) -> frozenset[str]:
+    names = frozenset(filter(None, text.split(",")))
+    if unknown := sorted(names - set(LOGS)):
+        raise ValueError(f"there is no log {', '.join(map(repr, unknown))}")
+    return names
+
+
 DEVICES = Variable(
     "TORCH_MTIA_DEVICES",
     "1",
@@ -114,11 +123,21 @@ RUNTIME = Variable(
     f"{', '.join(f'`{name}`' for name in BUNDLED_DRIVERS)}, or the path of a shared library",
     "The driver: one that comes with the package, by name, or another, by path.",
 )
-VARIABLES: tuple[Variable[int] | Variable[int | None] | Variable[bool] | Variable[Path], ...] = (
+LOG = Variable(
+    "TORCH_MTIA_LOG",
+    "",
+    _parse_log,
+    f"a list, separated by commas, of {', '.join(f'`{name}`' for name in LOGS)}; or nothing",
+    "What to write on stderr. `launch`: a line for each work item, with its device, stream and name.",
+)
+VARIABLES: tuple[
+    Variable[int] | Variable[int | None] | Variable[bool] | Variable[Path] | Variable[frozenset[str]], ...
+] = (
     DEVICES,
     MEMORY,
     LAUNCH_BLOCKING,
     RUNTIME,
+    LOG,
 )
 
 
@@ -135,6 +154,7 @@ def read(environ: Mapping[str, str]) -> Settings:
         memory=MEMORY.read(environ) or _default_memory(devices),
         launch_blocking=LAUNCH_BLOCKING.read(environ),
         runtime=RUNTIME.read(environ),
+        log=LOG.read(environ),
     )
 
 
