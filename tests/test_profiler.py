@@ -113,8 +113,7 @@ def test_copies_and_fills_are_items_too(tmp_path: Path) -> None:
         torch.zeros(1000, device="mtia")
 
     names = [event["name"] for event in runs(trace_of(profiled(work), tmp_path))]
-    assert names.count("mtia::memory_copy") == 2
-    assert len(names) > 2
+    assert names == ["aten::copy_", "mtia::memory_copy", "aten::fill_"]
 
 
 def test_small_work_that_runs_within_the_call_is_shown(tmp_path: Path) -> None:
@@ -237,10 +236,9 @@ def test_a_profile_of_the_cpu_does_not_touch_the_device(run_script: RunScript) -
     script = """
         import torch
         from torch.profiler import ProfilerActivity, profile
-        for activities in ([ProfilerActivity.CPU], None):
-            with profile(activities=activities) as result:
-                torch.ones(3) + 1
-            assert any(row.key == "aten::add" for row in result.key_averages())
+        with profile(activities=[ProfilerActivity.CPU]) as result:
+            torch.ones(3) + 1
+        assert any(row.key == "aten::add" for row in result.key_averages())
         print(torch.mtia.is_initialized())
     """
     assert run_script(script).output() == "False\n"
@@ -258,16 +256,26 @@ def test_the_device_may_be_used_first_while_a_profile_runs(run_script: RunScript
     assert run_script(script).output() == "1\n"
 
 
-def test_a_forked_child_may_profile_its_cpu(run_script: RunScript) -> None:
+def test_a_forked_child_may_profile_its_cpu_only(run_script: RunScript) -> None:
     script = """
         import os, torch
-        from torch.profiler import profile
+        from torch.profiler import ProfilerActivity, profile
+
+        def child():
+            with profile(activities=[ProfilerActivity.CPU]) as result:
+                torch.ones(3) + 1
+            assert any(row.key == "aten::add" for row in result.key_averages())
+            try:
+                with profile():
+                    pass
+            except RuntimeError as error:
+                return 0 if "spawn" in str(error) else 1
+            return 2
+
         torch.ones(3, device="mtia")
         pid = os.fork()
         if pid == 0:
-            with profile() as result:
-                torch.ones(3) + 1
-            os._exit(0 if any(row.key == "aten::add" for row in result.key_averages()) else 1)
+            os._exit(child())
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     """
     assert run_script(script).output() == "0\n"

@@ -7,7 +7,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -69,13 +68,22 @@ class Session final : public libkineto::IActivityProfilerSession {
       if (record.end_ns != 0) add_run(record, operation);
     }
     for (const auto& activity : buffer_->activities) activity->log(logger);
-    describe_rows(logger, start_ns);
+    for (c10::DeviceIndex device = 1; device < device_count(); ++device) {
+      logger.handleDeviceInfo(describe(device), start_ns);
+    }
     records_.clear();
   }
 
-  // One description of a device would fit here, and there may be several: describe_rows logs them.
-  std::unique_ptr<libkineto::DeviceInfo> getDeviceInfo() override { return nullptr; }
-  std::vector<libkineto::ResourceInfo> getResourceInfos() override { return {}; }
+  // Only one device fits here; processTrace describes the others. It has to be described here, or kineto takes the
+  // devices of the trace for GPUs.
+  std::unique_ptr<libkineto::DeviceInfo> getDeviceInfo() override {
+    return std::make_unique<libkineto::DeviceInfo>(describe(/*device=*/0));
+  }
+  std::vector<libkineto::ResourceInfo> getResourceInfos() override {
+    std::vector<libkineto::ResourceInfo> streams;
+    for (const auto& [device, stream] : rows_) streams.push_back({stream, stream, device, c10::str("stream ", stream)});
+    return streams;
+  }
 
   std::unique_ptr<libkineto::CpuTraceBuffer> getTraceBuffer() override { return std::move(buffer_); }
 
@@ -120,23 +128,17 @@ class Session final : public libkineto::IActivityProfilerSession {
     activity.flow.start = 0;
     activity.addMetadata("device", static_cast<int>(stream.device_index()));
     activity.addMetadata("stream", stream.id());
-    rows_[stream.device_index()].insert(stream.id());
+    rows_.emplace(stream.device_index(), stream.id());
   }
 
-  void describe_rows(libkineto::ActivityLogger& logger, int64_t time) {
-    for (const auto& [device, streams] : rows_) {
-      const std::string name = c10::str("mtia:", static_cast<int>(device));
-      logger.handleDeviceInfo({device, libkineto::kExceedMaxPid + device, "mtia", name}, time);
-      for (const c10::StreamId stream : streams) {
-        logger.handleResourceInfo({stream, stream, device, c10::str("stream ", stream)}, time);
-      }
-    }
+  static libkineto::DeviceInfo describe(c10::DeviceIndex device) {
+    return {device, libkineto::kExceedMaxPid + device, "mtia", c10::str("mtia:", static_cast<int>(device))};
   }
 
   std::vector<std::string> errors_;
   std::deque<core::WorkRecord> records_;
   std::unique_ptr<libkineto::CpuTraceBuffer> buffer_;
-  std::map<c10::DeviceIndex, std::set<c10::StreamId>> rows_;
+  std::set<std::pair<c10::DeviceIndex, c10::StreamId>> rows_;
 };
 
 class MTIAProfiler final : public libkineto::IActivityProfiler {
