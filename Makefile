@@ -65,7 +65,7 @@ wheel: $(VENV)/build  ## build a wheel into dist/
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps -w dist .
 
 clean:  ## remove what was built, but not .venv
-	rm -rf build dist *.egg-info torch_mtia/*.so torch_mtia/lib $(BUILT)
+	rm -rf build dist *.egg-info torch_mtia/*.so torch_mtia/lib torch_mtia/include $(BUILT)
 	$(MAKE) -C tests/cpp clean
 
 $(BUILT): $(VENV)/build $(BUILD_INPUTS)

@@ -43,6 +43,11 @@ os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.
 
 from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 
+# What C++ extensions may include: installed under torch_mtia/include/torch_mtia, in the same folders.
+PUBLIC_HEADERS = ("runtime/mtia_runtime.h", "core/WorkItem.h", "device/Extension.h")
+# The name under which extensions refer to the extension module, which is loaded by then.
+SONAME = "libtorch_mtia.so"
+
 HOST_DRIVER = "torch_mtia.lib.libmtia_host"
 EXTENSION = "torch_mtia._C"
 GENERATED = Path("build/generated")
@@ -74,6 +79,10 @@ class Build(BuildExtension):
                 generated = generate(ROOT / GENERATED)
                 extension.sources += [str(path.resolve().relative_to(ROOT)) for path in generated]
         (ROOT / "torch_mtia" / "lib").mkdir(exist_ok=True)
+        for header in PUBLIC_HEADERS:
+            installed = ROOT / "torch_mtia" / "include" / "torch_mtia" / header
+            installed.parent.mkdir(parents=True, exist_ok=True)
+            self.copy_file(str(ROOT / "csrc" / header), str(installed))
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
@@ -92,7 +101,7 @@ setup(
     version=versions["__version__"],
     install_requires=[versions["torch_requirement"]()],
     packages=find_packages(include=["torch_mtia", "torch_mtia.*"]),
-    package_data={"torch_mtia": ["py.typed", "*.pyi"]},
+    package_data={"torch_mtia": ["py.typed", "*.pyi", "include/**/*.h"]},
     ext_modules=[
         Extension(
             HOST_DRIVER,
@@ -117,6 +126,7 @@ setup(
                 "-DHAVE_AVX512_CPU_DEFINITION",
                 "-DHAVE_AVX2_CPU_DEFINITION",
             ],
+            extra_link_args=[f"-Wl,-soname,{SONAME}"],
         ),
     ],
     cmdclass={"build_ext": Build},

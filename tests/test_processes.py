@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,6 +41,18 @@ raise SystemExit(0 if status == 17 else f"the child ended with {{status}}")
         "torch.mtia.synchronize()",
         "torch.Stream('mtia')",
         "x.requires_grad_().mul(2).sum().backward()",
+        "x.resize_(9)",
+        "x.untyped_storage().resize_(100)",
+        "x.normal_()",
+        "torch.ones(3).to('mtia')",
+        "torch.mtia.init()",
+        "torch.mtia.current_stream()",
+        "torch.mtia.get_device_properties(0)",
+        "torch.mtia.get_rng_state()",
+        "torch.Event('mtia').record()",
+        "torch.accelerator.memory_stats()",
+        "torch.accelerator.get_memory_info()",
+        "__import__('pickle').dumps(x)",
     ],
 )
 def test_a_fork_after_first_use_raises_and_names_spawn(run_script: RunScript, operation: str) -> None:
@@ -110,6 +123,89 @@ def test_spawned_processes_use_the_device(run_script: RunScript) -> None:
     finished.output()
 
 
+def test_what_needs_no_device_works_in_a_fork(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import os, torch
+        x = torch.ones(4, device="mtia")
+        pid = os.fork()
+        if pid == 0:
+            assert torch.mtia._is_in_bad_fork()
+            assert torch.mtia.device_count() == 1 and torch.mtia.is_available()
+            assert x.view(2, 2).shape == (2, 2) and x.device.index == 0
+            torch.mtia.manual_seed(1)
+            torch.mtia.empty_cache()
+            del x
+            os._exit(0)
+        raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        """
+    )
+    finished.output()
+
+
+def test_tensors_sent_to_another_process_arrive(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import torch
+        import torch.multiprocessing as mp
+
+        def work(argument, inbox, outbox):
+            assert argument.tolist() == [5] * 7
+            whole, part, parameter, empty, transposed, nested = inbox.get()
+            assert whole.device == part.device == torch.device("mtia", 0)
+            assert transposed.stride() == (1, 4) and empty.shape == (0, 3)
+            assert isinstance(parameter, torch.nn.Parameter) and parameter.requires_grad
+            assert nested["bf16"].dtype == torch.bfloat16
+            whole.add_(1)
+            assert part.tolist() == [1, 2, 3], "tensors of one message share their storage"
+            outbox.put(whole.sum())
+
+        if __name__ == "__main__":
+            mp.set_start_method("spawn")
+            inbox, outbox = mp.Queue(), mp.Queue()
+            child = mp.Process(target=work, args=(torch.full((7,), 5.0, device="mtia"), inbox, outbox))
+            child.start()
+            whole = torch.arange(12.0, device="mtia").view(3, 4)
+            parameter = torch.nn.Parameter(torch.ones(2, device="mtia"))
+            nested = {"bf16": torch.ones(2, dtype=torch.bfloat16, device="mtia")}
+            inbox.put((whole, whole[0, :3], parameter, torch.empty(0, 3, device="mtia"), whole.t(), nested))
+            assert outbox.get(timeout=100).item() == 78
+            child.join()
+            assert child.exitcode == 0
+            assert whole.sum().item() == 66, "the receiver has a copy"
+        """
+    )
+    finished.output()
+
+
+def test_a_tensor_for_a_device_that_the_receiver_lacks_raises_there(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import os
+        import torch
+        import torch.multiprocessing as mp
+
+        def work(inbox, outbox):
+            try:
+                inbox.get()
+            except RuntimeError as error:
+                outbox.put(str(error))
+
+        if __name__ == "__main__":
+            context = mp.get_context("spawn")
+            inbox, outbox = context.Queue(), context.Queue()
+            os.environ["TORCH_MTIA_DEVICES"] = "1"
+            child = context.Process(target=work, args=(inbox, outbox))
+            child.start()
+            inbox.put(torch.ones(3, device="mtia:1"))
+            assert "mtia:1 does not exist" in outbox.get(timeout=100)
+            child.join()
+        """,
+        TORCH_MTIA_DEVICES="2",
+    )
+    finished.output()
+
+
 IN_FLIGHT = """
 import os, sys, threading, torch
 x = torch.ones(2**24, device="mtia")
@@ -150,6 +246,36 @@ def test_a_process_may_end_with_work_in_flight(run_script: RunScript, end: str) 
     assert finished.returncode == status, finished.stderr
     if status == 0:
         assert finished.stderr == ""
+
+
+@pytest.mark.parametrize("moment", ["submitting", "waiting", "reading", "backward"])
+def test_an_interrupt_ends_the_process_whatever_it_was_doing(run_script: RunScript, moment: str) -> None:
+    work = {
+        "submitting": "x[:100].mul_(1)",
+        "waiting": "submit(); torch.mtia.synchronize()",
+        "reading": "submit(); x[0].item()",
+        "backward": "(y * 2).relu().sum().backward()",
+    }[moment]
+    for _ in range(3):
+        finished = run_script(
+            f"""
+            import signal
+            {textwrap.indent(IN_FLIGHT, " " * 12).strip()}
+
+            def interrupt():
+                started.wait()
+                os.kill(os.getpid(), signal.SIGINT)
+
+            started = threading.Event()
+            threading.Thread(target=interrupt).start()
+            for i in range(10**9):
+                if i == 3:
+                    started.set()
+                {work}
+            """
+        )
+        assert finished.returncode == -2, finished.stderr
+        assert "KeyboardInterrupt" in finished.stderr
 
 
 def test_tensors_may_die_on_any_thread(run_script: RunScript) -> None:

@@ -42,7 +42,14 @@ def _autoload() -> None:
             "was built for another PyTorch or Python: install torch_mtia again, or build it in its source folder with "
             "pip install -e . --no-build-isolation."
         ) from error
-    _C._configure(str(settings.runtime), settings.devices, settings.memory, settings.launch_blocking, settings.delay)
+    _C._configure(
+        str(settings.runtime),
+        settings.devices,
+        settings.memory,
+        settings.launch_blocking,
+        settings.delay,
+        "launch" in settings.log,
+    )
     if not _C._hooks_registered_in_time():
         raise RuntimeError(
             "torch_mtia was imported too late: PyTorch looks for the hooks of its accelerator once in a process, and "
@@ -51,9 +58,10 @@ def _autoload() -> None:
             "profiler. Import torch_mtia directly after torch, or leave TORCH_DEVICE_BACKEND_AUTOLOAD unset, so that "
             "`import torch` loads it."
         )
-    from torch_mtia import autograd_threads, upstream_gates
+    from torch_mtia import autograd_threads, multiprocessing, upstream_gates
 
     upstream_gates.apply(torch.__version__)
+    multiprocessing.register_reduction()
     autograd_threads.settle_at_exit()
 
 

@@ -60,6 +60,7 @@ def settings() -> Rows:
         (environment.LAUNCH_BLOCKING, str(int(values.launch_blocking))),
         (environment.DELAY, str(values.delay)),
         (environment.RUNTIME, str(values.runtime)),
+        (environment.LOG, ",".join(sorted(values.log)) or "nothing"),
     ):
         origin = "environment" if variable.name in os.environ else "default"
         yield variable.name, f"{value} ({origin})"

@@ -18,6 +18,7 @@ T = TypeVar("T")
 PREFIX = "TORCH_MTIA_"
 MAX_DEVICES = 64
 MIN_MEMORY = 64 << 20
+LOGS = ("launch",)
 LIBRARY_FOLDER = Path(__file__).resolve().parent / "lib"
 BUNDLED_DRIVERS = {"host": LIBRARY_FOLDER / "libmtia_host.so"}
 
@@ -50,6 +51,7 @@ class Settings:
     launch_blocking: bool
     delay: int  # a seed; 0: no delays
     runtime: Path  # the driver's library
+    log: frozenset[str]  # of LOGS
 
 
 def _parse_devices(text: str) -> int:
@@ -93,6 +95,13 @@ def _parse_runtime(text: str) -> Path:
     return path
 
 
+def _parse_log(text: str) -> frozenset[str]:
+    names = frozenset(filter(None, text.split(",")))
+    if unknown := sorted(names - set(LOGS)):
+        raise ValueError(f"there is no log {', '.join(map(repr, unknown))}")
+    return names
+
+
 DEVICES = Variable(
     "TORCH_MTIA_DEVICES",
     "1",
@@ -129,12 +138,22 @@ RUNTIME = Variable(
     f"{', '.join(f'`{name}`' for name in BUNDLED_DRIVERS)}, or the path of a shared library",
     "The driver: one that comes with the package, by name, or another, by path.",
 )
-VARIABLES: tuple[Variable[int] | Variable[int | None] | Variable[bool] | Variable[Path], ...] = (
+LOG = Variable(
+    "TORCH_MTIA_LOG",
+    "",
+    _parse_log,
+    f"a list, separated by commas, of {', '.join(f'`{name}`' for name in LOGS)}; or nothing",
+    "What to write on stderr. `launch`: a line for each work item, with its device, stream and name.",
+)
+VARIABLES: tuple[
+    Variable[int] | Variable[int | None] | Variable[bool] | Variable[Path] | Variable[frozenset[str]], ...
+] = (
     DEVICES,
     MEMORY,
     LAUNCH_BLOCKING,
     DELAY,
     RUNTIME,
+    LOG,
 )
 
 
@@ -152,6 +171,7 @@ def read(environ: Mapping[str, str]) -> Settings:
         launch_blocking=LAUNCH_BLOCKING.read(environ),
         delay=DELAY.read(environ),
         runtime=RUNTIME.read(environ),
+        log=LOG.read(environ),
     )
 
 

@@ -9,7 +9,9 @@ A gate is applied to a module when that module is imported, and at once if it al
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ class Gate:
     """One name in PyTorch that is replaced."""
 
     name: str
-    """The attribute."""
+    """The attribute; `class.method` for a method."""
     modules: tuple[str, ...]
     """The modules that have it: the one that defines it, and those that import it by value."""
     versions: tuple[tuple[int, int], ...]
@@ -41,6 +43,19 @@ def _capturable_on_mtia(original: Callable[..., list[str]]) -> Callable[..., lis
     return _get_capturable_supported_devices
 
 
+def _profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _parse_kineto_results(self: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch.autograd import DeviceType
+
+        from torch_mtia.profiler import credit_operators
+
+        events = original(self, result, *args, **kwargs)
+        credit_operators(events, result, DeviceType.MTIA)
+        return events
+
+    return _parse_kineto_results
+
+
 _CAPTURABLE_OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
 
 GATES: tuple[Gate, ...] = (
@@ -51,6 +66,14 @@ GATES: tuple[Gate, ...] = (
         why="Optimizers with capturable=True assert that their parameters are on one of the devices it lists.",
         replace=_capturable_on_mtia,
         is_needed=lambda original: "mtia" not in original(),
+    ),
+    Gate(
+        name="profile._parse_kineto_results",
+        modules=("torch.autograd.profiler",),
+        versions=((2, 13),),
+        why="The profiler credits the device's time and memory to operators only for the devices it lists.",
+        replace=_profile_of_mtia,
+        is_needed=lambda original: "DeviceType.MTIA" not in inspect.getsource(original),
     ),
 )
 
@@ -90,8 +113,10 @@ class _ImportHook:
 def _open(gate: Gate, module: ModuleType) -> None:
     key = (module.__name__, gate.name)
     if key not in originals:
-        originals[key] = getattr(module, gate.name)
-        setattr(module, gate.name, gate.replace(originals[key]))
+        *owner, attribute = gate.name.split(".")
+        holder = functools.reduce(getattr, owner, module)
+        originals[key] = getattr(holder, attribute)
+        setattr(holder, attribute, gate.replace(originals[key]))
 
 
 def apply(torch_version: str, gates: Sequence[Gate] = GATES) -> None:

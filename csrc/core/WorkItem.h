@@ -21,7 +21,9 @@ struct WorkInfo {
 };
 
 // Keeps an exception that escaped from work, until its stream synchronizes. `stream_tag` is the core::Stream.
-void record_work_error(void* stream_tag, const char* name, std::exception_ptr error) noexcept;
+// Extensions use this header too.
+[[gnu::visibility("default")]] void record_work_error(void* stream_tag, const char* name,
+                                                      std::exception_ptr error) noexcept;
 
 // A callable that borrows from the launching thread's stack while it stays there. `detach` runs on the launching thread
 // when the driver moves the work into its queue, and makes the callable own what it had borrowed; what goes wrong in it

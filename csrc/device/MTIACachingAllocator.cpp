@@ -54,8 +54,23 @@ core::BlockAllocator& allocator_of(const core::Stream& stream) {
   return block_allocator(static_cast<c10::DeviceIndex>(stream.device()));
 }
 
+// Tells the calling thread's profiler, if it wants to know, that `size` bytes at `address` were handed out or, with a
+// negative size, came back.
+void report_to_profiler(const core::BlockAllocator& allocator, mtia_device_ptr address, int64_t size,
+                        c10::DeviceIndex device) {
+  const auto stats = allocator.stats();
+  c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(address), size, stats.allocated_bytes.current,
+                                   stats.reserved_bytes.current, c10::Device(kDeviceType, device));
+}
+
 void delete_block(void* context) {
-  MTIACachingAllocator::free_block(static_cast<core::Block*>(context));
+  auto* block = static_cast<core::Block*>(context);
+  if (C10_LIKELY(!c10::memoryProfilingEnabled())) return MTIACachingAllocator::free_block(block);
+  const core::Stream& stream = *core::block_stream(block);
+  const auto address = core::block_address(block);
+  const auto size = static_cast<int64_t>(core::block_size(block));
+  MTIACachingAllocator::free_block(block);
+  report_to_profiler(allocator_of(stream), address, -size, static_cast<c10::DeviceIndex>(stream.device()));
 }
 
 std::string format_size(uint64_t bytes) {
@@ -110,6 +125,8 @@ core::Block* MTIACachingAllocator::allocate_block(size_t size) {
     const auto stats = allocator.stats();
     const auto allocated = static_cast<uint64_t>(stats.allocated_bytes[core::kAll].current);
     const auto reserved = static_cast<uint64_t>(stats.reserved_bytes[core::kAll].current);
+    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(error.requested), allocated, reserved,
+                                     c10::Device(kDeviceType, device));
     notify_out_of_memory_observers(device, static_cast<int64_t>(error.requested),
                                    static_cast<int64_t>(error.device_total), static_cast<int64_t>(error.device_free));
     const std::string limit =
@@ -128,6 +145,10 @@ core::Block* MTIACachingAllocator::allocate_block(size_t size) {
 
 c10::DataPtr MTIACachingAllocator::wrap_block(core::Block* block) {
   const c10::Device device(kDeviceType, static_cast<c10::DeviceIndex>(core::block_stream(block)->device()));
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
+    report_to_profiler(block_allocator(device.index()), core::block_address(block),
+                       static_cast<int64_t>(core::block_size(block)), device.index());
+  }
   return {reinterpret_cast<void*>(core::block_address(block)), block, &delete_block, device};
 }
 

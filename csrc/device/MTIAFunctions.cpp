@@ -6,9 +6,11 @@
 #include <ATen/ops/log_cpu_dispatch.h>
 #include <c10/util/Exception.h>
 
+#include "../core/WorkTrace.h"
 #include "../runtime/loader.h"
 #include "HostView.h"
 #include "IntraOpThreads.h"
+#include "LaunchLog.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {
@@ -34,8 +36,9 @@ void initialize_mkl() {
 
 }  // namespace
 
-void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device,
-               bool launch_blocking, uint64_t delay_seed) {
+void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device, bool launch_blocking,
+               uint64_t delay_seed, bool log_launches) {
+  if (log_launches) enable_launch_log();
   runtime::DriverSettings settings;
   settings.library = driver_library;
   settings.num_devices = num_devices;
@@ -63,6 +66,7 @@ void ensure_initialized() {
   if (C10_UNLIKELY(!runtime::is_initialized())) {
     runtime::ensure_initialized();
     HostView::initialize();
+    core::WorkTrace::attach();
     initialize_mkl();
   }
 }

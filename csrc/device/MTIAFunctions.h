@@ -12,8 +12,8 @@ inline constexpr c10::DeviceType kDeviceType = c10::DeviceType::MTIA;
 inline constexpr c10::DeviceIndex kMaxDevices = 64;
 
 // What the process was told about the driver, before anything else here. Loads nothing.
-void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device,
-               bool launch_blocking, uint64_t delay_seed);
+void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device, bool launch_blocking,
+               uint64_t delay_seed, bool log_launches);
 
 // Starts no thread and does not initialize the device, so that it may be called before a fork. 0 if the driver cannot
 // be loaded.

@@ -72,6 +72,13 @@ MTIAStream::MTIAStream(const c10::Stream& stream) : device_(stream.device_index(
   core_ = core_stream(device_, id_);
 }
 
+MTIAStream MTIAStream::of(const core::Stream& core) {
+  const auto device = static_cast<c10::DeviceIndex>(core.device());
+  c10::StreamId id = 0;
+  while (device_streams[device].streams[id].load(std::memory_order_acquire) != &core) ++id;
+  return {device, id};
+}
+
 MTIAStream MTIAStream::current(c10::DeviceIndex device) {
   return {device, tls_current_stream[device]};
 }

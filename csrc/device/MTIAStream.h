@@ -22,6 +22,9 @@ class MTIAStream {
   // Raises RuntimeError for a stream of another device type or one that was never handed out.
   explicit MTIAStream(const c10::Stream& stream);
 
+  // The stream that `core` belongs to.
+  static MTIAStream of(const core::Stream& core);
+
   // Makes this the current stream of its device on this thread; returns the previous one.
   MTIAStream make_current() const;
 

@@ -9,6 +9,7 @@
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAHooks.h"
+#include "../device/MTIAProfiler.h"
 #include "../runtime/loader.h"
 
 namespace py = pybind11;
@@ -30,6 +31,7 @@ py::dict driver_info() {
   if (api.capabilities & MTIA_CAPABILITY_KERNELS) capabilities.append("kernels");
   if (api.capabilities & MTIA_CAPABILITY_GRAPHS) capabilities.append("graphs");
   if (api.capabilities & MTIA_CAPABILITY_RARE_FUNCTIONS) capabilities.append("rare_functions");
+  if (api.capabilities & MTIA_CAPABILITY_TRACING) capabilities.append("tracing");
   py::dict info;
   info["name"] = api.name;
   info["version"] = api.version;
@@ -55,8 +57,9 @@ double bench_launch(int64_t count, bool run_inline) {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
+  register_profiler();
   m.def("_configure", &configure, py::arg("library"), py::arg("num_devices"), py::arg("memory_per_device"),
-        py::arg("launch_blocking"), py::arg("delay_seed"));
+        py::arg("launch_blocking"), py::arg("delay_seed"), py::arg("log_launches"));
   m.def("_hooks_registered_in_time", &hooks_registered_in_time);
   m.def("_driver_info", &driver_info);
   m.def("_fallback_stats", &FallbackControl::stats);

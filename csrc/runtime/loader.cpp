@@ -79,6 +79,7 @@ constexpr std::array entries{
     MTIA_ENTRY(graph_launch, MTIA_CAPABILITY_GRAPHS),
     MTIA_ENTRY(graph_destroy, MTIA_CAPABILITY_GRAPHS),
     MTIA_ENTRY(graph_exec_destroy, MTIA_CAPABILITY_GRAPHS),
+    MTIA_ENTRY(set_tracer, MTIA_CAPABILITY_TRACING),
 };
 #undef MTIA_ENTRY
 

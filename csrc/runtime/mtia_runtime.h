@@ -58,6 +58,8 @@ typedef struct mtia_graph_exec_s* mtia_graph_exec;
 #define MTIA_CAPABILITY_GRAPHS (UINT64_C(1) << 2)
 /* Kernel contexts carry the table of rare mathematical functions (mtia_kernel_context.rare_functions). */
 #define MTIA_CAPABILITY_RARE_FUNCTIONS (UINT64_C(1) << 3)
+/* `set_tracer` is present. */
+#define MTIA_CAPABILITY_TRACING (UINT64_C(1) << 4)
 
 /* Initialization --------------------------------------------------------------------------------------------------- */
 
@@ -147,6 +149,22 @@ typedef struct mtia_work {
    * result is how many there are. Null: unknown. May be called on any block, the original or a copy. */
   uint32_t (*accesses)(const void* args, mtia_access* list, uint32_t capacity);
 } mtia_work;
+
+/* Note [Tracing]
+ * A tracer is told of every work item: when it is submitted and when it ran. That includes the driver's own items, such
+ * as copies, fills and waits for events. `submitting` and `submitted` are called on the submitting thread, around the
+ * submission. The result of the first names the item in the other two calls; it is 0 for an item that is not to be
+ * traced. `ran` is called on any thread, before or after `submitted`, after each run of the item, with the times at
+ * which the run began and ended: nanoseconds since the epoch, as CLOCK_REALTIME counts them.
+ *
+ * The functions are called from many threads at a time, must not throw, and must not call the driver. A tracer lives
+ * as long as the process: a thread may be about to call it when it is replaced. */
+typedef struct mtia_tracer {
+  uint32_t struct_size; /* sizeof(mtia_tracer) */
+  uint64_t (*submitting)(void* stream_tag, const mtia_work* work);
+  void (*submitted)(uint64_t trace_id);
+  void (*ran)(uint64_t trace_id, int64_t start_ns, int64_t end_ns);
+} mtia_tracer;
 
 /* Kernel images ---------------------------------------------------------------------------------------------------- */
 
@@ -323,6 +341,9 @@ typedef struct mtia_runtime_api {
   mtia_status (*graph_launch)(mtia_graph_exec exec, mtia_stream stream);
   mtia_status (*graph_destroy)(mtia_graph graph);
   mtia_status (*graph_exec_destroy)(mtia_graph_exec exec);
+
+  /* OPTIONAL, MTIA_CAPABILITY_TRACING. See Note [Tracing]. There is at most one tracer; null: none. */
+  mtia_status (*set_tracer)(const mtia_tracer* tracer);
 } mtia_runtime_api;
 
 /* The one exported symbol. Returns the driver's table, or null if it does not speak `abi_version`. The table lives as

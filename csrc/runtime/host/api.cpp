@@ -7,6 +7,7 @@
 #include "error.h"
 #include "event.h"
 #include "properties.h"
+#include "tracer.h"
 
 namespace torch_mtia::runtime::host {
 namespace {
@@ -214,11 +215,23 @@ mtia_status event_elapsed_time(mtia_event start, mtia_event end, double* millise
   });
 }
 
+// Tracing -------------------------------------------------------------------------------------------------------------
+
+mtia_status set_tracer(const mtia_tracer* tracer) {
+  return serve([&](Driver&) {
+    if (tracer != nullptr && tracer->struct_size < sizeof(mtia_tracer)) {
+      throw Failure(MTIA_ERROR_INVALID_VALUE, "mtia_tracer is shorter than in ABI version 1");
+    }
+    current_tracer.store(tracer, std::memory_order_release);
+    return MTIA_SUCCESS;
+  });
+}
+
 constexpr mtia_runtime_api make_table() {
   mtia_runtime_api api{};
   api.struct_size = sizeof(mtia_runtime_api);
   api.abi_version = MTIA_RUNTIME_ABI_VERSION;
-  api.capabilities = MTIA_CAPABILITY_HOST_VIEW;
+  api.capabilities = MTIA_CAPABILITY_HOST_VIEW | MTIA_CAPABILITY_TRACING;
   api.name = "host";
   api.version = "1.0";
   api.last_error_message = last_error_message;
@@ -246,6 +259,7 @@ constexpr mtia_runtime_api make_table() {
   api.event_query = event_query;
   api.event_synchronize = event_synchronize;
   api.event_elapsed_time = event_elapsed_time;
+  api.set_tracer = set_tracer;
   return api;
 }
 

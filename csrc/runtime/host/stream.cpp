@@ -5,6 +5,7 @@
 #include "device.h"
 #include "error.h"
 #include "process.h"
+#include "tracer.h"
 
 namespace torch_mtia::runtime::host {
 
@@ -30,7 +31,22 @@ Stream::Stream(Device& device, int32_t index, int32_t priority, void* tag)
                 "mtia:" + std::to_string(device.index()) + "/s" + std::to_string(index), delay_seed_of(device, index)) {
 }
 
+void Stream::enqueue(const mtia_work& work) {
+  if (const mtia_tracer* tracer = current_tracer.load(std::memory_order_acquire)) [[unlikely]] {
+    submit_traced(*tracer, tag_, work, [this](const mtia_work& item) { executor_.push(item); });
+  } else {
+    executor_.push(work);
+  }
+}
+
 mtia_status Stream::launch(const mtia_work& work) {
+  if (const mtia_tracer* tracer = current_tracer.load(std::memory_order_acquire)) [[unlikely]] {
+    return submit_traced(*tracer, tag_, work, [this](const mtia_work& item) { return launch_untraced(item); });
+  }
+  return launch_untraced(work);
+}
+
+inline mtia_status Stream::launch_untraced(const mtia_work& work) {
   const bool small = (work.flags & MTIA_WORK_MAY_RUN_INLINE) != 0 && work.cost <= kInlineCostNs;
   const bool blocking = (process_state.load(std::memory_order_relaxed) & kLaunchBlocking) != 0;
   if (small && !blocking && executor_.try_enter()) [[likely]] {

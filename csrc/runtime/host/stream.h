@@ -37,7 +37,7 @@ class Stream {
   mtia_status launch(const mtia_work& work);
 
   // Queues the item whatever its size and returns, also with launch blocking.
-  void enqueue(const mtia_work& work) { executor_.push(work); }
+  void enqueue(const mtia_work& work);
 
   bool is_idle() const noexcept { return executor_.is_idle(); }
 
@@ -70,6 +70,7 @@ class Stream {
     const Frame* outer;
   };
 
+  mtia_status launch_untraced(const mtia_work& work);
   mtia_status launch_blocking(const mtia_work& work);
   mtia_status launch_nested(const mtia_work& work, const Frame& frame);
   mtia_status run(const mtia_work& work, int32_t num_threads) noexcept;

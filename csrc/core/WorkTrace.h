@@ -1,0 +1,50 @@
+// What becomes of work items, for the profiler and for logs. No PyTorch.
+//
+// The driver tells us of each item (Note [Tracing] in mtia_runtime.h) only while somebody listens.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+
+namespace torch_mtia::core {
+
+class Stream;
+
+// Times are nanoseconds since the epoch; 0: not yet.
+struct WorkRecord {
+  uint64_t id = 0;             // unique in the process
+  const char* name = nullptr;  // with static lifetime
+  const Stream* stream = nullptr;
+  uint64_t operation = 0;  // what the submitting thread was doing: see push_operation. 0: nothing in particular
+  int32_t thread = 0;      // that submitted the item: the kernel's number
+  int64_t submit_start_ns = 0;
+  int64_t submit_end_ns = 0;
+  int64_t start_ns = 0;
+  int64_t end_ns = 0;
+};
+
+// Everything here is thread safe and of the process. No function initializes the device.
+class WorkTrace {
+ public:
+  // Records the items submitted from now on. False: it is recording already.
+  static bool start();
+  // Ends the recording and returns it. Items that have not run by now have neither start nor end.
+  static std::deque<WorkRecord> stop();
+
+  // Names what the calling thread does until the matching pop, in records that start() began. They nest.
+  static void push_operation(uint64_t id);
+  static void pop_operation() noexcept;
+
+  // Called on the submitting thread with each item; null: nobody.
+  using LaunchListener = void (*)(const Stream& stream, const char* name) noexcept;
+  static void set_launch_listener(LaunchListener listener);
+
+  // Makes the driver report, or stop reporting, as the functions above need it. To be called once the device is
+  // initialized.
+  static void attach();
+
+  // Whether the driver can report at all. False until the device is initialized.
+  static bool is_supported();
+};
+
+}  // namespace torch_mtia::core

@@ -1,0 +1,41 @@
+"""What it takes to build a C++ extension against the device, beside `torch.utils.cpp_extension`.
+
+    setup(ext_modules=[MtiaExtension("my_operators", ["my_operators.cpp"])], cmdclass={"build_ext": BuildExtension})
+
+or, without a setup.py,
+
+    torch.utils.cpp_extension.load(
+        "my_operators", ["my_operators.cpp"], extra_cflags=COMPILE_FLAGS, extra_include_paths=include_paths(),
+        extra_ldflags=link_flags(), is_python_module=False)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension
+from torch.utils.cpp_extension import CppExtension
+
+from torch_mtia import _C
+
+COMPILE_FLAGS = ["-std=c++20"]
+
+
+def include_paths() -> list[str]:
+    """The folder for `#include <torch_mtia/device/Extension.h>`."""
+    return [str(Path(__file__).resolve().parent / "include")]
+
+
+def link_flags() -> list[str]:
+    """What the linker needs to find the functions of Extension.h. They are in this package's extension module."""
+    return [_C.__file__]
+
+
+def MtiaExtension(name: str, sources: list[str], **options: Any) -> Extension:  # noqa: N802 - as CppExtension
+    """`torch.utils.cpp_extension.CppExtension` for code that includes headers of this package. Same options."""
+    options["include_dirs"] = [*options.get("include_dirs", ()), *include_paths()]
+    options["extra_compile_args"] = [*COMPILE_FLAGS, *options.get("extra_compile_args", ())]
+    options["extra_link_args"] = [*options.get("extra_link_args", ()), *link_flags()]
+    extension: Extension = CppExtension(name, sources, **options)
+    return extension
