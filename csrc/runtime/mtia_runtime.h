@@ -211,6 +211,31 @@ typedef struct mtia_kernel_image_header {
   char name[128];
 } mtia_kernel_image_header;
 
+/* Mathematical functions that are too rare, or too long, to be part of every image that might need them. Their results
+ * are those of the C library. Indices into mtia_kernel_context.rare_functions; later versions only append. */
+typedef enum mtia_rare_function {
+  /* double (*)(double) */
+  MTIA_RARE_LGAMMA = 0,
+  MTIA_RARE_TGAMMA = 1,
+  MTIA_RARE_J0 = 2,
+  MTIA_RARE_J1 = 3,
+  MTIA_RARE_Y0 = 4,
+  MTIA_RARE_Y1 = 5,
+  MTIA_RARE_CYL_BESSEL_I0 = 6,
+  MTIA_RARE_CYL_BESSEL_I1 = 7,
+  MTIA_RARE_SIN = 8,
+  MTIA_RARE_COS = 9,
+  MTIA_RARE_TAN = 10,
+  /* double (*)(int32_t, double) */
+  MTIA_RARE_JN = 11,
+  MTIA_RARE_YN = 12,
+  /* double (*)(double, double) */
+  MTIA_RARE_POW = 13,
+  MTIA_RARE_FMOD = 14,
+  MTIA_RARE_REMAINDER = 15,
+  MTIA_RARE_COUNT = 16
+} mtia_rare_function;
+
 /* Where a program reports a failed assertion or an access out of bounds; the first report wins. */
 typedef struct mtia_error_cell {
   int64_t reported; /* 0: none; set by compare-and-swap */

@@ -152,7 +152,7 @@ mtia_status stream_synchronize(mtia_stream stream) {
   return serve([&](Driver&) {
     checked(stream).wait_until_idle();
     const auto failure = checked(stream).take_failure();
-    return failure ? checked(stream).report(*failure) : MTIA_SUCCESS;
+    return failure ? Stream::report(*failure) : MTIA_SUCCESS;
   });
 }
 
