@@ -34,16 +34,15 @@ PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   static constexpr std::array<const char*, 4> kKeywords{"name", "image", "device", nullptr};
   const char* name = nullptr;
-  const char* image = nullptr;
-  Py_ssize_t size = 0;
+  PyObject* image = nullptr;
   int device = 0;
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "sy#i:Kernel", const_cast<char**>(kKeywords.data()), &name, &image,
-                                  &size, &device) == 0) {
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "sSi:Kernel", const_cast<char**>(kKeywords.data()), &name, &image,
+                                  &device) == 0) {
     return nullptr;
   }
+  const std::string_view bytes(PyBytes_AS_STRING(image), static_cast<size_t>(PyBytes_GET_SIZE(image)));
   check_device_index(static_cast<c10::DeviceIndex>(std::clamp(device, -1, 127)));
-  auto kernel = std::make_unique<MTIAKernel>(static_cast<c10::DeviceIndex>(device), name,
-                                             std::string_view(image, static_cast<size_t>(size)));
+  auto kernel = std::make_unique<MTIAKernel>(static_cast<c10::DeviceIndex>(device), name, bytes);
   auto* self = reinterpret_cast<PyKernel*>(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
   self->kernel = kernel.release();
