@@ -97,7 +97,11 @@ class Builder:
         return self.random.choice(found[-6:] if self.random.random() < 0.7 else found)
 
     def cast(self, value: Value, dtype: DType) -> str:
-        return value.name if value.dtype == dtype else f"{value.name}.to(tl.{dtype.name})"
+        if value.dtype == dtype:
+            return value.name
+        # Other conversions of bfloat16 are wrong in the interpreter.
+        via = ".to(tl.float32)" if BF16 in (value.dtype, dtype) else ""
+        return f"{value.name}{via}.to(tl.{dtype.name})"
 
     def constant(self, dtype: DType) -> Value:
         """A number of this type, as an expression."""

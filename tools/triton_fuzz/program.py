@@ -18,6 +18,11 @@ def combine_xor(a, b):
 
 
 @triton.jit
+def combine_add(a, b):
+    return a + b
+
+
+@triton.jit
 def combine_max_of_pairs(value_a, index_a, value_b, index_b):
     take = (value_a > value_b) | ((value_a == value_b) & (index_a < index_b))
     return tl.where(take, value_a, value_b), tl.where(take, index_a, index_b)

@@ -35,6 +35,9 @@ FP64 = DType("float64", 64, 53, 2**60, floating=True)
 FLOATS = (FP16, BF16, FP32, FP64)
 INTEGERS = SIGNED + UNSIGNED
 NUMBERS = INTEGERS + FLOATS
+# The interpreter does not compute in bfloat16: it is only loaded, stored, moved and converted.
+COMPUTED_FLOATS = (FP16, FP32, FP64)
+COMPUTED = INTEGERS + COMPUTED_FLOATS
 
 MIN_QUANTUM = -8
 
