@@ -10,7 +10,7 @@ BLOCK = 4096
 
 
 @triton.jit
-def silu_mul_kernel(x_pointer, y_pointer, out_pointer, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def silu_mul_kernel(x_pointer, y_pointer, out_pointer, size, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < size
     x = tl.load(x_pointer + offsets, mask)
@@ -25,7 +25,7 @@ def silu_mul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def gelu_kernel(x_pointer, out_pointer, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def gelu_kernel(x_pointer, out_pointer, size, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < size
     x = tl.load(x_pointer + offsets, mask)
@@ -39,9 +39,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def rms_norm_kernel(  # type: ignore[no-untyped-def]
-    x_pointer, weight_pointer, out_pointer, columns, epsilon, BLOCK: tl.constexpr
-):
+def rms_norm_kernel(x_pointer, weight_pointer, out_pointer, columns, epsilon, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     offsets = tl.arange(0, BLOCK)
     mask = offsets < columns
@@ -59,7 +57,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def sum_rows_kernel(x_pointer, out_pointer, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def sum_rows_kernel(x_pointer, out_pointer, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     total = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, columns, BLOCK):
@@ -76,9 +74,7 @@ def sum_last_axis(x: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def sum_columns_kernel(  # type: ignore[no-untyped-def]
-    x_pointer, out_pointer, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def sum_columns_kernel(x_pointer, out_pointer, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), tl.float32)
     for first in range(0, rows, ROWS):
@@ -96,7 +92,7 @@ def sum_first_axis(x: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def transpose_add_kernel(x_pointer, y_pointer, out_pointer, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def transpose_add_kernel(x_pointer, y_pointer, out_pointer, size, BLOCK: tl.constexpr):
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = (row[:, None] < size) & (column[None, :] < size)
@@ -113,9 +109,7 @@ def transpose_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def cross_entropy_kernel(  # type: ignore[no-untyped-def]
-    logits_pointer, labels_pointer, losses_pointer, classes, BLOCK: tl.constexpr
-):
+def cross_entropy_kernel(logits_pointer, labels_pointer, losses_pointer, classes, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     start = logits_pointer + row.to(tl.int64) * classes
     maximum = tl.full((BLOCK,), -float("inf"), tl.float32)
@@ -139,9 +133,7 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def rotary_kernel(  # type: ignore[no-untyped-def]
-    x_pointer, cosine_pointer, sine_pointer, out_pointer, length, HALF: tl.constexpr, ROWS: tl.constexpr
-):
+def rotary_kernel(x_pointer, cosine_pointer, sine_pointer, out_pointer, length, HALF: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # one vector of one head at one position
     d = tl.arange(0, HALF)
     angle = (row % length)[:, None] * HALF + d[None, :]
@@ -164,11 +156,10 @@ def rotary(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.T
 
 
 @triton.jit
-def matmul_kernel(  # type: ignore[no-untyped-def]
+def matmul_kernel(
     a_pointer,
     b_pointer,
     out_pointer,
-    M,
     N,
     K,
     BLOCK_M: tl.constexpr,
@@ -199,7 +190,6 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         a,
         b,
         out,
-        m,
         n,
         k,
         BLOCK_M=block_m,

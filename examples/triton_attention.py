@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 @triton.jit
-def attention_kernel(  # type: ignore[no-untyped-def]
+def attention_kernel(
     q_pointer,
     k_pointer,
     v_pointer,

@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def dropout_kernel(x_pointer, out_pointer, size, p, seed, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def dropout_kernel(x_pointer, out_pointer, size, p, seed, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < size
     x = tl.load(x_pointer + offsets, mask)

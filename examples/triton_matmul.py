@@ -18,7 +18,7 @@ CONFIGS = [
 
 @triton.autotune(configs=CONFIGS, key=["M", "N", "K"])
 @triton.jit
-def matmul_kernel(  # type: ignore[no-untyped-def]
+def matmul_kernel(
     a_pointer,
     b_pointer,
     out_pointer,

@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def softmax_kernel(x_pointer, out_pointer, row_stride, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def softmax_kernel(x_pointer, out_pointer, row_stride, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     offsets = tl.arange(0, BLOCK)
     mask = offsets < columns

@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def add_kernel(x_pointer, y_pointer, out_pointer, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def add_kernel(x_pointer, y_pointer, out_pointer, size, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < size  # the last block may be only partly full
     x = tl.load(x_pointer + offsets, mask)

@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def store_kernel(out, value, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def store_kernel(out, value, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + offsets, tl.zeros((BLOCK,), out.dtype.element_ty) + value)
 
 
 @triton.jit
-def add_kernel(x, y, out, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def add_kernel(x, y, out, size, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < size
     tl.store(out + offsets, tl.load(x + offsets, mask) + tl.load(y + offsets, mask), mask)
 
 
 @triton.jit
-def program_ids_kernel(out):  # type: ignore[no-untyped-def]
+def program_ids_kernel(out):
     x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     tl.store(out + x + tl.num_programs(0) * (y + tl.num_programs(1) * z), x + 10 * y + 100 * z)
 
 
 @triton.jit
-def nothing_kernel():  # type: ignore[no-untyped-def]
+def nothing_kernel():
     pass
 
 
 @triton.jit
-def assert_kernel(x, limit):  # type: ignore[no-untyped-def]
+def assert_kernel(x, limit):
     tl.device_assert(tl.load(x + tl.program_id(0)) < limit, "value too large")
 
 
@@ -81,7 +81,7 @@ def test_scalars_arrive(device: torch.device, dtype: torch.dtype, value: Any) ->
 
 def test_annotated_scalars_are_checked_against_their_width(device: torch.device) -> None:
     @triton.jit
-    def kernel(out, value: tl.int8):  # type: ignore[no-untyped-def]
+    def kernel(out, value: tl.int8):
         tl.store(out, value.to(tl.int32))
 
     out = torch.zeros(1, dtype=torch.int32, device=device)
@@ -93,7 +93,7 @@ def test_annotated_scalars_are_checked_against_their_width(device: torch.device)
 
 def test_none_is_a_constant(device: torch.device) -> None:
     @triton.jit
-    def kernel(out, maybe):  # type: ignore[no-untyped-def]
+    def kernel(out, maybe):
         tl.store(out, 1 if maybe is None else 2)
 
     out = torch.zeros(1, dtype=torch.int32, device=device)
@@ -105,7 +105,7 @@ def test_none_is_a_constant(device: torch.device) -> None:
 
 def test_tuples_are_flattened(device: torch.device) -> None:
     @triton.jit
-    def kernel(pair, out):  # type: ignore[no-untyped-def]
+    def kernel(pair, out):
         tl.store(out, tl.load(pair[0]) + pair[1][0] * pair[1][1])
 
     x = torch.tensor([5], dtype=torch.int32, device=device)
@@ -123,12 +123,12 @@ def test_a_tensor_seen_as_another_type(device: torch.device) -> None:
 
 def test_tensor_descriptors_made_on_the_host(device: torch.device) -> None:
     @triton.jit
-    def kernel(source, target, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    def kernel(source, target):
         target.store([0, 0], source.load([2, 4]) * 2)
 
     x = torch.arange(16 * 32, dtype=torch.float32, device=device).view(16, 32)
     out = torch.zeros(8, 8, device=device)
-    kernel[(1,)](TensorDescriptor.from_tensor(x, [8, 8]), TensorDescriptor.from_tensor(out, [8, 8]), SIZE=8)
+    kernel[(1,)](TensorDescriptor.from_tensor(x, [8, 8]), TensorDescriptor.from_tensor(out, [8, 8]))
     assert torch.equal(out, x[2:10, 4:12] * 2)
 
 
@@ -410,7 +410,7 @@ def test_do_bench_measures(device: torch.device) -> None:
 def test_autotune_chooses_a_configuration(device: torch.device) -> None:
     @triton.autotune(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 1024})], key=["size"])
     @triton.jit
-    def kernel(x, out, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    def kernel(x, out, size, BLOCK: tl.constexpr):
         offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(out + offsets, tl.load(x + offsets, offsets < size) * 2, offsets < size)
 

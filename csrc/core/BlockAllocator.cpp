@@ -479,8 +479,7 @@ std::vector<mtia_span> BlockAllocator::live_spans() const {
       }
     }
   }
-  std::sort(spans.begin(), spans.end(),
-            [](const mtia_span& a, const mtia_span& b) { return a.address < b.address; });
+  std::sort(spans.begin(), spans.end(), [](const mtia_span& a, const mtia_span& b) { return a.address < b.address; });
   return spans;
 }
 

@@ -23,11 +23,11 @@ namespace py = pybind11;
 namespace torch_mtia {
 namespace {
 
-// Kernel: what Triton calls a module, and the function in it. ----------------------------------------------------------
+// Kernel: what Triton calls a module, and the function in it.
+// ----------------------------------------------------------
 
 struct PyKernel {
-  PyObject_HEAD
-  MTIAKernel* kernel;  // owned; null: unloaded
+  PyObject_HEAD MTIAKernel* kernel;  // owned; null: unloaded
 };
 
 PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -90,11 +90,11 @@ PyTypeObject* make_kernel_type() {
 
 PyTypeObject* kernel_type = nullptr;
 
-// KernelLauncher: what Triton calls with the arguments of a launch. ----------------------------------------------------
+// KernelLauncher: what Triton calls with the arguments of a launch.
+// ----------------------------------------------------
 
 struct PyKernelLauncher {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* specification;  // keeps what the layout borrows
   ArgumentLayout* layout;   // owned
 };
@@ -126,8 +126,8 @@ bool read_grid(PyObject* const* args, std::array<int32_t, 3>& grid) {
     const long size = PyLong_AsLongAndOverflow(args[kGridX + axis], &overflow);
     if (size == -1 && PyErr_Occurred() != nullptr) return false;
     if (overflow != 0 || size < 0 || size > std::numeric_limits<int32_t>::max()) {
-      PyErr_Format(PyExc_ValueError, "the grid's size %S in dimension %zu is not in [0, 2**31 - 1]", args[kGridX + axis],
-                   axis);
+      PyErr_Format(PyExc_ValueError, "the grid's size %S in dimension %zu is not in [0, 2**31 - 1]",
+                   args[kGridX + axis], axis);
       return false;
     }
     grid[axis] = static_cast<int32_t>(size);
@@ -179,7 +179,8 @@ PyObject* launcher_call(PyObject* object, PyObject* const* args, size_t flags, P
   HANDLE_TH_ERRORS
   const ArgumentLayout& layout = *reinterpret_cast<PyKernelLauncher*>(object)->layout;
   const auto count = static_cast<size_t>(PyVectorcall_NARGS(flags));
-  if (count != kFirstKernelArgument + layout.num_arguments() || (keywords != nullptr && PyTuple_GET_SIZE(keywords) != 0)) {
+  if (count != kFirstKernelArgument + layout.num_arguments() ||
+      (keywords != nullptr && PyTuple_GET_SIZE(keywords) != 0)) {
     PyErr_Format(PyExc_TypeError, "a launch of this kernel takes %zu arguments by position, got %zu",
                  kFirstKernelArgument + layout.num_arguments(), count);
     return nullptr;

@@ -14,11 +14,11 @@
 // Defines the bytes `name` as assembled from the text. Registers at the entry: rdi packed arguments, rsi context,
 // rdx first program, rcx last program, r8 scratch. Offsets in the context: 16 host_offset, 24 error_cell, 32 print,
 // 40 print_sink, 48 live_ranges, 56 num_live_ranges, 64 rare_functions.
-#define KERNEL_CODE(name, text)                                                                                  \
-  asm(".pushsection .rodata\n.intel_syntax noprefix\n.balign 16\n" #name "_begin:\n" text "\n" #name             \
-      "_end:\n.att_syntax\n.popsection\n");                                                                      \
-  extern "C" const std::byte name##_begin[];                                                                     \
-  extern "C" const std::byte name##_end[];                                                                       \
+#define KERNEL_CODE(name, text)                                                                      \
+  asm(".pushsection .rodata\n.intel_syntax noprefix\n.balign 16\n" #name "_begin:\n" text "\n" #name \
+      "_end:\n.att_syntax\n.popsection\n");                                                          \
+  extern "C" const std::byte name##_begin[];                                                         \
+  extern "C" const std::byte name##_end[];                                                           \
   static const std::span<const std::byte> name(name##_begin, name##_end);
 
 static_assert(offsetof(mtia_kernel_context, host_offset) == 16 && offsetof(mtia_kernel_context, error_cell) == 24 &&

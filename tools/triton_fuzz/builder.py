@@ -39,7 +39,9 @@ class Builder:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = random.Random(seed)
-        self.tile: Shape = self.random.choice(((1,), (4,), (16,), (32,), (64,), (128,), (2, 8), (8, 4), (16, 16), (4, 32)))
+        self.tile: Shape = self.random.choice(
+            ((1,), (4,), (16,), (32,), (64,), (128,), (2, 8), (8, 4), (16, 16), (4, 32))
+        )
         self.region = 4 * max(numel(self.tile), 4)
         self.grid = self.random.choice((1, 1, 2, 5))
         self.pointers: list[Pointer] = []

@@ -563,10 +563,10 @@ def write_results(b: Builder) -> None:
         pointer = result_buffer(b, dtype)
         expression = f"tl.broadcast_to({b.cast(value, dtype)}, {shape_text(b.tile)})"
         b.emit(f"tl.store({pointer} + pid * {b.region} + lane, {expression})")
-    value = b.pick(lambda value: value.shape == b.tile and value.bound <= 64 and value.fits(FP32))
-    if value is not None:
+    operand = b.pick(lambda value: value.shape == b.tile and value.bound <= 64 and value.fits(FP32))
+    if operand is not None:
         pointer = b.buffer(FP32, TOLERANCE).name
-        expression = b.random.choice(ROUNDING).format(b.cast(value, FP32))
+        expression = b.random.choice(ROUNDING).format(b.cast(operand, FP32))
         b.emit(f"tl.store({pointer} + pid * {b.region} + lane, {expression})")
 
 

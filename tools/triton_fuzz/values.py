@@ -60,7 +60,7 @@ def is_exact(dtype: DType, bound: int, quantum: int) -> bool:
     """Whether the type holds all multiples of 2**quantum up to `bound`."""
     if not dtype.floating:
         return quantum >= 0 and bound <= dtype.limit
-    return MIN_QUANTUM <= quantum and bound <= dtype.limit and bound << max(-quantum, 0) <= 2**dtype.precision
+    return quantum >= MIN_QUANTUM and bound <= dtype.limit and bound << max(-quantum, 0) <= 2**dtype.precision
 
 
 def numel(shape: Shape) -> int:

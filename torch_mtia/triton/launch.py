@@ -9,15 +9,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 from torch_mtia._C import KernelLauncher
 
 # None: takes no room. (name, type): one value. (name, entries): a tuple. (name, entries, decompose): what decompose
 # makes of the value is the tuple.
-Entry: TypeAlias = Union[
-    None, tuple[str, str], tuple[str, "list[Entry]"], tuple[str, "list[Entry]", Callable[[Any], tuple[Any, ...]]]
-]
+Decompose: TypeAlias = Callable[[Any], tuple[Any, ...]]
+Entry: TypeAlias = "tuple[str, str] | tuple[str, list[Entry]] | tuple[str, list[Entry], Decompose] | None"
 
 _DESCRIPTOR = re.compile(r"tensordesc<(?P<dtype>[^\[>]*)\[(?P<shape>[^\]]*)\]")
 

@@ -81,8 +81,7 @@ void check_argument(const mtia_kernel_argument& argument, uint64_t packed_end, u
 void check_arguments(const mtia_kernel_image_header& header, const std::byte* bytes) {
   uint64_t end = 0;
   for (uint64_t i = 0; i < header.num_arguments; ++i) {
-    const auto argument =
-        read<mtia_kernel_argument>(bytes + header.header_size + i * sizeof(mtia_kernel_argument));
+    const auto argument = read<mtia_kernel_argument>(bytes + header.header_size + i * sizeof(mtia_kernel_argument));
     check_argument(argument, end, header.packed_arguments_size);
     end = uint64_t{argument.offset} + argument.size;
   }

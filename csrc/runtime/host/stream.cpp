@@ -70,8 +70,7 @@ std::optional<WorkFailure> Stream::run(const mtia_work& work, int32_t num_thread
 
 WorkFailure Stream::describe_failure(const mtia_work& work, mtia_status status) const noexcept {
   WorkFailure text{};
-  std::snprintf(text.data(), text.size(),
-                "%s failed on stream %d of device %d (status %d); the stream remains usable",
+  std::snprintf(text.data(), text.size(), "%s failed on stream %d of device %d (status %d); the stream remains usable",
                 work.name != nullptr ? work.name : "work", index_, device_.index(), static_cast<int>(status));
   return text;
 }
