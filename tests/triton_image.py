@@ -11,9 +11,10 @@ import dataclasses
 import mmap
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 import triton
 from triton.backends import Backend, backends
@@ -210,3 +211,21 @@ def activate() -> None:
     if _held.driver is None:
         _held.driver = CPUDriver()
     triton_driver.set_active(_held.driver)
+
+
+@pytest.fixture
+def image_driver() -> Iterator[None]:
+    """For one test, kernels run on CPU tensors."""
+    activate()
+    yield
+    triton_driver._active = None  # found anew where it is needed
+
+
+def with_source(template: Any, **replacements: str) -> Any:
+    """The kernel with words of its source replaced, to test one operation after the other."""
+    kernel = triton.JITFunction(template.fn)
+    source = kernel.src
+    for word, text in replacements.items():
+        source = source.replace(word, text)
+    kernel._unsafe_update_src(source)
+    return kernel

@@ -468,6 +468,26 @@ class Builder:
         return self.define(type, f"shufflevector {left}, {left.type} {other}, <{len(lanes)} x i32> <{listed}>")
 
 
+class Phi:
+    """A phi node whose incoming values become known later; begins at the head of a block."""
+
+    def __init__(self, b: Builder, type: str) -> None:
+        self.b = b
+        self.value = Value(b.name("p"), type)
+        self.lines = b.lines
+        self.slot = len(b.lines)
+        b.lines.append("")
+        self.incoming: list[tuple[Value, str]] = []
+
+    def add(self, value: Value) -> None:
+        """The value when control comes from the block that is being written."""
+        self.incoming.append((value, self.b.block))
+
+    def finish(self) -> None:
+        listed = ", ".join(f"[ {value.ref}, %{label} ]" for value, label in self.incoming)
+        self.lines[self.slot] = f"  {self.value.ref} = phi {self.value.type} {listed}"
+
+
 @functools.cache
 def suffix(type: str) -> str:
     """How an overloaded intrinsic's name spells a type."""

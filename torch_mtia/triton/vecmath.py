@@ -318,7 +318,7 @@ LOG_DOUBLE = (
 )  # fmt: skip
 
 
-def _split(x: Number) -> tuple[Number, Number]:
+def split(x: Number) -> tuple[Number, Number]:
     """(m, e) with x = m * 2**e and m in [sqrt(1/2), sqrt(2)), for positive x."""
     b = x.b
     element = element_of(x.value)
@@ -345,7 +345,7 @@ def _log_specials(x: Number, result: Number) -> Number:
 
 def _log_parts(x: Number) -> tuple[Number, Number, Number]:
     """(e, f, rest): log(x) = e ln2 + f + rest."""
-    m, e = _split(x)
+    m, e = split(x)
     f = m - 1.0
     if x.single:
         square = f * f
@@ -796,3 +796,19 @@ def _cbrt(x: Number) -> Number:
 @through_double("fmod")
 def _fmod(x: Number, y: Number) -> Number:
     return Number(x.b, rare(x.b, "fmod", [x.value, y.value]))
+
+
+# Integers -------------------------------------------------------------------------------------------------------------
+
+
+def high_of_64(b: Builder, left: Value, right: Value) -> Value:
+    """By halves: a product of 128 bits would not stay a vector."""
+    half = b.integer_like(32, left)
+    mask = b.integer_like(0xFFFFFFFF, left)
+    low_left, high_left = b.binary("and", left, mask), b.binary("lshr", left, half)
+    low_right, high_right = b.binary("and", right, mask), b.binary("lshr", right, half)
+    low = b.binary("mul", low_left, low_right)
+    cross = b.binary("add", b.binary("mul", high_left, low_right), b.binary("lshr", low, half))
+    other = b.binary("add", b.binary("mul", low_left, high_right), b.binary("and", cross, mask))
+    high = b.binary("add", b.binary("mul", high_left, high_right), b.binary("lshr", cross, half))
+    return b.binary("add", high, b.binary("lshr", other, half))

@@ -15,30 +15,11 @@ from torch_mtia.triton.emit.nest import Buffer, Strip, read_buffer, write_buffer
 from torch_mtia.triton.emit.registry import ELEMENTWISE, Unsupported, statement
 from torch_mtia.triton.floats import llvm_element
 from torch_mtia.triton.lanes import Lane
-from torch_mtia.triton.llvm import Value, integer
+from torch_mtia.triton.llvm import Phi, Value, integer
 from torch_mtia.triton.ttir import Block, Op, Region
 from torch_mtia.triton.ttir import Value as Tensor
 
 ASSUMED_TRIPS = 16  # of a loop whose bounds are not constant, for the estimate of a program's cost
-
-
-class Phi:
-    """A phi node whose incoming values become known later."""
-
-    def __init__(self, em: KernelEmitter, type: str) -> None:
-        self.em = em
-        self.value = Value(em.b.name("p"), type)
-        self.slot = len(em.b.lines)
-        em.b.lines.append("")
-        self.lines = em.b.lines
-        self.incoming: list[tuple[Value, str]] = []
-
-    def add(self, value: Value) -> None:
-        self.incoming.append((value, self.em.b.block))
-
-    def finish(self) -> None:
-        listed = ", ".join(f"[ {value.ref}, %{label} ]" for value, label in self.incoming)
-        self.lines[self.slot] = f"  {self.value.ref} = phi {self.value.type} {listed}"
 
 
 def _is_scalar(value: Tensor) -> bool:
@@ -182,14 +163,14 @@ def _open_head(em: KernelEmitter, carried: Sequence[_Carried]) -> None:
     """Phi nodes of the carried values, with their values before the loop."""
     for item in carried:
         if _is_scalar(item.argument):
-            item.phi = Phi(em, _scalar_type(item.argument))
+            item.phi = Phi(em.b, _scalar_type(item.argument))
             start = em.scalar(item.initial).value
             item.phi.incoming.append((start, em.before_loop))
             em.scalars[item.argument] = Lane(item.phi.value)
         elif item.buffer is not None:
             em.buffers[item.argument] = item.buffer
         else:
-            item.distance = Phi(em, "i64" if item.argument.type.element == "ptr" else item.argument.type.element)
+            item.distance = Phi(em.b, "i64" if item.argument.type.element == "ptr" else item.argument.type.element)
             item.distance.incoming.append((integer(0, item.distance.value.type), em.before_loop))
             em.advanced[item.argument] = (item.initial, item.distance.value)
 
@@ -257,7 +238,7 @@ def _for(em: KernelEmitter, op: Op) -> None:
     em.before_loop = b.block
     b.jump(head)
     b.start(head)
-    induction = Phi(em, _scalar_type(counter))
+    induction = Phi(em.b, _scalar_type(counter))
     induction.incoming.append((begin, em.before_loop))
     induction.value.divisor = min(begin.divisor, step.divisor)
     induction.value.nonnegative = begin.nonnegative
@@ -393,7 +374,7 @@ def emit_body(em: KernelEmitter, region: Region) -> None:
                 if number in target.buffers:
                     em.buffers[argument] = target.buffers[number]
                 else:
-                    target.phis[number] = Phi(em, _scalar_type(argument))
+                    target.phis[number] = Phi(em.b, _scalar_type(argument))
                     em.set_scalar(argument, target.phis[number].value)
         em.targets = own
         for op in block.ops:
@@ -483,3 +464,38 @@ def _call(em: KernelEmitter, op: Op) -> None:
             em.buffers[result] = targets[number]
         else:
             em.set_scalar(result, b.phi(_scalar_type(result), incoming[number]))
+
+
+@statement("tt.map_elementwise")
+def _map_elementwise(em: KernelEmitter, op: Op) -> None:
+    """A function of scalars, with any control flow, for `pack` neighbouring elements at a time."""
+    b = em.b
+    pack = op.attributes.get("pack", 1)
+    sources = [em.row_major_buffer(operand, op) for operand in op.operands]
+    targets = [em.destination(result) for result in op.results]
+    flat = [buffer.with_view((op.results[0].type.numel,), (1,)) for buffer in (*sources, *targets)]
+    region = op.regions[0]
+    with b.loop(0, op.results[0].type.numel, pack) as start:
+        places = [(Lane(b.add(start, integer(number, "i32"))),) for number in range(pack)]
+        arguments = iter(region.blocks[0].arguments)
+        for buffer in flat[: len(sources)]:
+            for place in places:
+                em.scalars[next(arguments)] = read_buffer(b, buffer, place, 0)
+        done = b.label("mapped")
+
+        def leave(values: list[Tensor]) -> None:
+            results = iter(values)
+            for buffer in flat[len(sources) :]:
+                for place in places:
+                    write_buffer(b, buffer, place, em.scalar(next(results)), 0)
+            b.jump(done)
+
+        em.scopes.append(Scope(leave))
+        emit_body(em, region)
+        em.scopes.pop()
+        b.start(done)
+
+
+@statement("tt.map_elementwise.return")
+def _map_elementwise_return(em: KernelEmitter, op: Op) -> None:
+    em.scopes[-1].leave(op.operands)

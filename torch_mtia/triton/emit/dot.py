@@ -44,27 +44,31 @@ def compute_element(op: Op) -> str:
 @statement("tt.dot")
 def _dot(em: KernelEmitter, op: Op) -> None:
     left, right, initial = op.operands
-    (result,) = op.results
     element = compute_element(op)
-    shape = result.type.shape
-    assert shape is not None and left.type.shape is not None
-    inner = left.type.shape[-1]
+    assert left.type.shape is not None
     packed_left = pack(em, op, left, element)
     packed_right = pack(em, op, right, element)
+    add_product(em, op, packed_left, packed_right, initial, left.type.shape[-1], element)
+
+
+def add_product(
+    em: KernelEmitter, op: Op, left: Buffer, right: Buffer, initial: Tensor, inner: int, element: str
+) -> None:
+    """The result of `op`: initial + left @ right, computed in `element`."""
+    (result,) = op.results
+    shape = result.type.shape
+    assert shape is not None
     starts_at_zero = _is_zero(initial)
     direct = result.type.element == element
     target = em.destination(result) if direct else em.new_buffer(shape, element)
-    if not target.row_major():
-        raise AssertionError("a carried buffer is row-major")
     if not starts_at_zero and em.buffers.get(initial) is not target:
         if direct:
             em.materialize([initial], op, [target])
         else:
             _pack_into(em, op, initial, target)
-    multiply(em, packed_left, packed_right, target, inner, starts_at_zero)
+    multiply(em, left, right, target, inner, starts_at_zero)
     if not direct:
-        narrowed = em.destination(result)
-        _convert(em, target, narrowed)
+        _convert(em, target, em.destination(result))
 
 
 def _is_zero(value: Tensor) -> bool:

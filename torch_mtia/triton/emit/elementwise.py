@@ -167,23 +167,10 @@ def _mulhiui(b: Builder, op: Op, operands: list[Value]) -> Value:
     element = element_of(left)
     bits = bits_of(element)
     if bits == 64:
-        return _high_of_64(b, left, right)
+        return vecmath.high_of_64(b, left, right)
     wide = f"i{2 * bits}"
     product = b.mul(b.zext(left, wide), b.zext(right, wide))
     return b.cast("trunc", b.binary("lshr", product, b.integer_like(bits, product)), element)
-
-
-def _high_of_64(b: Builder, left: Value, right: Value) -> Value:
-    """By halves: a product of 128 bits would not stay a vector."""
-    half = b.integer_like(32, left)
-    mask = b.integer_like(0xFFFFFFFF, left)
-    low_left, high_left = b.binary("and", left, mask), b.binary("lshr", left, half)
-    low_right, high_right = b.binary("and", right, mask), b.binary("lshr", right, half)
-    low = b.binary("mul", low_left, low_right)
-    cross = b.binary("add", b.binary("mul", high_left, low_right), b.binary("lshr", low, half))
-    other = b.binary("add", b.binary("mul", low_left, high_right), b.binary("and", cross, mask))
-    high = b.binary("add", b.binary("mul", high_left, high_right), b.binary("lshr", cross, half))
-    return b.binary("add", high, b.binary("lshr", other, half))
 
 
 @elementwise("arith.mulsi_extended", "arith.mului_extended", cost=4)
@@ -196,7 +183,7 @@ def _mul_extended(b: Builder, op: Op, operands: list[Value]) -> list[Value]:
         extend = "sext" if op.name == "arith.mulsi_extended" else "zext"
         product = b.binary("mul", b.cast(extend, left, f"i{2 * bits}"), b.cast(extend, right, f"i{2 * bits}"))
         return [low, b.cast("trunc", b.binary("lshr", product, b.integer_like(bits, product)), element)]
-    high = _high_of_64(b, left, right)
+    high = vecmath.high_of_64(b, left, right)
     if op.name == "arith.mulsi_extended":
         for one, other in ((left, right), (right, left)):
             sign = b.binary("ashr", one, b.integer_like(63, one))

@@ -12,7 +12,9 @@ from torch_mtia.triton.emit import (  # noqa: F401  (register their operations)
     dot,
     elementwise,
     memory,
+    printing,
     reduce,
+    scaled_dot,
     scan,
     shape,
 )

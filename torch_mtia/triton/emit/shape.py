@@ -154,3 +154,34 @@ def _gather(em: KernelEmitter, op: Op) -> None:
         write_buffer(em.b, target, strip.index, read_buffer(em.b, table, index, strip.width), strip.width)
 
     em.run_nest(op, [indices], shape, body)
+
+
+@statement("tt.histogram")
+def _histogram(em: KernelEmitter, op: Op) -> None:
+    """How often each number below the result's size occurs, where the mask is true."""
+    source = op.operands[0]
+    mask = op.operands[1] if len(op.operands) > 1 else None
+    (result,) = op.results
+    assert source.type.shape is not None and result.type.shape is not None
+    (bins,) = result.type.shape
+    b = em.b
+    roots = [source] + ([mask] if mask is not None else [])
+    buffers = em.materialize(roots, op)
+    counts = em.destination(result)
+
+    def clear(strip: Strip) -> None:
+        write_buffer(b, counts, strip.index, Lane(integer(0, llvm_element(counts.element))), strip.width)
+
+    def count(strip: Strip) -> None:
+        values = [read_buffer(b, buffer, strip.index, 0).value for buffer in buffers]
+        number = values[0]
+        inside = b.icmp("ult", b.zext(number, "i64"), integer(bins, "i64"))
+        if mask is not None:
+            inside = b.binary("and", inside, values[1])
+        with b.when(inside):
+            place = (Lane(b.zext(number, "i64")),)
+            old = read_buffer(b, counts, place, 0).value
+            write_buffer(b, counts, place, Lane(b.add(old, b.integer_like(1, old))), 0)
+
+    em.loop_over((bins,), 0, clear)
+    em.loop_over(source.type.shape, 0, count, width=1)
