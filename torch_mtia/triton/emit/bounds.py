@@ -138,7 +138,7 @@ def checked(em: KernelEmitter, op: Op, address: Lane, size: int, mask: Lane | No
     argument = argument_of(op.operands[0])
     through = f" through argument {argument}" if argument else ""
     file = os.path.basename(op.location.file)
-    message = f"kernel {em.module.kernel.name} {kind} outside of live memory{through} ({file}:{op.location.line})"
+    message = f"{kind} outside of live memory{through} ({file}:{op.location.line})"
     if not width:
         return Lane(_check_one(em, address.value, size, mask.value if mask else None, message, op))
     addresses = materialize(b, address, width)

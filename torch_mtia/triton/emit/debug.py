@@ -16,7 +16,7 @@ from torch_mtia.triton.ttir import Op
 def _assert(em: KernelEmitter, op: Op) -> None:
     (condition,) = op.operands
     b = em.b
-    message = f"device assertion failed in kernel {em.module.kernel.name}: {op.attributes['message']}"
+    message = f"device assertion failed: {op.attributes['message']}"
 
     def check(flags: Value, width: int) -> None:
         failed = b.binary("xor", flags, b.integer_like(-1, flags))
