@@ -12,9 +12,9 @@ from pathlib import Path
 LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     (
         "x86-64-v4",
-        frozenset("avx2 fma bmi1 bmi2 avx512f avx512bw avx512cd avx512dq avx512vl".split()),
+        frozenset(["avx2", "fma", "bmi1", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]),
     ),
-    ("x86-64-v3", frozenset("avx2 fma bmi1 bmi2".split())),
+    ("x86-64-v3", frozenset(["avx2", "fma", "bmi1", "bmi2"])),
     ("x86-64", frozenset()),
 )
 
