@@ -43,6 +43,7 @@ def _autoload() -> None:
             "pip install -e . --no-build-isolation."
         ) from error
     _C._configure(str(settings.runtime), settings.devices, settings.memory, settings.launch_blocking)
+    _C._set_check_bounds(settings.check_bounds)
     if not _C._hooks_registered_in_time():
         raise RuntimeError(
             "torch_mtia was imported too late: PyTorch looks for the hooks of its accelerator once in a process, and "

@@ -58,6 +58,7 @@ def settings() -> Rows:
         (environment.DEVICES, str(values.devices)),
         (environment.MEMORY, _bytes(values.memory)),
         (environment.LAUNCH_BLOCKING, str(int(values.launch_blocking))),
+        (environment.CHECK_BOUNDS, str(int(values.check_bounds))),
         (environment.RUNTIME, str(values.runtime)),
     ):
         origin = "environment" if variable.name in os.environ else "default"

@@ -48,6 +48,7 @@ class Settings:
     devices: int
     memory: int  # bytes of one device
     launch_blocking: bool
+    check_bounds: bool
     runtime: Path  # the driver's library
 
 
@@ -107,6 +108,14 @@ LAUNCH_BLOCKING = Variable(
     "`0` or `1`",
     "With `1`, every launch returns only when its work is done, and raises that work's errors. For debugging.",
 )
+CHECK_BOUNDS = Variable(
+    "TORCH_MTIA_CHECK_BOUNDS",
+    "0",
+    _parse_flag,
+    "`0` or `1`",
+    "With `1`, Triton kernels that touch memory outside of every live tensor's bytes raise an error that names the "
+    "kernel, the program and the line. For debugging.",
+)
 RUNTIME = Variable(
     "TORCH_MTIA_RUNTIME",
     "host",
@@ -118,6 +127,7 @@ VARIABLES: tuple[Variable[int] | Variable[int | None] | Variable[bool] | Variabl
     DEVICES,
     MEMORY,
     LAUNCH_BLOCKING,
+    CHECK_BOUNDS,
     RUNTIME,
 )
 
@@ -134,6 +144,7 @@ def read(environ: Mapping[str, str]) -> Settings:
         devices=devices,
         memory=MEMORY.read(environ) or _default_memory(devices),
         launch_blocking=LAUNCH_BLOCKING.read(environ),
+        check_bounds=CHECK_BOUNDS.read(environ),
         runtime=RUNTIME.read(environ),
     )
 

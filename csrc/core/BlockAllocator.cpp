@@ -121,7 +121,7 @@ struct BlockAllocator::State {
   Block* take_segment_locked(size_t size, Stream* stream);
   void split_locked(Block* block, size_t size) noexcept;
   Block* merge_locked(Block* front, Block* back) noexcept;
-  void count_free_locked(const Block* block) noexcept;
+  void count_free_locked(Block* block) noexcept;
   void release_locked(Block* block) noexcept;
   void merge_free_locked(Block* block) noexcept;
   void merge_parked_locked(FreeBlocks& free) noexcept;
@@ -276,7 +276,8 @@ void BlockAllocator::State::merge_all_parked_locked() noexcept {
   for (const auto& [stream, free] : free_blocks) merge_parked_locked(*free);
 }
 
-void BlockAllocator::State::count_free_locked(const Block* block) noexcept {
+void BlockAllocator::State::count_free_locked(Block* block) noexcept {
+  block->handed_out = false;
   decrease(stats.allocation, 1);
   decrease(stats.allocated_bytes, block->size);
 }
@@ -343,6 +344,7 @@ Block* BlockAllocator::State::try_allocate(size_t size, size_t requested, Stream
   if (block == nullptr) block = take_segment_locked(size, stream);
   if (block == nullptr) return nullptr;
   split_locked(block, size);
+  block->handed_out = true;
   block->in_use = true;
   block->requested = requested;
   increase(stats.allocation, 1);
@@ -465,6 +467,20 @@ void BlockAllocator::record_stream(Block* block, Stream* stream) {
 
 void BlockAllocator::empty_cache() {
   state_->reclaim();
+}
+
+std::vector<mtia_span> BlockAllocator::live_spans() const {
+  std::vector<mtia_span> spans;
+  {
+    const std::lock_guard lock(state_->mutex);
+    for (const Block* block : state_->segments) {
+      for (; block != nullptr; block = block->behind) {
+        if (block->handed_out) spans.push_back({block->address, block->requested});
+      }
+    }
+  }
+  std::sort(spans.begin(), spans.end(), [](const mtia_span& a, const mtia_span& b) { return a.address < b.address; });
+  return spans;
 }
 
 AllocatorStats BlockAllocator::stats() const {

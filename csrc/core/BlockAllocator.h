@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
+#include <vector>
 
 #include "../runtime/mtia_runtime.h"
 
@@ -88,6 +89,10 @@ class BlockAllocator {
 
   // Waits for the device and returns every segment without a block in use to the driver.
   void empty_cache();
+
+  // The requested bytes of every block that is handed out, in ascending order: freed blocks that wait for events are
+  // not among them.
+  std::vector<mtia_span> live_spans() const;
 
   AllocatorStats stats() const;
   void reset_peak_stats();

@@ -30,7 +30,8 @@ struct Block {
   size_t requested = 0;
   size_t segment_size = 0;
   Stream* stream = nullptr;
-  bool in_use = false;                 // handed out, or waiting for events
+  bool handed_out = false;             // by allocate, and not freed
+  bool in_use = false;                 // handed out, parked, or waiting for events or windows
   int32_t pending_events = 0;          // that must complete before the block is free
   Block* before = nullptr;             // neighbours in the segment
   Block* behind = nullptr;             //

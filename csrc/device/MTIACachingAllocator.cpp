@@ -104,6 +104,10 @@ void MTIACachingAllocator::free_block_while_running(core::Block* block) {
   allocator_of(*core::block_stream(block)).free_while_running(block);
 }
 
+std::vector<mtia_span> MTIACachingAllocator::live_spans(c10::DeviceIndex device) {
+  return block_allocator(device).live_spans();
+}
+
 MTIACachingAllocator::Window::Window(core::Stream& stream) : stream_(stream) {
   allocator_of(stream_).open_window(&stream_);
 }

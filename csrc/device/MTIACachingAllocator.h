@@ -21,6 +21,9 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   static void free_block(core::Block* block);
   static void free_block_while_running(core::Block* block);
 
+  // See BlockAllocator.
+  static std::vector<mtia_span> live_spans(c10::DeviceIndex device);
+
   // See Note [Memory of running work] in BlockAllocator.h.
   class Window {
    public:

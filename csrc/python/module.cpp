@@ -9,6 +9,7 @@
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAHooks.h"
 #include "../runtime/loader.h"
+#include "triton_launcher.h"
 
 namespace py = pybind11;
 
@@ -63,6 +64,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("_fallback_set_warn", [](const std::string& mode) { FallbackControl::set_warn(parse_warn(mode)); });
   m.def("_fallback_set_denied", &FallbackControl::set_denied);
   m.def("_fallback_forbid", &FallbackControl::forbid);
+  bind_triton_launcher(m);
   m.def("_bench_launch", &bench_launch, py::arg("count"), py::arg("run_inline"));
 }
 

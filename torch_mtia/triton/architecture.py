@@ -9,12 +9,11 @@ import functools
 from pathlib import Path
 
 # Of the psABI, highest first: the flags that Linux lists, for what both the processor and the system offer.
+AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2"})
+AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
 LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
-    (
-        "x86-64-v4",
-        frozenset(["avx2", "fma", "bmi1", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]),
-    ),
-    ("x86-64-v3", frozenset(["avx2", "fma", "bmi1", "bmi2"])),
+    ("x86-64-v4", AVX2 | AVX512),
+    ("x86-64-v3", AVX2),
     ("x86-64", frozenset()),
 )
 
