@@ -82,7 +82,9 @@ def test_integer_division_truncates_as_c_does(dtype: torch.dtype, operator: str)
         divisor[(divisor == -1)] = -7
     y = torch.from_numpy(divisor)
     left, right = x.numpy().astype(object), divisor.astype(object)
-    quotient = np.array([abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) for a, b in zip(left, right, strict=True)])
+    quotient = np.array(
+        [abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) for a, b in zip(left, right, strict=True)]
+    )
     expected = quotient if operator == "//" else left - quotient * right
     equal(run(f"x {operator} y", x, y), torch.from_numpy(expected.astype(divisor.dtype)))
 
@@ -131,7 +133,10 @@ def test_float_operators_round_once(dtype: torch.dtype, operator: str) -> None:
 @pytest.mark.parametrize("propagate", ["NONE", "ALL"])
 def test_extremes_and_nan(dtype: torch.dtype, name: str, propagate: str) -> None:
     x, y = floats(dtype), floats(dtype, 1).roll(3)
-    reference = {"NONE": {"minimum": torch.fmin, "maximum": torch.fmax}, "ALL": {"minimum": torch.minimum, "maximum": torch.maximum}}
+    reference = {
+        "NONE": {"minimum": torch.fmin, "maximum": torch.fmax},
+        "ALL": {"minimum": torch.minimum, "maximum": torch.maximum},
+    }
     expected = reference[propagate][name](x, y)
     equal(run(f"tl.{name}(x, y, propagate_nan=tl.PropagateNan.{propagate})", x, y), expected)
 
@@ -181,7 +186,7 @@ def test_integers_to_floats(source: torch.dtype, target: torch.dtype) -> None:
         expected = torch.from_numpy(reference)
     else:
         if source.itemsize == 8:
-            x = torch.from_numpy((x.numpy() >> 12))
+            x = torch.from_numpy(x.numpy() >> 12)
             reference = x.numpy().astype(np.float64)
         if target == torch.float16:
             with np.errstate(over="ignore"):
@@ -189,9 +194,7 @@ def test_integers_to_floats(source: torch.dtype, target: torch.dtype) -> None:
         else:
             expected = torch.from_numpy(reference).to(torch.bfloat16)
             if source.itemsize >= 4:  # torch rounds twice
-                np.testing.assert_allclose(
-                    run(f"x.to({name})", x, out=target).float().numpy(), reference, rtol=2**-8
-                )
+                np.testing.assert_allclose(run(f"x.to({name})", x, out=target).float().numpy(), reference, rtol=2**-8)
                 return
     equal(run(f"x.to({name})", x, out=target), expected)
 
@@ -209,7 +212,11 @@ def test_floats_to_integers(source: torch.dtype, target: torch.dtype) -> None:
 @pytest.mark.parametrize("target", FLOATS)
 def test_floats_to_floats(source: torch.dtype, target: torch.dtype) -> None:
     bits = torch.randint(0, 1 << 16, (N,), dtype=torch.int32).to(torch.int16)
-    x = bits.view(source) if source.itemsize == 2 else (torch.randn(N, dtype=torch.float64) * 10.0 ** torch.randint(-9, 9, (N,))).to(source)
+    x = (
+        bits.view(source)
+        if source.itemsize == 2
+        else (torch.randn(N, dtype=torch.float64) * 10.0 ** torch.randint(-9, 9, (N,))).to(source)
+    )
     expected = x.to(target)
     if source == torch.float64 and target.itemsize == 2:
         with np.errstate(over="ignore"):

@@ -1,8 +1,8 @@
 """Triton's backend `mtia`: from TTIR to a kernel image, in stages.
 
-    ttir      Triton's passes on its own dialect
-    llir      parse (ttir.py), emit nests of loops (emit/), optimize (machine.py): text of LLVM IR
-    mtiabin   machine code as a kernel image (image.py)
+ttir      Triton's passes on its own dialect
+llir      parse (ttir.py), emit nests of loops (emit/), optimize (machine.py): text of LLVM IR
+mtiabin   machine code as a kernel image (image.py)
 """
 
 from __future__ import annotations

@@ -80,9 +80,7 @@ def widen(b: Builder, value: Value, element: str) -> Value:
     magnitude = b.binary("and", raw, b.integer_like(magnitude_mask, raw))
     # As an f32 with the exponent in place, the number is too small by a power of two; subnormals come out right.
     placed = b.bitcast(b.binary("shl", magnitude, b.integer_like(23 - format_.mantissa, raw)), "float")
-    scaled = b.bitcast(
-        b.binary("fmul", placed, floating_bits((254 - format_.bias) << 23, placed.type)), "i32"
-    )
+    scaled = b.bitcast(b.binary("fmul", placed, floating_bits((254 - format_.bias) << 23, placed.type)), "i32")
     if format_.infinity is not None:
         special = b.icmp("uge", magnitude, b.integer_like(format_.infinity, raw))
         scaled = b.select(special, b.binary("or", scaled, b.integer_like(0x7F800000, raw)), scaled)
@@ -157,9 +155,7 @@ def _narrow_small(b: Builder, value: Value, format_: Format, toward_zero: bool) 
     # Normal numbers: move the exponent, add just under half of the last place, cut.
     adjusted = b.binary("sub", magnitude, b.integer_like((127 - format_.bias) << 23, bits))
     if not toward_zero:
-        odd = b.binary(
-            "and", b.binary("lshr", magnitude, b.integer_like(shift, bits)), b.integer_like(1, bits)
-        )
+        odd = b.binary("and", b.binary("lshr", magnitude, b.integer_like(shift, bits)), b.integer_like(1, bits))
         adjusted = b.binary("add", adjusted, b.binary("add", odd, b.integer_like((1 << (shift - 1)) - 1, bits)))
     normal = b.binary("lshr", adjusted, b.integer_like(shift, bits))
     # Subnormal numbers: adding a number with the right last place makes the machine round.
@@ -168,7 +164,9 @@ def _narrow_small(b: Builder, value: Value, format_: Format, toward_zero: bool) 
     if toward_zero:
         scale = floating_bits((127 + format_.bias - 1 + format_.mantissa) << 23, absolute.type)
         limited = b.select(
-            b.icmp("ult", magnitude, b.integer_like((128 - format_.bias) << 23, bits)), absolute, b.float_like(0, absolute)
+            b.icmp("ult", magnitude, b.integer_like((128 - format_.bias) << 23, bits)),
+            absolute,
+            b.float_like(0, absolute),
         )
         subnormal = b.cast("fptosi", b.binary("fmul", limited, scale), "i32")
     else:

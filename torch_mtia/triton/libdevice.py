@@ -176,15 +176,18 @@ def _nextafter(x: Number, y: Number) -> Number:
     return (x + y).where(b.fcmp("uno", x.value, y.value), result)
 
 
-for _name in (
-    "rsqrt ceil floor trunc rint round exp exp2 exp10 expm1 log log2 log10 log1p sqrt sin cos tan sinpi cospi asin acos "
-    "atan atan2 sinh cosh tanh asinh acosh atanh erf erfc erfcx erfinv erfcinv normcdf normcdfinv cbrt rcbrt hypot "
-    "rhypot norm3d rnorm3d norm4d rnorm4d pow fma fdim fmod logb nextafter"
-).split():
+for _name in ["rsqrt", "ceil", "floor", "trunc", "rint", "round", "exp", "exp2", "exp10", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "sinpi", "cospi", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfcx", "erfinv", "erfcinv", "normcdf", "normcdfinv", "cbrt", "rcbrt", "hypot", "rhypot", "norm3d", "rnorm3d", "norm4d", "rnorm4d", "pow", "fma", "fdim", "fmod", "logb", "nextafter"]:
     _math(_name)
 _math("rint", "nearbyint", "nearbyintf")
 _math("saturate", "saturatef")
-for _fast, _exact in {"sinf": "sin", "cosf": "cos", "tanf": "tan", "expf": "exp", "logf": "log", "log2f": "log2"}.items():
+for _fast, _exact in {
+    "sinf": "sin",
+    "cosf": "cos",
+    "tanf": "tan",
+    "expf": "exp",
+    "logf": "log",
+    "log2f": "log2",
+}.items():
     _math(_exact, "fast_" + _fast)
 for _fast, _exact in {"exp10f": "exp10", "log10f": "log10", "powf": "pow"}.items():
     _math(_exact, "fast_" + _fast)
@@ -201,7 +204,7 @@ def _rare(name: str) -> None:
         FUNCTIONS[PREFIX + symbol] = call
 
 
-for _name in "lgamma tgamma j0 j1 y0 y1 cyl_bessel_i0 cyl_bessel_i1 jn yn remainder".split():
+for _name in ["lgamma", "tgamma", "j0", "j1", "y0", "y1", "cyl_bessel_i0", "cyl_bessel_i1", "jn", "yn", "remainder"]:
     _rare(_name)
 
 
@@ -441,8 +444,8 @@ FUNCTIONS[f"{PREFIX}fast_fdividef"] = _divide("rn")
 FUNCTIONS[f"{PREFIX}frsqrt_rn"] = lambda b, x: vecmath.call(b, "rsqrt", x)
 for _name in ("rint", "round"):
     for _suffix in ("", "f"):
-        FUNCTIONS[f"{PREFIX}ll{_name}{_suffix}"] = (
-            lambda b, x, name=_name: _to_integer("rz", "i64", True)(b, vecmath.call(b, name, x))
+        FUNCTIONS[f"{PREFIX}ll{_name}{_suffix}"] = lambda b, x, name=_name: _to_integer("rz", "i64", True)(
+            b, vecmath.call(b, name, x)
         )
 
 

@@ -90,9 +90,7 @@ def integer(value: int, type: str) -> Value:
     signed = wrapped - (1 << width) if width > 1 and wrapped >> (width - 1) else wrapped
     if lanes:
         return Value(f"splat ({element} {signed})", type)
-    return Value(
-        str(signed), type, constant=signed, divisor=power_of_two_divisor(signed), nonnegative=signed >= 0
-    )
+    return Value(str(signed), type, constant=signed, divisor=power_of_two_divisor(signed), nonnegative=signed >= 0)
 
 
 def floating(value: float, type: str) -> Value:
@@ -115,9 +113,7 @@ def floating_bits(bits: int, type: str) -> Value:
 
 
 def constant_vector(values: Sequence[int], element: str) -> Value:
-    return Value(
-        "<" + ", ".join(f"{element} {value}" for value in values) + ">", vector_type(len(values), element)
-    )
+    return Value("<" + ", ".join(f"{element} {value}" for value in values) + ">", vector_type(len(values), element))
 
 
 def iota(lanes: int, element: str) -> Value:
@@ -304,9 +300,7 @@ class Builder:
         """A table in read-only data."""
         name = f"@table{len(self.globals)}"
         listed = ", ".join(f"{element} {value}" for value in values)
-        self.globals.append(
-            f"{name} = private unnamed_addr constant [{len(values)} x {element}] [{listed}], align 64"
-        )
+        self.globals.append(f"{name} = private unnamed_addr constant [{len(values)} x {element}] [{listed}], align 64")
         return Value(name, "ptr")
 
     def string(self, text: bytes) -> Value:
@@ -449,9 +443,7 @@ class Builder:
         if value.ref[0] not in "%@":
             return Value(f"splat ({value})", type)
         one = self.define(type, f"insertelement {type} poison, {value}, i64 0")
-        return self.define(
-            type, f"shufflevector {one}, {type} poison, <{lanes} x i32> zeroinitializer"
-        )
+        return self.define(type, f"shufflevector {one}, {type} poison, <{lanes} x i32> zeroinitializer")
 
     def extract(self, vector: Value, lane: int | Value) -> Value:
         index = f"i64 {lane}" if isinstance(lane, int) else str(lane)

@@ -327,9 +327,7 @@ def unescape(text: str) -> str:
     raw = re.sub(
         rb'\\([0-9A-Fa-f]{2}|["\\nt])',
         lambda match: (
-            bytes([int(match[1], 16)])
-            if len(match[1]) == 2
-            else {b"n": b"\n", b"t": b"\t"}.get(match[1], match[1])
+            bytes([int(match[1], 16)]) if len(match[1]) == 2 else {b"n": b"\n", b"t": b"\t"}.get(match[1], match[1])
         ),
         text.encode(),
     )
@@ -544,5 +542,3 @@ def float_bits(value: int | float | Bits, element: str) -> int:
     if element == "bf16":
         return (single + 0x7FFF + ((single >> 16) & 1)) >> 16
     raise ValueError(f"constant {value} of type {element}")
-
-

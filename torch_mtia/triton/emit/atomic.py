@@ -141,9 +141,7 @@ def _by_swapping(em: KernelEmitter, op: Op, kind: str, address: Value, value: Va
     else:
         raise Unsupported(f"atomic {kind} of {element}", op.location)
     stored = b.bitcast(floats.narrow(b, total, element), integer_type)
-    pair = b.define(
-        f"{{ {integer_type}, i1 }}", f"cmpxchg ptr {address.ref}, {seen}, {stored} acq_rel acquire"
-    )
+    pair = b.define(f"{{ {integer_type}, i1 }}", f"cmpxchg ptr {address.ref}, {seen}, {stored} acq_rel acquire")
     found = b.define(integer_type, f"extractvalue {{ {integer_type}, i1 }} {pair.ref}, 0")
     success = b.define("i1", f"extractvalue {{ {integer_type}, i1 }} {pair.ref}, 1")
     b.lines[slot] = f"  {seen.ref} = phi {integer_type} [ {first.ref}, %{before} ], [ {found.ref}, %{b.block} ]"

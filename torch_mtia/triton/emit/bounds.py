@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
 from torch_mtia.triton.lanes import Lane, materialize
-from torch_mtia.triton.llvm import Builder, Value, integer, undefined, vector_type
+from torch_mtia.triton.llvm import Builder, Value, integer, lanes_of, undefined, vector_type
 from torch_mtia.triton.ttir import Op
 from torch_mtia.triton.ttir import Value as Tensor
 
@@ -36,8 +37,6 @@ IN_BOUNDS = "in_bounds"
 
 def report(em: KernelEmitter, message: str, line: int) -> None:
     """Writes the error to the launch's error cell, unless another program was first."""
-    from torch_mtia.triton.emit.kernel import CONTEXT, PROGRAM
-
     b = em.b
     if REPORT not in b.functions:
         _define_report(b)
@@ -70,8 +69,8 @@ def _define_report(b: Builder) -> None:
             b.branch(last, done, head)
             b.start(done)
         b.emit("ret void")
-    b.functions[REPORT] = b.functions[REPORT].replace("define void", "define internal void").replace(
-        "internal_cold", "noinline cold #0"
+    b.functions[REPORT] = (
+        b.functions[REPORT].replace("define void", "define internal void").replace("internal_cold", "noinline cold #0")
     )
 
 
@@ -114,8 +113,8 @@ def _define_in_bounds(b: Builder) -> None:
         past = b.binary("sub", b.binary("add", address, size), start)
         inside = b.icmp("ule", past, length)
         b.emit(f"ret i1 {inside.ref}")
-    b.functions[IN_BOUNDS] = b.functions[IN_BOUNDS].replace("define i1", "define internal i1").replace(
-        "internal_check", "noinline #0"
+    b.functions[IN_BOUNDS] = (
+        b.functions[IN_BOUNDS].replace("define i1", "define internal i1").replace("internal_check", "noinline #0")
     )
 
 
@@ -151,8 +150,6 @@ def checked(em: KernelEmitter, op: Op, address: Lane, size: int, mask: Lane | No
 
 
 def _check_one(em: KernelEmitter, address: Value, size: int, wanted: Value | None, message: str, op: Op) -> Value:
-    from torch_mtia.triton.emit.kernel import CONTEXT
-
     b = em.b
     inside = b.define("i1", f"call i1 @{IN_BOUNDS}(ptr {CONTEXT.ref}, i64 {address.ref}, i64 {size})")
     failed = b.binary("xor", inside, integer(1, "i1"))
@@ -161,3 +158,15 @@ def _check_one(em: KernelEmitter, address: Value, size: int, wanted: Value | Non
     with b.when(failed):
         report(em, message, op.location.line)
     return b.binary("and", inside, wanted) if wanted is not None else inside
+
+
+def check_assertion(em: KernelEmitter, op: Op, condition: Lane, width: int) -> None:
+    """Reports the assertion's message if a lane of the condition is false."""
+    b = em.b
+    flags = materialize(b, condition, 0 if condition.uniform else width)
+    failed = b.binary("xor", flags, b.integer_like(-1, flags))
+    lanes = lanes_of(failed)
+    any_failed = b.intrinsic(f"llvm.vector.reduce.or.v{lanes}i1", "i1", failed) if lanes else failed
+    message = f"device assertion failed in kernel {em.module.kernel.name}: {op.attributes['message']}"
+    with b.when(any_failed):
+        report(em, message, op.location.line)

@@ -144,7 +144,9 @@ def _uniform_source(value: Tensor) -> Tensor | None:
     return None
 
 
-def _carry(em: KernelEmitter, op: Op, arguments: Sequence[Tensor], initial: Sequence[Tensor], yields: Op) -> list[_Carried]:
+def _carry(
+    em: KernelEmitter, op: Op, arguments: Sequence[Tensor], initial: Sequence[Tensor], yields: Op
+) -> list[_Carried]:
     carried = []
     for argument, start, following in zip(arguments, initial, yields.operands, strict=True):
         item = _Carried(argument, start)
@@ -286,9 +288,7 @@ def _while(em: KernelEmitter, op: Op) -> None:
         for inner in first.ops[:-1]:
             em.emit_op(inner)
         condition, *passed = first.terminator.operands
-        pairs = [
-            (value, handed[result]) for value, result in zip(passed, op.results, strict=True) if result in handed
-        ]
+        pairs = [(value, handed[result]) for value, result in zip(passed, op.results, strict=True) if result in handed]
         assign(em, first.terminator, [value for value, _ in pairs], [buffer for _, buffer in pairs])
         for value, result, argument in zip(passed, op.results, second.arguments, strict=True):
             if result in handed:
@@ -324,7 +324,9 @@ def _if(em: KernelEmitter, op: Op) -> None:
         for inner in block.ops[:-1]:
             em.emit_op(inner)
         values = block.terminator.operands
-        pairs = [(value, targets[result]) for value, result in zip(values, op.results, strict=True) if result in targets]
+        pairs = [
+            (value, targets[result]) for value, result in zip(values, op.results, strict=True) if result in targets
+        ]
         assign(em, block.terminator, [value for value, _ in pairs], [buffer for _, buffer in pairs])
         for number, (value, result) in enumerate(zip(values, op.results, strict=True)):
             if result not in targets:
@@ -442,7 +444,9 @@ def _call(em: KernelEmitter, op: Op) -> None:
             em.materialize([operand], op)
             em.buffers[argument] = em.buffers[operand]
     done = b.label("returned")
-    targets = {number: _new_buffer_for(em, result) for number, result in enumerate(op.results) if not _is_scalar(result)}
+    targets = {
+        number: _new_buffer_for(em, result) for number, result in enumerate(op.results) if not _is_scalar(result)
+    }
     incoming: list[list[tuple[Value, str]]] = [[] for _ in op.results]
 
     def leave(values: list[Tensor]) -> None:

@@ -282,7 +282,7 @@ def _clampf(b: Builder, op: Op, operands: list[Value]) -> Value:
 
 
 _FLOAT_PREDICATES = (
-    "false oeq ogt oge olt ole one ord ueq ugt uge ult ule une uno true".split()
+    ["false", "oeq", "ogt", "oge", "olt", "ole", "one", "ord", "ueq", "ugt", "uge", "ult", "ule", "une", "uno", "true"]
 )  # fmt: skip
 
 
@@ -302,7 +302,7 @@ def _fma(b: Builder, op: Op, operands: list[Value]) -> Value:
 
 
 _MATH = {
-    **{f"math.{name}": name for name in "ceil floor cos sin exp exp2 log log2 sqrt rsqrt erf tanh".split()},
+    **{f"math.{name}": name for name in ["ceil", "floor", "cos", "sin", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "tanh"]},
     "tt.precise_sqrt": "sqrt",
 }
 

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torch_mtia.triton.emit.bounds import check_assertion
 from torch_mtia.triton.emit.nest import (
     Buffer,
     Index,
@@ -20,10 +21,11 @@ from torch_mtia.triton.emit.nest import (
     row_major,
     write_buffer,
 )
+from torch_mtia.triton.emit.parameters import HOST_OFFSET, SCRATCH
 from torch_mtia.triton.emit.registry import COSTS, ELEMENTWISE, LAZY, SCALARS, STATEMENTS, WRITES, Unsupported
 from torch_mtia.triton.emit.strides import dimension_votes
 from torch_mtia.triton.floats import element_size, llvm_element
-from torch_mtia.triton.lanes import Lane
+from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Builder, Value, integer
 from torch_mtia.triton.ttir import Block, Function, Module, Op, Region
 from torch_mtia.triton.ttir import Value as Tensor
@@ -31,13 +33,6 @@ from torch_mtia.triton.ttir import Value as Tensor
 DEAR = 10  # simple instructions a lane, from which a value that is needed again is kept
 STACK_LIMIT = 16 << 10  # bytes of one buffer
 STACK_TOTAL = 48 << 10
-
-# The parameters that every program function has after the kernel's own arguments.
-CONTEXT = Value("%context", "ptr")
-SCRATCH = Value("%scratch", "ptr")
-HOST_OFFSET = Value("%host_offset", "i64", divisor=4096)
-PROGRAM = tuple(Value(f"%program_{axis}", "i32", nonnegative=True) for axis in "xyz")
-GRID = tuple(Value(f"%grid_{axis}", "i32", nonnegative=True) for axis in "xyz")
 
 
 @dataclasses.dataclass
@@ -48,7 +43,9 @@ class Scope:
 
 
 class KernelEmitter:
-    def __init__(self, module: Module, features: frozenset[str], width: int, contract: bool, check_bounds: bool) -> None:
+    def __init__(
+        self, module: Module, features: frozenset[str], width: int, contract: bool, check_bounds: bool
+    ) -> None:
         self.module = module
         self.width = width
         self.check_bounds = check_bounds
@@ -339,7 +336,9 @@ class KernelEmitter:
     def choose_dim(self, roots: Sequence[Tensor], shape: tuple[int, ...]) -> int:
         """The dimension along which most accesses are contiguous; the last one if none is."""
         votes = dimension_votes(self, roots, shape)
-        best = max(range(len(shape)), key=lambda d: (votes[d] * min(shape[d], self.width), min(shape[d], self.width), d))
+        best = max(
+            range(len(shape)), key=lambda d: (votes[d] * min(shape[d], self.width), min(shape[d], self.width), d)
+        )
         return best
 
     def loop_over(
@@ -485,6 +484,9 @@ class KernelEmitter:
                 results = self.inline(callee.body, lanes, width)
             elif op.name in ELEMENTWISE:
                 results = apply(self.b, op, lanes, width)
+            elif op.name == "tt.assert":
+                check_assertion(self, op, lanes[0], width)
+                continue
             elif op.name == "llvm.intr.assume":
                 continue
             else:
@@ -498,8 +500,6 @@ class KernelEmitter:
         )
 
     def _select(self, condition: Lane, yes: Lane, no: Lane, width: int) -> Lane:
-        from torch_mtia.triton.lanes import materialize
-
         if condition.uniform and yes.uniform and no.uniform:
             return Lane(self.b.select(condition.value, yes.value, no.value))
         flag = condition.value if condition.uniform else materialize(self.b, condition, width)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torch_mtia.triton.emit import bounds
 from torch_mtia.triton.emit.elementwise import pointee_size
-from torch_mtia.triton.emit.kernel import GRID, HOST_OFFSET, PROGRAM, KernelEmitter
+from torch_mtia.triton.emit.kernel import KernelEmitter
 from torch_mtia.triton.emit.nest import Index, Pointers, Strip, read, write
+from torch_mtia.triton.emit.parameters import GRID, HOST_OFFSET, PROGRAM
 from torch_mtia.triton.emit.registry import Unsupported, lazy, scalar, statement
 from torch_mtia.triton.floats import element_size, llvm_element
 from torch_mtia.triton.lanes import AFFINE_RULES, Lane, add_strides, affine_rule, materialize, scale_stride
-from torch_mtia.triton.llvm import Builder, Value, integer, vector_type
+from torch_mtia.triton.llvm import Builder, integer, vector_type
 from torch_mtia.triton.ttir import Op
 from torch_mtia.triton.ttir import Value as Tensor
 
@@ -145,9 +146,7 @@ def _store(em: KernelEmitter, op: Op) -> None:
         raise Unsupported("a store through a block pointer that was not rewritten", op.location)
     shape = pointer.type.shape
     if shape is None:
-        store_lane(
-            em, op, em.scalar(pointer), em.scalar(value), em.scalar(mask) if mask is not None else None, 0
-        )
+        store_lane(em, op, em.scalar(pointer), em.scalar(value), em.scalar(mask) if mask is not None else None, 0)
         return
     roots = [pointer, value] + ([mask] if mask is not None else [])
     # Everything is read before anything is written.
@@ -159,10 +158,3 @@ def _store(em: KernelEmitter, op: Op) -> None:
         store_lane(em, op, strip.value(pointer), strip.value(value), flags, strip.width)
 
     em.run_nest(op, roots, shape, body)
-
-
-def any_lane(b: Builder, flags: Value, width: int) -> Value:
-    """Whether a mask has a lane that is true."""
-    if not width:
-        return flags
-    return b.intrinsic(f"llvm.vector.reduce.or.v{width}i1", "i1", flags)

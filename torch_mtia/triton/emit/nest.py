@@ -213,9 +213,7 @@ def buffer_pointers(b: Builder, buffer: Buffer, index: Index, width: int) -> Poi
     if not (isinstance(stride, int) and stride == 0):
         steps = b.splat(integer(stride, "i64") if isinstance(stride, int) else stride, width)
         varying = b.add(varying, b.binary("mul", steps, iota(width, "i64")))
-    return Pointers(
-        b.define(vector_type(width, "ptr"), f"getelementptr {memory}, ptr {address.ref}, {varying}"), None
-    )
+    return Pointers(b.define(vector_type(width, "ptr"), f"getelementptr {memory}, ptr {address.ref}, {varying}"), None)
 
 
 def pointer_vector(b: Builder, pointers: Pointers, width: int) -> Value:
@@ -289,9 +287,7 @@ def _scalar_read(b: Builder, address: Value, memory: str, size: int, mask: Value
     return b.phi(memory, [(loaded, yes), (fallback, before)])
 
 
-def write(
-    b: Builder, pointers: Pointers, memory: str, size: int, width: int, lane: Lane, mask: Lane | None
-) -> None:
+def write(b: Builder, pointers: Pointers, memory: str, size: int, width: int, lane: Lane, mask: Lane | None) -> None:
     """A strip to memory, where `mask` is true. Of lanes that share an address, the last one stays."""
     unmasked = is_true(mask)
     if not width:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from torch_mtia.triton import floats
 from torch_mtia.triton.emit.bounds import CONTEXT_PRINT, CONTEXT_PRINT_SINK
-from torch_mtia.triton.emit.kernel import CONTEXT, PROGRAM, KernelEmitter
+from torch_mtia.triton.emit.kernel import KernelEmitter
 from torch_mtia.triton.emit.nest import Strip
+from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
 from torch_mtia.triton.emit.registry import statement
 from torch_mtia.triton.lanes import Lane
 from torch_mtia.triton.llvm import Builder, Phi, Value, bits_of, element_of, floating, integer

@@ -20,7 +20,8 @@ from torch_mtia.triton.emit import (  # noqa: F401  (register their operations)
 )
 from torch_mtia.triton.emit.bounds import CONTEXT_GRID, CONTEXT_HOST_OFFSET
 from torch_mtia.triton.emit.control import emit_body
-from torch_mtia.triton.emit.kernel import CONTEXT, GRID, HOST_OFFSET, PROGRAM, SCRATCH, KernelEmitter, Scope
+from torch_mtia.triton.emit.kernel import KernelEmitter, Scope
+from torch_mtia.triton.emit.parameters import CONTEXT, GRID, HOST_OFFSET, PROGRAM, SCRATCH
 from torch_mtia.triton.floats import element_size, is_float_element
 from torch_mtia.triton.llvm import Value
 from torch_mtia.triton.ttir import Module
@@ -102,5 +103,3 @@ def _emit_entry(em: KernelEmitter, module: Module, parameters: list[Value], hidd
         b.start(done)
         b.emit("ret void")
     assert len(passed) == len(parameters) + len(hidden)
-
-

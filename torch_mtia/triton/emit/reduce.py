@@ -63,7 +63,9 @@ def _reduce(em: KernelEmitter, op: Op) -> None:
     em.buffers.update(kept)
 
 
-def _along(em: KernelEmitter, op: Op, size: int, step: int, element: Callable[[Value], list[Lane]], width: int) -> list[Value]:
+def _along(
+    em: KernelEmitter, op: Op, size: int, step: int, element: Callable[[Value], list[Lane]], width: int
+) -> list[Value]:
     """Combines the elements at 0, step, 2 * step, ... below size."""
     b = em.b
     count = size // step
