@@ -272,3 +272,28 @@ def test_prints() -> None:
     assert "float: nan\n" in text
     number = float(next(line for line in text.splitlines() if "e+" in line).rpartition(" ")[2])
     assert abs(number / 1e20 - 1) < 1e-6
+
+
+@triton.jit
+def _swap_pairs_in_a_branch(x, swapped, out, flag, SIZE: tl.constexpr):
+    lane = tl.arange(0, SIZE)
+    loaded = tl.load(x + lane)
+    tl.store(x + lane, loaded + 1)
+    value = tl.abs(loaded).to(tl.int16)
+    result = value
+    if tl.load(flag) > 0:
+        first, second = tl.split(tl.reshape(value, (SIZE // 2, 2)))
+        result = tl.interleave(second, first)
+    tl.store(swapped + lane, result)
+    tl.store(out + lane, value)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_value_that_a_branch_rearranges_is_right_behind_it(taken: bool) -> None:
+    x = torch.arange(-8, 8, dtype=torch.int32)
+    flag = torch.tensor([int(taken)])
+    swapped, out = (torch.full((16,), 99, dtype=torch.int16) for _ in range(2))
+    expected = x.abs().to(torch.int16)
+    _swap_pairs_in_a_branch[(1,)](x, swapped, out, flag, SIZE=16)
+    assert torch.equal(out, expected)
+    assert torch.equal(swapped, expected.view(8, 2).flip(1).flatten() if taken else expected)

@@ -6,6 +6,7 @@ a loop only moves by a scalar is not stored: it is where it starts, plus how far
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -256,7 +257,7 @@ def _for(em: KernelEmitter, op: Op) -> None:
         if item.buffer is not None and value.op is not None and value.op.block is body and len(value.users) == 1:
             em.destinations[value] = item.buffer
             em.destination_owner[value] = item.argument
-    with em.repeated(trips):
+    with em.repeated(trips), em.block_scope(body):
         for inner in body.ops[:-1]:
             em.emit_op(inner)
         _next_round(em, carried, body.terminator)
@@ -297,9 +298,10 @@ def _while(em: KernelEmitter, op: Op) -> None:
                 em.scalars[argument] = em.scalars[result] = em.scalar(value)
         b.branch(em.scalar(condition).value, inside, done)
         b.start(inside)
-        for inner in second.ops[:-1]:
-            em.emit_op(inner)
-        _next_round(em, carried, second.terminator)
+        with em.block_scope(second):
+            for inner in second.ops[:-1]:
+                em.emit_op(inner)
+            _next_round(em, carried, second.terminator)
     b.jump(head)
     for item in carried:
         if item.phi is not None:
@@ -321,16 +323,17 @@ def _if(em: KernelEmitter, op: Op) -> None:
     for label, region in zip((yes, no), op.regions, strict=False):
         b.start(label)
         block = _single_block(region, op)
-        for inner in block.ops[:-1]:
-            em.emit_op(inner)
         values = block.terminator.operands
         pairs = [
             (value, targets[result]) for value, result in zip(values, op.results, strict=True) if result in targets
         ]
-        assign(em, block.terminator, [value for value, _ in pairs], [buffer for _, buffer in pairs])
-        for number, (value, result) in enumerate(zip(values, op.results, strict=True)):
-            if result not in targets:
-                incoming[number].append((em.scalar(value).value, b.block))
+        with em.block_scope(block):
+            for inner in block.ops[:-1]:
+                em.emit_op(inner)
+            assign(em, block.terminator, [value for value, _ in pairs], [buffer for _, buffer in pairs])
+            for number, (value, result) in enumerate(zip(values, op.results, strict=True)):
+                if result not in targets:
+                    incoming[number].append((em.scalar(value).value, b.block))
         b.jump(done)
     b.start(done)
     for number, result in enumerate(op.results):
@@ -379,8 +382,8 @@ def emit_body(em: KernelEmitter, region: Region) -> None:
                     target.phis[number] = Phi(em.b, _scalar_type(argument))
                     em.set_scalar(argument, target.phis[number].value)
         em.targets = own
-        for op in block.ops:
-            em.emit_op(op)
+        with em.block_scope(block) if target is not None else contextlib.nullcontext():
+            em.emit_block(block)
     for block, target in own.items():
         for number, phi in target.phis.items():
             phi.incoming = pending[block][number]

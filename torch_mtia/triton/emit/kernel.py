@@ -160,6 +160,13 @@ class KernelEmitter:
         for op in block.ops:
             self.emit_op(op)
 
+    @contextlib.contextmanager
+    def block_scope(self, block: Block) -> Iterator[None]:
+        """Around a block that may not run: what it evaluates of values from outside is in buffers only there."""
+        before = dict(self.buffers)
+        yield
+        self.buffers = before | {value: buffer for value, buffer in self.buffers.items() if value.block_of() is block}
+
     def emit_op(self, op: Op) -> None:
         try:
             if op.name in STATEMENTS:
