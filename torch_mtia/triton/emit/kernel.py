@@ -23,7 +23,7 @@ from torch_mtia.triton.emit.nest import (
 )
 from torch_mtia.triton.emit.parameters import HOST_OFFSET, SCRATCH
 from torch_mtia.triton.emit.registry import COSTS, ELEMENTWISE, LAZY, SCALARS, STATEMENTS, WRITES, Unsupported
-from torch_mtia.triton.emit.strides import dimension_votes
+from torch_mtia.triton.emit.strides import StrideAnalysis, dimension_votes
 from torch_mtia.triton.floats import element_size, llvm_element
 from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Builder, Value, integer
@@ -54,6 +54,7 @@ class KernelEmitter:
         self.buffers: dict[Tensor, Buffer] = {}
         # Tensors carried by a loop that only ever moves them by a scalar: where they start, and how far they are.
         self.advanced: dict[Tensor, tuple[Tensor, Value]] = {}
+        self.strides = StrideAnalysis(self)
         self.scratch_size = 0
         self.stack_size = 0
         self.cost = 0.0  # of one program, in lane instructions
@@ -150,6 +151,9 @@ class KernelEmitter:
             return 0
         assert value.op is not None
         memo[value] = 0
+        if self.strides.is_index(value):
+            memo[value] = 1
+            return 1
         total = COSTS.get(value.op.name, 1) + sum(self.cost_of(operand, memo) for operand in value.op.operands)
         memo[value] = min(total, 1000)
         return memo[value]
