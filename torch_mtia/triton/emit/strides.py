@@ -162,7 +162,7 @@ def dimension_votes(emitter: KernelEmitter, roots: Sequence[Tensor], shape: tupl
             return
         for operand in op.operands:
             if operand.type.shape is not None:
-                visit(operand, _operand_dims(op, operand, dims))
+                visit(operand, operand_dims(op, operand, dims))
 
     for root in roots:
         if root.type.shape == shape:
@@ -179,7 +179,7 @@ def _pointed_size(value: Tensor) -> int:
     return 8 if pointee.startswith("!tt.ptr") else element_size(pointee)
 
 
-def _operand_dims(op: Op, operand: Tensor, dims: tuple[int | None, ...]) -> tuple[int | None, ...]:
+def operand_dims(op: Op, operand: Tensor, dims: tuple[int | None, ...]) -> tuple[int | None, ...]:
     rank = len(operand.type.shape or ())
     if op.name == "tt.expand_dims":
         axis = op.attributes["axis"]
