@@ -185,10 +185,25 @@ def _rem(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
     left, right = lanes
     if not right.uniform or not left.value.nonnegative or not _strip_fits(left, right.value.divisor, width):
         return None
-    result = b.binary("urem" if right.value.nonnegative else "srem", left.value, guarded_divisor(b, right.value))
+    name = "urem" if right.value.nonnegative else "srem"
+    result = _unless_below(b, name, left.value, right.value, left.value)
     result.divisor = min(left.value.divisor, right.value.divisor)
     result.nonnegative = True
     return Lane(result, left.stride)
+
+
+def _unless_below(b: Builder, name: str, left: Value, right: Value, otherwise: Value) -> Value:
+    """A division, done only where `left` is not below `right`: mostly it is, and dividing takes long."""
+    if right.constant is not None:
+        return b.binary(name, left, guarded_divisor(b, right))
+    before, divide, done = b.block, b.label("divide"), b.label("divided")
+    b.branch(b.icmp("ult", left, right), done, divide)
+    b.start(divide)
+    divided = b.binary(name, left, guarded_divisor(b, right))
+    end = b.block
+    b.jump(done)
+    b.start(done)
+    return b.phi(left.type, [(otherwise, before), (divided, end)])
 
 
 @affine_rule("arith.divsi", "arith.divui")
@@ -196,7 +211,8 @@ def _div(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
     left, right = lanes
     if not right.uniform or not left.value.nonnegative or not _strip_fits(left, right.value.divisor, width):
         return None
-    result = b.binary("udiv" if right.value.nonnegative else "sdiv", left.value, guarded_divisor(b, right.value))
+    name = "udiv" if right.value.nonnegative else "sdiv"
+    result = _unless_below(b, name, left.value, right.value, b.integer_like(0, left.value))
     result.nonnegative = right.value.nonnegative
     return Lane(result)
 

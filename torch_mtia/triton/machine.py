@@ -93,13 +93,15 @@ def optimize(text: str, architecture: str) -> Any:
         module.verify()
     except RuntimeError as error:
         raise CompileError(str(error)) from None
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    options.loop_vectorization = False
-    options.slp_vectorization = False
-    options.loop_interleaving = False
-    builder = llvm.create_pass_builder(machine, options)
-    manager = builder.getModulePassManager()
-    manager.run(module, builder)
+    # The emitter has done what LLVM's own pipeline would spend most of its time on: loops are vector code, and nothing
+    # needs inlining. What invariant code is left in them, the code generator moves out.
+    manager = llvm.create_new_module_pass_manager()
+    manager.add_sroa_pass()
+    manager.add_instruction_combine_pass()
+    manager.add_new_gvn_pass()
+    manager.add_simplify_cfg_pass()
+    manager.add_dead_code_elimination_pass()
+    manager.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1)))
     return module
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch_mtia.triton.emit.bounds import check_assertion
 from torch_mtia.triton.emit.nest import (
+    ZERO,
     Buffer,
     Index,
     Strip,
@@ -23,7 +24,7 @@ from torch_mtia.triton.emit.nest import (
 )
 from torch_mtia.triton.emit.parameters import HOST_OFFSET, SCRATCH
 from torch_mtia.triton.emit.registry import COSTS, ELEMENTWISE, LAZY, SCALARS, STATEMENTS, WRITES, Unsupported
-from torch_mtia.triton.emit.strides import dimension_votes
+from torch_mtia.triton.emit.strides import StrideAnalysis, dimension_votes, operand_dims
 from torch_mtia.triton.floats import element_size, llvm_element
 from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Builder, Value, integer
@@ -54,6 +55,7 @@ class KernelEmitter:
         self.buffers: dict[Tensor, Buffer] = {}
         # Tensors carried by a loop that only ever moves them by a scalar: where they start, and how far they are.
         self.advanced: dict[Tensor, tuple[Tensor, Value]] = {}
+        self.strides = StrideAnalysis(self)
         self.scratch_size = 0
         self.stack_size = 0
         self.cost = 0.0  # of one program, in lane instructions
@@ -150,6 +152,9 @@ class KernelEmitter:
             return 0
         assert value.op is not None
         memo[value] = 0
+        if self.strides.is_index(value):
+            memo[value] = 1
+            return 1
         total = COSTS.get(value.op.name, 1) + sum(self.cost_of(operand, memo) for operand in value.op.operands)
         memo[value] = min(total, 1000)
         return memo[value]
@@ -332,7 +337,7 @@ class KernelEmitter:
         if dim is None:
             dim = self.choose_dim(roots, shape)
         buffers = {value: self.save_buffer(value, dim) for value in saves}
-        self.loop_over(shape, dim, body, buffers, width)
+        self.loop_over(shape, dim, body, buffers, width, roots)
         self.buffers.update(buffers)
 
     def save_buffer(self, value: Tensor, dim: int) -> Buffer:
@@ -355,19 +360,50 @@ class KernelEmitter:
         body: Callable[[Strip], None],
         saves: dict[Tensor, Buffer] | None = None,
         width: int | None = None,
+        roots: Sequence[Tensor] = (),
     ) -> None:
         width = min(self.width if width is None else width, shape[dim])
         index: list[Lane | None] = [None] * len(shape)
         trips = 1
         for d, size in enumerate(shape):
             trips *= size // width if d == dim else size
+        lanes = width if width > 1 else 0
         with contextlib.ExitStack() as stack, self.repeated(trips):
-            for d in [*(d for d in range(len(shape)) if d != dim), dim]:
-                counter = stack.enter_context(self.b.loop(0, shape[d], width if d == dim else 1))
-                index[d] = Lane(counter, 1 if d == dim and width > 1 else 0)
+            for d in range(len(shape)):
+                if d != dim:
+                    index[d] = Lane(stack.enter_context(self.b.loop(0, shape[d], 1)))
+            outer = self.hoist(roots, shape, dim, index, lanes)
+            index[dim] = Lane(stack.enter_context(self.b.loop(0, shape[dim], width)), 1 if lanes else 0)
             start = len(self.b.lines)
-            body(Strip(self, _complete(index), width if width > 1 else 0, saves))
+            body(Strip(self, _complete(index), lanes, saves, outer))
             self.cost += (len(self.b.lines) - start) * self.trips
+
+    def hoist(
+        self, roots: Sequence[Tensor], shape: tuple[int, ...], inner: int, index: Sequence[Lane | None], width: int
+    ) -> dict[tuple[object, ...], Lane]:
+        """Evaluates, before the innermost loop opens, what does not change in it: `index` lacks its dimension."""
+        if shape[inner] <= max(width, 1):
+            return {}
+        strip = Strip(self, (), width)
+        seen: set[tuple[Tensor, tuple[int | None, ...]]] = set()
+
+        def visit(value: Tensor, dims: tuple[int | None, ...]) -> None:
+            if not self.is_lazy(value) or (value, dims) in seen:
+                return
+            seen.add((value, dims))
+            assert value.op is not None
+            if inner not in dims:
+                place = tuple(ZERO if d is None else index[d] for d in dims)
+                strip.value(value, _complete(place))
+                return
+            for operand in value.op.operands:
+                if operand.type.shape is not None:
+                    visit(operand, operand_dims(value.op, operand, dims))
+
+        for root in roots:
+            if root.type.shape == shape:
+                visit(root, tuple(range(len(shape))))
+        return strip.cache
 
     @contextlib.contextmanager
     def loops_around(self, shape: tuple[int, ...], axis: int, dim: int | None, width: int) -> Iterator[list[Lane]]:
@@ -416,7 +452,7 @@ class KernelEmitter:
                 for lane, (_, buffer) in zip(lanes, written, strict=True):
                     write_buffer(self.b, buffer, strip.index, lane, strip.width)
 
-            self.loop_over(shape, dim, body, buffers)
+            self.loop_over(shape, dim, body, buffers, roots=roots)
             self.buffers.update(buffers)
             for (value, buffer), (_, target) in zip(written, work, strict=True):
                 if target is None:

@@ -87,14 +87,20 @@ class Strip:
     """The elements of a nest's shape at `index`, `width` of them (0: one, as a scalar)."""
 
     def __init__(
-        self, emitter: KernelEmitter, index: Index, width: int, saves: dict[Tensor, Buffer] | None = None
+        self,
+        emitter: KernelEmitter,
+        index: Index,
+        width: int,
+        saves: dict[Tensor, Buffer] | None = None,
+        outer: dict[tuple[object, ...], Lane] | None = None,
     ) -> None:
         self.emitter = emitter
         self.b: Builder = emitter.b
         self.index = index
         self.width = width
         self.saves = saves or {}
-        self.cache: dict[tuple[object, ...], Lane] = {}
+        # What was evaluated outside of the innermost loop stays valid inside.
+        self.cache: dict[tuple[object, ...], Lane] = dict(outer or {})
 
     def value(self, value: Tensor, index: Index | None = None) -> Lane:
         """The strip of a tensor at `index`, of a scalar itself."""
@@ -137,6 +143,9 @@ class Strip:
         if index is self.index and value in self.saves:
             write_buffer(self.b, self.saves[value], index, lane, self.width)
         return lane
+
+
+ZERO = Lane(integer(0, "i32"))  # the index along a dimension that is broadcast
 
 
 def _advance(b: Builder, start: Lane, distance: Value, width: int) -> Lane:

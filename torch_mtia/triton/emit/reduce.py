@@ -14,7 +14,8 @@ from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Value, integer
 from torch_mtia.triton.ttir import Op
 
-ACCUMULATORS = 4
+ACCUMULATORS = 4  # at least, side by side, so that one does not wait for the other
+MAX_SIDE = 8  # strips
 
 
 @statement("tt.reduce")
@@ -34,28 +35,42 @@ def _reduce(em: KernelEmitter, op: Op) -> None:
     across = dim != axis
     width = min(em.width, shape[dim])
     width = width if width > 1 else 0
-
+    step = 1 if across or not width else width
+    # Across the axis, several strips side by side: each row is read once, over its whole length.
+    side = min(MAX_SIDE, shape[dim] // max(width, 1)) if across else 1
     start = len(em.b.lines)
-    with em.loops_around(shape, axis, dim if across else None, width) as outer:
+    with em.loops_around(shape, axis, dim if across else None, width * side) as outer:
+        places: list[list[Lane]] = []
+        for number in range(side):
+            place = list(outer)
+            if across:
+                d = dim if dim < axis else dim - 1
+                first = em.b.add(outer[d].value, integer(number * max(width, 1), "i32"))
+                place[d] = Lane(first, 1 if width else 0)
+            places.append(place)
+        indices = [[*place[:axis], None, *place[axis:]] for place in places]
+        hoisted = [em.hoist(op.operands, shape, axis, index, width) for index in indices]
 
         def element(position: Value) -> list[Lane]:
-            if across:
-                lane = Lane(position)
-            else:
-                lane = Lane(position, 1 if width else 0)
-            index: Index = (*outer[:axis], lane, *outer[axis:])
-            strip = Strip(em, index, width, kept)
-            return [strip.value(operand) for operand in op.operands]
+            lane = Lane(position, 1 if step > 1 else 0)
+            lanes = []
+            for place, known in zip(places, hoisted, strict=True):
+                index: Index = (*place[:axis], lane, *place[axis:])
+                strip = Strip(em, index, width, kept, known)
+                lanes += [strip.value(operand) for operand in op.operands]
+            return lanes
 
-        results = _along(em, op, shape[axis], 1 if across or not width else width, element, width)
+        results = _along(em, op, shape[axis], step, element, width, side)
         if not across:
             results = _fold_lanes(em, op, results, width)
-        for target, value, result in zip(targets, results, op.results, strict=True):
-            if target is None:
-                em.set_scalar(result, value)
-            else:
-                lane = Lane(value, None if across and width else 0)
-                write_buffer(em.b, target, tuple(outer), lane, width if across else 0)
+        for number, place in enumerate(places):
+            for operand, target in enumerate(targets):
+                value = results[number * len(targets) + operand]
+                if target is None:
+                    em.set_scalar(op.results[operand], value)
+                else:
+                    lane = Lane(value, None if across and width else 0)
+                    write_buffer(em.b, target, tuple(place), lane, width if across else 0)
     trips = 1
     for size in shape:
         trips *= size
@@ -64,32 +79,43 @@ def _reduce(em: KernelEmitter, op: Op) -> None:
 
 
 def _along(
-    em: KernelEmitter, op: Op, size: int, step: int, element: Callable[[Value], list[Lane]], width: int
+    em: KernelEmitter,
+    op: Op,
+    size: int,
+    step: int,
+    element: Callable[[Value], list[Lane]],
+    width: int,
+    side: int,
 ) -> list[Value]:
-    """Combines the elements at 0, step, 2 * step, ... below size."""
+    """Combines the elements at 0, step, 2 * step, ... below size, of `side` strips each by itself."""
     b = em.b
     count = size // step
-    side = ACCUMULATORS if count >= 2 * ACCUMULATORS else 2 if count >= 4 else 1
+    wanted = max(1, ACCUMULATORS // side)
+    chains = wanted if count >= 2 * wanted else 2 if count >= 4 and wanted > 1 else 1
     operands = len(op.operands)
 
     def at(position: Value) -> list[Value]:
         return [materialize(b, lane, width) for lane in element(position)]
 
-    accumulators = [at(integer(number * step, "i32")) for number in range(side)]
-    if count > side:
-        loop = b.open_loop(side * step, size, side * step, [value for group in accumulators for value in group])
+    def combined(left: Sequence[Value], right: Sequence[Value]) -> list[Value]:
+        results: list[Value] = []
+        for first in range(0, side * operands, operands):
+            results += combine(em, op, left[first : first + operands], right[first : first + operands], width)
+        return results
+
+    accumulators = [at(integer(number * step, "i32")) for number in range(chains)]
+    if count > chains:
+        group = side * operands
+        loop = b.open_loop(chains * step, size, chains * step, [value for held in accumulators for value in held])
         following: list[Value] = []
-        for number in range(side):
-            held = loop.carried[number * operands : (number + 1) * operands]
+        for number in range(chains):
             fresh = at(b.add(loop.counter, integer(number * step, "i32")))
-            following += combine(em, op, held, fresh, width)
+            following += combined(loop.carried[number * group : (number + 1) * group], fresh)
         flat = b.close_loop(loop, following)
-        accumulators = [flat[number * operands : (number + 1) * operands] for number in range(side)]
+        accumulators = [flat[number * group : (number + 1) * group] for number in range(chains)]
     while len(accumulators) > 1:
         half = len(accumulators) // 2
-        accumulators = [
-            combine(em, op, accumulators[number], accumulators[number + half], width) for number in range(half)
-        ]
+        accumulators = [combined(accumulators[number], accumulators[number + half]) for number in range(half)]
     return accumulators[0]
 
 

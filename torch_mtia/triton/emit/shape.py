@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch_mtia.triton.emit.elementwise import constant_value
 from torch_mtia.triton.emit.kernel import KernelEmitter
-from torch_mtia.triton.emit.nest import Buffer, Index, Strip, read_buffer, row_major, write_buffer
+from torch_mtia.triton.emit.nest import ZERO, Buffer, Index, Strip, read_buffer, row_major, write_buffer
 from torch_mtia.triton.emit.registry import lazy, scalar, statement
 from torch_mtia.triton.floats import llvm_element
 from torch_mtia.triton.lanes import Lane
@@ -60,9 +60,6 @@ def _make_range(strip: Strip, op: Op, number: int, index: Index) -> Lane:
 def _expand_dims(strip: Strip, op: Op, number: int, index: Index) -> Lane:
     axis = op.attributes["axis"]
     return strip.value(op.operands[0], index[:axis] + index[axis + 1 :])
-
-
-ZERO = Lane(integer(0, "i32"))
 
 
 @lazy("tt.broadcast")

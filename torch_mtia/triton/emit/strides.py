@@ -33,7 +33,7 @@ def _zero(rank: int) -> Strides:
     return (0,) * rank
 
 
-class _Analysis:
+class StrideAnalysis:
     def __init__(self, emitter: KernelEmitter) -> None:
         self.emitter = emitter
         self.known: dict[Tensor, Strides] = {}
@@ -44,6 +44,15 @@ class _Analysis:
         if found is None:
             found = self.known[value] = self.compute(value)
         return found
+
+    def is_index(self, value: Tensor) -> bool:
+        """Whether a value is index arithmetic along some dimension: it costs little, and in memory it would no longer
+        be known to be contiguous."""
+        if value.type.element not in ("ptr", "i32", "i64"):
+            return False
+        return any(
+            stride is not None for stride, size in zip(self.strides(value), value.type.shape or (), strict=True) if size > 1
+        )
 
     def compute(self, value: Tensor) -> Strides:
         rank = len(value.type.shape or ())
@@ -124,7 +133,7 @@ def _constant(value: Tensor) -> int | None:
 
 def dimension_votes(emitter: KernelEmitter, roots: Sequence[Tensor], shape: tuple[int, ...]) -> list[int]:
     """For each dimension of the nest, how much contiguous access speaks for it."""
-    analysis = _Analysis(emitter)
+    analysis = StrideAnalysis(emitter)
     votes = [0] * len(shape)
     seen: set[tuple[Tensor, tuple[int | None, ...]]] = set()
 
@@ -153,7 +162,7 @@ def dimension_votes(emitter: KernelEmitter, roots: Sequence[Tensor], shape: tupl
             return
         for operand in op.operands:
             if operand.type.shape is not None:
-                visit(operand, _operand_dims(op, operand, dims))
+                visit(operand, operand_dims(op, operand, dims))
 
     for root in roots:
         if root.type.shape == shape:
@@ -170,7 +179,7 @@ def _pointed_size(value: Tensor) -> int:
     return 8 if pointee.startswith("!tt.ptr") else element_size(pointee)
 
 
-def _operand_dims(op: Op, operand: Tensor, dims: tuple[int | None, ...]) -> tuple[int | None, ...]:
+def operand_dims(op: Op, operand: Tensor, dims: tuple[int | None, ...]) -> tuple[int | None, ...]:
     rank = len(operand.type.shape or ())
     if op.name == "tt.expand_dims":
         axis = op.attributes["axis"]
