@@ -248,7 +248,7 @@ def test_an_access_outside_of_live_memory_is_named(monkeypatch: pytest.MonkeyPat
     spans = [(tensor.data_ptr(), tensor.numel() * 4) for tensor in (x, z)]
     monkeypatch.setattr(triton_image, "live_ranges", spans)
     with pytest.raises(
-        RuntimeError, match=r"kernel kernel reads outside of live memory through argument x .*program 2, 0, 0"
+        RuntimeError, match=r"reads outside of live memory through argument x .*program 2, 0, 0"
     ):
         kernel[(3,)](x, z, N=32, check_bounds=True)
     kernel[(2,)](x, z, N=32, check_bounds=True)

@@ -167,6 +167,6 @@ def check_assertion(em: KernelEmitter, op: Op, condition: Lane, width: int) -> N
     failed = b.binary("xor", flags, b.integer_like(-1, flags))
     lanes = lanes_of(failed)
     any_failed = b.intrinsic(f"llvm.vector.reduce.or.v{lanes}i1", "i1", failed) if lanes else failed
-    message = f"device assertion failed in kernel {em.module.kernel.name}: {op.attributes['message']}"
+    message = f"device assertion failed: {op.attributes['message']}"
     with b.when(any_failed):
         report(em, message, op.location.line)
