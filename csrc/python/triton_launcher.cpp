@@ -113,8 +113,19 @@ enum LaunchArgument : size_t {
   kFirstKernelArgument
 };
 
+// Triton passes a chain of hooks at every launch, nearly always an empty one; calling it would take longer than all the
+// rest of the launch.
+bool is_empty_chain(PyObject* hook) {
+  static PyObject* const name = PyUnicode_InternFromString("calls");
+  PyObject* calls = PyObject_GetAttr(hook, name);
+  if (calls == nullptr) PyErr_Clear();
+  const bool empty = calls != nullptr && PyList_CheckExact(calls) && PyList_GET_SIZE(calls) == 0;
+  Py_XDECREF(calls);
+  return empty;
+}
+
 bool call_hook(PyObject* hook, PyObject* metadata) {
-  if (hook == Py_None) return true;
+  if (hook == Py_None || is_empty_chain(hook)) return true;
   PyObject* result = PyObject_CallOneArg(hook, metadata);
   Py_XDECREF(result);
   return result != nullptr;
