@@ -85,3 +85,9 @@ def test_the_code_can_be_looked_at() -> None:
     assert "tt.dot" in compiled.asm["ttir"]
     assert "define void @mtia_entry" in compiled.asm["llir"]
     assert "mtia_entry:" in compiled.asm["asm"]
+
+
+def test_the_table_of_operations_in_the_documentation_is_up_to_date() -> None:
+    from tools.triton_operations import PAGE, updated
+
+    assert PAGE.read_text() == updated(PAGE.read_text())

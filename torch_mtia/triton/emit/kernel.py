@@ -341,10 +341,9 @@ class KernelEmitter:
     def choose_dim(self, roots: Sequence[Tensor], shape: tuple[int, ...]) -> int:
         """The dimension along which most accesses are contiguous; the last one if none is."""
         votes = dimension_votes(self, roots, shape)
-        best = max(
+        return max(
             range(len(shape)), key=lambda d: (votes[d] * min(shape[d], self.width), min(shape[d], self.width), d)
         )
-        return best
 
     def loop_over(
         self,

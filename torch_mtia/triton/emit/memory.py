@@ -33,7 +33,8 @@ def offset_address(b: Builder, address: Lane, offset: Lane, size: int, width: in
     if address.affine and offset.affine:
         wide = AFFINE_RULES["arith.extsi"](b, [offset], width) if offset.value.type == "i32" else offset
         if wide is not None and wide.value.type == "i64":
-            assert wide.stride is not None and address.stride is not None
+            assert wide.stride is not None
+            assert address.stride is not None
             scaled = scale_stride(b, wide.stride, integer(size, "i64"))
             if scaled is not None:
                 moved = b.add(address.value, b.mul(wide.value, integer(size, "i64")))
