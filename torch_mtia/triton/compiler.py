@@ -121,8 +121,8 @@ class MTIABackend(BaseBackend):
     def pack_metadata(self, metadata: Any) -> tuple[Any, ...]:
         return (metadata.num_warps, metadata.num_ctas, metadata.shared)
 
-    def get_codegen_implementation(self, options: Any) -> dict[str, Any]:
-        return {"min_dot_size": lambda lhs_type, rhs_type: (1, 1, 1)}
+    def get_codegen_implementation(self, _options: Any) -> dict[str, Any]:
+        return {"min_dot_size": lambda *_types: (1, 1, 1)}
 
     def get_module_map(self) -> dict[str, ModuleType]:
         from triton.language.extra.cuda import libdevice
@@ -135,13 +135,13 @@ class MTIABackend(BaseBackend):
     def add_stages(self, stages: dict[str, Any], options: Any, language: Any = None) -> None:
         if language is not None and getattr(language, "name", "TRITON") != "TRITON":
             raise RuntimeError("mtia compiles Triton's language, not Gluon")
-        stages["ttir"] = lambda source, metadata: self.make_ttir(source, metadata, options)
+        stages["ttir"] = lambda source, _metadata: self.make_ttir(source)
         stages["llir"] = lambda source, metadata: self.make_llir(source, metadata, options)
         stages["asm"] = lambda source, metadata: self.make_assembly(source, metadata, options)
-        stages["mtiabin"] = lambda source, metadata: self.make_image(metadata.pop("llir"), metadata, options)
+        stages["mtiabin"] = lambda _source, metadata: self.make_image(metadata.pop("llir"), metadata, options)
 
     @staticmethod
-    def make_ttir(module: Any, metadata: dict[str, Any], options: MTIAOptions) -> Any:
+    def make_ttir(module: Any) -> Any:
         from triton._C.libtriton import ir, passes
 
         manager = ir.pass_manager(module.context)

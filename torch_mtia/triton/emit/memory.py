@@ -151,7 +151,7 @@ def _store(em: KernelEmitter, op: Op) -> None:
         return
     roots = [pointer, value] + ([mask] if mask is not None else [])
     # Everything is read before anything is written.
-    if hazards := em.hazardous(op, roots):
+    if hazards := em.hazardous(roots):
         em.materialize(hazards, op, dim=em.choose_dim(roots, shape))
 
     def body(strip: Strip) -> None:
