@@ -107,7 +107,7 @@ def test_shifts(dtype: torch.dtype, operator: str) -> None:
     equal(run(f"x {operator} y", x, y), torch.from_numpy(expected))
 
 
-@pytest.mark.parametrize("dtype", (*INTEGERS, *FLOATS))
+@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS])
 @pytest.mark.parametrize("operator", ["==", "!=", "<", "<=", ">", ">="])
 def test_comparisons(dtype: torch.dtype, operator: str) -> None:
     make = floats if dtype.is_floating_point else integers
@@ -161,7 +161,7 @@ def test_clamp(dtype: torch.dtype, propagate: str) -> None:
     equal(run(f"tl.clamp(x, {low}, {high}, propagate_nan=tl.PropagateNan.{propagate})", x), expected)
 
 
-@pytest.mark.parametrize("dtype", (*INTEGERS, *FLOATS))
+@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS])
 def test_unary(dtype: torch.dtype) -> None:
     x = floats(dtype) if dtype.is_floating_point else integers(dtype)
     with np.errstate(over="ignore"):
@@ -174,12 +174,12 @@ def test_unary(dtype: torch.dtype) -> None:
             equal(run("-x" if dtype.is_signed else "0 - x", x), negated)
 
 
-@pytest.mark.parametrize("source", (*INTEGERS, torch.bool))
+@pytest.mark.parametrize("source", [*INTEGERS, torch.bool])
 @pytest.mark.parametrize("target", FLOATS)
 def test_integers_to_floats(source: torch.dtype, target: torch.dtype) -> None:
     x = torch.arange(N) % 2 == 0 if source == torch.bool else integers(source)
     name = f"tl.{str(target).removeprefix('torch.')}"
-    reference = x.numpy().astype(np.float64 if target != torch.float64 or True else None)
+    reference = x.numpy().astype(np.float64 if True else None)
     if target == torch.float32:
         expected = torch.from_numpy(x.numpy().astype(np.float32))
     elif target == torch.float64:
@@ -303,3 +303,19 @@ def test_keyword_kernel_arguments_of_every_kind() -> None:
     arguments: list[Any] = [7, -(1 << 40), 2.5, True, (1 << 64) - 1]
     kernel[(1,)](result, *arguments)
     assert result.tolist() == [7.0, float(-(1 << 40)), 2.5, 1.0, float((1 << 64) - 1)]
+
+
+@pytest.mark.parametrize("divisor", [3.0, -0.1, 7e-39, 1e-45, 3e38, 0.0, math.inf, math.nan, 2.0**64])
+def test_division_by_a_scalar_rounds_once(divisor: float) -> None:
+    @triton.jit
+    def kernel(x, y, z, N: tl.constexpr):
+        i = tl.arange(0, N)
+        tl.store(z + i, tl.load(x + i) / tl.load(y))
+
+    x = torch.cat([torch.randn(2000), torch.arange(-30.0, 30.0), torch.randn(2036) * 1e38])[:4096]
+    x[:5] = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan])
+    x[5:100] *= 1e-40
+    x = torch.nn.functional.pad(x, (0, 4096 - x.numel()))
+    y, z = torch.tensor([divisor]), torch.zeros(4096)
+    kernel[(1,)](x, y, z, N=4096)
+    np.testing.assert_array_equal(z.numpy(), (x / y).numpy())

@@ -170,7 +170,7 @@ class CPUDriver(DriverBase):
         return ty
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("mtia", os.environ.get("TORCH_MTIA_TRITON_ARCH") or architecture(), 32)
+        return GPUTarget("mtia", architecture(), 32)
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cpu")

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from triton import knobs
 from triton.backends.compiler import BaseBackend, GPUTarget
 
 ABI_VERSION = 1  # of the image and its entry; part of the cache's key
@@ -108,7 +109,7 @@ class MTIABackend(BaseBackend):
 
     def parse_options(self, opts: dict[str, Any]) -> MTIAOptions:
         arguments = {name: value for name, value in opts.items() if name in OPTION_NAMES and value is not None}
-        arguments.setdefault("arch", os.environ.get("TORCH_MTIA_TRITON_ARCH") or str(self.target.arch))
+        arguments.setdefault("arch", str(knobs.runtime.override_arch or self.target.arch))
         arguments.setdefault("check_bounds", os.environ.get("TORCH_MTIA_CHECK_BOUNDS") == "1")
         if "extern_libs" in arguments and isinstance(arguments["extern_libs"], dict):
             arguments["extern_libs"] = tuple(arguments["extern_libs"].items())
@@ -120,8 +121,8 @@ class MTIABackend(BaseBackend):
     def pack_metadata(self, metadata: Any) -> tuple[Any, ...]:
         return (metadata.num_warps, metadata.num_ctas, metadata.shared)
 
-    def get_codegen_implementation(self, options: Any) -> dict[str, Any]:
-        return {"min_dot_size": lambda lhs_type, rhs_type: (1, 1, 1)}
+    def get_codegen_implementation(self, _options: Any) -> dict[str, Any]:
+        return {"min_dot_size": lambda *_types: (1, 1, 1)}
 
     def get_module_map(self) -> dict[str, ModuleType]:
         from triton.language.extra.cuda import libdevice
@@ -134,12 +135,13 @@ class MTIABackend(BaseBackend):
     def add_stages(self, stages: dict[str, Any], options: Any, language: Any = None) -> None:
         if language is not None and getattr(language, "name", "TRITON") != "TRITON":
             raise RuntimeError("mtia compiles Triton's language, not Gluon")
-        stages["ttir"] = lambda source, metadata: self.make_ttir(source, metadata, options)
+        stages["ttir"] = lambda source, _metadata: self.make_ttir(source)
         stages["llir"] = lambda source, metadata: self.make_llir(source, metadata, options)
-        stages["mtiabin"] = lambda source, metadata: self.make_image(source, metadata, options)
+        stages["asm"] = lambda source, metadata: self.make_assembly(source, metadata, options)
+        stages["mtiabin"] = lambda _source, metadata: self.make_image(metadata.pop("llir"), metadata, options)
 
     @staticmethod
-    def make_ttir(module: Any, metadata: dict[str, Any], options: MTIAOptions) -> Any:
+    def make_ttir(module: Any) -> Any:
         from triton._C.libtriton import ir, passes
 
         manager = ir.pass_manager(module.context)
@@ -169,7 +171,7 @@ class MTIABackend(BaseBackend):
         from torch_mtia.triton.emit.registry import Unsupported
 
         try:
-            parsed = ttir.parse(_generic_copy(module))
+            parsed = ttir.parse(ttir.generic_text(module))
             program = emit_program(parsed, options.arch, options.enable_fp_fusion, options.check_bounds)
         except Unsupported as error:
             location = error.location
@@ -188,6 +190,15 @@ class MTIABackend(BaseBackend):
             f"scratch={program.scratch_size} cost={program.cost}\n"
         )
         return header + str(machine.optimize(program.text, options.arch))
+
+    @staticmethod
+    def make_assembly(source: str, metadata: dict[str, Any], options: MTIAOptions) -> str:
+        """The machine code as text, for people. The image is made from the LLVM IR as well, which is handed on: LLVM's
+        assembler is not within reach."""
+        from torch_mtia.triton import machine
+
+        metadata["llir"] = source
+        return machine.assembly(source, options.arch)
 
     @staticmethod
     def make_image(source: str, metadata: dict[str, Any], options: MTIAOptions) -> bytes:
@@ -209,11 +220,3 @@ class MTIABackend(BaseBackend):
             cpu_features=machine.level(options.arch).image_features,
             cost_per_program=int(match[3]),
         )
-
-
-def _generic_copy(module: Any) -> str:
-    """The generic text, of a copy: the module itself is still to be stored as `ttir`."""
-    from torch_mtia.triton import ttir
-
-    text = ttir.generic_text(module)
-    return text

@@ -1,8 +1,8 @@
 """Kernel images: links one relocatable object file into the form that any driver loads.
 
-See Note [Kernel image] in csrc/runtime/mtia_runtime.h. An object has a few sections (code, constants) that refer to each
-other by 32-bit distances; laid out side by side, everything is settled here, and what remains for the driver are 8-byte
-words that hold addresses.
+See Note [Kernel image] in csrc/runtime/mtia_runtime.h. An object has a few sections (code, constants) that refer to
+each other by 32-bit distances; laid out side by side, everything is settled here, and what remains for the driver are
+8-byte words that hold addresses.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _link(elf: bytes, entry: str) -> tuple[bytes, int, list[int]]:
         name, _, _, section, value, _ = symbols[number]
         if section == 0 or section >= 0xFF00 or sections[section].address < 0:
             raise LinkError(f"symbol {_name(names, name)!r} is not defined in the kernel")
-        return sections[section].address + int(value)
+        return int(sections[section].address + value)
 
     words: list[int] = []
     for section in sections:

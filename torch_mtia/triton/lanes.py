@@ -113,7 +113,8 @@ def _add(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
     left, right = lanes
     if not _indexlike(left.value):
         return None
-    assert left.stride is not None and right.stride is not None
+    assert left.stride is not None
+    assert right.stride is not None
     return Lane(b.add(left.value, right.value), add_strides(b, left.stride, right.stride, left.value.type))
 
 
@@ -122,7 +123,8 @@ def _sub(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
     left, right = lanes
     if not _indexlike(left.value):
         return None
-    assert left.stride is not None and right.stride is not None
+    assert left.stride is not None
+    assert right.stride is not None
     minus = -right.stride if isinstance(right.stride, int) else b.sub(integer(0, right.stride.type), right.stride)
     return Lane(b.sub(left.value, right.value), add_strides(b, left.stride, minus, left.value.type))
 

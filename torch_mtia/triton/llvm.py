@@ -1,7 +1,7 @@
 """Writes LLVM IR as text: values, instructions, loops and functions.
 
-Text is several times quicker to make than the object trees of llvmlite.ir, and the kernels are small. A `Value` knows its
-LLVM type and, for integers, a few facts that decide whether an access is contiguous (Note [Lanes] in lanes.py).
+Text is several times quicker to make than the object trees of llvmlite.ir, and the kernels are small. A `Value` knows
+its LLVM type and, for integers, a few facts that decide whether an access is contiguous (Note [Lanes] in lanes.py).
 
 Types are strings in LLVM's spelling (`i32`, `float`, `<16 x float>`). Every function here works on a scalar or, lane by
 lane, on a vector; `like` gives a scalar type the width of another value's type.

@@ -420,7 +420,7 @@ class _Parser:
                 continue
             attributes = parse_attributes(match["properties"])
             self.values = {}
-            regions, tail = self.regions(None, {})
+            regions, tail = self.regions(None)
             location = self.locations(_location_text(tail))
             for region in regions:
                 name = attributes["sym_name"]
@@ -433,7 +433,7 @@ class _Parser:
                 )
         return Module(functions)
 
-    def regions(self, parent: Op | None, outer: dict[str, Block]) -> tuple[list[Region], str]:
+    def regions(self, parent: Op | None) -> tuple[list[Region], str]:
         """Reads regions up to the line that closes the operation; also returns that line's rest."""
         found = []
         while True:
@@ -492,7 +492,7 @@ class _Parser:
         rest, attributes = match["rest"], match["properties"] or ""
         block.ops.append(op)
         if rest.endswith("({"):
-            op.regions, closing = self.regions(op, {})
+            op.regions, closing = self.regions(op)
             closed = _CLOSE.match(closing)
             if closed is None:
                 raise ValueError(f"TTIR: cannot read the line {closing!r}")
@@ -507,7 +507,7 @@ class _Parser:
         result_types = types.rpartition(") -> ")[2]
         if match["results"]:
             listed = _split(result_types[1:-1]) if result_types.startswith("(") else [result_types]
-            names = []
+            names: list[str] = []
             for part in match["results"].split(", "):
                 name, _, count = part.partition(":")
                 names += [f"{name}#{index}" for index in range(int(count))] if count else [name]

@@ -230,7 +230,8 @@ LOG10_2 = (float.fromhex("0x1.3441350800000p-2"), float.fromhex("0x1.f79fef311f1
 EXP_SINGLE = (0.5, 0.166665778, 0.0416665561, 0.00836317334, 0.00139261759)
 EXP_DOUBLE = (
     0.5, 0.1666666666666667, 0.04166666666666667, 0.008333333333326141, 0.0013888888888883752, 0.00019841269874800493,
-    2.4801587325533363e-05, 2.7557255425746435e-06, 2.7557273661348637e-07, 2.510520637395701e-08, 2.0914679376583935e-09,
+    2.4801587325533363e-05, 2.7557255425746435e-06, 2.7557273661348637e-07, 2.510520637395701e-08,
+    2.0914679376583935e-09,
 )  # fmt: skip
 
 
@@ -243,9 +244,14 @@ def _nearest_integer(x: Number) -> tuple[Number, Value]:
     return shifted - magic, x.b.sub(bits, x.constant(magic).bits())
 
 
-def _scale(x: Number, power: Value) -> Number:
-    """x * 2**power, in two steps, so that what overflows or is subnormal comes out right."""
+def _scale(x: Number, n: Number, power: Value) -> Number:
+    """x * 2**power, `n` being the power as a number: in two steps, so that what overflows or is subnormal comes out
+    right, or with the one instruction that AVX-512 has for it."""
     b = x.b
+    if "avx512" in b.features and x.value.type == "<16 x float>":
+        lanes, everywhere, rounding = x.value.type, Value("-1", "i16"), Value("4", "i32")
+        name = "llvm.x86.avx512.mask.scalef.ps.512"
+        return Number(b, b.intrinsic(name, lanes, x.value, n.value, x.value, everywhere, rounding))
     half = b.binary("ashr", power, b.integer_like(1, power))
     for part in (half, b.sub(power, half)):
         x = x * power_of_two(x, part)
@@ -272,7 +278,7 @@ def _exp(x: Number) -> Number:
     high, low = LN2_SINGLE if x.single else LN2_DOUBLE
     n, power = _nearest_integer(x * LOG2E)
     r = n.fma(-low, n.fma(-high, x))
-    return _scale(_exp_reduced(r), power)
+    return _scale(_exp_reduced(r), n, power)
 
 
 @function("exp2")
@@ -280,7 +286,7 @@ def _exp2(x: Number) -> Number:
     x = x.clamp(-151.0, 128.5) if x.single else x.clamp(-1076.0, 1024.5)
     n, power = _nearest_integer(x)
     r = (x - n) * math.log(2)
-    return _scale(_exp_reduced(r), power)
+    return _scale(_exp_reduced(r), n, power)
 
 
 @through_double("exp10")
@@ -288,7 +294,7 @@ def _exp10(x: Number) -> Number:
     x = x.clamp(-330.0, 310.0)
     n, power = _nearest_integer(x * (LOG2E * math.log(10)))
     r = n.fma(-LOG10_2[1], n.fma(-LOG10_2[0], x)) * math.log(10)
-    return _scale(_exp_reduced(r), power)
+    return _scale(_exp_reduced(r), n, power)
 
 
 @through_double("expm1")
@@ -512,7 +518,7 @@ def _tan(x: Number) -> Number:
     if not x.single:
         return Number(x.b, rare(x.b, "tan", [x.value]))
     result = _with_large_angles(
-        "tan", x, lambda y, single: _sine_of_quadrant(y, False, 0) / _sine_of_quadrant(y, False, 1)
+        "tan", x, lambda y, _single: _sine_of_quadrant(y, False, 0) / _sine_of_quadrant(y, False, 1)
     )
     return x.where(x.compare("oeq", 0.0), result)
 
@@ -675,7 +681,8 @@ ERF_SMALL_SINGLE = (0.128379151, -0.376124859, 0.112817094, -0.0267623495, 0.004
 ERF_SMALL_DOUBLE = (
     0.1283791670955126, -0.37612638903183754, 0.1128379167095512, -0.02686617064512984, 0.0052239776254232985,
     -0.000854832702193483, 0.00012055332902888736, -1.4925647567519332e-05, 1.6462045441468418e-06,
-    -1.6364642158167616e-07, 1.4792401209404813e-08, -1.216456005728345e-09, 8.709045129053106e-11, -4.230945824295338e-12,
+    -1.6364642158167616e-07, 1.4792401209404813e-08, -1.216456005728345e-09, 8.709045129053106e-11,
+    -4.230945824295338e-12,
 )  # fmt: skip
 # log(erfc(t)) / t + 1, for t from 0.92 to 4
 ERF_LARGE_SINGLE = (
@@ -686,7 +693,8 @@ ERFCX = (
     1.2329951186255526, -0.13962111684055495, 0.01537965210262121, 0.06809705425403, -0.10103906603642253,
     0.0937328350154207, -0.06633036580944347, 0.037167515335442054, -0.016197734086377473, 0.005031971302583975,
     -0.0007577731351374339, -0.0001992619968610131, 0.00015062120932705643, -2.438555501888794e-05,
-    -1.1221197962357984e-05, 5.686553803489311e-06, 2.929322249869977e-07, -7.996028872380009e-07, 7.519373565603298e-08,
+    -1.1221197962357984e-05, 5.686553803489311e-06, 2.929322249869977e-07, -7.996028872380009e-07,
+    7.519373565603298e-08,
     9.186615166296127e-08, -1.8164024773219903e-08, -6.7843536109536985e-09, 1.9136631086164653e-09,
 )  # fmt: skip
 
@@ -812,3 +820,36 @@ def high_of_64(b: Builder, left: Value, right: Value) -> Value:
     other = b.binary("add", b.binary("mul", low_left, high_right), b.binary("and", cross, mask))
     high = b.binary("add", b.binary("mul", high_left, high_right), b.binary("lshr", cross, half))
     return b.binary("add", high, b.binary("lshr", other, half))
+
+
+# Division -------------------------------------------------------------------------------------------------------------
+
+ORDINARY = (2.0**-64, 2.0**64)  # divisors whose reciprocal has all its digits, with room for the correction
+
+
+def divided_by_scalar(b: Builder, dividend: Value, divisor: Value) -> Value:
+    """A vector divided by one number: multiplied by its reciprocal and corrected by the remainder, which gives the same
+    result as a division and takes a fraction of the time."""
+    lanes = lanes_of(dividend)
+    size = b.unary_intrinsic("fabs", divisor)
+    ordinary = b.binary(
+        "and",
+        b.fcmp("ogt", size, floating(ORDINARY[0], "float")),
+        b.fcmp("olt", size, floating(ORDINARY[1], "float")),
+    )
+    if "fma" not in b.features or not lanes:
+        return b.fdiv(dividend, b.splat(divisor, lanes))
+    quick, slow, done = b.label("multiply"), b.label("divide"), b.label("divided")
+    b.branch(ordinary, quick, slow)
+    b.start(slow)
+    exact = b.fdiv(dividend, b.splat(divisor, lanes))
+    b.jump(done)
+    b.start(quick)
+    x, y = Number(b, dividend), Number(b, b.splat(divisor, lanes))
+    inverse = Number(b, b.splat(b.fdiv(floating(1.0, "float"), divisor), lanes))
+    quotient = x * inverse
+    remainder = (-quotient).fma(y, x)
+    corrected = remainder.fma(inverse, quotient).where(abs(remainder).compare("olt", math.inf), quotient)
+    b.jump(done)
+    b.start(done)
+    return b.phi(dividend.type, [(exact, slow), (corrected.value, quick)])

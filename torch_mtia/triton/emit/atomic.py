@@ -96,7 +96,7 @@ def _each(
         em.set_scalar(result, old)
         return
     roots = [pointer, *operands] + ([mask] if mask is not None else [])
-    if hazards := em.hazardous(op, roots):
+    if hazards := em.hazardous(roots):
         em.materialize(hazards, op)
     target = em.destination(result) if result.users else None
 

@@ -302,7 +302,10 @@ def _fma(b: Builder, op: Op, operands: list[Value]) -> Value:
 
 
 _MATH = {
-    **{f"math.{name}": name for name in ["ceil", "floor", "cos", "sin", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "tanh"]},
+    **{
+        f"math.{name}": name
+        for name in ["ceil", "floor", "cos", "sin", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "tanh"]
+    },
     "tt.precise_sqrt": "sqrt",
 }
 

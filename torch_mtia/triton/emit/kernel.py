@@ -239,7 +239,7 @@ class KernelEmitter:
                 return True
         return False
 
-    def hazardous(self, op: Op, roots: Sequence[Tensor]) -> list[Tensor]:
+    def hazardous(self, roots: Sequence[Tensor]) -> list[Tensor]:
         """Those of `roots` that are computed from loads not done yet: a statement that writes while it evaluates them
         could overwrite what it has still to read."""
         return [root for root in roots if self.reads_memory(root, {})]
@@ -290,11 +290,11 @@ class KernelEmitter:
         if at_index[value] or self.cost_of(value) < DEAR:
             return False
         for user in value.users:
-            if user.results and user.results[0] in at_index and user.name in LAZY and not at_index[value]:
-                if user.name == "tt.broadcast" and user.results[0].type.numel > value.type.numel:
-                    return True
-                if user.name in ("tt.trans", "tt.expand_dims", "tt.reshape", "tt.broadcast"):
-                    continue
+            if user.name == "tt.broadcast" and user.results[0] in at_index:
+                return user.results[0].type.numel > value.type.numel or self.is_needed_behind(value, op)
+        return self.is_needed_behind(value, op)
+
+    def is_needed_behind(self, value: Tensor, op: Op) -> bool:
         return value.block_of() is op.block and self.needed_from(value, op.block, op.position + 1)
 
     def reach(self, roots: Sequence[Tensor], shape: tuple[int, ...]) -> tuple[list[Tensor], dict[Tensor, bool]]:
@@ -348,10 +348,9 @@ class KernelEmitter:
     def choose_dim(self, roots: Sequence[Tensor], shape: tuple[int, ...]) -> int:
         """The dimension along which most accesses are contiguous; the last one if none is."""
         votes = dimension_votes(self, roots, shape)
-        best = max(
+        return max(
             range(len(shape)), key=lambda d: (votes[d] * min(shape[d], self.width), min(shape[d], self.width), d)
         )
-        return best
 
     def loop_over(
         self,
@@ -434,9 +433,9 @@ class KernelEmitter:
         assert shape is not None
         work: list[tuple[Tensor, Buffer | None]] = []
         for value, target in zip(values, targets, strict=True):
-            if target is not None or value not in self.buffers:
-                if not any(value is other and target is None for other, _ in work):
-                    work.append((value, target))
+            pending = target is not None or value not in self.buffers
+            if pending and (value, target) not in work:
+                work.append((value, target))
         if work:
             roots = [value for value, _ in work]
             saves = [value for value in self.prepare(op, roots, shape) if value not in roots]

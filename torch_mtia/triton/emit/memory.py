@@ -33,7 +33,8 @@ def offset_address(b: Builder, address: Lane, offset: Lane, size: int, width: in
     if address.affine and offset.affine:
         wide = AFFINE_RULES["arith.extsi"](b, [offset], width) if offset.value.type == "i32" else offset
         if wide is not None and wide.value.type == "i64":
-            assert wide.stride is not None and address.stride is not None
+            assert wide.stride is not None
+            assert address.stride is not None
             scaled = scale_stride(b, wide.stride, integer(size, "i64"))
             if scaled is not None:
                 moved = b.add(address.value, b.mul(wide.value, integer(size, "i64")))
@@ -150,7 +151,7 @@ def _store(em: KernelEmitter, op: Op) -> None:
         return
     roots = [pointer, value] + ([mask] if mask is not None else [])
     # Everything is read before anything is written.
-    if hazards := em.hazardous(op, roots):
+    if hazards := em.hazardous(roots):
         em.materialize(hazards, op, dim=em.choose_dim(roots, shape))
 
     def body(strip: Strip) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from torch_mtia.triton import vecmath
 from torch_mtia.triton.emit.registry import ELEMENTWISE, LAZY, Unsupported
 from torch_mtia.triton.floats import element_size, llvm_element
 from torch_mtia.triton.lanes import AFFINE_RULES, Lane, materialize
@@ -176,6 +177,8 @@ def apply(b: Builder, op: Op, lanes: list[Lane], width: int) -> list[Lane]:
     if op.name == "arith.select" and lanes[0].uniform:
         chosen = b.select(lanes[0].value, *(materialize(b, lane, width) for lane in lanes[1:]))
         return [Lane(chosen, None)]
+    if op.name == "arith.divf" and lanes[1].uniform and lanes[1].value.type == "float":
+        return [Lane(vecmath.divided_by_scalar(b, materialize(b, lanes[0], width), lanes[1].value), None)]
     computed = ELEMENTWISE[op.name](b, op, [materialize(b, lane, width) for lane in lanes])
     return [Lane(value, None) for value in (computed if isinstance(computed, list) else [computed])]
 

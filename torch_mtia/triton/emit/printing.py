@@ -173,7 +173,7 @@ def _define_write_signed(b: Builder) -> None:
 
 
 def _define_write_float(b: Builder) -> None:
-    """Like %f; beyond 18 digits before the point, the digits after the first 18 are zeros in the form of an exponent."""
+    """Like %f; a number from 1e12 on is divided by ten as often as it takes, and ends in that exponent."""
     number = Value("%number", "double")
     with b.function("write_float", "i64", [_LINE, _AT, number], "noinline #0"):
         special, finite = b.label("special"), b.label("finite")

@@ -23,7 +23,9 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 @statement("tt.dot_scaled")
 def _dot_scaled(em: KernelEmitter, op: Op) -> None:
     left, right, initial, left_scale, right_scale = (group[0] if group else None for group in op.segments())
-    assert left is not None and right is not None and initial is not None
+    assert left is not None
+    assert right is not None
+    assert initial is not None
     (result,) = op.results
     assert result.type.shape is not None
     *batch, m, n = result.type.shape
@@ -82,7 +84,8 @@ def _decode(
         return b.load("float", b.element_address(table, "float", b.zext(code, "i64")), 4)
 
     def factor(strip: Strip) -> Value:
-        assert scales is not None and scale is not None
+        assert scales is not None
+        assert scale is not None
         group = shape[inner] // scales.shape[-1]
         *outer, row, column = strip.index
         along, other = (column, row) if inner == len(shape) - 1 else (row, column)

@@ -65,7 +65,8 @@ def _expand_dims(strip: Strip, op: Op, number: int, index: Index) -> Lane:
 @lazy("tt.broadcast")
 def _broadcast(strip: Strip, op: Op, number: int, index: Index) -> Lane:
     source, target = op.operands[0].type.shape, op.results[0].type.shape
-    assert source is not None and target is not None
+    assert source is not None
+    assert target is not None
     if source == target:
         return strip.value(op.operands[0], index)
     inner = tuple(
@@ -86,7 +87,8 @@ def _trans(strip: Strip, op: Op, number: int, index: Index) -> Lane:
 def _reshape(em: KernelEmitter, op: Op) -> None:
     """The buffer under another shape: the order of elements stays, also where `allow_reorder` would let it change."""
     (source,), (result,) = op.operands, op.results
-    assert source.type.shape is not None and result.type.shape is not None
+    assert source.type.shape is not None
+    assert result.type.shape is not None
     buffer = em.row_major_buffer(source, op)
     em.buffers[result] = buffer.with_view(result.type.shape, row_major(result.type.shape))
 
@@ -159,7 +161,8 @@ def _histogram(em: KernelEmitter, op: Op) -> None:
     source = op.operands[0]
     mask = op.operands[1] if len(op.operands) > 1 else None
     (result,) = op.results
-    assert source.type.shape is not None and result.type.shape is not None
+    assert source.type.shape is not None
+    assert result.type.shape is not None
     (bins,) = result.type.shape
     b = em.b
     roots = [source] + ([mask] if mask is not None else [])

@@ -51,7 +51,9 @@ class StrideAnalysis:
         if value.type.element not in ("ptr", "i32", "i64"):
             return False
         return any(
-            stride is not None for stride, size in zip(self.strides(value), value.type.shape or (), strict=True) if size > 1
+            stride is not None
+            for stride, size in zip(self.strides(value), value.type.shape or (), strict=True)
+            if size > 1
         )
 
     def compute(self, value: Tensor) -> Strides:
@@ -97,7 +99,8 @@ class StrideAnalysis:
         if name == "tt.broadcast":
             source = op.operands[0]
             shape, target = source.type.shape, value.type.shape
-            assert shape is not None and target is not None
+            assert shape is not None
+            assert target is not None
             return tuple(
                 0 if size == 1 and wanted != 1 else stride
                 for size, wanted, stride in zip(shape, target, self.strides(source), strict=True)
