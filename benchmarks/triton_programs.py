@@ -175,7 +175,7 @@ def matmul_kernel(
     b = b_pointer + k[:, None] * N + n[None, :]
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), ACCUMULATOR)
     for _ in range(0, K, BLOCK_K):
-        accumulator = tl.dot(tl.load(a), tl.load(b), accumulator)
+        accumulator = tl.dot(tl.load(a), tl.load(b), accumulator, out_dtype=ACCUMULATOR)
         a += BLOCK_K
         b += BLOCK_K * N
     tl.store(out_pointer + m[:, None] * N + n[None, :], accumulator.to(out_pointer.dtype.element_ty))
