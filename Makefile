@@ -4,11 +4,15 @@
 # PIP_FLAGS  added to every pip install, for example
 #            PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for PyTorch without CUDA
 # MAX_JOBS   compilers that run at a time
+# FUZZ_SEED, FUZZ_COUNT  of make fuzz
 
 PYTHON ?= python3
 PIP_FLAGS ?=
 MAX_JOBS ?= 2
 export MAX_JOBS
+
+FUZZ_SEED ?= 1000000
+FUZZ_COUNT ?= 10000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +25,7 @@ PYTHON_FILES := setup.py torch_mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-text test build bench docs lint format sanitize wheel clean
+.PHONY: help demo demo-text test build bench fuzz docs lint format sanitize wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,8 +44,11 @@ test: $(BUILT) $(VENV)/test  ## run the C++ unit tests and the Python tests
 build: $(BUILT)  ## install the package in .venv, editable
 
 bench: $(BUILT) $(VENV)/test  ## measure the device against PyTorch's CPU device
-	status=0; for benchmark in device eager; do \
+	status=0; for benchmark in device eager triton_kernels; do \
 	  $(BIN)/python benchmarks/$$benchmark.py --json build/$$benchmark.json || status=1; done; exit $$status
+
+fuzz: $(BUILT) $(VENV)/test  ## compare FUZZ_COUNT random Triton kernels with Triton's interpreter, from FUZZ_SEED on
+	$(BIN)/python -m tools.triton_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COUNT)
 
 docs: $(BUILT) $(VENV)/test  ## write docs/operators.md
 	$(BIN)/python -m tools.codegen.operator_table

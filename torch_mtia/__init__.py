@@ -50,6 +50,7 @@ def _autoload() -> None:
         settings.delay,
         "launch" in settings.log,
     )
+    _C._set_check_bounds(settings.check_bounds)
     if not _C._hooks_registered_in_time():
         raise RuntimeError(
             "torch_mtia was imported too late: PyTorch looks for the hooks of its accelerator once in a process, and "

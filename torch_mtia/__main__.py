@@ -59,6 +59,7 @@ def settings() -> Rows:
         (environment.MEMORY, _bytes(values.memory)),
         (environment.LAUNCH_BLOCKING, str(int(values.launch_blocking))),
         (environment.DELAY, str(values.delay)),
+        (environment.CHECK_BOUNDS, str(int(values.check_bounds))),
         (environment.RUNTIME, str(values.runtime)),
         (environment.LOG, ",".join(sorted(values.log)) or "nothing"),
     ):

@@ -50,6 +50,7 @@ class Settings:
     memory: int  # bytes of one device
     launch_blocking: bool
     delay: int  # a seed; 0: no delays
+    check_bounds: bool
     runtime: Path  # the driver's library
     log: frozenset[str]  # of LOGS
 
@@ -131,6 +132,14 @@ DELAY = Variable(
     "Seed of random times for which each stream is held back unless somebody waits for it, so that a missing "
     "`wait_stream` or `record_stream` gives wrong data. For debugging.",
 )
+CHECK_BOUNDS = Variable(
+    "TORCH_MTIA_CHECK_BOUNDS",
+    "0",
+    _parse_flag,
+    "`0` or `1`",
+    "With `1`, Triton kernels that touch memory outside of every live tensor's bytes raise an error that names the "
+    "kernel, the program and the line. For debugging.",
+)
 RUNTIME = Variable(
     "TORCH_MTIA_RUNTIME",
     "host",
@@ -152,6 +161,7 @@ VARIABLES: tuple[
     MEMORY,
     LAUNCH_BLOCKING,
     DELAY,
+    CHECK_BOUNDS,
     RUNTIME,
     LOG,
 )
@@ -170,6 +180,7 @@ def read(environ: Mapping[str, str]) -> Settings:
         memory=MEMORY.read(environ) or _default_memory(devices),
         launch_blocking=LAUNCH_BLOCKING.read(environ),
         delay=DELAY.read(environ),
+        check_bounds=CHECK_BOUNDS.read(environ),
         runtime=RUNTIME.read(environ),
         log=LOG.read(environ),
     )

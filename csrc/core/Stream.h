@@ -57,9 +57,6 @@ class Stream {
   // Work submitted later waits for the event's last record. Does not block.
   void wait(const Event& event);
 
-  // Whether take_error() has an error already. The driver remembers the failure too, until wait_until_idle().
-  bool has_error() const { return has_error_.load(std::memory_order_acquire); }
-
   // The first error since the last call, which forgets it.
   std::optional<WorkError> take_error();
 

@@ -16,19 +16,25 @@
 
 namespace torch_mtia {
 
-class BlockingWait {
+class WithoutGil {
  public:
-  BlockingWait() : python_state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {
-    release_intra_op_threads();
-  }
-  ~BlockingWait() {
+  WithoutGil() : python_state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutGil() {
     if (python_state_ != nullptr) PyEval_RestoreThread(python_state_);
   }
-  BlockingWait(const BlockingWait&) = delete;
-  BlockingWait& operator=(const BlockingWait&) = delete;
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
 
  private:
   PyThreadState* python_state_;
+};
+
+class BlockingWait {
+ public:
+  BlockingWait() { release_intra_op_threads(); }
+
+ private:
+  const WithoutGil without_gil_;
 };
 
 }  // namespace torch_mtia

@@ -59,8 +59,8 @@ core::BlockAllocator& allocator_of(const core::Stream& stream) {
 void report_to_profiler(const core::BlockAllocator& allocator, mtia_device_ptr address, int64_t size,
                         c10::DeviceIndex device) {
   const auto stats = allocator.stats();
-  c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(address), size, stats.allocated_bytes.current,
-                                   stats.reserved_bytes.current, c10::Device(kDeviceType, device));
+  c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(address), size, stats.allocated_bytes[core::kAll].current,
+                                   stats.reserved_bytes[core::kAll].current, c10::Device(kDeviceType, device));
 }
 
 void delete_block(void* context) {

@@ -96,6 +96,14 @@ MTIAStream MTIAStream::from_pool(c10::DeviceIndex device, int priority) {
   return {device, static_cast<c10::StreamId>(1 + (high ? kStreamsPerPool : 0) + turn % kStreamsPerPool)};
 }
 
+std::optional<MTIAStream> MTIAStream::find(c10::DeviceIndex device, const void* handle) {
+  for (c10::StreamId id = 0; id < kNumStreams; ++id) {
+    const auto* stream = device_streams[device].streams[id].load(std::memory_order_acquire);
+    if (stream != nullptr && stream->handle() == handle) return MTIAStream(device, id);
+  }
+  return std::nullopt;
+}
+
 MTIAStream MTIAStream::make_current() const {
   const MTIAStream previous = current(device_);
   tls_current_stream[device_] = static_cast<uint8_t>(id_);
@@ -103,9 +111,10 @@ MTIAStream MTIAStream::make_current() const {
 }
 
 void MTIAStream::synchronize() const {
-  if (!core_->query() || core_->has_error()) {
-    BlockingWait wait;
-    core_->wait_until_idle();
+  {
+    const WithoutGil without_gil;
+    if (!core_->query()) release_intra_op_threads();
+    core_->wait_until_idle();  // of an idle stream too: only the driver knows of a kernel that failed
   }
   if (auto error = core_->take_error()) raise(std::move(*error), device_);
 }

@@ -3,6 +3,8 @@
 
 #include <c10/core/Stream.h>
 
+#include <optional>
+
 #include "../core/Stream.h"
 #include "MTIAFunctions.h"
 
@@ -18,6 +20,9 @@ class MTIAStream {
   static MTIAStream current(c10::DeviceIndex device);
   static MTIAStream default_stream(c10::DeviceIndex device);
   static MTIAStream from_pool(c10::DeviceIndex device, int priority);  // a priority below 0 is high
+
+  // The stream with this driver handle; empty: the device has none.
+  static std::optional<MTIAStream> find(c10::DeviceIndex device, const void* handle);
 
   // Raises RuntimeError for a stream of another device type or one that was never handed out.
   explicit MTIAStream(const c10::Stream& stream);

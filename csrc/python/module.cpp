@@ -11,6 +11,7 @@
 #include "../device/MTIAHooks.h"
 #include "../device/MTIAProfiler.h"
 #include "../runtime/loader.h"
+#include "triton_launcher.h"
 
 namespace py = pybind11;
 
@@ -72,6 +73,7 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("_memory_fraction",
         [](c10::DeviceIndex device) { return MTIACachingAllocator::of(device).memory_fraction(); });
+  bind_triton_launcher(m);
   m.def("_bench_launch", &bench_launch, py::arg("count"), py::arg("run_inline"));
 }
 

@@ -178,11 +178,18 @@ typedef struct mtia_tracer {
  *   relocations_offset    uint64_t[num_relocations]: offsets of 8-byte words to which the load address is added
  *   code_offset           code and read-only data, aligned to 4096
  *
- * The entry is called once per program of the grid:
+ * The entry runs the programs [first_program, last_program) of the grid, in ascending order:
  *   void entry(const void* packed_arguments, const mtia_kernel_context* context,
- *              int32_t program_x, int32_t program_y, int32_t program_z)
- * Arguments are packed in order, each aligned to its own size. Pointers, in arguments and in memory, are device
- * addresses; the code adds context->host_offset at each access. */
+ *              int64_t first_program, int64_t last_program, void* scratch)
+ * Programs are numbered with x fastest: program x + grid[0] * (y + grid[1] * z). A launch calls the entry for disjoint
+ * ranges that cover the grid, on several threads; each thread takes its ranges in ascending order, and a range starts
+ * only when all lower ones have, so a program may wait for a lower one. `scratch` is `scratch_size` bytes, aligned to
+ * 64, that nobody else uses during the call; their contents are undefined. It is null if scratch_size is 0.
+ *
+ * Arguments are packed in the order of mtia_kernel_argument, each aligned to its own size; the block is as long as its
+ * last argument needs. Pointers take 8 bytes, booleans 1, integers and floating-point numbers (IEEE half, bfloat16,
+ * single, double) their width. Pointers, in arguments and in memory, are device addresses; the code adds
+ * context->host_offset at each access. */
 #define MTIA_KERNEL_IMAGE_MAGIC UINT64_C(0x316c6e6b6169746d) /* "mtiaknl1" */
 
 typedef enum mtia_argument_kind {
@@ -221,8 +228,34 @@ typedef struct mtia_kernel_image_header {
   uint32_t num_arguments;
   uint32_t packed_arguments_size;
   uint32_t cost_per_program; /* estimated nanoseconds of one program; 0: unknown */
+  uint64_t scratch_size;     /* bytes that a call of the entry needs */
   char name[128];
 } mtia_kernel_image_header;
+
+/* Mathematical functions that are too rare, or too long, to be part of every image that might need them. Their results
+ * are those of the C library. Indices into mtia_kernel_context.rare_functions; later versions only append. */
+typedef enum mtia_rare_function {
+  /* double (*)(double) */
+  MTIA_RARE_LGAMMA = 0,
+  MTIA_RARE_TGAMMA = 1,
+  MTIA_RARE_J0 = 2,
+  MTIA_RARE_J1 = 3,
+  MTIA_RARE_Y0 = 4,
+  MTIA_RARE_Y1 = 5,
+  MTIA_RARE_CYL_BESSEL_I0 = 6,
+  MTIA_RARE_CYL_BESSEL_I1 = 7,
+  MTIA_RARE_SIN = 8,
+  MTIA_RARE_COS = 9,
+  MTIA_RARE_TAN = 10,
+  /* double (*)(int32_t, double) */
+  MTIA_RARE_JN = 11,
+  MTIA_RARE_YN = 12,
+  /* double (*)(double, double) */
+  MTIA_RARE_POW = 13,
+  MTIA_RARE_FMOD = 14,
+  MTIA_RARE_REMAINDER = 15,
+  MTIA_RARE_COUNT = 16
+} mtia_rare_function;
 
 /* Where a program reports a failed assertion or an access out of bounds; the first report wins. */
 typedef struct mtia_error_cell {
@@ -232,17 +265,32 @@ typedef struct mtia_error_cell {
   char message[256];
 } mtia_error_cell;
 
+/* What all programs of a launch share. */
 typedef struct mtia_kernel_context {
   uint32_t struct_size;
   int32_t grid[3];
   int64_t host_offset; /* added to a device address at each access */
   mtia_error_cell* error_cell;
-  void (*print)(void* sink, const char* text, uint64_t size);
+  void (*print)(void* sink, const char* text, uint64_t size); /* text of one print: whole lines, written as a whole */
   void* print_sink;
-  const mtia_span* live_ranges; /* for bounds checks, ascending; null: no checks */
+  const mtia_span* live_ranges; /* see mtia_kernel_launch */
   uint64_t num_live_ranges;
   const void* const* rare_functions; /* MTIA_CAPABILITY_RARE_FUNCTIONS, else null */
 } mtia_kernel_context;
+
+/* One launch of a kernel. The driver reads everything it points to before stream_launch_kernel returns. */
+typedef struct mtia_kernel_launch {
+  uint32_t struct_size;
+  int32_t num_threads; /* threads that the launching thread would use */
+  mtia_function function;
+  int32_t grid[3]; /* if one is 0, nothing runs */
+  uint32_t packed_arguments_size;
+  const void* packed_arguments; /* the block that the image describes */
+  /* For kernels that check bounds: the memory that the launch may touch, disjoint and in ascending order. Null: no
+   * checks. */
+  const mtia_span* live_ranges;
+  uint64_t num_live_ranges;
+} mtia_kernel_launch;
 
 /* The table -------------------------------------------------------------------------------------------------------- */
 
@@ -321,14 +369,13 @@ typedef struct mtia_runtime_api {
    * one was never recorded or has no timing. */
   mtia_status (*event_elapsed_time)(mtia_event start, mtia_event end, double* milliseconds);
 
-  /* Kernels. OPTIONAL, MTIA_CAPABILITY_KERNELS; see Note [Kernel image]. A launch packs nothing: `packed_arguments` is
-   * the block that the image describes, read before the return. */
+  /* Kernels. OPTIONAL, MTIA_CAPABILITY_KERNELS; see Note [Kernel image]. A module may be unloaded while launches of it
+   * are under way; its functions are gone with it. A launch is an item of the stream like any other: small ones may run
+   * on the caller, failures show at the next synchronizing call. */
   mtia_status (*module_load)(int32_t device, const void* image, uint64_t size, mtia_module* module);
   mtia_status (*module_unload)(mtia_module module);
   mtia_status (*module_get_function)(mtia_module module, const char* name, mtia_function* function);
-  mtia_status (*stream_launch_kernel)(mtia_stream stream, mtia_function function, const int32_t grid[3],
-                                      const void* packed_arguments, uint64_t packed_arguments_size,
-                                      int32_t num_threads);
+  mtia_status (*stream_launch_kernel)(mtia_stream stream, const mtia_kernel_launch* launch);
 
   /* Graphs. OPTIONAL, MTIA_CAPABILITY_GRAPHS. Between begin and end, work submitted to the stream, and to streams
    * that join it through events, is recorded and not run; work without MTIA_WORK_CAPTURABLE is refused with

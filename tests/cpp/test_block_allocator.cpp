@@ -1,6 +1,7 @@
 // The stream-ordered allocator: which memory is given out again, when, and what the statistics say.
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "device_under_test.h"
@@ -325,6 +326,32 @@ TEST(statistics_have_peaks_and_totals_that_can_be_reset) {
   CHECK_EQ(stats.allocated_bytes[kAll].allocated, 0);
   CHECK_EQ(stats.allocated_bytes[kAll].freed, 0);
   f.allocator.free(first);
+}
+
+TEST(live_ranges_are_the_requested_bytes_of_blocks_that_are_not_freed) {
+  Fixture f;
+  core::Stream& other = new_stream();
+  core::Block* small = f.allocate(700);
+  core::Block* large = f.allocate(3 * kMiB);
+  core::Block* freed = f.allocate(100);
+  core::Block* pending = f.allocate(200);
+  Gate gate;
+  hold(other, gate);
+  f.allocator.record_stream(pending, &other);
+  f.allocator.free(freed);
+  f.allocator.free(pending);  // waits for the other stream
+  std::vector<mtia_span> expected{{core::block_address(small), 700}, {core::block_address(large), 3 * kMiB}};
+  if (expected[0].address > expected[1].address) std::swap(expected[0], expected[1]);
+  const std::vector<mtia_span> spans = f.allocator.live_ranges();
+  CHECK_EQ(spans.size(), size_t{2});
+  for (size_t i = 0; i < 2; ++i) {
+    CHECK_EQ(spans[i].address, expected[i].address);
+    CHECK_EQ(spans[i].size, expected[i].size);
+  }
+  gate.open();
+  f.allocator.free(small);
+  f.allocator.free(large);
+  CHECK(f.allocator.live_ranges().empty());
 }
 
 }  // namespace

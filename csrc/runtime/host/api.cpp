@@ -1,4 +1,5 @@
 // The table of functions: checks arguments, turns handles into objects and exceptions into statuses, and nothing else.
+#include <cstring>
 #include <memory>
 #include <string>
 
@@ -6,6 +7,7 @@
 #include "driver.h"
 #include "error.h"
 #include "event.h"
+#include "kernel.h"
 #include "properties.h"
 #include "tracer.h"
 
@@ -153,7 +155,7 @@ mtia_status stream_synchronize(mtia_stream stream) {
   return serve([&](Driver&) {
     checked(stream).wait_until_idle();
     const auto failure = checked(stream).take_failure();
-    return failure ? checked(stream).report(*failure) : MTIA_SUCCESS;
+    return failure ? Stream::report(*failure) : MTIA_SUCCESS;
   });
 }
 
@@ -227,11 +229,54 @@ mtia_status set_tracer(const mtia_tracer* tracer) {
   });
 }
 
+// Kernels -------------------------------------------------------------------------------------------------------------
+
+mtia_status module_load(int32_t device, const void* image, uint64_t size, mtia_module* module) {
+  return serve([&](Driver& driver) {
+    driver.device(device);
+    require(module, "module");
+    auto loaded = std::make_unique<Module>();
+    loaded->kernel = std::make_shared<Kernel>(device, require(image, "the image"), size, driver.parallelism(),
+                                              driver.memory().host_offset());
+    *module = handle_of(loaded.release());
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status module_unload(mtia_module module) {
+  return serve([&](Driver&) {
+    const std::unique_ptr<Module> owner(require(module_of(module), "the module"));
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status module_get_function(mtia_module module, const char* name, mtia_function* function) {
+  return serve([&](Driver&) {
+    Kernel* kernel = require(module_of(module), "the module")->kernel.get();
+    if (std::strcmp(require(name, "name"), kernel->image().name()) != 0) {
+      throw Failure(MTIA_ERROR_INVALID_VALUE, "the module has no function '" + std::string(name) +
+                                                  "', its one function is '" + kernel->image().name() + "'");
+    }
+    *require(function, "function") = handle_of(kernel);
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status stream_launch_kernel(mtia_stream stream, const mtia_kernel_launch* launch) {
+  return serve([&](Driver&) {
+    if (require(launch, "launch")->struct_size < sizeof(mtia_kernel_launch)) [[unlikely]] {
+      throw Failure(MTIA_ERROR_INVALID_VALUE, "mtia_kernel_launch is shorter than in ABI version 1");
+    }
+    return require(kernel_of(launch->function), "the function")->launch(checked(stream), *launch);
+  });
+}
+
 constexpr mtia_runtime_api make_table() {
   mtia_runtime_api api{};
   api.struct_size = sizeof(mtia_runtime_api);
   api.abi_version = MTIA_RUNTIME_ABI_VERSION;
-  api.capabilities = MTIA_CAPABILITY_HOST_VIEW | MTIA_CAPABILITY_TRACING;
+  api.capabilities = MTIA_CAPABILITY_HOST_VIEW | MTIA_CAPABILITY_KERNELS | MTIA_CAPABILITY_RARE_FUNCTIONS |
+                     MTIA_CAPABILITY_TRACING;
   api.name = "host";
   api.version = "1.0";
   api.last_error_message = last_error_message;
@@ -260,6 +305,10 @@ constexpr mtia_runtime_api make_table() {
   api.event_synchronize = event_synchronize;
   api.event_elapsed_time = event_elapsed_time;
   api.set_tracer = set_tracer;
+  api.module_load = module_load;
+  api.module_unload = module_unload;
+  api.module_get_function = module_get_function;
+  api.stream_launch_kernel = stream_launch_kernel;
   return api;
 }
 

@@ -42,7 +42,7 @@ mtia_status Device::synchronize() {
   mtia_status status = MTIA_SUCCESS;
   for (Stream* stream : streams) {
     const std::optional<WorkFailure> failure = stream->take_failure();
-    if (failure && status == MTIA_SUCCESS) status = stream->report(*failure);
+    if (failure && status == MTIA_SUCCESS) status = Stream::report(*failure);
   }
   return status;
 }

@@ -1,6 +1,7 @@
 #include "stream.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "device.h"
 #include "error.h"
@@ -9,7 +10,7 @@
 
 namespace torch_mtia::runtime::host {
 
-[[gnu::tls_model("initial-exec")]] constinit thread_local const Stream::Frame* Stream::innermost_frame = nullptr;
+[[gnu::tls_model("initial-exec")]] constinit thread_local Stream::Frame* Stream::innermost_frame = nullptr;
 
 namespace {
 
@@ -50,9 +51,9 @@ inline mtia_status Stream::launch_untraced(const mtia_work& work) {
   const bool small = (work.flags & MTIA_WORK_MAY_RUN_INLINE) != 0 && work.cost <= kInlineCostNs;
   const bool blocking = (process_state.load(std::memory_order_relaxed) & kLaunchBlocking) != 0;
   if (small && !blocking && executor_.try_enter()) [[likely]] {
-    const mtia_status status = run(work, 1);
-    if (status != MTIA_SUCCESS) [[unlikely]]
-      keep({work.name, status});
+    const auto failure = run(work, 1);
+    if (failure) [[unlikely]]
+      keep(*failure);
     executor_.leave();
     return MTIA_SUCCESS;
   }
@@ -72,27 +73,42 @@ mtia_status Stream::launch_blocking(const mtia_work& work) {
 
 // The threads are those of the item around it.
 mtia_status Stream::launch_nested(const mtia_work& work, const Frame& frame) {
-  const mtia_status status = run(work, std::clamp(work.num_threads, 1, frame.num_threads));
-  if (status == MTIA_SUCCESS) return status;
-  const WorkFailure failure{work.name, status};
-  if ((process_state.load(std::memory_order_relaxed) & kLaunchBlocking) != 0) return report(failure);
-  keep(failure);
+  const auto failure = run(work, std::clamp(work.num_threads, 1, frame.num_threads));
+  if (!failure) return MTIA_SUCCESS;
+  if ((process_state.load(std::memory_order_relaxed) & kLaunchBlocking) != 0) return report(*failure);
+  keep(*failure);
   return MTIA_SUCCESS;
 }
 
-mtia_status Stream::run(const mtia_work& work, int32_t num_threads) noexcept {
-  const Frame frame{this, num_threads, innermost_frame};
+std::optional<WorkFailure> Stream::run(const mtia_work& work, int32_t num_threads) noexcept {
+  Frame frame;
+  frame.stream = this;
+  frame.num_threads = num_threads;
+  frame.outer = innermost_frame;
+  frame.explanation[0] = '\0';
   innermost_frame = &frame;
   const mtia_work_context context{device_.index(), num_threads, tag_};
   const mtia_status status = work.run(work.args, &context);
   innermost_frame = frame.outer;
-  return status;
+  if (status == MTIA_SUCCESS) [[likely]]
+    return std::nullopt;
+  return frame.explanation[0] != '\0' ? frame.explanation : describe_failure(work, status);
+}
+
+WorkFailure Stream::describe_failure(const mtia_work& work, mtia_status status) const noexcept {
+  WorkFailure text{};
+  std::snprintf(text.data(), text.size(), "%s failed on stream %d of device %d (status %d); the stream remains usable",
+                work.name != nullptr ? work.name : "work", index_, device_.index(), static_cast<int>(status));
+  return text;
+}
+
+void Stream::explain_failure(const WorkFailure& explanation) noexcept {
+  if (innermost_frame != nullptr) innermost_frame->explanation = explanation;
 }
 
 void Stream::run_on_executor(const mtia_work& work) noexcept {
   const ParallelToken token(device_, work.num_threads > 1);
-  const mtia_status status = run(work, token.taken() ? work.num_threads : 1);
-  if (status != MTIA_SUCCESS) keep({work.name, status});
+  if (const auto failure = run(work, token.taken() ? work.num_threads : 1)) keep(*failure);
 }
 
 bool Stream::runs_on_this_thread() const noexcept {
@@ -127,13 +143,9 @@ std::optional<WorkFailure> Stream::take_failure() noexcept {
   return failure_;
 }
 
-mtia_status Stream::report(const WorkFailure& failure) const noexcept {
-  return guarded([&]() -> mtia_status {
-    throw Failure(MTIA_ERROR_LAUNCH_FAILED, std::string(failure.name != nullptr ? failure.name : "work") +
-                                                " failed on stream " + std::to_string(index_) + " of device " +
-                                                std::to_string(device_.index()) + " (status " +
-                                                std::to_string(failure.status) + "); the stream remains usable");
-  });
+mtia_status Stream::report(const WorkFailure& failure) noexcept {
+  set_last_error_message(failure.data());
+  return MTIA_ERROR_LAUNCH_FAILED;
 }
 
 void Stream::reuse(int32_t priority, void* tag) noexcept {

@@ -1,6 +1,7 @@
 // A stream of a software device: who runs an item, with how many threads, and what its failure leads to.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -18,11 +19,8 @@ class Device;
 // if its stream is idle. It is about what waking the executor and waiting for it cost.
 inline constexpr uint64_t kInlineCostNs = 10000;
 
-// Work that failed, first of its stream since the last synchronizing call.
-struct WorkFailure {
-  const char* name;
-  mtia_status status;
-};
+// Describes work that failed. Plain bytes: describing a failure cannot fail.
+using WorkFailure = std::array<char, 512>;
 
 // Leaked: work, waiters and executor threads refer to a stream until the process ends. A destroyed handle goes back to
 // its device, which hands the stream out again.
@@ -52,9 +50,13 @@ class Stream {
   void wait(const Executor::Position& position);  // returns at once inside an item of this stream
   void wait_until_idle();                         // likewise
 
+  // For an item that is about to fail: what to say about it instead of its name and status.
+  static void explain_failure(const WorkFailure& explanation) noexcept;
+
+  // The first since the last call.
   std::optional<WorkFailure> take_failure() noexcept;
-  // Stores the message of `failure` for the calling thread and returns MTIA_ERROR_LAUNCH_FAILED.
-  mtia_status report(const WorkFailure& failure) const noexcept;
+  // Makes it the calling thread's message and returns MTIA_ERROR_LAUNCH_FAILED.
+  static mtia_status report(const WorkFailure& failure) noexcept;
 
   // For a stream that is handed out again. It must be idle.
   void reuse(int32_t priority, void* tag) noexcept;
@@ -67,18 +69,21 @@ class Stream {
   struct Frame {
     const Stream* stream;
     int32_t num_threads;  // granted
-    const Frame* outer;
+    Frame* outer;
+    WorkFailure explanation;  // empty: there is none
   };
 
   mtia_status launch_untraced(const mtia_work& work);
   mtia_status launch_blocking(const mtia_work& work);
   mtia_status launch_nested(const mtia_work& work, const Frame& frame);
-  mtia_status run(const mtia_work& work, int32_t num_threads) noexcept;
+  // What is returned is empty if all went well.
+  std::optional<WorkFailure> run(const mtia_work& work, int32_t num_threads) noexcept;
   void run_on_executor(const mtia_work& work) noexcept;
+  WorkFailure describe_failure(const mtia_work& work, mtia_status status) const noexcept;
   void keep(const WorkFailure& failure) noexcept;
   const Frame* frame_on_this_thread() const noexcept;
 
-  [[gnu::tls_model("initial-exec")]] static constinit thread_local const Frame* innermost_frame;
+  [[gnu::tls_model("initial-exec")]] static constinit thread_local Frame* innermost_frame;
 
   Device& device_;
   const int32_t index_;

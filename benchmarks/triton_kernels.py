@@ -1,0 +1,318 @@
+"""Hand-written Triton kernels on mtia against eager PyTorch on the CPU, and what compiling them costs.
+
+python benchmarks/triton_kernels.py --threads 1
+python benchmarks/triton_kernels.py --cases 'softmax'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import triton_programs as programs
+from timing import Bar, Case, Group, Side, Tolerance, main, on
+from torch.nn import functional as F
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+sys.path.append(str(EXAMPLES))  # kernels that are examples too
+
+import triton_attention  # noqa: E402
+import triton_dropout  # noqa: E402
+import triton_layer_norm  # noqa: E402
+import triton_softmax  # noqa: E402
+import triton_vector_add  # noqa: E402
+
+SEED = 0
+MEBI = 2**20
+SUMS = Tolerance(relative=1e-4, absolute=1e-3)
+ROUGH = Tolerance(relative=2e-2, absolute=0.5)  # of sums in bfloat16
+KERNELS = Group("the kernels", Bar(ratio=1.3))
+
+REACHES_THE_CPU = Bar(ratio=1.0)
+
+Operands = Callable[[], Sequence[torch.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    name: str
+    ours: Callable[..., torch.Tensor]
+    peer: Callable[..., torch.Tensor]
+    operands: Operands
+    bar: Bar = REACHES_THE_CPU
+    group: Group | None = KERNELS
+    tolerance: Tolerance | None = None
+    bytes_moved: int = 0
+    compared: Callable[[torch.Tensor], torch.Tensor] = lambda result: result
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def small_integers(*shape: int) -> torch.Tensor:
+    return torch.randint(-8, 8, shape, dtype=torch.int8)
+
+
+def rotary_operands() -> Sequence[torch.Tensor]:
+    angles = torch.rand(1024, 32)
+    return [normal(2, 8, 1024, 64), angles.cos(), angles.sin()]
+
+
+def rotary_eager(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1)
+
+
+def fraction_of_zeros(result: torch.Tensor) -> torch.Tensor:
+    """Random numbers of two generators have nothing else in common."""
+    return (result == 0).float().mean()
+
+
+def matmul_kernel(m: int, n: int, k: int) -> Kernel:
+    return Kernel(
+        f"matmul fp32 {m} x {n} x {k}",
+        programs.matmul,
+        torch.matmul,
+        lambda: [normal(m, k), normal(k, n)],
+        bar=Bar(ratio=0.9),
+        group=None,
+        tolerance=SUMS,
+    )
+
+
+KERNEL_ROWS: tuple[Kernel, ...] = (
+    Kernel(
+        "vector add 16M",
+        triton_vector_add.add,
+        torch.add,
+        lambda: [normal(16 * MEBI), normal(16 * MEBI)],
+        bytes_moved=3 * 4 * 16 * MEBI,
+    ),
+    Kernel(
+        "silu(x) * y 16M",
+        programs.silu_mul,
+        lambda x, y: F.silu(x) * y,
+        lambda: [normal(16 * MEBI), normal(16 * MEBI)],
+        tolerance=SUMS,
+    ),
+    Kernel("gelu 16M", programs.gelu, F.gelu, lambda: [normal(16 * MEBI)], tolerance=SUMS),
+    *(
+        Kernel(
+            f"softmax 4096 x {columns}",
+            triton_softmax.softmax,
+            lambda x: torch.softmax(x, -1),
+            lambda columns=columns: [normal(4096, columns)],  # type: ignore[misc]
+        )
+        for columns in (1024, 8192)
+    ),
+    Kernel(
+        "layer norm 4096 x 1024",
+        triton_layer_norm.layer_norm,
+        lambda x, w, b: F.layer_norm(x, (1024,), w, b),
+        lambda: [normal(4096, 1024), normal(1024), normal(1024)],
+        tolerance=SUMS,
+    ),
+    Kernel(
+        "RMS norm 4096 x 1024",
+        programs.rms_norm,
+        lambda x, w: F.rms_norm(x, (1024,), w, 1e-6),
+        lambda: [normal(4096, 1024), normal(1024)],
+        tolerance=SUMS,
+    ),
+    Kernel(
+        "sum over the first axis 4096 x 4096",
+        programs.sum_first_axis,
+        lambda x: x.sum(0),
+        lambda: [normal(4096, 4096)],
+        tolerance=SUMS,
+    ),
+    Kernel(
+        "sum over the last axis 4096 x 4096",
+        programs.sum_last_axis,
+        lambda x: x.sum(1),
+        lambda: [normal(4096, 4096)],
+        tolerance=SUMS,
+    ),
+    Kernel(
+        "x.t() + y 2048 x 2048",
+        programs.transpose_add,
+        lambda x, y: x.t() + y,
+        lambda: [normal(2048, 2048), normal(2048, 2048)],
+    ),
+    Kernel(
+        "cross entropy 4096 x 32000",
+        programs.cross_entropy,
+        F.cross_entropy,
+        lambda: [normal(4096, 32000), torch.randint(32000, (4096,))],
+        tolerance=SUMS,
+    ),
+    Kernel(
+        "dropout 16M",
+        lambda x: triton_dropout.dropout(x, 0.5, SEED),
+        lambda x: F.dropout(x, 0.5),
+        lambda: [normal(16 * MEBI)],
+        tolerance=Tolerance(relative=0, absolute=1e-3),
+        compared=fraction_of_zeros,
+    ),
+    Kernel("rotary embedding B2 H8 T1024 D64", programs.rotary, rotary_eager, rotary_operands, tolerance=SUMS),
+    Kernel(
+        "attention B2 H8 T1024 D64, causal",
+        lambda q, k, v: triton_attention.attention(q, k, v, causal=True),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        lambda: [normal(2, 8, 1024, 64) for _ in range(3)],
+        tolerance=SUMS,
+    ),
+    *(matmul_kernel(*shape) for shape in ((512,) * 3, (1024,) * 3, (2048,) * 3, (4096, 64, 1024), (64, 4096, 1024))),
+    Kernel(
+        "matmul bf16 1024",
+        programs.matmul,
+        torch.matmul,
+        lambda: [normal(1024, 1024, dtype=torch.bfloat16), normal(1024, 1024, dtype=torch.bfloat16)],
+        bar=Bar(ratio=0.6),
+        group=None,
+        tolerance=ROUGH,
+    ),
+    Kernel(
+        "matmul int8 1024",
+        programs.matmul,
+        torch._int_mm,
+        lambda: [small_integers(1024, 1024), small_integers(1024, 1024)],
+        bar=Bar(),
+        group=None,
+    ),
+)
+
+
+def case(kernel: Kernel) -> Case:
+    return Case(
+        kernel.name,
+        ours=lambda: side("mtia", kernel, kernel.ours),
+        peer=lambda: side("cpu", kernel, kernel.peer),
+        bar=kernel.bar,
+        group=kernel.group,
+        tolerance=kernel.tolerance,
+        bytes_moved=kernel.bytes_moved,
+    )
+
+
+def side(device: str, kernel: Kernel, function: Callable[..., torch.Tensor]) -> Side:
+    torch.manual_seed(SEED)
+    operands = [operand.to(device) for operand in kernel.operands()]
+    last: list[torch.Tensor] = []
+
+    def run() -> None:
+        last[:] = [function(*operands)]
+
+    return on(device, run, lambda: kernel.compared(last[0].cpu()))
+
+
+# The interpreter -----------------------------------------------------------------------------------------------------
+
+INTERPRETED = """
+import sys
+import torch
+sys.path.append({examples!r})
+from triton_vector_add import add_kernel
+torch.manual_seed({seed})
+x, y = torch.randn({size}), torch.randn({size})
+out = torch.empty_like(x)
+for line in sys.stdin:
+    add_kernel[({size} // 4096,)](x, y, out, {size}, BLOCK=4096)
+    print(float(out.double().sum()), flush=True)
+"""
+
+
+def interpreter() -> Side:
+    """Triton's interpreter, in a process that can do nothing else."""
+    script = INTERPRETED.format(examples=str(EXAMPLES), seed=SEED, size=MEBI)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    requests, answers, last = process.stdin, process.stdout, [0.0]
+
+    def run() -> None:
+        requests.write("again\n")
+        requests.flush()
+        last[0] = float(answers.readline())
+
+    return Side(run, lambda: None, lambda: last[0])
+
+
+def added() -> Side:
+    torch.manual_seed(SEED)
+    x, y = normal(MEBI).to("mtia"), normal(MEBI).to("mtia")
+    last: list[torch.Tensor] = []
+
+    def run() -> None:
+        last[:] = [triton_vector_add.add(x, y)]
+
+    return on("mtia", run, lambda: float(last[0].cpu().double().sum()))
+
+
+# Compilation ---------------------------------------------------------------------------------------------------------
+
+
+def compilation(source: Path, name: str, warm_up: Callable[[object], object]) -> Side:
+    """From source to something that can be called, each time of a kernel that was never compiled before."""
+    folder = Path(tempfile.mkdtemp(prefix="triton_kernels_"))
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "cache")
+    numbers = itertools.count()
+
+    def run() -> None:
+        number = next(numbers)
+        path = folder / f"copy{number}.py"
+        path.write_text(source.read_text().replace(f"def {name}(", f"def {name}{number}("))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        compiled = warm_up(getattr(module, f"{name}{number}"))
+        compiled._init_handles()  # type: ignore[attr-defined]
+
+    return Side(run, lambda: None, lambda: None)
+
+
+def compile_silu() -> Side:
+    pointers = (torch.float32,) * 3
+    return compilation(
+        Path(programs.__file__),
+        "silu_mul_kernel",
+        lambda kernel: kernel.warmup(*pointers, 16 * MEBI, BLOCK=4096, grid=(1,)),  # type: ignore[attr-defined]
+    )
+
+
+def compile_attention() -> Side:
+    pointers = (torch.float32,) * 4
+    blocks = {"CAUSAL": True, "DIMENSION": 64, "BLOCK_M": 64, "BLOCK_N": 64}
+    return compilation(
+        EXAMPLES / "triton_attention.py",
+        "attention_kernel",
+        lambda kernel: kernel.warmup(*pointers, 1024, 0.125, **blocks, grid=(1,)),  # type: ignore[attr-defined]
+    )
+
+
+CASES = (
+    *(case(kernel) for kernel in KERNEL_ROWS),
+    Case("vector add 1M", added, interpreter, peer_name="interpreter", bar=Bar(ratio=300)),
+    Case("compile silu(x) * y", compile_silu, note="60 ms at most"),
+    Case("compile attention", compile_attention, note="250 ms at most"),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(CASES, __doc__))

@@ -1,0 +1,43 @@
+// Kernels compiled by torch_mtia.triton, loaded and launched. See Note [Kernel image] in mtia_runtime.h.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "../runtime/mtia_runtime.h"
+#include "MTIAStream.h"
+
+namespace torch_mtia {
+
+// One kernel on one device. It may be destroyed while launches of it are under way.
+class MTIAKernel {
+ public:
+  // Raises RuntimeError for an image that the driver does not load, with the reason.
+  MTIAKernel(c10::DeviceIndex device, std::string name, std::string_view image);
+  ~MTIAKernel();
+  MTIAKernel(const MTIAKernel&) = delete;
+  MTIAKernel& operator=(const MTIAKernel&) = delete;
+
+  const std::string& name() const { return name_; }
+  c10::DeviceIndex device() const { return device_; }
+
+  // Asynchronous. `packed_arguments` is the block that the image describes; it is read before the return. The stream
+  // must be of the kernel's device. With launch blocking, raises what the kernel reports.
+  void launch(const MTIAStream& stream, const std::array<int32_t, 3>& grid, const void* packed_arguments,
+              uint32_t packed_arguments_size) const;
+
+  // From now on launches tell kernels which memory is live. Kernels that were compiled to check their accesses do.
+  static void set_check_bounds(bool check) { check_bounds_ = check; }
+
+ private:
+  static inline bool check_bounds_ = false;
+
+  const c10::DeviceIndex device_;
+  const std::string name_;
+  mtia_module module_ = nullptr;
+  mtia_function function_ = nullptr;
+};
+
+}  // namespace torch_mtia

@@ -1,0 +1,60 @@
+// A loaded kernel, and its launches as work items.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "../mtia_runtime.h"
+#include "copy.h"
+#include "image.h"
+#include "stream.h"
+
+namespace torch_mtia::runtime::host {
+
+// Shared by its module and by the launches of it that are queued.
+class Kernel : public std::enable_shared_from_this<Kernel> {
+ public:
+  // Throws Failure: see Image.
+  Kernel(int32_t device, const void* image, uint64_t size, const Parallelism& parallelism, int64_t host_offset);
+
+  const Image& image() const { return image_; }
+  int32_t device() const { return device_; }
+
+  // Returns as Stream::launch does. Throws Failure: INVALID_VALUE.
+  mtia_status launch(Stream& stream, const mtia_kernel_launch& launch) const;
+
+ private:
+  class Launch;
+
+  // Estimated nanoseconds of one program.
+  uint64_t cost_per_program() const { return cost_per_program_.load(std::memory_order_relaxed); }
+  void measured(uint64_t nanoseconds, int64_t programs) const;
+
+  const int32_t device_;
+  const Image image_;
+  const Parallelism parallelism_;
+  const int64_t host_offset_;
+  mutable std::atomic<uint64_t> cost_per_program_;
+};
+
+// What an mtia_module stands for. Its one function is the kernel.
+struct Module {
+  std::shared_ptr<Kernel> kernel;
+};
+
+inline Module* module_of(mtia_module handle) {
+  return reinterpret_cast<Module*>(handle);
+}
+inline mtia_module handle_of(Module* module) {
+  return reinterpret_cast<mtia_module>(module);
+}
+inline Kernel* kernel_of(mtia_function handle) {
+  return reinterpret_cast<Kernel*>(handle);
+}
+inline mtia_function handle_of(Kernel* kernel) {
+  return reinterpret_cast<mtia_function>(kernel);
+}
+
+}  // namespace torch_mtia::runtime::host

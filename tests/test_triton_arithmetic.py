@@ -1,0 +1,321 @@
+"""Arithmetic, comparison, bit and cast operations of Triton kernels give what PyTorch gives, for every dtype."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton_image import image_driver, with_source  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("image_driver")
+
+N = 256
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@triton.jit
+def unary_kernel(x, z, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(x + i)
+    tl.store(z + i, EXPRESSION)  # noqa: F821
+
+
+@triton.jit
+def binary_kernel(x, y, z, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(x + i)
+    y = tl.load(y + i)
+    tl.store(z + i, EXPRESSION)  # noqa: F821
+
+
+def integers(dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    info = np.iinfo(str(dtype).removeprefix("torch."))
+    generator = np.random.default_rng(seed)
+    values = generator.integers(info.min, info.max, N, dtype=info.dtype, endpoint=True)
+    values[:4] = [0, 1, info.min, info.max]
+    return torch.from_numpy(values)
+
+
+def floats(dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(N, generator=generator, dtype=torch.float64) * 3
+    values[:6] = torch.tensor([0.0, -0.0, 1.0, math.inf, -math.inf, math.nan])
+    return values.to(dtype)
+
+
+def run(expression: str, *operands: torch.Tensor, out: torch.dtype | None = None) -> torch.Tensor:
+    template = unary_kernel if len(operands) == 1 else binary_kernel
+    result = torch.empty(N, dtype=out or operands[0].dtype)
+    with_source(template, EXPRESSION=expression)[(1,)](*operands, result, N=N)
+    return result
+
+
+def equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    left, right = actual.numpy() if actual.dtype != torch.bfloat16 else actual.float().numpy(), expected
+    right = right.float().numpy() if right.dtype == torch.bfloat16 else right.numpy()
+    np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("operator", ["+", "-", "*", "&", "|", "^"])
+def test_integer_operators_wrap_around(dtype: torch.dtype, operator: str) -> None:
+    x, y = integers(dtype), integers(dtype, 1)
+    with np.errstate(over="ignore"):
+        expected = eval(f"x {operator} y", {}, {"x": x.numpy(), "y": y.numpy()})
+    equal(run(f"x {operator} y", x, y), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("operator", ["//", "%"])
+def test_integer_division_truncates_as_c_does(dtype: torch.dtype, operator: str) -> None:
+    x, y = integers(dtype), integers(dtype, 1)
+    y = torch.where(y.to(torch.int64) == 0, torch.ones_like(y), y) if dtype.is_signed else y
+    divisor = y.numpy().copy()
+    divisor[divisor == 0] = 3
+    if np.issubdtype(divisor.dtype, np.signedinteger):
+        divisor[(divisor == -1)] = -7
+    y = torch.from_numpy(divisor)
+    left, right = x.numpy().astype(object), divisor.astype(object)
+    quotient = np.array(
+        [abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) for a, b in zip(left, right, strict=True)]
+    )
+    expected = quotient if operator == "//" else left - quotient * right
+    equal(run(f"x {operator} y", x, y), torch.from_numpy(expected.astype(divisor.dtype)))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_dividing_by_zero_does_not_stop_the_process(dtype: torch.dtype) -> None:
+    x = integers(dtype)
+    run("x // y + x % y", x, torch.zeros(N, dtype=dtype))
+    if np.issubdtype(np.dtype(str(dtype).removeprefix("torch.")), np.signedinteger):
+        run("x // y + x % y", x, torch.full((N,), -1, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("operator", ["<<", ">>"])
+def test_shifts(dtype: torch.dtype, operator: str) -> None:
+    x = integers(dtype)
+    bits = dtype.itemsize * 8
+    y = torch.from_numpy((np.arange(N) % bits).astype(x.numpy().dtype))
+    expected = eval(f"x {operator} y", {}, {"x": x.numpy(), "y": y.numpy()})
+    equal(run(f"x {operator} y", x, y), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS])
+@pytest.mark.parametrize("operator", ["==", "!=", "<", "<=", ">", ">="])
+def test_comparisons(dtype: torch.dtype, operator: str) -> None:
+    make = floats if dtype.is_floating_point else integers
+    x, y = make(dtype), make(dtype, 1)
+    y[::3] = x[::3]
+    left, right = (v.float().numpy() if v.dtype == torch.bfloat16 else v.numpy() for v in (x, y))
+    expected = eval(f"x {operator} y", {}, {"x": left, "y": right})
+    equal(run(f"x {operator} y", x, y, out=torch.bool), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("operator", ["+", "-", "*", "/"])
+def test_float_operators_round_once(dtype: torch.dtype, operator: str) -> None:
+    x, y = floats(dtype), floats(dtype, 1)
+    expected = eval(f"x {operator} y", {}, {"x": x, "y": y})
+    if operator == "/" and dtype in (torch.float16, torch.bfloat16):
+        expected = (x.float() / y.float()).to(dtype)
+    equal(run(f"(x {operator} y).to(x.dtype)", x, y), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", ["minimum", "maximum"])
+@pytest.mark.parametrize("propagate", ["NONE", "ALL"])
+def test_extremes_and_nan(dtype: torch.dtype, name: str, propagate: str) -> None:
+    x, y = floats(dtype), floats(dtype, 1).roll(3)
+    reference = {
+        "NONE": {"minimum": torch.fmin, "maximum": torch.fmax},
+        "ALL": {"minimum": torch.minimum, "maximum": torch.maximum},
+    }
+    expected = reference[propagate][name](x, y)
+    equal(run(f"tl.{name}(x, y, propagate_nan=tl.PropagateNan.{propagate})", x, y), expected)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("name", ["minimum", "maximum"])
+def test_integer_extremes(dtype: torch.dtype, name: str) -> None:
+    x, y = integers(dtype), integers(dtype, 1)
+    expected = getattr(np, name)(x.numpy(), y.numpy())
+    equal(run(f"tl.{name}(x, y)", x, y), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("propagate", ["NONE", "ALL"])
+def test_clamp(dtype: torch.dtype, propagate: str) -> None:
+    x = floats(dtype)
+    expected = x.clamp(-1, 2)
+    if propagate == "NONE":
+        expected = torch.where(x.isnan(), torch.full_like(x, -1), expected)
+    low = "tl.full([N], -1.0, x.dtype)"
+    high = "tl.full([N], 2.0, x.dtype)"
+    equal(run(f"tl.clamp(x, {low}, {high}, propagate_nan=tl.PropagateNan.{propagate})", x), expected)
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS])
+def test_unary(dtype: torch.dtype) -> None:
+    x = floats(dtype) if dtype.is_floating_point else integers(dtype)
+    with np.errstate(over="ignore"):
+        negated = -x if dtype.is_floating_point else torch.from_numpy(0 - x.numpy())
+        if dtype.is_floating_point:
+            equal(run("-x", x).abs(), negated.abs())
+            equal(run("tl.abs(x)", x), x.abs())
+        else:
+            equal(run("~x", x), torch.from_numpy(~x.numpy()))
+            equal(run("-x" if dtype.is_signed else "0 - x", x), negated)
+
+
+@pytest.mark.parametrize("source", [*INTEGERS, torch.bool])
+@pytest.mark.parametrize("target", FLOATS)
+def test_integers_to_floats(source: torch.dtype, target: torch.dtype) -> None:
+    x = torch.arange(N) % 2 == 0 if source == torch.bool else integers(source)
+    name = f"tl.{str(target).removeprefix('torch.')}"
+    reference = x.numpy().astype(np.float64 if True else None)
+    if target == torch.float32:
+        expected = torch.from_numpy(x.numpy().astype(np.float32))
+    elif target == torch.float64:
+        expected = torch.from_numpy(reference)
+    else:
+        if source.itemsize == 8:
+            x = torch.from_numpy(x.numpy() >> 12)
+            reference = x.numpy().astype(np.float64)
+        if target == torch.float16:
+            with np.errstate(over="ignore"):
+                expected = torch.from_numpy(reference.astype(np.float16))
+        else:
+            expected = torch.from_numpy(reference).to(torch.bfloat16)
+            if source.itemsize >= 4:  # torch rounds twice
+                np.testing.assert_allclose(run(f"x.to({name})", x, out=target).float().numpy(), reference, rtol=2**-8)
+                return
+    equal(run(f"x.to({name})", x, out=target), expected)
+
+
+@pytest.mark.parametrize("source", FLOATS)
+@pytest.mark.parametrize("target", INTEGERS)
+def test_floats_to_integers(source: torch.dtype, target: torch.dtype) -> None:
+    low = 0.0 if target in (torch.uint8, torch.uint16, torch.uint32, torch.uint64) else -100.0
+    x = (torch.rand(N, dtype=torch.float64) * (100.0 - low) + low).to(source)
+    expected = torch.from_numpy(x.double().numpy().astype(str(target).removeprefix("torch.")))
+    equal(run(f"x.to(tl.{str(target).removeprefix('torch.')})", x, out=target), expected)
+
+
+@pytest.mark.parametrize("source", FLOATS)
+@pytest.mark.parametrize("target", FLOATS)
+def test_floats_to_floats(source: torch.dtype, target: torch.dtype) -> None:
+    bits = torch.randint(0, 1 << 16, (N,), dtype=torch.int32).to(torch.int16)
+    x = (
+        bits.view(source)
+        if source.itemsize == 2
+        else (torch.randn(N, dtype=torch.float64) * 10.0 ** torch.randint(-9, 9, (N,))).to(source)
+    )
+    expected = x.to(target)
+    if source == torch.float64 and target.itemsize == 2:
+        with np.errstate(over="ignore"):
+            expected = torch.from_numpy(x.numpy().astype(np.float16)) if target == torch.float16 else expected
+        if target == torch.bfloat16:  # torch rounds twice
+            np.testing.assert_allclose(run("x.to(tl.bfloat16)", x, out=target).double(), x, rtol=2**-8)
+            return
+    actual = run(f"x.to(tl.{str(target).removeprefix('torch.')})", x, out=target)
+    equal(torch.nan_to_num(actual), torch.nan_to_num(expected))
+    equal(actual.isnan(), expected.isnan())
+
+
+@pytest.mark.parametrize("source", INTEGERS)
+@pytest.mark.parametrize("target", INTEGERS)
+def test_integers_to_integers(source: torch.dtype, target: torch.dtype) -> None:
+    x = integers(source)
+    expected = torch.from_numpy(x.numpy().astype(str(target).removeprefix("torch.")))
+    equal(run(f"x.to(tl.{str(target).removeprefix('torch.')})", x, out=target), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("float8e5", torch.float8_e5m2), ("float8e4nv", torch.float8_e4m3fn), ("float8e5b16", torch.float8_e5m2fnuz),
+     ("float8e4b8", torch.float8_e4m3fnuz)],
+)  # fmt: skip
+@pytest.mark.parametrize("wide", [torch.float32, torch.float16, torch.bfloat16])
+def test_float8(name: str, dtype: torch.dtype, wide: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    numbers = codes.view(dtype)
+    actual = run(f"x.to(tl.{name}, bitcast=True).to(tl.{str(wide).removeprefix('torch.')})", codes, out=wide)
+    equal(actual, numbers.to(wide))
+    # Back: every number, and numbers between, rounded to the nearest even.
+    finite = numbers.float()[numbers.float().isfinite()].sort().values
+    between = torch.cat([finite, (finite[1:] + finite[:-1]) / 2])[:N]
+    x = torch.zeros(N)
+    x[: between.numel()] = between
+    x = x.to(wide)
+    back = run(f"x.to(tl.{name}).to(tl.uint8, bitcast=True)", x, out=torch.uint8).view(dtype)
+    np.testing.assert_array_equal(back.float().numpy(), x.to(dtype).float().numpy())
+
+
+def test_multiply_high() -> None:
+    for dtype, bits in ((torch.uint32, 32), (torch.uint64, 64)):
+        x, y = integers(dtype), integers(dtype, 1)
+        expected = [(int(a) * int(b)) >> bits for a, b in zip(x.numpy(), y.numpy(), strict=True)]
+        equal(run("tl.umulhi(x, y)", x, y), torch.from_numpy(np.array(expected, dtype=x.numpy().dtype)))
+
+
+def test_where_broadcasts_and_keeps_types() -> None:
+    x = torch.arange(N, dtype=torch.int32)
+    equal(run("tl.where(x % 2 == 0, x, -x)", x), torch.where(x % 2 == 0, x, -x))
+
+
+def test_bool_memory() -> None:
+    flags = torch.arange(N) % 3 == 0
+    equal(run("x ^ True", flags), ~flags)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int16])
+def test_bitcasts(dtype: torch.dtype) -> None:
+    x = integers({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
+    target = {torch.float32: "float32", torch.float64: "float64", torch.int32: "float32", torch.int16: "float16"}[dtype]
+    back = str(x.dtype).removeprefix("torch.")
+    equal(run(f"x.to(tl.{target}, bitcast=True).to(tl.{back}, bitcast=True)", x), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fused_multiply_add_rounds_once(dtype: torch.dtype) -> None:
+    x, y = floats(dtype)[6:].repeat(2)[:N], floats(dtype, 1)[6:].repeat(2)[:N]
+    actual = run("tl.fma(x, y, -x * y)", x, y)
+    assert actual.abs().max() <= torch.finfo(dtype).eps * 100
+
+
+def test_keyword_kernel_arguments_of_every_kind() -> None:
+    @triton.jit
+    def kernel(z, a, b, c, d, e):
+        tl.store(z, a.to(tl.float64))
+        tl.store(z + 1, b.to(tl.float64))
+        tl.store(z + 2, c.to(tl.float64))
+        tl.store(z + 3, d.to(tl.float64))
+        tl.store(z + 4, e.to(tl.float64))
+
+    result = torch.empty(5, dtype=torch.float64)
+    arguments: list[Any] = [7, -(1 << 40), 2.5, True, (1 << 64) - 1]
+    kernel[(1,)](result, *arguments)
+    assert result.tolist() == [7.0, float(-(1 << 40)), 2.5, 1.0, float((1 << 64) - 1)]
+
+
+@pytest.mark.parametrize("divisor", [3.0, -0.1, 7e-39, 1e-45, 3e38, 0.0, math.inf, math.nan, 2.0**64])
+def test_division_by_a_scalar_rounds_once(divisor: float) -> None:
+    @triton.jit
+    def kernel(x, y, z, N: tl.constexpr):
+        i = tl.arange(0, N)
+        tl.store(z + i, tl.load(x + i) / tl.load(y))
+
+    x = torch.cat([torch.randn(2000), torch.arange(-30.0, 30.0), torch.randn(2036) * 1e38])[:4096]
+    x[:5] = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan])
+    x[5:100] *= 1e-40
+    x = torch.nn.functional.pad(x, (0, 4096 - x.numel()))
+    y, z = torch.tensor([divisor]), torch.zeros(4096)
+    kernel[(1,)](x, y, z, N=4096)
+    np.testing.assert_array_equal(z.numpy(), (x / y).numpy())

@@ -1,0 +1,299 @@
+"""Control flow, calls, grids, and values that live across them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.compiler.errors import CompilationError
+from triton_image import image_driver  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("image_driver")
+
+
+def test_tensors_carried_by_a_loop_that_read_each_other() -> None:
+    @triton.jit
+    def kernel(x, rounds, N: tl.constexpr):
+        i = tl.arange(0, N)
+        a, b = tl.load(x + i), tl.load(x + N + i)
+        for k in range(rounds):
+            a, b = b, a + b * (k + 1)
+        tl.store(x + i, a)
+        tl.store(x + N + i, b)
+
+    for rounds in (0, 1, 4):
+        x = torch.randint(-5, 5, (64,))
+        a, b = x[:32].clone(), x[32:].clone()
+        for k in range(rounds):
+            a, b = b, a + b * (k + 1)
+        kernel[(1,)](x, rounds, N=32)
+        assert torch.equal(x, torch.cat([a, b]))
+
+
+def test_a_carried_tensor_that_is_transposed_every_round() -> None:
+    @triton.jit
+    def kernel(x, rounds, N: tl.constexpr):
+        i = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+        a = tl.load(x + i)
+        for _ in range(rounds):
+            a = tl.trans(a) + i
+        tl.store(x + i, a)
+
+    x = torch.randint(0, 9, (16, 16))
+    expected = x.clone()
+    for _ in range(3):
+        expected = expected.t() + torch.arange(256).view(16, 16)
+    kernel[(1,)](x, 3, N=16)
+    assert torch.equal(x, expected)
+
+
+def test_carried_tensors_of_several_shapes() -> None:
+    @triton.jit
+    def kernel(x, z, rounds, M: tl.constexpr, N: tl.constexpr):
+        i = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+        largest = tl.full([M], float("-inf"), tl.float32)
+        total = tl.zeros([M], tl.float32)
+        sums = tl.zeros([M, N], tl.float32)
+        for k in range(rounds):
+            v = tl.load(x + k * M * N + i)
+            new = tl.maximum(largest, tl.max(v, 1))
+            scale = tl.exp(largest - new)
+            p = tl.exp(v - new[:, None])
+            total = total * scale + tl.sum(p, 1)
+            sums = sums * scale[:, None] + p
+            largest = new
+        tl.store(z + i, sums / total[:, None])
+
+    x, z = torch.randn(5, 8, 32), torch.zeros(8, 32)
+    kernel[(1,)](x, z, 5, M=8, N=32)
+    softmax = x.permute(1, 0, 2).reshape(8, -1).softmax(1).view(8, 5, 32)
+    assert torch.allclose(z, softmax.sum(1), atol=1e-5)
+
+
+def test_while_with_tensors_and_break_conditions() -> None:
+    @triton.jit
+    def kernel(x, z, N: tl.constexpr):
+        i = tl.arange(0, N)
+        v = tl.load(x + i)
+        steps = 0
+        while (tl.max(v, 0) > 1) & (steps < 50):
+            v = v // 2
+            steps += 1
+        tl.store(z + i, v * 100 + steps)
+
+    x, z = torch.randint(1, 1000, (32,)), torch.zeros(32, dtype=torch.int64)
+    kernel[(1,)](x, z, N=32)
+    v, steps = x.clone(), 0
+    while v.max() > 1:
+        v, steps = v // 2, steps + 1
+    assert torch.equal(z, v * 100 + steps)
+
+
+def test_branches_with_tensors_and_scalars() -> None:
+    @triton.jit
+    def kernel(x, z, n, N: tl.constexpr):
+        i = tl.arange(0, N)
+        v = tl.load(x + i)
+        if n > 10:
+            if n > 20:
+                v = v * 3
+                scale = 7
+            else:
+                scale = 5
+            v = v + scale
+        else:
+            scale = 2
+        tl.store(z + i, v * scale)
+
+    x = torch.arange(32)
+    for n, expected in ((5, x * 2), (15, (x + 5) * 5), (25, (x * 3 + 7) * 7)):
+        z = torch.zeros_like(x)
+        kernel[(1,)](x, z, n, N=32)
+        assert torch.equal(z, expected)
+
+
+def test_early_returns() -> None:
+    @triton.jit
+    def kernel(x, n, m, N: tl.constexpr):
+        p = tl.program_id(0)
+        i = tl.arange(0, N)
+        v = tl.load(x + p * N + i)
+        if p >= n:
+            return
+        v = v + 1
+        tl.store(x + p * N + i, v)
+        if p >= m:
+            return
+        tl.store(x + p * N + i, v * 2)
+
+    x = torch.arange(128.0).view(4, 32)
+    expected = x.clone()
+    expected[0] = (x[0] + 1) * 2
+    expected[1:3] += 1
+    kernel[(4,)](x, 3, 1, N=32)
+    assert torch.equal(x, expected)
+
+
+def test_nested_loops_with_runtime_bounds() -> None:
+    @triton.jit
+    def kernel(z, n, m):
+        total = 0
+        for a in range(n):
+            for b in range(a, m, 2):
+                if (a + b) % 3 == 0:
+                    total += a * b
+        tl.store(z, total)
+
+    z = torch.zeros(1, dtype=torch.int32)
+    kernel[(1,)](z, 17, 23)
+    assert z.item() == sum(a * b for a in range(17) for b in range(a, 23, 2) if (a + b) % 3 == 0)
+
+
+def test_loops_of_the_language() -> None:
+    @triton.jit
+    def kernel(z, n, N: tl.constexpr):
+        total = tl.zeros([N], tl.int32)
+        for k in tl.range(10, n, -3):
+            total += k
+        for k in tl.static_range(4):
+            total += k * tl.arange(0, N)
+        tl.store(z + tl.arange(0, N), total)
+
+    z = torch.zeros(32, dtype=torch.int32)
+    kernel[(1,)](z, -5, N=32)
+    assert torch.equal(z, torch.full((32,), sum(range(10, -5, -3))).int() + 6 * torch.arange(32).int())
+
+
+@triton.jit(noinline=True)
+def outlined(x, place, scale):
+    v = tl.load(x + place)
+    if scale > 5:
+        return v * scale, scale
+    return v, scale + 1
+
+
+def test_functions_that_are_not_inlined() -> None:
+    @triton.jit
+    def kernel(x, z, n):
+        i = tl.program_id(0)
+        a, s = outlined(x, i, n)
+        b, t = outlined(x, i, s)
+        tl.store(z + i, a + b * 2 + t)
+
+    x = torch.randn(32)
+    for n in (3, 5, 8):
+        z = torch.zeros(32)
+        a, s = (x * n, n) if n > 5 else (x, n + 1)
+        b, t = (x * s, s) if s > 5 else (x, s + 1)
+        kernel[(32,)](x, z, n)
+        assert torch.allclose(z, a + b * 2 + t)
+
+
+def test_grids_of_three_dimensions() -> None:
+    @triton.jit
+    def kernel(z):
+        x, y, w = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        a, b, c = tl.num_programs(0), tl.num_programs(1), tl.num_programs(2)
+        tl.store(z + (w * b + y) * a + x, x * 10000 + y * 100 + w + c * 0)
+
+    z = torch.zeros(4, 3, 5, dtype=torch.int32)
+    kernel[(5, 3, 4)](z)
+    w, y, x = torch.meshgrid(torch.arange(4), torch.arange(3), torch.arange(5), indexing="ij")
+    assert torch.equal(z, (x * 10000 + y * 100 + w).int())
+
+
+def test_an_empty_kernel_without_arguments() -> None:
+    @triton.jit
+    def kernel():
+        pass
+
+    kernel[(3,)]()
+
+
+def test_tuples() -> None:
+    @triton.jit
+    def kernel(z, pair, N: tl.constexpr):
+        i = tl.arange(0, N)
+        tl.store(z + i, pair[0] + pair[1][0] * i)
+
+    z = torch.zeros(16, dtype=torch.int32)
+    kernel[(1,)](z, (3, (4, 5)), N=16)
+    assert torch.equal(z, 3 + 4 * torch.arange(16).int())
+
+
+def test_inline_assembly_is_refused_with_its_line() -> None:
+    @triton.jit
+    def kernel(z, N: tl.constexpr):
+        i = tl.arange(0, N)
+        v = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [i], dtype=tl.int32, is_pure=True, pack=1)
+        tl.store(z + i, v)
+
+    with pytest.raises(CompilationError, match="inline assembly") as error:
+        kernel[(1,)](torch.zeros(16, dtype=torch.int32), N=16)
+    assert "test_triton_control_flow.py" in str(error.value)
+
+
+# Debugging ------------------------------------------------------------------------------------------------------------
+
+
+def test_assertions() -> None:
+    @triton.jit
+    def kernel(x, N: tl.constexpr):
+        v = tl.load(x + tl.program_id(0) * N + tl.arange(0, N))
+        tl.device_assert(v < 50, "too large")
+        tl.device_assert(tl.sum(v, 0) >= 0)
+
+    x = torch.arange(64, dtype=torch.int32)
+    kernel[(1,)](x, N=32, debug=True)
+    with pytest.raises(RuntimeError, match=r"too large.*program 1, 0, 0"):
+        kernel[(2,)](x, N=32, debug=True)
+
+
+def test_prints() -> None:
+    import triton_image
+
+    @triton.jit
+    def kernel(x, y, N: tl.constexpr):
+        tl.device_print("value", tl.load(x + tl.arange(0, N)))
+        tl.device_print("scalar", tl.program_id(0), hex=True)
+        tl.device_print("float", tl.load(y + tl.arange(0, N)))
+
+    triton_image.printed.clear()
+    x = torch.tensor([-5, 0, 12345, 7], dtype=torch.int32)
+    y = torch.tensor([1.5, -0.001, 1e20, float("nan")])
+    kernel[(1,)](x, y, N=4)
+    text = "".join(triton_image.printed)
+    assert "pid (0, 0, 0) idx (0) value: -5\n" in text
+    assert "pid (0, 0, 0) idx (2) value: 12345\n" in text
+    assert "pid (0, 0, 0) scalar: 0x0\n" in text
+    assert "float: 1.500000\n" in text
+    assert "float: -0.001000\n" in text
+    assert "float: nan\n" in text
+    number = float(next(line for line in text.splitlines() if "e+" in line).rpartition(" ")[2])
+    assert abs(number / 1e20 - 1) < 1e-6
+
+
+@triton.jit
+def _swap_pairs_in_a_branch(x, swapped, out, flag, SIZE: tl.constexpr):
+    lane = tl.arange(0, SIZE)
+    loaded = tl.load(x + lane)
+    tl.store(x + lane, loaded + 1)
+    value = tl.abs(loaded).to(tl.int16)
+    result = value
+    if tl.load(flag) > 0:
+        first, second = tl.split(tl.reshape(value, (SIZE // 2, 2)))
+        result = tl.interleave(second, first)
+    tl.store(swapped + lane, result)
+    tl.store(out + lane, value)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_value_that_a_branch_rearranges_is_right_behind_it(taken: bool) -> None:
+    x = torch.arange(-8, 8, dtype=torch.int32)
+    flag = torch.tensor([int(taken)])
+    swapped, out = (torch.full((16,), 99, dtype=torch.int16) for _ in range(2))
+    expected = x.abs().to(torch.int16)
+    _swap_pairs_in_a_branch[(1,)](x, swapped, out, flag, SIZE=16)
+    assert torch.equal(out, expected)
+    assert torch.equal(swapped, expected.view(8, 2).flip(1).flatten() if taken else expected)

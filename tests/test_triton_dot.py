@@ -1,0 +1,137 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton_image import image_driver  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("image_driver")
+
+
+@triton.jit
+def dot_kernel(x, y, c, z, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, out: tl.constexpr, add: tl.constexpr):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    x = tl.load(x + m[:, None] * K + k[None, :])
+    y = tl.load(y + k[:, None] * N + n[None, :])
+    i = m[:, None] * N + n[None, :]
+    if add:
+        r = tl.dot(x, y, tl.load(c + i), out_dtype=out)
+    else:
+        r = tl.dot(x, y, out_dtype=out)
+    tl.store(z + i, r)
+
+
+SHAPES = [(16, 16, 16), (64, 64, 32), (128, 32, 16), (16, 128, 64), (1, 16, 16), (16, 1, 16), (16, 16, 1), (2, 4, 8)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("add", [False, True])
+def test_shapes(shape: tuple[int, int, int], add: bool) -> None:
+    m, n, k = shape
+    x, y, c, z = torch.randn(m, k), torch.randn(k, n), torch.randn(m, n), torch.zeros(m, n)
+    dot_kernel[(1,)](x, y, c, z, M=m, N=n, K=k, out=tl.float32, add=add)
+    assert torch.allclose(z, x @ y + (c if add else 0), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("operand", "result", "out"),
+    [
+        (torch.float16, torch.float32, tl.float32),
+        (torch.float16, torch.float16, tl.float16),
+        (torch.bfloat16, torch.float32, tl.float32),
+        (torch.float64, torch.float64, tl.float64),
+        (torch.int8, torch.int32, tl.int32),
+        (torch.float8_e5m2, torch.float32, tl.float32),
+        (torch.float8_e4m3fn, torch.float32, tl.float32),
+    ],
+)
+@pytest.mark.parametrize("add", [False, True])
+def test_dtypes(operand: torch.dtype, result: torch.dtype, out: tl.dtype, add: bool) -> None:
+    x, y = (torch.randint(-4, 5, shape).to(operand) for shape in ((32, 64), (64, 16)))
+    c, z = torch.randint(-4, 5, (32, 16)).to(result), torch.zeros(32, 16, dtype=result)
+    dot_kernel[(1,)](x, y, c, z, M=32, N=16, K=64, out=out, add=add)
+    expected = x.double() @ y.double() + (c.double() if add else 0)
+    assert torch.equal(z.double(), expected)
+
+
+def test_batches() -> None:
+    @triton.jit
+    def kernel(x, y, z, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+        b, m, n, k = tl.arange(0, B), tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+        x = tl.load(x + (b[:, None, None] * M + m[None, :, None]) * K + k[None, None, :])
+        y = tl.load(y + (b[:, None, None] * K + k[None, :, None]) * N + n[None, None, :])
+        tl.store(z + (b[:, None, None] * M + m[None, :, None]) * N + n[None, None, :], tl.dot(x, y))
+
+    x, y, z = torch.randn(4, 16, 32), torch.randn(4, 32, 8), torch.zeros(4, 16, 8)
+    kernel[(1,)](x, y, z, B=4, M=16, N=8, K=32)
+    assert torch.allclose(z, x @ y, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
+def test_a_chain_with_transposes(precision: str) -> None:
+    @triton.jit
+    def kernel(x, y, z, N: tl.constexpr, precision: tl.constexpr):
+        i = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+        x, y = tl.load(x + i), tl.load(y + i)
+        s = tl.dot(x, tl.trans(y), input_precision=precision)
+        s = s - tl.max(s, 1)[:, None]
+        p = tl.exp(s)
+        tl.store(z + i, tl.dot(p / tl.sum(p, 1)[:, None], y, input_precision=precision))
+
+    x, y, z = torch.randn(32, 32), torch.randn(32, 32), torch.zeros(32, 32)
+    kernel[(1,)](x, y, z, N=32, precision=precision)
+    assert torch.allclose(z, (x @ y.t()).softmax(1) @ y, atol=1e-4)
+
+
+def test_matmul_with_loop_carried_pointers_and_accumulator() -> None:
+    @triton.jit
+    def kernel(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+        m = tl.program_id(0) * BM + tl.arange(0, BM)
+        n = tl.program_id(1) * BN + tl.arange(0, BN)
+        k = tl.arange(0, BK)
+        pa = a + m[:, None] * K + k[None, :]
+        pb = b + k[:, None] * N + n[None, :]
+        acc = tl.zeros((BM, BN), tl.float32)
+        for start in range(0, K, BK):
+            x = tl.load(pa, mask=(m[:, None] < M) & (start + k[None, :] < K), other=0.0)
+            y = tl.load(pb, mask=(start + k[:, None] < K) & (n[None, :] < N), other=0.0)
+            acc += tl.dot(x, y)
+            pa += BK
+            pb += BK * N
+        tl.store(c + m[:, None] * N + n[None, :], acc.to(tl.float16), mask=(m[:, None] < M) & (n[None, :] < N))
+
+    a, b, c = torch.randn(50, 70), torch.randn(70, 40), torch.zeros(50, 40, dtype=torch.float16)
+    kernel[(4, 3)](a, b, c, 50, 40, 70, BM=16, BN=16, BK=32)
+    assert torch.allclose(c.float(), a @ b, atol=2e-2)
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e5m2", "bf16", "e2m1"])
+def test_scaled(kind: str) -> None:
+    @triton.jit
+    def kernel(x, sx, y, sy, z, kind: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, P: tl.constexpr):
+        m, n, k, g = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K // P), tl.arange(0, K // 32)
+        x = tl.load(x + m[:, None] * (K // P) + k[None, :])
+        y = tl.load(y + k[:, None] * N + n[None, :])
+        sx = tl.load(sx + m[:, None] * (K // 32) + g[None, :])
+        sy = tl.load(sy + n[:, None] * (K // 32) + g[None, :])
+        tl.store(z + m[:, None] * N + n[None, :], tl.dot_scaled(x, sx, kind, y, sy, kind))
+
+    m, n, k = 16, 32, 64
+    sx, sy = (torch.randint(120, 134, (rows, k // 32), dtype=torch.uint8) for rows in (m, n))
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    if kind == "e2m1":
+        cx, cy = torch.randint(0, 16, (m, k), dtype=torch.uint8), torch.randint(0, 16, (k, n), dtype=torch.uint8)
+        wide_x, wide_y = values[cx.long()], values[cy.long()]
+        x, y = cx[:, 0::2] | cx[:, 1::2] << 4, cy[0::2] | cy[1::2] << 4
+    else:
+        dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "bf16": torch.bfloat16}[kind]
+        x, y = torch.randint(-4, 5, (m, k)).to(dtype), torch.randint(-4, 5, (k, n)).to(dtype)
+        wide_x, wide_y = x.float(), y.float()
+    scaled_x = wide_x.double() * torch.exp2(sx.double() - 127).repeat_interleave(32, 1)
+    scaled_y = wide_y.double() * torch.exp2(sy.double() - 127).repeat_interleave(32, 1).t()
+    z = torch.zeros(m, n)
+    kernel[(1,)](x, sx, y, sy, z, kind=kind, M=m, N=n, K=k, P=2 if kind == "e2m1" else 1)
+    assert torch.allclose(z.double(), scaled_x @ scaled_y, rtol=1e-5, atol=1e-3)

@@ -1,0 +1,31 @@
+"""Random kernels compute what Triton's interpreter computes. See tools/triton_fuzz; `make fuzz` runs more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tools.triton_fuzz.__main__ import Fuzzer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAMS = 300
+PER_TEST = 25
+
+
+@pytest.fixture(scope="module")
+def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzer]:
+    folder: Path = tmp_path_factory.mktemp("fuzz")
+    fuzzer = Fuzzer(folder)
+    yield fuzzer
+    fuzzer.close()
+
+
+@pytest.mark.parametrize("first", range(0, PROGRAMS, PER_TEST))
+def test_random_kernels_agree_with_the_interpreter(fuzzer: Fuzzer, first: int) -> None:
+    outcomes = {seed: fuzzer.run(seed) for seed in range(first, first + PER_TEST)}
+    wrong = {seed: outcome for seed, outcome in outcomes.items() if outcome.kind != "same"}
+    assert not wrong, "\n".join(f"seed {seed}: {outcome.kind}\n{outcome.detail}" for seed, outcome in wrong.items())

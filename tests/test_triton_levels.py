@@ -1,0 +1,93 @@
+"""Code for every feature level of x86-64 gives the same results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton_image import image_driver  # noqa: F401
+
+from torch_mtia.triton.architecture import LEVELS, architecture
+
+pytestmark = pytest.mark.usefixtures("image_driver")
+
+NAMES = [name for name, _ in LEVELS]
+USABLE = NAMES[NAMES.index(architecture()) :]
+
+
+@pytest.fixture(params=USABLE)
+def level(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@triton.jit
+def conversions_kernel(x, half, brain, back, n, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    v = tl.load(x + i, mask=i < n, other=0.0)
+    tl.store(half + i, v.to(tl.float16), mask=i < n)
+    tl.store(brain + i, v.to(tl.bfloat16), mask=i < n)
+    tl.debug_barrier()
+    tl.store(back + i, tl.load(half + i, mask=i < n).to(tl.float32) + tl.floor(v), mask=i < n)
+
+
+def test_conversions_masks_and_rounding(level: str) -> None:
+    x = torch.randn(1000) * 100
+    half, brain, back = torch.zeros(1000).half(), torch.zeros(1000).bfloat16(), torch.zeros(1000)
+    compiled = conversions_kernel[(8,)](x, half, brain, back, 1000, N=128, arch=level)
+    assert compiled.metadata.arch == level
+    assert torch.equal(half, x.half())
+    assert torch.equal(brain, x.bfloat16())
+    assert torch.equal(back, half.float() + x.floor())
+
+
+@triton.jit
+def attention_kernel(q, k, v, o, T: tl.constexpr, D: tl.constexpr):
+    t, d = tl.arange(0, T), tl.arange(0, D)
+    i = t[:, None] * D + d[None, :]
+    s = tl.dot(tl.load(q + i), tl.trans(tl.load(k + i))) * 0.25
+    s = tl.where(t[:, None] >= t[None, :], s, float("-inf"))
+    p = tl.exp(s - tl.max(s, 1)[:, None])
+    tl.store(o + i, tl.dot(p / tl.sum(p, 1)[:, None], tl.load(v + i)))
+
+
+def test_products_reductions_and_exponentials(level: str) -> None:
+    q, k, v = (torch.randn(32, 16) for _ in range(3))
+    o = torch.zeros(32, 16)
+    attention_kernel[(1,)](q, k, v, o, T=32, D=16, arch=level)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert torch.allclose(o, expected, atol=1e-5)
+
+
+def test_fused_multiply_add_rounds_once_without_the_instruction(level: str) -> None:
+    @triton.jit
+    def kernel(x, y, z, w, N: tl.constexpr):
+        i = tl.arange(0, N)
+        tl.store(w + i, tl.fma(tl.load(x + i), tl.load(y + i), tl.load(z + i)))
+
+    x, y = torch.randn(4096), torch.randn(4096)
+    z = -(x * y) * torch.rand(4096).round()
+    w = torch.zeros(4096)
+    kernel[(1,)](x, y, z, w, N=4096, arch=level)
+    exact = (x.double() * y.double() + z.double()).float()
+    assert (w - exact).abs().max() <= 1e-12 + (exact.abs() * 1e-7).max()
+    cancelled = z != 0
+    assert torch.equal(w[cancelled], exact[cancelled])
+
+
+def test_unknown_levels_are_refused() -> None:
+    with pytest.raises(ValueError, match="architecture 'sm_90' is not known; valid: x86-64,"):
+        attention_kernel.warmup(*[torch.float32] * 4, T=32, D=16, arch="sm_90", grid=(1,))
+
+
+def test_the_code_can_be_looked_at() -> None:
+    compiled = attention_kernel.warmup(*[torch.float32] * 4, T=32, D=16, grid=(1,))
+    assert "tt.dot" in compiled.asm["ttir"]
+    assert "define void @mtia_entry" in compiled.asm["llir"]
+    assert "mtia_entry:" in compiled.asm["asm"]
+
+
+def test_the_table_of_operations_in_the_documentation_is_up_to_date() -> None:
+    from tools.triton_operations import PAGE, updated
+
+    assert PAGE.read_text() == updated(PAGE.read_text())

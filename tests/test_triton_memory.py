@@ -1,0 +1,255 @@
+"""Loads and stores: masks, gathers, scatters, broadcasts, views, and the order of accesses that may overlap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+import triton_image
+from triton_image import image_driver  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("image_driver")
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 15, 16, 17, 31, 100, 127, 128])
+def test_masks_and_other(n: int) -> None:
+    @triton.jit
+    def kernel(x, z, n, N: tl.constexpr):
+        i = tl.arange(0, N)
+        tl.store(z + i, tl.load(x + i, mask=i < n, other=-7.0), mask=i % 3 != 1)
+
+    x, z = torch.randn(n), torch.full((128,), 99.0)
+    kernel[(1,)](x, z, n, N=128)
+    expected = torch.full((128,), -7.0)
+    expected[:n] = x
+    expected[torch.arange(128) % 3 == 1] = 99.0
+    assert torch.equal(z, expected)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float64, torch.bool]
+)
+def test_every_element_size(dtype: torch.dtype) -> None:
+    @triton.jit
+    def kernel(x, z, n, N: tl.constexpr):
+        i = tl.program_id(0) * N + tl.arange(0, N)
+        tl.store(z + n - 1 - i, tl.load(x + i, mask=i < n), mask=i < n)
+
+    x = torch.randint(0, 2 if dtype == torch.bool else 100, (77,)).to(dtype)
+    z = torch.zeros_like(x)
+    kernel[(5,)](x, z, 77, N=16)
+    assert torch.equal(z, x.flip(0))
+
+
+def test_gather_and_scatter() -> None:
+    @triton.jit
+    def kernel(x, index, z, N: tl.constexpr):
+        i = tl.arange(0, N)
+        j = tl.load(index + i)
+        tl.store(z + j, tl.load(x + N - 1 - j))
+
+    x, index = torch.randn(64), torch.randperm(64)
+    z = torch.zeros(64)
+    kernel[(1,)](x, index, z, N=64)
+    expected = torch.zeros(64)
+    expected[index] = x[63 - index]
+    assert torch.equal(z, expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 64), (64, 2), (16, 16), (32, 8), (1, 128), (128, 1)])
+def test_two_dimensional_tiles_and_strides(shape: tuple[int, int]) -> None:
+    @triton.jit
+    def kernel(x, z, sx0, sx1, sz0, sz1, M: tl.constexpr, N: tl.constexpr):
+        r, c = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+        tl.store(z + r * sz0 + c * sz1, tl.load(x + r * sx0 + c * sx1) + r * 100 + c)
+
+    x = torch.randn(shape)
+    expected = x + torch.arange(shape[0])[:, None] * 100 + torch.arange(shape[1])
+    for source in (x, x.t().contiguous().t()):
+        for z in (torch.zeros(shape), torch.zeros(shape[::-1]).t()):
+            kernel[(1,)](source, z, *source.stride(), *z.stride(), M=shape[0], N=shape[1])
+            assert torch.allclose(z, expected)
+
+
+def test_index_arithmetic_with_division_and_remainder() -> None:
+    @triton.jit
+    def kernel(x, z, n, A, B: tl.constexpr):
+        i = tl.program_id(0) * B + tl.arange(0, B)
+        tl.store(z + i, tl.load(x + (i % A) * 3 + (i // A) * 5, mask=i < n), mask=i < n)
+
+    for columns in (64, 48, 7, 1, 16):
+        x, z = torch.randn(20000), torch.zeros(1000)
+        kernel[(8,)](x, z, 1000, columns, B=128)
+        i = torch.arange(1000)
+        assert torch.equal(z, x[(i % columns) * 3 + (i // columns) * 5])
+
+
+def test_pointers_in_memory() -> None:
+    @triton.jit
+    def kernel(table, z, N: tl.constexpr):
+        i = tl.arange(0, N)
+        pointer = tl.load(table + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+        tl.store(z + tl.program_id(0) * N + i, tl.load(pointer + i))
+
+    rows = [torch.randn(32) for _ in range(4)]
+    table = torch.tensor([row.data_ptr() for row in rows])
+    z = torch.zeros(4, 32)
+    kernel[(4,)](table, z, N=32)
+    assert torch.equal(z, torch.stack(rows))
+
+
+# Order ----------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def shift_kernel(x, z, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(z + i, tl.load(x + i) + 1)
+
+
+@pytest.mark.parametrize("shift", [-17, -1, 0, 1, 3, 16, 40])
+def test_a_program_reads_all_before_it_writes(shift: int) -> None:
+    memory = torch.arange(300.0)
+    expected = memory.clone()
+    expected[60 + shift : 60 + shift + 128] = memory[60:188] + 1
+    shift_kernel[(1,)](memory[60:], memory[60 + shift :], N=128)
+    assert torch.equal(memory, expected)
+
+
+def test_a_load_sees_stores_before_and_none_behind() -> None:
+    @triton.jit
+    def kernel(x, y, z, N: tl.constexpr):
+        i = tl.arange(0, N)
+        first = tl.load(x + i)
+        tl.store(y + i, first * 2)
+        second = tl.load(x + i)
+        tl.store(x + N - 1 - i, second + 1)
+        third = tl.load(y + i)
+        tl.store(z + i, first * 10000 + second * 100 + third)
+
+    x = torch.arange(1.0, 33.0)
+    memory, z = x.clone(), torch.zeros(32)
+    kernel[(1,)](memory, memory, z, N=32)
+    second = x * 2
+    third = (second + 1).flip(0)
+    assert torch.equal(z, x * 10000 + second * 100 + third)
+    assert torch.equal(memory, third)
+
+
+def test_indices_are_read_before_they_are_overwritten() -> None:
+    @triton.jit
+    def kernel(index, N: tl.constexpr):
+        i = tl.arange(0, N)
+        j = tl.load(index + i)
+        tl.store(index + j, i)
+
+    permutation = torch.randperm(64)
+    memory = permutation.clone()
+    kernel[(1,)](memory, N=64)
+    assert torch.equal(memory, permutation.argsort())
+
+
+def test_stores_in_a_loop_are_seen_by_the_next_round() -> None:
+    @triton.jit
+    def kernel(x, rounds, N: tl.constexpr):
+        i = tl.arange(0, N)
+        before = tl.load(x + i)
+        for _ in range(rounds):
+            v = tl.load(x + i)
+            w = tl.load(x + (i + 1) % N)
+            tl.store(x + i, v + w)
+        tl.store(x + N + i, before)
+
+    memory = torch.cat([torch.arange(16), torch.zeros(16, dtype=torch.int64)])
+    expected = torch.arange(16)
+    for _ in range(5):
+        expected = expected + expected.roll(-1)
+    kernel[(1,)](memory, 5, N=16)
+    assert torch.equal(memory[:16], expected)
+    assert torch.equal(memory[16:], torch.arange(16))
+
+
+def test_stores_under_a_condition() -> None:
+    @triton.jit
+    def kernel(x, z, flag, N: tl.constexpr):
+        i = tl.arange(0, N)
+        v = tl.load(x + i)
+        if flag > 0:
+            tl.store(x + i, v + 1)
+            v = tl.load(x + i) * 10
+        tl.store(z + i, v + tl.load(x + i))
+
+    for flag in (0, 1):
+        x, z = torch.arange(32.0), torch.zeros(32)
+        kernel[(1,)](x, z, flag, N=32)
+        old = torch.arange(32.0)
+        assert torch.equal(z, (old + 1) * 11 if flag else old * 2)
+
+
+# Descriptors and block pointers ---------------------------------------------------------------------------------------
+
+
+def test_block_pointers() -> None:
+    @triton.jit
+    def kernel(x, z, M, N, BM: tl.constexpr, BN: tl.constexpr):
+        source = tl.make_block_ptr(x, (M, N), (N, 1), (0, 0), (BM, BN), (1, 0))
+        total = tl.zeros((BM, BN), tl.float32)
+        for _ in range(0, N, BN):
+            total += tl.load(source, boundary_check=(0, 1), padding_option="zero")
+            source = tl.advance(source, (0, BN))
+        target = tl.make_block_ptr(z, (M, BN), (BN, 1), (0, 0), (BM, BN), (1, 0))
+        tl.store(target, total, boundary_check=(0,))
+
+    x, z = torch.randn(10, 40), torch.zeros(10, 16)
+    kernel[(1,)](x, z, 10, 40, BM=16, BN=16)
+    padded = torch.cat([x, torch.zeros(10, 8)], 1)
+    assert torch.allclose(z, padded.view(10, 3, 16).sum(1))
+
+
+def test_descriptors_made_in_the_kernel() -> None:
+    @triton.jit
+    def kernel(x, z, M, N, BM: tl.constexpr, BN: tl.constexpr):
+        source = tl.make_tensor_descriptor(x, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
+        target = tl.make_tensor_descriptor(z, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
+        for column in range(0, N, BN):
+            target.store([tl.program_id(0) * BM, column], source.load([tl.program_id(0) * BM, column]) * 2)
+
+    x = torch.randn(20, 36)
+    z = torch.zeros_like(x)
+    kernel[(3,)](x, z, 20, 36, BM=8, BN=16)
+    assert torch.equal(z, x * 2)
+
+
+def test_descriptors_made_on_the_host() -> None:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    @triton.jit
+    def kernel(source, target, BM: tl.constexpr, BN: tl.constexpr):
+        row = tl.program_id(0) * BM
+        target.store([row, 0], source.load([row, 0]) + 1)
+
+    x = torch.randn(20, 16)
+    z = torch.zeros_like(x)
+    kernel[(3,)](TensorDescriptor.from_tensor(x, [8, 16]), TensorDescriptor.from_tensor(z, [8, 16]), BM=8, BN=16)
+    assert torch.equal(z, x + 1)
+
+
+# Bounds ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_access_outside_of_live_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    @triton.jit
+    def kernel(x, z, N: tl.constexpr):
+        i = tl.program_id(0) * N + tl.arange(0, N)
+        tl.store(z + i, tl.load(x + i))
+
+    x, z = torch.randn(64), torch.zeros(96)
+    spans = [(tensor.data_ptr(), tensor.numel() * 4) for tensor in (x, z)]
+    monkeypatch.setattr(triton_image, "live_ranges", spans)
+    with pytest.raises(
+        RuntimeError, match=r"reads outside of live memory through argument x .*program 2, 0, 0"
+    ):
+        kernel[(3,)](x, z, N=32, check_bounds=True)
+    kernel[(2,)](x, z, N=32, check_bounds=True)
+    assert torch.equal(z[:64], x)

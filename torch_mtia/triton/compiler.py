@@ -1,0 +1,222 @@
+"""Triton's backend `mtia`: from TTIR to a kernel image, in stages.
+
+ttir      Triton's passes on its own dialect
+llir      parse (ttir.py), emit nests of loops (emit/), optimize (machine.py): text of LLVM IR
+mtiabin   machine code as a kernel image (image.py)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from triton import knobs
+from triton.backends.compiler import BaseBackend, GPUTarget
+
+ABI_VERSION = 1  # of the image and its entry; part of the cache's key
+
+
+@dataclasses.dataclass(frozen=True)
+class MTIAOptions:
+    """What `kernel[grid](..., option=value)` may say. Options that only a GPU has are accepted and do nothing."""
+
+    arch: str = "x86-64"
+    backend_name: str = "mtia"
+    check_bounds: bool = False
+    debug: bool = False
+    sanitize_overflow: bool = True
+    enable_fp_fusion: bool = True
+    default_dot_input_precision: str = "ieee"
+    allowed_dot_input_precisions: tuple[str, ...] = ("tf32", "tf32x3", "ieee", "bf16x3", "bf16x6", "hf32")
+    supported_fp8_dtypes: tuple[str, ...] = ("fp8e5", "fp8e4nv", "fp8e4b15", "fp8e4b8", "fp8e5b16")
+    deprecated_fp8_dot_operand_dtypes: tuple[str, ...] = ()
+    max_num_imprecise_acc_default: int = 0
+    num_warps: int = 4
+    num_ctas: int = 1
+    num_stages: int = 3
+    warp_size: int = 32
+    cluster_dims: tuple[int, int, int] = (1, 1, 1)
+    maxnreg: int | None = None
+    min_shared_mem: int | None = None
+    extern_libs: tuple[Any, ...] | None = None
+    launch_cooperative_grid: bool = False
+    launch_pdl: bool = False
+    ir_override: str | None = None
+    instrumentation_mode: str = ""
+    fpsan_homomorphic_casts: bool = False
+    clc: bool = False
+    sched4reg: bool = False
+    waves_per_eu: int = 0
+    matrix_instr_nonkdim: int = 0
+    kpack: int = 1
+
+    def hash(self) -> str:
+        text = "_".join(f"{name}-{value}" for name, value in sorted(dataclasses.asdict(self).items()))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(MTIAOptions))
+
+
+@functools.cache
+def _source_hash() -> str:
+    """Of this package: a changed compiler must not find the objects of the old one."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).resolve().parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _compilation_error(message: str, file: str, line: int) -> Exception:
+    """A CompilationError that shows the kernel's line."""
+    from triton.compiler.errors import CompilationError
+
+    class Node:
+        lineno = line
+        col_offset = 0
+
+    source = None
+    if file and os.path.isfile(file):
+        source = Path(file).read_text(errors="replace")
+    error = CompilationError(source, Node(), message)
+    error.message = error.message if not file else f"{file}:{line}: {error.message}"
+    return error
+
+
+class MTIABackend(BaseBackend):
+    binary_ext = "mtiabin"
+
+    @staticmethod
+    def supports_target(target: GPUTarget) -> bool:
+        return bool(target.backend == "mtia")
+
+    def __init__(self, target: GPUTarget) -> None:
+        super().__init__(target)
+        self.binary_ext = "mtiabin"
+
+    def hash(self) -> str:
+        from torch_mtia.triton import machine
+
+        return f"mtia-{ABI_VERSION}-{self.target.arch}-{machine.version()}-{_source_hash()}"
+
+    def parse_options(self, opts: dict[str, Any]) -> MTIAOptions:
+        arguments = {name: value for name, value in opts.items() if name in OPTION_NAMES and value is not None}
+        arguments.setdefault("arch", str(knobs.runtime.override_arch or self.target.arch))
+        arguments.setdefault("check_bounds", os.environ.get("TORCH_MTIA_CHECK_BOUNDS") == "1")
+        if "extern_libs" in arguments and isinstance(arguments["extern_libs"], dict):
+            arguments["extern_libs"] = tuple(arguments["extern_libs"].items())
+        from torch_mtia.triton import machine
+
+        machine.level(arguments["arch"])
+        return MTIAOptions(**arguments)
+
+    def pack_metadata(self, metadata: Any) -> tuple[Any, ...]:
+        return (metadata.num_warps, metadata.num_ctas, metadata.shared)
+
+    def get_codegen_implementation(self, _options: Any) -> dict[str, Any]:
+        return {"min_dot_size": lambda *_types: (1, 1, 1)}
+
+    def get_module_map(self) -> dict[str, ModuleType]:
+        from triton.language.extra.cuda import libdevice
+
+        return {"triton.language.extra.libdevice": libdevice}
+
+    def load_dialects(self, ctx: Any) -> None:
+        """Triton's own dialects, which are always loaded, are enough."""
+
+    def add_stages(self, stages: dict[str, Any], options: Any, language: Any = None) -> None:
+        if language is not None and getattr(language, "name", "TRITON") != "TRITON":
+            raise RuntimeError("mtia compiles Triton's language, not Gluon")
+        stages["ttir"] = lambda source, _metadata: self.make_ttir(source)
+        stages["llir"] = lambda source, metadata: self.make_llir(source, metadata, options)
+        stages["asm"] = lambda source, metadata: self.make_assembly(source, metadata, options)
+        stages["mtiabin"] = lambda _source, metadata: self.make_image(metadata.pop("llir"), metadata, options)
+
+    @staticmethod
+    def make_ttir(module: Any) -> Any:
+        from triton._C.libtriton import ir, passes
+
+        manager = ir.pass_manager(module.context)
+        manager.enable_debug()
+        passes.common.add_inliner(manager)
+        if hasattr(passes.ttir, "add_rewrite_tensor_pointer"):
+            passes.ttir.add_rewrite_tensor_pointer(manager)
+        passes.ttir.add_rewrite_tensor_descriptor_to_pointer(manager)
+        passes.common.add_canonicalizer(manager)
+        passes.ttir.add_combine(manager)
+        passes.ttir.add_reorder_broadcast(manager)
+        passes.common.add_cse(manager)
+        if hasattr(passes.ttir, "add_triton_licm"):
+            passes.ttir.add_triton_licm(manager)
+        passes.common.add_symbol_dce(manager)
+        passes.ttir.add_loop_unroll(manager)
+        try:
+            manager.run(module, "make_ttir")
+        except TypeError:  # Triton 3.6
+            manager.run(module)
+        return module
+
+    @staticmethod
+    def make_llir(module: Any, metadata: dict[str, Any], options: MTIAOptions) -> str:
+        from torch_mtia.triton import machine, ttir
+        from torch_mtia.triton.emit.program import emit_program
+        from torch_mtia.triton.emit.registry import Unsupported
+
+        try:
+            parsed = ttir.parse(ttir.generic_text(module))
+            program = emit_program(parsed, options.arch, options.enable_fp_fusion, options.check_bounds)
+        except Unsupported as error:
+            location = error.location
+            raise _compilation_error(
+                error.message, location.file if location else "", location.line if location else 0
+            ) from None
+        metadata["name"] = parsed.kernel.name
+        metadata["shared"] = 0
+        metadata["tmem_size"] = 0
+        metadata["global_scratch_size"] = 0
+        metadata["global_scratch_align"] = 1
+        metadata["profile_scratch_size"] = 0
+        metadata["profile_scratch_align"] = 1
+        header = (
+            f"; mtia arguments={','.join(f'{kind}:{size}' for kind, size in program.arguments)} "
+            f"scratch={program.scratch_size} cost={program.cost}\n"
+        )
+        return header + str(machine.optimize(program.text, options.arch))
+
+    @staticmethod
+    def make_assembly(source: str, metadata: dict[str, Any], options: MTIAOptions) -> str:
+        """The machine code as text, for people. The image is made from the LLVM IR as well, which is handed on: LLVM's
+        assembler is not within reach."""
+        from torch_mtia.triton import machine
+
+        metadata["llir"] = source
+        return machine.assembly(source, options.arch)
+
+    @staticmethod
+    def make_image(source: str, metadata: dict[str, Any], options: MTIAOptions) -> bytes:
+        import llvmlite.binding as llvm
+
+        from torch_mtia.triton import image, machine
+
+        match = re.match(r"; mtia arguments=(\S*) scratch=(\d+) cost=(\d+)\n", source)
+        if match is None:
+            raise ValueError("the LLVM IR does not begin with the line that describes the kernel's arguments")
+        arguments = [image.Argument(*map(int, part.split(":"))) for part in match[1].split(",") if part]
+        code = machine.object_code(llvm.parse_assembly(source), options.arch)
+        return image.build(
+            code,
+            name=metadata["name"],
+            entry="mtia_entry",
+            arguments=arguments,
+            scratch_size=int(match[2]),
+            cpu_features=machine.level(options.arch).image_features,
+            cost_per_program=int(match[3]),
+        )

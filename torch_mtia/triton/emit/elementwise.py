@@ -1,0 +1,457 @@
+"""Arithmetic, comparison, bit and cast operations, lane by lane.
+
+Each function takes scalars or vectors of one width. The operands' element types are those of the operation in TTIR:
+narrow floating-point numbers arrive as integers, see floats.py.
+"""
+
+from __future__ import annotations
+
+from torch_mtia.triton import floats, vecmath
+from torch_mtia.triton.emit.registry import Unsupported, elementwise
+from torch_mtia.triton.lanes import guarded_divisor
+from torch_mtia.triton.llvm import (
+    Builder,
+    Value,
+    bits_of,
+    element_of,
+    floating,
+    integer,
+    lanes_of,
+    vector_type,
+    zero,
+)
+from torch_mtia.triton.ttir import Bits, Dense, Op, float_bits
+
+
+def source_element(op: Op) -> str:
+    return op.operands[0].type.element
+
+
+def result_element(op: Op) -> str:
+    return op.results[0].type.element
+
+
+def in_wide(b: Builder, op: Op, operands: list[Value]) -> list[Value]:
+    return [floats.widen(b, value, operand.type.element) for value, operand in zip(operands, op.operands, strict=True)]
+
+
+# Integers -------------------------------------------------------------------------------------------------------------
+
+
+@elementwise("arith.addi")
+def _addi(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return b.add(*operands)
+
+
+@elementwise("arith.subi")
+def _subi(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return b.sub(*operands)
+
+
+@elementwise("arith.muli")
+def _muli(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return b.mul(*operands)
+
+
+_BITWISE = {"arith.andi": "and", "arith.ori": "or", "arith.xori": "xor"}
+
+
+@elementwise(*_BITWISE)
+def _bitwise(b: Builder, op: Op, operands: list[Value]) -> Value:
+    left, right = operands
+    result = b.binary(_BITWISE[op.name], left, right)
+    result.divisor = min(left.divisor, right.divisor)
+    result.nonnegative = left.nonnegative and right.nonnegative
+    return result
+
+
+_SHIFTS = {"arith.shli": "shl", "arith.shrsi": "ashr", "arith.shrui": "lshr"}
+
+
+@elementwise(*_SHIFTS)
+def _shift(b: Builder, op: Op, operands: list[Value]) -> Value:
+    """Shifting by the width or more gives what shifting one by one would."""
+    value, amount = operands
+    name = _SHIFTS[op.name]
+    bits = bits_of(element_of(value))
+    if amount.constant is not None and 0 <= amount.constant < bits:
+        result = b.binary(name, value, amount)
+        if name == "shl":
+            result.divisor = min(value.divisor << min(amount.constant, 20), 1 << 20)
+        result.nonnegative = value.nonnegative
+        return result
+    if name == "ashr":
+        return b.binary(name, value, b.binary_intrinsic("umin", amount, b.integer_like(bits - 1, amount)))
+    in_range = b.icmp("ult", amount, b.integer_like(bits, amount))
+    safe = b.select(in_range, amount, b.integer_like(0, amount))
+    return b.select(in_range, b.binary(name, value, safe), b.integer_like(0, value))
+
+
+_DIVISIONS = {"arith.divsi": "sdiv", "arith.divui": "udiv", "arith.remsi": "srem", "arith.remui": "urem"}
+
+
+@elementwise(*_DIVISIONS, cost=8)
+def _division(b: Builder, op: Op, operands: list[Value]) -> Value:
+    """Dividing by zero, and the least number by -1, has no defined result, but must not stop the process."""
+    left, right = operands
+    name = _DIVISIONS[op.name]
+    if right.constant is not None and right.constant not in (0, -1):
+        result = b.binary(name, left, right)
+    else:
+        divisor = guarded_divisor(b, right)
+        if name in ("sdiv", "srem") and not right.nonnegative:
+            minus_one = b.icmp("eq", right, b.integer_like(-1, right))
+            divisor = b.select(minus_one, b.integer_like(1, right), divisor)
+            by_minus_one = b.sub(b.integer_like(0, left), left) if name == "sdiv" else b.integer_like(0, left)
+            result = b.select(minus_one, by_minus_one, _divide(b, name, left, divisor))
+        else:
+            result = _divide(b, name, left, divisor)
+    result.nonnegative = left.nonnegative and (right.nonnegative or name in ("srem", "urem"))
+    if name in ("srem", "urem"):
+        result.divisor = min(left.divisor, right.divisor)
+    return result
+
+
+def _divide(b: Builder, name: str, left: Value, right: Value) -> Value:
+    """x86 has no vector division of integers; f64 divides those of 32 bits exactly."""
+    if not lanes_of(left) or bits_of(element_of(left)) > 32:
+        return b.binary(name, left, right)
+    signed = name in ("sdiv", "srem")
+    to_float, to_int = ("sitofp", "fptosi") if signed else ("uitofp", "fptoui")
+    quotient = b.cast(
+        to_int, b.binary("fdiv", b.cast(to_float, left, "double"), b.cast(to_float, right, "double")), element_of(left)
+    )
+    if name.endswith("div"):
+        return quotient
+    return b.sub(left, b.mul(quotient, right))
+
+
+@elementwise("arith.ceildivsi", "arith.ceildivui", "arith.floordivsi", cost=10)
+def _rounded_division(b: Builder, op: Op, operands: list[Value]) -> Value:
+    left, right = operands
+    right = guarded_divisor(b, right)
+    signed = op.name.endswith("si")
+    quotient = b.binary("sdiv" if signed else "udiv", left, right)
+    remainder = b.sub(left, b.mul(quotient, right))
+    inexact = b.icmp("ne", remainder, b.integer_like(0, left))
+    if signed:
+        same_sign = b.icmp("sge", b.binary("xor", left, right), b.integer_like(0, left))
+        if op.name == "arith.floordivsi":
+            same_sign = b.binary("xor", same_sign, b.integer_like(1, same_sign))
+        inexact = b.binary("and", inexact, same_sign)
+    step = b.cast("zext", inexact, element_of(left))
+    return b.sub(quotient, step) if op.name == "arith.floordivsi" else b.add(quotient, step)
+
+
+_INTEGER_EXTREMES = {"arith.maxsi": "smax", "arith.maxui": "umax", "arith.minsi": "smin", "arith.minui": "umin"}
+
+
+@elementwise(*_INTEGER_EXTREMES)
+def _integer_extreme(b: Builder, op: Op, operands: list[Value]) -> Value:
+    left, right = operands
+    result = b.binary_intrinsic(_INTEGER_EXTREMES[op.name], left, right)
+    result.divisor = min(left.divisor, right.divisor)
+    result.nonnegative = left.nonnegative and right.nonnegative
+    return result
+
+
+@elementwise("math.absi")
+def _absi(b: Builder, op: Op, operands: list[Value]) -> Value:
+    (value,) = operands
+    return b.binary_intrinsic("smax", value, b.sub(b.integer_like(0, value), value))
+
+
+@elementwise("tt.mulhiui", cost=3)
+def _mulhiui(b: Builder, op: Op, operands: list[Value]) -> Value:
+    left, right = operands
+    element = element_of(left)
+    bits = bits_of(element)
+    if bits == 64:
+        return vecmath.high_of_64(b, left, right)
+    wide = f"i{2 * bits}"
+    product = b.mul(b.zext(left, wide), b.zext(right, wide))
+    return b.cast("trunc", b.binary("lshr", product, b.integer_like(bits, product)), element)
+
+
+@elementwise("arith.mulsi_extended", "arith.mului_extended", cost=4)
+def _mul_extended(b: Builder, op: Op, operands: list[Value]) -> list[Value]:
+    left, right = operands
+    element = element_of(left)
+    bits = bits_of(element)
+    low = b.binary("mul", left, right)
+    if bits < 64:
+        extend = "sext" if op.name == "arith.mulsi_extended" else "zext"
+        product = b.binary("mul", b.cast(extend, left, f"i{2 * bits}"), b.cast(extend, right, f"i{2 * bits}"))
+        return [low, b.cast("trunc", b.binary("lshr", product, b.integer_like(bits, product)), element)]
+    high = vecmath.high_of_64(b, left, right)
+    if op.name == "arith.mulsi_extended":
+        for one, other in ((left, right), (right, left)):
+            sign = b.binary("ashr", one, b.integer_like(63, one))
+            high = b.sub(high, b.binary("and", sign, other))
+    return [low, high]
+
+
+@elementwise("arith.addui_extended", cost=2)
+def _addui_extended(b: Builder, op: Op, operands: list[Value]) -> list[Value]:
+    left, right = operands
+    total = b.binary("add", left, right)
+    return [total, b.icmp("ult", total, left)]
+
+
+_PREDICATES = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
+
+
+@elementwise("arith.cmpi")
+def _cmpi(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return b.icmp(_PREDICATES[op.attributes["predicate"]], *operands)
+
+
+# Floating-point numbers -----------------------------------------------------------------------------------------------
+
+_FLOAT_ARITHMETIC = {"arith.addf": "fadd", "arith.subf": "fsub", "arith.mulf": "fmul"}
+
+
+@elementwise(*_FLOAT_ARITHMETIC)
+def _float_arithmetic(b: Builder, op: Op, operands: list[Value]) -> Value:
+    result = b.binary(_FLOAT_ARITHMETIC[op.name], *in_wide(b, op, operands), b.flags)
+    return floats.narrow(b, result, result_element(op))
+
+
+@elementwise("arith.divf", "tt.precise_divf", "tt.approx_divf", cost=6)
+def _divf(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return floats.narrow(b, b.fdiv(*in_wide(b, op, operands)), result_element(op))
+
+
+@elementwise("arith.remf", cost=40)
+def _remf(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return floats.narrow(b, vecmath.call(b, "fmod", *in_wide(b, op, operands)), result_element(op))
+
+
+@elementwise("arith.negf")
+def _negf(b: Builder, op: Op, operands: list[Value]) -> Value:
+    (value,) = operands
+    element = source_element(op)
+    if element in floats.WIDE:
+        return b.fneg(value)
+    return b.binary("xor", value, b.integer_like(1 << (bits_of(element_of(value)) - 1), value))
+
+
+@elementwise("math.absf")
+def _absf(b: Builder, op: Op, operands: list[Value]) -> Value:
+    (value,) = operands
+    element = source_element(op)
+    if element in floats.WIDE:
+        return b.unary_intrinsic("fabs", value)
+    return b.binary("and", value, b.integer_like((1 << (bits_of(element_of(value)) - 1)) - 1, value))
+
+
+_FLOAT_EXTREMES = {
+    "arith.maxnumf": ("ogt", False),
+    "arith.minnumf": ("olt", False),
+    "arith.maximumf": ("ogt", True),
+    "arith.minimumf": ("olt", True),
+}
+
+
+def extreme(b: Builder, name: str, left: Value, right: Value) -> Value:
+    """The larger or smaller of wide numbers; a NaN loses (`num`) or wins, and -0 is less than +0 when it wins."""
+    predicate, propagates = _FLOAT_EXTREMES[name]
+    larger = predicate == "ogt"
+    if not propagates:
+        # x86's maximum gives its second operand if one is NaN, so only that operand needs a look.
+        chosen = b.select(b.fcmp(predicate, left, right), left, right)
+        return b.select(b.fcmp("uno", right, right), left, chosen)
+    bits = b.bitcast(left, f"i{bits_of(element_of(left))}"), b.bitcast(right, f"i{bits_of(element_of(left))}")
+    chosen = b.select(b.fcmp(predicate, left, right), left, right)
+    zeros = b.bitcast(b.binary("and" if larger else "or", *bits), element_of(left))
+    chosen = b.select(b.fcmp("oeq", left, right), zeros, chosen)
+    return b.select(b.fcmp("uno", left, right), b.binary("fadd", left, right), chosen)
+
+
+@elementwise(*_FLOAT_EXTREMES, cost=2)
+def _float_extreme(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return floats.narrow(b, extreme(b, op.name, *in_wide(b, op, operands)), result_element(op))
+
+
+@elementwise("tt.clampf", cost=4)
+def _clampf(b: Builder, op: Op, operands: list[Value]) -> Value:
+    value, low, high = in_wide(b, op, operands)
+    kind = "imum" if op.attributes.get("propagateNan") in (0xFFFF, 65535) else "num"
+    clamped = extreme(b, f"arith.min{kind}f", extreme(b, f"arith.max{kind}f", value, low), high)
+    return floats.narrow(b, clamped, result_element(op))
+
+
+_FLOAT_PREDICATES = (
+    ["false", "oeq", "ogt", "oge", "olt", "ole", "one", "ord", "ueq", "ugt", "uge", "ult", "ule", "une", "uno", "true"]
+)  # fmt: skip
+
+
+@elementwise("arith.cmpf")
+def _cmpf(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return b.fcmp(_FLOAT_PREDICATES[op.attributes["predicate"]], *in_wide(b, op, operands))
+
+
+@elementwise("arith.select")
+def _select(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return b.select(*operands)
+
+
+@elementwise("math.fma")
+def _fma(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return floats.narrow(b, vecmath.call(b, "fma", *in_wide(b, op, operands)), result_element(op))
+
+
+_MATH = {
+    **{
+        f"math.{name}": name
+        for name in ["ceil", "floor", "cos", "sin", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "tanh"]
+    },
+    "tt.precise_sqrt": "sqrt",
+}
+
+
+@elementwise(*_MATH, cost=16)
+def _math(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return floats.narrow(b, vecmath.call(b, _MATH[op.name], *in_wide(b, op, operands)), result_element(op))
+
+
+@elementwise("tt.extern_elementwise", cost=16)
+def _extern(b: Builder, op: Op, operands: list[Value]) -> Value:
+    from torch_mtia.triton import libdevice
+
+    symbol = op.attributes["symbol"]
+    function = libdevice.FUNCTIONS.get(symbol)
+    if function is None:
+        raise Unsupported(f"the library function {symbol!r} is not known", op.location)
+    return function(b, *operands)
+
+
+@elementwise("tt.elementwise_inline_asm")
+def _inline_asm(b: Builder, op: Op, operands: list[Value]) -> Value:
+    raise Unsupported(
+        "inline assembly is written for one GPU and cannot run on mtia: "
+        f"{op.attributes.get('asm_string', '')!r}. Write the operation in Triton's language",
+        op.location,
+    )
+
+
+# Casts ----------------------------------------------------------------------------------------------------------------
+
+
+@elementwise("arith.extsi")
+def _extsi(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return b.sext(operands[0], floats.llvm_element(result_element(op)))
+
+
+@elementwise("arith.extui")
+def _extui(b: Builder, op: Op, operands: list[Value]) -> Value:
+    result = b.zext(operands[0], floats.llvm_element(result_element(op)))
+    result.nonnegative = True
+    return result
+
+
+@elementwise("arith.trunci")
+def _trunci(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return b.trunc(operands[0], floats.llvm_element(result_element(op)))
+
+
+@elementwise("arith.index_cast", "arith.index_castui")
+def _index_cast(b: Builder, op: Op, operands: list[Value]) -> Value:
+    (value,) = operands
+    target = floats.llvm_element(result_element(op))
+    if bits_of(element_of(value)) > bits_of(target):
+        return b.trunc(value, target)
+    return b.zext(value, target) if op.name.endswith("ui") else b.sext(value, target)
+
+
+@elementwise("arith.sitofp", "arith.uitofp")
+def _int_to_float(b: Builder, op: Op, operands: list[Value]) -> Value:
+    (value,) = operands
+    target = result_element(op)
+    name = op.name.removeprefix("arith.")
+    if target in floats.WIDE:
+        return b.cast(name, value, floats.WIDE[target])
+    # Through f64, so that the one rounding is the last.
+    wide = "double" if bits_of(element_of(value)) > 24 else "float"
+    return floats.narrow(b, b.cast(name, value, wide), target)
+
+
+@elementwise("arith.fptosi", "arith.fptoui", cost=2)
+def _float_to_int(b: Builder, op: Op, operands: list[Value]) -> Value:
+    (value,) = in_wide(b, op, operands)
+    target = floats.llvm_element(result_element(op))
+    if target == "i1":
+        return b.fcmp("une", value, zero(value.type))
+    name = op.name.removeprefix("arith.")
+    # What does not fit has no defined result in Triton; here it is never poison.
+    frozen = b.cast(name, value, target)
+    return b.define(frozen.type, f"freeze {frozen}")
+
+
+@elementwise("arith.extf", "arith.truncf")
+def _float_cast(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return floats.convert(b, operands[0], source_element(op), result_element(op))
+
+
+@elementwise("tt.fp_to_fp", cost=8)
+def _fp_to_fp(b: Builder, op: Op, operands: list[Value]) -> Value:
+    toward_zero = op.attributes.get("rounding") == 0
+    return floats.convert(b, operands[0], source_element(op), result_element(op), toward_zero)
+
+
+@elementwise("arith.bitcast", "tt.bitcast")
+def _bitcast(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return b.bitcast(operands[0], floats.llvm_element(result_element(op)))
+
+
+@elementwise("tt.ptr_to_int", "tt.int_to_ptr")
+def _address_cast(b: Builder, op: Op, operands: list[Value]) -> Value:
+    (value,) = operands
+    target = floats.llvm_element(result_element(op))
+    return b.zext(value, target) if bits_of(element_of(value)) < bits_of(target) else b.trunc(value, target)
+
+
+@elementwise("tt.addptr")
+def _addptr(b: Builder, op: Op, operands: list[Value]) -> Value:
+    address, offset = operands
+    size = pointee_size(op)
+    wide = b.sext(offset, "i64")
+    scaled = b.mul(wide, integer(size, wide.type)) if size != 1 else wide
+    return b.add(address, scaled)
+
+
+def pointee_size(op: Op) -> int:
+    pointee = op.operands[0].type.pointee
+    return 8 if pointee.startswith("!tt.ptr") else floats.element_size(pointee)
+
+
+def constant_value(op: Op, lanes: int, index: int | None = None) -> Value:
+    """The constant of an `arith.constant`, of a dense one the element `index`."""
+    value = op.attributes["value"]
+    if isinstance(value, Dense):
+        value = value.values[0 if value.splat else index or 0]
+    return literal(value, result_element(op), lanes)
+
+
+def literal(value: object, element: str, lanes: int) -> Value:
+    if floats.is_float_element(element):
+        if element in floats.WIDE and isinstance(value, float):
+            return floating(value, vector_type(lanes, floats.WIDE[element]))
+        if not isinstance(value, (int, float, Bits)):
+            raise Unsupported(f"constant {value!r} of type {element}")
+        if element in floats.FORMATS and element != "f16" and not isinstance(value, Bits):
+            raise Unsupported(f"constant {value!r} of type {element}")
+        return floats.constant(float_bits(value, element), element, lanes)
+    if not isinstance(value, int):
+        raise Unsupported(f"constant {value!r} of type {element}")
+    return integer(int(value), vector_type(lanes, floats.llvm_element(element)))
+
+
+@elementwise("arith.constant", cost=0)
+def _constant(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return constant_value(op, 0)
+
+
+@elementwise("ub.poison", cost=0)
+def _poison(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return zero(floats.llvm_element(result_element(op)))

@@ -1,0 +1,140 @@
+"""Reductions along one axis, with any combine function and any number of operands.
+
+The combine function is taken to be associative and commutative, as on a GPU: several strips accumulate side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch_mtia.triton.emit.kernel import KernelEmitter
+from torch_mtia.triton.emit.nest import Buffer, Index, Strip, innermost_first, write_buffer
+from torch_mtia.triton.emit.registry import statement
+from torch_mtia.triton.lanes import Lane, materialize
+from torch_mtia.triton.llvm import Value, integer
+from torch_mtia.triton.ttir import Op
+
+ACCUMULATORS = 4  # at least, side by side, so that one does not wait for the other
+MAX_SIDE = 8  # strips
+
+
+@statement("tt.reduce")
+def _reduce(em: KernelEmitter, op: Op) -> None:
+    axis = op.attributes["axis"]
+    shape = op.operands[0].type.shape
+    assert shape is not None
+    saves = em.prepare(op, op.operands, shape)
+    dim = em.choose_dim(op.operands, shape)
+    kept = {value: em.save_buffer(value, dim) for value in saves}
+    rest = tuple(size for d, size in enumerate(shape) if d != axis)
+    targets: list[Buffer | None] = [None] * len(op.results)
+    if op.results[0].type.shape is not None:
+        inner = dim if dim < axis else dim - 1
+        strides = innermost_first(rest, inner) if dim != axis else None
+        targets = [em.destination(result, strides) for result in op.results]
+    across = dim != axis
+    width = min(em.width, shape[dim])
+    width = width if width > 1 else 0
+    step = 1 if across or not width else width
+    # Across the axis, several strips side by side: each row is read once, over its whole length.
+    side = min(MAX_SIDE, shape[dim] // max(width, 1)) if across else 1
+    start = len(em.b.lines)
+    with em.loops_around(shape, axis, dim if across else None, width * side) as outer:
+        places: list[list[Lane]] = []
+        for number in range(side):
+            place = list(outer)
+            if across:
+                d = dim if dim < axis else dim - 1
+                first = em.b.add(outer[d].value, integer(number * max(width, 1), "i32"))
+                place[d] = Lane(first, 1 if width else 0)
+            places.append(place)
+        indices = [[*place[:axis], None, *place[axis:]] for place in places]
+        hoisted = [em.hoist(op.operands, shape, axis, index, width) for index in indices]
+
+        def element(position: Value) -> list[Lane]:
+            lane = Lane(position, 1 if step > 1 else 0)
+            lanes = []
+            for place, known in zip(places, hoisted, strict=True):
+                index: Index = (*place[:axis], lane, *place[axis:])
+                strip = Strip(em, index, width, kept, known)
+                lanes += [strip.value(operand) for operand in op.operands]
+            return lanes
+
+        results = _along(em, op, shape[axis], step, element, width, side)
+        if not across:
+            results = _fold_lanes(em, op, results, width)
+        for number, place in enumerate(places):
+            for operand, target in enumerate(targets):
+                value = results[number * len(targets) + operand]
+                if target is None:
+                    em.set_scalar(op.results[operand], value)
+                else:
+                    lane = Lane(value, None if across and width else 0)
+                    write_buffer(em.b, target, tuple(place), lane, width if across else 0)
+    trips = 1
+    for size in shape:
+        trips *= size
+    em.cost += (len(em.b.lines) - start) / ACCUMULATORS * em.trips * max(1, trips // max(width, 1))
+    em.buffers.update(kept)
+
+
+def _along(
+    em: KernelEmitter,
+    op: Op,
+    size: int,
+    step: int,
+    element: Callable[[Value], list[Lane]],
+    width: int,
+    side: int,
+) -> list[Value]:
+    """Combines the elements at 0, step, 2 * step, ... below size, of `side` strips each by itself."""
+    b = em.b
+    count = size // step
+    wanted = max(1, ACCUMULATORS // side)
+    chains = wanted if count >= 2 * wanted else 2 if count >= 4 and wanted > 1 else 1
+    operands = len(op.operands)
+
+    def at(position: Value) -> list[Value]:
+        return [materialize(b, lane, width) for lane in element(position)]
+
+    def combined(left: Sequence[Value], right: Sequence[Value]) -> list[Value]:
+        results: list[Value] = []
+        for first in range(0, side * operands, operands):
+            results += combine(em, op, left[first : first + operands], right[first : first + operands], width)
+        return results
+
+    accumulators = [at(integer(number * step, "i32")) for number in range(chains)]
+    if count > chains:
+        group = side * operands
+        loop = b.open_loop(chains * step, size, chains * step, [value for held in accumulators for value in held])
+        following: list[Value] = []
+        for number in range(chains):
+            fresh = at(b.add(loop.counter, integer(number * step, "i32")))
+            following += combined(loop.carried[number * group : (number + 1) * group], fresh)
+        flat = b.close_loop(loop, following)
+        accumulators = [flat[number * group : (number + 1) * group] for number in range(chains)]
+    while len(accumulators) > 1:
+        half = len(accumulators) // 2
+        accumulators = [combined(accumulators[number], accumulators[number + half]) for number in range(half)]
+    return accumulators[0]
+
+
+def combine(em: KernelEmitter, op: Op, left: Sequence[Value], right: Sequence[Value], width: int) -> list[Value]:
+    kind: int | None = None if width else 0
+    arguments = [Lane(value, kind) for value in (*left, *right)]
+    return [materialize(em.b, lane, width) for lane in em.inline(op.regions[0], arguments, width)]
+
+
+def _fold_lanes(em: KernelEmitter, op: Op, values: list[Value], width: int) -> list[Value]:
+    b = em.b
+    while width:
+        half = width // 2
+        if half == 1:
+            pairs = [(b.extract(value, 0), b.extract(value, 1)) for value in values]
+        else:
+            pairs = [
+                (b.shuffle(value, None, range(half)), b.shuffle(value, None, range(half, width))) for value in values
+            ]
+        width = half if half > 1 else 0
+        values = combine(em, op, [low for low, _ in pairs], [high for _, high in pairs], width)
+    return values

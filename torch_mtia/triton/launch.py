@@ -1,0 +1,66 @@
+"""The launcher of a compiled kernel: which Python arguments become which values of its packed block.
+
+The packing itself is C++ (csrc/python/packed_arguments.h); this module translates Triton's signature for it, once for
+each kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from torch_mtia._C import KernelLauncher
+
+# None: takes no room. (name, type): one value. (name, entries): a tuple. (name, entries, decompose): what decompose
+# makes of the value is the tuple.
+Decompose: TypeAlias = Callable[[Any], tuple[Any, ...]]
+Entry: TypeAlias = "tuple[str, str] | tuple[str, list[Entry]] | tuple[str, list[Entry], Decompose] | None"
+
+_DESCRIPTOR = re.compile(r"tensordesc<(?P<dtype>[^\[>]*)\[(?P<shape>[^\]]*)\]")
+
+
+def make_launcher(source: Any, _metadata: object = None) -> KernelLauncher:
+    """What Triton calls `launcher_cls`, with an ASTSource or an IRSource."""
+    signature: Mapping[Any, Any] = source.signature
+    return KernelLauncher([entry(str(name), kind) for name, kind in signature.items()])
+
+
+def entry(name: str, kind: Any) -> Entry:
+    """The entry of one argument, whose type is `kind` in Triton's signature."""
+    if isinstance(kind, tuple):
+        return (name, [entry(f"{name}[{i}]", element) for i, element in enumerate(kind)])
+    if kind == "constexpr":
+        return None
+    if match := _DESCRIPTOR.match(kind):
+        return _descriptor_entry(name, match["dtype"], match["shape"].count(",") + 1)
+    return (name, kind)
+
+
+def _descriptor_entry(name: str, dtype: str, rank: int) -> Entry:
+    """A tensor descriptor made on the host.
+
+    The kernel gets it twice: as Triton's pass rewrite_tensor_descriptor_to_pointer takes it apart, and the shape and
+    strides once more, as the front end passes them beside every descriptor.
+    """
+    types = [f"*{dtype}", *["i64"] * (2 * rank), *["i1"] * len(_descriptor_flags()), *["i32"] * rank, *["i64"] * rank]
+    return (name, [(name, kind) for kind in types], decompose_descriptor)
+
+
+def decompose_descriptor(descriptor: Any) -> tuple[Any, ...]:
+    """The values of `_descriptor_entry`, in order."""
+    shape, strides = tuple(descriptor.shape), tuple(descriptor.strides)
+    flags = [flag(descriptor) for flag in _descriptor_flags()]
+    return (descriptor.base, *shape, *strides, *flags, *shape, *strides)
+
+
+@functools.cache
+def _descriptor_flags() -> list[Callable[[Any], bool]]:
+    """The flags of this Triton's descriptors; the second came with 3.7."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    flags: list[Callable[[Any], bool]] = [lambda descriptor: descriptor.padding == "nan"]
+    if "round_f32_to_tf32" in TensorDescriptor.__dataclass_fields__:
+        flags.append(lambda descriptor: descriptor.round_f32_to_tf32)
+    return flags

@@ -1,0 +1,497 @@
+"""Writes LLVM IR as text: values, instructions, loops and functions.
+
+Text is several times quicker to make than the object trees of llvmlite.ir, and the kernels are small. A `Value` knows
+its LLVM type and, for integers, a few facts that decide whether an access is contiguous (Note [Lanes] in lanes.py).
+
+Types are strings in LLVM's spelling (`i32`, `float`, `<16 x float>`). Every function here works on a scalar or, lane by
+lane, on a vector; `like` gives a scalar type the width of another value's type.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import struct
+from collections.abc import Iterator, Sequence
+
+MAX_DIVISOR = 1 << 20
+
+
+class Value:
+    """An operand of an instruction."""
+
+    __slots__ = ("constant", "divisor", "nonnegative", "ref", "type")
+
+    def __init__(
+        self, ref: str, type: str, *, constant: int | None = None, divisor: int = 1, nonnegative: bool = False
+    ) -> None:
+        self.ref = ref
+        self.type = type
+        self.constant = constant  # of an integer scalar, where known
+        self.divisor = divisor  # a power of two that divides it
+        self.nonnegative = nonnegative
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.ref}"
+
+
+@functools.cache
+def split_type(type: str) -> tuple[int, str]:
+    """(lanes, element) of a type; 0 lanes for a scalar."""
+    if type[0] != "<":
+        return 0, type
+    lanes, _, element = type[1:-1].partition(" x ")
+    return int(lanes), element
+
+
+@functools.cache
+def vector_type(lanes: int, element: str) -> str:
+    return f"<{lanes} x {element}>" if lanes else element
+
+
+def lanes_of(value: Value) -> int:
+    return split_type(value.type)[0]
+
+
+def element_of(value: Value) -> str:
+    return split_type(value.type)[1]
+
+
+@functools.cache
+def bits_of(element: str) -> int:
+    return {"float": 32, "double": 64, "ptr": 64, "half": 16}.get(element) or int(element[1:])
+
+
+def is_float(element: str) -> bool:
+    return element in ("float", "double", "half")
+
+
+def like(value: Value, element: str) -> str:
+    return vector_type(lanes_of(value), element)
+
+
+def power_of_two_divisor(number: int) -> int:
+    return min(number & -number, MAX_DIVISOR) if number else MAX_DIVISOR
+
+
+def float_literal(value: float, element: str) -> str:
+    if element == "float":
+        value = struct.unpack("<f", struct.pack("<f", value))[0] if abs(value) < 3.5e38 else value
+    bits = struct.unpack("<Q", struct.pack("<d", value))[0]
+    return f"0x{bits:016X}"
+
+
+def integer(value: int, type: str) -> Value:
+    """A constant, also splat over a vector."""
+    lanes, element = split_type(type)
+    width = int(element[1:])
+    wrapped = value & ((1 << width) - 1)
+    signed = wrapped - (1 << width) if width > 1 and wrapped >> (width - 1) else wrapped
+    if lanes:
+        return Value(f"splat ({element} {signed})", type)
+    return Value(str(signed), type, constant=signed, divisor=power_of_two_divisor(signed), nonnegative=signed >= 0)
+
+
+def floating(value: float, type: str) -> Value:
+    lanes, element = split_type(type)
+    literal = float_literal(value, element)
+    return Value(f"splat ({element} {literal})" if lanes else literal, type)
+
+
+def floating_bits(bits: int, type: str) -> Value:
+    """A constant of type float or double, by its bits."""
+    lanes, element = split_type(type)
+    if element == "float":
+        sign, exponent, mantissa = bits >> 31, (bits >> 23) & 0xFF, bits & 0x7FFFFF
+        if exponent == 0xFF:
+            bits = sign << 63 | 0x7FF << 52 | mantissa << 29
+        else:
+            bits = struct.unpack("<Q", struct.pack("<d", struct.unpack("<f", struct.pack("<I", bits))[0]))[0]
+    literal = f"0x{bits:016X}"
+    return Value(f"splat ({element} {literal})" if lanes else literal, type)
+
+
+def constant_vector(values: Sequence[int], element: str) -> Value:
+    return Value("<" + ", ".join(f"{element} {value}" for value in values) + ">", vector_type(len(values), element))
+
+
+def iota(lanes: int, element: str) -> Value:
+    return constant_vector(range(lanes), element)
+
+
+@dataclasses.dataclass
+class CarriedLoop:
+    """A loop between `open_loop` and `close_loop`; `carried` are the values at the head of a round."""
+
+    counter: Value
+    carried: list[Value]
+    head: str
+    before: str
+    start: list[tuple[Value, str]]
+    end: int
+    step: int
+    slot: int = 0
+    begin: int = 0
+
+
+class Builder:
+    """Appends instructions to the function that is being written."""
+
+    def __init__(self, features: frozenset[str], contract: bool) -> None:
+        self.features = features
+        self.flags = " contract" if contract else ""
+        self.lines: list[str] = []
+        self.entry: list[str] = []  # stack slots
+        self.counter = 0
+        self.block = "entry"
+        self.declarations: dict[str, str] = {}
+        self.globals: list[str] = []
+        self.functions: dict[str, str] = {}  # definitions, by name
+
+    # Functions --------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def function(self, name: str, result: str, parameters: Sequence[Value], attributes: str) -> Iterator[None]:
+        """Writes what is emitted inside the `with` as the body of a function of this module."""
+        saved = self.lines, self.entry, self.block
+        self.lines, self.entry, self.block = [], [], "entry"
+        yield
+        listed = ", ".join(f"{value.type} {value.ref}" for value in parameters)
+        body = "\n".join(["entry:", *self.entry, *self.lines])
+        self.functions[name] = f"define {result} @{name}({listed}) {attributes} {{\n{body}\n}}\n"
+        self.lines, self.entry, self.block = saved
+
+    def name(self, stem: str = "v") -> str:
+        self.counter += 1
+        return f"%{stem}{self.counter}"
+
+    def emit(self, text: str) -> None:
+        self.lines.append("  " + text)
+
+    def define(self, type: str, text: str) -> Value:
+        self.counter += 1
+        ref = f"%v{self.counter}"
+        self.lines.append(f"  {ref} = {text}")
+        return Value(ref, type)
+
+    def declare(self, name: str, result: str, parameters: Sequence[str]) -> None:
+        self.declarations[name] = f"declare {result} @{name}({', '.join(parameters)})"
+
+    def intrinsic(self, name: str, result: str, *arguments: Value) -> Value:
+        self.declare(name, result, [argument.type for argument in arguments])
+        listed = ", ".join(map(str, arguments))
+        if result == "void":
+            self.emit(f"call void @{name}({listed})")
+            return Value("undef", "void")
+        return self.define(result, f"call {result} @{name}({listed})")
+
+    def module_text(self, triple: str, layout: str) -> str:
+        return "\n".join(
+            [
+                f'target datalayout = "{layout}"',
+                f'target triple = "{triple}"',
+                *self.globals,
+                *self.declarations.values(),
+                *self.functions.values(),
+            ]
+        )
+
+    # Control flow -----------------------------------------------------------------------------------------------------
+
+    def label(self, stem: str) -> str:
+        self.counter += 1
+        return f"{stem}{self.counter}"
+
+    def start(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+        self.block = label
+
+    def jump(self, label: str) -> None:
+        self.emit(f"br label %{label}")
+
+    def branch(self, condition: Value, yes: str, no: str) -> None:
+        self.emit(f"br i1 {condition.ref}, label %{yes}, label %{no}")
+
+    def phi(self, type: str, incoming: Sequence[tuple[Value, str]]) -> Value:
+        listed = ", ".join(f"[ {value.ref}, %{label} ]" for value, label in incoming)
+        return self.define(type, f"phi {type} {listed}")
+
+    @contextlib.contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """Runs the body of the `with` if `condition` is true."""
+        yes, done = self.label("then"), self.label("endif")
+        self.branch(condition, yes, done)
+        self.start(yes)
+        yield
+        self.jump(done)
+        self.start(done)
+
+    @contextlib.contextmanager
+    def loop(self, begin: int, end: int, step: int, type: str = "i32") -> Iterator[Value]:
+        """A counted loop with constant bounds; without a branch where it runs once."""
+        if begin + step >= end:
+            yield integer(begin, type)
+            return
+        head, exit_ = self.label("loop"), self.label("exit")
+        before = self.block
+        self.jump(head)
+        self.start(head)
+        counter, following = self.name("i"), self.name("n")
+        slot = len(self.lines)
+        self.lines.append("")
+        divisor = min(power_of_two_divisor(begin), power_of_two_divisor(step))
+        yield Value(counter, type, divisor=divisor, nonnegative=begin >= 0)
+        self.emit(f"{following} = add nuw nsw {type} {counter}, {step}")
+        done = self.define("i1", f"icmp eq {type} {following}, {end}")
+        self.lines[slot] = f"  {counter} = phi {type} [ {begin}, %{before} ], [ {following}, %{self.block} ]"
+        self.branch(done, exit_, head)
+        self.start(exit_)
+
+    def open_loop(self, begin: int, end: int, step: int, initial: Sequence[Value]) -> CarriedLoop:
+        """A counted loop that carries values; runs at least once. `close_loop` ends it."""
+        once = begin + step >= end
+        if once:
+            return CarriedLoop(integer(begin, "i32"), list(initial), "", "", [], end, step)
+        head, before = self.label("carry"), self.block
+        self.jump(head)
+        self.start(head)
+        counter = self.name("i")
+        carried = [Value(self.name("c"), value.type) for value in initial]
+        slot = len(self.lines)
+        self.lines += [""] * (1 + len(carried))
+        divisor = min(power_of_two_divisor(begin), power_of_two_divisor(step))
+        start = [(value, before) for value in initial]
+        loop = CarriedLoop(
+            Value(counter, "i32", divisor=divisor, nonnegative=begin >= 0), carried, head, before, start, end, step
+        )
+        loop.slot, loop.begin = slot, begin
+        return loop
+
+    def close_loop(self, loop: CarriedLoop, following: Sequence[Value]) -> list[Value]:
+        """The carried values after the loop, `following` being those after one round."""
+        if not loop.head:
+            return list(following)
+        counter = loop.counter.ref
+        advanced = self.name("n")
+        self.emit(f"{advanced} = add nuw nsw i32 {counter}, {loop.step}")
+        done = self.define("i1", f"icmp sge i32 {advanced}, {loop.end}")
+        end = self.block
+        self.lines[loop.slot] = f"  {counter} = phi i32 [ {loop.begin}, %{loop.before} ], [ {advanced}, %{end} ]"
+        for number, (carried, (start, before), value) in enumerate(
+            zip(loop.carried, loop.start, following, strict=True)
+        ):
+            self.lines[loop.slot + 1 + number] = (
+                f"  {carried.ref} = phi {carried.type} [ {start.ref}, %{before} ], [ {value.ref}, %{end} ]"
+            )
+        exit_ = self.label("exit")
+        self.branch(done, exit_, loop.head)
+        self.start(exit_)
+        return list(following)
+
+    # Memory -----------------------------------------------------------------------------------------------------------
+
+    def alloca(self, count: int, element: str) -> Value:
+        ref = self.name("slot")
+        self.entry.append(f"  {ref} = alloca [{count} x {element}], align 64")
+        return Value(ref, "ptr")
+
+    def constant_array(self, values: Sequence[int], element: str) -> Value:
+        """A table in read-only data."""
+        name = f"@table{len(self.globals)}"
+        listed = ", ".join(f"{element} {value}" for value in values)
+        self.globals.append(f"{name} = private unnamed_addr constant [{len(values)} x {element}] [{listed}], align 64")
+        return Value(name, "ptr")
+
+    def string(self, text: bytes) -> Value:
+        """A zero-terminated text in read-only data."""
+        return self.constant_array([*text, 0], "i8")
+
+    def load(self, type: str, address: Value, align: int) -> Value:
+        return self.define(type, f"load {type}, ptr {address.ref}, align {align}")
+
+    def store(self, value: Value, address: Value, align: int) -> None:
+        self.emit(f"store {value}, ptr {address.ref}, align {align}")
+
+    def offset(self, pointer: Value, bytes_: Value | int) -> Value:
+        if isinstance(bytes_, int):
+            if bytes_ == 0:
+                return pointer
+            bytes_ = integer(bytes_, "i64")
+        return self.define("ptr", f"getelementptr i8, ptr {pointer.ref}, {bytes_}")
+
+    def element_address(self, pointer: Value, element: str, index: Value) -> Value:
+        return self.define("ptr", f"getelementptr {element}, ptr {pointer.ref}, {index}")
+
+    # Arithmetic -------------------------------------------------------------------------------------------------------
+
+    def binary(self, name: str, left: Value, right: Value, flags: str = "") -> Value:
+        return self.define(left.type, f"{name}{flags} {left.type} {left.ref}, {right.ref}")
+
+    def add(self, left: Value, right: Value) -> Value:
+        if left.constant is not None and right.constant is not None:
+            return integer(left.constant + right.constant, left.type)
+        if right.constant == 0:
+            return left
+        if left.constant == 0:
+            return right
+        result = self.binary("add", left, right)
+        result.divisor = min(left.divisor, right.divisor)
+        result.nonnegative = left.nonnegative and right.nonnegative
+        return result
+
+    def sub(self, left: Value, right: Value) -> Value:
+        if left.constant is not None and right.constant is not None:
+            return integer(left.constant - right.constant, left.type)
+        if right.constant == 0:
+            return left
+        result = self.binary("sub", left, right)
+        result.divisor = min(left.divisor, right.divisor)
+        return result
+
+    def mul(self, left: Value, right: Value) -> Value:
+        if left.constant is not None and right.constant is not None:
+            return integer(left.constant * right.constant, left.type)
+        if right.constant == 1:
+            return left
+        if left.constant == 1:
+            return right
+        result = self.binary("mul", left, right)
+        result.divisor = min(left.divisor * right.divisor, MAX_DIVISOR)
+        result.nonnegative = left.nonnegative and right.nonnegative
+        return result
+
+    def fadd(self, left: Value, right: Value) -> Value:
+        return self.binary("fadd", left, right, self.flags)
+
+    def fsub(self, left: Value, right: Value) -> Value:
+        return self.binary("fsub", left, right, self.flags)
+
+    def fmul(self, left: Value, right: Value) -> Value:
+        return self.binary("fmul", left, right, self.flags)
+
+    def fdiv(self, left: Value, right: Value) -> Value:
+        return self.binary("fdiv", left, right)
+
+    def fneg(self, value: Value) -> Value:
+        return self.define(value.type, f"fneg {value}")
+
+    def icmp(self, predicate: str, left: Value, right: Value) -> Value:
+        return self.define(like(left, "i1"), f"icmp {predicate} {left}, {right.ref}")
+
+    def fcmp(self, predicate: str, left: Value, right: Value) -> Value:
+        return self.define(like(left, "i1"), f"fcmp {predicate} {left}, {right.ref}")
+
+    def select(self, condition: Value, yes: Value, no: Value) -> Value:
+        result = self.define(yes.type, f"select {condition}, {yes}, {no}")
+        result.divisor = min(yes.divisor, no.divisor)
+        result.nonnegative = yes.nonnegative and no.nonnegative
+        return result
+
+    def cast(self, name: str, value: Value, element: str) -> Value:
+        type = like(value, element)
+        if type == value.type:
+            return value
+        result = self.define(type, f"{name} {value} to {type}")
+        if name in ("sext", "zext", "trunc"):
+            result.divisor = value.divisor
+            result.nonnegative = value.nonnegative and name != "trunc"
+        return result
+
+    def sext(self, value: Value, element: str) -> Value:
+        if value.constant is not None:
+            return integer(value.constant, element)
+        return self.cast("sext", value, element)
+
+    def zext(self, value: Value, element: str) -> Value:
+        if value.constant is not None:
+            return integer(value.constant & ((1 << bits_of(value.type)) - 1), element)
+        return self.cast("zext", value, element)
+
+    def trunc(self, value: Value, element: str) -> Value:
+        if value.constant is not None:
+            return integer(value.constant, element)
+        return self.cast("trunc", value, element)
+
+    def bitcast(self, value: Value, element: str) -> Value:
+        return self.cast("bitcast", value, element)
+
+    def integer_like(self, number: int, value: Value) -> Value:
+        return integer(number, value.type)
+
+    def float_like(self, number: float, value: Value) -> Value:
+        return floating(number, value.type)
+
+    def fma(self, x: Value, y: Value, z: Value) -> Value:
+        """x * y + z, rounded once where the machine can."""
+        if "fma" not in self.features:
+            return self.binary("fadd", self.binary("fmul", x, y), z)
+        return self.intrinsic(f"llvm.fma.{suffix(x.type)}", x.type, x, y, z)
+
+    def unary_intrinsic(self, name: str, value: Value) -> Value:
+        return self.intrinsic(f"llvm.{name}.{suffix(value.type)}", value.type, value)
+
+    def binary_intrinsic(self, name: str, left: Value, right: Value) -> Value:
+        return self.intrinsic(f"llvm.{name}.{suffix(left.type)}", left.type, left, right)
+
+    # Vectors ----------------------------------------------------------------------------------------------------------
+
+    def splat(self, value: Value, lanes: int) -> Value:
+        if not lanes:
+            return value
+        type = vector_type(lanes, value.type)
+        if value.ref[0] not in "%@":
+            return Value(f"splat ({value})", type)
+        one = self.define(type, f"insertelement {type} poison, {value}, i64 0")
+        return self.define(type, f"shufflevector {one}, {type} poison, <{lanes} x i32> zeroinitializer")
+
+    def extract(self, vector: Value, lane: int | Value) -> Value:
+        index = f"i64 {lane}" if isinstance(lane, int) else str(lane)
+        return self.define(element_of(vector), f"extractelement {vector}, {index}")
+
+    def insert(self, vector: Value, value: Value, lane: int | Value) -> Value:
+        index = f"i64 {lane}" if isinstance(lane, int) else str(lane)
+        return self.define(vector.type, f"insertelement {vector}, {value}, {index}")
+
+    def shuffle(self, left: Value, right: Value | None, lanes: Sequence[int]) -> Value:
+        other = right.ref if right is not None else "poison"
+        listed = ", ".join(f"i32 {lane}" for lane in lanes)
+        type = vector_type(len(lanes), element_of(left))
+        return self.define(type, f"shufflevector {left}, {left.type} {other}, <{len(lanes)} x i32> <{listed}>")
+
+
+class Phi:
+    """A phi node whose incoming values become known later; begins at the head of a block."""
+
+    def __init__(self, b: Builder, type: str) -> None:
+        self.b = b
+        self.value = Value(b.name("p"), type)
+        self.lines = b.lines
+        self.slot = len(b.lines)
+        b.lines.append("")
+        self.incoming: list[tuple[Value, str]] = []
+
+    def add(self, value: Value) -> None:
+        """The value when control comes from the block that is being written."""
+        self.incoming.append((value, self.b.block))
+
+    def finish(self) -> None:
+        listed = ", ".join(f"[ {value.ref}, %{label} ]" for value, label in self.incoming)
+        self.lines[self.slot] = f"  {self.value.ref} = phi {self.value.type} {listed}"
+
+
+@functools.cache
+def suffix(type: str) -> str:
+    """How an overloaded intrinsic's name spells a type."""
+    lanes, element = split_type(type)
+    short = {"float": "f32", "double": "f64", "half": "f16", "ptr": "p0"}.get(element, element)
+    return f"v{lanes}{short}" if lanes else short
+
+
+def undefined(type: str) -> Value:
+    return Value("poison", type)
+
+
+def zero(type: str) -> Value:
+    _, element = split_type(type)
+    return floating(0.0, type) if is_float(element) else integer(0, type)

@@ -1,0 +1,114 @@
+"""From LLVM IR to machine code, through llvmlite: which CPU features a target has, the passes, the object file."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+
+TRIPLE = "x86_64-unknown-linux-gnu"
+
+# Bits of mtia_kernel_image_header.cpu_features, see csrc/runtime/mtia_runtime.h.
+CPU_AVX2_FMA = 1 << 0
+CPU_AVX512_SKX = 1 << 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """What code for one of the psABI's levels may use."""
+
+    cpu: str  # LLVM's name
+    lanes: int  # of a strip
+    features: frozenset[str]  # what the emitter asks about
+    image_features: int
+    vector_bits: int
+
+
+_V2 = frozenset({"sse4.1"})
+LEVELS = {
+    "x86-64": Level("x86-64", 4, frozenset(), 0, 128),
+    "x86-64-v3": Level("x86-64-v3", 8, frozenset({"sse4.1", "avx2", "fma", "f16c"}), CPU_AVX2_FMA, 256),
+    "x86-64-v4": Level(
+        "x86-64-v4",
+        16,
+        frozenset({"sse4.1", "avx2", "fma", "f16c", "avx512"}),
+        CPU_AVX2_FMA | CPU_AVX512_SKX,
+        512,
+    ),
+}
+
+
+def level(architecture: str) -> Level:
+    found = LEVELS.get(architecture)
+    if found is None:
+        raise ValueError(f"architecture {architecture!r} is not known; valid: {', '.join(LEVELS)}")
+    return found
+
+
+def version() -> str:
+    return f"llvmlite {llvmlite.__version__}, LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
+
+
+@functools.cache
+def _initialize() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+@functools.cache
+def _target_machine(architecture: str) -> Any:
+    _initialize()
+    target = llvm.Target.from_triple(TRIPLE)
+    return target.create_target_machine(
+        cpu=level(architecture).cpu, features="", opt=2, reloc="pic", codemodel="small", jit=False
+    )
+
+
+@functools.cache
+def data_layout(architecture: str) -> str:
+    return str(_target_machine(architecture).target_data)
+
+
+def attributes(architecture: str) -> str:
+    """Attributes of every function: no calls into a C library that is not there, and vectors of the full width."""
+    bits = level(architecture).vector_bits
+    return (
+        'attributes #0 = { nounwind "no-builtins" "target-cpu"="' + level(architecture).cpu + '" '
+        f'"prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}" }}'
+    )
+
+
+class CompileError(Exception):
+    """LLVM refused what the emitter wrote: a mistake of this package."""
+
+
+def optimize(text: str, architecture: str) -> Any:
+    """The module, verified and optimized."""
+    machine = _target_machine(architecture)
+    try:
+        module = llvm.parse_assembly(text)
+        module.verify()
+    except RuntimeError as error:
+        raise CompileError(str(error)) from None
+    # The emitter has done what LLVM's own pipeline would spend most of its time on: loops are vector code, and nothing
+    # needs inlining. What invariant code is left in them, the code generator moves out.
+    manager = llvm.create_new_module_pass_manager()
+    manager.add_sroa_pass()
+    manager.add_instruction_combine_pass()
+    manager.add_new_gvn_pass()
+    manager.add_simplify_cfg_pass()
+    manager.add_dead_code_elimination_pass()
+    manager.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1)))
+    return module
+
+
+def object_code(module: Any, architecture: str) -> bytes:
+    return bytes(_target_machine(architecture).emit_object(module))
+
+
+def assembly(text: str, architecture: str) -> str:
+    """What the optimized module looks like as machine code, for people."""
+    return str(_target_machine(architecture).emit_assembly(llvm.parse_assembly(text)))
