@@ -88,7 +88,7 @@ def _compilation_error(message: str, file: str, line: int) -> Exception:
         source = Path(file).read_text(errors="replace")
     error = CompilationError(source, Node(), message)
     error.message = error.message if not file else f"{file}:{line}: {error.message}"
-    return error
+    return error  # type: ignore[no-any-return]
 
 
 class MTIABackend(BaseBackend):

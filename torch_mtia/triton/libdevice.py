@@ -594,8 +594,8 @@ FUNCTIONS[f"{PREFIX}umulhi"] = FUNCTIONS[f"{PREFIX}umul64hi"] = _high_product(Fa
 @register("mul24")
 def _mul24(b: Builder, x: Value, y: Value) -> Value:
     eight = b.integer_like(8, x)
-    parts = [b.binary("ashr", b.binary("shl", value, eight), eight) for value in (x, y)]
-    return b.binary("mul", *parts)
+    left, right = (b.binary("ashr", b.binary("shl", value, eight), eight) for value in (x, y))
+    return b.binary("mul", left, right)
 
 
 @register("umul24")

@@ -31,13 +31,13 @@ def offset_address(b: Builder, address: Lane, offset: Lane, size: int, width: in
         wide = b.sext(offset.value, "i64")
         return Lane(b.add(address.value, b.mul(wide, integer(size, "i64"))))
     if address.affine and offset.affine:
-        wide = AFFINE_RULES["arith.extsi"](b, [offset], width) if offset.value.type == "i32" else offset
-        if wide is not None and wide.value.type == "i64":
-            assert wide.stride is not None
+        extended = AFFINE_RULES["arith.extsi"](b, [offset], width) if offset.value.type == "i32" else offset
+        if extended is not None and extended.value.type == "i64":
+            assert extended.stride is not None
             assert address.stride is not None
-            scaled = scale_stride(b, wide.stride, integer(size, "i64"))
+            scaled = scale_stride(b, extended.stride, integer(size, "i64"))
             if scaled is not None:
-                moved = b.add(address.value, b.mul(wide.value, integer(size, "i64")))
+                moved = b.add(address.value, b.mul(extended.value, integer(size, "i64")))
                 return Lane(moved, add_strides(b, address.stride, scaled, "i64"))
     vector = b.cast("sext", materialize(b, offset, width), "i64")
     if size != 1:

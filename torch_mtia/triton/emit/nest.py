@@ -137,7 +137,8 @@ class Strip:
             results = apply(self.b, op, lanes, self.width)
             for result, computed in zip(op.results, results, strict=True):
                 if result is not value:
-                    self.cache[(result, *map(id, index))] = computed
+                    place = (result, *map(id, index))
+                    self.cache[place] = computed
             lane = results[value.number]
         else:
             raise Unsupported(f"operation {op.name}", op.location)

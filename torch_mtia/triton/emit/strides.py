@@ -81,8 +81,8 @@ class StrideAnalysis:
                 for one, other in zip(left, right, strict=True)
             )
         if name == "arith.muli":
-            left, right = op.operands
-            return tuple(self.product(left, right, d) for d in range(rank))
+            one_factor, other_factor = op.operands
+            return tuple(self.product(one_factor, other_factor, d) for d in range(rank))
         if name in ("arith.divsi", "arith.divui"):
             return tuple(0 if stride == 0 or stride == 1 else None for stride in self.strides(op.operands[0]))
         if name == "tt.addptr":
