@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
 import torch_mtia
 
 if TYPE_CHECKING:
@@ -95,8 +96,6 @@ def test_garbage_is_collected_above_the_threshold(run_script: RunScript) -> None
 
 
 def test_expandable_segments_warn(run_script: RunScript) -> None:
-    finished = run_script(
-        "import torch\ntorch.ones(3, device='mtia')", PYTORCH_ALLOC_CONF="expandable_segments:True"
-    )
+    finished = run_script("import torch\ntorch.ones(3, device='mtia')", PYTORCH_ALLOC_CONF="expandable_segments:True")
     finished.output()
     assert "expandable_segments is not supported on mtia" in finished.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ def _needs_the_device(device: torch.device) -> None:
 @pytest.fixture
 def x() -> Iterator[torch.Tensor]:
     """Large enough that its work is queued."""
-    yield torch.ones(1024, 1024, device="mtia")
+    return torch.ones(1024, 1024, device="mtia")
 
 
 def profiled(work: Callable[[], object], **options: Any) -> profile:
@@ -103,7 +104,7 @@ def test_items_of_a_stream_do_not_overlap_and_keep_their_order(x: torch.Tensor, 
     items = runs(trace_of(profiled(lambda: [getattr(x, name)() for name in names]), tmp_path))
     items.sort(key=lambda event: event["ts"])
     assert [item["name"] for item in items] == [f"aten::{name}" for name in names]
-    for first, second in zip(items, items[1:], strict=False):
+    for first, second in itertools.pairwise(items):
         assert first["ts"] + first["dur"] <= second["ts"] + 0.001  # microseconds, to three digits
 
 

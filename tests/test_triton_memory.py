@@ -247,9 +247,7 @@ def test_an_access_outside_of_live_memory_is_named(monkeypatch: pytest.MonkeyPat
     x, z = torch.randn(64), torch.zeros(96)
     spans = [(tensor.data_ptr(), tensor.numel() * 4) for tensor in (x, z)]
     monkeypatch.setattr(triton_image, "live_ranges", spans)
-    with pytest.raises(
-        RuntimeError, match=r"reads outside of live memory through argument x .*program 2, 0, 0"
-    ):
+    with pytest.raises(RuntimeError, match=r"reads outside of live memory through argument x .*program 2, 0, 0"):
         kernel[(3,)](x, z, N=32, check_bounds=True)
     kernel[(2,)](x, z, N=32, check_bounds=True)
     assert torch.equal(z[:64], x)

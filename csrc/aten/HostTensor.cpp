@@ -55,7 +55,8 @@ HostTensor::HostTensor(const at::TensorBase& tensor, bool for_write) : writes_(f
   void* address = for_write ? storage.mutable_data() : const_cast<void*>(storage.data());
   if (address != nullptr) address = HostView::to_host(address);
   // Not wrap_tensor_impl: an alias keeps its invariants.
-  alias_ = at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(stock.aliases[--stock.size]));
+  alias_ =
+      at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(stock.aliases[--stock.size]));
   auto* impl = alias_.unsafeGetTensorImpl();
   auto* alias_storage = impl->unsafe_storage().unsafeGetStorageImpl();
   alias_storage->set_data_ptr_noswap(c10::DataPtr(address, c10::Device(c10::kCPU)));

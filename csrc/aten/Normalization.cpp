@@ -160,8 +160,8 @@ std::tuple<Tensor, Tensor, Tensor> native_group_norm_backward_mtia(const Tensor&
 
 // Batch normalization: every forward operator is the same kernel with other ways to pass the running statistics.
 //
-// Statistics of 16-bit inputs are float32, as on CUDA. The CPU kernels keep them in the dtype of the parameters, so these
-// are handed over in float32.
+// Statistics of 16-bit inputs are float32, as on CUDA. The CPU kernels keep them in the dtype of the parameters, so
+// these are handed over in float32.
 
 namespace {
 
@@ -315,8 +315,9 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm_backward_mtia(const Tensor&
                     or_undefined(mean).defined() && or_undefined(var).defined() && has_channels(mean, channels) &&
                     has_channels(var, channels),
                 grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask);
-  const auto options = isReducedFloatingType(input.scalar_type()) ? statistics(input, {weight})
-                                                                    : statistics(input, {weight, running_mean, save_mean});
+  const auto options = isReducedFloatingType(input.scalar_type())
+                           ? statistics(input, {weight})
+                           : statistics(input, {weight, running_mean, save_mean});
   const std::array<Tensor, 3> grads{output_mask[0] ? new_output_like(input, input.suggest_memory_format()) : Tensor(),
                                     output_mask[1] ? new_output({channels}, options) : Tensor(),
                                     output_mask[2] ? new_output({channels}, options) : Tensor()};

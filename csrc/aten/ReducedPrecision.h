@@ -6,8 +6,8 @@
 
 namespace torch_mtia {
 
-// Does what ATen's CPU loop of add does (output = first + alpha * second) where that loop would round alpha, or a number
-// among the operands, to the dtype of the tensor. False, and nothing is done, where it would not.
+// Does what ATen's CPU loop of add does (output = first + alpha * second) where that loop would round alpha, or a
+// number among the operands, to the dtype of the tensor. False, and nothing is done, where it would not.
 bool add_reduced_precision(at::TensorIteratorBase& iter, const c10::Scalar& alpha);
 
 }  // namespace torch_mtia

@@ -30,8 +30,8 @@ TraceContext AllocatorHistory::gather(std::function<TraceContext()> HistoryOptio
 
 void AllocatorHistory::add(TraceAction action, uint64_t address, size_t size, const Stream* stream, PoolId pool,
                            const TraceContext& context) noexcept {
-  const auto now = std::chrono::duration_cast<std::chrono::microseconds>(
-      std::chrono::system_clock::now().time_since_epoch());
+  const auto now =
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch());
   const std::lock_guard lock(mutex_);
   if (options_ == nullptr || options_->max_entries == 0) return;
   try {

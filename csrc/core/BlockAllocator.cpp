@@ -66,9 +66,9 @@ void decrease(StatArray& stats, const Block* block, size_t amount) {
 
 template <typename Apply>
 void for_each_stat(AllocatorStats& stats, Apply apply) {
-  for (StatArray* array : {&stats.allocation, &stats.segment, &stats.active, &stats.inactive_split,
-                           &stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes,
-                           &stats.inactive_split_bytes, &stats.requested_bytes}) {
+  for (StatArray* array :
+       {&stats.allocation, &stats.segment, &stats.active, &stats.inactive_split, &stats.allocated_bytes,
+        &stats.reserved_bytes, &stats.active_bytes, &stats.inactive_split_bytes, &stats.requested_bytes}) {
     for (Stat& stat : *array) apply(stat);
   }
   apply(stats.oversize_allocations);
@@ -712,8 +712,13 @@ std::vector<SegmentSnapshot> BlockAllocator::snapshot() {
   state_->merge_all_parked_locked();
   std::vector<SegmentSnapshot> result;
   for (const Block* first : state_->segments_by_address_locked()) {
-    SegmentSnapshot segment{first->address,           first->segment_size,    first->stream, first->pool->id,
-                            !first->is_in_small_segment(), first->segment_context, {}};
+    SegmentSnapshot segment{first->address,
+                            first->segment_size,
+                            first->stream,
+                            first->pool->id,
+                            !first->is_in_small_segment(),
+                            first->segment_context,
+                            {}};
     for (const Block* block = first; block != nullptr; block = block->behind) {
       segment.blocks.push_back(
           {block->address, block->size, block->requested, block->allocated, block->in_use, block->context});

@@ -51,7 +51,8 @@ struct Stat {
   int64_t freed = 0;
 };
 
-// Of all blocks, of those in segments of small blocks, and of the others; indices as in c10::CachingAllocator::StatType.
+// Of all blocks, of those in segments of small blocks, and of the others; indices as in
+// c10::CachingAllocator::StatType.
 enum StatIndex : size_t { kAll = 0, kSmall = 1, kLarge = 2 };
 using StatArray = std::array<Stat, 3>;
 
@@ -119,7 +120,7 @@ struct SegmentSnapshot {
 // What is recorded from now on.
 struct HistoryOptions {
   bool enabled = false;
-  size_t max_entries = 0;                                    // the oldest are dropped; 0: blocks keep contexts, but no history
+  size_t max_entries = 0;  // the oldest are dropped; 0: blocks keep contexts, but no history
   std::function<TraceContext()> context_of_alloc = nullptr;  // null: no contexts
   std::function<TraceContext()> context_of_free = nullptr;
 };

@@ -131,8 +131,9 @@ core::Block* MTIACachingAllocator::allocate_block(size_t size) {
                                    static_cast<int64_t>(error.device_total), static_cast<int64_t>(error.device_free));
     const std::string limit =
         allocator.memory_fraction() < 1
-            ? c10::str(" ", format_size(static_cast<uint64_t>(allocator.memory_fraction() *
-                                                              static_cast<double>(error.device_total))),
+            ? c10::str(" ",
+                       format_size(static_cast<uint64_t>(allocator.memory_fraction() *
+                                                         static_cast<double>(error.device_total))),
                        " allowed;")
             : "";
     TORCH_CHECK_WITH(OutOfMemoryError, false, "MTIA out of memory. Tried to allocate ", format_size(error.requested),

@@ -1,6 +1,5 @@
 #include "MTIAHostAllocator.h"
 
-
 #include <cstdlib>
 #include <map>
 #include <mutex>

@@ -1,8 +1,8 @@
 #include "MTIAMemoryHistory.h"
 
 #include <c10/core/AllocatorConfig.h>
-#include <torch/csrc/profiler/combined_traceback.h>
 #include <torch/csrc/Export.h>
+#include <torch/csrc/profiler/combined_traceback.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <limits>

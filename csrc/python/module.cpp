@@ -71,8 +71,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("_set_memory_fraction", [](double fraction, c10::DeviceIndex device) {
     MTIACachingAllocator::of(device).set_memory_fraction(fraction);
   });
-  m.def("_memory_fraction",
-        [](c10::DeviceIndex device) { return MTIACachingAllocator::of(device).memory_fraction(); });
+  m.def("_memory_fraction", [](c10::DeviceIndex device) { return MTIACachingAllocator::of(device).memory_fraction(); });
   bind_triton_launcher(m);
   m.def("_bench_launch", &bench_launch, py::arg("count"), py::arg("run_inline"));
 }

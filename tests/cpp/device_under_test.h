@@ -103,8 +103,9 @@ inline core::Stream& new_stream(int32_t device = 0) {
 }
 
 // Allocators are leaked; the list is for the leak checker, as an application keeps one for each device.
-inline core::BlockAllocator& new_allocator(
-    core::BlockAllocator::OptionsSource options = [] { return core::AllocatorOptions{}; }) {
+inline core::BlockAllocator& new_allocator(core::BlockAllocator::OptionsSource options = [] {
+  return core::AllocatorOptions{};
+}) {
   static auto& allocators = *std::make_unique<std::vector<core::BlockAllocator*>>().release();
   allocators.push_back(core::BlockAllocator::create(/*device=*/0, options));
   return *allocators.back();

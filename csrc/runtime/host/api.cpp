@@ -275,8 +275,8 @@ constexpr mtia_runtime_api make_table() {
   mtia_runtime_api api{};
   api.struct_size = sizeof(mtia_runtime_api);
   api.abi_version = MTIA_RUNTIME_ABI_VERSION;
-  api.capabilities = MTIA_CAPABILITY_HOST_VIEW | MTIA_CAPABILITY_KERNELS | MTIA_CAPABILITY_RARE_FUNCTIONS |
-                     MTIA_CAPABILITY_TRACING;
+  api.capabilities =
+      MTIA_CAPABILITY_HOST_VIEW | MTIA_CAPABILITY_KERNELS | MTIA_CAPABILITY_RARE_FUNCTIONS | MTIA_CAPABILITY_TRACING;
   api.name = "host";
   api.version = "1.0";
   api.last_error_message = last_error_message;

@@ -120,7 +120,7 @@ class Executor {
   uint64_t wanted_ = kNobody;
   bool started_ = false;
   bool asleep_ = false;
-  bool keeps_threads_ = false;  // since the idler last ran
+  bool keeps_threads_ = false;          // since the idler last ran
   const std::unique_ptr<Delay> delay_;  // null: none
 };
 
