@@ -78,7 +78,7 @@ def test_the_memory_viewer_reads_a_snapshot() -> None:
     pickle.loads(pickle.dumps(snapshot))
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
         assert "<html>" in plot(snapshot).lower() or "<!doctype html>" in plot(snapshot).lower()
-    assert "an_allocation_with_a_name" in _memory_viz.trace(snapshot) + _memory_viz.memory(snapshot)
+    assert "an_allocation_with_a_name" in _memory_viz.trace(snapshot)
 
 
 def test_without_history_a_snapshot_has_segments_only() -> None:
@@ -139,5 +139,5 @@ def test_observers_are_called_before_out_of_memory_is_raised(run_script: RunScri
 
 
 def test_an_observer_must_be_callable() -> None:
-    with pytest.raises(TypeError, match="callable"):
+    with pytest.raises(TypeError, match="Callable"):
         torch.mtia.attach_out_of_memory_observer(1)  # type: ignore[arg-type]
