@@ -103,9 +103,7 @@ CONDITION = normal(6) > 0
     ("where", torch.where, (CONDITION, X, Y)),
     ("where number", lambda c, x: torch.where(c, x, NUMBER), (CONDITION, X)),
 )
-def test_an_elementwise_operator_rounds_once(
-    case: Case, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_an_elementwise_operator_rounds_once(case: Case, dtype: torch.dtype, device: torch.device) -> None:
     actual, exact = case.both(device, dtype)
     torch.testing.assert_close(actual, exact.to(dtype), rtol=0, atol=0)
 
@@ -165,9 +163,7 @@ def batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tor
     ("3-norm", lambda x: torch.linalg.vector_norm(x, 3, -1), (ROWS,)),
     ("maximum norm", lambda x: torch.linalg.vector_norm(x, torch.inf, -1), (ROWS,)),
 )
-def test_a_reduction_is_one_step_off_at_most(
-    case: Case, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_a_reduction_is_one_step_off_at_most(case: Case, dtype: torch.dtype, device: torch.device) -> None:
     actual, exact = case.both(device, dtype)
     # Where terms cancel, float32's own rounding may be more than a step of the small result.
     within_float32 = (actual.float() - exact).abs() <= 1e-5 * case.operands[0].abs().max()

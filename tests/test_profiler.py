@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 if TYPE_CHECKING:
@@ -26,13 +27,14 @@ def _needs_the_device(device: torch.device) -> None:
 
 
 @pytest.fixture
-def x() -> Iterator[torch.Tensor]:
+def x() -> torch.Tensor:
     """Large enough that its work is queued."""
-    yield torch.ones(1024, 1024, device="mtia")
+    return torch.ones(1024, 1024, device="mtia")
 
 
 def profiled(work: Callable[[], object], **options: Any) -> profile:
     torch.mtia.synchronize()
+    result: profile
     with profile(activities=BOTH, **options) as result:
         work()
     return result
@@ -103,7 +105,7 @@ def test_items_of_a_stream_do_not_overlap_and_keep_their_order(x: torch.Tensor, 
     items = runs(trace_of(profiled(lambda: [getattr(x, name)() for name in names]), tmp_path))
     items.sort(key=lambda event: event["ts"])
     assert [item["name"] for item in items] == [f"aten::{name}" for name in names]
-    for first, second in zip(items, items[1:], strict=False):
+    for first, second in itertools.pairwise(items):
         assert first["ts"] + first["dur"] <= second["ts"] + 0.001  # microseconds, to three digits
 
 

@@ -32,7 +32,7 @@ def link_flags() -> list[str]:
     return [_C.__file__]
 
 
-def MtiaExtension(name: str, sources: list[str], **options: Any) -> Extension:  # noqa: N802 - as CppExtension
+def MtiaExtension(name: str, sources: list[str], **options: Any) -> Extension:
     """`torch.utils.cpp_extension.CppExtension` for code that includes headers of this package. Same options."""
     options["include_dirs"] = [*options.get("include_dirs", ()), *include_paths()]
     options["extra_compile_args"] = [*COMPILE_FLAGS, *options.get("extra_compile_args", ())]

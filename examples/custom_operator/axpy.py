@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch.profiler import profile
 from torch.utils import cpp_extension
+
 from torch_mtia.cpp_extension import COMPILE_FLAGS, include_paths, link_flags
 
 
