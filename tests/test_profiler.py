@@ -170,6 +170,7 @@ def test_everything_submitted_before_the_end_is_shown(x: torch.Tensor, tmp_path:
     assert len(runs(trace)) == len(launches(trace)) == 50
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events at the end of each cycle")
 def test_a_schedule_gives_a_trace_for_each_cycle(x: torch.Tensor, tmp_path: Path) -> None:
     found: list[list[str]] = []
 
