@@ -256,7 +256,7 @@ def test_an_interrupt_ends_the_process_whatever_it_was_doing(run_script: RunScri
         "reading": "submit(); x[0].item()",
         "backward": "(y * 2).relu().sum().backward()",
     }[moment]
-    for _ in range(3):
+    for _ in range(2):
         finished = run_script(
             f"""
             import signal

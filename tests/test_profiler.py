@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 if TYPE_CHECKING:
@@ -27,13 +27,14 @@ def _needs_the_device(device: torch.device) -> None:
 
 
 @pytest.fixture
-def x() -> Iterator[torch.Tensor]:
+def x() -> torch.Tensor:
     """Large enough that its work is queued."""
     return torch.ones(1024, 1024, device="mtia")
 
 
 def profiled(work: Callable[[], object], **options: Any) -> profile:
     torch.mtia.synchronize()
+    result: profile
     with profile(activities=BOTH, **options) as result:
         work()
     return result
@@ -169,6 +170,7 @@ def test_everything_submitted_before_the_end_is_shown(x: torch.Tensor, tmp_path:
     assert len(runs(trace)) == len(launches(trace)) == 50
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events at the end of each cycle")
 def test_a_schedule_gives_a_trace_for_each_cycle(x: torch.Tensor, tmp_path: Path) -> None:
     found: list[list[str]] = []
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import MEMORY_EVENT_NAME, FunctionEvent
 
 

@@ -45,7 +45,7 @@ def _capturable_on_mtia(original: Callable[..., list[str]]) -> Callable[..., lis
 
 def _profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
     def _parse_kineto_results(self: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
-        from torch.autograd import DeviceType
+        from torch._C._autograd import DeviceType
 
         from torch_mtia.profiler import credit_operators
 
