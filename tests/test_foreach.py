@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +76,11 @@ def compare(
     expected, expected_error = outcome(function, *host)
     actual, actual_error = outcome(function, *there)
     assert actual_error == expected_error
-    close = {"rtol": tolerance, "atol": tolerance, "check_device": False, "equal_nan": True}
-    torch.testing.assert_close(actual, expected, **close)
-    torch.testing.assert_close(there[0], host[0], check_stride=True, **close)
+    assert_close = functools.partial(
+        torch.testing.assert_close, rtol=tolerance, atol=tolerance, check_device=False, equal_nan=True
+    )
+    assert_close(actual, expected)
+    assert_close(there[0], host[0], check_stride=True)
     return expected_error is None
 
 

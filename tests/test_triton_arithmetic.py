@@ -23,7 +23,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def unary_kernel(x, z, N: tl.constexpr):
     i = tl.arange(0, N)
     x = tl.load(x + i)
-    tl.store(z + i, EXPRESSION)  # noqa: F821
+    tl.store(z + i, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def binary_kernel(x, y, z, N: tl.constexpr):
     i = tl.arange(0, N)
     x = tl.load(x + i)
     y = tl.load(y + i)
-    tl.store(z + i, EXPRESSION)  # noqa: F821
+    tl.store(z + i, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
 
 
 def integers(dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -57,8 +57,7 @@ def run(expression: str, *operands: torch.Tensor, out: torch.dtype | None = None
 
 
 def equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    left, right = actual.numpy() if actual.dtype != torch.bfloat16 else actual.float().numpy(), expected
-    right = right.float().numpy() if right.dtype == torch.bfloat16 else right.numpy()
+    left, right = (x.float().numpy() if x.dtype == torch.bfloat16 else x.numpy() for x in (actual, expected))
     np.testing.assert_array_equal(left, right)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +23,7 @@ def atomic_kernel(x, z, old, N: tl.constexpr):
     tl.store(old + i, r, mask=i % 3 != 0)
 
 
-REFERENCES = {
+REFERENCES: dict[str, Callable[..., Any]] = {
     "add": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or,
     "xor": np.bitwise_xor, "xchg": lambda _, new: new,
 }  # fmt: skip

@@ -19,13 +19,13 @@ DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.
 def vector_kernel(x, z, N: tl.constexpr):
     i = tl.arange(0, N)
     x = tl.load(x + i)
-    tl.store(z, EXPRESSION)  # noqa: F821
+    tl.store(z, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
 
 
 @triton.jit
 def matrix_kernel(x, z, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, axis: tl.constexpr):
     x = tl.load(x + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
-    tl.store(z + tl.arange(0, K), EXPRESSION)  # noqa: F821
+    tl.store(z + tl.arange(0, K), EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -139,7 +139,7 @@ def test_control_flow_in_the_combine_function() -> None:
 def scan_kernel(x, z, M: tl.constexpr, N: tl.constexpr, axis: tl.constexpr, reverse: tl.constexpr):
     i = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
     x = tl.load(x + i)
-    tl.store(z + i, EXPRESSION)  # noqa: F821
+    tl.store(z + i, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
 
 
 @triton.jit
