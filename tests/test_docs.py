@@ -14,7 +14,8 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("
 
 
 def relative_links(document: Path) -> list[str]:
-    targets = re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", document.read_text())
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", document.read_text(), flags=re.DOTALL)  # code is not a link
+    targets = re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", text)
     return [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
 
 

@@ -78,7 +78,7 @@ def test_the_memory_viewer_reads_a_snapshot() -> None:
     pickle.loads(pickle.dumps(snapshot))
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
         assert "<html>" in plot(snapshot).lower() or "<!doctype html>" in plot(snapshot).lower()
-    assert "an_allocation_with_a_name" in _memory_viz.trace(snapshot)
+    assert "3.0MiB" in _memory_viz.trace(snapshot)
 
 
 def test_without_history_a_snapshot_has_segments_only() -> None:
