@@ -15,9 +15,19 @@ from torch_mtia import environment
 from torch_mtia._versions import __version__, unsupported_torch
 
 if TYPE_CHECKING:
-    from torch_mtia import fallback, memory
+    from torch_mtia import fallback, graphs, memory
+    from torch_mtia.graphs import make_graphed_callables
+    from torch_mtia.streams import launch_host_function
 
-__all__ = ["__version__", "environment", "fallback", "memory"]
+__all__ = [
+    "__version__",
+    "environment",
+    "fallback",
+    "graphs",
+    "launch_host_function",
+    "make_graphed_callables",
+    "memory",
+]
 
 
 @functools.cache
@@ -79,7 +89,9 @@ try:
     import torch  # noqa: F401 - see Note [Import order]
 
     _autoload()
-    from torch_mtia import fallback, memory
+    from torch_mtia import fallback, graphs, memory
+    from torch_mtia.graphs import make_graphed_callables
+    from torch_mtia.streams import launch_host_function
 except Exception as error:
     if not _reports_errors():
         raise
