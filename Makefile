@@ -44,7 +44,7 @@ test: $(BUILT) $(VENV)/test  ## run the C++ unit tests and the Python tests
 build: $(BUILT)  ## install the package in .venv, editable
 
 bench: $(BUILT) $(VENV)/test  ## measure the device against PyTorch's CPU device
-	status=0; for benchmark in device eager triton_kernels; do \
+	status=0; for benchmark in device eager runtime triton_kernels; do \
 	  $(BIN)/python benchmarks/$$benchmark.py --json build/$$benchmark.json || status=1; done; exit $$status
 
 fuzz: $(BUILT) $(VENV)/test  ## compare FUZZ_COUNT random Triton kernels with Triton's interpreter, from FUZZ_SEED on

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_mtia import environment
@@ -17,7 +18,12 @@ from torch_mtia._versions import __version__, unsupported_torch
 if TYPE_CHECKING:
     from torch_mtia import fallback, memory
 
-__all__ = ["__version__", "environment", "fallback", "memory"]
+__all__ = ["__version__", "environment", "fallback", "include_paths", "memory"]
+
+
+def include_paths() -> list[str]:
+    """The folder for `#include <torch_mtia/device/Extension.h>`; torch_mtia.cpp_extension has the rest of a build."""
+    return [str(Path(__file__).resolve().parent / "include")]
 
 
 @functools.cache
