@@ -18,6 +18,8 @@ from torch.utils.cpp_extension import CppExtension
 
 from torch_mtia import _C, include_paths
 
+__all__ = ["COMPILE_FLAGS", "MtiaExtension", "include_paths", "link_flags"]
+
 COMPILE_FLAGS = ["-std=c++20"]
 
 
