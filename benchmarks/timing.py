@@ -341,6 +341,12 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, metavar="N", help="torch.set_num_threads(N), for both sides")
     parser.add_argument("--cases", metavar="PATTERN", default="", help="only those whose name the pattern is found in")
     parser.add_argument("--samples", type=int, default=15, metavar="N", help="of each side of each case (default: 15)")
+    parser.add_argument(
+        "--settings",
+        choices=("best", "default"),
+        default="best",
+        help="glibc's settings: the best for the CPU side, or its own, which return large blocks to the kernel",
+    )
     options = parser.parse_args()
     if options.samples < 4:
         parser.error("--samples must be at least 4: quartiles are reported")
@@ -362,7 +368,8 @@ def main(cases: Sequence[Case], description: str | None) -> int:
             "\n".join(f"{case.name:<40}{case.peer_name if case.peer else '':<12}{case.bar}".rstrip() for case in chosen)
         )
         return 0
-    restart_with_peer_settings()
+    if options.settings == "best":
+        restart_with_peer_settings()
     sides = Sides(Worker(chosen, "ours", options.threads), Worker(chosen, "peer", options.threads))
     about = environment(options.threads)
     print("\n".join(f"{name:<16}{value}" for name, value in about.items()))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import gc
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from tests.capturing import capture, is_capturing
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
 
 MIB = 2**20
 
@@ -124,6 +128,45 @@ def test_memory_shared_with_a_side_stream_is_not_used_again_in_the_capture() -> 
         graph.replay()
         assert total.item() == 2 * MIB
         assert z[0].item() == 100
+
+
+def test_a_node_keeps_less_than_two_kibibytes(run_script: RunScript) -> None:
+    script = """
+        import ctypes
+        import torch
+
+        class Mallinfo2(ctypes.Structure):  # mallinfo2(3)
+            names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+            _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+        libc = ctypes.CDLL(None)
+        libc.mallinfo2.restype = Mallinfo2
+
+        def in_use():
+            info = libc.mallinfo2()
+            return info.uordblks + info.hblkhd
+
+        x = torch.rand(16, device="mtia")
+        out = torch.rand(16, device="mtia")
+
+        def chain(links):
+            for _ in range(links):
+                torch.mul(out, 0.5, out=out)
+                torch.add(out, x, out=out)
+                torch.sin(out, out=out)
+                torch.where(out > 0, out, x)
+
+        chain(10)
+        torch.mtia.synchronize()
+        graph = torch.mtia.MTIAGraph()
+        before = in_use()
+        with torch.mtia.graph(graph):
+            chain(2000)  # 5 nodes each
+        print((in_use() - before) / 10_000)
+        graph.replay()
+        torch.mtia.synchronize()
+    """
+    assert float(run_script(script).output()) < 2048
 
 
 def test_running_out_of_memory_in_a_capture_leaves_all_sound() -> None:

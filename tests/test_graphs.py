@@ -168,6 +168,21 @@ def test_streams_join_and_come_back() -> None:
         assert (x + 1)[0].item() == 5  # it runs again
 
 
+def test_a_replay_ends_when_streams_that_were_not_joined_back_have_ended() -> None:
+    x = torch.zeros(2**20, device="mtia")
+    side = torch.mtia.Stream()
+
+    def body() -> None:
+        side.wait_stream(torch.mtia.current_stream())
+        with torch.mtia.stream(side):
+            for _ in range(10):
+                x.add_(1)
+
+    graph, _ = capture(body)
+    graph.replay()
+    assert x[-1].item() == 10
+
+
 def test_events_order_streams_of_a_capture() -> None:
     x = torch.ones(8, device="mtia")
     side = torch.mtia.Stream()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_mtia import environment
@@ -24,10 +25,16 @@ __all__ = [
     "environment",
     "fallback",
     "graphs",
+    "include_paths",
     "launch_host_function",
     "make_graphed_callables",
     "memory",
 ]
+
+
+def include_paths() -> list[str]:
+    """The folder for `#include <torch_mtia/device/Extension.h>`; torch_mtia.cpp_extension has the rest of a build."""
+    return [str(Path(__file__).resolve().parent / "include")]
 
 
 @functools.cache

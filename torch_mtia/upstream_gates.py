@@ -24,7 +24,7 @@ class Gate:
     """One name in PyTorch that is replaced."""
 
     name: str
-    """The attribute; `class.method` for a method. One that upstream lacks is added; the original is then MISSING."""
+    """The attribute; `class.method` for a method. One that is missing is added; its original is None."""
     modules: tuple[str, ...]
     """The modules that have it: the one that defines it, and those that import it by value."""
     versions: tuple[tuple[int, int], ...]
@@ -34,10 +34,6 @@ class Gate:
     """Takes the original and returns the replacement."""
     is_needed: Callable[[Any], bool]
     """Takes the original; false once upstream does what the replacement is for."""
-
-
-MISSING: Any = object()
-"""Stands for the original of a name that upstream lacks."""
 
 
 def _capturable_on_mtia(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
@@ -89,7 +85,7 @@ GATES: tuple[Gate, ...] = (
         versions=((2, 13),),
         why="torch.mtia has no counterpart of torch.cuda.is_current_stream_capturing.",
         replace=_is_current_stream_capturing,
-        is_needed=lambda original: original is MISSING,
+        is_needed=lambda original: original is None,
     ),
     Gate(
         name="profile._parse_kineto_results",
@@ -139,7 +135,7 @@ def _open(gate: Gate, module: ModuleType) -> None:
     if key not in originals:
         *owner, attribute = gate.name.split(".")
         holder = functools.reduce(getattr, owner, module)
-        originals[key] = getattr(holder, attribute, MISSING)
+        originals[key] = getattr(holder, attribute, None)
         setattr(holder, attribute, gate.replace(originals[key]))
 
 

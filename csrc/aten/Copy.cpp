@@ -19,6 +19,7 @@
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAGraph.h"
 #include "../device/MTIAHostAllocator.h"
+#include "../device/ScalarTypes.h"
 #include "Launch.h"
 #include "MTIANativeFunctions.h"
 #include "Pointwise.h"
@@ -67,7 +68,17 @@ void copy_bytes(const MTIAStream& stream, void* to, const void* from, size_t siz
   runtime::check(runtime::driver().memory_copy(stream.core().handle(), address(to), address(from), size, kind));
 }
 
+// ATen's loop would find it out on the stream, and dtypes are checked at the call.
+void check_convertible(c10::ScalarType from, c10::ScalarType to) {
+  if (from == to) return;
+  for (const auto type : {from, to}) {
+    TORCH_CHECK_NOT_IMPLEMENTED(is_supported(type), "\"copy_\" not implemented for '", type, "' (conversion from ",
+                                from, " to ", to, ")");
+  }
+}
+
 void run_copy_loop(at::TensorIteratorBase& iter, const MTIAStream& stream) {
+  check_convertible(iter.dtype(1), iter.dtype(0));
   require_host_view("aten::copy_");
   // ATen's loop for another dtype, or for a conjugate or negative bit on one side, looks at the tensors.
   const auto& to = iter.tensor_base(0);

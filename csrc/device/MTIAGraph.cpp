@@ -167,7 +167,7 @@ void MTIAGraph::debug_dump(const std::string& path) {
   TORCH_CHECK(!file.fail(), "debug_dump() cannot write to '", path, "'");
 }
 
-void MTIAGraph::refuse(const std::string& what, const char* reason) {
+void MTIAGraph::refuse(std::string_view what, const char* reason) {
   const std::string message = c10::str(what, " cannot be captured in a graph: ", reason, ".");
   invalidate(message);
   TORCH_CHECK(false, message);

@@ -18,6 +18,7 @@
 
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../core/Graph.h"
@@ -52,7 +53,7 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
   static MTIAGraph* of(const MTIAStream& stream) { return static_cast<MTIAGraph*>(stream.core().graph()); }
 
   // Raises RuntimeError if the stream is being captured: `what` cannot be, for this reason, which ends with what to do.
-  static void refuse(const MTIAStream& stream, const std::string& what, const char* reason) {
+  static void refuse(const MTIAStream& stream, std::string_view what, const char* reason) {
     if (C10_UNLIKELY(stream.core().graph() != nullptr)) of(stream)->refuse(what, reason);
   }
   // The same for what concerns whole devices: for captures whose mode forbids it to this thread.
@@ -67,7 +68,7 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
     uint64_t words;
   };
 
-  [[noreturn]] void refuse(const std::string& what, const char* reason);
+  [[noreturn]] void refuse(std::string_view what, const char* reason);
   void stream_joined(core::Stream& stream) override;
   void stream_left(core::Stream& stream) noexcept override;
   void check_captured(const char* function) const;

@@ -43,6 +43,7 @@ std::shared_ptr<Graph> Capture::end(Stream& origin) {
   const std::lock_guard lock(capture->mutex_);
   for (const auto& [stream, tail] : capture->tails_) stream->set_capture(nullptr);
   capture->tails_.clear();
+  capture->graph_->seal();
   return std::exchange(capture->graph_, nullptr);
 }
 

@@ -67,6 +67,11 @@ uint32_t Graph::add(const mtia_work& work, Stream& stream, std::span<const uint3
   return size() - 1;
 }
 
+void Graph::seal() {
+  nodes_.shrink_to_fit();
+  dependencies_.shrink_to_fit();
+}
+
 // One launch while it runs. Helpers keep it: one that comes too late finds nothing to do.
 class GraphExec::Replay : public std::enable_shared_from_this<Replay> {
  public:

@@ -52,6 +52,8 @@ class Graph {
 
   // Moves the work in. `dependencies` are indices of earlier nodes. Returns the index of the new one.
   uint32_t add(const mtia_work& work, Stream& stream, std::span<const uint32_t> dependencies);
+  // Nothing more is added.
+  void seal();
 
   uint32_t size() const { return static_cast<uint32_t>(nodes_.size()); }
   const Node& node(uint32_t index) const { return nodes_[index]; }
