@@ -60,10 +60,12 @@ class Bar:
 
     ratio: float | None = None  # at least: the peer's time over ours
     excess_us: float | None = None  # at most: our time minus the peer's
+    most_us: float | None = None  # at most: our time
 
     def is_met(self, ours_us: float, peer_us: float) -> bool:
         excess = math.inf if self.excess_us is None else self.excess_us
-        return self.allows(peer_us / ours_us) and ours_us - peer_us <= excess
+        most = math.inf if self.most_us is None else self.most_us
+        return self.allows(peer_us / ours_us) and ours_us - peer_us <= excess and ours_us <= most
 
     def allows(self, ratio: float) -> bool:
         return ratio >= (NOISE if self.ratio == 1.0 else self.ratio or 0.0)
@@ -71,7 +73,8 @@ class Bar:
     def __str__(self) -> str:
         ratio = [] if self.ratio is None else [f">= {self.ratio:.2f}"]
         excess = [] if self.excess_us is None else [f"<= +{self.excess_us:g} us"]
-        return ", ".join(ratio + excess)
+        most = [] if self.most_us is None else [f"<= {self.most_us:g} us"]
+        return ", ".join(ratio + excess + most)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ class Gate:
     """One name in PyTorch that is replaced."""
 
     name: str
-    """The attribute; `class.method` for a method."""
+    """The attribute; `class.method` for a method. One that upstream lacks is added; the original is then MISSING."""
     modules: tuple[str, ...]
     """The modules that have it: the one that defines it, and those that import it by value."""
     versions: tuple[tuple[int, int], ...]
@@ -34,6 +34,10 @@ class Gate:
     """Takes the original and returns the replacement."""
     is_needed: Callable[[Any], bool]
     """Takes the original; false once upstream does what the replacement is for."""
+
+
+MISSING: Any = object()
+"""Stands for the original of a name that upstream lacks."""
 
 
 def _capturable_on_mtia(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
@@ -56,6 +60,18 @@ def _profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
     return _parse_kineto_results
 
 
+def _is_current_stream_capturing(_original: Any) -> Callable[[], bool]:
+    def is_current_stream_capturing() -> bool:
+        """Whether work of the current stream of the current device is being captured in a graph."""
+        import torch
+
+        from torch_mtia import graphs
+
+        return torch.mtia.is_initialized() and graphs.is_stream_capturing(torch.mtia.current_stream())
+
+    return is_current_stream_capturing
+
+
 _CAPTURABLE_OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
 
 GATES: tuple[Gate, ...] = (
@@ -66,6 +82,14 @@ GATES: tuple[Gate, ...] = (
         why="Optimizers with capturable=True assert that their parameters are on one of the devices it lists.",
         replace=_capturable_on_mtia,
         is_needed=lambda original: "mtia" not in original(),
+    ),
+    Gate(
+        name="is_current_stream_capturing",
+        modules=("torch.mtia",),
+        versions=((2, 13),),
+        why="torch.mtia has no counterpart of torch.cuda.is_current_stream_capturing.",
+        replace=_is_current_stream_capturing,
+        is_needed=lambda original: original is MISSING,
     ),
     Gate(
         name="profile._parse_kineto_results",
@@ -115,7 +139,7 @@ def _open(gate: Gate, module: ModuleType) -> None:
     if key not in originals:
         *owner, attribute = gate.name.split(".")
         holder = functools.reduce(getattr, owner, module)
-        originals[key] = getattr(holder, attribute)
+        originals[key] = getattr(holder, attribute, MISSING)
         setattr(holder, attribute, gate.replace(originals[key]))
 
 

@@ -125,9 +125,11 @@ class PointwiseWork {
       return;
     }
     if (copy_error_ != nullptr) std::rethrow_exception(copy_error_);
+    if (leaves_iterator_alone_) return loop_(*owned_);
     // A loop may take a scalar operand out of its iterator; the next run needs it again.
     at::TensorIterator iter(*owned_);
     loop_(iter);
+    leaves_iterator_alone_ = iter.ntensors() == owned_->ntensors();
   }
 
  private:
@@ -135,6 +137,7 @@ class PointwiseWork {
   HostOperand host_operand_;
   Loop loop_;
   std::unique_ptr<at::TensorIterator> owned_;
+  bool leaves_iterator_alone_ = false;  // known after the first run
   std::exception_ptr copy_error_;
 };
 

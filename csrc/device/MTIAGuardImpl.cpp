@@ -76,6 +76,10 @@ bool MTIAGuardImpl::queryStream(const c10::Stream& stream) const {
   return MTIAStream(stream).query();
 }
 
+bool MTIAGuardImpl::isStreamCapturing(const c10::Stream& stream) const {
+  return MTIAStream(stream).core().graph() != nullptr;
+}
+
 void MTIAGuardImpl::synchronizeStream(const c10::Stream& stream) const {
   MTIAStream(stream).synchronize();
 }

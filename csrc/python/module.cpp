@@ -12,6 +12,7 @@
 #include "../device/MTIAHooks.h"
 #include "../device/MTIAProfiler.h"
 #include "../runtime/loader.h"
+#include "host_function.h"
 #include "triton_launcher.h"
 
 namespace py = pybind11;
@@ -79,7 +80,11 @@ PYBIND11_MODULE(_C, m) {
     MTIACachingAllocator::of(device).set_memory_fraction(fraction);
   });
   m.def("_memory_fraction", [](c10::DeviceIndex device) { return MTIACachingAllocator::of(device).memory_fraction(); });
+  m.def("_is_stream_capturing", [](int64_t stream_id, c10::DeviceIndex device) {
+    return MTIAStream(c10::Stream::unpack3(stream_id, device, kDeviceType)).core().graph() != nullptr;
+  });
   bind_triton_launcher(m);
+  bind_host_function(m);
   m.def("_bench_launch", &bench_launch, py::arg("count"), py::arg("run_inline"));
   m.def(
       "_bench_allocate",
