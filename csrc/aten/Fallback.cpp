@@ -302,6 +302,8 @@ class FallbackCall {
     }
     for (auto& [device, host] : tensors_) {
       auto* impl = device.unsafeGetTensorImpl();
+      if (impl->is_conj() != host.is_conj()) impl->_set_conj(host.is_conj());
+      if (impl->is_neg() != host.is_neg()) impl->_set_neg(host.is_neg());
       if (!host.storage().is_alias_of(storage_alias_of(device).host)) {
         impl->set_storage_keep_dtype(to_device(host.storage()));
       }
