@@ -32,6 +32,7 @@ from torch_mtia.triton.ttir import Block, Function, Module, Op, Region
 from torch_mtia.triton.ttir import Value as Tensor
 
 DEAR = 10  # simple instructions a lane, from which a value that is needed again is kept
+RELOAD = 4  # of reading a strip of neighbours from memory again
 STACK_LIMIT = 16 << 10  # bytes of one buffer
 STACK_TOTAL = 48 << 10
 
@@ -56,6 +57,7 @@ class KernelEmitter:
         # Tensors carried by a loop that only ever moves them by a scalar: where they start, and how far they are.
         self.advanced: dict[Tensor, tuple[Tensor, Value]] = {}
         self.strides = StrideAnalysis(self)
+        self.streams = False  # whether stores pass by the caches, see memory.py
         self.scratch_size = 0
         self.stack_size = 0
         self.cost = 0.0  # of one program, in lane instructions
@@ -271,7 +273,8 @@ class KernelEmitter:
             self.materialize([early], op)
         saves: list[Tensor] = []
         kept: set[Tensor] = set()
-        costs: dict[Tensor, int] = {}
+        # Reading neighbours once more takes no longer from where they are than from a buffer.
+        costs = {value: RELOAD for value in order if self.is_contiguous_load(value)}
         for value in reversed(order):  # users before what they use
             if value.block_of() is not op.block or value in kept or self.cost_of(value, costs) < DEAR:
                 continue
@@ -279,6 +282,12 @@ class KernelEmitter:
                 saves.append(value)
                 kept.add(value)
         return saves
+
+    def is_contiguous_load(self, value: Tensor) -> bool:
+        if value.op is None or value.op.name != "tt.load":
+            return False
+        size = element_size(value.type.element)
+        return size in self.strides.strides(value.op.operands[0])
 
     def needed_again(self, value: Tensor, op: Op, kept: set[Tensor]) -> bool:
         memo = dict.fromkeys(kept, False)
