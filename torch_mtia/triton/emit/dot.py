@@ -10,7 +10,7 @@ import dataclasses
 
 from torch_mtia.triton import floats
 from torch_mtia.triton.emit.kernel import KernelEmitter
-from torch_mtia.triton.emit.nest import Buffer, Strip, read_buffer, write_buffer
+from torch_mtia.triton.emit.nest import Buffer, Strip, read_buffer, row_major, write_buffer
 from torch_mtia.triton.emit.registry import Unsupported, statement
 from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Value, integer, vector_type, zero
@@ -61,6 +61,8 @@ def add_product(
     starts_at_zero = _is_zero(initial)
     direct = result.type.element == element
     target = em.destination(result) if direct else em.new_buffer(shape, element)
+    if not target.row_major():
+        target = em.destination(result, row_major(shape))
     if not starts_at_zero and em.buffers.get(initial) is not target:
         if direct:
             em.materialize([initial], op, [target])

@@ -167,13 +167,14 @@ def _store_strips(em: KernelEmitter, op: Op, roots: list[Tensor], shape: tuple[i
     """Reads and writes in one nest; where `at_once` is false, it writes to a buffer that is copied afterwards."""
     b = em.b
     dim = em.choose_dim(roots, shape)
+    mask = roots[2] if len(roots) > 2 else None
     staged = None if at_once is TRUE else em.save_buffer(op.operands[1], dim)
     streaming = _writes_much(em, op, dim)
 
     def body(strip: Strip) -> None:
-        pointer, value, *mask = (strip.value(root) for root in roots)
+        pointer, value, *flags = (strip.value(root) for root in roots)
         if staged is None:
-            _store_or_stream(em, op, pointer, value, mask[0] if mask else None, strip.width, streaming)
+            _store_or_stream(em, op, pointer, value, flags[0] if flags else None, strip.width, streaming)
             return
         direct, delayed, done = b.label("direct"), b.label("delayed"), b.label("stored")
         b.branch(at_once, direct, delayed)
@@ -181,21 +182,21 @@ def _store_strips(em: KernelEmitter, op: Op, roots: list[Tensor], shape: tuple[i
         write_buffer(b, staged, strip.index, value, strip.width)
         b.jump(done)
         b.start(direct)
-        _store_or_stream(em, op, pointer, value, mask[0] if mask else None, strip.width, streaming)
+        _store_or_stream(em, op, pointer, value, flags[0] if flags else None, strip.width, streaming)
         b.jump(done)
         b.start(done)
 
-    em.run_nest(op, roots, shape, body, dim=dim)
+    em.run_nest(op, roots, shape, body, dim=dim, mask=mask)
     if staged is None:
         return
 
     def copy(strip: Strip) -> None:
-        pointer, *mask = (strip.value(root) for root in (roots[0], *roots[2:]))
+        pointer, *flags = (strip.value(root) for root in (roots[0], *roots[2:]))
         value = read_buffer(b, staged, strip.index, strip.width)
-        store_lane(em, op, pointer, value, mask[0] if mask else None, strip.width)
+        store_lane(em, op, pointer, value, flags[0] if flags else None, strip.width)
 
     with b.when(b.binary("xor", at_once, TRUE)):
-        em.run_nest(op, [roots[0], *roots[2:]], shape, copy, dim=dim)
+        em.run_nest(op, [roots[0], *roots[2:]], shape, copy, dim=dim, mask=mask)
 
 
 def _writes_much(em: KernelEmitter, op: Op, dim: int) -> Value | None:

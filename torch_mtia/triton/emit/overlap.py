@@ -73,7 +73,7 @@ def _does_not_disturb(em: KernelEmitter, intervals: _Intervals, load: Op, store:
 
 def _distinct(em: KernelEmitter, pointer: Tensor) -> bool:
     """Whether no two elements are the same address, as far as the strides tell."""
-    if not _is_linear(pointer):
+    if not is_linear(pointer):
         return False
     reach = 0
     strides: list[tuple[int, int]] = []
@@ -95,11 +95,11 @@ _LINEAR = {
 }  # fmt: skip
 
 
-def _is_linear(value: Tensor) -> bool:
+def is_linear(value: Tensor) -> bool:
     """Whether strides, which elsewhere are only asked for within a strip, hold from end to end."""
     if value.type.shape is None:
         return True
-    return value.op is not None and value.op.name in _LINEAR and all(map(_is_linear, value.op.operands))
+    return value.op is not None and value.op.name in _LINEAR and all(map(is_linear, value.op.operands))
 
 
 def _starts(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]] | None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch_mtia.triton.emit.commutativity import is_commutative
+from torch_mtia.triton.emit.combine_function import is_commutative
 from torch_mtia.triton.emit.kernel import KernelEmitter
+from torch_mtia.triton.emit.masks import reduction_limit
 from torch_mtia.triton.emit.nest import Buffer, Index, Strip, innermost_first, write_buffer
 from torch_mtia.triton.emit.registry import statement
 from torch_mtia.triton.lanes import Lane, materialize
@@ -37,6 +38,7 @@ def _reduce(em: KernelEmitter, op: Op) -> None:
     width = min(em.width, shape[dim])
     width = width if width > 1 else 0
     step = 1 if across or not width else width
+    limit = reduction_limit(em, op, shape, saves)
     any_order = is_commutative(em.module, op.regions[0])
     # Across the axis, several strips side by side: each row is read once, over its whole length.
     side = min(MAX_SIDE, shape[dim] // max(width, 1)) if across else 1
@@ -63,11 +65,11 @@ def _reduce(em: KernelEmitter, op: Op) -> None:
             return lanes
 
         if across or any_order:
-            results = _along(em, op, shape[axis], step, element, width, side, ACCUMULATORS if any_order else 1)
+            results = _along(em, op, shape[axis], limit, step, element, width, side, ACCUMULATORS if any_order else 1)
             if not across:
                 results = _fold_lanes(em, op, results, width)
         else:
-            results = _in_order(em, op, shape[axis], step, element, width)
+            results = _in_order(em, op, shape[axis], limit, step, element, width)
         for number, place in enumerate(places):
             for operand, target in enumerate(targets):
                 value = results[number * len(targets) + operand]
@@ -87,13 +89,15 @@ def _along(
     em: KernelEmitter,
     op: Op,
     size: int,
+    limit: Value | None,
     step: int,
     element: Callable[[Value], list[Lane]],
     width: int,
     side: int,
     accumulators: int,
 ) -> list[Value]:
-    """Combines the elements at 0, step, 2 * step, ... below size, of `side` strips each by itself."""
+    """Combines the elements at 0, step, 2 * step, ... below size, of `side` strips each by itself; from `limit` on,
+    they are neutral."""
     b = em.b
     count = size // step
     wanted = max(1, accumulators // side)
@@ -112,7 +116,8 @@ def _along(
     held = [at(integer(number * step, "i32")) for number in range(chains)]
     if count > chains:
         group = side * operands
-        loop = b.open_loop(chains * step, size, chains * step, [value for values in held for value in values])
+        initial = [value for values in held for value in values]
+        loop = b.open_loop(chains * step, size, chains * step, initial, limit)
         following: list[Value] = []
         for number in range(chains):
             fresh = at(b.add(loop.counter, integer(number * step, "i32")))
@@ -126,7 +131,13 @@ def _along(
 
 
 def _in_order(
-    em: KernelEmitter, op: Op, size: int, step: int, element: Callable[[Value], list[Lane]], width: int
+    em: KernelEmitter,
+    op: Op,
+    size: int,
+    limit: Value | None,
+    step: int,
+    element: Callable[[Value], list[Lane]],
+    width: int,
 ) -> list[Value]:
     """Combines strips that lie along the axis, each by itself first."""
     b = em.b
@@ -137,7 +148,7 @@ def _in_order(
     first = folded(integer(0, "i32"))
     if size == step:
         return first
-    loop = b.open_loop(step, size, step, first)
+    loop = b.open_loop(step, size, step, first, limit)
     return b.close_loop(loop, combine(em, op, loop.carried, folded(loop.counter), 0))
 
 

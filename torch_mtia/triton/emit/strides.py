@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch_mtia.triton.emit.elementwise import pointee_size
+from torch_mtia.triton.emit.registry import ELEMENTWISE, LAZY
 from torch_mtia.triton.floats import element_size
 from torch_mtia.triton.ttir import Dense, Op
 from torch_mtia.triton.ttir import Value as Tensor
@@ -155,7 +156,7 @@ def dimension_votes(emitter: KernelEmitter, roots: Sequence[Tensor], shape: tupl
             vote(buffer.strides, 1, dims, BUFFER_VOTE)
             return
         op = value.op
-        if op is None:
+        if op is None or not (op.name in LAZY or op.name in ELEMENTWISE):
             return
         if op.name == "tt.load":
             pointer = op.operands[0]

@@ -1,7 +1,7 @@
-"""Whether the combine function of a reduction may be given its operands in either order.
+"""What the combine function of a reduction allows: its operands in either order, and leaving out neutral elements.
 
-Then lanes can accumulate side by side; else elements are combined in their own order, which takes longer. Nothing in
-TTIR says it, so a function that is not plainly commutative is tried on numbers. Where that fails, the order is kept.
+If it is commutative, lanes can accumulate side by side; else elements are combined in their own order, which takes
+longer. Nothing in TTIR says it, so the function is tried on numbers; where that is not possible, it allows nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch_mtia.triton.ttir import Bits, Dense, Module, Op, Region
@@ -89,15 +89,32 @@ def is_commutative(module: Module, region: Region) -> bool:
         return set(block.ops[0].operands) == set(block.arguments)
     count = len(block.arguments) // 2
     chance = random.Random(0)
+    pairs = ([_random(chance, argument) for argument in block.arguments] for _ in range(TRIALS))
+    return _holds(
+        _same(_run(module, region, pair), _run(module, region, pair[count:] + pair[:count])) for pair in pairs
+    )
+
+
+def is_neutral(module: Module, region: Region, numbers: list[Number]) -> bool:
+    """Whether combining with `numbers`, from either side, changes nothing."""
+    block = region.blocks[0]
+    chance = random.Random(0)
+    trials = ([_random(chance, argument) for argument in block.arguments[: len(numbers)]] for _ in range(TRIALS))
+    return _holds(
+        _same(_run(module, region, trial + numbers), trial) and _same(_run(module, region, numbers + trial), trial)
+        for trial in trials
+    )
+
+
+def _holds(trials: Iterable[bool]) -> bool:
     try:
-        for _ in range(TRIALS):
-            left, right = ([_random(chance, argument) for argument in block.arguments[:count]] for _ in range(2))
-            one, other = _run(module, region, left + right), _run(module, region, right + left)
-            if not all(itertools.starmap(_equal, zip(one, other, strict=True))):
-                return False
+        return all(trials)
     except (KeyError, ArithmeticError, ValueError, TypeError, AttributeError):
-        return False
-    return True
+        return False  # what cannot be tried
+
+
+def _same(left: Sequence[Number], right: Sequence[Number]) -> bool:
+    return all(itertools.starmap(_equal, zip(left, right, strict=True)))
 
 
 def _random(chance: random.Random, argument: Tensor) -> Number:
