@@ -351,7 +351,7 @@ class KernelEmitter:
         ends = limits(self, mask, shape, saves) if mask is not None else {}
         if dim is None:
             dim = self.choose_dim(roots, shape)
-        self.transpose_loads(op, roots, shape, dim)
+        self.transpose_loads(roots, shape, dim)
         buffers = {value: self.save_buffer(value, dim) for value in saves}
         self.loop_over(shape, dim, body, buffers, width, roots, ends)
         self.buffers.update(buffers)
@@ -483,7 +483,7 @@ class KernelEmitter:
             self.buffers[value] if target is None else target for value, target in zip(values, targets, strict=True)
         ]
 
-    def transpose_loads(self, op: Op, roots: Sequence[Tensor], shape: tuple[int, ...], dim: int) -> None:
+    def transpose_loads(self, roots: Sequence[Tensor], shape: tuple[int, ...], dim: int) -> None:
         """Reads, before the nest and in squares, what lies side by side along another dimension than its strips."""
         order, at_index = self.reach(roots, shape)
         for value in order:
