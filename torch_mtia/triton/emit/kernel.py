@@ -538,17 +538,18 @@ class KernelEmitter:
         self.buffers[value] = target
         return target
 
-    def destination(self, value: Tensor, strides: tuple[int, ...] | None = None) -> Buffer:
-        """The buffer for the result of a statement, which becomes the tensor's buffer."""
+    def destination(self, value: Tensor, strides: tuple[int, ...] | None = None, after_reading: bool = False) -> Buffer:
+        """The buffer for the result of a statement, which becomes the tensor's buffer. It may be the one of a carried
+        value that is not needed any more; `after_reading`, also of one that the statement itself has needed."""
         shape = value.type.shape
         assert shape is not None
-        buffer = self.take_destination(value)
+        buffer = self.take_destination(value, after_reading)
         if buffer is None or strides is not None:
             buffer = self.new_buffer(shape, value.type.element, strides)
         self.buffers[value] = buffer
         return buffer
 
-    def take_destination(self, value: Tensor) -> Buffer | None:
+    def take_destination(self, value: Tensor, after_reading: bool) -> Buffer | None:
         """The carried buffer that the result is yielded to, if what it holds is not needed once the result is there."""
         buffer = self.destinations.pop(value, None)
         if buffer is None:
@@ -558,12 +559,13 @@ class KernelEmitter:
         if self.buffers.get(owner) is not buffer:
             return None
         reads = [user for user in owner.users if user is not value.op]
+        first = value.op.position + int(after_reading)
         for user in reads:
             if all(result in self.buffers for result in user.results) and user.results:
                 continue
             if user.block is not value.op.block or user.position > value.op.position or not user.results:
                 return None
-            if any(self.needed_from(result, value.op.block, value.op.position) for result in user.results):
+            if any(self.needed_from(result, value.op.block, first) for result in user.results):
                 return None
         return buffer
 

@@ -22,6 +22,7 @@ Strides = tuple["int | None", ...]
 
 BUFFER_VOTE = 2
 MEMORY_VOTE = 4
+WHOLE = 16
 
 _SAME = {"arith.extsi", "arith.extui", "arith.index_cast", "tt.bitcast", "arith.remsi", "arith.remui", "tt.int_to_ptr"}
 
@@ -142,6 +143,9 @@ def dimension_votes(emitter: KernelEmitter, roots: Sequence[Tensor], shape: tupl
     seen: set[tuple[Tensor, tuple[int | None, ...]]] = set()
 
     def vote(strides: Strides, size: int, dims: tuple[int | None, ...], weight: int) -> None:
+        # What has fewer elements than the nest is read once for many of them, and then it does not matter how.
+        if all(d in dims for d, extent in enumerate(shape) if extent > 1):
+            weight *= WHOLE
         for stride, d in zip(strides, dims, strict=True):
             if d is not None and stride == size:
                 votes[d] += weight
