@@ -415,6 +415,7 @@ def _log1p(x: Number) -> Number:
 # Trigonometric functions ----------------------------------------------------------------------------------------------
 
 TWO_OVER_PI = 2 / math.pi
+PI_REST = 1.2246467991473532e-16  # of math.pi
 # pi/2 in pieces, whose products with a small integer are exact
 PIO2 = tuple(
     float.fromhex(text)
@@ -471,8 +472,12 @@ def _reduced_angle(x: Number) -> tuple[Number, Number, Value]:
 
 def _sine_of_quadrant(x: Number, single: bool, shift: int) -> Number:
     """sin(x + shift * pi/2) of an angle that is not large."""
-    b = x.b
-    r, tail, quadrant = _reduced_angle(x)
+    return _sine_of_reduced(*_reduced_angle(x), single, shift)
+
+
+def _sine_of_reduced(r: Number, tail: Number, quadrant: Value, single: bool, shift: int) -> Number:
+    """sin(r + tail + (quadrant + shift) * pi/2)"""
+    b = r.b
     z = r * r
     sine = (z * r).fma(z.polynomial(SIN_SINGLE if single else SIN_DOUBLE), r + tail if single else r)
     if not single:
@@ -533,23 +538,26 @@ def _tan(x: Number) -> Number:
     return x.where(x.compare("oeq", 0.0), result)
 
 
+def _sine_of_turns(x: Number, shift: int) -> Number:
+    """sin(pi (x + shift / 2)), in f64; zero exactly where it is."""
+    turns = x - FUNCTIONS["rint"](x * 0.5) * 2.0
+    n, quadrant = _nearest_integer(turns * 2.0)
+    rest = n.fma(-0.5, turns)
+    r = rest * math.pi
+    tail = rest.fma(math.pi, -r) + rest * PI_REST
+    return _sine_of_reduced(r, tail, quadrant, False, shift)
+
+
 @through_double("sinpi")
 def _sinpi(x: Number) -> Number:
-    turns = x - FUNCTIONS["rint"](x * 0.5) * 2.0
-    return x.where(x.compare("oeq", 0.0), _zero_at_whole(_sine_of_quadrant(turns * math.pi, False, 0), turns, x))
+    whole = FUNCTIONS["rint"](x).compare("oeq", x)
+    return (x.constant(0.0).sign_of(x)).where(whole, _sine_of_turns(x, 0))
 
 
 @through_double("cospi")
 def _cospi(x: Number) -> Number:
-    turns = abs(x - FUNCTIONS["rint"](x * 0.5) * 2.0)
-    result = _sine_of_quadrant(turns * math.pi, False, 1)
-    return x.constant(0.0).where(turns.compare("oeq", 0.5), x.constant(0.0).where(turns.compare("oeq", 1.5), result))
-
-
-def _zero_at_whole(result: Number, turns: Number, x: Number) -> Number:
-    """sin(pi n) is exactly zero."""
-    whole = FUNCTIONS["rint"](turns).compare("oeq", turns)
-    return (x.constant(0.0).sign_of(x)).where(whole, result)
+    result = _sine_of_turns(x, 1)
+    return x.constant(0.0).where(result.compare("oeq", 0.0), result)
 
 
 # (atan(x) / x - 1) / x**2 and (asin(x) / x - 1) / x**2 in x**2
