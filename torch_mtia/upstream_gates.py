@@ -68,6 +68,18 @@ def _is_current_stream_capturing(_original: Any) -> Callable[[], bool]:
     return is_current_stream_capturing
 
 
+def _refusing_elsewhere(original: Callable[..., None]) -> Callable[..., None]:
+    def _init_handles(self: Any) -> None:
+        loaded = self.module is not None
+        original(self)
+        if not loaded:
+            from torch_mtia.triton.launch import refusing_tensors_of_mtia
+
+            self._run = refusing_tensors_of_mtia(self._run)
+
+    return _init_handles
+
+
 _CAPTURABLE_OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
 
 GATES: tuple[Gate, ...] = (
@@ -94,6 +106,14 @@ GATES: tuple[Gate, ...] = (
         why="The profiler credits the device's time and memory to operators only for the devices it lists.",
         replace=_profile_of_mtia,
         is_needed=lambda original: "DeviceType.MTIA" not in inspect.getsource(original),
+    ),
+    Gate(
+        name="CompiledKernel._init_handles",
+        modules=("triton.compiler.compiler",),
+        versions=((2, 13),),
+        why="A driver of Triton takes any address: one for another device would crash on tensors of mtia.",
+        replace=_refusing_elsewhere,
+        is_needed=lambda original: "mtia" not in inspect.getsource(original),
     ),
 )
 
