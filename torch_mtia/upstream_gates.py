@@ -10,13 +10,16 @@ A gate is applied to a module when that module is imported, and at once if it al
 from __future__ import annotations
 
 import functools
-import importlib.machinery
+import hashlib
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
+
+import torch
+
+from torch_mtia.import_hooks import after_import
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Gate:
     """One name in PyTorch that is replaced."""
 
     name: str
-    """The attribute; `class.method` for a method."""
+    """The attribute, by its path in the module. One that is missing is added; its original is None."""
     modules: tuple[str, ...]
     """The modules that have it: the one that defines it, and those that import it by value."""
     versions: tuple[tuple[int, int], ...]
@@ -56,6 +59,99 @@ def _profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
     return _parse_kineto_results
 
 
+def _empty_strided_mtia(_original: object) -> Callable[..., Any]:
+    from torch_mtia._C import _empty_strided
+
+    return _empty_strided
+
+
+def _is_compiled_out(empty_strided: Callable[..., Any]) -> bool:
+    try:
+        empty_strided((1,), (1,), torch.float32)
+    except RuntimeError as error:
+        return "compiled without support" in str(error)
+    return False
+
+
+def _system_with_mtia(original: Callable[[], dict[str, Any]]) -> Any:
+    @functools.cache
+    def get_system() -> dict[str, Any]:
+        from torch_mtia.inductor.cache_key import identity
+
+        system, ours = original(), identity()
+        digest = hashlib.sha256(f"{system['hash']} {ours}".encode()).hexdigest()
+        return {**system, "mtia": ours, "hash": digest}
+
+    return staticmethod(get_system)
+
+
+def _get_generator(device: torch.device) -> torch.Generator:
+    """The default generator of a device."""
+    torch.mtia.init()
+    index = torch.mtia.current_device() if device.index is None else device.index
+    return torch.mtia.default_generators[index]
+
+
+def _is_big_device(original: Callable[..., bool]) -> Callable[..., bool]:
+    @functools.wraps(original)
+    def is_big_gpu(index_or_device: Any = 0) -> bool:
+        if getattr(index_or_device, "type", None) == "mtia":
+            return True
+        return original(index_or_device)
+
+    return is_big_gpu
+
+
+def _number_of_processors(original: Callable[[], int]) -> Callable[[], int]:
+    @functools.lru_cache
+    def get_max_num_sms() -> int:
+        if torch.accelerator.current_accelerator() == torch.device("mtia"):
+            return int(torch.mtia.get_device_properties()["multi_processor_count"])
+        return original()
+
+    return get_max_num_sms
+
+
+def _adds_mtia(listed: Callable[[Any], bool]) -> Callable[[CodeType], CodeType]:
+    """Makes a function's code with "mtia" in each tuple, or set, among its constants for which `listed` is true."""
+
+    def replace(code: CodeType) -> CodeType:
+        return code.replace(co_consts=tuple(map(extended, code.co_consts)))
+
+    def extended(constant: Any) -> Any:
+        if isinstance(constant, CodeType):
+            return replace(constant)
+        if isinstance(constant, tuple | frozenset) and listed(constant):
+            return type(constant)([*constant, "mtia"])
+        return constant
+
+    return replace
+
+
+def _lists_mtia(code: CodeType) -> bool:
+    return any(
+        _lists_mtia(constant)
+        if isinstance(constant, CodeType)
+        else isinstance(constant, tuple | frozenset) and "mtia" in constant
+        for constant in code.co_consts
+    )
+
+
+def _device_list(name: str, module: str, why: str) -> Gate:
+    """A gate in a function that asks whether a device is in a tuple, or a set, that it writes out.
+
+    The code of the function is replaced, and not the function, which upstream keeps in tables too.
+    """
+    return Gate(
+        name=f"{name}.__code__",
+        modules=(module,),
+        versions=((2, 13),),
+        why=why,
+        replace=_adds_mtia(lambda constant: "cuda" in constant and "xpu" in constant),
+        is_needed=lambda code: not _lists_mtia(code),
+    )
+
+
 _CAPTURABLE_OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
 
 GATES: tuple[Gate, ...] = (
@@ -75,39 +171,64 @@ GATES: tuple[Gate, ...] = (
         replace=_profile_of_mtia,
         is_needed=lambda original: "DeviceType.MTIA" not in inspect.getsource(original),
     ),
+    Gate(
+        name="_empty_strided_mtia",
+        modules=("torch._C._dynamo.guards",),
+        versions=((2, 13),),
+        why="Code that Inductor generates allocates with it, and in wheels without MTIA it only raises.",
+        replace=_empty_strided_mtia,
+        is_needed=_is_compiled_out,
+    ),
+    Gate(
+        name="CacheBase.get_system",
+        modules=("torch._inductor.codecache",),
+        versions=((2, 13),),
+        why="The keys of Inductor's caches name the GPU and Triton, not the version of an out-of-tree backend.",
+        replace=_system_with_mtia,
+        is_needed=lambda original: "mtia" not in original(),
+    ),
+    Gate(
+        name="_get_generator",
+        modules=("torch.mtia",),
+        versions=((2, 13),),
+        why="Functions with random numbers that are recomputed in the backward of compiled code ask for it.",
+        replace=lambda _original: _get_generator,
+        is_needed=lambda original: original is None,
+    ),
+    Gate(
+        name="is_big_gpu",
+        modules=("torch._inductor.utils",),
+        versions=((2, 13),),
+        why="Inductor has GEMM templates for devices of 68 processors or more; mtia has as many as its host has cores.",
+        replace=_is_big_device,
+        is_needed=lambda original: not original(torch.device("mtia", 0)),
+    ),
+    Gate(
+        name="get_max_num_sms",
+        modules=("torch._inductor.utils",),
+        versions=((2, 13),),
+        why="It asks torch.cuda for the number of processors whatever the device.",
+        replace=_number_of_processors,
+        is_needed=lambda original: "mtia" not in inspect.getsource(original),
+    ),
+    _device_list(
+        "_validate_device", "torch.nn.attention.flex_attention", "FlexAttention refuses devices that it does not list."
+    ),
+    _device_list(
+        "associative_scan",
+        "torch._higher_order_ops.associative_scan",
+        "associative_scan in pointwise mode, which becomes one Triton kernel, refuses devices that it does not list.",
+    ),
+    _device_list(
+        "tuned_mm.__wrapped__", "torch._inductor.kernel.mm", "mm(out_dtype=...) is refused for devices not listed."
+    ),
+    _device_list(
+        "tuned_bmm.__wrapped__", "torch._inductor.kernel.bmm", "bmm(out_dtype=...) is refused for devices not listed."
+    ),
 )
 
 originals: dict[tuple[str, str], Any] = {}
 """What was replaced, by module and name."""
-
-
-class _ImportHook:
-    """Finds the modules of gates that are not imported yet, as the other finders would, and applies their gates."""
-
-    def __init__(self, gates: dict[str, list[Gate]]) -> None:
-        self._gates = gates
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name not in self._gates:
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target)) is not None), None)
-        if spec is not None and spec.loader is not None:
-            self._apply_after(spec.loader, self._gates[name])
-        return spec
-
-    @staticmethod
-    def _apply_after(loader: Any, gates: list[Gate]) -> None:
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            for gate in gates:
-                _open(gate, module)
-
-        loader.exec_module = exec_module
 
 
 def _open(gate: Gate, module: ModuleType) -> None:
@@ -115,22 +236,14 @@ def _open(gate: Gate, module: ModuleType) -> None:
     if key not in originals:
         *owner, attribute = gate.name.split(".")
         holder = functools.reduce(getattr, owner, module)
-        originals[key] = getattr(holder, attribute)
+        originals[key] = getattr(holder, attribute, None)
         setattr(holder, attribute, gate.replace(originals[key]))
 
 
 def apply(torch_version: str, gates: Sequence[Gate] = GATES) -> None:
     """Opens the gates of this version of PyTorch, now or when their modules are imported."""
     major, minor = (int(part) for part in torch_version.split(".")[:2])
-    waiting: dict[str, list[Gate]] = {}
     for gate in gates:
-        if (major, minor) not in gate.versions:
-            continue
-        for name in gate.modules:
-            module = sys.modules.get(name)
-            if module is None:
-                waiting.setdefault(name, []).append(gate)
-            else:
-                _open(gate, module)
-    if waiting:
-        sys.meta_path.insert(0, _ImportHook(waiting))
+        if (major, minor) in gate.versions:
+            for name in gate.modules:
+                after_import(name, functools.partial(_open, gate))

@@ -11,6 +11,7 @@
 #include "../device/MTIAHooks.h"
 #include "../device/MTIAProfiler.h"
 #include "../runtime/loader.h"
+#include "empty_strided.h"
 #include "triton_launcher.h"
 
 namespace py = pybind11;
@@ -73,6 +74,7 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("_memory_fraction", [](c10::DeviceIndex device) { return MTIACachingAllocator::of(device).memory_fraction(); });
   bind_triton_launcher(m);
+  bind_empty_strided(m);
   m.def("_bench_launch", &bench_launch, py::arg("count"), py::arg("run_inline"));
 }
 
