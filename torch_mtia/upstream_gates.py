@@ -85,6 +85,19 @@ def _system_with_mtia(original: Callable[[], dict[str, Any]]) -> Any:
     return staticmethod(get_system)
 
 
+def _choices_for_mtia(original: Callable[[], Any] | None) -> Callable[[], Any]:
+    if original is not None:  # somebody's own
+        return original
+    return mtia_choices
+
+
+def mtia_choices() -> Any:
+    """Inductor's choices with those for mtia. Imports Inductor, which imports its configuration first."""
+    from torch_mtia.inductor.choices import MTIAChoices
+
+    return MTIAChoices()
+
+
 def _get_generator(device: torch.device) -> torch.Generator:
     """The default generator of a device."""
     torch.mtia.init()
@@ -152,6 +165,24 @@ def _device_list(name: str, module: str, why: str) -> Gate:
     )
 
 
+def _block_sizes(name: str, of: str) -> Gate:
+    """A gate in the function that lists the configurations that are tried for a kind of generated kernel."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from torch_mtia.inductor import block_sizes
+
+        return getattr(block_sizes, of)(original)  # type: ignore[no-any-return]
+
+    return Gate(
+        name=name,
+        modules=("torch._inductor.runtime.triton_heuristics",),
+        versions=((2, 13),),
+        why="Block sizes are listed for GPUs, and depend on which GPU the process has, not on the kernel's device.",
+        replace=replace,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    )
+
+
 _CAPTURABLE_OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
 
 GATES: tuple[Gate, ...] = (
@@ -196,6 +227,14 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: original is None,
     ),
     Gate(
+        name="inductor_choices_class",
+        modules=("torch._inductor.config",),
+        versions=((2, 13),),
+        why="Inductor asks this setting, which is meant for other packages, how to divide work into programs.",
+        replace=_choices_for_mtia,
+        is_needed=lambda original: original is None,
+    ),
+    Gate(
         name="is_big_gpu",
         modules=("torch._inductor.utils",),
         versions=((2, 13),),
@@ -211,6 +250,9 @@ GATES: tuple[Gate, ...] = (
         replace=_number_of_processors,
         is_needed=lambda original: "mtia" not in inspect.getsource(original),
     ),
+    _block_sizes("pointwise", of="pointwise"),
+    _block_sizes("_reduction_configs", of="reduction"),
+    _block_sizes("_persistent_reduction_configs", of="persistent_reduction"),
     _device_list(
         "_validate_device", "torch.nn.attention.flex_attention", "FlexAttention refuses devices that it does not list."
     ),
