@@ -3,8 +3,7 @@ device where only code is made."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,27 +13,10 @@ import torch.nn.functional as F
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
+from tests.compiled import generated, kernels
+
 if TYPE_CHECKING:
     from tests.conftest import RunScript
-
-pytestmark = pytest.mark.usefixtures("forgotten_code")
-
-
-@pytest.fixture
-def forgotten_code() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def generated(function: Callable[..., object], *args: object, **options: object) -> tuple[object, str]:
-    """The compiled function's result, and all the code that was generated for it."""
-    result, code = run_and_get_code(torch.compile(function, **options), *args)  # type: ignore[call-overload]
-    return result, "\n".join(code)
-
-
-def kernels(code: str) -> list[str]:
-    return re.findall(r"^def (triton_\w+)\(", code, re.MULTILINE)
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

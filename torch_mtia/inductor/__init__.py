@@ -15,6 +15,7 @@ def register() -> None:
     after_import("torch._inductor.decomposition", _register_decompositions)
     after_import("torch._inductor.template_heuristics", _register_template_heuristics)
     after_import("torch._inductor.runtime.benchmarking", _register_benchmarker)
+    after_import("torch._inductor.codegen.python_wrapper_mtia", _register_backend)
     after_import("torch._functorch._aot_autograd.utils", _register_random_state)
 
 
@@ -32,6 +33,26 @@ def _register_benchmarker(module: ModuleType) -> None:
     from torch_mtia.inductor.benchmark import benchmark
 
     module.register_benchmarker("mtia", benchmark)
+
+
+def _register_backend(_module: ModuleType) -> None:
+    """Before upstream registers its own, which it does where there is none."""
+    from torch._inductor.codegen.common import register_backend_for_device
+    from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
+    from torch._inductor.codegen.triton import TritonScheduling
+    from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
+
+    from torch_mtia.inductor import config
+    from torch_mtia.inductor.wrapper import MTIAWrapper
+
+    register_backend_for_device(
+        "mtia",
+        TritonScheduling,
+        MTIAWrapper,
+        CppWrapperGpu,
+        WrapperFxCodegen,
+        device_custom_config=config,  # type: ignore[arg-type] # a module, whose class install_config_module sets
+    )
 
 
 def _register_random_state(module: ModuleType) -> None:
