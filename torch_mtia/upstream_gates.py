@@ -118,7 +118,7 @@ def _is_big_device(original: Callable[..., bool]) -> Callable[..., bool]:
 def _number_of_processors(original: Callable[[], int]) -> Callable[[], int]:
     @functools.lru_cache
     def get_max_num_sms() -> int:
-        if torch.accelerator.current_accelerator() == torch.device("mtia"):
+        if torch.mtia.is_available() and not torch.cuda.is_available():
             return int(torch.mtia.get_device_properties()["multi_processor_count"])
         return original()
 
@@ -163,6 +163,16 @@ def _device_list(name: str, module: str, why: str) -> Gate:
         replace=_adds_mtia(lambda constant: "cuda" in constant and "xpu" in constant),
         is_needed=lambda code: not _lists_mtia(code),
     )
+
+
+def _split_keys(original: Callable[..., int]) -> Callable[..., int]:
+    def get_split_k(batch: int, heads: int, keys: int) -> int:
+        if _lowered_graph_on_mtia() is None:
+            return original(batch, heads, keys)
+        processors = int(torch.mtia.get_device_properties()["multi_processor_count"])
+        return max(1, 2 * processors // max(batch * heads, 1))
+
+    return get_split_k
 
 
 def _lowered_graph_on_mtia() -> Any:
@@ -287,6 +297,14 @@ GATES: tuple[Gate, ...] = (
         why="It asks torch.cuda for the number of processors whatever the device.",
         replace=_number_of_processors,
         is_needed=lambda original: "mtia" not in inspect.getsource(original),
+    ),
+    Gate(
+        name="get_split_k",
+        modules=("torch._inductor.kernel.flex.flex_decoding",),
+        versions=((2, 13),),
+        why="FlexAttention for few queries divides the keys by the number of processors of torch.cuda's device.",
+        replace=_split_keys,
+        is_needed=lambda original: "mtia" not in original.__module__,
     ),
     Gate(
         name="needs_fallback_due_to_atomic_add_limitations",

@@ -16,6 +16,7 @@ def register() -> None:
     after_import("torch._inductor.template_heuristics", _register_template_heuristics)
     after_import("torch._inductor.runtime.benchmarking", _register_benchmarker)
     after_import("torch._inductor.codegen.python_wrapper_mtia", _register_backend)
+    after_import("torch._inductor.codegen.mtia.device_op_overrides", _register_device_op_overrides)
     after_import("torch._functorch._aot_autograd.utils", _register_random_state)
 
 
@@ -53,6 +54,15 @@ def _register_backend(_module: ModuleType) -> None:
         WrapperFxCodegen,
         device_custom_config=config,  # type: ignore[arg-type] # a module, whose class install_config_module sets
     )
+
+
+def _register_device_op_overrides(_module: ModuleType) -> None:
+    """In place of upstream's, which have just been registered."""
+    from torch._inductor.codegen.common import register_device_op_overrides
+
+    from torch_mtia.inductor.device_op_overrides import DeviceOpOverrides
+
+    register_device_op_overrides("mtia", DeviceOpOverrides())
 
 
 def _register_random_state(module: ModuleType) -> None:
