@@ -100,7 +100,7 @@ class Build(BuildExtension):
 setup(
     version=versions["__version__"],
     install_requires=[versions["torch_requirement"]()],
-    packages=find_packages(include=["torch_mtia", "torch_mtia.*"]),
+    packages=find_packages(include=["torch_mtia", "torch_mtia.*", "mtia", "mtia.*"]),
     package_data={"torch_mtia": ["py.typed", "*.pyi", "include/**/*.h"]},
     ext_modules=[
         Extension(

@@ -76,9 +76,10 @@ def _autoload() -> None:
             "profiler. Import torch_mtia directly after torch, or leave TORCH_DEVICE_BACKEND_AUTOLOAD unset, so that "
             "`import torch` loads it."
         )
-    from torch_mtia import autograd_threads, multiprocessing, upstream_gates
+    from torch_mtia import autograd_threads, inductor, multiprocessing, upstream_gates
 
     upstream_gates.apply(torch.__version__)
+    inductor.register()
     multiprocessing.register_reduction()
     autograd_threads.settle_at_exit()
 

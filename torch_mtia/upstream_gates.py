@@ -10,13 +10,16 @@ A gate is applied to a module when that module is imported, and at once if it al
 from __future__ import annotations
 
 import functools
-import importlib.machinery
+import hashlib
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
+
+import torch
+
+from torch_mtia.import_hooks import after_import
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Gate:
     """One name in PyTorch that is replaced."""
 
     name: str
-    """The attribute; `class.method` for a method. One that is missing is added; its original is None."""
+    """The attribute, by its path in the module. One that is missing is added; its original is None."""
     modules: tuple[str, ...]
     """The modules that have it: the one that defines it, and those that import it by value."""
     versions: tuple[tuple[int, int], ...]
@@ -80,6 +83,178 @@ def _refusing_elsewhere(original: Callable[..., None]) -> Callable[..., None]:
     return _init_handles
 
 
+def _empty_strided_mtia(_original: object) -> Callable[..., Any]:
+    from torch_mtia._C import _empty_strided
+
+    return _empty_strided
+
+
+def _is_compiled_out(empty_strided: Callable[..., Any]) -> bool:
+    try:
+        empty_strided((1,), (1,), torch.float32)
+    except RuntimeError as error:
+        return "compiled without support" in str(error)
+    return False
+
+
+def _system_with_mtia(original: Callable[[], dict[str, Any]]) -> Any:
+    @functools.cache
+    def get_system() -> dict[str, Any]:
+        from torch_mtia.inductor.cache_key import identity
+
+        system, ours = original(), identity()
+        digest = hashlib.sha256(f"{system['hash']} {ours}".encode()).hexdigest()
+        return {**system, "mtia": ours, "hash": digest}
+
+    return staticmethod(get_system)
+
+
+def _choices_for_mtia(original: Callable[[], Any] | None) -> Callable[[], Any]:
+    if original is not None:  # somebody's own
+        return original
+    return mtia_choices
+
+
+def mtia_choices() -> Any:
+    """Inductor's choices with those for mtia. Imports Inductor, which imports its configuration first."""
+    from torch_mtia.inductor.choices import MTIAChoices
+
+    return MTIAChoices()
+
+
+def _get_generator(device: torch.device) -> torch.Generator:
+    """The default generator of a device."""
+    torch.mtia.init()
+    index = torch.mtia.current_device() if device.index is None else device.index
+    return torch.mtia.default_generators[index]
+
+
+def _is_big_device(original: Callable[..., bool]) -> Callable[..., bool]:
+    @functools.wraps(original)
+    def is_big_gpu(index_or_device: Any = 0) -> bool:
+        if getattr(index_or_device, "type", None) == "mtia":
+            return True
+        return original(index_or_device)
+
+    return is_big_gpu
+
+
+def _number_of_processors(original: Callable[[], int]) -> Callable[[], int]:
+    @functools.lru_cache
+    def get_max_num_sms() -> int:
+        if torch.mtia.is_available() and not torch.cuda.is_available():
+            return int(torch.mtia.get_device_properties()["multi_processor_count"])
+        return original()
+
+    return get_max_num_sms
+
+
+def _adds_mtia(listed: Callable[[Any], bool]) -> Callable[[CodeType], CodeType]:
+    """Makes a function's code with "mtia" in each tuple, or set, among its constants for which `listed` is true."""
+
+    def replace(code: CodeType) -> CodeType:
+        return code.replace(co_consts=tuple(map(extended, code.co_consts)))
+
+    def extended(constant: Any) -> Any:
+        if isinstance(constant, CodeType):
+            return replace(constant)
+        if isinstance(constant, tuple | frozenset) and listed(constant):
+            return type(constant)([*constant, "mtia"])
+        return constant
+
+    return replace
+
+
+def _lists_mtia(code: CodeType) -> bool:
+    return any(
+        _lists_mtia(constant)
+        if isinstance(constant, CodeType)
+        else isinstance(constant, tuple | frozenset) and "mtia" in constant
+        for constant in code.co_consts
+    )
+
+
+def _device_list(name: str, module: str, why: str) -> Gate:
+    """A gate in a function that asks whether a device is in a tuple, or a set, that it writes out.
+
+    The code of the function is replaced, and not the function, which upstream keeps in tables too.
+    """
+    return Gate(
+        name=f"{name}.__code__",
+        modules=(module,),
+        versions=((2, 13),),
+        why=why,
+        replace=_adds_mtia(lambda constant: "cuda" in constant and "xpu" in constant),
+        is_needed=lambda code: not _lists_mtia(code),
+    )
+
+
+def _split_keys(original: Callable[..., int]) -> Callable[..., int]:
+    def get_split_k(batch: int, heads: int, keys: int) -> int:
+        if _lowered_graph_on_mtia() is None:
+            return original(batch, heads, keys)
+        processors = int(torch.mtia.get_device_properties()["multi_processor_count"])
+        return max(1, 2 * processors // max(batch * heads, 1))
+
+    return get_split_k
+
+
+def _lowered_graph_on_mtia() -> Any:
+    """The graph that Inductor is lowering, if a tensor in it is on mtia."""
+    from torch._inductor.virtualized import V
+
+    return V.graph if "mtia" in getattr(V.graph, "device_types", ()) else None
+
+
+def _atomic_additions_are_slow(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Compare-and-swap takes 9 ns; the operator's kernel adds 4M elements in 6 ms, the generated one in 37 ms."""
+
+    def needs_fallback_due_to_atomic_add_limitations(dtype: torch.dtype) -> bool:
+        return original(dtype) or _lowered_graph_on_mtia() is not None
+
+    return needs_fallback_due_to_atomic_add_limitations
+
+
+def _keeps_to_buffer_limit(original: Callable[..., bool]) -> Callable[..., bool]:
+    def fallback_node_due_to_unsupported_type(node: torch.fx.Node, allow_cpu_inputs: bool = True) -> bool:
+        from torch_mtia.inductor import guardrails
+
+        if original(node, allow_cpu_inputs):
+            return True
+        graph = _lowered_graph_on_mtia()
+        return graph is not None and guardrails.prepare_operator(node, graph.env)
+
+    return fallback_node_due_to_unsupported_type
+
+
+def _codegen_within_limit(original: Callable[..., Any]) -> Callable[..., Any]:
+    def codegen_and_compile(*args: Any, **kwargs: Any) -> Any:
+        from torch_mtia.inductor import guardrails
+
+        with guardrails.limited():
+            return original(*args, **kwargs)
+
+    return codegen_and_compile
+
+
+def _block_sizes(name: str, of: str) -> Gate:
+    """A gate in the function that lists the configurations that are tried for a kind of generated kernel."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from torch_mtia.inductor import block_sizes
+
+        return getattr(block_sizes, of)(original)  # type: ignore[no-any-return]
+
+    return Gate(
+        name=name,
+        modules=("torch._inductor.runtime.triton_heuristics",),
+        versions=((2, 13),),
+        why="Block sizes are listed for GPUs, and depend on which GPU the process has, not on the kernel's device.",
+        replace=replace,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    )
+
+
 _CAPTURABLE_OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
 
 GATES: tuple[Gate, ...] = (
@@ -115,39 +290,107 @@ GATES: tuple[Gate, ...] = (
         replace=_refusing_elsewhere,
         is_needed=lambda original: "mtia" not in inspect.getsource(original),
     ),
+    Gate(
+        name="_empty_strided_mtia",
+        modules=("torch._C._dynamo.guards",),
+        versions=((2, 13),),
+        why="Code that Inductor generates allocates with it, and in wheels without MTIA it only raises.",
+        replace=_empty_strided_mtia,
+        is_needed=_is_compiled_out,
+    ),
+    Gate(
+        name="CacheBase.get_system",
+        modules=("torch._inductor.codecache",),
+        versions=((2, 13),),
+        why="The keys of Inductor's caches name the GPU and Triton, not the version of an out-of-tree backend.",
+        replace=_system_with_mtia,
+        is_needed=lambda original: "mtia" not in original(),
+    ),
+    Gate(
+        name="_get_generator",
+        modules=("torch.mtia",),
+        versions=((2, 13),),
+        why="Functions with random numbers that are recomputed in the backward of compiled code ask for it.",
+        replace=lambda _original: _get_generator,
+        is_needed=lambda original: original is None,
+    ),
+    Gate(
+        name="inductor_choices_class",
+        modules=("torch._inductor.config",),
+        versions=((2, 13),),
+        why="Inductor asks this setting, which is meant for other packages, how to divide work into programs.",
+        replace=_choices_for_mtia,
+        is_needed=lambda original: original is None,
+    ),
+    Gate(
+        name="is_big_gpu",
+        modules=("torch._inductor.utils",),
+        versions=((2, 13),),
+        why="Inductor has GEMM templates for devices of 68 processors or more; mtia has as many as its host has cores.",
+        replace=_is_big_device,
+        is_needed=lambda original: not original(torch.device("mtia", 0)),
+    ),
+    Gate(
+        name="get_max_num_sms",
+        modules=("torch._inductor.utils",),
+        versions=((2, 13),),
+        why="It asks torch.cuda for the number of processors whatever the device.",
+        replace=_number_of_processors,
+        is_needed=lambda original: "mtia" not in inspect.getsource(original),
+    ),
+    Gate(
+        name="get_split_k",
+        modules=("torch._inductor.kernel.flex.flex_decoding",),
+        versions=((2, 13),),
+        why="FlexAttention for few queries divides the keys by the number of processors of torch.cuda's device.",
+        replace=_split_keys,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="needs_fallback_due_to_atomic_add_limitations",
+        modules=("torch._inductor.utils", "torch._inductor.lowering"),
+        versions=((2, 13),),
+        why="It says for a GPU where atomic additions are slow: x86 has none of floating-point numbers.",
+        replace=_atomic_additions_are_slow,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="fallback_node_due_to_unsupported_type",
+        modules=("torch._inductor.lowering", "torch._inductor.graph"),
+        versions=((2, 13),),
+        why="Operators are inlined into one kernel without a limit on its buffers; this decides about each of them.",
+        replace=_keeps_to_buffer_limit,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="_InProcessFxCompile.codegen_and_compile",
+        modules=("torch._inductor.compile_fx",),
+        versions=((2, 13),),
+        why="The limit on buffers holds for combined kernels too, which only a setting bounds.",
+        replace=_codegen_within_limit,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    _block_sizes("pointwise", of="pointwise"),
+    _block_sizes("_reduction_configs", of="reduction"),
+    _block_sizes("_persistent_reduction_configs", of="persistent_reduction"),
+    _device_list(
+        "_validate_device", "torch.nn.attention.flex_attention", "FlexAttention refuses devices that it does not list."
+    ),
+    _device_list(
+        "associative_scan",
+        "torch._higher_order_ops.associative_scan",
+        "associative_scan in pointwise mode, which becomes one Triton kernel, refuses devices that it does not list.",
+    ),
+    _device_list(
+        "tuned_mm.__wrapped__", "torch._inductor.kernel.mm", "mm(out_dtype=...) is refused for devices not listed."
+    ),
+    _device_list(
+        "tuned_bmm.__wrapped__", "torch._inductor.kernel.bmm", "bmm(out_dtype=...) is refused for devices not listed."
+    ),
 )
 
 originals: dict[tuple[str, str], Any] = {}
 """What was replaced, by module and name."""
-
-
-class _ImportHook:
-    """Finds the modules of gates that are not imported yet, as the other finders would, and applies their gates."""
-
-    def __init__(self, gates: dict[str, list[Gate]]) -> None:
-        self._gates = gates
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name not in self._gates:
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target)) is not None), None)
-        if spec is not None and spec.loader is not None:
-            self._apply_after(spec.loader, self._gates[name])
-        return spec
-
-    @staticmethod
-    def _apply_after(loader: Any, gates: list[Gate]) -> None:
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            for gate in gates:
-                _open(gate, module)
-
-        loader.exec_module = exec_module
 
 
 def _open(gate: Gate, module: ModuleType) -> None:
@@ -162,15 +405,7 @@ def _open(gate: Gate, module: ModuleType) -> None:
 def apply(torch_version: str, gates: Sequence[Gate] = GATES) -> None:
     """Opens the gates of this version of PyTorch, now or when their modules are imported."""
     major, minor = (int(part) for part in torch_version.split(".")[:2])
-    waiting: dict[str, list[Gate]] = {}
     for gate in gates:
-        if (major, minor) not in gate.versions:
-            continue
-        for name in gate.modules:
-            module = sys.modules.get(name)
-            if module is None:
-                waiting.setdefault(name, []).append(gate)
-            else:
-                _open(gate, module)
-    if waiting:
-        sys.meta_path.insert(0, _ImportHook(waiting))
+        if (major, minor) in gate.versions:
+            for name in gate.modules:
+                after_import(name, functools.partial(_open, gate))

@@ -37,11 +37,6 @@ std::optional<Tensor> optional(const Tensor& tensor) {
   return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
 }
 
-// Heads and positions in memory as the kernels write them: [batch, position, head, ...].
-Tensor new_positions_first(const Tensor& tensor) {
-  return new_output({tensor.size(0), tensor.size(2), tensor.size(1), tensor.size(3)}, tensor.options()).transpose(1, 2);
-}
-
 }  // namespace
 
 int64_t _fused_sdp_choice_mtia(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -63,12 +58,14 @@ _scaled_dot_product_fused_attention_overrideable_mtia(const Tensor& query, const
   Kernel::check(sizes_fit(query, key, value, dropout_p, attn_bias), query, key, value, dropout_p, is_causal, attn_bias,
                 scale);
   const auto statistics = query.options().dtype(toOpMathType(query.scalar_type()));
-  const std::array<Tensor, 2> outputs{
-      at::empty_like(query), new_output({query.size(0), query.size(2), query.size(1)}, statistics).transpose(1, 2)};
+  // The strides are those that the meta functions of these operators promise, on which compiled code relies.
+  const std::array<Tensor, 2> outputs{at::empty_like(query),
+                                      new_output({query.size(0), query.size(1), query.size(2)}, statistics)};
   Kernel::run({"aten::_scaled_dot_product_fused_attention_overrideable", 1, cost(query, key)}, query.device(), outputs,
               query, key, value, dropout_p, is_causal, attn_bias, scale);
-  const auto none = [&] { return new_output({0}, query.options().dtype(kLong)); };
-  return {outputs[0], outputs[1], none(), none(), query.size(2), key.size(2), none(), none(), none()};
+  const Tensor seed_and_offset = new_output({}, query.options().dtype(kLong));  // of the dropout that there is not
+  return {outputs[0],  outputs[1],      Tensor(),        Tensor(), query.size(2),
+          key.size(2), seed_and_offset, seed_and_offset, Tensor()};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> _scaled_dot_product_fused_attention_overrideable_backward_mtia(
@@ -84,7 +81,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> _scaled_dot_product_fused_attention_o
                     out.sizes() == query.sizes(),
                 grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, mask, scale);
   const auto make = [&](size_t i, const Tensor& tensor) {
-    return grad_input_mask[i] ? new_positions_first(tensor) : Tensor();
+    return grad_input_mask[i] ? at::empty_like(tensor) : Tensor();
   };
   const std::array<Tensor, 3> grads{make(0, query), make(1, key), make(2, value)};
   Kernel::run({"aten::_scaled_dot_product_fused_attention_overrideable_backward", 1, 2 * cost(query, key)},

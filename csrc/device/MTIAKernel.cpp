@@ -29,7 +29,8 @@ MTIAKernel::MTIAKernel(c10::DeviceIndex device, std::string name, std::string_vi
   ensure_initialized();
   const mtia_runtime_api& driver = driver_of_kernels();
   runtime::check(driver.module_load(device, image.data(), image.size(), &module_));
-  const mtia_status status = driver.module_get_function(module_, name_.c_str(), &function_);
+  const std::string name_in_image = name_.substr(0, sizeof(mtia_kernel_image_header::name) - 1);  // what fits
+  const mtia_status status = driver.module_get_function(module_, name_in_image.c_str(), &function_);
   if (status != MTIA_SUCCESS) {
     const runtime::DriverError error(status, driver.last_error_message());
     driver.module_unload(module_);

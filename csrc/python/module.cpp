@@ -12,6 +12,7 @@
 #include "../device/MTIAHooks.h"
 #include "../device/MTIAProfiler.h"
 #include "../runtime/loader.h"
+#include "empty_strided.h"
 #include "graph_outputs.h"
 #include "host_function.h"
 #include "triton_launcher.h"
@@ -87,6 +88,7 @@ PYBIND11_MODULE(_C, m) {
   bind_triton_launcher(m);
   bind_graph_outputs(m);
   bind_host_function(m);
+  bind_empty_strided(m);
   m.def("_bench_launch", &bench_launch, py::arg("count"), py::arg("run_inline"));
   m.def(
       "_bench_allocate",

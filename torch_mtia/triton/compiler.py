@@ -11,7 +11,6 @@ The first line of `llir` and of `asm` describes the kernel to the last stage, se
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import os
 import re
@@ -21,6 +20,8 @@ from typing import Any
 
 from triton import knobs
 from triton.backends.compiler import BaseBackend, GPUTarget
+
+from torch_mtia.source_digest import source_digest
 
 ABI_VERSION = 1  # of the image and its entry; part of the cache's key
 # Kind and size of each argument, bytes of scratch memory, estimated nanoseconds of one program.
@@ -69,17 +70,6 @@ class MTIAOptions:
 OPTION_NAMES = frozenset(field.name for field in dataclasses.fields(MTIAOptions))
 
 
-@functools.cache
-def _source_hash() -> str:
-    """Of this package: a changed compiler must not find the objects of the old one."""
-    digest = hashlib.sha256()
-    folder = Path(__file__).resolve().parent
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.relative_to(folder).as_posix().encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 def _compilation_error(message: str, file: str, line: int) -> Exception:
     """A CompilationError that shows the kernel's line."""
     from triton.compiler.errors import CompilationError
@@ -110,7 +100,7 @@ class MTIABackend(BaseBackend):
     def hash(self) -> str:
         from torch_mtia.triton import machine
 
-        return f"mtia-{ABI_VERSION}-{self.target.arch}-{machine.version()}-{_source_hash()}"
+        return f"mtia-{ABI_VERSION}-{self.target.arch}-{machine.version()}-{source_digest('triton')}"
 
     def parse_options(self, opts: dict[str, Any]) -> MTIAOptions:
         arguments = {name: value for name, value in opts.items() if name in OPTION_NAMES and value is not None}

@@ -50,12 +50,13 @@ class Utilities:
     def load_binary(self, name: str, image: bytes, _shared: int, device: int) -> tuple[Kernel, Kernel, int, int, int]:
         """The module, its function, and what they take of a GPU: registers, spills, threads at most.
 
-        Triton loads a kernel again at every launch if the module is None.
+        Triton loads a kernel again at every launch if the module is None, and Inductor takes a kernel of no registers
+        for one that is not loaded.
         """
         from torch_mtia._C import Kernel
 
         kernel = Kernel(name, image, device)
-        return kernel, kernel, 0, 0, NO_LIMIT
+        return kernel, kernel, 1, 0, NO_LIMIT
 
     def unload_module(self, module: Kernel) -> None:
         module.unload()

@@ -1,0 +1,69 @@
+"""Inductor on mtia: what torch.compile does for this device beyond what PyTorch brings. See docs/compile.md.
+
+`register` announces it at Inductor's extension points, each when its module is imported; nothing is imported for it.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from torch_mtia.import_hooks import after_import
+
+
+def register() -> None:
+    """Announces the device's own decompositions, template heuristics, benchmarker and random state."""
+    after_import("torch._inductor.decomposition", _register_decompositions)
+    after_import("torch._inductor.template_heuristics", _register_template_heuristics)
+    after_import("torch._inductor.runtime.benchmarking", _register_benchmarker)
+    after_import("torch._inductor.codegen.python_wrapper_mtia", _register_backend)
+    after_import("torch._inductor.codegen.mtia.device_op_overrides", _register_device_op_overrides)
+    after_import("torch._functorch._aot_autograd.utils", _register_random_state)
+
+
+def _register_decompositions(module: ModuleType) -> None:
+    from torch_mtia.inductor import decompositions
+
+    decompositions.register(module.decompositions)
+
+
+def _register_template_heuristics(_module: ModuleType) -> None:
+    from torch_mtia.inductor import template_heuristics  # noqa: F401 - registers by decorators
+
+
+def _register_benchmarker(module: ModuleType) -> None:
+    from torch_mtia.inductor.benchmark import benchmark
+
+    module.register_benchmarker("mtia", benchmark)
+
+
+def _register_backend(_module: ModuleType) -> None:
+    """Before upstream registers its own, which it does where there is none."""
+    from torch._inductor.codegen.common import register_backend_for_device
+    from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
+    from torch._inductor.codegen.triton import TritonScheduling
+    from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
+
+    from torch_mtia.inductor import config
+    from torch_mtia.inductor.wrapper import MTIAWrapper
+
+    register_backend_for_device(
+        "mtia",
+        TritonScheduling,
+        MTIAWrapper,
+        CppWrapperGpu,
+        WrapperFxCodegen,
+        device_custom_config=config,  # type: ignore[arg-type] # a module, whose class install_config_module sets
+    )
+
+
+def _register_device_op_overrides(_module: ModuleType) -> None:
+    """In place of upstream's, which have just been registered."""
+    from torch._inductor.codegen.common import register_device_op_overrides
+
+    from torch_mtia.inductor.device_op_overrides import DeviceOpOverrides
+
+    register_device_op_overrides("mtia", DeviceOpOverrides())
+
+
+def _register_random_state(module: ModuleType) -> None:
+    module.register_graphsafe_rng_device_type("mtia")

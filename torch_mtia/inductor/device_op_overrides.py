@@ -1,0 +1,39 @@
+"""What Inductor writes into generated code to choose devices and streams, and what it cannot write for mtia."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from torch._inductor.codegen.mtia.device_op_overrides import MTIADeviceOpOverrides
+
+CPP_METHODS = (
+    "cpp_device_guard",
+    "cpp_aoti_device_guard",
+    "cpp_stream_guard",
+    "cpp_aoti_stream_guard",
+    "cpp_getStreamFromExternal",
+    "kernel_header",
+    "kernel_driver",
+    "cpp_stream_type",
+    "aoti_get_stream",
+    "cpp_kernel_type",
+    "cpp_device_ptr",
+    "tma_descriptor_helpers",
+    "cpp_scratch",
+)
+
+
+class DeviceOpOverrides(MTIADeviceOpOverrides):
+    """Upstream's, with errors that say what is missing. Its methods that write C++ raise without a message."""
+
+
+def _refuse(_self: DeviceOpOverrides, *_arguments: object, **_options: object) -> NoReturn:
+    raise NotImplementedError(
+        "mtia has no C++ wrapper: AOTInductor (aot_compile, aoti_compile_and_package) and the option cpp_wrapper need "
+        "libtorch's C shims of the device, which PyTorch has for CPU, CUDA, XPU and MPS only. Use torch.compile, whose "
+        "code is cached, or torch.export and the exported program's module()."
+    )
+
+
+for _name in CPP_METHODS:
+    setattr(DeviceOpOverrides, _name, _refuse)
