@@ -39,10 +39,11 @@ def test_a_gate_names_all_modules_that_have_the_name(gate: Gate) -> None:
     assert gate.why
     package = gate.modules[0].rpartition(".")[0]
     original = upstream_gates.originals[gate.modules[0], gate.name]
+    missing = object()
     missed = [
         name
         for name, module in sys.modules.items()
-        if name.startswith(package) and getattr(module, gate.name, None) is original
+        if name.startswith(package) and getattr(module, gate.name, missing) is original
     ]
     assert not missed
 

@@ -24,7 +24,7 @@ class Gate:
     """One name in PyTorch that is replaced."""
 
     name: str
-    """The attribute; `class.method` for a method."""
+    """The attribute; `class.method` for a method. One that is missing is added; its original is None."""
     modules: tuple[str, ...]
     """The modules that have it: the one that defines it, and those that import it by value."""
     versions: tuple[tuple[int, int], ...]
@@ -56,6 +56,18 @@ def _profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
     return _parse_kineto_results
 
 
+def _is_current_stream_capturing(_original: Any) -> Callable[[], bool]:
+    def is_current_stream_capturing() -> bool:
+        """Whether work of the current stream of the current device is being captured in a graph."""
+        import torch
+
+        from torch_mtia import graphs
+
+        return torch.mtia.is_initialized() and graphs.is_stream_capturing(torch.mtia.current_stream())
+
+    return is_current_stream_capturing
+
+
 def _refusing_elsewhere(original: Callable[..., None]) -> Callable[..., None]:
     def _init_handles(self: Any) -> None:
         loaded = self.module is not None
@@ -78,6 +90,14 @@ GATES: tuple[Gate, ...] = (
         why="Optimizers with capturable=True assert that their parameters are on one of the devices it lists.",
         replace=_capturable_on_mtia,
         is_needed=lambda original: "mtia" not in original(),
+    ),
+    Gate(
+        name="is_current_stream_capturing",
+        modules=("torch.mtia",),
+        versions=((2, 13),),
+        why="torch.mtia has no counterpart of torch.cuda.is_current_stream_capturing.",
+        replace=_is_current_stream_capturing,
+        is_needed=lambda original: original is None,
     ),
     Gate(
         name="profile._parse_kineto_results",
@@ -135,7 +155,7 @@ def _open(gate: Gate, module: ModuleType) -> None:
     if key not in originals:
         *owner, attribute = gate.name.split(".")
         holder = functools.reduce(getattr, owner, module)
-        originals[key] = getattr(holder, attribute)
+        originals[key] = getattr(holder, attribute, None)
         setattr(holder, attribute, gate.replace(originals[key]))
 
 
