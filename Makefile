@@ -11,6 +11,8 @@ PIP_FLAGS ?=
 MAX_JOBS ?= 2
 export MAX_JOBS
 
+BENCHMARKS := device eager runtime triton_kernels graphs
+
 FUZZ_SEED ?= 1000000
 FUZZ_COUNT ?= 10000
 
@@ -43,9 +45,10 @@ test: $(BUILT) $(VENV)/test  ## run the C++ unit tests and the Python tests
 
 build: $(BUILT)  ## install the package in .venv, editable
 
-bench: $(BUILT) $(VENV)/test  ## measure the device against PyTorch's CPU device
-	status=0; for benchmark in device eager triton_kernels; do \
-	  $(BIN)/python benchmarks/$$benchmark.py --json build/$$benchmark.json || status=1; done; exit $$status
+bench: $(BUILT) $(VENV)/test  ## measure the device against PyTorch's CPU device, and write docs/performance.md
+	status=0; for benchmark in $(BENCHMARKS); do \
+	  $(BIN)/python benchmarks/$$benchmark.py --json build/$$benchmark.json || status=1; done; \
+	$(BIN)/python benchmarks/report.py $(BENCHMARKS:%=build/%.json); exit $$status
 
 fuzz: $(BUILT) $(VENV)/test  ## compare FUZZ_COUNT random Triton kernels with Triton's interpreter, from FUZZ_SEED on
 	$(BIN)/python -m tools.triton_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COUNT)

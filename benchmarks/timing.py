@@ -60,10 +60,12 @@ class Bar:
 
     ratio: float | None = None  # at least: the peer's time over ours
     excess_us: float | None = None  # at most: our time minus the peer's
+    most_us: float | None = None  # at most: our time
 
     def is_met(self, ours_us: float, peer_us: float) -> bool:
         excess = math.inf if self.excess_us is None else self.excess_us
-        return self.allows(peer_us / ours_us) and ours_us - peer_us <= excess
+        most = math.inf if self.most_us is None else self.most_us
+        return self.allows(peer_us / ours_us) and ours_us - peer_us <= excess and ours_us <= most
 
     def allows(self, ratio: float) -> bool:
         return ratio >= (NOISE if self.ratio == 1.0 else self.ratio or 0.0)
@@ -71,7 +73,8 @@ class Bar:
     def __str__(self) -> str:
         ratio = [] if self.ratio is None else [f">= {self.ratio:.2f}"]
         excess = [] if self.excess_us is None else [f"<= +{self.excess_us:g} us"]
-        return ", ".join(ratio + excess)
+        most = [] if self.most_us is None else [f"<= {self.most_us:g} us"]
+        return ", ".join(ratio + excess + most)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,6 +341,12 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, metavar="N", help="torch.set_num_threads(N), for both sides")
     parser.add_argument("--cases", metavar="PATTERN", default="", help="only those whose name the pattern is found in")
     parser.add_argument("--samples", type=int, default=15, metavar="N", help="of each side of each case (default: 15)")
+    parser.add_argument(
+        "--settings",
+        choices=("best", "default"),
+        default="best",
+        help="glibc's settings: the best for the CPU side, or its own, which return large blocks to the kernel",
+    )
     options = parser.parse_args()
     if options.samples < 4:
         parser.error("--samples must be at least 4: quartiles are reported")
@@ -359,7 +368,8 @@ def main(cases: Sequence[Case], description: str | None) -> int:
             "\n".join(f"{case.name:<40}{case.peer_name if case.peer else '':<12}{case.bar}".rstrip() for case in chosen)
         )
         return 0
-    restart_with_peer_settings()
+    if options.settings == "best":
+        restart_with_peer_settings()
     sides = Sides(Worker(chosen, "ours", options.threads), Worker(chosen, "peer", options.threads))
     about = environment(options.threads)
     print("\n".join(f"{name:<16}{value}" for name, value in about.items()))

@@ -52,12 +52,13 @@ def test_an_extension_keeps_the_options_it_is_given() -> None:
     assert "torch" in extension.libraries
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("extensions")
+
+
 class TestTheExample:
     """One build serves all."""
-
-    @pytest.fixture(scope="class")
-    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return tmp_path_factory.mktemp("extensions")
 
     @pytest.fixture
     def run_example(self, folder: Path, run_script: RunScript) -> RunScript:

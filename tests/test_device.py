@@ -60,9 +60,19 @@ def test_capability_is_a_pair() -> None:
     assert minor >= 0
 
 
-def test_accelerator_capability_lists_dtypes() -> None:
-    dtypes = torch.accelerator.get_device_capability()["supported_dtypes"]
-    assert {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool} <= dtypes
+ALL_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+def test_accelerator_capability_is_the_dtypes_that_convert(dtype: torch.dtype) -> None:
+    supported = torch.accelerator.get_device_capability()["supported_dtypes"]
+    assert {torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn} <= supported
+    if dtype in supported:
+        x = torch.empty(16, dtype=dtype, device="mtia").to(torch.float32).to(dtype)
+        assert x.dtype == dtype
+    else:
+        with pytest.raises((RuntimeError, TypeError)):
+            torch.empty(16, dtype=dtype, device="mtia").to(torch.float32)
 
 
 def test_accelerator_device_index() -> None:

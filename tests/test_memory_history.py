@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -141,3 +144,12 @@ def test_observers_are_called_before_out_of_memory_is_raised(run_script: RunScri
 def test_an_observer_must_be_callable() -> None:
     with pytest.raises(TypeError, match="Callable"):
         torch.mtia.attach_out_of_memory_observer(1)  # type: ignore[arg-type]
+
+
+def test_the_example(tmp_path: Path) -> None:
+    """It draws a snapshot, in which the blocks of the last forward pass have their stacks."""
+    example = Path(__file__).parent.parent / "examples" / "memory_snapshot.py"
+    subprocess.run([sys.executable, example, "--picture", "snapshot.png"], cwd=tmp_path, check=True, timeout=120)
+    assert (tmp_path / "snapshot.png").stat().st_size > 0
+    snapshot = pickle.loads((tmp_path / "snapshot.pickle").read_bytes())
+    assert "forward" in {frame["name"] for block in blocks(snapshot) for frame in block.get("frames", ())}

@@ -135,3 +135,20 @@ def test_scaled(kind: str) -> None:
     z = torch.zeros(m, n)
     kernel[(1,)](x, sx, y, sy, z, kind=kind, M=m, N=n, K=k, P=2 if kind == "e2m1" else 1)
     assert torch.allclose(z.double(), scaled_x @ scaled_y, rtol=1e-5, atol=1e-3)
+
+
+@triton.jit
+def power_kernel(x, z, COUNT: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    factor = tl.load(x + i)
+    product = factor
+    for _ in range(COUNT):
+        product = tl.dot(product, factor, input_precision="ieee")
+    tl.store(z + i, product)
+
+
+def test_a_product_that_replaces_its_operand() -> None:
+    x = torch.randint(-1, 2, (16, 16), generator=torch.Generator().manual_seed(0)).float()
+    z = torch.zeros_like(x)
+    power_kernel[(1,)](x, z, COUNT=4, N=16)
+    assert torch.equal(z, torch.linalg.matrix_power(x, 5))

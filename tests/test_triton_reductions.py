@@ -114,6 +114,35 @@ def test_several_operands() -> None:
 
 
 @triton.jit
+def compose(factor, offset, next_factor, next_offset):
+    return factor * next_factor, offset * next_factor + next_offset
+
+
+@triton.jit
+def composed_kernel(f, o, zf, zo, M: tl.constexpr, N: tl.constexpr, axis: tl.constexpr):
+    i = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    factor, offset = tl.reduce((tl.load(f + i), tl.load(o + i)), axis, compose)
+    rest = tl.arange(0, N if axis == 0 else M)
+    tl.store(zf + rest, factor)
+    tl.store(zo + rest, offset)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("shape", [(4, 256), (256, 4), (1, 64), (32, 1), (2, 2)])
+def test_what_is_not_commutative_is_combined_in_order(axis: int, shape: tuple[int, int]) -> None:
+    """Functions x -> factor * x + offset, one after the other."""
+    generator = torch.Generator().manual_seed(5)
+    factors, offsets = torch.randint(-9, 10, (2, *shape), generator=generator, dtype=torch.int32)
+    out = torch.zeros(2, shape[1 - axis], dtype=torch.int32)
+    composed_kernel[(1,)](factors, offsets, out[0], out[1], M=shape[0], N=shape[1], axis=axis)
+    factor = torch.ones(shape[1 - axis], dtype=torch.int32)
+    offset = torch.zeros_like(factor)
+    for next_factor, next_offset in zip(factors.unbind(axis), offsets.unbind(axis), strict=True):
+        factor, offset = factor * next_factor, offset * next_factor + next_offset
+    assert out.tolist() == [factor.tolist(), offset.tolist()]
+
+
+@triton.jit
 def branching_combine(a, b):
     if a > b:
         c = a - b

@@ -9,15 +9,32 @@ from __future__ import annotations
 
 import functools
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_mtia import environment
 from torch_mtia._versions import __version__, unsupported_torch
 
 if TYPE_CHECKING:
-    from torch_mtia import fallback, memory
+    from torch_mtia import fallback, graphs, memory
+    from torch_mtia.graphs import make_graphed_callables
+    from torch_mtia.streams import launch_host_function
 
-__all__ = ["__version__", "environment", "fallback", "memory"]
+__all__ = [
+    "__version__",
+    "environment",
+    "fallback",
+    "graphs",
+    "include_paths",
+    "launch_host_function",
+    "make_graphed_callables",
+    "memory",
+]
+
+
+def include_paths() -> list[str]:
+    """The folder for `#include <torch_mtia/device/Extension.h>`; torch_mtia.cpp_extension has the rest of a build."""
+    return [str(Path(__file__).resolve().parent / "include")]
 
 
 @functools.cache
@@ -80,7 +97,9 @@ try:
     import torch  # noqa: F401 - see Note [Import order]
 
     _autoload()
-    from torch_mtia import fallback, memory
+    from torch_mtia import fallback, graphs, memory
+    from torch_mtia.graphs import make_graphed_callables
+    from torch_mtia.streams import launch_host_function
 except Exception as error:
     if not _reports_errors():
         raise

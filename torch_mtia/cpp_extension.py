@@ -11,20 +11,16 @@ or, without a setup.py,
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from setuptools import Extension
 from torch.utils.cpp_extension import CppExtension
 
-from torch_mtia import _C
+from torch_mtia import _C, include_paths
+
+__all__ = ["COMPILE_FLAGS", "MtiaExtension", "include_paths", "link_flags"]
 
 COMPILE_FLAGS = ["-std=c++20"]
-
-
-def include_paths() -> list[str]:
-    """The folder for `#include <torch_mtia/device/Extension.h>`."""
-    return [str(Path(__file__).resolve().parent / "include")]
 
 
 def link_flags() -> list[str]:

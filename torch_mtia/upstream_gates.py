@@ -59,6 +59,28 @@ def _profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
     return _parse_kineto_results
 
 
+def _is_current_stream_capturing(_original: Any) -> Callable[[], bool]:
+    def is_current_stream_capturing() -> bool:
+        """Whether work of the current stream of the current device is being captured in a graph."""
+        from torch_mtia import graphs
+
+        return torch.mtia.is_initialized() and graphs.is_stream_capturing(torch.mtia.current_stream())
+
+    return is_current_stream_capturing
+
+
+def _refusing_elsewhere(original: Callable[..., None]) -> Callable[..., None]:
+    def _init_handles(self: Any) -> None:
+        loaded = self.module is not None
+        original(self)
+        if not loaded:
+            from torch_mtia.triton.launch import refusing_tensors_of_mtia
+
+            self._run = refusing_tensors_of_mtia(self._run)
+
+    return _init_handles
+
+
 def _empty_strided_mtia(_original: object) -> Callable[..., Any]:
     from torch_mtia._C import _empty_strided
 
@@ -270,6 +292,22 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: "DeviceType.MTIA" not in inspect.getsource(original),
     ),
     Gate(
+        name="is_current_stream_capturing",
+        modules=("torch.mtia",),
+        versions=((2, 13),),
+        why="torch.mtia has no counterpart of torch.cuda.is_current_stream_capturing.",
+        replace=_is_current_stream_capturing,
+        is_needed=lambda original: original is None,
+    ),
+    Gate(
+        name="CompiledKernel._init_handles",
+        modules=("triton.compiler.compiler",),
+        versions=((2, 13),),
+        why="A driver of Triton takes any address: one for another device would crash on tensors of mtia.",
+        replace=_refusing_elsewhere,
+        is_needed=lambda original: "mtia" not in inspect.getsource(original),
+    ),
+    Gate(
         name="_empty_strided_mtia",
         modules=("torch._C._dynamo.guards",),
         versions=((2, 13),),
@@ -378,8 +416,8 @@ GATES: tuple[Gate, ...] = (
 
 originals: dict[tuple[str, str], Any] = {}
 """What was replaced, by module and name."""
-_replaced: dict[int, Any] = {}
-"""What a replacement, by its id, replaced: for modules that import a name by value after it was replaced."""
+_replaced: dict[int, tuple[Any, Any]] = {}
+"""By id, replacements and what they replaced: for modules that import a name by value after it was replaced."""
 
 
 def _open(gate: Gate, module: ModuleType) -> None:
@@ -388,10 +426,10 @@ def _open(gate: Gate, module: ModuleType) -> None:
         *owner, attribute = gate.name.split(".")
         holder = functools.reduce(getattr, owner, module)
         present = getattr(holder, attribute, None)
-        originals[key] = _replaced.get(id(present), present)
+        _, originals[key] = _replaced.get(id(present), (present, present))
         if originals[key] is present:
             replacement = gate.replace(present)
-            _replaced[id(replacement)] = present
+            _replaced[id(replacement)] = (replacement, present)
             setattr(holder, attribute, replacement)
 
 

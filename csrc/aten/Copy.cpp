@@ -17,7 +17,9 @@
 
 #include "../core/Event.h"
 #include "../device/MTIACachingAllocator.h"
+#include "../device/MTIAGraph.h"
 #include "../device/MTIAHostAllocator.h"
+#include "../device/ScalarTypes.h"
 #include "Launch.h"
 #include "MTIANativeFunctions.h"
 #include "Pointwise.h"
@@ -66,7 +68,17 @@ void copy_bytes(const MTIAStream& stream, void* to, const void* from, size_t siz
   runtime::check(runtime::driver().memory_copy(stream.core().handle(), address(to), address(from), size, kind));
 }
 
+// ATen's loop would find it out on the stream, and dtypes are checked at the call.
+void check_convertible(c10::ScalarType from, c10::ScalarType to) {
+  if (from == to) return;
+  for (const auto type : {from, to}) {
+    TORCH_CHECK_NOT_IMPLEMENTED(is_supported(type), "\"copy_\" not implemented for '", type, "' (conversion from ",
+                                from, " to ", to, ")");
+  }
+}
+
 void run_copy_loop(at::TensorIteratorBase& iter, const MTIAStream& stream) {
+  check_convertible(iter.dtype(1), iter.dtype(0));
   require_host_view("aten::copy_");
   // ATen's loop for another dtype, or for a conjugate or negative bit on one side, looks at the tensors.
   const auto& to = iter.tensor_base(0);
@@ -88,22 +100,26 @@ void copy_within_device(at::TensorIterator& iter) {
   }
 }
 
+void wait_for(const MTIAStream& waiting, const MTIAStream& waited_for) {
+  core::Event event(/*enable_timing=*/false);
+  event.record(waited_for.core());
+  waiting.core().wait(event);
+}
+
 // Runs on the source's stream, behind the work of both devices' current streams, and holds back the destination's.
 void copy_between_devices(at::TensorIterator& iter) {
   const MTIAStream to = current_stream(iter.device(0));
   const MTIAStream from = current_stream(iter.device(1));
-  core::Event ready(/*enable_timing=*/false);
-  ready.record(to.core());
-  from.core().wait(ready);
+  // A stream that is captured waits for streams of its capture only: the destination's joins.
+  if (from.core().graph() != nullptr && to.core().graph() == nullptr) wait_for(to, from);
+  wait_for(from, to);
   if (is_flat(iter)) {
     copy_bytes(from, iter.data_ptr(0), iter.data_ptr(1), iter.numel() * iter.element_size(0),
                MTIA_COPY_DEVICE_TO_DEVICE);
   } else {
     run_copy_loop(iter, from);
   }
-  core::Event done(/*enable_timing=*/false);
-  done.record(from.core());
-  to.core().wait(done);
+  wait_for(to, from);
 }
 
 // Submits a copy between pinned host memory and the device, and does not wait.
@@ -116,8 +132,13 @@ void copy_pinned(at::TensorIterator& iter, const at::Tensor& host, const MTIAStr
   record_pinned_use(host, stream.unwrap());
 }
 
+constexpr const char* kPageable =
+    "the caller waits for a copy from or to host memory. Pin the host tensor (pin_memory=True) and pass "
+    "non_blocking=True; each replay then copies what it has at that time. Or copy before the capture or after a replay";
+
 void copy_to_device(at::TensorIterator& iter) {
   const MTIAStream stream = current_stream(iter.device(0));
+  MTIAGraph::refuse(stream, "aten::copy_", kPageable);
   if (!is_flat(iter)) {
     run_copy_loop(iter, stream);
     stream.synchronize();
@@ -137,6 +158,7 @@ void copy_to_device(at::TensorIterator& iter) {
 
 void copy_to_host(at::TensorIterator& iter) {
   const MTIAStream stream = current_stream(iter.device(1));
+  MTIAGraph::refuse(stream, "aten::copy_", kPageable);
   if (is_flat(iter)) {
     copy_bytes(stream, iter.data_ptr(0), iter.data_ptr(1), iter.numel() * iter.element_size(0),
                MTIA_COPY_DEVICE_TO_HOST);
@@ -191,6 +213,10 @@ Tensor _copy_from_and_resize_mtia(const Tensor& self, const Tensor& dst) {
 
 Scalar _local_scalar_dense_mtia(const Tensor& self) {
   const auto stream = torch_mtia::current_stream(self.device());
+  torch_mtia::MTIAGraph::refuse(
+      stream, "aten::_local_scalar_dense (item(), float(), bool(), if tensor: ...)",
+      "the host waits for the value. Keep it on the device (torch.where), or ask for it after "
+      "a replay");
   if (torch_mtia::HostView::available()) {
     stream.synchronize();
     return _local_scalar_dense_cpu(torch_mtia::host_alias(self, /*for_write=*/false));

@@ -27,6 +27,7 @@
 #include "../device/HostViewAllocation.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAGenerator.h"
+#include "../device/MTIAGraph.h"
 #include "FallbackControl.h"
 #include "HostAlias.h"
 #include "Launch.h"
@@ -53,9 +54,7 @@ uint64_t mix(uint64_t seed, uint64_t offset) {  // splitmix64's finalizer
 
 // A seed for one draw of an mtia generator, which moves on behind it.
 uint64_t draw_seed(const at::Generator& generator) {
-  auto* impl = generator.get<MTIAGeneratorImpl>();
-  std::lock_guard<std::mutex> lock(impl->mutex_);
-  const auto [seed, offset] = impl->reserve(1);
+  const auto [seed, offset] = reserve(generator, 1);
   return mix(seed, offset);
 }
 
@@ -106,6 +105,9 @@ class FallbackCall {
 
   void run() {
     find_device();
+    MTIAGraph::refuse(current_stream(device_), op_.schema().name(),
+                      "it has no kernel for mtia and falls back to the CPU's, which the caller waits for. Call it "
+                      "before the capture or after a replay");
     const c10::DeviceGuard guard(device_);
     alias_arguments();
     run_in_stream();
@@ -300,6 +302,8 @@ class FallbackCall {
     }
     for (auto& [device, host] : tensors_) {
       auto* impl = device.unsafeGetTensorImpl();
+      if (impl->is_conj() != host.is_conj()) impl->_set_conj(host.is_conj());
+      if (impl->is_neg() != host.is_neg()) impl->_set_neg(host.is_neg());
       if (!host.storage().is_alias_of(storage_alias_of(device).host)) {
         impl->set_storage_keep_dtype(to_device(host.storage()));
       }

@@ -31,7 +31,8 @@ HostKernelLaunch::HostKernelLaunch(const HostKernelInfo& kernel, c10::Device dev
   }
   info_.name = kernel.name;
   info_.cost = std::max(cost_of_bytes(bytes) * kernel.weight, kernel.least_cost);
-  is_known_ = supported.contains(dtypes_);
+  // A capture cannot wait for the kernel: a dtype that it lacks shows at the first replay.
+  is_known_ = stream_.core().graph() != nullptr || supported.contains(dtypes_);
 }
 
 void HostKernelLaunch::wait_for_first_use() {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/conj_physical_native.h>
 
 #include <array>
 #include <atomic>
@@ -128,6 +129,12 @@ class StructuredCall final : public Kernel {
     StructuredCall call;
     call.note_outputs(std::tie(arguments...), std::make_index_sequence<kOutputs>());
     call.impl(arguments...);
+    // A kernel may leave a result lazily conjugate (linalg_lu_solve does), but only the alias has that bit.
+    for (const at::Tensor* output : call.outputs_) {
+      if (!output->is_conj()) continue;
+      output->_set_conj(false);
+      at::native::conj_physical_(const_cast<at::Tensor&>(*output));
+    }
   }
   const at::Tensor& maybe_get_output(int64_t index) override { return *outputs_.at(static_cast<size_t>(index)); }
 

@@ -195,12 +195,18 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_host(const Tensor& input, const Ma
                                                    const MaybeTensor& bias, const MaybeTensor& running_mean,
                                                    const MaybeTensor& running_var, bool training, double momentum,
                                                    double eps) {
-  if (!isReducedFloatingType(input.scalar_type()) || input.dim() < 2) {
-    return batch_norm_cpu(input, weight, bias, running_mean, running_var, training, momentum, eps);
-  }
-  return with_widened_statistics(running_mean, running_var, [&](const MaybeTensor& mean, const MaybeTensor& var) {
-    return batch_norm_cpu(input, widened_weight(input, weight), widened(bias), mean, var, training, momentum, eps);
-  });
+  const auto run = [&]() -> std::tuple<Tensor, Tensor, Tensor> {
+    if (!isReducedFloatingType(input.scalar_type()) || input.dim() < 2) {
+      return batch_norm_cpu(input, weight, bias, running_mean, running_var, training, momentum, eps);
+    }
+    return with_widened_statistics(running_mean, running_var, [&](const MaybeTensor& mean, const MaybeTensor& var) {
+      return batch_norm_cpu(input, widened_weight(input, weight), widened(bias), mean, var, training, momentum, eps);
+    });
+  };
+  auto [output, mean, invstd] = run();
+  // Of other devices than the CPU, PyTorch's meta function expects the statistics in use.
+  if (!training) return {output, *running_mean, running_var->add(eps).rsqrt_()};
+  return {output, mean, invstd};
 }
 
 std::tuple<Tensor, Tensor> batch_norm_update_stats_host(const Tensor& input, const MaybeTensor& running_mean,
@@ -245,9 +251,8 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_on_host(const Tensor& input, const
                     has_channels(running_var, channels),
                 input, weight, bias, Written{running_mean}, Written{running_var}, training, momentum, eps);
   const auto options = batch_statistics(input, {weight, bias, running_mean, running_var});
-  const int64_t saved = training ? channels : 0;
   const std::array<Tensor, 3> outputs{new_output_like(input, input.suggest_memory_format()),
-                                      new_output({saved}, options), new_output({saved}, options)};
+                                      new_output({channels}, options), new_output({channels}, options)};
   Kernel::run({"aten::native_batch_norm", kWeight}, input.device(), outputs, input, weight, bias, Written{running_mean},
               Written{running_var}, training, momentum, eps);
   return {outputs[0], outputs[1], outputs[2]};

@@ -20,14 +20,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace torch_mtia {
+#include "../device/PhiloxState.h"
 
-// Where a draw starts. It is the only thing about a draw that differs between two runs of the same work item, which
-// reads it when it runs: a replay of a captured graph advances the offsets of its items' states and runs them again.
-struct PhiloxState {
-  uint64_t seed;
-  uint64_t offset;  // a multiple of 4
-};
+namespace torch_mtia {
 
 inline constexpr int64_t kTileWords = 64;
 

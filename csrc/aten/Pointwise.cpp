@@ -61,12 +61,27 @@ HostPointers::~HostPointers() {
   }
 }
 
-std::unique_ptr<at::TensorIterator> own_iterator(const at::TensorIteratorBase& iter, HostOperand host_operand) {
+std::unique_ptr<at::TensorIterator> own_iterator(const at::TensorIteratorBase& iter, HostOperand host_operand,
+                                                 bool reads_tensors) {
   auto own = std::make_unique<at::TensorIterator>(iter);
+  const auto is_aliased = [&](int arg) { return on_device(iter, arg) || host_operand == HostOperand::kBuffer; };
+  // An earlier operand whose alias tells the same of itself; else `arg`.
+  const auto find_alike = [&](int arg) {
+    if (reads_tensors) return arg;
+    const auto& tensor = iter.tensor_base(arg);
+    for (int other = 0; other < arg; ++other) {
+      const auto& candidate = iter.tensor_base(other);
+      if (is_aliased(other) && candidate.sizes() == tensor.sizes() && candidate.dtype() == tensor.dtype()) return other;
+    }
+    return arg;
+  };
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
     auto& operand = own->operand(arg);
-    if (on_device(iter, arg) || host_operand == HostOperand::kBuffer) {
-      operand.tensor(OwnedTensor::owned(host_alias(operand.tensor_base(), operand.is_output)));
+    if (is_aliased(arg)) {
+      const int alike = find_alike(arg);
+      at::TensorBase alias =
+          alike != arg ? at::TensorBase(own->tensor_base(alike)) : host_alias(operand.tensor_base(), operand.is_output);
+      operand.tensor(OwnedTensor::owned(std::move(alias)));
       continue;
     }
     at::Tensor value = clone_on_host(operand.tensor_base());

@@ -40,8 +40,10 @@ class HostPointers {
 };
 
 // A copy of a built iterator that borrows nothing: its operands are host aliases and copies of host scalars. The data
-// pointers of `iter` are host addresses already.
-std::unique_ptr<at::TensorIterator> own_iterator(const at::TensorIteratorBase& iter, HostOperand host_operand);
+// pointers of `iter` are host addresses already. Unless the loop reads tensors, those of operands with the same sizes
+// and dtype are one and the same, because it is their metadata that it asks for; a node of a graph is half as large so.
+std::unique_ptr<at::TensorIterator> own_iterator(const at::TensorIteratorBase& iter, HostOperand host_operand,
+                                                 bool reads_tensors);
 
 // Which operands the CPU's iterator of an operator casts to the common dtype before the loop sees them. An iterator for
 // another device leaves that to the kernel, and does not remember what it was configured for.
@@ -101,13 +103,13 @@ class KnownDtypes {
 template <typename Loop>
 class PointwiseWork {
  public:
-  PointwiseWork(at::TensorIteratorBase& borrowed, HostOperand host_operand, Loop loop)
-      : borrowed_(&borrowed), host_operand_(host_operand), loop_(std::move(loop)) {}
+  PointwiseWork(at::TensorIteratorBase& borrowed, HostOperand host_operand, bool reads_tensors, Loop loop)
+      : borrowed_(&borrowed), host_operand_(host_operand), reads_tensors_(reads_tensors), loop_(std::move(loop)) {}
 
   void detach() noexcept {
     if (borrowed_ == nullptr) return;
     try {
-      owned_ = own_iterator(*borrowed_, host_operand_);
+      owned_ = own_iterator(*borrowed_, host_operand_, reads_tensors_);
     } catch (...) {
       copy_error_ = std::current_exception();
     }
@@ -125,14 +127,18 @@ class PointwiseWork {
       return;
     }
     if (copy_error_ != nullptr) std::rethrow_exception(copy_error_);
+    if (leaves_iterator_alone_) return loop_(*owned_);
     // A loop may take a scalar operand out of its iterator; the next run needs it again.
     at::TensorIterator iter(*owned_);
     loop_(iter);
+    leaves_iterator_alone_ = iter.ntensors() == owned_->ntensors();
   }
 
  private:
   at::TensorIteratorBase* borrowed_;
   HostOperand host_operand_;
+  bool reads_tensors_;
+  bool leaves_iterator_alone_ = false;  // known after the first run
   Loop loop_;
   std::unique_ptr<at::TensorIterator> owned_;
   std::exception_ptr copy_error_;
@@ -144,7 +150,7 @@ void launch_iterator(at::TensorIteratorBase& iter, const MTIAStream& stream, con
                      bool reads_tensors, Loop loop) {
   const core::WorkInfo info = describe(iter, name);
   HostPointers host_pointers(iter);
-  PointwiseWork<Loop> work(iter, host_operand, std::move(loop));
+  PointwiseWork<Loop> work(iter, host_operand, reads_tensors, std::move(loop));
   if (reads_tensors) work.detach();
   launch(stream, info, std::move(work));
 }

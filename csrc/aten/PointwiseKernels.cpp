@@ -105,6 +105,10 @@ std::tuple<Tensor, Tensor> log_sigmoid_forward_mtia(const Tensor& self) {
 }
 
 std::tuple<Tensor&, Tensor&> log_sigmoid_forward_out_mtia(const Tensor& self, Tensor& output, Tensor& buffer) {
+  for (const Tensor& written : {output, buffer}) {
+    TORCH_CHECK(written.scalar_type() == self.scalar_type(), "expected scalar type ", self.scalar_type(), " but found ",
+                written.scalar_type());
+  }
   const auto [result, kept] = log_sigmoid_forward_mtia(self);
   resize_output(output, self.sizes());
   resize_output(buffer, self.sizes());

@@ -16,23 +16,21 @@
 
 #include <cmath>
 #include <limits>
-#include <mutex>
 
 #include "../device/MTIAGenerator.h"
+#include "../device/MTIAGraph.h"
 #include "MTIANativeFunctions.h"
 
 namespace torch_mtia {
 
-PhiloxState reserve_words(const std::optional<at::Generator>& generator, c10::Device device, uint64_t words) {
+PhiloxSource reserve_words(const std::optional<at::Generator>& generator, c10::Device device, uint64_t words) {
   const at::Generator& used =
       generator.has_value() && generator->defined() ? *generator : default_generator(device.index());
   TORCH_CHECK(used.device().type() == kDeviceType, "Expected a '", kDeviceType,
               "' device type for generator but found '", used.device().type(), "'");
   TORCH_CHECK(used.device() == device, "Expected a '", device, "' generator device but found '", used.device(), "'");
-  auto* impl = used.get<MTIAGeneratorImpl>();
-  const std::lock_guard<std::mutex> lock(impl->mutex_);
-  const auto [seed, offset] = impl->reserve(words);
-  return {seed, offset};
+  if (MTIAGraph* graph = MTIAGraph::of(current_stream(device))) return graph->reserve_words(used, words);
+  return reserve(used, words);
 }
 
 namespace {

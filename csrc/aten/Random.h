@@ -1,7 +1,7 @@
 // Random operators: what they draw from, and the form of their work.
 //
 // A random operator reserves its part of the generator's range on the caller, launches one work item that holds the
-// PhiloxState and its operands' addresses, and waits for nothing. See Note [Philox words].
+// PhiloxSource and its operands' addresses, and waits for nothing. See Note [Philox words].
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -16,9 +16,9 @@
 
 namespace torch_mtia {
 
-// Takes `words` words, rounded up to 4, from the generator given, or from the device's default generator. Raises
-// RuntimeError for a generator of another device.
-PhiloxState reserve_words(const std::optional<at::Generator>& generator, c10::Device device, uint64_t words);
+// Takes `words` words, rounded up to 4, from the generator given, or from the device's default generator; in a capture,
+// from what the generator will have at each replay. Raises RuntimeError for a generator of another device.
+PhiloxSource reserve_words(const std::optional<at::Generator>& generator, c10::Device device, uint64_t words);
 
 // Elements that are worth a thread.
 inline constexpr int64_t kGrainElements = 16 * 1024;
@@ -26,18 +26,19 @@ inline constexpr int64_t kGrainElements = 16 * 1024;
 // Calls body(state, elements, begin, end) over pieces of [0, num_pieces).
 template <typename Body>
 struct RandomWork {
-  PhiloxState state;
+  PhiloxSource source;
   Elements elements;
   int64_t num_pieces;
   int64_t grain;
   Body body;
 
   void operator()() const {
+    const PhiloxState state = source.get();
     if (num_pieces <= grain) {  // at::parallel_for would come to the same, after asking OpenMP
       body(state, elements, 0, num_pieces);
       return;
     }
-    at::parallel_for(0, num_pieces, grain, [this](int64_t begin, int64_t end) { body(state, elements, begin, end); });
+    at::parallel_for(0, num_pieces, grain, [&](int64_t begin, int64_t end) { body(state, elements, begin, end); });
   }
   uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept { return elements.accesses(list, capacity); }
 };
@@ -61,9 +62,10 @@ void launch_tiles(const DrawInfo& info, const std::optional<at::Generator>& gene
                   Elements elements, int64_t values_per_tile, Body body) {
   require_host_view(info.name);
   const int64_t num_tiles = (elements.numel() + values_per_tile - 1) / values_per_tile;
-  const PhiloxState state = reserve_words(generator, device, num_tiles * kTileWords);
-  launch_random<Body>(info, device,
-                      {state, std::move(elements), num_tiles, kGrainElements / values_per_tile, std::move(body)});
+  PhiloxSource source = reserve_words(generator, device, num_tiles * kTileWords);
+  launch_random<Body>(
+      info, device,
+      {std::move(source), std::move(elements), num_tiles, kGrainElements / values_per_tile, std::move(body)});
 }
 
 // A draw in which each element reads words of its own.
@@ -72,9 +74,9 @@ void launch_samples(const DrawInfo& info, const std::optional<at::Generator>& ge
                     Elements elements, Body body) {
   require_host_view(info.name);
   const int64_t numel = elements.numel();
-  const PhiloxState state = reserve_words(generator, device, 4 * numel);
+  PhiloxSource source = reserve_words(generator, device, 4 * numel);
   constexpr int64_t kGrainSamples = 512;
-  launch_random<Body>(info, device, {state, std::move(elements), numel, kGrainSamples, std::move(body)});
+  launch_random<Body>(info, device, {std::move(source), std::move(elements), numel, kGrainSamples, std::move(body)});
 }
 
 // Calls visit(words of the tile, first element, number of elements) for the tiles of [begin, end).

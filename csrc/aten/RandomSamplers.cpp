@@ -144,7 +144,7 @@ struct Permutation {
 // Draws from rows of weights.
 template <typename T>
 struct Multinomial {
-  PhiloxState state;
+  PhiloxSource source;
   Elements result;
   Elements weights;
   int64_t num_rows;
@@ -153,13 +153,14 @@ struct Multinomial {
   bool each_for_itself;  // with replacement
 
   void operator()() const {
+    const PhiloxState state = source.get();
     const int64_t grain = std::max<int64_t>(1, kGrainElements / (num_categories + num_samples));
-    at::parallel_for(0, num_rows, grain, [this](int64_t begin, int64_t end) {
+    at::parallel_for(0, num_rows, grain, [&](int64_t begin, int64_t end) {
       std::vector<double> row(num_categories);
       std::vector<int64_t> order(each_for_itself ? num_samples : num_categories);
       for (int64_t r = begin; r < end; ++r) {
         read_row(r, row);
-        each_for_itself ? draw_each(r, row, order) : draw_set(r, row, order);
+        each_for_itself ? draw_each(state, r, row, order) : draw_set(state, r, row, order);
         result.write(0, r * num_samples, num_samples, order.data());
       }
     });
@@ -191,7 +192,7 @@ struct Multinomial {
   }
 
   // Where a uniform number falls among the sums of the weights.
-  void draw_each(int64_t r, std::vector<double>& row, std::vector<int64_t>& samples) const {
+  void draw_each(const PhiloxState& state, int64_t r, std::vector<double>& row, std::vector<int64_t>& samples) const {
     std::partial_sum(row.begin(), row.end(), row.begin());
     // Rounding may take a number to the end: that is the last category that has a weight.
     const auto last = std::lower_bound(row.begin(), row.end(), row.back());
@@ -202,7 +203,7 @@ struct Multinomial {
   }
 
   // The categories whose events are the first to happen, at the rates of the weights.
-  void draw_set(int64_t r, std::vector<double>& row, std::vector<int64_t>& order) const {
+  void draw_set(const PhiloxState& state, int64_t r, std::vector<double>& row, std::vector<int64_t>& order) const {
     for (int64_t k = 0; k < num_categories; ++k) {
       PhiloxEngine engine(state, r * num_categories + k);
       row[k] = -std::log(engine.uniform()) / row[k];
@@ -276,9 +277,9 @@ Tensor _sample_dirichlet_mtia(const Tensor& self, OptionalGenerator generator) {
     if (self.numel() == 0) return;
     torch_mtia::require_host_view(kDirichlet.name);
     using Body = torch_mtia::Dirichlet<scalar_t>;
-    const auto state = torch_mtia::reserve_words(generator, self.device(), 4 * self.numel());
+    auto source = torch_mtia::reserve_words(generator, self.device(), 4 * self.numel());
     torch_mtia::launch_random<Body>(kDirichlet, self.device(),
-                                    {state, Elements({&result, &self}, 1), self.numel() / num_categories,
+                                    {std::move(source), Elements({&result, &self}, 1), self.numel() / num_categories,
                                      std::max<int64_t>(1, 512 / num_categories), Body{num_categories}});
   });
   return result;
@@ -297,9 +298,9 @@ Tensor& randperm_out_mtia(int64_t n, OptionalGenerator generator, Tensor& result
     using Body = torch_mtia::Permutation<scalar_t>;
     constexpr int64_t kValues = torch_mtia::kTileValues<uint64_t>;
     const auto words = (n + kValues - 1) / kValues * torch_mtia::kTileWords;
-    const auto state = torch_mtia::reserve_words(generator, result.device(), words);
+    auto source = torch_mtia::reserve_words(generator, result.device(), words);
     torch_mtia::launch_random<Body>(kRandperm, result.device(),
-                                    {state, Elements({&result}, 1), /*num_pieces=*/1, /*grain=*/1, Body()});
+                                    {std::move(source), Elements({&result}, 1), /*num_pieces=*/1, /*grain=*/1, Body()});
   });
   return result;
 }
@@ -323,13 +324,14 @@ Tensor& multinomial_out_mtia(const Tensor& self, int64_t num_samples, bool repla
   const bool each_for_itself = replacement && num_samples > 1;
   const int64_t num_draws = num_rows * (each_for_itself ? num_samples : num_categories);
   AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, self.scalar_type(), "multinomial", [&] {
-    const auto state = torch_mtia::reserve_words(generator, self.device(), 4 * num_draws);
+    auto source = torch_mtia::reserve_words(generator, self.device(), 4 * num_draws);
     torch_mtia::core::WorkInfo info{};
     info.name = kMultinomial.name;
     info.cost = static_cast<uint64_t>(static_cast<double>(num_draws) * kMultinomial.nanoseconds_per_element);
-    torch_mtia::launch(torch_mtia::current_stream(self.device()), info,
-                       torch_mtia::Multinomial<scalar_t>{state, Elements({&result}, 1), Elements({&self}, 0), num_rows,
-                                                         num_categories, num_samples, each_for_itself});
+    torch_mtia::launch(
+        torch_mtia::current_stream(self.device()), info,
+        torch_mtia::Multinomial<scalar_t>{std::move(source), Elements({&result}, 1), Elements({&self}, 0), num_rows,
+                                          num_categories, num_samples, each_for_itself});
   });
   return result;
 }

@@ -53,6 +53,21 @@ void copy_result(const at::Tensor& result, const at::Tensor& output) {
   at::native::copy_(const_cast<at::Tensor&>(output), result, /*non_blocking=*/false);
 }
 
+void index_select_out_check(const at::Tensor& self, int64_t /*dim*/, const at::Tensor& index, const at::Tensor& out) {
+  take_out_check(self, index, out);
+}
+
+void take_out_check(const at::Tensor& self, const at::Tensor& index, const at::Tensor& out) {
+  at::assert_no_internal_overlap(out);
+  at::assert_no_overlap(out, self);
+  at::assert_no_overlap(out, index);
+}
+
+void kthvalue_out_check(const at::Tensor& self, int64_t /*k*/, int64_t /*dim*/, bool /*keepdim*/,
+                        const at::Tensor& values, const at::Tensor& /*indices*/) {
+  at::assert_no_overlap(self, values);
+}
+
 void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at::Scalar& value) {
   TORCH_CHECK(mask.scalar_type() == at::kBool, "masked_fill_ only supports boolean masks, but got mask with dtype ",
               mask.dtype());
@@ -198,7 +213,9 @@ Shape all_reduced_shape(const at::Tensor& self) {
   TORCH_CHECK(self.numel() > 0,
               "Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' "
               "argument.");
-  return {like(self, {})};
+  Shape shape = {like(self, {})};
+  shape[0].casts = true;
+  return shape;
 }
 
 Shape prod_shape(const at::Tensor& self, std::optional<at::ScalarType> dtype) {

@@ -32,7 +32,11 @@ void copy_results(const std::tuple<Results...>& results, const Outputs&... outpu
   std::apply([&](const Results&... result) { (copy_result(result, outputs), ...); }, results);
 }
 
-// Of operators in place (rows with `checks`): only the checks.
+// Of rows with `checks`: checks of all arguments, those that are written too.
+void index_select_out_check(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& out);
+void take_out_check(const at::Tensor& self, const at::Tensor& index, const at::Tensor& out);
+void kthvalue_out_check(const at::Tensor& self, int64_t k, int64_t dim, bool keepdim, const at::Tensor& values,
+                        const at::Tensor& indices);
 void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at::Scalar& value);
 void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& value);
 void masked_scatter_check(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source);

@@ -121,6 +121,7 @@ struct BlockAllocator::State {
   AllocatorHistory history;
   std::unordered_map<Stream*, std::deque<PendingFree>> pending;  // a stream's events complete in order
   size_t num_pending = 0;
+  std::unordered_map<Stream*, std::vector<Block*>> used_in_capture;  // freed blocks, until the stream's capture ends
   std::vector<Event> unused_events;
   std::deque<Block> blocks;  // all there are, never moved
   Block* unused_blocks = nullptr;
@@ -412,6 +413,11 @@ void BlockAllocator::State::release_in_order_locked(Block* block) noexcept {
 void BlockAllocator::State::delay_release_locked(Block* block) noexcept {
   try {
     for (Stream* stream : block->other_streams) {
+      if (stream->graph() != nullptr) {  // an event would be part of the graph
+        used_in_capture[stream].push_back(block);
+        ++block->pending_events;
+        continue;
+      }
       if (unused_events.empty()) unused_events.emplace_back(/*enable_timing=*/false);
       unused_events.back().record(*stream);
       if (unused_events.back().query()) continue;  // nothing to wait for
@@ -445,7 +451,8 @@ std::vector<Block*> BlockAllocator::State::detach_free_segments_locked(
   merge_all_parked_locked();
   std::vector<Block*> detached;
   for (Block* block : segments) {
-    if (!block->in_use && block->is_whole_segment() && chosen(block)) detached.push_back(block);
+    const bool free = !block->in_use && block->is_whole_segment() && block->stream->graph() == nullptr;
+    if (free && chosen(block)) detached.push_back(block);
   }
   for (Block* block : detached) remove_free_locked(block);
   return detached;
@@ -498,7 +505,7 @@ void BlockAllocator::State::reclaim(const std::function<bool(const Block*)>& cho
     const std::lock_guard lock(mutex);
     ++stats.num_sync_all_streams;
     for (const auto& [stream, frees] : pending) {
-      if (!frees.empty()) busy.push_back(stream);
+      if (!frees.empty() && stream->graph() == nullptr) busy.push_back(stream);
     }
   }
   for (Stream* stream : busy) stream->wait_until_idle();
@@ -683,6 +690,11 @@ void BlockAllocator::direct_to_pool(Stream* stream, PoolId pool) {
 void BlockAllocator::direct_to_default_pool(Stream* stream) {
   const std::lock_guard lock(state_->mutex);
   state_->directed.erase(stream);
+  if (auto used = state_->used_in_capture.extract(stream)) {
+    for (Block* block : used.mapped()) {
+      if (--block->pending_events == 0) state_->release_in_order_locked(block);
+    }
+  }
 }
 
 void BlockAllocator::set_memory_fraction(double fraction) {

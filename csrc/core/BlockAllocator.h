@@ -10,7 +10,8 @@
 // A pool is memory of its own: blocks of one are neither taken from nor merged with those of another. Allocations go to
 // the default pool unless their stream is directed to a private one. Captured graphs have private pools, because their
 // addresses stay in use between replays although no tensor holds them: segments of a private pool go back to the driver
-// only after the last user of the pool has released it.
+// only after the last user of the pool has released it. A block that is freed in a capture, and that other streams of
+// the capture use, becomes free when their capture ends: within it, nothing orders them.
 //
 // Note [Memory of running work]
 // Work that allocates while it runs (the CPU fallback does) breaks the order above: it runs at one point of the stream,
@@ -160,7 +161,7 @@ class BlockAllocator {
   void record_stream(Block* block, Stream* stream);
 
   // Waits for the device and returns every segment without a block in use to the driver: of the default pool and of
-  // private pools that nobody uses, or of the given pool only.
+  // private pools that nobody uses, or of the given pool only. Segments of streams that are being captured stay.
   void empty_cache();
   void empty_cache(PoolId pool);
 
@@ -168,7 +169,7 @@ class BlockAllocator {
   void use_pool(PoolId pool);
   void release_pool(PoolId pool);
   void direct_to_pool(Stream* stream, PoolId pool);
-  void direct_to_default_pool(Stream* stream);
+  void direct_to_default_pool(Stream* stream);  // if the stream was captured: after that
 
   // At most this part of the device's memory is held. 1 at first.
   void set_memory_fraction(double fraction);

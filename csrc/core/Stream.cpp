@@ -4,6 +4,7 @@
 #include <string>
 
 #include "Event.h"
+#include "Graph.h"
 
 namespace torch_mtia::core {
 
@@ -11,6 +12,12 @@ Stream* Stream::create(int32_t device, int32_t priority) {
   std::unique_ptr<Stream> stream(new Stream(device, priority));
   runtime::check(runtime::driver().stream_create(device, priority, /*tag=*/stream.get(), &stream->handle_));
   return stream.release();  // leaked, see the class
+}
+
+void Stream::refuse_work(mtia_status status) {
+  const runtime::DriverError error(status, runtime::driver().last_error_message());
+  if (Graph* graph = this->graph()) graph->invalidate(error.what());
+  throw error;
 }
 
 bool Stream::query() const {
@@ -30,6 +37,7 @@ void Stream::wait_until_idle() {
 
 void Stream::wait(const Event& event) {
   runtime::check(runtime::driver().stream_wait_event(handle_, event.handle()));
+  Graph::notice_join(*this);
 }
 
 std::optional<WorkError> Stream::take_error() {

@@ -14,6 +14,7 @@
 namespace torch_mtia::core {
 
 class Event;
+class Graph;
 
 // The first exception that work of a stream threw since the last synchronizing call.
 struct WorkError {
@@ -37,10 +38,10 @@ class Stream {
 
   // Submits work: MTIA_SUCCESS, or, with launch blocking only, MTIA_ERROR_LAUNCH_FAILED when the work failed; the error
   // is then with take_error(). Without, failures of work show at the next synchronizing call.
-  // Throws runtime::DriverError when the work cannot be submitted (bad fork, device lost).
+  // Throws runtime::DriverError when the work cannot be submitted (bad fork, device lost), or not be captured.
   mtia_status launch(const mtia_work& work) {
     const mtia_status status = runtime::driver().stream_launch(handle_, &work);
-    if (status != MTIA_SUCCESS && status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status);
+    if (status != MTIA_SUCCESS && status != MTIA_ERROR_LAUNCH_FAILED) refuse_work(status);
     return status;
   }
   template <typename Callable>
@@ -49,12 +50,15 @@ class Stream {
     return launch(make_work(info, block));
   }
 
+  // The graph in which work of the stream is recorded now; null: none.
+  Graph* graph() const { return graph_.load(std::memory_order_acquire); }
+
   bool query() const;  // true: idle
 
   // Blocks until everything submitted before the call is done; then take_error() has the first error, if any.
   void wait_until_idle();
 
-  // Work submitted later waits for the event's last record. Does not block.
+  // Work submitted later waits for the event's last record, or the stream joins its capture. Does not block.
   void wait(const Event& event);
 
   // The first error since the last call, which forgets it.
@@ -63,11 +67,17 @@ class Stream {
   void record_error(const char* operator_name, std::exception_ptr exception, std::string message) noexcept;
 
  private:
+  friend class Graph;
+
+  [[noreturn]] void refuse_work(mtia_status status);
+  void set_graph(Graph* graph) { graph_.store(graph, std::memory_order_release); }
+
   Stream(int32_t device, int32_t priority) : device_(device), priority_(priority) {}
 
   const int32_t device_;
   const int32_t priority_;
   mtia_stream handle_ = nullptr;
+  std::atomic<Graph*> graph_{nullptr};
   std::atomic<bool> has_error_{false};
   std::mutex error_mutex_;
   std::optional<WorkError> error_;

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "BlockingWait.h"
+#include "MTIAGraph.h"
 #include "MTIAMemoryHistory.h"
 #include "MTIAStream.h"
 
@@ -191,6 +192,7 @@ bool MTIACachingAllocator::initialized() {
 
 void MTIACachingAllocator::emptyCache(c10::MempoolId_t pool) {
   if (!runtime::is_initialized()) return;
+  MTIAGraph::refuse_on_devices("empty_cache()");
   BlockingWait wait;
   for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
     core::BlockAllocator& allocator = block_allocator(device);

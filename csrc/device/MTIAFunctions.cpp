@@ -11,6 +11,7 @@
 #include "HostView.h"
 #include "IntraOpThreads.h"
 #include "LaunchLog.h"
+#include "MTIAGraph.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {
@@ -103,6 +104,7 @@ void set_device_unchecked(c10::DeviceIndex index) noexcept {
 void synchronize_device(c10::DeviceIndex index) {
   check_device_index(index);
   ensure_initialized();
+  MTIAGraph::refuse_on_devices("synchronize()");
   MTIAStream::synchronize_all(index);
 }
 

@@ -4,30 +4,42 @@
 #include <c10/util/Exception.h>
 
 #include <cstring>
+#include <mutex>
 #include <vector>
 
+#include "../core/Graph.h"
 #include "MTIAFunctions.h"
+#include "MTIAGraph.h"
+#include "MTIAStream.h"
 
 namespace torch_mtia {
 namespace {
 
 constexpr size_t kSeedSize = sizeof(uint64_t);
 constexpr size_t kStateSize = 2 * sizeof(uint64_t);
-constexpr uint64_t kNumbersPerCounter = 4;  // one Philox round yields four
+
+void refuse_in_capture(c10::Device device) {
+  if (!core::Graph::any_capture() || MTIAGraph::of(MTIAStream::current(device.index())) == nullptr) return;
+  TORCH_CHECK(false,
+              "the state of an mtia generator can be neither read nor set while a graph is captured: seed it "
+              "before the capture or between replays. torch.utils.checkpoint saves the state unless it is "
+              "called with preserve_rng_state=False.");
+}
 
 }  // namespace
 
-MTIAGeneratorImpl::MTIAGeneratorImpl(c10::DeviceIndex device)
-    : c10::GeneratorImpl(c10::Device(kDeviceType, device), c10::DispatchKeySet(c10::DispatchKey::MTIA)) {}
+MTIAGeneratorImpl::MTIAGeneratorImpl(c10::DeviceIndex device, uint64_t seed)
+    : c10::GeneratorImpl(c10::Device(kDeviceType, device), c10::DispatchKeySet(c10::DispatchKey::MTIA)), seed_(seed) {}
 
 void MTIAGeneratorImpl::set_current_seed(uint64_t seed) {
+  refuse_in_capture(device());
   seed_ = seed;
   offset_ = 0;
 }
 
 void MTIAGeneratorImpl::set_offset(uint64_t offset) {
-  TORCH_CHECK_VALUE(offset % kNumbersPerCounter == 0, "the offset of an mtia generator must be a multiple of ",
-                    kNumbersPerCounter, ", got ", offset);
+  refuse_in_capture(device());
+  TORCH_CHECK_VALUE(offset % 4 == 0, "the offset of an mtia generator must be a multiple of 4, got ", offset);
   offset_ = offset;
 }
 
@@ -53,6 +65,7 @@ void MTIAGeneratorImpl::set_state(const c10::TensorImpl& new_state) {
 }
 
 c10::intrusive_ptr<c10::TensorImpl> MTIAGeneratorImpl::get_state() const {
+  refuse_in_capture(device());
   auto state = at::detail::empty_cpu({static_cast<int64_t>(kStateSize)}, at::kByte);
   auto* bytes = static_cast<uint8_t*>(state.mutable_data_ptr());
   std::memcpy(bytes, &seed_, kSeedSize);
@@ -60,10 +73,16 @@ c10::intrusive_ptr<c10::TensorImpl> MTIAGeneratorImpl::get_state() const {
   return state.getIntrusivePtr();
 }
 
-std::pair<uint64_t, uint64_t> MTIAGeneratorImpl::reserve(uint64_t increment) {
-  const std::pair<uint64_t, uint64_t> first(seed_, offset_);
-  offset_ += (increment + kNumbersPerCounter - 1) / kNumbersPerCounter * kNumbersPerCounter;
+PhiloxState MTIAGeneratorImpl::reserve(uint64_t words) {
+  const PhiloxState first{seed_, offset_};
+  offset_ += round_up(words);
   return first;
+}
+
+PhiloxState reserve(const at::Generator& generator, uint64_t words) {
+  auto* impl = generator.get<MTIAGeneratorImpl>();
+  const std::lock_guard<std::mutex> lock(impl->mutex_);
+  return impl->reserve(words);
 }
 
 c10::intrusive_ptr<MTIAGeneratorImpl> MTIAGeneratorImpl::clone() const {
@@ -71,9 +90,8 @@ c10::intrusive_ptr<MTIAGeneratorImpl> MTIAGeneratorImpl::clone() const {
 }
 
 MTIAGeneratorImpl* MTIAGeneratorImpl::clone_impl() const {
-  auto copy = c10::make_intrusive<MTIAGeneratorImpl>(device().index());
-  copy->set_current_seed(seed_);
-  copy->set_offset(offset_);
+  auto copy = c10::make_intrusive<MTIAGeneratorImpl>(device().index(), seed_);
+  copy->offset_ = offset_;
   return copy.release();
 }
 
@@ -84,8 +102,8 @@ const at::Generator& default_generator(c10::DeviceIndex device) {
   static auto* const generators = [] {
     auto* all = new std::vector<at::Generator>();
     for (c10::DeviceIndex i = 0; i < device_count(); ++i) {
-      all->push_back(at::make_generator<MTIAGeneratorImpl>(i));
-      all->back().seed();
+      all->push_back(
+          at::make_generator<MTIAGeneratorImpl>(i, c10::detail::getNonDeterministicRandom(/*is_cuda=*/true)));
     }
     return all;
   }();

@@ -6,14 +6,18 @@
 #include <c10/core/GeneratorImpl.h>
 
 #include <cstdint>
-#include <utility>
+
+#include "PhiloxState.h"
 
 namespace torch_mtia {
 
 // The state is (seed, offset): every draw takes a piece of the counter's range and moves the offset behind it, so a
 // draw depends on nothing but the two, and not on the number of threads.
+//
+// While the current stream of the device is captured in a graph, the state can be neither read nor set: what is drawn
+// there is known only at a replay. RuntimeError says so.
 struct MTIAGeneratorImpl final : public c10::GeneratorImpl {
-  explicit MTIAGeneratorImpl(c10::DeviceIndex device);
+  explicit MTIAGeneratorImpl(c10::DeviceIndex device, uint64_t seed = c10::default_rng_seed_val);
 
   static c10::DeviceType device_type() { return c10::DeviceType::MTIA; }
 
@@ -27,17 +31,23 @@ struct MTIAGeneratorImpl final : public c10::GeneratorImpl {
   void set_state(const c10::TensorImpl& new_state) override;
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
 
-  // Reserves `increment` numbers, rounded up to a multiple of 4: (seed, offset of the first). The caller holds mutex_.
-  std::pair<uint64_t, uint64_t> reserve(uint64_t increment);
+  // What a draw of so many words moves the offset by: a Philox round yields four.
+  static uint64_t round_up(uint64_t words) { return (words + 3) / 4 * 4; }
+
+  // Where a draw of so many words starts; the next one starts behind it. The caller holds mutex_.
+  PhiloxState reserve(uint64_t words);
 
   c10::intrusive_ptr<MTIAGeneratorImpl> clone() const;
 
  private:
   MTIAGeneratorImpl* clone_impl() const override;
 
-  uint64_t seed_ = c10::default_rng_seed_val;
+  uint64_t seed_;
   uint64_t offset_ = 0;
 };
+
+// The same for any mtia generator, under its mutex.
+PhiloxState reserve(const at::Generator& generator, uint64_t words);
 
 // The default generator of a device; the reference stays valid until the process ends. Does not initialize the device.
 const at::Generator& default_generator(c10::DeviceIndex device);

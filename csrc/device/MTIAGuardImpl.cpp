@@ -9,6 +9,7 @@
 #include "BlockingWait.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAStream.h"
+#include "ScalarTypes.h"
 
 namespace torch_mtia {
 namespace {
@@ -38,7 +39,13 @@ void MTIAGuardImpl::setDevice(c10::Device device) const {
 }
 
 c10::DeviceCapability MTIAGuardImpl::getDeviceCapability(c10::Device /*device*/) const {
-  return c10::DeviceCapability();  // every dtype
+  c10::DeviceCapability supported;
+  supported.capability_data.capability_bits = 0;
+#define ADD_IF_SUPPORTED(_1, name) \
+  supported.capability_data.supported_scalar_types.has_##name = is_supported(c10::ScalarType::name);
+  AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS(ADD_IF_SUPPORTED)
+#undef ADD_IF_SUPPORTED
+  return supported;
 }
 
 c10::Stream MTIAGuardImpl::getStream(c10::Device device) const {
@@ -67,6 +74,10 @@ void* MTIAGuardImpl::getStreamNativeHandle(const c10::Stream stream) const {
 
 bool MTIAGuardImpl::queryStream(const c10::Stream& stream) const {
   return MTIAStream(stream).query();
+}
+
+bool MTIAGuardImpl::isStreamCapturing(const c10::Stream& stream) const {
+  return MTIAStream(stream).core().graph() != nullptr;
 }
 
 void MTIAGuardImpl::synchronizeStream(const c10::Stream& stream) const {

@@ -25,6 +25,7 @@ struct MTIAGuardImpl final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream stream) const override;
   void* getStreamNativeHandle(const c10::Stream stream) const override;
   bool queryStream(const c10::Stream& stream) const override;
+  bool isStreamCapturing(const c10::Stream& stream) const override;
   void synchronizeStream(const c10::Stream& stream) const override;
   void synchronizeDevice(const c10::DeviceIndex index) const override { synchronize_device(index); }
 

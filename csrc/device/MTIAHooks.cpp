@@ -4,10 +4,16 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
 #include "../runtime/loader.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAFunctions.h"
 #include "MTIAGenerator.h"
+#include "MTIAGraph.h"
 #include "MTIAHostAllocator.h"
 #include "MTIAMemoryHistory.h"
 #include "MTIAStream.h"
@@ -37,6 +43,43 @@ py::dict properties_of(c10::DeviceIndex device) {
   result["major"] = properties.capability_major;
   result["minor"] = properties.capability_minor;
   return result;
+}
+
+// The graphs of torch.mtia.MTIAGraph objects, by handle.
+class Graphs {
+ public:
+  int64_t create(bool keep_graph) {
+    at::GraphImplArgs args;
+    args.keep_graph = keep_graph;
+    auto graph = std::make_shared<MTIAGraph>(args);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    graphs_.emplace(++last_, std::move(graph));
+    return last_;
+  }
+  std::shared_ptr<MTIAGraph> get(int64_t handle) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = graphs_.find(handle);
+    TORCH_CHECK(found != graphs_.end(), "the MTIAGraph was destroyed");
+    return found->second;
+  }
+  void destroy(int64_t handle) noexcept {
+    std::shared_ptr<MTIAGraph> graph;  // dies without the lock
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = graphs_.find(handle);
+    if (found == graphs_.end()) return;
+    graph = std::move(found->second);
+    graphs_.erase(found);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int64_t, std::shared_ptr<MTIAGraph>> graphs_;
+  int64_t last_ = 0;
+};
+
+Graphs& graphs() {
+  static auto* const instance = new Graphs();  // leaked: graphs die after static destructors have run
+  return *instance;
 }
 
 }  // namespace
@@ -165,6 +208,42 @@ PyObject* MTIAHooks::memorySnapshot(const std::optional<std::string>& path) cons
 
 void MTIAHooks::attachOutOfMemoryObserver(PyObject* observer) const {
   attach_out_of_memory_observer(observer);
+}
+
+int64_t MTIAHooks::mtiagraphCreate(bool keep_graph) const {
+  return graphs().create(keep_graph);
+}
+
+void MTIAHooks::mtiagraphDestroy(int64_t handle) const {
+  graphs().destroy(handle);
+}
+
+void MTIAHooks::mtiagraphCaptureBegin(int64_t handle, c10::MempoolId_t pool) const {
+  graphs().get(handle)->capture_begin(pool);
+}
+
+void MTIAHooks::mtiagraphCaptureEnd(int64_t handle) const {
+  graphs().get(handle)->capture_end();
+}
+
+void MTIAHooks::mtiagraphInstantiate(int64_t handle) const {
+  graphs().get(handle)->instantiate();
+}
+
+void MTIAHooks::mtiagraphReplay(int64_t handle) const {
+  graphs().get(handle)->replay();
+}
+
+void MTIAHooks::mtiagraphReset(int64_t handle) const {
+  graphs().get(handle)->reset();
+}
+
+c10::MempoolId_t MTIAHooks::mtiagraphPool(int64_t handle) const {
+  return graphs().get(handle)->pool();
+}
+
+c10::MempoolId_t MTIAHooks::graphPoolHandle() const {
+  return MTIAGraph::new_pool_handle();
 }
 
 const at::Generator& MTIAHooks::getDefaultGenerator(c10::DeviceIndex device) const {

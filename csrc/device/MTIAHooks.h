@@ -41,6 +41,18 @@ struct MTIAHooks final : public at::MTIAHooksInterface {
   PyObject* memorySnapshot(const std::optional<std::string>& path) const override;
   void attachOutOfMemoryObserver(PyObject* observer) const override;
 
+  // torch.mtia.MTIAGraph. A handle is a number that is never used again. All but create raise RuntimeError for a handle
+  // that was destroyed, except destroy.
+  int64_t mtiagraphCreate(bool keep_graph = false) const override;
+  void mtiagraphDestroy(int64_t handle) const override;
+  void mtiagraphCaptureBegin(int64_t handle, c10::MempoolId_t pool) const override;
+  void mtiagraphCaptureEnd(int64_t handle) const override;
+  void mtiagraphInstantiate(int64_t handle) const override;
+  void mtiagraphReplay(int64_t handle) const override;
+  void mtiagraphReset(int64_t handle) const override;
+  c10::MempoolId_t mtiagraphPool(int64_t handle) const override;
+  c10::MempoolId_t graphPoolHandle() const override;
+
   const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override;
   at::Generator getNewGenerator(c10::DeviceIndex device) const override;
 };

@@ -59,12 +59,19 @@ class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream,
   }
 
   void record_stream(std::optional<std::vector<core::Event>>& events, c10::Stream stream) override {
+    const MTIAStream used_in(stream);
+    // An event would stand for a point in the graph. Without one, the memory is never given out again.
+    if (used_in.core().graph() != nullptr) return;
     core::Event event(/*enable_timing=*/false);
-    event.record(MTIAStream(stream).core());
+    event.record(used_in.core());
     events->push_back(std::move(event));
   }
 
   bool query_event(core::Event& event) override { return event.query(); }
+
+  c10::Stream get_current_stream() const override { return MTIAStream::current(current_device()).unwrap(); }
+
+  bool stream_is_capturing(c10::Stream stream) const override { return MTIAStream(stream).core().graph() != nullptr; }
 };
 
 void delete_host_block(void* context);

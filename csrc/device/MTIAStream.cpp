@@ -7,9 +7,13 @@
 #include <mutex>
 
 #include "BlockingWait.h"
+#include "MTIAGraph.h"
 
 namespace torch_mtia {
 namespace {
+
+constexpr const char* kNoTime =
+    "work that is captured does not run. Call it before the capture, on another stream, or after a replay";
 
 constexpr int kNumStreams = 1 + 2 * MTIAStream::kStreamsPerPool;
 
@@ -110,7 +114,13 @@ MTIAStream MTIAStream::make_current() const {
   return previous;
 }
 
+bool MTIAStream::query() const {
+  MTIAGraph::refuse(*this, "Stream.query()", kNoTime);
+  return core_->query();
+}
+
 void MTIAStream::synchronize() const {
+  MTIAGraph::refuse(*this, "Stream.synchronize()", kNoTime);
   {
     const WithoutGil without_gil;
     if (!core_->query()) release_intra_op_threads();
@@ -125,7 +135,7 @@ void MTIAStream::synchronize_all(c10::DeviceIndex device) {
     BlockingWait wait;
     for (auto& slot : device_streams[device].streams) {
       auto* stream = slot.load(std::memory_order_acquire);
-      if (stream == nullptr) continue;
+      if (stream == nullptr || stream->graph() != nullptr) continue;  // what is captured does not run
       stream->wait_until_idle();
       auto error = stream->take_error();
       if (error && !first) first = std::move(error);

@@ -37,13 +37,13 @@ class MTIAStream {
   c10::DeviceIndex device() const { return device_; }
   core::Stream& core() const { return *core_; }
 
-  bool query() const { return core_->query(); }
+  bool query() const;
 
   // Blocks, with the GIL released, and raises the first error of the stream's work, with the exception type that the
   // operator threw and its name.
   void synchronize() const;
 
-  // The same for all streams of the device.
+  // The same for all streams of the device, but those that are captured in graphs.
   static void synchronize_all(c10::DeviceIndex device);
 
  private:

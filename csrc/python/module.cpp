@@ -1,4 +1,5 @@
 // torch_mtia._C: bindings only. See torch_mtia/_C.pyi.
+#include <c10/core/Allocator.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -12,6 +13,8 @@
 #include "../device/MTIAProfiler.h"
 #include "../runtime/loader.h"
 #include "empty_strided.h"
+#include "graph_outputs.h"
+#include "host_function.h"
 #include "triton_launcher.h"
 
 namespace py = pybind11;
@@ -56,6 +59,12 @@ double bench_launch(int64_t count, bool run_inline) {
   return elapsed.count() / static_cast<double>(count);
 }
 
+// Takes `bytes` from the allocator that c10 has for a device, and frees them untouched, `count` times.
+void bench_allocate(c10::DeviceType device, size_t bytes, int64_t count) {
+  c10::Allocator* const allocator = c10::GetAllocator(device);
+  for (int64_t i = 0; i < count; ++i) const c10::DataPtr memory = allocator->allocate(bytes);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -73,9 +82,20 @@ PYBIND11_MODULE(_C, m) {
     MTIACachingAllocator::of(device).set_memory_fraction(fraction);
   });
   m.def("_memory_fraction", [](c10::DeviceIndex device) { return MTIACachingAllocator::of(device).memory_fraction(); });
+  m.def("_is_stream_capturing", [](int64_t stream_id, c10::DeviceIndex device) {
+    return MTIAStream(c10::Stream::unpack3(stream_id, device, kDeviceType)).core().graph() != nullptr;
+  });
   bind_triton_launcher(m);
   bind_empty_strided(m);
+  bind_graph_outputs(m);
+  bind_host_function(m);
   m.def("_bench_launch", &bench_launch, py::arg("count"), py::arg("run_inline"));
+  m.def(
+      "_bench_allocate",
+      [](const std::string& device, size_t bytes, int64_t count) {
+        bench_allocate(c10::Device(device).type(), bytes, count);
+      },
+      py::arg("device"), py::arg("bytes"), py::arg("count"));
 }
 
 }  // namespace torch_mtia

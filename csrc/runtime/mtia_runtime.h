@@ -54,7 +54,7 @@ typedef struct mtia_graph_exec_s* mtia_graph_exec;
 #define MTIA_CAPABILITY_HOST_VIEW (UINT64_C(1) << 0)
 /* `module_*` and `stream_launch_kernel` are present. */
 #define MTIA_CAPABILITY_KERNELS (UINT64_C(1) << 1)
-/* `stream_begin_capture` and `graph_*` are present. */
+/* `stream_begin_capture`, the functions beside it and `graph_*` are present. */
 #define MTIA_CAPABILITY_GRAPHS (UINT64_C(1) << 2)
 /* Kernel contexts carry the table of rare mathematical functions (mtia_kernel_context.rare_functions). */
 #define MTIA_CAPABILITY_RARE_FUNCTIONS (UINT64_C(1) << 3)
@@ -300,11 +300,35 @@ typedef enum mtia_copy_kind {
   MTIA_COPY_DEVICE_TO_DEVICE = 2 /* the two addresses may belong to different devices */
 } mtia_copy_kind;
 
-typedef enum mtia_capture_mode {
-  MTIA_CAPTURE_GLOBAL = 0,
-  MTIA_CAPTURE_THREAD_LOCAL = 1,
-  MTIA_CAPTURE_RELAXED = 2
-} mtia_capture_mode;
+/* Note [Capture]
+ * Between begin and end of a capture, work submitted to the stream is recorded in a graph and not run. So is work of
+ * streams that join: a stream joins when it waits for an event that was recorded in a stream of the capture. A node
+ * depends on the one before it in its stream and on what the stream waited for in between. Work without
+ * MTIA_WORK_CAPTURABLE is refused with MTIA_ERROR_NOT_SUPPORTED, and nothing is recorded for it.
+ *
+ * An event recorded in a capture stands for a point in the graph and not in time. To query it, to synchronize with it
+ * or to time it is refused with MTIA_ERROR_NOT_SUPPORTED until it is recorded again. The same goes for querying and
+ * synchronizing a stream that is being captured, and for making it wait for an event recorded outside the capture:
+ * a replay would have nothing to wait for. */
+
+/* A node of a graph, for display. */
+typedef struct mtia_graph_node {
+  uint32_t struct_size; /* set by the caller to sizeof(mtia_graph_node) */
+  int32_t device;
+  const char* name; /* as in mtia_work; valid while the graph exists */
+  void* stream_tag; /* of the stream in which it was captured */
+  uint64_t cost;
+  const uint32_t* dependencies; /* nodes with lower indices; valid while the graph exists */
+  uint32_t num_dependencies;
+} mtia_graph_node;
+
+/* Bytes of host memory that a launch of a graph sets before its first node runs and after all earlier launches of the
+ * graph: how nodes are told what differs between launches. `from` is read before graph_launch returns. */
+typedef struct mtia_graph_parameters {
+  void* to;
+  const void* from;
+  uint64_t size;
+} mtia_graph_parameters;
 
 typedef struct mtia_runtime_api {
   uint32_t struct_size; /* sizeof(mtia_runtime_api) as the driver knows it; later versions only append */
@@ -377,16 +401,21 @@ typedef struct mtia_runtime_api {
   mtia_status (*module_get_function)(mtia_module module, const char* name, mtia_function* function);
   mtia_status (*stream_launch_kernel)(mtia_stream stream, const mtia_kernel_launch* launch);
 
-  /* Graphs. OPTIONAL, MTIA_CAPABILITY_GRAPHS. Between begin and end, work submitted to the stream, and to streams
-   * that join it through events, is recorded and not run; work without MTIA_WORK_CAPTURABLE is refused with
-   * MTIA_ERROR_NOT_SUPPORTED. A graph and what is instantiated from it are destroyed separately, each after any
-   * launch in flight (BLOCKS). */
-  mtia_status (*stream_begin_capture)(mtia_stream stream, mtia_capture_mode mode);
+  /* Graphs. OPTIONAL, MTIA_CAPABILITY_GRAPHS; see Note [Capture]. `stream_end_capture` is called with the stream that
+   * the capture began with; it releases all streams of the capture. `stream_capture_id` gives a number unique to the
+   * capture that the stream is part of, 0 if there is none. */
+  mtia_status (*stream_begin_capture)(mtia_stream stream);
   mtia_status (*stream_end_capture)(mtia_stream stream, mtia_graph* graph);
-  mtia_status (*stream_is_capturing)(mtia_stream stream, int32_t* capturing);
-  mtia_status (*graph_instantiate)(mtia_graph graph, mtia_graph_exec* exec);
-  mtia_status (*graph_launch)(mtia_graph_exec exec, mtia_stream stream);
+  mtia_status (*stream_capture_id)(mtia_stream stream, uint64_t* capture);
+  mtia_status (*graph_num_nodes)(mtia_graph graph, uint32_t* count);
+  mtia_status (*graph_node)(mtia_graph graph, uint32_t index, mtia_graph_node* node);
+  /* The graph and what is instantiated from it are destroyed separately, in any order. */
   mtia_status (*graph_destroy)(mtia_graph graph);
+  mtia_status (*graph_instantiate)(mtia_graph graph, mtia_graph_exec* exec);
+  /* Submits all nodes as one item of the stream. Launches of one graph exclude each other, in whichever streams they
+   * are. `parameters` may be null. */
+  mtia_status (*graph_launch)(mtia_graph_exec exec, mtia_stream stream, const mtia_graph_parameters* parameters);
+  /* BLOCKS until every launch is done. */
   mtia_status (*graph_exec_destroy)(mtia_graph_exec exec);
 
   /* OPTIONAL, MTIA_CAPABILITY_TRACING. See Note [Tracing]. There is at most one tracer; null: none. */

@@ -126,7 +126,10 @@ def _with_shape(function: NativeFunction, bindings: Sequence[Binding], kernel: H
     shapes = f"  const auto shapes = torch_mtia::{kernel.shape}({', '.join(b.name for b in inputs)});\n"
     written = [binding.name for binding in bindings if _is_written(binding)]
     if written:
-        prepare = "".join(f"  torch_mtia::resize_to({name}, shapes[{i}]);\n" for i, name in enumerate(written))
+        prepare = ""
+        if kernel.checks is not None:
+            prepare = f"  torch_mtia::{kernel.checks}({', '.join(binding.name for binding in bindings)});\n"
+        prepare += "".join(f"  torch_mtia::resize_to({name}, shapes[{i}]);\n" for i, name in enumerate(written))
         body = _launch(function, bindings, _run(inputs, written, kernel), kernel)
         return f"{shapes}{prepare}{body}\n{_return(written)}"
     made = [f"result{i}" for i in range(len(function.func.returns))]

@@ -52,7 +52,7 @@ class HostKernel:
     shape: str | None
     """The function in csrc/aten/Shapes.h that tells what the outputs are; None: a structured or in-place operator."""
     checks: str | None
-    """The function in csrc/aten/Shapes.h that checks the arguments of an operator in place."""
+    """The function in csrc/aten/Shapes.h that checks the arguments of an operator that writes some."""
     weight: int
     """How many times longer it takes than moving its tensors."""
     is_composite: bool = False

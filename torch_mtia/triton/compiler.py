@@ -2,7 +2,10 @@
 
 ttir      Triton's passes on its own dialect
 llir      parse (ttir.py), emit nests of loops (emit/), optimize (machine.py): text of LLVM IR
-mtiabin   machine code as a kernel image (image.py)
+asm       text of machine code, by LLVM
+mtiabin   that text, assembled, as a kernel image (image.py)
+
+The first line of `llir` and of `asm` describes the kernel to the last stage, see DESCRIPTION.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from triton.backends.compiler import BaseBackend, GPUTarget
 from torch_mtia.source_digest import source_digest
 
 ABI_VERSION = 1  # of the image and its entry; part of the cache's key
+# Kind and size of each argument, bytes of scratch memory, estimated nanoseconds of one program.
+DESCRIPTION = re.compile(r"[;#] mtia arguments=(\S*) scratch=(\d+) cost=(\d+)\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +132,8 @@ class MTIABackend(BaseBackend):
             raise RuntimeError("mtia compiles Triton's language, not Gluon")
         stages["ttir"] = lambda source, _metadata: self.make_ttir(source)
         stages["llir"] = lambda source, metadata: self.make_llir(source, metadata, options)
-        stages["asm"] = lambda source, metadata: self.make_assembly(source, metadata, options)
-        stages["mtiabin"] = lambda _source, metadata: self.make_image(metadata.pop("llir"), metadata, options)
+        stages["asm"] = lambda source, _metadata: self.make_assembly(source, options)
+        stages["mtiabin"] = lambda source, metadata: self.make_image(source, metadata, options)
 
     @staticmethod
     def make_ttir(module: Any) -> Any:
@@ -175,37 +180,29 @@ class MTIABackend(BaseBackend):
         metadata["global_scratch_align"] = 1
         metadata["profile_scratch_size"] = 0
         metadata["profile_scratch_align"] = 1
-        header = (
-            f"; mtia arguments={','.join(f'{kind}:{size}' for kind, size in program.arguments)} "
-            f"scratch={program.scratch_size} cost={program.cost}\n"
-        )
+        arguments = ",".join(f"{kind}:{size}" for kind, size in program.arguments)
+        header = f"; mtia arguments={arguments} scratch={program.scratch_size} cost={program.cost}\n"
         return header + str(machine.optimize(program.text, options.arch))
 
     @staticmethod
-    def make_assembly(source: str, metadata: dict[str, Any], options: MTIAOptions) -> str:
-        """The machine code as text, for people. The image is made from the LLVM IR as well, which is handed on: LLVM's
-        assembler is not within reach."""
+    def make_assembly(source: str, options: MTIAOptions) -> str:
         from torch_mtia.triton import machine
 
-        metadata["llir"] = source
-        return machine.assembly(source, options.arch)
+        description, _, _ = source.partition("\n")
+        return f"#{description[1:]}\n{machine.assembly(source, options.arch)}"
 
     @staticmethod
     def make_image(source: str, metadata: dict[str, Any], options: MTIAOptions) -> bytes:
-        import llvmlite.binding as llvm
-
         from torch_mtia.triton import image, machine
 
-        match = re.match(r"; mtia arguments=(\S*) scratch=(\d+) cost=(\d+)\n", source)
+        match = DESCRIPTION.match(source)
         if match is None:
-            raise ValueError("the LLVM IR does not begin with the line that describes the kernel's arguments")
-        arguments = [image.Argument(*map(int, part.split(":"))) for part in match[1].split(",") if part]
-        code = machine.object_code(llvm.parse_assembly(source), options.arch)
+            raise ValueError("the assembly does not begin with the line that describes the kernel's arguments")
         return image.build(
-            code,
+            machine.assemble(source, options.arch),
             name=metadata["name"],
             entry="mtia_entry",
-            arguments=arguments,
+            arguments=[image.Argument(*map(int, part.split(":"))) for part in match[1].split(",") if part],
             scratch_size=int(match[2]),
             cpu_features=machine.level(options.arch).image_features,
             cost_per_program=int(match[3]),

@@ -64,3 +64,22 @@ def _descriptor_flags() -> list[Callable[[Any], bool]]:
     if "round_f32_to_tf32" in TensorDescriptor.__dataclass_fields__:
         flags.append(lambda descriptor: descriptor.round_f32_to_tf32)
     return flags
+
+
+def refusing_tensors_of_mtia(launcher: Callable[..., Any]) -> Callable[..., Any]:
+    """A launcher that is not mtia's, made to raise ValueError for tensors of mtia: their addresses mean nothing to it.
+    Our own stays as it is."""
+    if isinstance(launcher, KernelLauncher):
+        return launcher
+
+    def launch(*arguments: Any) -> Any:
+        for argument in arguments:
+            device = getattr(argument, "device", None)
+            if getattr(device, "type", None) == "mtia":
+                raise ValueError(
+                    f"a tensor of {device} was passed to a kernel that Triton compiled for another device; make mtia "
+                    "the device of kernels with torch_mtia.triton.activate(), or TRITON_DEFAULT_BACKEND=mtia"
+                )
+        return launcher(*arguments)
+
+    return launch

@@ -138,13 +138,21 @@ def _erfcinv(y: Number) -> Number:
     for _ in range(3):
         x = _halley(x, tail - vecmath.FUNCTIONS["erfc"](x))
     x = x.constant(math.inf).where(tail.compare("oeq", 0.0), x)
-    x = x.constant(0.0).where(tail.compare("oeq", 1.0), x)
-    return (-x).where(upper, x)
+    middle = 1.0 - y  # exact, where erfc(x) loses the digits of x
+    return vecmath.FUNCTIONS["erfinv"](middle).where(abs(middle).compare("olt", 0.5), (-x).where(upper, x))
+
+
+SQRT_HALF_REST = 4.833646656726457e-17  # of -sqrt(1/2), rounded
 
 
 @through_double("normcdf")
 def _normcdf(x: Number) -> Number:
-    return vecmath.FUNCTIONS["erfc"](x * -math.sqrt(0.5)) * 0.5
+    """erfc(t) / 2 for t = -x sqrt(1/2), less what rounding t changes."""
+    t = x * -math.sqrt(0.5)
+    lost = x.fma(-math.sqrt(0.5), -t) + x * SQRT_HALF_REST
+    slope = vecmath.FUNCTIONS["exp"](-(t * t)) * (1 / math.sqrt(math.pi))
+    value = vecmath.FUNCTIONS["erfc"](t) * 0.5
+    return (value - lost * slope).where(abs(t).compare("olt", 30.0), value)
 
 
 @through_double("normcdfinv")

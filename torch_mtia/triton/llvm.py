@@ -133,6 +133,7 @@ class CarriedLoop:
     step: int
     slot: int = 0
     begin: int = 0
+    limit: Value | None = None
 
 
 class Builder:
@@ -228,8 +229,10 @@ class Builder:
         self.start(done)
 
     @contextlib.contextmanager
-    def loop(self, begin: int, end: int, step: int, type: str = "i32") -> Iterator[Value]:
-        """A counted loop with constant bounds; without a branch where it runs once."""
+    def loop(self, begin: int, end: int, step: int, limit: Value | None = None) -> Iterator[Value]:
+        """A counted loop with constant bounds; without a branch where it runs once. It may end, after a first round,
+        where the counter reaches `limit`."""
+        type = "i32"
         if begin + step >= end:
             yield integer(begin, type)
             return
@@ -243,13 +246,16 @@ class Builder:
         divisor = min(power_of_two_divisor(begin), power_of_two_divisor(step))
         yield Value(counter, type, divisor=divisor, nonnegative=begin >= 0)
         self.emit(f"{following} = add nuw nsw {type} {counter}, {step}")
-        done = self.define("i1", f"icmp eq {type} {following}, {end}")
+        last = f"icmp eq {type} {following}, {end}" if limit is None else f"icmp sge {type} {following}, {limit.ref}"
+        done = self.define("i1", last)
         self.lines[slot] = f"  {counter} = phi {type} [ {begin}, %{before} ], [ {following}, %{self.block} ]"
         self.branch(done, exit_, head)
         self.start(exit_)
 
-    def open_loop(self, begin: int, end: int, step: int, initial: Sequence[Value]) -> CarriedLoop:
-        """A counted loop that carries values; runs at least once. `close_loop` ends it."""
+    def open_loop(
+        self, begin: int, end: int, step: int, initial: Sequence[Value], limit: Value | None = None
+    ) -> CarriedLoop:
+        """A counted loop that carries values; runs at least once. `close_loop` ends it. See `loop` for the limit."""
         once = begin + step >= end
         if once:
             return CarriedLoop(integer(begin, "i32"), list(initial), "", "", [], end, step)
@@ -265,7 +271,7 @@ class Builder:
         loop = CarriedLoop(
             Value(counter, "i32", divisor=divisor, nonnegative=begin >= 0), carried, head, before, start, end, step
         )
-        loop.slot, loop.begin = slot, begin
+        loop.slot, loop.begin, loop.limit = slot, begin, limit
         return loop
 
     def close_loop(self, loop: CarriedLoop, following: Sequence[Value]) -> list[Value]:
@@ -275,7 +281,8 @@ class Builder:
         counter = loop.counter.ref
         advanced = self.name("n")
         self.emit(f"{advanced} = add nuw nsw i32 {counter}, {loop.step}")
-        done = self.define("i1", f"icmp sge i32 {advanced}, {loop.end}")
+        limit = str(loop.end) if loop.limit is None else loop.limit.ref
+        done = self.define("i1", f"icmp sge i32 {advanced}, {limit}")
         end = self.block
         self.lines[loop.slot] = f"  {counter} = phi i32 [ {loop.begin}, %{loop.before} ], [ {advanced}, %{end} ]"
         for number, (carried, (start, before), value) in enumerate(
@@ -435,6 +442,21 @@ class Builder:
         return self.intrinsic(f"llvm.{name}.{suffix(left.type)}", left.type, left, right)
 
     # Vectors ----------------------------------------------------------------------------------------------------------
+
+    def transpose(self, rows: Sequence[Value]) -> list[Value]:
+        """The columns of a square matrix of as many vectors as each has lanes, a power of two."""
+        result = list(rows)
+        size = len(result)
+        distance = 1
+        while distance < size:
+            low = [lane if not lane & distance else size + lane - distance for lane in range(size)]
+            high = [lane + distance if not lane & distance else size + lane for lane in range(size)]
+            for first in range(size):
+                if not first & distance:
+                    pair = result[first], result[first + distance]
+                    result[first], result[first + distance] = self.shuffle(*pair, low), self.shuffle(*pair, high)
+            distance *= 2
+        return result
 
     def splat(self, value: Value, lanes: int) -> Value:
         if not lanes:

@@ -228,6 +228,8 @@ LN2_DOUBLE = (float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef357
 LOG10_2 = (float.fromhex("0x1.3441350800000p-2"), float.fromhex("0x1.f79fef311f12bp-34"))
 # (exp(r) - 1 - r) / r**2 for |r| <= ln(2) / 2
 EXP_SINGLE = (0.5, 0.166665778, 0.0416665561, 0.00836317334, 0.00139261759)
+# (2**f - 1) / f for |f| <= 1/2
+EXP2_SINGLE = (0.693147206, 0.240226513, 0.055503279, 0.00961800441, 0.00134002392, 0.000154761655)
 EXP_DOUBLE = (
     0.5, 0.1666666666666667, 0.04166666666666667, 0.008333333333326141, 0.0013888888888883752, 0.00019841269874800493,
     2.4801587325533363e-05, 2.7557255425746435e-06, 2.7557273661348637e-07, 2.510520637395701e-08,
@@ -235,11 +237,11 @@ EXP_DOUBLE = (
 )  # fmt: skip
 
 
-def _nearest_integer(x: Number) -> tuple[Number, Value]:
-    """x rounded, as a number and as an integer, for |x| below 2**21. Adding a large number leaves the integer in the
-    last bits, without a conversion that a NaN would upset."""
+def _nearest_integer(x: Number, factor: float = 1.0) -> tuple[Number, Value]:
+    """x * factor rounded, as a number and as an integer, for products below 2**21. Adding a large number leaves the
+    integer in the last bits, without a conversion that a NaN would upset."""
     magic = 1.5 * 2.0**23 if x.single else 1.5 * 2.0**52
-    shifted = x + magic
+    shifted = x + magic if factor == 1.0 else x.fma(factor, magic)
     bits = shifted.bits()
     return shifted - magic, x.b.sub(bits, x.constant(magic).bits())
 
@@ -276,17 +278,25 @@ def _exp_reduced(r: Number, tail: Number | None = None) -> Number:
 def _exp(x: Number) -> Number:
     x = x.clamp(-105.0, 89.5) if x.single else x.clamp(-746.0, 710.5)
     high, low = LN2_SINGLE if x.single else LN2_DOUBLE
-    n, power = _nearest_integer(x * LOG2E)
+    n, power = _nearest_integer(x, LOG2E)
     r = n.fma(-low, n.fma(-high, x))
     return _scale(_exp_reduced(r), n, power)
 
 
 @function("exp2")
 def _exp2(x: Number) -> Number:
-    x = x.clamp(-151.0, 128.5) if x.single else x.clamp(-1076.0, 1024.5)
+    if x.single:
+        return _exp2_single(x.clamp(-151.0, 128.5))
+    x = x.clamp(-1076.0, 1024.5)
     n, power = _nearest_integer(x)
-    r = (x - n) * math.log(2)
-    return _scale(_exp_reduced(r), n, power)
+    return _scale(_exp_reduced((x - n) * math.log(2)), n, power)
+
+
+def _exp2_single(x: Number) -> Number:
+    """2**x for |x| below 2**21."""
+    n, power = _nearest_integer(x)
+    f = x - n
+    return _scale(f.polynomial((1.0, *EXP2_SINGLE)), n, power)
 
 
 @through_double("exp10")
@@ -405,6 +415,7 @@ def _log1p(x: Number) -> Number:
 # Trigonometric functions ----------------------------------------------------------------------------------------------
 
 TWO_OVER_PI = 2 / math.pi
+PI_REST = 1.2246467991473532e-16  # of math.pi
 # pi/2 in pieces, whose products with a small integer are exact
 PIO2 = tuple(
     float.fromhex(text)
@@ -461,8 +472,12 @@ def _reduced_angle(x: Number) -> tuple[Number, Number, Value]:
 
 def _sine_of_quadrant(x: Number, single: bool, shift: int) -> Number:
     """sin(x + shift * pi/2) of an angle that is not large."""
-    b = x.b
-    r, tail, quadrant = _reduced_angle(x)
+    return _sine_of_reduced(*_reduced_angle(x), single, shift)
+
+
+def _sine_of_reduced(r: Number, tail: Number, quadrant: Value, single: bool, shift: int) -> Number:
+    """sin(r + tail + (quadrant + shift) * pi/2)"""
+    b = r.b
     z = r * r
     sine = (z * r).fma(z.polynomial(SIN_SINGLE if single else SIN_DOUBLE), r + tail if single else r)
     if not single:
@@ -523,23 +538,26 @@ def _tan(x: Number) -> Number:
     return x.where(x.compare("oeq", 0.0), result)
 
 
+def _sine_of_turns(x: Number, shift: int) -> Number:
+    """sin(pi (x + shift / 2)), in f64; zero exactly where it is."""
+    turns = x - FUNCTIONS["rint"](x * 0.5) * 2.0
+    n, quadrant = _nearest_integer(turns * 2.0)
+    rest = n.fma(-0.5, turns)
+    r = rest * math.pi
+    tail = rest.fma(math.pi, -r) + rest * PI_REST
+    return _sine_of_reduced(r, tail, quadrant, False, shift)
+
+
 @through_double("sinpi")
 def _sinpi(x: Number) -> Number:
-    turns = x - FUNCTIONS["rint"](x * 0.5) * 2.0
-    return x.where(x.compare("oeq", 0.0), _zero_at_whole(_sine_of_quadrant(turns * math.pi, False, 0), turns, x))
+    whole = FUNCTIONS["rint"](x).compare("oeq", x)
+    return (x.constant(0.0).sign_of(x)).where(whole, _sine_of_turns(x, 0))
 
 
 @through_double("cospi")
 def _cospi(x: Number) -> Number:
-    turns = abs(x - FUNCTIONS["rint"](x * 0.5) * 2.0)
-    result = _sine_of_quadrant(turns * math.pi, False, 1)
-    return x.constant(0.0).where(turns.compare("oeq", 0.5), x.constant(0.0).where(turns.compare("oeq", 1.5), result))
-
-
-def _zero_at_whole(result: Number, turns: Number, x: Number) -> Number:
-    """sin(pi n) is exactly zero."""
-    whole = FUNCTIONS["rint"](turns).compare("oeq", turns)
-    return (x.constant(0.0).sign_of(x)).where(whole, result)
+    result = _sine_of_turns(x, 1)
+    return x.constant(0.0).where(result.compare("oeq", 0.0), result)
 
 
 # (atan(x) / x - 1) / x**2 and (asin(x) / x - 1) / x**2 in x**2
@@ -676,17 +694,17 @@ def _atanh(x: Number) -> Number:
 
 # Error function -------------------------------------------------------------------------------------------------------
 
-# erf(x) / x - 1 in x**2, for |x| < 0.93 and |x| < 1
-ERF_SMALL_SINGLE = (0.128379151, -0.376124859, 0.112817094, -0.0267623495, 0.00498647708, -0.00059549039)
+# erf(x) / x - 1 in x**2, for |x| < 0.7 and |x| < 1
+ERF_SMALL_SINGLE = (0.128379124, -0.376122053, 0.112768033, -0.0264671455, 0.00427336081)
 ERF_SMALL_DOUBLE = (
     0.1283791670955126, -0.37612638903183754, 0.1128379167095512, -0.02686617064512984, 0.0052239776254232985,
     -0.000854832702193483, 0.00012055332902888736, -1.4925647567519332e-05, 1.6462045441468418e-06,
     -1.6364642158167616e-07, 1.4792401209404813e-08, -1.216456005728345e-09, 8.709045129053106e-11,
     -4.230945824295338e-12,
 )  # fmt: skip
-# log(erfc(t)) / t + 1, for t from 0.92 to 4
+# log2(erfc(t)), for t from 0.7 to 4
 ERF_LARGE_SINGLE = (
-    -0.128671587, -0.635004282, -0.106561288, 0.0241025351, -0.00382712274, 0.000372707495, -1.65397796e-05,
+    -4.20412995e-06, -1.62810939, -0.917092853, -0.151946401, 0.0330825446, -0.00465752515, 0.00031112687,
 )  # fmt: skip
 # exp(t**2) erfc(t) (1 + 2 t) in (t - 4) / (t + 4), for t >= 0
 ERFCX = (
@@ -706,8 +724,8 @@ def _erf(x: Number) -> Number:
     if x.single:
         near = x.fma(square.polynomial(ERF_SMALL_SINGLE), x)
         t = size.constant(4.0).where(size.compare("ogt", 4.0), size)
-        far = 1.0 - FUNCTIONS["exp"](t.fma(t.polynomial(ERF_LARGE_SINGLE), -t))
-        return near.where(size.compare("olt", 0.925), far.sign_of(x))
+        far = 1.0 - _exp2_single(t.polynomial(ERF_LARGE_SINGLE))
+        return near.where(size.compare("olt", 0.7), far.sign_of(x))
     near = x.fma(square.polynomial(ERF_SMALL_DOUBLE), x)
     far = (1.0 - _erfc_positive(size)).sign_of(x)
     return near.where(size.compare("olt", 1.0), far)

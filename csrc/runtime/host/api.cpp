@@ -3,10 +3,12 @@
 #include <memory>
 #include <string>
 
+#include "capture.h"
 #include "copy.h"
 #include "driver.h"
 #include "error.h"
 #include "event.h"
+#include "graph.h"
 #include "kernel.h"
 #include "properties.h"
 #include "tracer.h"
@@ -31,6 +33,15 @@ Stream& checked(mtia_stream handle) {
 }
 Event& checked(mtia_event handle) {
   return *require(event_of(handle), "the event");
+}
+
+// For calls about the time at which work is done: what is recorded has none.
+Stream& not_captured(mtia_stream handle, const char* function) {
+  Stream& stream = checked(handle);
+  if (stream.is_captured() && !stream.runs_on_this_thread()) {
+    throw Failure(MTIA_ERROR_NOT_SUPPORTED, std::string(function) + ": the stream is being captured in a graph");
+  }
+  return stream;
 }
 
 mtia_status finished(bool done) {
@@ -148,12 +159,12 @@ mtia_status stream_destroy(mtia_stream stream) {
 }
 
 mtia_status stream_query(mtia_stream stream) {
-  return serve([&](Driver&) { return finished(checked(stream).is_idle()); });
+  return serve([&](Driver&) { return finished(not_captured(stream, "stream_query").is_idle()); });
 }
 
 mtia_status stream_synchronize(mtia_stream stream) {
   return serve([&](Driver&) {
-    checked(stream).wait_until_idle();
+    not_captured(stream, "stream_synchronize").wait_until_idle();
     const auto failure = checked(stream).take_failure();
     return failure ? Stream::report(*failure) : MTIA_SUCCESS;
   });
@@ -217,6 +228,103 @@ mtia_status event_elapsed_time(mtia_event start, mtia_event end, double* millise
   });
 }
 
+// Graphs --------------------------------------------------------------------------------------------------------------
+
+GraphHandle& checked(mtia_graph handle) {
+  return *require(graph_of(handle), "the graph");
+}
+GraphExecHandle& checked(mtia_graph_exec handle) {
+  return *require(graph_exec_of(handle), "the executable graph");
+}
+
+mtia_status stream_begin_capture(mtia_stream stream) {
+  return serve([&](Driver&) {
+    Capture::begin(checked(stream));
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status stream_end_capture(mtia_stream stream, mtia_graph* graph) {
+  return serve([&](Driver&) {
+    auto handle = std::make_unique<GraphHandle>();
+    handle->graph = Capture::end(checked(stream));
+    *require(graph, "graph") = handle_of(handle.release());
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status stream_capture_id(mtia_stream stream, uint64_t* capture) {
+  return serve([&](Driver&) {
+    const auto found = checked(stream).capture();
+    *require(capture, "capture") = found != nullptr ? found->id() : 0;
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status graph_num_nodes(mtia_graph graph, uint32_t* count) {
+  return serve([&](Driver&) {
+    *require(count, "count") = checked(graph).graph->size();
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status graph_node(mtia_graph handle, uint32_t index, mtia_graph_node* description) {
+  return serve([&](Driver&) {
+    const Graph& graph = *checked(handle).graph;
+    if (require(description, "node")->struct_size < sizeof(mtia_graph_node)) {
+      throw Failure(MTIA_ERROR_INVALID_VALUE, "mtia_graph_node is shorter than in ABI version 1");
+    }
+    if (index >= graph.size()) {
+      throw Failure(MTIA_ERROR_INVALID_VALUE, "graph_node: the graph has " + std::to_string(graph.size()) +
+                                                  " nodes, there is none with index " + std::to_string(index));
+    }
+    const Graph::Node& node = graph.node(index);
+    const auto dependencies = graph.dependencies(node);
+    description->device = node.stream->device().index();
+    description->name = node.work.name;
+    description->stream_tag = node.stream->tag();
+    description->cost = node.work.cost;
+    description->dependencies = dependencies.data();
+    description->num_dependencies = static_cast<uint32_t>(dependencies.size());
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status graph_destroy(mtia_graph graph) {
+  return serve([&](Driver&) {
+    const std::unique_ptr<GraphHandle> owner(&checked(graph));
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status graph_instantiate(mtia_graph graph, mtia_graph_exec* exec) {
+  return serve([&](Driver&) {
+    require(exec, "exec");
+    auto handle = std::make_unique<GraphExecHandle>();
+    handle->exec = std::make_shared<GraphExec>(checked(graph).graph);
+    *exec = handle_of(handle.release());
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status graph_launch(mtia_graph_exec exec, mtia_stream stream, const mtia_graph_parameters* parameters) {
+  return serve([&](Driver&) {
+    if (parameters != nullptr && parameters->size != 0) {
+      require(parameters->to, "parameters->to");
+      require(parameters->from, "parameters->from");
+    }
+    return checked(exec).exec->launch(checked(stream), parameters);
+  });
+}
+
+mtia_status graph_exec_destroy(mtia_graph_exec exec) {
+  return serve([&](Driver&) {
+    const std::unique_ptr<GraphExecHandle> owner(&checked(exec));
+    owner->exec->wait_for_launches();
+    return MTIA_SUCCESS;
+  });
+}
+
 // Tracing -------------------------------------------------------------------------------------------------------------
 
 mtia_status set_tracer(const mtia_tracer* tracer) {
@@ -275,8 +383,8 @@ constexpr mtia_runtime_api make_table() {
   mtia_runtime_api api{};
   api.struct_size = sizeof(mtia_runtime_api);
   api.abi_version = MTIA_RUNTIME_ABI_VERSION;
-  api.capabilities =
-      MTIA_CAPABILITY_HOST_VIEW | MTIA_CAPABILITY_KERNELS | MTIA_CAPABILITY_RARE_FUNCTIONS | MTIA_CAPABILITY_TRACING;
+  api.capabilities = MTIA_CAPABILITY_HOST_VIEW | MTIA_CAPABILITY_KERNELS | MTIA_CAPABILITY_GRAPHS |
+                     MTIA_CAPABILITY_RARE_FUNCTIONS | MTIA_CAPABILITY_TRACING;
   api.name = "host";
   api.version = "1.0";
   api.last_error_message = last_error_message;
@@ -304,6 +412,15 @@ constexpr mtia_runtime_api make_table() {
   api.event_query = event_query;
   api.event_synchronize = event_synchronize;
   api.event_elapsed_time = event_elapsed_time;
+  api.stream_begin_capture = stream_begin_capture;
+  api.stream_end_capture = stream_end_capture;
+  api.stream_capture_id = stream_capture_id;
+  api.graph_num_nodes = graph_num_nodes;
+  api.graph_node = graph_node;
+  api.graph_destroy = graph_destroy;
+  api.graph_instantiate = graph_instantiate;
+  api.graph_launch = graph_launch;
+  api.graph_exec_destroy = graph_exec_destroy;
   api.set_tracer = set_tracer;
   api.module_load = module_load;
   api.module_unload = module_unload;

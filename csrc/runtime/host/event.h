@@ -4,7 +4,8 @@
 // Each record of an event on a busy stream is an object of its own, shared by the event, the marker in the stream's
 // queue and everybody who waits for it. Recording again gives the event another one. So who waits, waits for the record
 // that was the last when he asked, in whichever order records on different streams complete, and an event may be
-// destroyed at any time. On an idle stream a record is complete at once and needs no object.
+// destroyed at any time. On an idle stream a record is complete at once and needs no object. In a capture a record is a
+// point in the graph.
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,7 @@
 #include <mutex>
 
 #include "../mtia_runtime.h"
+#include "capture.h"
 #include "stream.h"
 
 namespace torch_mtia::runtime::host {
@@ -42,10 +44,11 @@ class Event {
   explicit Event(bool timing) : timing_(timing) {}
 
   void record(Stream& stream);
+  // These throw Failure as the functions of the driver say.
   bool is_complete() const;
-  void wait() const;                                  // blocks the calling thread
-  void delay(Stream& stream) const;                   // makes later work of the stream wait
-  double milliseconds_until(const Event& end) const;  // throws Failure as event_elapsed_time says
+  void wait() const;                 // blocks the calling thread
+  void delay(Stream& stream) const;  // makes later work of the stream wait
+  double milliseconds_until(const Event& end) const;
 
  private:
   // The last record. Complete without an object: at `time_ns`.
@@ -53,8 +56,11 @@ class Event {
     bool exists = false;
     int64_t time_ns = 0;
     std::shared_ptr<Record> pending;
+    std::shared_ptr<Capture> capture;  // in which it stands for `tail`; null: in none
+    Tail tail;
   };
   Last last() const;
+  Last last_outside_captures(const char* function) const;
   int64_t completion_time() const;
 
   const bool timing_;

@@ -1,18 +1,15 @@
 #include "queue_slot.h"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
+
+#include "work.h"
 
 namespace torch_mtia::runtime::host {
 
 void QueueSlot::fill(const mtia_work& source) noexcept {
   void* block = this + 1;
-  if (source.relocate != nullptr) {
-    source.relocate(block, source.args);
-  } else if (source.args_size != 0) {
-    std::memcpy(block, source.args, source.args_size);
-  }
+  move_arguments(block, source);
   work = source;
   work.args = block;
 }

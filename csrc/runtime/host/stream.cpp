@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
+#include "capture.h"
 #include "device.h"
 #include "error.h"
 #include "process.h"
@@ -41,8 +43,22 @@ void Stream::enqueue(const mtia_work& work) {
 }
 
 mtia_status Stream::launch(const mtia_work& work) {
+  if (is_captured()) [[unlikely]] {
+    // What an earlier item of the stream launches belongs to that item.
+    const auto capture = this->capture();
+    if (capture != nullptr && !runs_on_this_thread()) return capture->record(*this, work);
+  }
   if (const mtia_tracer* tracer = current_tracer.load(std::memory_order_acquire)) [[unlikely]] {
     return submit_traced(*tracer, tag_, work, [this](const mtia_work& item) { return launch_untraced(item); });
+  }
+  return launch_untraced(work);
+}
+
+mtia_status Stream::launch_graph(const mtia_work& work) {
+  if (is_captured()) {
+    throw Failure(MTIA_ERROR_NOT_SUPPORTED,
+                  "graph_launch: the stream is being captured, and a graph cannot contain "
+                  "the launch of another one");
   }
   return launch_untraced(work);
 }
@@ -80,19 +96,45 @@ mtia_status Stream::launch_nested(const mtia_work& work, const Frame& frame) {
   return MTIA_SUCCESS;
 }
 
-std::optional<WorkFailure> Stream::run(const mtia_work& work, int32_t num_threads) noexcept {
+template <typename Run>
+inline std::optional<WorkFailure> Stream::run_in_frame(const mtia_work& work, int32_t num_threads, Run&& run) noexcept {
   Frame frame;
   frame.stream = this;
   frame.num_threads = num_threads;
   frame.outer = innermost_frame;
   frame.explanation[0] = '\0';
   innermost_frame = &frame;
-  const mtia_work_context context{device_.index(), num_threads, tag_};
-  const mtia_status status = work.run(work.args, &context);
+  const mtia_status status = run();
   innermost_frame = frame.outer;
   if (status == MTIA_SUCCESS) [[likely]]
     return std::nullopt;
   return frame.explanation[0] != '\0' ? frame.explanation : describe_failure(work, status);
+}
+
+std::optional<WorkFailure> Stream::run(const mtia_work& work, int32_t num_threads) noexcept {
+  const mtia_work_context context{device_.index(), num_threads, tag_};
+  return run_in_frame(work, num_threads, [&] { return work.run(work.args, &context); });
+}
+
+void Stream::run_node(const mtia_work& work, int32_t device, int32_t num_threads, uint64_t trace_id) noexcept {
+  const mtia_work_context context{device, num_threads, tag_};
+  const auto failure = run_in_frame(work, num_threads, [&] {
+    return trace_id == 0 ? work.run(work.args, &context) : run_traced(work, context, trace_id);
+  });
+  if (failure) [[unlikely]]
+    keep(*failure);
+}
+
+std::shared_ptr<Capture> Stream::capture() const {
+  if (!is_captured()) return nullptr;
+  const std::lock_guard lock(capture_mutex_);
+  return capture_;
+}
+
+void Stream::set_capture(std::shared_ptr<Capture> capture) {
+  const std::lock_guard lock(capture_mutex_);
+  capture_ = std::move(capture);
+  is_captured_.store(capture_ != nullptr, std::memory_order_release);
 }
 
 WorkFailure Stream::describe_failure(const mtia_work& work, mtia_status status) const noexcept {

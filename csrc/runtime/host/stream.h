@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 
 namespace torch_mtia::runtime::host {
 
+class Capture;
 class Device;
 
 // The one measure of small and large: work that is estimated to take no longer may run on the thread that launches it,
@@ -30,12 +32,24 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  // Runs the item now or queues it: see Note [Who runs an item]. Returns MTIA_SUCCESS; with launch blocking, returns
-  // when the item is done, and MTIA_ERROR_LAUNCH_FAILED if it failed. Throws when the item cannot be queued.
+  // Runs the item now or queues it: see Note [Who runs an item]; records it while the stream is captured. Returns
+  // MTIA_SUCCESS; with launch blocking, returns when the item is done, and MTIA_ERROR_LAUNCH_FAILED if it failed.
+  // Throws when the item cannot be queued.
   mtia_status launch(const mtia_work& work);
+  // The same for an item that reports to the tracer itself. Throws too if the stream is captured.
+  mtia_status launch_graph(const mtia_work& work);
 
-  // Queues the item whatever its size and returns, also with launch blocking.
+  // Queues the item whatever its size and returns, also with launch blocking and in a capture.
   void enqueue(const mtia_work& work);
+  void enqueue_untraced(const mtia_work& work) { executor_.push(work); }
+
+  // Runs a node of a graph that was launched in this stream, on any thread. `trace_id`: 0, or the tracer's.
+  void run_node(const mtia_work& work, int32_t device, int32_t num_threads, uint64_t trace_id) noexcept;
+
+  // What the stream is recorded in; null: it is not captured.
+  std::shared_ptr<Capture> capture() const;
+  void set_capture(std::shared_ptr<Capture> capture);
+  bool is_captured() const noexcept { return is_captured_.load(std::memory_order_acquire); }
 
   bool is_idle() const noexcept { return executor_.is_idle(); }
 
@@ -62,7 +76,9 @@ class Stream {
   void reuse(int32_t priority, void* tag) noexcept;
 
   Device& device() const { return device_; }
+  int32_t index() const { return index_; }
   int32_t priority() const { return priority_; }
+  void* tag() const { return tag_; }
 
  private:
   // The items that the thread is inside of, innermost first.
@@ -78,6 +94,8 @@ class Stream {
   mtia_status launch_nested(const mtia_work& work, const Frame& frame);
   // What is returned is empty if all went well.
   std::optional<WorkFailure> run(const mtia_work& work, int32_t num_threads) noexcept;
+  template <typename Run>
+  std::optional<WorkFailure> run_in_frame(const mtia_work& work, int32_t num_threads, Run&& run) noexcept;
   void run_on_executor(const mtia_work& work) noexcept;
   WorkFailure describe_failure(const mtia_work& work, mtia_status status) const noexcept;
   void keep(const WorkFailure& failure) noexcept;
@@ -90,6 +108,10 @@ class Stream {
   int32_t priority_;
   void* tag_;
   Executor executor_;
+
+  std::atomic<bool> is_captured_{false};
+  mutable std::mutex capture_mutex_;
+  std::shared_ptr<Capture> capture_;
 
   std::atomic<bool> has_failure_{false};
   std::mutex failure_mutex_;

@@ -8,14 +8,29 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <new>
 
 #include "../mtia_runtime.h"
+#include "work.h"
 
 namespace torch_mtia::runtime::host {
 
 inline constinit std::atomic<const mtia_tracer*> current_tracer{nullptr};
+
+inline int64_t epoch_ns() noexcept {
+  timespec time{};
+  clock_gettime(CLOCK_REALTIME, &time);
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+// Runs the item and tells the tracer, if there still is one.
+inline mtia_status run_traced(const mtia_work& item, const mtia_work_context& context, uint64_t trace_id) {
+  const int64_t start = epoch_ns();
+  const mtia_status status = item.run(item.args, &context);
+  const int64_t end = epoch_ns();
+  if (const mtia_tracer* tracer = current_tracer.load(std::memory_order_acquire)) tracer->ran(trace_id, start, end);
+  return status;
+}
 
 // An item whose runs the tracer hears of. Submit `work()` in place of the original while this object lives.
 class alignas(16) TracedWork {
@@ -34,21 +49,9 @@ class alignas(16) TracedWork {
   }
 
  private:
-  static int64_t epoch_ns() noexcept {
-    timespec time{};
-    clock_gettime(CLOCK_REALTIME, &time);
-    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-  }
-
   static mtia_status run(void* args, const mtia_work_context* context) noexcept {
     const auto& self = *static_cast<const TracedWork*>(args);
-    const int64_t start = epoch_ns();
-    const mtia_status status = self.original_.run(self.original_.args, context);
-    const int64_t end = epoch_ns();
-    if (const mtia_tracer* tracer = current_tracer.load(std::memory_order_acquire)) {
-      tracer->ran(self.trace_id_, start, end);
-    }
-    return status;
+    return run_traced(self.original_, *context, self.trace_id_);
   }
 
   // A copy has the original's argument block right behind it.
@@ -56,11 +59,7 @@ class alignas(16) TracedWork {
     auto* copy = ::new (to) TracedWork(*static_cast<const TracedWork*>(from));
     mtia_work& item = copy->original_;
     void* block = copy + 1;
-    if (item.relocate != nullptr) {
-      item.relocate(block, item.args);
-    } else if (item.args_size != 0) {
-      std::memcpy(block, item.args, item.args_size);
-    }
+    move_arguments(block, item);
     item.args = block;
   }
   static void destroy(void* args) noexcept {

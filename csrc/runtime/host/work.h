@@ -1,7 +1,8 @@
-// The driver's own work items: markers, waits, copies and fills, written as callables.
+// Work items: how their argument blocks move, and how the driver writes its own (markers, waits, copies and fills).
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -9,6 +10,15 @@
 #include "../mtia_runtime.h"
 
 namespace torch_mtia::runtime::host {
+
+// Moves the argument block of an item to `to`, which has room for it.
+inline void move_arguments(void* to, const mtia_work& work) noexcept {
+  if (work.relocate != nullptr) {
+    work.relocate(to, work.args);
+  } else if (work.args_size != 0) {
+    std::memcpy(to, work.args, work.args_size);
+  }
+}
 
 // The argument block of a callable void(const mtia_work_context&) noexcept. Never fails.
 template <typename Callable>

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from torch_mtia.triton.emit.elementwise import constant_value, pointee_size
 from torch_mtia.triton.emit.kernel import KernelEmitter, Scope
-from torch_mtia.triton.emit.nest import Buffer, Strip, read_buffer, write_buffer
+from torch_mtia.triton.emit.nest import Buffer, Strip, innermost_first, read_buffer, write_buffer
 from torch_mtia.triton.emit.registry import ELEMENTWISE, Unsupported, statement
+from torch_mtia.triton.emit.strides import dimension_votes
 from torch_mtia.triton.floats import llvm_element
 from torch_mtia.triton.lanes import Lane
 from torch_mtia.triton.llvm import Phi, Value, integer
@@ -92,9 +93,14 @@ def copy_buffer(em: KernelEmitter, source: Buffer, target: Buffer) -> None:
     em.loop_over(target.shape, dim, body)
 
 
-def _new_buffer_for(em: KernelEmitter, value: Tensor) -> Buffer:
-    assert value.type.shape is not None
-    return em.new_buffer(value.type.shape, value.type.element)
+def _new_buffer_for(em: KernelEmitter, value: Tensor, computed: Tensor | None = None) -> Buffer:
+    """A buffer for `value`, in the order in which `computed`, which is put there, is best evaluated."""
+    shape = value.type.shape
+    assert shape is not None
+    strides = None
+    if computed is not None and any(dimension_votes(em, [computed], shape)):
+        strides = innermost_first(shape, em.choose_dim([computed], shape))
+    return em.new_buffer(shape, value.type.element, strides)
 
 
 # Loops ----------------------------------------------------------------------------------------------------------------
@@ -155,7 +161,7 @@ def _carry(
             if argument.type.element in ("ptr", "i32", "i64") and _step_of(argument, following) is not None:
                 pass  # a distance; its phi comes with the loop's head
             else:
-                item.buffer = _new_buffer_for(em, argument)
+                item.buffer = _new_buffer_for(em, argument, following)
         carried.append(item)
     tensors = [item for item in carried if item.buffer is not None]
     assign(em, op, [item.initial for item in tensors], [item.buffer for item in tensors if item.buffer is not None])
@@ -315,7 +321,12 @@ def _while(em: KernelEmitter, op: Op) -> None:
 @statement("scf.if")
 def _if(em: KernelEmitter, op: Op) -> None:
     b = em.b
-    targets = {result: _new_buffer_for(em, result) for result in op.results if not _is_scalar(result)}
+    yielded = _single_block(op.regions[0], op).terminator.operands
+    targets = {
+        result: _new_buffer_for(em, result, value)
+        for result, value in zip(op.results, yielded, strict=True)
+        if not _is_scalar(result)
+    }
     has_else = len(op.regions) > 1
     yes, no, done = b.label("then"), b.label("else"), b.label("endif")
     b.branch(em.scalar(op.operands[0]).value, yes, no if has_else else done)

@@ -7,10 +7,13 @@ operands are widened to f32 while they are packed, so every product is exact bef
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from torch_mtia.triton import floats
+from torch_mtia.triton.emit.control import assign
 from torch_mtia.triton.emit.kernel import KernelEmitter
-from torch_mtia.triton.emit.nest import Buffer, Strip, read_buffer, write_buffer
+from torch_mtia.triton.emit.nest import Buffer, Strip, read_buffer, row_major, write_buffer
+from torch_mtia.triton.emit.overlap import is_linear
 from torch_mtia.triton.emit.registry import Unsupported, statement
 from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Value, integer, vector_type, zero
@@ -46,24 +49,35 @@ def _dot(em: KernelEmitter, op: Op) -> None:
     left, right, initial = op.operands
     element = compute_element(op)
     assert left.type.shape is not None
-    packed_left = pack(em, op, left, element)
-    packed_right = pack(em, op, right, element)
-    add_product(em, op, packed_left, packed_right, initial, left.type.shape[-1], element)
+    one_by_one = left if _reads_directly(em, left, element) else pack(em, op, left, element)
+    add_product(em, op, one_by_one, pack(em, op, right, element), initial, left.type.shape[-1], element)
+
+
+def _reads_directly(em: KernelEmitter, value: Tensor, element: str) -> bool:
+    """Whether the elements of the left operand are as easy to read where they are as in a buffer."""
+    if value.type.element != element or value in em.buffers or em.check_bounds or len(value.type.shape or ()) > 3:
+        return False
+    op = value.op
+    return op is not None and op.name == "tt.load" and len(op.operands) == 1 and is_linear(op.operands[0])
 
 
 def add_product(
-    em: KernelEmitter, op: Op, left: Buffer, right: Buffer, initial: Tensor, inner: int, element: str
+    em: KernelEmitter, op: Op, left: Buffer | Tensor, right: Buffer, initial: Tensor, inner: int, element: str
 ) -> None:
-    """The result of `op`: initial + left @ right, computed in `element`."""
+    """The result of `op`: initial + left @ right, computed in `element`. A left operand that is not in a buffer is read
+    where it is needed."""
     (result,) = op.results
     shape = result.type.shape
     assert shape is not None
     starts_at_zero = _is_zero(initial)
     direct = result.type.element == element
-    target = em.destination(result) if direct else em.new_buffer(shape, element)
+    target = em.destination(result, after_reading=True) if direct else em.new_buffer(shape, element)
+    operands = {buffer.root for buffer in (left, right) if isinstance(buffer, Buffer)}
+    if not target.row_major() or target.root in operands:
+        target = em.destination(result, row_major(shape))
     if not starts_at_zero and em.buffers.get(initial) is not target:
         if direct:
-            em.materialize([initial], op, [target])
+            assign(em, op, [initial], [target])
         else:
             _pack_into(em, op, initial, target)
     multiply(em, left, right, target, inner, starts_at_zero)
@@ -126,7 +140,9 @@ def _convert(em: KernelEmitter, source: Buffer, target: Buffer) -> None:
     em.loop_over(target.shape, len(target.shape) - 1, body)
 
 
-def multiply(em: KernelEmitter, left: Buffer, right: Buffer, target: Buffer, inner: int, from_zero: bool) -> None:
+def multiply(
+    em: KernelEmitter, left: Buffer | Tensor, right: Buffer, target: Buffer, inner: int, from_zero: bool
+) -> None:
     """target += left @ right (or =, from zero), for every matrix of the batch."""
     b = em.b
     *batch, m, n = target.shape
@@ -139,12 +155,10 @@ def multiply(em: KernelEmitter, left: Buffer, right: Buffer, target: Buffer, inn
         count *= size
     start = len(b.lines)
     with b.loop(0, count, 1) as number:
-        matrices = [
-            _matrix(em, buffer, number, rows * across)
-            for buffer, rows, across in ((left, m, inner), (right, inner, n), (target, m, n))
-        ]
+        matrices = [_matrix(em, buffer, number, rows * n) for buffer, rows in ((right, inner), (target, m))]
+        element = _left_element(em, left, batch, number, m * inner, inner)
         with b.loop(0, n, width * tile.vectors) as column, b.loop(0, m, tile.rows) as row:
-            _register_kernel(em, matrices, (row, column), (m, n, inner), tile, width, memory, from_zero)
+            _register_kernel(em, element, matrices, (row, column), (n, inner), tile, width, memory, from_zero)
     em.cost += (len(b.lines) - start) * em.trips * count * inner * (m // tile.rows) * (columns // tile.vectors)
 
 
@@ -153,20 +167,42 @@ def _matrix(em: KernelEmitter, buffer: Buffer, number: Value, elements: int) -> 
     return em.b.element_address(buffer.address, buffer.memory_type, offset)
 
 
+def _left_element(
+    em: KernelEmitter, left: Buffer | Tensor, batch: list[int], number: Value, elements: int, inner: int
+) -> Callable[[Value, Value], Value]:
+    """What gives the element at (row, column) of one matrix of the left operand."""
+    b = em.b
+    if isinstance(left, Buffer):
+        matrix, memory = _matrix(em, left, number, elements), left.memory_type
+
+        def packed(row: Value, column: Value) -> Value:
+            place = b.add(b.mul(b.sext(row, "i64"), integer(inner, "i64")), b.sext(column, "i64"))
+            return b.load(memory, b.element_address(matrix, memory, place), left.size)
+
+        return packed
+    outer = [] if not batch else [Lane(number)]
+
+    def in_place(row: Value, column: Value) -> Value:
+        return Strip(em, (*outer, Lane(row), Lane(column)), 0).value(left).value
+
+    return in_place
+
+
 def _register_kernel(
     em: KernelEmitter,
+    left: Callable[[Value, Value], Value],
     matrices: list[Value],
     corner: tuple[Value, Value],
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, int],
     tile: _Tile,
     width: int,
     memory: str,
     from_zero: bool,
 ) -> None:
     b = em.b
-    left, right, target = matrices
+    right, target = matrices
     row, column = (b.sext(value, "i64") for value in corner)
-    _, n, inner = sizes
+    n, inner = sizes
     type = vector_type(width, memory) if width > 1 else memory
     size = {"float": 4, "double": 8}.get(memory) or int(memory[1:]) // 8
 
@@ -185,8 +221,7 @@ def _register_kernel(
     ]
     following = []
     for r in range(tile.rows):
-        place = b.add(b.mul(b.add(row, integer(r, "i64")), integer(inner, "i64")), k)
-        one = b.load(memory, b.element_address(left, memory, place), size)
+        one = left(b.add(corner[0], integer(r, "i32")), loop.counter)
         factor = b.splat(one, width) if width > 1 else one
         for v in range(tile.vectors):
             held = loop.carried[r * tile.vectors + v]

@@ -259,8 +259,9 @@ def extreme(b: Builder, name: str, left: Value, right: Value) -> Value:
     predicate, propagates = _FLOAT_EXTREMES[name]
     larger = predicate == "ogt"
     if not propagates:
-        # x86's maximum gives its second operand if one is NaN, so only that operand needs a look.
-        chosen = b.select(b.fcmp(predicate, left, right), left, right)
+        # x86's maximum gives its second operand if one is NaN, so only that operand needs a look. Without the fence,
+        # LLVM would make one selection of the two, and would not see a maximum any more.
+        chosen = b.unary_intrinsic("arithmetic.fence", b.select(b.fcmp(predicate, left, right), left, right))
         return b.select(b.fcmp("uno", right, right), left, chosen)
     bits = b.bitcast(left, f"i{bits_of(element_of(left))}"), b.bitcast(right, f"i{bits_of(element_of(left))}")
     chosen = b.select(b.fcmp(predicate, left, right), left, right)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch_mtia.triton.emit.bounds import check_assertion
+from torch_mtia.triton.emit.masks import limits
 from torch_mtia.triton.emit.nest import (
     ZERO,
     Buffer,
@@ -32,6 +33,7 @@ from torch_mtia.triton.ttir import Block, Function, Module, Op, Region
 from torch_mtia.triton.ttir import Value as Tensor
 
 DEAR = 10  # simple instructions a lane, from which a value that is needed again is kept
+RELOAD = 4  # of reading a strip of neighbours from memory again
 STACK_LIMIT = 16 << 10  # bytes of one buffer
 STACK_TOTAL = 48 << 10
 
@@ -56,6 +58,7 @@ class KernelEmitter:
         # Tensors carried by a loop that only ever moves them by a scalar: where they start, and how far they are.
         self.advanced: dict[Tensor, tuple[Tensor, Value]] = {}
         self.strides = StrideAnalysis(self)
+        self.streams = False  # whether stores pass by the caches, see memory.py
         self.scratch_size = 0
         self.stack_size = 0
         self.cost = 0.0  # of one program, in lane instructions
@@ -271,7 +274,9 @@ class KernelEmitter:
             self.materialize([early], op)
         saves: list[Tensor] = []
         kept: set[Tensor] = set()
-        costs: dict[Tensor, int] = {}
+        # Reading neighbours once more takes no longer from where they are than from a buffer; and what is the same for
+        # a whole strip would no longer be known to be.
+        costs = {value: RELOAD for value in order if self.is_plain_load(value)}
         for value in reversed(order):  # users before what they use
             if value.block_of() is not op.block or value in kept or self.cost_of(value, costs) < DEAR:
                 continue
@@ -279,6 +284,13 @@ class KernelEmitter:
                 saves.append(value)
                 kept.add(value)
         return saves
+
+    def is_plain_load(self, value: Tensor) -> bool:
+        """Whether a value is a load of neighbours, or of one element, as far as strides tell."""
+        if value.op is None or value.op.name != "tt.load":
+            return False
+        strides = self.strides.strides(value.op.operands[0])
+        return element_size(value.type.element) in strides or not any(stride != 0 for stride in strides)
 
     def needed_again(self, value: Tensor, op: Op, kept: set[Tensor]) -> bool:
         memo = dict.fromkeys(kept, False)
@@ -331,13 +343,17 @@ class KernelEmitter:
         *,
         dim: int | None = None,
         width: int | None = None,
+        mask: Tensor | None = None,
     ) -> None:
-        """Loops over `shape` in strips along `dim`, and emits `body` for a strip."""
+        """Loops over `shape` in strips along `dim`, and emits `body` for a strip. Where `mask` is false, `body` does
+        nothing."""
         saves = self.prepare(op, roots, shape)
+        ends = limits(self, mask, shape, saves) if mask is not None else {}
         if dim is None:
             dim = self.choose_dim(roots, shape)
+        self.transpose_loads(roots, shape, dim)
         buffers = {value: self.save_buffer(value, dim) for value in saves}
-        self.loop_over(shape, dim, body, buffers, width, roots)
+        self.loop_over(shape, dim, body, buffers, width, roots, ends)
         self.buffers.update(buffers)
 
     def save_buffer(self, value: Tensor, dim: int) -> Buffer:
@@ -360,7 +376,9 @@ class KernelEmitter:
         saves: dict[Tensor, Buffer] | None = None,
         width: int | None = None,
         roots: Sequence[Tensor] = (),
+        ends: Mapping[int, Value] | None = None,
     ) -> None:
+        ends = ends or {}
         width = min(self.width if width is None else width, shape[dim])
         index: list[Lane | None] = [None] * len(shape)
         trips = 1
@@ -370,9 +388,9 @@ class KernelEmitter:
         with contextlib.ExitStack() as stack, self.repeated(trips):
             for d in range(len(shape)):
                 if d != dim:
-                    index[d] = Lane(stack.enter_context(self.b.loop(0, shape[d], 1)))
+                    index[d] = Lane(stack.enter_context(self.b.loop(0, shape[d], 1, ends.get(d))))
             outer = self.hoist(roots, shape, dim, index, lanes)
-            index[dim] = Lane(stack.enter_context(self.b.loop(0, shape[dim], width)), 1 if lanes else 0)
+            index[dim] = Lane(stack.enter_context(self.b.loop(0, shape[dim], width, ends.get(dim))), 1 if lanes else 0)
             start = len(self.b.lines)
             body(Strip(self, _complete(index), lanes, saves, outer))
             self.cost += (len(self.b.lines) - start) * self.trips
@@ -451,7 +469,12 @@ class KernelEmitter:
                 for lane, (_, buffer) in zip(lanes, written, strict=True):
                     write_buffer(self.b, buffer, strip.index, lane, strip.width)
 
-            self.loop_over(shape, dim, body, buffers, roots=roots)
+            (value, target), *others = written
+            across = target.strides.index(1) if 1 in target.strides else dim
+            if not others and not saves and self.is_square(value, dim, across):
+                self.transpose_into(value, target, dim, across)
+            else:
+                self.loop_over(shape, dim, body, buffers, roots=roots)
             self.buffers.update(buffers)
             for (value, buffer), (_, target) in zip(written, work, strict=True):
                 if target is None:
@@ -459,6 +482,49 @@ class KernelEmitter:
         return [
             self.buffers[value] if target is None else target for value, target in zip(values, targets, strict=True)
         ]
+
+    def transpose_loads(self, roots: Sequence[Tensor], shape: tuple[int, ...], dim: int) -> None:
+        """Reads, before the nest and in squares, what lies side by side along another dimension than its strips."""
+        order, at_index = self.reach(roots, shape)
+        for value in order:
+            if value.op is None or value.op.name != "tt.load" or not at_index[value]:
+                continue
+            strides = self.strides.strides(value.op.operands[0])
+            size = element_size(value.type.element)
+            along = next((d for d, stride in enumerate(strides) if stride == size and shape[d] > 1), dim)
+            if strides[dim] not in (0, size) and self.is_square(value, along, dim):
+                buffer = self.save_buffer(value, dim)
+                self.transpose_into(value, buffer, along, dim)
+                self.buffers[value] = buffer
+
+    def is_square(self, value: Tensor, along: int, across: int) -> bool:
+        """Whether a tensor can be transposed in registers."""
+        shape = value.type.shape
+        assert shape is not None
+        return along != across and min(shape[along], shape[across]) >= self.width and value.type.element != "i1"
+
+    def transpose_into(self, value: Tensor, buffer: Buffer, along: int, across: int) -> None:
+        """Evaluates a tensor in strips along one dimension, and writes it to a buffer in strips along another."""
+        shape = buffer.shape
+        index: list[Lane | None] = [None] * len(shape)
+        start = len(self.b.lines)
+        with contextlib.ExitStack() as stack, self.repeated(value.type.numel // self.width**2):
+            for d in range(len(shape)):
+                step = self.width if d in (along, across) else 1
+                index[d] = Lane(stack.enter_context(self.b.loop(0, shape[d], step)))
+            corner = _complete(index)
+
+            def place(varying: int, other: int, number: int) -> Index:
+                moved = list(corner)
+                moved[varying] = Lane(corner[varying].value, 1)
+                moved[other] = Lane(self.b.add(corner[other].value, integer(number, "i32")))
+                return tuple(moved)
+
+            lanes = range(self.width)
+            rows = [Strip(self, place(along, across, row), self.width).vector(value) for row in lanes]
+            for column, vector in enumerate(self.b.transpose(rows)):
+                write_buffer(self.b, buffer, place(across, along, column), Lane(vector, None), self.width)
+            self.cost += (len(self.b.lines) - start) * self.trips
 
     def row_major_buffer(self, value: Tensor, op: Op) -> Buffer:
         """The tensor in a buffer in the order of its dimensions."""
@@ -472,17 +538,18 @@ class KernelEmitter:
         self.buffers[value] = target
         return target
 
-    def destination(self, value: Tensor, strides: tuple[int, ...] | None = None) -> Buffer:
-        """The buffer for the result of a statement, which becomes the tensor's buffer."""
+    def destination(self, value: Tensor, strides: tuple[int, ...] | None = None, after_reading: bool = False) -> Buffer:
+        """The buffer for the result of a statement, which becomes the tensor's buffer. It may be the one of a carried
+        value that is not needed any more; `after_reading`, also of one that the statement itself has needed."""
         shape = value.type.shape
         assert shape is not None
-        buffer = self.take_destination(value)
+        buffer = self.take_destination(value, after_reading)
         if buffer is None or strides is not None:
             buffer = self.new_buffer(shape, value.type.element, strides)
         self.buffers[value] = buffer
         return buffer
 
-    def take_destination(self, value: Tensor) -> Buffer | None:
+    def take_destination(self, value: Tensor, after_reading: bool) -> Buffer | None:
         """The carried buffer that the result is yielded to, if what it holds is not needed once the result is there."""
         buffer = self.destinations.pop(value, None)
         if buffer is None:
@@ -492,12 +559,13 @@ class KernelEmitter:
         if self.buffers.get(owner) is not buffer:
             return None
         reads = [user for user in owner.users if user is not value.op]
+        first = value.op.position + int(after_reading)
         for user in reads:
             if all(result in self.buffers for result in user.results) and user.results:
                 continue
             if user.block is not value.op.block or user.position > value.op.position or not user.results:
                 return None
-            if any(self.needed_from(result, value.op.block, value.op.position) for result in user.results):
+            if any(self.needed_from(result, value.op.block, first) for result in user.results):
                 return None
         return buffer
 

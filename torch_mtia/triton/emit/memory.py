@@ -5,14 +5,18 @@ from __future__ import annotations
 from torch_mtia.triton.emit import bounds
 from torch_mtia.triton.emit.elementwise import pointee_size
 from torch_mtia.triton.emit.kernel import KernelEmitter
-from torch_mtia.triton.emit.nest import Index, Pointers, Strip, read, write
+from torch_mtia.triton.emit.nest import Index, Pointers, Strip, is_true, read, read_buffer, write, write_buffer
+from torch_mtia.triton.emit.overlap import TRUE, may_write_at_once
 from torch_mtia.triton.emit.parameters import GRID, HOST_OFFSET, PROGRAM
 from torch_mtia.triton.emit.registry import Unsupported, lazy, scalar, statement
 from torch_mtia.triton.floats import element_size, llvm_element
 from torch_mtia.triton.lanes import AFFINE_RULES, Lane, add_strides, affine_rule, materialize, scale_stride
-from torch_mtia.triton.llvm import Builder, integer, vector_type
+from torch_mtia.triton.llvm import Builder, Value, integer, vector_type
 from torch_mtia.triton.ttir import Op
 from torch_mtia.triton.ttir import Value as Tensor
+
+STREAMING_BYTES = 2 << 20  # more than the caches of a core keep for whoever reads the result
+STREAM_OF_BYTES = 1 << 10  # neighbours, at least: short pieces here and there take longer
 
 
 @statement("tt.get_program_id")
@@ -150,12 +154,89 @@ def _store(em: KernelEmitter, op: Op) -> None:
         store_lane(em, op, em.scalar(pointer), em.scalar(value), em.scalar(mask) if mask is not None else None, 0)
         return
     roots = [pointer, value] + ([mask] if mask is not None else [])
-    # Everything is read before anything is written.
-    if hazards := em.hazardous(roots):
-        em.materialize(hazards, op, dim=em.choose_dim(roots, shape))
+    one_strip = max(shape) == pointer.type.numel <= em.width
+    at_once = TRUE if one_strip else may_write_at_once(em, op, roots)
+    # What reads memory is read now; but the value, if it is only the program that can tell whether that is needed.
+    early = [] if at_once is TRUE else em.hazardous([pointer, *roots[2:], *([value] if at_once is None else [])])
+    if early:
+        em.materialize(early, op, dim=em.choose_dim(roots, shape))
+    _store_strips(em, op, roots, shape, TRUE if at_once is None else at_once)
+
+
+def _store_strips(em: KernelEmitter, op: Op, roots: list[Tensor], shape: tuple[int, ...], at_once: Value) -> None:
+    """Reads and writes in one nest; where `at_once` is false, it writes to a buffer that is copied afterwards."""
+    b = em.b
+    dim = em.choose_dim(roots, shape)
+    mask = roots[2] if len(roots) > 2 else None
+    staged = None if at_once is TRUE else em.save_buffer(op.operands[1], dim)
+    streaming = _writes_much(em, op, dim)
 
     def body(strip: Strip) -> None:
-        flags = strip.value(mask) if mask is not None else None
-        store_lane(em, op, strip.value(pointer), strip.value(value), flags, strip.width)
+        pointer, value, *flags = (strip.value(root) for root in roots)
+        if staged is None:
+            _store_or_stream(em, op, pointer, value, flags[0] if flags else None, strip.width, streaming)
+            return
+        direct, delayed, done = b.label("direct"), b.label("delayed"), b.label("stored")
+        b.branch(at_once, direct, delayed)
+        b.start(delayed)
+        write_buffer(b, staged, strip.index, value, strip.width)
+        b.jump(done)
+        b.start(direct)
+        _store_or_stream(em, op, pointer, value, flags[0] if flags else None, strip.width, streaming)
+        b.jump(done)
+        b.start(done)
 
-    em.run_nest(op, roots, shape, body)
+    em.run_nest(op, roots, shape, body, dim=dim, mask=mask)
+    if staged is None:
+        return
+
+    def copy(strip: Strip) -> None:
+        pointer, *flags = (strip.value(root) for root in (roots[0], *roots[2:]))
+        value = read_buffer(b, staged, strip.index, strip.width)
+        store_lane(em, op, pointer, value, flags[0] if flags else None, strip.width)
+
+    with b.when(b.binary("xor", at_once, TRUE)):
+        em.run_nest(op, [roots[0], *roots[2:]], shape, copy, dim=dim, mask=mask)
+
+
+def _writes_much(em: KernelEmitter, op: Op, dim: int) -> Value | None:
+    """An i1: whether the whole grid writes more than caches hold, so that what is written should not displace what
+    they have, nor be read into them first. None where the store is not of that kind."""
+    pointer = op.operands[0]
+    size = memory_element(pointer)[1]
+    bytes_ = pointer.type.numel * size
+    if pointer.type.shape is None or pointer.type.shape[dim] * size < STREAM_OF_BYTES:
+        return None
+    x, y, z = (em.b.zext(size, "i64") for size in GRID)
+    programs = em.b.mul(em.b.mul(x, y), z)
+    return em.b.icmp("sge", programs, integer(-(-STREAMING_BYTES // bytes_), "i64"))
+
+
+def _store_or_stream(
+    em: KernelEmitter, op: Op, address: Lane, value: Lane, mask: Lane | None, width: int, streaming: Value | None
+) -> None:
+    b = em.b
+    size = memory_element(op.operands[0])[1]
+    if streaming is None or not width or address.stride != size or width * size not in (16, 32, 64):
+        store_lane(em, op, address, value, mask, width)
+        return
+    aim, stream, plain, done = (b.label(stem) for stem in ("aim", "stream", "plain", "written"))
+    b.branch(streaming, aim, plain)
+    b.start(aim)  # such a store needs an aligned address, and has no mask
+    host = em.address(address.value)
+    misaligned = b.binary("and", b.define("i64", f"ptrtoint {host} to i64"), integer(width * size - 1, "i64"))
+    fits = b.icmp("eq", misaligned, integer(0, "i64"))
+    if not is_true(mask):
+        assert mask is not None
+        flags = materialize(b, mask, width)
+        fits = b.binary("and", fits, b.intrinsic(f"llvm.vector.reduce.and.v{width}i1", "i1", flags))
+    b.branch(fits, stream, plain)
+    b.start(stream)
+    stored = materialize(b, _to_memory(b, value, op.operands[0]), width)
+    b.emit(f"store {stored}, ptr {host.ref}, align {width * size}, !nontemporal !0")
+    b.jump(done)
+    b.start(plain)
+    store_lane(em, op, address, value, mask, width)
+    b.jump(done)
+    b.start(done)
+    em.streams = True

@@ -23,8 +23,8 @@ from torch_mtia.triton.emit.control import emit_body
 from torch_mtia.triton.emit.kernel import KernelEmitter, Scope
 from torch_mtia.triton.emit.parameters import CONTEXT, GRID, HOST_OFFSET, PROGRAM, SCRATCH
 from torch_mtia.triton.floats import element_size, is_float_element
-from torch_mtia.triton.llvm import Value
-from torch_mtia.triton.ttir import Module
+from torch_mtia.triton.llvm import Phi, Value, integer
+from torch_mtia.triton.ttir import Module, Region
 from torch_mtia.triton.ttir import Value as Tensor
 
 INSTRUCTIONS_PER_NANOSECOND = 3.0
@@ -40,6 +40,8 @@ class Program:
 
 def emit_program(module: Module, architecture: str, contract: bool, check_bounds: bool) -> Program:
     level = machine.level(architecture)
+    for function in module.functions.values():
+        _drop_equal_reshapes(function.body)
     em = KernelEmitter(module, level.features, level.lanes, contract, check_bounds)
     kernel = module.kernel
     parameters = em.bind_arguments(kernel)
@@ -64,7 +66,23 @@ def emit_program(module: Module, architecture: str, contract: bool, check_bounds
         kind = image.POINTER if element == "ptr" else image.FLOAT if is_float_element(element) else image.INTEGER
         arguments.append((kind, element_size(element)))
     text = b.module_text(machine.TRIPLE, machine.data_layout(architecture)) + "\n" + machine.attributes(architecture)
+    if em.streams:
+        text += "\n!0 = !{i32 1}\n"
     return Program(text, tuple(arguments), em.scratch_size, int(em.cost / INSTRUCTIONS_PER_NANOSECOND))
+
+
+def _drop_equal_reshapes(region: Region) -> None:
+    """A reshape to the same shape, as `tl.sum(x)` makes it, would take a buffer for nothing."""
+    for op in list(region.walk()):
+        if op.name == "tt.reshape" and op.operands[0].type.shape == op.results[0].type.shape:
+            (source,), (result,) = op.operands, op.results
+            source.users.remove(op)
+            for user in result.users:
+                user.operands[:] = [source if operand is result else operand for operand in user.operands]
+                source.users.append(user)
+            op.block.ops.remove(op)
+            for position, other in enumerate(op.block.ops):
+                other.position = position
 
 
 def _emit_entry(em: KernelEmitter, module: Module, parameters: list[Value], hidden: list[Value]) -> None:
@@ -84,22 +102,42 @@ def _emit_entry(em: KernelEmitter, module: Module, parameters: list[Value], hidd
                 values.append(b.load(parameter.type, address, argument.size))
         host_offset = b.load("i64", b.offset(CONTEXT, CONTEXT_HOST_OFFSET), 8)
         grid = [b.load("i32", b.offset(CONTEXT, CONTEXT_GRID + 4 * axis), 4) for axis in range(3)]
-        grid_x, grid_y = (b.cast("zext", size, "i64") for size in grid[:2])
-        loop, done, before = b.label("programs"), b.label("done"), b.block
-        b.branch(b.icmp("slt", first, last), loop, done)
+        grid_x, grid_y = (b.zext(size, "i64") for size in grid[:2])
+        begin, loop, done = b.label("begin"), b.label("programs"), b.label("done")
+        b.branch(b.icmp("slt", first, last), begin, done)
+        b.start(begin)  # not before: an empty grid is zero somewhere
+        row = b.binary("udiv", first, grid_x)
+        start = [b.sub(first, b.mul(row, grid_x)), b.binary("urem", row, grid_y), b.binary("udiv", row, grid_y)]
+        start = [b.trunc(part, "i32") for part in start]
+        b.jump(loop)
         b.start(loop)
-        program, following = b.name(), b.name()
-        b.emit(f"{program} = phi i64 [ {first.ref}, %{before} ], [ {following}, %{loop} ]")
-        number = Value(program, "i64")
-        row = b.binary("udiv", number, grid_x)
-        x = b.sub(number, b.mul(row, grid_x))
-        z = b.binary("udiv", row, grid_y)
-        y = b.sub(row, b.mul(z, grid_y))
-        programs = [b.cast("trunc", part, "i32") for part in (x, y, z)]
-        passed = [*values, CONTEXT, SCRATCH, host_offset, *programs, *grid]
+        number = Phi(b, "i64")
+        number.incoming.append((first, begin))
+        place = [Phi(b, "i32") for _ in start]
+        for phi, value in zip(place, start, strict=True):
+            phi.incoming.append((value, begin))
+        x, y, z = (phi.value for phi in place)
+        passed = [*values, CONTEXT, SCRATCH, host_offset, x, y, z, *grid]
         b.emit(f"call void @program({', '.join(map(str, passed))})")
-        b.emit(f"{following} = add nsw i64 {program}, 1")
-        b.branch(b.icmp("slt", Value(following, "i64"), last), loop, done)
+        # Counting on takes less than two divisions, which small programs would notice.
+        zero, one = integer(0, "i32"), integer(1, "i32")
+        next_x, next_y = b.add(x, one), b.add(y, one)
+        wraps_x = b.icmp("eq", next_x, grid[0])
+        wraps_y = b.binary("and", wraps_x, b.icmp("eq", next_y, grid[1]))
+        following = (
+            b.select(wraps_x, zero, next_x),
+            b.select(wraps_y, zero, b.select(wraps_x, next_y, y)),
+            b.select(wraps_y, b.add(z, one), z),
+        )
+        for phi, value in zip(place, following, strict=True):
+            phi.add(value)
+        next_number = b.add(number.value, integer(1, "i64"))
+        number.add(next_number)
+        b.branch(b.icmp("slt", next_number, last), loop, done)
+        for phi in (number, *place):
+            phi.finish()
         b.start(done)
+        if em.streams:  # such stores become visible to other threads only behind this
+            b.intrinsic("llvm.x86.sse.sfence", "void")
         b.emit("ret void")
     assert len(passed) == len(parameters) + len(hidden)

@@ -1,13 +1,15 @@
 """Reductions along one axis, with any combine function and any number of operands.
 
-The combine function is taken to be associative and commutative, as on a GPU: several strips accumulate side by side.
+The combine function is taken to be associative. If it is commutative too, several strips accumulate side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torch_mtia.triton.emit.combine_function import is_commutative
 from torch_mtia.triton.emit.kernel import KernelEmitter
+from torch_mtia.triton.emit.masks import reduction_limit
 from torch_mtia.triton.emit.nest import Buffer, Index, Strip, innermost_first, write_buffer
 from torch_mtia.triton.emit.registry import statement
 from torch_mtia.triton.lanes import Lane, materialize
@@ -36,6 +38,8 @@ def _reduce(em: KernelEmitter, op: Op) -> None:
     width = min(em.width, shape[dim])
     width = width if width > 1 else 0
     step = 1 if across or not width else width
+    limit = reduction_limit(em, op, shape, saves)
+    any_order = is_commutative(em.module, op.regions[0])
     # Across the axis, several strips side by side: each row is read once, over its whole length.
     side = min(MAX_SIDE, shape[dim] // max(width, 1)) if across else 1
     start = len(em.b.lines)
@@ -60,9 +64,12 @@ def _reduce(em: KernelEmitter, op: Op) -> None:
                 lanes += [strip.value(operand) for operand in op.operands]
             return lanes
 
-        results = _along(em, op, shape[axis], step, element, width, side)
-        if not across:
-            results = _fold_lanes(em, op, results, width)
+        if across or any_order:
+            results = _along(em, op, shape[axis], limit, step, element, width, side, ACCUMULATORS if any_order else 1)
+            if not across:
+                results = _fold_lanes(em, op, results, width)
+        else:
+            results = _in_order(em, op, shape[axis], limit, step, element, width)
         for number, place in enumerate(places):
             for operand, target in enumerate(targets):
                 value = results[number * len(targets) + operand]
@@ -82,15 +89,18 @@ def _along(
     em: KernelEmitter,
     op: Op,
     size: int,
+    limit: Value | None,
     step: int,
     element: Callable[[Value], list[Lane]],
     width: int,
     side: int,
+    accumulators: int,
 ) -> list[Value]:
-    """Combines the elements at 0, step, 2 * step, ... below size, of `side` strips each by itself."""
+    """Combines the elements at 0, step, 2 * step, ... below size, of `side` strips each by itself; from `limit` on,
+    they are neutral."""
     b = em.b
     count = size // step
-    wanted = max(1, ACCUMULATORS // side)
+    wanted = max(1, accumulators // side)
     chains = wanted if count >= 2 * wanted else 2 if count >= 4 and wanted > 1 else 1
     operands = len(op.operands)
 
@@ -103,20 +113,43 @@ def _along(
             results += combine(em, op, left[first : first + operands], right[first : first + operands], width)
         return results
 
-    accumulators = [at(integer(number * step, "i32")) for number in range(chains)]
+    held = [at(integer(number * step, "i32")) for number in range(chains)]
     if count > chains:
         group = side * operands
-        loop = b.open_loop(chains * step, size, chains * step, [value for held in accumulators for value in held])
+        initial = [value for values in held for value in values]
+        loop = b.open_loop(chains * step, size, chains * step, initial, limit)
         following: list[Value] = []
         for number in range(chains):
             fresh = at(b.add(loop.counter, integer(number * step, "i32")))
             following += combined(loop.carried[number * group : (number + 1) * group], fresh)
         flat = b.close_loop(loop, following)
-        accumulators = [flat[number * group : (number + 1) * group] for number in range(chains)]
-    while len(accumulators) > 1:
-        half = len(accumulators) // 2
-        accumulators = [combined(accumulators[number], accumulators[number + half]) for number in range(half)]
-    return accumulators[0]
+        held = [flat[number * group : (number + 1) * group] for number in range(chains)]
+    while len(held) > 1:
+        half = len(held) // 2
+        held = [combined(held[number], held[number + half]) for number in range(half)]
+    return held[0]
+
+
+def _in_order(
+    em: KernelEmitter,
+    op: Op,
+    size: int,
+    limit: Value | None,
+    step: int,
+    element: Callable[[Value], list[Lane]],
+    width: int,
+) -> list[Value]:
+    """Combines strips that lie along the axis, each by itself first."""
+    b = em.b
+
+    def folded(position: Value) -> list[Value]:
+        return _fold_lanes(em, op, [materialize(b, lane, width) for lane in element(position)], width, in_order=True)
+
+    first = folded(integer(0, "i32"))
+    if size == step:
+        return first
+    loop = b.open_loop(step, size, step, first, limit)
+    return b.close_loop(loop, combine(em, op, loop.carried, folded(loop.counter), 0))
 
 
 def combine(em: KernelEmitter, op: Op, left: Sequence[Value], right: Sequence[Value], width: int) -> list[Value]:
@@ -125,16 +158,16 @@ def combine(em: KernelEmitter, op: Op, left: Sequence[Value], right: Sequence[Va
     return [materialize(em.b, lane, width) for lane in em.inline(op.regions[0], arguments, width)]
 
 
-def _fold_lanes(em: KernelEmitter, op: Op, values: list[Value], width: int) -> list[Value]:
+def _fold_lanes(em: KernelEmitter, op: Op, values: list[Value], width: int, in_order: bool = False) -> list[Value]:
+    """One element of the lanes: the halves of a strip are combined, or in order, neighbours."""
     b = em.b
     while width:
         half = width // 2
         if half == 1:
             pairs = [(b.extract(value, 0), b.extract(value, 1)) for value in values]
         else:
-            pairs = [
-                (b.shuffle(value, None, range(half)), b.shuffle(value, None, range(half, width))) for value in values
-            ]
+            left, right = (range(0, width, 2), range(1, width, 2)) if in_order else (range(half), range(half, width))
+            pairs = [(b.shuffle(value, None, left), b.shuffle(value, None, right)) for value in values]
         width = half if half > 1 else 0
         values = combine(em, op, [low for low, _ in pairs], [high for _, high in pairs], width)
     return values

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch_mtia.triton.emit.elementwise import pointee_size
+from torch_mtia.triton.emit.registry import ELEMENTWISE, LAZY
 from torch_mtia.triton.floats import element_size
 from torch_mtia.triton.ttir import Dense, Op
 from torch_mtia.triton.ttir import Value as Tensor
@@ -21,6 +22,7 @@ Strides = tuple["int | None", ...]
 
 BUFFER_VOTE = 2
 MEMORY_VOTE = 4
+WHOLE = 16
 
 _SAME = {"arith.extsi", "arith.extui", "arith.index_cast", "tt.bitcast", "arith.remsi", "arith.remui", "tt.int_to_ptr"}
 
@@ -141,6 +143,9 @@ def dimension_votes(emitter: KernelEmitter, roots: Sequence[Tensor], shape: tupl
     seen: set[tuple[Tensor, tuple[int | None, ...]]] = set()
 
     def vote(strides: Strides, size: int, dims: tuple[int | None, ...], weight: int) -> None:
+        # What has fewer elements than the nest is read once for many of them, and then it does not matter how.
+        if all(d in dims for d, extent in enumerate(shape) if extent > 1):
+            weight *= WHOLE
         for stride, d in zip(strides, dims, strict=True):
             if d is not None and stride == size:
                 votes[d] += weight
@@ -155,7 +160,7 @@ def dimension_votes(emitter: KernelEmitter, roots: Sequence[Tensor], shape: tupl
             vote(buffer.strides, 1, dims, BUFFER_VOTE)
             return
         op = value.op
-        if op is None:
+        if op is None or not (op.name in LAZY or op.name in ELEMENTWISE):
             return
         if op.name == "tt.load":
             pointer = op.operands[0]

@@ -1,0 +1,208 @@
+"""Captured graphs against PyTorch's CPU device running the same programs eagerly, with as many threads.
+
+python benchmarks/graphs.py
+python benchmarks/graphs.py --cases chain
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from timing import Bar, Case, Side, Tolerance, main, on
+from torch import nn
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+
+SEED = 0
+CHAIN = 1000  # nodes
+LONG_CHAIN = 10_000
+LSTM_STEPS = 512
+LSTM_WIDTH = 64
+BATCH = 8
+SUMS = Tolerance(relative=1e-4, absolute=1e-4)
+
+
+def captured(function: Callable[[], object]) -> torch.mtia.MTIAGraph:
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        function()
+    return graph
+
+
+def chain(device: str, length: int) -> tuple[Callable[[], None], Callable[[], object]]:
+    """A chain of operators on 16 elements, and its result."""
+    x = torch.linspace(0, 1, 16).to(device)
+    last = [x]
+
+    def run() -> None:
+        y = x
+        for _ in range(length // 4):
+            y = (y * 0.5 + x).sin().abs()
+        last[0] = y
+
+    return run, lambda: last[0].cpu()
+
+
+def eager_chain(device: str, length: int) -> Side:
+    run, result = chain(device, length)
+    return on(device, run, result)
+
+
+def captured_chain(length: int) -> Side:
+    run, result = chain("mtia", length)
+    run()
+    graph = captured(run)
+    return on("mtia", graph.replay, result)
+
+
+def capture_of_chain(length: int) -> Side:
+    """The capture itself, and the destruction of the graph before it."""
+    run, result = chain("mtia", length)
+    graph = torch.mtia.MTIAGraph()
+
+    def capture() -> None:
+        graph.reset()
+        with torch.mtia.graph(graph):
+            run()
+
+    def replayed() -> object:
+        graph.replay()
+        return result()
+
+    return on("mtia", capture, replayed)
+
+
+def step_of_text(device: str, length: int) -> tuple[Callable[[], torch.Tensor], Callable[[], None]]:
+    """A training step of the example's transformer, and what puts its state back to the start."""
+    import train_text
+
+    torch.manual_seed(SEED)
+    shape = train_text.Shape(alphabet=96, context=length, layers=4, width=128)
+    model = train_text.GPT(shape).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True, capturable=device == "mtia")
+    characters = torch.randint(shape.alphabet, (BATCH, length + 1)).to(device)
+    inputs, targets = characters[:, :-1].contiguous(), characters[:, 1:].contiguous()
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = train_text.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def restore() -> None:
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), start, strict=True):
+                parameter.copy_(value)
+        for state in optimizer.state.values():
+            for tensor in state.values():
+                tensor.zero_()
+
+    return step, restore
+
+
+def eager_step(device: str, length: int) -> Side:
+    step, _ = step_of_text(device, length)
+    losses: list[torch.Tensor] = []
+
+    def run() -> None:
+        losses[:] = [step()]
+
+    return on(device, run, lambda: losses[0].item())
+
+
+def captured_step(length: int) -> Side:
+    step, restore = step_of_text("mtia", length)
+    step()  # makes the optimizer's state
+    losses: list[torch.Tensor] = []
+    graph = captured(lambda: losses.append(step()))
+    restore()
+    return on("mtia", graph.replay, lambda: losses[0].item())
+
+
+def step_case(length: int, bar: Bar) -> Case:
+    return Case(
+        f"training step, sequence {length}",
+        ours=lambda: captured_step(length),
+        peer=lambda: eager_step("cpu", length),
+        bar=bar,
+        tolerance=SUMS,
+    )
+
+
+def cells(device: str) -> tuple[Callable[[], None], Callable[[], object]]:
+    torch.manual_seed(SEED)
+    cell = nn.LSTMCell(LSTM_WIDTH, LSTM_WIDTH).to(device)
+    inputs = torch.randn(LSTM_STEPS, 1, LSTM_WIDTH).to(device)
+    last: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def run() -> None:
+        hidden = torch.zeros(1, LSTM_WIDTH, device=device), torch.zeros(1, LSTM_WIDTH, device=device)
+        for x in inputs.unbind():
+            hidden = cell(x, hidden)
+        last[:] = hidden
+
+    return run, lambda: [tensor.cpu() for tensor in last]
+
+
+def layer(device: str) -> tuple[Callable[[], None], Callable[[], object]]:
+    torch.manual_seed(SEED)
+    lstm = nn.LSTM(LSTM_WIDTH, LSTM_WIDTH).to(device)
+    inputs = torch.randn(LSTM_STEPS, 1, LSTM_WIDTH).to(device)
+    last: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def run() -> None:
+        last[:] = [lstm(inputs)[0]]
+
+    return run, lambda: last[0].cpu()
+
+
+def captured_side(program: tuple[Callable[[], None], Callable[[], object]]) -> Side:
+    run, result = program
+    run()
+    graph = captured(run)
+    return on("mtia", graph.replay, result)
+
+
+CASES: Sequence[Case] = (
+    Case(
+        f"chain of {CHAIN} nodes",
+        ours=lambda: captured_chain(CHAIN),
+        peer=lambda: eager_chain("cpu", CHAIN),
+        operations=CHAIN,
+        bar=Bar(ratio=4.0, most_us=0.25),
+    ),
+    Case(
+        f"capture of {LONG_CHAIN} nodes",
+        ours=lambda: capture_of_chain(LONG_CHAIN),
+        peer=lambda: eager_chain("mtia", LONG_CHAIN),
+        peer_name="mtia, eager",
+        operations=LONG_CHAIN,
+        bar=Bar(ratio=0.2),
+    ),
+    step_case(16, Bar(ratio=1.2)),
+    step_case(128, Bar()),
+    Case(
+        f"{LSTM_STEPS} LSTMCell steps",
+        ours=lambda: captured_side(cells("mtia")),
+        peer=lambda: on("cpu", *cells("cpu")),
+        bar=Bar(ratio=4.0),
+        tolerance=SUMS,
+    ),
+    Case(
+        f"nn.LSTM over {LSTM_STEPS} steps",
+        ours=lambda: captured_side(layer("mtia")),
+        peer=lambda: on("cpu", *layer("cpu")),
+        tolerance=SUMS,
+    ),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main(CASES, __doc__))

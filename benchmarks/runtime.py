@@ -1,0 +1,154 @@
+"""The parts of the device around its operators: allocators, streams, the profiler.
+
+Everything takes about a minute, a part of it less:
+    python benchmarks/runtime.py
+    python benchmarks/runtime.py --cases profiler
+
+Allocators are compared with glibc's best settings for the CPU, which keep freed memory in the process. With its own
+settings, which most programs have, the device should be 10 times as fast at 64 MiB, and 6 through torch.empty:
+    python benchmarks/runtime.py --cases allocate --settings default
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+
+import torch
+from timing import SAME_KERNEL, Bar, Case, Side, main, on
+
+from torch_mtia import _C
+
+SEED = 0
+KIBIBYTE, MEBIBYTE = 2**10, 2**20
+ALLOCATIONS = 1000
+LAUNCHES = 10_000
+
+# bytes, least ratio to the CPU through the raw allocators, the same through torch.empty
+ALLOCATION_SIZES = (("64 B", 64, 0.7, 0.8), ("64 MiB", 64 * MEBIBYTE, 0.7, 0.8))
+
+STREAMS = 4
+ALLOCATIONS_OF_A_PASS = 100_000
+WARM_UP_PASSES = 10
+LIVE = 64  # allocations of each stream that live at a time
+MIXED_SIZES = (64, 1000, 4 * KIBIBYTE, 100_000, MEBIBYTE, 3 * MEBIBYTE, 12 * MEBIBYTE)
+
+
+def raw_case(label: str, size: int, ratio: float) -> Case:
+    return Case(
+        f"allocate and free {label}, raw",
+        lambda: raw_allocations("mtia", size),
+        lambda: raw_allocations("cpu", size),
+        operations=ALLOCATIONS,
+        bar=Bar(ratio=ratio),
+    )
+
+
+def empty_case(label: str, size: int, ratio: float) -> Case:
+    return Case(
+        f"allocate and free {label}, torch.empty",
+        lambda: empty_tensors("mtia", size),
+        lambda: empty_tensors("cpu", size),
+        operations=ALLOCATIONS,
+        bar=Bar(ratio=ratio),
+    )
+
+
+CASES = (
+    *(raw_case(label, size, raw) for label, size, raw, _ in ALLOCATION_SIZES),
+    *(empty_case(label, size, empty) for label, size, _, empty in ALLOCATION_SIZES),
+    Case(
+        f"mixed sizes on {STREAMS} streams", lambda: mixed_sizes(), operations=ALLOCATIONS_OF_A_PASS, note="ours only"
+    ),
+    Case(
+        "matmul beside a copy, one thread",
+        lambda: matmul_and_copy(streams=2),
+        lambda: matmul_and_copy(streams=1),
+        peer_name="one stream",
+        bar=Bar(ratio=1 / 0.65),
+    ),
+    Case(
+        "a launch under the profiler",
+        lambda: launches(profiled=True),
+        lambda: launches(profiled=False),
+        operations=LAUNCHES,
+        peer_name="without it",
+        bar=Bar(excess_us=2),
+        note=SAME_KERNEL,
+    ),
+)
+
+
+# Allocators ----------------------------------------------------------------------------------------------------------
+
+
+def raw_allocations(device: str, size: int) -> Side:
+    torch.empty(size, dtype=torch.uint8, device=device)
+    return on(device, lambda: _C._bench_allocate(device, size, ALLOCATIONS), lambda: size)
+
+
+def empty_tensors(device: str, size: int) -> Side:
+    def run() -> None:
+        for _ in range(ALLOCATIONS):
+            torch.empty(size, dtype=torch.uint8, device=device)
+
+    return on(device, run, lambda: size)
+
+
+def mixed_sizes() -> Side:
+    """Passes of equal allocations, in equal order; raises if one takes more memory after a million of them."""
+    order = random.Random(SEED)
+    sizes = [order.choice(MIXED_SIZES) // order.randint(1, 4) for _ in range(ALLOCATIONS_OF_A_PASS // STREAMS)]
+    streams = [torch.Stream("mtia") for _ in range(STREAMS)]
+    reserved = sys.maxsize
+
+    def run() -> None:
+        for stream in streams:
+            live: list[torch.Tensor | None] = [None] * LIVE
+            with stream:
+                for size, slot in zip(sizes, itertools.cycle(range(LIVE))):
+                    live[slot] = torch.empty(size, dtype=torch.uint8, device="mtia")
+        if torch.accelerator.memory_reserved() > reserved:
+            raise RuntimeError(f"reserved memory grew from {reserved} to {torch.accelerator.memory_reserved()} bytes")
+
+    for _ in range(WARM_UP_PASSES):
+        run()
+    reserved = torch.accelerator.memory_reserved()
+    return on("mtia", run, lambda: None)
+
+
+# Streams -------------------------------------------------------------------------------------------------------------
+
+
+def matmul_and_copy(streams: int) -> Side:
+    """A matmul and a copy of about equal time that do not depend on each other, with one thread."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(SEED)
+    a = torch.randn(1024, 1024, generator=generator).to("mtia")
+    product = torch.empty_like(a)
+    source = torch.zeros(48 * MEBIBYTE, dtype=torch.uint8).pin_memory()
+    target = torch.empty_like(source, device="mtia")
+    first = torch.Stream("mtia")
+    second = torch.Stream("mtia") if streams == 2 else first
+
+    def run() -> None:
+        with first:
+            torch.mm(a, a, out=product)
+        with second:
+            target.copy_(source, non_blocking=True)
+
+    return on("mtia", run, lambda: product.cpu())
+
+
+# The profiler --------------------------------------------------------------------------------------------------------
+
+
+def launches(profiled: bool) -> Side:
+    if profiled:
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.MTIA]).start()  # until the process ends
+    return on("mtia", lambda: _C._bench_launch(LAUNCHES, True), lambda: LAUNCHES)
+
+
+if __name__ == "__main__":
+    sys.exit(main(CASES, __doc__))

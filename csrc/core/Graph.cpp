@@ -1,0 +1,166 @@
+#include "Graph.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "Stream.h"
+
+namespace torch_mtia::core {
+namespace {
+
+// The graphs whose capture is under way. Leaked: streams ask until the process ends.
+struct Captures {
+  std::mutex mutex;
+  std::vector<Graph*> graphs;
+  std::atomic<size_t> count{0};
+};
+Captures& captures() {
+  static Captures& instance = *std::make_unique<Captures>().release();
+  return instance;
+}
+
+}  // namespace
+
+Graph::~Graph() {
+  destroy();
+}
+
+bool Graph::is_supported() {
+  return (runtime::driver().capabilities & MTIA_CAPABILITY_GRAPHS) != 0;
+}
+
+bool Graph::any_capture() {
+  return captures().count.load(std::memory_order_relaxed) != 0;
+}
+
+void Graph::begin_capture(Stream& stream) {
+  const mtia_runtime_api& driver = runtime::driver();
+  runtime::check(driver.stream_begin_capture(stream.handle()));
+  runtime::check(driver.stream_capture_id(stream.handle(), &capture_id_));
+  origin_ = &stream;
+  try {
+    Captures& all = captures();
+    {
+      const std::lock_guard lock(all.mutex);
+      all.graphs.push_back(this);
+      all.count = all.graphs.size();
+    }
+    add_stream(stream);
+  } catch (...) {
+    destroy();
+    throw;
+  }
+}
+
+void Graph::add_stream(Stream& stream) {
+  {
+    const std::lock_guard lock(mutex_);
+    streams_.push_back(&stream);
+    stream.set_graph(this);
+  }
+  stream_joined(stream);
+}
+
+void Graph::notice_join(Stream& stream) {
+  Captures& all = captures();
+  if (!any_capture() || stream.graph() != nullptr) return;
+  uint64_t id = 0;
+  runtime::check(runtime::driver().stream_capture_id(stream.handle(), &id));
+  if (id == 0) return;
+  Graph* graph = nullptr;
+  {
+    const std::lock_guard lock(all.mutex);
+    const auto found =
+        std::find_if(all.graphs.begin(), all.graphs.end(), [id](const Graph* one) { return one->capture_id_ == id; });
+    if (found != all.graphs.end()) graph = *found;
+  }
+  if (graph != nullptr) graph->add_stream(stream);
+}
+
+void Graph::end_capture() {
+  Stream& origin = *std::exchange(origin_, nullptr);
+  Captures& all = captures();
+  {
+    const std::lock_guard lock(all.mutex);
+    std::erase(all.graphs, this);
+    all.count = all.graphs.size();
+  }
+  const mtia_status status = runtime::driver().stream_end_capture(origin.handle(), &graph_);
+  const runtime::DriverError failure(status, runtime::driver().last_error_message());
+  std::vector<Stream*> streams;
+  {
+    const std::lock_guard lock(mutex_);
+    streams.swap(streams_);
+    for (Stream* stream : streams) stream->set_graph(nullptr);
+  }
+  for (Stream* stream : streams) stream_left(*stream);
+  if (status != MTIA_SUCCESS) throw failure;
+}
+
+std::vector<Stream*> Graph::captured_streams() const {
+  const std::lock_guard lock(mutex_);
+  return streams_;
+}
+
+void Graph::invalidate(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  if (invalid_reason_.empty()) invalid_reason_ = reason;
+}
+
+std::string Graph::invalid_reason() const {
+  const std::lock_guard lock(mutex_);
+  return invalid_reason_;
+}
+
+void Graph::instantiate() {
+  mtia_graph_exec exec = nullptr;
+  runtime::check(runtime::driver().graph_instantiate(graph_, &exec));
+  if (exec_ != nullptr) runtime::driver().graph_exec_destroy(exec_);
+  exec_ = exec;
+}
+
+void Graph::forget_nodes() noexcept {
+  if (graph_ != nullptr) runtime::driver().graph_destroy(std::exchange(graph_, nullptr));
+}
+
+std::vector<GraphNode> Graph::nodes() const {
+  const mtia_runtime_api& driver = runtime::driver();
+  uint32_t count = 0;
+  runtime::check(driver.graph_num_nodes(graph_, &count));
+  std::vector<GraphNode> nodes;
+  nodes.reserve(count);
+  for (uint32_t index = 0; index < count; ++index) {
+    mtia_graph_node node{};
+    node.struct_size = sizeof(node);
+    runtime::check(driver.graph_node(graph_, index, &node));
+    nodes.push_back({node.name != nullptr ? node.name : "work",
+                     static_cast<const Stream*>(node.stream_tag),
+                     node.cost,
+                     {node.dependencies, node.dependencies + node.num_dependencies}});
+  }
+  return nodes;
+}
+
+mtia_status Graph::launch(Stream& stream, const mtia_graph_parameters* parameters) {
+  const mtia_status status = runtime::driver().graph_launch(exec_, stream.handle(), parameters);
+  if (status != MTIA_SUCCESS && status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status);
+  return status;
+}
+
+void Graph::destroy() noexcept {
+  if (is_capturing()) {
+    try {
+      end_capture();
+    } catch (const runtime::DriverError&) {
+      // A forked child: its parent's streams are not here.
+    }
+  }
+  // Both fail only in a forked child, where nothing is left to free.
+  if (exec_ != nullptr) runtime::driver().graph_exec_destroy(std::exchange(exec_, nullptr));
+  forget_nodes();
+  const std::lock_guard lock(mutex_);
+  invalid_reason_.clear();
+}
+
+}  // namespace torch_mtia::core

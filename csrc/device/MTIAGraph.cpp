@@ -1,0 +1,199 @@
+#include "MTIAGraph.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <utility>
+
+#include "BlockingWait.h"
+#include "MTIACachingAllocator.h"
+#include "MTIAGenerator.h"
+#include "MTIAHostAllocator.h"
+
+namespace torch_mtia {
+namespace {
+
+constexpr const char* kWaits =
+    "a capture runs nothing that could be waited for. Call it before the capture or after a replay";
+
+// Captures that forbid every thread to wait.
+std::atomic<int> global_captures{0};
+
+std::string escape(const std::string& text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') escaped += '\\';
+    escaped += c;
+  }
+  return escaped;
+}
+
+std::string stream_name(const core::Stream& stream) {
+  const c10::Stream public_stream = MTIAStream::of(stream).unwrap();
+  return c10::str("mtia:", static_cast<int>(public_stream.device_index()), " stream ", public_stream.id());
+}
+
+}  // namespace
+
+MTIAGraph::~MTIAGraph() {
+  reset();
+}
+
+c10::MempoolId_t MTIAGraph::new_pool_handle() {
+  static std::atomic<uint64_t> last{0};
+  return {0, ++last};
+}
+
+void MTIAGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) {
+  TORCH_CHECK(!is_captured_,
+              "this graph has been captured already: call reset() before another capture, or make "
+              "another graph");
+  ensure_initialized();
+  TORCH_CHECK_NOT_IMPLEMENTED(is_supported(), "the driver '", runtime::driver().name,
+                              "' has no graphs (MTIA_CAPABILITY_GRAPHS)");
+  static std::atomic<uint64_t> last_own_pool{0};
+  device_ = current_device();
+  const MTIAStream stream = MTIAStream::current(device_);
+  TORCH_CHECK(of(stream) == nullptr, "the current stream is being captured in another graph already");
+  pool_ = pool == c10::MempoolId_t{0, 0} ? c10::MempoolId_t{++last_own_pool, 0} : pool;
+  mode_ = mode;
+  states_ = std::make_shared<PhiloxStates>();
+  host_allocator().begin_allocate_to_pool(pool_, [this](c10::Stream s) { return of(MTIAStream(s)) == this; });
+  is_captured_ = true;
+  if (mode_ == at::GraphCaptureMode::Global) ++global_captures;
+  try {
+    begin_capture(stream.core());
+  } catch (...) {
+    leave_capture_mode();
+    reset();
+    throw;
+  }
+}
+
+void MTIAGraph::leave_capture_mode() {
+  host_allocator().end_allocate_to_pool(pool_);
+  if (mode_ == at::GraphCaptureMode::Global) --global_captures;
+}
+
+void MTIAGraph::stream_joined(core::Stream& stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto device = static_cast<c10::DeviceIndex>(stream.device());
+  core::BlockAllocator& allocator = MTIACachingAllocator::of(device);
+  if (std::find(devices_.begin(), devices_.end(), device) == devices_.end()) {
+    devices_.push_back(device);
+    allocator.use_pool(pool_);
+  }
+  allocator.direct_to_pool(&stream, pool_);
+}
+
+void MTIAGraph::stream_left(core::Stream& stream) noexcept {
+  MTIACachingAllocator::of(static_cast<c10::DeviceIndex>(stream.device())).direct_to_default_pool(&stream);
+}
+
+void MTIAGraph::capture_end() {
+  TORCH_CHECK(is_capturing(), "capture_end() was called without capture_begin() before it");
+  leave_capture_mode();
+  end_capture();
+  states_->resize(draws_.size());
+  if (!invalid_reason().empty()) return forget_nodes();
+  if (keep_graph_) return;
+  core::Graph::instantiate();
+  if (!keeps_nodes_for_display_) forget_nodes();
+}
+
+void MTIAGraph::check_captured(const char* function) const {
+  TORCH_CHECK(is_captured_ && !is_capturing(), function, " was called without a finished capture before it");
+  const std::string reason = invalid_reason();
+  TORCH_CHECK(reason.empty(), function, ": the graph lacks what its capture refused: ", reason);
+}
+
+void MTIAGraph::instantiate() {
+  check_captured("instantiate()");
+  TORCH_CHECK(has_nodes(),
+              "instantiate() is for graphs made with keep_graph=True; this one was instantiated by "
+              "capture_end()");
+  const WithoutGil without_gil;  // waits for replays of what was instantiated before
+  core::Graph::instantiate();
+}
+
+void MTIAGraph::replay() {
+  check_captured("replay()");
+  if (!is_instantiated()) instantiate();
+  const MTIAStream stream = MTIAStream::current(device_);
+  refuse(stream, "replay()", "a graph cannot contain the replay of another one. Capture the work itself");
+  PhiloxStates states;
+  for (const Draws& draws : draws_) states.push_back(torch_mtia::reserve(draws.generator, draws.words));
+  const mtia_graph_parameters parameters{states_->data(), states.data(), states.size() * sizeof(PhiloxState)};
+  mtia_status status = MTIA_SUCCESS;
+  {
+    const WithoutGil without_gil;  // a replay in another stream may be in a Python function
+    status = launch(stream.core(), states.empty() ? nullptr : &parameters);
+  }
+  if (C10_UNLIKELY(status == MTIA_ERROR_LAUNCH_FAILED)) stream.synchronize();
+}
+
+void MTIAGraph::reset() noexcept {
+  if (!is_captured_) return;
+  const WithoutGil without_gil;
+  if (is_capturing()) leave_capture_mode();
+  destroy();
+  for (const c10::DeviceIndex device : devices_) MTIACachingAllocator::of(device).release_pool(pool_);
+  host_allocator().release_pool(pool_);
+  devices_.clear();
+  draws_.clear();
+  states_.reset();
+  is_captured_ = false;
+}
+
+c10::MempoolId_t MTIAGraph::pool() const {
+  TORCH_CHECK(is_captured_, "pool() was called without capture_begin() before it");
+  return pool_;
+}
+
+void MTIAGraph::debug_dump(const std::string& path) {
+  check_captured("debug_dump()");
+  TORCH_CHECK(has_nodes(), "debug_dump() needs enable_debug_mode() before the capture");
+  std::ofstream file(path);
+  file << "digraph mtia_graph {\n  node [shape=box];\n";
+  const std::vector<core::GraphNode> nodes = this->nodes();
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    file << "  n" << i << " [label=\"" << escape(nodes[i].name) << "\\n" << stream_name(*nodes[i].stream) << "\"];\n";
+    for (const uint32_t dependency : nodes[i].dependencies) file << "  n" << dependency << " -> n" << i << ";\n";
+  }
+  file << "}\n";
+  file.close();
+  TORCH_CHECK(!file.fail(), "debug_dump() cannot write to '", path, "'");
+}
+
+void MTIAGraph::refuse(std::string_view what, const char* reason) {
+  const std::string message = c10::str(what, " cannot be captured in a graph: ", reason, ".");
+  invalidate(message);
+  TORCH_CHECK(false, message);
+}
+
+void MTIAGraph::refuse_on_devices(const char* what) {
+  if (C10_LIKELY(!any_capture())) return;
+  for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
+    MTIAGraph* graph = of(MTIAStream::current(device));
+    if (graph != nullptr && graph->mode_ != at::GraphCaptureMode::Relaxed) graph->refuse(what, kWaits);
+  }
+  TORCH_CHECK(global_captures.load() == 0, what, " is forbidden while a graph is captured in global mode: ", kWaits,
+              ".");
+}
+
+PhiloxSource MTIAGraph::reserve_words(const at::Generator& generator, uint64_t words) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto draws =
+      std::find_if(draws_.begin(), draws_.end(), [&](const Draws& known) { return known.generator == generator; });
+  if (draws == draws_.end()) draws = draws_.insert(draws_.end(), {generator, 0});
+  const auto index = static_cast<size_t>(draws - draws_.begin());
+  return {states_, index, std::exchange(draws->words, draws->words + MTIAGeneratorImpl::round_up(words))};
+}
+
+}  // namespace torch_mtia
+
+namespace at {
+REGISTER_GRAPH_IMPL(MTIA, torch_mtia::MTIAGraph)
+}  // namespace at

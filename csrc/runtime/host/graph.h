@@ -1,0 +1,133 @@
+// A captured graph: its nodes, and what is made of them to run it.
+//
+// Note [Replay]
+// A launch of a graph is one work item of its stream. At instantiation the nodes are cut into chains: runs of nodes in
+// which each depends on just the one before it. Where no two chains that are worth a thread can run at the same time
+// (a capture of one stream is a single chain), all nodes run back to back on the thread that runs the item, in the
+// order of capture. Otherwise that thread and the executors of some streams of the graph's own take chains as they
+// become ready; a thread that has none to run sleeps.
+//
+// The argument blocks of the nodes are shared by everything instantiated from the graph, and some change when they run.
+// So launches exclude each other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "../mtia_runtime.h"
+#include "stream.h"
+
+namespace torch_mtia::runtime::host {
+
+// Memory for objects that live and die together.
+class Arena {
+ public:
+  void* allocate(size_t size);  // aligned to 16
+
+ private:
+  std::vector<std::unique_ptr<std::byte[]>> chunks_;
+  std::byte* free_ = nullptr;
+  size_t num_free_ = 0;
+};
+
+// Grows while it is captured; does not change afterwards.
+class Graph {
+ public:
+  struct Node {
+    mtia_work work;  // with the argument block in the graph's memory
+    Stream* stream;  // in which it was captured
+    uint32_t first_dependency;
+    uint32_t num_dependencies;
+  };
+
+  Graph() = default;
+  ~Graph();
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  // Moves the work in. `dependencies` are indices of earlier nodes. Returns the index of the new one.
+  uint32_t add(const mtia_work& work, Stream& stream, std::span<const uint32_t> dependencies);
+  // Nothing more is added.
+  void seal();
+
+  uint32_t size() const { return static_cast<uint32_t>(nodes_.size()); }
+  const Node& node(uint32_t index) const { return nodes_[index]; }
+  std::span<const uint32_t> dependencies(const Node& node) const {
+    return {dependencies_.data() + node.first_dependency, node.num_dependencies};
+  }
+
+  // Held by a launch while it runs.
+  std::mutex& turn() { return turn_; }
+
+ private:
+  Arena arena_;
+  std::vector<Node> nodes_;
+  std::vector<uint32_t> dependencies_;
+  std::mutex turn_;
+};
+
+// A run of nodes in which each depends on just the one before it.
+struct Chain {
+  std::vector<uint32_t> nodes;
+  std::vector<uint32_t> successors;  // chains
+  uint32_t num_predecessors = 0;     // chains
+  uint64_t cost = 0;
+};
+
+// See Note [Replay]. Shared by the handle and the launches under way.
+class GraphExec : public std::enable_shared_from_this<GraphExec> {
+ public:
+  explicit GraphExec(std::shared_ptr<Graph> graph);
+  ~GraphExec();
+  GraphExec(const GraphExec&) = delete;
+  GraphExec& operator=(const GraphExec&) = delete;
+
+  // Returns as Stream::launch does.
+  mtia_status launch(Stream& stream, const mtia_graph_parameters* parameters);
+
+  // Blocks until all launches are done, but for one that the calling thread is inside of.
+  void wait_for_launches();
+
+ private:
+  class Replay;
+
+  void make_chains();
+  void choose_helpers();
+
+  const std::shared_ptr<Graph> graph_;
+  std::vector<Chain> chains_;
+  std::vector<Stream*> helpers_;  // of the graph's own; none: all nodes run on one thread
+  uint64_t cost_ = 0;
+  int32_t num_threads_ = 1;
+  bool may_run_inline_ = true;
+
+  std::mutex mutex_;
+  std::map<Stream*, Executor::Position> launches_;  // the last in each stream
+};
+
+struct GraphHandle {
+  std::shared_ptr<Graph> graph;
+};
+struct GraphExecHandle {
+  std::shared_ptr<GraphExec> exec;
+};
+
+inline GraphHandle* graph_of(mtia_graph handle) {
+  return reinterpret_cast<GraphHandle*>(handle);
+}
+inline mtia_graph handle_of(GraphHandle* graph) {
+  return reinterpret_cast<mtia_graph>(graph);
+}
+inline GraphExecHandle* graph_exec_of(mtia_graph_exec handle) {
+  return reinterpret_cast<GraphExecHandle*>(handle);
+}
+inline mtia_graph_exec handle_of(GraphExecHandle* exec) {
+  return reinterpret_cast<mtia_graph_exec>(exec);
+}
+
+}  // namespace torch_mtia::runtime::host

@@ -1,0 +1,564 @@
+// Graphs: what is recorded, in which order it runs, what is refused, and when things are freed.
+#include <atomic>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include "core/Graph.h"
+#include "core/WorkTrace.h"
+#include "device_under_test.h"
+
+namespace torch_mtia::test {
+namespace {
+
+core::PoolId new_pool() {
+  static std::atomic<uint64_t> last{0};
+  return {++last, 0};
+}
+
+// Captures what `body` submits.
+template <typename Body>
+void capture(core::Graph& graph, core::Stream& stream, Body&& body) {
+  graph.begin_capture(stream);
+  body();
+  graph.end_capture();
+  graph.instantiate();
+}
+
+void append(core::Stream& stream, std::vector<int>& log, int value, const core::WorkInfo& info = kSmall) {
+  stream.launch(info, [&log, value](const mtia_work_context&) { log.push_back(value); });
+}
+
+void wait_for(core::Stream& waiting, core::Stream& waited_for) {
+  core::Event event(false);
+  event.record(waited_for);
+  waiting.wait(event);
+}
+
+TEST(captured_work_runs_at_each_launch_in_order_and_not_before) {
+  for (const core::WorkInfo& info : {kSmall, kLarge}) {
+    core::Stream& stream = new_stream();
+    core::Graph graph;
+    std::vector<int> log;
+    capture(graph, stream, [&] {
+      for (int i = 0; i < 1000; ++i) append(stream, log, i, info);
+    });
+    finish(stream);
+    CHECK(log.empty());
+    for (int launch = 0; launch < 3; ++launch) graph.launch(stream, nullptr);
+    append(stream, log, -1);
+    finish(stream);
+    CHECK_EQ(log.size(), 3001U);
+    for (int i = 0; i < 3000; ++i) CHECK_EQ(log[static_cast<size_t>(i)], i % 1000);
+    CHECK_EQ(log.back(), -1);
+  }
+}
+
+TEST(work_before_a_capture_still_runs_during_it) {
+  core::Stream& stream = new_stream();
+  Gate gate;
+  hold(stream, gate);
+  std::vector<int> log;
+  append(stream, log, 0);
+  core::Graph graph;
+  graph.begin_capture(stream);
+  append(stream, log, 1);
+  gate.open();
+  graph.end_capture();
+  finish(stream);
+  CHECK_EQ(log.size(), 1U);
+}
+
+TEST(an_empty_graph_can_be_launched) {
+  core::Stream& stream = new_stream();
+  core::Graph graph;
+  capture(graph, stream, [] {});
+  graph.launch(stream, nullptr);
+  finish(stream);
+}
+
+TEST(argument_blocks_are_moved_once_and_destroyed_with_the_graph) {
+  core::Stream& stream = new_stream();
+  const auto owned = std::make_shared<int>(0);
+  {
+    core::Graph graph;
+    capture(graph, stream, [&] {
+      for (int i = 0; i < 10; ++i) stream.launch(kSmall, [owned](const mtia_work_context&) { ++*owned; });
+    });
+    CHECK_EQ(owned.use_count(), 11);
+    graph.launch(stream, nullptr);
+    graph.launch(stream, nullptr);
+    finish(stream);
+    CHECK_EQ(owned.use_count(), 11);
+    CHECK_EQ(*owned, 20);
+  }
+  CHECK_EQ(owned.use_count(), 1);
+}
+
+TEST(what_is_instantiated_does_not_need_the_graph) {
+  core::Stream& stream = new_stream();
+  core::Graph graph;
+  std::vector<int> log;
+  capture(graph, stream, [&] { append(stream, log, 7); });
+  graph.forget_nodes();
+  graph.launch(stream, nullptr);
+  finish(stream);
+  CHECK_EQ(log.size(), 1U);
+}
+
+TEST(destroying_waits_for_a_launch_in_flight) {
+  core::Stream& stream = new_stream();
+  std::atomic<int> done{0};
+  Gate gate;
+  {
+    core::Graph graph;
+    capture(graph, stream, [&] {
+      for (int i = 0; i < 100; ++i) stream.launch(kLarge, [&](const mtia_work_context&) { ++done; });
+    });
+    hold(stream, gate);
+    graph.launch(stream, nullptr);
+    graph.launch(stream, nullptr);
+    std::thread opener([&] { gate.open(); });
+    graph.destroy();
+    CHECK_EQ(done.load(), 200);
+    opener.join();
+    graph.destroy();  // again: nothing happens
+  }
+  finish(stream);
+}
+
+TEST(a_graph_may_be_destroyed_from_inside_its_own_launch) {
+  core::Stream& stream = new_stream();
+  auto graph = std::make_unique<core::Graph>();
+  bool done = false;
+  Gate launched;
+  capture(*graph, stream, [&] {
+    stream.launch(kLarge, [&](const mtia_work_context&) {
+      launched.wait();
+      graph.reset();
+      done = true;
+    });
+  });
+  graph->launch(stream, nullptr);
+  launched.open();
+  finish(stream);
+  CHECK(done);
+}
+
+TEST(destroying_a_graph_during_its_capture_releases_the_streams) {
+  core::Stream& stream = new_stream();
+  core::Stream& side = new_stream();
+  std::vector<int> log;
+  {
+    core::Graph graph;
+    graph.begin_capture(stream);
+    wait_for(side, stream);
+    append(side, log, 1);
+  }
+  append(stream, log, 2);
+  append(side, log, 3);
+  finish(stream);
+  finish(side);
+  CHECK_EQ(log.size(), 2U);
+}
+
+TEST(work_that_is_not_capturable_is_refused_and_named) {
+  core::Stream& stream = new_stream();
+  core::Graph graph;
+  std::vector<int> log;
+  capture(graph, stream, [&] {
+    append(stream, log, 1);
+    const auto message = CHECK_THROWS(runtime::DriverError, append(stream, log, 2, {.name = "aten::item", .flags = 0}));
+    CHECK_CONTAINS(message, "aten::item cannot be captured");
+    append(stream, log, 3);
+  });
+  graph.launch(stream, nullptr);
+  finish(stream);
+  CHECK((log == std::vector<int>{1, 3}));
+}
+
+TEST(a_stream_under_capture_can_be_neither_queried_nor_synchronized) {
+  core::Stream& stream = new_stream();
+  core::Graph graph;
+  graph.begin_capture(stream);
+  CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, stream.query()), "being captured");
+  CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, stream.wait_until_idle()), "being captured");
+  graph.end_capture();
+  CHECK(stream.query());
+}
+
+TEST(an_event_of_a_capture_stands_for_no_time) {
+  core::Stream& stream = new_stream();
+  core::Graph graph;
+  core::Event event(true);
+  graph.begin_capture(stream);
+  event.record(stream);
+  CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, event.query()), "captured");
+  CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, event.synchronize()), "captured");
+  graph.end_capture();
+  CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, event.elapsed_time(event)), "captured");
+  CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, stream.wait(event)), "capture that has ended");
+  event.record(stream);
+  CHECK(event.query());
+}
+
+TEST(a_capture_cannot_wait_for_work_outside) {
+  core::Stream& stream = new_stream();
+  core::Stream& other = new_stream();
+  core::Event event(false);
+  event.record(other);
+  core::Graph graph;
+  graph.begin_capture(stream);
+  CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, stream.wait(event)), "outside the capture");
+  graph.end_capture();
+}
+
+TEST(captures_do_not_mix) {
+  core::Stream& one = new_stream();
+  core::Stream& other = new_stream();
+  core::Graph first;
+  core::Graph second;
+  first.begin_capture(one);
+  second.begin_capture(other);
+  CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, core::Graph().begin_capture(one)), "captured already");
+  core::Event event(false);
+  event.record(one);
+  CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, other.wait(event)), "different captures");
+  second.end_capture();
+  first.end_capture();
+}
+
+TEST(streams_join_by_events_and_leave_with_the_capture) {
+  core::Stream& stream = new_stream();
+  core::Stream& side = new_stream(/*device=*/1);
+  core::Graph graph;
+  std::vector<int> devices;
+  const auto log_device = [&](const mtia_work_context& context) { devices.push_back(context.device); };
+  capture(graph, stream, [&] {
+    stream.launch(kSmall, log_device);
+    CHECK(side.graph() == nullptr);
+    wait_for(side, stream);
+    CHECK(side.graph() == &graph);
+    side.launch(kSmall, log_device);
+    wait_for(stream, side);
+    stream.launch(kSmall, log_device);
+  });
+  CHECK(stream.graph() == nullptr);
+  CHECK(side.graph() == nullptr);
+  graph.launch(stream, nullptr);
+  finish(stream);
+  CHECK((devices == std::vector<int>{0, 1, 0}));
+}
+
+TEST(nodes_tell_names_streams_and_dependencies) {
+  core::Stream& stream = new_stream();
+  core::Stream& side = new_stream();
+  core::Graph graph;
+  const auto nothing = [](const mtia_work_context&) {};
+  capture(graph, stream, [&] {
+    stream.launch({.name = "a"}, nothing);
+    wait_for(side, stream);
+    stream.launch({.name = "b"}, nothing);
+    side.launch({.name = "c"}, nothing);
+    wait_for(stream, side);
+    wait_for(stream, side);  // twice is once
+    stream.launch({.name = "d", .cost = 5}, nothing);
+  });
+  const auto nodes = graph.nodes();
+  CHECK_EQ(nodes.size(), 4U);
+  CHECK_EQ(nodes[3].name, "d");
+  CHECK_EQ(nodes[3].cost, 5U);
+  CHECK(nodes[2].stream == &side);
+  CHECK(nodes[0].dependencies.empty());
+  CHECK((nodes[1].dependencies == std::vector<uint32_t>{0}));
+  CHECK((nodes[2].dependencies == std::vector<uint32_t>{0}));
+  CHECK((nodes[3].dependencies == std::vector<uint32_t>{1, 2}));
+}
+
+TEST(independent_branches_run_at_the_same_time) {
+  if (std::thread::hardware_concurrency() < 2) return;
+  core::Stream& stream = new_stream();
+  core::Stream& side = new_stream();
+  core::Graph graph;
+  std::atomic<int> arrived{0};
+  const auto meet = [&](const mtia_work_context&) {
+    ++arrived;
+    while (arrived % 2 != 0) std::this_thread::yield();  // until the other one is here
+  };
+  std::vector<int> log;
+  capture(graph, stream, [&] {
+    append(stream, log, 0);
+    wait_for(side, stream);
+    stream.launch(kLarge, meet);
+    side.launch(kLarge, meet);
+    wait_for(stream, side);
+    append(stream, log, 1);
+  });
+  for (int i = 0; i < 50; ++i) graph.launch(stream, nullptr);
+  finish(stream);
+  CHECK_EQ(arrived.load(), 100);
+  CHECK_EQ(log.size(), 100U);
+}
+
+// Random forks and joins over four streams: each node checks that its predecessors have run.
+TEST(dependencies_hold_whatever_the_shape_of_the_graph) {
+  uint32_t random = 1;
+  const auto next = [&random](uint32_t bound) {
+    random = random * 1664525 + 1013904223;
+    return (random >> 8) % bound;
+  };
+  for (int round = 0; round < 20; ++round) {
+    std::vector<core::Stream*> streams;
+    for (int i = 0; i < 4; ++i) streams.push_back(&new_stream());
+    constexpr size_t kNodes = 200;
+    std::vector<std::atomic<int>> runs(kNodes);
+    std::atomic<bool> in_order{true};
+    core::Graph graph;
+    graph.begin_capture(*streams[0]);
+    for (int i = 1; i < 4; ++i) wait_for(*streams[static_cast<size_t>(i)], *streams[0]);
+    for (size_t node = 0; node < kNodes; ++node) {
+      core::Stream& stream = *streams[next(4)];
+      if (next(3) == 0) wait_for(stream, *streams[next(4)]);
+      stream.launch(next(4) == 0 ? kLarge : kSmall, [&, node, graph = &graph](const mtia_work_context&) {
+        (void)graph;
+        ++runs[node];
+      });
+    }
+    graph.end_capture();
+    const auto nodes = graph.nodes();
+    graph.destroy();
+    // The same again, now that each node knows what it depends on.
+    core::Graph checking;
+    checking.begin_capture(*streams[0]);
+    std::vector<core::Event> done;
+    for (size_t node = 0; node < kNodes; ++node) done.emplace_back(false);
+    std::set<const core::Stream*> joined{streams[0]};
+    for (size_t node = 0; node < kNodes; ++node) {
+      auto& stream = const_cast<core::Stream&>(*nodes[node].stream);
+      if (joined.insert(&stream).second) wait_for(stream, *streams[0]);
+      for (const uint32_t dependency : nodes[node].dependencies) stream.wait(done[dependency]);
+      stream.launch(node % 4 == 0 ? kLarge : kSmall,
+                    [&runs, &in_order, node, dependencies = nodes[node].dependencies](const mtia_work_context&) {
+                      ++runs[node];
+                      for (const uint32_t dependency : dependencies) {
+                        if (runs[dependency] != runs[node]) in_order = false;
+                      }
+                    });
+      done[node].record(stream);
+    }
+    checking.end_capture();
+    checking.instantiate();
+    for (int launch = 0; launch < 10; ++launch) checking.launch(*streams[0], nullptr);
+    finish(*streams[0]);
+    CHECK(in_order);
+    for (const auto& count : runs) CHECK_EQ(count.load(), 10);
+  }
+}
+
+TEST(launches_of_one_graph_in_several_streams_exclude_each_other) {
+  core::Stream& one = new_stream();
+  core::Stream& other = new_stream();
+  core::Graph graph;
+  std::atomic<int> inside{0};
+  std::atomic<bool> alone{true};
+  int sum = 0;  // not atomic: the sanitizers watch
+  capture(graph, one, [&] {
+    for (int i = 0; i < 10; ++i) {
+      one.launch(kLarge, [&](const mtia_work_context&) {
+        if (++inside != 1) alone = false;
+        ++sum;
+        --inside;
+      });
+    }
+  });
+  for (int i = 0; i < 50; ++i) graph.launch(i % 2 == 0 ? one : other, nullptr);
+  finish(one);
+  finish(other);
+  CHECK(alone);
+  CHECK_EQ(sum, 500);
+}
+
+TEST(parameters_are_set_behind_earlier_launches) {
+  core::Stream& stream = new_stream();
+  core::Graph graph;
+  int64_t parameter = 0;
+  std::vector<int64_t> seen;
+  capture(graph, stream, [&] { stream.launch(kLarge, [&](const mtia_work_context&) { seen.push_back(parameter); }); });
+  Gate gate;
+  hold(stream, gate);
+  for (int64_t i = 0; i < 20; ++i) {
+    const mtia_graph_parameters parameters{&parameter, &i, sizeof(i)};
+    graph.launch(stream, &parameters);
+  }
+  gate.open();
+  finish(stream);
+  for (size_t i = 0; i < 20; ++i) CHECK_EQ(seen[i], static_cast<int64_t>(i));
+}
+
+TEST(an_error_of_a_node_reaches_the_stream_of_the_launch) {
+  core::Stream& stream = new_stream();
+  core::Stream& elsewhere = new_stream();
+  core::Graph graph;
+  int after = 0;
+  capture(graph, stream, [&] {
+    stream.launch({.name = "bad"}, [](const mtia_work_context&) { throw std::runtime_error("out of range"); });
+    stream.launch(kSmall, [&](const mtia_work_context&) { ++after; });
+  });
+  for (int i = 0; i < 2; ++i) {
+    graph.launch(elsewhere, nullptr);
+    CHECK_EQ(CHECK_THROWS(std::runtime_error, finish(elsewhere)), "out of range");
+  }
+  finish(stream);
+  CHECK_EQ(after, 2);
+}
+
+TEST(a_graph_cannot_contain_the_launch_of_another) {
+  core::Stream& stream = new_stream();
+  core::Graph inner;
+  capture(inner, stream, [] {});
+  core::Graph outer;
+  outer.begin_capture(stream);
+  CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, inner.launch(stream, nullptr)), "launch of another one");
+  outer.end_capture();
+}
+
+TEST(threads_capture_on_different_streams) {
+  std::vector<std::thread> threads;
+  std::atomic<int> total{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      core::Stream& stream = new_stream();
+      core::Stream& side = new_stream();
+      for (int round = 0; round < 20; ++round) {
+        core::Graph graph;
+        int own = 0;
+        capture(graph, stream, [&] {
+          for (int i = 0; i < 50; ++i) stream.launch(kSmall, [&](const mtia_work_context&) { ++own; });
+          wait_for(side, stream);
+          for (int i = 0; i < 50; ++i) side.launch(kSmall, [&](const mtia_work_context&) { ++own; });
+          wait_for(stream, side);
+        });
+        for (int i = 0; i < 3; ++i) graph.launch(stream, nullptr);
+        finish(stream);
+        total += own;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(total.load(), 4 * 20 * 300);
+}
+
+TEST(copies_fills_and_pinned_copies_are_captured) {
+  core::Stream& stream = new_stream();
+  auto& allocator = new_allocator();
+  core::Block* from = allocator.allocate(4096, &stream);
+  core::Block* to = allocator.allocate(4096, &stream);
+  std::vector<std::byte> host(4096, std::byte{0});
+  core::Graph graph;
+  capture(graph, stream, [&] {
+    const std::byte pattern{7};
+    const mtia_stream handle = stream.handle();
+    const auto host_address = reinterpret_cast<uint64_t>(host.data());
+    runtime::check(api().memory_fill(handle, core::block_address(from), &pattern, 1, 2048));
+    runtime::check(api().memory_copy(handle, core::block_address(to), core::block_address(from), 4096,
+                                     MTIA_COPY_DEVICE_TO_DEVICE));
+    runtime::check(api().memory_copy(handle, host_address, core::block_address(to), 4096, MTIA_COPY_DEVICE_TO_HOST));
+  });
+  CHECK(host[0] == std::byte{0});
+  graph.launch(stream, nullptr);
+  finish(stream);
+  CHECK(host[2047] == std::byte{7});
+  CHECK(host[2048] == std::byte{0});
+  allocator.free(from);
+  allocator.free(to);
+}
+
+TEST(a_launch_reports_each_node_to_the_tracer) {
+  core::Stream& stream = new_stream();
+  core::Graph graph;
+  std::vector<int> log;
+  CHECK(core::WorkTrace::start());
+  capture(graph, stream, [&] {
+    for (int i = 0; i < 5; ++i) append(stream, log, i);
+  });
+  graph.launch(stream, nullptr);
+  graph.launch(stream, nullptr);
+  finish(stream);
+  const auto records = core::WorkTrace::stop();
+  CHECK_EQ(records.size(), 10U);
+  for (const auto& record : records) {
+    CHECK(record.stream == &stream);
+    CHECK(record.start_ns != 0 && record.end_ns >= record.start_ns);
+  }
+}
+
+TEST(private_pools_are_returned_to_the_byte) {
+  core::Stream& stream = new_stream();
+  auto& allocator = new_allocator();
+  const core::PoolId pool = new_pool();
+  const auto before = allocator.stats().reserved_bytes[core::kAll].current;
+  {
+    core::Graph graph;
+    allocator.use_pool(pool);
+    graph.begin_capture(stream);
+    allocator.direct_to_pool(&stream, pool);
+    core::Block* kept = allocator.allocate(3 << 20, &stream);
+    allocator.free(allocator.allocate(5000, &stream));
+    graph.end_capture();
+    allocator.direct_to_default_pool(&stream);
+    allocator.free(kept);
+    allocator.empty_cache();
+    CHECK(allocator.stats().reserved_bytes[core::kAll].current > before);  // the graph's still
+  }
+  allocator.release_pool(pool);
+  allocator.empty_cache();
+  CHECK_EQ(allocator.stats().reserved_bytes[core::kAll].current, before);
+  CHECK_EQ(allocator.stats().active_bytes[core::kAll].current, 0);
+}
+
+TEST(memory_that_a_side_stream_uses_is_not_used_again_within_the_capture) {
+  core::Stream& stream = new_stream();
+  core::Stream& side = new_stream();
+  auto& allocator = new_allocator();
+  const core::PoolId pool = new_pool();
+  allocator.use_pool(pool);
+  core::Graph graph;
+  graph.begin_capture(stream);
+  allocator.direct_to_pool(&stream, pool);
+  wait_for(side, stream);
+  core::Block* block = allocator.allocate(1000, &stream);
+  const mtia_device_ptr address = core::block_address(block);
+  allocator.record_stream(block, &side);
+  allocator.free(block);
+  core::Block* second = allocator.allocate(1000, &stream);
+  CHECK(core::block_address(second) != address);
+  graph.end_capture();
+  allocator.direct_to_default_pool(&stream);
+  allocator.direct_to_default_pool(&side);
+  CHECK_EQ(allocator.stats().active[core::kAll].current, 1);
+  allocator.free(second);
+  graph.destroy();
+  allocator.release_pool(pool);
+}
+
+TEST(the_cache_is_emptied_around_a_capture) {
+  core::Stream& stream = new_stream();
+  core::Stream& other = new_stream();
+  auto& allocator = new_allocator();
+  allocator.free(allocator.allocate(1000, &stream));
+  allocator.free(allocator.allocate(1000, &other));
+  core::Graph graph;
+  graph.begin_capture(stream);
+  allocator.empty_cache();  // without waiting for the stream that is captured
+  CHECK_EQ(allocator.stats().segment[core::kAll].current, 1);
+  graph.end_capture();
+  allocator.empty_cache();
+  CHECK_EQ(allocator.stats().segment[core::kAll].current, 0);
+}
+
+}  // namespace
+}  // namespace torch_mtia::test
+
+int main(int argc, char** argv) {
+  return torch_mtia::test::run_tests_on_device(argc, argv);
+}

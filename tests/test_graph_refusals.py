@@ -1,0 +1,183 @@
+"""What cannot be captured raises where it is called, says what to do, and leaves everything sound."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from tests.capturing import capture, is_capturing
+
+REFUSED: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
+    "item": (lambda x: x.sum().item(), "aten::_local_scalar_dense.*Keep it on the device"),
+    "if": (lambda x: 1 if x.sum() > 0 else 2, "aten::_local_scalar_dense"),
+    "tolist": (lambda x: x.tolist(), "aten::copy_.*Pin the host tensor"),
+    "to host": (lambda x: x.cpu(), "aten::copy_.*Pin the host tensor"),
+    "from host": (lambda _: torch.ones(16).to("mtia"), "aten::copy_.*Pin the host tensor"),
+    "a tensor of numbers": (lambda _: torch.tensor([1.0, 2.0], device="mtia"), "aten::copy_"),
+    "pinned, but waiting": (lambda x: x.copy_(torch.ones(16).pin_memory()), "aten::copy_.*non_blocking=True"),
+    "device synchronize": (
+        lambda _: torch.mtia.synchronize(),
+        r"synchronize\(\).*before the capture or after a replay",
+    ),
+    "accelerator synchronize": (lambda _: torch.accelerator.synchronize(), r"synchronize\(\)"),
+    "stream synchronize": (lambda _: torch.mtia.current_stream().synchronize(), r"Stream.synchronize\(\)"),
+    "stream query": (lambda _: torch.mtia.current_stream().query(), r"Stream.query\(\)"),
+    "empty_cache": (lambda _: torch.accelerator.empty_cache(), r"empty_cache\(\)"),
+    "nonzero": (lambda x: x.nonzero(), "aten::nonzero cannot be captured.*falls back to the CPU"),
+    "masked_select": (lambda x: x[x > 0], "aten::nonzero|aten::masked_select|aten::index"),
+    "unique": (lambda x: x.unique(), "aten::_unique2"),
+    "an operator without a kernel": (lambda x: torch.linalg.eig(x.view(4, 4)), "aten::linalg_eig.*falls back"),
+}
+
+
+def broken(call: Callable[[torch.Tensor], object], x: torch.Tensor, message: str) -> torch.mtia.MTIAGraph:
+    """A graph whose capture met a call that is refused."""
+    graph = torch.mtia.MTIAGraph()
+    calls = 0
+    with pytest.raises(RuntimeError, match=message), torch.mtia.graph(graph):  # noqa: PT012 - as programs write it
+        x.add_(1)
+        calls += 1
+        call(x)
+        calls += 1
+    assert calls == 1
+    return graph
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_call_raises_and_names_itself(name: str) -> None:
+    call, message = REFUSED[name]
+    x = torch.ones(16, device="mtia")
+    torch.mtia.synchronize()
+    stream, allocated = torch.mtia.current_stream(), torch.accelerator.memory_allocated()
+    graph = broken(call, x, message)
+    assert torch.mtia.current_stream() == stream
+    assert not is_capturing()
+    with pytest.raises(RuntimeError, match=f"lacks what its capture refused.*({message})"):
+        graph.replay()
+    del graph
+    gc.collect()
+    assert torch.accelerator.memory_allocated() == allocated
+    assert x.tolist() == [1] * 16  # nothing ran
+    again, _ = capture(lambda: x.add_(1))
+    again.replay()
+    assert x.tolist() == [2] * 16
+
+
+def test_a_refusal_that_is_caught_still_spoils_the_graph() -> None:
+    x = torch.ones(16, device="mtia")
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        with pytest.raises(RuntimeError, match="cannot be captured"):
+            x.sum().item()
+        x.add_(1)
+    with pytest.raises(RuntimeError, match="lacks what its capture refused: aten::_local_scalar_dense"):
+        graph.replay()
+    graph.reset()
+    with torch.mtia.graph(graph):
+        x.add_(1)
+    graph.replay()
+    assert x[0].item() == 2
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("operations", range(6))
+def test_an_exception_at_any_point_leaves_the_context_as_it_came(operations: int) -> None:
+    x = torch.ones(8, device="mtia", requires_grad=True)
+    side = torch.mtia.Stream()
+    before = torch.mtia.current_stream()
+
+    def steps() -> None:
+        main = torch.mtia.current_stream()
+        y = x * 2
+        yield_point(1)
+        side.wait_stream(main)
+        yield_point(2)
+        with torch.mtia.stream(side):
+            z = y + 1
+            yield_point(3)
+        main.wait_stream(side)
+        z.sum().backward()
+        yield_point(4)
+        torch.rand(3, device="mtia")
+        yield_point(5)
+
+    def yield_point(number: int) -> None:
+        if number == operations:
+            raise Stop
+
+    stream = torch.mtia.Stream()
+    graph = torch.mtia.MTIAGraph()
+    if operations == 0:
+        with torch.mtia.graph(graph, stream=stream):
+            steps()
+    else:
+        with pytest.raises(Stop), torch.mtia.graph(graph, stream=stream):
+            steps()
+    assert torch.mtia.current_stream() == before
+    for one in (before, stream, side):
+        with torch.mtia.stream(one):
+            assert not is_capturing()
+            assert (torch.ones(2, device="mtia") + 1).sum().item() == 4
+
+
+def test_a_capture_does_not_wait_for_streams_outside_it() -> None:
+    other = torch.mtia.Stream()
+    graph = torch.mtia.MTIAGraph()
+    with pytest.raises(RuntimeError, match="outside the capture; let the other stream join"), torch.mtia.graph(graph):
+        torch.mtia.current_stream().wait_stream(other)
+
+
+def test_an_event_of_a_capture_tells_no_time() -> None:
+    event = torch.Event("mtia", enable_timing=True)
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        event.record()
+        with pytest.raises(RuntimeError, match="a point in that graph"):
+            event.query()
+    with pytest.raises(RuntimeError, match="a point in that graph"):
+        event.synchronize()
+    event.record()
+    event.synchronize()
+
+
+def test_a_graph_cannot_be_replayed_in_a_capture() -> None:
+    inner, _ = capture(lambda: torch.ones(2, device="mtia"))
+    outer = torch.mtia.MTIAGraph()
+    with pytest.raises(RuntimeError, match="the replay of another one"), torch.mtia.graph(outer):
+        inner.replay()
+
+
+def test_the_state_of_a_generator_is_out_of_reach_in_a_capture() -> None:
+    torch.mtia.get_rng_state()
+    for call in (
+        lambda: torch.mtia.manual_seed(1),
+        torch.mtia.get_rng_state,
+        lambda: torch.mtia.set_rng_state(torch.zeros(16, dtype=torch.uint8)),
+    ):
+        graph = torch.mtia.MTIAGraph()
+        with (
+            pytest.raises(RuntimeError, match="neither read nor set while a graph is captured"),
+            torch.mtia.graph(graph),
+        ):
+            call()
+
+
+def test_other_threads_go_on_while_one_captures() -> None:
+    def eager() -> float:
+        with torch.mtia.stream(torch.mtia.Stream()):
+            return float((torch.ones(100, device="mtia") * 2).sum().item())
+
+    graph = torch.mtia.MTIAGraph()
+    x = torch.zeros(3, device="mtia")
+    with ThreadPoolExecutor(1) as other, torch.mtia.graph(graph, stream=torch.mtia.Stream()):
+        x.add_(1)
+        assert other.submit(eager).result() == 200
+    graph.replay()
+    assert x.tolist() == [1] * 3

@@ -1,0 +1,57 @@
+"""Host functions in streams: see docs/streams.md."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from collections.abc import Callable
+
+import torch
+
+from torch_mtia import _C, graphs
+
+__all__ = ["launch_host_function"]
+
+
+def launch_host_function(stream: torch.Stream, function: Callable[[], object]) -> None:
+    """Has `function()` called in the stream, behind the work submitted so far and before what comes next.
+
+    Does not wait. The function runs on a thread of the driver, with the interpreter lock; it must not wait for the
+    stream. What it raises is raised as RuntimeError, with its text, at the stream's next synchronizing call. If the
+    stream is being captured in a graph, the function becomes a node of it and is called at each replay. The
+    counterpart of CUDA's cudaLaunchHostFunc.
+
+    Args:
+        stream: of an mtia device.
+        function: takes no arguments; what it returns is dropped. It is kept until it has been called; in a graph,
+            until some time after the graph is destroyed.
+
+    Raises:
+        ValueError: the stream is not of an mtia device.
+        TypeError: the function is not callable.
+    """
+    if stream.device.type != "mtia":
+        raise ValueError(f"stream must be of an mtia device, not of {stream.device}")
+    if not callable(function):
+        raise TypeError(f"function must be callable, not {type(function).__name__}")
+    _finish_before_exit()
+    call = function if graphs.is_stream_capturing(stream) else _once(function)
+    _C._launch_host_function(stream.stream_id, stream.device_index, call)
+
+
+def _once(function: Callable[[], object]) -> Callable[[], object]:
+    """What calls the function and then no longer keeps it."""
+    pending = [function]
+    return lambda: pending.pop()()
+
+
+@functools.cache
+def _finish_before_exit() -> None:
+    """Registers a wait: a function that is still queued when the interpreter ends could not run any more."""
+
+    def finish() -> None:
+        if not torch.mtia._is_in_bad_fork():
+            for device in range(torch.mtia.device_count()):
+                torch.mtia.synchronize(device)
+
+    atexit.register(finish)
