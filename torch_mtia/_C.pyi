@@ -4,10 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, final
 
 import torch
-<<<<<<< HEAD
-=======
 from torch import Tensor
->>>>>>> 4210cb7cd5abf1012a34a9e630c9591652b169bf
 
 class DriverInfo(TypedDict):
     name: str
