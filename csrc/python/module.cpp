@@ -86,9 +86,6 @@ PYBIND11_MODULE(_C, m) {
     return MTIAStream(c10::Stream::unpack3(stream_id, device, kDeviceType)).core().graph() != nullptr;
   });
   bind_triton_launcher(m);
-  bind_graph_outputs(m);
-  bind_host_function(m);
-  bind_empty_strided(m);
   bind_empty_strided(m);
   bind_graph_outputs(m);
   bind_host_function(m);
