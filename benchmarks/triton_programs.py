@@ -59,17 +59,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @triton.jit
 def sum_rows_kernel(x_pointer, out_pointer, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, columns, BLOCK):
-        offsets = first + tl.arange(0, BLOCK)
-        total += tl.load(x_pointer + row * columns + offsets, offsets < columns, other=0.0)
-    tl.store(out_pointer + row, tl.sum(total, axis=0))
+    offsets = tl.arange(0, BLOCK)
+    x = tl.load(x_pointer + row * columns + offsets, offsets < columns, other=0.0)
+    tl.store(out_pointer + row, tl.sum(x, axis=0))
 
 
 def sum_last_axis(x: torch.Tensor) -> torch.Tensor:
     rows, columns = x.shape
     out = torch.empty(rows, device=x.device)
-    sum_rows_kernel[(rows,)](x, out, columns, BLOCK=1024)
+    sum_rows_kernel[(rows,)](x, out, columns, BLOCK=triton.next_power_of_2(columns))
     return out
 
 
@@ -185,7 +183,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     (m, k), n = a.shape, b.shape[1]
     integers = a.dtype == torch.int8
     out = torch.empty(m, n, device=a.device, dtype=torch.int32 if integers else a.dtype)
-    block_m, block_n, block_k = min(m, 128), min(n, 64), 64
+    block_m, block_n, block_k = min(m, 128), min(n, 64), min(k, 256)
     matmul_kernel[(n // block_n, m // block_m)](
         a,
         b,

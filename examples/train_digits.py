@@ -2,7 +2,7 @@
 
 Parameters and the order of the data are drawn on the CPU, so both devices see the same numbers:
 
-    python examples/train_digits.py --device mtia
+    python examples/train_digits.py --device mtia --compile
     python examples/train_digits.py --compare      # both, and fails if they differ
 """
 
@@ -87,7 +87,7 @@ def run(device: str, options: argparse.Namespace) -> Run:
         data.batches(options.epochs, options.seed),
         steps=options.epochs * -(-len(data.train_images) // BATCH_SIZE),
         evaluate=lambda: accuracy(network_in_training.model, data, device),
-        allow_fallback=options.allow_fallback,
+        options=options,
     )
 
 

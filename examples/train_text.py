@@ -2,7 +2,7 @@
 
 Parameters, the order of the data and the sampled characters are drawn on the CPU, so both devices see the same numbers:
 
-    python examples/train_text.py --device mtia
+    python examples/train_text.py --device mtia --compile
     python examples/train_text.py --compare      # both, and fails if they differ
 """
 
@@ -235,7 +235,7 @@ def run(device: str, options: argparse.Namespace) -> Run:
         source.batches(options.steps, shape.context, options.seed),
         steps=options.steps,
         evaluate=lambda: bits_per_character(model, source.held_out, device),
-        allow_fallback=options.allow_fallback,
+        options=options,
     )
     print(f"what the network writes on {device}:")
     print("\n".join(f"  | {line}".rstrip() for line in sample(model, source, device, options.seed).splitlines()))

@@ -79,17 +79,19 @@ def train(
     batches: Iterable[Batch],
     steps: int,
     evaluate: Callable[[], float],
-    allow_fallback: bool,
+    options: argparse.Namespace,
 ) -> Run:
     """Trains on `steps` batches of CPU tensors, with a progress bar, then evaluates.
 
-    Unless `allow_fallback`, a step that needs the CPU fallback raises NotImplementedError.
+    Unless `options.allow_fallback`, a step that needs the CPU fallback raises NotImplementedError.
     """
+    if options.compile:
+        training.model.compile()
     losses: list[torch.Tensor] = []
     reset_fallbacks(device)
     start = time.perf_counter()
     with (
-        contextlib.nullcontext() if allow_fallback else fallbacks_forbidden(device),
+        contextlib.nullcontext() if options.allow_fallback else fallbacks_forbidden(device),
         tqdm(total=steps, desc=f"training on {device}", unit="step") as progress,
     ):
         for inputs, targets in batches:
@@ -189,6 +191,7 @@ def parser(description: str | None, output: Path) -> argparse.ArgumentParser:
     options.add_argument("--device", choices=("mtia", "cpu"), default="mtia")
     options.add_argument("--compare", action="store_true", help="train on both devices and compare the runs")
     options.add_argument("--allow-fallback", action="store_true", help="let training steps use the CPU fallback")
+    options.add_argument("--compile", action="store_true", help="compile the network with torch.compile")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--output", type=Path, default=output, help="the loss curve, a picture (default: %(default)s)")
     options.add_argument("--losses", type=Path, metavar="FILE.json", help="write all figures of the runs")

@@ -30,12 +30,13 @@ def run_demo(run_script: RunScript, name: str, *options: str) -> Finished:
     ("name", "length", "final"),
     [
         ("train_digits.py", ("--epochs", "2"), 0.5),
+        pytest.param("train_digits.py", ("--epochs", "2", "--compile"), 0.5, marks=pytest.mark.slow),
         pytest.param("train_text.py", ("--steps", "25"), 0.8, marks=pytest.mark.slow),
     ],
-    ids=["digits", "text"],
+    ids=["digits", "digits, compiled", "text"],
 )
 def test_a_demo_compares_two_devices(
-    name: str, length: tuple[str, str], final: float, run_script: RunScript, tmp_path: Path
+    name: str, length: tuple[str, ...], final: float, run_script: RunScript, tmp_path: Path
 ) -> None:
     options = ("--compare", "--allow-fallback", "--losses", "losses.json", "--output", "loss.png")
     finished = run_demo(run_script, name, *options, *length)
@@ -50,9 +51,11 @@ def test_a_demo_compares_two_devices(
 def test_a_training_step_must_not_fall_back(run_script: RunScript) -> None:
     finished = run_script(
         f"""
-        import sys, torch
+        import argparse, sys, torch
         sys.path.insert(0, {str(EXAMPLES)!r})
         import training
+
+        options = argparse.Namespace(allow_fallback=False, compile=False)
 
         library = torch.library.Library("demo", "DEF")  # an operator that has no kernel for mtia
         library.define("loss(Tensor y) -> Tensor")
@@ -61,7 +64,7 @@ def test_a_training_step_must_not_fall_back(run_script: RunScript) -> None:
         optimizer = torch.optim.SGD(model.parameters())
         network = training.Training(model, optimizer, lambda y, targets: torch.ops.demo.loss(y))
         try:
-            training.train("mtia", network, [(torch.rand(2, 4), torch.rand(2))], 1, lambda: 0.0, allow_fallback=False)
+            training.train("mtia", network, [(torch.rand(2, 4), torch.rand(2))], 1, lambda: 0.0, options)
         except NotImplementedError as error:
             print(error)
         """

@@ -251,3 +251,61 @@ def test_an_access_outside_of_live_memory_is_named(monkeypatch: pytest.MonkeyPat
         kernel[(3,)](x, z, N=32, check_bounds=True)
     kernel[(2,)](x, z, N=32, check_bounds=True)
     assert torch.equal(z[:64], x)
+
+
+@triton.jit
+def transposed_copy_kernel(x, z, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = (m[:, None] < M) & (n[None, :] < N)
+    value = tl.load(x + n[None, :] * M + m[:, None], mask, other=0)
+    tl.store(z + m[:, None] * N + n[None, :], value, mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize(("m", "n"), [(32, 64), (50, 37), (16, 16), (8, 40)])
+def test_transposing(dtype: torch.dtype, m: int, n: int) -> None:
+    """Whole squares are transposed in registers, with what lies beyond the edges masked."""
+    x = torch.randint(0, 100, (n, m)).to(dtype)
+    z = torch.zeros(m, n, dtype=dtype)
+    transposed_copy_kernel[(triton.cdiv(m, 32), triton.cdiv(n, 16))](x, z, m, n, BLOCK_M=32, BLOCK_N=16)
+    assert torch.equal(z, x.t())
+
+
+@triton.jit
+def shifted_kernel(x, z, size, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(z + i, tl.load(x + i, i < size, other=0) + 1, i < size)
+
+
+@pytest.mark.parametrize("shift", [-300, -17, -1, 0, 1, 17, 300, 2048])
+def test_a_store_does_not_disturb_what_it_has_still_to_read(shift: int) -> None:
+    """The program finds out by itself how its two arguments overlap."""
+    memory = torch.arange(4096, dtype=torch.int32)
+    expected = memory.clone()
+    expected[1024 + shift : 2000 + shift] = memory[1024:2000] + 1
+    shifted_kernel[(1,)](memory[1024:], memory[1024 + shift :], 976, BLOCK=1024)
+    assert torch.equal(memory, expected)
+
+
+@triton.jit
+def padded_softmax_kernel(x, z, kept, columns, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    mask = i < columns
+    row = tl.program_id(0)
+    value = tl.load(x + row * columns + i, mask, other=0.0)
+    largest = tl.max(tl.where(mask, value, -float("inf")), 0)
+    numerator = tl.exp(value - largest)
+    total = tl.sum(tl.where(mask, numerator, 0.0), 0)
+    tl.store(z + row * columns + i, numerator / total, mask)
+    tl.store(kept + row * BLOCK + i, numerator)
+
+
+@pytest.mark.parametrize("columns", [1, 16, 100, 512])
+def test_what_is_stored_beyond_a_mask_is_computed(columns: int) -> None:
+    """Loops end with the mask, but not where another statement needs what lies behind."""
+    x, z, kept = torch.randn(3, columns), torch.zeros(3, columns), torch.zeros(3, 512)
+    padded_softmax_kernel[(3,)](x, z, kept, columns, BLOCK=512)
+    torch.testing.assert_close(z, x.softmax(1))
+    padded = torch.nn.functional.pad(x, (0, 512 - columns))
+    torch.testing.assert_close(kept, (padded - x.amax(1, keepdim=True)).exp())

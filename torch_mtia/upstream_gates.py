@@ -14,7 +14,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -62,8 +62,6 @@ def _profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
 def _is_current_stream_capturing(_original: Any) -> Callable[[], bool]:
     def is_current_stream_capturing() -> bool:
         """Whether work of the current stream of the current device is being captured in a graph."""
-        import torch
-
         from torch_mtia import graphs
 
         return torch.mtia.is_initialized() and graphs.is_stream_capturing(torch.mtia.current_stream())
@@ -110,16 +108,9 @@ def _system_with_mtia(original: Callable[[], dict[str, Any]]) -> Any:
 
 
 def _choices_for_mtia(original: Callable[[], Any] | None) -> Callable[[], Any]:
-    if original is not None:  # somebody's own
-        return original
-    return mtia_choices
+    from torch_mtia import inductor
 
-
-def mtia_choices() -> Any:
-    """Inductor's choices with those for mtia. Imports Inductor, which imports its configuration first."""
-    from torch_mtia.inductor.choices import MTIAChoices
-
-    return MTIAChoices()
+    return original or inductor.choices_for_mtia  # the original: somebody's own
 
 
 def _get_generator(device: torch.device) -> torch.Generator:
@@ -187,6 +178,32 @@ def _device_list(name: str, module: str, why: str) -> Gate:
         replace=_adds_mtia(lambda constant: "cuda" in constant and "xpu" in constant),
         is_needed=lambda code: not _lists_mtia(code),
     )
+
+
+class _TorchWithMtiaAsCuda:
+    """What the log of autotuning takes for torch."""
+
+    class cuda:
+        @staticmethod
+        def get_device_name() -> str:
+            return str(torch.mtia.get_device_properties()["name"])
+
+        device_count = torch.mtia.device_count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _log_of_mtia(original: Any) -> Callable[..., None]:
+    of_mtia = FunctionType(original.__code__, {**original.__globals__, "torch": _TorchWithMtiaAsCuda()})
+
+    @functools.wraps(original)
+    def log_autotuning_results(self: Any, name: str, input_nodes: list[Any], *args: Any) -> None:
+        is_ours = any(node.get_device().type == "mtia" for node in input_nodes)
+        (of_mtia if is_ours else original)(self, name, input_nodes, *args)
+
+    log_autotuning_results.__module__ = __name__
+    return log_autotuning_results
 
 
 def _split_keys(original: Callable[..., int]) -> Callable[..., int]:
@@ -304,14 +321,6 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: "mtia" not in original(),
     ),
     Gate(
-        name="is_current_stream_capturing",
-        modules=("torch.mtia",),
-        versions=((2, 13),),
-        why="torch.mtia has no counterpart of torch.cuda.is_current_stream_capturing.",
-        replace=_is_current_stream_capturing,
-        is_needed=lambda original: original is None,
-    ),
-    Gate(
         name="profile._parse_kineto_results",
         modules=("torch.autograd.profiler",),
         versions=((2, 13),),
@@ -374,6 +383,14 @@ GATES: tuple[Gate, ...] = (
         why="It asks torch.cuda for the number of processors whatever the device.",
         replace=_number_of_processors,
         is_needed=lambda original: "mtia" not in inspect.getsource(original),
+    ),
+    Gate(
+        name="DebugFormatter.log_autotuning_results",
+        modules=("torch._inductor.debug",),
+        versions=((2, 13),),
+        why="The log of autotuning names torch.cuda's device, and raises where there is none.",
+        replace=_log_of_mtia,
+        is_needed=lambda original: "mtia" not in original.__module__,
     ),
     Gate(
         name="get_split_k",
@@ -453,6 +470,8 @@ GATES: tuple[Gate, ...] = (
 
 originals: dict[tuple[str, str], Any] = {}
 """What was replaced, by module and name."""
+_replaced: dict[int, tuple[Any, Any]] = {}
+"""By id, replacements and what they replaced: for modules that import a name by value after it was replaced."""
 
 
 def _open(gate: Gate, module: ModuleType) -> None:
@@ -460,8 +479,12 @@ def _open(gate: Gate, module: ModuleType) -> None:
     if key not in originals:
         *owner, attribute = gate.name.split(".")
         holder = functools.reduce(getattr, owner, module)
-        originals[key] = getattr(holder, attribute, None)
-        setattr(holder, attribute, gate.replace(originals[key]))
+        present = getattr(holder, attribute, None)
+        _, originals[key] = _replaced.get(id(present), (present, present))
+        if originals[key] is present:
+            replacement = gate.replace(present)
+            _replaced[id(replacement)] = (replacement, present)
+            setattr(holder, attribute, replacement)
 
 
 def apply(torch_version: str, gates: Sequence[Gate] = GATES) -> None:

@@ -6,8 +6,19 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from torch_mtia.import_hooks import after_import
+
+if TYPE_CHECKING:
+    from torch_mtia.inductor.choices import MTIAChoices
+
+
+def choices_for_mtia() -> MTIAChoices:
+    """The value of `torch._inductor.config.inductor_choices_class`, unless somebody sets another."""
+    from torch_mtia.inductor.choices import MTIAChoices
+
+    return MTIAChoices()
 
 
 def register() -> None:

@@ -103,63 +103,6 @@ def _saturate(x: Number) -> Number:
     return positive.where(positive.compare("olt", 1.0), 1.0)
 
 
-def _initial_inverse(log_of_product: Number) -> Number:
-    """Winitzki's closed formula for the inverse error function, good to three digits."""
-    a = 0.147
-    half = log_of_product * 0.5 + 2 / (math.pi * a)
-    return ((half * half - log_of_product / a).sqrt() - half).sqrt()
-
-
-def _halley(x: Number, error: Number) -> Number:
-    """A step toward the root, given erf(x) less what it should be."""
-    slope = vecmath.FUNCTIONS["exp"](-(x * x)) * (2 / math.sqrt(math.pi))
-    u = error / slope
-    return x - u / (x * u + 1.0)
-
-
-@through_double("erfinv")
-def _erfinv(y: Number) -> Number:
-    size = abs(y)
-    x = _initial_inverse(vecmath.FUNCTIONS["log1p"](-(size * size)))
-    for _ in range(3):
-        near = vecmath.FUNCTIONS["erf"](x) - size
-        far = (1.0 - size) - vecmath.FUNCTIONS["erfc"](x)
-        x = _halley(x, near.where(size.compare("olt", 0.5), far))
-    x = x.constant(math.inf).where(size.compare("oeq", 1.0), x)
-    x = (size * (math.sqrt(math.pi) / 2)).where(size.compare("olt", 1e-8), x)
-    return x.sign_of(y)
-
-
-@through_double("erfcinv")
-def _erfcinv(y: Number) -> Number:
-    upper = y.compare("ogt", 1.0)
-    tail = (2.0 - y).where(upper, y)
-    x = _initial_inverse(vecmath.FUNCTIONS["log"](tail) + vecmath.FUNCTIONS["log1p"](1.0 - tail))
-    for _ in range(3):
-        x = _halley(x, tail - vecmath.FUNCTIONS["erfc"](x))
-    x = x.constant(math.inf).where(tail.compare("oeq", 0.0), x)
-    middle = 1.0 - y  # exact, where erfc(x) loses the digits of x
-    return vecmath.FUNCTIONS["erfinv"](middle).where(abs(middle).compare("olt", 0.5), (-x).where(upper, x))
-
-
-SQRT_HALF_REST = 4.833646656726457e-17  # of -sqrt(1/2), rounded
-
-
-@through_double("normcdf")
-def _normcdf(x: Number) -> Number:
-    """erfc(t) / 2 for t = -x sqrt(1/2), less what rounding t changes."""
-    t = x * -math.sqrt(0.5)
-    lost = x.fma(-math.sqrt(0.5), -t) + x * SQRT_HALF_REST
-    slope = vecmath.FUNCTIONS["exp"](-(t * t)) * (1 / math.sqrt(math.pi))
-    value = vecmath.FUNCTIONS["erfc"](t) * 0.5
-    return (value - lost * slope).where(abs(t).compare("olt", 30.0), value)
-
-
-@through_double("normcdfinv")
-def _normcdfinv(p: Number) -> Number:
-    return vecmath.FUNCTIONS["erfcinv"](p * 2.0) * -math.sqrt(2)
-
-
 @vecmath.function("logb")
 def _logb(x: Number) -> Number:
     m, e = vecmath.split(abs(x))

@@ -16,9 +16,9 @@ from torch_mtia.triton.emit.masks import limits
 from torch_mtia.triton.emit.nest import (
     ZERO,
     Buffer,
-    Index,
     Strip,
     apply,
+    complete,
     innermost_first,
     row_major,
     write_buffer,
@@ -26,9 +26,10 @@ from torch_mtia.triton.emit.nest import (
 from torch_mtia.triton.emit.parameters import HOST_OFFSET, SCRATCH
 from torch_mtia.triton.emit.registry import COSTS, ELEMENTWISE, LAZY, SCALARS, STATEMENTS, WRITES, Unsupported
 from torch_mtia.triton.emit.strides import StrideAnalysis, dimension_votes, operand_dims
+from torch_mtia.triton.emit.transpose import is_square, transpose_into, transpose_loads
 from torch_mtia.triton.floats import element_size, llvm_element
 from torch_mtia.triton.lanes import Lane, materialize
-from torch_mtia.triton.llvm import Builder, Value, integer
+from torch_mtia.triton.llvm import Builder, Value
 from torch_mtia.triton.ttir import Block, Function, Module, Op, Region
 from torch_mtia.triton.ttir import Value as Tensor
 
@@ -351,7 +352,7 @@ class KernelEmitter:
         ends = limits(self, mask, shape, saves) if mask is not None else {}
         if dim is None:
             dim = self.choose_dim(roots, shape)
-        self.transpose_loads(roots, shape, dim)
+        transpose_loads(self, roots, shape, dim)
         buffers = {value: self.save_buffer(value, dim) for value in saves}
         self.loop_over(shape, dim, body, buffers, width, roots, ends)
         self.buffers.update(buffers)
@@ -392,7 +393,7 @@ class KernelEmitter:
             outer = self.hoist(roots, shape, dim, index, lanes)
             index[dim] = Lane(stack.enter_context(self.b.loop(0, shape[dim], width, ends.get(dim))), 1 if lanes else 0)
             start = len(self.b.lines)
-            body(Strip(self, _complete(index), lanes, saves, outer))
+            body(Strip(self, complete(index), lanes, saves, outer))
             self.cost += (len(self.b.lines) - start) * self.trips
 
     def hoist(
@@ -411,7 +412,7 @@ class KernelEmitter:
             assert value.op is not None
             if inner not in dims:
                 place = tuple(ZERO if d is None else index[d] for d in dims)
-                strip.value(value, _complete(place))
+                strip.value(value, complete(place))
                 return
             for operand in value.op.operands:
                 if operand.type.shape is not None:
@@ -471,8 +472,8 @@ class KernelEmitter:
 
             (value, target), *others = written
             across = target.strides.index(1) if 1 in target.strides else dim
-            if not others and not saves and self.is_square(value, dim, across):
-                self.transpose_into(value, target, dim, across)
+            if not others and not saves and is_square(self, value, dim, across):
+                transpose_into(self, value, target, dim, across)
             else:
                 self.loop_over(shape, dim, body, buffers, roots=roots)
             self.buffers.update(buffers)
@@ -482,49 +483,6 @@ class KernelEmitter:
         return [
             self.buffers[value] if target is None else target for value, target in zip(values, targets, strict=True)
         ]
-
-    def transpose_loads(self, roots: Sequence[Tensor], shape: tuple[int, ...], dim: int) -> None:
-        """Reads, before the nest and in squares, what lies side by side along another dimension than its strips."""
-        order, at_index = self.reach(roots, shape)
-        for value in order:
-            if value.op is None or value.op.name != "tt.load" or not at_index[value]:
-                continue
-            strides = self.strides.strides(value.op.operands[0])
-            size = element_size(value.type.element)
-            along = next((d for d, stride in enumerate(strides) if stride == size and shape[d] > 1), dim)
-            if strides[dim] not in (0, size) and self.is_square(value, along, dim):
-                buffer = self.save_buffer(value, dim)
-                self.transpose_into(value, buffer, along, dim)
-                self.buffers[value] = buffer
-
-    def is_square(self, value: Tensor, along: int, across: int) -> bool:
-        """Whether a tensor can be transposed in registers."""
-        shape = value.type.shape
-        assert shape is not None
-        return along != across and min(shape[along], shape[across]) >= self.width and value.type.element != "i1"
-
-    def transpose_into(self, value: Tensor, buffer: Buffer, along: int, across: int) -> None:
-        """Evaluates a tensor in strips along one dimension, and writes it to a buffer in strips along another."""
-        shape = buffer.shape
-        index: list[Lane | None] = [None] * len(shape)
-        start = len(self.b.lines)
-        with contextlib.ExitStack() as stack, self.repeated(value.type.numel // self.width**2):
-            for d in range(len(shape)):
-                step = self.width if d in (along, across) else 1
-                index[d] = Lane(stack.enter_context(self.b.loop(0, shape[d], step)))
-            corner = _complete(index)
-
-            def place(varying: int, other: int, number: int) -> Index:
-                moved = list(corner)
-                moved[varying] = Lane(corner[varying].value, 1)
-                moved[other] = Lane(self.b.add(corner[other].value, integer(number, "i32")))
-                return tuple(moved)
-
-            lanes = range(self.width)
-            rows = [Strip(self, place(along, across, row), self.width).vector(value) for row in lanes]
-            for column, vector in enumerate(self.b.transpose(rows)):
-                write_buffer(self.b, buffer, place(across, along, column), Lane(vector, None), self.width)
-            self.cost += (len(self.b.lines) - start) * self.trips
 
     def row_major_buffer(self, value: Tensor, op: Op) -> Buffer:
         """The tensor in a buffer in the order of its dimensions."""
@@ -630,11 +588,3 @@ class KernelEmitter:
             parameters.append(value)
             self.set_scalar(argument, value)
         return parameters
-
-
-def _complete(index: Sequence[Lane | None]) -> Index:
-    return tuple(lane for lane in index if lane is not None)
-
-
-def zero_index(rank: int) -> list[Lane]:
-    return [Lane(integer(0, "i32")) for _ in range(rank)]

@@ -11,6 +11,7 @@ written to a buffer by the first nest that evaluates it. `index` says which elem
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch_mtia.triton import vecmath
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
     from torch_mtia.triton.emit.kernel import KernelEmitter
 
 Index = tuple[Lane, ...]
+
+
+def complete(index: Sequence[Lane | None]) -> Index:
+    """An index whose dimensions were filled in one by one."""
+    return tuple(lane for lane in index if lane is not None)
 
 
 @dataclasses.dataclass(eq=False)

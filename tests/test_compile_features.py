@@ -1,0 +1,333 @@
+"""Features of torch.compile take effect on mtia: generated code or counters say so, not only results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch._dynamo.utils import counters
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import run_and_get_code
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from tests.compiled import generated, kernels
+
+Tensor = torch.Tensor
+
+
+def on_device(*shape: int, **options: Any) -> Tensor:
+    return torch.randn(shape).to("mtia", **options)
+
+
+# Control flow ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_cond(sign: int) -> None:
+    x = (sign * torch.rand(5, 6)).to("mtia").requires_grad_()
+    result, code = generated(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), x, fullgraph=True)
+    result.sum().backward()
+    torch.testing.assert_close(result, x.sin() if sign > 0 else x.cos())
+    torch.testing.assert_close(x.grad, x.cos() if sign > 0 else -x.sin())
+    assert "if buf" in code
+
+
+def test_while_loop() -> None:
+    def function(x: Tensor) -> Tensor:
+        start = torch.zeros((), dtype=torch.int64, device=x.device)
+        return while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, x * 2), (start, x))[1]  # type: ignore[no-any-return]
+
+    x = on_device(10)
+    result, code = generated(function, x, fullgraph=True)
+    assert torch.equal(result, x * 8)
+    assert re.search(r"^ *while ", code, re.MULTILINE)
+
+
+def test_scan() -> None:
+    def function(x: Tensor) -> Tensor:
+        start = torch.zeros(x.shape[1], device=x.device)
+        return scan(lambda carry, row: (carry + row, carry * row), start, x)[1]  # type: ignore[no-any-return]
+
+    x = on_device(4, 5)
+    torch.testing.assert_close(generated(function, x, fullgraph=True)[0], function(x))
+
+
+def test_associative_scan_is_a_scan_of_triton() -> None:
+    x = on_device(10, 20)
+    result, code = generated(lambda x: associative_scan(torch.add, x, 0, combine_mode="pointwise"), x, fullgraph=True)
+    torch.testing.assert_close(result, x.cumsum(0))
+    assert "tl.associative_scan" in code
+
+
+# Attention and matrix products ----------------------------------------------------------------------------------------
+
+
+def test_flex_attention_and_its_gradients() -> None:
+    mask = create_block_mask(lambda _b, _h, q, k: q >= k, None, None, 128, 128, device="mtia")
+    q, k, v = operands = tuple(on_device(1, 2, 128, 16).requires_grad_() for _ in range(3))
+    result, code = generated(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), q, k, v, fullgraph=True)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    gradient = on_device(1, 2, 128, 16)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+    expected_gradients = torch.autograd.grad(expected, operands, gradient)
+    torch.testing.assert_close(
+        torch.autograd.grad(result, operands, gradient), expected_gradients, rtol=1e-3, atol=1e-3
+    )
+    assert "triton_tem_fused_flex_attention" in code
+
+
+def test_flex_attention_of_one_query_divides_the_keys() -> None:
+    query, key, value = on_device(1, 4, 1, 16), on_device(1, 4, 256, 16), on_device(1, 4, 256, 16)
+    result, code = generated(flex_attention, query, key, value, fullgraph=True)
+    torch.testing.assert_close(result, F.scaled_dot_product_attention(query, key, value), rtol=1e-4, atol=1e-4)
+    assert "SPLIT_KV" in code
+
+
+@pytest.mark.parametrize("operator", [torch.mm, torch.bmm])
+def test_products_with_a_wider_result(operator: Any) -> None:
+    shape = (2, 10, 20) if operator is torch.bmm else (10, 20)
+    a = on_device(*shape, dtype=torch.bfloat16)
+    b = a.transpose(-1, -2).contiguous()
+    result, _ = generated(lambda a, b: operator(a, b, out_dtype=torch.float32), a, b)
+    torch.testing.assert_close(result, operator(a.float(), b.float()))
+
+
+def test_templates_take_part_in_autotuning_and_fuse_what_follows() -> None:
+    a, b, bias = on_device(64, 64), on_device(64, 64), on_device(64)
+    options = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON", "benchmark_epilogue_fusion": False}
+    result, code = generated(lambda a, b, bias: F.relu(torch.addmm(bias, a, b)) * 3, a, b, bias, options=options)
+    torch.testing.assert_close(result, F.relu(torch.addmm(bias, a, b)) * 3, rtol=1e-4, atol=1e-4)
+    assert [name for name in kernels(code) if "relu" in name and name.startswith("triton_tem_")]
+    assert "extern_kernels.addmm" not in code
+
+
+def test_atomic_additions_are_left_to_the_operators_own_kernel() -> None:
+    x, index, y = on_device(30, 40), torch.randint(0, 30, (50,)).to("mtia"), on_device(50, 40)
+    result, code = generated(lambda x, i, y: torch.index_add(x, 0, i, y), x, index, y)
+    torch.testing.assert_close(result, torch.index_add(x, 0, index, y))
+    assert "tl.atomic_add" not in code
+
+
+# Kernels of the program, and custom operators -------------------------------------------------------------------------
+
+SCALE: tl.constexpr = tl.constexpr(3)
+
+
+@triton.jit
+def scaled(x):
+    return x * SCALE
+
+
+@triton.autotune([triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], key=["size"])
+@triton.jit
+def scale_kernel(x, out, size, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < size
+    tl.store(out + offsets, scaled(tl.load(x + offsets, mask)), mask)
+
+
+def test_a_triton_kernel_of_the_program() -> None:
+    def function(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        scale_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, x.numel())
+        return out.sin()
+
+    x = on_device(100)
+    result, code = generated(function, x, fullgraph=True)
+    torch.testing.assert_close(result, (3 * x).sin())
+    assert "scale_kernel" in code
+    assert "def scaled" in code
+
+
+@torch.library.custom_op("torch_mtia_tests::sine_times", mutates_args=())
+def sine_times(x: Tensor, y: Tensor) -> Tensor:
+    return x.sin() * y
+
+
+sine_times.register_fake(lambda x, _y: torch.empty_like(x))
+
+
+@torch.library.custom_op("torch_mtia_tests::increment", mutates_args=("x",))
+def increment(x: Tensor) -> None:
+    x.add_(1)
+
+
+def test_custom_operators() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        result: Tensor = sine_times(x * 2, y) * 2
+        increment(result)
+        return result
+
+    x, y = on_device(5), on_device(5)
+    result, code = generated(function, x, y, fullgraph=True)
+    torch.testing.assert_close(result, (x * 2).sin() * y * 2 + 1)
+    assert "torch.ops.torch_mtia_tests.sine_times" in code
+    assert "torch.ops.torch_mtia_tests.increment" in code
+
+
+@pytest.fixture
+def operator_with_out() -> Iterator[Any]:
+    with torch.library._scoped_library("torch_mtia_tests_out", "FRAGMENT") as library:
+        library.define("next(Tensor x) -> Tensor")
+        library.define("next.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", tags=(torch.Tag.out,))
+        library.impl("next", lambda x: x + 1, "CompositeExplicitAutograd")
+        library.impl("next.out", lambda x, *, out: out.copy_(x + 1), "CompositeExplicitAutograd")
+        torch.library.register_fake("torch_mtia_tests_out::next", lambda x: torch.empty_like(x), lib=library)
+        yield torch.ops.torch_mtia_tests_out.next
+
+
+def test_the_out_variant_of_a_custom_operator_writes_into_a_planned_buffer(operator_with_out: Any) -> None:
+    x = on_device(5)
+    result, code = generated(lambda x: operator_with_out(x * 2) * 3, x)
+    torch.testing.assert_close(result, (x * 2 + 1) * 3)
+    assert "torch.ops.torch_mtia_tests_out.next.out(buf0, out=buf1)" in code
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_index_out_of_range_raises_and_the_device_goes_on() -> None:
+    function = torch.compile(lambda x, i: x[i] + 1)
+    x = on_device(10)
+    function(x, torch.tensor([3, 50]).to("mtia"))
+    with pytest.raises(
+        RuntimeError, match=r"triton_poi_fused_\w*index\w*: device assertion failed: index out of bounds"
+    ):
+        torch.mtia.synchronize()
+    index = torch.tensor([3, 5]).to("mtia")
+    assert torch.equal(function(x, index), x[index] + 1)
+
+
+def test_checks_for_nan_raise() -> None:
+    function = torch.compile(torch.log, options={"nan_asserts": True})
+    function(torch.ones(16, device="mtia"))
+    with pytest.raises(AssertionError):
+        function(-torch.ones(16, device="mtia"))
+    torch._dynamo.reset()
+    function = torch.compile(torch.log, options={"runtime_triton_nan_asserts": True})
+    function(torch.ones(16, device="mtia"))
+    torch.mtia.synchronize()
+    function(-torch.ones(16, device="mtia"))
+    with pytest.raises(RuntimeError, match=r"triton_poi_fused_log_0: device assertion failed: NaN or Inf found"):
+        torch.mtia.synchronize()
+
+
+def test_running_out_of_memory_in_compiled_code_leaves_the_device_usable() -> None:
+    function = torch.compile(lambda x: x.expand(1 << 20, -1) + 1)
+    x = torch.zeros(1, 1 << 20, device="mtia")
+    with pytest.raises(torch.OutOfMemoryError, match="MTIA out of memory"):
+        function(x)
+    assert (x + 1).sum().item() == 1 << 20
+
+
+def with_cpp_wrapper(x: Tensor) -> object:
+    return torch.compile(torch.sin, options={"cpp_wrapper": True})(x)
+
+
+def ahead_of_time(x: Tensor) -> object:
+    return torch._inductor.aoti_compile_and_package(torch.export.export(torch.nn.ReLU(), (x,)))
+
+
+@pytest.mark.parametrize("compiles", [with_cpp_wrapper, ahead_of_time])
+def test_what_generates_cpp_says_that_mtia_has_none(compiles: Callable[[Tensor], object]) -> None:
+    with pytest.raises(Exception, match=r"mtia has no C\+\+ wrapper: AOTInductor"):
+        compiles(on_device(3))
+
+
+# And the rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_step() -> None:
+    results = []
+    for device in ("cpu", "mtia"):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 8).to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        step = torch.compile(optimizer.step) if device == "mtia" else optimizer.step
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4, device=device)).square().sum().backward()
+            step()
+        results.append(model.weight.detach().cpu())
+    torch.testing.assert_close(*results)
+
+
+def test_recomputed_dropout_drops_the_same() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def function(x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(lambda x: F.dropout(x.exp(), 0.5), x, use_reentrant=False)
+        return result
+
+    x = torch.zeros(1000, device="mtia", requires_grad=True)
+    result = torch.compile(function)(x)
+    result.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, result)  # exp(0) = 1, and the gradient is what was kept
+
+
+def test_autocast() -> None:
+    layer = torch.nn.Linear(16, 8).to("mtia")
+
+    def function(x: Tensor) -> Tensor:
+        with torch.autocast("mtia", dtype=torch.bfloat16):
+            return layer(x)  # type: ignore[no-any-return]
+
+    x = on_device(4, 16)
+    result, _ = generated(function, x)
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result, function(x), rtol=1e-2, atol=1e-2)
+
+
+def test_an_exported_program_runs_compiled() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()).to("mtia")
+    x = on_device(3, 4)
+    program = torch.export.export(model, (x,))
+    torch.testing.assert_close(generated(program.module(), x)[0], model(x))
+
+
+def test_complex_operators_run_as_their_own_kernels() -> None:
+    x = on_device(30)
+    with pytest.warns(UserWarning, match="does not support code generation for complex"):
+        result, code = generated(lambda x: torch.fft.fft(x).abs(), x)
+    torch.testing.assert_close(result, torch.fft.fft(x).abs())
+    assert "torch.ops.aten._fft_r2c" in code
+
+
+def test_data_dependent_sizes() -> None:
+    def function(x: Tensor, n: Tensor) -> Tensor:
+        size = n.item()
+        torch._check(size > 0)
+        return x.expand(size, -1) + 1  # type: ignore[arg-type]
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        result, _ = generated(function, on_device(1, 5), torch.tensor(3).to("mtia"), fullgraph=True)
+    assert result.shape == (3, 5)
+
+
+def test_row_reductions_are_read_once_and_compiled_once() -> None:
+    counters.clear()
+    x = on_device(16, 3000)
+    result, code = generated(lambda x: torch.softmax(x, -1), x)
+    torch.testing.assert_close(result, torch.softmax(x, -1))
+    assert kernels(code) == ["triton_per_fused__softmax_0"]
+    assert code.count("tl.load(") == 1
+    assert not [name for name in counters["inductor"] if "benchmark" in name]
+
+
+def test_autotuning_of_pointwise_kernels_on_request() -> None:
+    counters.clear()
+    x = on_device(5000)
+    with inductor_config.patch(fx_graph_cache=False, autotune_local_cache=False):
+        _, code = run_and_get_code(torch.compile(lambda x: x.sin() + 1, options={"max_autotune_pointwise": True}), x)
+    assert "@triton_heuristics.pointwise" in code[0]
+    assert counters["inductor"]["benchmarking.InductorBenchmarker.benchmark"] > 0
