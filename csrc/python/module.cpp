@@ -86,15 +86,9 @@ PYBIND11_MODULE(_C, m) {
     return MTIAStream(c10::Stream::unpack3(stream_id, device, kDeviceType)).core().graph() != nullptr;
   });
   bind_triton_launcher(m);
-<<<<<<< HEAD
-  bind_graph_outputs(m);
-  bind_host_function(m);
-  bind_empty_strided(m);
-=======
   bind_empty_strided(m);
   bind_graph_outputs(m);
   bind_host_function(m);
->>>>>>> 4210cb7cd5abf1012a34a9e630c9591652b169bf
   m.def("_bench_launch", &bench_launch, py::arg("count"), py::arg("run_inline"));
   m.def(
       "_bench_allocate",
