@@ -329,6 +329,14 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: "DeviceType.MTIA" not in inspect.getsource(original),
     ),
     Gate(
+        name="is_current_stream_capturing",
+        modules=("torch.mtia",),
+        versions=((2, 13),),
+        why="torch.mtia has no counterpart of torch.cuda.is_current_stream_capturing.",
+        replace=_is_current_stream_capturing,
+        is_needed=lambda original: original is None,
+    ),
+    Gate(
         name="CompiledKernel._init_handles",
         modules=("triton.compiler.compiler",),
         versions=((2, 13),),

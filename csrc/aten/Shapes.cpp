@@ -1,5 +1,6 @@
 #include "Shapes.h"
 
+#include <ATen/Dispatch.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtils.h>
@@ -76,8 +77,9 @@ void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at:
   const auto sizes = at::infer_size_dimvector(self.sizes(), mask.sizes());
   TORCH_CHECK(self.sizes().equals(sizes), "output with shape ", self.sizes(), " doesn't match the broadcast shape ",
               at::IntArrayRef(sizes));
-  TORCH_CHECK(!value.isComplex() || self.is_complex(), "value cannot be converted to type ", self.scalar_type(),
-              " without overflow");
+  // Raises where the value does not fit.
+  AT_DISPATCH_ALL_TYPES_AND_COMPLEX_AND4(at::kBool, at::kHalf, at::kBFloat16, at::kComplexHalf, self.scalar_type(),
+                                         "masked_fill", [&] { (void)value.to<scalar_t>(); });
 }
 
 void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& value) {
@@ -195,7 +197,7 @@ Shape roll_shape(const at::Tensor& self, at::IntArrayRef shifts, at::IntArrayRef
               ", dims:", dims.size());
   TORCH_CHECK(dims.empty() || dims.size() == shifts.size(), "shifts and dimensions must align. shifts: ", shifts.size(),
               ", dims:", dims.size());
-  for (const int64_t dim : dims) at::maybe_wrap_dim(dim, self.dim());
+  for (const int64_t dim : dims) at::maybe_wrap_dim(dim, self.dim(), /*wrap_scalar=*/false);
   return {like(self, self.sizes())};
 }
 
