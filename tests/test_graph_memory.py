@@ -91,6 +91,16 @@ def test_graphs_that_share_a_pool_share_memory_until_the_last_one_goes() -> None
     assert reserved() == before
 
 
+def test_a_pool_is_used_again_after_its_last_graph() -> None:
+    pool = torch.mtia.graph_pool_handle()
+    x = torch.ones(4, device="mtia")
+    for factor in (2, 3):
+        graph, y = capture(functools.partial(torch.mul, x, factor), pool=pool)
+        graph.replay()
+        assert y.tolist() == [float(factor)] * 4
+        del graph, y
+
+
 def test_a_reset_gives_the_memory_back() -> None:
     before = reserved()
     graph, result = capture(lambda: torch.ones(4 * MIB, device="mtia") * 2)

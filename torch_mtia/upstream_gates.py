@@ -272,6 +272,43 @@ def _block_sizes(name: str, of: str) -> Gate:
     )
 
 
+def _one_device_may_be_mtia(original: Callable[..., str | None]) -> Callable[..., str | None]:
+    def check_multiple_devices_or_any_cpu_nodes(device_node_mapping: dict[torch.device, torch.fx.Node]) -> str | None:
+        reason = original(device_node_mapping)  # and takes the devices out that do not count
+        return None if [device.type for device in device_node_mapping] == ["mtia"] else reason
+
+    return check_multiple_devices_or_any_cpu_nodes
+
+
+def _graphs_on_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
+    def cudagraphify(model: Any, static_input_idxs: Sequence[int] = (), **kwargs: Any) -> Callable[[Any], Any]:
+        from torch_mtia.inductor import graphs
+
+        chosen: list[Callable[[Any], Any]] = []
+
+        def run(inputs: Any) -> Any:
+            if not chosen:
+                on_mtia = graphs.is_on_mtia(inputs)
+                chosen.append(
+                    graphs.graphify(model, static_input_idxs, kwargs.get("mutated_input_idxs", ()))
+                    if on_mtia
+                    else original(model, static_input_idxs, **kwargs)
+                )
+            return chosen[0](inputs)
+
+        return run
+
+    return cudagraphify
+
+
+def _backward_without_trees(original: Callable[..., None]) -> Callable[..., None]:
+    def maybe_handle_backward_generation(compiled_graph: Any, boxed_forward_device_index: Any) -> None:
+        if "mtia" not in compiled_graph.device_types:
+            original(compiled_graph, boxed_forward_device_index)
+
+    return maybe_handle_backward_generation
+
+
 _CAPTURABLE_OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
 
 GATES: tuple[Gate, ...] = (
@@ -411,6 +448,31 @@ GATES: tuple[Gate, ...] = (
     ),
     _device_list(
         "tuned_bmm.__wrapped__", "torch._inductor.kernel.bmm", "bmm(out_dtype=...) is refused for devices not listed."
+    ),
+    Gate(
+        name="check_multiple_devices_or_any_cpu_nodes",
+        modules=("torch._inductor.cudagraph_utils",),
+        versions=((2, 13),),
+        why="mode='reduce-overhead' skips graphs, silently, unless their one device is a CUDA device.",
+        replace=_one_device_may_be_mtia,
+        is_needed=lambda original: original({torch.device("mtia", 0): None}) is not None,
+    ),
+    Gate(
+        name="cudagraphify",
+        modules=("torch._inductor.compile_fx",),
+        versions=((2, 13),),
+        why="mode='reduce-overhead' records and replays CUDA graphs only. The other way in, config.cudagraph_policy, "
+        "takes whole functions and not the parts between what cannot be captured.",
+        replace=_graphs_on_mtia,
+        is_needed=lambda original: "cudagraph_trees" in inspect.getsource(original),
+    ),
+    Gate(
+        name="maybe_handle_backward_generation",
+        modules=("torch._inductor.output_code",),
+        versions=((2, 13),),
+        why="A backward that is not recorded looks for the CUDA graphs of its forward, and asserts there are some.",
+        replace=_backward_without_trees,
+        is_needed=lambda original: "cudagraph_trees" in inspect.getsource(original),
     ),
 )
 

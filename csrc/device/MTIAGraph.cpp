@@ -60,7 +60,8 @@ void MTIAGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) 
   pool_ = pool == c10::MempoolId_t{0, 0} ? c10::MempoolId_t{++last_own_pool, 0} : pool;
   mode_ = mode;
   states_ = std::make_shared<PhiloxStates>();
-  host_allocator().begin_allocate_to_pool(pool_, [this](c10::Stream s) { return of(MTIAStream(s)) == this; });
+  host_pool_ = {++last_own_pool, 0};
+  host_allocator().begin_allocate_to_pool(host_pool_, [this](c10::Stream s) { return of(MTIAStream(s)) == this; });
   is_captured_ = true;
   if (mode_ == at::GraphCaptureMode::Global) ++global_captures;
   try {
@@ -73,7 +74,7 @@ void MTIAGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) 
 }
 
 void MTIAGraph::leave_capture_mode() {
-  host_allocator().end_allocate_to_pool(pool_);
+  host_allocator().end_allocate_to_pool(host_pool_);
   if (mode_ == at::GraphCaptureMode::Global) --global_captures;
 }
 
@@ -140,7 +141,7 @@ void MTIAGraph::reset() noexcept {
   if (is_capturing()) leave_capture_mode();
   destroy();
   for (const c10::DeviceIndex device : devices_) MTIACachingAllocator::of(device).release_pool(pool_);
-  host_allocator().release_pool(pool_);
+  host_allocator().release_pool(host_pool_);
   devices_.clear();
   draws_.clear();
   states_.reset();

@@ -78,6 +78,7 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
   bool keeps_nodes_for_display_ = false;
   bool is_captured_ = false;  // or being captured
   c10::MempoolId_t pool_{0, 0};
+  c10::MempoolId_t host_pool_{0, 0};  // of pinned memory: upstream's allocator takes the id of a pool only once
   at::GraphCaptureMode mode_ = at::GraphCaptureMode::Default;
   c10::DeviceIndex device_ = 0;
 

@@ -49,6 +49,7 @@ class HostFunctions {
     }
   }
 
+ private:
   void drop_dead() {
     std::vector<uint64_t> dead;
     {
@@ -58,7 +59,6 @@ class HostFunctions {
     for (const uint64_t number : dead) functions_.erase(number);
   }
 
- private:
   std::unordered_map<uint64_t, py::function> functions_;  // guarded by the interpreter lock
   uint64_t last_ = 0;
   std::mutex mutex_;  // guards dead_
@@ -99,7 +99,6 @@ void launch_host_function(int64_t stream_id, c10::DeviceIndex device, py::functi
 void bind_host_function(py::module_& module) {
   module.def("_launch_host_function", &launch_host_function, py::arg("stream_id"), py::arg("device"),
              py::arg("function"));
-  module.def("_drop_dead_host_functions", [] { host_functions().drop_dead(); });
 }
 
 }  // namespace torch_mtia
