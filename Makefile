@@ -3,7 +3,7 @@
 # PYTHON     the interpreter .venv is made with
 # PIP_FLAGS  added to every pip install, for example
 #            PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for PyTorch without CUDA
-# MAX_JOBS   compilers that run at a time
+# MAX_JOBS   compilers, and test modules, that run at a time
 # FUZZ_SEED, FUZZ_COUNT  of make fuzz
 
 PYTHON ?= python3
@@ -41,7 +41,7 @@ demo-text: $(BUILT) $(VENV)/demo  ## train a small GPT on source text on mtia an
 
 test: $(BUILT) $(VENV)/test  ## run the C++ unit tests and the Python tests
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests
 
 build: $(BUILT)  ## install the package in .venv, editable
 

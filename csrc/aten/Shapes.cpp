@@ -85,7 +85,9 @@ void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at:
 void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& value) {
   TORCH_CHECK(value.dim() == 0, "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with ",
               value.dim(), " dimension(s).");
-  masked_fill_check(self, mask, at::Scalar(0));
+  // Whether a complex number fits a real tensor depends on it: as on CUDA the call waits for it.
+  const bool may_not_fit = value.is_complex() && !self.is_complex();
+  masked_fill_check(self, mask, may_not_fit ? value.item() : at::Scalar(0));
 }
 
 void masked_scatter_check(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
