@@ -133,7 +133,7 @@ class GraphExec::Replay : public std::enable_shared_from_this<Replay> {
 
   void run_node(uint32_t index, int32_t num_threads) noexcept {
     const Graph::Node& node = graph_.node(index);
-    const int32_t granted = std::clamp(node.work.num_threads, 1, num_threads);
+    const int32_t granted = threads_for(node.work, num_threads);
     stream_.run_node(node.work, node.stream->device().index(), granted, trace_ids_.empty() ? 0 : trace_ids_[index]);
   }
 

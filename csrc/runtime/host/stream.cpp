@@ -64,9 +64,8 @@ mtia_status Stream::launch_graph(const mtia_work& work) {
 }
 
 inline mtia_status Stream::launch_untraced(const mtia_work& work) {
-  const bool small = (work.flags & MTIA_WORK_MAY_RUN_INLINE) != 0 && work.cost <= kInlineCostNs;
   const bool blocking = (process_state.load(std::memory_order_relaxed) & kLaunchBlocking) != 0;
-  if (small && !blocking && executor_.try_enter()) [[likely]] {
+  if (is_small(work) && !blocking && executor_.try_enter()) [[likely]] {
     const auto failure = run(work, 1);
     if (failure) [[unlikely]]
       keep(*failure);
@@ -89,7 +88,7 @@ mtia_status Stream::launch_blocking(const mtia_work& work) {
 
 // The threads are those of the item around it.
 mtia_status Stream::launch_nested(const mtia_work& work, const Frame& frame) {
-  const auto failure = run(work, std::clamp(work.num_threads, 1, frame.num_threads));
+  const auto failure = run(work, threads_for(work, frame.num_threads));
   if (!failure) return MTIA_SUCCESS;
   if ((process_state.load(std::memory_order_relaxed) & kLaunchBlocking) != 0) return report(*failure);
   keep(*failure);
@@ -149,8 +148,9 @@ void Stream::explain_failure(const WorkFailure& explanation) noexcept {
 }
 
 void Stream::run_on_executor(const mtia_work& work) noexcept {
-  const ParallelToken token(device_, work.num_threads > 1);
-  if (const auto failure = run(work, token.taken() ? work.num_threads : 1)) keep(*failure);
+  const int32_t num_threads = threads_for(work, work.num_threads);
+  const ParallelToken token(device_, num_threads > 1);
+  if (const auto failure = run(work, token.taken() ? num_threads : 1)) keep(*failure);
 }
 
 bool Stream::runs_on_this_thread() const noexcept {

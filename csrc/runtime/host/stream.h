@@ -1,6 +1,7 @@
 // A stream of a software device: who runs an item, with how many threads, and what its failure leads to.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -20,6 +21,14 @@ class Device;
 // The one measure of small and large: work that is estimated to take no longer may run on the thread that launches it,
 // if its stream is idle. It is about what waking the executor and waiting for it cost.
 inline constexpr uint64_t kInlineCostNs = 10000;
+inline bool is_small(const mtia_work& work) noexcept {
+  return (work.flags & MTIA_WORK_MAY_RUN_INLINE) != 0 && work.cost <= kInlineCostNs;
+}
+// Small work gets one thread wherever it runs. Otherwise the last bits of a sum would depend on whether the stream was
+// idle when it was launched, and a replay would differ from what it repeats.
+inline int32_t threads_for(const mtia_work& work, int32_t available) noexcept {
+  return is_small(work) ? 1 : std::clamp(work.num_threads, 1, available);
+}
 
 // Describes work that failed. Plain bytes: describing a failure cannot fail.
 using WorkFailure = std::array<char, 512>;
