@@ -179,6 +179,7 @@ def test_what_cannot_be_captured_runs_between_graphs_or_is_reported() -> None:
 
 
 def test_recordings_can_be_forgotten() -> None:
+    forget_recordings()  # of other tests
     gc.collect()
     torch.mtia.synchronize()
     torch.accelerator.empty_cache()
