@@ -127,7 +127,7 @@ def matmul_and_copy(streams: int) -> Side:
     generator = torch.Generator().manual_seed(SEED)
     a = torch.randn(1024, 1024, generator=generator).to("mtia")
     product = torch.empty_like(a)
-    source = torch.zeros(48 * MEBIBYTE, dtype=torch.uint8).pin_memory()
+    source = torch.zeros(128 * MEBIBYTE, dtype=torch.uint8).pin_memory()
     target = torch.empty_like(source, device="mtia")
     first = torch.Stream("mtia")
     second = torch.Stream("mtia") if streams == 2 else first
