@@ -55,7 +55,6 @@ def test_a_module_that_is_imported_later_gets_its_gate_then(tmp_path: Path, monk
     gate = Gate(
         name="devices",
         modules=("imported_later",),
-        versions=((2, 13),),
         why="a test",
         replace=lambda devices: [*devices, "mtia"],
         is_needed=lambda devices: "mtia" not in devices,
@@ -73,7 +72,7 @@ def test_a_module_that_is_imported_later_gets_its_gate_then(tmp_path: Path, monk
 
 
 def test_another_version_of_pytorch_is_left_alone() -> None:
-    gate = Gate("DEVICES", ("torch_mtia.upstream_gates",), ((1, 0),), "a test", lambda _: None, lambda _: True)
+    gate = Gate("DEVICES", ("torch_mtia.upstream_gates",), "a test", lambda _: None, lambda _: True, ((1, 0),))
     upstream_gates.apply(torch.__version__, [gate])
     assert ("torch_mtia.upstream_gates", "DEVICES") not in upstream_gates.originals
 

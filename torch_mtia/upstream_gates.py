@@ -30,13 +30,13 @@ class Gate:
     """The attribute, by its path in the module. One that is missing is added; its original is None."""
     modules: tuple[str, ...]
     """The modules that have it: the one that defines it, and those that import it by value."""
-    versions: tuple[tuple[int, int], ...]
-    """The versions (major, minor) of PyTorch in which it is replaced."""
     why: str
     replace: Callable[[Any], Any]
     """Takes the original and returns the replacement."""
     is_needed: Callable[[Any], bool]
     """Takes the original; false once upstream does what the replacement is for."""
+    versions: tuple[tuple[int, int], ...] = ((2, 13),)
+    """The versions (major, minor) of PyTorch in which it is replaced."""
 
 
 def _capturable_on_mtia(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
@@ -173,7 +173,6 @@ def _device_list(name: str, module: str, why: str) -> Gate:
     return Gate(
         name=f"{name}.__code__",
         modules=(module,),
-        versions=((2, 13),),
         why=why,
         replace=_adds_mtia(lambda constant: "cuda" in constant and "xpu" in constant),
         is_needed=lambda code: not _lists_mtia(code),
@@ -265,7 +264,6 @@ def _block_sizes(name: str, of: str) -> Gate:
     return Gate(
         name=name,
         modules=("torch._inductor.runtime.triton_heuristics",),
-        versions=((2, 13),),
         why="Block sizes are listed for GPUs, and depend on which GPU the process has, not on the kernel's device.",
         replace=replace,
         is_needed=lambda original: "mtia" not in original.__module__,
@@ -315,7 +313,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="_get_capturable_supported_devices",
         modules=("torch.optim.optimizer", *(f"torch.optim.{name}" for name in _CAPTURABLE_OPTIMIZERS)),
-        versions=((2, 13),),
         why="Optimizers with capturable=True assert that their parameters are on one of the devices it lists.",
         replace=_capturable_on_mtia,
         is_needed=lambda original: "mtia" not in original(),
@@ -323,7 +320,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="profile._parse_kineto_results",
         modules=("torch.autograd.profiler",),
-        versions=((2, 13),),
         why="The profiler credits the device's time and memory to operators only for the devices it lists.",
         replace=_profile_of_mtia,
         is_needed=lambda original: "DeviceType.MTIA" not in inspect.getsource(original),
@@ -331,7 +327,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="is_current_stream_capturing",
         modules=("torch.mtia",),
-        versions=((2, 13),),
         why="torch.mtia has no counterpart of torch.cuda.is_current_stream_capturing.",
         replace=_is_current_stream_capturing,
         is_needed=lambda original: original is None,
@@ -339,7 +334,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="CompiledKernel._init_handles",
         modules=("triton.compiler.compiler",),
-        versions=((2, 13),),
         why="A driver of Triton takes any address: one for another device would crash on tensors of mtia.",
         replace=_refusing_elsewhere,
         is_needed=lambda original: "mtia" not in inspect.getsource(original),
@@ -347,7 +341,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="_empty_strided_mtia",
         modules=("torch._C._dynamo.guards",),
-        versions=((2, 13),),
         why="Code that Inductor generates allocates with it, and in wheels without MTIA it only raises.",
         replace=_empty_strided_mtia,
         is_needed=_is_compiled_out,
@@ -355,7 +348,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="CacheBase.get_system",
         modules=("torch._inductor.codecache",),
-        versions=((2, 13),),
         why="The keys of Inductor's caches name the GPU and Triton, not the version of an out-of-tree backend.",
         replace=_system_with_mtia,
         is_needed=lambda original: "mtia" not in original(),
@@ -363,7 +355,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="_get_generator",
         modules=("torch.mtia",),
-        versions=((2, 13),),
         why="Functions with random numbers that are recomputed in the backward of compiled code ask for it.",
         replace=lambda _original: _get_generator,
         is_needed=lambda original: original is None,
@@ -371,7 +362,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="inductor_choices_class",
         modules=("torch._inductor.config",),
-        versions=((2, 13),),
         why="Inductor asks this setting, which is meant for other packages, how to divide work into programs.",
         replace=_choices_for_mtia,
         is_needed=lambda original: original is None,
@@ -379,7 +369,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="is_big_gpu",
         modules=("torch._inductor.utils",),
-        versions=((2, 13),),
         why="Inductor has GEMM templates for devices of 68 processors or more; mtia has as many as its host has cores.",
         replace=_is_big_device,
         is_needed=lambda original: not original(torch.device("mtia", 0)),
@@ -387,7 +376,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="get_max_num_sms",
         modules=("torch._inductor.utils",),
-        versions=((2, 13),),
         why="It asks torch.cuda for the number of processors whatever the device.",
         replace=_number_of_processors,
         is_needed=lambda original: "mtia" not in inspect.getsource(original),
@@ -395,7 +383,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="DebugFormatter.log_autotuning_results",
         modules=("torch._inductor.debug",),
-        versions=((2, 13),),
         why="The log of autotuning names torch.cuda's device, and raises where there is none.",
         replace=_log_of_mtia,
         is_needed=lambda original: "mtia" not in original.__module__,
@@ -403,7 +390,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="get_split_k",
         modules=("torch._inductor.kernel.flex.flex_decoding",),
-        versions=((2, 13),),
         why="FlexAttention for few queries divides the keys by the number of processors of torch.cuda's device.",
         replace=_split_keys,
         is_needed=lambda original: "mtia" not in original.__module__,
@@ -411,7 +397,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="needs_fallback_due_to_atomic_add_limitations",
         modules=("torch._inductor.utils", "torch._inductor.lowering"),
-        versions=((2, 13),),
         why="It says for a GPU where atomic additions are slow: x86 has none of floating-point numbers.",
         replace=_atomic_additions_are_slow,
         is_needed=lambda original: "mtia" not in original.__module__,
@@ -419,7 +404,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="fallback_node_due_to_unsupported_type",
         modules=("torch._inductor.lowering", "torch._inductor.graph"),
-        versions=((2, 13),),
         why="Operators are inlined into one kernel without a limit on its buffers; this decides about each of them.",
         replace=_keeps_to_buffer_limit,
         is_needed=lambda original: "mtia" not in original.__module__,
@@ -427,7 +411,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="_InProcessFxCompile.codegen_and_compile",
         modules=("torch._inductor.compile_fx",),
-        versions=((2, 13),),
         why="The limit on buffers holds for combined kernels too, which only a setting bounds.",
         replace=_codegen_within_limit,
         is_needed=lambda original: "mtia" not in original.__module__,
@@ -452,7 +435,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="check_multiple_devices_or_any_cpu_nodes",
         modules=("torch._inductor.cudagraph_utils",),
-        versions=((2, 13),),
         why="mode='reduce-overhead' skips graphs, silently, unless their one device is a CUDA device.",
         replace=_one_device_may_be_mtia,
         is_needed=lambda original: original({torch.device("mtia", 0): None}) is not None,
@@ -460,7 +442,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="cudagraphify",
         modules=("torch._inductor.compile_fx",),
-        versions=((2, 13),),
         why="mode='reduce-overhead' records and replays CUDA graphs only. The other way in, config.cudagraph_policy, "
         "takes whole functions and not the parts between what cannot be captured.",
         replace=_graphs_on_mtia,
@@ -469,7 +450,6 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="maybe_handle_backward_generation",
         modules=("torch._inductor.output_code",),
-        versions=((2, 13),),
         why="A backward that is not recorded looks for the CUDA graphs of its forward, and asserts there are some.",
         replace=_backward_without_trees,
         is_needed=lambda original: "cudagraph_trees" in inspect.getsource(original),

@@ -241,17 +241,22 @@ TEST(one_stream_of_a_device_at_a_time_uses_several_threads) {
   CHECK_EQ(granted_later, 4);
 }
 
-TEST(inline_work_gets_one_thread_and_nested_work_those_around_it) {
+TEST(small_work_gets_one_thread_and_nested_work_those_around_it) {
   core::Stream& stream = new_stream();
-  int granted = 0;
+  int granted_small = 0;
+  int granted_nested_small = 0;
+  int granted_nested_large = 0;
   const core::WorkInfo small{.name = "small", .num_threads = 4};
-  stream.launch(small, [&](const mtia_work_context& context) { granted = context.num_threads; });
-  CHECK_EQ(granted, 1);
+  const core::WorkInfo large{.name = "large", .cost = 1'000'000, .num_threads = 4};
+  stream.launch(small, [&](const mtia_work_context& context) { granted_small = context.num_threads; });
   stream.launch({.name = "outer", .cost = 1'000'000, .num_threads = 3}, [&](const mtia_work_context&) {
-    stream.launch(small, [&](const mtia_work_context& context) { granted = context.num_threads; });
+    stream.launch(small, [&](const mtia_work_context& context) { granted_nested_small = context.num_threads; });
+    stream.launch(large, [&](const mtia_work_context& context) { granted_nested_large = context.num_threads; });
   });
   finish(stream);
-  CHECK_EQ(granted, 3);
+  CHECK_EQ(granted_small, 1);
+  CHECK_EQ(granted_nested_small, 1);
+  CHECK_EQ(granted_nested_large, 3);
 }
 
 TEST(synchronizing_a_device_waits_for_all_its_streams) {

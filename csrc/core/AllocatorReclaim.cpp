@@ -1,0 +1,110 @@
+// How free segments go back to the driver: when the device is full, by the threshold, or because somebody asks for it.
+#include <algorithm>
+#include <exception>
+
+#include "AllocatorState.h"
+
+namespace torch_mtia::core {
+
+std::vector<Block*> BlockAllocator::State::detach_free_segments_locked(
+    const std::function<bool(const Block*)>& chosen) {
+  merge_all_parked_locked();
+  std::vector<Block*> detached;
+  for (Block* block : segments) {
+    const bool free = !block->in_use && block->is_whole_segment() && block->stream->graph() == nullptr;
+    if (free && chosen(block)) detached.push_back(block);
+  }
+  for (Block* block : detached) remove_free_locked(block);
+  return detached;
+}
+
+// How many bytes too many would be held with a segment more, by the threshold; 0 where there is none.
+uint64_t BlockAllocator::State::garbage_locked(size_t size) const {
+  const double threshold = options().garbage_collection_threshold;
+  if (threshold <= 0) return 0;
+  const auto wanted = static_cast<uint64_t>(stats.reserved_bytes[kAll].current) + segment_size_for(size);
+  const auto allowed = static_cast<uint64_t>(threshold * static_cast<double>(memory_limit()));
+  return wanted > allowed ? wanted - allowed : 0;
+}
+
+void BlockAllocator::State::reclaim(const std::function<bool(const Block*)>& chosen) {
+  const std::lock_guard reclaiming(reclaim_mutex);
+  std::vector<Stream*> busy;
+  {
+    const std::lock_guard lock(mutex);
+    ++stats.num_sync_all_streams;
+    for (const auto& [stream, frees] : pending) {
+      if (!frees.empty() && stream->graph() == nullptr) busy.push_back(stream);
+    }
+  }
+  for (Stream* stream : busy) stream->wait_until_idle();
+
+  std::vector<Block*> detached;
+  {
+    const std::lock_guard lock(mutex);
+    release_completed_locked();
+    detached = detach_free_segments_locked(chosen);
+  }
+  // Out of reach of other threads now; what was submitted for them before may still run.
+  size_t returned = 0;
+  std::exception_ptr failure;
+  try {
+    std::set<Stream*> streams;
+    for (const Block* block : detached) streams.insert(block->stream);
+    for (Stream* stream : streams) stream->wait_until_idle();
+    for (const Block* block : detached) {
+      runtime::check(runtime::driver().memory_free(device, block->address));
+      ++returned;
+    }
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const std::lock_guard lock(mutex);
+  for (size_t i = 0; i < detached.size(); ++i) {
+    Block* block = detached[i];
+    if (i >= returned) {
+      insert_free_locked(block);
+      continue;
+    }
+    decrease(stats.segment, block, 1);
+    decrease(stats.reserved_bytes, block, block->size);
+    if (is_oversize(block)) decrease(stats.oversize_segments, 1);
+    --block->pool->num_segments;
+    ++stats.num_device_free;
+    record_locked(TraceAction::kSegmentFree, block->address, block->size, block->stream, block->pool->id,
+                  block->segment_context);
+    block->segment_context.reset();
+    segments.erase(block);
+    discard_block_locked(block);
+  }
+  discard_unused_pools_locked();
+  if (failure) std::rethrow_exception(failure);
+}
+
+void BlockAllocator::State::reclaim_all() {
+  reclaim([](const Block* block) { return block->pool->may_return_segments(); });
+}
+
+// Returns the segments that have been free for longest, until `bytes` are given back.
+void BlockAllocator::State::collect_garbage(uint64_t bytes) {
+  std::set<const Block*> garbage;
+  {
+    const std::lock_guard lock(mutex);
+    release_completed_locked();
+    merge_all_parked_locked();
+    std::vector<const Block*> free;
+    for (const Block* block : segments) {
+      if (!block->in_use && block->is_whole_segment() && block->pool->may_return_segments()) free.push_back(block);
+    }
+    std::sort(free.begin(), free.end(), [](const Block* a, const Block* b) { return a->free_since < b->free_since; });
+    uint64_t collected = 0;
+    for (const Block* block : free) {
+      if (collected >= bytes) break;
+      garbage.insert(block);
+      collected += block->size;
+    }
+  }
+  if (!garbage.empty()) reclaim([&garbage](const Block* block) { return garbage.contains(block); });
+}
+
+}  // namespace torch_mtia::core

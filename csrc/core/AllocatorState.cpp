@@ -1,0 +1,306 @@
+// Pools, segments and blocks: how blocks are found, cut, merged and freed.
+#include "AllocatorState.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace torch_mtia::core {
+
+std::vector<const Block*> BlockAllocator::State::segments_by_address_locked() const {
+  std::vector<const Block*> sorted(segments.begin(), segments.end());
+  std::sort(sorted.begin(), sorted.end(), [](const Block* a, const Block* b) { return a->address < b->address; });
+  return sorted;
+}
+
+// Of the memory that the driver has for the device.
+uint64_t BlockAllocator::State::memory_limit() const {
+  uint64_t free_bytes = 0;
+  uint64_t total_bytes = 0;
+  runtime::check(runtime::driver().memory_info(device, &free_bytes, &total_bytes));
+  return memory_fraction >= 1 ? total_bytes : static_cast<uint64_t>(memory_fraction * static_cast<double>(total_bytes));
+}
+
+MemoryPool& BlockAllocator::State::pool_locked(PoolId id) {
+  if (id == PoolId{0, 0}) return default_pool;
+  auto& pool = private_pools[id];
+  if (pool == nullptr) {
+    pool = std::make_unique<MemoryPool>();
+    pool->id = id;
+  }
+  return *pool;
+}
+
+MemoryPool& BlockAllocator::State::pool_for_locked(Stream* stream) {
+  if (directed.empty()) return default_pool;
+  const auto found = directed.find(stream);
+  return found == directed.end() ? default_pool : *found->second;
+}
+
+void BlockAllocator::State::discard_unused_pools_locked() noexcept {
+  std::erase_if(private_pools, [this](const auto& entry) {
+    const MemoryPool* pool = entry.second.get();
+    const auto leads_here = [pool](const auto& direction) { return direction.second == pool; };
+    return pool->users == 0 && pool->num_segments == 0 && std::none_of(directed.begin(), directed.end(), leads_here);
+  });
+}
+
+FreeBlocks& BlockAllocator::State::free_blocks_locked(MemoryPool& pool, Stream* stream) {
+  if (&pool == &default_pool && stream == recent_stream) return *recent;
+  auto& found = pool.free_blocks[stream];
+  if (found == nullptr) found = std::make_unique<FreeBlocks>();
+  if (&pool == &default_pool) {
+    recent_stream = stream;
+    recent = found.get();
+  }
+  return *found;
+}
+
+// So that what comes between taking a block off its list and handing it out cannot throw.
+void BlockAllocator::State::prepare_blocks_locked(size_t count) {
+  while (num_unused_blocks < count) {
+    Block* block = &blocks.emplace_back();
+    LargeFreeBlocks::prepare(block);
+    discard_block_locked(block);
+  }
+}
+
+Block* BlockAllocator::State::new_block_locked() noexcept {
+  Block* block = unused_blocks;
+  unused_blocks = block->next_free;
+  --num_unused_blocks;
+  return block;
+}
+
+void BlockAllocator::State::discard_block_locked(Block* block) noexcept {
+  block->next_free = unused_blocks;
+  unused_blocks = block;
+  ++num_unused_blocks;
+}
+
+void BlockAllocator::State::insert_free_locked(Block* block) noexcept {
+  free_blocks_locked(block).insert(block);
+  if (block->is_whole_segment()) return;
+  increase(stats.inactive_split, block, 1);
+  increase(stats.inactive_split_bytes, block, block->size);
+}
+
+void BlockAllocator::State::remove_free_locked(Block* block) noexcept {
+  free_blocks_locked(block).remove(block);
+  if (block->is_whole_segment()) return;
+  decrease(stats.inactive_split, block, 1);
+  decrease(stats.inactive_split_bytes, block, block->size);
+}
+
+// The best fit; null: the stream has no free block that is large enough, or only one that would be wasted on it.
+Block* BlockAllocator::State::take_free_locked(size_t size, MemoryPool& pool, Stream* stream) {
+  FreeBlocks& free = free_blocks_locked(pool, stream);
+  Block* block = nullptr;
+  if (size <= kSmallRequest) {
+    block = free.parked.exact_fit(size);
+    if (block != nullptr) {
+      free.parked.remove(block);
+      return block;
+    }
+    merge_parked_locked(free);
+    block = free.small.best_fit(size);
+  } else {
+    const AllocatorOptions now = options();
+    const bool oversize = size >= now.max_split_size;
+    block = free.large.best_fit(size, oversize ? size + now.max_non_split_rounding : now.max_split_size);
+  }
+  if (block != nullptr) remove_free_locked(block);
+  return block;
+}
+
+// A new segment as one block; null: the device is full.
+Block* BlockAllocator::State::take_segment_locked(size_t size, MemoryPool& pool, Stream* stream) {
+  const size_t segment_size = segment_size_for(size);
+  const auto held = static_cast<uint64_t>(stats.reserved_bytes[kAll].current);
+  if (memory_fraction < 1 && held + segment_size > memory_limit()) return nullptr;
+  Block* block = new_block_locked();
+  const auto segment = segments.insert(block).first;  // before the segment exists, because it can throw
+  mtia_device_ptr address = 0;
+  const mtia_status status = runtime::driver().memory_allocate(device, segment_size, &address);
+  if (status != MTIA_SUCCESS) {
+    segments.erase(segment);
+    discard_block_locked(block);
+    if (status == MTIA_ERROR_OUT_OF_MEMORY) return nullptr;
+    runtime::check(status);
+  }
+  block->address = address;
+  block->size = segment_size;
+  block->segment_size = segment_size;
+  block->stream = stream;
+  block->pool = &pool;
+  block->before = nullptr;
+  block->behind = nullptr;
+  increase(stats.segment, block, 1);
+  increase(stats.reserved_bytes, block, segment_size);
+  if (is_oversize(block)) increase(stats.oversize_segments, 1);
+  ++pool.num_segments;
+  ++stats.num_device_alloc;
+  return block;
+}
+
+// Cuts what `size` does not need off a block that is in no list.
+void BlockAllocator::State::split_locked(Block* block, size_t size) noexcept {
+  if (block->size == size) return;
+  Block* rest = new_block_locked();
+  rest->address = block->address + size;
+  rest->size = block->size - size;
+  rest->segment_size = block->segment_size;
+  rest->stream = block->stream;
+  rest->pool = block->pool;
+  rest->in_use = false;
+  rest->free_since = num_frees;
+  rest->before = block;
+  rest->behind = block->behind;
+  if (rest->behind != nullptr) rest->behind->before = rest;
+  block->behind = rest;
+  block->size = size;
+  insert_free_locked(rest);
+}
+
+// Both are in no list.
+Block* BlockAllocator::State::merge_locked(Block* front, Block* back) noexcept {
+  front->size += back->size;
+  front->free_since = std::max(front->free_since, back->free_since);
+  front->behind = back->behind;
+  if (front->behind != nullptr) front->behind->before = front;
+  discard_block_locked(back);
+  return front;
+}
+
+// The block is free: other streams are done with it, and what its own stream still does comes before its next use.
+void BlockAllocator::State::release_locked(Block* block) noexcept {
+  decrease(stats.active, block, 1);
+  decrease(stats.active_bytes, block, block->size);
+  decrease(stats.requested_bytes, block, block->requested);
+  block->other_streams.clear();
+  block->free_since = ++num_frees;
+  record_locked(TraceAction::kFreeCompleted, block->address, block->requested, block->stream, block->pool->id,
+                block->context);
+  block->context.reset();
+  if (block->is_in_small_segment()) {
+    free_blocks_locked(block).parked.insert(block);
+  } else {
+    merge_free_locked(block);
+  }
+}
+
+void BlockAllocator::State::merge_free_locked(Block* block) noexcept {
+  block->in_use = false;
+  if (Block* before = block->before; before != nullptr && !before->in_use) {
+    remove_free_locked(before);
+    block = merge_locked(before, block);
+  }
+  if (Block* behind = block->behind; behind != nullptr && !behind->in_use) {
+    remove_free_locked(behind);
+    block = merge_locked(block, behind);
+  }
+  insert_free_locked(block);
+}
+
+void BlockAllocator::State::merge_parked_locked(FreeBlocks& free) noexcept {
+  while (Block* block = free.parked.best_fit(kBlockRounding)) {
+    free.parked.remove(block);
+    merge_free_locked(block);
+  }
+}
+
+void BlockAllocator::State::merge_all_parked_locked() noexcept {
+  const auto merge = [this](MemoryPool& pool) {
+    for (const auto& [stream, free] : pool.free_blocks) merge_parked_locked(*free);
+  };
+  merge(default_pool);
+  for (const auto& [id, pool] : private_pools) merge(*pool);
+}
+
+void BlockAllocator::State::count_free_locked(Block* block) noexcept {
+  decrease(stats.allocation, block, 1);
+  decrease(stats.allocated_bytes, block, block->size);
+  if (is_oversize(block)) decrease(stats.oversize_allocations, 1);
+  block->allocated = false;
+}
+
+// As release, but behind the stream's open windows.
+void BlockAllocator::State::release_in_order_locked(Block* block) noexcept {
+  if (num_open_windows > 0) {
+    const auto window = windows.find(block->stream);
+    if (window != windows.end() && window->second.open > 0) {
+      block->next_free = std::exchange(window->second.freed, block);
+      return;
+    }
+  }
+  release_locked(block);
+}
+
+// Marks where the other streams are now; the block is released when they have got there.
+void BlockAllocator::State::delay_release_locked(Block* block) noexcept {
+  try {
+    for (Stream* stream : block->other_streams) {
+      if (stream->graph() != nullptr) {  // an event would be part of the graph
+        used_in_capture[stream].push_back(block);
+        ++block->pending_events;
+        continue;
+      }
+      if (unused_events.empty()) unused_events.emplace_back(/*enable_timing=*/false);
+      unused_events.back().record(*stream);
+      if (unused_events.back().query()) continue;  // nothing to wait for
+      pending[stream].push_back({std::move(unused_events.back()), block});
+      unused_events.pop_back();
+      ++num_pending;
+      ++block->pending_events;
+    }
+  } catch (...) {
+    // Nobody will know when that stream is done (the device is lost, this is a forked child, or the host is out of
+    // memory). One event too many keeps the block from ever being used again.
+    ++block->pending_events;
+  }
+}
+
+void BlockAllocator::State::release_completed_locked() {
+  if (num_pending == 0) return;
+  for (auto& [stream, frees] : pending) {
+    while (!frees.empty() && frees.front().event.query()) {
+      Block* block = frees.front().block;
+      unused_events.push_back(std::move(frees.front().event));
+      frees.pop_front();
+      --num_pending;
+      if (--block->pending_events == 0) release_in_order_locked(block);
+    }
+  }
+}
+
+BlockAllocator::State::Attempt BlockAllocator::State::try_allocate(size_t size, size_t requested, Stream* stream,
+                                                                   TraceContext& context, bool may_collect) {
+  const std::lock_guard lock(mutex);
+  release_completed_locked();
+  prepare_blocks_locked(2);  // a segment and the rest of a block
+  MemoryPool& pool = pool_for_locked(stream);
+  Block* block = take_free_locked(size, pool, stream);
+  if (block == nullptr) {
+    if (may_collect) {
+      if (const uint64_t garbage = garbage_locked(size)) return {nullptr, garbage};
+    }
+    block = take_segment_locked(size, pool, stream);
+    if (block == nullptr) return {};
+    block->segment_context = context;
+    record_locked(TraceAction::kSegmentAlloc, block->address, block->size, stream, pool.id, context);
+  }
+  if (!is_oversize(block)) split_locked(block, size);
+  block->in_use = true;
+  block->allocated = true;
+  block->requested = requested;
+  increase(stats.allocation, block, 1);
+  increase(stats.active, block, 1);
+  increase(stats.allocated_bytes, block, block->size);
+  increase(stats.active_bytes, block, block->size);
+  increase(stats.requested_bytes, block, requested);
+  if (is_oversize(block)) increase(stats.oversize_allocations, 1);
+  record_locked(TraceAction::kAlloc, block->address, requested, stream, pool.id, context);
+  block->context = std::move(context);
+  return {block};
+}
+
+}  // namespace torch_mtia::core
