@@ -95,7 +95,24 @@ def test_garbage_is_collected_above_the_threshold(run_script: RunScript) -> None
     ).output()
 
 
-def test_expandable_segments_warn(run_script: RunScript) -> None:
-    finished = run_script("import torch\ntorch.ones(3, device='mtia')", PYTORCH_ALLOC_CONF="expandable_segments:True")
-    finished.output()
-    assert "expandable_segments is not supported on mtia" in finished.stderr
+def test_expandable_segments_serve_a_request_that_no_segment_alone_could(run_script: RunScript) -> None:
+    script = """
+        import torch
+        def megabytes(size):
+            return torch.empty(size << 20, dtype=torch.uint8, device="mtia")
+        x = [megabytes(30) for _ in range(6)]
+        y = torch.arange(3, device="mtia")
+        x[1:5] = []
+        z = megabytes(120).fill_(7)
+        stats = torch.accelerator.memory_stats()
+        segments = [s for s in torch.mtia.snapshot()["segments"] if s["segment_type"] == "large"]
+        print(stats["reserved_bytes.large_pool.current"] >> 20, stats["num_alloc_retries"], len(segments),
+              segments[0]["is_expandable"], int(z.sum() >> 20), y.tolist())
+        del x, z
+        torch.accelerator.empty_cache()
+        print(torch.accelerator.memory_stats()["reserved_bytes.large_pool.current"])
+    """
+    expandable = run_script(script, PYTORCH_ALLOC_CONF="expandable_segments:True")
+    assert expandable.output() == "180 0 1 True 840 [0, 1, 2]\n0\n"
+    assert expandable.stderr == ""
+    assert run_script(script).output() == "300 0 7 False 840 [0, 1, 2]\n0\n"

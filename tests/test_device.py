@@ -188,3 +188,40 @@ assert torch.mtia.memory_allocated(3) > 0 and torch.mtia.memory_allocated(0) == 
         TORCH_MTIA_DEVICES="4",
     )
     finished.output()
+
+
+def test_threads_on_different_devices_run_concurrently(run_script: RunScript) -> None:
+    """A host function of each device's stream waits for those of the others: one after another, none would return."""
+    finished = run_script(
+        FOUR_DEVICES
+        + """
+import threading, torch_mtia
+from concurrent.futures import ThreadPoolExecutor
+all_devices = threading.Barrier(4, timeout=60)
+
+def train(device):
+    torch.mtia.set_device(device)
+    torch.mtia.manual_seed(device)
+    x = torch.randn(64, 32, device="mtia")
+    weight = torch.zeros(32, 8, device="mtia", requires_grad=True)
+    for step in range(20):
+        if step % 5 == 0:
+            torch_mtia.launch_host_function(torch.mtia.current_stream(), all_devices.wait)
+        loss = ((x @ weight - 1) ** 2).mean()
+        weight.grad = None
+        loss.backward()
+        with torch.no_grad():
+            weight -= 0.1 * weight.grad
+    torch.mtia.synchronize()
+    assert weight.device.index == torch.mtia.current_device() == device
+    return weight.tolist()
+
+with ThreadPoolExecutor(4) as pool:
+    together = list(pool.map(train, range(4)))
+all_devices = threading.Barrier(1)
+assert [train(device) for device in range(4)] == together
+assert together[0] != together[1]
+""",
+        TORCH_MTIA_DEVICES="4",
+    )
+    finished.output()

@@ -6,16 +6,45 @@
 
 namespace torch_mtia::core {
 
+// Of a block: what the driver would get back.
+size_t BlockAllocator::State::returnable_bytes_locked(const Block* block) const {
+  if (block->in_use || block->stream->graph() != nullptr) return 0;
+  if (!block->expandable) return block->is_whole_segment() ? block->size : 0;
+  const uint64_t begin = round_up(block->address, kSegmentRounding);
+  const uint64_t end = (block->address + block->size) / kSegmentRounding * kSegmentRounding;
+  return end > begin ? end - begin : 0;
+}
+
 std::vector<Block*> BlockAllocator::State::detach_free_segments_locked(
     const std::function<bool(const Block*)>& chosen) {
   merge_all_parked_locked();
   std::vector<Block*> detached;
-  for (Block* block : segments) {
-    const bool free = !block->in_use && block->is_whole_segment() && block->stream->graph() == nullptr;
-    if (free && chosen(block)) detached.push_back(block);
+  for (Block* first : segments) {
+    for (Block* block = first; block != nullptr; block = block->behind) {
+      if (returnable_bytes_locked(block) > 0 && chosen(block)) detached.push_back(block);
+    }
   }
-  for (Block* block : detached) remove_free_locked(block);
+  prepare_blocks_locked(2 * detached.size());  // for the rests of those of expandable segments
+  for (Block*& block : detached) {
+    remove_free_locked(block);
+    if (block->expandable) block = detach_pages_locked(block);
+  }
   return detached;
+}
+
+// The driver has taken back what detach_free_segments_locked gave.
+void BlockAllocator::State::returned_locked(Block* block) noexcept {
+  if (block->expandable) return unmapped_locked(block);
+  decrease(stats.segment, block, 1);
+  decrease(stats.reserved_bytes, block, block->size);
+  if (is_oversize(block)) decrease(stats.oversize_segments, 1);
+  --block->pool->num_segments;
+  ++stats.num_device_free;
+  record_locked(TraceAction::kSegmentFree, block->address, block->size, block->stream, block->pool->id,
+                block->segment_context);
+  block->segment_context.reset();
+  segments.erase(block);
+  discard_block_locked(block);
 }
 
 // How many bytes too many would be held with a segment more, by the threshold; 0 where there is none.
@@ -53,7 +82,9 @@ void BlockAllocator::State::reclaim(const std::function<bool(const Block*)>& cho
     for (const Block* block : detached) streams.insert(block->stream);
     for (Stream* stream : streams) stream->wait_until_idle();
     for (const Block* block : detached) {
-      runtime::check(runtime::driver().memory_free(device, block->address));
+      const auto& driver = runtime::driver();
+      runtime::check(block->expandable ? driver.memory_unmap(device, block->address, block->size)
+                                       : driver.memory_free(device, block->address));
       ++returned;
     }
   } catch (...) {
@@ -61,21 +92,7 @@ void BlockAllocator::State::reclaim(const std::function<bool(const Block*)>& cho
   }
   const std::lock_guard lock(mutex);
   for (size_t i = 0; i < detached.size(); ++i) {
-    Block* block = detached[i];
-    if (i >= returned) {
-      insert_free_locked(block);
-      continue;
-    }
-    decrease(stats.segment, block, 1);
-    decrease(stats.reserved_bytes, block, block->size);
-    if (is_oversize(block)) decrease(stats.oversize_segments, 1);
-    --block->pool->num_segments;
-    ++stats.num_device_free;
-    record_locked(TraceAction::kSegmentFree, block->address, block->size, block->stream, block->pool->id,
-                  block->segment_context);
-    block->segment_context.reset();
-    segments.erase(block);
-    discard_block_locked(block);
+    i < returned ? returned_locked(detached[i]) : merge_free_locked(detached[i]);
   }
   discard_unused_pools_locked();
   if (failure) std::rethrow_exception(failure);
@@ -93,15 +110,17 @@ void BlockAllocator::State::collect_garbage(uint64_t bytes) {
     release_completed_locked();
     merge_all_parked_locked();
     std::vector<const Block*> free;
-    for (const Block* block : segments) {
-      if (!block->in_use && block->is_whole_segment() && block->pool->may_return_segments()) free.push_back(block);
+    for (const Block* first : segments) {
+      for (const Block* block = first; block != nullptr; block = block->behind) {
+        if (returnable_bytes_locked(block) > 0 && block->pool->may_return_segments()) free.push_back(block);
+      }
     }
     std::sort(free.begin(), free.end(), [](const Block* a, const Block* b) { return a->free_since < b->free_since; });
     uint64_t collected = 0;
     for (const Block* block : free) {
       if (collected >= bytes) break;
       garbage.insert(block);
-      collected += block->size;
+      collected += returnable_bytes_locked(block);
     }
   }
   if (!garbage.empty()) reclaim([&garbage](const Block* block) { return garbage.contains(block); });

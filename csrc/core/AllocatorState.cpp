@@ -106,17 +106,24 @@ Block* BlockAllocator::State::take_free_locked(size_t size, MemoryPool& pool, St
   } else {
     const AllocatorOptions now = options();
     const bool oversize = size >= now.max_split_size;
-    block = free.large.best_fit(size, oversize ? size + now.max_non_split_rounding : now.max_split_size);
+    const size_t limit = now.expandable_segments ? kNoDeviceHas
+                         : oversize              ? size + now.max_non_split_rounding
+                                                 : now.max_split_size;
+    block = free.large.best_fit(size, limit);
   }
   if (block != nullptr) remove_free_locked(block);
   return block;
 }
 
+// Whether the memory fraction allows for `size` bytes more.
+bool BlockAllocator::State::has_space_for_locked(size_t size) const {
+  return memory_fraction >= 1 || static_cast<uint64_t>(stats.reserved_bytes[kAll].current) + size <= memory_limit();
+}
+
 // A new segment as one block; null: the device is full.
 Block* BlockAllocator::State::take_segment_locked(size_t size, MemoryPool& pool, Stream* stream) {
   const size_t segment_size = segment_size_for(size);
-  const auto held = static_cast<uint64_t>(stats.reserved_bytes[kAll].current);
-  if (memory_fraction < 1 && held + segment_size > memory_limit()) return nullptr;
+  if (!has_space_for_locked(segment_size)) return nullptr;
   Block* block = new_block_locked();
   const auto segment = segments.insert(block).first;  // before the segment exists, because it can throw
   mtia_device_ptr address = 0;
@@ -132,6 +139,9 @@ Block* BlockAllocator::State::take_segment_locked(size_t size, MemoryPool& pool,
   block->segment_size = segment_size;
   block->stream = stream;
   block->pool = &pool;
+  block->expandable = false;
+  block->mapped = true;
+  block->in_use = false;
   block->before = nullptr;
   block->behind = nullptr;
   increase(stats.segment, block, 1);
@@ -142,22 +152,31 @@ Block* BlockAllocator::State::take_segment_locked(size_t size, MemoryPool& pool,
   return block;
 }
 
-// Cuts what `size` does not need off a block that is in no list.
-void BlockAllocator::State::split_locked(Block* block, size_t size) noexcept {
-  if (block->size == size) return;
+// Cuts a block that is in no list in two, and returns the second, which is in no list either.
+Block* BlockAllocator::State::cut_locked(Block* block, size_t size) noexcept {
   Block* rest = new_block_locked();
   rest->address = block->address + size;
   rest->size = block->size - size;
   rest->segment_size = block->segment_size;
   rest->stream = block->stream;
   rest->pool = block->pool;
-  rest->in_use = false;
-  rest->free_since = num_frees;
+  rest->expandable = block->expandable;
+  rest->mapped = block->mapped;
+  rest->in_use = block->in_use;
+  rest->free_since = block->free_since;
   rest->before = block;
   rest->behind = block->behind;
   if (rest->behind != nullptr) rest->behind->before = rest;
   block->behind = rest;
   block->size = size;
+  return rest;
+}
+
+// Cuts what `size` does not need off a free block that is in no list.
+void BlockAllocator::State::split_locked(Block* block, size_t size) noexcept {
+  if (block->size == size) return;
+  Block* rest = cut_locked(block, size);
+  rest->free_since = num_frees;
   insert_free_locked(rest);
 }
 
@@ -167,6 +186,7 @@ Block* BlockAllocator::State::merge_locked(Block* front, Block* back) noexcept {
   front->free_since = std::max(front->free_since, back->free_since);
   front->behind = back->behind;
   if (front->behind != nullptr) front->behind->before = front;
+  back->segment_context.reset();
   discard_block_locked(back);
   return front;
 }
@@ -276,17 +296,20 @@ BlockAllocator::State::Attempt BlockAllocator::State::try_allocate(size_t size, 
                                                                    TraceContext& context, bool may_collect) {
   const std::lock_guard lock(mutex);
   release_completed_locked();
-  prepare_blocks_locked(2);  // a segment and the rest of a block
+  prepare_blocks_locked(3);  // a segment, the part of it that is mapped, and the rest of a block
   MemoryPool& pool = pool_for_locked(stream);
   Block* block = take_free_locked(size, pool, stream);
   if (block == nullptr) {
     if (may_collect) {
       if (const uint64_t garbage = garbage_locked(size)) return {nullptr, garbage};
     }
-    block = take_segment_locked(size, pool, stream);
-    if (block == nullptr) return {};
-    block->segment_context = context;
-    record_locked(TraceAction::kSegmentAlloc, block->address, block->size, stream, pool.id, context);
+    block = take_expandable_locked(size, pool, stream, context);
+    if (block == nullptr) {
+      block = take_segment_locked(size, pool, stream);
+      if (block == nullptr) return {};
+      block->segment_context = context;
+      record_locked(TraceAction::kSegmentAlloc, block->address, block->size, stream, pool.id, context);
+    }
   }
   if (!is_oversize(block)) split_locked(block, size);
   block->in_use = true;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -26,6 +27,9 @@ inline constexpr size_t kSmallRequest = size_t{1} << 20;
 inline constexpr size_t kLargeRequest = size_t{10} << 20;
 inline constexpr size_t kLargeSegment = size_t{20} << 20;
 inline constexpr size_t kSegmentRounding = size_t{2} << 20;
+
+// No device has that much; smaller sizes can be rounded without overflow.
+inline constexpr size_t kNoDeviceHas = std::numeric_limits<size_t>::max() / 2;
 
 constexpr size_t round_up(size_t size, size_t unit) {
   return (size + unit - 1) / unit * unit;
@@ -130,9 +134,18 @@ struct BlockAllocator::State {
   void remove_free_locked(Block* block) noexcept;
   Block* take_free_locked(size_t size, MemoryPool& pool, Stream* stream);
   Block* take_segment_locked(size_t size, MemoryPool& pool, Stream* stream);
+  // See Note [Expandable segments].
+  Block* take_expandable_locked(size_t size, MemoryPool& pool, Stream* stream, const TraceContext& context);
+  Block* reserve_locked(MemoryPool& pool, Stream* stream);
+  Block* map_front_locked(Block* block, size_t size, const TraceContext& context);
+  Block* detach_pages_locked(Block* block) noexcept;
+  void unmapped_locked(Block* block) noexcept;
+  void release_if_empty_locked(Block* block) noexcept;
   bool is_oversize(const Block* block) const {
-    return !block->is_in_small_segment() && block->size >= options().max_split_size;
+    return !block->is_in_small_segment() && !block->expandable && block->size >= options().max_split_size;
   }
+  bool has_space_for_locked(size_t size) const;
+  Block* cut_locked(Block* block, size_t size) noexcept;
   void split_locked(Block* block, size_t size) noexcept;
   Block* merge_locked(Block* front, Block* back) noexcept;
   void count_free_locked(Block* block) noexcept;
@@ -144,7 +157,9 @@ struct BlockAllocator::State {
   void delay_release_locked(Block* block) noexcept;
   void release_completed_locked();
   std::vector<const Block*> segments_by_address_locked() const;
+  size_t returnable_bytes_locked(const Block* block) const;
   std::vector<Block*> detach_free_segments_locked(const std::function<bool(const Block*)>& chosen);
+  void returned_locked(Block* block) noexcept;
   void record_locked(TraceAction action, uint64_t address, size_t size, const Stream* stream, PoolId pool,
                      const TraceContext& context) noexcept {
     if (history.enabled()) history.add(action, address, size, stream, pool, context);

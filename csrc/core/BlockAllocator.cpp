@@ -1,7 +1,6 @@
 #include "BlockAllocator.h"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -11,9 +10,6 @@
 
 namespace torch_mtia::core {
 namespace {
-
-// No device has that much; smaller sizes can be rounded without overflow.
-constexpr size_t kNoDeviceHas = std::numeric_limits<size_t>::max() / 2;
 
 template <typename Apply>
 void for_each_stat(AllocatorStats& stats, Apply apply) {
@@ -187,18 +183,20 @@ std::vector<SegmentSnapshot> BlockAllocator::snapshot() {
   state_->merge_all_parked_locked();
   std::vector<SegmentSnapshot> result;
   for (const Block* first : state_->segments_by_address_locked()) {
-    SegmentSnapshot segment{first->address,
-                            first->segment_size,
-                            first->stream,
-                            first->pool->id,
-                            !first->is_in_small_segment(),
-                            first->segment_context,
-                            {}};
     for (const Block* block = first; block != nullptr; block = block->behind) {
-      segment.blocks.push_back(
+      if (!block->mapped) continue;
+      if (block->begins_range()) {
+        result.push_back({.address = block->address,
+                          .stream = block->stream,
+                          .pool = block->pool->id,
+                          .is_large = !block->is_in_small_segment(),
+                          .is_expandable = block->expandable,
+                          .context = block->segment_context});
+      }
+      result.back().size += block->size;
+      result.back().blocks.push_back(
           {block->address, block->size, block->requested, block->allocated, block->in_use, block->context});
     }
-    result.push_back(std::move(segment));
   }
   return result;
 }

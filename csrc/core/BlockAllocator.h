@@ -13,6 +13,13 @@
 // only after the last user of the pool has released it. A block that is freed in a capture, and that other streams of
 // the capture use, becomes free when their capture ends: within it, nothing orders them.
 //
+// Note [Expandable segments]
+// Memory that was cut into segments for blocks of one size may not serve a larger request, however much of it is free.
+// With the option expandable_segments each stream and pool reserves a range of device addresses as large as the
+// device's memory instead, a single segment for its large blocks, and memory is mapped into it where it is needed. A
+// part that has no memory is a block too, which is `mapped` not and in no list. Small blocks keep their segments, and
+// so does a request for which the range has no place.
+//
 // Note [Memory of running work]
 // Work that allocates while it runs (the CPU fallback does) breaks the order above: it runs at one point of the stream,
 // but the free list has grown by blocks that were freed later, behind work that is queued behind it. So such work opens
@@ -81,12 +88,23 @@ struct AllocatorOptions {
   size_t max_split_size = std::numeric_limits<size_t>::max();  // larger blocks are not cut
   size_t max_non_split_rounding = size_t{20} << 20;            // how much larger such a block may be than the request
   double garbage_collection_threshold = 0;  // of the memory that may be held; 0: collect only when it is used up
+  bool expandable_segments = false;         // where the driver has virtual memory
 };
 
 using PoolId = std::pair<uint64_t, uint64_t>;  // {0, 0}: the default pool
 
 // History and snapshots, in the terms of c10::CachingDeviceAllocator.
-enum class TraceAction { kAlloc, kFreeRequested, kFreeCompleted, kSegmentAlloc, kSegmentFree, kSnapshot, kOutOfMemory };
+enum class TraceAction {
+  kAlloc,
+  kFreeRequested,
+  kFreeCompleted,
+  kSegmentAlloc,
+  kSegmentFree,
+  kSegmentMap,
+  kSegmentUnmap,
+  kSnapshot,
+  kOutOfMemory
+};
 using TraceContext = std::shared_ptr<void>;  // where in the program it happened
 
 struct TraceEntry {
@@ -108,14 +126,16 @@ struct BlockSnapshot {
   TraceContext context;
 };
 
+// Of an expandable segment: each of its mapped ranges.
 struct SegmentSnapshot {
   uint64_t address;
-  size_t size;
+  size_t size = 0;
   const Stream* stream;
   PoolId pool;
   bool is_large;
+  bool is_expandable;
   TraceContext context;
-  std::vector<BlockSnapshot> blocks;
+  std::vector<BlockSnapshot> blocks = {};
 };
 
 // What is recorded from now on.

@@ -25,7 +25,8 @@ struct BySize {
 };
 using LargeFreeSet = std::set<Block*, BySize>;
 
-// A piece of a segment. The pieces of a segment are linked in order of address; two free ones are never neighbours.
+// A piece of a segment. The pieces of a segment are linked in order of address; two free ones are never neighbours, nor
+// are two without memory.
 struct Block {
   mtia_device_ptr address = 0;
   size_t size = 0;
@@ -33,6 +34,8 @@ struct Block {
   size_t segment_size = 0;
   Stream* stream = nullptr;
   struct MemoryPool* pool = nullptr;
+  bool expandable = false;             // of an expandable segment
+  bool mapped = true;                  // false: only addresses, see Note [Expandable segments]; then it is in_use
   bool in_use = false;                 // handed out, or waiting for events
   bool allocated = false;              // handed out
   int32_t pending_events = 0;          // that must complete before the block is free
@@ -48,6 +51,8 @@ struct Block {
 
   bool is_in_small_segment() const { return segment_size == kSmallSegment; }
   bool is_whole_segment() const { return before == nullptr && behind == nullptr; }
+  // Of mapped blocks: with the ordinary segment, or with a mapped part of an expandable one.
+  bool begins_range() const { return before == nullptr || !before->mapped; }
 };
 
 inline bool BySize::operator()(const Block* a, const Block* b) const {
@@ -101,6 +106,7 @@ struct FreeBlocks {
   SmallFreeBlocks parked;
   SmallFreeBlocks small;
   LargeFreeBlocks large;
+  Block* expandable = nullptr;  // the first block of the stream's expandable segment
 
   void insert(Block* block) { block->is_in_small_segment() ? small.insert(block) : large.insert(block); }
   void remove(Block* block) { block->is_in_small_segment() ? small.remove(block) : large.remove(block); }

@@ -27,6 +27,7 @@ core::AllocatorOptions allocator_options() {
   options.max_split_size = Config::max_split_size();
   options.max_non_split_rounding = Config::max_non_split_rounding_size();
   options.garbage_collection_threshold = Config::garbage_collection_threshold();
+  options.expandable_segments = Config::use_expandable_segments();
   return options;
 }
 
@@ -37,9 +38,6 @@ core::BlockAllocator& create_block_allocator(c10::DeviceIndex device) {
   std::lock_guard<std::mutex> lock(create_mutex);
   auto* allocator = slot.load(std::memory_order_relaxed);
   if (allocator == nullptr) {
-    if (c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments()) {
-      TORCH_WARN_ONCE("expandable_segments is not supported on mtia and has no effect");
-    }
     allocator = core::BlockAllocator::create(device, &allocator_options);
     slot.store(allocator, std::memory_order_release);
   }

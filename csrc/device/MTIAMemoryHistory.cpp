@@ -37,6 +37,10 @@ const char* name_of(core::TraceAction action) {
       return "segment_alloc";
     case core::TraceAction::kSegmentFree:
       return "segment_free";
+    case core::TraceAction::kSegmentMap:
+      return "segment_map";
+    case core::TraceAction::kSegmentUnmap:
+      return "segment_unmap";
     case core::TraceAction::kSnapshot:
       return "snapshot";
     case core::TraceAction::kOutOfMemory:
@@ -104,7 +108,7 @@ py::dict describe(const core::SegmentSnapshot& segment, c10::DeviceIndex device,
   result["stream"] = handle_of(segment.stream);
   result["segment_type"] = segment.is_large ? "large" : "small";
   result["segment_pool_id"] = py::make_tuple(segment.pool.first, segment.pool.second);
-  result["is_expandable"] = false;
+  result["is_expandable"] = segment.is_expandable;
   frames.set(result, segment.context);
   result["blocks"] = blocks;
   return result;
@@ -129,7 +133,7 @@ py::dict allocator_settings() {
   const bool is_limited = Config::max_split_size() != std::numeric_limits<size_t>::max();
   settings["max_split_size"] = is_limited ? py::cast(static_cast<int64_t>(Config::max_split_size())) : py::int_(-1);
   settings["garbage_collection_threshold"] = Config::garbage_collection_threshold();
-  settings["expandable_segments"] = false;
+  settings["expandable_segments"] = Config::use_expandable_segments();
   return settings;
 }
 

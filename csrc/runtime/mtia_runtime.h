@@ -60,6 +60,8 @@ typedef struct mtia_graph_exec_s* mtia_graph_exec;
 #define MTIA_CAPABILITY_RARE_FUNCTIONS (UINT64_C(1) << 3)
 /* `set_tracer` is present. */
 #define MTIA_CAPABILITY_TRACING (UINT64_C(1) << 4)
+/* `memory_reserve` and the three functions beside it are present. */
+#define MTIA_CAPABILITY_VIRTUAL_MEMORY (UINT64_C(1) << 5)
 
 /* Initialization --------------------------------------------------------------------------------------------------- */
 
@@ -357,6 +359,14 @@ typedef struct mtia_runtime_api {
   mtia_status (*memory_allocate)(int32_t device, uint64_t size, mtia_device_ptr* address);
   mtia_status (*memory_free)(int32_t device, mtia_device_ptr address);
   mtia_status (*memory_info)(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes);
+  /* OPTIONAL, MTIA_CAPABILITY_VIRTUAL_MEMORY: addresses first, memory later. `memory_reserve` sets `size` bytes of the
+   * device's addresses aside, more in all than it has memory; MTIA_ERROR_OUT_OF_MEMORY when there are none left.
+   * `memory_map` gives part of a reservation memory, as memory_allocate does; `memory_unmap` takes it away again.
+   * `memory_release` ends a reservation in which nothing is mapped. Addresses and sizes are multiples of 2 MiB. */
+  mtia_status (*memory_reserve)(int32_t device, uint64_t size, mtia_device_ptr* address);
+  mtia_status (*memory_release)(int32_t device, mtia_device_ptr address);
+  mtia_status (*memory_map)(int32_t device, mtia_device_ptr address, uint64_t size);
+  mtia_status (*memory_unmap)(int32_t device, mtia_device_ptr address, uint64_t size);
   /* The device that an address belongs to; MTIA_ERROR_INVALID_VALUE for a host address. */
   mtia_status (*memory_device)(const void* address, int32_t* device);
   /* OPTIONAL, MTIA_CAPABILITY_HOST_VIEW. One constant for all devices of the process. */

@@ -23,6 +23,12 @@ struct Fixture {
 
   core::Block* allocate(size_t size) { return allocator.allocate(size, &stream); }
   size_t reserved() const { return static_cast<size_t>(allocator.stats().reserved_bytes[kAll].current); }
+  uint64_t device_bytes_in_use() const {
+    uint64_t free = 0;
+    uint64_t total = 0;
+    runtime::check(api().memory_info(0, &free, &total));
+    return total - free;
+  }
 
   core::BlockAllocator& allocator;
   core::Stream& stream = new_stream();
@@ -208,9 +214,9 @@ TEST(a_snapshot_accounts_for_every_byte_and_so_do_the_live_ranges) {
 }
 
 // A simple model: whatever happens, no two live blocks overlap, and the statistics are sums over the live blocks.
-TEST(random_traces_account_for_every_byte) {
+void follow_random_traces(core::BlockAllocator::OptionsSource options) {
   for (const uint32_t seed : {1U, 2U, 3U, 4U}) {
-    Fixture f;
+    Fixture f(options);
     core::Stream& other = new_stream();
     std::mt19937 random(seed);
     f.allocator.use_pool(kPool);
@@ -226,7 +232,7 @@ TEST(random_traces_account_for_every_byte) {
     for (int step = 0; step < 4000; ++step) {
       const auto dice = random() % 100;
       if (dice < 55 && live.size() < 200) {
-        const size_t size = 1 + random() % (dice < 50 ? 4096 : 3 * kMiB);
+        const size_t size = 1 + random() % (dice == 0 ? 8 * kMiB : dice < 50 ? 4096 : 3 * kMiB);
         core::Stream* stream = random() % 2 ? &f.stream : &other;
         if (random() % 4 == 0) f.allocator.direct_to_pool(stream, kPool);
         core::Block* block = f.allocator.allocate(size, stream);
@@ -252,18 +258,44 @@ TEST(random_traces_account_for_every_byte) {
       CHECK_EQ(stats.requested_bytes[kAll].current, requested);
       CHECK_EQ(stats.allocated_bytes[kAll].current, rounded);
       CHECK_EQ(stats.allocation[kAll].current, static_cast<int64_t>(live.size()));
+      const auto segments = f.allocator.snapshot();
       int64_t in_segments = 0;
-      for (const auto& segment : f.allocator.snapshot()) {
-        for (const auto& block : segment.blocks) in_segments += static_cast<int64_t>(block.size);
+      int64_t inactive = 0;
+      uint64_t end_of_previous = 0;
+      for (const auto& segment : segments) {
+        CHECK(segment.address >= end_of_previous);
+        uint64_t address = segment.address;
+        for (const auto& block : segment.blocks) {
+          CHECK_EQ(block.address, address);
+          address += block.size;
+          in_segments += static_cast<int64_t>(block.size);
+          const bool is_split = block.size != segment.size || segment.is_expandable;
+          if (!block.active && is_split) inactive += static_cast<int64_t>(block.size);
+        }
+        CHECK_EQ(segment.size, address - segment.address);
+        end_of_previous = address;
       }
       CHECK_EQ(stats.reserved_bytes[kAll].current, in_segments);
+      CHECK_EQ(stats.inactive_split_bytes[kAll].current, inactive);
+      CHECK_EQ(stats.segment[kAll].current, static_cast<int64_t>(segments.size()));
+      CHECK_EQ(f.device_bytes_in_use(), static_cast<uint64_t>(in_segments));
       CHECK_EQ(stats.allocated_bytes[core::kSmall].current + stats.allocated_bytes[core::kLarge].current, rounded);
     }
     while (!live.empty()) drop(live.begin());
     f.allocator.release_pool(kPool);
     f.allocator.empty_cache();
     CHECK_EQ(f.reserved(), size_t{0});
+    CHECK_EQ(f.allocator.stats().segment[kAll].current, int64_t{0});
+    CHECK_EQ(f.allocator.stats().inactive_split[kAll].current, int64_t{0});
   }
+}
+
+TEST(random_traces_account_for_every_byte) {
+  follow_random_traces([] { return core::AllocatorOptions{}; });
+}
+
+TEST(random_traces_with_expandable_segments_account_for_every_byte) {
+  follow_random_traces([] { return core::AllocatorOptions{.expandable_segments = true}; });
 }
 
 }  // namespace

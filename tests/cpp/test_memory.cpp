@@ -122,6 +122,44 @@ TEST(only_the_beginning_of_an_allocation_can_be_freed_and_only_once) {
   CHECK_EQ(api().memory_free(0, address), MTIA_ERROR_INVALID_VALUE);
 }
 
+TEST(reserved_addresses_have_the_memory_that_is_mapped) {
+  const uint64_t all_free = free_bytes();
+  mtia_device_ptr address = 0;
+  runtime::check(api().memory_reserve(0, all_free, &address));
+  CHECK_EQ(free_bytes(), all_free);
+  int32_t device = -1;
+  runtime::check(api().memory_device(reinterpret_cast<const void*>(address + 10 * kMiB), &device));
+  CHECK_EQ(device, 0);
+  runtime::check(api().memory_map(0, address + 4 * kMiB, 4 * kMiB));
+  CHECK_EQ(free_bytes(), all_free - 4 * kMiB);
+
+  CHECK_EQ(api().memory_map(0, address + 6 * kMiB, 4 * kMiB), MTIA_ERROR_INVALID_VALUE);
+  CHECK_CONTAINS(api().last_error_message(), "is mapped already");
+  CHECK_EQ(api().memory_unmap(0, address, 8 * kMiB), MTIA_ERROR_INVALID_VALUE);
+  CHECK_CONTAINS(api().last_error_message(), "is not mapped");
+  CHECK_EQ(api().memory_map(0, address + 1, 2 * kMiB), MTIA_ERROR_INVALID_VALUE);
+  CHECK_CONTAINS(api().last_error_message(), "does not consist of 2 MiB pages");
+  CHECK_EQ(api().memory_release(0, address), MTIA_ERROR_INVALID_VALUE);
+  CHECK_CONTAINS(api().last_error_message(), "unmap it first");
+  CHECK_EQ(free_bytes(), all_free - 4 * kMiB);
+
+  {
+    const Allocation rest(all_free - 4 * kMiB);
+    CHECK_EQ(api().memory_map(0, address, 2 * kMiB), MTIA_ERROR_OUT_OF_MEMORY);
+    CHECK_CONTAINS(api().last_error_message(), "is out of memory");
+  }
+  mtia_device_ptr too_large = 0;
+  CHECK_EQ(api().memory_allocate(0, all_free - 2 * kMiB, &too_large), MTIA_ERROR_OUT_OF_MEMORY);
+  CHECK_EQ(api().memory_reserve(0, 100 * all_free, &too_large), MTIA_ERROR_OUT_OF_MEMORY);
+  CHECK_CONTAINS(api().last_error_message(), "addresses left to reserve");
+
+  runtime::check(api().memory_unmap(0, address + 4 * kMiB, 2 * kMiB));
+  runtime::check(api().memory_unmap(0, address + 6 * kMiB, 2 * kMiB));
+  runtime::check(api().memory_release(0, address));
+  CHECK_EQ(api().memory_release(0, address), MTIA_ERROR_INVALID_VALUE);
+  CHECK_EQ(free_bytes(), all_free);
+}
+
 TEST(bytes_survive_a_round_trip_through_two_devices) {
   core::Stream& stream = new_stream();
   for (const uint64_t size : {uint64_t{1}, uint64_t{4095}, uint64_t{300'000}, 9 * kMiB + 13}) {

@@ -105,6 +105,38 @@ mtia_status memory_info(int32_t device, uint64_t* free_bytes, uint64_t* total_by
   });
 }
 
+mtia_status memory_reserve(int32_t device, uint64_t size, mtia_device_ptr* address) {
+  return serve([&](Driver& driver) {
+    driver.device(device);
+    *require(address, "address") = driver.memory().reserve(device, size);
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status memory_release(int32_t device, mtia_device_ptr address) {
+  return serve([&](Driver& driver) {
+    driver.device(device);
+    driver.memory().release(device, address);
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status memory_map(int32_t device, mtia_device_ptr address, uint64_t size) {
+  return serve([&](Driver& driver) {
+    driver.device(device);
+    driver.memory().map(device, address, size);
+    return MTIA_SUCCESS;
+  });
+}
+
+mtia_status memory_unmap(int32_t device, mtia_device_ptr address, uint64_t size) {
+  return serve([&](Driver& driver) {
+    driver.device(device);
+    driver.memory().unmap(device, address, size);
+    return MTIA_SUCCESS;
+  });
+}
+
 mtia_status memory_device(const void* address, int32_t* device) {
   return serve([&](Driver& driver) {
     const int32_t found = driver.memory().device_of(reinterpret_cast<uint64_t>(address));
@@ -384,7 +416,7 @@ constexpr mtia_runtime_api make_table() {
   api.struct_size = sizeof(mtia_runtime_api);
   api.abi_version = MTIA_RUNTIME_ABI_VERSION;
   api.capabilities = MTIA_CAPABILITY_HOST_VIEW | MTIA_CAPABILITY_KERNELS | MTIA_CAPABILITY_GRAPHS |
-                     MTIA_CAPABILITY_RARE_FUNCTIONS | MTIA_CAPABILITY_TRACING;
+                     MTIA_CAPABILITY_RARE_FUNCTIONS | MTIA_CAPABILITY_TRACING | MTIA_CAPABILITY_VIRTUAL_MEMORY;
   api.name = "host";
   api.version = "1.0";
   api.last_error_message = last_error_message;
@@ -395,6 +427,10 @@ constexpr mtia_runtime_api make_table() {
   api.memory_allocate = memory_allocate;
   api.memory_free = memory_free;
   api.memory_info = memory_info;
+  api.memory_reserve = memory_reserve;
+  api.memory_release = memory_release;
+  api.memory_map = memory_map;
+  api.memory_unmap = memory_unmap;
   api.memory_device = memory_device;
   api.memory_host_offset = memory_host_offset;
   api.memory_copy = memory_copy;

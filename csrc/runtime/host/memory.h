@@ -4,12 +4,18 @@
 // Device addresses lie in a range that is mapped without access, so a host that dereferences one faults, as with real
 // hardware. The bytes lie in a second mapping of the same size, at one constant distance from the first: the code of
 // the device (and whoever asks for the host view) adds that distance. It is the same for all devices.
+//
+// Note [More addresses than memory]
+// A device has several times as many addresses as memory. Allocations lie in the first part of them; the others can be
+// reserved, and given memory page by page. The bytes behind them are there from the beginning as well, but cost nothing
+// until they are touched: to map a page is to count it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <unordered_set>
 #include <vector>
 
 #include "../mtia_runtime.h"
@@ -25,17 +31,22 @@ class Memory {
 
   mtia_device_ptr allocate(int32_t device, uint64_t size);  // throws Failure: OUT_OF_MEMORY, with figures
   void free(int32_t device, mtia_device_ptr address);       // throws Failure: INVALID_VALUE
+  // See Note [More addresses than memory]. Throw Failure: OUT_OF_MEMORY, or INVALID_VALUE.
+  mtia_device_ptr reserve(int32_t device, uint64_t size);
+  void release(int32_t device, mtia_device_ptr address);
+  void map(int32_t device, mtia_device_ptr address, uint64_t size);
+  void unmap(int32_t device, mtia_device_ptr address, uint64_t size);
   void info(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes) const;
 
   // The device an address belongs to; -1 for any other address.
   int32_t device_of(uint64_t address) const {
     const uint64_t offset = address - device_base_;
-    return offset < total_ ? static_cast<int32_t>(offset / capacity_) : -1;
+    return offset < total_ ? static_cast<int32_t>(offset / addresses_) : -1;
   }
   // Whether the range lies in the memory of one device.
   bool contains(uint64_t address, uint64_t size) const {
     const uint64_t offset = address - device_base_;
-    return offset < total_ && size <= capacity_ - offset % capacity_;
+    return offset < total_ && size <= addresses_ - offset % addresses_;
   }
   int64_t host_offset() const { return host_offset_; }
   std::byte* host(mtia_device_ptr address) const {
@@ -45,13 +56,27 @@ class Memory {
 
  private:
   struct Region {
-    explicit Region(uint64_t capacity) : ranges(capacity) {}
+    Region(uint64_t capacity, uint64_t addresses) : ranges(capacity), reservations(addresses - capacity) {}
+    uint64_t free_bytes() const;
+
     mutable std::mutex mutex;
     RangeAllocator ranges;
+    RangeAllocator reservations;                // offsets from the end of `ranges`
+    std::unordered_set<uint64_t> mapped_pages;  // huge pages of the reservations, by their number
   };
+  Region& region(int32_t device) const { return *regions_[static_cast<size_t>(device)]; }
+  uint64_t base(int32_t device) const { return device_base_ + static_cast<uint64_t>(device) * addresses_; }
+  [[noreturn]] void fail_out_of_memory(int32_t device, uint64_t size, const Region& region) const;
+  // The numbers of the pages of a range that lies in the reservations of the device.
+  struct Pages {
+    uint64_t first;
+    uint64_t end;
+  };
+  Pages pages(const char* function, int32_t device, mtia_device_ptr address, uint64_t size) const;
 
-  const uint64_t capacity_;  // of one device
-  const uint64_t total_;
+  const uint64_t capacity_;   // bytes of memory of one device
+  const uint64_t addresses_;  // of one device
+  const uint64_t total_;      // addresses of all
   uint64_t device_base_ = 0;
   int64_t host_offset_ = 0;
   std::vector<std::unique_ptr<Region>> regions_;  // one per device

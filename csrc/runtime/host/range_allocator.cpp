@@ -12,7 +12,7 @@ RangeAllocator::RangeAllocator(uint64_t capacity) : capacity_(capacity), free_by
 std::optional<uint64_t> RangeAllocator::allocate(uint64_t size) {
   if (size > capacity_) return std::nullopt;
   const uint64_t page = size >= kHugePage ? kHugePage : kSmallPage;
-  size = round_up(size, page);
+  size = round_to_pages(size);
   for (auto range = free_.begin(); range != free_.end(); ++range) {
     const uint64_t begin = range->first;
     const uint64_t end = begin + range->second;
@@ -31,11 +31,14 @@ std::optional<uint64_t> RangeAllocator::allocate(uint64_t size) {
   return std::nullopt;
 }
 
-uint64_t RangeAllocator::release(uint64_t offset) {
+uint64_t RangeAllocator::size_of(uint64_t offset) const {
   const auto allocation = allocated_.find(offset);
-  if (allocation == allocated_.end()) return 0;
-  const uint64_t size = allocation->second;
-  allocated_.erase(allocation);
+  return allocation == allocated_.end() ? 0 : allocation->second;
+}
+
+uint64_t RangeAllocator::release(uint64_t offset) {
+  const uint64_t size = size_of(offset);
+  allocated_.erase(offset);
   return size;
 }
 

@@ -16,6 +16,10 @@ constexpr uint64_t round_up(uint64_t value, uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+constexpr uint64_t round_to_pages(uint64_t size) {
+  return round_up(size, size >= kHugePage ? kHugePage : kSmallPage);
+}
+
 // Not thread safe.
 class RangeAllocator {
  public:
@@ -23,6 +27,9 @@ class RangeAllocator {
 
   // The offset of a new range of at least `size` bytes; nothing when no free range is large enough.
   std::optional<uint64_t> allocate(uint64_t size);
+
+  // The size of the range at `offset`; 0: there is none.
+  uint64_t size_of(uint64_t offset) const;
 
   // Giving back takes two steps, so that the caller can drop the pages between them: `release` forgets the allocation
   // and returns its size (0: there is none at `offset`), `recycle` makes the range available, merged with its
