@@ -77,20 +77,22 @@ OPTIMIZERS = (
 )
 
 
+def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> Step:
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 @pytest.mark.parametrize("optimizer_of", OPTIMIZERS, ids=str)
 def test_a_captured_step_trains_as_an_eager_one(optimizer_of: Optimizer) -> None:
     def make_step(x: torch.Tensor, y: torch.Tensor) -> Step:
         model = network()
-        optimizer = optimizer_of.make(model.parameters())
-
-        def step() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
+        return plain_step(model, optimizer_of.make(model.parameters()), x, y)
 
     assert losses(make_step, captured=True) == losses(make_step, captured=False)
 
@@ -98,16 +100,7 @@ def test_a_captured_step_trains_as_an_eager_one(optimizer_of: Optimizer) -> None
 def test_dropout_in_a_captured_step_draws_as_an_eager_one() -> None:
     def make_step(x: torch.Tensor, y: torch.Tensor) -> Step:
         model = nn.Sequential(network(), nn.Dropout(0.3))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
+        return plain_step(model, torch.optim.SGD(model.parameters(), lr=0.1), x, y)
 
     assert losses(make_step, captured=True) == losses(make_step, captured=False)
 

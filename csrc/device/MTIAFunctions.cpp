@@ -47,6 +47,7 @@ void configure(const std::string& driver_library, int32_t num_devices, uint64_t 
   settings.launch_blocking = launch_blocking;
   settings.delay_seed = delay_seed;
   settings.parallel_for = &parallel_for;
+  settings.num_threads = &at::get_num_threads;
   settings.release_threads = &release_intra_op_threads;
   runtime::configure(settings);
 }

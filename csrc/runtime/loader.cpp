@@ -167,6 +167,7 @@ void initialize_once() {
   params.launch_blocking = settings.launch_blocking ? 1 : 0;
   params.delay_seed = settings.delay_seed;
   params.parallel_for = settings.parallel_for;
+  params.num_threads = settings.num_threads;
   params.release_threads = settings.release_threads;
   check(api.initialize(&params));  // after a failure the next call tries again
   initialized.store(true, std::memory_order_release);

@@ -23,6 +23,7 @@ struct DriverSettings {
   bool launch_blocking = false;
   uint64_t delay_seed = 0;  // 0: no delays
   mtia_parallel_for parallel_for = nullptr;
+  int32_t (*num_threads)() = nullptr;
   void (*release_threads)() = nullptr;
 };
 

@@ -84,6 +84,9 @@ typedef struct mtia_init_params {
   /* Not 0: holds every stream back, for random times that follow from this seed, until somebody waits for it, so that
    * missing synchronization shows as wrong data. For debugging; a driver of real hardware may ignore it. */
   uint64_t delay_seed;
+  /* How many threads the calling thread wants its work to use: asked for where work does not say it itself, as in
+   * copies and fills. May be null: as many as there are cores. */
+  int32_t (*num_threads)(void);
 } mtia_init_params;
 
 typedef struct mtia_device_properties {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -22,9 +23,13 @@
 
 namespace torch_mtia::test {
 
+inline std::atomic<int32_t> wanted_threads{64};  // by those who launch work
+inline std::atomic<int32_t> used_threads{0};     // in the latest parallel_for
+
 // What PyTorch's thread pool does in the real thing, in the simplest way: a thread a piece.
 inline void parallel_for(int64_t begin, int64_t end, int64_t grain, int32_t num_threads,
                          void (*body)(void* args, int64_t first, int64_t last), void* args) {
+  used_threads = num_threads;
   const int64_t pieces = std::clamp<int64_t>((end - begin) / std::max<int64_t>(grain, 1), 1, num_threads);
   const int64_t length = (end - begin + pieces - 1) / pieces;
   std::vector<std::thread> threads;
@@ -53,7 +58,8 @@ inline runtime::DriverSettings settings(const DriverOptions& options) {
           .memory_per_device = options.memory_per_device,
           .launch_blocking = options.launch_blocking,
           .delay_seed = options.delay_seed,
-          .parallel_for = &parallel_for};
+          .parallel_for = &parallel_for,
+          .num_threads = [] { return wanted_threads.load(); }};
 }
 
 inline void start_driver(const DriverOptions& options) {

@@ -196,6 +196,26 @@ TEST(copies_wait_for_their_turn_in_the_stream) {
   CHECK_EQ(copied, 2U);
 }
 
+TEST(large_copies_use_as_many_threads_as_the_caller_wants) {
+  core::Stream& stream = new_stream();
+  const Allocation from(16 * kMiB);
+  const Allocation to(16 * kMiB);
+  const auto threads_of_a_copy = [&](int32_t wanted) {
+    wanted_threads = wanted;
+    used_threads = 1;
+    runtime::check(
+        api().memory_copy(stream.handle(), to.address(), from.address(), 16 * kMiB, MTIA_COPY_DEVICE_TO_DEVICE));
+    finish(stream);
+    wanted_threads = 64;
+    return used_threads.load();
+  };
+  mtia_device_properties properties{};
+  properties.struct_size = sizeof(properties);
+  runtime::check(api().device_properties(0, &properties));
+  CHECK_EQ(threads_of_a_copy(1), 1);
+  CHECK_EQ(threads_of_a_copy(64), properties.multi_processor_count);
+}
+
 TEST(a_copy_of_the_wrong_kind_or_beyond_the_end_is_refused) {
   core::Stream& stream = new_stream();
   const Allocation allocation(4096);

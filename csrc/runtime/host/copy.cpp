@@ -60,7 +60,7 @@ void require(bool condition, const char* message) {
 
 mtia_status launch(Stream& stream, uint64_t size, const Parallelism& parallelism, const char* name, auto&& body) {
   OwnWork work{std::move(body)};
-  const int32_t num_threads = size < kParallelBytes ? 1 : parallelism.num_threads;
+  const int32_t num_threads = size < kParallelBytes ? 1 : parallelism.wanted_threads();
   return stream.launch(
       work.describe(name, MTIA_WORK_MAY_RUN_INLINE | MTIA_WORK_CAPTURABLE, size / kBytesPerNs, num_threads));
 }

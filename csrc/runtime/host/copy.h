@@ -1,6 +1,7 @@
 // Copies and fills, as work items.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "../mtia_runtime.h"
@@ -12,7 +13,10 @@ namespace torch_mtia::runtime::host {
 // How large copies use the threads they are granted.
 struct Parallelism {
   mtia_parallel_for parallel_for = nullptr;
-  int32_t num_threads = 1;  // to ask for
+  int32_t num_cores = 1;
+  int32_t (*num_threads)() = nullptr;  // see mtia_init_params
+
+  int32_t wanted_threads() const { return num_threads == nullptr ? num_cores : std::min(num_threads(), num_cores); }
 };
 
 // The ranges must not overlap. Throws Failure: INVALID_VALUE for an address that does not fit the kind.

@@ -38,7 +38,8 @@ void check(const mtia_init_params& params) {
 constinit Driver* Driver::instance_ = nullptr;
 
 Driver::Driver(const mtia_init_params& params)
-    : memory_(params.num_devices, params.memory_per_device), parallelism_{params.parallel_for, available_cores()} {
+    : memory_(params.num_devices, params.memory_per_device),
+      parallelism_{params.parallel_for, available_cores(), params.num_threads} {
   for (int32_t index = 0; index < params.num_devices; ++index)
     devices_.push_back(std::make_unique<Device>(index, params.release_threads, params.delay_seed));
 }
