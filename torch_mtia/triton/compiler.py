@@ -184,7 +184,7 @@ class MTIABackend(BaseBackend):
         metadata["profile_scratch_align"] = 1
         arguments = ",".join(f"{kind}:{size}" for kind, size in program.arguments)
         header = f"; mtia arguments={arguments} scratch={program.scratch_size} cost={program.cost}\n"
-        return header + str(machine.optimize(program.text, options.arch))
+        return header + machine.optimize(program.text, options.arch)
 
     @staticmethod
     def make_assembly(source: str, options: MTIAOptions) -> str:
