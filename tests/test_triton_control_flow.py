@@ -251,6 +251,23 @@ def test_assertions() -> None:
         torch.mtia.synchronize()
 
 
+def test_assumptions_reach_the_optimizer() -> None:
+    @triton.jit
+    def kernel(z, n):
+        left = n - tl.program_id(0)
+        tl.assume(left > 8)
+        if left > 4:
+            tl.store(z + tl.program_id(0), left)
+        else:
+            tl.store(z + tl.program_id(0), -987654)
+
+    z = torch.zeros(3, dtype=torch.int32)
+    compiled = kernel[(3,)](z, 20)
+    assert z.tolist() == [20, 19, 18]
+    assert "llvm.assume" in compiled.asm["llir"]
+    assert "-987654" not in compiled.asm["llir"]
+
+
 def test_prints_have_the_form_of_those_on_a_gpu(capfd: pytest.CaptureFixture[str]) -> None:
     @triton.jit
     def kernel(x, y, N: tl.constexpr):
