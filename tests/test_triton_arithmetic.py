@@ -10,28 +10,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton_image import image_driver, with_source  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("image_driver")
+from triton_language import run
 
 N = 256
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@triton.jit
-def unary_kernel(x, z, N: tl.constexpr):
-    i = tl.arange(0, N)
-    x = tl.load(x + i)
-    tl.store(z + i, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
-
-
-@triton.jit
-def binary_kernel(x, y, z, N: tl.constexpr):
-    i = tl.arange(0, N)
-    x = tl.load(x + i)
-    y = tl.load(y + i)
-    tl.store(z + i, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
 
 
 def integers(dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -47,13 +30,6 @@ def floats(dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     values = torch.randn(N, generator=generator, dtype=torch.float64) * 3
     values[:6] = torch.tensor([0.0, -0.0, 1.0, math.inf, -math.inf, math.nan])
     return values.to(dtype)
-
-
-def run(expression: str, *operands: torch.Tensor, out: torch.dtype | None = None) -> torch.Tensor:
-    template = unary_kernel if len(operands) == 1 else binary_kernel
-    result = torch.empty(N, dtype=out or operands[0].dtype)
-    with_source(template, EXPRESSION=expression)[(1,)](*operands, result, N=N)
-    return result
 
 
 def equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -298,7 +274,7 @@ def test_keyword_kernel_arguments_of_every_kind() -> None:
         tl.store(z + 3, d.to(tl.float64))
         tl.store(z + 4, e.to(tl.float64))
 
-    result = torch.empty(5, dtype=torch.float64)
+    result = torch.empty(5, dtype=torch.float64, device="mtia")
     arguments: list[Any] = [7, -(1 << 40), 2.5, True, (1 << 64) - 1]
     kernel[(1,)](result, *arguments)
     assert result.tolist() == [7.0, float(-(1 << 40)), 2.5, 1.0, float((1 << 64) - 1)]
@@ -315,6 +291,6 @@ def test_division_by_a_scalar_rounds_once(divisor: float) -> None:
     x[:5] = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan])
     x[5:100] *= 1e-40
     x = torch.nn.functional.pad(x, (0, 4096 - x.numel()))
-    y, z = torch.tensor([divisor]), torch.zeros(4096)
-    kernel[(1,)](x, y, z, N=4096)
-    np.testing.assert_array_equal(z.numpy(), (x / y).numpy())
+    y, z = torch.tensor([divisor]), torch.zeros(4096, device="mtia")
+    kernel[(1,)](x.to("mtia"), y.to("mtia"), z, N=4096)
+    np.testing.assert_array_equal(z.cpu().numpy(), (x / y).numpy())

@@ -7,9 +7,9 @@ import torch
 import triton
 import triton.language as tl
 from triton.compiler.errors import CompilationError
-from triton_image import image_driver  # noqa: F401
+from triton_language import tensors_on_mtia  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("image_driver")
+pytestmark = pytest.mark.usefixtures("tensors_on_mtia")
 
 
 def test_tensors_carried_by_a_loop_that_read_each_other() -> None:
@@ -246,32 +246,58 @@ def test_assertions() -> None:
 
     x = torch.arange(64, dtype=torch.int32)
     kernel[(1,)](x, N=32, debug=True)
-    with pytest.raises(RuntimeError, match=r"too large.*program 1, 0, 0"):
-        kernel[(2,)](x, N=32, debug=True)
+    kernel[(2,)](x, N=32, debug=True)
+    with pytest.raises(RuntimeError, match=r"too large.*program \(1, 0, 0\)"):
+        torch.mtia.synchronize()
 
 
-def test_prints() -> None:
-    import triton_image
+def test_assumptions_reach_the_optimizer() -> None:
+    @triton.jit
+    def kernel(z, n):
+        left = n - tl.program_id(0)
+        tl.assume(left > 8)
+        if left > 4:
+            tl.store(z + tl.program_id(0), left)
+        else:
+            tl.store(z + tl.program_id(0), -987654)
 
+    z = torch.zeros(3, dtype=torch.int32)
+    compiled = kernel[(3,)](z, 20)
+    assert z.tolist() == [20, 19, 18]
+    assert "llvm.assume" in compiled.asm["llir"]
+    assert "-987654" not in compiled.asm["llir"]
+
+
+def test_prints_have_the_form_of_those_on_a_gpu(capfd: pytest.CaptureFixture[str]) -> None:
     @triton.jit
     def kernel(x, y, N: tl.constexpr):
-        tl.device_print("value", tl.load(x + tl.arange(0, N)))
-        tl.device_print("scalar", tl.program_id(0), hex=True)
-        tl.device_print("float", tl.load(y + tl.arange(0, N)))
+        value = tl.load(x + tl.arange(0, N))
+        tl.device_print("value", value)
+        tl.device_print("hex", value.to(tl.int16), hex=True)
+        tl.device_print("scalar", tl.program_id(0) + 7)
+        tl.device_print("float", tl.load(y + tl.arange(0, 4)))
+        tl.device_print("", tl.reshape(value, (2, N // 2)), value > 5)
+        tl.device_print("unsigned", value.to(tl.uint8))
+        print("nothing")
 
-    triton_image.printed.clear()
-    x = torch.tensor([-5, 0, 12345, 7], dtype=torch.int32)
+    x = torch.arange(-5, 11, dtype=torch.int32)
     y = torch.tensor([1.5, -0.001, 1e20, float("nan")])
-    kernel[(1,)](x, y, N=4)
-    text = "".join(triton_image.printed)
-    assert "pid (0, 0, 0) idx (0) value: -5\n" in text
-    assert "pid (0, 0, 0) idx (2) value: 12345\n" in text
-    assert "pid (0, 0, 0) scalar: 0x0\n" in text
-    assert "float: 1.500000\n" in text
-    assert "float: -0.001000\n" in text
-    assert "float: nan\n" in text
-    number = float(next(line for line in text.splitlines() if "e+" in line).rpartition(" ")[2])
-    assert abs(number / 1e20 - 1) < 1e-6
+    kernel[(1,)](x, y, N=16)
+    torch.mtia.synchronize()
+    lines = capfd.readouterr().out.splitlines()
+    assert [line for line in lines if "value" in line] == [
+        f"pid (0, 0, 0) idx ({i:2}) value: {i - 5}" for i in range(16)
+    ]
+    assert "pid (0, 0, 0) idx ( 9) hex: 0x0004" in lines
+    assert "pid (0, 0, 0) idx () scalar: 7" in lines
+    assert "pid (0, 0, 0) idx (1, 3): (operand 0) 6" in lines
+    assert "pid (0, 0, 0) idx (11): (operand 1) 1" in lines
+    assert "pid (0, 0, 0) idx ( 0) unsigned: 251" in lines
+    assert "pid (0, 0, 0) nothing" in lines
+    printed = [line.partition(" float: ")[2] for line in lines if "float" in line]
+    assert printed[:2] == ["1.500000", "-0.001000"]
+    assert abs(float(printed[2]) / 1e20 - 1) < 1e-6
+    assert printed[3] == "nan"
 
 
 @triton.jit

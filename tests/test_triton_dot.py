@@ -6,9 +6,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton_image import image_driver  # noqa: F401
+from triton_language import tensors_on_mtia  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("image_driver")
+pytestmark = pytest.mark.usefixtures("tensors_on_mtia")
 
 
 @triton.jit
@@ -148,7 +148,7 @@ def power_kernel(x, z, COUNT: tl.constexpr, N: tl.constexpr):
 
 
 def test_a_product_that_replaces_its_operand() -> None:
-    x = torch.randint(-1, 2, (16, 16), generator=torch.Generator().manual_seed(0)).float()
+    x = torch.randint(-1, 2, (16, 16), generator=torch.Generator("mtia").manual_seed(0)).float()
     z = torch.zeros_like(x)
     power_kernel[(1,)](x, z, COUNT=4, N=16)
     assert torch.equal(z, torch.linalg.matrix_power(x, 5))

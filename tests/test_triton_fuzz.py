@@ -12,8 +12,8 @@ from tools.triton_fuzz.__main__ import Fuzzer
 if TYPE_CHECKING:
     from pathlib import Path
 
-PROGRAMS = 300
-PER_TEST = 25
+PROGRAMS = 500
+PER_TEST = 50
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,6 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzer]:
 
 @pytest.mark.parametrize("first", range(0, PROGRAMS, PER_TEST))
 def test_random_kernels_agree_with_the_interpreter(fuzzer: Fuzzer, first: int) -> None:
-    outcomes = {seed: fuzzer.run(seed) for seed in range(first, first + PER_TEST)}
+    outcomes = dict(fuzzer.run(range(first, first + PER_TEST)))
     wrong = {seed: outcome for seed, outcome in outcomes.items() if outcome.kind != "same"}
     assert not wrong, "\n".join(f"seed {seed}: {outcome.kind}\n{outcome.detail}" for seed, outcome in wrong.items())

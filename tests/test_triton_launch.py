@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
-from triton_image import image_driver  # noqa: F401
+
+from torch_mtia.triton.driver import MTIADriver
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript
@@ -270,14 +271,18 @@ def test_launch_blocking_raises_an_assertion_at_the_launch(run_script: RunScript
     assert "not negative" in run_script(script, TORCH_MTIA_LAUNCH_BLOCKING="1").output()
 
 
-@pytest.mark.usefixtures("image_driver")
-def test_another_driver_refuses_tensors_of_mtia(device: torch.device) -> None:
-    """The one of these tests that runs kernels on CPU tensors stands for a GPU's."""
+class OtherDriver(MTIADriver):
+    """Stands for a GPU's: its launcher is another one, and takes anything."""
 
+    launcher_cls = staticmethod(lambda _source, _metadata: lambda *_arguments: None)  # type: ignore[assignment]
+
+
+def test_another_driver_refuses_tensors_of_mtia(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     @triton.jit
     def kernel(x):  # not loaded by another driver yet
         tl.store(x, 1.0)
 
+    monkeypatch.setattr(triton.runtime.driver, "_active", OtherDriver())
     with pytest.raises(ValueError, match=r"a tensor of mtia:0 .* torch_mtia.triton.activate\(\)"):
         kernel[(1,)](torch.zeros(1, device=device))
 

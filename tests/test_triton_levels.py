@@ -6,11 +6,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton_image import image_driver  # noqa: F401
+from triton_language import tensors_on_mtia  # noqa: F401
 
 from torch_mtia.triton.architecture import LEVELS, architecture
 
-pytestmark = pytest.mark.usefixtures("image_driver")
+pytestmark = pytest.mark.usefixtures("tensors_on_mtia")
 
 NAMES = [name for name, _ in LEVELS]
 USABLE = NAMES[NAMES.index(architecture()) :]

@@ -10,40 +10,10 @@ import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import torch
-import triton
-import triton.language as tl
 from scipy import special
-from triton.language.extra import libdevice
-from triton_image import image_driver, with_source  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("image_driver")
+from triton_language import run
 
 N = 4096
-
-
-@triton.jit
-def unary_kernel(x, z, N: tl.constexpr):
-    i = tl.arange(0, N)
-    x = tl.load(x + i)
-    tl.store(z + i, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
-
-
-@triton.jit
-def binary_kernel(x, y, z, N: tl.constexpr):
-    i = tl.arange(0, N)
-    x = tl.load(x + i)
-    y = tl.load(y + i)
-    tl.store(z + i, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
-
-
-globals_used = libdevice  # the templates call it
-
-
-def run(expression: str, *operands: torch.Tensor, out: torch.dtype | None = None) -> torch.Tensor:
-    template = unary_kernel if len(operands) == 1 else binary_kernel
-    result = torch.empty(N, dtype=out or operands[0].dtype)
-    with_source(template, EXPRESSION=expression)[(1,)](*operands, result, N=N)
-    return result
 
 
 def arguments(low: float, high: float, dtype: torch.dtype) -> torch.Tensor:

@@ -6,10 +6,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-import triton_image
-from triton_image import image_driver  # noqa: F401
+from triton_language import tensors_on_mtia  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("image_driver")
+pytestmark = pytest.mark.usefixtures("tensors_on_mtia")
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 15, 16, 17, 31, 100, 127, 128])
@@ -235,24 +234,6 @@ def test_descriptors_made_on_the_host() -> None:
     assert torch.equal(z, x + 1)
 
 
-# Bounds ---------------------------------------------------------------------------------------------------------------
-
-
-def test_an_access_outside_of_live_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    @triton.jit
-    def kernel(x, z, N: tl.constexpr):
-        i = tl.program_id(0) * N + tl.arange(0, N)
-        tl.store(z + i, tl.load(x + i))
-
-    x, z = torch.randn(64), torch.zeros(96)
-    spans = [(tensor.data_ptr(), tensor.numel() * 4) for tensor in (x, z)]
-    monkeypatch.setattr(triton_image, "live_ranges", spans)
-    with pytest.raises(RuntimeError, match=r"reads outside of live memory through argument x .*program 2, 0, 0"):
-        kernel[(3,)](x, z, N=32, check_bounds=True)
-    kernel[(2,)](x, z, N=32, check_bounds=True)
-    assert torch.equal(z[:64], x)
-
-
 @triton.jit
 def transposed_copy_kernel(x, z, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -309,3 +290,23 @@ def test_what_is_stored_beyond_a_mask_is_computed(columns: int) -> None:
     torch.testing.assert_close(z, x.softmax(1))
     padded = torch.nn.functional.pad(x, (0, 512 - columns))
     torch.testing.assert_close(kept, (padded - x.amax(1, keepdim=True)).exp())
+
+
+@triton.jit
+def one_lane_kernel(x, z, LANE: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    value = tl.load(x + i)
+    tl.store(z + i, value.to(z.dtype.element_ty), mask=i == LANE)
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow"), [(torch.int16, torch.int8), (torch.int32, torch.int8), (torch.int64, torch.int32)]
+)
+@pytest.mark.parametrize("lane", [0, 5])
+def test_a_narrowed_store_of_one_lane_leaves_its_neighbours(wide: torch.dtype, narrow: torch.dtype, lane: int) -> None:
+    x = torch.arange(1000, 1016, dtype=wide)
+    z = torch.zeros(16, dtype=narrow)
+    expected = z.clone()
+    expected[lane] = x[lane].to(narrow)
+    one_lane_kernel[(1,)](x, z, LANE=lane, N=16)
+    assert torch.equal(z, expected)

@@ -7,9 +7,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton_image import image_driver, with_source  # noqa: F401
+from triton_language import tensors_on_mtia, with_source  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("image_driver")
+pytestmark = pytest.mark.usefixtures("tensors_on_mtia")
 
 DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint32, torch.float16, torch.bfloat16,
           torch.float32, torch.float64)  # fmt: skip
@@ -30,7 +30,7 @@ def matrix_kernel(x, z, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, axis:
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     low = 0 if not dtype.is_signed else -9
-    return torch.randint(low, 10, shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    return torch.randint(low, 10, shape, generator=torch.Generator("mtia").manual_seed(3)).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -42,7 +42,7 @@ def test_vectors(dtype: torch.dtype, name: str, n: int) -> None:
     x = numbers((n,), dtype)
     z = torch.zeros(1, dtype=torch.int32 if name.startswith("arg") else torch.float64)
     with_source(vector_kernel, EXPRESSION=f"tl.{name}(x, 0)")[(1,)](x, z, N=n)
-    values = x.double().numpy() if name != "xor_sum" else x.numpy().astype(np.int64)
+    values = x.double().cpu().numpy() if name != "xor_sum" else x.cpu().numpy().astype(np.int64)
     expected = {"xor_sum": np.bitwise_xor.reduce}.get(name) or getattr(np, name)
     if name == "sum" and not dtype.is_floating_point:
         assert z.item() == values.sum()
@@ -60,7 +60,7 @@ def test_matrices(axis: int, shape: tuple[int, int], name: str) -> None:
     z = torch.zeros(shape[1 - axis], dtype=torch.int32 if name == "argmin" else torch.float32)
     kernel = with_source(matrix_kernel, EXPRESSION=f"tl.{name}(x, axis)")
     kernel[(1,)](x, z, M=shape[0], N=shape[1], K=shape[1 - axis], axis=axis)
-    np.testing.assert_array_equal(z.numpy(), getattr(np, name)(x.numpy(), axis))
+    np.testing.assert_array_equal(z.cpu().numpy(), getattr(np, name)(x.cpu().numpy(), axis))
 
 
 def test_higher_ranks_and_all_axes() -> None:
@@ -131,7 +131,7 @@ def composed_kernel(f, o, zf, zo, M: tl.constexpr, N: tl.constexpr, axis: tl.con
 @pytest.mark.parametrize("shape", [(4, 256), (256, 4), (1, 64), (32, 1), (2, 2)])
 def test_what_is_not_commutative_is_combined_in_order(axis: int, shape: tuple[int, int]) -> None:
     """Functions x -> factor * x + offset, one after the other."""
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator("mtia").manual_seed(5)
     factors, offsets = torch.randint(-9, 10, (2, *shape), generator=generator, dtype=torch.int32)
     out = torch.zeros(2, shape[1 - axis], dtype=torch.int32)
     composed_kernel[(1,)](factors, offsets, out[0], out[1], M=shape[0], N=shape[1], axis=axis)
@@ -197,7 +197,7 @@ def test_scans(axis: int, reverse: bool, shape: tuple[int, int], name: str) -> N
             here.copy_(torch.where(here != 0, here, before))
     else:
         expected = source.cumsum(axis) if name == "sum" else source.cumprod(axis)
-    np.testing.assert_array_equal(z.numpy(), (expected.flip(axis) if reverse else expected).numpy())
+    assert torch.equal(z, expected.flip(axis) if reverse else expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float64])
@@ -206,7 +206,7 @@ def test_scan_dtypes(dtype: torch.dtype) -> None:
     z = torch.zeros(4, 32, dtype=torch.float64)
     kernel = with_source(scan_kernel, EXPRESSION="tl.cumsum(x, axis, reverse=reverse)")
     kernel[(1,)](x, z, M=4, N=32, axis=1, reverse=False)
-    np.testing.assert_array_equal(z.numpy(), x.double().cumsum(1).numpy())
+    assert torch.equal(z, x.double().cumsum(1))
 
 
 # Sorting --------------------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton_image import image_driver  # noqa: F401
+from triton_language import tensors_on_mtia  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("image_driver")
+pytestmark = pytest.mark.usefixtures("tensors_on_mtia")
 
 
 def test_transpose_permute_and_reshape() -> None:

@@ -12,7 +12,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterator
 
-from tools.triton_fuzz.program import HEADER, Buffer, Program
+from tools.triton_fuzz.program import COMBINE_FUNCTIONS, HEADER, KERNEL, Buffer, Program
 from tools.triton_fuzz.values import BF16, INT32, DType, Shape, Value, is_exact, numel
 
 ELEMENTS_BOUND = 6  # of floating-point buffers at the start
@@ -43,7 +43,7 @@ class Builder:
             ((1,), (4,), (16,), (32,), (64,), (128,), (2, 8), (8, 4), (16, 16), (4, 32))
         )
         self.region = 4 * max(numel(self.tile), 4)
-        self.grid = self.random.choice((1, 1, 2, 5))
+        self.grid = self.random.choice((1, 1, 2, 3))
         self.pointers: list[Pointer] = []
         self._buffers: list[Buffer] = []
         self._scalars: list[tuple[str, int]] = []
@@ -173,7 +173,10 @@ class Builder:
 
     def program(self) -> Program:
         parameters = [buffer.name for buffer in self._buffers] + [name for name, _ in self._scalars]
-        source = HEADER.format(seed=self.seed, parameters=", ".join(parameters)) + "\n".join(self._lines) + "\n"
+        body = "\n".join(self._lines)
+        functions = [text for name, text in COMBINE_FUNCTIONS.items() if name in body]
+        kernel = KERNEL.format(parameters=", ".join(parameters), body=body)
+        source = "\n".join([HEADER.format(seed=self.seed), *functions, kernel])
         return Program(self.seed, source, tuple(self._buffers), tuple(self._scalars), self.grid)
 
 

@@ -4,7 +4,9 @@ Triton's own library of kernels is only interpretable in such a process."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
+import linecache
 import multiprocessing
 import os
 import pickle
@@ -45,9 +47,12 @@ class Oracle:
             self._process.start()
         theirs.close()
 
-    def run(self, program: Program, path: Path) -> dict[str, torch.Tensor]:
-        """The buffers after the program."""
+    def start(self, program: Program, path: Path) -> None:
+        """Begins a program, behind those that were started before."""
         self._connection.send_bytes(pickle.dumps((program, path)))
+
+    def result(self, program: Program) -> dict[str, torch.Tensor]:
+        """The buffers after the program, which is the next of those that were started."""
         result = pickle.loads(self._connection.recv_bytes())
         if isinstance(result, str):
             raise InterpreterError(result)
@@ -78,6 +83,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 def _serve(connection: Connection) -> None:
     warnings.simplefilter("ignore")  # NumPy's, of integers that wrap
     torch.set_num_threads(1)
+    gc.freeze()
     while True:
         try:
             program, path = pickle.loads(connection.recv_bytes())
@@ -94,3 +100,5 @@ def _interpret(program: Program, path: Path) -> dict[str, bytes] | str:
         return {name: tensor.view(torch.uint8).numpy().tobytes() for name, tensor in tensors.items()}
     except Exception:
         return traceback.format_exc()
+    finally:
+        linecache.cache.pop(str(path), None)

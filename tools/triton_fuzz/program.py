@@ -6,31 +6,32 @@ import dataclasses
 
 import torch
 
-HEADER = '''"""Seed {seed}."""
+HEADER = '"""Seed {seed}."""\n\nimport triton\nimport triton.language as tl\n'
 
-import triton
-import triton.language as tl
-
-
+COMBINE_FUNCTIONS = {
+    "combine_xor": """
 @triton.jit
 def combine_xor(a, b):
     return a ^ b
-
-
+""",
+    "combine_add": """
 @triton.jit
 def combine_add(a, b):
     return a + b
-
-
+""",
+    "combine_max_of_pairs": """
 @triton.jit
 def combine_max_of_pairs(value_a, index_a, value_b, index_b):
     take = (value_a > value_b) | ((value_a == value_b) & (index_a < index_b))
     return tl.where(take, value_a, value_b), tl.where(take, index_a, index_b)
+""",
+}
 
-
+KERNEL = """
 @triton.jit
 def kernel({parameters}):
-'''
+{body}
+"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -106,6 +106,8 @@ class MTIABackend(BaseBackend):
         arguments = {name: value for name, value in opts.items() if name in OPTION_NAMES and value is not None}
         arguments.setdefault("arch", str(knobs.runtime.override_arch or self.target.arch))
         arguments.setdefault("check_bounds", os.environ.get("TORCH_MTIA_CHECK_BOUNDS") == "1")
+        if not arguments.get("debug"):
+            arguments["sanitize_overflow"] = False  # its checks are asserts, which then do nothing but take time
         if "extern_libs" in arguments and isinstance(arguments["extern_libs"], dict):
             arguments["extern_libs"] = tuple(arguments["extern_libs"].items())
         from torch_mtia.triton import machine
@@ -182,7 +184,7 @@ class MTIABackend(BaseBackend):
         metadata["profile_scratch_align"] = 1
         arguments = ",".join(f"{kind}:{size}" for kind, size in program.arguments)
         header = f"; mtia arguments={arguments} scratch={program.scratch_size} cost={program.cost}\n"
-        return header + str(machine.optimize(program.text, options.arch))
+        return header + machine.optimize(program.text, options.arch)
 
     @staticmethod
     def make_assembly(source: str, options: MTIAOptions) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import llvmlite
@@ -86,7 +87,7 @@ class CompileError(Exception):
     """LLVM refused what the emitter wrote: a mistake of this package."""
 
 
-def optimize(text: str, architecture: str) -> Any:
+def optimize(text: str, architecture: str) -> str:
     """The module, verified and optimized."""
     machine = _target_machine(architecture)
     try:
@@ -103,7 +104,28 @@ def optimize(text: str, architecture: str) -> Any:
     manager.add_simplify_cfg_pass()
     manager.add_dead_code_elimination_pass()
     manager.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1)))
-    return module
+    return _STORE_UNDER_CONSTANT.sub(_store_one_lane, str(module))
+
+
+_STORE_UNDER_CONSTANT = re.compile(
+    r"  call void @llvm\.masked\.store\.v\d+(i\d+)\.p0\((<\d+ x i\d+>) ([^,]+), ptr (?:align \d+ )?([^,]+), "
+    r"<\d+ x i1> <((?:i1 \w+(?:, )?)+)>\)"
+)
+
+
+def _store_one_lane(match: re.Match[str]) -> str:
+    """A masked store of one lane, as a plain one. LLVM 22 generates code for it that stores the whole lane of a wider
+    vector if the value is truncated, and so writes over the neighbours."""
+    element, vector, value, address, mask = match.groups()
+    lanes = [number for number, lane in enumerate(mask.split(", ")) if lane != "i1 false"]
+    if len(lanes) != 1:
+        return match[0]
+    name = f"%lane.{match.start()}"
+    return (
+        f"  {name} = extractelement {vector} {value}, i64 {lanes[0]}\n"
+        f"  {name}.address = getelementptr {element}, ptr {address}, i64 {lanes[0]}\n"
+        f"  store {element} {name}, ptr {name}.address, align 1"
+    )
 
 
 def assembly(text: str, architecture: str) -> str:

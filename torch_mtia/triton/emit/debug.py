@@ -1,4 +1,4 @@
-"""What kernels say to people, and what means nothing here: assert, print, assume, barriers."""
+"""What kernels say to people and to the compiler, and what means nothing here: assert, assume, barriers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def _assert(em: KernelEmitter, op: Op) -> None:
     em.run_nest(op, [condition], shape, lambda strip: check_assertion(em, op, strip.value(condition), strip.width))
 
 
-@statement("llvm.intr.assume", "gpu.barrier", "ttg.barrier", "ttg.local_barrier", "tt.debug_barrier")
+@statement("llvm.intr.assume")
+def _assume(em: KernelEmitter, op: Op) -> None:
+    em.b.intrinsic("llvm.assume", "void", em.scalar(op.operands[0]).value)
+
+
+@statement("gpu.barrier", "ttg.barrier", "ttg.local_barrier", "tt.debug_barrier")
 def _nothing(em: KernelEmitter, op: Op) -> None:
     """A program runs on one thread, so there is nobody to wait for."""

@@ -1,4 +1,5 @@
-"""tl.device_print: lines like `pid (0, 0, 0) idx (3) x: 12`, put together in a buffer and handed to the driver's sink.
+"""tl.device_print: lines like `pid (0, 0, 0) idx ( 3) x: 12`, put together in a buffer and handed to the driver's sink.
+Their form is what Triton prints on a GPU.
 
 The functions that write numbers are emitted once per image; there is no C library to call.
 """
@@ -21,31 +22,39 @@ LONGEST_TEXT = 700  # of a prefix; numbers take at most 30 bytes each
 DECIMALS = 6
 
 _LINE, _AT = Value("%line", "ptr"), Value("%at", "i64")
+_UNFILLED = "i64 0, i8 32"
 
 
 @statement("tt.print")
 def _print(em: KernelEmitter, op: Op) -> None:
-    prefix = op.attributes.get("prefix", "").strip().removesuffix(":")
+    prefix = op.attributes.get("prefix", "")
     signed = op.attributes.get("isSigned") or [0] * len(op.operands)
-    hexadecimal = bool(op.attributes.get("hex"))
     if not op.operands:
-        _line(em, f" {prefix}\n", [], None, "d")
+        _line(em, prefix)
         return
-    for operand, is_signed in zip(op.operands, signed, strict=True):
-        kind = "x" if hexadecimal else "d" if is_signed else "u"
+    for number, (operand, is_signed) in enumerate(zip(op.operands, signed, strict=True)):
+        text = prefix + (f"(operand {number}) " if len(op.operands) > 1 else "")
+        kind = "x" if op.attributes.get("hex") else "d" if is_signed else "u"
         shape = operand.type.shape
         if shape is None:
-            _line(em, f" {prefix}: ", [], (operand, em.scalar(operand)), kind)
+            _line(em, text, ((), []), (operand, em.scalar(operand)), kind)
             continue
 
-        def body(strip: Strip, operand: Tensor = operand, kind: str = kind) -> None:
-            index = [lane.value for lane in strip.index]
-            _line(em, f" {prefix}: ", index, (operand, strip.value(operand)), kind)
+        def body(strip: Strip, operand: Tensor = operand, text: str = text, kind: str = kind) -> None:
+            index = operand.type.shape, [lane.value for lane in strip.index]
+            _line(em, text, index, (operand, strip.value(operand)), kind)
 
         em.run_nest(op, [operand], shape, body, dim=len(shape) - 1, width=1)
 
 
-def _line(em: KernelEmitter, text: str, index: list[Value], value: tuple[Tensor, Lane] | None, kind: str) -> None:
+def _line(
+    em: KernelEmitter,
+    text: str,
+    place: tuple[tuple[int, ...] | None, list[Value]] | None = None,
+    value: tuple[Tensor, Lane] | None = None,
+    kind: str = "d",
+) -> None:
+    """One line. `place`: the tensor's shape and the index in it."""
     b = em.b
     _define_writers(b)
     line = b.alloca(LINE, "i8")
@@ -55,23 +64,25 @@ def _line(em: KernelEmitter, text: str, index: list[Value], value: tuple[Tensor,
         nonlocal at
         at = _write_text(b, line, at, part)
 
-    def write_number(number: Value, base: int = 10, is_signed: bool = False) -> None:
+    def write_number(number: Value, base: int = 10, width: int = 0, fill: str = " ", is_signed: bool = False) -> None:
         nonlocal at
         wide = b.sext(number, "i64") if is_signed else b.zext(number, "i64")
         name = "write_signed" if is_signed else "write_unsigned"
-        at = b.define("i64", f"call i64 @{name}(ptr {line.ref}, {at}, {wide}, i64 {base})")
+        filled = f"i64 {width}, i8 {ord(fill)}"
+        at = b.define("i64", f"call i64 @{name}(ptr {line.ref}, {at}, {wide}, i64 {base}, {filled})")
 
-    def write_tuple(numbers: list[Value]) -> None:
-        for place, number in enumerate(numbers):
-            write(", " if place else "(")
-            write_number(number)
-        write(")")
+    def write_tuple(numbers: list[Value], widths: list[int]) -> None:
+        for number, width in zip(numbers, widths, strict=True):
+            write("(" if number is numbers[0] else ", ")
+            write_number(number, width=width)
+        write(")" if numbers else "()")
 
     write("pid ")
-    write_tuple(list(PROGRAM))
-    if index:
+    write_tuple(list(PROGRAM), [0, 0, 0])
+    if place is not None:
+        shape, index = place
         write(" idx ")
-        write_tuple(index)
+        write_tuple(index, [len(str(size - 1)) for size in shape or ()])
     write(text[:LONGEST_TEXT])
     if value is not None:
         tensor, lane = value
@@ -83,12 +94,15 @@ def _line(em: KernelEmitter, text: str, index: list[Value], value: tuple[Tensor,
             number = lane.value
             if floats.is_float_element(element):
                 number = b.bitcast(number, f"i{bits_of(element_of(number))}")
-            if kind == "x" or element == "ptr":
+            if element == "ptr":
                 write("0x")
                 write_number(number, 16)
+            elif kind == "x":
+                write("0x")
+                write_number(number, 16, width=-(-bits_of(element_of(number)) // 4), fill="0")
             else:
                 write_number(number, is_signed=kind == "d" and element != "i1")
-        write("\n")
+    write("\n")
     sink = b.load("ptr", b.offset(CONTEXT, CONTEXT_PRINT_SINK), 8)
     function = b.load("ptr", b.offset(CONTEXT, CONTEXT_PRINT), 8)
     missing = b.define("i1", f"icmp ne ptr {function.ref}, null")
@@ -133,10 +147,12 @@ def _define_write_text(b: Builder) -> None:
 
 
 def _define_write_unsigned(b: Builder) -> None:
-    """Digits from the last one, into a buffer of their own."""
+    """At least `width` characters. Digits from the last one, into a buffer of their own that is full of `fill`."""
     number, base = Value("%number", "i64"), Value("%base", "i64")
-    with b.function("write_unsigned", "i64", [_LINE, _AT, number, base], "noinline #0"):
+    width, fill = Value("%width", "i64"), Value("%fill", "i8")
+    with b.function("write_unsigned", "i64", [_LINE, _AT, number, base, width, fill], "noinline #0"):
         digits = b.alloca(64, "i8")
+        b.store(b.splat(fill, 64), digits, 1)
         head, done, before = b.label("digit"), b.label("done"), b.block
         b.jump(head)
         b.start(head)
@@ -155,20 +171,23 @@ def _define_write_unsigned(b: Builder) -> None:
         place.finish()
         rest.finish()
         b.start(done)
-        start = b.element_address(digits, "i8", following)
-        size = b.sub(integer(64, "i64"), following)
+        filled = b.sub(integer(64, "i64"), width)
+        first = b.select(b.icmp("slt", filled, following), filled, following)
+        start = b.element_address(digits, "i8", first)
+        size = b.sub(integer(64, "i64"), first)
         end = b.define("i64", f"call i64 @write_text({_LINE}, {_AT}, {start}, {size})")
         b.emit(f"ret i64 {end.ref}")
 
 
 def _define_write_signed(b: Builder) -> None:
     number, base = Value("%number", "i64"), Value("%base", "i64")
-    with b.function("write_signed", "i64", [_LINE, _AT, number, base], "noinline #0"):
+    width, fill = Value("%width", "i64"), Value("%fill", "i8")
+    with b.function("write_signed", "i64", [_LINE, _AT, number, base, width, fill], "noinline #0"):
         negative = b.icmp("slt", number, integer(0, "i64"))
         b.store(integer(ord("-"), "i8"), b.element_address(_LINE, "i8", _AT), 1)
         at = b.add(_AT, b.zext(negative, "i64"))
         size = b.select(negative, b.sub(integer(0, "i64"), number), number)
-        end = b.define("i64", f"call i64 @write_unsigned({_LINE}, {at}, {size}, {base})")
+        end = b.define("i64", f"call i64 @write_unsigned({_LINE}, {at}, {size}, {base}, {width}, {fill})")
         b.emit(f"ret i64 {end.ref}")
 
 
@@ -209,11 +228,11 @@ def _define_write_float(b: Builder) -> None:
         total = b.cast("fptoui", b.binary("fadd", shifted, floating(0.5, "double")), "i64")
         whole = b.binary("udiv", total, integer(unit, "i64"))
         fraction = b.sub(total, b.mul(whole, integer(unit, "i64")))
-        at = b.define("i64", f"call i64 @write_unsigned({_LINE}, {at}, {whole}, i64 10)")
+        at = b.define("i64", f"call i64 @write_unsigned({_LINE}, {at}, {whole}, i64 10, {_UNFILLED})")
         # A one before the fraction keeps its leading zeros; the point then takes the place of the one.
         point = b.element_address(_LINE, "i8", at)
         marked = b.add(fraction, integer(unit, "i64"))
-        at = b.define("i64", f"call i64 @write_unsigned({_LINE}, {at}, {marked}, i64 10)")
+        at = b.define("i64", f"call i64 @write_unsigned({_LINE}, {at}, {marked}, i64 10, {_UNFILLED})")
         b.store(integer(ord("."), "i8"), point, 1)
         plain, power = b.label("plain"), b.label("power")
         b.branch(b.icmp("eq", exponent.value, integer(0, "i64")), plain, power)
@@ -221,5 +240,5 @@ def _define_write_float(b: Builder) -> None:
         b.emit(f"ret i64 {at.ref}")
         b.start(power)
         at = _write_text(b, _LINE, at, "e+")
-        at = b.define("i64", f"call i64 @write_unsigned({_LINE}, {at}, {exponent.value}, i64 10)")
+        at = b.define("i64", f"call i64 @write_unsigned({_LINE}, {at}, {exponent.value}, i64 10, {_UNFILLED})")
         b.emit(f"ret i64 {at.ref}")
