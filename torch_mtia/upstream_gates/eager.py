@@ -1,4 +1,4 @@
-"""Replacements outside torch.compile: optimizers, the profiler, graphs, Triton's launch, allocation."""
+"""Replacements outside torch.compile: optimizers, the profiler, graphs, Triton's launch, allocation, saved inputs."""
 
 from __future__ import annotations
 
@@ -62,3 +62,10 @@ def is_compiled_out(empty_strided: Callable[..., Any]) -> bool:
     except RuntimeError as error:
         return "compiled without support" in str(error)
     return False
+
+
+def hash_on_the_cpu(original: Callable[..., str]) -> Callable[..., str]:
+    def hash_storage(storage: torch.UntypedStorage, *, stable_hash: bool = False) -> str:
+        return original(storage, stable_hash=stable_hash or storage.device.type == "mtia")
+
+    return hash_storage

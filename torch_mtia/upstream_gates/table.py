@@ -111,6 +111,13 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: "mtia" not in original.__module__,
     ),
     Gate(
+        name="hash_storage",
+        modules=("torch.utils._content_store",),
+        why="The minifier saves the inputs of a graph under names that it computes on listed devices.",
+        replace=eager.hash_on_the_cpu,
+        is_needed=lambda original: "mtia" not in inspect.getsource(original),
+    ),
+    Gate(
         name="get_split_k",
         modules=("torch._inductor.kernel.flex.flex_decoding",),
         why="FlexAttention for few queries divides the keys by the number of processors of torch.cuda's device.",
