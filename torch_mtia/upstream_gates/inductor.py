@@ -161,3 +161,17 @@ def check_nan_within_mask(original: Callable[..., None]) -> Callable[..., None]:
         buffer.writeline(f"{call}, mask={' & '.join(map(str, masks))})")
 
     return check_nan
+
+
+def convolution_format(original: Callable[..., torch.memory_format]) -> Callable[..., torch.memory_format]:
+    def _conv_determine_backend_memory_format(
+        input: torch.Tensor, weight: torch.Tensor, backend: Any
+    ) -> torch.memory_format:
+        from torch._prims_common import suggest_memory_format
+
+        if getattr(input, "fake_device", input.device).type != "mtia":
+            return original(input, weight, backend)
+        formats = {suggest_memory_format(input), suggest_memory_format(weight)}
+        return next(iter(formats - {torch.contiguous_format}), torch.contiguous_format)
+
+    return _conv_determine_backend_memory_format

@@ -111,6 +111,14 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: "mtia" not in original.__module__,
     ),
     Gate(
+        name="_conv_determine_backend_memory_format",
+        modules=("torch._C",),
+        why="Says whether a convolution will return channels last, for compiled code, which asserts it; for backends "
+        "it does not know it says no. Convolutions of mtia are those of the CPU.",
+        replace=inductor.convolution_format,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
         name="hash_storage",
         modules=("torch.utils._content_store",),
         why="The minifier saves the inputs of a graph under names that it computes on listed devices.",
