@@ -139,8 +139,8 @@ def inference(device: str, model: Model) -> Side:
     return compiled_side(device, run, (), lambda loss: loss)
 
 
-def training_step(device: str, model: Model) -> Callable[[], torch.Tensor]:
-    """Forward and backward are compiled, the optimizer is eager."""
+def training_step(device: str, model: Model) -> tuple[Callable[[], torch.Tensor], Callable[[], int]]:
+    """A step, of which forward and backward are compiled and the optimizer is eager; and how many bytes it leaves."""
     torch.manual_seed(SEED)
     torch._dynamo.reset()
     network = model.make(SHAPE).to(device)
@@ -154,11 +154,17 @@ def training_step(device: str, model: Model) -> Callable[[], torch.Tensor]:
         optimizer.step()
         return loss
 
-    return step
+    def kept() -> int:
+        parameters = list(network.parameters())
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        kept = [*parameters, *network.buffers(), *(p.grad for p in parameters if p.grad is not None), *states]
+        return sum(tensor.untyped_storage().nbytes() for tensor in kept)
+
+    return step, kept
 
 
 def training(device: str, model: Model) -> Side:
-    return compiled_side(device, training_step(device, model), (), lambda loss: loss)
+    return compiled_side(device, training_step(device, model)[0], (), lambda loss: loss)
 
 
 def model_case(model: Model, make: Callable[[str, Model], Side]) -> Case:
@@ -236,7 +242,7 @@ def peak_memory(device: str, model: Model) -> Side:
 
 
 def peak_on_mtia(model: Model) -> int:
-    step = training_step("mtia", model)
+    step, _ = training_step("mtia", model)
     step()
     torch.mtia.synchronize()
     torch.mtia.reset_peak_memory_stats()
@@ -246,19 +252,16 @@ def peak_on_mtia(model: Model) -> int:
 
 
 def peak_on_cpu(model: Model) -> int:
-    """The profiler sees allocations and what is freed, from before the model is made."""
+    """What is there before the step, and what the profiler sees allocated and freed during it."""
+    step, kept = training_step("cpu", model)
+    step()
+    allocated = peak = kept()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        step = training_step("cpu", model)
         step()
-        with torch.profiler.record_function("measured step"):
-            step()
-    events = profile.profiler.kineto_results.events()
-    start = next(event.start_ns() for event in events if event.name() == "measured step")
-    allocated = peak = 0
-    for event in sorted((event for event in events if event.name() == "[memory]"), key=lambda event: event.start_ns()):
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
         allocated += event.nbytes()
-        if event.start_ns() >= start:
-            peak = max(peak, allocated)
+        peak = max(peak, allocated)
     return peak
 
 
