@@ -27,7 +27,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-text test build bench fuzz docs lint format sanitize wheel clean
+.PHONY: help demo demo-text test test-wide build bench fuzz docs lint format sanitize wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,6 +42,9 @@ demo-text: $(BUILT) $(VENV)/demo  ## train a small GPT on source text on mtia an
 test: $(BUILT) $(VENV)/test  ## run the C++ unit tests and the Python tests
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run
 	$(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests
+
+test-wide: $(BUILT) $(VENV)/test  ## run the sweeps that are too long for make test
+	$(BIN)/python -m pytest -n $(MAX_JOBS) -m wide tests
 
 build: $(BUILT)  ## install the package in .venv, editable
 

@@ -47,6 +47,7 @@ class Side:
     run: Callable[[], object]  # may return before the work is done
     synchronize: Callable[[], None]  # returns when it is
     result: Callable[[], object]  # after a run: what it computed, in CPU tensors or numbers
+    measure: Callable[[], float] | None = None  # takes a sample itself, in seconds, in place of `run`
 
 
 def on(device: str, run: Callable[[], object], result: Callable[[], object]) -> Side:
@@ -104,6 +105,7 @@ class Case:
     note: str = ""
     bytes_moved: int = 0  # by one operation, if memory bandwidth limits it
     group: Group | None = None
+    most_samples: int | None = None  # for cases that take long
     tolerance: Tolerance | None = None  # None: what torch.testing allows for the dtype
 
 
@@ -136,6 +138,8 @@ class GroupRow:
 
 def seconds(side: Side, repetitions: int) -> float:
     """The timing function: how long `repetitions` runs take, each until its work is done."""
+    if side.measure is not None:
+        return sum(side.measure() for _ in range(repetitions))
     run, synchronize = side.run, side.synchronize
     start = time.perf_counter()
     for _ in range(repetitions):
@@ -202,11 +206,14 @@ class Worker:
             try:
                 if question == "prepare":
                     side = getattr(cases[arguments[0]], name)()
-                    seconds(side, 1)
+                    repetitions = 1
+                    if side.measure is None:
+                        seconds(side, 1)
                     file = io.BytesIO()
                     torch.save(side.result(), file)
                     answer = file.getvalue()
-                    repetitions = repetitions_for(side)
+                    if side.measure is None:
+                        repetitions = repetitions_for(side)
                     gc.collect()
                     gc.disable()
                 elif question == "sample":
@@ -233,7 +240,7 @@ class Sides:
         absolute = None if case.tolerance is None else case.tolerance.absolute
         torch.testing.assert_close(results, results[:1] * len(results), rtol=relative, atol=absolute)
         times: list[list[float]] = [[] for _ in workers]
-        for sample in range(samples):
+        for sample in range(min(samples, case.most_samples or samples)):
             order = range(len(workers)) if sample % 2 == 0 else reversed(range(len(workers)))
             for i in order:
                 times[i].append(workers[i].sample() / case.operations * 1e6)
@@ -340,6 +347,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
     parser.add_argument("--threads", type=int, metavar="N", help="torch.set_num_threads(N), for both sides")
     parser.add_argument("--cases", metavar="PATTERN", default="", help="only those whose name the pattern is found in")
+    parser.add_argument("--group", metavar="PATTERN", default="", help="only those whose group's name it is found in")
     parser.add_argument("--samples", type=int, default=15, metavar="N", help="of each side of each case (default: 15)")
     parser.add_argument(
         "--settings",
@@ -362,7 +370,11 @@ def restart_with_peer_settings() -> None:
 def main(cases: Sequence[Case], description: str | None) -> int:
     """Measures the chosen cases; the exit status is 1 if one misses its bar."""
     options = arguments(description)
-    chosen = [case for case in cases if re.search(options.cases, case.name)]
+    chosen = [
+        case
+        for case in cases
+        if re.search(options.cases, case.name) and re.search(options.group, case.group.name if case.group else "")
+    ]
     if options.list:
         print(
             "\n".join(f"{case.name:<40}{case.peer_name if case.peer else '':<12}{case.bar}".rstrip() for case in chosen)

@@ -217,7 +217,8 @@ def sample(model: GPT, source: Text, device: str, seed: int) -> str:
     generator = torch.Generator().manual_seed(seed)
     indices = source.encode(PROMPT)
     for _ in range(SAMPLED_CHARACTERS):
-        logits = model(indices[None, -model.shape.context :].to(device))[0, -1].cpu()
+        # Not model(...): compiled, it would be compiled anew for texts that grow.
+        logits = model.forward(indices[None, -model.shape.context :].to(device))[0, -1].cpu()
         probabilities = torch.softmax(logits / TEMPERATURE, dim=0)
         indices = torch.cat([indices, torch.multinomial(probabilities, 1, generator=generator)])
     return source.decode(indices)

@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than ten seconds")
+    config.addinivalue_line("markers", "wide: one of many like others that run; left out, unless -m asks for it")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

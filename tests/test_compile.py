@@ -67,6 +67,32 @@ def test_layer_norm_is_the_devices_own_kernel() -> None:
     assert [part.dtype for part in result] == [torch.bfloat16] * 3  # what the meta function promises
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_convolutions_have_the_strides_that_compiled_code_expects(
+    channels_last: bool, dimensions: int, transposed: bool
+) -> None:
+    """Inductor lays out the operands of convolutions of many channels anew, channels last."""
+    name = f"conv_transpose{dimensions}d" if transposed else f"conv{dimensions}d"
+    function = getattr(F, name)
+    x = torch.randn(2, 32, *(6,) * dimensions, requires_grad=True)
+    weight = torch.randn(32, 32, *(3,) * dimensions, requires_grad=True)
+    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+    if channels_last and dimensions in formats:
+        x = x.detach().to(memory_format=formats[dimensions]).requires_grad_()
+    operands = [operand.detach().to("mtia").requires_grad_() for operand in (x, weight)]
+    expected = function(x, weight) + 1
+    result, _ = generated(lambda x, w: function(x, w) + 1, *operands)
+    assert isinstance(result, torch.Tensor)
+    torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-4)
+    expected.square().sum().backward()
+    result.square().sum().backward()
+    for operand, reference in zip(operands, (x, weight), strict=True):
+        assert operand.grad is not None
+        torch.testing.assert_close(operand.grad.cpu(), reference.grad, rtol=1e-3, atol=1e-2)
+
+
 def test_dynamic_shapes_are_compiled_once() -> None:
     function = torch.compile(lambda x: (x * 2).sum(1), dynamic=True, fullgraph=True)
     counters.clear()

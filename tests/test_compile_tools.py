@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,5 +58,41 @@ def test_debug_output_runs_by_itself(run_script: RunScript, tmp_path: Path) -> N
     run_script(runnable).output()
     code = (folder / "output_code.py").read_text()
     assert "device='mtia:0'" in code
-    measured = run_script(code + "\nprint('seconds', benchmark_compiled_module(get_args()))").output()
-    assert float(measured.rpartition("seconds")[2]) > 0
+    arguments = "import sys; sys.argv[1:] = ['-p', '--times', '2', '--repeat', '2']\n"
+    profile = run_script(arguments + code).output()
+    assert re.search(r"^0\.\d+$", profile, re.MULTILINE)  # seconds
+    assert "triton_" in profile
+
+
+def test_a_graph_with_sizes_that_vary_runs_by_itself(run_script: RunScript, tmp_path: Path) -> None:
+    script = """
+        import torch
+        function = torch.compile(lambda x, n: (x * n).view(-1, 2).sum(0) + x.shape[0], dynamic=True)
+        x = torch.randn(20, 6, device="mtia")
+        function(x, 3)
+    """
+    run_script(script, TORCH_COMPILE_DEBUG="1", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache")).output()
+    folder = next(tmp_path.glob("torch_compile_debug/*/torchinductor/*"))
+    runnable = (folder / "fx_graph_runnable.py").read_text()
+    assert "reader.symint(" in runnable
+    run_script(runnable).output()
+
+
+def test_the_minifier_finds_the_operator_that_cannot_be_compiled(run_script: RunScript, tmp_path: Path) -> None:
+    script = """
+        import torch
+        torch._inductor.config.triton.inject_relu_bug_TESTING_ONLY = "compile_error"
+        torch.compile(lambda x, y: torch.relu(x.sin() + y).cos())(*torch.randn(2, 20, device="mtia"))
+    """
+    failed = run_script(
+        script,
+        TORCHDYNAMO_REPRO_AFTER="aot",
+        TORCH_COMPILE_DEBUG_DIR=str(tmp_path),
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),
+    )
+    assert failed.returncode == 1
+    launcher = next(tmp_path.glob("torch_compile_debug/*/minifier/minifier_launcher.py")).read_text()
+    run_script("import sys; sys.argv[1:] = ['minify', '--no-isolate']\n" + launcher).output()
+    minimal = next(tmp_path.rglob("repro.py")).read_text()
+    assert re.findall(r"torch\.ops\.aten\.(\w+)\.", minimal) == ["relu"]
+    assert "device=device(type='mtia', index=0)" in minimal

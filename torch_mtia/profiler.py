@@ -1,6 +1,6 @@
 """Work and memory of the device, credited to the operators that caused them.
 
-PyTorch's profiler does that for a literal list of devices, which lacks `mtia`; see upstream_gates.py.
+PyTorch's profiler does that for a literal list of devices, which lacks `mtia`; see upstream_gates/table.py.
 """
 
 from __future__ import annotations

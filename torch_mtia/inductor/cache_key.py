@@ -9,4 +9,5 @@ from torch_mtia.triton.architecture import architecture
 
 def identity() -> str:
     """The package's version, the architecture, and digests of what generates code. It touches no device."""
-    return f"{__version__}-{architecture()}-{source_digest('triton')}-{source_digest('inductor')}"
+    digests = [source_digest(package) for package in ("triton", "inductor", "upstream_gates")]
+    return "-".join([__version__, architecture(), *digests])

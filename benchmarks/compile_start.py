@@ -1,0 +1,81 @@
+"""The first calls of compiled functions, in this process. compile.py runs it, with empty or filled caches.
+
+python benchmarks/compile_start.py mtia programs      # or models; prints seconds
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from compile_models import MODELS, Model, Shape
+from compile_programs import PROGRAMS, Program
+from timing import Side
+
+LOADED = "PyCodeCache.load_by_key_path"  # upstream's name for running generated code, which compiles its kernels
+
+
+def first_calls(what: str, device: str) -> dict[str, float]:
+    """Seconds of the first calls of all programs, or training steps of all models, until their results are there; and
+    of these, what the kernels took, after they were generated. Imports that both devices need are left out."""
+    import torch._dynamo.utils
+    import torch._inductor.compile_fx
+
+    torch.ones(1, device=device).sum().item()
+    calls = [of_model(model, device) for model in MODELS] if what == "models" else []
+    calls += [of_program(program, device) for program in PROGRAMS] if what == "programs" else []
+    total = 0.0
+    for call in calls:
+        start = time.perf_counter()
+        call()
+        if device == "mtia":
+            torch.mtia.synchronize()
+        total += time.perf_counter() - start
+        torch._dynamo.reset()
+    kernels = sum(torch._dynamo.utils.compilation_time_metrics.get(LOADED, [0.0]))
+    return {"calls": total, "kernels": kernels}
+
+
+def of_program(program: Program, device: str) -> Callable[[], object]:
+    operands = [operand.to(device) for operand in program.operands()]
+    return lambda: torch.compile(program.function)(*operands)
+
+
+def of_model(model: Model, device: str) -> Callable[[], object]:
+    shape = Shape(layers=2)
+    network = model.make(shape).to(device)
+    return lambda: model.loss(torch.compile(network), shape, device).backward()
+
+
+def started(what: str, device: str, key: str, warm: bool) -> Side:
+    """A side whose time is one figure of `first_calls`, in a fresh process with empty caches, or with those that a
+    process before it has filled. Kernels are measured where they are compiled in that process, not in workers."""
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if key == "kernels" else {}
+    folder = tempfile.TemporaryDirectory()
+    runs = [0]
+
+    def measure() -> float:
+        runs[0] += not warm
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder.name) / str(runs[0]))}
+        command = [sys.executable, __file__, device, what, str(torch.get_num_threads())]
+        finished = subprocess.run(
+            command, env=os.environ | caches | threads, stdout=subprocess.PIPE, text=True, check=True
+        )
+        return float(json.loads(finished.stdout)[key])
+
+    if warm:
+        measure()
+    return Side(lambda: None, lambda: None, lambda: None, measure)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[3]) if len(sys.argv) > 3 else torch.get_num_threads())
+    torch.manual_seed(0)
+    print(json.dumps(first_calls(sys.argv[2], sys.argv[1])))

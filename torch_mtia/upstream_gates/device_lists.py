@@ -1,0 +1,48 @@
+"""Gates in functions that ask whether a device is in a list that they write out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+from torch_mtia.upstream_gates.gate import Gate
+
+
+def device_list(name: str, module: str, why: str) -> Gate:
+    """A gate in a function that asks whether a device is in a tuple, or a set, that it writes out.
+
+    The code of the function is replaced, and not the function, which upstream keeps in tables too.
+    """
+    return Gate(
+        name=f"{name}.__code__",
+        modules=(module,),
+        why=why,
+        replace=_adds_mtia(lambda constant: "cuda" in constant and "xpu" in constant),
+        is_needed=lambda code: not _lists_mtia(code),
+    )
+
+
+def _adds_mtia(listed: Callable[[Any], bool]) -> Callable[[CodeType], CodeType]:
+    """Makes a function's code with "mtia" in each tuple, or set, among its constants for which `listed` is true."""
+
+    def replace(code: CodeType) -> CodeType:
+        return code.replace(co_consts=tuple(map(extended, code.co_consts)))
+
+    def extended(constant: Any) -> Any:
+        if isinstance(constant, CodeType):
+            return replace(constant)
+        if isinstance(constant, tuple | frozenset) and listed(constant):
+            return type(constant)([*constant, "mtia"])
+        return constant
+
+    return replace
+
+
+def _lists_mtia(code: CodeType) -> bool:
+    return any(
+        _lists_mtia(constant)
+        if isinstance(constant, CodeType)
+        else isinstance(constant, tuple | frozenset) and "mtia" in constant
+        for constant in code.co_consts
+    )

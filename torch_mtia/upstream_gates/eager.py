@@ -1,0 +1,71 @@
+"""Replacements outside torch.compile: optimizers, the profiler, graphs, Triton's launch, allocation, saved inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def capturable_on_mtia(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    def _get_capturable_supported_devices(supports_xla: bool = True) -> list[str]:
+        return [*original(supports_xla), "mtia"]
+
+    return _get_capturable_supported_devices
+
+
+def profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _parse_kineto_results(self: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch._C._autograd import DeviceType
+
+        from torch_mtia.profiler import credit_operators
+
+        events = original(self, result, *args, **kwargs)
+        credit_operators(events, result, DeviceType.MTIA)
+        return events
+
+    return _parse_kineto_results
+
+
+def is_current_stream_capturing(_original: Any) -> Callable[[], bool]:
+    def is_current_stream_capturing() -> bool:
+        """Whether work of the current stream of the current device is being captured in a graph."""
+        from torch_mtia import graphs
+
+        return torch.mtia.is_initialized() and graphs.is_stream_capturing(torch.mtia.current_stream())
+
+    return is_current_stream_capturing
+
+
+def refusing_elsewhere(original: Callable[..., None]) -> Callable[..., None]:
+    def _init_handles(self: Any) -> None:
+        loaded = self.module is not None
+        original(self)
+        if not loaded:
+            from torch_mtia.triton.launch import refusing_tensors_of_mtia
+
+            self._run = refusing_tensors_of_mtia(self._run)
+
+    return _init_handles
+
+
+def empty_strided_mtia(_original: object) -> Callable[..., Any]:
+    from torch_mtia._C import _empty_strided
+
+    return _empty_strided
+
+
+def is_compiled_out(empty_strided: Callable[..., Any]) -> bool:
+    try:
+        empty_strided((1,), (1,), torch.float32)
+    except RuntimeError as error:
+        return "compiled without support" in str(error)
+    return False
+
+
+def hash_on_the_cpu(original: Callable[..., str]) -> Callable[..., str]:
+    def hash_storage(storage: torch.UntypedStorage, *, stable_hash: bool = False) -> str:
+        return original(storage, stable_hash=stable_hash or storage.device.type == "mtia")
+
+    return hash_storage

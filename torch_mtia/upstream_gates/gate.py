@@ -1,0 +1,24 @@
+"""What a gate is. Rows are in table.py, what they put in place in the modules beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One name in PyTorch that is replaced."""
+
+    name: str
+    """The attribute, by its path in the module. One that is missing is added; its original is None."""
+    modules: tuple[str, ...]
+    """The modules that have it: the one that defines it, and those that import it by value."""
+    why: str
+    replace: Callable[[Any], Any]
+    """Takes the original and returns the replacement."""
+    is_needed: Callable[[Any], bool]
+    """Takes the original; false once upstream does what the replacement is for."""
+    versions: tuple[tuple[int, int], ...] = ((2, 13),)
+    """The versions (major, minor) of PyTorch in which it is replaced."""

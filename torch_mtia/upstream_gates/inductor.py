@@ -1,0 +1,177 @@
+"""Replacements in Inductor: keys of caches, choices, templates, lowering, block sizes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.utils._ordered_set import OrderedSet
+
+from torch_mtia.upstream_gates.gate import Gate
+
+
+def system_with_mtia(original: Callable[[], dict[str, Any]]) -> Any:
+    @functools.cache
+    def get_system() -> dict[str, Any]:
+        from torch_mtia.inductor.cache_key import identity
+
+        system, ours = original(), identity()
+        digest = hashlib.sha256(f"{system['hash']} {ours}".encode()).hexdigest()
+        return {**system, "mtia": ours, "hash": digest}
+
+    return staticmethod(get_system)
+
+
+def choices_for_mtia(original: Callable[[], Any] | None) -> Callable[[], Any]:
+    from torch_mtia import inductor
+
+    return original or inductor.choices_for_mtia  # the original: somebody's own
+
+
+def is_big_device(original: Callable[..., bool]) -> Callable[..., bool]:
+    @functools.wraps(original)
+    def is_big_gpu(index_or_device: Any = 0) -> bool:
+        if getattr(index_or_device, "type", None) == "mtia":
+            return True
+        return original(index_or_device)
+
+    return is_big_gpu
+
+
+def number_of_processors(original: Callable[[], int]) -> Callable[[], int]:
+    @functools.lru_cache
+    def get_max_num_sms() -> int:
+        if torch.mtia.is_available() and not torch.cuda.is_available():
+            return int(torch.mtia.get_device_properties()["multi_processor_count"])
+        return original()
+
+    return get_max_num_sms
+
+
+class _TorchWithMtiaAsCuda:
+    """What the log of autotuning takes for torch."""
+
+    class cuda:
+        @staticmethod
+        def get_device_name() -> str:
+            return str(torch.mtia.get_device_properties()["name"])
+
+        device_count = torch.mtia.device_count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def log_of_mtia(original: Any) -> Callable[..., None]:
+    of_mtia = FunctionType(original.__code__, {**original.__globals__, "torch": _TorchWithMtiaAsCuda()})
+
+    @functools.wraps(original)
+    def log_autotuning_results(self: Any, name: str, input_nodes: list[Any], *args: Any) -> None:
+        is_ours = any(node.get_device().type == "mtia" for node in input_nodes)
+        (of_mtia if is_ours else original)(self, name, input_nodes, *args)
+
+    log_autotuning_results.__module__ = __name__
+    return log_autotuning_results
+
+
+def split_keys(original: Callable[..., int]) -> Callable[..., int]:
+    def get_split_k(batch: int, heads: int, keys: int) -> int:
+        if _lowered_graph_on_mtia() is None:
+            return original(batch, heads, keys)
+        processors = int(torch.mtia.get_device_properties()["multi_processor_count"])
+        return max(1, 2 * processors // max(batch * heads, 1))
+
+    return get_split_k
+
+
+def _lowered_graph_on_mtia() -> Any:
+    """The graph that Inductor is lowering, if a tensor in it is on mtia."""
+    from torch._inductor.virtualized import V
+
+    return V.graph if "mtia" in getattr(V.graph, "device_types", ()) else None
+
+
+def atomic_additions_are_slow(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Compare-and-swap takes 9 ns; the operator's kernel adds 4M elements in 6 ms, the generated one in 37 ms."""
+
+    def needs_fallback_due_to_atomic_add_limitations(dtype: torch.dtype) -> bool:
+        return original(dtype) or _lowered_graph_on_mtia() is not None
+
+    return needs_fallback_due_to_atomic_add_limitations
+
+
+def keeps_to_buffer_limit(original: Callable[..., bool]) -> Callable[..., bool]:
+    def fallback_node_due_to_unsupported_type(node: torch.fx.Node, allow_cpu_inputs: bool = True) -> bool:
+        from torch_mtia.inductor import guardrails
+
+        if original(node, allow_cpu_inputs):
+            return True
+        graph = _lowered_graph_on_mtia()
+        return graph is not None and guardrails.prepare_operator(node, graph.env)
+
+    return fallback_node_due_to_unsupported_type
+
+
+def codegen_within_limit(original: Callable[..., Any]) -> Callable[..., Any]:
+    def codegen_and_compile(*args: Any, **kwargs: Any) -> Any:
+        from torch_mtia.inductor import guardrails
+
+        with guardrails.limited():
+            return original(*args, **kwargs)
+
+    return codegen_and_compile
+
+
+def block_sizes(name: str, of: str) -> Gate:
+    """A gate in the function that lists the configurations that are tried for a kind of generated kernel."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        from torch_mtia.inductor import block_sizes
+
+        return getattr(block_sizes, of)(original)  # type: ignore[no-any-return]
+
+    return Gate(
+        name=name,
+        modules=("torch._inductor.runtime.triton_heuristics",),
+        why="Block sizes are listed for GPUs, and depend on which GPU the process has, not on the kernel's device.",
+        replace=replace,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    )
+
+
+def check_nan_within_mask(original: Callable[..., None]) -> Callable[..., None]:
+    def check_nan(buffer: Any, var: Any) -> None:
+        from torch._inductor.virtualized import V
+
+        masks: OrderedSet[Any] = OrderedSet()
+        if _lowered_graph_on_mtia() is not None:
+            masks.update(tree.mask_name() for tree in V.kernel.range_trees if not tree.is_reduction)
+            masks.update(var.mask_vars)
+            V.kernel.filter_masks(masks)
+        if not masks:
+            original(buffer, var)
+            return
+        written = type(buffer)()
+        original(written, var)
+        call = written.getvalue().strip().removesuffix(")")
+        buffer.writeline(f"{call}, mask={' & '.join(map(str, masks))})")
+
+    return check_nan
+
+
+def convolution_format(original: Callable[..., torch.memory_format]) -> Callable[..., torch.memory_format]:
+    def _conv_determine_backend_memory_format(
+        input: torch.Tensor, weight: torch.Tensor, backend: Any
+    ) -> torch.memory_format:
+        from torch._prims_common import suggest_memory_format
+
+        if getattr(input, "fake_device", input.device).type != "mtia":
+            return original(input, weight, backend)
+        formats = {suggest_memory_format(input), suggest_memory_format(weight)}
+        return next(iter(formats - {torch.contiguous_format}), torch.contiguous_format)
+
+    return _conv_determine_backend_memory_format

@@ -1,0 +1,195 @@
+"""The names in PyTorch and Triton that are replaced, one row each."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+from torch_mtia.upstream_gates import device_lists, eager, graphs, inductor, random_state
+from torch_mtia.upstream_gates.gate import Gate
+
+_CAPTURABLE_OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
+
+GATES: tuple[Gate, ...] = (
+    Gate(
+        name="_get_capturable_supported_devices",
+        modules=("torch.optim.optimizer", *(f"torch.optim.{name}" for name in _CAPTURABLE_OPTIMIZERS)),
+        why="Optimizers with capturable=True assert that their parameters are on one of the devices it lists.",
+        replace=eager.capturable_on_mtia,
+        is_needed=lambda original: "mtia" not in original(),
+    ),
+    Gate(
+        name="profile._parse_kineto_results",
+        modules=("torch.autograd.profiler",),
+        why="The profiler credits the device's time and memory to operators only for the devices it lists.",
+        replace=eager.profile_of_mtia,
+        is_needed=lambda original: "DeviceType.MTIA" not in inspect.getsource(original),
+    ),
+    Gate(
+        name="is_current_stream_capturing",
+        modules=("torch.mtia",),
+        why="torch.mtia has no counterpart of torch.cuda.is_current_stream_capturing.",
+        replace=eager.is_current_stream_capturing,
+        is_needed=lambda original: original is None,
+    ),
+    Gate(
+        name="CompiledKernel._init_handles",
+        modules=("triton.compiler.compiler",),
+        why="A driver of Triton takes any address: one for another device would crash on tensors of mtia.",
+        replace=eager.refusing_elsewhere,
+        is_needed=lambda original: "mtia" not in inspect.getsource(original),
+    ),
+    Gate(
+        name="_empty_strided_mtia",
+        modules=("torch._C._dynamo.guards",),
+        why="Code that Inductor generates allocates with it, and in wheels without MTIA it only raises.",
+        replace=eager.empty_strided_mtia,
+        is_needed=eager.is_compiled_out,
+    ),
+    Gate(
+        name="CacheBase.get_system",
+        modules=("torch._inductor.codecache",),
+        why="The keys of Inductor's caches name the GPU and Triton, not the version of an out-of-tree backend.",
+        replace=inductor.system_with_mtia,
+        is_needed=lambda original: "mtia" not in original(),
+    ),
+    Gate(
+        name="_get_generator",
+        modules=("torch.mtia",),
+        why="Functions with random numbers that are recomputed in the backward of compiled code ask for it.",
+        replace=lambda _original: random_state.get_generator,
+        is_needed=lambda original: original is None,
+    ),
+    Gate(
+        name="run_and_save_rng_state.__class__.__call__",
+        modules=("torch._prims.rng_prims",),
+        why="Random operators that the backward runs again, with fallback_random, save their state on listed devices.",
+        replace=random_state.saving_of_mtia,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="run_with_rng_state.__class__.__call__",
+        modules=("torch._prims.rng_prims",),
+        why="And run in that state on listed devices.",
+        replace=random_state.restoring_of_mtia,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="check_nan",
+        modules=("torch._inductor.codegen.common",),
+        why="runtime_triton_nan_asserts checks what lies beyond a tensor's end too, where log(0) is no error.",
+        replace=inductor.check_nan_within_mask,
+        is_needed=lambda original: "mask" not in inspect.getsource(original),
+    ),
+    Gate(
+        name="inductor_choices_class",
+        modules=("torch._inductor.config",),
+        why="Inductor asks this setting, which is meant for other packages, how to divide work into programs.",
+        replace=inductor.choices_for_mtia,
+        is_needed=lambda original: original is None,
+    ),
+    Gate(
+        name="is_big_gpu",
+        modules=("torch._inductor.utils",),
+        why="Inductor has GEMM templates for devices of 68 processors or more; mtia has as many as its host has cores.",
+        replace=inductor.is_big_device,
+        is_needed=lambda original: not original(torch.device("mtia", 0)),
+    ),
+    Gate(
+        name="get_max_num_sms",
+        modules=("torch._inductor.utils",),
+        why="It asks torch.cuda for the number of processors whatever the device.",
+        replace=inductor.number_of_processors,
+        is_needed=lambda original: "mtia" not in inspect.getsource(original),
+    ),
+    Gate(
+        name="DebugFormatter.log_autotuning_results",
+        modules=("torch._inductor.debug",),
+        why="The log of autotuning names torch.cuda's device, and raises where there is none.",
+        replace=inductor.log_of_mtia,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="_conv_determine_backend_memory_format",
+        modules=("torch._C",),
+        why="Says whether a convolution will return channels last, for compiled code, which asserts it; for backends "
+        "it does not know it says no. Convolutions of mtia are those of the CPU.",
+        replace=inductor.convolution_format,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="hash_storage",
+        modules=("torch.utils._content_store",),
+        why="The minifier saves the inputs of a graph under names that it computes on listed devices.",
+        replace=eager.hash_on_the_cpu,
+        is_needed=lambda original: "mtia" not in inspect.getsource(original),
+    ),
+    Gate(
+        name="get_split_k",
+        modules=("torch._inductor.kernel.flex.flex_decoding",),
+        why="FlexAttention for few queries divides the keys by the number of processors of torch.cuda's device.",
+        replace=inductor.split_keys,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="needs_fallback_due_to_atomic_add_limitations",
+        modules=("torch._inductor.utils", "torch._inductor.lowering"),
+        why="It says for a GPU where atomic additions are slow: x86 has none of floating-point numbers.",
+        replace=inductor.atomic_additions_are_slow,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="fallback_node_due_to_unsupported_type",
+        modules=("torch._inductor.lowering", "torch._inductor.graph"),
+        why="Operators are inlined into one kernel without a limit on its buffers; this decides about each of them.",
+        replace=inductor.keeps_to_buffer_limit,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="_InProcessFxCompile.codegen_and_compile",
+        modules=("torch._inductor.compile_fx",),
+        why="The limit on buffers holds for combined kernels too, which only a setting bounds.",
+        replace=inductor.codegen_within_limit,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    inductor.block_sizes("pointwise", of="pointwise"),
+    inductor.block_sizes("_reduction_configs", of="reduction"),
+    inductor.block_sizes("_persistent_reduction_configs", of="persistent_reduction"),
+    device_lists.device_list(
+        "_validate_device", "torch.nn.attention.flex_attention", "FlexAttention refuses devices that it does not list."
+    ),
+    device_lists.device_list(
+        "associative_scan",
+        "torch._higher_order_ops.associative_scan",
+        "associative_scan in pointwise mode, which becomes one Triton kernel, refuses devices that it does not list.",
+    ),
+    device_lists.device_list(
+        "tuned_mm.__wrapped__", "torch._inductor.kernel.mm", "mm(out_dtype=...) is refused for devices not listed."
+    ),
+    device_lists.device_list(
+        "tuned_bmm.__wrapped__", "torch._inductor.kernel.bmm", "bmm(out_dtype=...) is refused for devices not listed."
+    ),
+    Gate(
+        name="check_multiple_devices_or_any_cpu_nodes",
+        modules=("torch._inductor.cudagraph_utils",),
+        why="mode='reduce-overhead' skips graphs, silently, unless their one device is a CUDA device.",
+        replace=graphs.one_device_may_be_mtia,
+        is_needed=lambda original: original({torch.device("mtia", 0): None}) is not None,
+    ),
+    Gate(
+        name="cudagraphify",
+        modules=("torch._inductor.compile_fx",),
+        why="mode='reduce-overhead' records and replays CUDA graphs only. The other way in, config.cudagraph_policy, "
+        "takes whole functions and not the parts between what cannot be captured.",
+        replace=graphs.graphs_on_mtia,
+        is_needed=lambda original: "cudagraph_trees" in inspect.getsource(original),
+    ),
+    Gate(
+        name="maybe_handle_backward_generation",
+        modules=("torch._inductor.output_code",),
+        why="A backward that is not recorded looks for the CUDA graphs of its forward, and asserts there are some.",
+        replace=graphs.backward_without_trees,
+        is_needed=lambda original: "cudagraph_trees" in inspect.getsource(original),
+    ),
+)
