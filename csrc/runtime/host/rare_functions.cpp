@@ -14,11 +14,13 @@ using Indexed = double (*)(int32_t, double);
 using Binary = double (*)(double, double);
 
 // I0 is even and I1 odd; the standard library has them for arguments from 0 on, and throws where it does not converge.
+// Computed in double precision it loses up to five bits.
 double cyl_bessel_i(double order, double x) noexcept {
   if (std::isnan(x)) return x;
   const double magnitude = std::fabs(x);
   // Beyond, the result overflows.
-  const double value = magnitude > 720 ? HUGE_VAL : std::cyl_bessel_i(order, magnitude);
+  const double value =
+      magnitude > 720 ? HUGE_VAL : static_cast<double>(std::cyl_bessel_i(static_cast<long double>(order), magnitude));
   return order == 1 && x < 0 ? -value : value;
 }
 
