@@ -212,6 +212,6 @@ def test_a_script_may_end_right_after_its_first_backward(run_script: RunScript, 
     (x * 2).sum().backward()
     """
     with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(run_script, script, TORCH_MTIA_DEVICES=str(devices)) for _ in range(25)]
-    assert [run.result().returncode for run in runs] == [0] * 25
+        runs = [pool.submit(run_script, script, TORCH_MTIA_DEVICES=str(devices)) for _ in range(10)]
+    assert [run.result().returncode for run in runs] == [0] * 10
     assert {run.result().stderr for run in runs} == {""}

@@ -12,7 +12,7 @@ from tools.triton_fuzz.__main__ import Fuzzer
 if TYPE_CHECKING:
     from pathlib import Path
 
-PROGRAMS = 500
+PROGRAMS = 300
 PER_TEST = 50
 
 
