@@ -10,7 +10,7 @@ import torch
 import torch_mtia
 
 if TYPE_CHECKING:
-    from tests.conftest import RunScript
+    from tests.conftest import Finished, RunScript
 
 MIB = 1 << 20
 
@@ -116,3 +116,19 @@ def test_expandable_segments_serve_a_request_that_no_segment_alone_could(run_scr
     assert expandable.output() == "180 0 1 True 840 [0, 1, 2]\n0\n"
     assert expandable.stderr == ""
     assert run_script(script).output() == "300 0 7 False 840 [0, 1, 2]\n0\n"
+
+
+def test_a_process_with_little_address_space_uses_the_device(run_script: RunScript) -> None:
+    script = """
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (64 << 30, 64 << 30))
+        import torch
+        x = torch.ones(30 << 20, dtype=torch.uint8, device="mtia")
+        print(int(x.sum() >> 20), torch.mtia.snapshot()["segments"][0]["is_expandable"])
+    """
+
+    def run_with(memory: str) -> Finished:
+        return run_script(script, PYTORCH_ALLOC_CONF="expandable_segments:True", TORCH_MTIA_MEMORY=memory)
+
+    assert run_with("8G").output() == "30 False\n"
+    assert "raise the limit (ulimit -v)" in run_with("40G").stderr

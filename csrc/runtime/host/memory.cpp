@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "error.h"
 
@@ -23,25 +24,34 @@ uint64_t addresses_of_device(uint64_t capacity, uint64_t num_devices) {
 }
 
 // Reserves `size` bytes of address space, aligned to a huge page, without committing memory.
-uint64_t reserve_address_space(uint64_t size, int protection, const char* purpose) {
-  void* mapping = mmap(nullptr, size + kHugePage, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapping == MAP_FAILED) {
-    throw Failure(MTIA_ERROR_INTERNAL, "cannot reserve " + format_bytes(size) + " of address space for " + purpose +
-                                           ": " + std::strerror(errno) +
-                                           "; ask for less memory per device or raise the limit (ulimit -v)");
+struct AddressSpace {
+  AddressSpace(uint64_t size, int protection)
+      : mapped_size(size + kHugePage),
+        mapping(mmap(nullptr, mapped_size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+  ~AddressSpace() {
+    if (mapping != MAP_FAILED) munmap(mapping, mapped_size);
   }
-  return round_up(reinterpret_cast<uint64_t>(mapping), kHugePage);
-}
+  AddressSpace(const AddressSpace&) = delete;
+  AddressSpace& operator=(const AddressSpace&) = delete;
+
+  bool failed() const { return mapping == MAP_FAILED; }
+  uint64_t keep() { return round_up(reinterpret_cast<uint64_t>(std::exchange(mapping, MAP_FAILED)), kHugePage); }
+
+  const uint64_t mapped_size;
+  void* mapping;
+};
 
 }  // namespace
 
 Memory::Memory(int32_t num_devices, uint64_t bytes_per_device)
-    : capacity_(round_up(bytes_per_device, kHugePage)),
-      addresses_(addresses_of_device(capacity_, static_cast<uint64_t>(num_devices))),
-      total_(addresses_ * static_cast<uint64_t>(num_devices)) {
-  device_base_ = reserve_address_space(total_, PROT_NONE, "device addresses");
-  const uint64_t host_base = reserve_address_space(total_, PROT_READ | PROT_WRITE, "device memory");
-  host_offset_ = static_cast<int64_t>(host_base - device_base_);
+    : capacity_(round_up(bytes_per_device, kHugePage)), num_devices_(static_cast<uint64_t>(num_devices)) {
+  // A process that may have little address space (ulimit -v, valgrind) does without the addresses to reserve.
+  if (!map_addresses(addresses_of_device(capacity_, num_devices_)) && !map_addresses(capacity_)) {
+    throw Failure(MTIA_ERROR_INTERNAL, "cannot reserve twice " + format_bytes(total_) +
+                                           " of address space for device memory: " + std::strerror(errno) +
+                                           "; ask for less memory per device or raise the limit (ulimit -v)");
+  }
+  const uint64_t host_base = device_base_ + static_cast<uint64_t>(host_offset_);
   // Advice only, so failures do not matter. A forked child cannot use the device; without its memory the fork is quick
   // and the parent pays no copy-on-write afterwards.
   madvise(reinterpret_cast<void*>(host_base), total_, MADV_HUGEPAGE);
@@ -49,6 +59,17 @@ Memory::Memory(int32_t num_devices, uint64_t bytes_per_device)
   for (int32_t device = 0; device < num_devices; ++device) {
     regions_.push_back(std::make_unique<Region>(capacity_, addresses_));
   }
+}
+
+bool Memory::map_addresses(uint64_t addresses) {
+  addresses_ = addresses;
+  total_ = addresses * num_devices_;
+  AddressSpace device(total_, PROT_NONE);
+  AddressSpace host(total_, PROT_READ | PROT_WRITE);
+  if (device.failed() || host.failed()) return false;
+  device_base_ = device.keep();
+  host_offset_ = static_cast<int64_t>(host.keep() - device_base_);
+  return true;
 }
 
 uint64_t Memory::Region::free_bytes() const {

@@ -74,9 +74,12 @@ class Memory {
   };
   Pages pages(const char* function, int32_t device, mtia_device_ptr address, uint64_t size) const;
 
-  const uint64_t capacity_;   // bytes of memory of one device
-  const uint64_t addresses_;  // of one device
-  const uint64_t total_;      // addresses of all
+  bool map_addresses(uint64_t addresses);  // false: the process may not have so many
+
+  const uint64_t capacity_;  // bytes of memory of one device
+  const uint64_t num_devices_;
+  uint64_t addresses_ = 0;  // of one device
+  uint64_t total_ = 0;      // addresses of all
   uint64_t device_base_ = 0;
   int64_t host_offset_ = 0;
   std::vector<std::unique_ptr<Region>> regions_;  // one per device
