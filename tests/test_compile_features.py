@@ -17,7 +17,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch._inductor import config as inductor_config
 from torch._inductor import lowering
-from torch._inductor.utils import run_and_get_code
+from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.compiled import generated, kernels
@@ -358,8 +358,8 @@ def test_rows_do_not_depend_on_the_batch_on_request() -> None:
 
 def test_complex_operators_run_as_their_own_kernels() -> None:
     x = on_device(30)
-    lowering._warn_complex_not_supported.cache_clear()  # it warns once in a process
-    with pytest.warns(UserWarning, match="does not support code generation for complex"):
+    lowering._warn_complex_not_supported.cache_clear()  # it warns once in a process, and not for code from a cache
+    with fresh_cache(), pytest.warns(UserWarning, match="does not support code generation for complex"):
         result, code = generated(lambda x: torch.fft.fft(x).abs(), x)
     torch.testing.assert_close(result, torch.fft.fft(x).abs())
     assert "torch.ops.aten._fft_r2c" in code
