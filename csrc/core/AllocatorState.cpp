@@ -120,14 +120,12 @@ bool BlockAllocator::State::has_space_for_locked(size_t size) const {
   return memory_fraction >= 1 || static_cast<uint64_t>(stats.reserved_bytes[kAll].current) + size <= memory_limit();
 }
 
-// A new segment as one block; null: the device is full.
-Block* BlockAllocator::State::take_segment_locked(size_t size, MemoryPool& pool, Stream* stream) {
-  const size_t segment_size = segment_size_for(size);
-  if (!has_space_for_locked(segment_size)) return nullptr;
+// A new segment as one block, whose addresses come from `take`, a function of the driver; null: it has no more.
+Block* BlockAllocator::State::new_segment_locked(Take take, size_t size, MemoryPool& pool, Stream* stream) {
   Block* block = new_block_locked();
   const auto segment = segments.insert(block).first;  // before the segment exists, because it can throw
   mtia_device_ptr address = 0;
-  const mtia_status status = runtime::driver().memory_allocate(device, segment_size, &address);
+  const mtia_status status = take(device, size, &address);
   if (status != MTIA_SUCCESS) {
     segments.erase(segment);
     discard_block_locked(block);
@@ -135,8 +133,8 @@ Block* BlockAllocator::State::take_segment_locked(size_t size, MemoryPool& pool,
     runtime::check(status);
   }
   block->address = address;
-  block->size = segment_size;
-  block->segment_size = segment_size;
+  block->size = size;
+  block->segment_size = size;
   block->stream = stream;
   block->pool = &pool;
   block->expandable = false;
@@ -144,10 +142,19 @@ Block* BlockAllocator::State::take_segment_locked(size_t size, MemoryPool& pool,
   block->in_use = false;
   block->before = nullptr;
   block->behind = nullptr;
+  ++pool.num_segments;
+  return block;
+}
+
+// Null: the device is full.
+Block* BlockAllocator::State::take_segment_locked(size_t size, MemoryPool& pool, Stream* stream) {
+  const size_t segment_size = segment_size_for(size);
+  if (!has_space_for_locked(segment_size)) return nullptr;
+  Block* block = new_segment_locked(runtime::driver().memory_allocate, segment_size, pool, stream);
+  if (block == nullptr) return nullptr;
   increase(stats.segment, block, 1);
   increase(stats.reserved_bytes, block, segment_size);
   if (is_oversize(block)) increase(stats.oversize_segments, 1);
-  ++pool.num_segments;
   ++stats.num_device_alloc;
   return block;
 }

@@ -133,6 +133,8 @@ struct BlockAllocator::State {
   void insert_free_locked(Block* block) noexcept;
   void remove_free_locked(Block* block) noexcept;
   Block* take_free_locked(size_t size, MemoryPool& pool, Stream* stream);
+  using Take = mtia_status (*)(int32_t device, uint64_t size, mtia_device_ptr* address);
+  Block* new_segment_locked(Take take, size_t size, MemoryPool& pool, Stream* stream);
   Block* take_segment_locked(size_t size, MemoryPool& pool, Stream* stream);
   // See Note [Expandable segments].
   Block* take_expandable_locked(size_t size, MemoryPool& pool, Stream* stream, const TraceContext& context);

@@ -59,29 +59,12 @@ Block* BlockAllocator::State::reserve_locked(MemoryPool& pool, Stream* stream) {
   uint64_t total_bytes = 0;
   runtime::check(driver.memory_info(device, &free_bytes, &total_bytes));
   const size_t segment_size = std::max(round_up(total_bytes, kPage), 2 * kPage);  // never that of a small segment
-  FreeBlocks& free = free_blocks_locked(pool, stream);
-  Block* block = new_block_locked();
-  const auto segment = segments.insert(block).first;  // before the segment exists, because it can throw
-  mtia_device_ptr address = 0;
-  const mtia_status status = driver.memory_reserve(device, segment_size, &address);
-  if (status != MTIA_SUCCESS) {
-    segments.erase(segment);
-    discard_block_locked(block);
-    if (status == MTIA_ERROR_OUT_OF_MEMORY) return nullptr;
-    runtime::check(status);
-  }
-  block->address = address;
-  block->size = segment_size;
-  block->segment_size = segment_size;
-  block->stream = stream;
-  block->pool = &pool;
+  Block* block = new_segment_locked(driver.memory_reserve, segment_size, pool, stream);
+  if (block == nullptr) return nullptr;
   block->expandable = true;
   block->mapped = false;
   block->in_use = true;
-  block->before = nullptr;
-  block->behind = nullptr;
-  ++pool.num_segments;
-  free.expandable = block;
+  free_blocks_locked(pool, stream).expandable = block;
   return block;
 }
 
