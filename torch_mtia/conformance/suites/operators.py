@@ -1,0 +1,216 @@
+"""Every operator of PyTorch's database in every dtype that it knows on the CPU, with every sample, against the CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import (
+    BinaryUfuncInfo,
+    OpInfo,
+    ReductionOpInfo,
+    SampleInput,
+    UnaryUfuncInfo,
+    generate_elementwise_binary_broadcasting_tensors,
+    generate_elementwise_binary_extremal_value_tensors,
+    generate_elementwise_unary_extremal_value_tensors,
+)
+from torch.utils import _pytree as pytree
+
+from torch_mtia.conformance.database import (
+    CPU,
+    Case,
+    Refused,
+    arguments_of,
+    assert_alike,
+    assert_same,
+    cases,
+    each_sample,
+    full_name,
+    is_random,
+    is_undefined,
+    moved,
+    on_cpu,
+    seed_all,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FUNCTION = Callable[..., Any]
+
+
+def compare(case: Case, function: FUNCTION, device: torch.device, sample: SampleInput) -> None:
+    """The function's result for the sample on the device is that on the CPU."""
+    here, there = (moved(arguments_of(sample), where) for where in (CPU, device))
+    expected = on_cpu(lambda: called(function, here))
+    actual = called(function, there)
+    if is_undefined(case) or is_random(lambda: called(function, moved(arguments_of(sample), CPU))):
+        assert_alike(actual, expected, device)
+        return
+    assert_same(actual, expected, device, case.tolerance())
+    assert_same(there, here, device, {})  # what the call wrote, and nothing else
+
+
+def called(function: FUNCTION, arguments: Any) -> Any:
+    seed_all(0)
+    return function(arguments[0], *arguments[1], **arguments[2])
+
+
+@cases()
+def test_forward(device: torch.device, case: Case) -> None:
+    each_sample(case.samples(), lambda sample: compare(case, case.info.op, device, sample))
+
+
+@cases()
+def test_noncontiguous(device: torch.device, case: Case) -> None:
+    each_sample(case.samples(), lambda sample: compare(case, case.info.op, device, sample.noncontiguous()))
+
+
+@cases(lambda case: case.info.inplace_variant is not None)
+def test_inplace(device: torch.device, case: Case) -> None:
+    def check(sample: SampleInput) -> None:
+        if sample.broadcasts_input:
+            raise Refused("the input is broadcast")
+        compare(case, case.info.inplace_variant, device, sample)
+
+    each_sample(case.samples(), check)
+
+
+# out= ----------------------------------------------------------------------------------------------------------------
+
+
+def right_size(result: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(result)
+
+
+def strided(result: torch.Tensor) -> torch.Tensor:
+    """Every second element of another memory."""
+    shape = (*result.shape[:-1], result.shape[-1] * 2) if result.dim() else (2,)
+    wide = torch.empty(shape, dtype=result.dtype, device=result.device)
+    return wide[..., ::2] if result.dim() else wide[0]
+
+
+def no_elements(result: torch.Tensor) -> torch.Tensor:
+    """Has to be resized."""
+    return torch.empty(0, dtype=result.dtype, device=result.device)
+
+
+OUTPUTS = (right_size, strided, no_elements)
+
+
+@cases(lambda case: case.info.supports_out)
+def test_out(device: torch.device, case: Case) -> None:
+    def check(sample: SampleInput) -> None:
+        if not isinstance(sample.input, torch.Tensor) and not pytree.tree_leaves(sample.input):
+            raise Refused("it has no argument")
+        for make in OUTPUTS:
+            compare(case, writing_out(case.info.op, make), device, sample)
+
+    each_sample(case.samples(), check)
+
+
+def writing_out(function: FUNCTION, make: Callable[[torch.Tensor], torch.Tensor]) -> FUNCTION:
+    """Returns what the function has written into `out`, how it lies there, and whether that is what it returned."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        out = pytree.tree_map_only(torch.Tensor, make, result)
+        single = isinstance(out, torch.Tensor)
+        outputs = (out,) if single else tuple(out)
+        if not all(isinstance(output, torch.Tensor) for output in outputs):
+            raise TypeError("a result that is not a tensor has no out=")
+        returned = function(*args, **kwargs, out=out if single else outputs)
+        same = [a is b for a, b in zip((returned,) if single else returned, outputs, strict=True)]
+        return outputs, [output.stride() for output in outputs], same
+
+    return call
+
+
+# Special inputs ------------------------------------------------------------------------------------------------------
+
+
+@cases(lambda case: isinstance(case.info, BinaryUfuncInfo))
+def test_broadcasting(device: torch.device, case: Case) -> None:
+    def samples() -> Iterator[SampleInput]:
+        seed_all(0)
+        yield from generate_elementwise_binary_broadcasting_tensors(case.info, device=CPU, dtype=case.dtype)
+
+    each_sample(samples(), lambda sample: compare(case, case.info.op, device, sample))
+
+
+def knows_extremal_values(case: Case) -> bool:
+    wide = case.dtype.is_floating_point or case.dtype.is_complex
+    return wide and isinstance(case.info, (UnaryUfuncInfo, BinaryUfuncInfo)) and case.dtype != torch.complex32
+
+
+@cases(knows_extremal_values)
+def test_extremal(device: torch.device, case: Case) -> None:
+    """Infinities, NaN, and the numbers next to the ends of the range."""
+    unary = isinstance(case.info, UnaryUfuncInfo)
+    generate = (
+        generate_elementwise_unary_extremal_value_tensors if unary else generate_elementwise_binary_extremal_value_tensors
+    )
+
+    def samples() -> Iterator[SampleInput]:
+        seed_all(0)
+        yield from generate(case.info, device=CPU, dtype=case.dtype)
+
+    each_sample(samples(), lambda sample: compare(case, case.info.op, device, sample))
+
+
+@cases(lambda case: isinstance(case.info, (UnaryUfuncInfo, BinaryUfuncInfo, ReductionOpInfo)))
+def test_empty(device: torch.device, case: Case) -> None:
+    """Tensors without elements."""
+
+    def samples() -> Iterator[SampleInput]:
+        for shape in ((0,), (2, 0, 3), (0, 4)):
+            value = torch.empty(shape, dtype=case.dtype)
+            yield SampleInput(value, args=(value.clone(),) if isinstance(case.info, BinaryUfuncInfo) else ())
+
+    each_sample(samples(), lambda sample: compare(case, case.info.op, device, sample))
+
+
+@pytest.mark.parametrize(
+    "info",
+    [pytest.param(info, id=full_name(info)) for info in op_db if info.error_inputs_func is not None],
+)
+def test_errors(device: torch.device, info: OpInfo) -> None:
+    """Wrong arguments raise what the database says, if they do on the CPU."""
+    ours, theirs = ([*info.error_inputs(str(where))] for where in (device, CPU))
+    checked = 0
+    for number, error in enumerate(ours):
+        if not any(raises(info, other.sample_input, other) for other in theirs[number : number + 1]):
+            continue
+        checked += 1
+        assert raises(info, error.sample_input, error), (
+            f"error input {number}, {error.sample_input.summary()}: expected {error.error_type.__name__} with "
+            f"{error.error_regex!r}, got {outcome(info, error.sample_input)}"
+        )
+    if not checked:
+        pytest.skip("no error input raises on the CPU what the database says")
+
+
+def outcome(info: OpInfo, sample: SampleInput) -> str:
+    try:
+        result = called(info.op, arguments_of(sample))
+        if isinstance(result, torch.Tensor):
+            result.cpu()  # an error of a device may come late
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def raises(info: OpInfo, sample: SampleInput, expected: Any) -> bool:
+    try:
+        result = called(info.op, arguments_of(sample))
+        if isinstance(result, torch.Tensor):
+            result.cpu()
+    except expected.error_type as error:
+        return re.search(expected.error_regex, str(error)) is not None
+    except Exception:
+        return False
+    return False
