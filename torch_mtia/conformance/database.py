@@ -151,17 +151,11 @@ def is_undefined(case: Case) -> bool:
     return "empty" in case.info.name
 
 
-def is_random(call: Callable[[], Any]) -> bool:
-    """Whether a call of the CPU's gives something else with another seed."""
+def is_random(call: Callable[[int], Any]) -> bool:
+    """Whether a call, which takes a seed, gives something else on the CPU with another seed."""
     with _NotesRandomness() as noting:
-        call()
-    if not noting.noted:
-        return False
-    seed_all(1)
-    first = call()
-    seed_all(2)
-    second = call()
-    return not _equal(first, second)
+        call(1)
+    return noting.noted and not _equal(call(1), call(2))
 
 
 def _equal(first: Any, second: Any) -> bool:
@@ -205,6 +199,22 @@ def assert_alike(actual: Any, expected: Any, device: torch.device) -> None:
             assert one.layout == other.layout, f"layout {one.layout}, the CPU's {other.layout}"
         else:
             assert type(one) is type(other), f"{one!r}, the CPU {other!r}"
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def in_float32(arguments: Any) -> Any:
+    """The arguments with numbers of 16 bits widened."""
+    short = (torch.float16, torch.bfloat16)
+
+    def widen(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.dtype in short:
+            return leaf.float()
+        return torch.float32 if isinstance(leaf, torch.dtype) and leaf in short else leaf
+
+    return pytree.tree_map(widen, arguments)
 
 
 def each_sample(samples: Iterator[SampleInput], check: Callable[[SampleInput], None]) -> None:

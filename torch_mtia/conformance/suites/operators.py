@@ -31,16 +31,19 @@ from torch_mtia.conformance.database import (
     cases,
     each_sample,
     full_name,
+    in_float32,
     is_random,
     is_undefined,
     moved,
     on_cpu,
     seed_all,
+    tensors_of,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FUNCTION = Callable[..., Any]
+SHORT = (torch.float16, torch.bfloat16)
 
 
 def compare(case: Case, function: FUNCTION, device: torch.device, sample: SampleInput) -> None:
@@ -48,15 +51,35 @@ def compare(case: Case, function: FUNCTION, device: torch.device, sample: Sample
     here, there = (moved(arguments_of(sample), where) for where in (CPU, device))
     expected = on_cpu(lambda: called(function, here))
     actual = called(function, there)
-    if is_undefined(case) or is_random(lambda: called(function, moved(arguments_of(sample), CPU))):
+    if is_undefined(case) or is_random(lambda seed: called(function, moved(arguments_of(sample), CPU), seed)):
         assert_alike(actual, expected, device)
         return
-    assert_same(actual, expected, device, case.tolerance())
-    assert_same(there, here, device, {})  # what the call wrote, and nothing else
+    # With the results, the arguments: what the call has written, and nothing else.
+    actual, expected = (actual, tensors_of(there)), (expected, tensors_of(here))
+    try:
+        assert_same(actual, expected, device, case.tolerance())
+    except AssertionError:
+        if case.dtype not in SHORT or not is_nearer(actual[0], function, sample):
+            raise
 
 
-def called(function: FUNCTION, arguments: Any) -> Any:
-    seed_all(0)
+def is_nearer(actual: Any, function: FUNCTION, sample: SampleInput) -> bool:
+    """Whether a result of 16 bits that is not the CPU's is that of float32, rounded: the CPU rounds some numbers and
+    intermediate results to 16 bits."""
+    try:
+        wide = called(function, in_float32(moved(arguments_of(sample), CPU)))
+        torch.testing.assert_close(
+            pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), actual),
+            pytree.tree_map(lambda w, a: w.to(a.dtype) if isinstance(w, torch.Tensor) else w, wide, actual),
+            equal_nan=True,
+        )
+    except Exception:
+        return False
+    return True
+
+
+def called(function: FUNCTION, arguments: Any, seed: int = 0) -> Any:
+    seed_all(seed)
     return function(arguments[0], *arguments[1], **arguments[2])
 
 
