@@ -1,0 +1,95 @@
+"""Every operator of PyTorch's database, forward and backward, in a graph: captured, which a call that waits for the device
+does not survive, and replayed on other data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.opinfo.core import SampleInput
+
+from torch_mtia.conformance.database import (
+    CPU,
+    Case,
+    Refused,
+    arguments_of,
+    assert_alike,
+    assert_same,
+    each_sample,
+    is_random,
+    is_undefined,
+    moved,
+    on_cpu,
+    preferred_cases,
+    seed_all,
+    tensors_of,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+MOST_SAMPLES = 3
+
+
+def forward_and_backward(case: Case, arguments: Any, *, seed: bool = True) -> Any:
+    """The result, and the gradients of the arguments that require them."""
+    if seed:
+        seed_all(0)
+    result = case.info.op(arguments[0], *arguments[1], **arguments[2])
+    roots = [root for root in tensors_of(result) if root.requires_grad and root.layout == torch.strided]
+    leaves = [leaf for leaf in tensors_of(arguments) if leaf.requires_grad]
+    if not roots or not leaves:
+        return result, []
+    ones = [torch.ones_like(root) for root in roots]
+    return result, list(torch.autograd.grad(roots, leaves, ones, allow_unused=True))
+
+
+def pairs(case: Case) -> Iterator[SampleInput]:
+    """Samples, each with other data of the same shapes as its name: two draws of the database's."""
+    draws = (case.samples(requires_grad=case.differentiable, seed=seed) for seed in (0, 1))
+    for first, second in zip(*draws, strict=False):
+        ours, theirs = (tensors_of(arguments_of(sample)) for sample in (first, second))
+        same = [(a.shape, a.stride(), a.dtype) for a in ours] == [(b.shape, b.stride(), b.dtype) for b in theirs]
+        first.other = arguments_of(second) if same else arguments_of(first)
+        yield first
+
+
+@preferred_cases()
+def test_replay(device: torch.device, case: Case) -> None:
+    graph_class = graph_type(device)
+
+    def check(sample: SampleInput) -> None:
+        if any(tensor.layout != torch.strided for tensor in tensors_of(arguments_of(sample))):
+            raise Refused("it has a sparse argument")
+        other = sample.other  # type: ignore[attr-defined]
+        here, there = moved(other, CPU), moved(arguments_of(sample), device)
+        expected = on_cpu(lambda: forward_and_backward(case, here))
+        forward_and_backward(case, moved(other, device))  # what is made once for each process is made
+        graph = graph_class()
+        torch.accelerator.synchronize()
+        with capture(graph, device):
+            actual = forward_and_backward(case, there, seed=False)
+        for argument, data in zip(tensors_of(there), tensors_of(other), strict=True):
+            argument.detach().copy_(data.detach())
+        graph.replay()
+        torch.accelerator.synchronize()
+        if is_undefined(case) or is_random(lambda: forward_and_backward(case, moved(other, CPU))):
+            assert_alike(actual, expected, device)
+        else:
+            assert_same(actual, expected, device, case.gradient_tolerance())
+
+    each_sample(islice(pairs(case), MOST_SAMPLES), check)
+
+
+def graph_type(device: torch.device) -> Any:
+    module = torch if device.type == "cpu" else torch.get_device_module(device)
+    name = next((name for name in vars(module) if name.upper() == f"{device.type.upper()}GRAPH"), None)
+    if name is None:
+        pytest.skip(f"torch.{device.type} has no graphs")
+    return getattr(module, name)
+
+
+def capture(graph: Any, device: torch.device) -> Any:
+    return torch.get_device_module(device).graph(graph)
