@@ -120,6 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
         slice=arguments.slice,
         tests=tuple(arguments.test),
         resume=arguments.resume,
+        inductor_tests=any(file.parent.name == "inductor" for file in arguments.file),
     )
     tests, complete = run(settings, chosen, arguments.jobs, ledger)
     made = Run(environment(probed), tests, complete)

@@ -18,6 +18,7 @@ from torch_mtia import fallback
 from torch_mtia.conformance.ledger import Ledger
 from torch_mtia.conformance.results import read_lines, test_id
 from torch_mtia.conformance.settings import Settings, open_device
+from torch_mtia.conformance.upstream import open_inductor_tests
 
 # What PyTorch says where an operator has no kernel for a device or a dtype.
 MISSING = ("not implemented for", "Could not run", "not currently implemented", "not supported on", "no kernel for")
@@ -50,6 +51,8 @@ class Worker:
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         torch.set_num_threads(max(1, torch.get_num_threads() // workers))
         config.stash[DEVICE] = self._device = open_device(settings.device, settings.imports)
+        if settings.inductor_tests:
+            open_inductor_tests(self._device)
         self._trace = settings.trace_file(os.environ.get("PYTEST_XDIST_WORKER", "main")).open("w")
         faulthandler.enable(self._trace)
 

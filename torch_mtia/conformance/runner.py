@@ -6,6 +6,7 @@ another; what a dying worker wrote (plugin.py) tells a hang from a crash.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import tqdm
 
 from torch_mtia.conformance import results as r
+from torch_mtia.conformance import upstream
 from torch_mtia.conformance.ledger import Ledger, LedgerError
 from torch_mtia.conformance.results import Result, as_line, read_lines, test_id
 from torch_mtia.conformance.settings import Settings, UsageError
@@ -38,12 +41,15 @@ def run(settings: Settings, files: Sequence[Path], jobs: int, ledger: Ledger) ->
         settings.results_file.unlink(missing_ok=True)
     controller = Controller(settings, ledger)
     arguments = [
-        *("-c", str(CONFIGURATION), "--noconftest", "-p", "torch_mtia.conformance.plugin"),
+        *("-c", str(CONFIGURATION), "-p", "torch_mtia.conformance.plugin"),
         *("-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:warnings"),
         *("--conformance", settings.to_json()),
         *(["-n", str(jobs), f"--max-worker-restart={MOST_CRASHES}", "--maxschedchunk=16"] if jobs else []),
+        f"--rootdir={os.path.commonpath([file.parent for file in files])}",
+        *upstream.arguments(files, torch.device(settings.device).type),
         *map(str, files),
     ]
+    upstream.set_environment(torch.device(settings.device).type)
     try:
         status = pytest.main(arguments, plugins=[controller])
     finally:

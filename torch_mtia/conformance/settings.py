@@ -33,6 +33,8 @@ class Settings:
     tests: tuple[str, ...] = ()
     """Patterns of ids; empty for all."""
     resume: bool = False
+    inductor_tests: bool = False
+    """Whether files of Inductor's tests are among those that run."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

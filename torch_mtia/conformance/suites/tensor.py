@@ -101,7 +101,7 @@ ASSIGNMENTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "tensor": lambda x: x.__setitem__(torch.tensor([0, 3], device=x.device), torch.ones(2, 6, device=x.device)),
     "number of the CPU": lambda x: x.__setitem__((slice(None), 0), torch.tensor(5.0)),
     "rows of the CPU": lambda x: x[0].copy_(torch.arange(6.0)),
-    "accumulated": lambda x: x.index_put_((torch.zeros(3, dtype=torch.long, device=x.device),), x[0], accumulate=True),
+    "accumulated": lambda x: x.index_put_((torch.zeros(3, dtype=torch.long, device=x.device),), x[1].clone(), accumulate=True),
     "scattered": lambda x: x.scatter_(1, torch.zeros(4, 2, dtype=torch.long, device=x.device), 3.0),
     "index_add": lambda x: x.index_add_(0, torch.tensor([1, 1], device=x.device), torch.ones(2, 6, device=x.device)),
     "filled diagonal": lambda x: x.fill_diagonal_(1),
@@ -140,8 +140,7 @@ def test_clones_and_fills(device: torch.device, dtype: torch.dtype) -> None:
     there = torch.zeros(5, dtype=dtype, device=device)
     copied = there.clone()
     there.fill_(1)
-    assert_same(torch.stack([there.float(), copied.float()]) if not dtype.is_complex else there.real.float()[None],
-                torch.tensor([[1.0] * 5, [0.0] * 5]) if not dtype.is_complex else torch.ones(1, 5), device, EXACT)
+    assert_same((there, copied), (torch.ones(5).to(dtype), torch.zeros(5).to(dtype)), device, EXACT)
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -196,17 +195,9 @@ def test_pickle_and_copy(device: torch.device) -> None:
         assert torch.equal(other, there)
 
 
-def test_parameters_are_copied_with_their_gradients(device: torch.device) -> None:
-    layer = torch.nn.Linear(2, 2).to(device)
-    layer(torch.ones(1, 2, device=device)).sum().backward()
-    other = copy.deepcopy(layer)
-    assert other.weight.grad is not None
-    assert torch.equal(other.weight.grad, layer.weight.grad)  # type: ignore[arg-type]
-
-
 @by_dtype
 def test_printing(device: torch.device, dtype: torch.dtype) -> None:
-    here = torch.arange(6).to(dtype)
+    here = torch.arange(4).to(dtype)  # no more than fit into a line with the device
     text = repr(here.to(device))
     assert f"device='{device}'" in text
     assert text.replace(f", device='{device}'", "") == repr(here)
