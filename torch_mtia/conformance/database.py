@@ -21,6 +21,8 @@ CPU = torch.device("cpu")
 SEED = 0
 # The dtype with which suites test operators that they do not test in every dtype: the first that the operator knows.
 PREFERRED = (torch.float32, torch.int64, torch.bool, torch.complex64)
+# Functions made of operators that each round to 16 bits, in another order on each device.
+ROUND_OFTEN = ("nn.functional.linear_cross_entropy",)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Case:
         for decorator in decorators:
             if isinstance(decorator, toleranceOverride) and self.dtype in decorator.d:
                 return {"atol": decorator.d[self.dtype].atol, "rtol": decorator.d[self.dtype].rtol}
+        if self.info.name in ROUND_OFTEN and self.dtype in (torch.float16, torch.bfloat16):
+            return {"atol": 5e-2, "rtol": 5e-2}
         return {}
 
 
@@ -148,10 +152,10 @@ def is_random(call: Callable[[], Any]) -> bool:
     """Whether a call gives something else on the CPU with another seed."""
     drawn = []
     with mock.patch.object(torch, "manual_seed"):  # many operators of the database seed the generator themselves
-        for seed in (1, 2):
+        for seed in range(8):  # some draw little
             torch.default_generator.manual_seed(seed)
             drawn.append(call())
-    return not _equal(*drawn)
+    return not all(_equal(drawn[0], other) for other in drawn)
 
 
 def _equal(first: Any, second: Any) -> bool:

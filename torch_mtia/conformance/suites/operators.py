@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ from torch_mtia.conformance.database import (
     is_undefined,
     moved,
     on_cpu,
+    preferred_cases,
     seed_all,
     tensors_of,
 )
@@ -42,6 +44,9 @@ from torch_mtia.conformance.database import (
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FUNCTION = Callable[..., Any]
+OUT_SAMPLES = 20  # of forms of out=, beside which the arguments matter little
+ERROR_SAMPLES = 2
+BITS_SAMPLES = 20
 SHORT = (torch.float16, torch.bfloat16)
 
 
@@ -107,6 +112,31 @@ def test_inplace(device: torch.device, case: Case) -> None:
     each_sample(case.samples(), check)
 
 
+def channels_last(value: Any) -> Any:
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        strided = tensor.layout == torch.strided and tensor.dim() == 4
+        return tensor.contiguous(memory_format=torch.channels_last) if strided else tensor
+
+    return pytree.tree_map_only(torch.Tensor, change, value)
+
+
+@preferred_cases()
+def test_strides(device: torch.device, case: Case) -> None:
+    """Results lie in memory as the CPU's do, for images with channels last too."""
+
+    def check(sample: SampleInput) -> None:
+        for arguments in (arguments_of(sample), channels_last(arguments_of(sample))):
+            expected = on_cpu(lambda: called(case.info.op, moved(arguments, CPU)))  # noqa: B023 - called here
+            actual = called(case.info.op, moved(arguments, device))
+            ours, theirs = (
+                [tensor.stride() for tensor in tensors_of(result) if tensor.layout == torch.strided]
+                for result in (actual, expected)
+            )
+            assert ours == theirs, f"strides {ours}, the CPU's {theirs}"
+
+    each_sample(islice(case.samples(), OUT_SAMPLES), check)
+
+
 # out= ----------------------------------------------------------------------------------------------------------------
 
 
@@ -137,7 +167,7 @@ def test_out(device: torch.device, case: Case) -> None:
         for make in OUTPUTS:
             compare(case, writing_out(case.info.op, make), device, sample)
 
-    each_sample(case.samples(), check)
+    each_sample(islice(case.samples(), OUT_SAMPLES), check)
 
 
 def writing_out(function: FUNCTION, make: Callable[[torch.Tensor], torch.Tensor]) -> FUNCTION:
@@ -155,6 +185,37 @@ def writing_out(function: FUNCTION, make: Callable[[torch.Tensor], torch.Tensor]
         return outputs, [output.stride() for output in outputs], same
 
     return call
+
+
+@cases(lambda case: case.info.supports_out)
+def test_out_errors(device: torch.device, case: Case) -> None:
+    """An `out` on another device raises, and so does one of a dtype that the CPU refuses."""
+
+    def check(sample: SampleInput) -> None:
+        result = on_cpu(lambda: called(case.info.op, moved(arguments_of(sample), CPU)))
+        if not isinstance(result, torch.Tensor) or not tensors_of(arguments_of(sample)):
+            raise Refused("it has not one result")
+        for dtype in (torch.int64, torch.complex128):
+            for where in (CPU, device):
+                out = torch.empty_like(result, dtype=dtype, device=where)
+                error = error_of(case.info.op, moved(arguments_of(sample), where), out)
+                if where == CPU:
+                    expected = error
+            assert type(error) is type(expected), f"out of {dtype}: {error!r}, the CPU {expected!r}"
+        if device != CPU and result.numel():
+            elsewhere = error_of(case.info.op, moved(arguments_of(sample), device), torch.empty_like(result))
+            assert elsewhere is not None, "writes into an `out` of the CPU"
+
+    each_sample(islice(case.samples(), ERROR_SAMPLES), check)
+
+
+def error_of(function: FUNCTION, arguments: Any, out: torch.Tensor) -> Exception | None:
+    try:
+        function(arguments[0], *arguments[1], **arguments[2], out=out)
+        out.cpu()  # an error of a device may come late
+    except Exception as error:
+        return error
+    return None
 
 
 # Special inputs ------------------------------------------------------------------------------------------------------
@@ -199,6 +260,51 @@ def test_empty(device: torch.device, case: Case) -> None:
             yield SampleInput(value, args=(value.clone(),) if isinstance(case.info, BinaryUfuncInfo) else ())
 
     each_sample(samples(), lambda sample: compare(case, case.info.op, device, sample))
+
+
+def has_math_bits(case: Case) -> bool:
+    return case.dtype.is_complex and (case.info.test_conjugated_samples or case.info.test_neg_view)
+
+
+@cases(has_math_bits)
+def test_bits(device: torch.device, case: Case) -> None:
+    """Arguments that are conjugated or negated lazily."""
+
+    def conjugated(value: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda t: t.conj() if t.is_complex() else t, value)
+
+    def negated(value: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda t: torch._neg_view(t) if t.is_complex() else t, value)
+
+    def check(sample: SampleInput) -> None:
+        for change in (conjugated, negated):
+            value, args, kwargs = change(arguments_of(sample))
+            compare(case, case.info.op, device, SampleInput(value, args=args, kwargs=kwargs))
+
+    each_sample(islice(case.samples(), BITS_SAMPLES), check)
+
+
+ALL_DTYPES = tuple(dict.fromkeys(dtype for info in op_db for dtype in sorted(info.dtypes, key=str)))
+
+
+@pytest.mark.parametrize("info", [pytest.param(info, id=full_name(info)) for info in op_db])
+def test_dtypes(device: torch.device, info: OpInfo) -> None:
+    """The operator knows the dtypes that the database says it does on devices without a list of their own."""
+    known = {dtype for dtype in ALL_DTYPES if works_on(device, Case(info, dtype))}
+    here = {dtype for dtype in ALL_DTYPES if works_on(CPU, Case(info, dtype))}
+    assert known == here, f"besides the CPU's: {known - here}; missing: {here - known}"
+
+
+def works_on(device: torch.device, case: Case) -> bool:
+    """Whether the first sample runs, in every dtype, known or not."""
+    try:
+        sample = next(case.samples())
+        called(case.info.op, moved(arguments_of(sample), device))
+        if device != CPU:
+            torch.accelerator.synchronize()
+    except Exception:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(
