@@ -97,7 +97,7 @@ def is_available() -> bool:
     return device_count() > 0
 
 
-def is_bf16_supported(including_emulation: bool = True) -> bool:
+def is_bf16_supported(including_emulation: bool = True) -> bool:  # noqa: ARG001 - as torch.mtia
     """True."""
     return True
 
@@ -123,7 +123,7 @@ _exchange_device = _C._exchange_device
 _maybe_exchange_device = _C._maybe_exchange_device
 
 
-class device:  # noqa: N801 - as torch.mtia.device
+class device:
     """A context with another current device; with a negative index, with the same."""
 
     def __init__(self, device: Device) -> None:
@@ -333,7 +333,7 @@ class MTIAGraph(_acceleratorGraph):
         super().capture_begin(pool=None if tuple(pool) == (0, 0) else pool, capture_error_mode="default")
 
 
-class graph:  # noqa: N801 - as torch.mtia.graph
+class graph:
     """A context in which the work of a stream, or of the current one, is captured in `mtia_graph`."""
 
     def __init__(self, mtia_graph: MTIAGraph, pool: Pool | None = None, stream: torch.Stream | None = None) -> None:

@@ -174,7 +174,8 @@ PRIVATEUSE1 = Variable(
     "The devices are of this type instead of `mtia`, through PyTorch's PrivateUse1: see privateuse1.md.",
 )
 VARIABLES: tuple[
-    Variable[int] | Variable[int | None] | Variable[bool] | Variable[str] | Variable[Path] | Variable[frozenset[str]], ...
+    Variable[int] | Variable[int | None] | Variable[bool] | Variable[str] | Variable[Path] | Variable[frozenset[str]],
+    ...,
 ] = (
     DEVICES,
     MEMORY,
@@ -217,6 +218,11 @@ def _default_memory(devices: int) -> int:
 def settings() -> Settings:
     """The settings of this process, read at the first call: later changes of the environment have no effect."""
     return read(os.environ)
+
+
+def device_type() -> str:
+    """The devices' type, for code that does without PyTorch. `torch_mtia.privateuse1.enable` sets the variable."""
+    return PRIVATEUSE1.read(os.environ) or "mtia"
 
 
 def markdown_table() -> str:

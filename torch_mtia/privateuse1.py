@@ -49,8 +49,8 @@ def enable(name: str) -> None:
 
     from torch_mtia import inductor, upstream_gates
 
-    upstream_gates.apply(torch.__version__)
-    inductor.register()
+    upstream_gates.apply_again(torch.__version__)
+    inductor.register_device_type()
 
 
 def _check_name(name: str) -> None:
