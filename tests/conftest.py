@@ -18,6 +18,9 @@ from typing import Protocol
 import pytest
 import torch
 
+from torch_mtia import environment as settings
+from torch_mtia.door import device_module, device_type
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -40,7 +43,7 @@ class RunScript(Protocol):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default="mtia", help="device type under test (default: mtia)")
+    parser.addoption("--device", default=device_type(), help="device type under test (default: the device's own)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,8 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if session.config.getoption("--device") == "mtia" and torch.mtia.device_count() == 0:
-        pytest.exit("`import torch` offers no mtia device: install torch_mtia first (make test does)", returncode=2)
+    if session.config.getoption("--device") != "cpu" and device_module().device_count() == 0:
+        pytest.exit("`import torch` offers no device of torch_mtia: install it first (make test does)", returncode=2)
 
 
 @pytest.fixture(scope="session")
@@ -65,8 +68,8 @@ def _fresh_state(device: torch.device) -> Iterator[None]:
     """Seeds the generators before a test; waits after it, so that a late error is charged to its own test."""
     torch.manual_seed(0)
     yield
-    if device.type == "mtia" and torch.mtia.is_initialized():
-        torch.mtia.synchronize()
+    if device.type != "cpu" and device_module().is_initialized():
+        device_module().synchronize()
 
 
 @pytest.fixture
@@ -79,7 +82,8 @@ def run_script(tmp_path: Path) -> RunScript:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("TORCH_MTIA_", "TORCH_DEVICE_BACKEND_", "PYTHONFAULTHANDLER"))
+            if name == settings.PRIVATEUSE1.name
+            or not name.startswith(("TORCH_MTIA_", "TORCH_DEVICE_BACKEND_", "PYTHONFAULTHANDLER"))
         }
         process = subprocess.run(
             [sys.executable, str(script)],
