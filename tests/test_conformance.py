@@ -11,7 +11,6 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +20,13 @@ from torch_mtia.conformance.report import save_html
 from torch_mtia.conformance.results import Result, Run, changes, read_lines
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+# What of the suites runs by default, each in one command.
+SLICES = [
+    pytest.param(("device", "tensor", "optimizers", "triton", "distributed"), "1/1", id="what is short"),
+    pytest.param(("operators", "autograd", "modules", "graphs"), "1/24", id="PyTorch's databases"),
+    pytest.param(("compile",), "1/40", id="compile"),
+]
 
 SUITE = """
 import ctypes, os, pytest, torch
@@ -80,7 +86,12 @@ class Conformance:
         command = [sys.executable, "-m", "torch_mtia.conformance", "--device", "cpu", "--ledger", "ledger.yaml"]
         command += ["--folder", "record", "-j", "1", "--time-limit", "4", "--json", "run.json", *arguments]
         return subprocess.Popen(
-            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
 
     def run(self, *arguments: str, ledger: str = "") -> tuple[int, str]:
@@ -128,7 +139,7 @@ def test_a_proposed_ledger_wants_reasons(toy_run: tuple[Conformance, int, str]) 
     conformance, _, output = toy_run
     proposal = conformance.folder / "record" / "ledger.yaml"
     assert "+- tests: toy/crashes" in output
-    with pytest.raises(LedgerError, match="toy/crashes.*`reason` is missing"):
+    with pytest.raises(LedgerError, match=r"toy/crashes.*`reason` is missing"):
         Ledger(proposal)
 
 
@@ -210,6 +221,15 @@ def test_wrong_arguments_are_explained(conformance: Conformance, arguments: list
     assert message in output
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("suites", "part"), SLICES)
+def test_a_slice_of_the_suites_is_as_the_ledger_says(tmp_path: Path, suites: tuple[str, ...], part: str) -> None:
+    command = [sys.executable, "-m", "torch_mtia.conformance", "--device", "mtia", "--slice", part, "-j", "1"]
+    command += ["--folder", str(tmp_path), *(word for suite in suites for word in ("--suite", suite))]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    assert process.returncode == 0, process.stdout + process.stderr[-4000:]
+
+
 # The ledger ----------------------------------------------------------------------------------------------------------
 
 
@@ -240,7 +260,9 @@ def test_a_wrong_ledger_is_explained(tmp_path: Path, text: str, message: str) ->
 
 def test_a_proposal_drops_what_passes_and_keeps_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "ledger.yaml"
-    path.write_text("# a head\n- tests: [a/b/*, a/c]\n  outcome: xfail\n  reason: x\n- tests: a/d\n  outcome: xfail\n  reason: y\n")
+    path.write_text(
+        "# a head\n- tests: [a/b/*, a/c]\n  outcome: xfail\n  reason: x\n- tests: a/d\n  outcome: xfail\n  reason: y\n"
+    )
     ledger = Ledger(path)
     tests = [Result("a/b/1", r.PASSED), Result("a/b/2", r.PASSED), Result("a/c", r.FAILED), Result("a/d", r.PASSED)]
     for result in tests:
@@ -254,7 +276,10 @@ def test_a_proposal_drops_what_passes_and_keeps_the_rest(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("node", "test"),
     [
-        ("suites/operators.py::test_forward[nn.functional.gelu/float32]", "operators/forward/nn.functional.gelu/float32"),
+        (
+            "suites/operators.py::test_forward[nn.functional.gelu/float32]",
+            "operators/forward/nn.functional.gelu/float32",
+        ),
         ("suites/device.py::test_names", "device/names"),
         ("test_torch.py::TestTorchMTIA::test_add_mtia", "test_torch/TestTorchMTIA/test_add_mtia"),
     ],
@@ -264,7 +289,12 @@ def test_ids(node: str, test: str) -> None:
 
 
 def test_changes_between_runs() -> None:
-    old = [Result("a", r.PASSED), Result("b", r.FAILED, kind="wrong"), Result("c", r.FAILED, kind="wrong"), Result("d", r.PASSED)]
+    old = [
+        Result("a", r.PASSED),
+        Result("b", r.FAILED, kind="wrong"),
+        Result("c", r.FAILED, kind="wrong"),
+        Result("d", r.PASSED),
+    ]
     new = [Result("a", r.CRASHED), Result("b", r.PASSED), Result("c", r.FAILED, kind="missing"), Result("e", r.PASSED)]
     assert changes(old, new) == {"worse": ["a"], "better": ["b"], "changed": ["c"], "new": ["e"], "gone": ["d"]}
 
@@ -297,7 +327,14 @@ def page(tmp_path: Path) -> Path:
 
 def page_in_chromium(page: Path, *arguments: str) -> str:
     assert CHROMIUM is not None
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1500,1200"]
+    command = [
+        CHROMIUM,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--window-size=1500,1200",
+    ]
     process = subprocess.run([*command, *arguments, page.as_uri()], capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stderr
     return process.stdout

@@ -22,8 +22,10 @@ from torch_mtia.conformance.runner import run
 from torch_mtia.conformance.settings import Settings, UsageError
 
 SUITES_FOLDER = Path(__file__).parent / "suites"
-SUITES = ("device", "tensor", "operators", "autograd", "modules", "optimizers", "compile", "graphs", "triton")
-SUITES += ("distributed",)
+SUITES = (
+    *("device", "tensor", "operators", "autograd", "modules", "optimizers", "compile", "graphs", "triton"),
+    "distributed",
+)
 
 AS_EXPECTED, UNEXPECTED, USAGE, INTERRUPTED = 0, 1, 2, 3
 
@@ -40,7 +42,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--suite", action="append", default=[], help=f"repeatable; all of {', '.join(SUITES)}")
     made.add_argument("--test", action="append", default=[], metavar="PATTERN", help="ids, as operators/*/add/float32")
     made.add_argument("--slice", type=_slice, default=(0, 1), metavar="K/N", help="the K-th of N parts, K from 1")
-    made.add_argument("--file", action="append", default=[], type=Path, help="a test file of PyTorch's instead of suites")
+    made.add_argument(
+        "--file", action="append", default=[], type=Path, help="a test file of PyTorch's instead of suites"
+    )
     made.add_argument("--ledger", type=Path, help="default: the one that the package has for the device")
     made.add_argument("--folder", type=Path, help="for the run's record; default: conformance-DEVICE")
     made.add_argument("-j", "--jobs", type=int, default=_cores(), help="worker processes; 0: in this one")

@@ -1,4 +1,7 @@
-"""`python -m torch_mtia.conformance.probe DEVICE [MODULE...]`: starts the device, in a process of its own, because it may crash."""
+"""Starts the device in a process of its own, because it may crash.
+
+`python -m torch_mtia.conformance.probe DEVICE [MODULE...]` is that process.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ GRADCHECK_NUMEL = 200  # of all arguments: a larger sample takes too long
 
 
 def gradients(function: Callable[..., Any], arguments: Any) -> list[torch.Tensor | None]:
-    """Of all arguments that require them, for gradients of ones. Raises Refused if there is nothing to differentiate."""
+    """Of all arguments that require them, for gradients of ones. Raises Refused if there are none."""
     seed_all(0)
     roots = [
         result

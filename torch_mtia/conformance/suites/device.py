@@ -1,4 +1,4 @@
-"""What a device is beside its operators: memory, streams, events, guards, generators, pinned memory, several devices, fork."""
+"""What a device is beside its operators: memory, streams, events, generators, copies, several devices, processes."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def _uses_device(name: str, answers: Any) -> None:
 def test_another_process(device: torch.device, method: str) -> None:
     """A new process uses the device; a forked one, whose parent has used it, gets an error that says to spawn."""
     torch.ones(1, device=device)
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     answers = context.Queue()
     process = context.Process(target=_uses_device, args=(str(device), answers))
     process.start()

@@ -1,15 +1,15 @@
-"""Every operator of PyTorch's database, forward and backward, in a graph: captured, which a call that waits for the device
-does not survive, and replayed on other data."""
+"""Every operator of PyTorch's database, forward and backward, in a graph: captured, which allows no wait, and
+replayed on other data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 from torch.testing._internal.opinfo.core import SampleInput
+from torch.utils import _pytree as pytree
 
 from torch_mtia.conformance.database import (
     CPU,
@@ -25,6 +25,7 @@ from torch_mtia.conformance.database import (
     preferred_cases,
     seed_all,
     tensors_of,
+    unseeded,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -45,30 +46,32 @@ def forward_and_backward(case: Case, arguments: Any, *, seed: bool = True) -> An
     return result, list(torch.autograd.grad(roots, leaves, ones, allow_unused=True))
 
 
-def pairs(case: Case) -> Iterator[SampleInput]:
-    """Samples, each with other data of the same shapes as its name: two draws of the database's."""
-    draws = (case.samples(requires_grad=case.differentiable, seed=seed) for seed in (0, 1))
-    for first, second in zip(*draws, strict=False):
-        ours, theirs = (tensors_of(arguments_of(sample)) for sample in (first, second))
-        same = [(a.shape, a.stride(), a.dtype) for a in ours] == [(b.shape, b.stride(), b.dtype) for b in theirs]
-        first.other = arguments_of(second) if same else arguments_of(first)
-        yield first
+def with_tensors_of(sample: SampleInput, other: SampleInput) -> Any:
+    """The sample's arguments with the other's tensors, if these are of the same form, else with its own."""
+    leaves, structure = pytree.tree_flatten(arguments_of(sample))
+    data = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    others = tensors_of(arguments_of(other))
+    if [(t.shape, t.stride(), t.dtype) for t in data] != [(t.shape, t.stride(), t.dtype) for t in others]:
+        others = data
+    replacements = iter(others)
+    return structure.unflatten([next(replacements) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
 
 
 @preferred_cases()
 def test_replay(device: torch.device, case: Case) -> None:
     graph_class = graph_type(device)
+    draws = case.samples(requires_grad=case.differentiable, seed=1)
 
     def check(sample: SampleInput) -> None:
         if any(tensor.layout != torch.strided for tensor in tensors_of(arguments_of(sample))):
             raise Refused("it has a sparse argument")
-        other = sample.other  # type: ignore[attr-defined]
+        other = with_tensors_of(sample, next(draws, sample))
         here, there = moved(other, CPU), moved(arguments_of(sample), device)
         expected = on_cpu(lambda: forward_and_backward(case, here))
         forward_and_backward(case, moved(other, device))  # what is made once for each process is made
         graph = graph_class()
         torch.accelerator.synchronize()
-        with capture(graph, device):
+        with unseeded(), capture(graph, device):
             actual = forward_and_backward(case, there, seed=False)
         for argument, data in zip(tensors_of(there), tensors_of(other), strict=True):
             argument.detach().copy_(data.detach())
@@ -80,7 +83,7 @@ def test_replay(device: torch.device, case: Case) -> None:
         again = lambda: forward_and_backward(case, moved(other, CPU))  # noqa: E731
         assert_same_or_random(actual, expected, device, case.gradient_tolerance(), again)
 
-    each_sample(islice(pairs(case), MOST_SAMPLES), check)
+    each_sample(islice(case.samples(requires_grad=case.differentiable), MOST_SAMPLES), check)
 
 
 def graph_type(device: torch.device) -> Any:

@@ -54,8 +54,8 @@ def test_forward_and_backward(device: torch.device, info: ModuleInfo, dtype: tor
         pytest.skip("becomes the module that it is lazy for, which has tests of its own")
     seed_all(0)
     inputs = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=training)
-    checked = 0
-    for number, sample in enumerate(inputs):
+    checked, refusal = 0, "none has an input"
+    for sample in inputs:
         if sample.forward_input is None:
             continue
         constructor = sample.constructor_input
@@ -68,7 +68,7 @@ def test_forward_and_backward(device: torch.device, info: ModuleInfo, dtype: tor
             here.load_state_dict(state)
             again = results(here, on(CPU, sample.forward_input), 1)
         except Exception as error:
-            refusal = error
+            refusal = f"the CPU refuses them: {error}"
             continue
         actual = results(there, on(device, sample.forward_input), 0)
         if all(torch.equal(a, b) for a, b in zip(tensors_of(expected), tensors_of(again), strict=True)):
@@ -77,7 +77,7 @@ def test_forward_and_backward(device: torch.device, info: ModuleInfo, dtype: tor
             assert_alike(actual, expected, device)
         checked += 1
     if not checked:
-        pytest.skip(f"the CPU refuses every input of the database: {refusal}")
+        pytest.skip(f"no input of the database to compare; {refusal}")
 
 
 @pytest.mark.parametrize("info", [pytest.param(info, id=info.name) for info in module_db])
@@ -85,7 +85,9 @@ def test_move_and_back(device: torch.device, info: ModuleInfo) -> None:
     """The state survives a way to the device and back, and a copy by state_dict."""
     if issubclass(info.module_cls, LazyModuleMixin):
         pytest.skip("has no parameters before its first call")
-    constructor = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True)[0]
+    constructor = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True)[
+        0
+    ]
     here = info.module_cls(*constructor.constructor_input.args, **constructor.constructor_input.kwargs)
     there = deepcopy(here).to(device)
     assert all(tensor.device == device for tensor in (*there.parameters(), *there.buffers()))

@@ -243,7 +243,9 @@ def test_extremal(device: torch.device, case: Case) -> None:
     """Infinities, NaN, and the numbers next to the ends of the range."""
     unary = isinstance(case.info, UnaryUfuncInfo)
     generate = (
-        generate_elementwise_unary_extremal_value_tensors if unary else generate_elementwise_binary_extremal_value_tensors
+        generate_elementwise_unary_extremal_value_tensors
+        if unary
+        else generate_elementwise_binary_extremal_value_tensors
     )
 
     def samples() -> Iterator[SampleInput]:

@@ -17,7 +17,7 @@ from torch_mtia.conformance.database import CPU, assert_same
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 STEPS = 10
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 FORMS = ("plain", "foreach", "fused", "capturable", "capturable_foreach", "differentiable")
 
 Kwargs = dict[str, Any]
@@ -50,12 +50,14 @@ def plain(kwargs: Kwargs) -> Kwargs:
     return {**copy.deepcopy(kwargs), **{flag: False for flag in forms if flag in kwargs}}
 
 
-def train(info: Any, device: torch.device, kwargs: Kwargs) -> tuple[list[torch.Tensor], dict[str, Any]]:
+def train(
+    info: Any, device: torch.device, kwargs: Kwargs, dtype: torch.dtype = torch.float32
+) -> tuple[list[torch.Tensor], dict[str, Any]]:
     """Parameters and state after STEPS steps on a quadratic function."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(4, 5), (3, 2), (6, 6)] if info.optim_cls is torch.optim.Muon else [(4, 5), (7,), (), (2, 3, 2)]
-    values = [torch.randn(shape, generator=generator) for shape in shapes]
-    targets = [torch.randn(shape, generator=generator).to(device) for shape in shapes]
+    values = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    targets = [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
     # A differentiable step must not change leaves that require gradients.
     parameters = [value.to(device).requires_grad_(not kwargs.get("differentiable")) for value in values]
     optimizer = info.optim_cls(parameters, **copy.deepcopy(kwargs))

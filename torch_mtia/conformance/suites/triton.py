@@ -112,7 +112,9 @@ def test_scans(device: torch.device) -> None:
     out = torch.empty(3, BLOCK, device=device)
     scans[(1,)](x, out, BLOCK=BLOCK)
     here = x.cpu()
-    close(out, torch.stack([here.cumsum(0), here.cummax(0).values, here.flip(0).cumsum(0).flip(0)]), rtol=1e-4, atol=1e-4)
+    close(
+        out, torch.stack([here.cumsum(0), here.cummax(0).values, here.flip(0).cumsum(0).flip(0)]), rtol=1e-4, atol=1e-4
+    )
 
 
 @triton.jit
@@ -156,7 +158,9 @@ def tiled_matmul(a, b, out, K, SIZE: tl.constexpr, TILE: tl.constexpr):
     tl.store(out + rows[:, None] * SIZE + columns[None, :], total)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["float32", "float16", "bfloat16"]
+)
 def test_dot(device: torch.device, dtype: torch.dtype) -> None:
     a, b = numbers(device, 64, 96).to(dtype), numbers(device, 96, 64).to(dtype)
     out = torch.empty(64, 64, device=device)
