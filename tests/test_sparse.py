@@ -74,7 +74,7 @@ def test_dense_to_sparse_and_its_gradient(device: torch.device) -> None:
     assert x.grad.to_dense().tolist() == [[0.0, 3.0], [3.0, 0.0]]
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
 def test_embeddings_with_sparse_gradients(device: torch.device, optimizer: type[torch.optim.Optimizer]) -> None:
     def trained(where: torch.device) -> torch.Tensor:
         weight = torch.arange(20.0).view(5, 4).to(where).requires_grad_()
