@@ -21,6 +21,8 @@ CPU = torch.device("cpu")
 SEED = 0
 # The dtype with which suites test operators that they do not test in every dtype: the first that the operator knows.
 PREFERRED = (torch.float32, torch.int64, torch.bool, torch.complex64)
+# Operators that want the tensors behind their first argument on the CPU, on every device.
+HOST_ARGUMENTS = ("tensor_split",)
 # Functions made of operators that each round to 16 bits, in another order on each device.
 ROUND_OFTEN = ("nn.functional.linear_cross_entropy",)
 
@@ -42,11 +44,15 @@ class Case:
 
     def samples(self, *, requires_grad: bool = False, seed: int = SEED) -> Iterator[SampleInput]:
         seed_all(seed)
-        yield from self.info.sample_inputs("cpu", self.dtype, requires_grad=requires_grad, set_seed=False)
+        for sample in self.info.sample_inputs("cpu", self.dtype, requires_grad=requires_grad, set_seed=False):
+            if self.info.name in HOST_ARGUMENTS:
+                for tensor in tensors_of((sample.args, sample.kwargs)):
+                    tensor.stays_on_host = True  # type: ignore[attr-defined]
+            yield sample
 
     def gradient_tolerance(self) -> dict[str, float]:
         """As upstream has none for gradients: the one for results, and not less than what a sum costs."""
-        least = {torch.float16: 1e-2, torch.bfloat16: 2e-2, torch.float32: 1e-4, torch.complex64: 1e-4}.get(
+        least = {torch.float16: 1e-2, torch.bfloat16: 4e-2, torch.float32: 1e-4, torch.complex64: 1e-4}.get(
             self.dtype, 1e-7
         )
         return {name: max(least, self.tolerance().get(name, 0.0)) for name in ("atol", "rtol")}
@@ -119,6 +125,8 @@ def moved(value: Any, device: torch.device) -> Any:
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
+            if hasattr(leaf, "stays_on_host"):
+                return leaf
             return _moved_tensor(leaf.detach(), device).requires_grad_(leaf.requires_grad)
         return device if isinstance(leaf, (str, torch.device)) and leaf in ("cpu", CPU) else leaf
 
