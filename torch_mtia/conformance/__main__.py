@@ -123,10 +123,9 @@ def _run(arguments: argparse.Namespace) -> int:
         time_limit=arguments.time_limit,
         slice=arguments.slice,
         tests=tuple(arguments.test),
-        resume=arguments.resume,
         inductor_tests=any(file.parent.name == "inductor" for file in arguments.file),
     )
-    tests, complete = run(settings, chosen, arguments.jobs, ledger)
+    tests, complete = run(settings, chosen, arguments.jobs, ledger, resume=arguments.resume)
     made = Run(environment(probed), tests, complete)
     print(summary(made))
     if old is not None:

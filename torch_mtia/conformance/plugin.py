@@ -16,7 +16,7 @@ import torch
 
 from torch_mtia import fallback
 from torch_mtia.conformance.ledger import Ledger
-from torch_mtia.conformance.results import read_lines, test_id
+from torch_mtia.conformance.results import test_id
 from torch_mtia.conformance.settings import Settings, open_device
 from torch_mtia.conformance.upstream import open_inductor_tests
 
@@ -63,7 +63,7 @@ class Worker:
         unfinished.write_text("\n".join(tests))
         unfinished.replace(self._settings.collection_file)
 
-        done = {result.test for result in read_lines(self._settings.results_file)} if self._settings.resume else set()
+        done = set(self._settings.done_file.read_text().splitlines())
         ledger = Ledger(Path(self._settings.ledger))
         chosen, rest = [], []
         for test, item in zip(tests, items, strict=True):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import tqdm
 
 from torch_mtia.conformance import results as r
@@ -28,7 +27,9 @@ MOST_CRASHES = 100_000  # of one run: all there are
 ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-def run(settings: Settings, files: Sequence[Path], jobs: int, ledger: Ledger) -> tuple[list[Result], bool]:
+def run(
+    settings: Settings, files: Sequence[Path], jobs: int, ledger: Ledger, *, resume: bool
+) -> tuple[list[Result], bool]:
     """The results, those of earlier parts of a resumed run included, and whether the run came to its end.
 
     Raises LedgerError if the ledger names tests that are not there, UsageError if a file cannot be collected.
@@ -37,8 +38,10 @@ def run(settings: Settings, files: Sequence[Path], jobs: int, ledger: Ledger) ->
     for leftover in Path(settings.folder).glob("*.trace"):
         leftover.unlink()
     settings.collection_file.unlink(missing_ok=True)
-    if not settings.resume:
+    if not resume:
         settings.results_file.unlink(missing_ok=True)
+    settings.done_file.write_text("\n".join(result.test for result in read_lines(settings.results_file)))
+    device_type = settings.device.partition(":")[0]
     controller = Controller(settings, ledger)
     arguments = [
         *("-c", str(CONFIGURATION), "-p", "torch_mtia.conformance.plugin"),
@@ -46,10 +49,10 @@ def run(settings: Settings, files: Sequence[Path], jobs: int, ledger: Ledger) ->
         *("--conformance", settings.to_json()),
         *(["-n", str(jobs), f"--max-worker-restart={MOST_CRASHES}", "--maxschedchunk=16"] if jobs else []),
         f"--rootdir={os.path.commonpath([file.parent for file in files])}",
-        *upstream.arguments(files, torch.device(settings.device).type),
+        *upstream.arguments(files, device_type),
         *map(str, files),
     ]
-    upstream.set_environment(torch.device(settings.device).type)
+    upstream.set_environment(device_type)
     try:
         status = pytest.main(arguments, plugins=[controller])
     finally:

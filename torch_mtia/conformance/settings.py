@@ -32,7 +32,6 @@ class Settings:
     """(k, n): the tests whose ids hash to k modulo n."""
     tests: tuple[str, ...] = ()
     """Patterns of ids; empty for all."""
-    resume: bool = False
     inductor_tests: bool = False
     """Whether files of Inductor's tests are among those that run."""
 
@@ -51,6 +50,11 @@ class Settings:
     @property
     def collection_file(self) -> Path:
         return Path(self.folder) / "collected.txt"
+
+    @property
+    def done_file(self) -> Path:
+        """The tests that had a result when the run began: workers that start later choose the same."""
+        return Path(self.folder) / "done.txt"
 
     def trace_file(self, worker: str) -> Path:
         """Where a worker that dies leaves its last words."""
