@@ -199,7 +199,7 @@ def test_pickle_and_copy(device: torch.device) -> None:
 
 @by_dtype
 def test_printing(device: torch.device, dtype: torch.dtype) -> None:
-    here = torch.arange(4).to(dtype)  # no more than fit into a line with the device
+    here = torch.arange(2).to(dtype)  # no more than fit into a line with the device
     text = repr(here.to(device))
     assert f"device='{device}'" in text
     assert text.replace(f", device='{device}'", "") == repr(here)
