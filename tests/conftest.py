@@ -48,12 +48,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than ten seconds")
+    config.addinivalue_line("markers", "in_tree(reason): about the device type mtia itself; left out under another name")
     config.addinivalue_line("markers", "wide: one of many like others that run; left out, unless -m asks for it")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     if session.config.getoption("--device") != "cpu" and device_module().device_count() == 0:
         pytest.exit("`import torch` offers no device of torch_mtia: install it first (make test does)", returncode=2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if device_type() == "mtia":
+        return
+    for item in items:
+        if mark := item.get_closest_marker("in_tree"):
+            item.add_marker(pytest.mark.skip(reason=f"about mtia itself: {mark.args[0]}"))
 
 
 @pytest.fixture(scope="session")
