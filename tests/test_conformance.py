@@ -19,6 +19,7 @@ from torch_mtia.conformance.ledger import FOLDER, Ledger, LedgerError
 from torch_mtia.conformance.report import save_html
 from torch_mtia.conformance.results import Result, Run, changes, read_lines
 
+UPSTREAM = Path(__file__).parent / "upstream"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 # What of the suites runs by default, each in one command.
@@ -228,6 +229,59 @@ def test_a_slice_of_the_suites_is_as_the_ledger_says(tmp_path: Path, suites: tup
     command += ["--folder", str(tmp_path), *(word for suite in suites for word in ("--suite", suite))]
     process = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert process.returncode == 0, process.stdout + process.stderr[-4000:]
+
+
+# Upstream's own tests ------------------------------------------------------------------------------------------------
+
+GENERIC = """
+import torch
+from torch.testing._internal.common_device_type import dtypes, instantiate_device_type_tests, onlyCUDA, ops
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_utils import TestCase, run_tests
+
+class TestThings(TestCase):
+    @dtypes(torch.float32, torch.int64)
+    def test_sum(self, device, dtype):
+        self.assertEqual(torch.ones(3, device=device, dtype=dtype).sum(), 3)
+
+    @ops([info for info in op_db if info.name == "sin"], allowed_dtypes=(torch.float32,))
+    def test_samples(self, device, dtype, op):
+        for sample in op.sample_inputs(device, dtype):
+            self.assertEqual(op(sample.input).device.type, torch.device(device).type)
+
+    @onlyCUDA
+    def test_of_another_device(self, device):
+        raise AssertionError
+
+instantiate_device_type_tests(TestThings, globals())
+
+if __name__ == "__main__":
+    run_tests()
+"""
+
+
+def test_generic_tests_of_pytorch_run_on_the_device(tmp_path: Path) -> None:
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "test_things.py").write_text(GENERIC)
+    command = [sys.executable, str(UPSTREAM / "run.py"), str(tmp_path), "test_things", "-j", "1"]
+    process = subprocess.run(
+        [*command, "--folder", str(tmp_path / "runs")], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    tests = Run.load(tmp_path / "runs" / "test_things" / "results.json").results
+    assert {test.test.rpartition("/")[2]: test.outcome for test in tests} == {
+        "test_sum_mtia_float32": r.PASSED,
+        "test_sum_mtia_int64": r.PASSED,
+        "test_samples_sin_mtia_float32": r.PASSED,
+        "test_of_another_device_mtia": r.SKIPPED,
+    }
+
+
+def test_a_checkout_that_is_not_there_is_explained(tmp_path: Path) -> None:
+    command = [sys.executable, str(UPSTREAM / "run.py"), str(tmp_path), "test_torch"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode != 0
+    assert "test_torch: no such file" in process.stderr
 
 
 # The ledger ----------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_operators(device: torch.device, name: str) -> None:
 
 
 def test_repeated_indices_are_added(device: torch.device) -> None:
-    sparse = torch.sparse_coo_tensor([[1, 1, 0]], [1.0, 2.0, 3.0], (3,), device=device)
+    sparse = torch.sparse_coo_tensor(torch.tensor([[1, 1, 0]]), torch.tensor([1.0, 2.0, 3.0]), (3,), device=device)
     assert not sparse.is_coalesced()
     together = sparse.coalesce()
     assert (together.indices().tolist(), together.values().tolist()) == ([[0, 1]], [3.0, 3.0])

@@ -8,6 +8,7 @@ import json
 import zlib
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,8 +41,10 @@ class Settings:
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        fields = json.loads(text)
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+        fields: dict[str, Any] = json.loads(text)
+        for name in ("imports", "slice", "tests"):
+            fields[name] = tuple(fields[name])
+        return cls(**fields)
 
     @property
     def results_file(self) -> Path:

@@ -26,8 +26,8 @@ def numbers(device: torch.device, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(device)
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor, **tolerance: float) -> None:
-    torch.testing.assert_close(actual.cpu(), expected.cpu(), **tolerance)
+def close(actual: torch.Tensor, expected: torch.Tensor, rtol: float | None = None, atol: float | None = None) -> None:
+    torch.testing.assert_close(actual.cpu(), expected.cpu(), rtol=rtol, atol=atol)
 
 
 @triton.jit
