@@ -20,7 +20,7 @@ from torch_mtia.conformance.report import save_html
 from torch_mtia.conformance.results import Result, Run, changes, read_lines
 
 UPSTREAM = Path(__file__).parent / "upstream"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
 
 # What of the suites runs by default, each in one command.
 SLICES = [
@@ -195,8 +195,8 @@ def test_an_interrupted_run_is_resumed(conformance: Conformance) -> None:
 
 def test_slices_are_a_partition(conformance: Conformance) -> None:
     parts = []
-    for number in (1, 2, 3):
-        conformance.run("--file", "toy.py", "--test", "toy/many/*", "--slice", f"{number}/3")
+    for part in ("1/2", "2/2"):
+        conformance.run("--file", "toy.py", "--test", "toy/many/*", "--slice", part)
         parts.append(set(conformance.results()))
     assert set().union(*parts) == {f"toy/many/{number}" for number in range(20)}
     assert sum(map(len, parts)) == 20
@@ -398,7 +398,7 @@ def page_in_chromium(page: Path, *arguments: str) -> str:
 def test_the_page_shows_all_in_a_browser(page: Path, tmp_path: Path) -> None:
     shown = page_in_chromium(page, "--dump-dom", "--virtual-time-budget=5000")
     assert 'data-ready="yes"' in shown
-    assert shown.count("data-operator=") == 700 * 5 + 1
+    assert shown.count('data-operator="op') == 700 * 5 + 1
     assert "&lt;/script&gt;&lt;b&gt;not close" in shown
     page_in_chromium(page, f"--screenshot={tmp_path / 'page.png'}")
     assert (tmp_path / "page.png").stat().st_size > 10_000
