@@ -14,7 +14,9 @@ from torch._inductor import select_algorithm
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
 
-from tests.compiled import generated
+import torch_mtia.memory
+from tests.compiled import generated, kernels
+from torch_mtia.triton.compiler import MTIABackend
 
 Tensor = torch.Tensor
 TRITON_ONLY = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
@@ -97,6 +99,68 @@ def test_choices_that_cannot_be_compiled_lose() -> None:
         result, code = generated(torch.mm, a, b, options={"max_autotune": True})
     assert_close(result, a @ b)
     assert "extern_kernels.mm(" in code
+
+
+def test_an_epilogue_that_cannot_be_compiled_is_not_fused() -> None:
+    make_llir = MTIABackend.make_llir
+
+    def refusing(module: Any, *arguments: Any) -> Any:
+        text = str(module)
+        if "tt.dot" in text and "math.cos" in text:
+            raise RuntimeError("broken")
+        return make_llir(module, *arguments)
+
+    a, b = on_device(40, 56), on_device(56, 24)
+    broken = mock.patch.object(MTIABackend, "make_llir", staticmethod(refusing))
+    with broken, inductor_config.patch(compile_threads=1):
+        result, code = generated(lambda a, b: (a @ b).cos(), a, b, options=TRITON_ONLY)
+    assert_close(result, (a @ b).cos())
+    assert [name.rpartition("_")[0] for name in kernels(code)] == ["triton_tem_fused_mm", "triton_poi_fused_cos"]
+
+
+def test_a_buffer_with_two_layouts_is_multiplied_by_the_extern_kernel(caplog: pytest.LogCaptureFixture) -> None:
+    """A template reads it in the layout that it has by default; the custom operator wants that of the program."""
+
+    @torch.library.custom_op("torch_mtia_tests::twice", mutates_args=(), tags=(torch.Tag.needs_exact_strides,))
+    def twice(x: Tensor) -> Tensor:
+        assert x.stride() == (1, 40)
+        return 2 * x
+
+    twice.register_fake(lambda x: torch.empty_like(x))
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        transposed = x.t().sin()
+        return transposed @ w, twice(transposed)
+
+    x, w = on_device(72, 40), on_device(72, 24)
+    with mock.patch.object(select_algorithm.ExternKernelCaller, "benchmark", return_value=1e6):
+        result, code = generated(function, x, w, options={"max_autotune": True})
+    assert_close(result, function(x, w))
+    assert "extern_kernels.mm(" in code
+    assert "Layout conflict detected" in caplog.text
+
+
+def test_choices_are_measured_without_what_describes_their_tensors(caplog: pytest.LogCaptureFixture) -> None:
+    a, b = on_device(40, 40), on_device(40, 40)
+    with mock.patch("torch._inductor.autotune_process.TensorMeta.from_irnodes", side_effect=RuntimeError("broken")):
+        result, _ = generated(torch.mm, a, b, options={"max_autotune": True, "max_autotune_gemm_backends": "ATEN"})
+    assert_close(result, a @ b)
+    assert "Constructing input/output tensor meta failed for Extern Choice" in caplog.text
+
+
+def test_autotuning_keeps_within_a_limit_on_memory() -> None:
+    size = 2048  # 16 MB in each of three tensors
+    a, b = on_device(size, size), on_device(size, size)
+    torch.mtia.empty_cache()
+    fraction = (128 << 20) / torch.accelerator.get_memory_info()[1]
+    torch_mtia.memory.set_per_process_memory_fraction(fraction)
+    torch.mtia.reset_peak_memory_stats()
+    try:
+        result, _ = generated(torch.mm, a, b, options={"max_autotune": True})
+    finally:
+        torch_mtia.memory.set_per_process_memory_fraction(1.0)
+    assert torch.mtia.max_memory_allocated() <= 96 << 20
+    assert_close(result, a @ b, 1e-2)
 
 
 def product_in_parts(a: Tensor, b: Tensor, parts: int) -> Tensor:
