@@ -51,11 +51,11 @@ def refusing_elsewhere(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def no_metadata_without_hooks(original: Callable[..., Any]) -> Callable[..., Any]:
-    from triton import knobs
+    from triton.knobs import runtime
 
     def launch_metadata(self: Any, *arguments: Any) -> Any:
-        is_heard = getattr(knobs.runtime.launch_enter_hook, "calls", True)
-        return original(self, *arguments) if is_heard else None
+        hooks = runtime.launch_enter_hook, runtime.launch_exit_hook
+        return original(self, *arguments) if any(getattr(hook, "calls", True) for hook in hooks) else None
 
     return launch_metadata
 

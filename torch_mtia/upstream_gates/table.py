@@ -45,7 +45,7 @@ GATES: tuple[Gate, ...] = (
         modules=("triton.compiler.compiler",),
         why="Every launch gathers what only hooks read, hooks or none: half a microsecond of four.",
         replace=eager.no_metadata_without_hooks,
-        is_needed=lambda original: "calls" not in original.__code__.co_names,
+        is_needed=lambda original: "calls" not in inspect.getsource(original),
     ),
     Gate(
         name="_empty_strided_mtia",
