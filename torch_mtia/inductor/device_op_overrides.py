@@ -44,10 +44,6 @@ class DeviceOpOverrides(MTIADeviceOpOverrides):
     def current_stream(self) -> str:
         return f"torch.{device_type()}.current_stream()"
 
-    def set_device(self, device_idx: int) -> str:
-        """In the device's guard, which has checked the index: a sixth of a microsecond less for each call."""
-        return f"torch._C._mtia_setDevice({device_idx})"
-
 
 def _refuse(_self: DeviceOpOverrides, *_arguments: object, **_options: object) -> NoReturn:
     raise NotImplementedError(
