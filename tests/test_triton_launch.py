@@ -405,14 +405,16 @@ def test_launch_hooks_see_each_launch(device: torch.device) -> None:
     def leave(metadata: Any) -> None:
         seen.append(f"leave {metadata.get()['name']}")
 
-    triton.knobs.runtime.launch_enter_hook.add(enter)
     triton.knobs.runtime.launch_exit_hook.add(leave)
     try:
         add_kernel[(1,)](x, x, x, 4, BLOCK=4)
+        triton.knobs.runtime.launch_enter_hook.add(enter)
+        kernel = add_kernel[(1,)](x, x, x, 4, BLOCK=4)
     finally:
         triton.knobs.runtime.launch_enter_hook.remove(enter)
         triton.knobs.runtime.launch_exit_hook.remove(leave)
-    assert seen == ["enter add_kernel", "leave add_kernel"]
+    assert seen == ["leave add_kernel", "enter add_kernel", "leave add_kernel"]
+    assert kernel.launch_metadata((1,), 0) is None  # gathering it takes time
 
 
 def test_the_driver_names_the_device_and_its_architecture() -> None:
