@@ -48,7 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than ten seconds")
-    config.addinivalue_line("markers", "in_tree(reason): about the device type mtia itself; left out under another name")
+    config.addinivalue_line(
+        "markers", "in_tree(reason): about the device type mtia itself; left out under another name"
+    )
     config.addinivalue_line("markers", "wide: one of many like others that run; left out, unless -m asks for it")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from conftest import RunScript
 
+
 @pytest.fixture
 def run_plainly(run_script: RunScript) -> RunScript:
     """Runs a script that starts with the door of mtia."""
@@ -119,7 +120,7 @@ def test_too_late(run_plainly: RunScript, before: str, message: str) -> None:
     script = (
         "import torch\nfrom torch_mtia import privateuse1\n"
         f"{before}\n"
-        'name = torch._C._get_privateuse1_backend_name()\n'
+        "name = torch._C._get_privateuse1_backend_name()\n"
         'try:\n    privateuse1.enable("acme")\nexcept RuntimeError as error:\n    print(error)\n'
         "print(torch._C._get_privateuse1_backend_name() == name, hasattr(torch, 'acme'))\n"
     )
