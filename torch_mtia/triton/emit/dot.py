@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from torch_mtia.triton import floats
 from torch_mtia.triton.emit.control import assign
+from torch_mtia.triton.emit.elementwise import pointee_size
 from torch_mtia.triton.emit.kernel import KernelEmitter
 from torch_mtia.triton.emit.nest import Buffer, Strip, read_buffer, row_major, write_buffer
 from torch_mtia.triton.emit.overlap import is_linear
@@ -19,6 +20,10 @@ from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Value, integer, vector_type, zero
 from torch_mtia.triton.ttir import Bits, Dense, Op
 from torch_mtia.triton.ttir import Value as Tensor
+
+RIGHT_BYTES = 32 << 10  # of the right operand to keep in the first-level cache
+CACHE_LINE = 64
+LEAST_DEPTH = 64  # products to add before the accumulators go to memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +55,24 @@ def _dot(em: KernelEmitter, op: Op) -> None:
     element = compute_element(op)
     assert left.type.shape is not None
     one_by_one = left if _reads_directly(em, left, element) else pack(em, op, left, element)
-    add_product(em, op, one_by_one, pack(em, op, right, element), initial, left.type.shape[-1], element)
+    upcoming = _upcoming(em, op, right)
+    packed = pack(em, op, right, element)
+    add_product(em, op, one_by_one, packed, initial, left.type.shape[-1], element, upcoming)
+
+
+def _upcoming(em: KernelEmitter, op: Op, right: Tensor) -> Op | None:
+    """The load of the right operand, if it is in a loop: mostly the next round reads the rows behind it."""
+    parent = op.block.region.parent
+    if parent is None or parent.name != "scf.for" or len(right.type.shape or ()) != 2 or right in em.buffers:
+        return None
+    if right.op is None or right.op.name != "tt.load" or not _is_linear(em, right.op.operands[0]):
+        return None
+    return right.op
+
+
+def _is_linear(em: KernelEmitter, pointer: Tensor) -> bool:
+    start, _ = em.advanced.get(pointer, (pointer, None))
+    return is_linear(start)
 
 
 def _reads_directly(em: KernelEmitter, value: Tensor, element: str) -> bool:
@@ -58,11 +80,18 @@ def _reads_directly(em: KernelEmitter, value: Tensor, element: str) -> bool:
     if value.type.element != element or value in em.buffers or em.check_bounds or len(value.type.shape or ()) > 3:
         return False
     op = value.op
-    return op is not None and op.name == "tt.load" and len(op.operands) == 1 and is_linear(op.operands[0])
+    return op is not None and op.name == "tt.load" and len(op.operands) == 1 and _is_linear(em, op.operands[0])
 
 
 def add_product(
-    em: KernelEmitter, op: Op, left: Buffer | Tensor, right: Buffer, initial: Tensor, inner: int, element: str
+    em: KernelEmitter,
+    op: Op,
+    left: Buffer | Tensor,
+    right: Buffer,
+    initial: Tensor,
+    inner: int,
+    element: str,
+    upcoming: Op | None = None,
 ) -> None:
     """The result of `op`: initial + left @ right, computed in `element`. A left operand that is not in a buffer is read
     where it is needed."""
@@ -80,7 +109,7 @@ def add_product(
             assign(em, op, [initial], [target])
         else:
             _pack_into(em, op, initial, target)
-    multiply(em, left, right, target, inner, starts_at_zero)
+    multiply(em, left, right, target, inner, starts_at_zero, upcoming)
     if not direct:
         _convert(em, target, em.destination(result))
 
@@ -141,25 +170,64 @@ def _convert(em: KernelEmitter, source: Buffer, target: Buffer) -> None:
 
 
 def multiply(
-    em: KernelEmitter, left: Buffer | Tensor, right: Buffer, target: Buffer, inner: int, from_zero: bool
+    em: KernelEmitter,
+    left: Buffer | Tensor,
+    right: Buffer,
+    target: Buffer,
+    inner: int,
+    from_zero: bool,
+    upcoming: Op | None = None,
 ) -> None:
-    """target += left @ right (or =, from zero), for every matrix of the batch."""
+    """target += left @ right (or =, from zero), for every matrix of the batch. `upcoming`: a load, the rows behind
+    which are likely to be the right operand of the next product."""
     b = em.b
     *batch, m, n = target.shape
-    memory = target.memory_type
     width = min(em.width if target.size <= 4 else em.width // 2, n)
     columns = n // width
     tile = _register_tile(32 if em.width == 16 else 16, m, columns)
     count = 1
     for size in batch:
         count *= size
+    depth = min(inner, max(RIGHT_BYTES // (n * target.size), LEAST_DEPTH))
+    if from_zero and depth < inner:
+        _clear(em, target)
+        from_zero = False
+    fetches = upcoming is not None or not isinstance(left, Buffer)
+    chunk = min(CACHE_LINE // target.size, depth) if fetches else depth
     start = len(b.lines)
     with b.loop(0, count, 1) as number:
-        matrices = [_matrix(em, buffer, number, rows * n) for buffer, rows in ((right, inner), (target, m))]
-        element = _left_element(em, left, batch, number, m * inner, inner)
-        with b.loop(0, n, width * tile.vectors) as column, b.loop(0, m, tile.rows) as row:
-            _register_kernel(em, element, matrices, (row, column), (n, inner), tile, width, memory, from_zero)
+        kernel = _RegisterKernel(
+            em,
+            _left_address(em, left, batch, number, m * inner, inner),
+            not isinstance(left, Buffer),
+            _matrix(em, right, number, inner * n),
+            upcoming,
+            _matrix(em, target, number, m * n),
+            target.memory_type,
+            target.size,
+            (m, n, inner),
+            tile,
+            width,
+            depth,
+            chunk,
+            from_zero,
+        )
+        with (
+            b.loop(0, n, width * tile.vectors) as column,
+            b.loop(0, inner, depth) as first,
+            b.loop(0, m, tile.rows) as row,
+        ):
+            kernel.emit(row, column, first)
     em.cost += (len(b.lines) - start) * em.trips * count * inner * (m // tile.rows) * (columns // tile.vectors)
+
+
+def _clear(em: KernelEmitter, target: Buffer) -> None:
+    memory = target.memory_type
+    em.loop_over(
+        target.shape,
+        len(target.shape) - 1,
+        lambda strip: write_buffer(em.b, target, strip.index, Lane(zero(memory)), strip.width),
+    )
 
 
 def _matrix(em: KernelEmitter, buffer: Buffer, number: Value, elements: int) -> Value:
@@ -167,68 +235,102 @@ def _matrix(em: KernelEmitter, buffer: Buffer, number: Value, elements: int) -> 
     return em.b.element_address(buffer.address, buffer.memory_type, offset)
 
 
-def _left_element(
+def _left_address(
     em: KernelEmitter, left: Buffer | Tensor, batch: list[int], number: Value, elements: int, inner: int
 ) -> Callable[[Value, Value], Value]:
-    """What gives the element at (row, column) of one matrix of the left operand."""
+    """What gives the address of the element at (row, column) of one matrix of the left operand."""
     b = em.b
     if isinstance(left, Buffer):
         matrix, memory = _matrix(em, left, number, elements), left.memory_type
 
         def packed(row: Value, column: Value) -> Value:
             place = b.add(b.mul(b.sext(row, "i64"), integer(inner, "i64")), b.sext(column, "i64"))
-            return b.load(memory, b.element_address(matrix, memory, place), left.size)
+            return b.element_address(matrix, memory, place)
 
         return packed
+    assert left.op is not None
+    pointer = left.op.operands[0]
     outer = [] if not batch else [Lane(number)]
 
     def in_place(row: Value, column: Value) -> Value:
-        return Strip(em, (*outer, Lane(row), Lane(column)), 0).value(left).value
+        return em.address(Strip(em, (*outer, Lane(row), Lane(column)), 0).value(pointer).value)
 
     return in_place
 
 
-def _register_kernel(
-    em: KernelEmitter,
-    left: Callable[[Value, Value], Value],
-    matrices: list[Value],
-    corner: tuple[Value, Value],
-    sizes: tuple[int, int],
-    tile: _Tile,
-    width: int,
-    memory: str,
-    from_zero: bool,
-) -> None:
-    b = em.b
-    right, target = matrices
-    row, column = (b.sext(value, "i64") for value in corner)
-    n, inner = sizes
-    type = vector_type(width, memory) if width > 1 else memory
-    size = {"float": 4, "double": 8}.get(memory) or int(memory[1:]) // 8
+@dataclasses.dataclass
+class _RegisterKernel:
+    """What computes one tile of accumulators, over `depth` products. Every `chunk` of them it fetches a little of what
+    is needed next into the caches: rows of a left operand that is read in place, which are too far apart for the
+    processor to guess, and, all told, as much of the `upcoming` right operand as it uses up of this one."""
 
-    def target_address(r: int, v: int) -> Value:
-        line = b.mul(b.add(row, integer(r, "i64")), integer(n, "i64"))
-        return b.element_address(target, memory, b.add(line, b.add(column, integer(v * width, "i64"))))
+    em: KernelEmitter
+    left: Callable[[Value, Value], Value]
+    left_in_place: bool
+    right: Value
+    upcoming: Op | None
+    target: Value
+    memory: str
+    size: int  # of an element
+    sizes: tuple[int, int, int]  # rows and columns of the target, products
+    tile: _Tile
+    width: int
+    depth: int
+    chunk: int
+    from_zero: bool
 
-    places = [(r, v) for r in range(tile.rows) for v in range(tile.vectors)]
-    sums = [zero(type) if from_zero else b.load(type, target_address(r, v), size) for r, v in places]
-    loop = b.open_loop(0, inner, 1, sums)
-    k = b.sext(loop.counter, "i64")
-    line = b.add(b.mul(k, integer(n, "i64")), column)
-    vectors = [
-        b.load(type, b.element_address(right, memory, b.add(line, integer(v * width, "i64"))), size)
-        for v in range(tile.vectors)
-    ]
-    following = []
-    for r in range(tile.rows):
-        one = left(b.add(corner[0], integer(r, "i32")), loop.counter)
-        factor = b.splat(one, width) if width > 1 else one
-        for v in range(tile.vectors):
-            held = loop.carried[r * tile.vectors + v]
-            if memory in ("float", "double"):
-                following.append(b.fma(factor, vectors[v], held))
-            else:
-                following.append(b.add(held, b.mul(factor, vectors[v])))
-    sums = b.close_loop(loop, following)
-    for (r, v), value in zip(places, sums, strict=True):
-        b.store(value, target_address(r, v), size)
+    def emit(self, row: Value, column: Value, first: Value) -> None:
+        """The tile at `row` and `column`, with the products from `first` on."""
+        b, tile, width = self.em.b, self.tile, self.width
+        n = integer(self.sizes[1], "i64")
+        type = vector_type(width, self.memory) if width > 1 else self.memory
+
+        def vector_address(matrix: Value, line: Value, number: int) -> Value:
+            start = b.add(b.mul(b.sext(line, "i64"), n), b.sext(column, "i64"))
+            return b.element_address(matrix, self.memory, b.add(start, integer(number * width, "i64")))
+
+        places = [(b.add(row, integer(r, "i32")), v) for r in range(tile.rows) for v in range(tile.vectors)]
+        targets = [vector_address(self.target, line, v) for line, v in places]
+        sums = [zero(type) if self.from_zero else b.load(type, address, self.size) for address in targets]
+        chunks = b.open_loop(0, self.depth, self.chunk, sums)
+        self._fetch(row, column, first, chunks.counter)
+        products = b.open_loop(0, self.chunk, 1, chunks.carried)
+        k = b.add(b.add(first, chunks.counter), products.counter)
+        vectors = [b.load(type, vector_address(self.right, k, v), self.size) for v in range(tile.vectors)]
+        following = []
+        for r in range(tile.rows):
+            one = b.load(self.memory, self.left(b.add(row, integer(r, "i32")), k), self.size)
+            factor = b.splat(one, width) if width > 1 else one
+            for v in range(tile.vectors):
+                held = products.carried[r * tile.vectors + v]
+                if self.memory in ("float", "double"):
+                    following.append(b.fma(factor, vectors[v], held))
+                else:
+                    following.append(b.add(held, b.mul(factor, vectors[v])))
+        sums = b.close_loop(chunks, b.close_loop(products, following))
+        for address, value in zip(targets, sums, strict=True):
+            b.store(value, address, self.size)
+
+    def _fetch(self, row: Value, column: Value, first: Value, done: Value) -> None:
+        b, tile = self.em.b, self.tile
+        if self.left_in_place and self.chunk < self.depth:
+            for r in range(tile.rows):
+                below = b.add(row, integer(tile.rows + r, "i32"))
+                b.prefetch(self.left(below, b.add(first, done)))
+        if self.upcoming is None:
+            return
+        per_line = CACHE_LINE // pointee_size(self.upcoming)
+        lines_a_row = max(tile.vectors * self.width // per_line, 1)
+        lines, rounds = self.depth * lines_a_row, self.sizes[0] // tile.rows * (self.depth // self.chunk)
+        a_round = -(-lines // rounds)
+        round_ = b.add(
+            b.mul(b.binary("udiv", row, integer(tile.rows, "i32")), integer(self.depth // self.chunk, "i32")),
+            b.binary("udiv", done, integer(self.chunk, "i32")),
+        )
+        for number in range(a_round):
+            line = b.add(b.mul(round_, integer(a_round, "i32")), integer(number, "i32"))
+            line = b.binary("urem", line, integer(lines, "i32"))
+            k = b.add(b.add(first, integer(self.sizes[2], "i32")), b.binary("udiv", line, integer(lines_a_row, "i32")))
+            place = b.mul(b.binary("urem", line, integer(lines_a_row, "i32")), integer(per_line, "i32"))
+            index = (Lane(k), Lane(b.add(column, place)))
+            b.prefetch(self.em.address(Strip(self.em, index, 0).value(self.upcoming.operands[0]).value))
