@@ -25,7 +25,10 @@ from torch_mtia.triton.ttir import Value as Tensor
 
 RIGHT_BYTES = 32 << 10  # of the right operand to keep in the first-level cache
 CACHE_LINE = 64
+CHUNK = 4 * CACHE_LINE  # of rows of the left operand, to fetch at once
+MOST_FETCHES = 16  # at once
 BF16_HOLDS = frozenset({"bf16", "f8E5M2", "f8E4M3FN", "f8E5M2FNUZ", "f8E4M3FNUZ"})
+AT_ONCE = 4  # products in a round of the loop over them
 LEAST_DEPTH = 64  # products to add before the accumulators go to memory
 
 
@@ -218,8 +221,7 @@ def _convert(em: KernelEmitter, source: Buffer, target: Buffer) -> None:
 
 def multiply(em: KernelEmitter, operands: Operands, target: Buffer, from_zero: bool) -> None:
     """target += left @ right (or =, from zero), for every matrix of the batch."""
-    left, inner = operands.left, operands.inner
-    b = em.b
+    b, inner = em.b, operands.inner
     *batch, m, n = target.shape
     width = min(em.width if target.size <= 4 else em.width // 2, n)
     columns = n // width
@@ -231,8 +233,6 @@ def multiply(em: KernelEmitter, operands: Operands, target: Buffer, from_zero: b
     if from_zero and depth < inner:
         _clear(em, target)
         from_zero = False
-    fetches = operands.upcoming is not None or not isinstance(left, Buffer)
-    chunk = min(CACHE_LINE // target.size, depth) if fetches else depth
     start = len(b.lines)
     with b.loop(0, count, 1) as number:
         kernel = _RegisterKernel(
@@ -245,7 +245,6 @@ def multiply(em: KernelEmitter, operands: Operands, target: Buffer, from_zero: b
             tile,
             width,
             depth,
-            chunk,
             from_zero,
         )
         with (
@@ -298,9 +297,8 @@ def _left_address(
 
 @dataclasses.dataclass
 class _RegisterKernel:
-    """What computes one tile of accumulators, over `depth` products. Every `chunk` of them it fetches a little of what
-    is needed next into the caches: rows of a left operand that is read in place, which are too far apart for the
-    processor to guess, and, all told, as much of the `upcoming` right operand as it uses up of this one."""
+    """What computes one tile of accumulators, over `depth` products. It also starts to fetch what is needed next: the
+    right operand, and rows of a left operand that is read in place, too far apart for the processor to guess."""
 
     em: KernelEmitter
     operands: Operands
@@ -311,7 +309,6 @@ class _RegisterKernel:
     tile: _Tile
     width: int
     depth: int
-    chunk: int
     from_zero: bool
 
     def emit(self, row: Value, column: Value, first: Value) -> None:
@@ -332,17 +329,23 @@ class _RegisterKernel:
         targets = [vector_address(self.target, line, v) for line, v in places]
         zeros = zero(vector(sum_))
         sums = [zeros if self.from_zero else b.load(vector(sum_), address, size) for address in targets]
-        chunks = b.open_loop(0, self.depth, self.chunk, sums)
-        self._fetch(row, column, first, chunks.counter)
-        products = b.open_loop(0, self.chunk, 1, chunks.carried)
-        k = b.add(b.add(first, chunks.counter), products.counter)
-        vectors = [b.load(vector(element), vector_address(self.right, k, v), size) for v in range(tile.vectors)]
-        following = []
-        for r in range(tile.rows):
-            one = b.load(element, self.left(b.add(row, integer(r, "i32")), k), 2 if self.operands.pairs else size)
-            factor = b.splat(one, width) if width > 1 else one
-            for v in range(tile.vectors):
-                following.append(self._add_product(products.carried[r * tile.vectors + v], factor, vectors[v]))
+        self._fetch_upcoming(row, column, first)
+        chunk = min(CHUNK // size, self.depth) if isinstance(self.operands.left, Tensor) else self.depth
+        chunks = b.open_loop(0, self.depth, chunk, sums)
+        start = b.add(first, chunks.counter)
+        self._fetch_left(row, start, chunk)
+        at_once = min(AT_ONCE, chunk)
+        products = b.open_loop(0, chunk, at_once, chunks.carried)
+        following = products.carried
+        for number in range(at_once):
+            k = b.add(b.add(start, products.counter), integer(number, "i32"))
+            vectors = [b.load(vector(element), vector_address(self.right, k, v), size) for v in range(tile.vectors)]
+            held, following = following, []
+            for r in range(tile.rows):
+                one = b.load(element, self.left(b.add(row, integer(r, "i32")), k), 2 if self.operands.pairs else size)
+                factor = b.splat(one, width) if width > 1 else one
+                for v in range(tile.vectors):
+                    following.append(self._add_product(held[r * tile.vectors + v], factor, vectors[v]))
         sums = b.close_loop(chunks, b.close_loop(products, following))
         for address, value in zip(targets, sums, strict=True):
             b.store(value, address, size)
@@ -357,28 +360,30 @@ class _RegisterKernel:
             return b.fma(left, right, held)
         return b.add(held, b.mul(left, right))
 
-    def _fetch(self, row: Value, column: Value, first: Value, done: Value) -> None:
+    def _fetch_left(self, row: Value, start: Value, count: int) -> None:
+        """What the tile below needs of the left operand for `count` products."""
+        if isinstance(self.operands.left, Buffer):
+            return
+        b, rows = self.em.b, self.tile.rows
+        for r in range(rows):
+            below = b.add(row, integer(rows + r, "i32"))
+            for place in range(0, count, CACHE_LINE // self.whole.size):
+                b.prefetch(self.left(below, b.add(start, integer(place, "i32"))))
+
+    def _fetch_upcoming(self, row: Value, column: Value, first: Value) -> None:
+        """The share of one tile in as many rows of the upcoming right operand as all tiles use up of this one."""
         b, tile, upcoming = self.em.b, self.tile, self.operands.upcoming
-        if self.chunk < self.depth and not isinstance(self.operands.left, Buffer):
-            for r in range(tile.rows):
-                below = b.add(row, integer(tile.rows + r, "i32"))
-                b.prefetch(self.left(below, b.add(first, done)))
         if upcoming is None:
             return
         source_rows = 2 if self.operands.pairs else 1
         per_line = CACHE_LINE // pointee_size(upcoming)
         lines_a_row = max(tile.vectors * self.width // per_line, 1)
-        rounds = self.whole.shape[-2] // tile.rows * (self.depth // self.chunk)
-        lines = self.depth * source_rows * lines_a_row
-        a_round = -(-lines // rounds)
-        round_ = b.add(
-            b.mul(b.binary("udiv", row, integer(tile.rows, "i32")), integer(self.depth // self.chunk, "i32")),
-            b.binary("udiv", done, integer(self.chunk, "i32")),
-        )
+        lines, tiles = self.depth * source_rows * lines_a_row, self.whole.shape[-2] // tile.rows
+        share = -(-lines // tiles)
+        start = b.mul(b.binary("udiv", row, integer(tile.rows, "i32")), integer(share, "i32"))
         behind = b.mul(b.add(first, integer(self.operands.inner, "i32")), integer(source_rows, "i32"))
-        for number in range(a_round):
-            line = b.add(b.mul(round_, integer(a_round, "i32")), integer(number, "i32"))
-            line = b.binary("urem", line, integer(lines, "i32"))
+        for number in range(min(share, MOST_FETCHES)):
+            line = b.add(start, integer(number, "i32"))
             k = b.add(behind, b.binary("udiv", line, integer(lines_a_row, "i32")))
             place = b.mul(b.binary("urem", line, integer(lines_a_row, "i32")), integer(per_line, "i32"))
             index = (Lane(k), Lane(b.add(column, place)))
