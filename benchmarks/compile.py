@@ -17,9 +17,11 @@ import torch
 from compile_models import MODELS, Model, Shape
 from compile_programs import BF16, PROGRAMS, SUMS, Program
 from compile_start import started
-from timing import Bar, Case, Group, Side, main, on
+from timing import DEVICE, Bar, Case, Group, Side, main, on
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
+
+from torch_mtia.door import device_module
 
 SEED = 0
 PROGRAM_GROUP = Group("programs against Inductor's C++", Bar(ratio=1.3))
@@ -62,7 +64,7 @@ def program_cases(program: Program) -> list[Case]:
     def case(peer: str, wrap: Callable[[Any], Any], group: Group) -> Case:
         return Case(
             f"{program.name}: {peer}",
-            ours=lambda: program_side("mtia", program, torch.compile),
+            ours=lambda: program_side(DEVICE, program, torch.compile),
             peer=lambda: program_side("cpu", program, wrap),
             peer_name=peer,
             bar=NOT_SLOWER,
@@ -107,7 +109,7 @@ def product_side(device: str, product: Product, dtype: torch.dtype) -> Side:
         result: torch.Tensor = activation(F.linear(x, weight, bias))
         return result
 
-    if device == "mtia":
+    if device == DEVICE:
         function = torch.compile(function, options=AUTOTUNED)
     return compiled_side(device, function, operands, lambda result: result)
 
@@ -116,7 +118,7 @@ def product_case(product: Product, dtype: torch.dtype) -> Case:
     rows, columns, depth, activation = product
     return Case(
         f"{rows} x {columns} x {depth} {activation.__name__} {str(dtype).removeprefix('torch.')}",
-        ours=lambda: product_side("mtia", product, dtype),
+        ours=lambda: product_side(DEVICE, product, dtype),
         peer=lambda: product_side("cpu", product, dtype),
         peer_name="eager",
         group=MATMUL_GROUP,
@@ -170,7 +172,7 @@ def training(device: str, model: Model) -> Side:
 def model_case(model: Model, make: Callable[[str, Model], Side]) -> Case:
     return Case(
         f"{model.name}, {make.__name__}",
-        ours=lambda: make("mtia", model),
+        ours=lambda: make(DEVICE, model),
         peer=lambda: make("cpu", model),
         peer_name="inductor",
         group=MODEL_GROUP,
@@ -184,7 +186,7 @@ def model_case(model: Model, make: Callable[[str, Model], Side]) -> Case:
 def start_case(name: str, bar: float, what: str, key: str = "calls", *, warm: bool = False) -> Case:
     return Case(
         name,
-        ours=lambda: started(what, "mtia", key, warm),
+        ours=lambda: started(what, DEVICE, key, warm),
         peer=lambda: started(what, "cpu", key, warm),
         peer_name="inductor",
         bar=Bar(ratio=bar),
@@ -219,7 +221,7 @@ def one_kernel(device: str) -> Side:
 
 CALL_CASE = Case(
     "a call of one kernel on 16 elements",
-    ours=lambda: one_kernel("mtia"),
+    ours=lambda: one_kernel(DEVICE),
     peer=lambda: one_kernel("cpu"),
     operations=CALLS,
     peer_name="inductor",
@@ -236,19 +238,19 @@ def peak_memory(device: str, model: Model) -> Side:
     """A side whose "time" is the most memory allocated during a training step: a MiB counts as a microsecond."""
 
     def measure() -> float:
-        return (peak_on_mtia(model) if device == "mtia" else peak_on_cpu(model)) / MIB * 1e-6
+        return (peak_on_mtia(model) if device == DEVICE else peak_on_cpu(model)) / MIB * 1e-6
 
     return Side(lambda: None, lambda: None, lambda: None, measure)
 
 
 def peak_on_mtia(model: Model) -> int:
-    step, _ = training_step("mtia", model)
+    step, _ = training_step(DEVICE, model)
     step()
-    torch.mtia.synchronize()
-    torch.mtia.reset_peak_memory_stats()
+    device_module().synchronize()
+    device_module().reset_peak_memory_stats()
     step()
-    torch.mtia.synchronize()
-    return int(torch.mtia.max_memory_allocated())
+    device_module().synchronize()
+    return int(device_module().max_memory_allocated())
 
 
 def peak_on_cpu(model: Model) -> int:
@@ -268,7 +270,7 @@ def peak_on_cpu(model: Model) -> int:
 def memory_case(model: Model) -> Case:
     return Case(
         f"{model.name}, peak memory (MiB)",
-        ours=lambda: peak_memory("mtia", model),
+        ours=lambda: peak_memory(DEVICE, model),
         peer=lambda: peak_memory("cpu", model),
         peer_name="inductor",
         bar=NOT_SLOWER,

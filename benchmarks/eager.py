@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from timing import SAME_KERNEL, Bar, Case, Group, Side, Tolerance, main, on
+from timing import DEVICE, SAME_KERNEL, Bar, Case, Group, Side, Tolerance, main, on
 from torch.nn import functional as F
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))  # the models of the training steps
@@ -126,7 +126,7 @@ PARAMETERS = ((512, 1024), (512,)) * 20
 def operator_case(operator: Operator, prefix: str, calls: int, bar: Bar, group: Group | None, backward: bool) -> Case:
     return Case(
         name=f"{prefix}{operator.name}{', forward+backward' if backward else ''}",
-        ours=lambda: apply("mtia", operator, calls, backward),
+        ours=lambda: apply(DEVICE, operator, calls, backward),
         peer=lambda: apply("cpu", operator, calls, backward),
         operations=calls,
         bar=bar,
@@ -139,7 +139,7 @@ def operator_case(operator: Operator, prefix: str, calls: int, bar: Bar, group: 
 def adamw_case(way: str, bar: Bar) -> Case:
     return Case(
         name=f"AdamW step, 10M parameters, {way}",
-        ours=lambda: adamw("mtia", way),
+        ours=lambda: adamw(DEVICE, way),
         peer=lambda: adamw("cpu", way),
         operations=OPTIMIZER_STEPS,
         bar=bar,
@@ -150,7 +150,7 @@ def adamw_case(way: str, bar: Bar) -> Case:
 def training_case(name: str, prepare: Callable[[str], Side]) -> Case:
     return Case(
         name=f"training step, {name}",
-        ours=lambda: prepare("mtia"),
+        ours=lambda: prepare(DEVICE),
         peer=lambda: prepare("cpu"),
         operations=TRAINING_STEPS,
         bar=Bar(ratio=1.0),

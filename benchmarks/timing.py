@@ -32,6 +32,11 @@ from typing import Any, Literal
 
 import torch
 
+from torch_mtia.door import device_type
+
+DEVICE = device_type()
+"""The device that is measured, by its name in this process."""
+
 # glibc hands large blocks back to the kernel and gets fresh pages each time. The CPU's best settings keep them.
 PEER_SETTINGS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
 MINIMUM_SAMPLE_SECONDS = 0.01
@@ -52,7 +57,7 @@ class Side:
 
 def on(device: str, run: Callable[[], object], result: Callable[[], object]) -> Side:
     """A side whose work is done on a device."""
-    return Side(run, torch.accelerator.synchronize if device == "mtia" else lambda: None, result)
+    return Side(run, torch.accelerator.synchronize if device == DEVICE else lambda: None, result)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -109,18 +109,18 @@ def train(
     )
 
 
-# The CPU fallback of the device mtia ----------------------------------------------------------------------------------
+# The CPU fallback of the device ---------------------------------------------------------------------------------------
 
 
 def reset_fallbacks(device: str) -> None:
-    if device == "mtia":
+    if device != "cpu":
         import torch_mtia
 
         torch_mtia.fallback.reset()
 
 
 def fallbacks(device: str) -> dict[str, int]:
-    if device != "mtia":
+    if device == "cpu":
         return {}
     import torch_mtia
 
@@ -128,7 +128,7 @@ def fallbacks(device: str) -> dict[str, int]:
 
 
 def fallbacks_forbidden(device: str) -> contextlib.AbstractContextManager[None]:
-    if device != "mtia":
+    if device == "cpu":
         return contextlib.nullcontext()
     import torch_mtia
 
@@ -147,7 +147,7 @@ def describe(run: Run, score: Score) -> str:
         width = max(map(len, run.fallbacks))
         lines += ["operators that ran in the CPU fallback:", f"  {'operator':<{width}}  {'calls':>7}"]
         lines += [f"  {operator:<{width}}  {calls:>7}" for operator, calls in run.fallbacks.items()]
-    elif run.device == "mtia":
+    elif run.device != "cpu":
         lines.append("no operator ran in the CPU fallback")
     return "\n".join(lines)
 
@@ -188,8 +188,10 @@ def at_least_one(text: str) -> int:
 def parser(description: str | None, output: Path) -> argparse.ArgumentParser:
     """The options of every demo. `output` is where the loss curve goes by default."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--device", choices=("mtia", "cpu"), default="mtia")
-    options.add_argument("--compare", action="store_true", help="train on both devices and compare the runs")
+    options.add_argument(
+        "--device", default="mtia", help="mtia, cpu, or a name for mtia, as in docs/privateuse1.md (default: mtia)"
+    )
+    options.add_argument("--compare", action="store_true", help="train on the CPU too and compare the runs")
     options.add_argument("--allow-fallback", action="store_true", help="let training steps use the CPU fallback")
     options.add_argument("--compile", action="store_true", help="compile the network with torch.compile")
     options.add_argument("--seed", type=int, default=0)
@@ -198,11 +200,22 @@ def parser(description: str | None, output: Path) -> argparse.ArgumentParser:
     return options
 
 
+def give_name(name: str) -> None:
+    from torch_mtia import privateuse1
+
+    try:
+        privateuse1.enable(name)
+    except (ValueError, RuntimeError) as error:
+        sys.exit(f"error: --device {name}: {error}")
+
+
 def main(options: argparse.Namespace, title: str, score: Score, train_on: Callable[[str], Run]) -> int:
     """Trains on the chosen devices, reports, and compares if asked to. Returns the exit status."""
-    devices = ("mtia", "cpu") if options.compare else (options.device,)
-    if "mtia" in devices and not torch.mtia.is_available():
-        sys.exit("error: the device mtia is not available; `python -m torch_mtia` tells why.")
+    devices = (options.device, "cpu") if options.compare else (options.device,)
+    if options.device not in ("mtia", "cpu"):
+        give_name(options.device)
+    if options.device != "cpu" and not torch.get_device_module(options.device).is_available():
+        sys.exit(f"error: the device {options.device} is not available; `python -m torch_mtia` tells why.")
     runs = []
     for device in devices:
         try:

@@ -18,6 +18,9 @@ from typing import Protocol
 import pytest
 import torch
 
+from torch_mtia import environment as settings
+from torch_mtia.door import device_module, device_type
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -40,17 +43,26 @@ class RunScript(Protocol):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default="mtia", help="device type under test (default: mtia)")
+    parser.addoption("--device", default=device_type(), help="device type under test (default: the device's own)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than ten seconds")
+    config.addinivalue_line("markers", "in_tree(reason): about the device type mtia itself; left out under another name")
     config.addinivalue_line("markers", "wide: one of many like others that run; left out, unless -m asks for it")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if session.config.getoption("--device") == "mtia" and torch.mtia.device_count() == 0:
-        pytest.exit("`import torch` offers no mtia device: install torch_mtia first (make test does)", returncode=2)
+    if session.config.getoption("--device") != "cpu" and device_module().device_count() == 0:
+        pytest.exit("`import torch` offers no device of torch_mtia: install it first (make test does)", returncode=2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if device_type() == "mtia":
+        return
+    for item in items:
+        if mark := item.get_closest_marker("in_tree"):
+            item.add_marker(pytest.mark.skip(reason=f"about mtia itself: {mark.args[0]}"))
 
 
 @pytest.fixture(scope="session")
@@ -65,8 +77,8 @@ def _fresh_state(device: torch.device) -> Iterator[None]:
     """Seeds the generators before a test; waits after it, so that a late error is charged to its own test."""
     torch.manual_seed(0)
     yield
-    if device.type == "mtia" and torch.mtia.is_initialized():
-        torch.mtia.synchronize()
+    if device.type != "cpu" and device_module().is_initialized():
+        device_module().synchronize()
 
 
 @pytest.fixture
@@ -79,7 +91,8 @@ def run_script(tmp_path: Path) -> RunScript:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("TORCH_MTIA_", "TORCH_DEVICE_BACKEND_", "PYTHONFAULTHANDLER"))
+            if name == settings.PRIVATEUSE1.name
+            or not name.startswith(("TORCH_MTIA_", "TORCH_DEVICE_BACKEND_", "PYTHONFAULTHANDLER"))
         }
         process = subprocess.run(
             [sys.executable, str(script)],

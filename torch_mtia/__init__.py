@@ -68,6 +68,7 @@ def _autoload() -> None:
         "launch" in settings.log,
     )
     _C._set_check_bounds(settings.check_bounds)
+    _C._open_mtia()
     if not _C._hooks_registered_in_time():
         raise RuntimeError(
             "torch_mtia was imported too late: PyTorch looks for the hooks of its accelerator once in a process, and "
@@ -82,6 +83,10 @@ def _autoload() -> None:
     inductor.register()
     multiprocessing.register_reduction()
     autograd_threads.settle_at_exit()
+    if settings.privateuse1:
+        from torch_mtia import privateuse1
+
+        privateuse1.enable(settings.privateuse1)
 
 
 def _reports_errors() -> bool:

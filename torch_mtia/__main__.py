@@ -79,12 +79,14 @@ def driver() -> Rows:
 def devices() -> Rows:
     import torch
 
-    yield "count", str(torch.mtia.device_count())
-    for index in range(torch.mtia.device_count()):
-        properties = torch.mtia.get_device_properties(index)
+    from torch_mtia.door import device_module, device_type
+
+    yield "count", str(device_module().device_count())
+    for index in range(device_module().device_count()):
+        properties = device_module().get_device_properties(index)
         free, total = torch.accelerator.get_memory_info(index)
         yield (
-            f"mtia:{index}",
+            f"{device_type()}:{index}",
             f"{properties['name']}, {properties['multi_processor_count']} cores, "
             f"{_bytes(free)} of {_bytes(total)} free",
         )

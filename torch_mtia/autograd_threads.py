@@ -14,6 +14,8 @@ import time
 
 import torch
 
+from torch_mtia.door import device_module, device_type
+
 _TASKS = pathlib.Path("/proc/self/task")
 _POLL_SECONDS = 0.0005
 _MAX_POLLS = 2000
@@ -31,10 +33,10 @@ def _engine_states() -> list[str]:
 
 def _settle() -> None:
     """Waits until every device's thread has taken part in a backward, and then until all of them are idle."""
-    if torch.mtia._is_in_bad_fork() or not _engine_states():
+    if device_module()._is_in_bad_fork() or not _engine_states():
         return
-    for index in range(torch.mtia.device_count()):
-        leaf = torch.empty(1, device=f"mtia:{index}", requires_grad=True)
+    for index in range(device_module().device_count()):
+        leaf = torch.empty(1, device=f"{device_type()}:{index}", requires_grad=True)
         leaf.relu().backward()
     # A thread that waits for the GIL sleeps too; so it gets the chance to take it before each look.
     asleep = 0

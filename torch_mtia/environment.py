@@ -53,6 +53,7 @@ class Settings:
     check_bounds: bool
     runtime: Path  # the driver's library
     log: frozenset[str]  # of LOGS
+    privateuse1: str  # the name for the other door; "": the devices are mtia
 
 
 def _parse_devices(text: str) -> int:
@@ -101,6 +102,17 @@ def _parse_log(text: str) -> frozenset[str]:
     if unknown := sorted(names - set(LOGS)):
         raise ValueError(f"there is no log {', '.join(map(repr, unknown))}")
     return names
+
+
+def check_device_name(name: str) -> str:
+    """Returns the name. Raises ValueError unless it can be a device type: PyTorch writes them in small letters."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ValueError(f"name must be small letters, digits and underscores, beginning with a letter, not {name!r}")
+    return name
+
+
+def _parse_privateuse1(text: str) -> str:
+    return check_device_name(text) if text else ""
 
 
 DEVICES = Variable(
@@ -154,8 +166,16 @@ LOG = Variable(
     f"a list, separated by commas, of {', '.join(f'`{name}`' for name in LOGS)}; or nothing",
     "What to write on stderr. `launch`: a line for each work item, with its device, stream and name.",
 )
+PRIVATEUSE1 = Variable(
+    "TORCH_MTIA_PRIVATEUSE1",
+    "",
+    _parse_privateuse1,
+    "a name for the device type, in small letters, digits and underscores; or nothing",
+    "The devices are of this type instead of `mtia`, through PyTorch's PrivateUse1: see privateuse1.md.",
+)
 VARIABLES: tuple[
-    Variable[int] | Variable[int | None] | Variable[bool] | Variable[Path] | Variable[frozenset[str]], ...
+    Variable[int] | Variable[int | None] | Variable[bool] | Variable[str] | Variable[Path] | Variable[frozenset[str]],
+    ...,
 ] = (
     DEVICES,
     MEMORY,
@@ -164,6 +184,7 @@ VARIABLES: tuple[
     CHECK_BOUNDS,
     RUNTIME,
     LOG,
+    PRIVATEUSE1,
 )
 
 
@@ -183,6 +204,7 @@ def read(environ: Mapping[str, str]) -> Settings:
         check_bounds=CHECK_BOUNDS.read(environ),
         runtime=RUNTIME.read(environ),
         log=LOG.read(environ),
+        privateuse1=PRIVATEUSE1.read(environ),
     )
 
 
@@ -196,6 +218,11 @@ def _default_memory(devices: int) -> int:
 def settings() -> Settings:
     """The settings of this process, read at the first call: later changes of the environment have no effect."""
     return read(os.environ)
+
+
+def device_type() -> str:
+    """The devices' type, for code that does without PyTorch. `torch_mtia.privateuse1.enable` sets the variable."""
+    return PRIVATEUSE1.read(os.environ) or "mtia"
 
 
 def markdown_table() -> str:

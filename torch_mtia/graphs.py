@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from torch_mtia import _C
+from torch_mtia.door import device_module, device_type
 
 __all__ = ["is_stream_capturing", "make_graphed_callables"]
 
@@ -28,8 +29,8 @@ class _GraphedCallable:
 
     def __init__(self, function: Callable[..., Any], sample_args: Sequence[Any], allow_unused_input: bool) -> None:
         arguments, self.argument_spec = pytree.tree_flatten(tuple(sample_args))
-        if not all(isinstance(argument, torch.Tensor) and argument.device.type == "mtia" for argument in arguments):
-            raise TypeError("sample_args must hold mtia tensors only, in whatever tuples, lists and dicts")
+        if not all(isinstance(given, torch.Tensor) and given.device.type == device_type() for given in arguments):
+            raise TypeError(f"sample_args must hold {device_type()} tensors only, in whatever tuples, lists and dicts")
         self.function = function
         self.allow_unused_input = allow_unused_input
         self.arguments: Tensors = tuple(arguments)
@@ -39,8 +40,8 @@ class _GraphedCallable:
         self.output_spec: pytree.TreeSpec | None = None
         self.output_gradients: tuple[torch.Tensor | None, ...] = ()
         self.input_gradients: tuple[torch.Tensor | None, ...] = ()
-        self.forward_graph = torch.mtia.MTIAGraph()
-        self.backward_graph: torch.mtia.MTIAGraph | None = None
+        self.forward_graph = device_module().MTIAGraph()
+        self.backward_graph: Any = None
 
     @property
     def inputs(self) -> Tensors:
@@ -192,7 +193,7 @@ def make_graphed_callables(
         RuntimeError: a module has hooks, or buffers that require gradients; autocast caches casts; something in a
             callable cannot be captured.
     """
-    if torch.is_autocast_enabled("mtia") and torch.is_autocast_cache_enabled():
+    if torch.is_autocast_enabled(device_type()) and torch.is_autocast_cache_enabled():
         raise RuntimeError("autocast must not cache casts across graphs: use autocast(..., cache_enabled=False)")
     single = not isinstance(callables, tuple)
     functions: tuple[Callable[..., Any], ...] = (callables,) if single else callables
@@ -204,10 +205,10 @@ def make_graphed_callables(
     all_graphed = [
         _GraphedCallable(function, args, allow_unused_input) for function, args in zip(functions, all_args, strict=True)
     ]
-    pool = torch.mtia.graph_pool_handle() if pool is None else pool
-    stream = torch.mtia.Stream()
-    stream.wait_stream(torch.mtia.current_stream())
-    with torch.mtia.stream(stream):
+    pool = device_module().graph_pool_handle() if pool is None else pool
+    stream = device_module().Stream()
+    stream.wait_stream(device_module().current_stream())
+    with device_module().stream(stream):
         for graphed in all_graphed:
             for _ in range(num_warmup_iters):
                 graphed.run_forward()
@@ -215,15 +216,15 @@ def make_graphed_callables(
                     graphed.prepare_backward()
                     graphed.run_backward()
             graphed.forget_autograd()
-    torch.mtia.current_stream().wait_stream(stream)
+    device_module().current_stream().wait_stream(stream)
     for graphed in all_graphed:
-        with torch.mtia.graph(graphed.forward_graph, pool=pool, stream=stream):
+        with device_module().graph(graphed.forward_graph, pool=pool, stream=stream):
             graphed.run_forward()
     for graphed in reversed(all_graphed):
         if any(graphed.differentiable):
             graphed.prepare_backward()
-            graphed.backward_graph = torch.mtia.MTIAGraph()
-            with torch.mtia.graph(graphed.backward_graph, pool=pool, stream=stream):
+            graphed.backward_graph = device_module().MTIAGraph()
+            with device_module().graph(graphed.backward_graph, pool=pool, stream=stream):
                 graphed.run_backward()
         graphed.forget_autograd()
     replayed = tuple(_replayed(function, graphed) for function, graphed in zip(functions, all_graphed, strict=True))

@@ -44,11 +44,16 @@ _finder = _Finder()
 
 
 def after_import(name: str, action: Action) -> None:
-    """Calls `action(module)` at once if the module is imported, otherwise right after it is. Imports nothing."""
+    """Calls `action(module)` at once if the module is imported, otherwise right after it is, once.
+
+    Imports nothing.
+    """
     module = sys.modules.get(name)
     if module is not None:
         action(module)
         return
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    _finder.actions.setdefault(name, []).append(action)
+    actions = _finder.actions.setdefault(name, [])
+    if action not in actions:
+        actions.append(action)

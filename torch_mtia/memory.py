@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_mtia import _C
+from torch_mtia.door import device_type
 
 __all__ = ["get_per_process_memory_fraction", "set_per_process_memory_fraction"]
 
@@ -17,8 +18,8 @@ def _index(device: Device) -> int:
     if device is None:
         return torch.accelerator.current_device_index()
     resolved = torch.device(device)
-    if resolved.type != "mtia":
-        raise ValueError(f"device must be an mtia device, not {resolved}")
+    if resolved.type != device_type():
+        raise ValueError(f"device must be an {device_type()} device, not {resolved}")
     return torch.accelerator.current_device_index() if resolved.index is None else resolved.index
 
 

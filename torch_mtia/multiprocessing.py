@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
+from torch_mtia.door import device_type
+
 Reduction = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -27,7 +29,7 @@ def _rebuild_storage(data: bytes, device: torch.device) -> torch.UntypedStorage:
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Reduction:
-    if storage.device.type != "mtia":
+    if storage.device.type != device_type():
         reduction: Reduction = reductions.reduce_storage(storage)
         return reduction
     host = storage.cpu()

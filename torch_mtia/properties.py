@@ -16,7 +16,7 @@ class DeviceProperties(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"mtia device properties have no {name!r}; they have {', '.join(self)}") from None
+            raise AttributeError(f"device properties have no {name!r}; they have {', '.join(self)}") from None
 
     def __reduce__(self) -> tuple[type[DeviceProperties], tuple[dict[str, Any]]]:
         return (DeviceProperties, (dict(self),))

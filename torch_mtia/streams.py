@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from torch_mtia import _C, graphs
+from torch_mtia.door import device_module, device_type
 
 __all__ = ["launch_host_function"]
 
@@ -30,8 +31,8 @@ def launch_host_function(stream: torch.Stream, function: Callable[[], object]) -
         ValueError: the stream is not of an mtia device.
         TypeError: the function is not callable.
     """
-    if stream.device.type != "mtia":
-        raise ValueError(f"stream must be of an mtia device, not of {stream.device}")
+    if stream.device.type != device_type():
+        raise ValueError(f"stream must be of an {device_type()} device, not of {stream.device}")
     if not callable(function):
         raise TypeError(f"function must be callable, not {type(function).__name__}")
     _finish_before_exit()
@@ -50,8 +51,8 @@ def _finish_before_exit() -> None:
     """Registers a wait: a function that is still queued when the interpreter ends could not run any more."""
 
     def finish() -> None:
-        if not torch.mtia._is_in_bad_fork():
-            for device in range(torch.mtia.device_count()):
-                torch.mtia.synchronize(device)
+        if not device_module()._is_in_bad_fork():
+            for device in range(device_module().device_count()):
+                device_module().synchronize(device)
 
     atexit.register(finish)

@@ -8,6 +8,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_native.h>
 #include <ATen/ops/empty_like.h>
 
+#include "../device/Door.h"
 #include "HostFunction.h"
 #include "MTIANativeFunctions.h"
 
@@ -47,7 +48,7 @@ int64_t _fused_sdp_choice_mtia(const Tensor& query, const Tensor& key, const Ten
                                                                      : choice;
 }
 
-REGISTER_MTIA_DISPATCH(_fused_sdp_choice_stub, &_fused_sdp_choice_mtia)
+REGISTER_DOOR_DISPATCH(_fused_sdp_choice_stub, &_fused_sdp_choice_mtia)
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>
 _scaled_dot_product_fused_attention_overrideable_mtia(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -75,7 +76,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> _scaled_dot_product_fused_attention_o
     const Tensor& /*philox_seed*/, const Tensor& /*philox_offset*/, std::optional<double> scale) {
   using Kernel = HostFunction<&_scaled_dot_product_flash_attention_cpu_backward>;
   TORCH_CHECK_NOT_IMPLEMENTED(!attn_bias.defined() || !grad_input_mask[3],
-                              "fused attention has no gradient of the mask on mtia; use the math backend");
+                              "fused attention has no gradient of the mask on this device; use the math backend");
   const auto mask = optional(attn_bias);
   Kernel::check(sizes_fit(query, key, value, dropout_p, mask) && grad_out.sizes() == query.sizes() &&
                     out.sizes() == query.sizes(),

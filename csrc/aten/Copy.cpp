@@ -16,6 +16,7 @@
 #include <new>
 
 #include "../core/Event.h"
+#include "../device/Door.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAGraph.h"
 #include "../device/MTIAHostAllocator.h"
@@ -175,8 +176,9 @@ namespace at::native {
 
 // `non_blocking` makes a difference for pinned memory only: pageable memory is read or written before the return.
 Tensor _copy_from_mtia(const Tensor& self, const Tensor& dst, bool non_blocking) {
-  TORCH_CHECK((self.is_mtia() || self.is_cpu()) && (dst.is_mtia() || dst.is_cpu()), "copy_ from ", self.device(),
-              " to ", dst.device(), " is not supported; copy through the CPU");
+  TORCH_CHECK(
+      (torch_mtia::is_ours(self.device()) || self.is_cpu()) && (torch_mtia::is_ours(dst.device()) || dst.is_cpu()),
+      "copy_ from ", self.device(), " to ", dst.device(), " is not supported; copy through the CPU");
   auto iter = TensorIteratorConfig()
                   .add_output(dst)
                   .add_const_input(self)
@@ -186,13 +188,13 @@ Tensor _copy_from_mtia(const Tensor& self, const Tensor& dst, bool non_blocking)
                   .build();
   if (iter.numel() == 0) return dst;
   const auto is_pinned = [](const Tensor& tensor) { return torch_mtia::is_pinned(tensor.const_data_ptr()); };
-  if (!self.is_mtia()) {
+  if (!torch_mtia::is_ours(self.device())) {
     if (non_blocking && is_pinned(self)) {
       torch_mtia::copy_pinned(iter, self, torch_mtia::current_stream(dst.device()), MTIA_COPY_HOST_TO_DEVICE);
     } else {
       torch_mtia::copy_to_device(iter);
     }
-  } else if (!dst.is_mtia()) {
+  } else if (!torch_mtia::is_ours(dst.device())) {
     if (non_blocking && is_pinned(dst)) {
       torch_mtia::copy_pinned(iter, dst, torch_mtia::current_stream(self.device()), MTIA_COPY_DEVICE_TO_HOST);
     } else {

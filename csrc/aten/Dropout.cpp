@@ -12,6 +12,7 @@
 
 #include <cmath>
 
+#include "../device/Door.h"
 #include "MTIANativeFunctions.h"
 #include "Random.h"
 
@@ -251,9 +252,9 @@ Tensor& rrelu_with_noise_mtia_(Tensor& self, Tensor& noise, const Scalar& lower,
 
 // dropout is made of other operators, and autograd differentiates those: hence a kernel that calls them, under both
 // keys.
-TORCH_LIBRARY_IMPL(aten, AutogradMTIA, m) {
+MTIA_LIBRARY_IMPL(aten, kAutograd, m) {
   m.impl("dropout", &at::native::dropout_mtia);
 }
-TORCH_LIBRARY_IMPL(aten, MTIA, m) {
+MTIA_LIBRARY_IMPL(aten, kBackend, m) {
   m.impl("dropout", &at::native::dropout_mtia);
 }

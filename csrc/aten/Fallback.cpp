@@ -24,6 +24,7 @@
 #include <optional>
 #include <string_view>
 
+#include "../device/Door.h"
 #include "../device/HostViewAllocation.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAGenerator.h"
@@ -69,7 +70,7 @@ class CommonDevice {
 
   void add(const at::Tensor& tensor) {
     const auto device = tensor.device();
-    if (device.is_mtia()) {
+    if (is_ours(device)) {
       if (device_) check(device);
       device_ = device;
       if (host_) check(*host_);
@@ -79,11 +80,11 @@ class CommonDevice {
     }
   }
   void add(c10::Device device) {
-    if (!device_ && device.is_mtia()) {
-      device_ = device.has_index() ? device : c10::Device(kDeviceType, current_device());
+    if (!device_ && is_ours(device)) {
+      device_ = device.has_index() ? device : c10::Device(device_type(), current_device());
     }
   }
-  c10::Device get() const { return device_.value_or(c10::Device(kDeviceType, current_device())); }
+  c10::Device get() const { return device_.value_or(c10::Device(device_type(), current_device())); }
 
  private:
   void check(c10::Device other) const {
@@ -198,7 +199,7 @@ class FallbackCall {
   }
 
   at::Tensor to_host(const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_mtia()) return tensor;
+    if (!tensor.defined() || !is_ours(tensor.device())) return tensor;
     for (const auto& known : tensors_) {
       if (known.device.is_same(tensor)) return known.host;
     }
@@ -365,13 +366,14 @@ class FallbackCall {
   at::Tensor to_device(const at::Tensor& host) {
     if (!host.defined() || !host.device().is_cpu()) return host;
     TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == at::kStrided && !host.is_quantized(), op_.operator_name().name,
-                                " is not implemented for mtia: it gives a ",
-                                host.is_quantized() ? "quantized" : "sparse", " tensor, and mtia tensors are dense");
+                                " is not implemented for ", device_name(), ": it gives a ",
+                                host.is_quantized() ? "quantized" : "sparse",
+                                " tensor, and the device's tensors are dense");
     for (const auto& alias : tensors_) {
       if (alias.host.is_same(host)) return alias.device;
     }
     auto result = at::detail::make_tensor<c10::TensorImpl>(to_device(host.storage()),
-                                                           c10::DispatchKeySet(c10::DispatchKey::MTIA), host.dtype());
+                                                           c10::DispatchKeySet(dispatch_key()), host.dtype());
     auto* impl = result.unsafeGetTensorImpl();
     impl->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
     if (host.is_conj()) impl->_set_conj(true);
@@ -392,7 +394,7 @@ class FallbackCall {
   const c10::OperatorHandle& op_;
   Stack* const stack_;
   const size_t first_argument_;
-  c10::Device device_{kDeviceType, 0};
+  c10::Device device_{device_type(), 0};
   int64_t numel_ = 0;
   bool seeds_default_generator_ = false;
   std::atomic<bool> done_{false};
@@ -410,7 +412,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(_, MTIA, m) {
+MTIA_LIBRARY_IMPL(_, kBackend, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 

@@ -7,6 +7,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "../device/Door.h"
+
 namespace torch_mtia {
 namespace {
 
@@ -33,17 +35,17 @@ void FallbackControl::enter(const c10::OperatorHandle& op) {
   bool warns = false;
   {
     std::lock_guard<std::mutex> lock(control.mutex);
-    TORCH_CHECK_NOT_IMPLEMENTED(control.forbidden == 0, c10::toString(name),
-                                " has no kernel for mtia and would fall back to the CPU, inside "
+    TORCH_CHECK_NOT_IMPLEMENTED(control.forbidden == 0, c10::toString(name), " has no kernel for ", device_name(),
+                                " and would fall back to the CPU, inside "
                                 "torch_mtia.fallback.forbid()");
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        control.denied.empty() ||
-            (control.denied.count(name.name) == 0 && control.denied.count(c10::toString(name)) == 0),
-        c10::toString(name), " has no kernel for mtia, and torch_mtia.fallback.deny() keeps it from falling back");
+    TORCH_CHECK_NOT_IMPLEMENTED(control.denied.empty() || (control.denied.count(name.name) == 0 &&
+                                                           control.denied.count(c10::toString(name)) == 0),
+                                c10::toString(name), " has no kernel for ", device_name(),
+                                ", and torch_mtia.fallback.deny() keeps it from falling back");
     ++control.counts[name];
     warns = control.warn == Warn::kAlways || (control.warn == Warn::kOnce && control.warned.insert(name).second);
   }
-  if (warns) TORCH_WARN(c10::toString(name), " has no kernel for mtia and falls back to the CPU");
+  if (warns) TORCH_WARN(c10::toString(name), " has no kernel for ", device_name(), " and falls back to the CPU");
 }
 
 std::map<std::string, int64_t> FallbackControl::stats() {

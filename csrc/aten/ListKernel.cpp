@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../device/Door.h"
+
 namespace torch_mtia {
 
 bool ListArguments::have_same_length() const {
@@ -38,7 +40,7 @@ bool ListArguments::fits_one_item() const {
   const at::ScalarType dtype = self.front().scalar_type();
   const c10::Device device = self.front().device();
   // Integers: whether an operator takes them depends on the values of its scalars.
-  if (!device.is_mtia() || !(at::isFloatingType(dtype) || at::isComplexType(dtype))) return false;
+  if (!is_ours(device) || !(at::isFloatingType(dtype) || at::isComplexType(dtype))) return false;
   // Some operators refuse booleans, also as numbers.
   const auto is_boolean = [](const at::Scalar& scalar) { return scalar.isBoolean(); };
   if (std::any_of(scalars_.begin(), scalars_.end(), is_boolean)) return false;

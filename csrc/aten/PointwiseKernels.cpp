@@ -22,6 +22,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../device/Door.h"
 #include "HostKernel.h"
 #include "MTIANativeFunctions.h"
 
@@ -155,7 +156,7 @@ Tensor mish_backward_autograd(const Tensor& grad_output, const Tensor& self) {
   return at::mish_backward(grad_output, self);
 }
 
-TORCH_LIBRARY_IMPL(aten, AutogradMTIA, m) {
+MTIA_LIBRARY_IMPL(aten, kAutograd, m) {
   m.impl("silu_backward", TORCH_FN(silu_backward_autograd));
   m.impl("mish_backward", TORCH_FN(mish_backward_autograd));
 }
@@ -195,10 +196,10 @@ void extremum_on_device(const Tensor& values, const Tensor& indices, const Tenso
 
 }  // namespace
 
-REGISTER_MTIA_DISPATCH(cross_stub, &cross_on_device)
-REGISTER_MTIA_DISPATCH(isin_default_stub, &isin_on_device)
-REGISTER_MTIA_DISPATCH(max_stub, &extremum_on_device<max_stub>)
-REGISTER_MTIA_DISPATCH(min_stub, &extremum_on_device<min_stub>)
+REGISTER_DOOR_DISPATCH(cross_stub, &cross_on_device)
+REGISTER_DOOR_DISPATCH(isin_default_stub, &isin_on_device)
+REGISTER_DOOR_DISPATCH(max_stub, &extremum_on_device<max_stub>)
+REGISTER_DOOR_DISPATCH(min_stub, &extremum_on_device<min_stub>)
 
 // Numbers without operands --------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@
 #include <ATen/native/TensorFactories.h>
 #include <ATen/native/UnaryOps.h>
 
+#include "../device/Door.h"
 #include "Pointwise.h"
 #include "ReducedPrecision.h"
 
@@ -56,7 +57,7 @@ auto on_device(const char* name, Casts casts = Casts::kAll) {
 
 }  // namespace
 
-#define POINTWISE(name, stub, ...) REGISTER_MTIA_DISPATCH(stub, on_device<stub>(name __VA_OPT__(, ) __VA_ARGS__))
+#define POINTWISE(name, stub, ...) REGISTER_DOOR_DISPATCH(stub, on_device<stub>(name __VA_OPT__(, ) __VA_ARGS__))
 
 // Unary
 POINTWISE("aten::abs", abs_stub)

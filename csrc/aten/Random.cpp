@@ -17,6 +17,7 @@
 #include <cmath>
 #include <limits>
 
+#include "../device/Door.h"
 #include "../device/MTIAGenerator.h"
 #include "../device/MTIAGraph.h"
 #include "MTIANativeFunctions.h"
@@ -26,7 +27,7 @@ namespace torch_mtia {
 PhiloxSource reserve_words(const std::optional<at::Generator>& generator, c10::Device device, uint64_t words) {
   const at::Generator& used =
       generator.has_value() && generator->defined() ? *generator : default_generator(device.index());
-  TORCH_CHECK(used.device().type() == kDeviceType, "Expected a '", kDeviceType,
+  TORCH_CHECK(used.device().type() == device_type(), "Expected a '", device_type(),
               "' device type for generator but found '", used.device().type(), "'");
   TORCH_CHECK(used.device() == device, "Expected a '", device, "' generator device but found '", used.device(), "'");
   if (MTIAGraph* graph = MTIAGraph::of(current_stream(device))) return graph->reserve_words(used, words);
@@ -445,17 +446,17 @@ Tensor& normal_out_of(Tensor& output, const Tensor* mean, double scalar_mean, co
 
 }  // namespace
 
-REGISTER_MTIA_DISPATCH(uniform_stub, &uniform_kernel)
-REGISTER_MTIA_DISPATCH(normal_stub, &normal_kernel)
-REGISTER_MTIA_DISPATCH(log_normal_stub, &log_normal_kernel)
-REGISTER_MTIA_DISPATCH(exponential_stub, &exponential_kernel)
-REGISTER_MTIA_DISPATCH(cauchy_stub, &cauchy_kernel)
-REGISTER_MTIA_DISPATCH(geometric_stub, &geometric_kernel)
-REGISTER_MTIA_DISPATCH(bernoulli_scalar_stub, &bernoulli_scalar_kernel)
-REGISTER_MTIA_DISPATCH(bernoulli_tensor_stub, &bernoulli_tensor_kernel)
-REGISTER_MTIA_DISPATCH(random_from_to_stub, &random_from_to_kernel)
-REGISTER_MTIA_DISPATCH(random_full_64_bits_range_stub, &random_full_64_bits_range_kernel)
-REGISTER_MTIA_DISPATCH(random_stub, &random_kernel)
+REGISTER_DOOR_DISPATCH(uniform_stub, &uniform_kernel)
+REGISTER_DOOR_DISPATCH(normal_stub, &normal_kernel)
+REGISTER_DOOR_DISPATCH(log_normal_stub, &log_normal_kernel)
+REGISTER_DOOR_DISPATCH(exponential_stub, &exponential_kernel)
+REGISTER_DOOR_DISPATCH(cauchy_stub, &cauchy_kernel)
+REGISTER_DOOR_DISPATCH(geometric_stub, &geometric_kernel)
+REGISTER_DOOR_DISPATCH(bernoulli_scalar_stub, &bernoulli_scalar_kernel)
+REGISTER_DOOR_DISPATCH(bernoulli_tensor_stub, &bernoulli_tensor_kernel)
+REGISTER_DOOR_DISPATCH(random_from_to_stub, &random_from_to_kernel)
+REGISTER_DOOR_DISPATCH(random_full_64_bits_range_stub, &random_full_64_bits_range_kernel)
+REGISTER_DOOR_DISPATCH(random_stub, &random_kernel)
 
 Tensor& normal_out_mtia(const Tensor& mean, double std, OptionalGenerator generator, Tensor& out) {
   return normal_out_of(out, &mean, 0, nullptr, std, generator);

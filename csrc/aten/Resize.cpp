@@ -1,35 +1,14 @@
-// resize_ and set_, and the growth of a storage that they share with out= arguments and UntypedStorage.resize_.
-#include "Resize.h"
-
+// resize_ and set_.
 #include <ATen/Context.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/ResizeCommon.h>
 #include <c10/core/DeviceGuard.h>
 
-#include <algorithm>
-
 #include "../device/MTIACachingAllocator.h"
-#include "Launch.h"
+#include "../device/StorageResize.h"
 #include "MTIANativeFunctions.h"
 
 namespace torch_mtia {
-
-void resize_storage(c10::StorageImpl* storage, size_t size) {
-  TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
-  const c10::Device device = storage->device();
-  const c10::DeviceGuard guard(device);
-  auto& allocator = MTIACachingAllocator::get();
-  c10::DataPtr grown = allocator.allocate(size);
-  const size_t kept = std::min(size, storage->nbytes());
-  if (kept > 0) {
-    const MTIAStream stream = current_stream(device);
-    allocator.copy_data(grown.get(), storage->data(), kept);
-    // The old block goes back to the stream it was allocated for; the copy may run on another.
-    allocator.recordStream(storage->data_ptr(), stream.unwrap());
-  }
-  storage->set_data_ptr_noswap(std::move(grown));
-  storage->set_nbytes(size);
-}
 
 namespace {
 

@@ -6,6 +6,7 @@
 #include <ATen/native/mtia/EmptyTensor.h>
 #include <c10/core/TensorOptions.h>
 
+#include "../device/Door.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAFunctions.h"
 #include "MTIANativeFunctions.h"
@@ -13,7 +14,9 @@
 namespace at::detail {
 namespace {
 
-constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::MTIA);
+c10::DispatchKeySet device_keys() {
+  return c10::DispatchKeySet(torch_mtia::dispatch_key());
+}
 
 // Makes the device current for the allocation; the allocator serves the current device.
 class AllocationDevice {
@@ -35,8 +38,8 @@ class AllocationDevice {
 };
 
 void check_supported(std::optional<Layout> layout, std::optional<bool> pin_memory) {
-  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(Layout::Strided) == Layout::Strided,
-                              "mtia tensors are strided; there is no ", *layout, " layout on this device");
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(Layout::Strided) == Layout::Strided, torch_mtia::device_name(),
+                              " tensors are strided; there is no ", *layout, " layout on this device");
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
 }
 
@@ -54,13 +57,13 @@ at::Tensor fill_if_deterministic(TensorBase base) {
 
 TensorBase empty_mtia(IntArrayRef size, const TensorOptions& options) {
   AllocationDevice device(options.device_opt());
-  return empty_generic(size, &torch_mtia::MTIACachingAllocator::get(), kKeys,
+  return empty_generic(size, &torch_mtia::MTIACachingAllocator::get(), device_keys(),
                        c10::typeMetaToScalarType(options.dtype()), options.memory_format_opt());
 }
 
 TensorBase empty_strided_mtia(IntArrayRef size, IntArrayRef stride, const TensorOptions& options) {
   AllocationDevice device(options.device_opt());
-  return empty_strided_generic(size, stride, &torch_mtia::MTIACachingAllocator::get(), kKeys,
+  return empty_strided_generic(size, stride, &torch_mtia::MTIACachingAllocator::get(), device_keys(),
                                c10::typeMetaToScalarType(options.dtype()));
 }
 
@@ -73,7 +76,7 @@ Tensor empty_memory_format_mtia(IntArrayRef size, std::optional<ScalarType> dtyp
                                 std::optional<MemoryFormat> memory_format) {
   at::detail::check_supported(layout, pin_memory);
   at::detail::AllocationDevice guard(device);
-  auto tensor = at::detail::empty_generic(size, &torch_mtia::MTIACachingAllocator::get(), at::detail::kKeys,
+  auto tensor = at::detail::empty_generic(size, &torch_mtia::MTIACachingAllocator::get(), at::detail::device_keys(),
                                           c10::dtype_or_default(dtype), memory_format);
   return at::detail::fill_if_deterministic(std::move(tensor));
 }
@@ -83,7 +86,7 @@ Tensor empty_strided_mtia(IntArrayRef size, IntArrayRef stride, std::optional<Sc
   at::detail::check_supported(layout, pin_memory);
   at::detail::AllocationDevice guard(device);
   auto tensor = at::detail::empty_strided_generic(size, stride, &torch_mtia::MTIACachingAllocator::get(),
-                                                  at::detail::kKeys, c10::dtype_or_default(dtype));
+                                                  at::detail::device_keys(), c10::dtype_or_default(dtype));
   return at::detail::fill_if_deterministic(std::move(tensor));
 }
 
@@ -92,12 +95,12 @@ Tensor _efficientzerotensor_mtia(IntArrayRef size, std::optional<ScalarType> dty
   at::detail::check_supported(layout, pin_memory);
   at::detail::AllocationDevice guard(device);
   const auto type = c10::scalarTypeToTypeMeta(c10::dtype_or_default(dtype));
-  const Device on(torch_mtia::kDeviceType, torch_mtia::current_device());
+  const Device on(torch_mtia::device_type(), torch_mtia::current_device());
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), at::detail::computeStorageNbytesContiguous(size, type.itemsize()),
       c10::DataPtr(nullptr, on), /*allocator=*/nullptr, /*resizable=*/false);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), at::detail::kKeys | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor), type);
+      std::move(storage), at::detail::device_keys() | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor), type);
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(size);
   return tensor;
 }

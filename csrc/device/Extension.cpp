@@ -14,7 +14,7 @@ const mtia_runtime_api& extension_driver() {
 }
 
 void submit(c10::Device device, const mtia_work& work) {
-  TORCH_CHECK(device.is_mtia(), "expected an mtia device, got ", device);
+  TORCH_CHECK(is_ours(device), "expected a device of type ", device_name(), ", got ", device);
   const c10::DeviceIndex index = device.has_index() ? device.index() : current_device();
   check_device_index(index);
   ensure_initialized();

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "../core/WorkTrace.h"
+#include "Door.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {
@@ -11,7 +12,7 @@ namespace {
 void log_launch(const core::Stream& stream, const char* name) noexcept {
   const c10::Stream public_stream = MTIAStream::of(stream).unwrap();
   // One call, so that the lines of several threads do not mix.
-  std::fprintf(stderr, "torch_mtia: launch mtia:%d stream %lld %s\n", static_cast<int>(public_stream.device_index()),
+  std::fprintf(stderr, "torch_mtia: launch %s stream %lld %s\n", device_name(public_stream.device_index()).c_str(),
                static_cast<long long>(public_stream.id()), name);
 }
 

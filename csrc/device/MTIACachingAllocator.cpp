@@ -59,7 +59,7 @@ void report_to_profiler(const core::BlockAllocator& allocator, mtia_device_ptr a
                         c10::DeviceIndex device) {
   const auto stats = allocator.stats();
   c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(address), size, stats.allocated_bytes[core::kAll].current,
-                                   stats.reserved_bytes[core::kAll].current, c10::Device(kDeviceType, device));
+                                   stats.reserved_bytes[core::kAll].current, c10::Device(device_type(), device));
 }
 
 void delete_block(void* context) {
@@ -125,7 +125,7 @@ core::Block* MTIACachingAllocator::allocate_block(size_t size) {
     const auto allocated = static_cast<uint64_t>(stats.allocated_bytes[core::kAll].current);
     const auto reserved = static_cast<uint64_t>(stats.reserved_bytes[core::kAll].current);
     c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(error.requested), allocated, reserved,
-                                     c10::Device(kDeviceType, device));
+                                     c10::Device(device_type(), device));
     notify_out_of_memory_observers(device, static_cast<int64_t>(error.requested),
                                    static_cast<int64_t>(error.device_total), static_cast<int64_t>(error.device_free));
     const std::string limit =
@@ -136,7 +136,7 @@ core::Block* MTIACachingAllocator::allocate_block(size_t size) {
                        " allowed;")
             : "";
     TORCH_CHECK_WITH(OutOfMemoryError, false, "MTIA out of memory. Tried to allocate ", format_size(error.requested),
-                     ". mtia:", static_cast<int>(device), " has a total capacity of ", format_size(error.device_total),
+                     ". ", device_name(device), " has a total capacity of ", format_size(error.device_total),
                      " of which ", format_size(error.device_free), " is free.", limit, " Of the allocated memory ",
                      format_size(allocated), " is allocated by PyTorch, and ", format_size(reserved - allocated),
                      " is reserved by PyTorch but unallocated. Set TORCH_MTIA_MEMORY to give the device more.");
@@ -144,7 +144,7 @@ core::Block* MTIACachingAllocator::allocate_block(size_t size) {
 }
 
 c10::DataPtr MTIACachingAllocator::wrap_block(core::Block* block) {
-  const c10::Device device(kDeviceType, static_cast<c10::DeviceIndex>(core::block_stream(block)->device()));
+  const c10::Device device(device_type(), static_cast<c10::DeviceIndex>(core::block_stream(block)->device()));
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
     report_to_profiler(block_allocator(device.index()), core::block_address(block),
                        static_cast<int64_t>(core::block_size(block)), device.index());
@@ -169,7 +169,7 @@ MTIACachingAllocator::Window::~Window() {
 }
 
 c10::DataPtr MTIACachingAllocator::allocate(size_t size) {
-  if (size == 0) return {nullptr, nullptr, &delete_block, c10::Device(kDeviceType, current_device())};
+  if (size == 0) return {nullptr, nullptr, &delete_block, c10::Device(device_type(), current_device())};
   return wrap_block(allocate_block(size));
 }
 
@@ -246,10 +246,9 @@ std::pair<size_t, size_t> MTIACachingAllocator::getMemoryInfo(c10::DeviceIndex d
 
 namespace {
 // The highest priority: nobody else may set the allocator of this device type afterwards.
-const bool registered = [] {
-  c10::SetAllocator(kDeviceType, &MTIACachingAllocator::get(), /*priority=*/255);
-  return true;
-}();
+const DoorPart registered([](const Door& door, bool open) {
+  c10::SetAllocator(door.type, open ? &MTIACachingAllocator::get() : nullptr, /*priority=*/255);
+});
 }  // namespace
 
 }  // namespace torch_mtia

@@ -73,14 +73,18 @@ void ensure_initialized() {
   }
 }
 
+bool is_in_use(c10::DeviceIndex index) noexcept {
+  return runtime::is_initialized() && index >= 0 && index < device_count();
+}
+
 c10::DeviceIndex current_device() noexcept {
   return tls_current_device;
 }
 
 void check_device_index(c10::DeviceIndex index) {
-  TORCH_CHECK(index >= 0 && index < device_count(), "mtia:", static_cast<int>(index),
-              " does not exist: this process has ", static_cast<int>(device_count()),
-              " mtia device(s). Set TORCH_MTIA_DEVICES before the process starts to have more.");
+  TORCH_CHECK(index >= 0 && index < device_count(), device_name(index), " does not exist: this process has ",
+              static_cast<int>(device_count()),
+              " of them. Set TORCH_MTIA_DEVICES before the process starts to have more.");
 }
 
 void set_device(c10::DeviceIndex index) {
@@ -100,6 +104,14 @@ c10::DeviceIndex maybe_exchange_device(c10::DeviceIndex index) {
 
 void set_device_unchecked(c10::DeviceIndex index) noexcept {
   if (index >= 0 && index < device_count()) tls_current_device = index;
+}
+
+c10::Device device_of_address(const void* address) {
+  ensure_initialized();
+  int32_t device = 0;
+  TORCH_CHECK(runtime::driver().memory_device(address, &device) == MTIA_SUCCESS, "the address ", address,
+              " does not belong to a device of type ", device_name());
+  return {device_type(), static_cast<c10::DeviceIndex>(device)};
 }
 
 void synchronize_device(c10::DeviceIndex index) {

@@ -6,9 +6,10 @@
 #include <cstdint>
 #include <string>
 
+#include "Door.h"
+
 namespace torch_mtia {
 
-inline constexpr c10::DeviceType kDeviceType = c10::DeviceType::MTIA;
 inline constexpr c10::DeviceIndex kMaxDevices = 64;
 
 // What the process was told about the driver, before anything else here. Loads nothing.
@@ -18,6 +19,9 @@ void configure(const std::string& driver_library, int32_t num_devices, uint64_t 
 // Starts no thread and does not initialize the device, so that it may be called before a fork. 0 if the driver cannot
 // be loaded.
 c10::DeviceIndex device_count() noexcept;
+
+// Whether the devices were taken into use, and this is one of them.
+bool is_in_use(c10::DeviceIndex index) noexcept;
 
 // Takes the devices into use; later calls cost one atomic load. Raises RuntimeError in a child that was forked after
 // its parent did so.
@@ -33,6 +37,9 @@ c10::DeviceIndex maybe_exchange_device(c10::DeviceIndex index);  // a negative i
 
 // For destructors: an index that does not exist is ignored.
 void set_device_unchecked(c10::DeviceIndex index) noexcept;
+
+// The device that an address belongs to. Raises RuntimeError for others.
+c10::Device device_of_address(const void* address);
 
 // Blocks, with the GIL released, until everything submitted to the device is done. Raises the first error of its work.
 void synchronize_device(c10::DeviceIndex index);

@@ -21,7 +21,7 @@ constexpr size_t kStateSize = 2 * sizeof(uint64_t);
 void refuse_in_capture(c10::Device device) {
   if (!core::Graph::any_capture() || MTIAGraph::of(MTIAStream::current(device.index())) == nullptr) return;
   TORCH_CHECK(false,
-              "the state of an mtia generator can be neither read nor set while a graph is captured: seed it "
+              "the state of a device's generator can be neither read nor set while a graph is captured: seed it "
               "before the capture or between replays. torch.utils.checkpoint saves the state unless it is "
               "called with preserve_rng_state=False.");
 }
@@ -29,7 +29,7 @@ void refuse_in_capture(c10::Device device) {
 }  // namespace
 
 MTIAGeneratorImpl::MTIAGeneratorImpl(c10::DeviceIndex device, uint64_t seed)
-    : c10::GeneratorImpl(c10::Device(kDeviceType, device), c10::DispatchKeySet(c10::DispatchKey::MTIA)), seed_(seed) {}
+    : c10::GeneratorImpl(c10::Device(device_type(), device), c10::DispatchKeySet(dispatch_key())), seed_(seed) {}
 
 void MTIAGeneratorImpl::set_current_seed(uint64_t seed) {
   refuse_in_capture(device());
@@ -39,7 +39,7 @@ void MTIAGeneratorImpl::set_current_seed(uint64_t seed) {
 
 void MTIAGeneratorImpl::set_offset(uint64_t offset) {
   refuse_in_capture(device());
-  TORCH_CHECK_VALUE(offset % 4 == 0, "the offset of an mtia generator must be a multiple of 4, got ", offset);
+  TORCH_CHECK_VALUE(offset % 4 == 0, "the offset of a device's generator must be a multiple of 4, got ", offset);
   offset_ = offset;
 }
 
@@ -51,9 +51,9 @@ uint64_t MTIAGeneratorImpl::seed() {
 void MTIAGeneratorImpl::set_state(const c10::TensorImpl& new_state) {
   TORCH_CHECK_TYPE(new_state.device().is_cpu() && new_state.dtype() == caffe2::TypeMeta::Make<uint8_t>() &&
                        new_state.is_contiguous(),
-                   "the state of an mtia generator must be a contiguous torch.ByteTensor on the CPU");
+                   "the state of a device's generator must be a contiguous torch.ByteTensor on the CPU");
   const auto size = static_cast<size_t>(new_state.numel());
-  TORCH_CHECK(size == kSeedSize || size == kStateSize, "the state of an mtia generator has ", kStateSize,
+  TORCH_CHECK(size == kSeedSize || size == kStateSize, "the state of a device's generator has ", kStateSize,
               " bytes (or the seed's ", kSeedSize, "), got ", size);
   const auto* bytes = static_cast<const uint8_t*>(new_state.data());
   uint64_t seed = 0;
@@ -93,6 +93,12 @@ MTIAGeneratorImpl* MTIAGeneratorImpl::clone_impl() const {
   auto copy = c10::make_intrusive<MTIAGeneratorImpl>(device().index(), seed_);
   copy->offset_ = offset_;
   return copy.release();
+}
+
+at::Generator new_generator(c10::DeviceIndex device) {
+  if (device < 0) device = current_device();
+  check_device_index(device);
+  return at::make_generator<MTIAGeneratorImpl>(device);
 }
 
 const at::Generator& default_generator(c10::DeviceIndex device) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "Door.h"
 #include "PhiloxState.h"
 
 namespace torch_mtia {
@@ -19,7 +20,7 @@ namespace torch_mtia {
 struct MTIAGeneratorImpl final : public c10::GeneratorImpl {
   explicit MTIAGeneratorImpl(c10::DeviceIndex device, uint64_t seed = c10::default_rng_seed_val);
 
-  static c10::DeviceType device_type() { return c10::DeviceType::MTIA; }
+  static c10::DeviceType device_type() { return torch_mtia::device_type(); }
 
   void set_current_seed(uint64_t seed) override;  // and sets the offset to 0
   void set_offset(uint64_t offset) override;      // raises ValueError unless a multiple of 4
@@ -48,6 +49,9 @@ struct MTIAGeneratorImpl final : public c10::GeneratorImpl {
 
 // The same for any mtia generator, under its mutex.
 PhiloxState reserve(const at::Generator& generator, uint64_t words);
+
+// A generator with the default seed, of the current device for a negative index.
+at::Generator new_generator(c10::DeviceIndex device);
 
 // The default generator of a device; the reference stays valid until the process ends. Does not initialize the device.
 const at::Generator& default_generator(c10::DeviceIndex device);

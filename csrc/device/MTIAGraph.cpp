@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "BlockingWait.h"
+#include "Door.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAGenerator.h"
 #include "MTIAHostAllocator.h"
@@ -32,7 +33,7 @@ std::string escape(const std::string& text) {
 
 std::string stream_name(const core::Stream& stream) {
   const c10::Stream public_stream = MTIAStream::of(stream).unwrap();
-  return c10::str("mtia:", static_cast<int>(public_stream.device_index()), " stream ", public_stream.id());
+  return c10::str(device_name(public_stream.device_index()), " stream ", public_stream.id());
 }
 
 }  // namespace
@@ -196,5 +197,15 @@ PhiloxSource MTIAGraph::reserve_words(const at::Generator& generator, uint64_t w
 }  // namespace torch_mtia
 
 namespace at {
-REGISTER_GRAPH_IMPL(MTIA, torch_mtia::MTIAGraph)
+namespace {
+const torch_mtia::DoorPart registered([](const torch_mtia::Door& door, bool open) {
+  std::string key = door.name;
+  std::transform(key.begin(), key.end(), key.begin(), [](unsigned char c) { return std::toupper(c); });
+  // A registry keeps what it was given; a graph of a closed door's device cannot be captured.
+  if (!open || at::GraphImplRegistry()->Has(key)) return;
+  at::GraphImplRegistry()->Register(key, [](const at::GraphImplArgs& args) -> std::unique_ptr<at::GraphImplInterface> {
+    return std::make_unique<torch_mtia::MTIAGraph>(args);
+  });
+});
+}  // namespace
 }  // namespace at

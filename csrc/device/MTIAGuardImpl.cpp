@@ -15,7 +15,7 @@ namespace torch_mtia {
 namespace {
 
 void check_device_type(c10::Device device) {
-  TORCH_CHECK(device.is_mtia(), "expected an mtia device, got ", device);
+  TORCH_CHECK(is_ours(device), "expected a device of type ", device_name(), ", got ", device);
 }
 
 c10::DeviceIndex index_or_current(c10::Device device) {
@@ -30,7 +30,7 @@ core::Event& event_of(void* event) {
 
 c10::Device MTIAGuardImpl::exchangeDevice(c10::Device device) const {
   check_device_type(device);
-  return {kDeviceType, exchange_device(device.index())};
+  return {device_type(), exchange_device(device.index())};
 }
 
 void MTIAGuardImpl::setDevice(c10::Device device) const {
@@ -90,7 +90,7 @@ void MTIAGuardImpl::destroyEvent(void* event, const c10::DeviceIndex /*index*/) 
 
 void MTIAGuardImpl::record(void** event, const c10::Stream& stream, const c10::DeviceIndex index,
                            const c10::EventFlag flag) const {
-  TORCH_CHECK(index == -1 || index == stream.device_index(), "an event of mtia:", static_cast<int>(index),
+  TORCH_CHECK(index == -1 || index == stream.device_index(), "an event of ", device_name(index),
               " cannot be recorded on a stream of ", stream.device());
   MTIAStream target(stream);
   if (*event == nullptr) {
@@ -127,6 +127,11 @@ void MTIAGuardImpl::recordDataPtrOnStream(const c10::DataPtr& data, const c10::S
   MTIACachingAllocator::get().recordStream(data, stream);
 }
 
-C10_REGISTER_GUARD_IMPL(MTIA, MTIAGuardImpl)
+namespace {
+const DoorPart guard([](const Door& door, bool open) {
+  static const auto* const instance = new MTIAGuardImpl();  // leaked: c10 keeps the pointer until the process ends
+  c10::impl::DeviceGuardImplRegistrar(door.type, open ? instance : nullptr);
+});
+}  // namespace
 
 }  // namespace torch_mtia

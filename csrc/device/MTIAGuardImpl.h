@@ -8,11 +8,9 @@
 namespace torch_mtia {
 
 struct MTIAGuardImpl final : public c10::impl::DeviceGuardImplInterface {
-  static constexpr c10::DeviceType static_type = kDeviceType;
-
-  c10::DeviceType type() const override { return kDeviceType; }
+  c10::DeviceType type() const override { return device_type(); }
   c10::Device exchangeDevice(c10::Device device) const override;
-  c10::Device getDevice() const override { return {kDeviceType, current_device()}; }
+  c10::Device getDevice() const override { return {device_type(), current_device()}; }
   void setDevice(c10::Device device) const override;
   void uncheckedSetDevice(c10::Device device) const noexcept override { set_device_unchecked(device.index()); }
   c10::DeviceIndex deviceCount() const noexcept override { return device_count(); }

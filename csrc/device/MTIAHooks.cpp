@@ -88,16 +88,24 @@ void MTIAHooks::init() const {
   ensure_initialized();
 }
 
+bool MTIAHooks::hasMTIA() const {
+  return device_type() == c10::DeviceType::MTIA;
+}
+
+bool MTIAHooks::isBuilt() const {
+  return true;
+}
+
 bool MTIAHooks::isAvailable() const {
-  return device_count() > 0;
+  return deviceCount() > 0;
 }
 
 c10::DeviceIndex MTIAHooks::deviceCount() const {
-  return device_count();
+  return hasMTIA() ? device_count() : 0;
 }
 
 c10::DeviceIndex MTIAHooks::getDeviceCount() const {
-  return device_count();
+  return deviceCount();
 }
 
 std::string MTIAHooks::showConfig() const {
@@ -106,7 +114,7 @@ std::string MTIAHooks::showConfig() const {
 }
 
 bool MTIAHooks::hasPrimaryContext(c10::DeviceIndex device) const {
-  return runtime::is_initialized() && device >= 0 && device < device_count();
+  return is_in_use(device);
 }
 
 void MTIAHooks::deviceSynchronize(c10::DeviceIndex device) const {
@@ -154,11 +162,7 @@ at::Allocator* MTIAHooks::getPinnedMemoryAllocator() const {
 }
 
 c10::Device MTIAHooks::getDeviceFromPtr(void* data) const {
-  ensure_initialized();
-  int32_t device = 0;
-  TORCH_CHECK(runtime::driver().memory_device(data, &device) == MTIA_SUCCESS, "the address ", data,
-              " does not belong to an mtia device");
-  return {kDeviceType, static_cast<c10::DeviceIndex>(device)};
+  return device_of_address(data);
 }
 
 PyObject* MTIAHooks::memoryStats(c10::DeviceIndex device) const {
@@ -251,13 +255,11 @@ const at::Generator& MTIAHooks::getDefaultGenerator(c10::DeviceIndex device) con
 }
 
 at::Generator MTIAHooks::getNewGenerator(c10::DeviceIndex device) const {
-  device = index_or_current(device);
-  check_device_index(device);
-  return at::make_generator<MTIAGeneratorImpl>(device);
+  return new_generator(device);
 }
 
 bool hooks_registered_in_time() {
-  return at::detail::getMTIAHooks().hasMTIA();
+  return dynamic_cast<const MTIAHooks*>(&at::detail::getMTIAHooks()) != nullptr;
 }
 
 }  // namespace torch_mtia

@@ -1,4 +1,7 @@
 // What PyTorch asks of the accelerator `mtia`: at::MTIAHooksInterface.
+//
+// With the other door open, PyTorch is told that there is no mtia. What it says of the devices stays true, and is what
+// the module of the other device type is made of.
 #pragma once
 
 #include <ATen/detail/MTIAHooksInterface.h>
@@ -9,8 +12,8 @@ namespace torch_mtia {
 // calls them under locks, at import, and in processes that fork.
 struct MTIAHooks final : public at::MTIAHooksInterface {
   void init() const override;
-  bool hasMTIA() const override { return true; }
-  bool isBuilt() const override { return true; }
+  bool hasMTIA() const override;
+  bool isBuilt() const override;
   bool isAvailable() const override;
   c10::DeviceIndex deviceCount() const override;
   c10::DeviceIndex getDeviceCount() const override;

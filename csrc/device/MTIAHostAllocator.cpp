@@ -6,6 +6,7 @@
 
 #include "../core/Event.h"
 #include "BlockingWait.h"
+#include "Door.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {
@@ -87,10 +88,9 @@ void delete_host_block(void* context) {
   allocator().free(context);
 }
 
-const bool registered = [] {
-  at::setHostAllocator(kDeviceType, &allocator(), /*priority=*/255);
-  return true;
-}();
+const DoorPart registered([](const Door& door, bool open) {
+  at::setHostAllocator(door.type, open ? &allocator() : nullptr, /*priority=*/255);
+});
 
 }  // namespace
 

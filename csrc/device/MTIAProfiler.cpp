@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../core/WorkTrace.h"
+#include "Door.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {
@@ -37,7 +38,7 @@ class Session final : public libkineto::IActivityProfilerSession {
  public:
   void start() override {
     if (!core::WorkTrace::start()) {
-      errors_.emplace_back("another profiler is recording the mtia devices already");
+      errors_.emplace_back("another profiler is recording the devices already");
       status_ = libkineto::TraceStatus::ERROR;
       return;
     }
@@ -59,7 +60,7 @@ class Session final : public libkineto::IActivityProfilerSession {
   void processTrace(libkineto::ActivityLogger& logger, libkineto::getLinkedActivityCallback linked_activity,
                     int64_t start_ns, int64_t end_ns) override {
     buffer_ = std::make_unique<libkineto::CpuTraceBuffer>();
-    buffer_->span = libkineto::TraceSpan(start_ns, end_ns, "mtia");
+    buffer_->span = libkineto::TraceSpan(start_ns, end_ns, device_name());
     buffer_->gpuOpCount = static_cast<int>(records_.size());
     for (const core::WorkRecord& record : records_) {
       const libkineto::ITraceActivity* operation =
@@ -132,7 +133,7 @@ class Session final : public libkineto::IActivityProfilerSession {
   }
 
   static libkineto::DeviceInfo describe(c10::DeviceIndex device) {
-    return {device, libkineto::kExceedMaxPid + device, "mtia", c10::str("mtia:", static_cast<int>(device))};
+    return {device, libkineto::kExceedMaxPid + device, device_name(), device_name(device)};
   }
 
   std::vector<std::string> errors_;

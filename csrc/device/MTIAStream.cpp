@@ -51,7 +51,7 @@ core::Stream* core_stream(c10::DeviceIndex device, c10::StreamId id) {
 
 [[noreturn]] void raise(core::WorkError error, c10::DeviceIndex device) {
   const std::string context =
-      c10::str("while ", error.operator_name, " ran on mtia:", static_cast<int>(device),
+      c10::str("while ", error.operator_name, " ran on ", device_name(device),
                " (reported at a synchronizing call; TORCH_MTIA_LAUNCH_BLOCKING=1 reports it where it is issued)");
   if (error.exception == nullptr) TORCH_CHECK(false, error.message, "\n", context);
   try {
@@ -70,9 +70,10 @@ MTIAStream::MTIAStream(c10::DeviceIndex device, c10::StreamId id)
     : device_(device), id_(id), core_(core_stream(device, id)) {}
 
 MTIAStream::MTIAStream(const c10::Stream& stream) : device_(stream.device_index()), id_(stream.id()) {
-  TORCH_CHECK(stream.device_type() == kDeviceType, "expected a stream of an mtia device, got one of ", stream.device());
+  TORCH_CHECK(stream.device_type() == device_type(), "expected a stream of type ", device_name(), ", got one of ",
+              stream.device());
   check_device_index(device_);
-  TORCH_CHECK(id_ >= 0 && id_ < kNumStreams, "mtia:", static_cast<int>(device_), " has no stream with id ", id_);
+  TORCH_CHECK(id_ >= 0 && id_ < kNumStreams, device_name(device_), " has no stream with id ", id_);
   core_ = core_stream(device_, id_);
 }
 

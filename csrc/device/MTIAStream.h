@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "../core/Stream.h"
+#include "Door.h"
 #include "MTIAFunctions.h"
 
 namespace torch_mtia {
@@ -33,7 +34,7 @@ class MTIAStream {
   // Makes this the current stream of its device on this thread; returns the previous one.
   MTIAStream make_current() const;
 
-  c10::Stream unwrap() const { return c10::Stream(c10::Stream::UNSAFE, c10::Device(kDeviceType, device_), id_); }
+  c10::Stream unwrap() const { return c10::Stream(c10::Stream::UNSAFE, c10::Device(device_type(), device_), id_); }
   c10::DeviceIndex device() const { return device_; }
   core::Stream& core() const { return *core_; }
 

@@ -83,8 +83,8 @@ class GraphOutputs {
  private:
   // A tensor over the storage, with the sizes and strides of another one.
   static at::Tensor view(c10::Storage storage, const at::Tensor& like) {
-    auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
-                                                           c10::DispatchKeySet(c10::DispatchKey::MTIA), like.dtype());
+    auto tensor =
+        at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(dispatch_key()), like.dtype());
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
     return tensor;
   }

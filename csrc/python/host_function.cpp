@@ -83,7 +83,7 @@ class Registration {
 };
 
 void launch_host_function(int64_t stream_id, c10::DeviceIndex device, py::function function) {
-  const MTIAStream stream(c10::Stream::unpack3(stream_id, device, kDeviceType));
+  const MTIAStream stream(c10::Stream::unpack3(stream_id, device, device_type()));
   core::WorkInfo info{};
   info.name = "mtia::host_function";
   info.flags = MTIA_WORK_CAPTURABLE;  // not on the caller, whoever that is

@@ -1,5 +1,6 @@
 // torch_mtia._C: bindings only. See torch_mtia/_C.pyi.
 #include <c10/core/Allocator.h>
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -7,11 +8,13 @@
 
 #include "../aten/FallbackControl.h"
 #include "../aten/Launch.h"
+#include "../device/Door.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAHooks.h"
 #include "../device/MTIAProfiler.h"
 #include "../runtime/loader.h"
+#include "device_module.h"
 #include "empty_strided.h"
 #include "graph_outputs.h"
 #include "host_function.h"
@@ -47,7 +50,7 @@ py::dict driver_info() {
 
 // Nanoseconds a launch of work that does nothing, over `count` launches on the current stream.
 double bench_launch(int64_t count, bool run_inline) {
-  const MTIAStream stream = current_stream(c10::Device(kDeviceType, current_device()));
+  const MTIAStream stream = current_stream(c10::Device(device_type(), current_device()));
   stream.synchronize();
   core::WorkInfo info{};
   info.name = "empty";
@@ -72,6 +75,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("_configure", &configure, py::arg("library"), py::arg("num_devices"), py::arg("memory_per_device"),
         py::arg("launch_blocking"), py::arg("delay_seed"), py::arg("log_launches"));
   m.def("_hooks_registered_in_time", &hooks_registered_in_time);
+  m.def("_open_mtia", &open_mtia);
+  m.def("_open_privateuse1", &open_privateuse1);
   m.def("_driver_info", &driver_info);
   m.def("_fallback_stats", &FallbackControl::stats);
   m.def("_fallback_reset", &FallbackControl::reset);
@@ -83,8 +88,9 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("_memory_fraction", [](c10::DeviceIndex device) { return MTIACachingAllocator::of(device).memory_fraction(); });
   m.def("_is_stream_capturing", [](int64_t stream_id, c10::DeviceIndex device) {
-    return MTIAStream(c10::Stream::unpack3(stream_id, device, kDeviceType)).core().graph() != nullptr;
+    return MTIAStream(c10::Stream::unpack3(stream_id, device, device_type())).core().graph() != nullptr;
   });
+  bind_device_module(m);
   bind_triton_launcher(m);
   bind_empty_strided(m);
   bind_graph_outputs(m);

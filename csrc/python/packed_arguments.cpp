@@ -146,7 +146,8 @@ bool pack_object(const Slot& slot, PyObject* value, c10::Device device, std::byt
   if (pointer != 0 &&
       (runtime::driver().memory_device(reinterpret_cast<const void*>(pointer), &owner) != MTIA_SUCCESS ||
        owner != device.index())) {
-    return fail_pointer(slot, owner < 0 ? "in host memory" : "on mtia:" + std::to_string(owner), device);
+    return fail_pointer(slot, owner < 0 ? "in host memory" : "on " + device_name(static_cast<c10::DeviceIndex>(owner)),
+                        device);
   }
   return write(to, pointer);
 }

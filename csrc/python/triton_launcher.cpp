@@ -68,9 +68,8 @@ PyObject* kernel_unload(PyObject* object, PyObject* /*unused*/) {
 
 PyObject* kernel_repr(PyObject* object) {
   const MTIAKernel* kernel = reinterpret_cast<PyKernel*>(object)->kernel;
-  if (kernel == nullptr) return PyUnicode_FromString("<mtia kernel, unloaded>");
-  return PyUnicode_FromFormat("<mtia kernel %s on mtia:%d>", kernel->name().c_str(),
-                              static_cast<int>(kernel->device()));
+  if (kernel == nullptr) return PyUnicode_FromString("<kernel, unloaded>");
+  return PyUnicode_FromFormat("<kernel %s on %s>", kernel->name().c_str(), device_name(kernel->device()).c_str());
 }
 
 PyTypeObject* make_kernel_type() {
@@ -167,8 +166,8 @@ std::optional<MTIAStream> read_stream(PyObject* value, c10::DeviceIndex device) 
   if (current.core().handle() == handle) [[likely]]
     return current;
   if (auto other = MTIAStream::find(device, handle)) return other;
-  PyErr_Format(PyExc_ValueError, "%R is not the handle of a stream of mtia:%d, where the kernel was loaded", value,
-               static_cast<int>(device));
+  PyErr_Format(PyExc_ValueError, "%R is not the handle of a stream of %s, where the kernel was loaded", value,
+               device_name(device).c_str());
   return std::nullopt;
 }
 
@@ -180,7 +179,7 @@ bool launch(const ArgumentLayout& layout, PyObject* const* args) {
   const auto stream = read_stream(args[kStream], kernel->device());
   if (!stream) return false;
   PackedArguments packed;
-  if (!layout.pack(args + kFirstKernelArgument, {kDeviceType, kernel->device()}, packed)) return false;
+  if (!layout.pack(args + kFirstKernelArgument, {device_type(), kernel->device()}, packed)) return false;
   const WithoutGil without_gil;  // small kernels run in here
   kernel->launch(*stream, grid, packed.bytes.data(), layout.size());
   return true;

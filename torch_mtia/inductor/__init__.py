@@ -8,6 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from torch_mtia.door import device_type
 from torch_mtia.import_hooks import after_import
 
 if TYPE_CHECKING:
@@ -22,13 +23,29 @@ def choices_for_mtia() -> MTIAChoices:
 
 
 def register() -> None:
-    """Announces the device's own decompositions, template heuristics, benchmarker and random state."""
+    """Has Inductor learn of the device when it is imported."""
     after_import("torch._inductor.decomposition", _register_decompositions)
+    register_device_type()
+
+
+def register_device_type() -> None:
+    """Announces template heuristics, benchmarker and so on, kept by device type; again for a new one."""
+    after_import("torch._dynamo.device_interface", _register_device_interface)
     after_import("torch._inductor.template_heuristics", _register_template_heuristics)
     after_import("torch._inductor.runtime.benchmarking", _register_benchmarker)
     after_import("torch._inductor.codegen.python_wrapper_mtia", _register_backend)
     after_import("torch._inductor.codegen.mtia.device_op_overrides", _register_device_op_overrides)
     after_import("torch._functorch._aot_autograd.utils", _register_random_state)
+
+
+def _register_device_interface(module: ModuleType) -> None:
+    """For the name that Dynamo does not know."""
+    if device_type() == "mtia":
+        return
+    from torch_mtia.inductor.device_interface import DeviceInterface
+
+    for name in (device_type(), *(f"{device_type()}:{index}" for index in range(DeviceInterface.device_count()))):
+        module.register_interface_for_device(name, DeviceInterface)
 
 
 def _register_decompositions(module: ModuleType) -> None:
@@ -38,13 +55,15 @@ def _register_decompositions(module: ModuleType) -> None:
 
 
 def _register_template_heuristics(_module: ModuleType) -> None:
-    from torch_mtia.inductor import template_heuristics  # noqa: F401 - registers by decorators
+    from torch_mtia.inductor import template_heuristics
+
+    template_heuristics.register(device_type())
 
 
 def _register_benchmarker(module: ModuleType) -> None:
     from torch_mtia.inductor.benchmark import benchmark
 
-    module.register_benchmarker("mtia", benchmark)
+    module.register_benchmarker(device_type(), benchmark)
 
 
 def _register_backend(_module: ModuleType) -> None:
@@ -58,7 +77,7 @@ def _register_backend(_module: ModuleType) -> None:
     from torch_mtia.inductor.wrapper import MTIAWrapper
 
     register_backend_for_device(
-        "mtia",
+        device_type(),
         TritonScheduling,
         MTIAWrapper,
         CppWrapperGpu,
@@ -73,8 +92,8 @@ def _register_device_op_overrides(_module: ModuleType) -> None:
 
     from torch_mtia.inductor.device_op_overrides import DeviceOpOverrides
 
-    register_device_op_overrides("mtia", DeviceOpOverrides())
+    register_device_op_overrides(device_type(), DeviceOpOverrides())
 
 
 def _register_random_state(module: ModuleType) -> None:
-    module.register_graphsafe_rng_device_type("mtia")
+    module.register_graphsafe_rng_device_type(device_type())

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch_mtia.door import device_module
 
 MIN_SAMPLES = 3
 MAX_SAMPLES = 100
@@ -38,11 +38,11 @@ def benchmark(
 
 
 def _samples(call: Callable[[], Any], budget: float, at_least: int) -> list[float]:
-    torch.mtia.synchronize()
+    device_module().synchronize()
     times: list[float] = []
     while len(times) < at_least or (sum(times) < budget and len(times) < MAX_SAMPLES):
         start = time.perf_counter()
         call()
-        torch.mtia.synchronize()
+        device_module().synchronize()
         times.append(1e3 * (time.perf_counter() - start))
     return times

@@ -14,6 +14,8 @@ from typing import Any
 from torch._inductor.runtime.hints import HeuristicType, ReductionHint
 from torch._inductor.runtime.triton_compat import Config
 
+from torch_mtia.door import device_type
+
 # A program is a call: its cost does not show from 512 elements on (gelu: 6.4 with 512, 7.0 with 1024, 7.1 with 2048).
 POINTWISE = 1024
 # Of a transposed operand (x.t() + y: 10.6 with 64 x 16, 15.7 with 32 x 32, 17.7 with 256 x 16).
@@ -96,7 +98,7 @@ def persistent_reduction(original: Function) -> Function:
 
 def _decides(triton_meta: dict[str, Any], inductor_meta: dict[str, Any]) -> bool:
     autotunes = ("max_autotune", "max_autotune_pointwise", "coordinate_descent_tuning")
-    return triton_meta["device"].type == "mtia" and not any(inductor_meta.get(name) for name in autotunes)
+    return triton_meta["device"].type == device_type() and not any(inductor_meta.get(name) for name in autotunes)
 
 
 def _config(sizes: dict[str, int], blocks: dict[str, int]) -> Config:

@@ -12,6 +12,7 @@ from torch._inductor.runtime.hints import ReductionHint
 from torch._inductor.select_algorithm import ExternKernelChoice
 from torch._inductor.virtualized import V
 
+from torch_mtia import door
 from torch_mtia.inductor import guardrails
 from torch_mtia.inductor.cache_key import identity
 
@@ -55,6 +56,10 @@ class MTIAChoices(InductorChoices):
         )
         return not exceeds and InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score)
 
+    def get_config_heuristics(self, device_type: str | None = "cuda") -> Any:
+        """Upstream lists the devices by name."""
+        return super().get_config_heuristics("mtia" if device_type == door.device_type() else device_type)
+
     def _finalize_template_configs(
         self,
         template_choices: dict[str, Generator[KernelTemplateChoice, None, None]],
@@ -68,7 +73,7 @@ class MTIAChoices(InductorChoices):
             template_choices, kernel_inputs, templates, op_name, kwarg_overrides
         )
         most = guardrails.limit()
-        if most is None or kernel_inputs.device_type != "mtia" or len(kernel_inputs.nodes()) < most:
+        if most is None or kernel_inputs.device_type != door.device_type() or len(kernel_inputs.nodes()) < most:
             return choices
         return [choice for choice in choices if isinstance(choice.template, ExternKernelChoice)]
 
@@ -78,4 +83,4 @@ def _on_mtia() -> bool:
 
 
 def _is_mtia(device: torch.device | None) -> bool:
-    return device is not None and device.type == "mtia"
+    return device is not None and device.type == door.device_type()

@@ -7,21 +7,35 @@ from typing import Any
 
 import torch
 
+from torch_mtia.door import device_type
+
 Table = dict[Any, Callable[..., Any]]
 
 
 def register(table: Table) -> None:
     """Replaces entries of Inductor's table `torch._inductor.decomposition.decompositions`."""
-    operator = torch.ops.aten.masked_fill.Tensor
-    table[operator] = _masked_fill(table[operator])
+    for operator, replace in (
+        (torch.ops.aten.masked_fill.Tensor, _masked_fill),
+        (torch.ops.aten.native_layer_norm.default, _native_layer_norm),
+    ):
+        table[operator] = replace(table[operator])
 
 
 def _masked_fill(original: Callable[..., Any]) -> Callable[..., Any]:
     """The original takes a scalar on the CPU only for devices that it lists (torch/_refs/__init__.py)."""
 
     def masked_fill(a: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        if a.device.type == "mtia" and value.device.type == "cpu" and value.ndim == 0:
+        if a.device.type == device_type() and value.device.type == "cpu" and value.ndim == 0:
             value = value.to(a.device)
         return original(a, mask, value)  # type: ignore[no-any-return]
 
     return masked_fill
+
+
+def _native_layer_norm(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The original leaves tensors of mtia to the device's own kernel, and knows them by their dispatch key."""
+
+    def native_layer_norm(input: torch.Tensor, *arguments: Any) -> Any:
+        return NotImplemented if input.device.type == device_type() else original(input, *arguments)
+
+    return native_layer_norm

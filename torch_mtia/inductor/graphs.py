@@ -30,6 +30,7 @@ from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
 from torch._inductor.output_code import get_expanded_dims
 
 from torch_mtia import _C
+from torch_mtia.door import device_module, device_type
 
 Model = Callable[[list[Any]], Sequence[Any]]
 Key = tuple[int, ...]
@@ -41,7 +42,7 @@ _thread = threading.local()
 def _pool() -> tuple[int, int]:
     """One for each thread: its graphs run one after the other, so they can share memory."""
     if not hasattr(_thread, "pool"):
-        _thread.pool = torch.mtia.graph_pool_handle()
+        _thread.pool = device_module().graph_pool_handle()
     pool: tuple[int, int] = _thread.pool
     return pool
 
@@ -70,19 +71,19 @@ class _Recording:
     """A graph of one function, for one key."""
 
     def __init__(self, model: Model, inputs: Sequence[Any], static: set[int], mutated: frozenset[int]) -> None:
-        self.graph = torch.mtia.MTIAGraph()
+        self.graph = device_module().MTIAGraph()
         self.inputs: list[Any] = []
         self.in_place: list[int] = []  # inputs that are where another graph writes its results
         self.copied: list[int] = []
         for index, given in enumerate(inputs):
             self.inputs.append(self._place(index, given, index in static))
         self.written_back = [index for index in self.copied if index in mutated]
-        stream = torch.mtia.current_stream()
+        stream = device_module().current_stream()
         self.graph.capture_begin(_pool())
         try:
             outputs = model(list(self.inputs))
         finally:
-            with torch.mtia.stream(stream):
+            with device_module().stream(stream):
                 self.graph.capture_end()
         self._take(outputs)
 
@@ -90,7 +91,7 @@ class _Recording:
         """What the graph reads for an input."""
         if not isinstance(given, torch.Tensor):
             return given
-        if given.device.type != "mtia":
+        if given.device.type != device_type():
             raise Refused(f"input {index} is on {given.device}: its value would be that of the recording for ever")
         if is_static:
             return given
@@ -117,7 +118,7 @@ class _Recording:
                 self.outputs.append(functools.partial(_constant, output))
             elif (source := inputs.get(output.untyped_storage().data_ptr())) is not None:
                 self.outputs.append(functools.partial(_view, source, output))
-            elif output.device.type == "mtia":
+            elif output.device.type == device_type():
                 self.outputs.append(functools.partial(_result, len(results)))
                 results.append(output)
             else:
@@ -228,6 +229,6 @@ def is_on_mtia(inputs: Sequence[Any]) -> bool:
     """Whether a compiled function that is called with these is one on mtia."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     if tensors:
-        return any(tensor.device.type == "mtia" for tensor in tensors)
+        return any(tensor.device.type == device_type() for tensor in tensors)
     accelerator = torch.accelerator.current_accelerator()
-    return accelerator is not None and accelerator.type == "mtia"
+    return accelerator is not None and accelerator.type == device_type()

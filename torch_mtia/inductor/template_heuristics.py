@@ -1,6 +1,6 @@
 """Which templates, with which configurations, Inductor tries for mtia under max-autotune.
 
-Importing this module registers them; see torch/_inductor/template_heuristics. A configuration is a tile; what else it
+See torch/_inductor/template_heuristics. A configuration is a tile; what else it
 has (stages, warps) is a GPU's. Upstream's lists hold up to 68 of them, of which many are the same tile.
 """
 
@@ -36,33 +36,41 @@ class _Tiles:
         self.exhaustive_configs = configurations(EXHAUSTIVE)
 
 
-@register_template_heuristic(mm_template.uid, "mtia")
-@register_template_heuristic(bmm_template.uid, "mtia")
 class MatMul(_Tiles, upstream.MTIAMMTemplateConfigHeuristic):
     pass
 
 
-@register_template_heuristic(mm_template.uid, "mtia", op_name="addmm")
-@register_template_heuristic(bmm_template.uid, "mtia", op_name="baddbmm")
 class AddMatMul(_Tiles, upstream.MTIAAddMMTemplateConfigHeuristic):
     pass
 
 
-@register_template_heuristic(mm_template.uid, "mtia", op_name="scaled_mm")
 class ScaledMatMul(_Tiles, upstream.MTIAScaledMMTemplateConfigHeuristic):
     pass
 
 
-@register_template_heuristic(mm_template.uid, "mtia", op_name="int_mm")
 class IntegerMatMul(_Tiles, upstream.MTIAInt8MMTemplateConfigHeuristic):
     pass
 
 
-@register_template_heuristic(mm_plus_mm_template.uid, "mtia")
 class SumOfMatMuls(_Tiles, upstream.MTIAMMPlusMMTemplateConfigHeuristic):
     pass
 
 
-for _template in (aten_mm_dtype, aten_bmm_dtype):
-    register_template_heuristic(_template.uid, "mtia")(ATenConfigHeuristics)
-register_template_heuristic(decompose_k_subgraph_template.uid, "mtia", op_name="mm")(DecomposeKConfigHeuristics)
+HEURISTICS: tuple[tuple[Any, str | None, type], ...] = (
+    (mm_template, None, MatMul),
+    (bmm_template, None, MatMul),
+    (mm_template, "addmm", AddMatMul),
+    (bmm_template, "baddbmm", AddMatMul),
+    (mm_template, "scaled_mm", ScaledMatMul),
+    (mm_template, "int_mm", IntegerMatMul),
+    (mm_plus_mm_template, None, SumOfMatMuls),
+    (aten_mm_dtype, None, ATenConfigHeuristics),
+    (aten_bmm_dtype, None, ATenConfigHeuristics),
+    (decompose_k_subgraph_template, "mm", DecomposeKConfigHeuristics),
+)
+
+
+def register(device_type: str) -> None:
+    """Has Inductor ask them for devices of the type."""
+    for template, operator, heuristic in HEURISTICS:
+        register_template_heuristic(template.uid, device_type, op_name=operator)(heuristic)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch._inductor import ir
 from torch._inductor.codegen.python_wrapper_mtia import PythonWrapperMtia
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
+from torch_mtia.door import device_type
 from torch_mtia.inductor import guardrails
 
 
@@ -22,6 +26,12 @@ class MTIAWrapper(PythonWrapperMtia):
         if is_subgraph:
             return PythonWrapperMtia.create(is_subgraph, subgraph_name, parent_wrapper, partition_signatures)
         return MTIAWrapper()  # type: ignore[no-untyped-call]
+
+    def make_allocation(self, name: str, device: torch.device, *args: Any, **kwargs: Any) -> str:
+        """By the quick function, which upstream takes for the devices that it lists. It allocates on ours."""
+        if device.type == device_type():
+            device = torch.device("mtia", device.index)
+        return super().make_allocation(name, device, *args, **kwargs)  # type: ignore[no-any-return]
 
     def define_kernel(
         self,

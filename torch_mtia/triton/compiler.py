@@ -21,6 +21,7 @@ from typing import Any
 from triton import knobs
 from triton.backends.compiler import BaseBackend, GPUTarget
 
+from torch_mtia import environment
 from torch_mtia.source_digest import source_digest
 
 ABI_VERSION = 1  # of the image and its entry; part of the cache's key
@@ -91,7 +92,8 @@ class MTIABackend(BaseBackend):
 
     @staticmethod
     def supports_target(target: GPUTarget) -> bool:
-        return bool(target.backend == "mtia")
+        """Inductor names the target after the type of the tensors, which need not be mtia."""
+        return target.backend in ("mtia", environment.device_type())
 
     def __init__(self, target: GPUTarget) -> None:
         super().__init__(target)

@@ -62,9 +62,9 @@ class Utilities:
         module.unload()
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        import torch
+        from torch_mtia import _C
 
-        properties = torch.mtia.get_device_properties(device)
+        properties = _C._device_properties(device)
         return {
             "max_shared_mem": properties["L2_cache_size"],
             "max_num_regs": NO_LIMIT,
@@ -80,10 +80,12 @@ class MTIADriver(DriverBase):
         super().__init__()
         import torch
 
+        from torch_mtia import _C
+
         self.utils = Utilities()
-        self.get_current_device: Callable[[], int] = torch.mtia.current_device
-        self.set_current_device: Callable[[int], None] = torch.mtia.set_device
-        self.get_current_stream: Callable[[int], int] = torch._C._mtia_getCurrentRawStream
+        self.get_current_device: Callable[[], int] = torch._C._accelerator_getDeviceIndex
+        self.set_current_device: Callable[[int], None] = torch._C._accelerator_setDeviceIndex
+        self.get_current_stream: Callable[[int], int] = _C._current_raw_stream
 
     @classmethod
     def is_active(cls) -> bool:
@@ -104,12 +106,14 @@ class MTIADriver(DriverBase):
     def get_active_torch_device(self) -> torch.device:
         import torch
 
-        return torch.device("mtia", self.get_current_device())
+        from torch_mtia.door import device_type
+
+        return torch.device(device_type(), self.get_current_device())
 
     def get_device_interface(self) -> ModuleType:
-        import torch
+        from torch_mtia.door import device_module
 
-        return torch.mtia
+        return device_module()
 
     def get_benchmarker(self) -> Callable[..., Any]:
         from triton.testing import do_bench
@@ -119,7 +123,9 @@ class MTIADriver(DriverBase):
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         import torch
 
-        return torch.empty(CACHE_SIZE, dtype=torch.int8, device="mtia")
+        from torch_mtia.door import device_type
+
+        return torch.empty(CACHE_SIZE, dtype=torch.int8, device=device_type())
 
     def clear_cache(self, cache: torch.Tensor) -> None:
         cache.zero_()

@@ -72,10 +72,12 @@ def refusing_tensors_of_mtia(launcher: Callable[..., Any]) -> Callable[..., Any]
     if isinstance(launcher, KernelLauncher):
         return launcher
 
+    from torch_mtia.door import device_type
+
     def launch(*arguments: Any) -> Any:
         for argument in arguments:
             device = getattr(argument, "device", None)
-            if getattr(device, "type", None) == "mtia":
+            if getattr(device, "type", None) == device_type():
                 raise ValueError(
                     f"a tensor of {device} was passed to a kernel that Triton compiled for another device; make mtia "
                     "the device of kernels with torch_mtia.triton.activate(), or TRITON_DEFAULT_BACKEND=mtia"

@@ -10,15 +10,16 @@ A gate is applied to a module when that module is imported, and at once if it al
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from torch_mtia.import_hooks import after_import
 from torch_mtia.upstream_gates.gate import Gate
-from torch_mtia.upstream_gates.table import GATES
+from torch_mtia.upstream_gates.table import GATES, GATES_OF_OTHER_NAMES
 
-__all__ = ["GATES", "Gate", "apply", "originals"]
+__all__ = ["GATES", "GATES_OF_OTHER_NAMES", "Gate", "apply", "apply_again", "originals"]
 
 originals: dict[tuple[str, str], Any] = {}
 """What was replaced, by module and name."""
@@ -37,6 +38,16 @@ def _open(gate: Gate, module: ModuleType) -> None:
             replacement = gate.replace(present)
             _replaced[id(replacement)] = (replacement, present)
             setattr(holder, attribute, replacement)
+
+
+def apply_again(torch_version: str) -> None:
+    """For a device that has another name than mtia from now on."""
+    for gate in GATES:
+        if gate.by_name:
+            for name in gate.modules:
+                if originals.pop((name, gate.name), None) is not None:
+                    _open(gate, sys.modules[name])
+    apply(torch_version, GATES_OF_OTHER_NAMES)
 
 
 def apply(torch_version: str, gates: Sequence[Gate] = GATES) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from torch_mtia.door import device_module, device_type
+
 
 def capturable_on_mtia(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
     def _get_capturable_supported_devices(supports_xla: bool = True) -> list[str]:
-        return [*original(supports_xla), "mtia"]
+        return [*original(supports_xla), device_type()]
 
     return _get_capturable_supported_devices
 
@@ -33,7 +35,7 @@ def is_current_stream_capturing(_original: Any) -> Callable[[], bool]:
         """Whether work of the current stream of the current device is being captured in a graph."""
         from torch_mtia import graphs
 
-        return torch.mtia.is_initialized() and graphs.is_stream_capturing(torch.mtia.current_stream())
+        return device_module().is_initialized() and graphs.is_stream_capturing(device_module().current_stream())
 
     return is_current_stream_capturing
 
@@ -66,6 +68,6 @@ def is_compiled_out(empty_strided: Callable[..., Any]) -> bool:
 
 def hash_on_the_cpu(original: Callable[..., str]) -> Callable[..., str]:
     def hash_storage(storage: torch.UntypedStorage, *, stable_hash: bool = False) -> str:
-        return original(storage, stable_hash=stable_hash or storage.device.type == "mtia")
+        return original(storage, stable_hash=stable_hash or storage.device.type == device_type())
 
     return hash_storage

@@ -20,5 +20,7 @@ class Gate:
     """Takes the original and returns the replacement."""
     is_needed: Callable[[Any], bool]
     """Takes the original; false once upstream does what the replacement is for."""
+    by_name: bool = False
+    """Whether the replacement holds for the name that the device has when it is made; another opens it again."""
     versions: tuple[tuple[int, int], ...] = ((2, 13),)
     """The versions (major, minor) of PyTorch in which it is replaced."""

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from torch_mtia.door import device_type
+
 
 def one_device_may_be_mtia(original: Callable[..., str | None]) -> Callable[..., str | None]:
     def check_multiple_devices_or_any_cpu_nodes(device_node_mapping: dict[torch.device, torch.fx.Node]) -> str | None:
         reason = original(device_node_mapping)  # and takes the devices out that do not count
-        return None if [device.type for device in device_node_mapping] == ["mtia"] else reason
+        return None if [device.type for device in device_node_mapping] == [device_type()] else reason
 
     return check_multiple_devices_or_any_cpu_nodes
 

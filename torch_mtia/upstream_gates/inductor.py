@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._ordered_set import OrderedSet
 
+from torch_mtia.door import device_module, device_type
 from torch_mtia.upstream_gates.gate import Gate
 
 
@@ -35,7 +36,7 @@ def choices_for_mtia(original: Callable[[], Any] | None) -> Callable[[], Any]:
 def is_big_device(original: Callable[..., bool]) -> Callable[..., bool]:
     @functools.wraps(original)
     def is_big_gpu(index_or_device: Any = 0) -> bool:
-        if getattr(index_or_device, "type", None) == "mtia":
+        if getattr(index_or_device, "type", None) == device_type():
             return True
         return original(index_or_device)
 
@@ -45,8 +46,8 @@ def is_big_device(original: Callable[..., bool]) -> Callable[..., bool]:
 def number_of_processors(original: Callable[[], int]) -> Callable[[], int]:
     @functools.lru_cache
     def get_max_num_sms() -> int:
-        if torch.mtia.is_available() and not torch.cuda.is_available():
-            return int(torch.mtia.get_device_properties()["multi_processor_count"])
+        if device_module().is_available() and not torch.cuda.is_available():
+            return int(device_module().get_device_properties()["multi_processor_count"])
         return original()
 
     return get_max_num_sms
@@ -58,9 +59,9 @@ class _TorchWithMtiaAsCuda:
     class cuda:
         @staticmethod
         def get_device_name() -> str:
-            return str(torch.mtia.get_device_properties()["name"])
+            return str(device_module().get_device_properties()["name"])
 
-        device_count = torch.mtia.device_count
+        device_count = device_module().device_count
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -71,7 +72,7 @@ def log_of_mtia(original: Any) -> Callable[..., None]:
 
     @functools.wraps(original)
     def log_autotuning_results(self: Any, name: str, input_nodes: list[Any], *args: Any) -> None:
-        is_ours = any(node.get_device().type == "mtia" for node in input_nodes)
+        is_ours = any(node.get_device().type == device_type() for node in input_nodes)
         (of_mtia if is_ours else original)(self, name, input_nodes, *args)
 
     log_autotuning_results.__module__ = __name__
@@ -82,7 +83,7 @@ def split_keys(original: Callable[..., int]) -> Callable[..., int]:
     def get_split_k(batch: int, heads: int, keys: int) -> int:
         if _lowered_graph_on_mtia() is None:
             return original(batch, heads, keys)
-        processors = int(torch.mtia.get_device_properties()["multi_processor_count"])
+        processors = int(device_module().get_device_properties()["multi_processor_count"])
         return max(1, 2 * processors // max(batch * heads, 1))
 
     return get_split_k
@@ -169,7 +170,7 @@ def convolution_format(original: Callable[..., torch.memory_format]) -> Callable
     ) -> torch.memory_format:
         from torch._prims_common import suggest_memory_format
 
-        if getattr(input, "fake_device", input.device).type != "mtia":
+        if getattr(input, "fake_device", input.device).type != device_type():
             return original(input, weight, backend)
         formats = {suggest_memory_format(input), suggest_memory_format(weight)}
         return next(iter(formats - {torch.contiguous_format}), torch.contiguous_format)

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from torch_mtia.door import device_module, device_type
+
 
 def get_generator(device: torch.device) -> torch.Generator:
     """The default generator of a device."""
-    torch.mtia.init()
-    index = torch.mtia.current_device() if device.index is None else device.index
-    return torch.mtia.default_generators[index]
+    device_module().init()
+    index = device_module().current_device() if device.index is None else device.index
+    return device_module().default_generators[index]
 
 
 def saving_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,7 +23,7 @@ def saving_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: Any, operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not _runs_on_mtia(args, kwargs):
             return original(self, operator, *args, **kwargs)
-        return torch.mtia.get_rng_state(), operator(*args, **kwargs)
+        return device_module().get_rng_state(), operator(*args, **kwargs)
 
     return __call__
 
@@ -36,12 +38,12 @@ def restoring_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, state, operator, *args, **kwargs)
         if is_fake(state):  # code is being generated
             return operator(*args, **kwargs)
-        current = torch.mtia.get_rng_state()
-        torch.mtia.set_rng_state(state)
+        current = device_module().get_rng_state()
+        device_module().set_rng_state(state)
         try:
             return operator(*args, **kwargs)
         finally:
-            torch.mtia.set_rng_state(current)
+            device_module().set_rng_state(current)
 
     return __call__
 
@@ -51,4 +53,4 @@ def _runs_on_mtia(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     from torch._prims.rng_prims import get_device
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-    return get_device(args, kwargs) == "mtia" and get_proxy_mode() is None
+    return get_device(args, kwargs) == device_type() and get_proxy_mode() is None

@@ -6,6 +6,7 @@ import inspect
 
 import torch
 
+from torch_mtia.door import device_type
 from torch_mtia.upstream_gates import device_lists, eager, graphs, inductor, random_state
 from torch_mtia.upstream_gates.gate import Gate
 
@@ -191,5 +192,32 @@ GATES: tuple[Gate, ...] = (
         why="A backward that is not recorded looks for the CUDA graphs of its forward, and asserts there are some.",
         replace=graphs.backward_without_trees,
         is_needed=lambda original: "cudagraph_trees" in inspect.getsource(original),
+    ),
+)
+
+# For devices that are not called mtia: see torch_mtia/privateuse1.py.
+GATES_OF_OTHER_NAMES: tuple[Gate, ...] = (
+    Gate(
+        name="GPU_TYPES",
+        modules=("torch._inductor.utils",),
+        why="Inductor generates Triton kernels, and does what else accelerators need, for devices that it lists.",
+        replace=device_lists.append_device,
+        is_needed=lambda original: "mtia" in original,
+    ),
+    Gate(
+        name="GPU_BENCHMARK_DEVICE_TYPES",
+        modules=("torch._inductor.runtime.benchmarking",),
+        why="Kernels are measured on devices that it lists.",
+        replace=lambda original: (*original, device_type()),
+        is_needed=lambda original: "mtia" in original,
+    ),
+    device_lists.renamed(
+        "has_triton.__wrapped__", "torch.utils._triton", "It says of devices it lists that they have Triton."
+    ),
+    device_lists.renamed("is_compile_supported", "torch._dynamo.utils", "It says what torch.compile supports."),
+    device_lists.renamed(
+        "native_layer_norm.__wrapped__",
+        "torch._refs",
+        "The dtype that the statistics of layer norm have depends on the device.",
     ),
 )

@@ -1,0 +1,75 @@
+"""The device under another name against the device `mtia`: the same benchmarks, in processes that take turns.
+
+    python benchmarks/doors.py [--rounds N] [--json FILE]
+
+A process has the device under one name, so each round runs each benchmark once for each. The figure is the geometric
+mean of the ratios of medians: 1.00 is equal, and above it the other name is slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+# Small operators and one-kernel calls: where what differs, the launch, is most of the time.
+BENCHMARKS: dict[str, tuple[str, ...]] = {
+    "eager.py": ("--group", "small"),
+    "compile.py": ("--group", "call"),
+}
+NAMES = {"mtia": "", "acme": "acme"}
+
+
+def measure(benchmark: str, name: str) -> dict[str, float]:
+    """Microseconds of each case."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.json"
+        command = [
+            sys.executable,
+            str(FOLDER / benchmark),
+            *BENCHMARKS[benchmark],
+            "--samples",
+            "5",
+            "--json",
+            str(rows),
+        ]
+        environment = os.environ | {"TORCH_MTIA_PRIVATEUSE1": NAMES[name]}
+        # Its exit status tells of bars against the CPU, which are not asked about here.
+        finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if not rows.exists():
+            sys.exit(f"error: {' '.join(command)} wrote no figures:\n{finished.stdout}{finished.stderr}")
+        return {f"{benchmark}: {row['name']}": row["ours_us"] for row in json.loads(rows.read_text())["rows"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="(default: 5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    options = parser.parse_args()
+
+    samples: dict[str, dict[str, list[float]]] = {name: collections.defaultdict(list) for name in NAMES}
+    for _ in range(options.rounds):
+        for benchmark in BENCHMARKS:
+            for name in NAMES:
+                for case, microseconds in measure(benchmark, name).items():
+                    samples[name][case].append(microseconds)
+
+    rows = []
+    for case, ours in samples["mtia"].items():
+        mtia, other = statistics.median(ours), statistics.median(samples["acme"][case])
+        rows.append({"name": case, "mtia_us": mtia, "acme_us": other, "ratio": other / mtia})
+        print(f"{case:60} {mtia:10.2f} us {other:10.2f} us {other / mtia:6.3f}")
+    print(f"geometric mean of {len(rows)}: {statistics.geometric_mean(row['ratio'] for row in rows):.3f} (bar: 1.03)")
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+#include "device_module.h"
+
+#include <pybind11/stl.h>
+
+#include "../device/MTIAFunctions.h"
+#include "../device/MTIAGenerator.h"
+#include "../device/MTIAHooks.h"
+#include "../runtime/loader.h"
+
+namespace py = pybind11;
+
+namespace torch_mtia {
+namespace {
+
+py::object owned(PyObject* object) {
+  return py::reinterpret_steal<py::object>(object);
+}
+
+}  // namespace
+
+void bind_device_module(py::module& m) {
+  static const MTIAHooks hooks;
+  m.def("_device_count", &device_count);
+  m.def("_is_initialized", &runtime::is_initialized);
+  m.def("_initialize", &ensure_initialized);
+  m.def("_exchange_device", &exchange_device);
+  m.def("_maybe_exchange_device", &maybe_exchange_device);
+  m.def("_default_generator", &default_generator);
+  m.def("_default_stream", [](c10::DeviceIndex device) { return hooks.getDefaultStream(device); });
+  m.def("_current_raw_stream", [](c10::DeviceIndex device) { return hooks.getCurrentRawStream(device); });
+  m.def("_memory_stats", [](c10::DeviceIndex device) { return owned(hooks.memoryStats(device)); });
+  m.def("_device_capability", [](c10::DeviceIndex device) { return owned(hooks.getDeviceCapability(device)); });
+  m.def("_device_properties", [](c10::DeviceIndex device) { return owned(hooks.getDeviceProperties(device)); });
+  m.def("_record_memory_history", [](const std::optional<std::string>& enabled, const std::string& stacks,
+                                     size_t max_entries) { hooks.recordMemoryHistory(enabled, stacks, max_entries); });
+  m.def("_memory_snapshot", [] { return owned(hooks.memorySnapshot(std::nullopt)); });
+  m.def("_attach_out_of_memory_observer",
+        [](const py::object& observer) { hooks.attachOutOfMemoryObserver(observer.ptr()); });
+  m.def("_graph_pool_handle", [] { return hooks.graphPoolHandle(); });
+}
+
+}  // namespace torch_mtia

@@ -1,0 +1,182 @@
+"""The other door: the device under a name of the user's choice. Every other test module runs there by `make
+test-privateuse1`; here is what concerns the door itself."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import RunScript
+
+@pytest.fixture
+def run_plainly(run_script: RunScript) -> RunScript:
+    """Runs a script that starts with the door of mtia."""
+
+    def run(text: str, /, **environment: str) -> object:
+        return run_script(text, **{"TORCH_MTIA_PRIVATEUSE1": "", **environment})
+
+    return run  # type: ignore[return-value]
+
+
+def test_name_from_the_environment(run_plainly: RunScript) -> None:
+    finished = run_plainly(
+        """
+        import torch
+        x = torch.arange(3.0, device="acme", requires_grad=True)
+        (x * x).sum().backward()
+        print(x.grad, x.is_acme, torch.accelerator.current_accelerator(), torch.mtia.is_available())
+        """,
+        TORCH_MTIA_PRIVATEUSE1="acme",
+    )
+    assert finished.output() == "tensor([0., 2., 4.], device='acme:0') True acme False\n"
+
+
+def test_enable_after_import(run_plainly: RunScript) -> None:
+    finished = run_plainly(
+        """
+        import os, torch
+        from torch_mtia import privateuse1
+        privateuse1.enable("acme")
+        privateuse1.enable("acme")  # harmless
+        print(torch.ones(2).acme() + 1, torch.nn.Linear(1, 1).to("acme").weight.device, torch.acme.device_count())
+        print(torch.accelerator.current_accelerator(), os.environ["TORCH_MTIA_PRIVATEUSE1"])
+        """
+    )
+    assert finished.output() == "tensor([2., 2.], device='acme:0') acme:0 1\nacme acme\n"
+
+
+def test_children_have_the_same_name(run_plainly: RunScript) -> None:
+    finished = run_plainly(
+        """
+        import torch
+        from torch_mtia import privateuse1
+
+        def work(queue, x):
+            queue.put((str(x.device), (x + 1).sum().item()))
+
+        if __name__ == "__main__":
+            privateuse1.enable("acme")
+            context = torch.multiprocessing.get_context("spawn")
+            queue = context.SimpleQueue()
+            child = context.Process(target=work, args=(queue, torch.ones(3, device="acme")))
+            child.start()
+            print(queue.get())
+            child.join()
+        """
+    )
+    assert finished.output() == "('acme:0', 6.0)\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Acme", "small letters"),
+        ("a-b", "small letters"),
+        ("", "small letters"),
+        ("class", "keyword"),
+        ("cuda", "PyTorch uses"),
+        ("cpu", "PyTorch uses"),
+        ("privateuseone", "device type of PyTorch's"),
+        ("nn", "PyTorch uses"),
+        ("data", "PyTorch uses"),
+    ],
+)
+def test_bad_name(run_plainly: RunScript, name: str, message: str) -> None:
+    finished = run_plainly(
+        f"""
+        import torch
+        from torch_mtia import privateuse1
+        try:
+            privateuse1.enable({name!r})
+        except ValueError as error:
+            print(error)
+        print(torch.ones(2, device="mtia").sum().item(), torch._C._get_privateuse1_backend_name())
+        """
+    )
+    *error, rest = finished.output().splitlines()
+    assert message in error[0]
+    assert rest == "2.0 privateuseone"
+
+
+def test_bad_name_from_the_environment(run_plainly: RunScript) -> None:
+    finished = run_plainly("import torch", TORCH_MTIA_PRIVATEUSE1="a-b")
+    assert finished.returncode != 0
+    assert "TORCH_MTIA_PRIVATEUSE1='a-b' is not valid" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ('torch.ones(1, device="mtia")', "in use as 'mtia' already"),
+        ('privateuse1.enable("other")', "the devices are 'other' in this process already"),
+        ('torch.utils.rename_privateuse1_backend("other")', "has named PrivateUse1 'other'"),
+        (
+            "from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as setup\n"
+            'setup("privateuseone")',
+            "another backend",
+        ),
+    ],
+)
+def test_too_late(run_plainly: RunScript, before: str, message: str) -> None:
+    script = (
+        "import torch\nfrom torch_mtia import privateuse1\n"
+        f"{before}\n"
+        'name = torch._C._get_privateuse1_backend_name()\n'
+        'try:\n    privateuse1.enable("acme")\nexcept RuntimeError as error:\n    print(error)\n'
+        "print(torch._C._get_privateuse1_backend_name() == name, hasattr(torch, 'acme'))\n"
+    )
+    error, rest = run_plainly(script).output().splitlines()
+    assert message in error
+    assert rest == "True False"
+
+
+def test_devices_stay_usable_after_a_failure(run_plainly: RunScript) -> None:
+    """Whatever was registered before the renaming failed is taken back."""
+    finished = run_plainly(
+        """
+        import torch
+        from torch_mtia import privateuse1
+
+        def refuse(name):
+            raise RuntimeError("refused")
+
+        torch.utils.rename_privateuse1_backend = refuse
+        try:
+            privateuse1.enable("acme")
+        except RuntimeError as error:
+            print(error)
+        print(torch.ones(2, device="mtia").sum().item(), torch.accelerator.current_accelerator())
+        print(torch._C._dispatch_has_kernel_for_dispatch_key("aten::add.out", "PrivateUse1"))
+        """
+    )
+    assert finished.output().splitlines() == ["refused", "2.0 mtia", "False"]
+
+
+def test_other_type_is_gone(run_plainly: RunScript) -> None:
+    finished = run_plainly(
+        """
+        import torch
+        from torch_mtia import privateuse1
+        privateuse1.enable("acme")
+        try:
+            torch.ones(1, device="mtia")
+        except (RuntimeError, NotImplementedError) as error:
+            print(type(error).__name__)
+        """
+    )
+    assert finished.output() == "NotImplementedError\n"
+
+
+def test_autocast_lists_are_those_of_mtia(run_plainly: RunScript) -> None:
+    """Whatever autocast does to an operator on mtia, it does on the other device."""
+    finished = run_plainly(
+        """
+        import torch
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        of_mtia, of_other = (
+            {name for name in torch._C._dispatch_get_all_op_names() if has_kernel(name, key)}
+            for key in ("AutocastMTIA", "AutocastPrivateUse1")
+        )
+        print(len(of_mtia) > 100, of_mtia ^ of_other)
+        """,
+        TORCH_MTIA_PRIVATEUSE1="acme",
+    )
+    assert finished.output() == "True set()\n"

@@ -1,0 +1,68 @@
+"""The other door: the backend under a name of your own, through PyTorch's PrivateUse1. See docs/privateuse1.md."""
+
+from __future__ import annotations
+
+import importlib
+import keyword
+import os
+
+import torch
+
+from torch_mtia import _C, door, environment
+
+__all__ = ["enable"]
+
+_UNNAMED = "privateuseone"
+
+
+def enable(name: str) -> None:
+    """Makes the devices `torch.device(name)` instead of `torch.device("mtia")`, with their functions in `torch.NAME`.
+
+    Once in a process, before the first use of a device; again with the same name does nothing. The processes that this
+    one starts do the same, through the variable TORCH_MTIA_PRIVATEUSE1, which is set. `torch.accelerator` is the new
+    type from then on, and `torch.mtia` says that there is no device.
+
+    Raises:
+        ValueError: the name is not an identifier, or one that PyTorch uses already.
+        RuntimeError: the devices are in use as `mtia` or have another name, or another backend has taken PrivateUse1.
+            Nothing has changed then.
+    """
+    if door.device_type() == name:
+        return
+    _check_name(name)
+    if door.device_type() != "mtia":
+        raise RuntimeError(
+            f"the devices are '{door.device_type()}' in this process already, and cannot be '{name}' as well"
+        )
+    if (taken := torch._C._get_privateuse1_backend_name()) != _UNNAMED:
+        raise RuntimeError(f"another backend has named PrivateUse1 '{taken}' in this process: there is only one")
+    if _C._is_initialized():
+        raise RuntimeError(
+            f"the devices are in use as 'mtia' already: call enable('{name}') before the first use of one, or set "
+            f"{environment.PRIVATEUSE1.name}={name} before the process starts"
+        )
+    _C._open_privateuse1(name, lambda: torch.utils.rename_privateuse1_backend(name))
+    door.set_device_type(name)
+    os.environ[environment.PRIVATEUSE1.name] = name
+    torch._register_device_module(name, importlib.import_module("torch_mtia.device_module"))
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+
+    from torch_mtia import inductor, upstream_gates
+
+    upstream_gates.apply_again(torch.__version__)
+    inductor.register_device_type()
+
+
+def _check_name(name: str) -> None:
+    environment.check_device_name(name)
+    if keyword.iskeyword(name):
+        raise ValueError(f"name must be an identifier, and '{name}' is a keyword of Python")
+    holders = (torch, torch.Tensor, torch.nn.Module, torch.UntypedStorage, torch.TypedStorage)
+    for holder, attribute in [(holder, name) for holder in holders] + [(torch.Tensor, f"is_{name}")]:
+        if hasattr(holder, attribute):
+            raise ValueError(f"name must not be one that PyTorch uses, and there is a {holder.__name__}.{attribute}")
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return  # PyTorch knows no such device
+    raise ValueError(f"name must not be a device type of PyTorch's, as '{name}' is")
