@@ -29,7 +29,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-text test test-privateuse1 test-wide build bench fuzz docs lint format sanitize wheel clean
+.PHONY: help demo demo-text test test-privateuse1 test-wide conformance build bench fuzz docs lint format sanitize wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -68,6 +68,10 @@ test-wide: $(BUILT) $(VENV)/test  ## run the sweeps that are too long for make t
 	$(BIN)/python -m pytest -n $(MAX_JOBS) -m wide tests
 
 build: $(BUILT)  ## install the package in .venv, editable
+
+conformance: $(BUILT) $(VENV)/test  ## test all that PyTorch asks of a device: results and a page in build/conformance
+	$(BIN)/python -m torch_mtia.conformance --device mtia -j $(MAX_JOBS) --folder build/conformance \
+	  --json build/conformance/mtia.json --junit build/conformance/mtia.xml --report build/conformance/mtia.html
 
 bench: $(BUILT) $(VENV)/test  ## measure the device against PyTorch's CPU device, and write docs/performance.md
 	status=0; for benchmark in $(BENCHMARKS); do \

@@ -101,7 +101,10 @@ setup(
     version=versions["__version__"],
     install_requires=[versions["torch_requirement"]()],
     packages=find_packages(include=["torch_mtia", "torch_mtia.*", "mtia", "mtia.*"]),
-    package_data={"torch_mtia": ["py.typed", "*.pyi", "include/**/*.h"]},
+    package_data={
+        "torch_mtia": ["py.typed", "*.pyi", "include/**/*.h"],
+        "torch_mtia.conformance": ["*.html", "*.ini", "ledgers/*.yaml"],
+    },
     ext_modules=[
         Extension(
             HOST_DRIVER,

@@ -24,6 +24,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "matmul": lambda x: x @ x.t() + 1,
     "reductions": lambda x: x.sum(0) + x.amax(1) + x.mean(),
     "views": lambda x: x.t().contiguous().view(4, 16)[:, ::2].clone(),
+    "norms of which the order is a number": lambda x: torch.norm(x, 1.0, 1) + torch.norm(x, 3, 1),
     "softmax": lambda x: F.softmax(x, -1).log(),
     "norm": lambda x: F.layer_norm(x, (8,)),
     "convolution": lambda x: F.conv2d(x.view(1, 1, 8, 8), x.view(1, 1, 8, 8)[:, :, :3, :3], padding=1),

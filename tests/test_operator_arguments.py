@@ -18,7 +18,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
 
-from tests.test_operator_database import CPU, full_name, moved
+from torch_mtia.conformance.database import CPU, full_name, moved
 
 MOST_SAMPLES = 1  # the first ones are the plain ones; more take minutes
 DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)

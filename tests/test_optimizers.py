@@ -1,10 +1,7 @@
-"""Every optimizer of torch.optim, in every form it offers on this device, takes the steps that the CPU takes."""
+"""Fused and capturable optimizers. That every form takes the steps of the CPU is in the conformance suite."""
 
 from __future__ import annotations
 
-import copy
-import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,93 +9,8 @@ import torch
 from torch.testing._internal.common_optimizers import optim_db
 
 from torch_mtia import fallback
-
-CPU = torch.device("cpu")
-STEPS = 10
-FORMS = ("plain", "foreach", "fused", "capturable", "capturable foreach", "differentiable")
-NEEDS_SPARSE = "takes sparse gradients only, and there are no sparse tensors on mtia"
-
-Kwargs = dict[str, Any]
-
-
-def offers(info: Any, form: str) -> bool:
-    return all(
-        word == "plain" or word in info.supported_impls or (word == "capturable" and info.has_capturable_arg)
-        for word in form.split()
-    )
-
-
-def inputs(info: Any, form: str) -> Iterator[Kwargs]:
-    """Upstream's configurations, with the form's flags."""
-    flags = {word: True for word in form.split() if word != "plain"}
-    known = inspect.signature(info.optim_cls).parameters
-    flags |= {flag: False for flag in ("foreach", "fused", "differentiable") if flag in known and flag not in flags}
-    for optim_input in info.optim_inputs_func(device=CPU):
-        yield {**copy.deepcopy(optim_input.kwargs), **flags}
-
-
-def reference(kwargs: Kwargs) -> Kwargs:
-    """The same configuration in the plain form, which every device has."""
-    forms = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
-    return {**copy.deepcopy(kwargs), **{flag: value for flag, value in forms.items() if flag in kwargs}}
-
-
-def train(
-    info: Any, device: torch.device, kwargs: Kwargs, dtype: torch.dtype = torch.float32
-) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """Parameters and state after STEPS steps on a quadratic function."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(4, 5), (3, 2), (6, 6)] if info.optim_cls is torch.optim.Muon else [(4, 5), (7,), (), (2, 3, 2)]
-    values = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
-    targets = [torch.randn(shape, generator=generator).to(dtype).to(device) for shape in shapes]
-    # A differentiable step must not change leaves that require gradients.
-    parameters = [value.to(device).requires_grad_(not kwargs.get("differentiable")) for value in values]
-    optimizer = info.optim_cls(parameters, **kwargs)
-
-    @torch.no_grad()
-    def closure() -> torch.Tensor:
-        for p, target in zip(parameters, targets, strict=True):
-            p.grad = 2 * (p - target)
-        return torch.stack([((p - t) * (p - t)).sum() for p, t in zip(parameters, targets, strict=True)]).sum()
-
-    for _ in range(STEPS):
-        if info.step_requires_closure:
-            optimizer.step(closure)
-        else:
-            closure()
-            optimizer.step()
-    return [p.detach().cpu() for p in parameters], optimizer.state_dict()["state"]
-
-
-CASES = [
-    pytest.param(
-        info,
-        form,
-        id=f"{info.name}-{form}",
-        marks=[pytest.mark.skip(reason=NEEDS_SPARSE)] if info.only_supports_sparse_grads else [],
-    )
-    for info in optim_db
-    for form in FORMS
-    if offers(info, form)
-]
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("info", "form"), CASES)
-def test_ten_steps_equal_those_of_the_cpu(device: torch.device, info: Any, form: str) -> None:
-    compared = 0
-    for kwargs in inputs(info, form):
-        try:
-            info.optim_cls([torch.zeros(2, 2)], **copy.deepcopy(kwargs))
-        except ValueError:  # two settings that exclude each other, on every device
-            continue
-        parameters, state = train(info, device, kwargs)
-        expected, expected_state = train(info, CPU, reference(kwargs))
-        torch.testing.assert_close(parameters, expected, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(state, expected_state, check_device=False, rtol=1e-4, atol=1e-5)
-        compared += 1
-    assert compared
-
+from torch_mtia.conformance.database import CPU, assert_same
+from torch_mtia.conformance.suites.optimizers import train
 
 FUSED = [info for info in optim_db if "fused" in info.supported_impls]
 
@@ -109,7 +21,7 @@ def test_fused_optimizers_in_other_dtypes(device: torch.device, info: Any, dtype
     kwargs = {"lr": 0.01, "fused": True}
     parameters, _ = train(info, device, kwargs, dtype)
     expected, _ = train(info, CPU, kwargs, dtype)
-    torch.testing.assert_close(parameters, expected, equal_nan=True)
+    assert_same(parameters, expected, device, {})
 
 
 @pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])

@@ -9,6 +9,7 @@
 // 3. Results become device tensors: an argument that was written is returned itself; a view of an argument shares the
 //    argument's storage; a new tensor's storage is adopted. A resized argument hands its new memory and its new sizes
 //    to the tensor that it stands for.
+// A sparse tensor (Sparse.h) is converted part by part.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -32,6 +33,7 @@
 #include "FallbackControl.h"
 #include "HostAlias.h"
 #include "Launch.h"
+#include "Sparse.h"
 
 namespace torch_mtia {
 namespace {
@@ -101,8 +103,9 @@ class CommonDevice {
 // One call: its arguments' aliases, and the way back.
 class FallbackCall {
  public:
-  FallbackCall(const c10::OperatorHandle& op, Stack* stack)
-      : op_(op), stack_(stack), first_argument_(stack->size() - op.schema().arguments().size()) {}
+  // `key`: that of the CPU kernel.
+  FallbackCall(const c10::OperatorHandle& op, c10::DispatchKey key, Stack* stack)
+      : op_(op), key_(key), stack_(stack), first_argument_(stack->size() - op.schema().arguments().size()) {}
 
   void run() {
     find_device();
@@ -203,6 +206,13 @@ class FallbackCall {
     for (const auto& known : tensors_) {
       if (known.device.is_same(tensor)) return known.host;
     }
+    if (tensor.layout() == at::kSparse) {
+      const SparseParts parts = parts_of(tensor);
+      at::Tensor host =
+          make_sparse(c10::DispatchKey::SparseCPU, tensor, {to_host(parts.indices), to_host(parts.values)});
+      tensors_.push_back({tensor, host});
+      return host;
+    }
     at::Tensor host = host_alias(tensor, /*for_write=*/false);
     auto* storage = tensor.storage().unsafeGetStorageImpl();
     const auto known = std::find_if(storages_.begin(), storages_.end(), [&](const StorageAlias& alias) {
@@ -228,7 +238,7 @@ class FallbackCall {
   void run_kernel() {
     const HostViewAllocation device_memory;
     if (!seeds_default_generator_) {
-      op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+      op_.redispatchBoxed(c10::DispatchKeySet(key_), stack_);
       return;
     }
     // The kernel draws from the CPU's default generator: lend it our seed and put its own state back.
@@ -242,7 +252,7 @@ class FallbackCall {
       const at::Tensor& state;
       ~Restore() { generator.set_state(state); }
     } restore{generator, state};
-    op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+    op_.redispatchBoxed(c10::DispatchKeySet(key_), stack_);
   }
 
   // The kernel as a work item. The caller waits for it, so it refers to the call, and it can run only once.
@@ -301,7 +311,14 @@ class FallbackCall {
       storage->set_data_ptr_noswap(adopt_or_copy(alias.host, /*kept_elsewhere=*/false));
       storage->set_nbytes(alias.host.nbytes());
     }
-    for (auto& [device, host] : tensors_) {
+    // Indexed, because the parts of a sparse tensor become tensors of the list.
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const auto [device, host] = tensors_[i];
+      if (host.layout() == at::kSparse) {
+        const SparseParts parts = parts_of(host);
+        set_sparse(device, host, {to_device(parts.indices), to_device(parts.values)});
+        continue;
+      }
       auto* impl = device.unsafeGetTensorImpl();
       if (impl->is_conj() != host.is_conj()) impl->_set_conj(host.is_conj());
       if (impl->is_neg() != host.is_neg()) impl->_set_neg(host.is_neg());
@@ -365,12 +382,19 @@ class FallbackCall {
 
   at::Tensor to_device(const at::Tensor& host) {
     if (!host.defined() || !host.device().is_cpu()) return host;
-    TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == at::kStrided && !host.is_quantized(), op_.operator_name().name,
-                                " is not implemented for ", device_name(), ": it gives a ",
-                                host.is_quantized() ? "quantized" : "sparse",
-                                " tensor, and the device's tensors are dense");
+    const bool is_sparse = host.layout() == at::kSparse;
+    TORCH_CHECK_NOT_IMPLEMENTED((is_sparse || host.layout() == at::kStrided) && !host.is_quantized(),
+                                op_.operator_name().name, " is not implemented for ", device_name(), ": it gives a ",
+                                host.is_quantized() ? "quantized" : "compressed sparse",
+                                " tensor, and the device's tensors are dense, or sparse in the layout torch.sparse_coo");
     for (const auto& alias : tensors_) {
       if (alias.host.is_same(host)) return alias.device;
+    }
+    if (is_sparse) {
+      const SparseParts parts = parts_of(host);
+      at::Tensor result = make_sparse(sparse_dispatch_key(), host, {to_device(parts.indices), to_device(parts.values)});
+      tensors_.push_back({result, host});
+      return result;
     }
     auto result = at::detail::make_tensor<c10::TensorImpl>(to_device(host.storage()),
                                                            c10::DispatchKeySet(dispatch_key()), host.dtype());
@@ -392,6 +416,7 @@ class FallbackCall {
   }
 
   const c10::OperatorHandle& op_;
+  const c10::DispatchKey key_;
   Stack* const stack_;
   const size_t first_argument_;
   c10::Device device_{device_type(), 0};
@@ -403,17 +428,22 @@ class FallbackCall {
   c10::SmallVector<TensorAlias, 4> tensors_;
 };
 
+template <c10::DispatchKey key>
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   FallbackControl::enter(op);
   ensure_initialized();
   require_host_view(op.schema().name().c_str());
-  FallbackCall(op, stack).run();
+  FallbackCall(op, key, stack).run();
 }
 
 }  // namespace
 
 MTIA_LIBRARY_IMPL(_, kBackend, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback<c10::DispatchKey::CPU>>());
+}
+
+MTIA_LIBRARY_IMPL(_, kSparse, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback<c10::DispatchKey::SparseCPU>>());
 }
 
 }  // namespace torch_mtia

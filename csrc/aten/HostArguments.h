@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <concepts>
 #include <memory>
 #include <optional>
 #include <string>
@@ -96,6 +97,12 @@ struct KeptOptionalArray {
   Reference get() const { return {values}; }
 };
 
+struct KeptOptionalScalar {
+  void collect(HostTensors& /*list*/) {}
+  std::optional<at::Scalar> value;
+  at::OptionalScalarRef get() const { return value ? at::OptionalScalarRef(*value) : at::OptionalScalarRef(); }
+};
+
 struct KeptString {
   void collect(HostTensors& /*list*/) {}
   std::string value;
@@ -167,8 +174,14 @@ template <typename T>
 KeptOptionalArray<T> keep(const std::optional<at::ArrayRef<T>>& values) {
   return values ? KeptOptionalArray<T>{values->vec()} : KeptOptionalArray<T>{};
 }
-inline KeptOptionalArray<int64_t> keep(const at::OptionalIntArrayRef& values) {
-  return values ? KeptOptionalArray<int64_t>{values->vec()} : KeptOptionalArray<int64_t>{};
+template <typename T>
+KeptOptionalArray<T> keep(const at::OptionalArrayRef<T>& values) {
+  return values ? KeptOptionalArray<T>{values->vec()} : KeptOptionalArray<T>{};
+}
+// A template, because get() compiles only where c10/util/Exception.h was included before anything else.
+template <std::same_as<at::Scalar> T>
+KeptOptionalScalar keep(const c10::OptionalRef<T>& value) {
+  return {value.has_value() ? std::optional<at::Scalar>(value.get()) : std::nullopt};
 }
 inline KeptString keep(std::string_view value) {
   return {std::string(value)};

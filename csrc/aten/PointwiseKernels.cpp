@@ -109,6 +109,8 @@ std::tuple<Tensor&, Tensor&> log_sigmoid_forward_out_mtia(const Tensor& self, Te
   for (const Tensor& written : {output, buffer}) {
     TORCH_CHECK(written.scalar_type() == self.scalar_type(), "expected scalar type ", self.scalar_type(), " but found ",
                 written.scalar_type());
+    TORCH_CHECK(written.device() == self.device(), "Expected all tensors to be on the same device, but found at least ",
+                "two devices, ", self.device(), " and ", written.device(), "!");
   }
   const auto [result, kept] = log_sigmoid_forward_mtia(self);
   resize_output(output, self.sizes());

@@ -270,7 +270,9 @@ Shape nansum_shape(const at::Tensor& self, OptionalDims dim, bool keepdim, std::
   TORCH_CHECK(!self.is_complex(), "nansum does not support complex inputs");
   const auto mask = at::native::make_dim_mask(dim, self.dim());
   const auto result = at::native::get_dtype_from_self(self, dtype, /*promote_integers=*/true);
-  return {like(self, at::native::shape_from_dim_mask(self, mask, keepdim), result)};
+  Shape shape = {like(self, at::native::shape_from_dim_mask(self, mask, keepdim), result)};
+  shape[0].casts = at::isIntegralType(self.scalar_type(), /*includeBool=*/true);
+  return shape;
 }
 
 Shape count_nonzero_shape(const at::Tensor& self, at::IntArrayRef dim) {

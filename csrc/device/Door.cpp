@@ -38,6 +38,8 @@ std::vector<LibraryPart>& library_parts() {
 c10::DispatchKey dispatch_key_of(c10::DeviceType type, DoorLibrary::Key key) {
   const bool is_mtia = type == c10::DeviceType::MTIA;
   switch (key) {
+    case DoorLibrary::Key::kSparse:
+      return is_mtia ? c10::DispatchKey::SparseMTIA : c10::DispatchKey::SparsePrivateUse1;
     case DoorLibrary::Key::kAutograd:
       return is_mtia ? c10::DispatchKey::AutogradMTIA : c10::DispatchKey::AutogradPrivateUse1;
     case DoorLibrary::Key::kAutocast:

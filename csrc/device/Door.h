@@ -60,7 +60,7 @@ class DoorPart {
 // has the kernels of autocast for mtia.
 class DoorLibrary {
  public:
-  enum class Key { kBackend, kAutograd, kAutocast };
+  enum class Key { kBackend, kAutograd, kAutocast, kSparse };
   using Function = void (*)(torch::Library& library);
   DoorLibrary(const char* name_space, Key key, Function define);
 };

@@ -59,6 +59,7 @@ class _Source:
         return "\n".join(
             [
                 "// Generated from the rows with `runs` in yaml/native_functions.yaml.",
+                "#include <c10/util/Exception.h>  // c10/core/OptionalRef.h takes it for granted",
                 *sorted(self._includes),
                 "",
                 *(f'#include "{header}"' for header in sorted([*self._headers, "MTIANativeFunctions.h"])),

@@ -1,0 +1,66 @@
+#include "Sparse.h"
+
+#include <ATen/native/SparseTensorUtils.h>
+#include <ATen/ops/_coalesced_native.h>
+#include <ATen/ops/_indices_native.h>
+#include <ATen/ops/_nnz_native.h>
+#include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors_native.h>
+#include <ATen/ops/_sparse_coo_tensor_with_dims_native.h>
+#include <ATen/ops/_values_native.h>
+#include <ATen/ops/clone_native.h>
+#include <ATen/ops/copy_native.h>
+#include <ATen/ops/copy_sparse_to_sparse_native.h>
+#include <ATen/ops/dense_dim_native.h>
+#include <ATen/ops/empty_native.h>
+#include <ATen/ops/indices_native.h>
+#include <ATen/ops/is_coalesced_native.h>
+#include <ATen/ops/sparse_dim_native.h>
+#include <ATen/ops/sparse_resize_and_clear_native.h>
+#include <ATen/ops/sparse_resize_native.h>
+#include <ATen/ops/values_native.h>
+#include <ATen/ops/zero_native.h>
+#include <torch/library.h>
+
+namespace torch_mtia {
+
+SparseParts parts_of(const at::Tensor& sparse) {
+  const auto* impl = at::sparse::get_sparse_impl(sparse);
+  return {impl->indices(), impl->values()};
+}
+
+at::Tensor make_sparse(c10::DispatchKey key, const at::Tensor& model, const SparseParts& parts) {
+  at::Tensor sparse = at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(key), model.dtype());
+  set_sparse(sparse, model, parts);
+  return sparse;
+}
+
+void set_sparse(const at::Tensor& sparse, const at::Tensor& model, const SparseParts& parts) {
+  auto* impl = at::sparse::get_sparse_impl(sparse);
+  const auto* like = at::sparse::get_sparse_impl(model);
+  impl->raw_resize_(like->sparse_dim(), like->dense_dim(), model.sizes());
+  impl->set_indices_and_values_unsafe(parts.indices, parts.values);
+  impl->set_coalesced(like->coalesced());
+}
+
+MTIA_LIBRARY_IMPL(aten, kSparse, m) {
+  m.impl("empty.memory_format", TORCH_FN(at::native::empty_sparse_symint));
+  m.impl("_sparse_coo_tensor_with_dims", TORCH_FN(at::native::new_with_dims_sparse));
+  m.impl("_sparse_coo_tensor_with_dims_and_tensors", TORCH_FN(at::native::new_with_dims_and_tensor_sparse_symint));
+  m.impl("_indices", TORCH_FN(at::native::_indices_sparse));
+  m.impl("_values", TORCH_FN(at::native::_values_sparse));
+  m.impl("indices", TORCH_FN(at::native::indices_sparse));
+  m.impl("values", TORCH_FN(at::native::values_sparse));
+  m.impl("_nnz", TORCH_FN(at::native::_nnz_sparse));
+  m.impl("sparse_dim", TORCH_FN(at::native::sparse_dim_sparse));
+  m.impl("dense_dim", TORCH_FN(at::native::dense_dim_sparse));
+  m.impl("is_coalesced", TORCH_FN(at::native::is_coalesced_sparse));
+  m.impl("_coalesced_", TORCH_FN(at::native::_coalesced_sparse_));
+  m.impl("sparse_resize_", TORCH_FN(at::native::sparse_resize_));
+  m.impl("sparse_resize_and_clear_", TORCH_FN(at::native::sparse_resize_and_clear_));
+  m.impl("clone", TORCH_FN(at::native::clone_sparse));
+  m.impl("zero_", TORCH_FN(at::native::zero_sparse_));
+  m.impl("copy_", TORCH_FN(at::native::copy_sparse_wrapper_));
+  m.impl("copy_sparse_to_sparse_", TORCH_FN(at::native::copy_sparse_));
+}
+
+}  // namespace torch_mtia

@@ -1,0 +1,413 @@
+"""The conformance suite: what it makes of tests that fail, crash and hang; the ledger; the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from torch_mtia.conformance import results as r
+from torch_mtia.conformance.ledger import FOLDER, Ledger, LedgerError
+from torch_mtia.conformance.report import save_html
+from torch_mtia.conformance.results import Result, Run, changes, read_lines
+
+UPSTREAM = Path(__file__).parent / "upstream"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+# What of the suites runs by default, each in one command.
+SLICES = [
+    pytest.param(("device", "tensor", "optimizers", "triton", "distributed"), "1/1", id="what is short"),
+    pytest.param(("operators", "autograd", "modules", "graphs"), "1/24", id="PyTorch's databases"),
+    pytest.param(("compile",), "1/40", id="compile"),
+]
+
+SUITE = """
+import ctypes, os, pytest, torch
+
+def test_passes(device):
+    assert device.type in ("mtia", "cpu")
+
+def test_is_wrong():
+    assert torch.ones(2).tolist() == [0, 0]
+
+def test_is_missing():
+    raise NotImplementedError('"nothing" not implemented for Half')
+
+def test_breaks():
+    raise ValueError("a value <b>")
+
+def test_does_not_apply():
+    pytest.skip("for a reason")
+
+def test_crashes():
+    ctypes.string_at(0)
+
+def test_ends_the_process():
+    os._exit(7)
+
+def test_hangs():
+    while True:
+        pass
+
+@pytest.mark.parametrize("number", range(20))
+def test_many(number):
+    assert number >= 0
+"""
+
+OUTCOMES = {
+    "toy/passes": (r.PASSED, ""),
+    "toy/is_wrong": (r.FAILED, "wrong"),
+    "toy/is_missing": (r.FAILED, "missing"),
+    "toy/breaks": (r.FAILED, "error"),
+    "toy/does_not_apply": (r.SKIPPED, ""),
+    "toy/crashes": (r.CRASHED, ""),
+    "toy/ends_the_process": (r.CRASHED, ""),
+    "toy/hangs": (r.HUNG, ""),
+    **{f"toy/many/{number}": (r.PASSED, "") for number in range(20)},
+}
+
+
+class Conformance:
+    """Runs the command in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, *arguments: str, ledger: str = "") -> subprocess.Popen[str]:
+        (self.folder / "toy.py").write_text(SUITE)
+        (self.folder / "ledger.yaml").write_text(ledger)
+        command = [sys.executable, "-m", "torch_mtia.conformance", "--device", "cpu", "--ledger", "ledger.yaml"]
+        command += ["--folder", "record", "-j", "1", "--time-limit", "4", "--json", "run.json", *arguments]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str, ledger: str = "") -> tuple[int, str]:
+        process = self.start(*arguments, ledger=ledger)
+        output, _ = process.communicate(timeout=300)
+        return process.returncode, output
+
+    def results(self) -> dict[str, Result]:
+        return {result.test: result for result in Run.load(self.folder / "run.json").results}
+
+
+@pytest.fixture
+def conformance(tmp_path: Path) -> Conformance:
+    return Conformance(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def toy_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Conformance, int, str]:
+    """A run of the suite above, with all kinds of output."""
+    made = Conformance(tmp_path_factory.mktemp("conformance"))
+    status, output = made.run("--file", "toy.py", "--junit", "run.xml", "--report", "run.html", "--update")
+    return made, status, output
+
+
+def test_each_way_to_fail_is_told_apart(toy_run: tuple[Conformance, int, str]) -> None:
+    conformance, status, output = toy_run
+    assert status == 1, output
+    results = conformance.results()
+    assert {test: (result.outcome, result.kind) for test, result in results.items()} == OUTCOMES
+    assert "Segmentation fault" in results["toy/crashes"].message
+    assert "test_crashes" in results["toy/crashes"].detail
+    assert "test_hangs" in results["toy/hangs"].detail
+    assert results["toy/does_not_apply"].reason == "for a reason"
+
+
+def test_junit(toy_run: tuple[Conformance, int, str]) -> None:
+    conformance, _, _ = toy_run
+    (suite,) = ElementTree.parse(conformance.folder / "run.xml").getroot()
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("toy", "28", "6")
+    failures = {case.get("name"): failure.get("type") for case in suite for failure in case.iter("failure")}
+    assert failures["hangs"] == "hung"
+
+
+def test_a_proposed_ledger_wants_reasons(toy_run: tuple[Conformance, int, str]) -> None:
+    conformance, _, output = toy_run
+    proposal = conformance.folder / "record" / "ledger.yaml"
+    assert "+- tests: toy/crashes" in output
+    with pytest.raises(LedgerError, match=r"toy/crashes.*`reason` is missing"):
+        Ledger(proposal)
+
+
+def test_a_run_with_a_ledger_that_agrees_succeeds(conformance: Conformance) -> None:
+    ledger = """
+- tests: [toy/is_*, toy/breaks]
+  outcome: xfail
+  reason: written to fail
+- tests: [toy/crashes, toy/ends_the_process, toy/hangs]
+  outcome: skip
+  reason: takes the process with it
+  decision: the author of the test
+"""
+    status, output = conformance.run("--file", "toy.py", ledger=ledger)
+    assert status == 0, output
+    results = conformance.results()
+    assert results["toy/breaks"].verdict == r.XFAIL
+    assert (results["toy/hangs"].outcome, results["toy/hangs"].verdict) == (r.SKIPPED, r.SKIP)
+
+
+def test_an_unexpected_pass_fails(conformance: Conformance) -> None:
+    ledger = "- tests: toy/passes\n  outcome: xfail\n  reason: an old fault\n"
+    status, output = conformance.run("--file", "toy.py", "--test", "toy/passes", ledger=ledger)
+    assert status == 1
+    assert "XPASS toy/passes: an old fault" in output
+
+
+def test_tests_that_do_not_exist_are_refused(conformance: Conformance) -> None:
+    ledger = "- tests: toy/passed\n  outcome: xfail\n  reason: misspelt\n"
+    status, output = conformance.run("--file", "toy.py", ledger=ledger)
+    assert status == 2
+    assert "there is no test of the name, remove or correct it:\n  toy/passed" in output
+
+
+def test_an_interrupted_run_is_resumed(conformance: Conformance) -> None:
+    process = conformance.start("--file", "toy.py", "--time-limit", "300")
+    record = conformance.folder / "record" / "results.jsonl"
+    deadline = time.monotonic() + 120
+    while "toy/ends_the_process" not in (record.read_text() if record.exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 3, output
+    partial = conformance.results()
+    assert "toy/hangs" not in partial
+    assert partial["toy/passes"].verdict == r.PASS
+    status, output = conformance.run("--file", "toy.py", "--resume")
+    assert status == 1, output
+    assert {test: (result.outcome, result.kind) for test, result in conformance.results().items()} == OUTCOMES
+
+
+def test_slices_are_a_partition(conformance: Conformance) -> None:
+    parts = []
+    for number in (1, 2, 3):
+        conformance.run("--file", "toy.py", "--test", "toy/many/*", "--slice", f"{number}/3")
+        parts.append(set(conformance.results()))
+    assert set().union(*parts) == {f"toy/many/{number}" for number in range(20)}
+    assert sum(map(len, parts)) == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "acme"], "PyTorch knows no such device"),
+        (["--suite", "operator"], "there is no such suite. There are: device, tensor, operators"),
+        (["--file", "nothing.py"], "no such file"),
+        (["--slice", "3/2"], "'3/2' is not K/N"),
+        (["--import", "no_such_module"], "No module named 'no_such_module'"),
+        (["--compare", "toy.py"], "is not a file that --json has written"),
+        (["--import", "crashing"], "ended with status -6"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_wrong_arguments_are_explained(conformance: Conformance, arguments: list[str], message: str) -> None:
+    (conformance.folder / "crashing.py").write_text("import os; os.abort()")
+    status, output = conformance.run(*arguments)
+    assert status == 2
+    assert message in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("suites", "part"), SLICES)
+def test_a_slice_of_the_suites_is_as_the_ledger_says(tmp_path: Path, suites: tuple[str, ...], part: str) -> None:
+    command = [sys.executable, "-m", "torch_mtia.conformance", "--device", "mtia", "--slice", part, "-j", "1"]
+    command += ["--folder", str(tmp_path), *(word for suite in suites for word in ("--suite", suite))]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    assert process.returncode == 0, process.stdout + process.stderr[-4000:]
+
+
+# Upstream's own tests ------------------------------------------------------------------------------------------------
+
+GENERIC = """
+import torch
+from torch.testing._internal.common_device_type import dtypes, instantiate_device_type_tests, onlyCUDA, ops
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_utils import TestCase, run_tests
+
+class TestThings(TestCase):
+    @dtypes(torch.float32, torch.int64)
+    def test_sum(self, device, dtype):
+        self.assertEqual(torch.ones(3, device=device, dtype=dtype).sum(), 3)
+
+    @ops([info for info in op_db if info.name == "sin"], allowed_dtypes=(torch.float32,))
+    def test_samples(self, device, dtype, op):
+        for sample in op.sample_inputs(device, dtype):
+            self.assertEqual(op(sample.input).device.type, torch.device(device).type)
+
+    @onlyCUDA
+    def test_of_another_device(self, device):
+        raise AssertionError
+
+instantiate_device_type_tests(TestThings, globals())
+
+if __name__ == "__main__":
+    run_tests()
+"""
+
+
+def test_generic_tests_of_pytorch_run_on_the_device(tmp_path: Path) -> None:
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "test_things.py").write_text(GENERIC)
+    command = [sys.executable, str(UPSTREAM / "run.py"), str(tmp_path), "test_things", "-j", "1"]
+    process = subprocess.run(
+        [*command, "--folder", str(tmp_path / "runs")], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    tests = Run.load(tmp_path / "runs" / "test_things" / "results.json").results
+    assert {test.test.rpartition("/")[2]: test.outcome for test in tests} == {
+        "test_sum_mtia_float32": r.PASSED,
+        "test_sum_mtia_int64": r.PASSED,
+        "test_samples_sin_mtia_float32": r.PASSED,
+        "test_of_another_device_mtia": r.SKIPPED,
+    }
+
+
+def test_a_checkout_that_is_not_there_is_explained(tmp_path: Path) -> None:
+    command = [sys.executable, str(UPSTREAM / "run.py"), str(tmp_path), "test_torch"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode != 0
+    assert "test_torch: no such file" in process.stderr
+
+
+# The ledger ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_ledgers_of_the_package_are_valid(path: Path) -> None:
+    assert Ledger(path).entries is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "not YAML"),
+        ("tests: a/b", "a ledger is a list"),
+        ("- a/b", "entry 1: not a mapping"),
+        ("- tests: a/b\n  outcome: fails\n  reason: x", "`outcome` is 'fails'; it is one of xfail, skip"),
+        ("- tests: a/b\n  outcome: xfail\n  reason: ' '", "`reason` is missing"),
+        ("- tests: a/b\n  outcome: skip\n  reason: x", "`decision` is missing"),
+        ("- outcome: xfail\n  reason: x", "`tests` is missing"),
+        ("- tests: a/b\n  outcome: xfail\n  reason: x\n  why: y", "unknown field 'why'"),
+    ],
+)
+def test_a_wrong_ledger_is_explained(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "ledger.yaml"
+    path.write_text(text)
+    with pytest.raises(LedgerError, match=message):
+        Ledger(path)
+
+
+def test_a_proposal_drops_what_passes_and_keeps_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.yaml"
+    path.write_text(
+        "# a head\n- tests: [a/b/*, a/c]\n  outcome: xfail\n  reason: x\n- tests: a/d\n  outcome: xfail\n  reason: y\n"
+    )
+    ledger = Ledger(path)
+    tests = [Result("a/b/1", r.PASSED), Result("a/b/2", r.PASSED), Result("a/c", r.FAILED), Result("a/d", r.PASSED)]
+    for result in tests:
+        ledger.judge(result)
+    assert ledger.proposal(tests) == "# a head\n- tests: a/c\n  outcome: xfail\n  reason: x\n"
+
+
+# Results -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("node", "test"),
+    [
+        (
+            "suites/operators.py::test_forward[nn.functional.gelu/float32]",
+            "operators/forward/nn.functional.gelu/float32",
+        ),
+        ("suites/device.py::test_names", "device/names"),
+        ("test_torch.py::TestTorchMTIA::test_add_mtia", "test_torch/TestTorchMTIA/test_add_mtia"),
+    ],
+)
+def test_ids(node: str, test: str) -> None:
+    assert r.test_id(node) == test
+
+
+def test_changes_between_runs() -> None:
+    old = [
+        Result("a", r.PASSED),
+        Result("b", r.FAILED, kind="wrong"),
+        Result("c", r.FAILED, kind="wrong"),
+        Result("d", r.PASSED),
+    ]
+    new = [Result("a", r.CRASHED), Result("b", r.PASSED), Result("c", r.FAILED, kind="missing"), Result("e", r.PASSED)]
+    assert changes(old, new) == {"worse": ["a"], "better": ["b"], "changed": ["c"], "new": ["e"], "gone": ["d"]}
+
+
+def test_half_a_line_is_not_a_result(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"test": "a", "outcome": "passed"}\n{"test": "b", "outc')
+    assert [result.test for result in read_lines(path)] == ["a"]
+
+
+# The report ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """The report of a run with as many tests as a whole one, one of which failed."""
+    dtypes = ("float32", "float64", "int64", "bool", "complex64")
+    tests = [
+        Result(f"operators/{check}/op{number}/{dtype}", r.PASSED, verdict=r.PASS)
+        for number in range(700)
+        for dtype in dtypes
+        for check in ("forward", "out", "inplace", "noncontiguous", "extremal", "empty")
+    ]
+    message = "AssertionError: </script><b>not close"
+    tests.append(Result("operators/errors/op3", r.FAILED, kind="wrong", message=message, verdict=r.FAIL))
+    run = Run({"device": "mtia:0", "time": "today", "command": "a command"}, tests)
+    save_html(run, tmp_path / "page.html", run)
+    return tmp_path / "page.html"
+
+
+def page_in_chromium(page: Path, *arguments: str) -> str:
+    assert CHROMIUM is not None
+    command = [
+        CHROMIUM,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--window-size=1500,1200",
+    ]
+    process = subprocess.run([*command, *arguments, page.as_uri()], capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+def test_the_page_shows_all_in_a_browser(page: Path, tmp_path: Path) -> None:
+    shown = page_in_chromium(page, "--dump-dom", "--virtual-time-budget=5000")
+    assert 'data-ready="yes"' in shown
+    assert shown.count("data-operator=") == 700 * 5 + 1
+    assert "&lt;/script&gt;&lt;b&gt;not close" in shown
+    page_in_chromium(page, f"--screenshot={tmp_path / 'page.png'}")
+    assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+def test_the_page_contains_its_data_and_nothing_from_elsewhere(page: Path) -> None:
+    text = page.read_text()
+    data = json.loads(text.partition("const data = ")[2].partition(";\n")[0].replace("<\\/", "</"))
+    assert len(data["tests"]) == 700 * 5 * 6 + 1
+    assert data["details"]["operators/errors/op3"]["message"].endswith("</script><b>not close")
+    assert text.count("</script>") == 1
+    assert not any(word in text for word in ("http://", "https://", "<link", "src="))

@@ -1,0 +1,90 @@
+"""Sparse tensors of the layout torch.sparse_coo: made, converted, computed with, and as gradients of embeddings."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+CPU = torch.device("cpu")
+
+OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "to_dense": lambda s: s.to_dense(),
+    "indices": lambda s: s.indices(),
+    "values": lambda s: s.values(),
+    "a matrix product": lambda s: torch.sparse.mm(s, torch.ones(4, 3, device=s.device)),
+    "a product with a dense one": lambda s: torch.mm(s, torch.ones(4, 2, device=s.device)),
+    "a sum": lambda s: (s + s).to_dense(),
+    "a sum with a dense one": lambda s: torch.ones(4, 4, device=s.device) + s,
+    "a multiple": lambda s: (s * 3).to_dense(),
+    "a sum of all": lambda s: torch.sparse.sum(s),
+    "a softmax": lambda s: torch.sparse.softmax(s, 1).to_dense(),
+    "a transpose": lambda s: s.t().to_dense(),
+    "a clone": lambda s: s.clone().to_dense(),
+    "a selection": lambda s: s.index_select(0, torch.tensor([1, 0], device=s.device)).to_dense(),
+    "another dtype": lambda s: s.to(torch.float64).to_dense(),
+    "a function": lambda s: torch.sin(s).to_dense(),
+    "in place": lambda s: s.mul_(2).to_dense(),
+    "zeroed": lambda s: s.clone().zero_().to_dense(),
+    "a mask": lambda s: torch.arange(16.0, device=s.device).view(4, 4).sparse_mask(s).to_dense(),
+}
+
+
+def matrix(device: torch.device) -> torch.Tensor:
+    indices = torch.tensor([[0, 1, 1, 3], [2, 0, 3, 1]], device=device)
+    return torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0, 3.0, 4.0], device=device), (4, 4)).coalesce()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators(device: torch.device, name: str) -> None:
+    actual, expected = (OPERATORS[name](matrix(where)) for where in (device, CPU))
+    assert actual.device == device
+    torch.testing.assert_close(actual.cpu(), expected)
+
+
+def test_repeated_indices_are_added(device: torch.device) -> None:
+    sparse = torch.sparse_coo_tensor(torch.tensor([[1, 1, 0]]), torch.tensor([1.0, 2.0, 3.0]), (3,), device=device)
+    assert not sparse.is_coalesced()
+    together = sparse.coalesce()
+    assert (together.indices().tolist(), together.values().tolist()) == ([[0, 1]], [3.0, 3.0])
+
+
+def test_there_and_back(device: torch.device) -> None:
+    sparse = matrix(CPU).to(device)
+    assert (sparse.device, sparse.layout, sparse.is_coalesced()) == (device, torch.sparse_coo, True)
+    assert torch.equal(sparse.cpu().to_dense(), matrix(CPU).to_dense())
+    file = io.BytesIO()
+    torch.save(sparse, file)
+    file.seek(0)
+    loaded = torch.load(file)
+    assert loaded.device == device
+    assert torch.equal(loaded.to_dense().cpu(), matrix(CPU).to_dense())
+    assert "nnz=4" in repr(sparse)
+
+
+def test_dense_to_sparse_and_its_gradient(device: torch.device) -> None:
+    x = torch.tensor([[0.0, 2.0], [3.0, 0.0]], device=device, requires_grad=True)
+    sparse = x.to_sparse()
+    assert sparse._nnz() == 2
+    torch.sparse.sum(sparse * 3).backward()
+    assert x.grad is not None
+    assert x.grad.to_dense().tolist() == [[0.0, 3.0], [3.0, 0.0]]
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
+def test_embeddings_with_sparse_gradients(device: torch.device, optimizer: type[torch.optim.Optimizer]) -> None:
+    def trained(where: torch.device) -> torch.Tensor:
+        weight = torch.arange(20.0).view(5, 4).to(where).requires_grad_()
+        steps = optimizer([weight], lr=0.1)  # type: ignore[call-arg]
+        for tokens in ([1, 3, 1], [0, 3, 3]):
+            steps.zero_grad()
+            F.embedding(torch.tensor(tokens, device=where), weight, sparse=True).square().sum().backward()
+            assert weight.grad is not None
+            assert weight.grad.is_sparse
+            steps.step()
+        return weight.detach().cpu()
+
+    torch.testing.assert_close(trained(device), trained(CPU))

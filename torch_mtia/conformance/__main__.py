@@ -1,0 +1,153 @@
+"""`python -m torch_mtia.conformance`: the command line."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch_mtia.conformance import results as r
+from torch_mtia.conformance.ledger import FOLDER, Ledger, LedgerError
+from torch_mtia.conformance.probe import probe
+from torch_mtia.conformance.report import save_html
+from torch_mtia.conformance.results import Run, changes
+from torch_mtia.conformance.runner import run
+from torch_mtia.conformance.settings import Settings, UsageError
+
+SUITES_FOLDER = Path(__file__).parent / "suites"
+SUITES = (
+    *("device", "tensor", "operators", "autograd", "modules", "optimizers", "compile", "graphs", "triton"),
+    "distributed",
+)
+
+AS_EXPECTED, UNEXPECTED, USAGE, INTERRUPTED = 0, 1, 2, 3
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m torch_mtia.conformance",
+        description="Tests a device of PyTorch against its CPU, and compares with what the device's ledger expects.",
+        epilog=f"Exit status: {AS_EXPECTED} all as the ledger says, {UNEXPECTED} something else, {USAGE} wrong "
+        f"arguments, a wrong ledger or a device that does not start, {INTERRUPTED} interrupted (--resume goes on).",
+    )
+    made.add_argument("--device", required=True, help="mtia, cpu, cuda, or the name of a PrivateUse1 backend")
+    made.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help="registers it")
+    made.add_argument("--suite", action="append", default=[], help=f"repeatable; all of {', '.join(SUITES)}")
+    made.add_argument("--test", action="append", default=[], metavar="PATTERN", help="ids, as operators/*/add/float32")
+    made.add_argument("--slice", type=_slice, default=(0, 1), metavar="K/N", help="the K-th of N parts, K from 1")
+    made.add_argument(
+        "--file", action="append", default=[], type=Path, help="a test file of PyTorch's instead of suites"
+    )
+    made.add_argument("--ledger", type=Path, help="default: the one that the package has for the device")
+    made.add_argument("--folder", type=Path, help="for the run's record; default: conformance-DEVICE")
+    made.add_argument("-j", "--jobs", type=int, default=_cores(), help="worker processes; 0: in this one")
+    made.add_argument("--time-limit", type=float, default=Settings.time_limit, metavar="SECONDS", help="of one test")
+    made.add_argument("--resume", action="store_true", help="go on with the run whose record is in the folder")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write all results")
+    made.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
+    made.add_argument("--report", type=Path, metavar="FILE", help="write a page of HTML")
+    made.add_argument("--compare", type=Path, metavar="OLD.json", help="list what has changed since that run")
+    made.add_argument("--update", action="store_true", help="propose a ledger that agrees with the results")
+    return made
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _slice(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with 1 <= K <= N")
+    return int(match[1]) - 1, int(match[2])
+
+
+def files(suites: Sequence[str], given: Sequence[Path]) -> list[Path]:
+    """The test files to run. Raises UsageError for one that is not there."""
+    if unknown := [suite for suite in suites if suite not in SUITES]:
+        raise UsageError(f"--suite {unknown[0]}: there is no such suite. There are: {', '.join(SUITES)}")
+    if missing := [path for path in given if not path.is_file()]:
+        raise UsageError(f"--file {missing[0]}: no such file")
+    chosen = suites or (() if given else SUITES)
+    return [SUITES_FOLDER / f"{suite}.py" for suite in chosen] + [path.resolve() for path in given]
+
+
+def environment(probed: dict[str, str]) -> dict[str, str]:
+    """What the results depend on."""
+    return {
+        "device": f"{probed['device']}: {probed['properties']}",
+        "torch": importlib.metadata.version("torch"),
+        "torch_mtia": importlib.metadata.version("torch_mtia"),
+        "Python": platform.python_version(),
+        "system": f"{platform.platform()}, {_cores()} cores",
+        "time": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": f"python -m torch_mtia.conformance {shlex.join(sys.argv[1:])}",
+    }
+
+
+def summary(made: Run) -> str:
+    """One line for each suite."""
+    columns = (r.PASS, r.XFAIL, r.SKIP, r.NOT_APPLICABLE, r.FAIL, r.XPASS)
+    lines = [f"{'suite':<24}" + "".join(f"{column:>16}" for column in columns)]
+    for suite, counts in made.verdicts().items():
+        lines.append(f"{suite:<24}" + "".join(f"{counts[column]:>16}" for column in columns))
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    try:
+        return _run(arguments)
+    except (UsageError, LedgerError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return USAGE
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    chosen = files(arguments.suite, arguments.file)
+    probed = probe(arguments.device, arguments.imports)
+    ledger = Ledger(arguments.ledger or FOLDER / f"{probed['type']}.yaml")
+    old = Run.load(arguments.compare) if arguments.compare else None
+    settings = Settings(
+        device=probed["device"],
+        folder=str((arguments.folder or Path(f"conformance-{probed['type']}")).resolve()),
+        ledger=str(ledger.path.resolve()),
+        imports=tuple(arguments.imports),
+        time_limit=arguments.time_limit,
+        slice=arguments.slice,
+        tests=tuple(arguments.test),
+        inductor_tests=any(file.parent.name == "inductor" for file in arguments.file),
+    )
+    tests, complete = run(settings, chosen, arguments.jobs, ledger, resume=arguments.resume)
+    made = Run(environment(probed), tests, complete)
+    print(summary(made))
+    if old is not None:
+        for what, names in changes(old.results, tests).items():
+            print(f"{what}: {len(names)}", *(f"  {name}" for name in names[:50]), sep="\n")
+    if arguments.json:
+        made.save(arguments.json)
+    if arguments.junit:
+        made.save_junit(arguments.junit)
+    if arguments.report:
+        save_html(made, arguments.report, old)
+    if arguments.update:
+        proposal = ledger.proposal(tests)
+        target = Path(settings.folder) / "ledger.yaml"
+        target.write_text(proposal)
+        print(ledger.difference(proposal) or "The ledger agrees with the results.")
+        print(f"Proposed: {target}. Write the reasons that are missing, then copy it to {ledger.path}.")
+    if not complete:
+        print("Interrupted; --resume goes on.", file=sys.stderr)
+        return INTERRUPTED
+    return UNEXPECTED if any(result.verdict in r.UNEXPECTED for result in tests) else AS_EXPECTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""PyTorch's database of operators (OpInfo) as test cases, and the comparison of a device with the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy
+import pytest
+import torch
+from torch.testing._internal.common_device_type import toleranceOverride
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils import _pytree as pytree
+
+CPU = torch.device("cpu")
+SEED = 0
+# The dtype with which suites test operators that they do not test in every dtype: the first that the operator knows.
+PREFERRED = (torch.float32, torch.int64, torch.bool, torch.complex64)
+# Operators that want the tensors behind their first argument on the CPU, on every device.
+HOST_ARGUMENTS = ("tensor_split",)
+# Functions made of operators that each round to 16 bits, in another order on each device.
+ROUND_OFTEN = ("nn.functional.linear_cross_entropy",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator in one dtype."""
+
+    info: OpInfo
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return full_name(self.info)
+
+    @property
+    def differentiable(self) -> bool:
+        return self.info.supports_autograd and self.dtype in self.info.supported_backward_dtypes("cpu")
+
+    def samples(self, *, requires_grad: bool = False, seed: int = SEED) -> Iterator[SampleInput]:
+        seed_all(seed)
+        for sample in self.info.sample_inputs("cpu", self.dtype, requires_grad=requires_grad, set_seed=False):
+            if self.info.name in HOST_ARGUMENTS:
+                for tensor in tensors_of((sample.args, sample.kwargs)):
+                    tensor.stays_on_host = True  # type: ignore[attr-defined]
+            yield sample
+
+    def gradient_tolerance(self) -> dict[str, float]:
+        """As upstream has none for gradients: the one for results, and not less than what a sum costs."""
+        least = {torch.float16: 1e-2, torch.bfloat16: 4e-2, torch.float32: 1e-4, torch.complex64: 1e-4}.get(
+            self.dtype, 1e-7
+        )
+        return {name: max(least, self.tolerance().get(name, 0.0)) for name in ("atol", "rtol")}
+
+    def tolerance(self) -> dict[str, float]:
+        """Upstream's, where it has one for comparisons with the CPU."""
+        decorators = self.info.get_decorators("TestCommon", "test_compare_cpu", "cuda", self.dtype, {})
+        for decorator in decorators:
+            if isinstance(decorator, toleranceOverride) and self.dtype in decorator.d:
+                return {"atol": decorator.d[self.dtype].atol, "rtol": decorator.d[self.dtype].rtol}
+        if self.info.name in ROUND_OFTEN and self.dtype in (torch.float16, torch.bfloat16):
+            return {"atol": 5e-2, "rtol": 5e-2}
+        return {}
+
+
+def full_name(info: OpInfo) -> str:
+    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
+
+
+def cases(keep: Callable[[Case], bool] = lambda _case: True) -> pytest.MarkDecorator:
+    """Every operator in every dtype that it knows on the CPU."""
+    found = [Case(info, dtype) for info in op_db for dtype in sorted(info.supported_dtypes("cpu"), key=str)]
+    return _parameters([case for case in found if keep(case)], lambda case: f"{case.name}/{dtype_name(case.dtype)}")
+
+
+def preferred_cases(keep: Callable[[Case], bool] = lambda _case: True) -> pytest.MarkDecorator:
+    """Every operator in one dtype."""
+    found = []
+    for info in op_db:
+        known = info.supported_dtypes("cpu")
+        dtype = next((dtype for dtype in (*PREFERRED, *sorted(known, key=str)) if dtype in known), None)
+        if dtype is not None:
+            found.append(Case(info, dtype))
+    return _parameters([case for case in found if keep(case)], lambda case: f"{case.name}/{dtype_name(case.dtype)}")
+
+
+def _parameters(found: list[Case], name: Callable[[Case], str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", [pytest.param(case, id=name(case)) for case in found])
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
+
+
+# Samples -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def naming(number: int, sample: SampleInput) -> Iterator[None]:
+    """Errors inside carry the sample, for the report."""
+    try:
+        yield
+    except Exception as error:
+        error.conformance_sample = f"sample {number}: {sample.summary()}"[:2000]  # type: ignore[attr-defined]
+        raise
+
+
+def arguments_of(sample: SampleInput) -> tuple[Any, Any, Any]:
+    return sample.input, sample.args, sample.kwargs
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A copy of the arguments on the device, with leaves of their own, of the same strides and overlaps."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            if hasattr(leaf, "stays_on_host"):
+                return leaf
+            return _moved_tensor(leaf.detach(), device).requires_grad_(leaf.requires_grad)
+        return device if isinstance(leaf, (str, torch.device)) and leaf in ("cpu", CPU) else leaf
+
+    return pytree.tree_map(move, value)
+
+
+def _moved_tensor(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.numel() == 0:
+        return tensor.clone() if device == CPU else tensor.to(device)
+    if tensor.is_conj():
+        return _moved_tensor(tensor.conj(), device).conj()
+    if tensor.is_neg():
+        return torch._neg_view(_moved_tensor(torch._neg_view(tensor), device))
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = torch.empty(extent, dtype=tensor.dtype, device=device)
+    memory.copy_(tensor.as_strided((extent,), (1,)))
+    return memory.as_strided(tensor.shape, tensor.stride())
+
+
+# Comparison ----------------------------------------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    """The CPU refuses the call, which therefore says nothing about the device."""
+
+
+@contextlib.contextmanager
+def unseeded() -> Iterator[None]:
+    """Many operators of the database seed the generators themselves, and set them back: not inside."""
+    with (
+        mock.patch.object(torch, "manual_seed"),
+        mock.patch.object(torch.testing._utils, "freeze_rng_state", contextlib.nullcontext),
+    ):
+        yield
+
+
+def is_undefined(case: Case) -> bool:
+    """Whether the operator returns memory as it finds it."""
+    return "empty" in case.info.name
+
+
+def is_random(call: Callable[[], Any]) -> bool:
+    """Whether a call gives something else on the CPU with another seed."""
+    drawn = []
+    with unseeded():
+        for seed in range(8):  # some draw little
+            torch.default_generator.manual_seed(seed)
+            drawn.append(call())
+    return not all(_equal(drawn[0], other) for other in drawn)
+
+
+def _equal(first: Any, second: Any) -> bool:
+    try:
+        torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+    except (AssertionError, TypeError):
+        return False
+    return True
+
+
+def on_cpu(call: Callable[[], Any]) -> Any:
+    """The CPU's result. Raises Refused for any error."""
+    try:
+        return call()
+    except Exception as error:
+        raise Refused(f"{type(error).__name__}: {error}") from error
+
+
+def assert_same(actual: Any, expected: Any, device: torch.device, tolerance: dict[str, float]) -> None:
+    """The device's result is the CPU's, and lies on the device."""
+    assert_alike(actual, expected, device)
+    torch.testing.assert_close(
+        pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), actual),
+        pytree.tree_map_only(torch.Tensor, lambda t: t.detach(), expected),
+        check_device=False,
+        equal_nan=True,
+        rtol=tolerance.get("rtol"),
+        atol=tolerance.get("atol"),
+    )
+
+
+def assert_same_or_random(
+    actual: Any,
+    expected: Any,
+    device: torch.device,
+    tolerance: dict[str, float],
+    again: Callable[[], Any],
+) -> None:
+    """As `assert_same`, of the result's structure alone if `again`, the call on the CPU, draws random numbers."""
+    try:
+        assert_same(actual, expected, device, tolerance)
+    except AssertionError:
+        if not is_random(again):
+            raise
+        assert_alike(actual, expected, device)
+
+
+def assert_alike(actual: Any, expected: Any, device: torch.device) -> None:
+    """The results have the same structure, sizes and dtypes."""
+    ours, structure = pytree.tree_flatten(actual)
+    theirs, expected_structure = pytree.tree_flatten(expected)
+    assert structure == expected_structure, f"returns {structure}, the CPU {expected_structure}"
+    for one, other in zip(ours, theirs, strict=True):
+        if isinstance(other, torch.Tensor):
+            assert one.device in (device, CPU), f"the result is on {one.device}"
+            assert one.shape == other.shape, f"size {tuple(one.shape)}, the CPU's {tuple(other.shape)}"
+            assert one.dtype == other.dtype, f"dtype {one.dtype}, the CPU's {other.dtype}"
+            assert one.layout == other.layout, f"layout {one.layout}, the CPU's {other.layout}"
+        else:
+            assert type(one) is type(other), f"{one!r}, the CPU {other!r}"
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def in_float32(arguments: Any) -> Any:
+    """The arguments with numbers of 16 bits widened."""
+    short = (torch.float16, torch.bfloat16)
+
+    def widen(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.dtype in short:
+            return leaf.float()
+        return torch.float32 if isinstance(leaf, torch.dtype) and leaf in short else leaf
+
+    return pytree.tree_map(widen, arguments)
+
+
+def each_sample(samples: Iterator[SampleInput], check: Callable[[SampleInput], None]) -> None:
+    """Calls `check` with every sample; skips the test if the CPU refuses all of them."""
+    checked, refusal = 0, "the database has none"
+    for number, sample in enumerate(samples):
+        with naming(number, sample):
+            try:
+                check(sample)
+                checked += 1
+            except Refused as error:
+                refusal = f"the CPU refuses them: {error}"
+    if not checked:
+        pytest.skip(f"no sample to compare; {refusal.partition(chr(10))[0]}")

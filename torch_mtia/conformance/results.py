@@ -1,0 +1,165 @@
+"""What tests gave: the record of a run, as JSON lines while it runs, as JSON and JUnit XML when it has ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+# How a test ended.
+PASSED, FAILED, SKIPPED, CRASHED, HUNG = "passed", "failed", "skipped", "crashed", "hung"
+# What the ledger makes of it.
+PASS, FAIL, XFAIL, XPASS, SKIP, NOT_APPLICABLE = "pass", "fail", "xfail", "xpass", "skip", "not applicable"
+UNEXPECTED = frozenset({FAIL, XPASS})
+
+# Suites whose tests are named suite/check/operator[/dtype].
+BY_OPERATOR = frozenset({"operators", "autograd", "graphs", "compile"})
+
+
+@dataclasses.dataclass
+class Result:
+    """One test. `kind` says how it failed: wrong (another result than the CPU's), missing (no kernel), error."""
+
+    test: str
+    outcome: str
+    seconds: float = 0.0
+    kind: str = ""
+    message: str = ""
+    sample: str = ""
+    detail: str = ""
+    fallbacks: dict[str, int] = dataclasses.field(default_factory=dict)
+    verdict: str = ""
+    reason: str = ""
+
+    @property
+    def suite(self) -> str:
+        return self.test.partition("/")[0]
+
+    @property
+    def operator(self) -> str:
+        parts = self.test.split("/")
+        return parts[2] if parts[0] in BY_OPERATOR and len(parts) > 2 else ""
+
+    @property
+    def dtype(self) -> str:
+        parts = self.test.split("/")
+        return parts[3] if parts[0] in BY_OPERATOR and len(parts) > 3 else ""
+
+
+def test_id(node: str) -> str:
+    """The test's name in ledgers and reports, from pytest's: suites/operators.py::test_forward[add/float32] is
+    operators/forward/add/float32. Files of PyTorch keep their functions' names whole."""
+    path, _, rest = node.partition("::")
+    stem = Path(path).stem
+    name, bracket, parameters = rest.partition("[")
+    name = name.replace("::", "/")
+    if not stem.startswith("test_"):
+        name = name.removeprefix("test_")
+    return f"{stem}/{name}" + (f"/{parameters.removesuffix(']')}" if bracket else "")
+
+
+@dataclasses.dataclass
+class Run:
+    """A run that has ended, or was interrupted."""
+
+    environment: dict[str, str]
+    results: list[Result]
+    complete: bool = True
+
+    def verdicts(self) -> dict[str, Counter[str]]:
+        """How many tests of each suite had each verdict."""
+        counts: dict[str, Counter[str]] = {}
+        for result in self.results:
+            counts.setdefault(result.suite, Counter())[result.verdict] += 1
+        return counts
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Run:
+        """Raises ValueError for a file that is not a run's."""
+        try:
+            fields = json.loads(path.read_text())
+            results = [Result(**row) for row in fields["results"]]
+            return cls(fields["environment"], results, fields["complete"])
+        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not a file that --json has written: {error}") from error
+
+    def save_junit(self, path: Path) -> None:
+        root = ElementTree.Element("testsuites")
+        for suite, counts in sorted(self.verdicts().items()):
+            results = [result for result in self.results if result.suite == suite]
+            element = ElementTree.SubElement(
+                root,
+                "testsuite",
+                name=suite,
+                tests=str(len(results)),
+                failures=str(sum(counts[verdict] for verdict in UNEXPECTED)),
+                skipped=str(counts[SKIP] + counts[XFAIL] + counts[NOT_APPLICABLE]),
+                time=f"{sum(result.seconds for result in results):.3f}",
+            )
+            for result in results:
+                _junit_case(element, result)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
+# XML cannot contain these, escaped or not.
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def _junit_case(suite: ElementTree.Element, result: Result) -> None:
+    group, _, name = result.test.rpartition("/")
+    case = ElementTree.SubElement(
+        suite, "testcase", classname=group.replace("/", "."), name=name, time=f"{result.seconds:.3f}"
+    )
+    if result.verdict in UNEXPECTED:
+        message = f"passes, and the ledger says: {result.reason}" if result.verdict == XPASS else result.message
+        failure = ElementTree.SubElement(case, "failure", message=_NOT_XML.sub("?", message), type=result.outcome)
+        failure.text = _NOT_XML.sub("?", result.detail)
+    elif result.verdict != PASS:
+        ElementTree.SubElement(case, "skipped", message=_NOT_XML.sub("?", f"{result.verdict}: {result.reason}"))
+
+
+def read_lines(path: Path) -> list[Result]:
+    """The results of a run so far; a last line that was cut off counts for nothing."""
+    results = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            results.append(Result(**json.loads(line)))
+        except json.JSONDecodeError:
+            continue
+    return results
+
+
+def changes(old: Iterable[Result], new: Iterable[Result]) -> dict[str, list[str]]:
+    """Tests by what has become of them: "worse", "better", "changed", "new", "gone"."""
+    before: Mapping[str, Result] = {result.test: result for result in old}
+    after: Mapping[str, Result] = {result.test: result for result in new}
+    found: dict[str, list[str]] = {"worse": [], "better": [], "changed": [], "new": [], "gone": []}
+    for test, result in after.items():
+        previous = before.get(test)
+        if previous is None:
+            found["new"].append(test)
+        elif (previous.outcome, previous.kind) != (result.outcome, result.kind):
+            found[_direction(previous, result)].append(test)
+    found["gone"] = [test for test in before if test not in after]
+    return found
+
+
+def _direction(old: Result, new: Result) -> str:
+    if old.outcome == PASSED:
+        return "worse"
+    return "better" if new.outcome == PASSED else "changed"
+
+
+def as_line(result: Result) -> str:
+    fields: dict[str, Any] = {name: value for name, value in dataclasses.asdict(result).items() if value}
+    return json.dumps(fields) + "\n"

@@ -1,0 +1,149 @@
+"""Runs suites: starts the workers, survives them, and keeps what each test gave.
+
+The workers are pytest-xdist's. It hands out tests, notices when a worker dies, names the test that ran, and starts
+another; what a dying worker wrote (plugin.py) tells a hang from a crash.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tqdm
+
+from torch_mtia.conformance import results as r
+from torch_mtia.conformance import upstream
+from torch_mtia.conformance.ledger import Ledger, LedgerError
+from torch_mtia.conformance.results import Result, as_line, read_lines, test_id
+from torch_mtia.conformance.settings import Settings, UsageError
+
+CONFIGURATION = Path(__file__).with_name("pytest.ini")
+MOST_CRASHES = 100_000  # of one run: all there are
+ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+def run(
+    settings: Settings, files: Sequence[Path], jobs: int, ledger: Ledger, *, resume: bool
+) -> tuple[list[Result], bool]:
+    """The results, those of earlier parts of a resumed run included, and whether the run came to its end.
+
+    Raises LedgerError if the ledger names tests that are not there, UsageError if a file cannot be collected.
+    """
+    Path(settings.folder).mkdir(parents=True, exist_ok=True)
+    for leftover in Path(settings.folder).glob("*.trace"):
+        leftover.unlink()
+    settings.collection_file.unlink(missing_ok=True)
+    if not resume:
+        settings.results_file.unlink(missing_ok=True)
+    settings.done_file.write_text("\n".join(result.test for result in read_lines(settings.results_file)))
+    device_type = settings.device.partition(":")[0]
+    controller = Controller(settings, ledger)
+    arguments = [
+        *("-c", str(CONFIGURATION), "-p", "torch_mtia.conformance.plugin"),
+        *("-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:warnings"),
+        *("--conformance", settings.to_json()),
+        *(["-n", str(jobs), f"--max-worker-restart={MOST_CRASHES}", "--maxschedchunk=16"] if jobs else []),
+        f"--rootdir={os.path.commonpath([file.parent for file in files])}",
+        *upstream.arguments(files, device_type),
+        *map(str, files),
+    ]
+    upstream.set_environment(device_type)
+    try:
+        status = pytest.main(arguments, plugins=[controller])
+    finally:
+        controller.close()
+    if controller.ledger_error is not None:
+        raise controller.ledger_error
+    if controller.collection_errors:
+        raise UsageError("\n".join(controller.collection_errors))
+    recorded = {result.test: result for result in read_lines(settings.results_file)}
+    for result in recorded.values():
+        ledger.judge(result)
+    return list(recorded.values()), status in ENDED
+
+
+class Controller:
+    """Listens to the workers: the plugin of the process that starts them."""
+
+    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+        self.ledger_error: LedgerError | None = None
+        self.collection_errors: list[str] = []
+        self._settings = settings
+        self._ledger = ledger
+        self._open: dict[str, Result] = {}
+        self._unexpected = 0
+        self._record = settings.results_file.open("a")
+        self._bar = tqdm.tqdm(unit="test", smoothing=0.05, mininterval=0.5 if sys.stderr.isatty() else 30)
+
+    def close(self) -> None:
+        self._bar.close()
+        self._record.close()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.collection_errors.append(f"{report.nodeid} cannot be collected:\n{report.longreprtext}")
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if session.items:
+            self._begin(len(session.items), lambda why: setattr(session, "shouldstop", why))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        if self._bar.total is None:
+            scheduler = node.config.pluginmanager.getplugin("dsession")
+            self._begin(len(ids), lambda why: setattr(scheduler, "shouldstop", why))
+
+    def _begin(self, count: int, stop: Callable[[str], None]) -> None:
+        self._bar.reset(total=count)
+        try:
+            self._ledger.check(self._settings.collection_file.read_text().splitlines())
+        except LedgerError as error:
+            self.ledger_error = error
+            stop("the ledger is wrong")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        test = test_id(report.nodeid)
+        result = self._open.setdefault(test, Result(test, r.PASSED))
+        result.seconds += report.duration
+        properties: dict[str, Any] = dict(report.user_properties)
+        result.fallbacks |= properties.get("fallbacks", {})
+        if report.when not in ("setup", "call", "teardown"):
+            self._end(self._of_dead_worker(test, report))
+        elif report.skipped:
+            result.outcome, result.message = r.SKIPPED, _reason(report)
+        elif report.failed and result.outcome != r.FAILED:
+            result.outcome = r.FAILED
+            for name in ("kind", "message", "sample", "detail"):
+                setattr(result, name, properties.get(name, ""))
+        if report.when == "teardown":
+            self._end(result)
+
+    def _of_dead_worker(self, test: str, report: Any) -> Result:
+        words = self._settings.trace_file(report.node.gateway.id).read_text()
+        if hung := re.search(r"Timeout \(.*\)!\n", words):
+            message = f"did not end in {self._settings.time_limit:g} s"
+            return Result(test, r.HUNG, self._settings.time_limit, message=message, detail=words[hung.end() :])
+        first = words.strip().partition("\n")[0]
+        return Result(test, r.CRASHED, message=first or "the process ended", detail=words)
+
+    def _end(self, result: Result) -> None:
+        self._open.pop(result.test, None)
+        self._ledger.judge(result)
+        self._record.write(as_line(result))
+        self._record.flush()
+        if result.verdict in r.UNEXPECTED:
+            self._unexpected += 1
+            words = (result.reason if result.verdict == r.XPASS else result.message).strip().partition("\n")[0]
+            self._bar.write(f"{result.verdict.upper()} {result.test}: {words[:160]}", file=sys.stderr)
+        self._bar.set_postfix(unexpected=self._unexpected, refresh=False)
+        self._bar.update()
+
+
+def _reason(report: pytest.TestReport) -> str:
+    words = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+    return words.removeprefix("Skipped: ")

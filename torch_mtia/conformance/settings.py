@@ -1,0 +1,98 @@
+"""What one run of the suite tests, and how: decided by the command line, read by every worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import zlib
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class UsageError(Exception):
+    """The caller asked for something that does not exist; the message names what does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Passed to the workers as JSON."""
+
+    device: str
+    folder: str
+    """Where the run leaves its results; one run at a time."""
+    ledger: str
+    imports: tuple[str, ...] = ()
+    """Modules that register the device, for one that PyTorch does not load by itself."""
+    time_limit: float = 120.0
+    """Seconds; a test may ask for more with `pytest.mark.time_limit`."""
+    slice: tuple[int, int] = (0, 1)
+    """(k, n): the tests whose ids hash to k modulo n."""
+    tests: tuple[str, ...] = ()
+    """Patterns of ids; empty for all."""
+    inductor_tests: bool = False
+    """Whether files of Inductor's tests are among those that run."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        fields: dict[str, Any] = json.loads(text)
+        for name in ("imports", "slice", "tests"):
+            fields[name] = tuple(fields[name])
+        return cls(**fields)
+
+    @property
+    def results_file(self) -> Path:
+        return Path(self.folder) / "results.jsonl"
+
+    @property
+    def collection_file(self) -> Path:
+        return Path(self.folder) / "collected.txt"
+
+    @property
+    def done_file(self) -> Path:
+        """The tests that had a result when the run began: workers that start later choose the same."""
+        return Path(self.folder) / "done.txt"
+
+    def trace_file(self, worker: str) -> Path:
+        """Where a worker that dies leaves its last words."""
+        return Path(self.folder) / f"{worker}.trace"
+
+    def selects(self, test: str) -> bool:
+        number, count = self.slice
+        if zlib.crc32(test.encode()) % count != number:
+            return False
+        return not self.tests or any(fnmatchcase(test, pattern) for pattern in self.tests)
+
+
+def open_device(name: str, imports: tuple[str, ...] = ()) -> torch.device:
+    """The first device of that type, after it has computed something.
+
+    Raises UsageError for a type that PyTorch does not know or that has no device here.
+    """
+    for module in imports:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UsageError(f"--import {module}: {error}") from error
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(
+            f"--device {name}: PyTorch knows no such device. A device that a package registers under a name of its "
+            f"own needs --import PACKAGE. {error}"
+        ) from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    device = torch.device(device.type, device.index or 0)
+    try:
+        if (torch.ones(2, device=device) + 1).tolist() != [2.0, 2.0]:
+            raise UsageError(f"--device {name}: 1 + 1 is not 2 there.")
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        raise UsageError(f"--device {name}: the device does not start: {type(error).__name__}: {error}") from error
+    return device

@@ -1,0 +1,102 @@
+"""Gradients of every operator of PyTorch's database: against the CPU's, and against finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.gradcheck import gradcheck
+from torch.testing._internal.opinfo.core import SampleInput
+
+from torch_mtia.conformance.database import (
+    CPU,
+    Case,
+    Refused,
+    arguments_of,
+    assert_same_or_random,
+    cases,
+    each_sample,
+    moved,
+    naming,
+    on_cpu,
+    seed_all,
+    tensors_of,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+GRADCHECK_SAMPLES = 3
+GRADCHECK_NUMEL = 200  # of all arguments: a larger sample takes too long
+
+
+def gradients(function: Callable[..., Any], arguments: Any) -> list[torch.Tensor | None]:
+    """Of all arguments that require them, for gradients of ones. Raises Refused if there are none."""
+    seed_all(0)
+    roots = [
+        result
+        for result in tensors_of(function(arguments[0], *arguments[1], **arguments[2]))
+        if result.requires_grad and result.layout == torch.strided
+    ]
+    leaves = [leaf for leaf in tensors_of(arguments) if leaf.requires_grad]
+    if not roots or not leaves:
+        raise Refused("it has no gradient")
+    return list(torch.autograd.grad(roots, leaves, [torch.ones_like(root) for root in roots], allow_unused=True))
+
+
+@cases(lambda case: case.differentiable)
+def test_backward(device: torch.device, case: Case) -> None:
+    def check(sample: SampleInput) -> None:
+        here, there = (moved(arguments_of(sample), where) for where in (CPU, device))
+        expected = on_cpu(lambda: gradients(case.info.op, here))
+        actual = gradients(case.info.op, there)
+        assert_same_or_random(
+            actual,
+            expected,
+            device,
+            case.gradient_tolerance(),
+            lambda: gradients(case.info.op, moved(arguments_of(sample), CPU)),
+        )
+
+    each_sample(case.samples(requires_grad=True), check)
+
+
+@cases(lambda case: case.differentiable and case.dtype in (torch.float64, torch.complex128))
+def test_gradcheck(device: torch.device, case: Case) -> None:
+    """The numbers are those of finite differences, if they are on the CPU."""
+    checked = 0
+    for number, sample in enumerate(islice(case.samples(requires_grad=True), GRADCHECK_SAMPLES)):
+        if sum(tensor.numel() for tensor in tensors_of(arguments_of(sample))) > GRADCHECK_NUMEL:
+            continue
+        with naming(number, sample):
+            if passes_gradcheck(case, sample, CPU, raises=False):
+                assert passes_gradcheck(case, sample, device, raises=True)
+                checked += 1
+    if not checked:
+        pytest.skip("the CPU's gradients are not those of finite differences in any small sample")
+
+
+def passes_gradcheck(case: Case, sample: SampleInput, device: torch.device, *, raises: bool) -> bool:
+    arguments = moved(arguments_of(sample), device)
+    leaves = [leaf for leaf in tensors_of(arguments) if leaf.requires_grad]
+
+    def function(*_leaves: torch.Tensor) -> Any:
+        seed_all(0)
+        result = case.info.gradcheck_wrapper(case.info.op, arguments[0], *arguments[1], **arguments[2])
+        return sample.output_process_fn_grad(result)
+
+    try:
+        return bool(leaves) and gradcheck(
+            function,
+            leaves,
+            fast_mode=True,
+            raise_exception=raises,
+            check_undefined_grad=False,
+            nondet_tol=case.info.gradcheck_nondet_tol,
+        )
+    except Exception:
+        if raises:
+            raise
+        return False

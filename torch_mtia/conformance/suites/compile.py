@@ -1,0 +1,112 @@
+"""Every operator of PyTorch's database through torch.compile, forward and backward, against eager ones on the CPU."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+from torch.testing._internal.opinfo.core import SampleInput
+
+from torch_mtia.conformance.database import (
+    CPU,
+    Case,
+    arguments_of,
+    assert_alike,
+    assert_same,
+    assert_same_or_random,
+    each_sample,
+    is_undefined,
+    moved,
+    on_cpu,
+    preferred_cases,
+)
+from torch_mtia.conformance.suites.graphs import forward_and_backward
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.time_limit(300)]
+
+MOST_SAMPLES = 2
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}  # a decomposition rounds otherwise than the operator that it stands for
+
+
+@preferred_cases()
+def test_operators(device: torch.device, case: Case) -> None:
+    def check(sample: SampleInput) -> None:
+        here, there = (moved(arguments_of(sample), where) for where in (CPU, device))
+        expected = on_cpu(lambda: forward_and_backward(case, here))
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda arguments: forward_and_backward(case, arguments, seed=False), dynamic=False)
+        actual = compiled(there)
+        if is_undefined(case):
+            assert_alike(actual, expected, device)
+            return
+        again = lambda: forward_and_backward(case, moved(arguments_of(sample), CPU))  # noqa: E731
+        assert_same_or_random(actual, expected, device, TOLERANCE, again)
+
+    each_sample(islice(case.samples(requires_grad=case.differentiable), MOST_SAMPLES), check)
+
+
+MODELS = {
+    "perceptron": lambda: torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4)),
+    "convolutions": lambda: torch.nn.Sequential(
+        torch.nn.Unflatten(1, (1, 4, 4)),
+        torch.nn.Conv2d(1, 4, 3),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+    ),
+    "attention": lambda: torch.nn.Sequential(
+        torch.nn.Unflatten(1, (4, 4)), torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", MODELS)
+def test_training(device: torch.device, name: str, dynamic: bool) -> None:
+    """Three steps of a compiled model are those of the eager one on the CPU, also when the batch changes."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    here = MODELS[name]()
+    there = MODELS[name]().to(device)
+    there.load_state_dict(here.state_dict())
+    compiled = torch.compile(there, dynamic=dynamic)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (here, there)]
+    for batch in (8, 8, 5):
+        data = torch.randn(batch, 16)
+        losses = []
+        for model, optimizer, where in ((here, optimizers[0], CPU), (compiled, optimizers[1], device)):
+            optimizer.zero_grad()
+            loss = model(data.to(where)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach().cpu())
+        assert_same(losses[1], losses[0], CPU, TOLERANCE)
+    assert_same(dict(there.state_dict()), dict(here.state_dict()), device, TOLERANCE)
+
+
+def test_changed_shapes_compile_anew(device: torch.device) -> None:
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+    doubled = torch.compile(lambda x: x * 2, backend=counter, dynamic=False)
+    for size in (3, 3, 4):
+        assert doubled(torch.ones(size, device=device)).tolist() == [2.0] * size
+    assert counter.frame_count == 2
+
+
+def test_a_graph_break_is_not_an_error(device: torch.device) -> None:
+    torch._dynamo.reset()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch._dynamo.graph_break()
+        return y * 2
+
+    assert torch.compile(function)(torch.ones(2, device=device)).tolist() == [4.0, 4.0]
+
+
+def test_mutated_arguments(device: torch.device) -> None:
+    torch._dynamo.reset()
+    x = torch.zeros(4, device=device)
+    torch.compile(lambda y: y.add_(1))(x)
+    assert x.tolist() == [1.0] * 4

@@ -1,0 +1,354 @@
+"""Every operator of PyTorch's database in every dtype that it knows on the CPU, with every sample, against the CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import (
+    BinaryUfuncInfo,
+    OpInfo,
+    ReductionOpInfo,
+    SampleInput,
+    UnaryUfuncInfo,
+    generate_elementwise_binary_broadcasting_tensors,
+    generate_elementwise_binary_extremal_value_tensors,
+    generate_elementwise_unary_extremal_value_tensors,
+)
+from torch.utils import _pytree as pytree
+
+from torch_mtia.conformance.database import (
+    CPU,
+    Case,
+    Refused,
+    arguments_of,
+    assert_alike,
+    assert_same_or_random,
+    cases,
+    each_sample,
+    full_name,
+    in_float32,
+    is_undefined,
+    moved,
+    on_cpu,
+    preferred_cases,
+    seed_all,
+    tensors_of,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FUNCTION = Callable[..., Any]
+FORM_SAMPLES = 20  # where the form of a call matters, and the values do not
+ERROR_SAMPLES = 2
+BITS_SAMPLES = 20
+SHORT = (torch.float16, torch.bfloat16)
+
+
+def compare(case: Case, function: FUNCTION, device: torch.device, sample: SampleInput) -> None:
+    """The function's result for the sample on the device is that on the CPU."""
+    here, there = (moved(arguments_of(sample), where) for where in (CPU, device))
+    expected = on_cpu(lambda: called(function, here))
+    actual = called(function, there)
+    if is_undefined(case):
+        assert_alike(actual, expected, device)
+        return
+    try:
+        # With the results, the arguments: what the call has written, and nothing else.
+        assert_same_or_random(
+            (actual, tensors_of(there)),
+            (expected, tensors_of(here)),
+            device,
+            case.tolerance(),
+            lambda: called(function, moved(arguments_of(sample), CPU)),
+        )
+    except AssertionError:
+        if case.dtype not in SHORT or not is_nearer(actual, function, sample):
+            raise
+
+
+def is_nearer(actual: Any, function: FUNCTION, sample: SampleInput) -> bool:
+    """Whether a result of 16 bits that is not the CPU's is that of float32, rounded: the CPU rounds some numbers and
+    intermediate results to 16 bits."""
+    try:
+        wide = called(function, in_float32(moved(arguments_of(sample), CPU)))
+        torch.testing.assert_close(
+            pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), actual),
+            pytree.tree_map(lambda w, a: w.to(a.dtype) if isinstance(w, torch.Tensor) else w, wide, actual),
+            equal_nan=True,
+        )
+    except Exception:
+        return False
+    return True
+
+
+def called(function: FUNCTION, arguments: Any) -> Any:
+    seed_all(0)
+    return function(arguments[0], *arguments[1], **arguments[2])
+
+
+@cases()
+def test_forward(device: torch.device, case: Case) -> None:
+    each_sample(case.samples(), lambda sample: compare(case, case.info.op, device, sample))
+
+
+@cases()
+def test_noncontiguous(device: torch.device, case: Case) -> None:
+    def check(sample: SampleInput) -> None:
+        compare(case, case.info.op, device, on_cpu(sample.noncontiguous))  # there are none of a sparse tensor
+
+    each_sample(islice(case.samples(), FORM_SAMPLES), check)
+
+
+@cases(lambda case: case.info.inplace_variant is not None)
+def test_inplace(device: torch.device, case: Case) -> None:
+    def check(sample: SampleInput) -> None:
+        if sample.broadcasts_input:
+            raise Refused("the input is broadcast")
+        compare(case, case.info.inplace_variant, device, sample)
+
+    each_sample(case.samples(), check)
+
+
+def channels_last(value: Any) -> Any:
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        strided = tensor.layout == torch.strided and tensor.dim() == 4
+        return tensor.contiguous(memory_format=torch.channels_last) if strided else tensor
+
+    return pytree.tree_map_only(torch.Tensor, change, value)
+
+
+@preferred_cases()
+def test_strides(device: torch.device, case: Case) -> None:
+    """Results lie in memory as the CPU's do, for images with channels last too."""
+
+    def check(sample: SampleInput) -> None:
+        for arguments in (arguments_of(sample), channels_last(arguments_of(sample))):
+            expected = on_cpu(lambda: called(case.info.op, moved(arguments, CPU)))  # noqa: B023 - called here
+            actual = called(case.info.op, moved(arguments, device))
+            ours, theirs = (
+                [tensor.stride() for tensor in tensors_of(result) if tensor.layout == torch.strided]
+                for result in (actual, expected)
+            )
+            assert ours == theirs, f"strides {ours}, the CPU's {theirs}"
+
+    each_sample(islice(case.samples(), FORM_SAMPLES), check)
+
+
+# out= ----------------------------------------------------------------------------------------------------------------
+
+
+def right_size(result: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(result)
+
+
+def strided(result: torch.Tensor) -> torch.Tensor:
+    """Every second element of another memory."""
+    shape = (*result.shape[:-1], result.shape[-1] * 2) if result.dim() else (2,)
+    wide = torch.empty(shape, dtype=result.dtype, device=result.device)
+    return wide[..., ::2] if result.dim() else wide[0]
+
+
+def no_elements(result: torch.Tensor) -> torch.Tensor:
+    """Has to be resized."""
+    return torch.empty(0, dtype=result.dtype, device=result.device)
+
+
+OUTPUTS = (right_size, strided, no_elements)
+
+
+@cases(lambda case: case.info.supports_out)
+def test_out(device: torch.device, case: Case) -> None:
+    def check(sample: SampleInput) -> None:
+        if not isinstance(sample.input, torch.Tensor) and not pytree.tree_leaves(sample.input):
+            raise Refused("it has no argument")
+        for make in OUTPUTS:
+            compare(case, writing_out(case.info.op, make), device, sample)
+
+    each_sample(islice(case.samples(), FORM_SAMPLES), check)
+
+
+def writing_out(function: FUNCTION, make: Callable[[torch.Tensor], torch.Tensor]) -> FUNCTION:
+    """Returns what the function has written into `out`, how it lies there, and whether that is what it returned."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        out = pytree.tree_map_only(torch.Tensor, make, result)
+        single = isinstance(out, torch.Tensor)
+        outputs = (out,) if single else tuple(out)
+        if not all(isinstance(output, torch.Tensor) for output in outputs):
+            raise TypeError("a result that is not a tensor has no out=")
+        returned = function(*args, **kwargs, out=out if single else outputs)
+        same = [a is b for a, b in zip((returned,) if single else returned, outputs, strict=True)]
+        return outputs, [output.stride() for output in outputs if output.numel()], same
+
+    return call
+
+
+@cases(lambda case: case.info.supports_out)
+def test_out_errors(device: torch.device, case: Case) -> None:
+    """An `out` on another device raises, and so does one of a dtype that the CPU refuses."""
+
+    def check(sample: SampleInput) -> None:
+        result = on_cpu(lambda: called(case.info.op, moved(arguments_of(sample), CPU)))
+        if not isinstance(result, torch.Tensor) or not tensors_of(arguments_of(sample)):
+            raise Refused("it has not one result")
+        for dtype in (torch.int64, torch.complex128):
+            for where in (CPU, device):
+                out = torch.empty_like(result, dtype=dtype, device=where)
+                error = error_of(case.info.op, moved(arguments_of(sample), where), out)
+                if where == CPU:
+                    expected = error
+            assert (error is None) == (expected is None), f"out of {dtype}: {error!r}, the CPU {expected!r}"
+        if device != CPU and result.numel():
+            elsewhere = error_of(case.info.op, moved(arguments_of(sample), device), torch.empty_like(result))
+            assert elsewhere is not None, "writes into an `out` of the CPU"
+
+    each_sample(islice(case.samples(), ERROR_SAMPLES), check)
+
+
+def error_of(function: FUNCTION, arguments: Any, out: torch.Tensor) -> Exception | None:
+    try:
+        function(arguments[0], *arguments[1], **arguments[2], out=out)
+        out.cpu()  # an error of a device may come late
+    except Exception as error:
+        return error
+    return None
+
+
+# Special inputs ------------------------------------------------------------------------------------------------------
+
+
+@cases(lambda case: isinstance(case.info, BinaryUfuncInfo))
+def test_broadcasting(device: torch.device, case: Case) -> None:
+    def samples() -> Iterator[SampleInput]:
+        seed_all(0)
+        yield from generate_elementwise_binary_broadcasting_tensors(case.info, device=CPU, dtype=case.dtype)
+
+    each_sample(samples(), lambda sample: compare(case, case.info.op, device, sample))
+
+
+def knows_extremal_values(case: Case) -> bool:
+    wide = case.dtype.is_floating_point or case.dtype.is_complex
+    return wide and isinstance(case.info, (UnaryUfuncInfo, BinaryUfuncInfo)) and case.dtype != torch.complex32
+
+
+@cases(knows_extremal_values)
+def test_extremal(device: torch.device, case: Case) -> None:
+    """Infinities, NaN, and the numbers next to the ends of the range."""
+    unary = isinstance(case.info, UnaryUfuncInfo)
+    generate = (
+        generate_elementwise_unary_extremal_value_tensors
+        if unary
+        else generate_elementwise_binary_extremal_value_tensors
+    )
+
+    def samples() -> Iterator[SampleInput]:
+        seed_all(0)
+        yield from generate(case.info, device=CPU, dtype=case.dtype)  # type: ignore[no-untyped-call]
+
+    each_sample(samples(), lambda sample: compare(case, case.info.op, device, sample))
+
+
+@cases(lambda case: isinstance(case.info, (UnaryUfuncInfo, BinaryUfuncInfo, ReductionOpInfo)))
+def test_empty(device: torch.device, case: Case) -> None:
+    """Tensors without elements."""
+
+    def samples() -> Iterator[SampleInput]:
+        for shape in ((0,), (2, 0, 3), (0, 4)):
+            value = torch.empty(shape, dtype=case.dtype)
+            yield SampleInput(value, args=(value.clone(),) if isinstance(case.info, BinaryUfuncInfo) else ())
+
+    each_sample(samples(), lambda sample: compare(case, case.info.op, device, sample))
+
+
+def has_math_bits(case: Case) -> bool:
+    return case.dtype.is_complex and (case.info.test_conjugated_samples or case.info.test_neg_view)
+
+
+@cases(has_math_bits)
+def test_bits(device: torch.device, case: Case) -> None:
+    """Arguments that are conjugated or negated lazily."""
+
+    def conjugated(value: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda t: t.conj() if t.is_complex() else t, value)
+
+    def negated(value: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda t: torch._neg_view(t) if t.is_complex() else t, value)
+
+    def check(sample: SampleInput) -> None:
+        for change in (conjugated, negated):
+            value, args, kwargs = change(arguments_of(sample))
+            compare(case, case.info.op, device, SampleInput(value, args=args, kwargs=kwargs))
+
+    each_sample(islice(case.samples(), BITS_SAMPLES), check)
+
+
+ALL_DTYPES = tuple(dict.fromkeys(dtype for info in op_db for dtype in sorted(info.dtypes, key=str)))
+
+
+@pytest.mark.parametrize("info", [pytest.param(info, id=full_name(info)) for info in op_db])
+def test_dtypes(device: torch.device, info: OpInfo) -> None:
+    """The operator knows the dtypes that the database says it does on devices without a list of their own."""
+    known = {dtype for dtype in ALL_DTYPES if works_on(device, Case(info, dtype))}
+    here = {dtype for dtype in ALL_DTYPES if works_on(CPU, Case(info, dtype))}
+    assert known == here, f"besides the CPU's: {known - here}; missing: {here - known}"
+
+
+def works_on(device: torch.device, case: Case) -> bool:
+    """Whether the first sample runs, in every dtype, known or not."""
+    try:
+        sample = next(case.samples())
+        called(case.info.op, moved(arguments_of(sample), device))
+        if device != CPU:
+            torch.accelerator.synchronize()
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "info",
+    [pytest.param(info, id=full_name(info)) for info in op_db if info.error_inputs_func is not None],
+)
+def test_errors(device: torch.device, info: OpInfo) -> None:
+    """Wrong arguments raise what the database says, if they do on the CPU."""
+    ours, theirs = ([*info.error_inputs(str(where))] for where in (device, CPU))
+    checked = 0
+    for number, error in enumerate(ours):
+        if not any(raises(info, other.sample_input, other) for other in theirs[number : number + 1]):
+            continue
+        checked += 1
+        assert raises(info, error.sample_input, error), (
+            f"error input {number}, {error.sample_input.summary()}: expected {error.error_type.__name__} with "
+            f"{error.error_regex!r}, got {outcome(info, error.sample_input)}"
+        )
+    if not checked:
+        pytest.skip("no error input raises on the CPU what the database says")
+
+
+def outcome(info: OpInfo, sample: SampleInput) -> str:
+    try:
+        result = called(info.op, arguments_of(sample))
+        if isinstance(result, torch.Tensor):
+            result.cpu()  # an error of a device may come late
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def raises(info: OpInfo, sample: SampleInput, expected: Any) -> bool:
+    try:
+        result = called(info.op, arguments_of(sample))
+        if isinstance(result, torch.Tensor):
+            result.cpu()
+    except expected.error_type as error:
+        return re.search(expected.error_regex, str(error)) is not None
+    except Exception:
+        return False
+    return False
