@@ -3,8 +3,12 @@ test-privateuse1`; here is what concerns the door itself."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-from conftest import RunScript
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
 
 
 @pytest.fixture

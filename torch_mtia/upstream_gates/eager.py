@@ -24,7 +24,8 @@ def profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
         from torch_mtia.profiler import credit_operators
 
         events = original(self, result, *args, **kwargs)
-        credit_operators(events, result, DeviceType.MTIA)
+        if device_type() == "mtia":
+            credit_operators(events, result, DeviceType.MTIA)
         return events
 
     return _parse_kineto_results
