@@ -183,7 +183,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     (m, k), n = a.shape, b.shape[1]
     integers = a.dtype == torch.int8
     out = torch.empty(m, n, device=a.device, dtype=torch.int32 if integers else a.dtype)
-    block_m, block_n, block_k = min(m, 128), min(n, 64), min(k, 256)
+    block_m, block_n, block_k = min(m, 512), min(n, 64), min(k, 256)
     matmul_kernel[(n // block_n, m // block_m)](
         a,
         b,

@@ -20,6 +20,8 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from torch_mtia.door import device_type
+
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
@@ -189,7 +191,9 @@ def parser(description: str | None, output: Path) -> argparse.ArgumentParser:
     """The options of every demo. `output` is where the loss curve goes by default."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument(
-        "--device", default="mtia", help="mtia, cpu, or a name for mtia, as in docs/privateuse1.md (default: mtia)"
+        "--device",
+        default=device_type(),
+        help="mtia, cpu, or a name for mtia, as in docs/privateuse1.md (default: %(default)s)",
     )
     options.add_argument("--compare", action="store_true", help="train on the CPU too and compare the runs")
     options.add_argument("--allow-fallback", action="store_true", help="let training steps use the CPU fallback")
@@ -212,7 +216,7 @@ def give_name(name: str) -> None:
 def main(options: argparse.Namespace, title: str, score: Score, train_on: Callable[[str], Run]) -> int:
     """Trains on the chosen devices, reports, and compares if asked to. Returns the exit status."""
     devices = (options.device, "cpu") if options.compare else (options.device,)
-    if options.device not in ("mtia", "cpu"):
+    if options.device not in (device_type(), "cpu"):
         give_name(options.device)
     if options.device != "cpu" and not torch.get_device_module(options.device).is_available():
         sys.exit(f"error: the device {options.device} is not available; `python -m torch_mtia` tells why.")

@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch._inductor import config as inductor_config
 from torch._inductor import select_algorithm
 from torch._inductor.codecache import PyCodeCache
-from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
+from torch._inductor.scheduler import Scheduler
 
-from tests.compiled import generated
+import torch_mtia.memory
+from tests.compiled import generated, kernels
+from torch_mtia.triton.compiler import MTIABackend
 
 Tensor = torch.Tensor
 TRITON_ONLY = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
@@ -99,25 +101,54 @@ def test_choices_that_cannot_be_compiled_lose() -> None:
     assert "extern_kernels.mm(" in code
 
 
-def product_in_parts(a: Tensor, b: Tensor, parts: int) -> Tensor:
-    return torch.stack([x @ y for x, y in zip(a.chunk(parts, 1), b.chunk(parts), strict=True)]).sum(0)
+def test_an_epilogue_that_cannot_be_compiled_is_not_fused() -> None:
+    make_llir = MTIABackend.make_llir
+
+    def refusing(module: Any, *arguments: Any) -> Any:
+        text = str(module)
+        if "tt.dot" in text and "math.cos" in text:
+            raise RuntimeError("broken")
+        return make_llir(module, *arguments)
+
+    a, b = on_device(40, 56), on_device(56, 24)
+    broken = mock.patch.object(MTIABackend, "make_llir", staticmethod(refusing))
+    with broken, inductor_config.patch(compile_threads=1):
+        result, code = generated(lambda a, b: (a @ b).cos(), a, b, options=TRITON_ONLY)
+    assert_close(result, (a @ b).cos())
+    assert [name.rpartition("_")[0] for name in kernels(code)] == ["triton_tem_fused_mm", "triton_poi_fused_cos"]
 
 
-@torch.library.custom_op("torch_mtia_tests::product", mutates_args=())
-def product(a: Tensor, b: Tensor, parts: int = 1) -> Tensor:
-    return product_in_parts(a, b, parts)
+def test_a_product_whose_operand_has_another_layout_in_the_end_is_the_extern_kernel() -> None:
+    a, b = on_device(72, 40), on_device(40, 24)
+    conflict = mock.patch.object(Scheduler, "_has_layout_conflict_for_template", return_value=True)
+    slow = mock.patch.object(select_algorithm.ExternKernelCaller, "benchmark", return_value=1e6)
+    with conflict, slow:
+        result, code = generated(lambda a, b: a.sin() @ b, a, b, options={"max_autotune": True})
+    assert_close(result, a.sin() @ b)
+    assert "extern_kernels.mm(" in code
 
 
-product.register_fake(lambda a, b, _parts=1: a.new_empty(a.shape[0], b.shape[1]))
+def test_choices_are_measured_without_what_describes_their_tensors(caplog: pytest.LogCaptureFixture) -> None:
+    a, b = on_device(40, 40), on_device(40, 40)
+    with mock.patch("torch._inductor.autotune_process.TensorMeta.from_irnodes", side_effect=RuntimeError("broken")):
+        result, _ = generated(torch.mm, a, b, options={"max_autotune": True, "max_autotune_gemm_backends": "ATEN"})
+    assert_close(result, a @ b)
+    assert "Constructing input/output tensor meta failed for Extern Choice" in caplog.text
 
 
-def test_decompositions_of_a_custom_operator_compete(choices: list[str]) -> None:
-    configs = [CustomOpConfig(product_in_parts, parts=2), CustomOpConfig(product_in_parts, parts=4)]
-    register_custom_op_autotuning(product, configs)
-    a, b = on_device(64, 64), on_device(64, 64)
-    result, _ = generated(lambda a, b: F.relu(product(a, b)), a, b, options={"max_autotune": True})
-    assert_close(result, F.relu(a @ b))
-    assert len([name for name in choices if "product" in name]) == 3
+def test_autotuning_keeps_within_a_limit_on_memory() -> None:
+    size = 2048  # 16 MB in each of three tensors
+    a, b = on_device(size, size), on_device(size, size)
+    torch.mtia.empty_cache()
+    fraction = (128 << 20) / torch.accelerator.get_memory_info()[1]
+    torch_mtia.memory.set_per_process_memory_fraction(fraction)
+    torch.mtia.reset_peak_memory_stats()
+    try:
+        result, _ = generated(torch.mm, a, b, options={"max_autotune": True})
+    finally:
+        torch_mtia.memory.set_per_process_memory_fraction(1.0)
+    assert torch.mtia.max_memory_allocated() <= 96 << 20
+    assert_close(result, a @ b, 1e-2)
 
 
 def test_the_lookup_table_decides_block_sizes() -> None:

@@ -186,21 +186,52 @@ def test_custom_operators() -> None:
 
 
 @pytest.fixture
-def operator_with_out() -> Iterator[Any]:
+def operators_with_out() -> Iterator[Any]:
     with torch.library._scoped_library("torch_mtia_tests_out", "FRAGMENT") as library:
         library.define("next(Tensor x) -> Tensor")
         library.define("next.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", tags=(torch.Tag.out,))
         library.impl("next", lambda x: x + 1, "CompositeExplicitAutograd")
         library.impl("next.out", lambda x, *, out: out.copy_(x + 1), "CompositeExplicitAutograd")
         torch.library.register_fake("torch_mtia_tests_out::next", lambda x: torch.empty_like(x), lib=library)
-        yield torch.ops.torch_mtia_tests_out.next
+        library.define("both(Tensor x) -> (Tensor, Tensor)")
+        library.define(
+            "both.out(Tensor x, *, Tensor(a!) one, Tensor(b!) two) -> (Tensor(a!), Tensor(b!))", tags=(torch.Tag.out,)
+        )
+        library.impl("both", lambda x: (x + 1, x + 2), "CompositeExplicitAutograd")
+        library.impl(
+            "both.out", lambda x, *, one, two: (one.copy_(x + 1), two.copy_(x + 2)), "CompositeExplicitAutograd"
+        )
+        torch.library.register_fake(
+            "torch_mtia_tests_out::both", lambda x: (torch.empty_like(x), torch.empty_like(x)), lib=library
+        )
+        yield torch.ops.torch_mtia_tests_out
 
 
-def test_the_out_variant_of_a_custom_operator_writes_into_a_planned_buffer(operator_with_out: Any) -> None:
+def test_the_out_variant_of_a_custom_operator_writes_into_a_planned_buffer(operators_with_out: Any) -> None:
     x = on_device(5)
-    result, code = generated(lambda x: operator_with_out(x * 2) * 3, x)
+    result, code = generated(lambda x: operators_with_out.next(x * 2) * 3, x)
     torch.testing.assert_close(result, (x * 2 + 1) * 3)
     assert "torch.ops.torch_mtia_tests_out.next.out(buf0, out=buf1)" in code
+
+
+def test_the_out_variant_of_a_custom_operator_with_several_outputs(operators_with_out: Any) -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        one, two = operators_with_out.both(x * 2)
+        return one * 3, two * 5
+
+    x = on_device(5)
+    result, code = generated(function, x)
+    torch.testing.assert_close(result, function(x))
+    assert re.search(r"torch_mtia_tests_out\.both\.out\(buf0, one=buf\d, two=buf\d\)", code)
+    assert re.search(r"= buf\d; del buf\d  # reuse", code)
+
+
+def test_overloads_are_looked_for_while_a_program_is_traced() -> None:
+    """Those that do not fit are refused with a message that prints their arguments."""
+    x, index = on_device(2, 3), torch.tensor([[0]]).to("mtia")
+    function = lambda x, index: torch.ops.aten.scatter(x, -1, index, x + 1)  # noqa: E731
+    result, _ = generated(function, x, index)
+    assert torch.equal(result, function(x, index))
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

@@ -78,7 +78,16 @@ def test_a_graph_with_sizes_that_vary_runs_by_itself(run_script: RunScript, tmp_
     run_script(runnable).output()
 
 
-def test_the_minifier_finds_the_operator_that_cannot_be_compiled(run_script: RunScript, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("after", "arguments", "operator"),
+    [
+        ("aot", ["minify", "--no-isolate"], r"torch\.ops\.aten\.(\w+)\."),
+        pytest.param("dynamo", ["minify"], r"= torch\.(\w+)\(", marks=pytest.mark.slow),
+    ],
+)
+def test_the_minifier_finds_the_operator_that_cannot_be_compiled(
+    run_script: RunScript, tmp_path: Path, after: str, arguments: list[str], operator: str
+) -> None:
     script = """
         import torch
         torch._inductor.config.triton.inject_relu_bug_TESTING_ONLY = "compile_error"
@@ -86,13 +95,14 @@ def test_the_minifier_finds_the_operator_that_cannot_be_compiled(run_script: Run
     """
     failed = run_script(
         script,
-        TORCHDYNAMO_REPRO_AFTER="aot",
+        TORCHDYNAMO_REPRO_AFTER=after,
+        TORCHINDUCTOR_COMPILE_THREADS="1",
         TORCH_COMPILE_DEBUG_DIR=str(tmp_path),
         TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),
     )
     assert failed.returncode == 1
     launcher = next(tmp_path.glob("torch_compile_debug/*/minifier/minifier_launcher.py")).read_text()
-    run_script("import sys; sys.argv[1:] = ['minify', '--no-isolate']\n" + launcher).output()
+    run_script(f"import sys; sys.argv[1:] = {arguments}\n{launcher}", TORCHINDUCTOR_COMPILE_THREADS="1").output()
     minimal = next(tmp_path.rglob("repro.py")).read_text()
-    assert re.findall(r"torch\.ops\.aten\.(\w+)\.", minimal) == ["relu"]
+    assert re.findall(operator, minimal[minimal.index("class Repro") :]) == ["relu"]
     assert "device=device(type='mtia', index=0)" in minimal

@@ -205,6 +205,14 @@ def test_a_row_gives_what_the_cpu_gives(device: torch.device, row: str, dtype: t
     assert_same(there, tensors)
 
 
+@pytest.mark.parametrize("exponents", [torch.int8, torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_ldexp_with_whole_exponents(device: torch.device, dtype: torch.dtype, exponents: torch.dtype) -> None:
+    x, exponent = torch.randn(20).to(dtype), torch.randint(-9, 9, (20,)).to(exponents)
+    for other in (exponent, exponent[0], exponent[::2].repeat_interleave(2)):
+        assert_same(torch.ldexp(x.to(device), other.to(device)), torch.ldexp(x, other))
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_is_registered_and_tested(row: str) -> None:
     assert f"aten::{row}" in torch._C._dispatch_get_registrations_for_dispatch_key("MTIA")

@@ -3,8 +3,12 @@ test-privateuse1`; here is what concerns the door itself."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-from conftest import RunScript
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
 
 
 @pytest.fixture
@@ -181,3 +185,26 @@ def test_autocast_lists_are_those_of_mtia(run_plainly: RunScript) -> None:
         TORCH_MTIA_PRIVATEUSE1="acme",
     )
     assert finished.output() == "True set()\n"
+
+
+def test_gates_for_the_name_are_applied_and_needed(run_plainly: RunScript) -> None:
+    """Those of mtia too that replace what holds for one name, whether the modules were imported before or after."""
+    finished = run_plainly(
+        """
+        import importlib, operator
+        import torch, torch._dynamo
+        from torch_mtia import privateuse1, upstream_gates
+
+        privateuse1.enable("acme")
+        by_name = [gate for gate in upstream_gates.GATES if gate.by_name]
+        for gate in upstream_gates.GATES_OF_OTHER_NAMES + tuple(by_name):
+            for module in gate.modules:
+                replaced = operator.attrgetter(gate.name)(importlib.import_module(module))
+                original = upstream_gates.originals[module, gate.name]
+                assert gate.is_needed(original) or isinstance(original, list), gate.name
+                listed = getattr(replaced, "co_consts", replaced)
+                assert "acme" in str(listed), gate.name
+        print(len(by_name) > 2)
+        """
+    )
+    assert finished.output() == "True\n"

@@ -13,11 +13,15 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from torch_mtia.environment import settings
+
 if TYPE_CHECKING:
     from tests.conftest import RunScript
 
 BOTH = (ProfilerActivity.CPU, ProfilerActivity.MTIA)
 Event = dict[str, Any]
+# Categories of a trace.
+RUNS, SUBMISSIONS = ("kernel", "privateuse1_runtime") if settings().privateuse1 else ("mtia_ccp_events", "mtia_runtime")
 
 
 @pytest.fixture(autouse=True)
@@ -48,11 +52,11 @@ def trace_of(result: profile, folder: Path) -> list[Event]:
 
 
 def runs(trace: list[Event]) -> list[Event]:
-    return [event for event in trace if event.get("cat") == "mtia_ccp_events"]
+    return [event for event in trace if event.get("cat") == RUNS]
 
 
 def launches(trace: list[Event]) -> list[Event]:
-    return [event for event in trace if event.get("cat") == "mtia_runtime"]
+    return [event for event in trace if event.get("cat") == SUBMISSIONS]
 
 
 def averages(result: profile) -> dict[tuple[str, DeviceType], Any]:

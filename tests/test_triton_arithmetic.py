@@ -233,6 +233,26 @@ def test_float8(name: str, dtype: torch.dtype, wide: torch.dtype) -> None:
     np.testing.assert_array_equal(back.float().numpy(), x.to(dtype).float().numpy())
 
 
+@pytest.mark.parametrize("wide", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_float8e4b15(wide: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.int32)
+    expected = ((codes & 0x80) << 8 | (codes & 0x7F) << 7).to(torch.int16).view(torch.float16).to(wide)
+    name = str(wide).removeprefix("torch.")
+    assert torch.equal(
+        run(f"x.to(tl.float8e4b15, bitcast=True).to(tl.{name})", codes.to(torch.uint8), out=wide), expected
+    )
+    # Back: every number but 0x7f, which is no result, what lies between (ties away from zero), and what is too large.
+    numbers = expected[:127]
+    for x, magnitude in ((numbers, codes[:127]), ((numbers[1:] + numbers[:-1]) / 2, codes[1:127]), (numbers + 4, 0x7E)):
+        padded = torch.zeros(128, dtype=wide)
+        padded[: x.numel()] = x
+        for sign, flag in ((1, 0), (-1, 0x80)):
+            back = run("x.to(tl.float8e4b15).to(tl.uint8, bitcast=True)", sign * padded, out=torch.uint8)
+            assert torch.equal(
+                back[: x.numel()].int(), torch.as_tensor(magnitude | flag, dtype=torch.int32).expand(x.shape)
+            )
+
+
 def test_multiply_high() -> None:
     for dtype, bits in ((torch.uint32, 32), (torch.uint64, 64)):
         x, y = integers(dtype), integers(dtype, 1)

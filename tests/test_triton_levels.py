@@ -8,15 +8,12 @@ import triton
 import triton.language as tl
 from triton_language import tensors_on_mtia  # noqa: F401
 
-from torch_mtia.triton.architecture import LEVELS, architecture
+from torch_mtia.triton.architecture import usable
 
 pytestmark = pytest.mark.usefixtures("tensors_on_mtia")
 
-NAMES = [name for name, _ in LEVELS]
-USABLE = NAMES[NAMES.index(architecture()) :]
 
-
-@pytest.fixture(params=USABLE)
+@pytest.fixture(params=usable())
 def level(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -57,6 +54,32 @@ def test_products_reductions_and_exponentials(level: str) -> None:
     attention_kernel[(1,)](q, k, v, o, T=32, D=16, arch=level)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert torch.allclose(o, expected, atol=1e-5)
+
+
+@triton.jit
+def product_kernel(x, y, z, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, transposed: tl.constexpr):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    left = tl.load(x + m[:, None] * K + k[None, :])
+    if transposed:
+        right = tl.trans(tl.load(y + n[:, None] * K + k[None, :]))
+    else:
+        right = tl.load(y + k[:, None] * N + n[None, :])
+    product = tl.dot(left, right, out_dtype=z.dtype.element_ty)
+    tl.store(z + m[:, None] * N + n[None, :], product + tl.sum(right.to(z.dtype.element_ty), 0)[None, :])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("shape", [(64, 32, 256), (16, 64, 2), (2, 4, 8)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_of_narrow_numbers(
+    level: str, dtype: torch.dtype, shape: tuple[int, int, int], transposed: bool
+) -> None:
+    m, n, k = shape
+    x, y = torch.randint(-4, 5, (m, k)), torch.randint(-4, 5, (k, n))
+    z = torch.zeros(m, n, dtype=torch.int32 if dtype == torch.int8 else torch.float32)
+    right = (y.t() if transposed else y).contiguous()
+    product_kernel[(1,)](x.to(dtype), right.to(dtype), z, M=m, N=n, K=k, transposed=transposed, arch=level)
+    assert torch.equal(z.double(), x.double() @ y.double() + y.double().sum(0))
 
 
 def test_fused_multiply_add_rounds_once_without_the_instruction(level: str) -> None:

@@ -310,3 +310,26 @@ def test_a_narrowed_store_of_one_lane_leaves_its_neighbours(wide: torch.dtype, n
     expected[lane] = x[lane].to(narrow)
     one_lane_kernel[(1,)](x, z, LANE=lane, N=16)
     assert torch.equal(z, expected)
+
+
+@triton.jit
+def momentum_kernel(x, average, x_out, average_out, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    value = tl.load(x + i)
+    new = tl.load(average + i) * 0.9 + value
+    tl.store(average_out + i, new)
+    tl.store(x_out + i, value - new)
+
+
+@pytest.mark.parametrize("x_in_place", [True, False])
+@pytest.mark.parametrize("average_in_place", [True, False])
+def test_updates_of_more_than_caches_hold(x_in_place: bool, average_in_place: bool) -> None:
+    """Stores pass by the caches, but for those over what was read just now."""
+    x, average = torch.randn(1 << 20), torch.randn(1 << 20)
+    expected = average * 0.9 + x
+    x_out = x if x_in_place else torch.empty_like(x)
+    average_out = average if average_in_place else torch.empty_like(average)
+    expected_x = x - expected
+    momentum_kernel[(1024,)](x, average, x_out, average_out, N=1024)
+    torch.testing.assert_close(average_out, expected)
+    torch.testing.assert_close(x_out, expected_x)

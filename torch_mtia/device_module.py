@@ -7,7 +7,6 @@ one of another type is a ValueError.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -56,20 +55,8 @@ def _is_compiled() -> bool:
     return True
 
 
-_forked = False
-"""This is a child of the process that has the devices in use."""
-
-
-def _note_fork() -> None:
-    global _forked
-    _forked = _C._is_initialized()
-
-
-os.register_at_fork(after_in_child=_note_fork)
-
-
 def _is_in_bad_fork() -> bool:
-    return _forked
+    return _C._is_in_bad_fork()
 
 
 def _lazy_init() -> None:
@@ -109,7 +96,7 @@ def device_count() -> int:
 
 def current_device() -> int:
     """The index of this thread's current device."""
-    return torch.accelerator.current_device_index()
+    return _C._current_device()
 
 
 def set_device(device: Device) -> None:
@@ -167,6 +154,7 @@ def current_stream(device: Device = None) -> torch.Stream:
 
 def default_stream(device: Device = None) -> torch.Stream:
     """The default stream of a device."""
+    _lazy_init()
     return _C._default_stream(_index(device))
 
 
@@ -264,6 +252,7 @@ def _get_generator(device: torch.device) -> torch.Generator:
 
 def get_rng_state(device: Device = None) -> torch.Tensor:
     """The state of a device's default generator, as a byte tensor on the CPU."""
+    _lazy_init()
     return default_generators[_index(device)].get_state()
 
 

@@ -20,6 +20,10 @@ Tensor binary_cross_entropy_refused(const Tensor&, const Tensor&, const std::opt
 #define KERNEL_FP32_SET_OPT_DTYPE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
 #define KERNEL_PROMOTE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
 
+MTIA_LIBRARY_IMPL(_, kAutocast, m) {
+  m.fallback(torch::CppFunction::makeFallthrough());
+}
+
 MTIA_LIBRARY_IMPL(aten, kAutocast, m) {
   AT_FORALL_LOWER_PRECISION_FP(KERNEL_LOWER_PRECISION)
   AT_FORALL_FP32(KERNEL_FP32)

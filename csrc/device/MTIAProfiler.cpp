@@ -23,10 +23,14 @@ namespace {
 using libkineto::ActivityType;
 using libkineto::GenericTraceActivity;
 
-// Of the types that ProfilerActivity.MTIA stands for, these are the ones that PyTorch shows as the host's and as the
-// device's.
-constexpr ActivityType kSubmission = ActivityType::MTIA_RUNTIME;
-constexpr ActivityType kRun = ActivityType::MTIA_CCP_EVENTS;
+// Of the types that ProfilerActivity.MTIA stands for, or ProfilerActivity.PrivateUse1, these are the ones that PyTorch
+// shows as the host's and as the device's.
+ActivityType submission_type() {
+  return device_type() == c10::DeviceType::MTIA ? ActivityType::MTIA_RUNTIME : ActivityType::PRIVATEUSE1_RUNTIME;
+}
+ActivityType run_type() {
+  return device_type() == c10::DeviceType::MTIA ? ActivityType::MTIA_CCP_EVENTS : ActivityType::CONCURRENT_KERNEL;
+}
 
 // An activity's id is a signed 32-bit number, and an operator has one too. These keep apart from the operators' ids,
 // which count from 1 in each trace.
@@ -109,7 +113,7 @@ class Session final : public libkineto::IActivityProfilerSession {
   }
 
   void add_submission(const core::WorkRecord& record, const libkineto::ITraceActivity* operation) {
-    GenericTraceActivity& activity = add(kSubmission, record, "mtiaLaunch", operation);
+    GenericTraceActivity& activity = add(submission_type(), record, "mtiaLaunch", operation);
     activity.startTime = record.submit_start_ns;
     activity.endTime = record.submit_end_ns != 0 ? record.submit_end_ns : record.submit_start_ns;
     activity.device = libkineto::processId();
@@ -120,7 +124,7 @@ class Session final : public libkineto::IActivityProfilerSession {
 
   void add_run(const core::WorkRecord& record, const libkineto::ITraceActivity* operation) {
     const c10::Stream stream = MTIAStream::of(*record.stream).unwrap();
-    GenericTraceActivity& activity = add(kRun, record, record.name, operation);
+    GenericTraceActivity& activity = add(run_type(), record, record.name, operation);
     activity.startTime = record.start_ns;
     activity.endTime = record.end_ns;
     activity.device = stream.device_index();
@@ -150,7 +154,7 @@ class MTIAProfiler final : public libkineto::IActivityProfiler {
   // Null: nobody asked for the device's activities.
   std::unique_ptr<libkineto::IActivityProfilerSession> configure(const std::set<ActivityType>& wanted,
                                                                  const libkineto::Config& /*config*/) override {
-    if (wanted.count(kRun) == 0) return nullptr;
+    if (wanted.count(run_type()) == 0) return nullptr;
     return std::make_unique<Session>();
   }
   std::unique_ptr<libkineto::IActivityProfilerSession> configure(int64_t /*start_ms*/, int64_t /*duration_ms*/,
@@ -161,7 +165,8 @@ class MTIAProfiler final : public libkineto::IActivityProfiler {
 
  private:
   const std::string name_ = "mtia";
-  const std::set<ActivityType> activities_{kSubmission, kRun};
+  const std::set<ActivityType> activities_{ActivityType::MTIA_RUNTIME, ActivityType::MTIA_CCP_EVENTS,
+                                           ActivityType::PRIVATEUSE1_RUNTIME, ActivityType::CONCURRENT_KERNEL};
 };
 
 }  // namespace

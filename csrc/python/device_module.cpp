@@ -1,6 +1,7 @@
 #include "device_module.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/device_lazy_init.h>
 
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAGenerator.h"
@@ -22,9 +23,15 @@ void bind_device_module(py::module& m) {
   static const MTIAHooks hooks;
   m.def("_device_count", &device_count);
   m.def("_is_initialized", &runtime::is_initialized);
-  m.def("_initialize", &ensure_initialized);
+  m.def("_initialize", [] {
+    torch::utils::register_fork_handler_for_device_init(device_type());
+    ensure_initialized();
+  });
   m.def("_exchange_device", &exchange_device);
-  m.def("_maybe_exchange_device", &maybe_exchange_device);
+  m.def("_maybe_exchange_device",
+        [](c10::DeviceIndex device) { return device < 0 ? device : maybe_exchange_device(device); });
+  m.def("_current_device", &current_device);
+  m.def("_is_in_bad_fork", [] { return torch::utils::is_device_in_bad_fork(device_type()); });
   m.def("_default_generator", &default_generator);
   m.def("_default_stream", [](c10::DeviceIndex device) { return hooks.getDefaultStream(device); });
   m.def("_current_raw_stream", [](c10::DeviceIndex device) { return hooks.getCurrentRawStream(device); });

@@ -12,6 +12,7 @@ from typing import Any
 import torchgen
 import yaml
 from torchgen.gen import LineLoader, ParsedYaml, parse_native_yaml_struct, parse_tags_yaml
+from torchgen.model import FunctionSchema
 
 PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 PACKAGED_TEMPLATES = PACKAGED_NATIVE.parent / "templates"
@@ -106,7 +107,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
     host_kernels: dict[str, HostKernel] = {}
     for row in load_rows(overlay_path):
         place = f"{overlay_path}:{row['__line__']}"
-        func = _check_row(row, place, by_name)
+        func = row["func"] = _check_row(row, place, by_name)
         if func in seen:
             raise OverlayError(f"{place}: aten::{func.partition('(')[0]} already has an entry in line {seen[func]}")
         seen[func] = row["__line__"]
@@ -131,6 +132,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
 
 
 def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
+    """Returns upstream's schema."""
     unknown = set(row) - _ALLOWED_FIELDS
     if unknown:
         known = sorted(_ALLOWED_FIELDS - {"__line__"})
@@ -141,16 +143,24 @@ def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
     name = func.partition("(")[0]
     if name not in by_name:
         raise OverlayError(f"{place}: PyTorch has no operator aten::{name}")
-    if by_name[name] != func:
+    if _without_names(by_name[name]) != _without_names(func):
         raise OverlayError(
             f"{place}: the schema of aten::{name} differs from upstream's\n"
             f"  here:     {func}\n  upstream: {by_name[name]}"
         )
+    func = by_name[name]
     dispatch = row.get("dispatch")
     keys = set(dispatch) - {"__line__"} if isinstance(dispatch, dict) else set()
     if keys != _ALLOWED_KEYS:
         raise OverlayError(f"{place}: aten::{name} needs `dispatch:` with the key MTIA and no other")
     return func
+
+
+def _without_names(func: str) -> object:
+    """A schema but for the names of its arguments, of which a version of PyTorch changes some."""
+    schema = FunctionSchema.parse(func)
+    arguments = [(argument.type, argument.default, argument.annotation) for argument in schema.schema_order_arguments()]
+    return schema.name, arguments, [(value.type, value.annotation) for value in schema.returns]
 
 
 def _entry(row: dict[str, Any], place: str) -> Entry:

@@ -23,7 +23,7 @@ from tools.triton_fuzz.oracle import InterpreterError, Oracle, load_kernel
 from tools.triton_fuzz.program import Buffer, Program
 from tools.triton_fuzz.statements import generate
 from torch_mtia.source_digest import source_digest
-from torch_mtia.triton.architecture import LEVELS, architecture
+from torch_mtia.triton.architecture import architecture, usable
 
 BETWEEN_CLEANINGS = 100  # programs
 
@@ -41,8 +41,7 @@ class Fuzzer:
         self._folder = folder
         self._device = device
         self._oracle = Oracle()
-        names = [name for name, _ in LEVELS]
-        self._levels = names[names.index(architecture()) :]
+        self._levels = usable()
 
     def close(self) -> None:
         self._oracle.close()
@@ -80,7 +79,7 @@ class Fuzzer:
         except InterpreterError as error:
             return Outcome("not interpreted", str(error))
         # Mostly what the machine has, now and then a lower level.
-        level = self._levels[program.seed // 4 % len(self._levels) if program.seed % 4 == 0 else 0]
+        level = self._levels[program.seed // 4 % len(self._levels)] if program.seed % 4 == 0 else architecture()
         try:
             tensors = {name: tensor.to(self._device) for name, tensor in program.tensors().items()}
             load_kernel(self._path(program))[(program.grid,)](*program.arguments(tensors), arch=level)

@@ -47,9 +47,9 @@ class DeviceOpOverrides(MTIADeviceOpOverrides):
 
 def _refuse(_self: DeviceOpOverrides, *_arguments: object, **_options: object) -> NoReturn:
     raise NotImplementedError(
-        f"{device_type()} has no C++ wrapper: AOTInductor (aot_compile, aoti_compile_and_package) and the option cpp_wrapper need "
-        "libtorch's C shims of the device, which PyTorch has for CPU, CUDA, XPU and MPS only. Use torch.compile, whose "
-        "code is cached, or torch.export and the exported program's module()."
+        f"{device_type()} has no C++ wrapper: AOTInductor (aot_compile, aoti_compile_and_package) and the option "
+        "cpp_wrapper need libtorch's C shims of the device, which PyTorch has for CPU, CUDA, XPU and MPS only. Use "
+        "torch.compile, whose code is cached, or torch.export and the exported program's module()."
     )
 
 

@@ -121,7 +121,9 @@ class MTIABackend(BaseBackend):
         return (metadata.num_warps, metadata.num_ctas, metadata.shared)
 
     def get_codegen_implementation(self, _options: Any) -> dict[str, Any]:
-        return {"min_dot_size": lambda *_types: (1, 1, 1)}
+        from torch_mtia.triton import float8e4b15
+
+        return {"min_dot_size": lambda *_types: (1, 1, 1), "convert_custom_types": float8e4b15.convert}
 
     def get_module_map(self) -> dict[str, ModuleType]:
         from triton.language.extra.cuda import libdevice

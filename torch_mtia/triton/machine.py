@@ -15,29 +15,45 @@ TRIPLE = "x86_64-unknown-linux-gnu"
 # Bits of mtia_kernel_image_header.cpu_features, see csrc/runtime/mtia_runtime.h.
 CPU_AVX2_FMA = 1 << 0
 CPU_AVX512_SKX = 1 << 1
+CPU_AVX512_BF16 = 1 << 2
+CPU_AVX512_VNNI = 1 << 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """What code for one of the psABI's levels may use."""
+    """What code for one of the levels of architecture.py may use."""
 
     cpu: str  # LLVM's name
     lanes: int  # of a strip
     features: frozenset[str]  # what the emitter asks about
     image_features: int
     vector_bits: int
+    extensions: str = ""  # in LLVM's spelling
 
 
-_V2 = frozenset({"sse4.1"})
+_V4 = Level(
+    "x86-64-v4",
+    16,
+    frozenset({"sse4.1", "avx2", "fma", "f16c", "avx512"}),
+    CPU_AVX2_FMA | CPU_AVX512_SKX,
+    512,
+)
+_VNNI = dataclasses.replace(
+    _V4,
+    features=_V4.features | {"vnni"},
+    image_features=_V4.image_features | CPU_AVX512_VNNI,
+    extensions="+avx512vnni",
+)
 LEVELS = {
     "x86-64": Level("x86-64", 4, frozenset(), 0, 128),
     "x86-64-v3": Level("x86-64-v3", 8, frozenset({"sse4.1", "avx2", "fma", "f16c"}), CPU_AVX2_FMA, 256),
-    "x86-64-v4": Level(
-        "x86-64-v4",
-        16,
-        frozenset({"sse4.1", "avx2", "fma", "f16c", "avx512"}),
-        CPU_AVX2_FMA | CPU_AVX512_SKX,
-        512,
+    "x86-64-v4": _V4,
+    "x86-64-v4-vnni": _VNNI,
+    "x86-64-v4-bf16": dataclasses.replace(
+        _VNNI,
+        features=_VNNI.features | {"bf16"},
+        image_features=_VNNI.image_features | CPU_AVX512_BF16,
+        extensions="+avx512vnni,+avx512bf16",
     ),
 }
 
@@ -65,7 +81,12 @@ def _target_machine(architecture: str) -> Any:
     _initialize()
     target = llvm.Target.from_triple(TRIPLE)
     return target.create_target_machine(
-        cpu=level(architecture).cpu, features="", opt=2, reloc="pic", codemodel="small", jit=False
+        cpu=level(architecture).cpu,
+        features=level(architecture).extensions,
+        opt=2,
+        reloc="pic",
+        codemodel="small",
+        jit=False,
     )
 
 
@@ -76,9 +97,11 @@ def data_layout(architecture: str) -> str:
 
 def attributes(architecture: str) -> str:
     """Attributes of every function: no calls into a C library that is not there, and vectors of the full width."""
-    bits = level(architecture).vector_bits
+    of = level(architecture)
+    bits = of.vector_bits
+    extensions = f'"target-features"="{of.extensions}" ' if of.extensions else ""
     return (
-        'attributes #0 = { nounwind "no-builtins" "target-cpu"="' + level(architecture).cpu + '" '
+        f'attributes #0 = {{ nounwind "no-builtins" "target-cpu"="{of.cpu}" {extensions}'
         f'"prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}" }}'
     )
 

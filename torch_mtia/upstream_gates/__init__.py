@@ -30,23 +30,32 @@ _replaced: dict[int, tuple[Any, Any]] = {}
 def _open(gate: Gate, module: ModuleType) -> None:
     key = (module.__name__, gate.name)
     if key not in originals:
-        *owner, attribute = gate.name.split(".")
-        holder = functools.reduce(getattr, owner, module)
+        holder, attribute = _place(gate, module)
         present = getattr(holder, attribute, None)
         _, originals[key] = _replaced.get(id(present), (present, present))
         if originals[key] is present:
-            replacement = gate.replace(present)
-            _replaced[id(replacement)] = (replacement, present)
-            setattr(holder, attribute, replacement)
+            _replace(gate, module)
+
+
+def _place(gate: Gate, module: ModuleType) -> tuple[Any, str]:
+    *owner, attribute = gate.name.split(".")
+    return functools.reduce(getattr, owner, module), attribute
+
+
+def _replace(gate: Gate, module: ModuleType) -> None:
+    holder, attribute = _place(gate, module)
+    present = getattr(holder, attribute, None)
+    replacement = gate.replace(present)
+    _replaced[id(replacement)] = (replacement, present)
+    setattr(holder, attribute, replacement)
 
 
 def apply_again(torch_version: str) -> None:
     """For a device that has another name than mtia from now on."""
-    for gate in GATES:
-        if gate.by_name:
-            for name in gate.modules:
-                if originals.pop((name, gate.name), None) is not None:
-                    _open(gate, sys.modules[name])
+    for module, name in list(originals):
+        for gate in GATES:
+            if gate.by_name and gate.name == name and module in gate.modules:
+                _replace(gate, sys.modules[module])
     apply(torch_version, GATES_OF_OTHER_NAMES)
 
 

@@ -24,7 +24,8 @@ def profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
         from torch_mtia.profiler import credit_operators
 
         events = original(self, result, *args, **kwargs)
-        credit_operators(events, result, DeviceType.MTIA)
+        if device_type() == "mtia":
+            credit_operators(events, result, DeviceType.MTIA)
         return events
 
     return _parse_kineto_results
@@ -52,6 +53,16 @@ def refusing_elsewhere(original: Callable[..., None]) -> Callable[..., None]:
     return _init_handles
 
 
+def no_metadata_without_hooks(original: Callable[..., Any]) -> Callable[..., Any]:
+    from triton.knobs import runtime
+
+    def launch_metadata(self: Any, *arguments: Any) -> Any:
+        hooks = runtime.launch_enter_hook, runtime.launch_exit_hook
+        return original(self, *arguments) if any(getattr(hook, "calls", True) for hook in hooks) else None
+
+    return launch_metadata
+
+
 def empty_strided_mtia(_original: object) -> Callable[..., Any]:
     from torch_mtia._C import _empty_strided
 
@@ -71,3 +82,12 @@ def hash_on_the_cpu(original: Callable[..., str]) -> Callable[..., str]:
         return original(storage, stable_hash=stable_hash or storage.device.type == device_type())
 
     return hash_storage
+
+
+def functional_tensors_as_they_are(original: Callable[..., str]) -> Callable[..., str]:
+    def _str_intern(inp: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+        if inp.device.type == "mtia" and torch._is_functional_tensor(inp):
+            return f"_to_functional_tensor({torch._from_functional_tensor(inp)!r})"
+        return original(inp, tensor_contents=tensor_contents)
+
+    return _str_intern

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch_mtia._versions import SUPPORTED_TORCH
+
 
 @dataclass(frozen=True)
 class Gate:
@@ -22,5 +24,5 @@ class Gate:
     """Takes the original; false once upstream does what the replacement is for."""
     by_name: bool = False
     """Whether the replacement holds for the name that the device has when it is made; another opens it again."""
-    versions: tuple[tuple[int, int], ...] = ((2, 13),)
+    versions: tuple[tuple[int, int], ...] = SUPPORTED_TORCH
     """The versions (major, minor) of PyTorch in which it is replaced."""

@@ -42,6 +42,13 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: "mtia" not in inspect.getsource(original),
     ),
     Gate(
+        name="CompiledKernel.launch_metadata",
+        modules=("triton.compiler.compiler",),
+        why="Every launch gathers what only hooks read, hooks or none: half a microsecond of four.",
+        replace=eager.no_metadata_without_hooks,
+        is_needed=lambda original: "calls" not in inspect.getsource(original),
+    ),
+    Gate(
         name="_empty_strided_mtia",
         modules=("torch._C._dynamo.guards",),
         why="Code that Inductor generates allocates with it, and in wheels without MTIA it only raises.",
@@ -125,6 +132,14 @@ GATES: tuple[Gate, ...] = (
         why="The minifier saves the inputs of a graph under names that it computes on listed devices.",
         replace=eager.hash_on_the_cpu,
         is_needed=lambda original: "mtia" not in inspect.getsource(original),
+    ),
+    Gate(
+        name="_str_intern",
+        modules=("torch._tensor_str",),
+        why="Tensors of mtia are copied to the CPU to be printed, which fails for those that stand for others in a "
+        "traced program: looking for the overload of an operator prints them.",
+        replace=eager.functional_tensors_as_they_are,
+        is_needed=lambda original: "functional" not in original(torch._to_functional_tensor(torch.empty(0).to("mtia"))),
     ),
     Gate(
         name="get_split_k",

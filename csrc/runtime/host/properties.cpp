@@ -27,7 +27,8 @@ std::string processor_name() {
   return name;
 }
 
-// The psABI level. What the operating system does not save at a context switch does not count.
+// The psABI level, and two above its highest: torch_mtia/triton/architecture.py has the same. What the operating system
+// does not save at a context switch does not count.
 const char* architecture() {
   __builtin_cpu_init();
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
@@ -35,6 +36,10 @@ const char* architecture() {
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vl");
+  const bool vnni = v4 && __builtin_cpu_supports("avx512vnni");
+  const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16") && !__builtin_cpu_supports("amx-bf16");
+  if (bf16) return "x86-64-v4-bf16";
+  if (vnni) return "x86-64-v4-vnni";
   return v4 ? "x86-64-v4" : v3 ? "x86-64-v3" : "x86-64";
 }
 

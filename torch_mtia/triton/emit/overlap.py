@@ -44,6 +44,28 @@ def may_write_at_once(em: KernelEmitter, store: Op, roots: Sequence[Tensor]) -> 
     return result
 
 
+def has_read(em: KernelEmitter, store: Op) -> Value | None:
+    """An i1 that is true where a load before `store`, in its block, reads just what that writes; None if none can."""
+    b = em.b
+    result: Value | None = None
+    for load in store.block.ops[: store.position]:
+        if load.name != "tt.load" or pointee_size(load) != pointee_size(store):
+            continue
+        pairs = _starts(load.operands[0], store.operands[0])
+        if pairs is None:
+            continue
+        same = _equal(em, pairs)
+        result = same if result is None else b.binary("or", result, same)
+    return result
+
+
+def _equal(em: KernelEmitter, pairs: Sequence[tuple[Tensor, Tensor]]) -> Value:
+    result = TRUE
+    for left, right in pairs:
+        result = _both(em, result, em.b.icmp("eq", em.scalar(left).value, em.scalar(right).value))
+    return result
+
+
 def _both(em: KernelEmitter, left: Value, right: Value) -> Value:
     if left is TRUE:
         return right
@@ -57,9 +79,7 @@ def _does_not_disturb(em: KernelEmitter, intervals: _Intervals, load: Op, store:
     if at_index and pointee_size(load) == pointee_size(store) and _distinct(em, written):
         pairs = _starts(read, written)
         if pairs is not None:
-            same = TRUE
-            for left, right in pairs:
-                same = _both(em, same, b.icmp("eq", em.scalar(left).value, em.scalar(right).value))
+            same = _equal(em, pairs)
             if same is TRUE:
                 return same
     first, second = intervals.of(read), intervals.of(written)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from torch_mtia.triton import floats
-from torch_mtia.triton.emit.dot import add_product
+from torch_mtia.triton.emit.dot import Operands, add_product
 from torch_mtia.triton.emit.kernel import KernelEmitter
 from torch_mtia.triton.emit.nest import Buffer, Strip, read_buffer, write_buffer
 from torch_mtia.triton.emit.registry import Unsupported, statement
@@ -41,7 +41,7 @@ def _dot_scaled(em: KernelEmitter, op: Op) -> None:
     right_buffer = _decode(
         em, op, right, right_scale, (*batch, inner, n), right_format, rank - 2, rank - 2 if packed_right else rank - 1
     )
-    add_product(em, op, left_buffer, right_buffer, initial, inner, "f32")
+    add_product(em, op, Operands(left_buffer, right_buffer, inner), initial, "f32")
 
 
 def _format(op: Op, number: int) -> str:
