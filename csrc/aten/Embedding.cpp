@@ -117,9 +117,9 @@ Tensor _embedding_bag_backward_mtia(const Tensor& grad, const Tensor& indices, c
                                     const Tensor& offset2bag, const Tensor& bag_size, const Tensor& maximum_indices,
                                     int64_t num_weights, bool scale_grad_by_freq, int64_t mode, bool sparse,
                                     const std::optional<Tensor>& per_sample_weights, int64_t padding_idx) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!sparse,
-                              "_embedding_bag_backward: there are no sparse gradients of embedding_bag on this device; ",
-                              "use sparse=False");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !sparse, "_embedding_bag_backward: there are no sparse gradients of embedding_bag on this device; ",
+      "use sparse=False");
   return HostFunction<&embedding_bag_backward_host>::call(
       {"aten::_embedding_bag_backward", 2}, grad.dim() == 2 && are_indices(indices) && num_weights >= 0,
       [&] { return new_output({num_weights, grad.size(1)}, grad.options()); }, grad, indices, offsets, offset2bag,

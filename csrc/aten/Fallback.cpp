@@ -383,10 +383,11 @@ class FallbackCall {
   at::Tensor to_device(const at::Tensor& host) {
     if (!host.defined() || !host.device().is_cpu()) return host;
     const bool is_sparse = host.layout() == at::kSparse;
-    TORCH_CHECK_NOT_IMPLEMENTED((is_sparse || host.layout() == at::kStrided) && !host.is_quantized(),
-                                op_.operator_name().name, " is not implemented for ", device_name(), ": it gives a ",
-                                host.is_quantized() ? "quantized" : "compressed sparse",
-                                " tensor, and the device's tensors are dense, or sparse in the layout torch.sparse_coo");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        (is_sparse || host.layout() == at::kStrided) && !host.is_quantized(), op_.operator_name().name,
+        " is not implemented for ", device_name(), ": it gives a ",
+        host.is_quantized() ? "quantized" : "compressed sparse",
+        " tensor, and the device's tensors are dense, or sparse in the layout torch.sparse_coo");
     for (const auto& alias : tensors_) {
       if (alias.host.is_same(host)) return alias.device;
     }
