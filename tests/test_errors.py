@@ -78,7 +78,7 @@ def test_shapes_that_do_not_match(name: str) -> None:
 
 
 DTYPES: dict[str, Callable[[], Any]] = {
-    "sparse": lambda: torch.ones(2, 2, device="mtia").to_sparse(),
+    "compressed": lambda: torch.empty(2, 2, layout=torch.sparse_csr, device="mtia"),
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(3, device="mtia"), 1.0, 0, torch.quint8),
     "native": lambda: torch.ones(3, device="mtia").to(torch.float8_e4m3fn) + 1,
     "native, large": lambda: torch.ones(2**20, device="mtia").to(torch.float8_e4m3fn) + 1,

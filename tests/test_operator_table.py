@@ -15,9 +15,9 @@ from tools.codegen.operator_table import DOCUMENT, describe_dtypes, document, op
 
 
 def boxed_registrations(sources: Path) -> set[str]:
-    """Operators that the sources register with TORCH_LIBRARY_IMPL, beside the YAML."""
+    """Operators that the sources register with MTIA_LIBRARY_IMPL, beside the YAML."""
     text = "".join(path.read_text() for path in sorted(sources.glob("*.cpp")))
-    blocks = re.findall(r"TORCH_LIBRARY_IMPL\(aten, MTIA, m\) \{(.*?)\n\}", text, re.DOTALL)
+    blocks = re.findall(r"MTIA_LIBRARY_IMPL\(aten, kBackend, m\) \{(.*?)\n\}", text, re.DOTALL)
     return {name for block in blocks for name in re.findall(r"m\.impl\(\s*\"([\w.]+)\"", block)}
 
 

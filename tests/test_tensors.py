@@ -59,9 +59,9 @@ def test_empty_strided(device: torch.device) -> None:
     assert (x.stride(), x.untyped_storage().nbytes()) == ((1, 4), 80)
 
 
-def test_sparse_factories_say_that_the_layout_is_not_supported() -> None:
-    with pytest.raises(NotImplementedError, match="SparseMTIA"):
-        torch.empty(2, 3, layout=torch.sparse_coo, device="mtia")
+def test_compressed_factories_say_that_the_layout_is_not_supported() -> None:
+    with pytest.raises(NotImplementedError, match="SparseCsr"):
+        torch.empty(2, 3, layout=torch.sparse_csr, device="mtia")
 
 
 def test_a_default_device(device: torch.device) -> None:

@@ -22,7 +22,7 @@ class Gate:
     """Takes the original and returns the replacement."""
     is_needed: Callable[[Any], bool]
     """Takes the original; false once upstream does what the replacement is for."""
-    by_name: bool = False
-    """Whether the replacement holds for the name that the device has when it is made; another opens it again."""
     versions: tuple[tuple[int, int], ...] = SUPPORTED_TORCH
     """The versions (major, minor) of PyTorch in which it is replaced."""
+    by_name: bool = False
+    """Whether the replacement holds for the name that the device has when it is made; another opens it again."""

@@ -109,7 +109,7 @@ GATES: tuple[Gate, ...] = (
         modules=("torch._inductor.utils",),
         why="It asks torch.cuda for the number of processors whatever the device.",
         replace=inductor.number_of_processors,
-        is_needed=lambda original: "mtia" not in inspect.getsource(original),
+        is_needed=lambda original: "mtia" not in original.__module__,
     ),
     Gate(
         name="DebugFormatter.log_autotuning_results",
@@ -131,7 +131,7 @@ GATES: tuple[Gate, ...] = (
         modules=("torch.utils._content_store",),
         why="The minifier saves the inputs of a graph under names that it computes on listed devices.",
         replace=eager.hash_on_the_cpu,
-        is_needed=lambda original: "mtia" not in inspect.getsource(original),
+        is_needed=lambda original: "mtia" not in original.__module__,
     ),
     Gate(
         name="_str_intern",
