@@ -31,15 +31,15 @@ def first_calls(what: str, device: str) -> dict[str, float]:
     torch.ones(1, device=device).sum().item()
     calls = [of_model(model, device) for model in MODELS] if what == "models" else []
     calls += [of_program(program, device) for program in PROGRAMS] if what == "programs" else []
-    total = 0.0
+    total = kernels = 0.0
     for call in calls:
         start = time.perf_counter()
         call()
-        if device == "mtia":
-            torch.mtia.synchronize()
+        if device != "cpu":
+            torch.accelerator.synchronize()
         total += time.perf_counter() - start
-        torch._dynamo.reset()
-    kernels = sum(torch._dynamo.utils.compilation_time_metrics.get(LOADED, [0.0]))
+        kernels += sum(torch._dynamo.utils.compilation_time_metrics[LOADED])
+        torch._dynamo.reset()  # forgets these times too
     return {"calls": total, "kernels": kernels}
 
 
