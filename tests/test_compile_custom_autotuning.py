@@ -15,7 +15,7 @@ from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_
 from tests.compiled import generated
 
 Tensor = torch.Tensor
-OPTIONS = {"max_autotune": True}
+OPTIONS: dict[str, Any] = {"max_autotune": True}
 
 
 @pytest.fixture(autouse=True)

@@ -231,7 +231,7 @@ def test_overloads_are_looked_for_while_a_program_is_traced() -> None:
     x, index = on_device(2, 3), torch.tensor([[0]]).to("mtia")
     function = lambda x, index: torch.ops.aten.scatter(x, -1, index, x + 1)  # noqa: E731
     result, _ = generated(function, x, index)
-    assert torch.equal(result, function(x, index))
+    assert torch.equal(result, function(x, index))  # type: ignore[no-untyped-call]
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def run_plainly(run_script: RunScript) -> RunScript:
     """Runs a script that starts with the door of mtia."""
 
     def run(text: str, /, **environment: str) -> object:
-        return run_script(text, **{"TORCH_MTIA_PRIVATEUSE1": "", **environment})
+        return run_script(text, timeout=120, **{"TORCH_MTIA_PRIVATEUSE1": "", **environment})
 
     return run  # type: ignore[return-value]
 
@@ -143,7 +143,7 @@ def test_devices_stay_usable_after_a_failure(run_plainly: RunScript) -> None:
         def refuse(name):
             raise RuntimeError("refused")
 
-        torch.utils.rename_privateuse1_backend = refuse
+        torch.utils.backend_registration.rename_privateuse1_backend = refuse
         try:
             privateuse1.enable("acme")
         except RuntimeError as error:

@@ -317,7 +317,7 @@ class MTIAGraph(_acceleratorGraph):
     def __init__(self, keep_graph: bool = False) -> None:
         super().__init__(keep_graph)
 
-    def capture_begin(self, pool: Pool = (0, 0)) -> None:
+    def capture_begin(self, pool: Pool = (0, 0)) -> None:  # type: ignore[override] # as torch.mtia.MTIAGraph
         """Starts to capture the current stream; memory comes from `pool`, or one of its own."""
         super().capture_begin(pool=None if tuple(pool) == (0, 0) else pool, capture_error_mode="default")
 

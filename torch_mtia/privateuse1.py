@@ -7,6 +7,7 @@ import keyword
 import os
 
 import torch
+from torch.utils import backend_registration
 
 from torch_mtia import _C, door, environment
 
@@ -41,11 +42,11 @@ def enable(name: str) -> None:
             f"the devices are in use as 'mtia' already: call enable('{name}') before the first use of one, or set "
             f"{environment.PRIVATEUSE1.name}={name} before the process starts"
         )
-    _C._open_privateuse1(name, lambda: torch.utils.rename_privateuse1_backend(name))
+    _C._open_privateuse1(name, lambda: backend_registration.rename_privateuse1_backend(name))
     door.set_device_type(name)
     os.environ[environment.PRIVATEUSE1.name] = name
     torch._register_device_module(name, importlib.import_module("torch_mtia.device_module"))
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
 
     from torch_mtia import inductor, upstream_gates
 

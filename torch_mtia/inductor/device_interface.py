@@ -15,9 +15,9 @@ from torch_mtia.triton.architecture import architecture
 class DeviceInterface(upstream.DeviceInterface):
     """Made of `torch_mtia.device_module`."""
 
-    device = device_module.device  # type: ignore[assignment]
-    Event = torch.Event  # type: ignore[assignment]
-    Stream = torch.Stream  # type: ignore[assignment]
+    device = device_module.device
+    Event = torch.Event
+    Stream = torch.Stream
 
     class Worker:
         """For processes that compile, which never take the device into use."""
@@ -49,7 +49,7 @@ class DeviceInterface(upstream.DeviceInterface):
     _set_stream_by_id = staticmethod(device_module._set_stream_by_id)
     synchronize = staticmethod(device_module.synchronize)
     get_device_properties = staticmethod(device_module.get_device_properties)
-    get_raw_stream = staticmethod(_C._current_raw_stream)
+    get_raw_stream = staticmethod(_C._current_raw_stream)  # type: ignore[assignment] # the name of its argument
     exchange_device = staticmethod(device_module._exchange_device)
     maybe_exchange_device = staticmethod(device_module._maybe_exchange_device)
     memory_allocated = staticmethod(device_module.memory_allocated)

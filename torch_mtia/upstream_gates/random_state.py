@@ -14,7 +14,8 @@ def get_generator(device: torch.device) -> torch.Generator:
     """The default generator of a device."""
     device_module().init()
     index = device_module().current_device() if device.index is None else device.index
-    return device_module().default_generators[index]
+    generator: torch.Generator = device_module().default_generators[index]
+    return generator
 
 
 def saving_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
