@@ -141,6 +141,7 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 def synchronize(device: Device = None) -> None:
     """Waits for all work of a device, and raises the first error of it."""
+    _lazy_init()
     torch.accelerator.synchronize(_index(device))
 
 

@@ -44,12 +44,6 @@ bool expand_together(const Tensor& left, const Tensor& right) {
   return are_expandable(left.sizes(), right.sizes());
 }
 
-// The result of a pointwise operator of two tensors.
-Tensor new_pointwise(const Tensor& left, const Tensor& right) {
-  Tensor result;
-  return TensorIterator::binary_op(result, left, right).output();
-}
-
 Tensor new_scalar(const Tensor& like) {
   return new_output({}, like.options());
 }

@@ -28,12 +28,12 @@ inline c10::DispatchKey dispatch_key() noexcept {
   return device_type() == c10::DeviceType::MTIA ? c10::DispatchKey::MTIA : c10::DispatchKey::PrivateUse1;
 }
 
-// What users call the device: "mtia", or the name that they gave.
 // Whether a device is one of this backend.
 inline bool is_ours(c10::Device device) noexcept {
   return device.type() == device_type();
 }
 
+// What users call the device: "mtia", or the name that they gave.
 inline std::string device_name() {
   return c10::DeviceTypeName(device_type(), /*lower_case=*/true);
 }
@@ -48,8 +48,7 @@ struct Door {
 };
 
 // Something that PyTorch keeps for a device type. Called with true when the door opens, and with false when another one
-// opens in its place, which can only be before the first use of a device. A part that registers once says so by a const
-// global of this type.
+// opens in its place, which can only be before the first use of a device. A const global of this type registers one.
 class DoorPart {
  public:
   using Function = void (*)(const Door& door, bool open);
