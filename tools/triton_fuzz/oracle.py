@@ -12,12 +12,14 @@ import os
 import pickle
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
+from triton.runtime import interpreter
 
 from tools.triton_fuzz.program import Program
 
@@ -80,8 +82,22 @@ def _environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
+def _with_contiguous_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Memory is accessed with the elements of an array as they lie, whatever its strides: those of a reversed scan are
+    negative, and what lies behind its first element is not its own."""
+
+    def call(*arguments: Any) -> Any:
+        return function(
+            *(numpy.ascontiguousarray(value) if isinstance(value, numpy.ndarray) else value for value in arguments)
+        )
+
+    return call
+
+
 def _serve(connection: Connection) -> None:
     warnings.simplefilter("ignore")  # NumPy's, of integers that wrap
+    for name in ("load", "store", "atomic_rmw", "atomic_cas"):
+        setattr(interpreter._interpreter, name, _with_contiguous_arrays(getattr(interpreter._interpreter, name)))
     torch.set_num_threads(1)
     gc.freeze()
     while True:
