@@ -333,3 +333,37 @@ def test_updates_of_more_than_caches_hold(x_in_place: bool, average_in_place: bo
     momentum_kernel[(1024,)](x, average, x_out, average_out, N=1024)
     torch.testing.assert_close(average_out, expected)
     torch.testing.assert_close(x_out, expected_x)
+
+
+# Stores that share a nest ---------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def two_stores_kernel(x, y, first, second, kept, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a, b = tl.load(x + i), tl.load(y + i)
+    tl.store(first + i, a + b)
+    tl.store(second + i, a - b, mask=i < kept)
+    tl.store(second + N + i, tl.exp(a) * b)
+
+
+@pytest.mark.parametrize("kept", [256, 100])
+@pytest.mark.parametrize(
+    ("first_at", "second_at"), [(0, 256), (512, 0), (17, 300), (1100, 1101), (1101, 1100), (300, 17)]
+)
+def test_stores_that_may_overlap_what_others_read_and_write(first_at: int, second_at: int, kept: int) -> None:
+    memory = torch.randn(2048)
+    x, y = memory[:256].clone(), memory[256:512].clone()
+    expected = memory.clone()
+    expected[first_at : first_at + 256] = x + y
+    expected[second_at : second_at + kept] = (x - y)[:kept]
+    expected[second_at + 256 : second_at + 512] = torch.exp(x) * y
+    two_stores_kernel[(1,)](memory, memory[256:], memory[first_at:], memory[second_at:], kept, N=256)
+    torch.testing.assert_close(memory, expected)
+
+
+def test_stores_share_what_they_read_and_compute() -> None:
+    tensors = [torch.randn(512) for _ in range(4)]
+    compiled = two_stores_kernel[(1,)](*tensors, 200, N=256)
+    reads = compiled.asm["llir"].count("= load <")
+    assert reads == 2 + 3, "of two operands, and of three buffers for pointers that overlap"

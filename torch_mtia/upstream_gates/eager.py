@@ -57,8 +57,8 @@ def no_metadata_without_hooks(original: Callable[..., Any]) -> Callable[..., Any
     from triton.knobs import runtime
 
     def launch_metadata(self: Any, *arguments: Any) -> Any:
-        hooks = runtime.launch_enter_hook, runtime.launch_exit_hook
-        return original(self, *arguments) if any(getattr(hook, "calls", True) for hook in hooks) else None
+        hooked = getattr(runtime.launch_enter_hook, "calls", True) or getattr(runtime.launch_exit_hook, "calls", True)
+        return original(self, *arguments) if hooked else None
 
     return launch_metadata
 

@@ -35,6 +35,7 @@ from torch_mtia.triton.ttir import Value as Tensor
 
 DEAR = 10  # simple instructions a lane, from which a value that is needed again is kept
 RELOAD = 4  # of reading a strip of neighbours from memory again
+MAX_STORES = 4  # in a nest
 STACK_LIMIT = 16 << 10  # bytes of one buffer
 STACK_TOTAL = 48 << 10
 
@@ -59,6 +60,7 @@ class KernelEmitter:
         # Tensors carried by a loop that only ever moves them by a scalar: where they start, and how far they are.
         self.advanced: dict[Tensor, tuple[Tensor, Value]] = {}
         self.strides = StrideAnalysis(self)
+        self.put_off: dict[Op, list[Op]] = {}  # stores, to the one that is emitted with them
         self.streams = False  # whether stores pass by the caches, see memory.py
         self.scratch_size = 0
         self.stack_size = 0
@@ -179,6 +181,8 @@ class KernelEmitter:
     def emit_op(self, op: Op) -> None:
         try:
             if op.name in STATEMENTS:
+                if op.name == "tt.store" and self.joins_next_store(op):
+                    return
                 self.order_memory(op)
                 STATEMENTS[op.name](self, op)
             elif op.results and op.results[0].type.shape is not None:
@@ -196,6 +200,20 @@ class KernelEmitter:
             if error.location is None:
                 error.location = op.location
             raise
+
+    def joins_next_store(self, op: Op) -> bool:
+        """Puts a store off to the next one of its shape, if nothing between them accesses memory: they may share a
+        nest, which reads and computes once what both need."""
+        stores = [*self.put_off.get(op, []), op]
+        if op.operands[0].type.shape is None or len(stores) == MAX_STORES:
+            return False
+        for later in op.block.ops[op.position + 1 :]:
+            if later.name == "tt.store" and later.operands[0].type.shape == op.operands[0].type.shape:
+                self.put_off[later] = stores
+                return True
+            if later.name == "tt.load" or not (later.name in ELEMENTWISE or later.name in LAZY):
+                return False
+        return False
 
     def writes_memory(self, op: Op) -> bool:
         if op.name in WRITES:

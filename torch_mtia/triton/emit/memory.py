@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch_mtia.triton.emit import bounds
 from torch_mtia.triton.emit.elementwise import pointee_size
 from torch_mtia.triton.emit.kernel import KernelEmitter
-from torch_mtia.triton.emit.nest import Index, Pointers, Strip, is_true, read, read_buffer, write, write_buffer
+from torch_mtia.triton.emit.nest import Buffer, Index, Pointers, Strip, is_true, read, read_buffer, write, write_buffer
 from torch_mtia.triton.emit.overlap import TRUE, has_read, is_linear, may_write_at_once
 from torch_mtia.triton.emit.parameters import GRID, HOST_OFFSET, PROGRAM
 from torch_mtia.triton.emit.registry import Unsupported, lazy, scalar, statement
@@ -168,58 +170,104 @@ def store_lane(em: KernelEmitter, op: Op, address: Lane, value: Lane, mask: Lane
 
 @statement("tt.store", writes=True)
 def _store(em: KernelEmitter, op: Op) -> None:
-    pointer, value = op.operands[:2]
-    mask = op.operands[2] if len(op.operands) > 2 else None
+    stores = [*em.put_off.pop(op, []), op]
+    at_once = _may_share_a_nest(em, stores) if len(stores) > 1 else None
+    if at_once is not None:
+        _store_strips(em, stores, at_once)
+        return
+    for store in stores:
+        if store is not op:
+            em.order_memory(store)
+        _store_alone(em, store)
+
+
+def _may_share_a_nest(em: KernelEmitter, stores: Sequence[Op]) -> Value | None:
+    """Whether stores may all write strip by strip, as may_write_at_once says; None also where their dimensions differ
+    along which neighbours lie, or where it takes a load to know what is written."""
+    shape = stores[0].operands[0].type.shape
+    assert shape is not None
+    dims = {em.choose_dim(store.operands, shape) for store in stores}
+    places = [place for store in stores for place in (store.operands[0], *store.operands[2:])]
+    if len(dims) > 1 or em.hazardous(places):
+        return None
+    return may_write_at_once(em, stores)
+
+
+def _store_alone(em: KernelEmitter, op: Op) -> None:
+    pointer, value, *mask = op.operands
     if pointer.type.pointee.startswith("tensor"):
         raise Unsupported("a store through a block pointer that was not rewritten", op.location)
     shape = pointer.type.shape
     if shape is None:
-        store_lane(em, op, em.scalar(pointer), em.scalar(value), em.scalar(mask) if mask is not None else None, 0)
+        store_lane(em, op, em.scalar(pointer), em.scalar(value), em.scalar(mask[0]) if mask else None, 0)
         return
-    roots = [pointer, value] + ([mask] if mask is not None else [])
-    one_strip = max(shape) == pointer.type.numel <= em.width
-    at_once = TRUE if one_strip else may_write_at_once(em, op, roots)
+    at_once = may_write_at_once(em, [op])
     # What reads memory is read now; but the value, if it is only the program that can tell whether that is needed.
-    early = [] if at_once is TRUE else em.hazardous([pointer, *roots[2:], *([value] if at_once is None else [])])
+    early = [] if at_once is TRUE else em.hazardous([pointer, *mask, *([value] if at_once is None else [])])
     if early:
-        em.materialize(early, op, dim=em.choose_dim(roots, shape))
-    _store_strips(em, op, roots, shape, TRUE if at_once is None else at_once)
+        em.materialize(early, op, dim=em.choose_dim(op.operands, shape))
+    _store_strips(em, [op], TRUE if at_once is None else at_once)
 
 
-def _store_strips(em: KernelEmitter, op: Op, roots: list[Tensor], shape: tuple[int, ...], at_once: Value) -> None:
-    """Reads and writes in one nest; where `at_once` is false, it writes to a buffer that is copied afterwards."""
-    b = em.b
+def _store_strips(em: KernelEmitter, stores: Sequence[Op], at_once: Value) -> None:
+    """Reads and writes in one nest; where `at_once` is false, it writes to buffers that are copied afterwards."""
+    b, op = em.b, stores[-1]
+    roots = [root for store in stores for root in store.operands]
+    shape = op.operands[0].type.shape
+    assert shape is not None
     dim = em.choose_dim(roots, shape)
-    mask = roots[2] if len(roots) > 2 else None
-    staged = None if at_once is TRUE else em.save_buffer(op.operands[1], dim)
-    streaming = _writes_much(em, op, dim)
+    masks = {_mask(store) for store in stores}
+    staged = [em.save_buffer(store.operands[1], dim) for store in stores] if at_once is not TRUE else []
+    streaming = _write_much(em, stores, dim)
 
     def body(strip: Strip) -> None:
-        pointer, value, *flags = (strip.value(root) for root in roots)
-        if staged is None:
-            _store_or_stream(em, op, pointer, value, flags[0] if flags else None, strip.width, streaming)
-            return
-        direct, delayed, done = b.label("direct"), b.label("delayed"), b.label("stored")
-        b.branch(at_once, direct, delayed)
-        b.start(delayed)
-        write_buffer(b, staged, strip.index, value, strip.width)
-        b.jump(done)
-        b.start(direct)
-        _store_or_stream(em, op, pointer, value, flags[0] if flags else None, strip.width, streaming)
-        b.jump(done)
-        b.start(done)
+        lanes = [[strip.value(root) for root in store.operands] for store in stores]
+        if staged:
+            direct, delayed, done = b.label("direct"), b.label("delayed"), b.label("stored")
+            b.branch(at_once, direct, delayed)
+            b.start(delayed)
+            for buffer, (_, value, *_) in zip(staged, lanes, strict=True):
+                write_buffer(b, buffer, strip.index, value, strip.width)
+            b.jump(done)
+            b.start(direct)
+        for store, (address, value, *flags) in zip(stores, lanes, strict=True):
+            _store_or_stream(em, store, address, value, flags[0] if flags else None, strip.width, streaming)
+        if staged:
+            b.jump(done)
+            b.start(done)
 
-    em.run_nest(op, roots, shape, body, dim=dim, mask=mask)
-    if staged is None:
+    em.run_nest(op, roots, shape, body, dim=dim, mask=masks.pop() if len(masks) == 1 else None)
+    if not staged:
         return
-
-    def copy(strip: Strip) -> None:
-        pointer, *flags = (strip.value(root) for root in (roots[0], *roots[2:]))
-        value = read_buffer(b, staged, strip.index, strip.width)
-        store_lane(em, op, pointer, value, flags[0] if flags else None, strip.width)
-
     with b.when(b.binary("xor", at_once, TRUE)):
-        em.run_nest(op, [roots[0], *roots[2:]], shape, copy, dim=dim, mask=mask)
+        for store, buffer in zip(stores, staged, strict=True):
+            _copy_to_memory(em, store, buffer, dim)
+
+
+def _copy_to_memory(em: KernelEmitter, op: Op, values: Buffer, dim: int) -> None:
+    shape = op.operands[0].type.shape
+    assert shape is not None
+    roots = [op.operands[0], *op.operands[2:]]
+
+    def body(strip: Strip) -> None:
+        address, *flags = (strip.value(root) for root in roots)
+        value = read_buffer(em.b, values, strip.index, strip.width)
+        store_lane(em, op, address, value, flags[0] if flags else None, strip.width)
+
+    em.run_nest(op, roots, shape, body, dim=dim, mask=_mask(op))
+
+
+def _mask(store: Op) -> Tensor | None:
+    return store.operands[2] if len(store.operands) > 2 else None
+
+
+def _write_much(em: KernelEmitter, stores: Sequence[Op], dim: int) -> Value | None:
+    """_writes_much of every one of `stores`."""
+    result: Value | None = TRUE
+    for store in stores:
+        is_much = _writes_much(em, store, dim)
+        result = None if result is None or is_much is None else em.b.binary("and", result, is_much)
+    return result
 
 
 def _writes_much(em: KernelEmitter, op: Op, dim: int) -> Value | None:

@@ -7,6 +7,7 @@ that each load and the store can reach.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,24 +21,30 @@ if TYPE_CHECKING:
 
 Interval = tuple[Value, Value]  # of i64, both ends included; one object twice for a single number
 
-MAX_LOADS = 12  # each takes about twenty instructions to check
+MAX_PAIRS = 16  # each takes about ten instructions to check
 TRUE = integer(1, "i1")
 
 
-def may_write_at_once(em: KernelEmitter, store: Op, roots: Sequence[Tensor]) -> Value | None:
-    """An i1 that is true where no load that `roots` wait for reads what `store` writes before; TRUE itself if that is
-    known now, None if it is never known."""
-    shape = store.operands[0].type.shape
+def may_write_at_once(em: KernelEmitter, stores: Sequence[Op]) -> Value | None:
+    """An i1 that is true where stores of one nest, which write a strip each before the next strip is read, leave
+    memory as program order says: no load that they wait for reads what one of them wrote before, and no store comes
+    before an earlier one. TRUE itself if that is known now, None if it is never known."""
+    target = stores[0].operands[0].type
+    shape = target.shape
     assert shape is not None
-    order, at_index = em.reach(roots, shape)
+    if max(shape) == target.numel <= em.width:
+        return TRUE  # one strip
+    order, at_index = em.reach([root for store in stores for root in store.operands], shape)
     loads = [value for value in order if value.op is not None and value.op.name == "tt.load"]
-    if len(loads) > MAX_LOADS or (loads and em.check_bounds):
+    pairs = [(value.op, store, at_index[value]) for value in loads for store in stores]
+    pairs += [(first, second, True) for first, second in itertools.combinations(stores, 2)]
+    if len(pairs) > MAX_PAIRS or (loads and em.check_bounds):
         return None
     intervals = _Intervals(em)
     result = TRUE
-    for load in loads:
-        assert load.op is not None
-        safe = _does_not_disturb(em, intervals, load.op, store, at_index[load])
+    for first, store, same_place in pairs:
+        assert first is not None
+        safe = _does_not_disturb(em, intervals, first, store, same_place)
         if safe is None:
             return None
         result = _both(em, result, safe)
@@ -72,11 +79,13 @@ def _both(em: KernelEmitter, left: Value, right: Value) -> Value:
     return left if right is TRUE else em.b.binary("and", left, right)
 
 
-def _does_not_disturb(em: KernelEmitter, intervals: _Intervals, load: Op, store: Op, at_index: bool) -> Value | None:
+def _does_not_disturb(em: KernelEmitter, intervals: _Intervals, earlier: Op, store: Op, at_index: bool) -> Value | None:
+    """Whether `store` leaves alone what `earlier`, a load or a store, accesses in later strips. `at_index`: both visit
+    their elements in the same order."""
     b = em.b
-    read, written = load.operands[0], store.operands[0]
+    read, written = earlier.operands[0], store.operands[0]
     same: Value | None = None
-    if at_index and pointee_size(load) == pointee_size(store) and _distinct(em, written):
+    if at_index and pointee_size(earlier) == pointee_size(store) and _distinct(em, written):
         pairs = _starts(read, written)
         if pairs is not None:
             same = _equal(em, pairs)
@@ -85,7 +94,7 @@ def _does_not_disturb(em: KernelEmitter, intervals: _Intervals, load: Op, store:
     first, second = intervals.of(read), intervals.of(written)
     if first is None or second is None:
         return same
-    below = b.icmp("sle", b.add(first[1], integer(pointee_size(load), "i64")), second[0])
+    below = b.icmp("sle", b.add(first[1], integer(pointee_size(earlier), "i64")), second[0])
     above = b.icmp("sle", b.add(second[1], integer(pointee_size(store), "i64")), first[0])
     apart = b.binary("or", below, above)
     return apart if same is None else b.binary("or", same, apart)
