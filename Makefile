@@ -4,6 +4,8 @@
 # PIP_FLAGS  added to every pip install, for example
 #            PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for PyTorch without CUDA
 # MAX_JOBS   compilers, and test modules, that run at a time
+# TORCH      of make test: another version of PyTorch, as in TORCH=2.15.0, with its Triton, in a copy of the tree that is
+#            removed afterwards. Takes 8 GB while it runs.
 # FUZZ_SEED, FUZZ_COUNT  of make fuzz
 
 PYTHON ?= python3
@@ -39,9 +41,25 @@ demo: $(BUILT) $(VENV)/demo  ## train a network on mtia and on the CPU, and comp
 demo-text: $(BUILT) $(VENV)/demo  ## train a small GPT on source text on mtia and on the CPU, and compare
 	$(BIN)/python examples/train_text.py --compare
 
+ifdef TORCH
+TRITON_OF_2.13 := 3.7.1
+TRITON_OF_2.14 := 3.8.*
+TRITON_OF_2.15 := 3.9.*
+TRITON := $(or $(TRITON_OF_$(basename $(TORCH))),$(error TORCH=$(TORCH) is no version that torch_mtia/_versions.py lists))
+COPY := build/torch-$(TORCH)
+
+test:
+	rm -rf $(COPY)
+	mkdir -p $(COPY)
+	git ls-files --cached --others --exclude-standard | tar -c -T - | tar -x -C $(COPY)
+	sed -i 's/^torch==.*/torch==$(TORCH)/; s/^triton==.*/triton==$(TRITON)/' $(COPY)/requirements/*.txt
+	status=0; env -u TORCH -u MAKEFLAGS -u MAKEOVERRIDES $(MAKE) -C $(COPY) test PYTHON=$(PYTHON) || status=1; \
+	rm -rf $(COPY); exit $$status
+else
 test: $(BUILT) $(VENV)/test  ## run the C++ unit tests and the Python tests
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run
 	$(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests
+endif
 
 # The tests speak of mtia; the copy of them, of the other name.
 test-privateuse1: $(BUILT) $(VENV)/test  ## run the Python tests with the device under the name acme

@@ -153,6 +153,11 @@ void MTIAHooks::setCurrentStream(const c10::Stream& stream) const {
   MTIAStream(stream).make_current();
 }
 
+bool MTIAHooks::isCurrentStreamCapturing() const {
+  const auto device = current_device();
+  return is_in_use(device) && MTIAStream::current(device).core().graph() != nullptr;
+}
+
 bool MTIAHooks::isPinnedPtr(const void* data) const {
   return is_pinned(data);
 }

@@ -4,13 +4,13 @@
 // the module of the other device type is made of.
 #pragma once
 
-#include <ATen/detail/MTIAHooksInterface.h>
+#include "TorchVersion.h"
 
 namespace torch_mtia {
 
 // deviceCount, getDeviceCount, isBuilt, isAvailable and hasMTIA neither initialize the device nor start a thread: torch
 // calls them under locks, at import, and in processes that fork.
-struct MTIAHooks final : public at::MTIAHooksInterface {
+struct MTIAHooks final : public MTIAHooksInterface {
   void init() const override;
   bool hasMTIA() const override;
   bool isBuilt() const override;
@@ -30,6 +30,7 @@ struct MTIAHooks final : public at::MTIAHooksInterface {
   int64_t getCurrentRawStream(c10::DeviceIndex device) const override;
   c10::Stream getDefaultStream(c10::DeviceIndex device) const override;
   void setCurrentStream(const c10::Stream& stream) const override;
+  bool isCurrentStreamCapturing() const override;
 
   bool isPinnedPtr(const void* data) const override;
   at::Allocator* getPinnedMemoryAllocator() const override;

@@ -8,6 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from torch_mtia import torch_version
 from torch_mtia.door import device_type
 from torch_mtia.import_hooks import after_import
 
@@ -31,7 +32,7 @@ def register() -> None:
 def register_device_type() -> None:
     """Announces template heuristics, benchmarker and so on, kept by device type; again for a new one."""
     after_import("torch._dynamo.device_interface", _register_device_interface)
-    after_import("torch._inductor.template_heuristics", _register_template_heuristics)
+    after_import(torch_version.TEMPLATE_HEURISTICS, _register_template_heuristics)
     after_import("torch._inductor.runtime.benchmarking", _register_benchmarker)
     after_import("torch._inductor.codegen.python_wrapper_mtia", _register_backend)
     after_import("torch._inductor.codegen.mtia.device_op_overrides", _register_device_op_overrides)

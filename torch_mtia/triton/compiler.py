@@ -23,6 +23,7 @@ from triton.backends.compiler import BaseBackend, GPUTarget
 
 from torch_mtia import environment
 from torch_mtia.source_digest import source_digest
+from torch_mtia.torch_version import has_block_pointers
 
 ABI_VERSION = 1  # of the image and its entry; part of the cache's key
 # Kind and size of each argument, bytes of scratch memory, estimated nanoseconds of one program.
@@ -148,21 +149,17 @@ class MTIABackend(BaseBackend):
         manager = ir.pass_manager(module.context)
         manager.enable_debug()
         passes.common.add_inliner(manager)
-        if hasattr(passes.ttir, "add_rewrite_tensor_pointer"):
+        if has_block_pointers():
             passes.ttir.add_rewrite_tensor_pointer(manager)
         passes.ttir.add_rewrite_tensor_descriptor_to_pointer(manager)
         passes.common.add_canonicalizer(manager)
         passes.ttir.add_combine(manager)
         passes.ttir.add_reorder_broadcast(manager)
         passes.common.add_cse(manager)
-        if hasattr(passes.ttir, "add_triton_licm"):
-            passes.ttir.add_triton_licm(manager)
+        passes.ttir.add_triton_licm(manager)
         passes.common.add_symbol_dce(manager)
         passes.ttir.add_loop_unroll(manager)
-        try:
-            manager.run(module, "make_ttir")
-        except TypeError:  # Triton 3.6
-            manager.run(module)
+        manager.run(module, "make_ttir")
         return module
 
     @staticmethod

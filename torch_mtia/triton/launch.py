@@ -6,7 +6,6 @@ each kernel.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -44,26 +43,15 @@ def _descriptor_entry(name: str, dtype: str, rank: int) -> Entry:
     The kernel gets it twice: as Triton's pass rewrite_tensor_descriptor_to_pointer takes it apart, and the shape and
     strides once more, as the front end passes them beside every descriptor.
     """
-    types = [f"*{dtype}", *["i64"] * (2 * rank), *["i1"] * len(_descriptor_flags()), *["i32"] * rank, *["i64"] * rank]
+    types = [f"*{dtype}", *["i64"] * (2 * rank), "i1", "i1", *["i32"] * rank, *["i64"] * rank]
     return (name, [(name, kind) for kind in types], decompose_descriptor)
 
 
 def decompose_descriptor(descriptor: Any) -> tuple[Any, ...]:
     """The values of `_descriptor_entry`, in order."""
     shape, strides = tuple(descriptor.shape), tuple(descriptor.strides)
-    flags = [flag(descriptor) for flag in _descriptor_flags()]
+    flags = (descriptor.padding == "nan", descriptor.round_f32_to_tf32)
     return (descriptor.base, *shape, *strides, *flags, *shape, *strides)
-
-
-@functools.cache
-def _descriptor_flags() -> list[Callable[[Any], bool]]:
-    """The flags of this Triton's descriptors; the second came with 3.7."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    flags: list[Callable[[Any], bool]] = [lambda descriptor: descriptor.padding == "nan"]
-    if "round_f32_to_tf32" in TensorDescriptor.__dataclass_fields__:
-        flags.append(lambda descriptor: descriptor.round_f32_to_tf32)
-    return flags
 
 
 def refusing_tensors_of_mtia(launcher: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+from torch_mtia._versions import SUPPORTED_TORCH
 from torch_mtia.door import device_type
 from torch_mtia.upstream_gates.gate import Gate
 
 
-def device_list(name: str, module: str, why: str) -> Gate:
+def device_list(
+    name: str, module: str, why: str, versions: tuple[tuple[int, int], ...] = SUPPORTED_TORCH
+) -> Gate:
     """A gate in a function that asks whether a device is in a tuple, or a set, that it writes out.
 
     The code of the function is replaced, and not the function, which upstream keeps in tables too.
@@ -21,6 +24,7 @@ def device_list(name: str, module: str, why: str) -> Gate:
         why=why,
         replace=_adds_device(lambda constant: "cuda" in constant and "xpu" in constant),
         is_needed=lambda code: not _lists_mtia(code),
+        versions=versions,
         by_name=True,
     )
 
@@ -48,7 +52,7 @@ def _adds_device(listed: Callable[[Any], bool]) -> Callable[[CodeType], CodeType
     return replace
 
 
-def renamed(name: str, module: str, why: str) -> Gate:
+def renamed(name: str, module: str, why: str, versions: tuple[tuple[int, int], ...] = SUPPORTED_TORCH) -> Gate:
     """A gate, for a device of another name, in a function that writes "mtia" out: which is then no device."""
     return Gate(
         name=f"{name}.__code__",
@@ -56,6 +60,7 @@ def renamed(name: str, module: str, why: str) -> Gate:
         why=why,
         replace=_rename,
         is_needed=lambda code: _rename(code) != code,
+        versions=versions,
     )
 
 

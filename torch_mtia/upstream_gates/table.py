@@ -6,6 +6,7 @@ import inspect
 
 import torch
 
+from torch_mtia import torch_version
 from torch_mtia.door import device_type
 from torch_mtia.upstream_gates import device_lists, eager, graphs, inductor, random_state
 from torch_mtia.upstream_gates.gate import Gate
@@ -33,6 +34,7 @@ GATES: tuple[Gate, ...] = (
         why="torch.mtia has no counterpart of torch.cuda.is_current_stream_capturing.",
         replace=eager.is_current_stream_capturing,
         is_needed=lambda original: original is None,
+        versions=torch_version.before(2, 15),
     ),
     Gate(
         name="CompiledKernel._init_handles",
@@ -179,6 +181,7 @@ GATES: tuple[Gate, ...] = (
         "associative_scan",
         "torch._higher_order_ops.associative_scan",
         "associative_scan in pointwise mode, which becomes one Triton kernel, refuses devices that it does not list.",
+        versions=torch_version.before(2, 14),
     ),
     device_lists.device_list(
         "tuned_mm.__wrapped__", "torch._inductor.kernel.mm", "mm(out_dtype=...) is refused for devices not listed."
@@ -227,7 +230,10 @@ GATES_OF_OTHER_NAMES: tuple[Gate, ...] = (
         is_needed=lambda original: "mtia" in original,
     ),
     device_lists.renamed(
-        "has_triton.__wrapped__", "torch.utils._triton", "It says of devices it lists that they have Triton."
+        "has_triton.__wrapped__",
+        "torch.utils._triton",
+        "It says of devices it lists that they have Triton.",
+        versions=torch_version.before(2, 14),
     ),
     device_lists.renamed("is_compile_supported", "torch._dynamo.utils", "It says what torch.compile supports."),
     device_lists.renamed(
