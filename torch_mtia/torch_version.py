@@ -1,9 +1,12 @@
-"""What differs between the versions of PyTorch and Triton that _versions.py lists, and nothing else asks for the version.
+"""What differs between versions of PyTorch (those of _versions.py) and of Triton (3.6 to 3.9). Nothing else asks for them.
 
 The sources are written for the newest. csrc/device/TorchVersion.h is the counterpart for C++.
 """
 
 from __future__ import annotations
+
+import functools
+from typing import Any
 
 import torch
 
@@ -21,8 +24,24 @@ def before(major: int, minor: int) -> tuple[tuple[int, int], ...]:
 TEMPLATE_HEURISTICS = (
     "torch._inductor.template_heuristics" if TORCH < (2, 14) else "torch._inductor.heuristics.template"
 )
-"""The package whose modules register upstream's heuristics. In newer versions the old name is an alias, which Inductor does not
-import."""
+"""The package whose modules register upstream's heuristics. In newer versions the old name is an alias, which Inductor
+does not import."""
+
+
+def run_passes(manager: Any, module: Any, name: str) -> None:
+    """Runs Triton's passes; before 3.7 they have no name."""
+    try:
+        manager.run(module, name)
+    except TypeError:
+        manager.run(module)
+
+
+@functools.cache
+def descriptors_round() -> bool:
+    """Whether this Triton's descriptors say if fp32 is rounded to tf32, as from 3.7 on."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return "round_f32_to_tf32" in TensorDescriptor.__dataclass_fields__
 
 
 def has_block_pointers() -> bool:

@@ -23,7 +23,7 @@ from triton.backends.compiler import BaseBackend, GPUTarget
 
 from torch_mtia import environment
 from torch_mtia.source_digest import source_digest
-from torch_mtia.torch_version import has_block_pointers
+from torch_mtia.torch_version import has_block_pointers, run_passes
 
 ABI_VERSION = 1  # of the image and its entry; part of the cache's key
 # Kind and size of each argument, bytes of scratch memory, estimated nanoseconds of one program.
@@ -156,10 +156,11 @@ class MTIABackend(BaseBackend):
         passes.ttir.add_combine(manager)
         passes.ttir.add_reorder_broadcast(manager)
         passes.common.add_cse(manager)
-        passes.ttir.add_triton_licm(manager)
+        if hasattr(passes.ttir, "add_triton_licm"):
+            passes.ttir.add_triton_licm(manager)
         passes.common.add_symbol_dce(manager)
         passes.ttir.add_loop_unroll(manager)
-        manager.run(module, "make_ttir")
+        run_passes(manager, module, "make_ttir")
         return module
 
     @staticmethod

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from torch_mtia._C import KernelLauncher
+from torch_mtia.torch_version import descriptors_round
 
 # None: takes no room. (name, type): one value. (name, entries): a tuple. (name, entries, decompose): what decompose
 # makes of the value is the tuple.
@@ -43,14 +44,14 @@ def _descriptor_entry(name: str, dtype: str, rank: int) -> Entry:
     The kernel gets it twice: as Triton's pass rewrite_tensor_descriptor_to_pointer takes it apart, and the shape and
     strides once more, as the front end passes them beside every descriptor.
     """
-    types = [f"*{dtype}", *["i64"] * (2 * rank), "i1", "i1", *["i32"] * rank, *["i64"] * rank]
+    types = [f"*{dtype}", *["i64"] * (2 * rank), *["i1"] * (1 + descriptors_round()), *["i32"] * rank, *["i64"] * rank]
     return (name, [(name, kind) for kind in types], decompose_descriptor)
 
 
 def decompose_descriptor(descriptor: Any) -> tuple[Any, ...]:
     """The values of `_descriptor_entry`, in order."""
     shape, strides = tuple(descriptor.shape), tuple(descriptor.strides)
-    flags = (descriptor.padding == "nan", descriptor.round_f32_to_tf32)
+    flags = [descriptor.padding == "nan", *([descriptor.round_f32_to_tf32] if descriptors_round() else [])]
     return (descriptor.base, *shape, *strides, *flags, *shape, *strides)
 
 

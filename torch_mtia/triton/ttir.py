@@ -136,7 +136,7 @@ def generic_text(module: Any) -> str:
     """The module in generic form, with locations.
 
     MLIR prints the generic form of a module that fails verification, so an attribute of the wrong type is set. That is
-    silent, quick, and the same in every Triton version that was tried (3.7 to 3.9)."""
+    silent, quick, and the same in every Triton version that was tried (3.6 to 3.9)."""
     from triton._C.libtriton import ir
 
     module.set_attr("llvm.data_layout", ir.builder(module.context).get_int32_attr(1))
