@@ -1,4 +1,4 @@
-"""What differs between versions of PyTorch (those of _versions.py) and of Triton (3.6 to 3.9). Nothing else asks for them.
+"""What differs between versions of PyTorch (those of _versions.py) and of Triton (3.6 to 3.9); nothing else asks which.
 
 The sources are written for the newest. csrc/device/TorchVersion.h is the counterpart for C++.
 """
