@@ -43,6 +43,12 @@ def device(pytestconfig: pytest.Config) -> torch.device:
     return pytestconfig.stash[DEVICE]
 
 
+@pytest.fixture(scope="session")
+def driver_library(pytestconfig: pytest.Config) -> str:
+    """The driver under test: the path of a library."""
+    return Settings.from_json(pytestconfig.getoption("--conformance")).driver
+
+
 class Worker:
     """Runs tests, in a process that may die of them."""
 
