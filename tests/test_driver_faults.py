@@ -218,7 +218,10 @@ def check_named(said: list[str], function: str, library: Path) -> None:
 
 
 def test_there_is_a_case_for_every_function() -> None:
-    assert CALLS.keys() | EXPANDABLE.keys() | WITHOUT_HOST_VIEW.keys() | ENDINGS.keys() | UNUSED | HARMLESS == FUNCTIONS.keys()
+    assert (
+        CALLS.keys() | EXPANDABLE.keys() | WITHOUT_HOST_VIEW.keys() | ENDINGS.keys() | UNUSED | HARMLESS
+        == FUNCTIONS.keys()
+    )
 
 
 def test_every_function_that_fails_is_named(run_cases: Any, faulty_driver: Path) -> None:

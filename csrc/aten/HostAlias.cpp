@@ -20,8 +20,8 @@ at::Tensor host_alias(const at::TensorBase& tensor, bool for_write) {
 }
 
 at::Tensor host_alias(const at::TensorBase& tensor, c10::Storage storage) {
-  auto alias = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
-                                                        c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+  auto alias = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                        tensor.dtype());
   auto* impl = alias.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
   impl->set_storage_offset(tensor.storage_offset());

@@ -34,8 +34,9 @@ struct Refused : std::runtime_error {
 class Memory {
  public:
   explicit Memory(uint64_t size)
-      : size_(size), bytes_(static_cast<char*>(mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {
+      : size_(size),
+        bytes_(static_cast<char*>(
+            mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {
     if (bytes_ == MAP_FAILED) throw std::bad_alloc();
   }
   char* at(uint64_t address, uint64_t size) const {

@@ -32,8 +32,8 @@ struct Driver {
 
   DeviceProcess& device(int32_t index) {
     if (index < 0 || static_cast<size_t>(index) >= devices.size()) {
-      throw Failure(MTIA_ERROR_INVALID_DEVICE, "there is no device " + std::to_string(index) + ", there are " +
-                                                   std::to_string(devices.size()));
+      throw Failure(MTIA_ERROR_INVALID_DEVICE,
+                    "there is no device " + std::to_string(index) + ", there are " + std::to_string(devices.size()));
     }
     return *devices[static_cast<size_t>(index)];
   }
@@ -83,8 +83,9 @@ mtia_status serve(Body&& body) noexcept {
     Driver* const driver = the_driver.load(std::memory_order_acquire);
     if (driver == nullptr) throw Failure(MTIA_ERROR_NOT_INITIALIZED, "initialize has not been called");
     if (driver->process != getpid()) {
-      throw Failure(MTIA_ERROR_FORKED, "the process forked after it took the device into use: the child cannot use it. "
-                                       "Start processes with the method spawn");
+      throw Failure(MTIA_ERROR_FORKED,
+                    "the process forked after it took the device into use: the child cannot use it. "
+                    "Start processes with the method spawn");
     }
     if constexpr (std::is_void_v<decltype(body(*driver))>) {
       body(*driver);
@@ -107,7 +108,8 @@ Pointer* require(Pointer* argument, const char* name) {
 
 template <typename Struct>
 const Struct& require_struct(const Struct* argument, const char* name) {
-  if (require(argument, name)->struct_size < sizeof(Struct)) invalid(std::string(name) + " is shorter than in version 1");
+  if (require(argument, name)->struct_size < sizeof(Struct))
+    invalid(std::string(name) + " is shorter than in version 1");
   return *argument;
 }
 
@@ -241,16 +243,12 @@ std::function<void(Stream&)> copy_to_device(const Place& to, const void* from, u
 }
 
 std::function<void(Stream&)> copy_to_host(void* to, const Place& from, uint64_t size) {
-  return [=](Stream& stream) {
-    stream.link(from.device.index()).call({Command::kRead, 0, from.offset, size}, {}, to);
-  };
+  return [=](Stream& stream) { stream.link(from.device.index()).call({Command::kRead, 0, from.offset, size}, {}, to); };
 }
 
 std::function<void(Stream&)> copy_on_devices(const Place& to, const Place& from, uint64_t size) {
   if (&to.device == &from.device) {
-    return [=](Stream& stream) {
-      stream.link(to.device.index()).call({Command::kCopy, to.offset, from.offset, size});
-    };
+    return [=](Stream& stream) { stream.link(to.device.index()).call({Command::kCopy, to.offset, from.offset, size}); };
   }
   return [=](Stream& stream) {  // the devices know nothing of each other
     std::vector<char> bytes(size);
@@ -379,8 +377,8 @@ mtia_status stream_launch(mtia_stream handle, const mtia_work* given) {
     if (work.run == nullptr) invalid("stream_launch: the work has no run function");
     const bool capturable = (work.flags & MTIA_WORK_CAPTURABLE) != 0;
     if (!capturable && stream.capture() != nullptr) {  // before the block is moved
-      throw Failure(MTIA_ERROR_NOT_SUPPORTED, std::string(work.name != nullptr ? work.name : "the work") +
-                                                  " cannot be captured in a graph");
+      throw Failure(MTIA_ERROR_NOT_SUPPORTED,
+                    std::string(work.name != nullptr ? work.name : "the work") + " cannot be captured in a graph");
     }
     const auto owned = std::make_shared<const Work>(work);
     return stream.submit({owned->name(), [owned](Stream& runs_in) { owned->run(runs_in); }, work.cost, capturable});
@@ -390,9 +388,8 @@ mtia_status stream_launch(mtia_stream handle, const mtia_work* given) {
 // Events --------------------------------------------------------------------------------------------------------------
 
 mtia_status event_create(int32_t enable_timing, mtia_event* event) {
-  return serve([&](Driver&) {
-    *require(event, "event") = reinterpret_cast<mtia_event>(new Event(enable_timing != 0));
-  });
+  return serve(
+      [&](Driver&) { *require(event, "event") = reinterpret_cast<mtia_event>(new Event(enable_timing != 0)); });
 }
 
 mtia_status event_destroy(mtia_event event) {
@@ -412,9 +409,8 @@ mtia_status event_synchronize(mtia_event event) {
 }
 
 mtia_status event_elapsed_time(mtia_event start, mtia_event end, double* milliseconds) {
-  return serve([&](Driver&) {
-    *require(milliseconds, "milliseconds") = checked(start).milliseconds_until(checked(end));
-  });
+  return serve(
+      [&](Driver&) { *require(milliseconds, "milliseconds") = checked(start).milliseconds_until(checked(end)); });
 }
 
 // Kernels -------------------------------------------------------------------------------------------------------------
@@ -466,7 +462,8 @@ mtia_status stream_launch_kernel(mtia_stream handle, const mtia_kernel_launch* g
     std::vector<char> payload(sizeof(header));
     std::memcpy(payload.data(), &header, sizeof(header));
     const auto append = [&](const void* bytes, size_t size) {
-      if (size != 0) payload.insert(payload.end(), static_cast<const char*>(bytes), static_cast<const char*>(bytes) + size);
+      if (size != 0)
+        payload.insert(payload.end(), static_cast<const char*>(bytes), static_cast<const char*>(bytes) + size);
     };
     append(launch.packed_arguments_size != 0 ? require(launch.packed_arguments, "packed_arguments") : nullptr,
            launch.packed_arguments_size);

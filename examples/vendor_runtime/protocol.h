@@ -36,7 +36,7 @@ struct Request {
 struct LaunchHeader {
   int32_t grid[3];
   uint32_t arguments_size;
-  uint64_t address_base;  // of the device's memory, in the addresses that kernels know
+  uint64_t address_base;    // of the device's memory, in the addresses that kernels know
   int64_t num_live_ranges;  // -1: no checks
 };
 

@@ -19,8 +19,12 @@ double bessel_i(double order, double x) {
   return order == 1 && x < 0 ? -value : value;
 }
 
-double bessel_i0(double x) { return bessel_i(0, x); }
-double bessel_i1(double x) { return bessel_i(1, x); }
+double bessel_i0(double x) {
+  return bessel_i(0, x);
+}
+double bessel_i1(double x) {
+  return bessel_i(1, x);
+}
 
 struct Table {
   const void* functions[MTIA_RARE_COUNT];

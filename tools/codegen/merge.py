@@ -18,7 +18,8 @@ PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" /
 PACKAGED_TEMPLATES = PACKAGED_NATIVE.parent / "templates"
 
 _ALLOWED_FIELDS = {
-    *("func", "dispatch", "device_check", "runs", "shape", "checks", "weight", "waits", "capturable", "host_view", "__line__")
+    *("func", "dispatch", "device_check", "runs", "shape", "checks", "weight", "waits", "capturable", "host_view"),
+    "__line__",
 }
 _ALLOWED_KEYS = {"MTIA"}
 

@@ -29,6 +29,7 @@ SUITES = (
 )
 
 DRIVER_SUITE = "driver"  # of a library, not of a device
+DRIVER_FILES = ("driver", "driver_work")
 
 AS_EXPECTED, UNEXPECTED, USAGE, INTERRUPTED = 0, 1, 2, 3
 
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     )
     under_test = made.add_mutually_exclusive_group(required=True)
     under_test.add_argument("--device", help="mtia, cpu, cuda, or the name of a PrivateUse1 backend")
-    under_test.add_argument("--driver", type=Path, metavar="LIBRARY", help=f"for the suite {DRIVER_SUITE}, without PyTorch")
+    under_test.add_argument("--driver", type=Path, metavar="LIBRARY", help=f"for the suite {DRIVER_SUITE}")
     made.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help="registers it")
     made.add_argument("--suite", action="append", default=[], help=f"repeatable; all of {', '.join(SUITES)}")
     made.add_argument("--test", action="append", default=[], metavar="PATTERN", help="ids, as operators/*/add/float32")
@@ -87,16 +88,16 @@ def files(suites: Sequence[str], given: Sequence[Path]) -> list[Path]:
 
 
 def driver_suite(arguments: argparse.Namespace) -> tuple[list[Path], dict[str, str]]:
-    """The test file for a driver, and what it is called. Raises UsageError for a library that is no driver."""
+    """The test files for a driver, and what it is called. Raises UsageError for a library that is no driver."""
     if arguments.file or any(suite != DRIVER_SUITE for suite in arguments.suite):
         raise UsageError(f"--driver goes with the suite {DRIVER_SUITE} and no other")
     try:
         table = Driver(str(arguments.driver.resolve())).table
     except (OSError, AttributeError, DriverFailure) as error:
         raise UsageError(f"--driver {arguments.driver}: not a driver: {error}") from error
-    name = table.name.decode()
-    described = {"device": str(arguments.driver), "type": f"driver-{name}", "properties": f"{name} {table.version.decode()}"}
-    return [SUITES_FOLDER / f"{DRIVER_SUITE}.py"], described
+    name, version = table.name.decode(), table.version.decode()
+    described = {"device": str(arguments.driver), "type": f"driver-{name}", "properties": f"{name} {version}"}
+    return [SUITES_FOLDER / f"{file}.py" for file in DRIVER_FILES], described
 
 
 def environment(probed: dict[str, str]) -> dict[str, str]:

@@ -32,9 +32,12 @@ _STRUCTS = {
     for match in re.finditer(r"typedef struct (?P<name>\w+) \{(?P<body>.*?)\}", _TEXT, re.DOTALL)
 }
 
-CONSTANTS: dict[str, int] = {match[1]: int(match[2]) for match in re.finditer(r"(MTIA_\w+) = (\d+)", _TEXT)} | {
-    match[1]: 1 << int(match[2]) for match in re.finditer(r"#define (MTIA_\w+) \((?:UINT64_C\(1\)|1u) << (\d+)\)", _TEXT)
+_ENUMERATORS = {match[1]: int(match[2]) for match in re.finditer(r"(MTIA_\w+) = (\d+)", _TEXT)}
+_BITS = {
+    match[1]: 1 << int(match[2])
+    for match in re.finditer(r"#define (MTIA_\w+) \((?:UINT64_C\(1\)|1u) << (\d+)\)", _TEXT)
 }
+CONSTANTS = _ENUMERATORS | _BITS
 STATUSES = {number: name for name, number in CONSTANTS.items() if re.match(r"MTIA_(SUCCESS|ERROR_)", name)}
 
 
@@ -88,6 +91,8 @@ FUNCTIONS: dict[str, list[Any]] = {
 }
 """The functions of the table, with the types of their arguments."""
 
+_PAGE = 4096
+
 RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 RELOCATE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 DESTROY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -97,10 +102,12 @@ _PARALLEL_FOR = ctypes.CFUNCTYPE(
 )
 
 
-@_PARALLEL_FOR
-def _parallel_for(begin: int, end: int, _grain: int, _threads: int, body: int, args: int) -> None:
-    """One piece, on the calling thread."""
+def _run_in_one_piece(begin: int, end: int, _grain: int, _threads: int, body: int, args: int) -> None:
+    """mtia_parallel_for on the calling thread."""
     ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(body)(args, begin, end)
+
+
+_parallel_for = _PARALLEL_FOR(_run_in_one_piece)
 
 
 class DriverFailure(AssertionError):
@@ -163,9 +170,16 @@ def kernel_image(code: bytes, arguments: list[tuple[int, int]], name: str, **hea
     words = struct.pack(f"<{len(relocations)}Q", *relocations)
     values = {
         "magic": int(re.search(r"IMAGE_MAGIC UINT64_C\((\w+)\)", _TEXT)[1], 16),  # type: ignore[index]
-        **{"version": 1, "header_size": size, "image_size": 4096 + len(code), "code_offset": 4096},
-        **{"code_size": len(code), "relocations_offset": size + len(described), "num_relocations": len(relocations)},
-        **{"num_arguments": len(arguments), "packed_arguments_size": 8 * len(arguments), "cost_per_program": 10},
+        "version": 1,
+        "header_size": size,
+        "image_size": _PAGE + len(code),
+        "code_offset": _PAGE,
+        "code_size": len(code),
+        "relocations_offset": size + len(described),
+        "num_relocations": len(relocations),
+        "num_arguments": len(arguments),
+        "packed_arguments_size": 8 * len(arguments),
+        "cost_per_program": 10,
     }
     made = fields(**(values | header), name=name.encode())
-    return (bytes(made) + described + words).ljust(4096, b"\0") + code
+    return (bytes(made) + described + words).ljust(_PAGE, b"\0") + code
