@@ -2,8 +2,8 @@
 //
 // torch's own copy_ handles shapes, quantization and named tensors and calls _copy_from for a device such as ours. A
 // copy between equal layouts is a copy of bytes by the driver; any other one runs ATen's CPU copy loop in the stream,
-// over host aliases on either side. A copy that touches host memory waits for the stream before it returns, unless the
-// host bytes were few enough to be taken along.
+// over host aliases on either side; without a host view, on the host, over copies (Fallback.h). A copy that touches
+// host memory waits for the stream before it returns, unless the host bytes were few enough to be taken along.
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/core/Tensor.h>
@@ -21,6 +21,7 @@
 #include "../device/MTIAGraph.h"
 #include "../device/MTIAHostAllocator.h"
 #include "../device/ScalarTypes.h"
+#include "Fallback.h"
 #include "Launch.h"
 #include "MTIANativeFunctions.h"
 #include "Pointwise.h"
@@ -66,7 +67,7 @@ uint64_t address(const void* pointer) {
 }
 
 void copy_bytes(const MTIAStream& stream, void* to, const void* from, size_t size, mtia_copy_kind kind) {
-  runtime::check(runtime::driver().memory_copy(stream.core().handle(), address(to), address(from), size, kind));
+  runtime::call(&mtia_runtime_api::memory_copy, stream.core().handle(), address(to), address(from), size, kind);
 }
 
 // ATen's loop would find it out on the stream, and dtypes are checked at the call.
@@ -80,7 +81,6 @@ void check_convertible(c10::ScalarType from, c10::ScalarType to) {
 
 void run_copy_loop(at::TensorIteratorBase& iter, const MTIAStream& stream) {
   check_convertible(iter.dtype(1), iter.dtype(0));
-  require_host_view("aten::copy_");
   // ATen's loop for another dtype, or for a conjugate or negative bit on one side, looks at the tensors.
   const auto& to = iter.tensor_base(0);
   const auto& from = iter.tensor_base(1);
@@ -89,6 +89,18 @@ void run_copy_loop(at::TensorIteratorBase& iter, const MTIAStream& stream) {
   launch_iterator(iter, stream, "aten::copy_", HostOperand::kBuffer, converts, [](at::TensorIteratorBase& host_iter) {
     at::native::copy_stub(c10::kCPU, static_cast<at::TensorIterator&>(host_iter), /*non_blocking=*/false);
   });
+}
+
+// A copy that is not one of bytes, where the host cannot reach the device's memory: through the host, which waits.
+void copy_through_host(const at::Tensor& from, const at::Tensor& to) {
+  check_convertible(from.scalar_type(), to.scalar_type());
+  if (is_ours(from.device()) && is_ours(to.device()) && from.device() != to.device()) {
+    to.copy_(from.cpu());
+    return;
+  }
+  static const auto copy = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  torch::jit::Stack stack{to, from, /*non_blocking=*/false};
+  run_on_copies(copy, &stack);
 }
 
 void copy_within_device(at::TensorIterator& iter) {
@@ -187,6 +199,10 @@ Tensor _copy_from_mtia(const Tensor& self, const Tensor& dst, bool non_blocking)
                   .check_all_same_device(false)
                   .build();
   if (iter.numel() == 0) return dst;
+  if (!torch_mtia::HostView::available() && !torch_mtia::is_flat(iter)) {
+    torch_mtia::copy_through_host(self, dst);
+    return dst;
+  }
   const auto is_pinned = [](const Tensor& tensor) { return torch_mtia::is_pinned(tensor.const_data_ptr()); };
   if (!torch_mtia::is_ours(self.device())) {
     if (non_blocking && is_pinned(self)) {

@@ -10,7 +10,14 @@
 //    argument's storage; a new tensor's storage is adopted. A resized argument hands its new memory and its new sizes
 //    to the tensor that it stands for.
 // A sparse tensor (Sparse.h) is converted part by part.
+//
+// Note [Copying fallback]
+// With a driver without a host view, the alias of a storage has memory of its own: as many bytes, of which those that
+// the arguments reach, from the lowest to the highest, are copied there before the kernel runs. It runs on the caller.
+// Then the bytes that written arguments reach are copied back, with any that lie between their elements: work in
+// another stream must not write those meanwhile.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -30,6 +37,7 @@
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAGenerator.h"
 #include "../device/MTIAGraph.h"
+#include "Fallback.h"
 #include "FallbackControl.h"
 #include "HostAlias.h"
 #include "Launch.h"
@@ -43,10 +51,36 @@ using torch::jit::Stack;
 // Elements of all arguments together up to which the kernel runs on the caller.
 constexpr int64_t kSmallNumel = 16 * 1024;
 
-// Operators that take index or length tensors on the CPU beside tensors on a device, on CUDA as here.
-constexpr std::array<std::string_view, 6> kTakesHostTensors = {
+// Operators that take tensors on the CPU beside tensors on a device: indices and lengths, on CUDA as here, and copies.
+constexpr std::array<std::string_view, 7> kTakesHostTensors = {
     "aten::index",         "aten::index_put", "aten::_index_put_impl_",
-    "aten::_unsafe_index", "aten::_ctc_loss", "aten::_unsafe_index_put"};
+    "aten::_unsafe_index", "aten::_ctc_loss", "aten::_unsafe_index_put",
+    "aten::copy_"};
+
+// Operators that write arguments of which their schema does not say so.
+constexpr std::array<std::string_view, 2> kWritesUnmarked = {"aten::native_batch_norm",
+                                                             "aten::batch_norm_update_stats"};
+
+// Bytes of a storage.
+struct ByteRange {
+  size_t begin = 0;
+  size_t end = 0;
+
+  bool empty() const { return begin == end; }
+  bool contains(const ByteRange& other) const { return begin <= other.begin && other.end <= end; }
+  void extend(const ByteRange& other) {
+    if (other.empty()) return;
+    *this = empty() ? other : ByteRange{std::min(begin, other.begin), std::max(end, other.end)};
+  }
+};
+
+// From the lowest to the highest byte of the elements.
+ByteRange range_of(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  const size_t itemsize = tensor.itemsize();
+  const size_t begin = static_cast<size_t>(tensor.storage_offset()) * itemsize;
+  return {begin, begin + at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), itemsize)};
+}
 
 uint64_t mix(uint64_t seed, uint64_t offset) {  // splitmix64's finalizer
   uint64_t x = seed + 0x9e3779b97f4a7c15ULL * (offset + 1);
@@ -124,6 +158,9 @@ class FallbackCall {
     c10::Storage device;
     c10::Storage host;
     void* address;
+    // Without a host view: what was copied to the host, and what is to be copied back.
+    ByteRange copied = {};
+    ByteRange written = {};
   };
   struct TensorAlias {
     at::Tensor device;
@@ -157,10 +194,17 @@ class FallbackCall {
   }
 
   void alias_arguments() {
-    for (size_t i = first_argument_; i < stack_->size(); ++i) (*stack_)[i] = to_host((*stack_)[i]);
+    const auto& arguments = op_.schema().arguments();
+    const bool writes_unmarked =
+        std::find(kWritesUnmarked.begin(), kWritesUnmarked.end(), op_.schema().name()) != kWritesUnmarked.end();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const auto* alias_info = arguments[i].alias_info();
+      writes_argument_ = writes_unmarked || (alias_info != nullptr && alias_info->isWrite());
+      auto& value = (*stack_)[first_argument_ + i];
+      value = to_host(value);
+    }
     const bool draws = op_.hasTag(at::Tag::nondeterministic_seeded);
     if (!draws) return;
-    const auto& arguments = op_.schema().arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
       if (!is_optional_generator(*arguments[i].type())) continue;
       auto& value = (*stack_)[first_argument_ + i];
@@ -203,40 +247,67 @@ class FallbackCall {
 
   at::Tensor to_host(const at::Tensor& tensor) {
     if (!tensor.defined() || !is_ours(tensor.device())) return tensor;
+    const bool is_sparse = tensor.layout() == at::kSparse;
+    const c10::Storage storage = is_sparse ? c10::Storage() : to_host_storage(tensor);
     for (const auto& known : tensors_) {
       if (known.device.is_same(tensor)) return known.host;
     }
-    if (tensor.layout() == at::kSparse) {
+    if (is_sparse) {
       const SparseParts parts = parts_of(tensor);
       at::Tensor host =
           make_sparse(c10::DispatchKey::SparseCPU, tensor, {to_host(parts.indices), to_host(parts.values)});
       tensors_.push_back({tensor, host});
       return host;
     }
-    at::Tensor host = host_alias(tensor, /*for_write=*/false);
-    auto* storage = tensor.storage().unsafeGetStorageImpl();
-    const auto known = std::find_if(storages_.begin(), storages_.end(), [&](const StorageAlias& alias) {
-      return alias.device.unsafeGetStorageImpl() == storage;
-    });
-    if (known != storages_.end()) {
-      host.unsafeGetTensorImpl()->set_storage_keep_dtype(known->host);
-    } else {
-      // A kernel that grows its out argument goes to the storage's allocator, which inside the call draws from the
-      // device.
-      void* address = tensor.storage().mutable_data();
-      if (address != nullptr) address = HostView::to_host(address);
-      c10::Storage alias(c10::Storage::use_byte_size_t(), tensor.storage().nbytes(),
-                         c10::DataPtr(address, c10::Device(c10::kCPU)), c10::GetAllocator(c10::kCPU),
-                         storage->resizable());
-      host.unsafeGetTensorImpl()->set_storage_keep_dtype(alias);
-      storages_.push_back({tensor.storage(), std::move(alias), address});
-    }
+    at::Tensor host = host_alias(tensor, storage);
     tensors_.push_back({tensor, host});
     return host;
   }
 
+  c10::Storage to_host_storage(const at::Tensor& tensor) {
+    auto* storage = tensor.storage().unsafeGetStorageImpl();
+    auto alias = std::find_if(storages_.begin(), storages_.end(), [&](const StorageAlias& known) {
+      return known.device.unsafeGetStorageImpl() == storage;
+    });
+    if (alias == storages_.end()) {
+      c10::DataPtr data = host_memory(*storage);
+      void* const address = data.get();
+      // A kernel that grows its out argument goes to the storage's allocator, which inside the call draws from the
+      // device.
+      c10::Storage host(c10::Storage::use_byte_size_t(), storage->nbytes(), std::move(data),
+                        c10::GetAllocator(c10::kCPU), storage->resizable());
+      storages_.push_back({tensor.storage(), std::move(host), address});
+      alias = storages_.end() - 1;
+    }
+    if (!HostView::available()) note_use(*alias, range_of(tensor));
+    return alias->host;
+  }
+
+  static c10::DataPtr host_memory(c10::StorageImpl& device) {
+    void* const address = device.mutable_data();
+    if (!HostView::available()) return c10::GetAllocator(c10::kCPU)->allocate(device.nbytes());
+    return {address != nullptr ? HostView::to_host(address) : nullptr, c10::Device(c10::kCPU)};
+  }
+
+  void note_use(StorageAlias& alias, const ByteRange& range) {
+    if (!alias.copied.contains(range)) {
+      alias.copied.extend(range);
+      copy(alias, alias.copied, MTIA_COPY_DEVICE_TO_HOST);
+    }
+    if (writes_argument_) alias.written.extend(range);
+  }
+
+  void copy(const StorageAlias& alias, const ByteRange& range, mtia_copy_kind kind) {
+    const auto device = reinterpret_cast<uint64_t>(alias.device.data()) + range.begin;
+    const auto host = reinterpret_cast<uint64_t>(alias.address) + range.begin;
+    const bool to_host = kind == MTIA_COPY_DEVICE_TO_HOST;
+    runtime::call(&mtia_runtime_api::memory_copy, current_stream(device_).core().handle(), to_host ? host : device,
+                  to_host ? device : host, range.end - range.begin, kind);
+  }
+
   void run_kernel() {
-    const HostViewAllocation device_memory;
+    std::optional<HostViewAllocation> device_memory;
+    if (HostView::available()) device_memory.emplace();
     if (!seeds_default_generator_) {
       op_.redispatchBoxed(c10::DispatchKeySet(key_), stack_);
       return;
@@ -294,6 +365,11 @@ class FallbackCall {
 
   void run_in_stream() {
     const MTIAStream stream = current_stream(device_);
+    if (!HostView::available()) {
+      stream.synchronize();
+      run_kernel();
+      return;
+    }
     const MTIACachingAllocator::Window window(stream.core());
     core::WorkInfo info{};
     info.name = op_.schema().name().c_str();
@@ -305,12 +381,19 @@ class FallbackCall {
   }
 
   void give_back_arguments() {
+    bool copies_back = false;
     for (auto& alias : storages_) {
-      if (alias.host.data() == alias.address && alias.host.nbytes() == alias.device.nbytes()) continue;
+      if (alias.host.data() == alias.address && alias.host.nbytes() == alias.device.nbytes()) {
+        if (alias.written.empty()) continue;
+        copy(alias, alias.written, MTIA_COPY_HOST_TO_DEVICE);
+        copies_back = true;
+        continue;
+      }
       auto* storage = alias.device.unsafeGetStorageImpl();
       storage->set_data_ptr_noswap(adopt_or_copy(alias.host, /*kept_elsewhere=*/false));
       storage->set_nbytes(alias.host.nbytes());
     }
+    if (copies_back) current_stream(device_).synchronize();  // before the host's memory goes
     // Indexed, because the parts of a sparse tensor become tensors of the list.
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const auto [device, host] = tensors_[i];
@@ -351,9 +434,8 @@ class FallbackCall {
   c10::DataPtr copy_to_device(const c10::StorageImpl& host) {
     const MTIAStream stream = current_stream(device_);
     c10::DataPtr data = MTIACachingAllocator::get().allocate(host.nbytes());
-    runtime::check(runtime::driver().memory_copy(stream.core().handle(), reinterpret_cast<uint64_t>(data.get()),
-                                                 reinterpret_cast<uint64_t>(host.data()), host.nbytes(),
-                                                 MTIA_COPY_HOST_TO_DEVICE));
+    runtime::call(&mtia_runtime_api::memory_copy, stream.core().handle(), reinterpret_cast<uint64_t>(data.get()),
+                  reinterpret_cast<uint64_t>(host.data()), host.nbytes(), MTIA_COPY_HOST_TO_DEVICE);
     stream.synchronize();
     return data;
   }
@@ -422,6 +504,7 @@ class FallbackCall {
   const size_t first_argument_;
   c10::Device device_{device_type(), 0};
   int64_t numel_ = 0;
+  bool writes_argument_ = false;  // the one that is being converted
   bool seeds_default_generator_ = false;
   std::atomic<bool> done_{false};
   std::exception_ptr error_;
@@ -433,11 +516,18 @@ template <c10::DispatchKey key>
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   FallbackControl::enter(op);
   ensure_initialized();
-  require_host_view(op.schema().name().c_str());
   FallbackCall(op, key, stack).run();
 }
 
 }  // namespace
+
+void fall_back(const c10::OperatorHandle& op, Stack* stack) {
+  fallback<c10::DispatchKey::CPU>(op, stack);
+}
+
+void run_on_copies(const c10::OperatorHandle& op, Stack* stack) {
+  FallbackCall(op, c10::DispatchKey::CPU, stack).run();
+}
 
 MTIA_LIBRARY_IMPL(_, kBackend, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback<c10::DispatchKey::CPU>>());

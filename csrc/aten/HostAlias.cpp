@@ -16,8 +16,12 @@ at::Tensor host_alias(const at::TensorBase& tensor, bool for_write) {
   auto alias_storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
                                                              c10::DataPtr(address, c10::Device(c10::kCPU)),
                                                              /*allocator=*/nullptr, /*resizable=*/false);
-  auto alias = at::detail::make_tensor<c10::TensorImpl>(std::move(alias_storage),
-                                                        c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+  return host_alias(tensor, c10::Storage(std::move(alias_storage)));
+}
+
+at::Tensor host_alias(const at::TensorBase& tensor, c10::Storage storage) {
+  auto alias = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                        tensor.dtype());
   auto* impl = alias.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
   impl->set_storage_offset(tensor.storage_offset());

@@ -13,6 +13,8 @@ namespace torch_mtia {
 // Same sizes, strides, offset, dtype and conjugate and negative bits. Of a CPU tensor: an alias of its own bytes.
 // `for_write` makes a lazily cloned storage its own first.
 at::Tensor host_alias(const at::TensorBase& tensor, bool for_write);
+// The same over `storage` in place of the view of the tensor's own.
+at::Tensor host_alias(const at::TensorBase& tensor, c10::Storage storage);
 
 // A CPU tensor with the same sizes, strides, dtype and, for a number that Python wrapped, the same standing in type
 // promotion, and bytes of its own.

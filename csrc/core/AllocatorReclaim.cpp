@@ -82,9 +82,11 @@ void BlockAllocator::State::reclaim(const std::function<bool(const Block*)>& cho
     for (const Block* block : detached) streams.insert(block->stream);
     for (Stream* stream : streams) stream->wait_until_idle();
     for (const Block* block : detached) {
-      const auto& driver = runtime::driver();
-      runtime::check(block->expandable ? driver.memory_unmap(device, block->address, block->size)
-                                       : driver.memory_free(device, block->address));
+      if (block->expandable) {
+        runtime::call(&mtia_runtime_api::memory_unmap, device, block->address, block->size);
+      } else {
+        runtime::call(&mtia_runtime_api::memory_free, device, block->address);
+      }
       ++returned;
     }
   } catch (...) {

@@ -14,9 +14,7 @@ std::vector<const Block*> BlockAllocator::State::segments_by_address_locked() co
 
 // Of the memory that the driver has for the device.
 uint64_t BlockAllocator::State::memory_limit() const {
-  uint64_t free_bytes = 0;
-  uint64_t total_bytes = 0;
-  runtime::check(runtime::driver().memory_info(device, &free_bytes, &total_bytes));
+  const uint64_t total_bytes = runtime::memory_info(device).total_bytes;
   return memory_fraction >= 1 ? total_bytes : static_cast<uint64_t>(memory_fraction * static_cast<double>(total_bytes));
 }
 
@@ -125,12 +123,17 @@ Block* BlockAllocator::State::new_segment_locked(Take take, size_t size, MemoryP
   Block* block = new_block_locked();
   const auto segment = segments.insert(block).first;  // before the segment exists, because it can throw
   mtia_device_ptr address = 0;
-  const mtia_status status = take(device, size, &address);
+  const mtia_status status = (runtime::driver().*take)(device, size, &address);
   if (status != MTIA_SUCCESS) {
     segments.erase(segment);
     discard_block_locked(block);
     if (status == MTIA_ERROR_OUT_OF_MEMORY) return nullptr;
-    runtime::check(status);
+    runtime::check(status, take);
+  }
+  if (address == 0 || address % kSegmentAlignment != 0) {
+    segments.erase(segment);
+    discard_block_locked(block);
+    runtime::reject(take, "gave memory at address " + std::to_string(address));
   }
   block->address = address;
   block->size = size;
@@ -150,7 +153,7 @@ Block* BlockAllocator::State::new_segment_locked(Take take, size_t size, MemoryP
 Block* BlockAllocator::State::take_segment_locked(size_t size, MemoryPool& pool, Stream* stream) {
   const size_t segment_size = segment_size_for(size);
   if (!has_space_for_locked(segment_size)) return nullptr;
-  Block* block = new_segment_locked(runtime::driver().memory_allocate, segment_size, pool, stream);
+  Block* block = new_segment_locked(&mtia_runtime_api::memory_allocate, segment_size, pool, stream);
   if (block == nullptr) return nullptr;
   increase(stats.segment, block, 1);
   increase(stats.reserved_bytes, block, segment_size);

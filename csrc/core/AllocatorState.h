@@ -25,6 +25,7 @@ namespace torch_mtia::core {
 // larger ones get their own, in steps of kSegmentRounding.
 inline constexpr size_t kSmallRequest = size_t{1} << 20;
 inline constexpr size_t kLargeRequest = size_t{10} << 20;
+inline constexpr mtia_device_ptr kSegmentAlignment = 4096;  // as mtia_runtime.h promises
 inline constexpr size_t kLargeSegment = size_t{20} << 20;
 inline constexpr size_t kSegmentRounding = size_t{2} << 20;
 
@@ -133,7 +134,7 @@ struct BlockAllocator::State {
   void insert_free_locked(Block* block) noexcept;
   void remove_free_locked(Block* block) noexcept;
   Block* take_free_locked(size_t size, MemoryPool& pool, Stream* stream);
-  using Take = mtia_status (*)(int32_t device, uint64_t size, mtia_device_ptr* address);
+  using Take = mtia_status (*mtia_runtime_api::*)(int32_t device, uint64_t size, mtia_device_ptr* address);
   Block* new_segment_locked(Take take, size_t size, MemoryPool& pool, Stream* stream);
   Block* take_segment_locked(size_t size, MemoryPool& pool, Stream* stream);
   // See Note [Expandable segments].

@@ -63,9 +63,7 @@ Block* BlockAllocator::allocate(size_t size, Stream* stream) {
     ++state_->stats.num_alloc_retries;
     if (result.block != nullptr) return result.block;
   }
-  uint64_t free_bytes = 0;
-  uint64_t total_bytes = 0;
-  runtime::check(runtime::driver().memory_info(state_->device, &free_bytes, &total_bytes));
+  const auto [free_bytes, total_bytes] = runtime::memory_info(state_->device);
   const std::lock_guard lock(state_->mutex);
   ++state_->stats.num_ooms;
   state_->record_locked(TraceAction::kOutOfMemory, free_bytes, size, stream, state_->pool_for_locked(stream).id,

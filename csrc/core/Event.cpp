@@ -7,7 +7,7 @@
 namespace torch_mtia::core {
 
 Event::Event(bool enable_timing) {
-  runtime::check(runtime::driver().event_create(enable_timing ? 1 : 0, &handle_));
+  runtime::call(&mtia_runtime_api::event_create, enable_timing ? 1 : 0, &handle_);
 }
 
 Event::~Event() {
@@ -22,22 +22,22 @@ Event& Event::operator=(Event&& other) noexcept {
 }
 
 void Event::record(Stream& stream) {
-  runtime::check(runtime::driver().event_record(handle_, stream.handle()));
+  runtime::call(&mtia_runtime_api::event_record, handle_, stream.handle());
 }
 
 bool Event::query() const {
   const mtia_status status = runtime::driver().event_query(handle_);
-  if (status != MTIA_ERROR_NOT_READY) runtime::check(status);
+  if (status != MTIA_ERROR_NOT_READY) runtime::check(status, &mtia_runtime_api::event_query);
   return status == MTIA_SUCCESS;
 }
 
 void Event::synchronize() const {
-  runtime::check(runtime::driver().event_synchronize(handle_));
+  runtime::call(&mtia_runtime_api::event_synchronize, handle_);
 }
 
 double Event::elapsed_time(const Event& end) const {
   double milliseconds = 0;
-  runtime::check(runtime::driver().event_elapsed_time(handle_, end.handle(), &milliseconds));
+  runtime::call(&mtia_runtime_api::event_elapsed_time, handle_, end.handle(), &milliseconds);
   return milliseconds;
 }
 

@@ -53,13 +53,10 @@ Block* BlockAllocator::State::take_expandable_locked(size_t size, MemoryPool& po
 
 // The new segment as one block without memory; null: the driver has no addresses left.
 Block* BlockAllocator::State::reserve_locked(MemoryPool& pool, Stream* stream) {
-  const mtia_runtime_api& driver = runtime::driver();
-  if ((driver.capabilities & MTIA_CAPABILITY_VIRTUAL_MEMORY) == 0) return nullptr;
-  uint64_t free_bytes = 0;
-  uint64_t total_bytes = 0;
-  runtime::check(driver.memory_info(device, &free_bytes, &total_bytes));
+  if ((runtime::driver().capabilities & MTIA_CAPABILITY_VIRTUAL_MEMORY) == 0) return nullptr;
+  const uint64_t total_bytes = runtime::memory_info(device).total_bytes;
   const size_t segment_size = std::max(round_up(total_bytes, kPage), 2 * kPage);  // never that of a small segment
-  Block* block = new_segment_locked(driver.memory_reserve, segment_size, pool, stream);
+  Block* block = new_segment_locked(&mtia_runtime_api::memory_reserve, segment_size, pool, stream);
   if (block == nullptr) return nullptr;
   block->expandable = true;
   block->mapped = false;
@@ -74,7 +71,7 @@ Block* BlockAllocator::State::map_front_locked(Block* block, size_t size, const 
   if (!has_space_for_locked(size)) return nullptr;
   const mtia_status status = runtime::driver().memory_map(device, block->address, size);
   if (status == MTIA_ERROR_OUT_OF_MEMORY) return nullptr;
-  runtime::check(status);
+  runtime::check(status, &mtia_runtime_api::memory_map);
   if (size < block->size) cut_locked(block, size);
   block->mapped = true;
   block->in_use = false;

@@ -35,11 +35,10 @@ bool Graph::any_capture() {
 }
 
 void Graph::begin_capture(Stream& stream) {
-  const mtia_runtime_api& driver = runtime::driver();
-  runtime::check(driver.stream_begin_capture(stream.handle()));
-  runtime::check(driver.stream_capture_id(stream.handle(), &capture_id_));
+  runtime::call(&mtia_runtime_api::stream_begin_capture, stream.handle());
   origin_ = &stream;
   try {
+    runtime::call(&mtia_runtime_api::stream_capture_id, stream.handle(), &capture_id_);
     Captures& all = captures();
     {
       const std::lock_guard lock(all.mutex);
@@ -66,7 +65,7 @@ void Graph::notice_join(Stream& stream) {
   Captures& all = captures();
   if (!any_capture() || stream.graph() != nullptr) return;
   uint64_t id = 0;
-  runtime::check(runtime::driver().stream_capture_id(stream.handle(), &id));
+  runtime::call(&mtia_runtime_api::stream_capture_id, stream.handle(), &id);
   if (id == 0) return;
   Graph* graph = nullptr;
   {
@@ -87,7 +86,7 @@ void Graph::end_capture() {
     all.count = all.graphs.size();
   }
   const mtia_status status = runtime::driver().stream_end_capture(origin.handle(), &graph_);
-  const runtime::DriverError failure(status, runtime::driver().last_error_message());
+  const auto failure = runtime::last_error(status, &mtia_runtime_api::stream_end_capture);
   std::vector<Stream*> streams;
   {
     const std::lock_guard lock(mutex_);
@@ -115,7 +114,7 @@ std::string Graph::invalid_reason() const {
 
 void Graph::instantiate() {
   mtia_graph_exec exec = nullptr;
-  runtime::check(runtime::driver().graph_instantiate(graph_, &exec));
+  runtime::call(&mtia_runtime_api::graph_instantiate, graph_, &exec);
   if (exec_ != nullptr) runtime::driver().graph_exec_destroy(exec_);
   exec_ = exec;
 }
@@ -125,15 +124,14 @@ void Graph::forget_nodes() noexcept {
 }
 
 std::vector<GraphNode> Graph::nodes() const {
-  const mtia_runtime_api& driver = runtime::driver();
   uint32_t count = 0;
-  runtime::check(driver.graph_num_nodes(graph_, &count));
+  runtime::call(&mtia_runtime_api::graph_num_nodes, graph_, &count);
   std::vector<GraphNode> nodes;
   nodes.reserve(count);
   for (uint32_t index = 0; index < count; ++index) {
     mtia_graph_node node{};
     node.struct_size = sizeof(node);
-    runtime::check(driver.graph_node(graph_, index, &node));
+    runtime::call(&mtia_runtime_api::graph_node, graph_, index, &node);
     nodes.push_back({node.name != nullptr ? node.name : "work",
                      static_cast<const Stream*>(node.stream_tag),
                      node.cost,
@@ -144,7 +142,7 @@ std::vector<GraphNode> Graph::nodes() const {
 
 mtia_status Graph::launch(Stream& stream, const mtia_graph_parameters* parameters) {
   const mtia_status status = runtime::driver().graph_launch(exec_, stream.handle(), parameters);
-  if (status != MTIA_SUCCESS && status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status);
+  if (status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status, &mtia_runtime_api::graph_launch);
   return status;
 }
 

@@ -10,19 +10,19 @@ namespace torch_mtia::core {
 
 Stream* Stream::create(int32_t device, int32_t priority) {
   std::unique_ptr<Stream> stream(new Stream(device, priority));
-  runtime::check(runtime::driver().stream_create(device, priority, /*tag=*/stream.get(), &stream->handle_));
+  runtime::call(&mtia_runtime_api::stream_create, device, priority, /*tag=*/stream.get(), &stream->handle_);
   return stream.release();  // leaked, see the class
 }
 
 void Stream::refuse_work(mtia_status status) {
-  const runtime::DriverError error(status, runtime::driver().last_error_message());
+  const auto error = runtime::last_error(status, &mtia_runtime_api::stream_launch);
   if (Graph* graph = this->graph()) graph->invalidate(error.what());
   throw error;
 }
 
 bool Stream::query() const {
   const mtia_status status = runtime::driver().stream_query(handle_);
-  if (status != MTIA_ERROR_NOT_READY) runtime::check(status);
+  if (status != MTIA_ERROR_NOT_READY) runtime::check(status, &mtia_runtime_api::stream_query);
   return status == MTIA_SUCCESS;
 }
 
@@ -30,13 +30,13 @@ void Stream::wait_until_idle() {
   const mtia_runtime_api& driver = runtime::driver();
   const mtia_status status = driver.stream_synchronize(handle_);
   if (status == MTIA_SUCCESS) return;
-  if (status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status);
+  if (status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status, &mtia_runtime_api::stream_synchronize);
   // If the work threw a C++ exception, that is here already and wins; else the failure is the driver's own.
   record_error("work", nullptr, driver.last_error_message());
 }
 
 void Stream::wait(const Event& event) {
-  runtime::check(runtime::driver().stream_wait_event(handle_, event.handle()));
+  runtime::call(&mtia_runtime_api::stream_wait_event, handle_, event.handle());
   Graph::notice_join(*this);
 }
 

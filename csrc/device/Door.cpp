@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../runtime/loader.h"
+#include "HostView.h"
 #include "PrivateUse1Hooks.h"
 
 namespace torch_mtia {
@@ -45,9 +46,34 @@ c10::DispatchKey dispatch_key_of(c10::DeviceType type, DoorLibrary::Key key) {
     case DoorLibrary::Key::kAutocast:
       return c10::DispatchKey::AutocastPrivateUse1;
     case DoorLibrary::Key::kBackend:
+    case DoorLibrary::Key::kHostView:
+    case DoorLibrary::Key::kNoHostView:
       break;
   }
   return is_mtia ? c10::DispatchKey::MTIA : c10::DispatchKey::PrivateUse1;
+}
+
+// Whether there is anything to register under the key.
+bool applies(c10::DeviceType type, DoorLibrary::Key key, bool has_host_view) {
+  switch (key) {
+    case DoorLibrary::Key::kAutocast:
+      return type != c10::DeviceType::MTIA;
+    case DoorLibrary::Key::kHostView:
+      return has_host_view;
+    case DoorLibrary::Key::kNoHostView:
+      return !has_host_view;
+    default:
+      return true;
+  }
+}
+
+// Of a driver that cannot be loaded it makes no difference, and the first use of a device says why.
+bool driver_has_host_view() {
+  try {
+    return HostView::is_offered();
+  } catch (const runtime::DriverError&) {
+    return true;
+  }
 }
 
 // Everything that is registered for one door, until it is destroyed.
@@ -55,8 +81,9 @@ class OpenDoor {
  public:
   explicit OpenDoor(Door door) : door_(std::move(door)) {
     for (const auto part : parts()) part(door_, /*open=*/true);
+    const bool has_host_view = driver_has_host_view();
     for (const LibraryPart& part : library_parts()) {
-      if (part.key == DoorLibrary::Key::kAutocast && door_.type == c10::DeviceType::MTIA) continue;
+      if (!applies(door_.type, part.key, has_host_view)) continue;
       auto& library = libraries_[{part.name_space, part.key}];
       if (!library) {
         library.emplace(torch::Library::IMPL, part.name_space, dispatch_key_of(door_.type, part.key), __FILE__,

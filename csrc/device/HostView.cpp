@@ -4,10 +4,13 @@
 
 namespace torch_mtia {
 
+bool HostView::is_offered() {
+  return (runtime::driver().capabilities & MTIA_CAPABILITY_HOST_VIEW) != 0;
+}
+
 void HostView::initialize() {
-  const auto& api = runtime::driver();
-  if ((api.capabilities & MTIA_CAPABILITY_HOST_VIEW) == 0) return;
-  runtime::check(api.memory_host_offset(&offset_));
+  if (!is_offered()) return;
+  runtime::call(&mtia_runtime_api::memory_host_offset, &offset_);
   available_ = true;
 }
 

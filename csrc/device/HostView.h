@@ -9,7 +9,9 @@ namespace torch_mtia {
 
 class HostView {
  public:
-  // Asks the driver. Called once the device is initialized.
+  // Whether the driver says that it has one. Loads the driver, starts nothing. Throws runtime::DriverError.
+  static bool is_offered();
+  // Asks the driver where it is. Called once the device is initialized.
   static void initialize();
 
   // False: the driver's memory cannot be reached from the host, and neither function below may be called.

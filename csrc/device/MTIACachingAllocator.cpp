@@ -180,8 +180,8 @@ c10::DeleterFnPtr MTIACachingAllocator::raw_deleter() const {
 
 void MTIACachingAllocator::copy_data(void* to, const void* from, size_t size) const {
   const auto stream = MTIAStream::current(current_device());
-  runtime::check(runtime::driver().memory_copy(stream.core().handle(), reinterpret_cast<uint64_t>(to),
-                                               reinterpret_cast<uint64_t>(from), size, MTIA_COPY_DEVICE_TO_DEVICE));
+  runtime::call(&mtia_runtime_api::memory_copy, stream.core().handle(), reinterpret_cast<uint64_t>(to),
+                reinterpret_cast<uint64_t>(from), size, MTIA_COPY_DEVICE_TO_DEVICE);
 }
 
 bool MTIACachingAllocator::initialized() {
@@ -238,10 +238,8 @@ void MTIACachingAllocator::resetPeakStats(c10::DeviceIndex device) {
 std::pair<size_t, size_t> MTIACachingAllocator::getMemoryInfo(c10::DeviceIndex device) {
   check_device_index(device);
   ensure_initialized();
-  uint64_t free_bytes = 0;
-  uint64_t total_bytes = 0;
-  runtime::check(runtime::driver().memory_info(device, &free_bytes, &total_bytes));
-  return {free_bytes, total_bytes};
+  const auto info = runtime::memory_info(device);
+  return {info.free_bytes, info.total_bytes};
 }
 
 namespace {

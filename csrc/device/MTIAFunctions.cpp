@@ -6,6 +6,8 @@
 #include <ATen/ops/log_cpu_dispatch.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
+
 #include "../core/WorkTrace.h"
 #include "../runtime/loader.h"
 #include "HostView.h"
@@ -65,11 +67,13 @@ c10::DeviceIndex device_count() noexcept {
 }
 
 void ensure_initialized() {
-  if (C10_UNLIKELY(!runtime::is_initialized())) {
+  static std::atomic<bool> ready{false};  // whether all of it has succeeded
+  if (C10_UNLIKELY(!ready.load(std::memory_order_acquire))) {
     runtime::ensure_initialized();
     HostView::initialize();
     core::WorkTrace::attach();
     initialize_mkl();
+    ready.store(true, std::memory_order_release);
   }
 }
 

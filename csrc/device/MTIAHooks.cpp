@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -27,12 +28,25 @@ c10::DeviceIndex index_or_current(c10::DeviceIndex device) {
   return device < 0 ? current_device() : device;
 }
 
+void check_sane(const mtia_device_properties& properties) {
+  const auto ends = [](const auto& text) { return std::memchr(text, 0, sizeof(text)) != nullptr; };
+  if (ends(properties.name) && ends(properties.architecture) && properties.total_memory > 0 &&
+      properties.multi_processor_count > 0 && properties.warp_size > 0) {
+    return;
+  }
+  runtime::reject(&mtia_runtime_api::device_properties,
+                  "describes a device with " + std::to_string(properties.total_memory) + " bytes of memory, " +
+                      std::to_string(properties.multi_processor_count) + " multiprocessors and warps of " +
+                      std::to_string(properties.warp_size) + ", or with texts that do not end");
+}
+
 py::dict properties_of(c10::DeviceIndex device) {
   check_device_index(device);
   ensure_initialized();
   mtia_device_properties properties{};
   properties.struct_size = sizeof(properties);
-  runtime::check(runtime::driver().device_properties(device, &properties));
+  runtime::call(&mtia_runtime_api::device_properties, device, &properties);
+  check_sane(properties);
   py::dict result;
   result["name"] = properties.name;
   result["architecture"] = properties.architecture;

@@ -28,11 +28,11 @@ MTIAKernel::MTIAKernel(c10::DeviceIndex device, std::string name, std::string_vi
   check_device_index(device);
   ensure_initialized();
   const mtia_runtime_api& driver = driver_of_kernels();
-  runtime::check(driver.module_load(device, image.data(), image.size(), &module_));
+  runtime::call(&mtia_runtime_api::module_load, device, image.data(), image.size(), &module_);
   const std::string name_in_image = name_.substr(0, sizeof(mtia_kernel_image_header::name) - 1);  // what fits
   const mtia_status status = driver.module_get_function(module_, name_in_image.c_str(), &function_);
   if (status != MTIA_SUCCESS) {
-    const runtime::DriverError error(status, driver.last_error_message());
+    const auto error = runtime::last_error(status, &mtia_runtime_api::module_get_function);
     driver.module_unload(module_);
     throw error;
   }
@@ -60,7 +60,7 @@ void MTIAKernel::launch(const MTIAStream& stream, const std::array<int32_t, 3>& 
   }
   const mtia_status status = driver.stream_launch_kernel(stream.core().handle(), &launch);
   if (C10_LIKELY(status == MTIA_SUCCESS)) return;
-  if (status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status);
+  if (status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status, &mtia_runtime_api::stream_launch_kernel);
   stream.core().record_error("a Triton kernel", nullptr, driver.last_error_message());
   stream.synchronize();
 }

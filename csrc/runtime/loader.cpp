@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -143,6 +144,33 @@ const DriverSettings& configured(const Setup& setup) {
   return *setup.settings;
 }
 
+std::string library() {
+  Setup& shared = setup();
+  const std::lock_guard lock(shared.mutex);
+  return configured(shared).library;
+}
+
+std::string name_of(mtia_status status) {
+  switch (status) {
+#define MTIA_STATUS(name) \
+  case name:              \
+    return #name
+    MTIA_STATUS(MTIA_SUCCESS);
+    MTIA_STATUS(MTIA_ERROR_NOT_READY);
+    MTIA_STATUS(MTIA_ERROR_INVALID_VALUE);
+    MTIA_STATUS(MTIA_ERROR_INVALID_DEVICE);
+    MTIA_STATUS(MTIA_ERROR_OUT_OF_MEMORY);
+    MTIA_STATUS(MTIA_ERROR_NOT_SUPPORTED);
+    MTIA_STATUS(MTIA_ERROR_NOT_INITIALIZED);
+    MTIA_STATUS(MTIA_ERROR_FORKED);
+    MTIA_STATUS(MTIA_ERROR_LAUNCH_FAILED);
+    MTIA_STATUS(MTIA_ERROR_DEVICE_LOST);
+    MTIA_STATUS(MTIA_ERROR_INTERNAL);
+#undef MTIA_STATUS
+  }
+  return "status " + std::to_string(static_cast<int>(status)) + ", which mtia_runtime.h does not define";
+}
+
 const mtia_runtime_api& load_once() {
   Setup& shared = setup();
   const std::lock_guard lock(shared.mutex);
@@ -157,7 +185,7 @@ const mtia_runtime_api& load_once() {
 void initialize_once() {
   const mtia_runtime_api& api = load_once();
   Setup& shared = setup();
-  const std::lock_guard lock(shared.mutex);
+  std::unique_lock lock(shared.mutex);
   if (initialized.load(std::memory_order_relaxed)) return;
   const DriverSettings& settings = configured(shared);
   mtia_init_params params{};
@@ -169,8 +197,10 @@ void initialize_once() {
   params.parallel_for = settings.parallel_for;
   params.num_threads = settings.num_threads;
   params.release_threads = settings.release_threads;
-  check(api.initialize(&params));  // after a failure the next call tries again
-  initialized.store(true, std::memory_order_release);
+  const mtia_status status = api.initialize(&params);
+  if (status == MTIA_SUCCESS) return initialized.store(true, std::memory_order_release);
+  lock.unlock();
+  check(status, &mtia_runtime_api::initialize);  // the next call tries again
 }
 
 }  // namespace
@@ -191,7 +221,8 @@ int32_t device_count() {
     const std::lock_guard lock(shared.mutex);
     return configured(shared).num_devices;
   }
-  check(status);
+  check(status, &mtia_runtime_api::device_count);
+  if (count < 0) reject(&mtia_runtime_api::device_count, "says that there are " + std::to_string(count));
   return count;
 }
 
@@ -209,9 +240,25 @@ bool is_initialized() {
   return initialized.load(std::memory_order_acquire);
 }
 
-void check(mtia_status status) {
-  if (status != MTIA_SUCCESS) [[unlikely]]
-    throw DriverError(status, driver().last_error_message());
+std::string describe(size_t offset) {
+  const auto entry = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.offset == offset; });
+  return std::string(entry->name) + " of the driver '" + library() + "'";
+}
+
+DriverError last_error(mtia_status status, const std::string& function) {
+  const char* message = driver().last_error_message();
+  if (message == nullptr || *message == '\0') message = "the driver does not say why";
+  return DriverError(status, message + (" (" + function + " returned " + name_of(status) + ")"));
+}
+
+MemoryInfo memory_info(int32_t device) {
+  MemoryInfo info{};
+  call(&mtia_runtime_api::memory_info, device, &info.free_bytes, &info.total_bytes);
+  if (info.free_bytes > info.total_bytes) {
+    reject(&mtia_runtime_api::memory_info, "says that " + std::to_string(info.free_bytes) + " of " +
+                                               std::to_string(info.total_bytes) + " bytes are free");
+  }
+  return info;
 }
 
 }  // namespace torch_mtia::runtime

@@ -4,13 +4,25 @@
  * (csrc/core, csrc/device, csrc/aten) reaches the device through the table which that function returns, and through
  * nothing else; everything a vendor has to write is behind it. The driver in csrc/runtime/host is a software device.
  *
- * Conventions
+ * Conventions: what the comment of a function does not say is as here
  *   - Every function returns an mtia_status. After any value but MTIA_SUCCESS and MTIA_ERROR_NOT_READY,
  *     `last_error_message` describes the failure of the calling thread's last call.
- *   - Every function may be called from any thread, unless its comment says otherwise.
+ *   - Every function may be called from any thread, and from several at a time. A handle must not be destroyed while
+ *     another call with it is under way.
  *   - No function may throw or call back into Python. Only the functions marked BLOCKS may wait for the device.
- *   - Handles are opaque. Destroying a handle never waits for work already submitted with it.
+ *   - Handles are opaque. Destroying a handle never waits for work already submitted with it, which still runs.
+ *   - What a pointer argument leads to belongs to the caller, and is read before the return. What a function gives
+ *     through a pointer is written only with MTIA_SUCCESS.
  *   - Table entries marked OPTIONAL may be null; the capability bit named beside them says so in advance.
+ *
+ * Errors that every function may return
+ *   - MTIA_ERROR_INVALID_VALUE: a handle or a pointer is null that must not be; a struct is too short for this version
+ *   - MTIA_ERROR_INVALID_DEVICE: there is no device of this index
+ *   - MTIA_ERROR_NOT_INITIALIZED, MTIA_ERROR_FORKED: see mtia_status
+ *   - MTIA_ERROR_DEVICE_LOST: from the first call that notices on, all that need the device return it
+ *   - MTIA_ERROR_INTERNAL: anything else that the caller is not to blame for
+ *
+ * `python -m torch_mtia.conformance --driver LIBRARY` puts a driver through all of this.
  */
 #ifndef MTIA_RUNTIME_H_
 #define MTIA_RUNTIME_H_
@@ -345,27 +357,34 @@ typedef struct mtia_runtime_api {
   /* Description of the calling thread's last failure; valid until its next call. Never null. */
   const char* (*last_error_message)(void);
 
-  /* Takes the devices into use. Called once, before any function but last_error_message. Starts no thread: threads
-   * start with the first work that needs one. */
+  /* Takes the devices into use. Called once, before any function but last_error_message and device_count; by one thread
+   * at a time. It may take as long as it needs. Starts no thread: threads start with the first work that needs one.
+   * MTIA_ERROR_INVALID_VALUE: a parameter makes no sense, or an earlier call succeeded. After a failure it may be
+   * called again. */
   mtia_status (*initialize)(const mtia_init_params* params);
 
   /* Devices. `device_count` may be called before `initialize`, starts nothing, and may answer
    * MTIA_ERROR_NOT_INITIALIZED then: a driver that offers as many devices as it is asked for does not know yet. */
   mtia_status (*device_count)(int32_t* count);
+  /* Fills in the struct. Texts end with a zero, and there is at least one multiprocessor. */
   mtia_status (*device_properties)(int32_t device, mtia_device_properties* properties);
   /* BLOCKS until everything submitted to the device before the call is done. Reports and clears the first error of
-   * its streams. */
+   * its streams, as stream_synchronize does. Streams that are being captured are left out. */
   mtia_status (*device_synchronize)(int32_t device);
 
-  /* Memory. `memory_allocate` returns zero-filled or recycled bytes, aligned to 4096. Both may be slow: the caching
-   * allocator above calls them rarely, and frees only memory that no submitted work uses. */
+  /* Memory. `memory_allocate` returns zero-filled or recycled bytes, aligned to 4096, which stay the caller's until
+   * `memory_free` gets the same address. MTIA_ERROR_OUT_OF_MEMORY: the device has no such piece, and everything is as
+   * before. MTIA_ERROR_INVALID_VALUE: a size of 0, or an address that memory_allocate has not given. Both may be slow:
+   * the caching allocator above calls them rarely, and frees only memory that no submitted work uses. */
   mtia_status (*memory_allocate)(int32_t device, uint64_t size, mtia_device_ptr* address);
   mtia_status (*memory_free)(int32_t device, mtia_device_ptr address);
+  /* Bytes that memory_allocate has not given away, and all there are. */
   mtia_status (*memory_info)(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes);
   /* OPTIONAL, MTIA_CAPABILITY_VIRTUAL_MEMORY: addresses first, memory later. `memory_reserve` sets `size` bytes of the
    * device's addresses aside, more in all than it has memory; MTIA_ERROR_OUT_OF_MEMORY when there are none left.
    * `memory_map` gives part of a reservation memory, as memory_allocate does; `memory_unmap` takes it away again.
-   * `memory_release` ends a reservation in which nothing is mapped. Addresses and sizes are multiples of 2 MiB. */
+   * `memory_release` ends a reservation in which nothing is mapped. Addresses and sizes are multiples of 2 MiB.
+   * MTIA_ERROR_INVALID_VALUE: of what is named, a part is not reserved, or is mapped, or is not, already. */
   mtia_status (*memory_reserve)(int32_t device, uint64_t size, mtia_device_ptr* address);
   mtia_status (*memory_release)(int32_t device, mtia_device_ptr address);
   mtia_status (*memory_map)(int32_t device, mtia_device_ptr address, uint64_t size);
@@ -374,41 +393,49 @@ typedef struct mtia_runtime_api {
   mtia_status (*memory_device)(const void* address, int32_t* device);
   /* OPTIONAL, MTIA_CAPABILITY_HOST_VIEW. One constant for all devices of the process. */
   mtia_status (*memory_host_offset)(int64_t* offset);
-  /* Enqueues a copy of `size` bytes. Host memory must stay valid until the copy is done. */
+  /* Enqueues a copy of `size` bytes. Host memory must stay valid until the copy is done; `size` may be 0, and addresses
+   * of any alignment. MTIA_ERROR_INVALID_VALUE: an unknown kind, or what has to be device memory is none. */
   mtia_status (*memory_copy)(mtia_stream stream, uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind);
-  /* Enqueues a fill of `count` elements with a pattern of 1, 2, 4, 8 or 16 bytes, which is read before the return. */
+  /* Enqueues a fill of `count` elements with a pattern of 1, 2, 4, 8 or 16 bytes, which is read before the return.
+   * MTIA_ERROR_INVALID_VALUE: a pattern of another size, or what has to be device memory is none. */
   mtia_status (*memory_fill)(mtia_stream stream, mtia_device_ptr to, const void* pattern, uint32_t pattern_size,
                              uint64_t count);
 
   /* Streams: in order within one, concurrent between several. `tag` is handed to each work item. A lower number is a
-   * higher priority. */
+   * higher priority; one outside of the range is taken for the nearest within. */
   mtia_status (*stream_priority_range)(int32_t* lowest, int32_t* highest);
   mtia_status (*stream_create)(int32_t device, int32_t priority, void* tag, mtia_stream* stream);
   mtia_status (*stream_destroy)(mtia_stream stream);
   /* MTIA_SUCCESS: idle; MTIA_ERROR_NOT_READY: busy. Does not report errors of work. */
   mtia_status (*stream_query)(mtia_stream stream);
   /* BLOCKS until everything submitted to the stream before the call is done. Reports and clears the stream's first
-   * error; the stream is usable afterwards. */
+   * error, for work and kernels MTIA_ERROR_LAUNCH_FAILED; the stream is usable afterwards. */
   mtia_status (*stream_synchronize)(mtia_stream stream);
   /* Work submitted to the stream after this call waits for the event's last record, on any device. An event that was
    * never recorded is complete. Does not block the caller. */
   mtia_status (*stream_wait_event)(mtia_stream stream, mtia_event event);
-  /* See Note [Work item]. Called from inside a work item of the same stream, runs the work at once. */
+  /* See Note [Work item]. Called from inside a work item of the same stream, runs the work at once.
+   * MTIA_ERROR_LAUNCH_FAILED: with launch blocking only, the work failed; stream_synchronize says so too.
+   * MTIA_ERROR_NOT_SUPPORTED: it cannot be captured. */
   mtia_status (*stream_launch)(mtia_stream stream, const mtia_work* work);
 
-  /* Events. Recording again replaces what an event stands for. */
+  /* Events. Recording again replaces what an event stands for; who waits already, waits for what it stood for. An event
+   * may be destroyed at any time. */
   mtia_status (*event_create)(int32_t enable_timing, mtia_event* event);
   mtia_status (*event_destroy)(mtia_event event);
   mtia_status (*event_record)(mtia_event event, mtia_stream stream);
   mtia_status (*event_query)(mtia_event event);       /* as stream_query */
-  mtia_status (*event_synchronize)(mtia_event event); /* BLOCKS */
+  mtia_status (*event_synchronize)(mtia_event event); /* BLOCKS. Does not report errors of work. */
   /* Milliseconds between two recorded events. MTIA_ERROR_NOT_READY: one is not complete; MTIA_ERROR_INVALID_VALUE:
    * one was never recorded or has no timing. */
   mtia_status (*event_elapsed_time)(mtia_event start, mtia_event end, double* milliseconds);
 
   /* Kernels. OPTIONAL, MTIA_CAPABILITY_KERNELS; see Note [Kernel image]. A module may be unloaded while launches of it
    * are under way; its functions are gone with it. A launch is an item of the stream like any other: small ones may run
-   * on the caller, failures show at the next synchronizing call. */
+   * on the caller, failures show at the next synchronizing call, with the kernel's name in the message.
+   * MTIA_ERROR_INVALID_VALUE: a damaged image; no function of the name; packed arguments of another size than the
+   * image's, a negative grid, a kernel that was loaded on another device. MTIA_ERROR_NOT_SUPPORTED: an image of another
+   * version, or for another machine. */
   mtia_status (*module_load)(int32_t device, const void* image, uint64_t size, mtia_module* module);
   mtia_status (*module_unload)(mtia_module module);
   mtia_status (*module_get_function)(mtia_module module, const char* name, mtia_function* function);
@@ -416,7 +443,8 @@ typedef struct mtia_runtime_api {
 
   /* Graphs. OPTIONAL, MTIA_CAPABILITY_GRAPHS; see Note [Capture]. `stream_end_capture` is called with the stream that
    * the capture began with; it releases all streams of the capture. `stream_capture_id` gives a number unique to the
-   * capture that the stream is part of, 0 if there is none. */
+   * capture that the stream is part of, 0 if there is none. MTIA_ERROR_INVALID_VALUE: a capture that began already, or
+   * never; a node that is not there; different captures that would have to become one. */
   mtia_status (*stream_begin_capture)(mtia_stream stream);
   mtia_status (*stream_end_capture)(mtia_stream stream, mtia_graph* graph);
   mtia_status (*stream_capture_id)(mtia_stream stream, uint64_t* capture);
@@ -431,7 +459,8 @@ typedef struct mtia_runtime_api {
   /* BLOCKS until every launch is done. */
   mtia_status (*graph_exec_destroy)(mtia_graph_exec exec);
 
-  /* OPTIONAL, MTIA_CAPABILITY_TRACING. See Note [Tracing]. There is at most one tracer; null: none. */
+  /* OPTIONAL, MTIA_CAPABILITY_TRACING. See Note [Tracing]. There is at most one tracer, which stays the caller's; null:
+   * none. */
   mtia_status (*set_tracer)(const mtia_tracer* tracer);
 } mtia_runtime_api;
 

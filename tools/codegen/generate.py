@@ -44,7 +44,7 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
     own = [g for g in groups if not _kernels(g, index) <= merged.upstream_kernels]
 
     sources = {
-        "RegisterMTIA.cpp": _register_source(groups, own, index),
+        "RegisterMTIA.cpp": _register_source(groups, own, index, merged),
         **host_kernels_sources(own, index, merged.host_kernels),
     }
     for name, text in {"MTIANativeFunctions.h": _native_functions_header(own, index), **sources}.items():
@@ -98,11 +98,20 @@ def _native_functions_header(own: list[Group], index: BackendIndex) -> str:
     )
 
 
-def _register_source(groups: list[Group], own: list[Group], index: BackendIndex) -> str:
+def _door_key(group: Group, merged: MergedOperators) -> str:
+    """The key of csrc/device/Door.h under which the kernels of a group are registered."""
+    entries = [entry for f in _functions(group) if (entry := merged.entries.get(str(f.func.name))) is not None]
+    if len({entry.needs_host_view for entry in entries}) > 1:
+        raise OverlayError(f"{entries[0].place}: the variants of an operator agree in `host_view`")
+    return "kHostView" if entries[0].needs_host_view else "kBackend"
+
+
+def _register_source(groups: list[Group], own: list[Group], index: BackendIndex, merged: MergedOperators) -> str:
     own_names = {id(g) for g in own}
     files = FileManager(install_dir="", template_dir=str(PACKAGED_TEMPLATES), dry_run=True)
+    # The same kernels serve both doors: they register under the key of the one that opens.
     definitions = [
-        line
+        line.replace("TORCH_LIBRARY_IMPL(aten, MTIA, m)", f"MTIA_LIBRARY_IMPL(aten, {_door_key(group, merged)}, m)")
         for group in groups
         for line in get_native_function_definitions(
             fm=files,
@@ -129,8 +138,7 @@ def _register_source(groups: list[Group], own: list[Group], index: BackendIndex)
             "dispatch_definitions": definitions,
         },
     )
-    # The same kernels serve both doors: they register under the key of the one that opens.
-    return text.replace("TORCH_LIBRARY_IMPL(aten, MTIA, m)", "MTIA_LIBRARY_IMPL(aten, kBackend, m)")
+    return text
 
 
 def _write_if_changed(path: pathlib.Path, text: str) -> None:

@@ -18,7 +18,8 @@ PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" /
 PACKAGED_TEMPLATES = PACKAGED_NATIVE.parent / "templates"
 
 _ALLOWED_FIELDS = {
-    *("func", "dispatch", "device_check", "runs", "shape", "checks", "weight", "waits", "capturable", "__line__")
+    *("func", "dispatch", "device_check", "runs", "shape", "checks", "weight", "waits", "capturable", "host_view"),
+    "__line__",
 }
 _ALLOWED_KEYS = {"MTIA"}
 
@@ -38,6 +39,8 @@ class Entry:
     """When a call waits for the device: "" for never, "always", or words of the row's own."""
     capturable: bool
     """Whether a graph can replay the operator; false for whatever always waits."""
+    needs_host_view: bool
+    """Whether the kernel reaches the device's memory from the host; with a driver that has no view it falls back."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +174,9 @@ def _entry(row: dict[str, Any], place: str) -> Entry:
         raise OverlayError(f"{place}: `waits` is True, or says when, and not {waits!r}")
     if "capturable" in row and capturable is not False:
         raise OverlayError(f"{place}: `capturable` can only be False, and not {capturable!r}")
-    return Entry(place, row["dispatch"]["MTIA"], waits, capturable and waits != "always")
+    if row.get("host_view", False) is not False:
+        raise OverlayError(f"{place}: `host_view` can only be False, and not {row['host_view']!r}")
+    return Entry(place, row["dispatch"]["MTIA"], waits, capturable and waits != "always", "host_view" not in row)
 
 
 def _host_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, Any]]) -> HostKernel:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torch_mtia.conformance import results as r
+from torch_mtia.conformance.driver_api import Driver, DriverFailure
 from torch_mtia.conformance.ledger import FOLDER, Ledger, LedgerError
 from torch_mtia.conformance.probe import probe
 from torch_mtia.conformance.report import save_html
@@ -27,6 +28,9 @@ SUITES = (
     "distributed",
 )
 
+DRIVER_SUITE = "driver"  # of a library, not of a device
+DRIVER_FILES = ("driver", "driver_work")
+
 AS_EXPECTED, UNEXPECTED, USAGE, INTERRUPTED = 0, 1, 2, 3
 
 
@@ -37,7 +41,9 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"Exit status: {AS_EXPECTED} all as the ledger says, {UNEXPECTED} something else, {USAGE} wrong "
         f"arguments, a wrong ledger or a device that does not start, {INTERRUPTED} interrupted (--resume goes on).",
     )
-    made.add_argument("--device", required=True, help="mtia, cpu, cuda, or the name of a PrivateUse1 backend")
+    under_test = made.add_mutually_exclusive_group(required=True)
+    under_test.add_argument("--device", help="mtia, cpu, cuda, or the name of a PrivateUse1 backend")
+    under_test.add_argument("--driver", type=Path, metavar="LIBRARY", help=f"for the suite {DRIVER_SUITE}")
     made.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help="registers it")
     made.add_argument("--suite", action="append", default=[], help=f"repeatable; all of {', '.join(SUITES)}")
     made.add_argument("--test", action="append", default=[], metavar="PATTERN", help="ids, as operators/*/add/float32")
@@ -71,12 +77,27 @@ def _slice(text: str) -> tuple[int, int]:
 
 def files(suites: Sequence[str], given: Sequence[Path]) -> list[Path]:
     """The test files to run. Raises UsageError for one that is not there."""
+    if DRIVER_SUITE in suites:
+        raise UsageError(f"--suite {DRIVER_SUITE} is for a library: give it with --driver, in place of --device")
     if unknown := [suite for suite in suites if suite not in SUITES]:
         raise UsageError(f"--suite {unknown[0]}: there is no such suite. There are: {', '.join(SUITES)}")
     if missing := [path for path in given if not path.is_file()]:
         raise UsageError(f"--file {missing[0]}: no such file")
     chosen = suites or (() if given else SUITES)
     return [SUITES_FOLDER / f"{suite}.py" for suite in chosen] + [path.resolve() for path in given]
+
+
+def driver_suite(arguments: argparse.Namespace) -> tuple[list[Path], dict[str, str]]:
+    """The test files for a driver, and what it is called. Raises UsageError for a library that is no driver."""
+    if arguments.file or any(suite != DRIVER_SUITE for suite in arguments.suite):
+        raise UsageError(f"--driver goes with the suite {DRIVER_SUITE} and no other")
+    try:
+        table = Driver(str(arguments.driver.resolve())).table
+    except (OSError, AttributeError, DriverFailure) as error:
+        raise UsageError(f"--driver {arguments.driver}: not a driver: {error}") from error
+    name, version = table.name.decode(), table.version.decode()
+    described = {"device": str(arguments.driver), "type": f"driver-{name}", "properties": f"{name} {version}"}
+    return [SUITES_FOLDER / f"{file}.py" for file in DRIVER_FILES], described
 
 
 def environment(probed: dict[str, str]) -> dict[str, str]:
@@ -111,12 +132,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    chosen = files(arguments.suite, arguments.file)
-    probed = probe(arguments.device, arguments.imports)
+    if arguments.driver:
+        chosen, probed = driver_suite(arguments)
+    else:
+        chosen, probed = files(arguments.suite, arguments.file), probe(arguments.device, arguments.imports)
     ledger = Ledger(arguments.ledger or FOLDER / f"{probed['type']}.yaml")
     old = Run.load(arguments.compare) if arguments.compare else None
     settings = Settings(
-        device=probed["device"],
+        device="cpu" if arguments.driver else probed["device"],
+        driver=str(arguments.driver.resolve()) if arguments.driver else "",
         folder=str((arguments.folder or Path(f"conformance-{probed['type']}")).resolve()),
         ledger=str(ledger.path.resolve()),
         imports=tuple(arguments.imports),

@@ -24,6 +24,8 @@ from torch_mtia.conformance.upstream import open_inductor_tests
 MISSING = ("not implemented for", "Could not run", "not currently implemented", "not supported on", "no kernel for")
 MOST_DETAIL = 6000
 
+pytest_plugins = ["torch_mtia.conformance.driver_fixtures"]
+
 DEVICE = pytest.StashKey[torch.device]()
 
 
@@ -41,6 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def device(pytestconfig: pytest.Config) -> torch.device:
     """The device under test."""
     return pytestconfig.stash[DEVICE]
+
+
+@pytest.fixture(scope="session")
+def driver_library(pytestconfig: pytest.Config) -> str:
+    """The driver under test: the path of a library."""
+    return Settings.from_json(pytestconfig.getoption("--conformance")).driver
 
 
 class Worker:

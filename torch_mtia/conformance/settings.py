@@ -25,6 +25,8 @@ class Settings:
     folder: str
     """Where the run leaves its results; one run at a time."""
     ledger: str
+    driver: str = ""
+    """The library that the suite `driver` tests."""
     imports: tuple[str, ...] = ()
     """Modules that register the device, for one that PyTorch does not load by itself."""
     time_limit: float = 120.0

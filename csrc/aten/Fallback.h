@@ -1,0 +1,15 @@
+// For kernels that leave some calls to the CPU's: see Note [Fallback] in Fallback.cpp.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace torch_mtia {
+
+// What an operator without a kernel does.
+void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+// The same, as a part of another operator: not counted, and not denied. The device is in use.
+void run_on_copies(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+}  // namespace torch_mtia

@@ -1,0 +1,70 @@
+// What stands in for kernels that reach the device's memory from the host, with a driver that has no host view, where
+// the fallback alone would not do: fills, for which the driver has a function, and convolutions, which PyTorch sends to
+// two operators that only an out-of-tree device has.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include "../device/Door.h"
+#include "Fallback.h"
+#include "Launch.h"
+
+namespace torch_mtia {
+namespace {
+
+using torch::jit::Stack;
+
+c10::OperatorHandle operator_named(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+}
+
+void fill_bytes(const at::Tensor& tensor, const at::Scalar& value) {
+  at::Tensor pattern(at::detail::empty_cpu({}, tensor.scalar_type()));
+  pattern.fill_(value);
+  const auto address = reinterpret_cast<mtia_device_ptr>(tensor.mutable_data_ptr());
+  runtime::call(&mtia_runtime_api::memory_fill, current_stream(tensor.device()).core().handle(), address,
+                pattern.const_data_ptr(), static_cast<uint32_t>(tensor.itemsize()),
+                static_cast<uint64_t>(tensor.numel()));
+}
+
+// fill_.Scalar and zero_; `op` has one of the two schemas.
+void fill(const c10::OperatorHandle& op, Stack* stack) {
+  const size_t num_arguments = op.schema().arguments().size();
+  const at::Tensor self = torch::jit::peek(*stack, 0, num_arguments).toTensor();
+  if (!self.is_non_overlapping_and_dense()) return fall_back(op, stack);
+  const at::Scalar value = num_arguments == 1 ? at::Scalar(0) : torch::jit::peek(*stack, 1, num_arguments).toScalar();
+  if (self.numel() > 0) fill_bytes(self, value);
+  torch::jit::drop(*stack, num_arguments);
+  torch::jit::push(*stack, self);
+}
+
+void convolution(const c10::OperatorHandle& /*op*/, Stack* stack) {
+  static const auto convolution = operator_named("aten::convolution");
+  fall_back(convolution, stack);
+}
+
+// The CPU's operator also takes the sizes of the bias, as its fourth argument.
+void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
+  static const auto convolution_backward = operator_named("aten::convolution_backward");
+  const auto arguments = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  const at::Tensor& grad_output = arguments[0].toTensor();
+  const at::Tensor& weight = arguments[2].toTensor();
+  const bool transposed = arguments[6].toBool();
+  const int64_t groups = arguments[8].toInt();
+  const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
+  TORCH_CHECK(grad_output.dim() > 1 && grad_output.size(1) == channels, "convolution_backward: the gradient has ",
+              grad_output.sizes(), ", and ", channels, " channels were expected");
+  stack->insert(arguments + 3, c10::IValue(std::vector<int64_t>{channels}));
+  fall_back(convolution_backward, stack);
+}
+
+}  // namespace
+}  // namespace torch_mtia
+
+MTIA_LIBRARY_IMPL(aten, kNoHostView, m) {
+  m.impl("fill_.Scalar", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fill>());
+  m.impl("zero_", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fill>());
+  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::convolution>());
+  m.impl("convolution_backward_overrideable",
+         torch::CppFunction::makeFromBoxedFunction<&torch_mtia::convolution_backward>());
+}

@@ -1,0 +1,8 @@
+#pragma once
+
+namespace vendor {
+
+// The table of mtia_kernel_context.rare_functions: the C library's.
+const void* const* rare_functions();
+
+}  // namespace vendor

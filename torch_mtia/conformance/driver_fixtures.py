@@ -1,0 +1,98 @@
+"""What the tests of a driver share: the driver, streams, memory, events, and calls of several functions at once."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from ctypes import byref, c_uint64, c_void_p
+from typing import Any
+
+import pytest
+
+from torch_mtia.conformance.driver_api import CONSTANTS, RUN, Driver, sized
+
+MIB = 1 << 20
+TO_DEVICE, TO_HOST, WITHIN = 0, 1, 2
+SECONDS = 60  # for work of another thread; far more than it takes
+KEPT: list[Any] = []
+"""Callbacks: a driver may run them whenever it likes."""
+
+
+@pytest.fixture(scope="session")
+def api(driver_library: str) -> Driver:
+    """The driver, with two devices of 256 MiB if it lets itself be told."""
+    driver = Driver(driver_library)
+    assert driver.initialize() == "MTIA_SUCCESS", driver.message()
+    return driver
+
+
+@pytest.fixture
+def needs(api: Driver) -> Callable[[str], None]:
+    def check(capability: str) -> None:
+        if not api.has(capability):
+            pytest.skip(f"the driver has no {capability}")
+
+    return check
+
+
+@pytest.fixture
+def stream(api: Driver) -> Iterator[Any]:
+    with new_stream(api) as made:
+        yield made
+
+
+@pytest.fixture
+def memory(api: Driver) -> Iterator[int]:
+    """1 MiB on device 0."""
+    address = api.get("memory_allocate", c_uint64, 0, MIB)
+    yield address
+    api("device_synchronize", 0)
+    api("memory_free", 0, address)
+
+
+@pytest.fixture
+def event(api: Driver) -> Iterator[Any]:
+    made = api.get("event_create", c_void_p, 1)
+    yield made
+    api("event_destroy", made)
+
+
+class new_stream:
+    """A stream for a `with`: idle and destroyed at its end."""
+
+    def __init__(self, api: Driver, device: int = 0, tag: int = 0) -> None:
+        self.api = api
+        self.handle = api.get("stream_create", c_void_p, device, 0, tag or None)
+
+    def __enter__(self) -> Any:
+        return self.handle
+
+    def __exit__(self, *_: object) -> None:
+        self.api.call("stream_synchronize", self.handle)
+        self.api("stream_destroy", self.handle)
+
+
+def launch(api: Driver, stream: Any, body: Callable[[], object], *, flags: int = 0, fails: bool = False) -> str:
+    """Submits `body`. Its result is that of stream_launch."""
+
+    def run(_args: int, _context: int) -> int:
+        body()
+        return CONSTANTS["MTIA_ERROR_LAUNCH_FAILED"] if fails else 0
+
+    callback = RUN(run)
+    KEPT.append(callback)
+    work = sized("mtia_work", run=ctypes.cast(callback, c_void_p), flags=flags, name=b"test work", num_threads=1)
+    return api.call("stream_launch", stream, byref(work))
+
+
+def write(api: Driver, stream: Any, address: int, data: bytes) -> None:
+    source = ctypes.create_string_buffer(data, len(data))
+    api("memory_copy", stream, address, ctypes.addressof(source), len(data), TO_DEVICE)
+    api("stream_synchronize", stream)
+
+
+def read(api: Driver, stream: Any, address: int, size: int) -> bytes:
+    to = ctypes.create_string_buffer(size)
+    api("memory_copy", stream, ctypes.addressof(to), address, size, TO_HOST)
+    api("stream_synchronize", stream)
+    return to.raw

@@ -1,0 +1,463 @@
+"""Whether a driver runs work as mtia_runtime.h says: streams, events, kernels, graphs. See driver.py."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from ctypes import byref, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import partial
+from typing import Any
+
+import pytest
+
+from torch_mtia.conformance import driver_api
+from torch_mtia.conformance.driver_api import CONSTANTS, DESTROY, RELOCATE, RUN, Driver, kernel_image, sized
+from torch_mtia.conformance.driver_fixtures import KEPT, SECONDS, WITHIN, launch, new_stream, read, write
+
+# Streams and work -----------------------------------------------------------------------------------------------------
+
+
+def test_work_of_a_stream_runs_in_order(api: Driver, stream: Any) -> None:
+    ran: list[int] = []
+    for number in range(100):
+        assert launch(api, stream, partial(ran.append, number)) == "MTIA_SUCCESS"
+    api("stream_synchronize", stream)
+    assert ran == list(range(100))
+    assert api.call("stream_query", stream) == "MTIA_SUCCESS"
+
+
+def test_streams_are_concurrent(api: Driver, stream: Any) -> None:
+    go, seen = threading.Event(), []
+    with new_stream(api) as second:
+        launch(api, stream, lambda: seen.append(go.wait(SECONDS)))
+        launch(api, second, go.set)
+        api("stream_synchronize", second)
+        api("stream_synchronize", stream)
+    assert seen == [True]
+
+
+def test_a_busy_stream_says_so_and_does_not_block_its_caller(api: Driver, stream: Any) -> None:
+    go = threading.Event()
+    launch(api, stream, lambda: go.wait(SECONDS))
+    assert api.call("stream_query", stream) == "MTIA_ERROR_NOT_READY"
+    go.set()
+    api("stream_synchronize", stream)
+    assert api.call("stream_query", stream) == "MTIA_SUCCESS"
+
+
+def test_destroying_a_stream_waits_for_nothing_and_loses_no_work(api: Driver) -> None:
+    go, done = threading.Event(), threading.Event()
+    doomed = api.get("stream_create", c_void_p, 0, 0, None)
+    launch(api, doomed, lambda: go.wait(SECONDS))
+    launch(api, doomed, done.set)
+    api("stream_destroy", doomed)
+    assert not done.is_set()
+    go.set()
+    assert done.wait(SECONDS)
+
+
+def test_priorities_have_a_range(api: Driver) -> None:
+    lowest, highest = c_int32(), c_int32()
+    api("stream_priority_range", byref(lowest), byref(highest))
+    assert highest.value <= lowest.value
+    for priority in (lowest.value, highest.value):
+        api("stream_destroy", api.get("stream_create", c_void_p, 0, priority, None))
+
+
+def test_a_failure_is_reported_once_and_the_stream_goes_on(api: Driver, stream: Any) -> None:
+    ran: list[int] = []
+    launch(api, stream, lambda: ran.append(1), fails=True)
+    launch(api, stream, lambda: ran.append(2))
+    assert api.call("stream_synchronize", stream) == "MTIA_ERROR_LAUNCH_FAILED"
+    assert api.message()
+    assert api.call("stream_synchronize", stream) == "MTIA_SUCCESS"
+    assert ran == [1, 2]
+
+
+def test_device_synchronize_reports_failures_of_streams(api: Driver, stream: Any) -> None:
+    launch(api, stream, lambda: None, fails=True)
+    assert api.call("device_synchronize", 0) == "MTIA_ERROR_LAUNCH_FAILED"
+    assert api.call("device_synchronize", 0) == "MTIA_SUCCESS"
+
+
+def test_work_inside_work_runs_at_once(api: Driver, stream: Any) -> None:
+    ran: list[str] = []
+
+    def outer() -> None:
+        launch(api, stream, lambda: ran.append("inner"))
+        ran.append("outer")
+
+    launch(api, stream, outer)
+    api("stream_synchronize", stream)
+    assert ran == ["inner", "outer"]
+
+
+def test_argument_blocks_are_moved_and_destroyed_once(api: Driver, stream: Any) -> None:
+    """The caller destroys the original, the driver its copy, if it made one."""
+    moved: list[int] = []
+    destroyed: list[int] = []
+    used: list[bytes] = []
+    go = threading.Event()
+
+    def relocate(to: int, source: int) -> None:
+        ctypes.memmove(to, source, 32)
+        moved.append(to)
+
+    def use(args: int, _context: int) -> int:
+        used.append(ctypes.string_at(args, 4))
+        return 0
+
+    run = RUN(use)
+    callbacks = RELOCATE(relocate), DESTROY(destroyed.append)
+    KEPT.extend([run, *callbacks])
+    block = ctypes.create_string_buffer(b"args", 32)
+    work = sized("mtia_work", run=ctypes.cast(run, c_void_p), args=ctypes.addressof(block), args_size=32, name=b"moved")
+    work.relocate, work.destroy = (ctypes.cast(callback, c_void_p) for callback in callbacks)
+    launch(api, stream, lambda: go.wait(SECONDS))  # so that the next one is queued
+    api("stream_launch", stream, byref(work))
+    ctypes.memset(block, 0, 32)
+    go.set()
+    api("stream_synchronize", stream)
+    launch(api, stream, lambda: None)
+    api("stream_synchronize", stream)  # whatever came before is gone by now
+    assert used == [b"args"]
+    assert len(moved) >= 1
+    assert len(set(destroyed)) == len(destroyed) <= len(moved)
+    assert moved[-1] in destroyed
+
+
+def test_work_is_told_where_it_runs(api: Driver) -> None:
+    seen: list[Any] = []
+    tag = 0x1234
+    with new_stream(api, tag=tag) as tagged:
+        context_type = driver_api.structure("mtia_work_context")
+
+        def run(_args: int, context: int) -> int:
+            found = context_type.from_address(context)
+            seen.append((found.device, found.stream_tag, found.num_threads >= 1))
+            return 0
+
+        callback = RUN(run)
+        KEPT.append(callback)
+        api("stream_launch", tagged, byref(sized("mtia_work", run=ctypes.cast(callback, c_void_p), num_threads=1)))
+        api("stream_synchronize", tagged)
+    assert seen == [(0, tag, True)]
+
+
+# Events ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_event_that_was_never_recorded_is_complete(api: Driver, stream: Any, event: Any) -> None:
+    assert api.call("event_query", event) == "MTIA_SUCCESS"
+    api("event_synchronize", event)
+    api("stream_wait_event", stream, event)
+    api("stream_synchronize", stream)
+
+
+def test_an_event_completes_behind_its_work(api: Driver, stream: Any, event: Any) -> None:
+    go = threading.Event()
+    launch(api, stream, lambda: go.wait(SECONDS))
+    api("event_record", event, stream)
+    assert api.call("event_query", event) == "MTIA_ERROR_NOT_READY"
+    go.set()
+    api("event_synchronize", event)
+    assert api.call("event_query", event) == "MTIA_SUCCESS"
+
+
+def test_an_event_orders_streams(api: Driver, stream: Any, event: Any) -> None:
+    ran: list[str] = []
+    go = threading.Event()
+    with new_stream(api) as second:
+        launch(api, stream, lambda: ran.append(str(go.wait(SECONDS))))
+        api("event_record", event, stream)
+        api("stream_wait_event", second, event)
+        launch(api, second, lambda: ran.append("second"))
+        assert api.call("stream_query", second) == "MTIA_ERROR_NOT_READY"
+        go.set()
+        api("stream_synchronize", second)
+    assert ran == ["True", "second"]
+
+
+def test_time_between_events(api: Driver, stream: Any, event: Any) -> None:
+    end = api.get("event_create", c_void_p, 1)
+    untimed = api.get("event_create", c_void_p, 0)
+    assert api.call("event_elapsed_time", event, end, byref(c_double())) == "MTIA_ERROR_INVALID_VALUE"
+    go = threading.Event()
+    api("event_record", event, stream)
+    launch(api, stream, lambda: go.wait(SECONDS))
+    api("event_record", end, stream)
+    api("event_record", untimed, stream)
+    assert api.call("event_elapsed_time", event, end, byref(c_double())) == "MTIA_ERROR_NOT_READY"
+    go.set()
+    api("event_synchronize", end)
+    assert 0 <= api.get("event_elapsed_time", c_double, event, end) < SECONDS * 1000
+    api("event_synchronize", untimed)
+    assert api.call("event_elapsed_time", event, untimed, byref(c_double())) == "MTIA_ERROR_INVALID_VALUE"
+    api("event_destroy", end)
+    api("event_destroy", untimed)
+
+
+# Kernels --------------------------------------------------------------------------------------------------------------
+
+# out[program] = value, for each program
+STORE = bytes.fromhex("488b07 48034610 4c8b4f08 4839ca 7d09 4c890cd0 48ffc2 ebf2 c3")
+# *out = the word behind the relocated address
+RELOCATED = bytes.fromhex("488b0539000000 488b00 4c8b0f 4c034e10 498901 c3").ljust(64, b"\0")
+RELOCATED += (72).to_bytes(8, "little") + (4242).to_bytes(8, "little")
+# reports an error
+FAILS = bytes.fromhex("488b4618 48c70001000000 c3")
+POINTER, INTEGER = (0, 8), (1, 8)
+
+
+@pytest.fixture
+def load(api: Driver, needs: Callable[[str], None]) -> Iterator[Callable[..., Any]]:
+    """Loads an image and returns its function; unloads at the end."""
+    needs("KERNELS")
+    modules = []
+
+    def load_image(image: bytes, name: str) -> Any:
+        module = api.get("module_load", c_void_p, 0, image, len(image))
+        modules.append(module)
+        return api.get("module_get_function", c_void_p, module, name.encode())
+
+    yield load_image
+    api("device_synchronize", 0)
+    for module in modules:
+        api("module_unload", module)
+
+
+def launch_kernel(api: Driver, stream: Any, function: Any, grid: tuple[int, int, int], *arguments: int) -> str:
+    packed = (c_uint64 * len(arguments))(*arguments)
+    kernel = sized(
+        "mtia_kernel_launch",
+        num_threads=1,
+        function=function,
+        packed_arguments_size=ctypes.sizeof(packed),
+        packed_arguments=ctypes.addressof(packed),
+    )
+    kernel.grid[:] = grid
+    return api.call("stream_launch_kernel", stream, byref(kernel))
+
+
+def test_kernels_run_all_programs(api: Driver, stream: Any, memory: int, load: Any) -> None:
+    store = load(kernel_image(STORE, [POINTER, INTEGER], "store"), "store")
+    write(api, stream, memory, bytes(8 * 301))
+    assert launch_kernel(api, stream, store, (10, 6, 5), memory, 77) == "MTIA_SUCCESS"
+    words = (c_uint64 * 301).from_buffer_copy(read(api, stream, memory, 8 * 301))
+    assert list(words) == [77] * 300 + [0]
+
+
+def test_kernels_are_relocated(api: Driver, stream: Any, memory: int, load: Any) -> None:
+    function = load(kernel_image(RELOCATED, [POINTER], "relocated", relocation=64), "relocated")
+    assert launch_kernel(api, stream, function, (1, 1, 1), memory) == "MTIA_SUCCESS"
+    assert int.from_bytes(read(api, stream, memory, 8), "little") == 4242
+
+
+def test_an_empty_grid_runs_nothing(api: Driver, stream: Any, memory: int, load: Any) -> None:
+    store = load(kernel_image(STORE, [POINTER, INTEGER], "store"), "store")
+    write(api, stream, memory, bytes(8))
+    assert launch_kernel(api, stream, store, (4, 0, 1), memory, 77) == "MTIA_SUCCESS"
+    assert read(api, stream, memory, 8) == bytes(8)
+
+
+def test_wrong_launches_are_refused(api: Driver, stream: Any, memory: int, load: Any) -> None:
+    store = load(kernel_image(STORE, [POINTER, INTEGER], "store"), "store")
+    assert launch_kernel(api, stream, store, (1, 1, 1), memory) == "MTIA_ERROR_INVALID_VALUE"
+    assert launch_kernel(api, stream, store, (-1, 1, 1), memory, 1) == "MTIA_ERROR_INVALID_VALUE"
+    if api.get("device_count", c_int32) > 1:
+        with new_stream(api, device=1) as other:
+            assert launch_kernel(api, other, store, (1, 1, 1), memory, 1) == "MTIA_ERROR_INVALID_VALUE"
+
+
+def test_a_kernel_that_reports_an_error(api: Driver, stream: Any, load: Any) -> None:
+    fails = load(kernel_image(FAILS, [POINTER], "fails_on_purpose"), "fails_on_purpose")
+    assert launch_kernel(api, stream, fails, (1, 1, 1), 0) == "MTIA_SUCCESS"
+    assert api.call("stream_synchronize", stream) == "MTIA_ERROR_LAUNCH_FAILED"
+    assert "fails_on_purpose" in api.message()
+    assert api.call("stream_synchronize", stream) == "MTIA_SUCCESS"
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ({"magic": 1}, "INVALID_VALUE"),
+        ({"image_size": 5}, "INVALID_VALUE"),
+        ({"entry_offset": 1 << 40}, "INVALID_VALUE"),
+        ({"relocation": 1 << 40}, "INVALID_VALUE"),
+        ({"version": 2}, "NOT_SUPPORTED"),
+        ({"cpu_features": 1 << 63}, "NOT_SUPPORTED"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_images_that_cannot_be_loaded(
+    api: Driver, needs: Callable[[str], None], header: dict[str, int], status: str
+) -> None:
+    needs("KERNELS")
+    image = kernel_image(STORE, [POINTER, INTEGER], "store", **header)
+    assert api.call("module_load", 0, image, len(image), byref(c_uint64())) == f"MTIA_ERROR_{status}"
+    assert api.message()
+
+
+def test_a_function_that_the_module_lacks(api: Driver, needs: Callable[[str], None]) -> None:
+    needs("KERNELS")
+    image = kernel_image(STORE, [POINTER, INTEGER], "store")
+    module = api.get("module_load", c_void_p, 0, image, len(image))
+    assert api.call("module_get_function", module, b"other", byref(c_uint64())) == "MTIA_ERROR_INVALID_VALUE"
+    api("module_unload", module)
+
+
+def test_a_module_may_be_unloaded_under_its_launches(
+    api: Driver, needs: Callable[[str], None], stream: Any, memory: int
+) -> None:
+    needs("KERNELS")
+    image = kernel_image(STORE, [POINTER, INTEGER], "store")
+    module = api.get("module_load", c_void_p, 0, image, len(image))
+    function = api.get("module_get_function", c_void_p, module, b"store")
+    go = threading.Event()
+    launch(api, stream, lambda: go.wait(SECONDS))
+    assert launch_kernel(api, stream, function, (3, 1, 1), memory, 9) == "MTIA_SUCCESS"
+    api("module_unload", module)
+    go.set()
+    assert read(api, stream, memory, 24) == (9).to_bytes(8, "little") * 3
+
+
+# Graphs ---------------------------------------------------------------------------------------------------------------
+
+CAPTURABLE = CONSTANTS["MTIA_WORK_CAPTURABLE"]
+
+
+@pytest.fixture
+def graphs(needs: Callable[[str], None]) -> None:
+    needs("GRAPHS")
+
+
+def capture_of(api: Driver, stream: Any, submit: Callable[[], object]) -> Any:
+    api("stream_begin_capture", stream)
+    submit()
+    return api.get("stream_end_capture", c_void_p, stream)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_captured_work_runs_when_the_graph_is_launched(api: Driver, stream: Any, memory: int) -> None:
+    ran: list[int] = []
+    write(api, stream, memory, bytes(16))
+    ones = ctypes.create_string_buffer(b"\1", 1)
+
+    def submit() -> None:
+        launch(api, stream, lambda: ran.append(1), flags=CAPTURABLE)
+        api("memory_fill", stream, memory, ctypes.addressof(ones), 1, 8)
+        api("memory_copy", stream, memory + 8, memory, 8, WITHIN)
+
+    graph = capture_of(api, stream, submit)
+    assert ran == []
+    assert api.get("graph_num_nodes", c_uint32, graph) == 3
+    executable = api.get("graph_instantiate", c_void_p, graph)
+    api("graph_destroy", graph)  # separately, in any order
+    assert read(api, stream, memory, 16) == bytes(16)
+    for _ in range(2):
+        api("graph_launch", executable, stream, None)
+    assert read(api, stream, memory, 16) == b"\1" * 16
+    assert ran == [1, 1]
+    api("graph_exec_destroy", executable)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_streams_join_by_events_and_nodes_know_what_they_depend_on(api: Driver, stream: Any, event: Any) -> None:
+    with new_stream(api, tag=7) as second:
+
+        def submit() -> None:
+            launch(api, stream, lambda: None, flags=CAPTURABLE)
+            api("event_record", event, stream)
+            api("stream_wait_event", second, event)
+            assert api.get("stream_capture_id", c_uint64, second) == api.get("stream_capture_id", c_uint64, stream) != 0
+            launch(api, second, lambda: None, flags=CAPTURABLE)
+
+        graph = capture_of(api, stream, submit)
+        assert api.get("stream_capture_id", c_uint64, second) == 0
+        node = sized("mtia_graph_node")
+        api("graph_node", graph, 1, byref(node))
+        assert (node.stream_tag, node.num_dependencies) == (7, 1)
+        assert c_uint32.from_address(node.dependencies).value == 0
+        assert api.call("graph_node", graph, 2, byref(node)) == "MTIA_ERROR_INVALID_VALUE"
+        api("graph_destroy", graph)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_a_capture_refuses_what_it_cannot_keep(api: Driver, stream: Any, event: Any) -> None:
+    outside = api.get("event_create", c_void_p, 0)
+    with new_stream(api) as other:
+        api("event_record", outside, other)
+
+        def submit() -> None:
+            assert launch(api, stream, lambda: None) == "MTIA_ERROR_NOT_SUPPORTED"
+            assert api.call("stream_query", stream) == "MTIA_ERROR_NOT_SUPPORTED"
+            assert api.call("stream_synchronize", stream) == "MTIA_ERROR_NOT_SUPPORTED"
+            assert api.call("stream_wait_event", stream, outside) == "MTIA_ERROR_NOT_SUPPORTED"
+            api("event_record", event, stream)
+            assert api.call("event_query", event) == "MTIA_ERROR_NOT_SUPPORTED"
+            assert api.call("event_synchronize", event) == "MTIA_ERROR_NOT_SUPPORTED"
+            assert api.call("stream_begin_capture", stream) == "MTIA_ERROR_INVALID_VALUE"
+
+        graph = capture_of(api, stream, submit)
+    assert api.get("graph_num_nodes", c_uint32, graph) == 0
+    assert api.call("stream_end_capture", stream, byref(c_uint64())) == "MTIA_ERROR_INVALID_VALUE"
+    api("graph_destroy", graph)
+    api("event_destroy", outside)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_parameters_are_set_before_the_first_node(api: Driver, stream: Any) -> None:
+    cell, seen = c_uint64(0), []
+    graph = capture_of(api, stream, lambda: launch(api, stream, lambda: seen.append(cell.value), flags=CAPTURABLE))
+    executable = api.get("graph_instantiate", c_void_p, graph)
+    for number in (5, 6):
+        value = c_uint64(number)
+        parameters = driver_api.structure("mtia_graph_parameters")(ctypes.addressof(cell), ctypes.addressof(value), 8)
+        api("graph_launch", executable, stream, byref(parameters))
+        value.value = 0  # it was read before the return
+    api("stream_synchronize", stream)
+    assert seen == [5, 6]
+    api("graph_exec_destroy", executable)
+    api("graph_destroy", graph)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_destroying_an_executable_waits_for_its_launches(api: Driver, stream: Any) -> None:
+    ran: list[int] = []
+    go = threading.Event()
+    graph = capture_of(api, stream, lambda: launch(api, stream, lambda: ran.append(1), flags=CAPTURABLE))
+    executable = api.get("graph_instantiate", c_void_p, graph)
+    launch(api, stream, lambda: go.wait(SECONDS))
+    api("graph_launch", executable, stream, None)
+    threading.Timer(0.05, go.set).start()
+    api("graph_exec_destroy", executable)
+    assert ran == [1]
+    api("graph_destroy", graph)
+
+
+# Tracing --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tracer_is_told_of_work(api: Driver, needs: Callable[[str], None], stream: Any) -> None:
+    needs("TRACING")
+    told: list[str] = []
+
+    def begin(_tag: int, _work: int) -> int:
+        told.append("submitting")
+        return 5
+
+    submitting = ctypes.CFUNCTYPE(c_uint64, c_void_p, c_void_p)(begin)
+    submitted = ctypes.CFUNCTYPE(None, c_uint64)(lambda number: told.append(f"submitted {number}"))
+    ran = ctypes.CFUNCTYPE(None, c_uint64, c_int64, c_int64)(
+        lambda number, start, end: told.append(f"ran {number} {start <= end}")
+    )
+    KEPT.extend([submitting, submitted, ran])
+    tracer = sized("mtia_tracer")
+    tracer.submitting, tracer.submitted, tracer.ran = (ctypes.cast(f, c_void_p) for f in (submitting, submitted, ran))
+    KEPT.append(tracer)
+    api("set_tracer", byref(tracer))
+    launch(api, stream, lambda: None)
+    api("stream_synchronize", stream)
+    api("set_tracer", None)
+    assert sorted(told) == ["ran 5 True", "submitted 5", "submitting"]
