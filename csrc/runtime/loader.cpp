@@ -178,7 +178,9 @@ void initialize_once() {
 void configure(const DriverSettings& settings) {
   Setup& shared = setup();
   const std::lock_guard lock(shared.mutex);
-  if (shared.settings) refuse(MTIA_ERROR_INVALID_VALUE, "configure() was called before; a process has one driver");
+  if (loaded_api.load(std::memory_order_relaxed) != nullptr) {
+    refuse(MTIA_ERROR_INVALID_VALUE, "the driver '" + configured(shared).library + "' is loaded; a process has one driver");
+  }
   shared.settings = settings;
 }
 
