@@ -100,12 +100,10 @@ class Build(BuildExtension):
 setup(
     version=versions["__version__"],
     install_requires=[versions["torch_requirement"]()],
-    packages=find_packages(
-        include=["torch_mtia", "torch_mtia.*", "mtia", "mtia.*"], exclude=["torch_mtia.new_backend.template*"]
-    ),
+    packages=find_packages(include=["torch_mtia", "torch_mtia.*", "mtia", "mtia.*"]),
     package_data={
         "torch_mtia": ["py.typed", "*.pyi", "include/**/*.h"],
-        "torch_mtia.new_backend": ["template/**"],
+        "torch_mtia.new_backend": ["package-template/**"],
         "torch_mtia.conformance": ["*.html", "*.ini", "ledgers/*.yaml"],
     },
     ext_modules=[

@@ -349,7 +349,7 @@ class TestWhatIsLeftToOtherKernels:
         x = on_device(torch.arange(6.0))
         with pytest.raises(RuntimeError, match="single memory location"):
             x[:1].expand(4).add_(1)
-        with pytest.raises(RuntimeError, match="partial"):
+        with pytest.raises(RuntimeError, match="written-to"):
             torch.add(x[:4], 1, out=x[1:5])
         x[:3].add_(x[3:])
         assert x.tolist() == [3, 5, 7, 3, 4, 5]
@@ -361,9 +361,7 @@ class TestWhatIsLeftToOtherKernels:
             lambda x: x.add_(torch.ones(3, 4, 4, device=x.device)),
             lambda x: torch.add(x, x, out=torch.empty(4, 4, dtype=torch.int64, device=x.device)),
             lambda x: x.to(torch.int64).add_(1.5),
-            lambda x: x.to(torch.int8) + 300,
             lambda x: torch.mm(x, torch.ones(3, 3, device=x.device)),
-            lambda x: torch.mm(x, x.half()),
             lambda x: x.sum(5),
             lambda x: torch.amax(x[:0], 0),
             lambda x: torch.softmax(x, 2),

@@ -179,7 +179,7 @@ void configure(const DriverSettings& settings) {
   Setup& shared = setup();
   const std::lock_guard lock(shared.mutex);
   if (loaded_api.load(std::memory_order_relaxed) != nullptr) {
-    refuse(MTIA_ERROR_INVALID_VALUE, "the driver '" + configured(shared).library + "' is loaded; a process has one driver");
+    refuse(MTIA_ERROR_INVALID_VALUE, "a process has one driver, and '" + configured(shared).library + "' is loaded");
   }
   shared.settings = settings;
 }

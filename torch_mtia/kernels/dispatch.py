@@ -143,6 +143,8 @@ class Operator:
             return None  # the previous kernel raises it again, as it does
         if 0 in output.shape:
             return None  # nothing to launch
+        if any(size > 1 and step == 0 for size, step in zip(output.shape, output.stride, strict=True)):
+            return None  # writes one element several times, which ATen refuses
         if self.has_out and 0 not in described[-1].shape and described[-1].shape != output.shape:
             return None  # resizing what has elements warns
         family = importlib.import_module(f"torch_mtia.kernels.{self.family}")

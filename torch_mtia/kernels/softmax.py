@@ -31,9 +31,10 @@ def plan(request: Request) -> Plan | None:
     is_gradient = request.name.endswith("_backward_data")
     inputs: list[Layout] = [argument for argument in request.arguments if isinstance(argument, Layout)]
     dim: int = request.arguments[len(inputs)]
-    if any(layout.dtype not in FLOATS for layout in (*inputs, request.output)) or not request.output.shape:
+    rank = len(request.output.shape)
+    if any(layout.dtype not in FLOATS for layout in (*inputs, request.output)) or not -rank <= dim < rank:
         return None
-    rows = _rows(dim % len(request.output.shape), *inputs, request.output)
+    rows = _rows(dim % rank, *inputs, request.output)
     # The tile's last dimension is the one that is dense in memory: the row, or across rows.
     row_is_dense = rows.count == 1 or rows.steps[0] <= rows.strides[0][0]
     columns = min(triton.next_power_of_2(rows.length), 4096 if row_is_dense else 16)

@@ -1,7 +1,7 @@
 """Writes the package of a vendor: a device with a name and a driver of its own. See docs/vendor_guide.md.
 
-The files are in template/, as they are written but for the name: NAME in their paths, @NAME@ in their text. Some have
-other names there, for tools that would take them for what they say.
+The files are in package-template/, as they are written but for the name: NAME in their paths, @NAME@ in their text.
+Some have other names there, for tools that would take them for what they say.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 
-from torch_mtia import environment
+from torch_mtia import conformance, environment
 
 __all__ = ["check_name", "write"]
 
-TEMPLATE = Path(__file__).resolve().parent / "template"
+TEMPLATE = Path(__file__).resolve().parent / "package-template"
+LEDGER = Path(conformance.__file__).resolve().parent / "ledgers" / "mtia.yaml"
 NAMES = {"gitignore": ".gitignore", "pyproject.toml.in": "pyproject.toml"}
 
 
@@ -48,4 +49,6 @@ def write(name: str, output: Path) -> list[Path]:
         if target.suffix == ".sh":
             target.chmod(0o755)
         written.append(target)
+    with (output / "ledger.yaml").open("a") as ledger:
+        ledger.write(LEDGER.read_text().partition("\n")[2])  # without its heading
     return written

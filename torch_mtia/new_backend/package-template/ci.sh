@@ -1,5 +1,5 @@
 #!/bin/sh
-# What has to pass before a change: builds, tests, and a slice of the conformance suite. Results are in build/.
+# What has to pass before a change: the build, the tests, and a slice of the conformance suite. Results are in build/.
 set -eu
 cd "$(dirname "$0")"
 
