@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import importlib
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -266,7 +267,10 @@ def register() -> dict[str, Operator]:
             functional: OpOverload = getattr(getattr(torch.ops.aten, base), overload or "default")
             for form in _forms(functional):
                 operators[form.name()] = Operator(name, family, functional, form)
-                _library.impl(form, operators[form.name()], _dispatch_key(), with_keyset=True, allow_override=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")  # that kernels are replaced
+        for operator in operators.values():
+            _library.impl(operator.form, operator, _dispatch_key(), with_keyset=True, allow_override=True)
     return operators
 
 

@@ -1,4 +1,5 @@
-// The driver of @NAME@: what mtia_runtime.h asks for, on memory of the host. Replace the bodies by calls of your hardware.
+// The driver of @NAME@: what mtia_runtime.h asks for, on memory of the host. Replace the bodies by calls of your
+// hardware.
 //
 // This device is the simplest that keeps the contract: work runs within the call that submits it, so streams are always
 // idle and events complete. It has a host view: ATen's CPU kernels run on its memory as they are. A driver without one
@@ -20,7 +21,7 @@
 struct mtia_stream_s {
   int32_t device;
   void* tag;
-  std::recursive_mutex running;  // work of one stream excludes each other; work may submit to its own stream
+  std::recursive_mutex running;      // work of one stream excludes each other; work may submit to its own stream
   mtia_status error = MTIA_SUCCESS;  // the first of its work since it was last synchronized
 };
 
@@ -40,9 +41,9 @@ struct Block {
 struct Driver {
   std::mutex mutex;  // guards what follows
   mtia_init_params settings{};
-  pid_t process = 0;                         // that initialized; 0: none
-  std::map<mtia_device_ptr, Block> blocks;   // by address
-  std::map<int32_t, uint64_t> used;          // bytes of each device
+  pid_t process = 0;                        // that initialized; 0: none
+  std::map<mtia_device_ptr, Block> blocks;  // by address
+  std::map<int32_t, uint64_t> used;         // bytes of each device
   std::set<mtia_stream> streams;
 };
 
