@@ -364,6 +364,7 @@ class TestWhatIsLeftToOtherKernels:
             lambda x: torch.mm(x, torch.ones(3, 3, device=x.device)),
             lambda x: x.sum(5),
             lambda x: torch.amax(x[:0], 0),
+            lambda x: torch.amax(x, 0, out=torch.empty(4, dtype=torch.float64, device=x.device)),
             lambda x: torch.softmax(x, 2),
             lambda x: torch.ones(4, 4, dtype=torch.bool, device=x.device) - x.bool(),
         ],

@@ -64,6 +64,8 @@ def plan(request: Request) -> Plan | None:
     types = (source.dtype, request.output.dtype, request.result.dtype)
     if any(dtype not in COMPUTE for dtype in types):
         return None
+    if operator.combine != "sum" and source.dtype != request.output.dtype:
+        return None  # which ATen's kernels refuse, and its meta functions do not
     # A sum is computed in the type of the result, an extremum in that of its elements: they are the same.
     compute = COMPUTE[request.result.dtype]
     step = _step(source, request.output, dims[0] if dims else ())
