@@ -103,6 +103,7 @@ setup(
     packages=find_packages(include=["torch_mtia", "torch_mtia.*", "mtia", "mtia.*"]),
     package_data={
         "torch_mtia": ["py.typed", "*.pyi", "include/**/*.h"],
+        "torch_mtia.new_backend": ["package-template/**"],
         "torch_mtia.conformance": ["*.html", "*.ini", "ledgers/*.yaml"],
     },
     ext_modules=[

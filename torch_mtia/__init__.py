@@ -59,14 +59,9 @@ def _autoload() -> None:
             "was built for another PyTorch or Python: install torch_mtia again, or build it in its source folder with "
             "pip install -e . --no-build-isolation."
         ) from error
-    _C._configure(
-        str(settings.runtime),
-        settings.devices,
-        settings.memory,
-        settings.launch_blocking,
-        settings.delay,
-        "launch" in settings.log,
-    )
+    from torch_mtia import driver
+
+    driver.configure(settings)
     _C._set_check_bounds(settings.check_bounds)
     _C._open_mtia()
     if not _C._hooks_registered_in_time():
@@ -77,7 +72,7 @@ def _autoload() -> None:
             "profiler. Import torch_mtia directly after torch, or leave TORCH_DEVICE_BACKEND_AUTOLOAD unset, so that "
             "`import torch` loads it."
         )
-    from torch_mtia import autograd_threads, inductor, multiprocessing, upstream_gates
+    from torch_mtia import autograd_threads, inductor, kernels, multiprocessing, upstream_gates
 
     upstream_gates.apply(torch.__version__)
     inductor.register()
@@ -86,7 +81,9 @@ def _autoload() -> None:
     if settings.privateuse1:
         from torch_mtia import privateuse1
 
-        privateuse1.enable(settings.privateuse1)
+        privateuse1.open_door(settings.privateuse1)
+    else:
+        kernels.register()
 
 
 def _reports_errors() -> bool:

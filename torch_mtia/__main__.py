@@ -62,6 +62,7 @@ def settings() -> Rows:
         (environment.CHECK_BOUNDS, str(int(values.check_bounds))),
         (environment.RUNTIME, str(values.runtime)),
         (environment.LOG, ",".join(sorted(values.log)) or "nothing"),
+        (environment.CHOSEN_KERNELS, values.kernels),
     ):
         origin = "environment" if variable.name in os.environ else "default"
         yield variable.name, f"{value} ({origin})"

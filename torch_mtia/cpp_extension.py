@@ -17,8 +17,9 @@ from setuptools import Extension
 from torch.utils.cpp_extension import CppExtension
 
 from torch_mtia import _C, include_paths
+from torch_mtia.registration import generate_registration
 
-__all__ = ["COMPILE_FLAGS", "MtiaExtension", "include_paths", "link_flags"]
+__all__ = ["COMPILE_FLAGS", "MtiaExtension", "generate_registration", "include_paths", "link_flags"]
 
 COMPILE_FLAGS = ["-std=c++20"]
 

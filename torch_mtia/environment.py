@@ -19,6 +19,7 @@ PREFIX = "TORCH_MTIA_"
 MAX_DEVICES = 64
 MIN_MEMORY = 64 << 20
 LOGS = ("launch",)
+KERNELS = ("aten", "triton", "auto")
 LIBRARY_FOLDER = Path(__file__).resolve().parent / "lib"
 BUNDLED_DRIVERS = {"host": LIBRARY_FOLDER / "libmtia_host.so"}
 
@@ -54,6 +55,7 @@ class Settings:
     runtime: Path  # the driver's library
     log: frozenset[str]  # of LOGS
     privateuse1: str  # the name for the other door; "": the devices are mtia
+    kernels: str  # one of KERNELS
 
 
 def _parse_devices(text: str) -> int:
@@ -115,6 +117,12 @@ def _parse_privateuse1(text: str) -> str:
     return check_device_name(text) if text else ""
 
 
+def _parse_kernels(text: str) -> str:
+    if text not in KERNELS:
+        raise ValueError
+    return text
+
+
 DEVICES = Variable(
     "TORCH_MTIA_DEVICES",
     "1",
@@ -173,6 +181,14 @@ PRIVATEUSE1 = Variable(
     "a name for the device type, in small letters, digits and underscores; or nothing",
     "The devices are of this type instead of `mtia`, through PyTorch's PrivateUse1: see privateuse1.md.",
 )
+CHOSEN_KERNELS = Variable(
+    "TORCH_MTIA_KERNELS",
+    "auto",
+    _parse_kernels,
+    ", ".join(f"`{name}`" for name in KERNELS),
+    "What runs the operators for which there are both: ATen's kernels, or Triton kernels (kernels.md). `auto` is "
+    "`triton` for a driver without a host view, and `aten` for all others.",
+)
 VARIABLES: tuple[
     Variable[int] | Variable[int | None] | Variable[bool] | Variable[str] | Variable[Path] | Variable[frozenset[str]],
     ...,
@@ -185,6 +201,7 @@ VARIABLES: tuple[
     RUNTIME,
     LOG,
     PRIVATEUSE1,
+    CHOSEN_KERNELS,
 )
 
 
@@ -205,6 +222,7 @@ def read(environ: Mapping[str, str]) -> Settings:
         runtime=RUNTIME.read(environ),
         log=LOG.read(environ),
         privateuse1=PRIVATEUSE1.read(environ),
+        kernels=CHOSEN_KERNELS.read(environ),
     )
 
 

@@ -5,29 +5,42 @@ from __future__ import annotations
 import importlib
 import keyword
 import os
+from pathlib import Path
 
 import torch
 from torch.utils import backend_registration
 
+import torch_mtia
 from torch_mtia import _C, door, environment
+from torch_mtia import driver as drivers
 
 __all__ = ["enable"]
 
 _UNNAMED = "privateuseone"
 
 
-def enable(name: str) -> None:
+def enable(name: str, driver: str | Path | None = None) -> None:
     """Makes the devices `torch.device(name)` instead of `torch.device("mtia")`, with their functions in `torch.NAME`.
 
     Once in a process, before the first use of a device; again with the same name does nothing. The processes that this
     one starts do the same, through the variable TORCH_MTIA_PRIVATEUSE1, which is set. `torch.accelerator` is the new
     type from then on, and `torch.mtia` says that there is no device.
 
+    Args:
+        name: of the device type.
+        driver: the library that drives the devices, if TORCH_MTIA_RUNTIME names no other.
+
     Raises:
-        ValueError: the name is not an identifier, or one that PyTorch uses already.
+        ValueError: the name is not an identifier, or one that PyTorch uses already; or there is no such driver.
         RuntimeError: the devices are in use as `mtia` or have another name, or another backend has taken PrivateUse1.
             Nothing has changed then.
     """
+    torch_mtia._autoload()  # another package's entry point may come before that of this one
+    open_door(name, driver)
+
+
+def open_door(name: str, driver: str | Path | None = None) -> None:
+    """`enable`, for a caller that has loaded the package, or is about to have."""
     if door.device_type() == name:
         return
     _check_name(name)
@@ -42,16 +55,19 @@ def enable(name: str) -> None:
             f"the devices are in use as 'mtia' already: call enable('{name}') before the first use of one, or set "
             f"{environment.PRIVATEUSE1.name}={name} before the process starts"
         )
+    if driver is not None:
+        drivers.use(Path(driver))
     _C._open_privateuse1(name, lambda: backend_registration.rename_privateuse1_backend(name))
     door.set_device_type(name)
     os.environ[environment.PRIVATEUSE1.name] = name
     torch._register_device_module(name, importlib.import_module("torch_mtia.device_module"))
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
 
-    from torch_mtia import inductor, upstream_gates
+    from torch_mtia import inductor, kernels, upstream_gates
 
     upstream_gates.apply_again(torch.__version__)
     inductor.register_device_type()
+    kernels.register()
 
 
 def _check_name(name: str) -> None:

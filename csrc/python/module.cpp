@@ -1,10 +1,13 @@
 // torch_mtia._C: bindings only. See torch_mtia/_C.pyi.
+#include <ATen/ScalarOps.h>
 #include <c10/core/Allocator.h>
+#include <pybind11/complex.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <complex>
 
 #include "../aten/FallbackControl.h"
 #include "../aten/Launch.h"
@@ -68,6 +71,14 @@ void bench_allocate(c10::DeviceType device, size_t bytes, int64_t count) {
   for (int64_t i = 0; i < count; ++i) const c10::DataPtr memory = allocator->allocate(bytes);
 }
 
+// What operators get for a Python number where they take a tensor.
+at::Tensor wrapped_number(const py::object& value) {
+  if (py::isinstance<py::bool_>(value)) return at::native::wrapped_scalar_tensor(value.cast<bool>());
+  if (py::isinstance<py::int_>(value)) return at::native::wrapped_scalar_tensor(value.cast<int64_t>());
+  if (py::isinstance<py::float_>(value)) return at::native::wrapped_scalar_tensor(value.cast<double>());
+  return at::native::wrapped_scalar_tensor(c10::complex<double>(value.cast<std::complex<double>>()));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -95,6 +106,7 @@ PYBIND11_MODULE(_C, m) {
   bind_empty_strided(m);
   bind_graph_outputs(m);
   bind_host_function(m);
+  m.def("_wrapped_number", &wrapped_number);
   m.def("_bench_launch", &bench_launch, py::arg("count"), py::arg("run_inline"));
   m.def(
       "_bench_allocate",

@@ -208,7 +208,9 @@ void initialize_once() {
 void configure(const DriverSettings& settings) {
   Setup& shared = setup();
   const std::lock_guard lock(shared.mutex);
-  if (shared.settings) refuse(MTIA_ERROR_INVALID_VALUE, "configure() was called before; a process has one driver");
+  if (loaded_api.load(std::memory_order_relaxed) != nullptr) {
+    refuse(MTIA_ERROR_INVALID_VALUE, "a process has one driver, and '" + configured(shared).library + "' is loaded");
+  }
   shared.settings = settings;
 }
 

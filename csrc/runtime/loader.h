@@ -28,7 +28,8 @@ struct DriverSettings {
   void (*release_threads)() = nullptr;
 };
 
-// Says which driver to use and how. Called once, before anything else here; loads nothing.
+// Says which driver to use and how. Called before anything else here; loads nothing, and the last call before the
+// driver is loaded counts. Throws DriverError after that.
 void configure(const DriverSettings& settings);
 
 // The driver's table. Loads the library on first use and checks ABI version, struct size and required entries; starts

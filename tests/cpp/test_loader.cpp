@@ -83,10 +83,12 @@ TEST(nothing_works_before_configure) {
   }));
 }
 
-TEST(a_process_is_configured_once) {
+TEST(the_last_configuration_before_the_driver_is_loaded_counts) {
   CHECK(child_succeeds([] {
-    runtime::configure(settings({}));
-    CHECK_THROWS(runtime::DriverError, runtime::configure(settings({})));
+    runtime::configure(settings({.num_devices = 2}));
+    runtime::configure(settings({.num_devices = 3}));
+    CHECK_EQ(runtime::device_count(), 3);
+    CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, runtime::configure(settings({}))), "is loaded");
   }));
 }
 

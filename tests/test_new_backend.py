@@ -1,0 +1,156 @@
+"""What `python -m torch_mtia.new_backend` writes builds, passes its tests and a slice of the conformance suite.
+
+The commands are those of docs/vendor_guide.md: one run of all of them serves the tests here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from torch_mtia import new_backend
+from torch_mtia.conformance.ledger import Ledger
+from torch_mtia.new_backend.__main__ import main
+from torch_mtia.registration import generate_registration
+
+GUIDE = Path(__file__).parent.parent / "docs" / "vendor_guide.md"
+SEPARATOR = "=== end of command ==="
+
+
+def commands() -> list[str]:
+    return re.findall(r"```sh\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder in which somebody has followed the guide, and what each block of commands has printed.
+
+    The package is installed into a folder of its own, not into the environment of the tests.
+    """
+    folder = tmp_path_factory.mktemp("vendor")
+    site = folder / "site"
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_MTIA_")}
+    environment = inherited | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PIP_TARGET": str(site),
+        "PIP_NO_INDEX": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PYTHONPATH": str(site),
+    }
+    script = "\n".join(["set -e", *(f"{block}\necho '{SEPARATOR}'" for block in commands())])
+    finished = subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+    assert finished.returncode == 0, finished.stdout
+    return folder / "torch_acme", finished.stdout.split(SEPARATOR)
+
+
+def printed(followed: tuple[Path, list[str]], command: str) -> str:
+    """What the block with that command has printed."""
+    (number,) = (number for number, block in enumerate(commands()) if command in block)
+    return followed[1][number]
+
+
+@pytest.mark.slow
+class TestTheGuide:
+    def test_writes_all_files_that_it_names(self, followed: tuple[Path, list[str]]) -> None:
+        package, _ = followed
+        section = GUIDE.read_text().partition("## 2.")[0]
+        named = re.findall(r"^\| `([^`]+)`", section, flags=re.MULTILINE)
+        assert len(named) == 7
+        assert [name for name in named if not (package.parent / name).is_file()] == []
+
+    def test_own_tests_pass(self, followed: tuple[Path, list[str]]) -> None:
+        assert re.search(r"= 6 passed", printed(followed, "ci.sh"))
+
+    def test_slice_of_the_conformance_suite_passes(self, followed: tuple[Path, list[str]]) -> None:
+        package, _ = followed
+        results = ElementTree.parse(package / "build" / "conformance.xml").getroot()
+        tests = list(results.iter("testcase"))
+        assert len(tests) > 10
+        assert not list(results.iter("failure"))
+        assert "acme" in (package / "build" / "conformance.html").read_text()
+
+    def test_import_torch_loads_the_device(self, followed: tuple[Path, list[str]]) -> None:
+        assert printed(followed, "requires_grad") == "\ntensor([0., 2., 4.], device='acme:0')\n"
+
+    def test_suite_of_the_device_passes(self, followed: tuple[Path, list[str]]) -> None:
+        output = printed(followed, "--suite device")
+        _, passed, _, _, _, failed, unexpectedly_passed = output.splitlines()[-1].split()
+        assert int(passed) > 20
+        assert (failed, unexpectedly_passed) == ("0", "0")
+
+
+def test_generated_ledger_is_valid(tmp_path: Path) -> None:
+    new_backend.write("acme", tmp_path / "acme")
+    ours = Ledger(new_backend.LEDGER).entries
+    assert Ledger(tmp_path / "acme" / "ledger.yaml").entries == ours
+    assert len(ours) > 1
+
+
+def test_nothing_of_the_template_is_left(tmp_path: Path) -> None:
+    for path in new_backend.write("acme", tmp_path / "acme"):
+        assert "NAME" not in str(path.relative_to(tmp_path))
+        assert "@NAME@" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Acme", "small letters"),
+        ("a-b", "small letters"),
+        ("1a", "small letters"),
+        ("", "small letters"),
+        ("../a", "small letters"),
+        ("class", "keyword"),
+        ("cuda", "device type"),
+        ("mtia", "device type"),
+        ("privateuseone", "device type"),
+    ],
+)
+@pytest.mark.in_tree("another name is a device type, too")
+def test_bad_name(name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--output", str(tmp_path / "package")]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert not (tmp_path / "package").exists()
+
+
+def test_existing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zebra", "--output", str(tmp_path)]) == 2
+    assert f"{tmp_path} exists" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("- func: nonsense(Tensor self) -> Tensor\n  dispatch: {PrivateUse1: f}", "no such operator"),
+        (
+            "- func: _int_mm(Tensor self) -> Tensor\n  dispatch: {PrivateUse1: f}",
+            "the signature is _int_mm(Tensor",
+        ),
+        ("- func: _int_mm(Tensor self, Tensor mat2) -> Tensor\n  dispatch: {CUDA: f}", "under the key PrivateUse1"),
+        ("- func: _int_mm(Tensor self, Tensor mat2) -> Tensor", "under the key PrivateUse1"),
+    ],
+)
+def test_mistakes_in_the_overlay_are_named(row: str, message: str, tmp_path: Path) -> None:
+    overlay = tmp_path / "native_functions.yaml"
+    overlay.write_text(f"# a comment\n{row}\n")
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        generate_registration(overlay, tmp_path / "generated")
+    assert f"{overlay}:2" in str(raised.value)

@@ -1,0 +1,54 @@
+"""Writes the package of a vendor: a device with a name and a driver of its own. See docs/vendor_guide.md.
+
+The files are in package-template/, as they are written but for the name: NAME in their paths, @NAME@ in their text.
+Some have other names there, for tools that would take them for what they say.
+"""
+
+from __future__ import annotations
+
+import keyword
+from pathlib import Path
+
+import torch
+
+from torch_mtia import conformance, environment
+
+__all__ = ["check_name", "write"]
+
+TEMPLATE = Path(__file__).resolve().parent / "package-template"
+LEDGER = Path(conformance.__file__).resolve().parent / "ledgers" / "mtia.yaml"
+NAMES = {"gitignore": ".gitignore", "pyproject.toml.in": "pyproject.toml"}
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for a name that no device of PyTorch's can have."""
+    environment.check_device_name(name)
+    if keyword.iskeyword(name):
+        raise ValueError(f"name must be an identifier, and '{name}' is a keyword of Python")
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return
+    raise ValueError(f"name must not be a device type of PyTorch's or one that is installed, as '{name}' is")
+
+
+def write(name: str, output: Path) -> list[Path]:
+    """Writes the package for the device `name` into the folder `output`, which it makes. Returns the files.
+
+    Raises ValueError for a bad name and FileExistsError if there is something of that name.
+    """
+    check_name(name)
+    if output.exists():
+        raise FileExistsError(f"{output} exists: name a folder that does not, or remove it")
+    written = []
+    for source in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
+        parts = [NAMES.get(part, part.replace("NAME", name)) for part in source.relative_to(TEMPLATE).parts]
+        target = output.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(source.read_text().replace("@NAME@", name))
+        if target.suffix == ".sh":
+            target.chmod(0o755)
+        written.append(target)
+    with (output / "ledger.yaml").open("a") as ledger:
+        ledger.write(LEDGER.read_text().partition("\n")[2])  # without its heading
+    return written

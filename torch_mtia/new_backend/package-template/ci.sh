@@ -1,0 +1,10 @@
+#!/bin/sh
+# What has to pass before a change: the build, the tests, and a slice of the conformance suite. Results are in build/.
+set -eu
+cd "$(dirname "$0")"
+
+python -m pip install --no-build-isolation --no-deps .
+python -m pytest
+python -m torch_mtia.conformance --device @NAME@ --ledger ledger.yaml --folder build/conformance \
+  --suite tensor --suite operators --slice "${SLICE:-1/100}" \
+  --json build/conformance.json --junit build/conformance.xml --report build/conformance.html

@@ -1,0 +1,329 @@
+// The driver of @NAME@: what mtia_runtime.h asks for, on memory of the host. Replace the bodies by calls of your
+// hardware.
+//
+// This device is the simplest that keeps the contract: work runs within the call that submits it, so streams are always
+// idle and events complete. It has a host view: ATen's CPU kernels run on its memory as they are. A driver without one
+// leaves MTIA_CAPABILITY_HOST_VIEW out.
+#include <torch_mtia/runtime/mtia_runtime.h>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <set>
+
+struct mtia_stream_s {
+  int32_t device;
+  void* tag;
+  std::recursive_mutex running;      // work of one stream excludes each other; work may submit to its own stream
+  mtia_status error = MTIA_SUCCESS;  // the first of its work since it was last synchronized
+};
+
+struct mtia_event_s {
+  bool timing;
+  bool recorded = false;
+  std::chrono::steady_clock::time_point time;
+};
+
+namespace {
+
+struct Block {
+  int32_t device;
+  uint64_t size;
+};
+
+struct Driver {
+  std::mutex mutex;  // guards what follows
+  mtia_init_params settings{};
+  pid_t process = 0;                        // that initialized; 0: none
+  std::map<mtia_device_ptr, Block> blocks;  // by address
+  std::map<int32_t, uint64_t> used;         // bytes of each device
+  std::set<mtia_stream> streams;
+};
+
+// Leaked: threads of the process may still call when it ends.
+Driver& driver() {
+  static Driver& instance = *new Driver;
+  return instance;
+}
+
+thread_local char message[256];
+
+[[gnu::format(printf, 2, 3)]] mtia_status fail(mtia_status status, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(message, sizeof(message), format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+const char* last_error_message() {
+  return message;
+}
+
+// What every function asks first: whether there is such a device, and this process may use it.
+mtia_status check_device(int32_t device) {
+  const Driver& d = driver();
+  if (d.process == 0) return fail(MTIA_ERROR_NOT_INITIALIZED, "@NAME@: initialize() has not been called");
+  if (d.process != getpid()) {
+    return fail(MTIA_ERROR_FORKED, "@NAME@: the process has forked, and the child cannot use the device");
+  }
+  if (device < 0 || device >= d.settings.num_devices) {
+    return fail(MTIA_ERROR_INVALID_DEVICE, "@NAME@: there is no device %d, only %d", device, d.settings.num_devices);
+  }
+  return MTIA_SUCCESS;
+}
+
+#define CHECK_DEVICE(device) \
+  if (const mtia_status status_ = check_device(device); status_ != MTIA_SUCCESS) return status_
+
+// Devices -----------------------------------------------------------------------------------------------------------
+
+mtia_status initialize(const mtia_init_params* params) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mutex);
+  d.settings = *params;
+  d.process = getpid();
+  return MTIA_SUCCESS;
+}
+
+mtia_status device_count(int32_t* count) {
+  if (driver().process == 0) return fail(MTIA_ERROR_NOT_INITIALIZED, "@NAME@: as many as initialize() is asked for");
+  *count = driver().settings.num_devices;
+  return MTIA_SUCCESS;
+}
+
+mtia_status device_properties(int32_t device, mtia_device_properties* properties) {
+  CHECK_DEVICE(device);
+  std::snprintf(properties->name, sizeof(properties->name), "@NAME@ on the host");
+  std::snprintf(properties->architecture, sizeof(properties->architecture), "x86-64");
+  properties->total_memory = driver().settings.memory_per_device;
+  properties->l2_cache_size = 1 << 20;
+  properties->multi_processor_count = static_cast<int32_t>(sysconf(_SC_NPROCESSORS_ONLN));
+  properties->warp_size = 32;
+  properties->capability_major = 1;
+  properties->capability_minor = 0;
+  return MTIA_SUCCESS;
+}
+
+// Reports and clears the stream's error.
+mtia_status take_error(mtia_stream stream) {
+  const std::lock_guard lock(stream->running);
+  const mtia_status error = stream->error;
+  stream->error = MTIA_SUCCESS;
+  return error == MTIA_SUCCESS ? error : fail(error, "@NAME@: work of the stream failed");
+}
+
+mtia_status device_synchronize(int32_t device) {
+  CHECK_DEVICE(device);
+  Driver& d = driver();
+  const std::lock_guard lock(d.mutex);
+  mtia_status first = MTIA_SUCCESS;
+  for (mtia_stream stream : d.streams) {
+    if (stream->device != device) continue;
+    const mtia_status error = take_error(stream);
+    if (first == MTIA_SUCCESS) first = error;
+  }
+  return first;
+}
+
+// Memory ------------------------------------------------------------------------------------------------------------
+
+mtia_status memory_allocate(int32_t device, uint64_t size, mtia_device_ptr* address) {
+  CHECK_DEVICE(device);
+  Driver& d = driver();
+  const std::lock_guard lock(d.mutex);
+  if (size > d.settings.memory_per_device - d.used[device]) {
+    return fail(MTIA_ERROR_OUT_OF_MEMORY, "@NAME@: %llu bytes are not free", static_cast<unsigned long long>(size));
+  }
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return fail(MTIA_ERROR_OUT_OF_MEMORY, "@NAME@: the host is out of memory");
+  *address = reinterpret_cast<mtia_device_ptr>(memory);
+  d.blocks[*address] = Block{device, size};
+  d.used[device] += size;
+  return MTIA_SUCCESS;
+}
+
+mtia_status memory_free(int32_t device, mtia_device_ptr address) {
+  CHECK_DEVICE(device);
+  Driver& d = driver();
+  const std::lock_guard lock(d.mutex);
+  const auto block = d.blocks.find(address);
+  if (block == d.blocks.end()) return fail(MTIA_ERROR_INVALID_VALUE, "@NAME@: no memory was allocated at this address");
+  munmap(reinterpret_cast<void*>(address), block->second.size);
+  d.used[device] -= block->second.size;
+  d.blocks.erase(block);
+  return MTIA_SUCCESS;
+}
+
+mtia_status memory_info(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes) {
+  CHECK_DEVICE(device);
+  Driver& d = driver();
+  const std::lock_guard lock(d.mutex);
+  *total_bytes = d.settings.memory_per_device;
+  *free_bytes = *total_bytes - d.used[device];
+  return MTIA_SUCCESS;
+}
+
+mtia_status memory_device(const void* pointer, int32_t* device) {
+  const auto address = reinterpret_cast<mtia_device_ptr>(pointer);
+  Driver& d = driver();
+  const std::lock_guard lock(d.mutex);
+  auto block = d.blocks.upper_bound(address);
+  if (block == d.blocks.begin() || address >= std::prev(block)->first + std::prev(block)->second.size) {
+    return fail(MTIA_ERROR_INVALID_VALUE, "@NAME@: not an address of device memory");
+  }
+  *device = std::prev(block)->second.device;
+  return MTIA_SUCCESS;
+}
+
+mtia_status memory_host_offset(int64_t* offset) {
+  *offset = 0;  // device addresses are host addresses here
+  return MTIA_SUCCESS;
+}
+
+mtia_status memory_copy(mtia_stream stream, uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind) {
+  CHECK_DEVICE(stream->device);
+  const std::lock_guard lock(stream->running);
+  std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), size);
+  return MTIA_SUCCESS;
+}
+
+mtia_status memory_fill(mtia_stream stream, mtia_device_ptr to, const void* pattern, uint32_t pattern_size,
+                        uint64_t count) {
+  CHECK_DEVICE(stream->device);
+  const std::lock_guard lock(stream->running);
+  auto* bytes = reinterpret_cast<unsigned char*>(to);
+  for (uint64_t i = 0; i < count; ++i) std::memcpy(bytes + i * pattern_size, pattern, pattern_size);
+  return MTIA_SUCCESS;
+}
+
+// Streams -----------------------------------------------------------------------------------------------------------
+
+mtia_status stream_priority_range(int32_t* lowest, int32_t* highest) {
+  *lowest = *highest = 0;
+  return MTIA_SUCCESS;
+}
+
+mtia_status stream_create(int32_t device, int32_t, void* tag, mtia_stream* stream) {
+  CHECK_DEVICE(device);
+  *stream = new mtia_stream_s{device, tag, {}};
+  const std::lock_guard lock(driver().mutex);
+  driver().streams.insert(*stream);
+  return MTIA_SUCCESS;
+}
+
+mtia_status stream_destroy(mtia_stream stream) {
+  {
+    const std::lock_guard lock(driver().mutex);
+    driver().streams.erase(stream);
+  }
+  delete stream;
+  return MTIA_SUCCESS;
+}
+
+mtia_status stream_query(mtia_stream stream) {
+  return check_device(stream->device);
+}
+
+mtia_status stream_synchronize(mtia_stream stream) {
+  CHECK_DEVICE(stream->device);
+  return take_error(stream);
+}
+
+mtia_status stream_wait_event(mtia_stream stream, mtia_event) {
+  return check_device(stream->device);  // whatever was recorded is done
+}
+
+mtia_status stream_launch(mtia_stream stream, const mtia_work* work) {
+  CHECK_DEVICE(stream->device);
+  const std::lock_guard lock(stream->running);
+  const mtia_work_context context{stream->device, work->num_threads, stream->tag};
+  const mtia_status status = work->run(work->args, &context);
+  if (stream->error == MTIA_SUCCESS) stream->error = status;  // an error of work shows when the stream synchronizes
+  return driver().settings.launch_blocking != 0 ? take_error(stream) : MTIA_SUCCESS;
+}
+
+// Events ------------------------------------------------------------------------------------------------------------
+
+mtia_status event_create(int32_t enable_timing, mtia_event* event) {
+  *event = new mtia_event_s{enable_timing != 0, false, {}};
+  return MTIA_SUCCESS;
+}
+
+mtia_status event_destroy(mtia_event event) {
+  delete event;
+  return MTIA_SUCCESS;
+}
+
+mtia_status event_record(mtia_event event, mtia_stream stream) {
+  CHECK_DEVICE(stream->device);
+  const std::lock_guard lock(stream->running);
+  event->recorded = true;
+  event->time = std::chrono::steady_clock::now();
+  return MTIA_SUCCESS;
+}
+
+mtia_status event_query(mtia_event) {
+  return MTIA_SUCCESS;
+}
+
+mtia_status event_synchronize(mtia_event) {
+  return MTIA_SUCCESS;
+}
+
+mtia_status event_elapsed_time(mtia_event start, mtia_event end, double* milliseconds) {
+  if (!start->recorded || !end->recorded || !start->timing || !end->timing) {
+    return fail(MTIA_ERROR_INVALID_VALUE, "@NAME@: an event was not recorded, or was made without timing");
+  }
+  *milliseconds = std::chrono::duration<double, std::milli>(end->time - start->time).count();
+  return MTIA_SUCCESS;
+}
+
+mtia_runtime_api make_table() {
+  mtia_runtime_api api{};
+  api.struct_size = sizeof(api);
+  api.abi_version = MTIA_RUNTIME_ABI_VERSION;
+  api.capabilities = MTIA_CAPABILITY_HOST_VIEW;
+  api.name = "@NAME@";
+  api.version = "0.1.0";
+  api.last_error_message = &last_error_message;
+  api.initialize = &initialize;
+  api.device_count = &device_count;
+  api.device_properties = &device_properties;
+  api.device_synchronize = &device_synchronize;
+  api.memory_allocate = &memory_allocate;
+  api.memory_free = &memory_free;
+  api.memory_info = &memory_info;
+  api.memory_device = &memory_device;
+  api.memory_host_offset = &memory_host_offset;
+  api.memory_copy = &memory_copy;
+  api.memory_fill = &memory_fill;
+  api.stream_priority_range = &stream_priority_range;
+  api.stream_create = &stream_create;
+  api.stream_destroy = &stream_destroy;
+  api.stream_query = &stream_query;
+  api.stream_synchronize = &stream_synchronize;
+  api.stream_wait_event = &stream_wait_event;
+  api.stream_launch = &stream_launch;
+  api.event_create = &event_create;
+  api.event_destroy = &event_destroy;
+  api.event_record = &event_record;
+  api.event_query = &event_query;
+  api.event_synchronize = &event_synchronize;
+  api.event_elapsed_time = &event_elapsed_time;
+  return api;
+}
+
+}  // namespace
+
+extern "C" [[gnu::visibility("default")]] const mtia_runtime_api* mtia_runtime_get_api(uint32_t abi_version) {
+  static const mtia_runtime_api table = make_table();
+  return abi_version == MTIA_RUNTIME_ABI_VERSION ? &table : nullptr;
+}
