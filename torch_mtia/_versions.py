@@ -8,14 +8,15 @@ from __future__ import annotations
 __version__ = "0.1.0"
 
 # A backend uses interfaces of PyTorch that may change with every minor version, so each row was built and tested. The
-# rows are consecutive, ascending (major, minor); pyproject.toml repeats the range for isolated builds.
-SUPPORTED_TORCH: tuple[tuple[int, int], ...] = ((2, 13), (2, 14), (2, 15))
+# rows are ascending (major, minor); pyproject.toml repeats torch_requirement() for isolated builds.
+SUPPORTED_TORCH: tuple[tuple[int, int], ...] = ((2, 13), (2, 15))
 
 
 def torch_requirement() -> str:
     """The requirement specifier of the supported versions."""
-    first, last = SUPPORTED_TORCH[0], SUPPORTED_TORCH[-1]
-    return f"torch>={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}"
+    (major, first), (_, last) = SUPPORTED_TORCH[0], SUPPORTED_TORCH[-1]
+    missing = [f"!={major}.{minor}.*," for minor in range(first, last) if (major, minor) not in SUPPORTED_TORCH]
+    return f"torch>={major}.{first},{''.join(missing)}<{major}.{last + 1}"
 
 
 def unsupported_torch(version: str) -> str | None:

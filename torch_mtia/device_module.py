@@ -246,11 +246,6 @@ def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], None]
 # Random numbers
 
 
-def _get_generator(device: torch.device) -> torch.Generator:
-    """The default generator of a device; compiled code asks for it."""
-    return default_generators[_index(device)]
-
-
 def get_rng_state(device: Device = None) -> torch.Tensor:
     """The state of a device's default generator, as a byte tensor on the CPU."""
     _lazy_init()

@@ -36,7 +36,6 @@ def register_device_type() -> None:
     after_import("torch._inductor.runtime.benchmarking", _register_benchmarker)
     after_import("torch._inductor.codegen.python_wrapper_mtia", _register_backend)
     after_import("torch._inductor.codegen.mtia.device_op_overrides", _register_device_op_overrides)
-    after_import("torch._functorch._aot_autograd.utils", _register_random_state)
 
 
 def _register_device_interface(module: ModuleType) -> None:
@@ -94,7 +93,3 @@ def _register_device_op_overrides(_module: ModuleType) -> None:
     from torch_mtia.inductor.device_op_overrides import DeviceOpOverrides
 
     register_device_op_overrides(device_type(), DeviceOpOverrides())
-
-
-def _register_random_state(module: ModuleType) -> None:
-    module.register_graphsafe_rng_device_type(device_type())

@@ -10,14 +10,6 @@ import torch
 from torch_mtia.door import device_module, device_type
 
 
-def get_generator(device: torch.device) -> torch.Generator:
-    """The default generator of a device."""
-    device_module().init()
-    index = device_module().current_device() if device.index is None else device.index
-    generator: torch.Generator = device_module().default_generators[index]
-    return generator
-
-
 def saving_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replaces `__call__` of run_and_save_rng_state: returns the state before the operator runs, and its result."""
 

@@ -65,13 +65,6 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: "mtia" not in original(),
     ),
     Gate(
-        name="_get_generator",
-        modules=("torch.mtia",),
-        why="Functions with random numbers that are recomputed in the backward of compiled code ask for it.",
-        replace=lambda _original: random_state.get_generator,
-        is_needed=lambda original: original is None,
-    ),
-    Gate(
         name="run_and_save_rng_state.__class__.__call__",
         modules=("torch._prims.rng_prims",),
         why="Random operators that the backward runs again, with fallback_random, save their state on listed devices.",
