@@ -1,4 +1,4 @@
-"""What differs between the versions of PyTorch and Triton that _versions.py lists, and nothing else asks for the version.
+"""What differs between the versions of PyTorch and Triton in _versions.py, and nothing else asks for the version.
 
 The sources are written for the newest. csrc/device/TorchVersion.h is the counterpart for C++.
 """
@@ -21,8 +21,8 @@ def before(major: int, minor: int) -> tuple[tuple[int, int], ...]:
 TEMPLATE_HEURISTICS = (
     "torch._inductor.template_heuristics" if TORCH < (2, 14) else "torch._inductor.heuristics.template"
 )
-"""The package whose modules register upstream's heuristics. In newer versions the old name is an alias, which Inductor does not
-import."""
+"""The package whose modules register upstream's heuristics. In newer versions the old name is an alias of it, which
+Inductor does not import."""
 
 
 def has_block_pointers() -> bool:

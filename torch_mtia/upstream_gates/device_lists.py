@@ -11,9 +11,7 @@ from torch_mtia.door import device_type
 from torch_mtia.upstream_gates.gate import Gate
 
 
-def device_list(
-    name: str, module: str, why: str, versions: tuple[tuple[int, int], ...] = SUPPORTED_TORCH
-) -> Gate:
+def device_list(name: str, module: str, why: str, versions: tuple[tuple[int, int], ...] = SUPPORTED_TORCH) -> Gate:
     """A gate in a function that asks whether a device is in a tuple, or a set, that it writes out.
 
     The code of the function is replaced, and not the function, which upstream keeps in tables too.
