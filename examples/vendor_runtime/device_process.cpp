@@ -90,12 +90,9 @@ void DeviceProcess::lost() {
 }
 
 void DeviceProcess::check_alive() {
-  bool is_lost = false;
-  {
-    const std::lock_guard lock(lost_mutex_);
-    is_lost = !how_it_ended_.empty();
-  }
-  if (is_lost) lost();
+  siginfo_t ended{};
+  const bool has_ended = waitid(P_PID, static_cast<id_t>(pid_), &ended, WEXITED | WNOHANG | WNOWAIT) != 0;
+  if (has_ended || ended.si_pid != 0) lost();  // reaped already, or about to be
 }
 
 // The first gap that is large enough.

@@ -144,7 +144,7 @@ inline const mtia_runtime_api& api() {
 // The device's bytes as the host sees them.
 inline std::byte* host_view(mtia_device_ptr address) {
   int64_t offset = 0;
-  runtime::check(api().memory_host_offset(&offset));
+  runtime::call(&mtia_runtime_api::memory_host_offset, &offset);
   return reinterpret_cast<std::byte*>(address + static_cast<uint64_t>(offset));
 }
 

@@ -26,7 +26,7 @@ struct Fixture {
   uint64_t device_bytes_in_use() const {
     uint64_t free = 0;
     uint64_t total = 0;
-    runtime::check(api().memory_info(0, &free, &total));
+    runtime::call(&mtia_runtime_api::memory_info, 0, &free, &total);
     return total - free;
   }
 

@@ -178,7 +178,7 @@ TEST(emptying_the_cache_returns_free_segments_after_their_work_is_done) {
   Fixture f;
   uint64_t free_before = 0;
   uint64_t total = 0;
-  runtime::check(api().memory_info(0, &free_before, &total));
+  runtime::call(&mtia_runtime_api::memory_info, 0, &free_before, &total);
   core::Block* kept = f.allocate(512);
   core::Block* dropped = f.allocate(4 * kMiB);
   bool done = false;
@@ -192,7 +192,7 @@ TEST(emptying_the_cache_returns_free_segments_after_their_work_is_done) {
   CHECK(done);
   CHECK_EQ(f.allocator.stats().segment[kAll].current, 1);
   uint64_t free_now = 0;
-  runtime::check(api().memory_info(0, &free_now, &total));
+  runtime::call(&mtia_runtime_api::memory_info, 0, &free_now, &total);
   CHECK_EQ(free_now, free_before - 2 * kMiB);
   f.allocator.free(kept);
 }

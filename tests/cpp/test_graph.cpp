@@ -459,10 +459,11 @@ TEST(copies_fills_and_pinned_copies_are_captured) {
     const std::byte pattern{7};
     const mtia_stream handle = stream.handle();
     const auto host_address = reinterpret_cast<uint64_t>(host.data());
-    runtime::check(api().memory_fill(handle, core::block_address(from), &pattern, 1, 2048));
-    runtime::check(api().memory_copy(handle, core::block_address(to), core::block_address(from), 4096,
-                                     MTIA_COPY_DEVICE_TO_DEVICE));
-    runtime::check(api().memory_copy(handle, host_address, core::block_address(to), 4096, MTIA_COPY_DEVICE_TO_HOST));
+    runtime::call(&mtia_runtime_api::memory_fill, handle, core::block_address(from), &pattern, 1, 2048);
+    runtime::call(&mtia_runtime_api::memory_copy, handle, core::block_address(to), core::block_address(from), 4096,
+                  MTIA_COPY_DEVICE_TO_DEVICE);
+    runtime::call(&mtia_runtime_api::memory_copy, handle, host_address, core::block_address(to), 4096,
+                  MTIA_COPY_DEVICE_TO_HOST);
   });
   CHECK(host[0] == std::byte{0});
   graph.launch(stream, nullptr);

@@ -144,9 +144,9 @@ ImageOptions two_arguments() {
 class LoadedKernel {
  public:
   explicit LoadedKernel(const KernelImage& image, int32_t device = 0) {
-    runtime::check(api().module_load(device, image.bytes.data(), image.bytes.size(), &module_));
+    runtime::call(&mtia_runtime_api::module_load, device, image.bytes.data(), image.bytes.size(), &module_);
     const auto* header = reinterpret_cast<const mtia_kernel_image_header*>(image.bytes.data());
-    runtime::check(api().module_get_function(module_, header->name, &function_));
+    runtime::call(&mtia_runtime_api::module_get_function, module_, header->name, &function_);
   }
   ~LoadedKernel() { unload(); }
   LoadedKernel(const LoadedKernel&) = delete;
@@ -168,7 +168,7 @@ class LoadedKernel {
   }
   void launch(core::Stream& stream, const PackedArguments& arguments, std::array<int32_t, 3> grid) const {
     const mtia_kernel_launch launch = describe(arguments, grid);
-    runtime::check(api().stream_launch_kernel(stream.handle(), &launch));
+    runtime::call(&mtia_runtime_api::stream_launch_kernel, stream.handle(), &launch);
   }
 
  private:
@@ -180,7 +180,7 @@ class LoadedKernel {
 class Words {
  public:
   explicit Words(size_t count, int32_t device = 0) : device_(device), count_(count) {
-    runtime::check(api().memory_allocate(device, count * sizeof(int64_t), &address_));
+    runtime::call(&mtia_runtime_api::memory_allocate, device, count * sizeof(int64_t), &address_);
     std::fill_n(view(), count, -1);
   }
   ~Words() { api().memory_free(device_, address_); }
@@ -371,7 +371,7 @@ TEST(live_ranges_reach_the_kernel_also_when_it_is_queued) {
     mtia_kernel_launch launch = kernel.describe(arguments, {1, 1, 1});
     launch.live_ranges = ranges.data();
     launch.num_live_ranges = ranges.size();
-    runtime::check(api().stream_launch_kernel(stream.handle(), &launch));
+    runtime::call(&mtia_runtime_api::stream_launch_kernel, stream.handle(), &launch);
   }
   gate.open();
   finish(stream);
@@ -453,11 +453,11 @@ TEST(a_damaged_image_is_refused) {
 TEST(a_module_has_the_function_of_its_image_and_no_other) {
   const KernelImage image = make_image(store_code, two_arguments());
   mtia_module module = nullptr;
-  runtime::check(api().module_load(0, image.bytes.data(), image.bytes.size(), &module));
+  runtime::call(&mtia_runtime_api::module_load, 0, image.bytes.data(), image.bytes.size(), &module);
   mtia_function function = nullptr;
   CHECK_EQ(api().module_get_function(module, "other", &function), MTIA_ERROR_INVALID_VALUE);
   CHECK_CONTAINS(api().last_error_message(), "its one function is 'kernel'");
-  runtime::check(api().module_unload(module));
+  runtime::call(&mtia_runtime_api::module_unload, module);
 }
 
 }  // namespace

@@ -56,17 +56,17 @@ TEST(copies_fills_and_events_work_as_ever) {
   core::Stream& stream = new_stream();
   core::Stream& other = new_stream();
   mtia_device_ptr address = 0;
-  runtime::check(api().memory_allocate(0, 4096, &address));
+  runtime::call(&mtia_runtime_api::memory_allocate, 0, 4096, &address);
   const uint32_t value = 7;
-  runtime::check(api().memory_fill(stream.handle(), address, &value, 4, 1024));
+  runtime::call(&mtia_runtime_api::memory_fill, stream.handle(), address, &value, 4, 1024);
   core::Event event(true);
   event.record(stream);
   other.wait(event);
   uint32_t read = 0;
-  runtime::check(api().memory_copy(other.handle(), reinterpret_cast<uint64_t>(&read), address + 4092, 4,
-                                   MTIA_COPY_DEVICE_TO_HOST));
+  runtime::call(&mtia_runtime_api::memory_copy, other.handle(), reinterpret_cast<uint64_t>(&read), address + 4092, 4,
+                MTIA_COPY_DEVICE_TO_HOST);
   CHECK_EQ(read, value);
-  runtime::check(api().memory_free(0, address));
+  runtime::call(&mtia_runtime_api::memory_free, 0, address);
 }
 
 }  // namespace

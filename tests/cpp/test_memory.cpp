@@ -16,7 +16,7 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 uint64_t free_bytes(int32_t device = 0) {
   uint64_t free = 0;
   uint64_t total = 0;
-  runtime::check(api().memory_info(device, &free, &total));
+  runtime::call(&mtia_runtime_api::memory_info, device, &free, &total);
   return free;
 }
 
@@ -24,7 +24,7 @@ uint64_t free_bytes(int32_t device = 0) {
 class Allocation {
  public:
   explicit Allocation(uint64_t size, int32_t device = 0) : device_(device) {
-    runtime::check(api().memory_allocate(device, size, &address_));
+    runtime::call(&mtia_runtime_api::memory_allocate, device, size, &address_);
   }
   ~Allocation() { api().memory_free(device_, address_); }
   Allocation(const Allocation&) = delete;
@@ -90,14 +90,14 @@ TEST(freed_memory_comes_back_as_zeros) {
 TEST(freed_neighbours_become_one_range_again) {
   uint64_t free = 0;
   uint64_t total = 0;
-  runtime::check(api().memory_info(1, &free, &total));
+  runtime::call(&mtia_runtime_api::memory_info, 1, &free, &total);
   CHECK_EQ(free, total);
   for (const bool ascending : {true, false}) {
     std::vector<mtia_device_ptr> pieces(7);
-    for (mtia_device_ptr& piece : pieces) runtime::check(api().memory_allocate(1, 3 * kMiB, &piece));
+    for (mtia_device_ptr& piece : pieces) runtime::call(&mtia_runtime_api::memory_allocate, 1, 3 * kMiB, &piece);
     if (!ascending) std::reverse(pieces.begin(), pieces.end());
-    for (size_t i = 0; i < pieces.size(); i += 2) runtime::check(api().memory_free(1, pieces[i]));
-    for (size_t i = 1; i < pieces.size(); i += 2) runtime::check(api().memory_free(1, pieces[i]));
+    for (size_t i = 0; i < pieces.size(); i += 2) runtime::call(&mtia_runtime_api::memory_free, 1, pieces[i]);
+    for (size_t i = 1; i < pieces.size(); i += 2) runtime::call(&mtia_runtime_api::memory_free, 1, pieces[i]);
     const Allocation everything(total, 1);
     CHECK_EQ(free_bytes(1), uint64_t{0});
   }
@@ -115,7 +115,7 @@ TEST(running_out_of_memory_tells_the_figures) {
 
 TEST(only_the_beginning_of_an_allocation_can_be_freed_and_only_once) {
   mtia_device_ptr address = 0;
-  runtime::check(api().memory_allocate(0, 8192, &address));
+  runtime::call(&mtia_runtime_api::memory_allocate, 0, 8192, &address);
   CHECK_EQ(api().memory_free(0, address + 4096), MTIA_ERROR_INVALID_VALUE);
   CHECK_EQ(api().memory_free(1, address), MTIA_ERROR_INVALID_VALUE);
   CHECK_EQ(api().memory_free(0, address), MTIA_SUCCESS);
@@ -125,12 +125,12 @@ TEST(only_the_beginning_of_an_allocation_can_be_freed_and_only_once) {
 TEST(reserved_addresses_have_the_memory_that_is_mapped) {
   const uint64_t all_free = free_bytes();
   mtia_device_ptr address = 0;
-  runtime::check(api().memory_reserve(0, all_free, &address));
+  runtime::call(&mtia_runtime_api::memory_reserve, 0, all_free, &address);
   CHECK_EQ(free_bytes(), all_free);
   int32_t device = -1;
-  runtime::check(api().memory_device(reinterpret_cast<const void*>(address + 10 * kMiB), &device));
+  runtime::call(&mtia_runtime_api::memory_device, reinterpret_cast<const void*>(address + 10 * kMiB), &device);
   CHECK_EQ(device, 0);
-  runtime::check(api().memory_map(0, address + 4 * kMiB, 4 * kMiB));
+  runtime::call(&mtia_runtime_api::memory_map, 0, address + 4 * kMiB, 4 * kMiB);
   CHECK_EQ(free_bytes(), all_free - 4 * kMiB);
 
   CHECK_EQ(api().memory_map(0, address + 6 * kMiB, 4 * kMiB), MTIA_ERROR_INVALID_VALUE);
@@ -153,9 +153,9 @@ TEST(reserved_addresses_have_the_memory_that_is_mapped) {
   CHECK_EQ(api().memory_reserve(0, 100 * all_free, &too_large), MTIA_ERROR_OUT_OF_MEMORY);
   CHECK_CONTAINS(api().last_error_message(), "addresses left to reserve");
 
-  runtime::check(api().memory_unmap(0, address + 4 * kMiB, 2 * kMiB));
-  runtime::check(api().memory_unmap(0, address + 6 * kMiB, 2 * kMiB));
-  runtime::check(api().memory_release(0, address));
+  runtime::call(&mtia_runtime_api::memory_unmap, 0, address + 4 * kMiB, 2 * kMiB);
+  runtime::call(&mtia_runtime_api::memory_unmap, 0, address + 6 * kMiB, 2 * kMiB);
+  runtime::call(&mtia_runtime_api::memory_release, 0, address);
   CHECK_EQ(api().memory_release(0, address), MTIA_ERROR_INVALID_VALUE);
   CHECK_EQ(free_bytes(), all_free);
 }
@@ -169,12 +169,12 @@ TEST(bytes_survive_a_round_trip_through_two_devices) {
     const Allocation first(size);
     const Allocation second(size, 1);
     const auto host = [](const void* address) { return reinterpret_cast<uint64_t>(address); };
-    runtime::check(
-        api().memory_copy(stream.handle(), first.address(), host(from.data()), size, MTIA_COPY_HOST_TO_DEVICE));
-    runtime::check(
-        api().memory_copy(stream.handle(), second.address(), first.address(), size, MTIA_COPY_DEVICE_TO_DEVICE));
-    runtime::check(
-        api().memory_copy(stream.handle(), host(back.data()), second.address(), size, MTIA_COPY_DEVICE_TO_HOST));
+    runtime::call(&mtia_runtime_api::memory_copy, stream.handle(), first.address(), host(from.data()), size,
+                  MTIA_COPY_HOST_TO_DEVICE);
+    runtime::call(&mtia_runtime_api::memory_copy, stream.handle(), second.address(), first.address(), size,
+                  MTIA_COPY_DEVICE_TO_DEVICE);
+    runtime::call(&mtia_runtime_api::memory_copy, stream.handle(), host(back.data()), second.address(), size,
+                  MTIA_COPY_DEVICE_TO_HOST);
     finish(stream);
     CHECK(from == back);
   }
@@ -186,8 +186,8 @@ TEST(copies_wait_for_their_turn_in_the_stream) {
   Gate gate;
   uint32_t value = 1;
   hold(stream, gate);
-  runtime::check(api().memory_copy(stream.handle(), allocation.address(), reinterpret_cast<uint64_t>(&value), 4,
-                                   MTIA_COPY_HOST_TO_DEVICE));
+  runtime::call(&mtia_runtime_api::memory_copy, stream.handle(), allocation.address(),
+                reinterpret_cast<uint64_t>(&value), 4, MTIA_COPY_HOST_TO_DEVICE);
   value = 2;  // the copy has not begun
   gate.open();
   finish(stream);
@@ -203,15 +203,15 @@ TEST(large_copies_use_as_many_threads_as_the_caller_wants) {
   const auto threads_of_a_copy = [&](int32_t wanted) {
     wanted_threads = wanted;
     used_threads = 1;
-    runtime::check(
-        api().memory_copy(stream.handle(), to.address(), from.address(), 16 * kMiB, MTIA_COPY_DEVICE_TO_DEVICE));
+    runtime::call(&mtia_runtime_api::memory_copy, stream.handle(), to.address(), from.address(), 16 * kMiB,
+                  MTIA_COPY_DEVICE_TO_DEVICE);
     finish(stream);
     wanted_threads = 64;
     return used_threads.load();
   };
   mtia_device_properties properties{};
   properties.struct_size = sizeof(properties);
-  runtime::check(api().device_properties(0, &properties));
+  runtime::call(&mtia_runtime_api::device_properties, 0, &properties);
   CHECK_EQ(threads_of_a_copy(1), 1);
   CHECK_EQ(threads_of_a_copy(64), properties.multi_processor_count);
 }
@@ -242,7 +242,8 @@ TEST(a_fill_repeats_its_pattern) {
       const Allocation allocation(size + 1);
       host_view(allocation.address())[size] = std::byte{0x5a};
       std::string pattern = bytes.substr(0, pattern_size);
-      runtime::check(api().memory_fill(stream.handle(), allocation.address(), pattern.data(), pattern_size, count));
+      runtime::call(&mtia_runtime_api::memory_fill, stream.handle(), allocation.address(), pattern.data(), pattern_size,
+                    count);
       pattern.assign(pattern_size, '?');  // has been read
       finish(stream);
       const auto* filled = reinterpret_cast<const char*>(host_view(allocation.address()));
@@ -259,7 +260,7 @@ TEST(a_fill_with_equal_bytes_and_a_large_pattern) {
   const Allocation allocation(4096);
   const uint64_t zero = 0;
   std::memset(host_view(allocation.address()), 1, 4096);
-  runtime::check(api().memory_fill(stream.handle(), allocation.address(), &zero, 8, 512));
+  runtime::call(&mtia_runtime_api::memory_fill, stream.handle(), allocation.address(), &zero, 8, 512);
   finish(stream);
   const std::byte* bytes = host_view(allocation.address());
   CHECK(std::all_of(bytes, bytes + 4096, [](std::byte byte) { return byte == std::byte{0}; }));
@@ -282,7 +283,7 @@ TEST(a_device_describes_itself) {
   mtia_device_properties properties{};
   CHECK_EQ(api().device_properties(0, &properties), MTIA_ERROR_INVALID_VALUE);  // struct_size is not set
   properties.struct_size = sizeof(properties);
-  runtime::check(api().device_properties(0, &properties));
+  runtime::call(&mtia_runtime_api::device_properties, 0, &properties);
   CHECK_CONTAINS(properties.name, "MTIA software device");
   CHECK_CONTAINS(properties.architecture, "x86-64");
   CHECK_EQ(properties.total_memory, 256 * kMiB);

@@ -200,7 +200,7 @@ TEST(work_may_wait_for_its_own_stream_and_device) {
     hold(stream, gate);
     stream.launch(info, [&](const mtia_work_context&) {
       stream.wait_until_idle();
-      runtime::check(api().device_synchronize(0));
+      runtime::call(&mtia_runtime_api::device_synchronize, 0);
       event.synchronize();  // recorded behind this item
       other.launch(kSmall, [&](const mtia_work_context&) { stream.wait_until_idle(); });
     });
@@ -263,13 +263,13 @@ TEST(synchronizing_a_device_waits_for_all_its_streams) {
   constexpr int kStreams = 5;
   std::atomic<int> done{0};
   for (int i = 0; i < kStreams; ++i) new_stream().launch(kLarge, [&](const mtia_work_context&) { ++done; });
-  runtime::check(api().device_synchronize(0));
+  runtime::call(&mtia_runtime_api::device_synchronize, 0);
   CHECK_EQ(done.load(), kStreams);
 }
 
 TEST(destroying_a_stream_does_not_wait_and_its_work_still_runs) {
   mtia_stream stream = nullptr;
-  runtime::check(api().stream_create(0, 0, nullptr, &stream));
+  runtime::call(&mtia_runtime_api::stream_create, 0, 0, nullptr, &stream);
   Gate gate;
   bool done = false;
   auto wait = [&](const mtia_work_context&) {
@@ -278,13 +278,13 @@ TEST(destroying_a_stream_does_not_wait_and_its_work_still_runs) {
   };
   core::WorkBlock<decltype(wait)> block{wait, "wait"};
   const mtia_work work = core::make_work(kLarge, block);
-  runtime::check(api().stream_launch(stream, &work));
-  runtime::check(api().stream_destroy(stream));
+  runtime::call(&mtia_runtime_api::stream_launch, stream, &work);
+  runtime::call(&mtia_runtime_api::stream_destroy, stream);
   mtia_stream next = nullptr;
-  runtime::check(api().stream_create(0, 0, nullptr, &next));
+  runtime::call(&mtia_runtime_api::stream_create, 0, 0, nullptr, &next);
   CHECK(next != stream);  // not handed out again while it is busy
   gate.open();
-  runtime::check(api().device_synchronize(0));
+  runtime::call(&mtia_runtime_api::device_synchronize, 0);
   CHECK(done);
 }
 

@@ -144,7 +144,7 @@ TEST(memory_events_and_order_agree_with_the_model) {
   for (std::thread& thread : threads) thread.join();
   for (const std::string& failure : failures) CHECK_EQ(failure, "");
 
-  runtime::check(api().device_synchronize(0));
+  runtime::call(&mtia_runtime_api::device_synchronize, 0);
   allocator.empty_cache();
   const core::AllocatorStats stats = allocator.stats();
   for (const core::StatArray& stat :

@@ -164,7 +164,7 @@ mtia_status fails(void*, const mtia_work_context*) {
 
 TEST(the_driver_reports_a_failed_status_once_with_the_operators_name) {
   mtia_stream stream = nullptr;
-  runtime::check(api().stream_create(0, 0, nullptr, &stream));
+  runtime::call(&mtia_runtime_api::stream_create, 0, 0, nullptr, &stream);
   mtia_work work{};
   work.struct_size = sizeof(work);
   work.run = &fails;

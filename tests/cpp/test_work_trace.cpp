@@ -53,7 +53,7 @@ TEST(copies_fills_and_waits_are_recorded_too) {
   core::Stream& stream = new_stream();
   core::Stream& other = new_stream();
   mtia_device_ptr address = 0;
-  runtime::check(api().memory_allocate(0, 4096, &address));
+  runtime::call(&mtia_runtime_api::memory_allocate, 0, 4096, &address);
   Gate gate;
   hold(stream, gate);
   core::Event event(true);
@@ -61,17 +61,17 @@ TEST(copies_fills_and_waits_are_recorded_too) {
   WorkTrace::start();
   other.wait(event);
   const uint32_t value = 7;
-  runtime::check(api().memory_fill(other.handle(), address, &value, 4, 1024));
+  runtime::call(&mtia_runtime_api::memory_fill, other.handle(), address, &value, 4, 1024);
   uint32_t read = 0;
-  runtime::check(
-      api().memory_copy(other.handle(), reinterpret_cast<uint64_t>(&read), address, 4, MTIA_COPY_DEVICE_TO_HOST));
+  runtime::call(&mtia_runtime_api::memory_copy, other.handle(), reinterpret_cast<uint64_t>(&read), address, 4,
+                MTIA_COPY_DEVICE_TO_HOST);
   gate.open();
   finish(other);
   const auto records = WorkTrace::stop();
   CHECK_EQ(records.size(), 3u);
   CHECK(find(records, "mtia::stream_wait_event").end_ns <= find(records, "mtia::memory_fill").start_ns);
   CHECK(find(records, "mtia::memory_fill").end_ns <= find(records, "mtia::memory_copy").start_ns);
-  runtime::check(api().memory_free(0, address));
+  runtime::call(&mtia_runtime_api::memory_free, 0, address);
 }
 
 TEST(nothing_is_recorded_before_the_start_or_after_the_stop) {
