@@ -101,6 +101,23 @@ def test_bad_name(run_plainly: RunScript, name: str, message: str) -> None:
     assert rest == "2.0 privateuseone"
 
 
+def test_driver_that_is_not_there(run_plainly: RunScript) -> None:
+    finished = run_plainly(
+        """
+        import os, torch
+        from torch_mtia import privateuse1
+        try:
+            privateuse1.enable("acme", driver="/nowhere/driver.so")
+        except ValueError as error:
+            print(error)
+        print(torch.ones(2, device="mtia").sum().item(), "TORCH_MTIA_RUNTIME" in os.environ)
+        """
+    )
+    error, rest = finished.output().splitlines()
+    assert "'/nowhere/driver.so' is not valid (no such file)" in error
+    assert rest == "2.0 False"
+
+
 def test_bad_name_from_the_environment(run_plainly: RunScript) -> None:
     finished = run_plainly("import torch", TORCH_MTIA_PRIVATEUSE1="a-b")
     assert finished.returncode != 0
