@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <bit>
 #include <chrono>
 #include <cstdarg>
 #include <cstdio>
@@ -80,26 +81,34 @@ mtia_status check_device(int32_t device) {
   return MTIA_SUCCESS;
 }
 
+#define REQUIRE(condition) \
+  if (!(condition)) return fail(MTIA_ERROR_INVALID_VALUE, "@NAME@: %s: not so: %s", __func__, #condition)
+
 #define CHECK_DEVICE(device) \
   if (const mtia_status status_ = check_device(device); status_ != MTIA_SUCCESS) return status_
 
 // Devices -----------------------------------------------------------------------------------------------------------
 
 mtia_status initialize(const mtia_init_params* params) {
+  REQUIRE(params != nullptr && params->struct_size >= sizeof(*params));
+  REQUIRE(params->num_devices > 0 && params->memory_per_device > 0);
   Driver& d = driver();
   const std::lock_guard lock(d.mutex);
+  REQUIRE(d.process == 0);
   d.settings = *params;
   d.process = getpid();
   return MTIA_SUCCESS;
 }
 
 mtia_status device_count(int32_t* count) {
+  REQUIRE(count != nullptr);
   if (driver().process == 0) return fail(MTIA_ERROR_NOT_INITIALIZED, "@NAME@: as many as initialize() is asked for");
   *count = driver().settings.num_devices;
   return MTIA_SUCCESS;
 }
 
 mtia_status device_properties(int32_t device, mtia_device_properties* properties) {
+  REQUIRE(properties != nullptr && properties->struct_size >= sizeof(*properties));
   CHECK_DEVICE(device);
   std::snprintf(properties->name, sizeof(properties->name), "@NAME@ on the host");
   std::snprintf(properties->architecture, sizeof(properties->architecture), "x86-64");
@@ -136,6 +145,7 @@ mtia_status device_synchronize(int32_t device) {
 // Memory ------------------------------------------------------------------------------------------------------------
 
 mtia_status memory_allocate(int32_t device, uint64_t size, mtia_device_ptr* address) {
+  REQUIRE(address != nullptr && size > 0);
   CHECK_DEVICE(device);
   Driver& d = driver();
   const std::lock_guard lock(d.mutex);
@@ -163,6 +173,7 @@ mtia_status memory_free(int32_t device, mtia_device_ptr address) {
 }
 
 mtia_status memory_info(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes) {
+  REQUIRE(free_bytes != nullptr && total_bytes != nullptr);
   CHECK_DEVICE(device);
   Driver& d = driver();
   const std::lock_guard lock(d.mutex);
@@ -172,6 +183,7 @@ mtia_status memory_info(int32_t device, uint64_t* free_bytes, uint64_t* total_by
 }
 
 mtia_status memory_device(const void* pointer, int32_t* device) {
+  REQUIRE(device != nullptr);
   const auto address = reinterpret_cast<mtia_device_ptr>(pointer);
   Driver& d = driver();
   const std::lock_guard lock(d.mutex);
@@ -184,11 +196,13 @@ mtia_status memory_device(const void* pointer, int32_t* device) {
 }
 
 mtia_status memory_host_offset(int64_t* offset) {
+  REQUIRE(offset != nullptr);
   *offset = 0;  // device addresses are host addresses here
   return MTIA_SUCCESS;
 }
 
-mtia_status memory_copy(mtia_stream stream, uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind) {
+mtia_status memory_copy(mtia_stream stream, uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind) {
+  REQUIRE(stream != nullptr && kind >= MTIA_COPY_HOST_TO_DEVICE && kind <= MTIA_COPY_DEVICE_TO_DEVICE);
   CHECK_DEVICE(stream->device);
   const std::lock_guard lock(stream->running);
   std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), size);
@@ -197,6 +211,7 @@ mtia_status memory_copy(mtia_stream stream, uint64_t to, uint64_t from, uint64_t
 
 mtia_status memory_fill(mtia_stream stream, mtia_device_ptr to, const void* pattern, uint32_t pattern_size,
                         uint64_t count) {
+  REQUIRE(stream != nullptr && pattern != nullptr && pattern_size <= 16 && std::has_single_bit(pattern_size));
   CHECK_DEVICE(stream->device);
   const std::lock_guard lock(stream->running);
   auto* bytes = reinterpret_cast<unsigned char*>(to);
@@ -207,11 +222,13 @@ mtia_status memory_fill(mtia_stream stream, mtia_device_ptr to, const void* patt
 // Streams -----------------------------------------------------------------------------------------------------------
 
 mtia_status stream_priority_range(int32_t* lowest, int32_t* highest) {
+  REQUIRE(lowest != nullptr && highest != nullptr);
   *lowest = *highest = 0;
   return MTIA_SUCCESS;
 }
 
 mtia_status stream_create(int32_t device, int32_t, void* tag, mtia_stream* stream) {
+  REQUIRE(stream != nullptr);
   CHECK_DEVICE(device);
   *stream = new mtia_stream_s{device, tag, {}};
   const std::lock_guard lock(driver().mutex);
@@ -220,6 +237,7 @@ mtia_status stream_create(int32_t device, int32_t, void* tag, mtia_stream* strea
 }
 
 mtia_status stream_destroy(mtia_stream stream) {
+  REQUIRE(stream != nullptr);
   {
     const std::lock_guard lock(driver().mutex);
     driver().streams.erase(stream);
@@ -229,19 +247,23 @@ mtia_status stream_destroy(mtia_stream stream) {
 }
 
 mtia_status stream_query(mtia_stream stream) {
+  REQUIRE(stream != nullptr);
   return check_device(stream->device);
 }
 
 mtia_status stream_synchronize(mtia_stream stream) {
+  REQUIRE(stream != nullptr);
   CHECK_DEVICE(stream->device);
   return take_error(stream);
 }
 
-mtia_status stream_wait_event(mtia_stream stream, mtia_event) {
+mtia_status stream_wait_event(mtia_stream stream, mtia_event event) {
+  REQUIRE(stream != nullptr && event != nullptr);
   return check_device(stream->device);  // whatever was recorded is done
 }
 
 mtia_status stream_launch(mtia_stream stream, const mtia_work* work) {
+  REQUIRE(stream != nullptr && work != nullptr && work->struct_size >= sizeof(*work));
   CHECK_DEVICE(stream->device);
   const std::lock_guard lock(stream->running);
   const mtia_work_context context{stream->device, work->num_threads, stream->tag};
@@ -253,16 +275,20 @@ mtia_status stream_launch(mtia_stream stream, const mtia_work* work) {
 // Events ------------------------------------------------------------------------------------------------------------
 
 mtia_status event_create(int32_t enable_timing, mtia_event* event) {
+  REQUIRE(event != nullptr);
+  CHECK_DEVICE(0);
   *event = new mtia_event_s{enable_timing != 0, false, {}};
   return MTIA_SUCCESS;
 }
 
 mtia_status event_destroy(mtia_event event) {
+  REQUIRE(event != nullptr);
   delete event;
   return MTIA_SUCCESS;
 }
 
 mtia_status event_record(mtia_event event, mtia_stream stream) {
+  REQUIRE(event != nullptr && stream != nullptr);
   CHECK_DEVICE(stream->device);
   const std::lock_guard lock(stream->running);
   event->recorded = true;
@@ -270,15 +296,18 @@ mtia_status event_record(mtia_event event, mtia_stream stream) {
   return MTIA_SUCCESS;
 }
 
-mtia_status event_query(mtia_event) {
+mtia_status event_query(mtia_event event) {
+  REQUIRE(event != nullptr);
   return MTIA_SUCCESS;
 }
 
-mtia_status event_synchronize(mtia_event) {
+mtia_status event_synchronize(mtia_event event) {
+  REQUIRE(event != nullptr);
   return MTIA_SUCCESS;
 }
 
 mtia_status event_elapsed_time(mtia_event start, mtia_event end, double* milliseconds) {
+  REQUIRE(start != nullptr && end != nullptr && milliseconds != nullptr);
   if (!start->recorded || !end->recorded || !start->timing || !end->timing) {
     return fail(MTIA_ERROR_INVALID_VALUE, "@NAME@: an event was not recorded, or was made without timing");
   }
