@@ -51,8 +51,8 @@ CALLS = {
     "stream_begin_capture": "x; fail(); capture()",
     "stream_end_capture": "x; fail(); capture()",
     "stream_capture_id": "x; fail(); capture()",
-    "graph_num_nodes": "g = capture(keep_graph=True); fail(); g.debug_dump('/dev/null')",
-    "graph_node": "g = capture(keep_graph=True); fail(); g.debug_dump('/dev/null')",
+    "graph_num_nodes": "g = recorded(); fail(); g.debug_dump('/dev/null')",
+    "graph_node": "g = recorded(); fail(); g.debug_dump('/dev/null')",
     "graph_instantiate": "g = capture(keep_graph=True); fail(); g.instantiate()",
     "graph_launch": "g = capture(); fail(); g.replay()",
 }
@@ -66,7 +66,7 @@ WITHOUT_HOST_VIEW = {
     "memory_fill": "x; fail(); torch.zeros(3, device='mtia')",
     "memory_copy": "x; fail(); x.cpu()",
     "memory_allocate": "fail(); torch.ones(3, device='mtia')",
-    "stream_synchronize": "x; fail(); x + 1",
+    "stream_synchronize": "x; fail(); x.cumsum(0)",
 }
 # Where nothing is lost but what the function would have given back, the program goes on.
 ENDINGS = {
@@ -118,6 +118,14 @@ RUNNER = textwrap.dedent("""
         graph = torch.mtia.MTIAGraph(**options)
         y = torch.ones(3, device="mtia")
         with torch.mtia.graph(graph):
+            y + 1
+        return graph
+
+    def recorded():
+        graph = torch.accelerator.Graph()
+        graph.enable_debug_mode()
+        y = torch.ones(3, device="mtia")
+        with torch.Stream("mtia"), graph:
             y + 1
         return graph
 

@@ -13,7 +13,7 @@ namespace torch_mtia {
 inline constexpr c10::DeviceIndex kMaxDevices = 64;
 
 // What the process was told about the driver, before anything else here. Loads nothing; the last call before the
-// driver is loaded counts.
+// driver is initialized counts.
 void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device, bool launch_blocking,
                uint64_t delay_seed, bool log_launches);
 

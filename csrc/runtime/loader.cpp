@@ -208,10 +208,11 @@ void initialize_once() {
 void configure(const DriverSettings& settings) {
   Setup& shared = setup();
   const std::lock_guard lock(shared.mutex);
-  if (loaded_api.load(std::memory_order_relaxed) != nullptr) {
-    refuse(MTIA_ERROR_INVALID_VALUE, "a process has one driver, and '" + configured(shared).library + "' is loaded");
+  if (initialized.load(std::memory_order_relaxed)) {
+    refuse(MTIA_ERROR_INVALID_VALUE, "a process has one driver, and '" + configured(shared).library + "' is in use");
   }
   shared.settings = settings;
+  loaded_api.store(nullptr, std::memory_order_release);  // what was asked of another library so far started nothing
 }
 
 int32_t device_count() {

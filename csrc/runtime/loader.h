@@ -29,7 +29,7 @@ struct DriverSettings {
 };
 
 // Says which driver to use and how. Called before anything else here; loads nothing, and the last call before the
-// driver is loaded counts. Throws DriverError after that.
+// driver is initialized counts. Throws DriverError after that.
 void configure(const DriverSettings& settings);
 
 // The driver's table. Loads the library on first use and checks ABI version, struct size and required entries; starts

@@ -83,12 +83,14 @@ TEST(nothing_works_before_configure) {
   }));
 }
 
-TEST(the_last_configuration_before_the_driver_is_loaded_counts) {
+TEST(the_last_configuration_before_the_driver_is_initialized_counts) {
   CHECK(child_succeeds([] {
-    runtime::configure(settings({.num_devices = 2}));
+    runtime::configure(fake_driver("none"));
+    CHECK_EQ(std::string(runtime::driver().name), "fake");
     runtime::configure(settings({.num_devices = 3}));
     CHECK_EQ(runtime::device_count(), 3);
-    CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, runtime::configure(settings({}))), "is loaded");
+    runtime::ensure_initialized();
+    CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, runtime::configure(settings({}))), "is in use");
   }));
 }
 

@@ -44,7 +44,11 @@ def is_current_stream_capturing(_original: Any) -> Callable[[], bool]:
 def refusing_elsewhere(original: Callable[..., None]) -> Callable[..., None]:
     def _init_handles(self: Any) -> None:
         loaded = self.module is not None
-        original(self)
+        try:
+            original(self)
+        except Exception:
+            self._run = None  # or the next launch would call it with the function that is not there
+            raise
         if not loaded:
             from torch_mtia.triton.launch import refusing_tensors_of_mtia
 
