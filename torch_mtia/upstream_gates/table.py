@@ -39,8 +39,8 @@ GATES: tuple[Gate, ...] = (
     Gate(
         name="CompiledKernel._init_handles",
         modules=("triton.compiler.compiler",),
-        why="A driver of Triton takes any address: one for another device would crash on tensors of mtia. And what could "
-        "not be loaded would be launched all the same, the second time.",
+        why="A driver of Triton takes any address: one for another device would crash on tensors of mtia. And what "
+        "could not be loaded would be launched all the same, the second time.",
         replace=eager.refusing_elsewhere,
         is_needed=lambda original: "mtia" not in inspect.getsource(original),
     ),
