@@ -6,7 +6,8 @@ Importing this registers nothing; Triton is imported at the first call of an ope
 
 from __future__ import annotations
 
-from torch_mtia.environment import BUNDLED_DRIVERS, settings
+from torch_mtia import _C
+from torch_mtia.environment import settings
 
 __all__ = ["register", "wanted"]
 
@@ -15,13 +16,10 @@ def wanted() -> bool:
     """Whether the operators are to run as Triton kernels: as TORCH_MTIA_KERNELS says, or, with `auto`, if the driver
     has no host view, without which ATen's kernels cannot reach its memory.
 
-    Loads the driver's library where that must be asked; a driver that does not load counts as one with a host view, and
-    raises at its first use.
+    A driver that does not load counts as one with a host view, and raises at its first use.
     """
-    if settings().kernels != "auto" or settings().runtime == BUNDLED_DRIVERS["host"]:
+    if settings().kernels != "auto":
         return settings().kernels == "triton"
-    from torch_mtia import _C
-
     try:
         capabilities = _C._driver_info()["capabilities"]
     except RuntimeError:

@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch_mtia.triton.emit.bounds import check_assertion
 from torch_mtia.triton.emit.masks import limits
 from torch_mtia.triton.emit.nest import (
     ZERO,
@@ -28,9 +27,9 @@ from torch_mtia.triton.emit.registry import COSTS, ELEMENTWISE, LAZY, SCALARS, S
 from torch_mtia.triton.emit.strides import StrideAnalysis, dimension_votes, operand_dims
 from torch_mtia.triton.emit.transpose import is_square, transpose_into, transpose_loads
 from torch_mtia.triton.floats import element_size, llvm_element
-from torch_mtia.triton.lanes import Lane, materialize
+from torch_mtia.triton.lanes import Lane
 from torch_mtia.triton.llvm import Builder, Value
-from torch_mtia.triton.ttir import Block, Function, Module, Op, Region
+from torch_mtia.triton.ttir import Block, Function, Module, Op
 from torch_mtia.triton.ttir import Value as Tensor
 
 DEAR = 10  # simple instructions a lane, from which a value that is needed again is kept
@@ -544,54 +543,6 @@ class KernelEmitter:
             if any(self.needed_from(result, value.op.block, first) for result in user.results):
                 return None
         return buffer
-
-    # Combine regions --------------------------------------------------------------------------------------------------
-
-    def inline(self, region: Region, arguments: Sequence[Lane], width: int) -> list[Lane]:
-        """Applies a region of scalar operations, such as that of a reduction, to strips."""
-        if len(region.blocks) != 1:
-            raise Unsupported("control flow in a combine function", region.blocks[0].terminator.location)
-        block = region.blocks[0]
-        environment = dict(zip(block.arguments, arguments, strict=True))
-        return self._inline_block(block, environment, width)
-
-    def _inline_block(self, block: Block, environment: dict[Tensor, Lane], width: int) -> list[Lane]:
-        def look_up(value: Tensor) -> Lane:
-            found = environment.get(value)
-            return found if found is not None else self.scalar(value)
-
-        for op in block.ops[:-1]:
-            lanes = [look_up(operand) for operand in op.operands]
-            if op.name == "scf.if" and all(self._is_pure(region) for region in op.regions):
-                branches = [self._inline_block(region.blocks[0], environment, width) for region in op.regions]
-                results = [self._select(lanes[0], yes, no, width) for yes, no in zip(*branches, strict=True)]
-            elif op.name == "tt.call":
-                callee = self.module.functions[op.attributes["callee"].lstrip("@")]
-                results = self.inline(callee.body, lanes, width)
-            elif op.name in ELEMENTWISE:
-                results = apply(self.b, op, lanes, width)
-            elif op.name == "tt.assert":
-                check_assertion(self, op, lanes[0], width)
-                continue
-            elif op.name == "llvm.intr.assume":
-                continue
-            else:
-                raise Unsupported(f"operation {op.name} in a combine function", op.location)
-            environment.update(zip(op.results, results, strict=True))
-        return [look_up(operand) for operand in block.terminator.operands]
-
-    def _is_pure(self, region: Region) -> bool:
-        return len(region.blocks) == 1 and all(
-            op.name in ELEMENTWISE or op.name in ("scf.yield", "scf.if") for op in region.walk()
-        )
-
-    def _select(self, condition: Lane, yes: Lane, no: Lane, width: int) -> Lane:
-        if condition.uniform and yes.uniform and no.uniform:
-            return Lane(self.b.select(condition.value, yes.value, no.value))
-        flag = condition.value if condition.uniform else materialize(self.b, condition, width)
-        return Lane(
-            self.b.select(flag, materialize(self.b, yes, width), materialize(self.b, no, width)), None if width else 0
-        )
 
     # The function -----------------------------------------------------------------------------------------------------
 

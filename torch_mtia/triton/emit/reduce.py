@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from torch_mtia.triton.emit.combine_function import is_commutative
+from torch_mtia.triton.emit.inline import inline
 from torch_mtia.triton.emit.kernel import KernelEmitter
 from torch_mtia.triton.emit.masks import reduction_limit
 from torch_mtia.triton.emit.nest import Buffer, Index, Strip, innermost_first, write_buffer
@@ -155,7 +156,7 @@ def _in_order(
 def combine(em: KernelEmitter, op: Op, left: Sequence[Value], right: Sequence[Value], width: int) -> list[Value]:
     kind: int | None = None if width else 0
     arguments = [Lane(value, kind) for value in (*left, *right)]
-    return [materialize(em.b, lane, width) for lane in em.inline(op.regions[0], arguments, width)]
+    return [materialize(em.b, lane, width) for lane in inline(em, op.regions[0], arguments, width)]
 
 
 def _fold_lanes(em: KernelEmitter, op: Op, values: list[Value], width: int, in_order: bool = False) -> list[Value]:
