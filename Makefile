@@ -43,6 +43,7 @@ demo-text: $(BUILT) $(VENV)/demo  ## train a small GPT on source text on mtia an
 
 ifdef TORCH
 TRITON_OF_2.13 := 3.7.1
+TRITON_OF_2.14 := 3.8.*
 TRITON_OF_2.15 := 3.9.*
 TRITON := $(or $(TRITON_OF_$(basename $(TORCH))),$(error TORCH=$(TORCH) is no version that torch_mtia/_versions.py lists))
 COPY := build/torch-$(TORCH)

@@ -196,6 +196,35 @@ def test_memory_formats(device: torch.device, memory_format: torch.memory_format
         assert torch.equal(x.cpu(), host)
 
 
+def test_a_lazy_clone_shares_memory_until_one_is_written(device: torch.device) -> None:
+    """What torch._lazy_clone makes (c10/core/impl/COW.h)."""
+    x = torch.arange(6.0, device=device)
+    clone = torch._lazy_clone(x)
+    clone_of_a_view = torch._lazy_clone(x[2:])
+    assert torch.equal((clone + x).cpu(), 2 * torch.arange(6.0))
+    assert torch._C._data_address(clone) == torch._C._data_address(x)
+    clone.add_(1)
+    x.zero_()
+    assert (clone.tolist(), clone_of_a_view.tolist(), x.tolist()) == ([1, 2, 3, 4, 5, 6], [2, 3, 4, 5], [0] * 6)
+    x.record_stream(torch.accelerator.current_stream())
+
+
+@torch.no_grad()
+def test_the_fallback_reads_a_lazy_clone_without_a_copy(device: torch.device) -> None:
+    x = torch.eye(3, device=device)
+    clone = torch._lazy_clone(x)
+    assert torch.linalg.eigvals(clone).cpu().equal(torch.ones(3, dtype=torch.complex64))
+    assert torch._C._data_address(clone) == torch._C._data_address(x)
+
+
+def test_the_fallback_writes_a_lazy_clone_alone(device: torch.device) -> None:
+    x = torch.zeros(3, device=device)
+    clone = torch._lazy_clone(x)
+    torch.linalg.eigvalsh(torch.eye(3, device=device), out=clone)
+    assert x.cpu().equal(torch.zeros(3))
+    assert clone.cpu().equal(torch.ones(3))
+
+
 def test_copies_between_devices(run_script: RunScript) -> None:
     finished = run_script(
         """

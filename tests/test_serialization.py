@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from torch_mtia.environment import settings
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -178,14 +176,33 @@ def test_requires_grad_survives_a_file_without_grad_mode(device: torch.device) -
     assert through_a_file(torch.ones(2, device=device, requires_grad=True)).requires_grad
 
 
-@pytest.mark.xfail(
-    not settings().privateuse1,
-    reason="PyTorch pickles a differentiable copy of an mtia tensor, and cannot make what it rebuilds a leaf",
-    raises=RuntimeError,
-    strict=True,
-)
-def test_requires_grad_survives_a_file() -> None:
-    assert through_a_file(torch.ones(2, device="mtia", requires_grad=True)).requires_grad
+def test_requires_grad_survives_a_file(device: torch.device) -> None:
+    x = through_a_file(torch.ones(2, device=device, requires_grad=True))
+    assert x.requires_grad
+    assert x.is_leaf
+
+
+@pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}], ids=["zip", "old format"])
+@pytest.mark.parametrize("map_location", [None, "cpu"])
+def test_tensors_that_share_memory_share_it_after_a_file(
+    device: torch.device, options: dict[str, bool], map_location: str | None
+) -> None:
+    whole = torch.arange(6.0, device=device)
+    file = io.BytesIO()
+    torch.save({"whole": whole, "part": whole[2:4], "other": torch.arange(3, device=device)}, file, **options)
+    file.seek(0)
+    loaded = torch.load(file, map_location=map_location)
+    assert loaded["other"].tolist() == [0, 1, 2]
+    assert loaded["whole"].tolist() == [0, 1, 2, 3, 4, 5]
+    loaded["whole"].zero_()
+    assert loaded["part"].tolist() == [0, 0]
+    assert loaded["part"].device == (torch.device("cpu") if map_location else device)
+
+
+def test_lazily_conjugated_and_negated_tensors_survive_a_file(device: torch.device) -> None:
+    x = torch.tensor([1 + 2j, 3 - 4j], device=device)
+    assert torch.equal(through_a_file(x.conj()), x.conj())
+    assert torch.equal(through_a_file(x.conj().imag), x.conj().imag)
 
 
 def test_parameters_survive_a_file(device: torch.device) -> None:

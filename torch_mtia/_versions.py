@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 # A backend uses interfaces of PyTorch that may change with every minor version, so each row was built and tested. The
 # rows are ascending (major, minor); pyproject.toml repeats torch_requirement() for isolated builds.
-SUPPORTED_TORCH: tuple[tuple[int, int], ...] = ((2, 13), (2, 15))
+SUPPORTED_TORCH: tuple[tuple[int, int], ...] = ((2, 13), (2, 14), (2, 15))
 
 
 def torch_requirement() -> str:

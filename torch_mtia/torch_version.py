@@ -44,6 +44,14 @@ def descriptors_round() -> bool:
     return "round_f32_to_tf32" in TensorDescriptor.__dataclass_fields__
 
 
+def rewrite_block_pointers(manager: Any) -> None:
+    """A pass up to Triton 3.7; 3.8 has made pointers of them when it comes to passes."""
+    from triton._C.libtriton import passes
+
+    if hasattr(passes.ttir, "add_rewrite_tensor_pointer"):
+        passes.ttir.add_rewrite_tensor_pointer(manager)
+
+
 def has_block_pointers() -> bool:
     """Whether this Triton has tl.make_block_ptr, which 3.9 replaced by descriptors."""
     import triton.language

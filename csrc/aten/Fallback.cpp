@@ -22,6 +22,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/COW.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -278,13 +279,21 @@ class FallbackCall {
                         c10::GetAllocator(c10::kCPU), storage->resizable());
       storages_.push_back({tensor.storage(), std::move(host), address});
       alias = storages_.end() - 1;
+    } else if (writes_argument_ && c10::impl::cow::is_cow_data_ptr(storage->data_ptr())) {
+      // An argument that is only read was first: its lazy clone gets memory of its own now.
+      storage->mutable_data();
+      if (HostView::available()) {
+        alias->host.set_data_ptr_noswap(host_memory(*storage));
+        alias->address = alias->host.mutable_data();
+      }
     }
     if (!HostView::available()) note_use(*alias, range_of(tensor));
     return alias->host;
   }
 
-  static c10::DataPtr host_memory(c10::StorageImpl& device) {
-    void* const address = device.mutable_data();
+  c10::DataPtr host_memory(c10::StorageImpl& device) const {
+    // Reading must not make a copy of a lazy clone.
+    void* const address = writes_argument_ ? device.mutable_data() : const_cast<void*>(device.data());
     if (!HostView::available()) return c10::GetAllocator(c10::kCPU)->allocate(device.nbytes());
     return {address != nullptr ? HostView::to_host(address) : nullptr, c10::Device(c10::kCPU)};
   }

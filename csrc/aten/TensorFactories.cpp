@@ -1,9 +1,10 @@
-// Tensors with memory whose contents are undefined, and zeros without memory.
+// Tensors with memory whose contents are undefined, zeros without memory, and lazy clones.
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/native/mtia/EmptyTensor.h>
+#include <ATen/ops/_lazy_clone_native.h>
 #include <c10/core/TensorOptions.h>
 
 #include "../device/Door.h"
@@ -103,6 +104,11 @@ Tensor _efficientzerotensor_mtia(IntArrayRef size, std::optional<ScalarType> dty
       std::move(storage), at::detail::device_keys() | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor), type);
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(size);
   return tensor;
+}
+
+Tensor _lazy_clone_mtia(const Tensor& self) {
+  torch_mtia::MTIACachingAllocator::make_address_the_context(*self.storage().unsafeGetStorageImpl());
+  return native::_lazy_clone(self);
 }
 
 }  // namespace at::native

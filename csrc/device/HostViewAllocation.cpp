@@ -2,10 +2,8 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
-#include <c10/util/flat_hash_map.h>
 
-#include <mutex>
-
+#include "BlockTable.h"
 #include "HostView.h"
 #include "MTIACachingAllocator.h"
 
@@ -15,28 +13,7 @@ namespace {
 thread_local bool tls_active = false;
 thread_local HostViewOffer* tls_offer = nullptr;
 
-// From the host view of a block to the block.
-class BlockTable {
- public:
-  void insert(void* address, core::Block* block) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    blocks_[address] = block;
-  }
-  // Null: the address is not ours.
-  core::Block* take(void* address) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = blocks_.find(address);
-    if (found == blocks_.end()) return nullptr;
-    core::Block* block = found->second;
-    blocks_.erase(found);
-    return block;
-  }
-
- private:
-  std::mutex mutex_;
-  ska::flat_hash_map<void*, core::Block*> blocks_;
-};
-
+// By their host views.
 BlockTable& block_table() {
   static auto* const table = new BlockTable();  // leaked: memory is freed until the process ends
   return *table;

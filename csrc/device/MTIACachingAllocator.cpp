@@ -8,6 +8,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "BlockTable.h"
 #include "BlockingWait.h"
 #include "MTIAGraph.h"
 #include "MTIAMemoryHistory.h"
@@ -70,6 +71,15 @@ void delete_block(void* context) {
   const auto size = static_cast<int64_t>(core::block_size(block));
   MTIACachingAllocator::free_block(block);
   report_to_profiler(allocator_of(stream), address, -size, static_cast<c10::DeviceIndex>(stream.device()));
+}
+
+BlockTable& blocks_by_address() {
+  static auto* const table = new BlockTable();  // leaked, as the allocators
+  return *table;
+}
+
+void delete_block_at(void* address) {
+  delete_block(blocks_by_address().take(address));
 }
 
 std::string format_size(uint64_t bytes) {
@@ -199,9 +209,22 @@ void MTIACachingAllocator::emptyCache(c10::MempoolId_t pool) {
 }
 
 void MTIACachingAllocator::recordStream(const c10::DataPtr& data, c10::Stream stream) {
+  if (data.get() == nullptr) return;
+  auto* block = static_cast<core::Block*>(data.get_context());
+  if (data.get_deleter() == &delete_block_at) {
+    block = blocks_by_address().find(data.get_context());
+  } else if (data.get_deleter() != &delete_block) {
+    return;
+  }
+  block_allocator(data.device().index()).record_stream(block, &MTIAStream(stream).core());
+}
+
+void MTIACachingAllocator::make_address_the_context(c10::StorageImpl& storage) {
+  const c10::DataPtr& data = storage.data_ptr();
   if (data.get() == nullptr || data.get_deleter() != &delete_block) return;
-  block_allocator(data.device().index())
-      .record_stream(static_cast<core::Block*>(data.get_context()), &MTIAStream(stream).core());
+  c10::DataPtr other(data.get(), data.get(), &delete_block_at, data.device());
+  blocks_by_address().insert(data.get(), static_cast<core::Block*>(data.get_context()));
+  storage.set_data_ptr(std::move(other)).release_context();
 }
 
 c10::CachingDeviceAllocator::DeviceStats MTIACachingAllocator::getDeviceStats(c10::DeviceIndex device) {

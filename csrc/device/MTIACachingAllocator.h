@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/StorageImpl.h>
 
 #include "../core/BlockAllocator.h"
 #include "MTIAFunctions.h"
@@ -22,6 +23,8 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   static c10::DataPtr wrap_block(core::Block* block);
   static void free_block(core::Block* block);
   static void free_block_while_running(core::Block* block);
+  // Makes its address, in place of the block, the context of memory of this allocator: c10's lazy clones need that.
+  static void make_address_the_context(c10::StorageImpl& storage);
 
   // See Note [Memory of running work] in BlockAllocator.h.
   class Window {

@@ -23,7 +23,7 @@ from triton.backends.compiler import BaseBackend, GPUTarget
 
 from torch_mtia import environment
 from torch_mtia.source_digest import source_digest
-from torch_mtia.torch_version import has_block_pointers, run_passes
+from torch_mtia.torch_version import rewrite_block_pointers, run_passes
 
 ABI_VERSION = 1  # of the image and its entry; part of the cache's key
 # Kind and size of each argument, bytes of scratch memory, estimated nanoseconds of one program.
@@ -149,8 +149,7 @@ class MTIABackend(BaseBackend):
         manager = ir.pass_manager(module.context)
         manager.enable_debug()
         passes.common.add_inliner(manager)
-        if has_block_pointers():
-            passes.ttir.add_rewrite_tensor_pointer(manager)
+        rewrite_block_pointers(manager)
         passes.ttir.add_rewrite_tensor_descriptor_to_pointer(manager)
         passes.common.add_canonicalizer(manager)
         passes.ttir.add_combine(manager)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,38 @@ def profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
         return events
 
     return _parse_kineto_results
+
+
+def pickled_by_storage(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What upstream's function does for other devices, for tensors that consist of a storage and a shape."""
+
+    def _reduce_ex_internal(self: torch.Tensor, proto: int) -> Any:
+        plain = type(self).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        if (
+            self.device.type != "mtia"
+            or self.layout != torch.strided
+            or self.is_quantized
+            or self.is_nested
+            or not plain
+        ):
+            return original(self, proto)
+        torch.utils.hooks.warn_if_has_hooks(self)
+        layout = (
+            self.storage_offset(),
+            tuple(self.size()),
+            self.stride(),
+            self.requires_grad,
+            collections.OrderedDict(),
+        )
+        metadata = torch._utils.get_tensor_metadata(self)
+        of_metadata = (metadata,) if metadata else ()
+        storage = self.untyped_storage()
+        if self.dtype in torch.storage._new_dtypes():
+            return torch._utils._rebuild_tensor_v3, (storage, *layout, self.dtype, *of_metadata)
+        typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=self.dtype, _internal=True)
+        return torch._utils._rebuild_tensor_v2, (typed, *layout, *of_metadata)
+
+    return _reduce_ex_internal
 
 
 def is_current_stream_capturing(_original: Any) -> Callable[[], bool]:

@@ -29,6 +29,14 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: "DeviceType.MTIA" not in inspect.getsource(original),
     ),
     Gate(
+        name="Tensor._reduce_ex_internal",
+        modules=("torch._tensor",),
+        why="Tensors of mtia are pickled as copies on the CPU: memory that they share is lost, what requires a "
+        "gradient cannot be loaded, and a file in the old format loads wrong values.",
+        replace=eager.pickled_by_storage,
+        is_needed=lambda original: '"maia", "mtia"' in inspect.getsource(original),
+    ),
+    Gate(
         name="is_current_stream_capturing",
         modules=("torch.mtia",),
         why="torch.mtia has no counterpart of torch.cuda.is_current_stream_capturing.",
