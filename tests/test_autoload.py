@@ -29,11 +29,13 @@ def test_either_import_gives_the_device(run_script: RunScript, imports: str, aut
     assert finished.stderr == ""
 
 
+@pytest.mark.in_tree("torch.mtia is there without torch_mtia")
 def test_autoload_off_leaves_torch_without_the_device(run_script: RunScript) -> None:
     script = "import torch; print(torch.mtia.is_available())"
     assert run_script(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0").output() == "False\n"
 
 
+@pytest.mark.in_tree("another name is no device before torch_mtia is there")
 @pytest.mark.parametrize(
     "first_use",
     [
@@ -61,6 +63,7 @@ def test_importing_too_late_raises_and_names_the_remedy(run_script: RunScript, f
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD" in message
 
 
+@pytest.mark.in_tree("the entry point is called mtia")
 def test_an_error_inside_autoload_is_shown_with_its_cause(run_script: RunScript) -> None:
     finished = run_script("import torch", TORCH_MTIA_DEVICES="abc")
     assert finished.returncode == 1

@@ -9,6 +9,8 @@ import pytest
 from tools.codegen.generate import OVERLAY, generate
 from tools.codegen.merge import OverlayError, merge
 
+pytestmark = pytest.mark.in_tree("the source of kernels names one key")
+
 RELU = "relu(Tensor self) -> Tensor"
 CUMSUM_OUT = "cumsum.out(Tensor self, int dim, *, ScalarType? dtype=None, Tensor(a!) out) -> Tensor(a!)"
 FILL = "fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)"

@@ -159,6 +159,7 @@ def test_a_name_longer_than_an_image_has_room_for() -> None:
     assert any(len(name) > 127 for name in kernels("\n".join(code)))
 
 
+@pytest.mark.in_tree("the key of the cache says mtia")
 def test_cached_code_belongs_to_this_version_of_the_package() -> None:
     from torch._inductor.codecache import CacheBase
 

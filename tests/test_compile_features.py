@@ -272,7 +272,7 @@ def test_checks_for_nan_in_kernels_raise_for_elements_of_tensors_only() -> None:
 def test_running_out_of_memory_in_compiled_code_leaves_the_device_usable() -> None:
     function = torch.compile(lambda x: x.expand(1 << 20, -1) + 1)
     x = torch.zeros(1, 1 << 20, device="mtia")
-    with pytest.raises(torch.OutOfMemoryError, match="MTIA out of memory"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"\w+ out of memory\."):
         function(x)
     assert (x + 1).sum().item() == 1 << 20
 

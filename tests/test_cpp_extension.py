@@ -57,6 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("extensions")
 
 
+@pytest.mark.in_tree("the example registers kernels for the key MTIA")
 class TestTheExample:
     """One build serves all."""
 

@@ -75,6 +75,10 @@ def compare(
     there = moved((tensors, args, kwargs), device)
     expected, expected_error = outcome(function, *host)
     actual, actual_error = outcome(function, *there)
+    if expected_error is not None and "'BComplex32'" in expected_error[1]:
+        # bfloat16 with a complex number, from 2.14 on; which operator refuses it first is left open.
+        assert actual_error is not None
+        return False
     assert actual_error == expected_error
     assert_close = functools.partial(
         torch.testing.assert_close, rtol=tolerance, atol=tolerance, check_device=False, equal_nan=True

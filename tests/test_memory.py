@@ -127,7 +127,7 @@ def test_a_freed_block_is_not_given_to_another_stream() -> None:
 
 @pytest.mark.parametrize("size", [2**42, 2**60 + 2**59], ids=["4 TiB", "1.5 EiB"])
 def test_an_allocation_larger_than_the_device_is_out_of_memory(size: int) -> None:
-    with pytest.raises(torch.OutOfMemoryError, match=r"MTIA out of memory\. Tried to allocate"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"^\w+ out of memory\. Tried to allocate"):
         torch.empty(size, dtype=torch.uint8, device="mtia")
     assert torch.ones(3, device="mtia").tolist() == [1, 1, 1]
 

@@ -94,6 +94,7 @@ class TestTheGuide:
         assert (failed, unexpectedly_passed) == ("0", "0")
 
 
+@pytest.mark.in_tree("acme, the name that is generated, is a device type then")
 def test_generated_ledger_is_valid(tmp_path: Path) -> None:
     new_backend.write("acme", tmp_path / "acme")
     ours = Ledger(new_backend.LEDGER).entries
@@ -101,6 +102,7 @@ def test_generated_ledger_is_valid(tmp_path: Path) -> None:
     assert len(ours) > 1
 
 
+@pytest.mark.in_tree("acme, the name that is generated, is a device type then")
 def test_nothing_of_the_template_is_left(tmp_path: Path) -> None:
     for path in new_backend.write("acme", tmp_path / "acme"):
         assert "NAME" not in str(path.relative_to(tmp_path))

@@ -422,3 +422,25 @@ def test_samples(device: torch.device, info: OpInfo, dtype: torch.dtype) -> None
 
 def test_the_samples_are_of_operators_that_exist() -> None:
     assert set(OPERATORS) <= {name_of(info) for info in op_db}
+
+
+@pytest.mark.parametrize("inner_k_tiles", [2, 4, 8])
+def test_products_with_weights_of_4_bits(device: torch.device, inner_k_tiles: int) -> None:
+    """In the shapes of CUDA's kernels: numbers 0 to 15 in groups of a row, each with a scale and a zero point."""
+    n, k, group = 48, 256, 64
+    numbers = torch.randint(16, (n, k))
+    scales, zeros = torch.rand(2, k // group, n).bfloat16().unbind()
+    weight = (numbers - 8).view(n, -1, group) * scales.t()[..., None].float() + zeros.t()[..., None].float()
+    bytes_of_weight = (numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8).to(device)
+    packed = torch._convert_weight_to_int4pack(bytes_of_weight, inner_k_tiles)
+    assert packed.shape == (n // 8, k // (inner_k_tiles * 16), 32, inner_k_tiles // 2)
+    x = torch.randn(5, k).bfloat16()
+    scales_and_zeros = torch.stack([scales, zeros], -1).to(device)
+    result = torch._weight_int4pack_mm(x.to(device), packed, group, scales_and_zeros)
+    torch.testing.assert_close(result.cpu(), x @ weight.view(n, k).bfloat16().t())
+    with pytest.raises(RuntimeError, match="qGroupSize"):
+        torch._weight_int4pack_mm(x.to(device), packed, 48, scales_and_zeros)
+    with pytest.raises(RuntimeError, match="does not fit a weight"):
+        torch._weight_int4pack_mm(x[:, :64].to(device), packed, group, scales_and_zeros)
+    with pytest.raises(RuntimeError, match="innerKTiles"):
+        torch._convert_weight_to_int4pack(bytes_of_weight, 3)

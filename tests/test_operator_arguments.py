@@ -139,3 +139,145 @@ def test_shapes_and_strides_are_those_of_the_meta_functions(device: torch.device
             if isinstance(result, torch.Tensor):
                 assert (result.shape, result.stride(), result.dtype) == (meta.shape, meta.stride(), meta.dtype)
                 assert result.device == meta.device
+
+
+# What is wrong shows in the arguments, or in how many elements a mask takes, so it is not left to the stream.
+WRONG_WRITES: dict[str, Callable[[torch.device], object]] = {
+    "indices do not fit each other": lambda d: torch.zeros(5, 5, device=d).__setitem__(([0, 1], [0, 1, 2]), 0),
+    "values do not fit the indices": lambda d: torch.zeros(5, device=d).__setitem__([0, 1], torch.ones(3, device=d)),
+    "values do not fit between slices": lambda d: torch.zeros(2, 3, 4, 5, device=d).__setitem__(
+        (slice(None), [0, 1], [[1], [2]]), torch.ones(2, 3, 5, device=d)
+    ),
+    "values do not fit separate indices": lambda d: torch.zeros(2, 3, 4, device=d).__setitem__(
+        ([0, 1], slice(None), [0, 1]), torch.ones(3, 2, device=d)
+    ),
+    "values do not fit the mask": lambda d: torch.arange(4, device=d).__setitem__(
+        torch.arange(4, device=d) > 0, torch.ones(2, device=d, dtype=torch.int64)
+    ),
+    "values do not fit, and have another dtype": lambda d: torch.arange(4, device=d).__setitem__(
+        torch.arange(4, device=d) > 0, torch.ones(2, device=d)
+    ),
+    "values have another dtype": lambda d: torch.zeros(4, device=d).__setitem__([0], torch.ones(1, device=d).int()),
+    "a value of no dimension without indices": lambda d: torch.ones((), device=d).index_put(
+        [], torch.ones(1, device=d), accumulate=True
+    ),
+    "index_put_ of its own memory": lambda d: (x := torch.ones(6, device=d)).index_put_(
+        (torch.tensor([2, 1], device=d),), x[:2]
+    ),
+    "index_put_ at its own memory": lambda d: (i := torch.tensor([2, 1, 0], device=d)).index_put_((i,), i.clone()),
+    "index_fill_ at its own memory": lambda d: (i := torch.tensor([2, 1, 0], device=d)).index_fill_(0, i, 0),
+    "index_fill_ of a complex number": lambda d: torch.ones(2, device=d).index_fill_(
+        0, torch.tensor([0], device=d), 1j
+    ),
+    "masked_scatter_ of expanded memory": lambda d: (
+        torch.ones(1, device=d)
+        .expand(6)
+        .masked_scatter_(torch.ones(6, dtype=torch.bool, device=d), torch.ones(6, device=d))
+    ),
+    "put_ of its own memory": lambda d: (x := torch.ones(6, device=d)).put_(torch.tensor([2, 1], device=d), x[:2]),
+    "put_ at its own memory": lambda d: (i := torch.tensor([2, 1, 0], device=d)).put_(i, i.clone()),
+    "logspace to expanded memory": lambda d: torch.logspace(1, 10, 10, out=torch.ones(1, device=d).expand(10)),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_WRITES)
+def test_wrong_writes_raise_at_the_call(device: torch.device, case: str) -> None:
+    with pytest.raises((RuntimeError, IndexError)) as expected:
+        WRONG_WRITES[case](CPU)
+    with pytest.raises(expected.type, match=re.escape(str(expected.value)[:60])):
+        WRONG_WRITES[case](device)
+    torch.accelerator.synchronize()  # and nothing is left to the stream
+
+
+def test_a_mask_that_does_not_fit_raises_at_the_call(device: torch.device) -> None:
+    with pytest.raises(RuntimeError, match="cannot be broadcast"):
+        torch.zeros(3, device=device).masked_scatter_(
+            torch.ones(2, 3, dtype=torch.bool, device=device), torch.ones(6, device=device)
+        )
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, i: x.index_fill_(0, i, 1.0),
+        lambda x, i: x.index_put_((i,), torch.ones(3, device=x.device)),
+        lambda x, i: x.masked_fill_(i > 0, 1.0),
+    ],
+    ids=["index_fill_", "index_put_", "masked_fill_"],
+)
+def test_writes_to_expanded_memory_warn(device: torch.device, write: Callable[..., object]) -> None:
+    with pytest.warns(UserWarning, match="on expanded tensors is deprecated"):
+        write(torch.zeros(1, device=device).expand(3), torch.tensor([2, 1, 0], device=device))
+
+
+@pytest.mark.parametrize(
+    "x", [((2, 3, 4), ([0, 1], slice(None), [0, 1]), (2, 3)), ((4, 5), ([0, 1],), (1, 5))], ids=str
+)
+def test_values_that_fit_are_broadcast(device: torch.device, x: tuple[Any, Any, Any]) -> None:
+    shape, index, values = x
+    results = []
+    for where in (CPU, device):
+        tensor = torch.zeros(shape, device=where)
+        tensor[index] = torch.arange(1.0, 1 + torch.Size(values).numel(), device=where).view(values)
+        results.append(tensor.cpu())
+    assert torch.equal(*results)
+
+
+def test_a_deterministic_call_stays_so_when_the_mode_changes_after_it(device: torch.device) -> None:
+    """ATen's kernels ask for the mode, a flag of the process, when they run."""
+    index = torch.arange(2000).repeat(20).to(device)
+    source = torch.arange(40000.0, device=device)[:, None].expand(40000, 12).contiguous()
+    torch.use_deterministic_algorithms(True)
+    try:
+        result = torch.zeros(2000, 12, device=device).index_copy(0, index, source)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(result, source[-2000:])
+
+
+def test_what_is_not_deterministic_raises_at_the_call(device: torch.device) -> None:
+    output, indices = torch.nn.functional.max_pool2d(torch.ones(1, 1, 4, 4, device=device), 2, return_indices=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+            torch.nn.functional.max_unpool2d(output, indices, [2])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_largest_number_without_sign(device: torch.device) -> None:
+    assert torch.full((3,), 2**64 - 1, dtype=torch.uint64, device=device).tolist() == [2**64 - 1] * 3
+
+
+def test_a_number_among_elements(device: torch.device) -> None:
+    assert torch.isin(5, torch.tensor([[1, 5], [7, 9]], device=device)).item() is True
+
+
+def test_flip_keeps_the_order_of_dimensions(device: torch.device) -> None:
+    x = torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    flipped = x.to(device).flip(2)
+    assert flipped.stride() == x.flip(2).stride()
+    assert torch.equal(flipped.cpu(), x.flip(2))
+
+
+@pytest.mark.parametrize(
+    "solve",
+    [torch.linalg.cholesky_ex, torch.linalg.inv_ex, torch.linalg.lu_factor_ex],
+    ids=lambda function: function.__name__,
+)
+def test_errors_that_are_to_be_checked_raise_at_the_call(device: torch.device, solve: Callable[..., object]) -> None:
+    with pytest.raises(RuntimeError, match=solve.__name__):
+        solve(torch.zeros(3, 3, device=device), check_errors=True)
+
+
+@pytest.mark.parametrize("multiply", [torch.mm, torch.matmul], ids=["mm", "matmul"])
+def test_products_of_two_dtypes_raise_at_the_call(device: torch.device, multiply: Callable[..., object]) -> None:
+    with pytest.raises(RuntimeError, match="to have the same dtype"):
+        multiply(torch.ones(2, 3, device=device), torch.ones(3, 2, dtype=torch.int16, device=device))
+
+
+def test_masks_that_take_more_than_there_is_raise_at_the_call(device: torch.device) -> None:
+    with pytest.raises(RuntimeError, match="masked_scatter"):
+        torch.zeros(2, 3, device=device).masked_scatter_(
+            torch.tensor([True, True, False], device=device), torch.ones(3, device=device)
+        )

@@ -33,6 +33,7 @@ def test_the_registered_kernels_are_those_of_the_yaml() -> None:
     assert registered - boxed_registrations(ROOT / "csrc" / "aten") == expected
 
 
+@pytest.mark.in_tree("upstream has names for the key MTIA")
 def test_kernels_that_upstream_names_for_lists_have_these_names() -> None:
     upstream = {
         row["func"].partition("(")[0]: row["dispatch"]["MTIA"]
@@ -45,6 +46,7 @@ def test_kernels_that_upstream_names_for_lists_have_these_names() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.in_tree("the table says mtia")
 @pytest.mark.skipif(SUPPORTED_TORCH[0] != torch_version.TORCH, reason="the page is of the oldest version of PyTorch")
 def test_the_page_is_what_the_tool_writes() -> None:
     assert DOCUMENT.read_text() == document(operator_rows(), dtypes_by_overload()), "run `make docs`"

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from tests.conftest import RunScript
 
 
+pytestmark = pytest.mark.in_tree("each process opens a door of its own")
+
+
 @pytest.fixture
 def run_plainly(run_script: RunScript) -> RunScript:
     """Runs a script that starts with the door of mtia."""
@@ -223,7 +226,7 @@ def test_gates_for_the_name_are_applied_and_needed(run_plainly: RunScript) -> No
                 replaced = operator.attrgetter(gate.name)(importlib.import_module(module))
                 original = upstream_gates.originals[module, gate.name]
                 assert gate.is_needed(original) or isinstance(original, list), gate.name
-                assert "acme" in names(replaced), gate.name
+                assert "acme" in names(replaced) or not gate.is_needed(replaced), gate.name
         print(len(by_name) > 2)
         """
     )

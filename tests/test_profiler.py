@@ -119,7 +119,7 @@ def test_copies_and_fills_are_items_too(tmp_path: Path) -> None:
         torch.zeros(1000, device="mtia")
 
     names = [event["name"] for event in runs(trace_of(profiled(work), tmp_path))]
-    assert names == ["aten::copy_", "mtia::memory_copy", "aten::fill_"]
+    assert [name.split("::")[1] for name in names] == ["copy_", "memory_copy", "fill_"]
 
 
 def test_small_work_that_runs_within_the_call_is_shown(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_table_credits_operators_with_the_devices_time(x: torch.Tensor) -> N
     around = rows["aten::matmul", DeviceType.CPU]
     assert around.self_device_time_total == 0
     assert around.device_time_total == pytest.approx(on_device.device_time_total)
-    assert "Self MTIA" in result.key_averages().table(sort_by="self_device_time_total")
+    assert f"Self {x.device.type.upper()}" in result.key_averages().table(sort_by="self_device_time_total")
 
 
 def test_a_range_is_credited_with_what_it_encloses(x: torch.Tensor) -> None:

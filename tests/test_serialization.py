@@ -234,6 +234,15 @@ def test_training_resumes_from_a_checkpoint(device: torch.device, tmp_path: Path
     torch.testing.assert_close(step(model, optimizer), expected)
 
 
+def test_what_parts_of_a_module_share_they_share_after_a_move(device: torch.device) -> None:
+    embedding, head = torch.nn.Embedding(4, 3), torch.nn.Linear(3, 4)
+    head.weight = embedding.weight
+    model = torch.nn.Sequential(embedding, torch.nn.Sequential(head)).to(device)
+    assert head.weight is embedding.weight
+    assert head.weight.device == device
+    assert len(list(model.parameters())) == 2
+
+
 @pytest.mark.in_tree("PyTorch changes the tensors of parameters in place between the device types of its own only")
 def test_a_module_moves_there_and_back(device: torch.device) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tools.triton_fuzz.__main__ import Fuzzer
+from torch_mtia.door import device_type
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +22,7 @@ KNOWN = (30139447, 30115050)
 @pytest.fixture(scope="module")
 def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzer]:
     folder: Path = tmp_path_factory.mktemp("fuzz")
-    fuzzer = Fuzzer(folder)
+    fuzzer = Fuzzer(folder, device_type())
     yield fuzzer
     fuzzer.close()
 

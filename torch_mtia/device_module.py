@@ -79,6 +79,12 @@ def is_initialized() -> bool:
     return _C._is_initialized() and not _is_in_bad_fork()
 
 
+def __getattr__(name: str) -> Any:
+    if name == "_initialized":  # torch.utils.checkpoint saves the random numbers' state only of modules that have it
+        return is_initialized()
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
 def is_available() -> bool:
     """Whether there is a device."""
     return device_count() > 0

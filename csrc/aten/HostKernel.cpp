@@ -1,6 +1,9 @@
 #include "HostKernel.h"
 
+#include <ATen/Context.h>
+
 #include <algorithm>
+#include <string_view>
 
 #include "../device/BlockingWait.h"
 
@@ -32,7 +35,14 @@ HostKernelLaunch::HostKernelLaunch(const HostKernelInfo& kernel, c10::Device dev
   info_.name = kernel.name;
   info_.cost = std::max(cost_of_bytes(bytes) * kernel.weight, kernel.least_cost);
   // A capture cannot wait for the kernel: a dtype that it lacks shows at the first replay.
-  is_known_ = stream_.core().graph() != nullptr || supported.contains(dtypes_);
+  const bool captures = stream_.core().graph() != nullptr;
+  is_known_ = captures || supported.contains(dtypes_);
+  waits_ = !captures && (kernel.waits || at::globalContext().deterministicAlgorithms());
+}
+
+void HostKernelLaunch::wait() {
+  if (!is_known_) wait_for_first_use();
+  if (waits_) stream_.synchronize();
 }
 
 void HostKernelLaunch::wait_for_first_use() {
@@ -42,6 +52,11 @@ void HostKernelLaunch::wait_for_first_use() {
   }
   if (unsupported_) std::rethrow_exception(unsupported_);
   supported_.insert(dtypes_);
+}
+
+bool says_unsupported(const c10::Error& error) {
+  return dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr ||
+         std::string_view(error.what_without_backtrace()).find("not implemented for") != std::string_view::npos;
 }
 
 uint32_t list_accesses(const HostTensors& tensors, mtia_access* list, uint32_t capacity) noexcept {

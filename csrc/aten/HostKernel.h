@@ -21,7 +21,7 @@ namespace torch_mtia {
 
 // Note [Unsupported dtypes]
 // A CPU kernel says that it lacks a dtype when it runs, and on an asynchronous stream that is too late. So the first
-// call with a combination of dtypes waits for the kernel, and takes a NotImplementedError from it. Every other error
+// call with a combination of dtypes waits for the kernel, and takes what says so from it. Every other error
 // stays with the stream: whether it depends on the data cannot be told.
 class SupportedDtypes {
  public:
@@ -42,6 +42,7 @@ struct HostKernelInfo {
   const char* name;  // with static lifetime
   uint64_t weight = 1;
   uint64_t least_cost = 0;
+  bool waits = false;  // the call raises what depends on the data, too
 };
 
 // What the launch of a kernel does with its tensors whatever their number: kept out of the templates below, of which
@@ -57,10 +58,11 @@ class HostKernelLaunch {
   std::exception_ptr* unsupported() { return is_known_ ? nullptr : &unsupported_; }
   // After the launch: raises the NotImplementedError.
   void finish() {
-    if (C10_UNLIKELY(!is_known_)) wait_for_first_use();
+    if (C10_UNLIKELY(!is_known_ || waits_)) wait();
   }
 
  private:
+  void wait();
   void wait_for_first_use();
 
   const MTIAStream stream_;
@@ -68,9 +70,14 @@ class HostKernelLaunch {
   SupportedDtypes& supported_;
   uint64_t dtypes_ = 1;
   bool is_known_;
+  // Because of `HostKernelInfo::waits`, or to be deterministic: ATen's kernels ask for that flag of the process when
+  // they run, so the work ends before the program can change it.
+  bool waits_;
   std::exception_ptr unsupported_;
 };
 
+// Whether the kernel lacks the dtype; aminmax says so by a RuntimeError.
+bool says_unsupported(const c10::Error& error);
 uint32_t list_accesses(const HostTensors& tensors, mtia_access* list, uint32_t capacity) noexcept;
 
 template <typename Run, typename... Kept>
@@ -83,7 +90,7 @@ class HostKernelWork {
     std::apply([&](Kept&... kept) { (kept.collect(list), ...); }, arguments_);
     return list;
   }
-  // The caller, who waits for the work, takes a NotImplementedError from there; null: it is thrown.
+  // The caller, who waits for the work, takes an error about dtypes from there; null: it is thrown.
   void put_unsupported_in(std::exception_ptr* unsupported) { unsupported_ = unsupported; }
 
   // Below the dispatcher's autograd: on the caller that is so already, an executor has a state of its own.
@@ -91,8 +98,8 @@ class HostKernelWork {
     const at::AutoDispatchBelowADInplaceOrView below;
     try {
       std::apply([&](const Kept&... kept) { run_(kept.get()...); }, arguments_);
-    } catch (const c10::NotImplementedError&) {
-      if (unsupported_ == nullptr) throw;
+    } catch (const c10::Error& error) {
+      if (unsupported_ == nullptr || !says_unsupported(error)) throw;
       *unsupported_ = std::current_exception();
     }
   }

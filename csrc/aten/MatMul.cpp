@@ -30,6 +30,8 @@ uint64_t product_cost(const at::Tensor& left, const at::Tensor& right) {
 template <typename Kernel, typename... Arguments>
 void run_product(const char* name, const at::Tensor& left, const at::Tensor& right, const at::Tensor& out,
                  const Arguments&... arguments) {
+  TORCH_CHECK(left.scalar_type() == right.scalar_type(),
+              "expected m1 and m2 to have the same dtype, but got: ", left.dtype(), " != ", right.dtype());
   run_on_host(
       {name, 1, product_cost(left, right)}, out.device(),
       [](const auto&... kept) { StructuredCall<Kernel, 1>::run(kept...); }, keep(arguments)..., keep_output(out));

@@ -182,6 +182,7 @@ at::TensorIterator empty_iterator(const at::TensorIteratorBase& iter, Casts cast
 bool converts(const c10::Scalar& value, at::ScalarType dtype) {
   constexpr double kLargestHalf = 65504;
   if (value.isBoolean()) return true;
+  if (value.type() == at::kUInt64) return value.to<uint64_t>() <= 127;  // a larger one is no int64_t
   if (value.isIntegral(/*includeBool=*/false)) {
     const auto number = value.to<int64_t>();
     return -127 <= number && number <= 127;

@@ -1,5 +1,6 @@
 // Pointwise operators whose kernels upstream names for each backend, and stubs that take tensors and not an iterator.
 #include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/native/Activation.h>
 #include <ATen/native/BinaryOps.h>
@@ -228,6 +229,7 @@ Tensor& logspace_out_mtia(const Scalar& start, const Scalar& end, int64_t steps,
   logspace_out(start, end, std::min<int64_t>(steps, 2), base, ends);
   if (out.numel() != steps) out.resize_({steps});
   if (steps == 0) return out;
+  assert_no_internal_overlap(out);
   const auto run = [start = Scalar(start), end = Scalar(end), steps, base](Tensor& result) {
     logspace_out(start, end, steps, base, result);
   };

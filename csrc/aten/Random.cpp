@@ -69,7 +69,7 @@ struct Uniform {
         largest(std::max(from, static_cast<value_type>(largest_below<T>(to_bound)))) {}
 
   void operator()(const uint32_t* words, value_type* values) const {
-    uniform_variates(words, std::numeric_limits<T>::digits, from, range, largest, values);
+    uniform_variates(words, std::numeric_limits<value_type>::digits, from, range, largest, values);
   }
 };
 

@@ -1,15 +1,26 @@
 #include "Shapes.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtils.h>
+#include <ATen/native/BucketizationUtils.h>
 #include <ATen/native/Copy.h>
 #include <ATen/native/ReduceOpsUtils.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/copy_native.h>
+#include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/item.h>
+
+#include <bitset>
+#include <cmath>
+#include <sstream>
 
 #include "ATen/native/mtia/EmptyTensor.h"
+#include "Launch.h"
 
 namespace torch_mtia {
 namespace {
@@ -37,9 +48,21 @@ TwoShapes values_and_indices(const at::Tensor& self, int64_t dim, bool keepdim) 
   return {like(self, sizes), like(self, sizes, at::kLong)};
 }
 
+void warn_if_expanded(const at::Tensor& self, const char* name) {
+  if (at::has_internal_overlap(self) != at::MemOverlap::Yes) return;
+  TORCH_WARN("Use of ", name,
+             " on expanded tensors is deprecated. Please clone() the tensor before performing this "
+             "operation. This also applies to advanced indexing e.g. tensor[index] = value");
+}
+
+bool is_capturing(const at::Tensor& self) {
+  return current_stream(self.device()).core().graph() != nullptr;
+}
+
 }  // namespace
 
 at::Tensor empty_of(const TensorShape& shape) {
+  if (shape.strides) return at::empty_strided(shape.sizes, *shape.strides, shape.options);
   return at::Tensor(at::detail::empty_mtia(shape.sizes, shape.options));
 }
 
@@ -69,10 +92,24 @@ void kthvalue_out_check(const at::Tensor& self, int64_t /*k*/, int64_t /*dim*/, 
   at::assert_no_overlap(self, values);
 }
 
+void searchsorted_out_check(const at::Tensor& sorted_sequence, const at::Tensor& self, bool out_int32, bool right,
+                            std::optional<std::string_view> side, const std::optional<at::Tensor>& sorter,
+                            const at::Tensor& out) {
+  at::native::searchsorted_pre_check(sorted_sequence, self, out, out_int32, right, side, sorter.value_or(at::Tensor()));
+}
+
+void mode_out_check(const at::Tensor& self, int64_t /*dim*/, bool /*keepdim*/, const at::Tensor& values,
+                    const at::Tensor& indices) {
+  TORCH_CHECK(values.scalar_type() == self.scalar_type(), "expected scalar type '", self.scalar_type(), "' but got '",
+              values.scalar_type(), "' for values output");
+  TORCH_CHECK(indices.scalar_type() == at::kLong, "expected scalar type '", at::kLong, "' but got '",
+              indices.scalar_type(), "' for indices output");
+}
+
 void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at::Scalar& value) {
   TORCH_CHECK(mask.scalar_type() == at::kBool, "masked_fill_ only supports boolean masks, but got mask with dtype ",
               mask.dtype());
-  at::assert_no_internal_overlap(self);
+  warn_if_expanded(self, "masked_fill_");
   at::assert_no_partial_overlap(self, mask);
   const auto sizes = at::infer_size_dimvector(self.sizes(), mask.sizes());
   TORCH_CHECK(self.sizes().equals(sizes), "output with shape ", self.sizes(), " doesn't match the broadcast shape ",
@@ -96,12 +133,24 @@ void masked_scatter_check(const at::Tensor& self, const at::Tensor& mask, const 
   TORCH_CHECK(self.scalar_type() == source.scalar_type(),
               "masked_scatter: expected self and source to have same dtypes but got ", self.scalar_type(), " and ",
               source.scalar_type());
-  at::infer_size_dimvector(self.sizes(), mask.sizes());
+  at::assert_no_internal_overlap(self);
+  TORCH_CHECK(at::is_expandable_to(mask.sizes(), self.sizes()), "masked_scatter_: the mask's shape ", mask.sizes(),
+              " cannot be broadcast to the tensor's, ", self.sizes());
+  if (source.numel() >= self.numel() || is_capturing(self)) return;
+  const auto taken = at::count_nonzero(mask).item<int64_t>() * (self.numel() / std::max<int64_t>(mask.numel(), 1));
+  TORCH_CHECK(taken <= source.numel(),
+              "masked_scatter: expected self to have no more masked elements than the source, "
+              "which has ",
+              source.numel(), ", and got ", taken);
 }
 
-void index_fill_check(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& /*value*/) {
+void index_fill_check(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value) {
   TORCH_CHECK_INDEX(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
                     "index_fill_(): Expected dtype int32/int64 for index.");
+  at::assert_no_overlap(self, index);
+  warn_if_expanded(self, "index_fill_");
+  TORCH_CHECK(self.is_complex() || !value.isComplex(),
+              "index_fill_(): Converting complex Scalar to non-complex type is not supported");
   TORCH_CHECK_INDEX(index.dim() <= 1, "index_fill_(): Index has to be a vector/scalar.");
   at::maybe_wrap_dim(dim, self.dim());
 }
@@ -112,31 +161,101 @@ void index_fill_check(const at::Tensor& self, int64_t dim, const at::Tensor& ind
   index_fill_check(self, dim, index, at::Scalar(0));
 }
 
+namespace {
+
+// How self[indices] is shaped: the indices broadcast together take the place of the dimensions that they index, or,
+// where those are not adjacent, come first.
+class IndexedShape {
+ public:
+  explicit IndexedShape(at::IntArrayRef self) : self_(self) {}
+
+  void keep_dimension() { ++dim_; }
+  void index_dimensions(int64_t count, at::IntArrayRef index) {
+    const bool adjacent = first_ < 0 || dim_ == end_;
+    adjacent_ = adjacent_ && adjacent;
+    if (first_ < 0) first_ = dim_;
+    dim_ += count;
+    end_ = dim_;
+    shapes_.emplace_back(index);
+    for (int64_t i = end_ - count; i < end_; ++i) is_indexed_.set(static_cast<size_t>(i));
+  }
+  int64_t dim() const { return dim_; }
+
+  c10::DimVector sizes() const {
+    c10::DimVector result;
+    for (const auto& shape : shapes_) {
+      TORCH_CHECK_INDEX(at::are_expandable(result, shape),
+                        "shape mismatch: indexing tensors could not be broadcast together with shapes ", shapes());
+      result = at::infer_size_dimvector(result, shape);
+    }
+    const int64_t before = adjacent_ && first_ >= 0 ? first_ : 0;
+    result.insert(result.begin(), self_.begin(), self_.begin() + before);
+    for (int64_t i = before; i < static_cast<int64_t>(self_.size()); ++i) {
+      if (!is_indexed_.test(static_cast<size_t>(i))) result.push_back(self_[static_cast<size_t>(i)]);
+    }
+    return result;
+  }
+
+ private:
+  std::string shapes() const {
+    std::ostringstream text;
+    for (const auto& shape : shapes_) text << (&shape == shapes_.data() ? "" : ", ") << at::IntArrayRef(shape);
+    return text.str();
+  }
+
+  const at::IntArrayRef self_;
+  c10::SmallVector<c10::DimVector, 4> shapes_;
+  std::bitset<64> is_indexed_;
+  int64_t dim_ = 0;
+  int64_t first_ = -1;
+  int64_t end_ = 0;
+  bool adjacent_ = true;
+};
+
+}  // namespace
+
 void index_put_check(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,
                      const at::Tensor& values, bool /*accumulate*/, bool /*unsafe*/) {
-  int64_t indexed_dims = 0;
+  warn_if_expanded(self, "index_put_");
+  at::assert_no_overlap(self, values);
+  // How many elements a mask takes is known when the device has counted them: for one value it need not be.
+  const bool counts_masks = values.numel() != 1 && !is_capturing(self);
+  bool has_mask = false;
+  IndexedShape indexed(self.sizes());
   for (const std::optional<at::Tensor>& index : indices) {
     if (!index.has_value() || !index->defined()) {
-      ++indexed_dims;
+      indexed.keep_dimension();
       continue;
     }
     const auto dtype = index->scalar_type();
     TORCH_CHECK_INDEX(dtype == at::kLong || dtype == at::kInt || dtype == at::kByte || dtype == at::kBool,
                       "tensors used as indices must be long, int, byte or bool tensors");
+    at::assert_no_overlap(self, *index);
     const bool is_mask = dtype == at::kByte || dtype == at::kBool;
     for (int64_t dim = 0; is_mask && dim < index->dim(); ++dim) {
-      TORCH_CHECK_INDEX(indexed_dims + dim < self.dim() && index->size(dim) == self.size(indexed_dims + dim),
+      TORCH_CHECK_INDEX(indexed.dim() + dim < self.dim() && index->size(dim) == self.size(indexed.dim() + dim),
                         "The shape of the mask ", index->sizes(), " at index ", dim,
                         " does not match the shape of the indexed tensor ", self.sizes(), " at index ",
-                        indexed_dims + dim);
+                        indexed.dim() + dim);
     }
-    indexed_dims += is_mask ? index->dim() : 1;
+    has_mask = has_mask || is_mask;
+    if (is_mask && index->dim() == 0) continue;
+    const int64_t count = is_mask && counts_masks ? at::count_nonzero(*index).item<int64_t>() : 1;
+    const int64_t dims = is_mask ? index->dim() : 1;
+    TORCH_CHECK_INDEX(indexed.dim() + dims <= self.dim(), "too many indices for tensor of dimension ", self.dim(),
+                      " (got ", indexed.dim() + dims, ")");
+    indexed.index_dimensions(dims, is_mask ? at::IntArrayRef(count) : index->sizes());
   }
-  TORCH_CHECK_INDEX(indexed_dims <= self.dim(), "too many indices for tensor of dimension ", self.dim(), " (got ",
-                    indexed_dims, ")");
-  TORCH_CHECK_INDEX(self.scalar_type() == values.scalar_type(),
-                    "Index put requires the source and destination dtypes match, got ", self.scalar_type(),
-                    " for the destination and ", values.scalar_type(), " for the source.");
+  TORCH_CHECK_INDEX(indexed.dim() <= self.dim(), "too many indices for tensor of dimension ", self.dim(), " (got ",
+                    indexed.dim(), ")");
+  if (!has_mask || counts_masks) {
+    const auto sizes = indexed.sizes();
+    TORCH_CHECK(at::is_expandable_to(values.sizes(), sizes), "shape mismatch: value tensor of shape ", values.sizes(),
+                " cannot be broadcast to indexing result of shape ", at::IntArrayRef(sizes));
+  }
+  TORCH_CHECK(self.scalar_type() == values.scalar_type(),
+              "Index put requires the source and destination dtypes match, got ", self.scalar_type(),
+              " for the destination and ", values.scalar_type(), " for the source.");
 }
 
 void put_check(const at::Tensor& self, const at::Tensor& index, const at::Tensor& source, bool /*accumulate*/) {
@@ -150,6 +269,8 @@ void put_check(const at::Tensor& self, const at::Tensor& index, const at::Tensor
               source.numel(), ", index.numel() = ", index.numel());
   TORCH_CHECK_INDEX(!(self.numel() == 0 && index.numel() != 0), "put_(): Tried to put elements into an empty tensor");
   at::assert_no_internal_overlap(self);
+  at::assert_no_overlap(self, index);
+  at::assert_no_overlap(self, source);
 }
 
 Shape index_select_shape(const at::Tensor& self, int64_t dim, const at::Tensor& index) {
@@ -188,9 +309,16 @@ Shape trace_shape(const at::Tensor& self) {
       like(self, {}, at::isIntegralType(self.scalar_type(), /*includeBool=*/true) ? at::kLong : self.scalar_type())};
 }
 
-Shape same_shape(const at::Tensor& self, at::IntArrayRef dims) {
+Shape flip_shape(const at::Tensor& self, at::IntArrayRef dims) {
   at::dim_list_to_bitset(dims, self.dim());  // raises for dims out of range or repeated
-  return {like(self, self.sizes())};
+  Shape shape{like(self, self.sizes())};
+  if (self.is_non_overlapping_and_dense()) {
+    shape[0].strides = c10::DimVector(self.strides());
+  } else {
+    const auto strides = at::infer_dense_strides(self.sizes(), self.strides());
+    shape[0].strides.emplace(strides.begin(), strides.end());
+  }
+  return shape;
 }
 
 Shape roll_shape(const at::Tensor& self, at::IntArrayRef shifts, at::IntArrayRef dims) {
@@ -231,7 +359,9 @@ Shape var_shape(const at::Tensor& self, OptionalDims dim, OptionalScalar /*corre
               "std and var only support floating point and complex dtypes");
   const auto mask = at::native::make_dim_mask(dim, self.dim());
   const auto sizes = at::native::shape_from_dim_mask(self, mask, keepdim);
-  return {TensorShape{sizes, self.options().dtype(c10::toRealValueType(self.scalar_type())), /*casts=*/true}};
+  TensorShape shape = like(self, sizes, c10::toRealValueType(self.scalar_type()));
+  shape.casts = true;
+  return {shape};
 }
 
 TwoShapes var_mean_shape(const at::Tensor& self, OptionalDims dim, OptionalScalar correction, bool keepdim) {
@@ -256,14 +386,17 @@ Shape median_all_shape(const at::Tensor& self) {
   return {like(self, {})};
 }
 
-Shape searchsorted_shape(const at::Tensor& /*sorted_sequence*/, const at::Tensor& self, bool out_int32, bool /*right*/,
-                         std::optional<std::string_view> /*side*/, const std::optional<at::Tensor>& /*sorter*/) {
-  return {like(self, self.sizes(), out_int32 ? at::kInt : at::kLong)};
+Shape searchsorted_shape(const at::Tensor& sorted_sequence, const at::Tensor& self, bool out_int32, bool right,
+                         std::optional<std::string_view> side, const std::optional<at::Tensor>& sorter) {
+  const auto dtype = out_int32 ? at::kInt : at::kLong;
+  const at::Tensor out = at::detail::empty_cpu({0}, dtype);
+  at::native::searchsorted_pre_check(sorted_sequence, self, out, out_int32, right, side, sorter.value_or(at::Tensor()));
+  return {like(self, self.sizes(), dtype)};
 }
 
-Shape bucketize_shape(const at::Tensor& self, const at::Tensor& boundaries, bool out_int32, bool /*right*/) {
+Shape bucketize_shape(const at::Tensor& self, const at::Tensor& boundaries, bool out_int32, bool right) {
   TORCH_CHECK(boundaries.dim() == 1, "boundaries tensor must be 1 dimension, but got dim(", boundaries.dim(), ")");
-  return {like(self, self.sizes(), out_int32 ? at::kInt : at::kLong)};
+  return searchsorted_shape(boundaries, self, out_int32, right, std::nullopt, std::nullopt);
 }
 
 Shape nansum_shape(const at::Tensor& self, OptionalDims dim, bool keepdim, std::optional<at::ScalarType> dtype) {
@@ -317,7 +450,17 @@ Shape matrix_exp_shape(const at::Tensor& self) {
 
 Shape histc_shape(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
   TORCH_CHECK(bins > 0, "histogram: bins must be > 0, but got ", bins, " for dimension 0");
-  TORCH_CHECK(min.toDouble() <= max.toDouble(), "torch.histc: max must be larger than min");
+  double least = min.toDouble();
+  double most = max.toDouble();
+  TORCH_CHECK(least <= most, "torch.histc: max must be larger than min");
+  // Without a range that of the data is taken: as on CUDA the call waits for it.
+  if (least == most && self.numel() > 0 && !is_capturing(self)) {
+    const auto [smallest, largest] = at::aminmax(self);
+    least = smallest.item<double>();
+    most = largest.item<double>();
+  }
+  TORCH_CHECK(std::isfinite(least) && std::isfinite(most), "torch.histc: range of [", least, ", ", most,
+              "] is not finite");
   const std::array<int64_t, 1> sizes{bins};
   return {like(self, sizes)};
 }

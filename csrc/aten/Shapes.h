@@ -15,7 +15,8 @@ namespace torch_mtia {
 struct TensorShape {
   c10::DimVector sizes;
   at::TensorOptions options;
-  bool casts = false;  // the CPU kernel converts to the dtype of an `out` argument
+  std::optional<c10::DimVector> strides;  // none: contiguous
+  bool casts = false;                     // the CPU kernel converts to the dtype of an `out` argument
 };
 
 at::Tensor empty_of(const TensorShape& shape);
@@ -37,6 +38,11 @@ void index_select_out_check(const at::Tensor& self, int64_t dim, const at::Tenso
 void take_out_check(const at::Tensor& self, const at::Tensor& index, const at::Tensor& out);
 void kthvalue_out_check(const at::Tensor& self, int64_t k, int64_t dim, bool keepdim, const at::Tensor& values,
                         const at::Tensor& indices);
+void searchsorted_out_check(const at::Tensor& sorted_sequence, const at::Tensor& self, bool out_int32, bool right,
+                            std::optional<std::string_view> side, const std::optional<at::Tensor>& sorter,
+                            const at::Tensor& out);
+void mode_out_check(const at::Tensor& self, int64_t dim, bool keepdim, const at::Tensor& values,
+                    const at::Tensor& indices);
 void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at::Scalar& value);
 void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& value);
 void masked_scatter_check(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source);
@@ -55,7 +61,7 @@ Shape index_select_shape(const at::Tensor& self, int64_t dim, const at::Tensor& 
 Shape take_shape(const at::Tensor& self, const at::Tensor& index);
 Shape dot_shape(const at::Tensor& self, const at::Tensor& other);
 Shape trace_shape(const at::Tensor& self);
-Shape same_shape(const at::Tensor& self, at::IntArrayRef dims);
+Shape flip_shape(const at::Tensor& self, at::IntArrayRef dims);
 Shape roll_shape(const at::Tensor& self, at::IntArrayRef shifts, at::IntArrayRef dims);
 Shape logcumsumexp_shape(const at::Tensor& self, int64_t dim);
 Shape unfold_backward_shape(const at::Tensor& grad, at::IntArrayRef input_sizes, int64_t dim, int64_t size,

@@ -189,7 +189,8 @@ def _launch(
     """The call of run_on_host, after `checks`; `made`: tensors that the kernel writes and the caller does not pass."""
     keep = [f"torch_mtia::keep{'_output' if _is_written(b) else ''}({b.name})" for b in bindings]
     keep += [f"torch_mtia::keep_output({name})" for name in made]
-    info = f'{{"aten::{function.func.name.name}", {kernel.weight}, {least_cost}}}'
+    waits = ", check_errors" if any(b.name == "check_errors" for b in bindings) else ""
+    info = f'{{"aten::{function.func.name.name}", {kernel.weight}, {least_cost}{waits}}}'
     device = f"{made[0]}.device()" if made else _device(bindings)
     lines = [
         f"constexpr auto run = {run};",

@@ -22,6 +22,7 @@ import triton
 from tools.triton_fuzz.oracle import InterpreterError, Oracle, load_kernel
 from tools.triton_fuzz.program import Buffer, Program
 from tools.triton_fuzz.statements import generate
+from torch_mtia.door import device_type
 from torch_mtia.source_digest import source_digest
 from torch_mtia.triton.architecture import architecture, usable
 
@@ -37,7 +38,7 @@ class Outcome:
 class Fuzzer:
     """Runs programs of many seeds. `folder` gets their sources and what they are compiled to."""
 
-    def __init__(self, folder: Path, device: str = "mtia") -> None:
+    def __init__(self, folder: Path, device: str) -> None:
         self._folder = folder
         self._device = device
         self._oracle = Oracle()
@@ -139,7 +140,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1, help="how many, from the first on")
     parser.add_argument("--progress", type=Path, metavar="FILE", help="continue where FILE, which is updated, ends")
     parser.add_argument("--show", action="store_true", help="print the sources")
-    parser.add_argument("--device", default="mtia")
+    parser.add_argument("--device", default=device_type())
     parser.add_argument("--stop-after", type=int, default=20, metavar="N", help="failures (default: 20)")
     options = parser.parse_args()
 

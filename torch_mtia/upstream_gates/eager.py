@@ -32,27 +32,20 @@ def profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
     return _parse_kineto_results
 
 
+def _is_storage_and_shape(x: torch.Tensor) -> bool:
+    plain = type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return x.device.type == "mtia" and x.layout == torch.strided and not x.is_quantized and not x.is_nested and plain
+
+
 def pickled_by_storage(original: Callable[..., Any]) -> Callable[..., Any]:
     """What upstream's function does for other devices, for tensors that consist of a storage and a shape."""
 
     def _reduce_ex_internal(self: torch.Tensor, proto: int) -> Any:
-        plain = type(self).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-        if (
-            self.device.type != "mtia"
-            or self.layout != torch.strided
-            or self.is_quantized
-            or self.is_nested
-            or not plain
-        ):
+        if not _is_storage_and_shape(self):
             return original(self, proto)
         torch.utils.hooks.warn_if_has_hooks(self)
-        layout = (
-            self.storage_offset(),
-            tuple(self.size()),
-            self.stride(),
-            self.requires_grad,
-            collections.OrderedDict(),
-        )
+        hooks: dict[Any, Any] = collections.OrderedDict()
+        layout = (self.storage_offset(), tuple(self.size()), self.stride(), self.requires_grad, hooks)
         metadata = torch._utils.get_tensor_metadata(self)
         of_metadata = (metadata,) if metadata else ()
         storage = self.untyped_storage()
@@ -62,6 +55,58 @@ def pickled_by_storage(original: Callable[..., Any]) -> Callable[..., Any]:
         return torch._utils._rebuild_tensor_v2, (typed, *layout, *of_metadata)
 
     return _reduce_ex_internal
+
+
+def copied_by_storage(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The copy that upstream makes, in a copy of the whole storage, which `memo` keeps for other tensors of it."""
+
+    def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> Any:
+        is_first = id(self) not in memo
+        copy = original(self, memo)
+        if is_first and _is_storage_and_shape(self) and not (self.is_conj() or self.is_neg()):
+            storage = self.untyped_storage().__deepcopy__(memo)
+            moved = torch.empty(0, dtype=self.dtype, device=self.device)
+            copy.data = moved.set_(storage, self.storage_offset(), self.size(), self.stride())
+        return copy
+
+    return __deepcopy__
+
+
+def new_on_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
+    def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type != "mtia":
+            return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+        device = torch.device(kwargs.pop("device", None) or self.device)
+        if device.type != "mtia":
+            raise RuntimeError(f"new(): the tensor is on {self.device}, and this method makes no tensor on {device}")
+        first = args[0] if args else None
+        if isinstance(first, torch.UntypedStorage | torch.TypedStorage):
+            return torch.empty(0, dtype=self.dtype, device=device).set_(first)
+        if isinstance(first, torch.Tensor) and self.is_sparse:
+            return torch.sparse_coo_tensor(*args, dtype=self.dtype)
+        if isinstance(first, torch.Tensor) and first.device == device:
+            if first.dtype != self.dtype:
+                raise TypeError(f"new(): expected a tensor of {self.dtype}, and got one of {first.dtype}")
+            return torch.ops.aten.alias(first)
+        return original(torch.empty(0, dtype=self.dtype, layout=self.layout), *args, **kwargs).to(device)
+
+    return new
+
+
+def keeping_what_is_shared(original: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:
+    def _apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        places = collections.defaultdict(list)
+        for module in self.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    places[id(parameter)].append((module, name))
+        result = original(self, *args, **kwargs)
+        for (first, first_name), *others in places.values():
+            for module, name in others:
+                module._parameters[name] = first._parameters[first_name]
+        return result
+
+    return _apply
 
 
 def is_current_stream_capturing(_original: Any) -> Callable[[], bool]:
@@ -123,7 +168,7 @@ def hash_on_the_cpu(original: Callable[..., str]) -> Callable[..., str]:
 
 def functional_tensors_as_they_are(original: Callable[..., str]) -> Callable[..., str]:
     def _str_intern(inp: torch.Tensor, *, tensor_contents: str | None = None) -> str:
-        if inp.device.type == "mtia" and torch._is_functional_tensor(inp):
+        if inp.device.type == device_type() and torch._is_functional_tensor(inp):
             return f"_to_functional_tensor({torch._from_functional_tensor(inp)!r})"
         return original(inp, tensor_contents=tensor_contents)
 

@@ -41,7 +41,7 @@ def graphs_on_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def backward_without_trees(original: Callable[..., None]) -> Callable[..., None]:
     def maybe_handle_backward_generation(compiled_graph: Any, boxed_forward_device_index: Any) -> None:
-        if "mtia" not in compiled_graph.device_types:
+        if device_type() not in compiled_graph.device_types:
             original(compiled_graph, boxed_forward_device_index)
 
     return maybe_handle_backward_generation

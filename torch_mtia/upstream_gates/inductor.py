@@ -93,7 +93,7 @@ def _lowered_graph_on_mtia() -> Any:
     """The graph that Inductor is lowering, if a tensor in it is on mtia."""
     from torch._inductor.virtualized import V
 
-    return V.graph if "mtia" in getattr(V.graph, "device_types", ()) else None
+    return V.graph if device_type() in getattr(V.graph, "device_types", ()) else None
 
 
 def atomic_additions_are_slow(original: Callable[..., bool]) -> Callable[..., bool]:

@@ -37,6 +37,20 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: '"maia", "mtia"' in inspect.getsource(original),
     ),
     Gate(
+        name="Tensor.__deepcopy__",
+        modules=("torch._tensor",),
+        why="Tensors of mtia are cloned, so that copies of two that share memory no longer do.",
+        replace=eager.copied_by_storage,
+        is_needed=lambda original: '"xla", "mtia"' in inspect.getsource(original),
+    ),
+    Gate(
+        name="Tensor.new",
+        modules=("torch._tensor",),
+        why="The legacy constructor, with which SparseAdam makes its updates, knows a list of devices without mtia.",
+        replace=eager.new_on_mtia,
+        is_needed=lambda original: "mtia" not in getattr(original, "__module__", ""),
+    ),
+    Gate(
         name="is_current_stream_capturing",
         modules=("torch.mtia",),
         why="torch.mtia has no counterpart of torch.cuda.is_current_stream_capturing.",
@@ -242,5 +256,13 @@ GATES_OF_OTHER_NAMES: tuple[Gate, ...] = (
         "native_layer_norm.__wrapped__",
         "torch._refs",
         "The dtype that the statistics of layer norm have depends on the device.",
+    ),
+    Gate(
+        name="Module._apply",
+        modules=("torch.nn.modules.module",),
+        why="A module that moves to such a device gets new parameters, one for each place: what two parts shared, as a "
+        "language model its embedding, they no longer would.",
+        replace=eager.keeping_what_is_shared,
+        is_needed=lambda original: "mtia" not in original.__module__,
     ),
 )
