@@ -75,7 +75,7 @@ def copied_by_storage(original: Callable[..., Any]) -> Callable[..., Any]:
 def new_on_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
     def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.device.type != "mtia":
-            return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+            return original(self, *args, **kwargs)
         device = torch.device(kwargs.pop("device", None) or self.device)
         if device.type != "mtia":
             raise RuntimeError(f"new(): the tensor is on {self.device}, and this method makes no tensor on {device}")
