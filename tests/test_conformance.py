@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from torch_mtia import torch_version
+from torch_mtia._versions import SUPPORTED_TORCH
 from torch_mtia.conformance import results as r
 from torch_mtia.conformance.ledger import FOLDER, Ledger, LedgerError
 from torch_mtia.conformance.report import save_html
@@ -223,6 +225,7 @@ def test_wrong_arguments_are_explained(conformance: Conformance, arguments: list
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(SUPPORTED_TORCH[0] != torch_version.TORCH, reason="the ledger is of the oldest version of PyTorch")
 @pytest.mark.parametrize(("suites", "part"), SLICES)
 def test_a_slice_of_the_suites_is_as_the_ledger_says(tmp_path: Path, suites: tuple[str, ...], part: str) -> None:
     command = [sys.executable, "-m", "torch_mtia.conformance", "--device", "mtia", "--slice", part, "-j", "1"]

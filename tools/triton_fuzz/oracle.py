@@ -82,22 +82,25 @@ def _environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _with_contiguous_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_arrays_as_taken(function: Callable[..., Any], mask: int | None) -> Callable[..., Any]:
     """Memory is accessed with the elements of an array as they lie, whatever its strides: those of a reversed scan are
-    negative, and what lies behind its first element is not its own."""
+    negative, and what lies behind its first element is not its own. And from Triton 3.9 on the argument `mask` must be
+    an array of bool, as masks that were computed are not."""
 
     def call(*arguments: Any) -> Any:
-        return function(
-            *(numpy.ascontiguousarray(value) if isinstance(value, numpy.ndarray) else value for value in arguments)
-        )
+        arrays = [numpy.ascontiguousarray(value) if isinstance(value, numpy.ndarray) else value for value in arguments]
+        if mask is not None:
+            arrays[mask] = arrays[mask].astype(bool)
+        return function(*arrays)
 
     return call
 
 
 def _serve(connection: Connection) -> None:
     warnings.simplefilter("ignore")  # NumPy's, of integers that wrap
-    for name in ("load", "store", "atomic_rmw", "atomic_cas"):
-        setattr(interpreter._interpreter, name, _with_contiguous_arrays(getattr(interpreter._interpreter, name)))
+    for name, mask in (("load", 1), ("store", 2), ("atomic_rmw", 3), ("atomic_cas", None)):
+        function = getattr(interpreter._interpreter, name)
+        setattr(interpreter._interpreter, name, _with_arrays_as_taken(function, mask))
     torch.set_num_threads(1)
     gc.freeze()
     while True:

@@ -24,6 +24,7 @@ from triton.backends.compiler import BaseBackend, GPUTarget
 from torch_mtia import environment
 from torch_mtia.source_digest import source_digest
 from torch_mtia.torch_version import rewrite_block_pointers, run_passes
+from torch_mtia.triton.architecture import architecture
 
 ABI_VERSION = 1  # of the image and its entry; part of the cache's key
 # Kind and size of each argument, bytes of scratch memory, estimated nanoseconds of one program.
@@ -107,7 +108,9 @@ class MTIABackend(BaseBackend):
 
     def parse_options(self, opts: dict[str, Any]) -> MTIAOptions:
         arguments = {name: value for name, value in opts.items() if name in OPTION_NAMES and value is not None}
-        arguments.setdefault("arch", str(knobs.runtime.override_arch or self.target.arch))
+        # Inductor's targets may have a capability, a pair of numbers, in the place of an architecture.
+        arch = self.target.arch if isinstance(self.target.arch, str) else architecture()
+        arguments.setdefault("arch", str(knobs.runtime.override_arch or arch))
         arguments.setdefault("check_bounds", os.environ.get("TORCH_MTIA_CHECK_BOUNDS") == "1")
         if not arguments.get("debug"):
             arguments["sanitize_overflow"] = False  # its checks are asserts, which then do nothing but take time
