@@ -231,3 +231,18 @@ def test_gates_for_the_name_are_applied_and_needed(run_plainly: RunScript) -> No
         """
     )
     assert finished.output() == "True\n"
+
+
+def test_what_pytorch_calls_in_compiled_code_is_not_compiled(run_plainly: RunScript) -> None:
+    """As torch.mtia's functions. It calls some where nothing can be."""
+    finished = run_plainly(
+        """
+        import torch
+        from torch_mtia import privateuse1
+        privateuse1.enable("acme")
+        state = torch.acme.get_rng_state()
+        torch.compile(torch.acme.set_rng_state)(state)
+        print(sum(torch._dynamo.utils.counters["frames"].values()))
+        """
+    )
+    assert finished.output() == "0\n"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import keyword
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils import backend_registration
@@ -13,6 +15,7 @@ from torch.utils import backend_registration
 import torch_mtia
 from torch_mtia import _C, door, environment
 from torch_mtia import driver as drivers
+from torch_mtia.import_hooks import after_import
 
 __all__ = ["enable"]
 
@@ -66,8 +69,18 @@ def open_door(name: str, driver: str | Path | None = None) -> None:
     from torch_mtia import inductor, kernels, upstream_gates
 
     upstream_gates.apply_again(torch.__version__)
+    after_import("torch._dynamo.eval_frame", _leave_out_device_module)
     inductor.register_device_type()
     kernels.register()
+
+
+def _leave_out_device_module(eval_frame: Any) -> None:
+    """PyTorch calls its functions from compiled code where nothing can be compiled; those of torch.mtia Dynamo leaves
+    out as all of torch."""
+    module = importlib.import_module("torch_mtia.device_module")
+    for value in vars(module).values():
+        if inspect.isfunction(value):
+            eval_frame.skip_code(value.__code__)
 
 
 def _check_name(name: str) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from torch_mtia.environment import device_type
+
 LEDGERS = Path(__file__).parent / "ledgers"
 
 # PyTorch's files that are generic in the device, or have parts that are.
@@ -31,7 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, epilog="Other options are the conformance suite's.")
     parser.add_argument("checkout", type=Path, help="the folder of PyTorch or Triton")
     parser.add_argument("names", nargs="*", help="files, as test_torch; default: those that are generic")
-    parser.add_argument("--device", default="mtia")
+    parser.add_argument("--device", default=device_type())
     parser.add_argument("--folder", type=Path, default=Path("build/upstream"))
     arguments, options = parser.parse_known_args()
     if not arguments.checkout.is_dir():

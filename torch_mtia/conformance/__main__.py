@@ -21,6 +21,7 @@ from torch_mtia.conformance.report import save_html
 from torch_mtia.conformance.results import Run, changes
 from torch_mtia.conformance.runner import run
 from torch_mtia.conformance.settings import Settings, UsageError
+from torch_mtia.environment import device_type
 
 SUITES_FOLDER = Path(__file__).parent / "suites"
 SUITES = (
@@ -131,12 +132,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
 
 
+def _ledger_of(kind: str) -> Path:
+    """That of mtia for its other name, unless there is one."""
+    path = FOLDER / f"{kind}.yaml"
+    return path if path.exists() or kind != device_type() else FOLDER / "mtia.yaml"
+
+
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.driver:
         chosen, probed = driver_suite(arguments)
     else:
         chosen, probed = files(arguments.suite, arguments.file), probe(arguments.device, arguments.imports)
-    ledger = Ledger(arguments.ledger or FOLDER / f"{probed['type']}.yaml")
+    ledger = Ledger(arguments.ledger or _ledger_of(probed["type"]))
     old = Run.load(arguments.compare) if arguments.compare else None
     settings = Settings(
         device="cpu" if arguments.driver else probed["device"],
