@@ -6,6 +6,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from triton.backends.compiler import GPUTarget
+
+from torch_mtia.triton.architecture import architecture
+from torch_mtia.triton.compiler import MTIABackend
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript
@@ -246,3 +250,10 @@ def test_what_pytorch_calls_in_compiled_code_is_not_compiled(run_plainly: RunScr
         """
     )
     assert finished.output() == "0\n"
+
+
+def test_a_cached_kernel_belongs_to_the_name_it_was_compiled_for() -> None:
+    """It names its target, and a process with the other name has no backend for that."""
+    targets = [GPUTarget(name, architecture(), 32) for name in ("mtia", "acme")]
+    hashes = {MTIABackend(target).hash() for target in targets}
+    assert len(hashes) == 2

@@ -104,7 +104,8 @@ class MTIABackend(BaseBackend):
     def hash(self) -> str:
         from torch_mtia.triton import machine
 
-        return f"mtia-{ABI_VERSION}-{self.target.arch}-{machine.version()}-{source_digest('triton')}"
+        # With the name: a cached kernel has a target of that name, for which another process may have no backend.
+        return f"{self.target.backend}-{ABI_VERSION}-{self.target.arch}-{machine.version()}-{source_digest('triton')}"
 
     def parse_options(self, opts: dict[str, Any]) -> MTIAOptions:
         arguments = {name: value for name, value in opts.items() if name in OPTION_NAMES and value is not None}
