@@ -252,8 +252,8 @@ def test_what_pytorch_calls_in_compiled_code_is_not_compiled(run_plainly: RunScr
     assert finished.output() == "0\n"
 
 
-def test_a_cached_kernel_belongs_to_the_name_it_was_compiled_for() -> None:
+def test_a_cached_kernel_belongs_to_the_name_it_was_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It names its target, and a process with the other name has no backend for that."""
-    targets = [GPUTarget(name, architecture(), 32) for name in ("mtia", "acme")]
-    hashes = {MTIABackend(target).hash() for target in targets}
+    monkeypatch.setenv("TORCH_MTIA_PRIVATEUSE1", "acme")
+    hashes = {MTIABackend(GPUTarget(name, architecture(), 32)).hash() for name in ("mtia", "acme")}
     assert len(hashes) == 2
