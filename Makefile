@@ -123,6 +123,6 @@ $(VENV)/build $(VENV)/demo $(VENV)/test $(VENV)/lint: $(VENV)/%: requirements/%.
 	@touch $@
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 10) else 0)'
 	@command -v g++ >/dev/null || { echo "g++ is needed, version 11 or newer"; exit 1; }
 	$(PYTHON) -m venv $(VENV)

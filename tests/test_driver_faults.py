@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -293,3 +294,20 @@ def test_a_library_that_is_no_driver_is_named(run_script: RunScript, library: st
     finished = run_script("import torch; torch.ones(3, device='mtia')", TORCH_MTIA_RUNTIME=library)
     assert finished.returncode == 1
     assert library in finished.stderr
+
+
+def test_a_driver_that_hangs_at_the_start_is_named(faulty_driver: Path) -> None:
+    faulty = {"TORCH_MTIA_RUNTIME": str(faulty_driver), "MTIA_TEST_DRIVER": str(HOST_DRIVER)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import torch; torch.ones(3, device='mtia')"],
+        env=os.environ | faulty | {"MTIA_TEST_DEFECT": "hangs"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+    finally:
+        process.kill()
+        process.communicate()
+    assert f"still waiting for initialize of the driver '{faulty_driver}'" in said

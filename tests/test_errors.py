@@ -82,6 +82,7 @@ DTYPES: dict[str, Callable[[], Any]] = {
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(3, device="mtia"), 1.0, 0, torch.quint8),
     "native": lambda: torch.ones(3, device="mtia").to(torch.float8_e4m3fn) + 1,
     "native, large": lambda: torch.ones(2**20, device="mtia").to(torch.float8_e4m3fn) + 1,
+    "native, with a number": lambda: torch.ones(3, device="mtia").to(torch.float8_e4m3fn) * 2,
     "fallback": lambda: torch.bincount(torch.ones(3, device="mtia").to(torch.float8_e4m3fn)),
     "fallback, large": lambda: torch.bincount(torch.ones(2**20, device="mtia").to(torch.float8_e4m3fn)),
 }

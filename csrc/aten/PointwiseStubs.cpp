@@ -42,6 +42,15 @@ void OnDevice<at::native::add_stub>::cpu_loop(at::TensorIteratorBase& iter, cons
   if (!add_reduced_precision(iter, alpha)) at::native::add_stub(c10::kCPU, iter, alpha);
 }
 
+// For a number in the second place ATen's loop has a kernel of its own, which the check of dtypes, over nothing, does
+// not reach: its refusal would come with the stream.
+template <>
+void OnDevice<at::native::mul_stub>::call(at::TensorIteratorBase& iter) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!(iter.is_scalar(2) && at::isFloat8Type(iter.common_dtype())),
+                              "\"mul\" of a number is not implemented for '", iter.common_dtype(), "'");
+  loop(iter);
+}
+
 }  // namespace torch_mtia
 
 namespace at::native {

@@ -1,9 +1,10 @@
-// Poolings that are not structured, their inverses, and the rearrangement of windows as columns.
+// Poolings that the table cannot say, their inverses, and the rearrangement of windows as columns.
 #include <ATen/native/Pool.h>
 #include <ATen/ops/_adaptive_avg_pool2d_backward_native.h>
 #include <ATen/ops/_adaptive_avg_pool2d_native.h>
 #include <ATen/ops/_adaptive_avg_pool3d_backward_native.h>
 #include <ATen/ops/_adaptive_avg_pool3d_native.h>
+#include <ATen/ops/avg_pool3d_native.h>
 #include <ATen/ops/col2im_native.h>
 #include <ATen/ops/fractional_max_pool3d_backward_native.h>
 #include <ATen/ops/im2col_native.h>
@@ -76,6 +77,22 @@ Tensor _adaptive_avg_pool3d_backward_mtia(const Tensor& grad_output, const Tenso
       are_images(self, 3) && are_images(grad_output, 3) && grad_output.dim() == self.dim() &&
           grad_output.scalar_type() == self.scalar_type(),
       [&] { return new_output_like(self); }, grad_output, self);
+}
+
+// Average pooling of volumes: the CPU's kernel writes as if `out` were contiguous.
+
+TORCH_IMPL_FUNC(avg_pool3d_out_mtia)
+(const Tensor& self, IntArrayRef kernel_size, IntArrayRef stride, IntArrayRef padding, bool ceil_mode,
+ bool count_include_pad, std::optional<int64_t> divisor_override, const Tensor& out) {
+  using torch_mtia::keep;
+  const Tensor result = out.is_contiguous() ? out : new_output_like(out, MemoryFormat::Contiguous);
+  constexpr auto run = [](const auto&... arguments) {
+    torch_mtia::StructuredCall<structured_avg_pool3d_out_cpu, 1>::run(arguments...);
+  };
+  torch_mtia::run_on_host({"aten::avg_pool3d", 8, 0}, out.device(), run, keep(self), keep(kernel_size), keep(stride),
+                          keep(padding), keep(ceil_mode), keep(count_include_pad), keep(divisor_override),
+                          torch_mtia::keep_output(result));
+  if (!result.is_same(out)) out.copy_(result);
 }
 
 // Maximum pooling of volumes, and the way back

@@ -5,11 +5,16 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
+#include <thread>
 
 namespace torch_mtia::runtime {
 namespace {
@@ -182,6 +187,25 @@ const mtia_runtime_api& load_once() {
   return *api;
 }
 
+// Says on stderr, while the driver initializes, that it takes long. A driver that hangs there cannot be interrupted,
+// and another thread cannot initialize it in the caller's place: what belongs to that thread would end with it.
+class InitializationNotice {
+ public:
+  explicit InitializationNotice(const std::string& library)
+      : thread_([library](const std::stop_token& returned) {
+          std::mutex mutex;
+          std::unique_lock lock(mutex);
+          std::condition_variable_any changed;
+          if (changed.wait_for(lock, returned, kPatience, [&] { return returned.stop_requested(); })) return;
+          std::fprintf(stderr, "torch_mtia: still waiting for initialize of the driver '%s' after %d s\n",
+                       library.c_str(), static_cast<int>(kPatience.count()));
+        }) {}
+
+ private:
+  static constexpr std::chrono::seconds kPatience{10};
+  std::jthread thread_;
+};
+
 void initialize_once() {
   const mtia_runtime_api& api = load_once();
   Setup& shared = setup();
@@ -197,7 +221,10 @@ void initialize_once() {
   params.parallel_for = settings.parallel_for;
   params.num_threads = settings.num_threads;
   params.release_threads = settings.release_threads;
-  const mtia_status status = api.initialize(&params);
+  const mtia_status status = [&] {
+    const InitializationNotice notice(settings.library);
+    return api.initialize(&params);
+  }();
   if (status == MTIA_SUCCESS) return initialized.store(true, std::memory_order_release);
   lock.unlock();
   check(status, &mtia_runtime_api::initialize);  // the next call tries again

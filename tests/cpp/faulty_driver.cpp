@@ -3,6 +3,7 @@
 // MTIA_TEST_DRIVER names the driver to wrap. MTIA_TEST_DEFECT, read once, is a defect of the table itself; faulty_set
 // makes one function fail, or give a senseless answer, until it is called again.
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <string>
@@ -46,6 +47,10 @@ bool has_defect(std::string_view defect) {
 
 bool answers_nonsense(const char* function) {
   return function_that_fails == function && status_that_it_returns == MTIA_SUCCESS;
+}
+
+[[noreturn]] mtia_status hang(const mtia_init_params*) {
+  for (;;) pause();
 }
 
 mtia_status nonsense_count(int32_t* count) {
@@ -127,6 +132,7 @@ mtia_runtime_api make_table() {
   if (has_defect("a short table")) api.struct_size = 40;
   if (has_defect("lacks a function")) api.memory_copy = nullptr;
   if (has_defect("lacks a function of a capability")) api.graph_launch = nullptr;
+  if (has_defect("hangs")) api.initialize = &hang;
   if (has_defect("a count that makes no sense")) api.device_count = &nonsense_count;
   if (has_defect("no host view")) {
     api.capabilities &= ~MTIA_CAPABILITY_HOST_VIEW;

@@ -24,7 +24,7 @@ PREFERRED = (torch.float32, torch.int64, torch.bool, torch.complex64)
 # Operators that want the tensors behind their first argument on the CPU, on every device.
 HOST_ARGUMENTS = ("tensor_split",)
 # Functions made of operators that each round to 16 bits, in another order on each device.
-ROUND_OFTEN = ("nn.functional.linear_cross_entropy",)
+ROUND_OFTEN = ("mvlgamma", "nn.functional.linear_cross_entropy")
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,16 @@ class Case:
     def samples(self, *, requires_grad: bool = False, seed: int = SEED) -> Iterator[SampleInput]:
         seed_all(seed)
         for sample in self.info.sample_inputs("cpu", self.dtype, requires_grad=requires_grad, set_seed=False):
-            if self.info.name in HOST_ARGUMENTS:
-                for tensor in tensors_of((sample.args, sample.kwargs)):
-                    tensor.stays_on_host = True  # type: ignore[attr-defined]
-            yield sample
+            yield self._with_host_arguments(sample)
+
+    def noncontiguous(self, sample: SampleInput) -> SampleInput:
+        return self._with_host_arguments(sample.noncontiguous())
+
+    def _with_host_arguments(self, sample: SampleInput) -> SampleInput:
+        if self.info.name in HOST_ARGUMENTS:
+            for tensor in tensors_of((sample.args, sample.kwargs)):
+                tensor.stays_on_host = True  # type: ignore[attr-defined]
+        return sample
 
     def gradient_tolerance(self) -> dict[str, float]:
         """As upstream has none for gradients: the one for results, and not less than what a sum costs."""
