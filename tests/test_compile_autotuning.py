@@ -75,8 +75,8 @@ def test_tf32_has_no_effect() -> None:
     finally:
         torch.set_float32_matmul_precision("highest")
     assert (result.double() - a.double() @ b.double()).abs().max().item() < 1e-3
-    # From 2.15 on Inductor does not ask for it on this device.
-    assert ("ALLOW_TF32 : tl.constexpr = True" in code) == (torch_version.TORCH < (2, 15))
+    # From 2.14 on Inductor does not ask for it on this device.
+    assert ("ALLOW_TF32 : tl.constexpr = True" in code) == (torch_version.TORCH < (2, 14))
 
 
 def test_an_exhaustive_search_ends(choices: list[str]) -> None:

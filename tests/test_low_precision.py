@@ -96,7 +96,8 @@ CONDITION = normal(6) > 0
     ("pow", torch.pow, (POSITIVE, Y)),
     # Not the cube: CUDA rounds the square first.
     ("pow 2", lambda x: x**2, (X,)),
-    ("pow 0.5", lambda x: x**0.5, (POSITIVE,)),
+    # On some machines the CPU's roots of float32 are an ulp off.
+    ("pow 0.5", lambda x: x.double() ** 0.5 if x.dtype == torch.float32 else x**0.5, (POSITIVE,)),
     ("pow -1", lambda x: x**-1, (POSITIVE,)),
     ("pow 2.5", lambda x: x**2.5, (POSITIVE,)),
     ("pow of number", lambda x: 3**x, (X,)),

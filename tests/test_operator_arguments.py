@@ -261,6 +261,17 @@ def test_a_volume_is_pooled_into_memory_with_strides(device: torch.device) -> No
     assert torch.equal(out, torch.nn.functional.avg_pool3d(x, 2))
 
 
+@pytest.mark.parametrize("dims", [(0,), (2,), (0, 2), (2, 1), (1, 0, 2)], ids=str)
+@pytest.mark.parametrize("name", ["fftn", "ifftn", "rfftn", "irfftn", "hfftn", "ihfftn"])
+def test_a_transform_lies_as_on_the_cpu(device: torch.device, name: str, dims: tuple[int, ...]) -> None:
+    transform = getattr(torch.fft, name)
+    dtype = torch.float64 if name in ("rfftn", "ihfftn") else torch.complex128
+    x = torch.randn(6, 4, 5, dtype=dtype).permute(2, 0, 1)
+    expected, actual = transform(x, dim=dims), transform(x.to(device), dim=dims)
+    torch.testing.assert_close(actual.cpu(), expected)
+    assert actual.stride() == expected.stride()
+
+
 def test_flip_keeps_the_order_of_dimensions(device: torch.device) -> None:
     x = torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
     flipped = x.to(device).flip(2)
