@@ -360,6 +360,13 @@ def test_operands_on_two_devices_raise(name: str, host_first: bool) -> None:
         MISMATCHES[name](*operands)
 
 
+def test_a_number_of_the_cpu_is_not_written(device: torch.device) -> None:
+    out = torch.zeros(())
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.cholesky_inverse(torch.eye(2, device=device), out=out)
+    assert out.shape == ()
+
+
 def test_numbers_and_indices_of_the_cpu_are_welcome(device: torch.device) -> None:
     x = X.to(device)
     assert torch.equal(x[INDEX].cpu(), X[INDEX])

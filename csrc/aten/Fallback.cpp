@@ -105,13 +105,14 @@ class CommonDevice {
                              std::find(kTakesHostTensors.begin(), kTakesHostTensors.end(), name_) ==
                                  kTakesHostTensors.end()) {}
 
-  void add(const at::Tensor& tensor) {
+  // A tensor on the CPU of no dimensions is a number, unless it is written.
+  void add(const at::Tensor& tensor, bool is_written) {
     const auto device = tensor.device();
     if (is_ours(device)) {
       if (device_) check(device);
       device_ = device;
       if (host_) check(*host_);
-    } else if (checks_host_tensors_ && tensor.dim() > 0) {
+    } else if (checks_host_tensors_ && (tensor.dim() > 0 || is_written)) {
       host_ = device;
       if (device_) check(device);
     }
@@ -181,12 +182,17 @@ class FallbackCall {
     }
   }
 
+  static bool is_written(const c10::Argument& argument) {
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  }
+
   void find_device() {
     CommonDevice common(op_);
-    for (size_t i = first_argument_; i < stack_->size(); ++i) {
-      const auto& value = (*stack_)[i];
+    const auto& arguments = op_.schema().arguments();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const auto& value = (*stack_)[first_argument_ + i];
       for_each_tensor(value, [&](const at::Tensor& tensor) {
-        common.add(tensor);
+        common.add(tensor, is_written(arguments[i]));
         numel_ += tensor.numel();
       });
       if (value.isDevice()) common.add(value.toDevice());
@@ -199,8 +205,7 @@ class FallbackCall {
     const bool writes_unmarked =
         std::find(kWritesUnmarked.begin(), kWritesUnmarked.end(), op_.schema().name()) != kWritesUnmarked.end();
     for (size_t i = 0; i < arguments.size(); ++i) {
-      const auto* alias_info = arguments[i].alias_info();
-      writes_argument_ = writes_unmarked || (alias_info != nullptr && alias_info->isWrite());
+      writes_argument_ = writes_unmarked || is_written(arguments[i]);
       auto& value = (*stack_)[first_argument_ + i];
       value = to_host(value);
     }

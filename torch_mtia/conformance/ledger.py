@@ -7,6 +7,7 @@
       outcome: skip                              is not run
       reason: why not
       decision: who decided it
+    - include: mtia                              what the package expects of that device, after the entries of the file
 
 All other tests are expected to pass. An entry without a reason and a pattern that no test has are errors.
 """
@@ -18,6 +19,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import translate
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from torch_mtia.conformance import results as r
 from torch_mtia.conformance.results import Result
 
 FOLDER = Path(__file__).parent / "ledgers"
+KNOWN = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 OUTCOMES = ("xfail", "skip")
 FIELDS = {"tests", "outcome", "reason", "decision"}
 
@@ -57,6 +60,11 @@ class Ledger:
         """Raises LedgerError, with all that is wrong."""
         self.path = path
         self._head, rows = _read(path)
+        included = [row["include"] for row in rows if isinstance(row, dict) and row.keys() == {"include"}]
+        if unknown := [name for name in included if name not in KNOWN]:
+            raise LedgerError(f"{path}: include: {unknown[0]}: there is no such ledger. There are: {', '.join(KNOWN)}")
+        self._included = [Ledger(FOLDER / f"{name}.yaml") for name in included]
+        rows = [row for row in rows if not (isinstance(row, dict) and row.keys() == {"include"})]
         problems = [problem for number, row in enumerate(rows, 1) for problem in _problems(number, row)]
         if problems:
             raise LedgerError(f"{path}:\n  " + "\n  ".join(problems))
@@ -70,7 +78,9 @@ class Ledger:
 
     def find(self, test: str) -> Entry | None:
         """The first entry that names the test."""
-        return next((entry for matcher, entry in self._matchers if matcher.match(test)), None)
+        own = (entry for matcher, entry in self._matchers if matcher.match(test))
+        included = (entry for ledger in self._included if (entry := ledger.find(test)) is not None)
+        return next(chain(own, included), None)
 
     def check(self, collected: Iterable[str]) -> None:
         """Raises LedgerError for patterns that name no test, of those whose suite was collected."""
@@ -104,7 +114,7 @@ class Ledger:
         a person has looked at them."""
         passed = {result.test for result in results if result.outcome == r.PASSED}
         judged = {result.test for result in results}
-        rows = []
+        rows: list[dict[str, Any]] = []
         for entry in self.entries:
             kept = tuple(pattern for pattern in entry.patterns if not _is_refuted(pattern, passed, judged))
             if entry.outcome == "skip" or kept:
@@ -113,6 +123,7 @@ class Ledger:
             if result.verdict == r.FAIL:
                 note = f"{result.outcome}: {result.message.splitlines()[0][:120]}" if result.message else result.outcome
                 rows.append({"tests": result.test, "outcome": "xfail", "reason": "", "seen": note})
+        rows += [{"include": ledger.path.stem} for ledger in self._included]
         return self._head + yaml.safe_dump(rows, sort_keys=False, width=120, allow_unicode=True)
 
     def difference(self, proposal: str) -> str:
