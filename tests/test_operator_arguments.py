@@ -257,7 +257,7 @@ def test_a_number_among_elements(device: torch.device) -> None:
 def test_a_volume_is_pooled_into_memory_with_strides(device: torch.device) -> None:
     x = torch.rand(1, 2, 4, 4, 4, device=device)
     out = torch.zeros(1, 2, 2, 2, 4, device=device)[..., ::2]
-    torch._C._nn.avg_pool3d(x, 2, out=out)
+    torch.ops.aten.avg_pool3d.out(x, [2, 2, 2], out=out)
     assert torch.equal(out, torch.nn.functional.avg_pool3d(x, 2))
 
 
