@@ -66,6 +66,7 @@ def test_copies_of_every_kind(run: Callable[..., Finished]) -> None:
         assert torch.equal(y.to(torch.int32).cpu(), x.to(torch.int32))
         assert torch.equal(y.to("cpu", torch.float64), x.double())
         assert torch.equal(torch.complex(y, y).conj().cpu(), torch.complex(x, -x))
+        assert torch.equal(torch.complex(y, y).conj_physical_().cpu(), torch.complex(x, -x))
         y[1:3, 2] = torch.tensor([5, 6])  # into a view, from another dtype
         assert y[:, 2].tolist() == [2, 5, 6, 20]
         assert y[1, 3].item() == 9

@@ -1,6 +1,6 @@
 // What stands in for kernels that reach the device's memory from the host, with a driver that has no host view, where
-// the fallback alone would not do: fills, for which the driver has a function, and convolutions, which PyTorch sends to
-// two operators that only an out-of-tree device has.
+// the fallback alone would not do: fills, for which the driver has a function, convolutions, which PyTorch sends to two
+// operators that only an out-of-tree device has, and conj_physical_, which ATen has for all devices, over a stub.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
@@ -62,6 +62,7 @@ void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
 }  // namespace torch_mtia
 
 MTIA_LIBRARY_IMPL(aten, kNoHostView, m) {
+  m.impl("conj_physical_", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fall_back>());
   m.impl("fill_.Scalar", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fill>());
   m.impl("zero_", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fill>());
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::convolution>());
