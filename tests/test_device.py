@@ -198,6 +198,7 @@ def test_threads_on_different_devices_run_concurrently(run_script: RunScript) ->
 import threading, torch_mtia
 from concurrent.futures import ThreadPoolExecutor
 all_devices = threading.Barrier(4, timeout=60)
+torch.mtia.init()  # of seeds set before that, PyTorch keeps the last one, for the device of the thread that initializes
 
 def train(device):
     torch.set_num_threads(1)  # a sum in two parts is rounded otherwise
