@@ -63,6 +63,7 @@ void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
 
 MTIA_LIBRARY_IMPL(aten, kNoHostView, m) {
   m.impl("conj_physical_", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fall_back>());
+  m.impl("mode.values", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fall_back>());
   m.impl("fill_.Scalar", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fill>());
   m.impl("zero_", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fill>());
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::convolution>());
