@@ -1,6 +1,7 @@
 // What stands in for kernels that reach the device's memory from the host, with a driver that has no host view, where
 // the fallback alone would not do: fills, for which the driver has a function, convolutions, which PyTorch sends to two
-// operators that only an out-of-tree device has, and conj_physical_, which ATen has for all devices, over a stub.
+// operators that only an out-of-tree device has, and conj_physical_ and mode.values, whose general kernels in ATen take
+// a stub, or know no such device.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
