@@ -8,7 +8,7 @@ import torch
 
 from torch_mtia import torch_version
 from torch_mtia.door import device_type
-from torch_mtia.upstream_gates import device_lists, eager, graphs, inductor, random_state
+from torch_mtia.upstream_gates import device_lists, eager, graphs, inductor, nested, random_state
 from torch_mtia.upstream_gates.gate import Gate
 
 _CAPTURABLE_OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
@@ -158,6 +158,14 @@ GATES: tuple[Gate, ...] = (
         "traced program: looking for the overload of an operator prints them.",
         replace=eager.functional_tensors_as_they_are,
         is_needed=lambda original: "functional" not in original(torch._to_functional_tensor(torch.empty(0).to("mtia"))),
+    ),
+    Gate(
+        name="jagged_scaled_dot_product_attention",
+        modules=("torch.nested._internal.sdpa", "torch.nested._internal.ops"),
+        why="Attention over jagged tensors uses kernels of CUDA, or strided nested tensors, which assert that they "
+        "are on a listed device.",
+        replace=nested.attending_by_sequence,
+        is_needed=lambda original: "mtia" not in original.__module__,
     ),
     Gate(
         name="get_split_k",
