@@ -302,7 +302,7 @@ def test_the_ledgers_of_the_package_are_valid(path: Path) -> None:
         ("a: [", "not YAML"),
         ("tests: a/b", "a ledger is a list"),
         ("- a/b", "entry 1: not a mapping"),
-        ("- tests: a/b\n  outcome: fails\n  reason: x", "`outcome` is 'fails'; it is one of xfail, skip"),
+        ("- tests: a/b\n  outcome: fails\n  reason: x", "`outcome` is 'fails'; it is one of pass, xfail, skip"),
         ("- tests: a/b\n  outcome: xfail\n  reason: ' '", "`reason` is missing"),
         ("- tests: a/b\n  outcome: skip\n  reason: x", "`decision` is missing"),
         ("- outcome: xfail\n  reason: x", "`tests` is missing"),
@@ -328,6 +328,28 @@ def test_a_ledger_may_include_one_of_the_package(tmp_path: Path) -> None:
     assert ledger.find("operators/bits/mH/complex32") == included is not None
     assert ledger.find("tensor/nothing") is None
     assert ledger.proposal([]) == text
+
+
+def test_a_ledger_may_except_tests_from_what_it_includes(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.yaml"
+    (of_the_package,) = FOLDER.glob("*.yaml")
+    include = f"- include: {of_the_package.stem}\n"
+    excepted = "- tests: operators/bits/H/*\n  outcome: pass\n  reason: mine\n"
+    text = excepted + include
+    path.write_text(text)
+    ledger = Ledger(path)
+    results = [
+        Result("operators/bits/H/complex32", r.PASSED),
+        Result("operators/bits/mH/complex32", r.PASSED),
+        Result("operators/bits/H/complex64", r.FAILED),
+    ]
+    for result in results:
+        ledger.judge(result)
+    assert [result.verdict for result in results] == [r.PASS, r.XPASS, r.FAIL]
+    assert ledger.proposal(results) == (
+        "- tests: operators/bits/mH/complex32\n  outcome: pass\n  reason: ''\n"
+        "- tests: operators/bits/H/complex64\n  outcome: xfail\n  reason: ''\n  seen: failed\n" + text
+    )
 
 
 def test_a_proposal_drops_what_passes_and_keeps_the_rest(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ NOT_OUT = {
     "triangular_solve": "the CPU leaves an empty result transposed",
     "nonzero": "the database has its result as a tuple",
     "nn.functional.avg_pool3d": "the CPU writes into out as if it were contiguous; tested below",
+    "nn.functional.gelu": "the CPU leaves out as it was if it is not contiguous; tested below",
 }
 RANDOM = re.compile("bernoulli|cauchy|geometric|multinomial|normal|rand|uniform|dropout|_lowrank|exponential")
 NOT_COMPARED = ("jiterator", "empty", "sparse")
@@ -259,6 +260,15 @@ def test_a_volume_is_pooled_into_memory_with_strides(device: torch.device) -> No
     out = torch.zeros(1, 2, 2, 2, 4, device=device)[..., ::2]
     torch.ops.aten.avg_pool3d.out(x, [2, 2, 2], out=out)
     assert torch.equal(out, torch.nn.functional.avg_pool3d(x, 2))
+
+
+def test_gelu_into_memory_with_strides(device: torch.device) -> None:
+    x, gradient = torch.randn(3, 4, device=device), torch.randn(3, 4, device=device)
+    out, back = (torch.zeros(3, 8, device=device)[:, ::2] for _ in range(2))
+    torch.ops.aten.gelu.out(x, out=out)
+    torch.ops.aten.gelu_backward.grad_input(gradient, x, grad_input=back)
+    torch.testing.assert_close(out, torch.nn.functional.gelu(x))
+    torch.testing.assert_close(back, torch.ops.aten.gelu_backward(gradient, x))
 
 
 @pytest.mark.parametrize("dims", [(0,), (2,), (0, 2), (2, 1), (1, 0, 2)], ids=str)

@@ -87,11 +87,13 @@ def test_operators_give_what_the_cpu_gives(run: Callable[..., Finished]) -> None
         import torch
         import torch.nn.functional as F
         import torch_mtia
+        from torch.utils._pytree import tree_map
 
         torch.manual_seed(0)
         x = torch.randn(4, 6)
         def check(f):
-            torch.testing.assert_close(f(x.to("mtia").requires_grad_()).cpu(), f(x.clone().requires_grad_()))
+            device = tree_map(torch.Tensor.cpu, f(x.to("mtia").requires_grad_()))
+            torch.testing.assert_close(device, f(x.clone().requires_grad_()))
 
         def gradient(f, x):
             f(x).sum().backward()
@@ -104,6 +106,12 @@ def test_operators_give_what_the_cpu_gives(run: Callable[..., Finished]) -> None
         check(lambda x: x[x.detach() > 0])
         check(lambda x: x.detach().sort(1).values.index_add_(0, torch.tensor([1]).to(x.device), x.detach()[:1]))
         check(lambda x: torch.sub(x.detach(), 1, out=torch.empty(0, device=x.device)))
+        check(lambda x: torch.mode(x.detach(), out=(torch.empty(0, device=x.device),
+                                                    torch.empty(0, device=x.device, dtype=torch.long))))
+        check(lambda x: F.layer_norm(x.detach().bfloat16(), (6,)))
+        check(lambda x: torch.addr(*(v.detach().bfloat16() for v in (x[:, :4], x[:, 0], x[:, 1])), alpha=3))
+        for dtype in (torch.int8, torch.int32, torch.uint32, torch.int64):
+            check(lambda x: torch.tensor([float("nan"), -float("inf"), 3e9, 2.5], device=x.device).to(dtype))
         check(lambda x: gradient(lambda x: x.sin() * x.exp(), x))
         check(lambda x: gradient(lambda x: F.layer_norm(x, (6,)).pow(2) * x, x))
         check(lambda x: gradient(lambda x: F.scaled_dot_product_attention(*[x[None, None]] * 3), x))

@@ -1,7 +1,7 @@
 // What stands in for kernels that reach the device's memory from the host, with a driver that has no host view, where
 // the fallback alone would not do: fills, for which the driver has a function, convolutions, which PyTorch sends to two
-// operators that only an out-of-tree device has, and conj_physical_ and mode.values, whose general kernels in ATen take
-// a stub, or know no such device.
+// operators that only an out-of-tree device has, conj_physical_ and mode.values, whose general kernels in ATen take a
+// stub, or know no such device, and operators whose general kernels round to 16 bits after each of their parts.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
@@ -63,8 +63,10 @@ void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
 }  // namespace torch_mtia
 
 MTIA_LIBRARY_IMPL(aten, kNoHostView, m) {
-  m.impl("conj_physical_", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fall_back>());
-  m.impl("mode.values", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fall_back>());
+  for (const char* name :
+       {"conj_physical_", "mode.values", "addr", "addr.out", "native_layer_norm", "native_group_norm"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fall_back>());
+  }
   m.impl("fill_.Scalar", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fill>());
   m.impl("zero_", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fill>());
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::convolution>());

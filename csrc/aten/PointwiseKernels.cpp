@@ -68,14 +68,15 @@ Tensor& relu_mtia_(Tensor& self) {
   return at::mtia::clamp_min_(self, 0);
 }
 
-// Whether the CPU has oneDNN compute it, which is faster than the loops of the stub.
-static bool gelu_is_in_onednn(const Tensor& self, std::string_view approximate) {
+// Whether the CPU has oneDNN compute it, which is faster than the loops of the stub. A result with other strides it
+// writes to memory of its own, and ATen leaves it there.
+static bool gelu_is_in_onednn(const Tensor& self, std::string_view approximate, const Tensor& result) {
   const bool has_dtype = self.scalar_type() == kFloat || self.scalar_type() == kBFloat16;
-  return approximate == "none" && has_dtype && self.is_contiguous();
+  return approximate == "none" && has_dtype && self.is_contiguous() && result.is_contiguous();
 }
 
 TORCH_IMPL_FUNC(gelu_out_mtia)(const Tensor& self, std::string_view approximate, const Tensor& out) {
-  if (!gelu_is_in_onednn(self, approximate)) {
+  if (!gelu_is_in_onednn(self, approximate, out)) {
     GeluKernel(device_type(), *this, get_gelutype_enum(approximate));
     return;
   }
@@ -85,7 +86,7 @@ TORCH_IMPL_FUNC(gelu_out_mtia)(const Tensor& self, std::string_view approximate,
 
 TORCH_IMPL_FUNC(gelu_backward_out_mtia)
 (const Tensor& grad_output, const Tensor& self, std::string_view approximate, const Tensor& grad_input) {
-  if (!gelu_is_in_onednn(self, approximate)) {
+  if (!gelu_is_in_onednn(self, approximate, grad_input)) {
     GeluBackwardKernel(device_type(), *this, get_gelutype_enum(approximate));
     return;
   }

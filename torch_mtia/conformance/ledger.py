@@ -7,9 +7,13 @@
       outcome: skip                              is not run
       reason: why not
       decision: who decided it
+    - tests: operators/out/angle/complex64
+      outcome: pass                              passes, although an entry below, or an included one, says otherwise
+      reason: why here and not there
     - include: mtia                              what the package expects of that device, after the entries of the file
 
-All other tests are expected to pass. An entry without a reason and a pattern that no test has are errors.
+The first entry that names a test counts; tests that none names are expected to pass. An entry without a reason and a
+pattern that no test has are errors.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import translate
 from itertools import chain
 from pathlib import Path
@@ -30,7 +34,7 @@ from torch_mtia.conformance.results import Result
 
 FOLDER = Path(__file__).parent / "ledgers"
 KNOWN = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-OUTCOMES = ("xfail", "skip")
+OUTCOMES = ("pass", "xfail", "skip")
 FIELDS = {"tests", "outcome", "reason", "decision"}
 
 
@@ -78,9 +82,11 @@ class Ledger:
 
     def find(self, test: str) -> Entry | None:
         """The first entry that names the test."""
-        own = (entry for matcher, entry in self._matchers if matcher.match(test))
         included = (entry for ledger in self._included if (entry := ledger.find(test)) is not None)
-        return next(chain(own, included), None)
+        return next(chain(self._own(test), included), None)
+
+    def _own(self, test: str) -> Iterator[Entry]:
+        return (entry for matcher, entry in self._matchers if matcher.match(test))
 
     def check(self, collected: Iterable[str]) -> None:
         """Raises LedgerError for patterns that name no test, of those whose suite was collected."""
@@ -103,26 +109,28 @@ class Ledger:
             result.verdict, result.reason = r.SKIP, f"{entry.reason} (decided by {entry.decision})"
         elif result.outcome == r.SKIPPED:
             result.verdict, result.reason = r.NOT_APPLICABLE, result.message
-        elif entry is not None:
+        elif entry is not None and entry.outcome == "xfail":
             result.verdict = r.XPASS if result.outcome == r.PASSED else r.XFAIL
             result.reason = entry.reason
         else:
             result.verdict, result.reason = (r.PASS if result.outcome == r.PASSED else r.FAIL), ""
 
     def proposal(self, results: Sequence[Result]) -> str:
-        """The text of a ledger that agrees with the results. New entries have no reason, so that it is not valid before
-        a person has looked at them."""
+        """The text of a ledger that agrees with the results. New entries come first, since the first counts, without a
+        reason, so that it is not valid before a person has looked at them."""
         passed = {result.test for result in results if result.outcome == r.PASSED}
         judged = {result.test for result in results}
         rows: list[dict[str, Any]] = []
-        for entry in self.entries:
-            kept = tuple(pattern for pattern in entry.patterns if not _is_refuted(pattern, passed, judged))
-            if entry.outcome == "skip" or kept:
-                rows.append(dataclasses.replace(entry, patterns=kept or entry.patterns).fields())
         for result in results:
             if result.verdict == r.FAIL:
                 note = f"{result.outcome}: {result.message.splitlines()[0][:120]}" if result.message else result.outcome
                 rows.append({"tests": result.test, "outcome": "xfail", "reason": "", "seen": note})
+            elif result.verdict == r.XPASS and not any(self._own(result.test)):
+                rows.append({"tests": result.test, "outcome": "pass", "reason": ""})
+        for entry in self.entries:
+            kept = tuple(pattern for pattern in entry.patterns if not _is_refuted(pattern, passed, judged))
+            if entry.outcome != "xfail" or kept:
+                rows.append(dataclasses.replace(entry, patterns=kept or entry.patterns).fields())
         rows += [{"include": ledger.path.stem} for ledger in self._included]
         return self._head + yaml.safe_dump(rows, sort_keys=False, width=120, allow_unicode=True)
 

@@ -41,8 +41,7 @@ def _copy(output: Layout, source: Any) -> Plan | None:
     if not isinstance(source, Layout):
         return None  # from the host
     if output.dtype != source.dtype:
-        to_integer = source.dtype in FLOATS and output.dtype not in FLOATS and output.dtype != torch.bool
-        made = elementwise(f.to_integer if to_integer else f.identity, output, {1: source}, source.dtype)
+        made = elementwise(_conversion(source.dtype, output.dtype), output, {1: source}, source.dtype)
     else:
         bits = BITS.get(output.dtype.itemsize)
         if bits is None or (output[1:] == source[1:] and _is_dense(output)):
@@ -50,6 +49,12 @@ def _copy(output: Layout, source: Any) -> Plan | None:
         made = elementwise(f.identity, output._replace(dtype=bits), {1: source._replace(dtype=bits)}, bits)
         made = made and _with_arguments(made, lambda arguments: (None, arguments[1].view(bits)), bits)
     return made and dataclasses.replace(made, resolved=True)
+
+
+def _conversion(source: torch.dtype, result: torch.dtype) -> Any:
+    if source not in FLOATS or result in FLOATS or result == torch.bool:
+        return f.identity
+    return f.to_int64 if result.itemsize == 8 or result == torch.uint32 else f.to_int32
 
 
 def _with_arguments(

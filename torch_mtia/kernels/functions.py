@@ -18,8 +18,14 @@ def identity(x):
 
 
 @triton.jit
-def to_integer(x):
-    """As C converts to types of any width: by way of the widest."""
+def to_int32(x):
+    """On the way to narrower types, too, as compilers of C convert."""
+    return x.to(tl.int32)
+
+
+@triton.jit
+def to_int64(x):
+    """On the way to uint32, too."""
     return x.to(tl.int64)
 
 
