@@ -237,6 +237,26 @@ def test_gates_for_the_name_are_applied_and_needed(run_plainly: RunScript) -> No
     assert finished.output() == "True\n"
 
 
+def test_an_encoder_in_evaluation_takes_a_padding_mask(run_plainly: RunScript) -> None:
+    finished = run_plainly(
+        """
+        import torch
+        from torch_mtia import privateuse1
+
+        privateuse1.enable("acme")
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        encoder = torch.nn.TransformerEncoder(layer, 2).eval()
+        x, padding = torch.randn(2, 5, 16), torch.arange(5) >= torch.tensor([[5], [3]])
+        with torch.no_grad():
+            expected = encoder(x, src_key_padding_mask=padding)
+            out = encoder.to("acme")(x.to("acme"), src_key_padding_mask=padding.to("acme"))
+        torch.testing.assert_close(out.cpu()[~padding], expected[~padding])
+        print(encoder.use_nested_tensor)
+        """
+    )
+    assert finished.output() == "True\n"
+
+
 def test_what_pytorch_calls_in_compiled_code_is_not_compiled(run_plainly: RunScript) -> None:
     """As torch.mtia's functions. It calls some where nothing can be."""
     finished = run_plainly(

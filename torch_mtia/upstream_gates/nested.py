@@ -1,4 +1,4 @@
-"""Replacement for attention over jagged nested tensors."""
+"""Replacements for nested tensors: attention over jagged ones, and what would make others."""
 
 from __future__ import annotations
 
@@ -64,3 +64,16 @@ def attending_by_sequence(original: Callable[..., torch.Tensor]) -> Callable[...
         return out.transpose(1, 2)
 
     return jagged_scaled_dot_product_attention
+
+
+def padded_as_it_is(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def forward(self: torch.nn.TransformerEncoder, src: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if src.device.type != device_type() or not self.use_nested_tensor:
+            return original(self, src, *args, **kwargs)
+        self.use_nested_tensor = False
+        try:
+            return original(self, src, *args, **kwargs)
+        finally:
+            self.use_nested_tensor = True
+
+    return forward

@@ -266,6 +266,13 @@ GATES_OF_OTHER_NAMES: tuple[Gate, ...] = (
         "The dtype that the statistics of layer norm have depends on the device.",
     ),
     Gate(
+        name="TransformerEncoder.forward",
+        modules=("torch.nn.modules.transformer",),
+        why="In evaluation with a padding mask it makes strided nested tensors, and there are none on such a device.",
+        replace=nested.padded_as_it_is,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
         name="Module._apply",
         modules=("torch.nn.modules.module",),
         why="A module that moves to such a device gets new parameters, one for each place: what two parts shared, as a "
