@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,12 @@ def positive(seed: int, shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
 def zero_dim() -> torch.Tensor:
     """A tensor on the CPU that counts as a number."""
     return torch.tensor(NUMBER)
+
+
+def in_list(function: Callable[..., None], x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    changed = x.clone()
+    function([changed], *args, **kwargs)
+    return changed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +90,12 @@ CONDITION = normal(6) > 0
     ("mul", torch.mul, (X, Y)),
     ("mul number", lambda x: x * NUMBER, (X,)),
     ("mul 0-dim CPU tensor", lambda x: x * zero_dim(), (X,)),
+    ("mul of 0-dim CPU tensor", lambda x: zero_dim() * x, (X,)),
+    ("foreach add number", lambda x: in_list(torch._foreach_add_, x, NUMBER), (X,)),
+    ("foreach add, alpha", lambda x, y: in_list(torch._foreach_add_, x, [y], alpha=NUMBER), (X, Y)),
+    ("foreach sub, alpha", lambda x, y: in_list(torch._foreach_sub_, x, [y], alpha=NUMBER), (X, Y)),
+    ("foreach mul number", lambda x: in_list(torch._foreach_mul_, x, NUMBER), (X,)),
+    ("foreach mul numbers", lambda x: in_list(torch._foreach_mul_, x, [NUMBER]), (X,)),
     ("div", torch.div, (X, DENOMINATOR)),
     # Not of a number, which CUDA rounds first.
     ("div by number", lambda x: x / NUMBER, (X,)),

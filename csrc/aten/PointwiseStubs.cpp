@@ -42,6 +42,11 @@ void OnDevice<at::native::add_stub>::cpu_loop(at::TensorIteratorBase& iter, cons
   if (!add_reduced_precision(iter, alpha)) at::native::add_stub(c10::kCPU, iter, alpha);
 }
 
+template <>
+void OnDevice<at::native::mul_stub>::cpu_loop(at::TensorIteratorBase& iter) {
+  if (!multiply_reduced_precision(iter)) at::native::mul_stub(c10::kCPU, iter);
+}
+
 // For a number in the second place ATen's loop has a kernel of its own, which the check of dtypes, over nothing, does
 // not reach: its refusal would come with the stream.
 template <>

@@ -60,30 +60,41 @@ VECTORIZED void scale(Half* /*dtype*/, char** data, const int64_t* strides, int6
   scale_strided<Half>(data, strides, count, scale, offset);
 }
 
+template <typename Loop>
+bool run(at::TensorIteratorBase& iter, Loop loop) {
+  iter.for_each([loop](char** data, const int64_t* strides, int64_t count) { loop(data, strides, count); });
+  return true;
+}
+
+// output = offset + factor * the operand that is left
+template <typename T>
+bool scale_in_float(at::TensorIteratorBase& iter, float factor, float offset) {
+  return run(iter, [=](char** data, const int64_t* strides, int64_t count) {
+    scale(static_cast<T*>(nullptr), data, strides, count, factor, offset);
+  });
+}
+
+float take_number(at::TensorIteratorBase& iter, int operand) {
+  const auto number = iter.original_scalar_value<float>(operand);
+  iter.remove_operand(operand);
+  return number;
+}
+
 template <typename T>
 bool add_in_float(at::TensorIteratorBase& iter, float alpha) {
-  T* const dtype = nullptr;
-  const auto run = [&](auto loop) {
-    iter.for_each([loop](char** data, const int64_t* strides, int64_t count) { loop(data, strides, count); });
-    return true;
-  };
-  const auto affine = [&](float factor, float offset) {
-    return run([=](char** data, const int64_t* strides, int64_t count) {
-      scale(dtype, data, strides, count, factor, offset);
-    });
-  };
-  if (iter.is_cpu_scalar(2)) {
-    const auto number = iter.original_scalar_value<float>(2);
-    iter.remove_operand(2);
-    return affine(1, alpha * number);
-  }
-  if (iter.is_cpu_scalar(1)) {
-    const auto number = iter.original_scalar_value<float>(1);
-    iter.remove_operand(1);
-    return affine(alpha, number);
-  }
+  if (iter.is_cpu_scalar(2)) return scale_in_float<T>(iter, 1, alpha * take_number(iter, 2));
+  if (iter.is_cpu_scalar(1)) return scale_in_float<T>(iter, alpha, take_number(iter, 1));
   if (alpha == 1) return false;
-  return run([=](char** data, const int64_t* strides, int64_t count) { add(dtype, data, strides, count, alpha); });
+  return run(iter, [=](char** data, const int64_t* strides, int64_t count) {
+    add(static_cast<T*>(nullptr), data, strides, count, alpha);
+  });
+}
+
+// ATen's loop knows a number in the second place, and Tensor::mul_(Scalar) puts it in the first.
+template <typename T>
+bool multiply_in_float(at::TensorIteratorBase& iter) {
+  constexpr float kNoOffset = -0.0F;  // adding 0 would change the sign of -0
+  return !iter.is_scalar(2) && iter.is_cpu_scalar(1) && scale_in_float<T>(iter, take_number(iter, 1), kNoOffset);
 }
 
 }  // namespace
@@ -92,6 +103,13 @@ bool add_reduced_precision(at::TensorIteratorBase& iter, const c10::Scalar& alph
   const auto dtype = iter.dtype(0);
   if (dtype == at::kBFloat16) return add_in_float<BFloat16>(iter, alpha.to<float>());
   if (dtype == at::kHalf) return add_in_float<Half>(iter, alpha.to<float>());
+  return false;
+}
+
+bool multiply_reduced_precision(at::TensorIteratorBase& iter) {
+  const auto dtype = iter.dtype(0);
+  if (dtype == at::kBFloat16) return multiply_in_float<BFloat16>(iter);
+  if (dtype == at::kHalf) return multiply_in_float<Half>(iter);
   return false;
 }
 

@@ -145,7 +145,7 @@ def _list_checks(function: NativeFunction, bindings: Sequence[Binding], kernel: 
     arguments = ", ".join(binding.name for binding in bindings)
     if kernel.is_composite:
         return [
-            f"if (!torch_mtia::ListArguments({arguments}).fits_one_item()) {{",
+            f'if (!torch_mtia::ListArguments({arguments}).fits_one_item("{function.func.name.name.base}")) {{',
             f"  at::native::{kernel.runs}({arguments});",
             "  return;",
             "}",
