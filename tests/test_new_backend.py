@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from torch_mtia import new_backend
-from torch_mtia.conformance.ledger import Ledger
+from torch_mtia.conformance.ledger import FOLDER, Ledger
 from torch_mtia.new_backend.__main__ import main
 from torch_mtia.registration import generate_registration
 
@@ -97,9 +97,9 @@ class TestTheGuide:
 @pytest.mark.in_tree("acme, the name that is generated, is a device type then")
 def test_generated_ledger_is_valid(tmp_path: Path) -> None:
     new_backend.write("acme", tmp_path / "acme")
-    ours = Ledger(new_backend.LEDGER).entries
-    assert Ledger(tmp_path / "acme" / "ledger.yaml").entries == ours
-    assert len(ours) > 1
+    known = "operators/bits/H/complex32"
+    ours = Ledger(FOLDER / "privateuse1.yaml").find(known)
+    assert Ledger(tmp_path / "acme" / "ledger.yaml").find(known) == ours is not None
 
 
 @pytest.mark.in_tree("acme, the name that is generated, is a device type then")

@@ -133,9 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _ledger_of(kind: str) -> Path:
-    """That of mtia for its other name, unless there is one."""
+    """The device's own; for another name of mtia, that of such names."""
     path = FOLDER / f"{kind}.yaml"
-    return path if path.exists() or kind != device_type() else FOLDER / "mtia.yaml"
+    return path if path.exists() or kind != device_type() else FOLDER / "privateuse1.yaml"
 
 
 def _run(arguments: argparse.Namespace) -> int:

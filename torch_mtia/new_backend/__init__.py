@@ -11,12 +11,11 @@ from pathlib import Path
 
 import torch
 
-from torch_mtia import conformance, environment
+from torch_mtia import environment
 
 __all__ = ["check_name", "write"]
 
 TEMPLATE = Path(__file__).resolve().parent / "package-template"
-LEDGER = Path(conformance.__file__).resolve().parent / "ledgers" / "mtia.yaml"
 NAMES = {"gitignore": ".gitignore", "pyproject.toml.in": "pyproject.toml"}
 
 
@@ -49,6 +48,4 @@ def write(name: str, output: Path) -> list[Path]:
         if target.suffix == ".sh":
             target.chmod(0o755)
         written.append(target)
-    with (output / "ledger.yaml").open("a") as ledger:
-        ledger.write(LEDGER.read_text().partition("\n")[2])  # without its heading
     return written
