@@ -1,13 +1,18 @@
 // Sampling of images at given places: grids, and paddings that mirror or repeat the border.
 #include <ATen/native/GridSamplerUtils.h>
+#include <ATen/native/Padding.h>
 #include <ATen/ops/grid_sampler_2d_backward_native.h>
 #include <ATen/ops/grid_sampler_2d_native.h>
 #include <ATen/ops/grid_sampler_3d_backward_native.h>
 #include <ATen/ops/grid_sampler_3d_native.h>
 #include <ATen/ops/reflection_pad2d_backward_native.h>
 #include <ATen/ops/reflection_pad2d_native.h>
+#include <ATen/ops/reflection_pad3d_backward_native.h>
+#include <ATen/ops/reflection_pad3d_native.h>
 #include <ATen/ops/replication_pad2d_backward_native.h>
+#include <ATen/ops/replication_pad2d_native.h>
 #include <ATen/ops/replication_pad3d_backward_native.h>
+#include <ATen/ops/replication_pad3d_native.h>
 
 #include "HostFunction.h"
 #include "MTIANativeFunctions.h"
@@ -108,7 +113,48 @@ Tensor pad_backward(const char* name, const Tensor& grad_output, const Tensor& s
       [&] { return new_output_like(self, self.suggest_memory_format()); }, grad_output, self, padding);
 }
 
+// ATen's CPU operators give a result the layout of the input when they run. That is too late for a device tensor, which
+// has its strides when the call returns: so at the call.
+void take_layout(const Tensor& result, const Tensor& input) {
+  if (result.is_contiguous()) result.resize_(result.sizes(), input.suggest_memory_format());
+}
+
+template <auto& Kernel>
+void pad(const char* name, const Tensor& self, IntArrayRef padding, const Tensor& out) {
+  take_layout(out, self);
+  constexpr auto run = [](const Tensor& out, const Tensor& self, IntArrayRef padding) {
+    Kernel(kCPU, out, self, padding);
+  };
+  torch_mtia::run_on_host({name}, out.device(), run, torch_mtia::keep_output(out), torch_mtia::keep(self),
+                          torch_mtia::keep(padding));
+}
+
 }  // namespace
+
+TORCH_IMPL_FUNC(replication_pad2d_out_mtia)(const Tensor& self, IntArrayRef padding, const Tensor& out) {
+  pad<replication_pad2d_kernel>("aten::replication_pad2d", self, padding, out);
+}
+
+TORCH_IMPL_FUNC(replication_pad3d_out_mtia)(const Tensor& self, IntArrayRef padding, const Tensor& out) {
+  pad<replication_pad3d_kernel>("aten::replication_pad3d", self, padding, out);
+}
+
+TORCH_IMPL_FUNC(reflection_pad3d_out_mtia)(const Tensor& self, IntArrayRef padding, const Tensor& out) {
+  pad<reflection_pad3d_kernel>("aten::reflection_pad3d", self, padding, out);
+}
+
+TORCH_IMPL_FUNC(reflection_pad3d_backward_out_mtia)
+(const Tensor& grad_output, const Tensor& self, IntArrayRef padding, const Tensor& grad_input) {
+  if (grad_output.numel() == 0) return;
+  take_layout(grad_input, self);
+  constexpr auto run = [](const Tensor& grad_input, const Tensor& grad_output, IntArrayRef padding) {
+    grad_input.zero_();
+    reflection_pad3d_backward_kernel(kCPU, grad_input, grad_output, padding);
+  };
+  torch_mtia::run_on_host({"aten::reflection_pad3d_backward"}, grad_input.device(), run,
+                          torch_mtia::keep_output(grad_input), torch_mtia::keep(grad_output),
+                          torch_mtia::keep(padding));
+}
 
 Tensor reflection_pad2d_mtia(const Tensor& self, IntArrayRef padding) {
   const DimVector sizes = padded_sizes(self, padding, 2, /*reflects=*/true);

@@ -126,6 +126,26 @@ def arguments_of(sample: SampleInput) -> tuple[Any, Any, Any]:
     return sample.input, sample.args, sample.kwargs
 
 
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def is_image(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.dim() in CHANNELS_LAST
+
+
+def has_images(sample: SampleInput) -> bool:
+    return any(map(is_image, tensors_of(arguments_of(sample))))
+
+
+def channels_last(arguments: Any) -> Any:
+    """The arguments, images and volumes among them with the channels last."""
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous(memory_format=CHANNELS_LAST[tensor.dim()]) if is_image(tensor) else tensor
+
+    return pytree.tree_map_only(torch.Tensor, change, arguments)
+
+
 def moved(value: Any, device: torch.device) -> Any:
     """A copy of the arguments on the device, with leaves of their own, of the same strides and overlaps."""
 

@@ -18,10 +18,13 @@ from torch_mtia.conformance.database import (
     arguments_of,
     assert_same_or_random,
     cases,
+    channels_last,
     each_sample,
+    has_images,
     moved,
     naming,
     on_cpu,
+    preferred_cases,
     seed_all,
     tensors_of,
 )
@@ -33,7 +36,7 @@ GRADCHECK_NUMEL = 200  # of all arguments: a larger sample takes too long
 
 
 def gradients(function: Callable[..., Any], arguments: Any) -> list[torch.Tensor | None]:
-    """Of all arguments that require them, for gradients of ones. Raises Refused if there are none."""
+    """Of all arguments that require them. Raises Refused if there are none."""
     seed_all(0)
     roots = [
         result
@@ -43,22 +46,35 @@ def gradients(function: Callable[..., Any], arguments: Any) -> list[torch.Tensor
     leaves = [leaf for leaf in tensors_of(arguments) if leaf.requires_grad]
     if not roots or not leaves:
         raise Refused("it has no gradient")
-    return list(torch.autograd.grad(roots, leaves, [torch.ones_like(root) for root in roots], allow_unused=True))
+    return list(torch.autograd.grad(roots, leaves, [gradient_of(root) for root in roots], allow_unused=True))
+
+
+def gradient_of(result: torch.Tensor) -> torch.Tensor:
+    """Another number for each element: ones would hide which belongs to which, and softmax's gradient of them is 0."""
+    numbers = torch.linspace(0.5, 1.5, result.numel()).reshape(result.shape)
+    return (numbers * (1 + 0.5j) if result.is_complex() else numbers).to(result)
+
+
+def check_gradients(device: torch.device, case: Case, arguments: Any) -> None:
+    here, there = (moved(arguments, where) for where in (CPU, device))
+    expected = on_cpu(lambda: gradients(case.info.op, here))
+    actual = gradients(case.info.op, there)
+    assert_same_or_random(
+        actual, expected, device, case.gradient_tolerance(), lambda: gradients(case.info.op, moved(arguments, CPU))
+    )
 
 
 @cases(lambda case: case.differentiable)
 def test_backward(device: torch.device, case: Case) -> None:
+    each_sample(case.samples(requires_grad=True), lambda sample: check_gradients(device, case, arguments_of(sample)))
+
+
+@preferred_cases(lambda case: case.differentiable)
+def test_channels_last(device: torch.device, case: Case) -> None:
     def check(sample: SampleInput) -> None:
-        here, there = (moved(arguments_of(sample), where) for where in (CPU, device))
-        expected = on_cpu(lambda: gradients(case.info.op, here))
-        actual = gradients(case.info.op, there)
-        assert_same_or_random(
-            actual,
-            expected,
-            device,
-            case.gradient_tolerance(),
-            lambda: gradients(case.info.op, moved(arguments_of(sample), CPU)),
-        )
+        if not has_images(sample):
+            raise Refused("no images or volumes are among the arguments")
+        check_gradients(device, case, channels_last(arguments_of(sample)))
 
     each_sample(case.samples(requires_grad=True), check)
 

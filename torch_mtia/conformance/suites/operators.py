@@ -30,8 +30,10 @@ from torch_mtia.conformance.database import (
     assert_alike,
     assert_same_or_random,
     cases,
+    channels_last,
     each_sample,
     full_name,
+    has_images,
     in_float32,
     is_undefined,
     moved,
@@ -116,12 +118,15 @@ def test_inplace(device: torch.device, case: Case) -> None:
     each_sample(case.samples(), check)
 
 
-def channels_last(value: Any) -> Any:
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        strided = tensor.layout == torch.strided and tensor.dim() == 4
-        return tensor.contiguous(memory_format=torch.channels_last) if strided else tensor
+@preferred_cases()
+def test_channels_last(device: torch.device, case: Case) -> None:
+    def check(sample: SampleInput) -> None:
+        if not has_images(sample):
+            raise Refused("no images or volumes are among the arguments")
+        image, args, kwargs = channels_last(arguments_of(sample))
+        compare(case, case.info.op, device, SampleInput(image, args=args, kwargs=kwargs))
 
-    return pytree.tree_map_only(torch.Tensor, change, value)
+    each_sample(case.samples(), check)
 
 
 @preferred_cases()
