@@ -262,6 +262,22 @@ def test_a_volume_is_pooled_into_memory_with_strides(device: torch.device) -> No
     assert torch.equal(out, torch.nn.functional.avg_pool3d(x, 2))
 
 
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_padding_keeps_channels_last(dims: int, mode: str, device: torch.device) -> None:
+    x = torch.randn(2, 3, *(4, 5, 6)[:dims])
+    x = x.contiguous(memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d)
+    padding = (1, 2, 2, 0, 1, 1)[: 2 * dims]
+    results = []
+    for leaf in (x.clone().requires_grad_(), x.to(device).requires_grad_()):
+        padded = torch.nn.functional.pad(leaf, padding, mode=mode)
+        (padded * torch.arange(padded.numel(), device=leaf.device).view_as(padded)).sum().backward()
+        results.append((padded, leaf.grad))
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual.cpu(), expected)
+        assert actual.stride() == expected.stride()
+
+
 def test_gelu_into_memory_with_strides(device: torch.device) -> None:
     x, gradient = torch.randn(3, 4, device=device), torch.randn(3, 4, device=device)
     out, back = (torch.zeros(3, 8, device=device)[:, ::2] for _ in range(2))
