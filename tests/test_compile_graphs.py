@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable, Iterator
 
@@ -11,9 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from torch_mtia.inductor.graphs import forget_recordings
+from torch_mtia.inductor.graphs import Model, Traits, forget_recordings, graphify
 
 Function = Callable[..., torch.Tensor]
+reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined] # of generated code
 
 
 @pytest.fixture(autouse=True)
@@ -194,3 +196,215 @@ def test_recordings_can_be_forgotten() -> None:
     torch.accelerator.empty_cache()
     assert torch.accelerator.memory_reserved() == before
     assert function(torch.ones(3, device="mtia")).tolist() == [1.0] * 3
+
+
+def test_a_network_trains_on_slices_of_its_data() -> None:
+    data = torch.randn(64, 16)
+    on_device = data.to("mtia")
+    ours = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 4))
+    theirs = copy.deepcopy(ours)
+    call = compiled(ours.to("mtia"))
+    for step in range(6):
+        ours.zero_grad()
+        theirs.zero_grad()
+        call(on_device[8 * step : 8 * step + 8]).square().sum().backward()
+        theirs(data[8 * step : 8 * step + 8]).square().sum().backward()
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert one.grad is not None
+            torch.testing.assert_close(one.grad.cpu(), other.grad, rtol=1e-4, atol=1e-4)
+    assert skipped() == 0
+
+
+# What generated code returns of an input x of 4 x 6 elements.
+VIEWS: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
+    "the input": lambda x: [x],
+    "a part": lambda x: [reinterpret(x, (2, 3), (6, 1), 8)],
+    "transposed": lambda x: [reinterpret(x, (6, 4), (1, 6), 0)],
+    "a view of a view": lambda x: [reinterpret(reinterpret(x, (3, 6), (6, 1), 6), (2, 2), (6, 2), 7)],
+    "another dtype of one size": lambda x: [torch.ops.aten.view.dtype(x, torch.int32)],
+    "another dtype of half the size": lambda x: [torch.ops.aten.view.dtype(x, torch.int16)[1:, 3:]],
+    "several": lambda x: [reinterpret(x, (5,), (4,), 1), x, reinterpret(x, (5,), (4,), 2)],
+    "no elements": lambda x: [reinterpret(x, (0, 6), (6, 1), 6)],
+}
+
+
+def assert_alias(output: torch.Tensor, expected: torch.Tensor) -> None:
+    assert output.untyped_storage().data_ptr() == expected.untyped_storage().data_ptr()
+    assert output.storage_offset() == expected.storage_offset()
+    assert (output.shape, output.stride(), output.dtype) == (expected.shape, expected.stride(), expected.dtype)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("static", [False, True])
+def test_outputs_over_an_input_lie_in_the_input_of_the_call(name: str, static: bool) -> None:
+    model: Model = lambda inputs: (inputs[0] + 1, *VIEWS[name](inputs[0]))  # noqa: E731
+    call = graphify(model, Traits(frozenset({0} if static else ()), frozenset()))
+    for offset in (4, 4, 0, 12, 5, 40, 40):
+        x = torch.arange(100.0, device="mtia")[offset:][:24].view(4, 6)
+        result, *views = call([x])
+        assert torch.equal(result, x + 1)
+        for view, expected in zip(views, VIEWS[name](x), strict=True):
+            assert_alias(view, expected)
+    assert 0 < recorded() <= 2
+    assert skipped() == 0
+
+
+def test_a_view_of_another_dtype_where_it_cannot_be_is_refused() -> None:
+    call = graphify(
+        lambda inputs: [torch.ops.aten.view.dtype(inputs[0], torch.int64)], Traits(frozenset(), frozenset())
+    )
+    data = torch.arange(20.0, device="mtia")
+    for _ in range(2):
+        assert call([data[4:8]])[0].shape == (2,)
+    with pytest.raises(RuntimeError, match="must be divisible by 2"):
+        call([data[5:9]])
+
+
+def test_outputs_over_static_inputs_of_one_storage_lie_where_they_should() -> None:
+    """Parameters that are pieces of one flat tensor."""
+    flat = torch.arange(30.0, device="mtia")
+    model: Model = lambda inputs: [inputs[1], inputs[0], reinterpret(inputs[0], (2,), (3,), 1)]  # noqa: E731
+    call = graphify(model, Traits(frozenset({0, 1}), frozenset()))
+    for _ in range(3):
+        one, other = flat[3:10], flat[8:20]
+        for view, expected in zip(call([one, other]), model([one, other]), strict=True):
+            assert_alias(view, expected)
+    assert recorded() == 1
+
+
+def producer() -> Callable[[float], torch.Tensor]:
+    """A function whose results lie where its graph writes them."""
+    call = graphify(lambda inputs: [inputs[0] * 2], Traits(frozenset(), frozenset()))
+    for _ in range(2):
+        call([torch.zeros(16, device="mtia")])
+    return lambda value: call([torch.full((16,), value, device="mtia")])[0]
+
+
+def test_inputs_that_overlapped_when_recorded_may_be_apart() -> None:
+    produce = producer()
+    call = graphify(lambda inputs: [inputs[0] - inputs[1], inputs[1]], Traits(frozenset(), frozenset()))
+    for apart in (False, False, True, False, True):
+        result = produce(3.0)
+        x, y = result[:8], torch.ones(8, device="mtia") if apart else result[4:12]
+        difference, view = call([x, y])
+        assert difference.tolist() == [5.0 if apart else 0.0] * 8
+        assert_alias(view, y)
+
+
+def test_inputs_that_were_apart_when_recorded_may_overlap() -> None:
+    produce = producer()
+    call = graphify(lambda inputs: [inputs[0] - inputs[1], inputs[1]], Traits(frozenset(), frozenset()))
+    for first in (8, 8, 3, 0, 7):
+        result = produce(3.0)
+        result.add_(torch.arange(16.0, device="mtia"))
+        x, y = result[:8], result[first : first + 8]
+        difference, view = call([x, y])
+        assert difference.tolist() == [-float(first)] * 8
+        assert_alias(view, y)
+
+
+@pytest.mark.parametrize("traits", [Traits(frozenset(), frozenset({0})), Traits(frozenset(), frozenset(), None)])
+def test_an_input_that_is_written_and_returned_is_written(traits: Traits) -> None:
+    """Whether it is said to be written or is memory that the function may use again; wherever it lies."""
+
+    def model(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        inputs[0].add_(1)
+        return [inputs[0], reinterpret(inputs[0], (4,), (2,), 1), inputs[0] * 2]
+
+    produce = producer()
+    call = graphify(model, traits)
+    for calls, is_result in enumerate((False, True, True, False, True, False)):
+        x = (produce(3.0) if is_result else torch.full((16,), 6.0, device="mtia"))[4:12]
+        version = x._version
+        same, view, result = call([x])
+        assert x.tolist() == [7.0] * 8
+        assert result.tolist() == [14.0] * 8
+        assert_alias(same, x)
+        assert_alias(view, x[1::2])
+        assert calls == 0 or version == x._version  # as if a kernel had written it
+
+
+def test_what_a_part_of_a_function_reuses_reaches_the_next() -> None:
+    """Inductor computes in place of an intermediate result that is not read again."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.sin()
+        z = uncapturable(y)
+        w = z + 1
+        return (w @ w).cos(), uncapturable(w), w * y
+
+    call = torch.compile(function, mode="reduce-overhead")
+    for _ in range(4):
+        x = torch.randn(8, 8)
+        for result, expected in zip(call(x.to("mtia")), function(x), strict=True):
+            torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-4)
+    assert recorded() == 2
+
+
+@torch.library.custom_op("test_compile_graphs::uncapturable", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def uncapturable(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+@uncapturable.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_conjugates_are_conjugates() -> None:
+    def model(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        (x,) = inputs
+        return [x + 1, (x * 2).conj(), x.conj(), x.conj().imag]
+
+    produce = graphify(model, Traits(frozenset(), frozenset()))
+    consume = graphify(lambda inputs: [inputs[0] * 3], Traits(frozenset(), frozenset()))
+    for value in (1 + 2j, 3 - 1j, 2 + 2j, 4j):
+        x = torch.full((4,), value, device="mtia", dtype=torch.complex64)
+        outputs = produce([x])
+        for output, expected in zip(outputs, model([x]), strict=True):
+            assert torch.equal(output.cpu(), expected.cpu())
+        assert consume([outputs[1]])[0].tolist() == [6 * value.conjugate()] * 4
+
+
+def test_integers_are_part_of_what_is_recorded_for() -> None:
+    call = graphify(lambda inputs: [inputs[1] * inputs[0], inputs[0]], Traits(frozenset(), frozenset()))
+    for factor in (2, 2, 3, 2.5, 3, 2.5, 2):
+        result, returned = call([factor, torch.ones(3, device="mtia")])
+        assert result.tolist() == [float(factor)] * 3
+        assert returned == factor
+
+
+def test_strides_are_part_of_what_is_recorded_for() -> None:
+    def model(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        (x,) = inputs
+        return [x + 1, reinterpret(x, (x.numel(),), (1,), 0)]
+
+    call = graphify(model, Traits(frozenset(), frozenset()))
+    for step in range(6):
+        x = torch.randn(4, 4, device="mtia")
+        x = x.t() if step % 2 else x
+        result, flat = call([x])
+        assert torch.equal(result, x + 1)
+        assert_alias(flat, reinterpret(x, (16,), (1,), 0))
+    assert recorded() == 2
+
+
+def test_an_output_without_elements_is_a_tensor_of_its_own() -> None:
+    call = graphify(lambda inputs: [inputs[0] + 1, torch.empty(0, 3, device="mtia")], Traits(frozenset(), frozenset()))
+    results = [call([torch.ones(3, device="mtia")])[1] for _ in range(3)]
+    assert [result.shape for result in results] == [(0, 3)] * 3
+    assert len({id(result) for result in results}) == 3
+
+
+def test_a_misaligned_slice_is_written_where_kernels_rely_on_alignment() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * y
+
+    call = compiled(function)
+    data = torch.arange(300.0)
+    on_device = data.to("mtia")
+    for offset in (0, 4, 5, 0, 7, 2):
+        expected = function(data[offset:][:96], data[150 + offset :][:96])
+        assert torch.equal(call(on_device[offset:][:96], on_device[150 + offset :][:96]).cpu(), expected)
+        assert torch.equal(on_device.cpu(), data)

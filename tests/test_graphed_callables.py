@@ -127,3 +127,28 @@ def test_memory_comes_back_with_the_last_reference() -> None:
     gc.collect()
     torch.accelerator.empty_cache()
     assert torch.accelerator.memory_reserved() == before
+
+
+def test_arguments_that_start_where_the_sample_does_are_copied_if_they_are_another_view() -> None:
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        return x + 0
+
+    x = torch.zeros(4, 4, device="mtia")
+    call = make_graphed_callables(copied, (x,))
+    x.copy_(torch.arange(16.0).view(4, 4))
+    assert call(x.t()).tolist() == torch.arange(16.0).view(4, 4).t().tolist()
+    flat = torch.zeros(8, device="mtia")
+    shifted = make_graphed_callables(copied, (flat[:6],))
+    flat.copy_(torch.arange(8.0))
+    assert shifted(flat[2:]).tolist() == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+
+
+def test_arguments_may_be_the_samples_in_another_order() -> None:
+    def difference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x - y
+
+    x, y = torch.zeros(3, device="mtia"), torch.zeros(3, device="mtia")
+    call = make_graphed_callables(difference, (x, y))
+    x.fill_(5)
+    y.fill_(2)
+    assert call(y, x).tolist() == [-3.0] * 3

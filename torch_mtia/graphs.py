@@ -86,7 +86,9 @@ class _GraphedCallable:
 
 
 def _copy(targets: Sequence[torch.Tensor | None], sources: Sequence[torch.Tensor | None]) -> None:
-    """Copies what is not in place already."""
+    """Copies what is not in place already. Sources may lie in the memory of targets."""
+    written = {target.untyped_storage().data_ptr() for target in targets if target is not None}
+    copies = []
     for target, source in zip(targets, sources, strict=True):
         if target is None or source is None:
             continue
@@ -95,8 +97,10 @@ def _copy(targets: Sequence[torch.Tensor | None], sources: Sequence[torch.Tensor
                 f"a graph is of one shape: it was captured with {tuple(target.shape)} {target.dtype}, "
                 f"and called with {tuple(source.shape)} {source.dtype}"
             )
-        if target.data_ptr() != source.data_ptr():
-            target.copy_(source)
+        if target.data_ptr() != source.data_ptr() or target.stride() != source.stride():
+            copies.append((target, source.clone() if source.untyped_storage().data_ptr() in written else source))
+    for target, source in copies:
+        target.copy_(source)
 
 
 class _Replay(torch.autograd.Function):

@@ -7,15 +7,22 @@ parameters; `mutated_input_idxs` are inputs that it writes.
 
 Note [Recordings]
 The first call of a function runs as it is: kernels are tuned then. A later call records a graph if there is none for
-its integers (dynamic shapes) and for the addresses of its static inputs, and replays it. Other inputs are copied to
-where the graph reads them, unless they are results of another graph that are in place already: so what a forward saves
-for its backward is not copied. Upstream calls that static too; here an input is static until its address changes or it
-turns out to be a result. Results are the graph's own memory; those that are still in use when it is replayed
-again move away first (Note [Results of graphs] in csrc/python/graph_outputs.cpp).
+its integers, the layouts of its tensors (dynamic shapes) and the addresses of its static inputs, and replays it. Other
+inputs are copied to where the graph reads them, unless they are results of another graph that are in place already: so
+what a forward saves for its backward is not copied. Upstream calls that static too; here an input is static until its
+address changes or it turns out to be a result. Results are the graph's own memory; those that are still in use when it
+is replayed again move away first (Note [Results of graphs] in csrc/python/graph_outputs.cpp).
+
+Note [Outputs over inputs]
+An output over the memory of an input becomes one over that of the call's input, wherever it lies: what the recording
+says is how far from the start of the input the output starts. The function may have written that memory, also where
+`mutated_input_idxs` does not say so: Inductor computes in place of what is not read again, if it is an intermediate
+result that a part of a function passes to the next, or what a forward saved for its backward ("donated buffers").
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import weakref
@@ -23,17 +30,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C._dynamo.guards import _reinterpret_tensor as reinterpret_tensor  # type: ignore[attr-defined]
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.compile_fx import index_expanded_dims_and_copy_
-from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
+from torch._inductor.cudagraph_utils import PlaceholderInfo, log_cudagraph_skip_and_bump_counter
 from torch._inductor.output_code import get_expanded_dims
+from torch._inductor.utils import ALIGNMENT, align_inputs_from_check_idxs
+from torch.utils._ordered_set import OrderedSet
 
 from torch_mtia import _C
 from torch_mtia.door import device_module, device_type
 
 Model = Callable[[list[Any]], Sequence[Any]]
-Key = tuple[int, ...]
+Key = tuple[Any, ...]
 Output = Callable[[Sequence[torch.Tensor], Sequence[Any]], Any]  # of the graph's results and the call's inputs
 
 _thread = threading.local()
@@ -51,33 +61,105 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     index_expanded_dims_and_copy_(target, source, get_expanded_dims(target))
 
 
+def _untracked(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, which autograd does not see to be written: it does not see what kernels write either."""
+    return reinterpret_tensor(tensor, tensor.shape, tensor.stride(), 0)  # type: ignore[no-any-return]
+
+
 class Refused(Exception):
     """A call that a graph cannot stand for; the text says why."""
+
+
+def _range(tensor: torch.Tensor) -> range:
+    """The bytes of its storage that it lies in."""
+    start = tensor.storage_offset() * tensor.itemsize
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return range(start, start + (last + 1) * tensor.itemsize if tensor.numel() else start)
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    return max(_range(one).start, _range(other).start) < min(_range(one).stop, _range(other).stop)
 
 
 def _constant(value: Any, _results: Sequence[torch.Tensor], _inputs: Sequence[Any]) -> Any:
     return value
 
 
-def _view(source: int, like: torch.Tensor, _results: Sequence[torch.Tensor], inputs: Sequence[Any]) -> torch.Tensor:
-    return torch.as_strided(inputs[source], like.shape, like.stride(), like.storage_offset())
+def _empty(like: torch.Tensor, _results: Sequence[torch.Tensor], _inputs: Sequence[Any]) -> torch.Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
-def _result(place: int, results: Sequence[torch.Tensor], _inputs: Sequence[Any]) -> torch.Tensor:
-    return results[place]
+def _toggled(tensor: torch.Tensor, conjugates: bool, negates: bool) -> torch.Tensor:
+    """The same memory, read as its conjugates or negatives, or no longer so."""
+    tensor = tensor.conj() if conjugates else tensor
+    return torch._neg_view(tensor) if negates else tensor
+
+
+class _Result:
+    """An output that the graph computes."""
+
+    def __init__(self, place: int, output: torch.Tensor) -> None:
+        self.place = place
+        self.lazily = output.is_conj(), output.is_neg()
+
+    def __call__(self, results: Sequence[torch.Tensor], _inputs: Sequence[Any]) -> torch.Tensor:
+        return _toggled(results[self.place], *self.lazily)
+
+
+def _input(source: int, _results: Sequence[torch.Tensor], inputs: Sequence[Any]) -> Any:
+    return inputs[source]
+
+
+class _View:
+    """An output over the memory of an input: see Note [Outputs over inputs]."""
+
+    def __init__(self, source: int, recorded: torch.Tensor, output: torch.Tensor) -> None:
+        self.source = source
+        self.shape, self.stride, self.dtype = output.shape, output.stride(), output.dtype
+        self.distance = _range(output).start - _range(recorded).start  # in bytes
+        self.lazily = output.is_conj() != recorded.is_conj(), output.is_neg() != recorded.is_neg()
+
+    def __call__(self, _results: Sequence[torch.Tensor], inputs: Sequence[Any]) -> torch.Tensor:
+        given: torch.Tensor = inputs[self.source]
+        if given.dtype == self.dtype:
+            view = reinterpret_tensor(given, self.shape, self.stride, self.distance // given.itemsize)
+        else:
+            place, rest = divmod(_range(given).start + self.distance, self.dtype.itemsize)
+            if rest:
+                raise RuntimeError(
+                    f"an input's storage_offset() must be divisible by {self.dtype.itemsize // given.itemsize} to view "
+                    f"it as {self.dtype} (different element sizes), but got {given.storage_offset()}"
+                )
+            view = torch.empty(0, dtype=self.dtype, device=given.device)
+            view.set_(given.untyped_storage(), place, self.shape, self.stride)
+        return _toggled(view, *self.lazily)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What is known of a function. `static` and `mutated`: indices of inputs, as upstream says; `reused`: of those that
+    it may write without saying so, None for any; see Note [Outputs over inputs]."""
+
+    static: frozenset[int]
+    mutated: frozenset[int]
+    reused: frozenset[int] | None = frozenset()
+
+    def may_write(self, index: int) -> bool:
+        return index in self.mutated or self.reused is None or index in self.reused
 
 
 class _Recording:
     """A graph of one function, for one key."""
 
-    def __init__(self, model: Model, inputs: Sequence[Any], static: set[int], mutated: frozenset[int]) -> None:
+    def __init__(self, model: Model, inputs: Sequence[Any], static: set[int], traits: Traits) -> None:
         self.graph = device_module().MTIAGraph()
         self.inputs: list[Any] = []
         self.in_place: list[int] = []  # inputs that are where another graph writes its results
         self.copied: list[int] = []
         for index, given in enumerate(inputs):
             self.inputs.append(self._place(index, given, index in static))
-        self.written_back = [index for index in self.copied if index in mutated]
         stream = device_module().current_stream()
         self.graph.capture_begin(_pool())
         try:
@@ -85,7 +167,12 @@ class _Recording:
         finally:
             with device_module().stream(stream):
                 self.graph.capture_end()
-        self._take(outputs)
+        viewed = self._take(outputs)
+        self.written = [
+            index
+            for index in sorted({*self.copied, *self.in_place})
+            if index in traits.mutated or (index in viewed and traits.may_write(index))
+        ]
 
     def _place(self, index: int, given: Any, is_static: bool) -> Any:
         """What the graph reads for an input."""
@@ -96,7 +183,7 @@ class _Recording:
         if is_static:
             return given
         captured = _C.GraphOutputs.captured(given)
-        if captured is not None:
+        if captured is not None and self._can_stay(captured, given):
             self.in_place.append(index)
             return captured
         self.copied.append(index)
@@ -104,26 +191,48 @@ class _Recording:
         _copy(target, given)
         return target
 
-    def _take(self, outputs: Sequence[Any]) -> None:
-        """Sorts the outputs: results of the graph, views of inputs, and what is no tensor."""
-        inputs = {
-            tensor.untyped_storage().data_ptr(): index
+    def _can_stay(self, captured: torch.Tensor, given: torch.Tensor) -> bool:
+        """Whether it can be read in place. Two inputs that overlap may be apart in the next call, and kernels that
+        write an input rely on its alignment."""
+        is_apart = not any(_overlap(captured, self.inputs[other]) for other in self.in_place)
+        return is_apart and captured.data_ptr() % ALIGNMENT == 0 and not (given.is_conj() or given.is_neg())
+
+    def _source(self, output: torch.Tensor) -> int | None:
+        """The input that an output is, or whose memory it lies in. Where inputs share a storage, either they are
+        static, and any of them will do, or they do not overlap."""
+        sources = [
+            index
             for index, tensor in enumerate(self.inputs)
             if isinstance(tensor, torch.Tensor)
-        }
+            and tensor.untyped_storage().data_ptr() == output.untyped_storage().data_ptr() != 0
+        ]
+        same = [index for index in sources if self.inputs[index] is output]
+        around = [index for index in sources if _range(output).start in _range(self.inputs[index])]
+        return next(iter(same + around + sources), None)
+
+    def _take(self, outputs: Sequence[Any]) -> set[int]:
+        """Sorts the outputs: results of the graph, views of inputs, and what is no tensor. Returns those inputs."""
+        viewed: set[int] = set()
         results: list[torch.Tensor] = []
         self.outputs: list[Output] = []
         for output in outputs:
-            if not isinstance(output, torch.Tensor) or output.numel() == 0:
+            if not isinstance(output, torch.Tensor):
                 self.outputs.append(functools.partial(_constant, output))
-            elif (source := inputs.get(output.untyped_storage().data_ptr())) is not None:
-                self.outputs.append(functools.partial(_view, source, output))
-            elif output.device.type == device_type():
-                self.outputs.append(functools.partial(_result, len(results)))
-                results.append(output)
-            else:
+            elif (source := self._source(output)) is not None:
+                viewed.add(source)
+                is_same = output is self.inputs[source]
+                self.outputs.append(
+                    functools.partial(_input, source) if is_same else _View(source, self.inputs[source], output)
+                )
+            elif output.device.type != device_type():
                 raise Refused(f"an output is on {output.device}")
+            elif output.numel() == 0:
+                self.outputs.append(functools.partial(_empty, output))
+            else:
+                self.outputs.append(_Result(len(results), output))
+                results.append(_toggled(output, output.is_conj(), output.is_neg()))
         self.results = _C.GraphOutputs(results)
+        return viewed
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         for index in self.copied:
@@ -136,8 +245,9 @@ class _Recording:
         inputs.clear()
         self.results.move_away()
         self.graph.replay()
-        for index in self.written_back:
-            given[index].copy_(self.inputs[index])
+        for index in self.written:
+            if self.inputs[index].data_ptr() != given[index].data_ptr():
+                _copy(_untracked(given[index]), self.inputs[index])
         results = self.results.hand_out()
         return [output(results, given) for output in self.outputs]
 
@@ -145,11 +255,12 @@ class _Recording:
 class _Function:
     """One compiled function, as one thread calls it."""
 
-    def __init__(self, model: Model, static: Sequence[int], mutated: Sequence[int]) -> None:
-        self.model = model
-        self.static = set(static)
+    def __init__(self, model: Model, traits: Traits) -> None:
+        # Kernels rely on the alignment of what they write, as upstream makes sure where it records nothing.
+        self.model = align_inputs_from_check_idxs(model, sorted(traits.mutated), OrderedSet(traits.mutated))
+        self.traits = traits
+        self.static = set(traits.static)
         self.addresses: dict[int, int] = {}  # of static inputs
-        self.mutated = frozenset(mutated)
         self.recordings: dict[Key, _Recording] = {}
         self.is_warm = False
         self.is_refused = False
@@ -165,9 +276,12 @@ class _Function:
 
     def _key(self, inputs: list[Any]) -> Key:
         return tuple(
-            value if isinstance(value, int) else value.data_ptr()
+            value
+            if not isinstance(value, torch.Tensor)
+            else value.data_ptr()
+            if index in self.static
+            else (value.shape, value.stride())
             for index, value in enumerate(inputs)
-            if isinstance(value, int) or (index in self.static and isinstance(value, torch.Tensor))
         )
 
     def _forget_what_moves(self, inputs: list[Any]) -> None:
@@ -178,6 +292,7 @@ class _Function:
             for index, tensor in tensors.items()
             if self.addresses.setdefault(index, tensor.data_ptr()) != tensor.data_ptr()
             or _C.GraphOutputs.captured(tensor) is not None
+            or (index in self.traits.mutated and tensor.data_ptr() % ALIGNMENT)
         }
         if moving:
             self.static -= moving
@@ -189,7 +304,7 @@ class _Function:
         try:
             if len(self.recordings) > limit:
                 raise Refused(f"{limit} recordings, of as many shapes or addresses of parameters")
-            recording = _Recording(self.model, inputs, self.static, self.mutated)
+            recording = _Recording(self.model, inputs, self.static, self.traits)
         except (Refused, RuntimeError) as error:
             self.is_refused = True
             log_cudagraph_skip_and_bump_counter(f"skipping cudagraphs due to {error}")
@@ -211,13 +326,27 @@ def forget_recordings() -> None:
         function.recordings.clear()
 
 
-def graphify(model: Model, static_input_idxs: Sequence[int], mutated_input_idxs: Sequence[int]) -> Model:
+def traits(
+    static_input_idxs: Sequence[int],
+    *,
+    is_backward: bool = False,
+    placeholders: Sequence[PlaceholderInfo] = (),
+    mutated_input_idxs: Sequence[int] = (),
+    **_options: Any,
+) -> Traits:
+    """From the arguments of upstream's `cudagraphify`. The inputs of a part of a function that are none of the whole
+    function have no users there (get_partition_cudagraph_metadata)."""
+    intermediate = frozenset(index for index, placeholder in enumerate(placeholders) if not placeholder.users)
+    return Traits(frozenset(static_input_idxs), frozenset(mutated_input_idxs), None if is_backward else intermediate)
+
+
+def graphify(model: Model, traits: Traits) -> Model:
     """What is called in place of a compiled function; see Note [Recordings]. Each thread has graphs of its own."""
     of_thread = threading.local()
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         if not hasattr(of_thread, "function"):
-            of_thread.function = _Function(model, static_input_idxs, mutated_input_idxs)
+            of_thread.function = _Function(model, traits)
             _functions.add(of_thread.function)
         outputs: Sequence[Any] = of_thread.function(inputs)
         return outputs

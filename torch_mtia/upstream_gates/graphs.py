@@ -26,10 +26,9 @@ def graphs_on_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
 
         def run(inputs: Any) -> Any:
             if not chosen:
-                on_mtia = graphs.is_on_mtia(inputs)
                 chosen.append(
-                    graphs.graphify(model, static_input_idxs, kwargs.get("mutated_input_idxs", ()))
-                    if on_mtia
+                    graphs.graphify(model, graphs.traits(static_input_idxs, **kwargs))
+                    if graphs.is_on_mtia(inputs)
                     else original(model, static_input_idxs, **kwargs)
                 )
             return chosen[0](inputs)
