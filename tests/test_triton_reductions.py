@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton._C.libtriton import ir
 from triton_language import tensors_on_mtia, with_source  # noqa: F401
+
+from torch_mtia.triton import ttir
+from torch_mtia.triton.emit.combine_function import is_commutative
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("tensors_on_mtia")
 
@@ -161,6 +174,289 @@ def test_control_flow_in_the_combine_function() -> None:
     assert z.item() == x.max().item()
 
 
+# Masks ----------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def masked_kernel(x, z, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    mask = i < n  # noqa: F841
+    x = VALUES  # type: ignore[name-defined]  # noqa: F821, F841
+    tl.store(z, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
+
+
+COMBINATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "max": max, "min": min, "sum": operator.add, "xor_sum": operator.xor, "reduce_or": operator.or_,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("values", ["tl.load(x + i, mask=mask, other=OTHER)", "tl.where(mask, tl.load(x + i), OTHER)"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.int64, torch.int8])
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_what_a_mask_puts_in_place_of_elements_is_reduced_too(name: str, dtype: torch.dtype, values: str) -> None:
+    if dtype.is_floating_point and name in ("xor_sum", "reduce_or"):
+        pytest.skip("of integers")
+    for x in (torch.arange(256) % 5 - 9, torch.arange(256) % 5 + 3):
+        for other in (0, -1, 5, 100):
+            kernel = with_source(
+                masked_kernel, VALUES=values.replace("OTHER", str(other)), EXPRESSION=f"tl.{name}(x, 0)"
+            )
+            for n in (0, 1, 128, 255, 256):
+                z = torch.zeros(1, dtype=torch.int64)
+                kernel[(1,)](x.to(dtype), z, n, N=256)
+                expected = functools.reduce(COMBINATIONS[name], [*x[:n].tolist(), *[other] * (256 - n)])
+                if dtype != torch.float16 or abs(expected) <= 2048:
+                    assert z.item() == expected, (other, n)
+
+
+@triton.jit
+def bitwise_and(a, b):
+    return a & b
+
+
+@triton.jit
+def product(a, b):
+    return a * b
+
+
+@pytest.mark.parametrize("other", [0, 1, 3, -1])
+@pytest.mark.parametrize("combine", [bitwise_and, product])
+def test_masked_elements_in_a_combine_function_of_ones_own(combine: Any, other: int) -> None:
+    values = f"tl.load(x + i, mask=mask, other={other})"
+    kernel = with_source(masked_kernel, VALUES=values, EXPRESSION=f"tl.reduce(x, 0, {combine.__name__})")
+    x, z = torch.arange(512) * 2 + 0x1235, torch.zeros(1, dtype=torch.int64)
+    for n in (0, 128, 512):
+        kernel[(1,)](x, z, n, N=512)
+        expected = functools.reduce(combine.fn, [*x[:n].tolist(), *[other] * (512 - n)])
+        assert (z.item() - expected) % (1 << 64) == 0
+
+
+@pytest.mark.parametrize(
+    ("expression", "other", "expected"),
+    [
+        ("tl.sum(x, 0)", "0.0", 0.0),  # -0 + 0 is 0
+        ("tl.sum(x, 0)", "tl.load(x)", -0.0),
+        ("tl.sum(x * x, 0)", "tl.load(x)", 0.0),
+        ("tl.sum(x, 0)", 'float("inf")', math.inf),
+        ("tl.sum(x, 0)", 'float("nan")', math.nan),
+        ("tl.max(x, 0)", 'float("nan")', -0.0),
+        ("tl.max(x, 0)", 'float("-inf")', -0.0),
+        ("tl.min(x, 0)", 'float("-inf")', -math.inf),
+        ("tl.reduce(x, 0, product)", "0.0", 0.0),
+        ("tl.reduce(x - 1.0, 0, product)", "2.0", 1.0),
+        ("tl.sum(x + 1.0, 0)", "-1.0", 128.0),
+        ("tl.sum(tl.exp(x), 0)", 'float("-inf")', 128.0),
+    ],
+)
+def test_zeros_infinities_and_nans_behind_a_mask(expression: str, other: str, expected: float) -> None:
+    """Of 128 negative zeros, with as many others behind them."""
+    x, z = torch.full((256,), -0.0), torch.ones(1)
+    values = f"tl.load(x + i, mask=mask, other={other})"
+    with_source(masked_kernel, VALUES=values, EXPRESSION=expression)[(1,)](x, z, 128, N=256)
+    assert repr(z.item()) == repr(expected)
+
+
+@triton.jit
+def masked_matrix_kernel(x, z, m, n, other, M: tl.constexpr, N: tl.constexpr, axis: tl.constexpr):
+    rows, columns = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+    x = tl.load(x + rows * N + columns, mask=(rows < m) & (columns < n), other=other)
+    tl.store(z + tl.arange(0, N if axis == 0 else M), EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", ["max", "sum"])
+def test_masks_along_either_axis(name: str, axis: int) -> None:
+    kernel = with_source(masked_matrix_kernel, EXPRESSION=f"tl.{name}(x, axis)")
+    x = -torch.rand(32, 64) - 1
+    for m, n in ((0, 0), (1, 64), (32, 3), (17, 33)):
+        for other in (0.0, -1.5, -math.inf):
+            z = torch.zeros(x.shape[1 - axis])
+            kernel[(1,)](x, z, m, n, other, M=32, N=64, axis=axis)
+            filled = torch.full_like(x, other)
+            filled[:m, :n] = x[:m, :n]
+            torch.testing.assert_close(z, filled.amax(axis) if name == "max" else filled.sum(axis))
+
+
+def test_a_masked_reduction_in_a_loop() -> None:
+    @triton.jit
+    def kernel(x, z, n, N: tl.constexpr, BLOCK: tl.constexpr):
+        largest = float("-inf")
+        for start in range(0, N, BLOCK):
+            i = start + tl.arange(0, BLOCK)
+            largest = tl.maximum(largest, tl.max(tl.load(x + i, mask=i < n, other=-5.0), 0))
+        tl.store(z, largest)
+
+    x, z = -torch.rand(512) - 6, torch.zeros(1)
+    for n, expected in ((512, x.max().item()), (300, -5.0), (512 - 64, -5.0), (0, -5.0)):
+        kernel[(1,)](x, z, n, N=512, BLOCK=64)
+        assert z.item() == expected
+
+
+def test_a_mask_that_is_stored_under_itself() -> None:
+    @triton.jit
+    def kernel(x, y, z, n, N: tl.constexpr):
+        i = tl.arange(0, N)
+        mask = (tl.load(x + i) > 0) & (i < n)
+        tl.store(y + i, mask, mask=mask)
+        tl.store(x, 2.0)  # or the stores would be one loop
+        tl.store(z + i, mask, mask=mask)
+
+    x = torch.ones(256)
+    y, z = torch.full((2, 256), 7, dtype=torch.int8)
+    kernel[(1,)](x, y, z, 100, N=256)
+    assert y.tolist() == z.tolist() == [1] * 100 + [7] * 156
+
+
+# Order ----------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def last_nonzero(a, b):
+    return tl.where(b != 0, b, a)
+
+
+@triton.jit
+def maximum_or_nan(a, b):
+    return tl.where((a > b) | (a != a), a, b)
+
+
+@triton.jit
+def greatest_with_place(a, i, b, j):
+    is_left = (a > b) | ((a != a) & (b == b)) | (((a == b) | ((a != a) & (b != b))) & (i < j))
+    return tl.where(is_left, a, b), tl.where(is_left, i, j)
+
+
+@triton.jit
+def greatest_with_place_of_first_nan(a, i, b, j):
+    is_left = (a != a) | ((b == b) & ((a > b) | ((a == b) & (i < j))))
+    return tl.where(is_left, a, b), tl.where(is_left, i, j)
+
+
+@triton.jit
+def log_of_sum(a, b):
+    greatest = tl.maximum(a, b)
+    return greatest + tl.log(tl.exp(a - greatest) + tl.exp(b - greatest))
+
+
+@triton.jit
+def any_or_all(a, i, b, j):
+    return a | b, i & j
+
+
+@triton.jit
+def first_negative(a, b):
+    return tl.where(a < 0, a, b)
+
+
+@triton.jit
+def hardly_ever_left(a, b):
+    return tl.where((a == 123456) & (b == 654321), a, tl.maximum(a, b))
+
+
+@triton.jit
+def branching_maximum(a, b):
+    if a > b:
+        greatest = a
+    else:
+        greatest = b
+    return greatest
+
+
+@triton.jit
+def unsigned_maximum(a, b):
+    return tl.where(a.to(tl.uint32) > b.to(tl.uint32), a, b)
+
+
+@triton.jit
+def unsigned_or_signed(a, b):
+    return tl.where((a.to(tl.uint32) > b.to(tl.uint32)) | (a > b), a, b)
+
+
+@triton.jit
+def sign_of_zero(a, b):
+    return tl.where(1 / a > 1 / b, a, b)
+
+
+@triton.jit
+def one_operand_kernel(x, z, N: tl.constexpr):
+    tl.store(z, tl.reduce(tl.load(x + tl.arange(0, N)), 0, COMBINE))  # type: ignore[name-defined]  # noqa: F821
+
+
+@triton.jit
+def placed_kernel(x, z, N: tl.constexpr):
+    i = tl.arange(0, N)
+    value, place = tl.reduce((tl.load(x + i), i), 0, COMBINE)  # type: ignore[name-defined]  # noqa: F821
+    tl.store(z, place)
+    tl.store(z + 1, value)
+
+
+@triton.jit
+def three_operand_kernel(x, z, N: tl.constexpr):
+    x = tl.load(x + tl.arange(0, N))
+    tl.store(z, tl.reduce((x, x, x), 0, COMBINE)[0])  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("combine", "dtype", "commutes"),
+    [
+        (product, torch.float32, True),
+        (bitwise_and, torch.int8, True),
+        (maximum_or_nan, torch.float32, True),
+        (greatest_with_place, torch.float32, True),
+        (greatest_with_place, torch.int64, True),
+        (greatest_with_place_of_first_nan, torch.float32, False),
+        (greatest_with_place_of_first_nan, torch.int32, True),
+        (log_of_sum, torch.float32, True),
+        (any_or_all, torch.int32, True),
+        (first_negative, torch.float32, False),
+        (hardly_ever_left, torch.int32, False),
+        (branching_maximum, torch.int32, True),
+        (branching_maximum, torch.float16, True),  # but for NaNs, for which it is not associative either
+        (unsigned_maximum, torch.int32, True),
+        (unsigned_or_signed, torch.int32, False),
+        (sign_of_zero, torch.float32, False),
+        (last_nonzero, torch.float32, False),
+        (welford_combine, torch.float32, False),
+    ],
+)
+def test_what_is_known_to_be_commutative(combine: Any, dtype: torch.dtype, commutes: bool, tmp_path: Path) -> None:
+    template = (one_operand_kernel, placed_kernel, three_operand_kernel)[len(combine.arg_names) // 2 - 1]
+    x = torch.zeros(16, dtype=dtype)
+    compiled = with_source(template, COMBINE=combine.__name__).warmup(x, x, N=16, grid=(1,))
+    text = tmp_path / "kernel.ttir"
+    text.write_text(compiled.asm["ttir"])
+    context = ir.context()
+    ir.load_dialects(context)
+    source = ir.parse_mlir_module(str(text), context)
+    source.context = context
+    module = ttir.parse(ttir.generic_text(source))
+    (reduction,) = (op for op in module.kernel.body.walk() if op.name == "tt.reduce")
+    assert is_commutative(module, reduction.regions[0]) == commutes
+
+
+@pytest.mark.parametrize("n", [2, 16, 64, 256, 1024])
+def test_the_first_that_is_wanted_is_found(n: int) -> None:
+    z = torch.zeros(2)
+    find_negative = with_source(one_operand_kernel, COMBINE="first_negative")
+    find_nan = with_source(placed_kernel, COMBINE="greatest_with_place_of_first_nan")
+    for first in {0, 1, n // 3, n - 1}:
+        x = torch.arange(n, dtype=torch.float32)
+        x[first:] -= 2 * n
+        find_negative[(1,)](x, z, N=n)
+        assert z[0].item() == x[first].item()
+        x[first::3] = math.nan
+        find_nan[(1,)](x, z, N=n)
+        assert z[0].item() == first
+
+
+def test_two_elements_that_do_not_commute_although_nearly_all_do() -> None:
+    z = torch.zeros(1, dtype=torch.int32)
+    kernel = with_source(one_operand_kernel, COMBINE="hardly_ever_left")
+    for x in ([123456, 654321], [654321, 123456]):
+        kernel[(1,)](torch.tensor(x, dtype=torch.int32), z, N=2)
+        assert z.item() == (123456 if x[0] == 123456 else 654321)
+
+
 # Scans ----------------------------------------------------------------------------------------------------------------
 
 
@@ -169,11 +465,6 @@ def scan_kernel(x, z, M: tl.constexpr, N: tl.constexpr, axis: tl.constexpr, reve
     i = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
     x = tl.load(x + i)
     tl.store(z + i, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
-
-
-@triton.jit
-def last_nonzero(a, b):
-    return tl.where(b != 0, b, a)
 
 
 @pytest.mark.parametrize("axis", [0, 1])

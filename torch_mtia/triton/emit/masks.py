@@ -1,30 +1,33 @@
 """Where masks let loops end early: kernels pad a row to a power of two, and mask what lies beyond its end.
 
-A mask `start + index < bound` is false from some index on. A store does nothing there, and a reduction nothing if what
-it combines is the neutral element there; so their loops need not go that far.
+A mask `start + index < bound` is false from some index on. A store does nothing there. A reduction combines the same
+element again and again there (the `other` of a load or of a selection); if that changes nothing after the first time,
+it combines it once. So their loops need not go that far.
 """
 
 from __future__ import annotations
 
-import math
-import struct
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torch_mtia.triton.emit.combine_function import is_neutral
-from torch_mtia.triton.emit.nest import ZERO, Strip
+from torch_mtia.triton.emit.elementwise import constant_value
+from torch_mtia.triton.emit.nest import ZERO, Strip, apply
 from torch_mtia.triton.emit.overlap import is_linear
-from torch_mtia.triton.emit.registry import ELEMENTWISE, LAZY
+from torch_mtia.triton.emit.registry import COSTS, ELEMENTWISE, LAZY
 from torch_mtia.triton.emit.strides import operand_dims
-from torch_mtia.triton.floats import is_float_element
-from torch_mtia.triton.llvm import Value, integer
-from torch_mtia.triton.ttir import Bits, Dense, Op
+from torch_mtia.triton.floats import llvm_element
+from torch_mtia.triton.lanes import Lane
+from torch_mtia.triton.llvm import Value, bits_of, integer, zero
+from torch_mtia.triton.ttir import Dense, Op
 from torch_mtia.triton.ttir import Value as Tensor
 
 if TYPE_CHECKING:
     from torch_mtia.triton.emit.kernel import KernelEmitter
 
 _LESS, _LESS_OR_EQUAL = 2, 3  # predicates of arith.cmpi
+_PURE = ("scf.if", "scf.yield", "tt.reduce.return")
+MOST_COST = 8  # of an operation on what lies behind an end
 
 Limits = dict[int, Value]  # by dimension, the i32 from which on nothing happens
 
@@ -92,7 +95,7 @@ def _is_harmless(value: Tensor, user: Op, comparison: Tensor) -> bool:
     mask: Tensor | None = None
     if user.name == "arith.select" and value is not user.operands[0] and value is not user.operands[2]:
         mask = user.operands[0]
-    elif user.name == "tt.store" and len(user.operands) == 3 and value is user.operands[1]:
+    elif user.name == "tt.store" and len(user.operands) == 3 and value not in (user.operands[0], user.operands[2]):
         mask = user.operands[2]
     elif user.name == "tt.load":
         pointer, masks, _ = user.segments()
@@ -105,53 +108,80 @@ def _is_harmless(value: Tensor, user: Op, comparison: Tensor) -> bool:
     return bool(user.results) and elementwise and all(_is_used_only_under(each, comparison) for each in user.results)
 
 
-def reduction_limit(em: KernelEmitter, op: Op, shape: tuple[int, ...], saves: Sequence[Tensor]) -> Value | None:
-    """From where on, along the axis, all operands of a reduction are its neutral element."""
-    masked = [found for operand in op.operands if (found := _masked(operand)) is not None]
-    if len(masked) < len(op.operands) or not is_neutral(em.module, op.regions[0], [number for _, number in masked]):
-        return None
-    (mask, _), *others = masked
-    if any(comparisons(mask) != comparisons(other) for other, _ in others):
-        return None
-    return limits(em, mask, shape, saves).get(op.attributes["axis"])
+@dataclasses.dataclass
+class End:
+    """All operands of a reduction are one element each, `beyond`, from `limit` on: it is enough to combine it once."""
+
+    limit: Value
+    beyond: list[Value]
 
 
-def _masked(value: Tensor) -> tuple[Tensor, float] | None:
-    """(mask, number) if a tensor is that number wherever the mask is false."""
+def reduction_end(
+    em: KernelEmitter,
+    op: Op,
+    shape: tuple[int, ...],
+    saves: Sequence[Tensor],
+    combine: Callable[[list[Value], list[Value]], list[Value]],
+) -> End | None:
+    """Where, along its axis, a reduction may end. Combining may be left out only of an element e with e + e = e, by its
+    bits; whether it is one, the program itself finds out, or LLVM for a constant."""
+    if any(inner.name not in ELEMENTWISE and inner.name not in _PURE for inner in op.regions[0].walk()):
+        return None  # an assertion must not see what is not combined
+    masks: list[Tensor] = []
+    lanes = [_beyond(em, operand, masks, {}) for operand in op.operands]
+    if not masks or any(mask.type.shape != shape or comparisons(mask) != comparisons(masks[0]) for mask in masks):
+        return None
+    beyond = [lane.value for lane in lanes if lane is not None]
+    if len(beyond) < len(lanes):
+        return None
+    limit = limits(em, masks[0], shape, saves).get(op.attributes["axis"])
+    if limit is None:
+        return None
+    b = em.b
+    for one, twice in zip(beyond, combine(beyond, beyond), strict=True):
+        bits = f"i{bits_of(one.type)}"
+        same = b.icmp("eq", b.bitcast(one, bits), b.bitcast(twice, bits))
+        limit = b.select(same, limit, integer(shape[op.attributes["axis"]], "i32"))
+    return End(limit, beyond)
+
+
+def _beyond(em: KernelEmitter, value: Tensor, masks: list[Tensor], known: dict[Tensor, Lane | None]) -> Lane | None:
+    """The one element that a tensor has wherever all of `masks`, to which those met are added, are false."""
+    if value not in known:
+        known[value] = _compute_beyond(em, value, masks, known)
+    return known[value]
+
+
+def _compute_beyond(
+    em: KernelEmitter, value: Tensor, masks: list[Tensor], known: dict[Tensor, Lane | None]
+) -> Lane | None:
     op = value.op
+    if value.type.shape is None:
+        return em.scalar(value)
     if op is None:
         return None
-    if op.name == "arith.select":
-        return _with_number(op.operands[0], op.operands[2])
-    if op.name == "tt.load":
-        _, mask, other = op.segments()
-        return _with_number(mask[0], other[0]) if mask and other else None
-    if op.name == "arith.mulf":
-        left, right = (_masked(operand) for operand in op.operands)
-        return left if left == right and left is not None and left[1] == 0 else None
-    if op.name in ("arith.extf", "tt.fp_to_fp"):
-        return _masked(op.operands[0])
-    return None
-
-
-def _with_number(mask: Tensor, other: Tensor) -> tuple[Tensor, float] | None:
-    op = other.op
-    if op is None or op.name != "arith.constant" or mask.type.shape != other.type.shape:
-        return None
-    constant = op.attributes["value"]
-    if isinstance(constant, Dense):
-        if not constant.splat:
+    if op.name == "arith.constant":
+        constant = op.attributes["value"]
+        return Lane(constant_value(op, 0)) if not isinstance(constant, Dense) or constant.splat else None
+    if op.name in ("tt.splat", "tt.broadcast", "tt.expand_dims"):
+        return _beyond(em, op.operands[0], masks, known)
+    if op.name in ("arith.select", "tt.load"):
+        mask, other = _choice(op)
+        if mask is None or mask.type.shape != value.type.shape:
             return None
-        constant = constant.values[0]
-    if isinstance(constant, Bits):
-        constant = _float(constant.value, other.type.element)
-    if constant is None or (isinstance(constant, float) and math.isnan(constant)):
+        masks.append(mask)
+        return Lane(zero(llvm_element(value.type.element))) if other is None else _beyond(em, other, masks, known)
+    if op.name not in ELEMENTWISE or COSTS[op.name] > MOST_COST:
         return None
-    return mask, constant
+    lanes = [_beyond(em, operand, masks, known) for operand in op.operands]
+    if any(lane is None for lane in lanes):
+        return None
+    return apply(em.b, op, [lane for lane in lanes if lane is not None], 0)[value.number]
 
 
-def _float(bits: int, element: str) -> float | None:
-    format_, size = {"f16": ("<e", 2), "f32": ("<f", 4), "f64": ("<d", 8)}.get(element, ("", 0))
-    if not is_float_element(element) or not format_:
-        return None
-    return float(struct.unpack(format_, bits.to_bytes(size, "little"))[0])
+def _choice(op: Op) -> tuple[Tensor | None, Tensor | None]:
+    """(mask, what is there where it is false) of a selection or a load."""
+    if op.name == "arith.select":
+        return op.operands[0], op.operands[2]
+    _, mask, other = op.segments()
+    return mask[0] if mask else None, other[0] if other else None

@@ -1,6 +1,7 @@
 """Reductions along one axis, with any combine function and any number of operands.
 
-The combine function is taken to be associative. If it is commutative too, several strips accumulate side by side.
+The combine function is taken to be associative. If it is commutative too (combine_function.py), several strips
+accumulate side by side; else elements are combined in their own order.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from torch_mtia.triton.emit.combine_function import is_commutative
 from torch_mtia.triton.emit.inline import inline
 from torch_mtia.triton.emit.kernel import KernelEmitter
-from torch_mtia.triton.emit.masks import reduction_limit
+from torch_mtia.triton.emit.masks import End, reduction_end
 from torch_mtia.triton.emit.nest import Buffer, Index, Strip, innermost_first, write_buffer
 from torch_mtia.triton.emit.registry import statement
 from torch_mtia.triton.lanes import Lane, materialize
@@ -39,7 +40,8 @@ def _reduce(em: KernelEmitter, op: Op) -> None:
     width = min(em.width, shape[dim])
     width = width if width > 1 else 0
     step = 1 if across or not width else width
-    limit = reduction_limit(em, op, shape, saves)
+    end = reduction_end(em, op, shape, saves, lambda left, right: combine(em, op, left, right, 0))
+    limit = None if end is None else end.limit
     any_order = is_commutative(em.module, op.regions[0])
     # Across the axis, several strips side by side: each row is read once, over its whole length.
     side = min(MAX_SIDE, shape[dim] // max(width, 1)) if across else 1
@@ -71,6 +73,8 @@ def _reduce(em: KernelEmitter, op: Op) -> None:
                 results = _fold_lanes(em, op, results, width)
         else:
             results = _in_order(em, op, shape[axis], limit, step, element, width)
+        if end is not None:
+            results = _with_what_is_beyond(em, op, results, end, shape[axis], width if across else 0)
         for number, place in enumerate(places):
             for operand, target in enumerate(targets):
                 value = results[number * len(targets) + operand]
@@ -97,8 +101,8 @@ def _along(
     side: int,
     accumulators: int,
 ) -> list[Value]:
-    """Combines the elements at 0, step, 2 * step, ... below size, of `side` strips each by itself; from `limit` on,
-    they are neutral."""
+    """Combines the elements at 0, step, 2 * step, ... below size, of `side` strips each by itself; those from `limit`
+    on may be left out."""
     b = em.b
     count = size // step
     wanted = max(1, accumulators // side)
@@ -131,6 +135,21 @@ def _along(
     return held[0]
 
 
+def _with_what_is_beyond(
+    em: KernelEmitter, op: Op, results: list[Value], end: End, size: int, width: int
+) -> list[Value]:
+    """`results`, of strips side by side, and behind them the element that all are beyond the end, if there is one."""
+    b = em.b
+    is_cut = b.icmp("slt", end.limit, integer(size, "i32"))
+    beyond = [materialize(b, Lane(value), width) for value in end.beyond]
+    whole: list[Value] = []
+    for first in range(0, len(results), len(beyond)):
+        part = results[first : first + len(beyond)]
+        combined = combine(em, op, part, beyond, width)
+        whole += [b.select(is_cut, new, old) for new, old in zip(combined, part, strict=True)]
+    return whole
+
+
 def _in_order(
     em: KernelEmitter,
     op: Op,
@@ -140,17 +159,39 @@ def _in_order(
     element: Callable[[Value], list[Lane]],
     width: int,
 ) -> list[Value]:
-    """Combines strips that lie along the axis, each by itself first."""
+    """Combines strips that lie along the axis, groups of them by themselves first."""
     b = em.b
+    group = min(size // step, MAX_SIDE)
+
+    def at(position: Value) -> list[Value]:
+        return [materialize(b, lane, width) for lane in element(position)]
 
     def folded(position: Value) -> list[Value]:
-        return _fold_lanes(em, op, [materialize(b, lane, width) for lane in element(position)], width, in_order=True)
+        strips = [at(b.add(position, integer(number * step, "i32"))) for number in range(group)]
+        while len(strips) > 1:
+            strips = [
+                _combine_neighbours(em, op, left, right, width)
+                for left, right in zip(strips[::2], strips[1::2], strict=True)
+            ]
+        return _fold_lanes(em, op, strips[0], width, in_order=True)
 
     first = folded(integer(0, "i32"))
-    if size == step:
+    if size == group * step:
         return first
-    loop = b.open_loop(step, size, step, first, limit)
+    loop = b.open_loop(group * step, size, group * step, first, limit)
     return b.close_loop(loop, combine(em, op, loop.carried, folded(loop.counter), 0))
+
+
+def _combine_neighbours(
+    em: KernelEmitter, op: Op, left: Sequence[Value], right: Sequence[Value], width: int
+) -> list[Value]:
+    """One strip of two: in its lanes, from left to right, what two neighbours give."""
+    b = em.b
+    even, odd = (
+        [b.shuffle(one, other, range(first, 2 * width, 2)) for one, other in zip(left, right, strict=True)]
+        for first in range(2)
+    )
+    return combine(em, op, even, odd, width)
 
 
 def combine(em: KernelEmitter, op: Op, left: Sequence[Value], right: Sequence[Value], width: int) -> list[Value]:
