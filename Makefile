@@ -6,7 +6,7 @@
 # MAX_JOBS   compilers, and test modules, that run at a time
 # TORCH      of make test: another version of PyTorch, as in TORCH=2.15.0, with its Triton, in a copy of the tree that is
 #            removed afterwards. Takes 8 GB while it runs.
-# FUZZ_SEED, FUZZ_COUNT  of make fuzz
+# FUZZ_SEED, FUZZ_COUNT, FUZZ_JOBS  of make fuzz: the first program, how many, and how many pairs of processes run them
 
 PYTHON ?= python3
 PIP_FLAGS ?=
@@ -17,6 +17,7 @@ BENCHMARKS := device eager runtime triton_kernels graphs compile
 
 FUZZ_SEED ?= 1000000
 FUZZ_COUNT ?= 10000
+FUZZ_JOBS ?= 1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -84,7 +85,7 @@ bench: $(BUILT) $(VENV)/test  ## measure the device against PyTorch's CPU device
 	$(BIN)/python benchmarks/report.py $(BENCHMARKS:%=build/%.json); exit $$status
 
 fuzz: $(BUILT) $(VENV)/test  ## compare FUZZ_COUNT random Triton kernels with Triton's interpreter, from FUZZ_SEED on
-	$(BIN)/python -m tools.triton_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COUNT)
+	$(BIN)/python -m tools.triton_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COUNT) --jobs $(FUZZ_JOBS) --features
 
 docs: $(BUILT) $(VENV)/test  ## write docs/operators.md
 	$(BIN)/python -m tools.codegen.operator_table

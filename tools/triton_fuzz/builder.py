@@ -12,8 +12,8 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterator
 
-from tools.triton_fuzz.program import COMBINE_FUNCTIONS, HEADER, KERNEL, Buffer, Program
-from tools.triton_fuzz.values import BF16, INT32, DType, Shape, Value, is_exact, numel
+from tools.triton_fuzz.program import Buffer, Parameter, Program, Scalar
+from tools.triton_fuzz.values import BF16, INT32, NUMBERS, DType, Shape, Value, is_exact, numel
 
 ELEMENTS_BOUND = 6  # of floating-point buffers at the start
 
@@ -40,18 +40,18 @@ class Builder:
         self.seed = seed
         self.random = random.Random(seed)
         self.tile: Shape = self.random.choice(
-            ((1,), (4,), (16,), (32,), (64,), (128,), (2, 8), (8, 4), (16, 16), (4, 32))
+            ((1,), (4,), (16,), (32,), (64,), (128,), (256,), (2, 8), (8, 4), (16, 16), (4, 32), (64, 2))
         )
         self.region = 4 * max(numel(self.tile), 4)
         self.grid = self.random.choice((1, 1, 2, 3))
         self.pointers: list[Pointer] = []
         self._buffers: list[Buffer] = []
-        self._scalars: list[tuple[str, int]] = []
+        self._parameters: list[Parameter] = []
         self._lines: list[str] = []
         self._depth = 1
         self._scopes: list[list[Value]] = [[]]
         self._names = 0
-        self._protected: set[str] = set()
+        self.features: set[str] = set()
 
     # Text ---------------------------------------------------------------------------------------------------------
 
@@ -137,11 +137,19 @@ class Builder:
 
     # Memory -------------------------------------------------------------------------------------------------------
 
-    def scalar(self, value: int) -> str:
-        """A run-time argument. 1 would be a constant to Triton."""
-        name = f"n{len(self._scalars)}"
-        self._scalars.append((name, value))
+    def parameter(self, value: Scalar, *, constant: bool = False) -> str:
+        """A parameter that is a number or None, with or without a default, which may be left to the kernel."""
+        name = f"{'N' if constant else 'n'}{len(self._parameters)}"
+        default, left_out = "", False
+        if self.random.random() < 0.3:
+            left_out = self.random.random() < 0.5
+            default = str(value if left_out else self.random.choice((0, 1, 7)))
+        self._parameters.append(Parameter(name, value, constant, default, left_out))
         return name
+
+    def scalar(self, value: int) -> str:
+        """A number that the kernel is called with. Triton compiles for what it is: 1, a multiple of 16, or another."""
+        return self.parameter(value)
 
     def buffer(self, dtype: DType, tolerance: float = 0.0) -> Pointer:
         """A new buffer, or one that shares the memory of another of the type."""
@@ -152,14 +160,20 @@ class Builder:
         if same and not tolerance and self.random.random() < 0.4:
             other = self.random.choice(same)
             owner = next(buffer for buffer in self._buffers if buffer.name == other.name)
-            # Shifted, its regions would overlap those of other programs.
-            offset = self.random.choice((0, 1, 3)) if self.grid == 1 and owner.aliases is None else owner.offset
+            offset = owner.offset
+            if self.grid == 1 and owner.aliases is None:  # else its regions would overlap those of other programs
+                offset = self.random.choice((0, 1, 2, 3, 4, 5, 16, numel(self.tile)))
             self._buffers.append(
-                Buffer(name, dtype.torch_name, size, bound, aliases=owner.aliases or owner.name, offset=offset)
+                dataclasses.replace(owner, name=name, aliases=owner.aliases or owner.name, offset=offset)
             )
             pointer = Pointer(name, other.memory)
+            self.features.add("alias, shifted" if offset != owner.offset else "alias")
         else:
-            self._buffers.append(Buffer(name, dtype.torch_name, size, bound, tolerance))
+            # Of one sign, the extreme of few elements is not that of many, nor what another operand is.
+            lowest, highest = self.random.choice(((-bound, bound), (-bound, bound), (-bound, 0), (1, bound)))
+            if not dtype.signed or bound < 4:
+                lowest, highest = 0, bound
+            self._buffers.append(Buffer(name, dtype.torch_name, size, lowest, highest, tolerance))
             pointer = Pointer(name, Memory(dtype, bound))
         if not tolerance:
             self.pointers.append(pointer)
@@ -168,16 +182,37 @@ class Builder:
     def atomics(self, dtype: DType, size: int) -> str:
         """A buffer that all programs share and only touch with one kind of atomic operation."""
         name = f"p{len(self._buffers)}"
-        self._buffers.append(Buffer(name, dtype.torch_name, size, 100))
+        self._buffers.append(Buffer(name, dtype.torch_name, size, -100 if dtype.signed else 0, 100))
         return name
 
+    def optional_pointer(self, dtype: DType) -> Pointer:
+        """A parameter whose argument is a buffer or None."""
+        if self.random.random() < 0.5:
+            return Pointer(self.parameter(None), Memory(dtype, ELEMENTS_BOUND))
+        name = self.name("q")
+        size = self.region * (self.grid + 1)
+        self._buffers.append(Buffer(name, dtype.torch_name, size, -ELEMENTS_BOUND, ELEMENTS_BOUND))
+        return Pointer(name, Memory(dtype, ELEMENTS_BOUND))
+
     def program(self) -> Program:
-        parameters = [buffer.name for buffer in self._buffers] + [name for name, _ in self._scalars]
-        body = "\n".join(self._lines)
-        functions = [text for name, text in COMBINE_FUNCTIONS.items() if name in body]
-        kernel = KERNEL.format(parameters=", ".join(parameters), body=body)
-        source = "\n".join([HEADER.format(seed=self.seed), *functions, kernel])
-        return Program(self.seed, source, tuple(self._buffers), tuple(self._scalars), self.grid)
+        parameters = tuple(self._called_parameters())
+        features = frozenset(self.features)
+        return Program(self.seed, tuple(self._lines), tuple(self._buffers), parameters, self.grid, features)
+
+    def _called_parameters(self) -> Iterator[Parameter]:
+        """All parameters in an order that Python takes, and how the arguments are passed."""
+        parameters = [*(Parameter(buffer.name) for buffer in self._buffers), *self._parameters]
+        if self.random.random() < 0.3:
+            self.random.shuffle(parameters)
+        parameters.sort(key=lambda parameter: parameter.default != "")
+        names_from = self.random.choice((self.random.randint(0, len(parameters)), len(parameters), len(parameters)))
+        for index, parameter in enumerate(parameters):
+            if parameter.left_out:
+                names_from = min(names_from, index)
+                self.features.add("default left out")
+            elif index >= names_from:
+                self.features.add("argument by name")
+            yield dataclasses.replace(parameter, by_name=index >= names_from and not parameter.left_out)
 
 
 def broadcasts(shape: Shape, to: Shape) -> bool:
@@ -193,3 +228,11 @@ def converts(value: Value, dtype: DType) -> bool:
     if value.dtype.floating:
         return dtype.signed and value.bound < dtype.limit
     return True
+
+
+def shape_text(shape: Shape) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def tile_value(b: Builder, dtypes: tuple[DType, ...] = NUMBERS) -> Value | None:
+    return b.pick(lambda value: value.shape == b.tile and value.dtype in dtypes)

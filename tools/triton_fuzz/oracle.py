@@ -1,85 +1,42 @@
 """Triton's interpreter, in a process of its own: with TRITON_INTERPRET=1 nothing of the process can be compiled, and
-Triton's own library of kernels is only interpretable in such a process."""
+Triton's own library of kernels is only interpretable in such a process.
+
+It is corrected and made faster here: see Note [Combining whole tensors] and `_with_arrays_as_taken`.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import importlib.util
-import linecache
-import multiprocessing
-import os
-import pickle
-import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
-import torch
+import triton.language as tl
 from triton.runtime import interpreter
 
 from tools.triton_fuzz.program import Program
+from tools.triton_fuzz.worker import Run, Tensors, Worker
 
 
-class InterpreterError(Exception):
-    """The interpreter does not run the program. Carries its traceback."""
+def interpreter_worker(limit: float) -> Worker:
+    return Worker(prepare, environment={"TRITON_INTERPRET": "1"}, limit=limit)
 
 
-def load_kernel(path: Path) -> Any:
-    """The function `kernel` of a source file; Triton reads the source of what it compiles from the file."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.kernel
+def prepare() -> Run:
+    warnings.simplefilter("ignore")  # NumPy's, of integers that wrap
+    for name, mask in (("load", 1), ("store", 2), ("atomic_rmw", 3), ("atomic_cas", None)):
+        function = getattr(interpreter._interpreter, name)
+        setattr(interpreter._interpreter, name, _with_arrays_as_taken(function, mask))
+    interpreter._implicit_cvt = _with_bool(interpreter._implicit_cvt)
+    interpreter.ReduceOps.generic_reduce = _reduce
+    interpreter.ScanOps.generic_scan = _scan
+    return _interpret
 
 
-class Oracle:
-    """Runs programs in the interpreter."""
-
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with _environment("TRITON_INTERPRET", "1"):
-            self._process.start()
-        theirs.close()
-
-    def start(self, program: Program, path: Path) -> None:
-        """Begins a program, behind those that were started before."""
-        self._connection.send_bytes(pickle.dumps((program, path)))
-
-    def result(self, program: Program) -> dict[str, torch.Tensor]:
-        """The buffers after the program, which is the next of those that were started."""
-        result = pickle.loads(self._connection.recv_bytes())
-        if isinstance(result, str):
-            raise InterpreterError(result)
-        return {
-            buffer.name: torch.frombuffer(bytearray(result[buffer.name]), dtype=getattr(torch, buffer.dtype))
-            for buffer in program.buffers
-            if buffer.aliases is None
-        }
-
-    def close(self) -> None:
-        self._connection.close()
-        self._process.join()
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+def _interpret(program: Program, kernel: Any, tensors: Tensors) -> Tensors:
+    by_position, by_name = program.arguments(tensors)
+    kernel[(program.grid,)](*by_position, **by_name)
+    return tensors
 
 
 def _with_arrays_as_taken(function: Callable[..., Any], mask: int | None) -> Callable[..., Any]:
@@ -96,28 +53,59 @@ def _with_arrays_as_taken(function: Callable[..., Any], mask: int | None) -> Cal
     return call
 
 
-def _serve(connection: Connection) -> None:
-    warnings.simplefilter("ignore")  # NumPy's, of integers that wrap
-    for name, mask in (("load", 1), ("store", 2), ("atomic_rmw", 3), ("atomic_cas", None)):
-        function = getattr(interpreter._interpreter, name)
-        setattr(interpreter._interpreter, name, _with_arrays_as_taken(function, mask))
-    torch.set_num_threads(1)
-    gc.freeze()
-    while True:
-        try:
-            program, path = pickle.loads(connection.recv_bytes())
-        except EOFError:
-            return
-        connection.send_bytes(pickle.dumps(_interpret(program, path)))
+def _with_bool(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Of an argument; the interpreter takes a bool for an integer of 32 bits, which its type cannot hold."""
+
+    def call(argument: Any) -> Any:
+        if isinstance(argument, bool):
+            return tl.tensor(interpreter.TensorHandle(numpy.array([argument]), tl.int1), tl.int1)
+        return convert(argument)
+
+    return call
 
 
-def _interpret(program: Program, path: Path) -> dict[str, bytes] | str:
-    """The buffers' bytes (not every dtype can be pickled), or what went wrong."""
-    try:
-        tensors = program.tensors()
-        load_kernel(path)[(program.grid,)](*program.arguments(tensors))
-        return {name: tensor.view(torch.uint8).numpy().tobytes() for name, tensor in tensors.items()}
-    except Exception:
-        return traceback.format_exc()
-    finally:
-        linecache.cache.pop(str(path), None)
+# Note [Combining whole tensors]
+# The interpreter calls a combine function once for each element. Here it is called on whole tensors: neighbours are
+# combined with neighbours, which for a function that is associative gives what left to right gives.
+
+
+def _combined(of: Any, left: Sequence[Any], right: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+    """Arrays of the left elements combined with the right ones."""
+    operands = [
+        of.to_tensor(array, dtype) for arrays in (left, right) for array, dtype in zip(arrays, types, strict=True)
+    ]
+    results = of.combine_fn.fn(*operands)
+    results = results if isinstance(results, tuple) else (results,)
+    return [
+        numpy.broadcast_to(result.handle.data.astype(array.dtype), array.shape)
+        for result, array in zip(results, left, strict=True)
+    ]
+
+
+def _reduce(self: Any, operands: Any) -> list[Any]:
+    types = [operand.dtype for operand in operands]
+    arrays = [operand.handle.data for operand in operands]
+    arrays = [array.ravel() if self.axis is None else numpy.moveaxis(array, self.axis, 0) for array in arrays]
+    while len(arrays[0]) > 1:
+        arrays = _combined(self, [array[0::2] for array in arrays], [array[1::2] for array in arrays], types)
+    keeps_axis = self.keep_dims and self.axis is not None
+    results = [numpy.moveaxis(array, 0, self.axis) if keeps_axis else array[0] for array in arrays]
+    return [self.to_tensor(result, dtype) for result, dtype in zip(results, types, strict=True)]
+
+
+def _scan(self: Any, operands: Any) -> list[Any]:
+    types = [operand.dtype for operand in operands]
+    arrays = [numpy.moveaxis(operand.handle.data, self.axis, 0) for operand in operands]
+    count = len(arrays[0])
+    distance = 1
+    while distance < count:
+        before = [numpy.roll(array, distance, 0) for array in arrays]
+        combined = _combined(self, before, arrays, types)
+        arrays = [
+            numpy.concatenate((array[:distance], result[distance:]))
+            for array, result in zip(arrays, combined, strict=True)
+        ]
+        distance *= 2
+    return [
+        self.to_tensor(numpy.moveaxis(array, 0, self.axis), dtype) for array, dtype in zip(arrays, types, strict=True)
+    ]

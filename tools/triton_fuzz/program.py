@@ -1,73 +1,101 @@
-"""A program of the fuzzer: the source of a kernel and its arguments, both from one seed."""
+"""A program of the fuzzer: the source of a kernel and what it is called with, both from one seed."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeAlias
 
 import torch
 
+from tools.triton_fuzz.combine import FUNCTIONS
+
 HEADER = '"""Seed {seed}."""\n\nimport triton\nimport triton.language as tl\n'
+KERNEL = "\n@triton.jit\ndef kernel({parameters}):\n{body}\n"
 
-COMBINE_FUNCTIONS = {
-    "combine_xor": """
-@triton.jit
-def combine_xor(a, b):
-    return a ^ b
-""",
-    "combine_add": """
-@triton.jit
-def combine_add(a, b):
-    return a + b
-""",
-    "combine_max_of_pairs": """
-@triton.jit
-def combine_max_of_pairs(value_a, index_a, value_b, index_b):
-    take = (value_a > value_b) | ((value_a == value_b) & (index_a < index_b))
-    return tl.where(take, value_a, value_b), tl.where(take, index_a, index_b)
-""",
-}
-
-KERNEL = """
-@triton.jit
-def kernel({parameters}):
-{body}
-"""
+Scalar: TypeAlias = "int | float | None"
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """An argument that points to memory. `bound`: the largest absolute value it starts with."""
+    """An argument that points to memory. It starts with random numbers from `lowest` on, below `highest`."""
 
     name: str
     dtype: str  # of torch
     size: int
-    bound: int
+    lowest: int
+    highest: int
     tolerance: float = 0.0  # relative; 0: bit for bit
     aliases: str | None = None  # the buffer whose memory it shares,
     offset: int = 0  # from this element on
 
 
 @dataclasses.dataclass(frozen=True)
+class Parameter:
+    """Of the kernel. Its argument is the buffer of the name, or the value."""
+
+    name: str
+    value: Scalar = None
+    constant: bool = False  # tl.constexpr
+    default: str = ""  # its text; with one, the parameter comes behind those without
+    left_out: bool = False  # of the call: the default is the value
+    by_name: bool = False
+
+    def __str__(self) -> str:
+        annotation = ": tl.constexpr" if self.constant else ""
+        return f"{self.name}{annotation}{f' = {self.default}' if self.default else ''}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Program:
     seed: int
-    source: str
+    lines: tuple[str, ...]  # of the kernel's body
     buffers: tuple[Buffer, ...]
-    scalars: tuple[tuple[str, int], ...]
+    parameters: tuple[Parameter, ...]
     grid: int
+    features: frozenset[str] = frozenset()  # the classes of statements that it has
+
+    @property
+    def source(self) -> str:
+        body = "\n".join(self.lines)
+        functions = [function.source(name) for name, function in FUNCTIONS.items() if name in body]
+        kernel = KERNEL.format(parameters=", ".join(map(str, self.parameters)), body=body)
+        return "\n".join([HEADER.format(seed=self.seed), *functions, kernel])
+
+    @property
+    def call(self) -> str:
+        """How the kernel is called, to be read."""
+        buffers = {buffer.name: buffer for buffer in self.buffers}
+        arguments = [
+            f"{f'{parameter.name}=' if parameter.by_name else ''}"
+            f"{_described(buffers[parameter.name]) if parameter.name in buffers else parameter.value}"
+            for parameter in self.parameters
+            if not parameter.left_out
+        ]
+        return f"kernel[({self.grid},)]({', '.join(arguments)})"
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The buffers' contents at the start, on the CPU, without those that share another's memory."""
         generator = torch.Generator().manual_seed(self.seed)
         return {buffer.name: _fill(buffer, generator) for buffer in self.buffers if buffer.aliases is None}
 
-    def arguments(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor | int]:
-        """What the kernel is called with."""
-        pointers = [tensors[buffer.aliases or buffer.name][buffer.offset :] for buffer in self.buffers]
-        return [*pointers, *(value for _, value in self.scalars)]
+    def arguments(
+        self, tensors: dict[str, torch.Tensor]
+    ) -> tuple[list[torch.Tensor | Scalar], dict[str, torch.Tensor | Scalar]]:
+        """What the kernel is called with, by position and by name."""
+        pointers = {buffer.name: tensors[buffer.aliases or buffer.name][buffer.offset :] for buffer in self.buffers}
+        passed = [parameter for parameter in self.parameters if not parameter.left_out]
+        values = {parameter.name: pointers.get(parameter.name, parameter.value) for parameter in passed}
+        by_position = [values.pop(parameter.name) for parameter in passed if not parameter.by_name]
+        return by_position, values
+
+
+def _described(buffer: Buffer) -> str:
+    if buffer.aliases is not None:
+        return f"{buffer.aliases}[{buffer.offset}:]"
+    return f"{buffer.dtype}[{buffer.size}]"
 
 
 def _fill(buffer: Buffer, generator: torch.Generator) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, buffer.dtype)
-    lowest = -buffer.bound if dtype.is_floating_point or dtype.is_signed else 0
-    numbers = torch.randint(lowest, buffer.bound, (buffer.size,), generator=generator, dtype=torch.int64)
+    numbers = torch.randint(buffer.lowest, buffer.highest, (buffer.size,), generator=generator, dtype=torch.int64)
     return numbers.to(dtype)

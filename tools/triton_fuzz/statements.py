@@ -1,15 +1,9 @@
-"""What programs are made of. To add a statement: a function that writes it, decorated with its weight.
-
-A statement picks operands among the values in scope and defines new ones, with bounds for their elements: see
-values.py. It returns False, having written nothing, if nothing in scope fits.
-"""
+"""Statements on memory and elements, and products of matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tools.triton_fuzz.builder import Builder, Pointer, broadcasts
-from tools.triton_fuzz.program import Program
+from tools.triton_fuzz.builder import Builder, Pointer, broadcasts, shape_text
+from tools.triton_fuzz.table import statement
 from tools.triton_fuzz.values import (
     BF16,
     BOOL,
@@ -24,54 +18,11 @@ from tools.triton_fuzz.values import (
     MIN_QUANTUM,
     NUMBERS,
     UINT32,
-    DType,
     Shape,
     Value,
     is_exact,
     numel,
 )
-
-Statement = Callable[[Builder], bool]
-_STATEMENTS: dict[Statement, int] = {}
-MAX_DEPTH = 2
-# Elements of a tensor that goes through a function of the program, which the interpreter calls for each of them.
-INTERPRETABLE = 32
-
-
-def statement(weight: int) -> Callable[[Statement], Statement]:
-    def register(function: Statement) -> Statement:
-        _STATEMENTS[function] = weight
-        return function
-
-    return register
-
-
-def generate(seed: int) -> Program:
-    """The program of a seed."""
-    b = Builder(seed)
-    pid = Value("pid", (), INT32, b.grid)
-    b.emit("pid = tl.program_id(0)")
-    b.add_to_scope(pid)
-    if len(b.tile) == 1:
-        b.emit(f"lane = tl.arange(0, {b.tile[0]})")
-    else:
-        rows, columns = b.tile
-        b.emit(f"lane = tl.arange(0, {rows})[:, None] * {columns} + tl.arange(0, {columns})[None, :]")
-    b.add_to_scope(Value("lane", b.tile, INT32, numel(b.tile)))
-    for _ in range(b.random.randint(1, 3)):
-        load(b, b.buffer(b.random.choice(NUMBERS)))
-    count = b.random.choice((1, 1, 2, 2, 3, 3, 4, 5, 8, 14))
-    statements(b, count)
-    write_results(b, min(count, 6))
-    return b.program()
-
-
-def statements(b: Builder, count: int) -> None:
-    functions, weights = list(_STATEMENTS), list(_STATEMENTS.values())
-    written = 0
-    while written < count:
-        written += b.random.choices(functions, weights)[0](b)
-
 
 # Memory -------------------------------------------------------------------------------------------------------------
 
@@ -170,6 +121,25 @@ def storable(value: Value, pointer: Pointer, in_loop: bool) -> bool:
     if in_loop and (value.bound > memory.bound or value.quantum < memory.quantum):
         return False
     return is_exact(memory.dtype, max(value.bound, memory.bound), min(value.quantum, memory.quantum))
+
+
+@statement(4)
+def shift_in_memory(b: Builder) -> bool:
+    """A tensor is stored over the place that it was loaded from, some elements further: all is read before that."""
+    pointer = b.random.choice(b.pointers)
+    others = [other for other in b.pointers if other.memory is pointer.memory]
+    count = numel(b.tile)
+    first, second = (b.random.choice((0, 1, 2, count // 2, count)) for _ in range(2))
+    masked = "" if pointer.memory.dtype == BF16 else mask_and_other(b)
+    place = f"{pointer.name} + pid * {b.region} + lane + {first}"
+    memory = pointer.memory
+    value = b.define(f"tl.load({place}{masked})", b.tile, memory.dtype, max(memory.bound, 2), memory.quantum)
+    if not is_exact(memory.dtype, value.bound, value.quantum) or (b.depth > 0 and value.bound > memory.bound):
+        return True
+    masked = f", mask={mask(b)}" if b.random.random() < 0.3 else ""
+    b.emit(f"tl.store({b.random.choice(others).name} + pid * {b.region} + lane + {second}, {value.name}{masked})")
+    memory.bound = max(memory.bound, value.bound)
+    return True
 
 
 @statement(1)
@@ -314,166 +284,6 @@ def convert(b: Builder) -> bool:
     return True
 
 
-# Across lanes -------------------------------------------------------------------------------------------------------
-
-
-def tile_value(b: Builder, dtypes: tuple[DType, ...] = NUMBERS) -> Value | None:
-    return b.pick(lambda value: value.shape == b.tile and value.dtype in dtypes)
-
-
-def reduced_shape(shape: Shape, axis: int) -> Shape:
-    """With keep_dims, but for a tile of one dimension, whose reduction is a scalar."""
-    return () if len(shape) == 1 else tuple(1 if i == axis else size for i, size in enumerate(shape))
-
-
-def keep_dims(shape: Shape) -> str:
-    return ", keep_dims=True" if len(shape) == 2 else ""
-
-
-@statement(5)
-def reduce(b: Builder) -> bool:
-    value = tile_value(b, COMPUTED)
-    if value is None:
-        return False
-    axis = b.random.randrange(len(b.tile))
-    operations = ["sum", "max", "min"] + ([] if value.dtype.floating else ["xor_sum"])
-    operation = b.random.choice(operations)
-    bound = value.bound * b.tile[axis] if operation == "sum" else value.bound
-    if value.dtype.floating and not is_exact(value.dtype, bound, value.quantum):
-        return False
-    if operation == "sum" and not value.dtype.floating and bound >= 2**31:
-        return False  # the interpreter raises where a sum wraps; see reduce_by_function
-    if not value.dtype.floating:
-        bound = value.dtype.limit
-    reduction = f"tl.{operation}({value.name}, axis={axis}{keep_dims(b.tile)}).to(tl.{value.dtype.name})"
-    b.define(reduction, reduced_shape(b.tile, axis), value.dtype, bound, value.quantum)
-    return True
-
-
-@statement(3)
-def index_of_extreme(b: Builder) -> bool:
-    value = tile_value(b, COMPUTED)
-    if value is None:
-        return False
-    axis = b.random.randrange(len(b.tile))
-    operation = b.random.choice(("argmax", "argmin"))
-    expression = f"tl.{operation}({value.name}, axis={axis}{keep_dims(b.tile)})"
-    b.define(expression, reduced_shape(b.tile, axis), INT32, b.tile[axis])
-    return True
-
-
-@statement(2)
-def reduce_by_function(b: Builder) -> bool:
-    """tl.reduce with a function of the program, of one operand or two."""
-    value = b.pick(lambda value: value.shape == b.tile and value.dtype in (INT32, INT64))
-    if value is None or numel(b.tile) > 2 * INTERPRETABLE:
-        return False
-    axis = b.random.randrange(len(b.tile))
-    shape = reduced_shape(b.tile, axis)
-    if b.random.random() < 0.5:
-        combine = b.random.choice(("combine_xor", "combine_add"))
-        expression = f"tl.reduce({value.name}, {axis}, {combine}{keep_dims(b.tile)})"
-        b.define(expression, shape, value.dtype, value.dtype.limit)
-    else:
-        first, second = b.name(), b.name()
-        operands = f"({value.name}, tl.broadcast_to(lane, {shape_text(b.tile)}))"
-        b.emit(f"{first}, {second} = tl.reduce({operands}, {axis}, combine_max_of_pairs{keep_dims(b.tile)})")
-        b.add_to_scope(Value(first, shape, value.dtype, value.bound))
-        b.add_to_scope(Value(second, shape, INT32, numel(b.tile)))
-    return True
-
-
-@statement(3)
-def scan(b: Builder) -> bool:
-    value = tile_value(b, COMPUTED)
-    if value is None:
-        return False
-    axis = b.random.randrange(len(b.tile))
-    reverse = b.random.choice(("", ", reverse=True"))
-    if value.dtype in (INT32, INT64) and numel(b.tile) <= 2 * INTERPRETABLE and b.random.random() < 0.4:
-        expression = f"tl.associative_scan({value.name}, {axis}, combine_xor{reverse})"
-        b.define(expression, b.tile, value.dtype, value.dtype.limit)
-        return True
-    bound = value.bound * b.tile[axis]
-    if value.dtype.floating and not is_exact(value.dtype, bound, value.quantum):
-        return False
-    if not value.dtype.floating:
-        bound = value.dtype.limit
-    expression = f"tl.cumsum({value.name}, axis={axis}{reverse}).to(tl.{value.dtype.name})"
-    b.define(expression, b.tile, value.dtype, bound, value.quantum)
-    return True
-
-
-@statement(4)
-def rearrange(b: Builder) -> bool:
-    value = tile_value(b)
-    if value is None or numel(b.tile) < 4:
-        return False
-    text = value.name
-    if len(b.tile) == 2:
-        rows, columns = b.tile
-        transposed = f"tl.reshape(tl.trans({text}), {shape_text(b.tile)})"
-        choices = [transposed, f"tl.trans(tl.reshape({text}, ({columns}, {rows})))"]
-    else:
-        half = b.tile[0] // 2
-        choices = [
-            f"tl.reshape(tl.trans(tl.reshape({text}, (2, {half}))), {shape_text(b.tile)})",
-            f"tl.reshape(tl.permute(tl.reshape({text}, (2, {half // 2}, 2)), (2, 0, 1)), {shape_text(b.tile)})",
-        ]
-    if numel(b.tile) <= INTERPRETABLE:
-        choices.append(f"tl.flip({text}, {len(b.tile) - 1})")
-    b.define(b.random.choice(choices), b.tile, value.dtype, value.bound, value.quantum)
-    return True
-
-
-@statement(2)
-def split_and_join(b: Builder) -> bool:
-    value = tile_value(b)
-    if value is None or numel(b.tile) < 4:
-        return False
-    halves = (*b.tile[:-1], b.tile[-1] // 2, 2)
-    first, second = b.name("h"), b.name("h")
-    b.emit(f"{first}, {second} = tl.split(tl.reshape({value.name}, {shape_text(halves)}))")
-    if b.random.random() < 0.5:
-        expression = f"tl.interleave({second}, {first})"
-    else:
-        expression = f"tl.reshape(tl.join({second}, {first}), {shape_text(b.tile)})"
-    b.define(expression, b.tile, value.dtype, value.bound, value.quantum)
-    return True
-
-
-@statement(1)
-def sort(b: Builder) -> bool:
-    value = b.pick(lambda value: value.shape == b.tile and value.dtype in (INT32, FP32, FP16))
-    if value is None or numel(b.tile) > INTERPRETABLE:
-        return False
-    descending = b.random.choice(("", ", descending=True"))
-    b.define(f"tl.sort({value.name}{descending})", b.tile, value.dtype, value.bound, value.quantum)
-    return True
-
-
-@statement(2)
-def gather(b: Builder) -> bool:
-    value = tile_value(b)
-    index = b.pick(lambda value: value.shape == b.tile and value.dtype == INT32)
-    if value is None or index is None:
-        return False
-    axis = b.random.randrange(len(b.tile))
-    expression = f"tl.gather({value.name}, {index.name} & {b.tile[axis] - 1}, {axis})"
-    b.define(expression, b.tile, value.dtype, value.bound, value.quantum)
-    return True
-
-
-@statement(1)
-def histogram(b: Builder) -> bool:
-    value = b.pick(lambda value: value.shape == b.tile and value.dtype == INT32)
-    if value is None or len(b.tile) != 1 or b.tile[0] < 4:
-        return False
-    bins = b.tile[0]
-    b.define(f"tl.histogram({value.name} & {bins - 1}, {bins})", b.tile, INT32, bins)
-    return True
-
-
 @statement(2)
 def dot(b: Builder) -> bool:
     if b.tile != (16, 16):
@@ -489,98 +299,3 @@ def dot(b: Builder) -> bool:
     precision = ', input_precision="ieee"' if dtype == FP32 else ""
     b.define(f"tl.dot({left.name}, {right.name}{precision})", b.tile, result, bound, quantum)
     return True
-
-
-# Control flow -------------------------------------------------------------------------------------------------------
-
-
-@statement(3)
-def loop(b: Builder) -> bool:
-    """With a carried state, which the body reads, and a sum, which it does not."""
-    if b.depth >= MAX_DEPTH:
-        return False
-    dtype = b.random.choice((INT32, INT64, FP32, UINT32))
-    state = b.operand(dtype, b.tile)
-    if dtype.floating and (state.bound > 256 or state.quantum < 0):
-        return False
-    bound = 256 if dtype.floating else dtype.limit
-    state_name, sum_name, index = b.name("state"), b.name("sum"), b.name("i")
-    b.emit(f"{state_name} = tl.broadcast_to({state.name}, {shape_text(b.tile)})")
-    b.emit(f"{sum_name} = tl.zeros({shape_text(b.tile)}, tl.{dtype.name})")
-    trips = b.random.randint(0, 4)
-    kind = b.random.randrange(4)
-    if kind == 0:
-        b.emit(f"{index} = pid * 0 + {trips}")
-        head, tail = f"while {index} > 0:", f"{index} -= 1"
-    elif kind == 1:
-        head, tail = f"for {index} in range({b.scalar(max(trips, 2))}):", ""
-    elif kind == 2:
-        head, tail = f"for {index} in tl.static_range({trips}):", ""
-    else:
-        head, tail = f"for {index} in range(0, {trips} * 2, 2):", ""
-    with b.block(head):
-        carried = Value(state_name, b.tile, dtype, bound)
-        b.add_to_scope(carried)
-        statements(b, b.random.randint(1, 4))
-        operand = b.operand(dtype, b.tile)
-        if dtype.floating and not (operand.bound <= 256 and operand.quantum >= 0):
-            operand = Value("lane.to(tl.float32)", b.tile, FP32, numel(b.tile))
-        b.emit(f"{sum_name} += {operand.name}")
-        update = b.random.choice(("minimum", "maximum"))
-        b.emit(f"{state_name} = tl.{update}({state_name}, {operand.name})")
-        if tail:
-            b.emit(tail)
-    for name, limit in ((state_name, bound), (sum_name, 4 * 256 if dtype.floating else dtype.limit)):
-        b.add_to_scope(Value(name, b.tile, dtype, limit))
-    return True
-
-
-@statement(2)
-def branch(b: Builder) -> bool:
-    """On a scalar; what the branches assign is used behind."""
-    if b.depth >= MAX_DEPTH:
-        return False
-    dtype = b.random.choice((INT32, FP32, INT64))
-    before = b.operand(dtype, b.tile)
-    name = b.name("choice")
-    b.emit(f"{name} = tl.broadcast_to({before.name}, {shape_text(b.tile)})")
-    bound, quantum = before.bound, before.quantum
-    heads = [f"if {b.condition(())}:", "else:"][: b.random.randint(1, 2)]
-    for head in heads:
-        with b.block(head):
-            statements(b, b.random.randint(1, 3))
-            operand = b.operand(dtype, b.tile)
-            b.emit(f"{name} = tl.broadcast_to({operand.name}, {shape_text(b.tile)})")
-        bound, quantum = max(bound, operand.bound), min(quantum, operand.quantum)
-    if not dtype.floating or is_exact(dtype, bound, quantum):
-        b.add_to_scope(Value(name, b.tile, dtype, bound, quantum))
-    return True
-
-
-# Results ------------------------------------------------------------------------------------------------------------
-
-ROUNDING = ("tl.exp({})", "tl.sin({})", "tl.cos({})", "tl.sqrt(tl.abs({}))", "1.0 / (tl.abs({}) + 1.0)", "tl.exp2({})")
-TOLERANCE = 2e-6  # relative to 1 or to the result, whichever is larger: some units in the last place
-
-
-def write_results(b: Builder, count: int) -> None:
-    """The last values that the program has computed are stored."""
-    for value in b.values()[::-1][:count]:
-        dtype = INT8 if value.dtype == BOOL else value.dtype
-        pointer = result_buffer(b, dtype)
-        expression = f"tl.broadcast_to({b.cast(value, dtype)}, {shape_text(b.tile)})"
-        b.emit(f"tl.store({pointer} + pid * {b.region} + lane, {expression})")
-    operand = b.pick(lambda value: value.shape == b.tile and value.bound <= 64 and value.fits(FP32))
-    if operand is not None:
-        pointer = b.buffer(FP32, TOLERANCE).name
-        expression = b.random.choice(ROUNDING).format(b.cast(operand, FP32))
-        b.emit(f"tl.store({pointer} + pid * {b.region} + lane, {expression})")
-
-
-def result_buffer(b: Builder, dtype: DType) -> str:
-    """One of its own, so that results do not overwrite each other."""
-    return b.atomics(dtype, b.region * b.grid)
-
-
-def shape_text(shape: Shape) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
