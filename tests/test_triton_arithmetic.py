@@ -314,3 +314,39 @@ def test_division_by_a_scalar_rounds_once(divisor: float) -> None:
     y, z = torch.tensor([divisor]), torch.zeros(4096, device="mtia")
     kernel[(1,)](x.to("mtia"), y.to("mtia"), z, N=4096)
     np.testing.assert_array_equal(z.cpu().numpy(), (x / y).numpy())
+
+
+@triton.jit
+def _widened(start, step, sums, products, counted):
+    lane = tl.arange(0, 64)
+    added = (lane + start).to(tl.int64)
+    tl.store(sums + lane, added * 3 + 1)
+    tl.store(products + lane, (lane * step).to(tl.int64))
+    for _ in range(3):
+        added += step
+    tl.store(counted + lane, added)
+
+
+def test_indices_that_wrap_are_wrapped_where_they_are_widened() -> None:
+    sums, products, counted = (torch.zeros(64, dtype=torch.int64, device="mtia") for _ in range(3))
+    start, step = 2**31 - 20, 2**30 - 1
+    _widened[(1,)](start, step, sums, products, counted)
+    lane = np.arange(64, dtype=np.int32)
+    with np.errstate(over="ignore"):
+        added, multiplied = lane + np.int32(start), lane * np.int32(step)
+    equal(sums.cpu(), torch.from_numpy(added.astype(np.int64) * 3 + 1))
+    equal(products.cpu(), torch.from_numpy(multiplied.astype(np.int64)))
+    equal(counted.cpu(), torch.from_numpy(added.astype(np.int64) + 3 * step))
+
+
+@triton.jit
+def _masked_by_wrapped(start, out):
+    lane = tl.arange(0, 64)
+    tl.store(out + lane, lane, mask=lane + start < 5)
+
+
+def test_masks_of_indices_that_wrap_hold_behind_the_wrap() -> None:
+    out = torch.full((64,), -1, dtype=torch.int32, device="mtia")
+    _masked_by_wrapped[(1,)](2**31 - 20, out)
+    lane = torch.arange(64, dtype=torch.int32)
+    equal(out.cpu(), torch.where(lane < 20, -1, lane))

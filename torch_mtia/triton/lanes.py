@@ -11,7 +11,9 @@ so `base + offsets[:, None] * stride + columns[None, :]` stays one scalar and a 
 load. Facts about the scalar (a power of two that divides it, that it is not negative) decide when division and
 remainder, with which generated code folds several dimensions into one, keep a strip contiguous.
 
-Address arithmetic is taken not to wrap around within a strip, as in Triton's own analysis of contiguity.
+Address arithmetic is taken not to wrap around within a strip, as in Triton's own analysis of contiguity. All other
+integers wrap: where a 32-bit index is widened, a strip may wrap in the middle. What is made of it keeps its affine form
+for addresses, and has `exactly`, for all other uses, the vector of what its operands are in each lane.
 """
 
 from __future__ import annotations
@@ -34,11 +36,14 @@ MAX_STRIDE = 1 << 20
 class Lane:
     """See Note [Lanes]. `stride` is 0, a number, a scalar of the element's type, or None for a vector."""
 
-    __slots__ = ("stride", "value")
+    __slots__ = ("exactly", "stride", "value")
 
-    def __init__(self, value: Value, stride: int | Value | None = 0) -> None:
+    def __init__(
+        self, value: Value, stride: int | Value | None = 0, exactly: Callable[[], Value] | None = None
+    ) -> None:
         self.value = value
         self.stride = stride
+        self.exactly = exactly
 
     @property
     def uniform(self) -> bool:
@@ -53,6 +58,8 @@ def materialize(b: Builder, lane: Lane, lanes: int) -> Value:
     """The strip as a vector (`lanes` >= 1), or as a scalar (0)."""
     if lane.stride is None or not lanes:
         return lane.value
+    if lane.exactly is not None:
+        return lane.exactly()
     base = b.splat(lane.value, lanes)
     if lane.uniform:
         return base
@@ -155,7 +162,23 @@ def _extsi(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
     if lane.value.type != "i32":
         return None
     assert lane.stride is not None
-    return Lane(b.sext(lane.value, "i64"), lane.stride if isinstance(lane.stride, int) else b.sext(lane.stride, "i64"))
+    wide = b.sext(lane.value, "i64")
+    if not isinstance(lane.stride, int):
+        stride: int | Value = b.sext(lane.stride, "i64")
+    elif _does_not_wrap(lane.value, lane.stride, width):
+        return Lane(wide, lane.stride)
+    else:
+        stride = lane.stride
+    return Lane(wide, stride, lambda: b.cast("sext", materialize(b, lane, width), "i64"))
+
+
+def _does_not_wrap(first: Value, stride: int, width: int) -> bool:
+    """Whether no 32-bit strip that begins like this wraps in the middle: its first element is known, or so divisible
+    that the last one lies below the next multiple."""
+    last = stride * (width - 1)
+    if first.constant is not None:
+        return -(1 << 31) <= first.constant + last < 1 << 31
+    return 0 <= last < first.divisor
 
 
 @affine_rule("arith.extui", "arith.index_castui")

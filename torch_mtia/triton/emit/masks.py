@@ -79,11 +79,14 @@ def _count(em: KernelEmitter, op: Op, size: int) -> Value:
     b = em.b
     strip = Strip(em, (ZERO,) * len(op.operands[0].type.shape or ()), 0)
     start, bound = (b.sext(strip.value(operand).value, "i64") for operand in op.operands)
-    count = b.sub(bound, start)
+    count = b.sub(b.binary_intrinsic("smin", bound, b.add(start, integer(size, "i64"))), start)
     if op.attributes["predicate"] == _LESS_OR_EQUAL:
         count = b.add(count, integer(1, "i64"))
     count = b.binary_intrinsic("smin", count, integer(size, "i64"))
-    return b.trunc(b.binary_intrinsic("smax", count, integer(0, "i64")), "i32")
+    count = b.binary_intrinsic("smax", count, integer(0, "i64"))
+    # An index that wraps is below the bound again.
+    wraps = b.icmp("sgt", start, integer((1 << 31) - size, "i64"))
+    return b.trunc(b.select(wraps, integer(size, "i64"), count), "i32")
 
 
 def _is_used_only_under(value: Tensor, comparison: Tensor) -> bool:

@@ -158,7 +158,8 @@ ZERO = Lane(integer(0, "i32"))  # the index along a dimension that is broadcast
 
 def _advance(b: Builder, start: Lane, distance: Value, width: int) -> Lane:
     if start.stride is not None:
-        return Lane(b.add(start.value, distance), start.stride)
+        exactly = start.exactly and (lambda: b.add(materialize(b, start, width), b.splat(distance, width)))
+        return Lane(b.add(start.value, distance), start.stride, exactly)
     return Lane(b.add(start.value, b.splat(distance, width)), None)
 
 
@@ -180,14 +181,20 @@ def apply(b: Builder, op: Op, lanes: list[Lane], width: int) -> list[Lane]:
     if width and op.name in AFFINE_RULES and all(lane.affine for lane in lanes):
         lane = AFFINE_RULES[op.name](b, lanes, width)
         if lane is not None:
+            if any(operand.exactly for operand in lanes):
+                lane = Lane(lane.value, lane.stride, lambda: _computed(b, op, lanes, width)[0])
             return [lane]
     if op.name == "arith.select" and lanes[0].uniform:
         chosen = b.select(lanes[0].value, *(materialize(b, lane, width) for lane in lanes[1:]))
         return [Lane(chosen, None)]
     if op.name == "arith.divf" and lanes[1].uniform and lanes[1].value.type == "float":
         return [Lane(vecmath.divided_by_scalar(b, materialize(b, lanes[0], width), lanes[1].value), None)]
+    return [Lane(value, None) for value in _computed(b, op, lanes, width)]
+
+
+def _computed(b: Builder, op: Op, lanes: list[Lane], width: int) -> list[Value]:
     computed = ELEMENTWISE[op.name](b, op, [materialize(b, lane, width) for lane in lanes])
-    return [Lane(value, None) for value in (computed if isinstance(computed, list) else [computed])]
+    return computed if isinstance(computed, list) else [computed]
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------
