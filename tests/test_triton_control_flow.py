@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 from triton.compiler.errors import CompilationError
-from triton_language import tensors_on_mtia  # noqa: F401
+from triton_language import tensors_on_mtia, with_source  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("tensors_on_mtia")
 
@@ -69,6 +71,199 @@ def test_carried_tensors_of_several_shapes() -> None:
     kernel[(1,)](x, z, 5, M=8, N=32)
     softmax = x.permute(1, 0, 2).reshape(8, -1).softmax(1).view(8, 5, 32)
     assert torch.allclose(z, softmax.sum(1), atol=1e-5)
+
+
+REARRANGED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "tl.gather(x, order, 0)": lambda x, order: x[order],
+    "tl.gather(order, x & 63, 0)": lambda x, order: order[x & 63],
+    "tl.gather(x, tl.gather(x, order, 0) & 63, 0)": lambda x, order: x[x[order] & 63],
+    "x + tl.gather(x + 1, order, 0)": lambda x, order: x + x[order] + 1,
+    "tl.gather(tl.reshape(tl.reshape(x, (8, 8)), (64,)), order, 0)": lambda x, order: x[order],
+    "tl.gather(tl.reshape(x, (8, 8)), tl.reshape(order, (8, 8)) & 7, 1).reshape(64)":
+        lambda x, order: x.view(8, 8).gather(1, order.view(8, 8) & 7).flatten(),
+    "tl.histogram(x & 63, 64)": lambda x, _: torch.bincount(x & 63, minlength=64),
+    "tl.histogram(x, 64)": lambda x, _: torch.bincount(x.clamp(max=64), minlength=65)[:64],
+    "tl.flip(x, 0)": lambda x, _: x.flip(0),
+    "tl.sort(x ^ order, 0)": lambda x, order: (x ^ order).sort().values,
+    "tl.cumsum(x, 0, reverse=True) & 1023": lambda x, _: x.flip(0).cumsum(0).flip(0) & 1023,
+    "tl.associative_scan(x, 0, last_odd)": lambda x, _: scanned(x),
+    "tl.reshape(tl.trans(tl.reshape(x, (4, 16))), (64,))": lambda x, _: x.view(4, 16).t().flatten(),
+    "tl.reshape(tl.reshape(x, (4, 16)).trans(), (64,)) + x": lambda x, _: x.view(4, 16).t().flatten() + x,
+    "swapped_pairs(x)": lambda x, _: x.view(32, 2).flip(1).flatten(),
+    "tl.interleave(*tl.split(tl.trans(tl.reshape(x, (2, 32)))))": lambda x, _: x.view(2, 32).t().flatten(),
+    "swapped_halves(x)": lambda x, _: x.roll(32),
+    "tl.sum(x[None, :] * (order[:, None] & 3), 1) & 1023": lambda x, order: (x * (order[:, None] & 3)).sum(1) & 1023,
+    "tl.reduce(x[:, None] + order[None, :], 0, last_odd)":
+        lambda x, order: torch.stack([scanned(x + o)[-1] for o in order]),
+    "tl.map_elementwise(twice_or_less, x)": lambda x, _: torch.where(x > 30, 30 - x, 2 * x),
+}  # fmt: skip
+
+
+@triton.jit
+def last_odd(a, b):
+    return tl.where(b & 1 != 0, b, a)
+
+
+def scanned(x: torch.Tensor) -> torch.Tensor:
+    last, found = 0, []
+    for number in x.tolist():
+        last = number if not found or number & 1 else last
+        found.append(last)
+    return torch.tensor(found, device="cpu")
+
+
+@triton.jit
+def swapped_pairs(x):
+    even, odd = tl.split(tl.reshape(x, (32, 2)))
+    return tl.reshape(tl.join(odd, even), (64,))
+
+
+@triton.jit
+def swapped_halves(x):
+    first, second = tl.split(tl.trans(tl.reshape(x, (2, 32))))
+    return tl.cat(second, first, can_reorder=False)
+
+
+@triton.jit
+def twice_or_less(x):
+    if x > 30:
+        return 30 - x
+    return 2 * x
+
+
+@triton.jit
+def replacing_kernel(x, z, rounds, N: tl.constexpr):
+    i = tl.arange(0, N)
+    order, x = tl.load(x + N + i), tl.load(x + i)  # noqa: F841
+    for _ in range(rounds):
+        x = EXPRESSION  # type: ignore[name-defined]  # noqa: F821
+    tl.store(z + i, x)
+
+
+@triton.jit
+def summing_kernel(x, z, rounds, N: tl.constexpr):
+    """What is replaced is needed before and afterwards."""
+    i = tl.arange(0, N)
+    order, x = tl.load(x + N + i), tl.load(x + i)  # noqa: F841
+    before, after = tl.zeros([N], tl.int32), tl.zeros([N], tl.int32)
+    for _ in range(rounds):
+        before += x
+        old = x + 1
+        pairs = tl.reshape(x, (N // 2, 2))
+        x = EXPRESSION  # type: ignore[name-defined]  # noqa: F821
+        after += old * x + tl.reshape(pairs, (N,))
+    tl.store(z + i, before + after * 3 + x)
+
+
+@triton.jit
+def swapping_kernel(x, z, rounds, N: tl.constexpr):
+    i = tl.arange(0, N)
+    order, x = tl.load(x + N + i), tl.load(x + i)  # noqa: F841
+    y = x * 2
+    for _ in range(rounds):
+        x, y = y, EXPRESSION  # type: ignore[name-defined]  # noqa: F821
+    tl.store(z + i, x + 7 * y)
+
+
+@triton.jit
+def while_kernel(x, z, rounds, N: tl.constexpr):
+    i = tl.arange(0, N)
+    order, x = tl.load(x + N + i), tl.load(x + i)  # noqa: F841
+    k = 0
+    y = x
+    while k < rounds:
+        if k % 2 == 0:
+            x, y = EXPRESSION, x  # type: ignore[name-defined]  # noqa: F821
+        else:
+            x, y = y, x
+        k += 1
+    tl.store(z + i, x + 7 * y)
+
+
+@pytest.mark.parametrize("expression", REARRANGED)
+def test_carried_tensors_that_are_rearranged(expression: str) -> None:
+    order = torch.randperm(64, generator=torch.Generator("mtia").manual_seed(1), dtype=torch.int32).cpu()
+    start = torch.arange(64, dtype=torch.int32, device="cpu") * 5 % 64
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return REARRANGED[expression](x, order).int()
+
+    def replacing(x: torch.Tensor, rounds: int) -> torch.Tensor:
+        for _ in range(rounds):
+            x = step(x)
+        return x
+
+    def summing(x: torch.Tensor, rounds: int) -> torch.Tensor:
+        before, after = torch.zeros_like(x), torch.zeros_like(x)
+        for _ in range(rounds):
+            before, old, x = before + x, x, step(x)
+            after += (old + 1) * x + old
+        return before + after * 3 + x
+
+    def swapping(x: torch.Tensor, rounds: int) -> torch.Tensor:
+        y = x * 2
+        for _ in range(rounds):
+            x, y = y, step(x)
+        return x + 7 * y
+
+    def alternating(x: torch.Tensor, rounds: int) -> torch.Tensor:
+        y = x
+        for k in range(rounds):
+            x, y = (step(x), x) if k % 2 == 0 else (y, x)
+        return x + 7 * y
+
+    for kernel, expected in (
+        (replacing_kernel, replacing),
+        (summing_kernel, summing),
+        (swapping_kernel, swapping),
+        (while_kernel, alternating),
+    ):
+        for rounds in (0, 1, 2, 5):
+            z = torch.zeros(64, dtype=torch.int32)
+            source = torch.cat([start, order]).to("mtia")
+            with_source(kernel, EXPRESSION=expression)[(1,)](source, z, rounds, N=64)
+            assert z.tolist() == expected(start, rounds).tolist(), (expected.__name__, rounds)
+
+
+def test_halves_that_change_places_every_round() -> None:
+    @triton.jit
+    def kernel(x, rounds, N: tl.constexpr):
+        i = tl.arange(0, N)[:, None] * 2 + tl.arange(0, 2)[None, :]
+        pairs = tl.load(x + i)
+        for _ in range(rounds):
+            left, right = tl.split(pairs)
+            pairs = tl.join(right, left)
+        tl.store(x + i, pairs)
+
+    for rounds in (1, 2):
+        x = torch.arange(64)
+        kernel[(1,)](x, rounds, N=32)
+        assert torch.equal(x, torch.arange(64).view(32, 2).flip(1).flatten() if rounds == 1 else torch.arange(64))
+
+
+def test_an_accumulator_that_is_its_own_operand() -> None:
+    @triton.jit
+    def kernel(x, z, rounds, N: tl.constexpr):
+        i = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+        a, b, c, d = tl.load(x + i), tl.load(x + i), tl.load(x + i), tl.load(x + i)
+        for _ in range(rounds):
+            a = tl.dot(a, tl.trans(a), a)
+            b = tl.dot(tl.trans(b), b, tl.trans(b))
+            c = tl.dot(tl.load(x + i), c)
+            d = tl.dot(d.to(tl.float16), d.to(tl.float16), d, out_dtype=tl.float32)
+        tl.store(z + i, a)
+        tl.store(z + N * N + i, b)
+        tl.store(z + 2 * N * N + i, c)
+        tl.store(z + 3 * N * N + i, d)
+
+    x = (torch.arange(256) % 3 - 1).float().view(16, 16) * (torch.eye(16) + torch.eye(16).roll(1, 0))
+    for rounds in (0, 1, 2):
+        z = torch.zeros(4, 16, 16)
+        kernel[(1,)](x, z, rounds, N=16)
+        a = b = c = d = x
+        for _ in range(rounds):
+            a, b, c, d = a + a @ a.t(), b.t() + b.t() @ b, x @ c, d + d @ d
+        assert torch.equal(z, torch.stack([a, b, c, d]))
 
 
 def test_while_with_tensors_and_break_conditions() -> None:

@@ -223,7 +223,8 @@ class _Algebra:
             return {"arith.andi": left and right, "arith.ori": left or right}.get(term.name, left != right)
         operands = tuple(self._resolve(operand, case, resolved) for operand in term.operands)
         if term.name == "arith.cmpi":
-            return _INTEGER_PREDICATES[term.what[0]](*self._integer_order(operands[0], operands[1], case))
+            holds: Callable[[int, int], bool] = _INTEGER_PREDICATES[term.what[0]]
+            return holds(*self._integer_order(operands[0], operands[1], case))
         if term.name == "arith.cmpf":
             return self._float_order(operands[0], operands[1], case) in _FLOAT_PREDICATES[term.what[0]]
         opaque = self.term(term._replace(operands=operands))

@@ -262,7 +262,6 @@ def _for(em: KernelEmitter, op: Op) -> None:
     for item, value in zip(carried, body.terminator.operands, strict=True):
         if item.buffer is not None and value.op is not None and value.op.block is body and len(value.users) == 1:
             em.destinations[value] = item.buffer
-            em.destination_owner[value] = item.argument
     with em.repeated(trips), em.block_scope(body):
         for inner in body.ops[:-1]:
             em.emit_op(inner)

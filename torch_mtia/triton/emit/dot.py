@@ -136,7 +136,7 @@ def add_product(em: KernelEmitter, op: Op, operands: Operands, initial: Tensor, 
             _pack_into(em, op, initial, target)
     multiply(em, operands, target, starts_at_zero)
     if not direct:
-        _convert(em, target, em.destination(result))
+        _convert(em, target, em.destination(result, after_reading=True))
 
 
 def _is_zero(value: Tensor) -> bool:

@@ -66,9 +66,7 @@ class KernelEmitter:
         self.cost = 0.0  # of one program, in lane instructions
         self.trips = 1.0  # how often the code being written runs
         self.scopes: list[Scope] = []
-        # Where the result of a statement may be written at once, and the carried value that it replaces there.
-        self.destinations: dict[Tensor, Buffer] = {}
-        self.destination_owner: dict[Tensor, Tensor] = {}
+        self.destinations: dict[Tensor, Buffer] = {}  # of carried values that results of statements replace
         self.before_loop = ""  # the block that enters the loop being opened
         self.targets: dict[Block, Any] = {}  # of branches between blocks, see control.py
         self.incoming: dict[Block, list[list[tuple[Value, str]]]] = {}
@@ -514,8 +512,8 @@ class KernelEmitter:
         return target
 
     def destination(self, value: Tensor, strides: tuple[int, ...] | None = None, after_reading: bool = False) -> Buffer:
-        """The buffer for the result of a statement, which becomes the tensor's buffer. It may be the one of a carried
-        value that is not needed any more; `after_reading`, also of one that the statement itself has needed."""
+        """The buffer for the result of a statement, which becomes the tensor's buffer. It may be that of a carried value
+        that is not needed any more; `after_reading`: not by the statement itself, or only where it is just to write."""
         shape = value.type.shape
         assert shape is not None
         buffer = self.take_destination(value, after_reading)
@@ -525,24 +523,15 @@ class KernelEmitter:
         return buffer
 
     def take_destination(self, value: Tensor, after_reading: bool) -> Buffer | None:
-        """The carried buffer that the result is yielded to, if what it holds is not needed once the result is there."""
+        """The carried buffer that the result is yielded to, if nobody needs what it holds, under whatever name."""
         buffer = self.destinations.pop(value, None)
         if buffer is None:
             return None
-        owner = self.destination_owner.pop(value)
-        assert value.op is not None
-        if self.buffers.get(owner) is not buffer:
-            return None
-        reads = [user for user in owner.users if user is not value.op]
-        first = value.op.position + int(after_reading)
-        for user in reads:
-            if all(result in self.buffers for result in user.results) and user.results:
-                continue
-            if user.block is not value.op.block or user.position > value.op.position or not user.results:
-                return None
-            if any(self.needed_from(result, value.op.block, first) for result in user.results):
-                return None
-        return buffer
+        op = value.op
+        assert op is not None
+        first = op.position + int(after_reading)
+        held = [tensor for tensor, other in self.buffers.items() if other.root == buffer.root]
+        return None if any(self.needed_from(tensor, op.block, first) for tensor in held) else buffer
 
     # The function -----------------------------------------------------------------------------------------------------
 
