@@ -4,53 +4,79 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tools.triton_fuzz.program import Program
 
-TRIES = 400
-COUNTS_DOWN = re.compile(r"\s*\w+ -= 1")  # without it a loop does not end
+TRIES = 300
+COUNTS_DOWN = re.compile(r"\s*\w+ -= 1")
 
 
 def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
     """Lines are left out, and the heads of blocks, for as long as `fails` says so. What a line defines is used by its
     name, so a program that lacks a line it needs does not compile: it fails in another way."""
     tries = 0
-    found = True
-    while found and tries < TRIES:
-        found = False
-        for candidate in _shorter(program):
-            tries += 1
-            if tries > TRIES:
-                break
-            if fails(candidate):
-                program, found = candidate, True
-                break
+
+    def kept(candidate: Program) -> bool:
+        nonlocal program, tries
+        tries += 1
+        if tries > TRIES or not fails(candidate):
+            return False
+        program = candidate
+        return True
+
+    kept(dataclasses.replace(program, grid=1))
+    before = None
+    while program != before and tries < TRIES:
+        before = program
+        size = len(program.lines) // 2
+        while size:
+            # From the end on: what uses a line goes before it.
+            for start in range(len(program.lines) - size, -1, -1):
+                if (shorter := _without(program, start, size)) is not None:
+                    kept(shorter)
+            size //= 2
+        for start in range(len(program.lines) - 1, -1, -1):
+            if (shorter := _without_head(program, start)) is not None:
+                kept(shorter)
     return program
 
 
-def _shorter(program: Program) -> Iterator[Program]:
+def _without(program: Program, start: int, size: int) -> Program | None:
+    """The program without some lines and what is inside of their blocks."""
     lines = program.lines
-    if program.grid > 1:
-        yield dataclasses.replace(program, grid=1)
-    size = len(lines) // 2
-    while size:
-        for start in range(len(lines) - size, -1, -1):
-            end = start + size
-            while end < len(lines) and _indent(lines[end]) > _indent(lines[start]):
-                end += 1
-            removed = lines[start:end]
-            in_part = any(map(COUNTS_DOWN.fullmatch, removed)) and _indent(removed[0]) == _indent(removed[-1]) > 4
-            if not in_part:
-                yield _with_lines(program, lines[:start] + lines[end:])
-        size //= 2
-    for start, line in enumerate(lines):
-        end = start + 1
-        while end < len(lines) and _indent(lines[end]) > _indent(line):
-            end += 1
-        if end > start + 1 and not line.lstrip().startswith("else"):
-            body = tuple(text[4:] for text in lines[start + 1 : end])
-            yield _with_lines(program, lines[:start] + body + lines[end:])
+    end = start + size
+    if end > len(lines):
+        return None
+    while end < len(lines) and _indent(lines[end]) > _indent(lines[start]):
+        end += 1
+    left = lines[:start] + lines[end:]
+    if sum(map(_loops, lines)) - sum(map(_loops, left)) != sum(map(_counts, lines)) - sum(map(_counts, left)):
+        return None
+    return _with_lines(program, left)
+
+
+def _without_head(program: Program, start: int) -> Program | None:
+    """The program with what is inside of a block in its place."""
+    lines = program.lines
+    if start >= len(lines) or lines[start].lstrip().startswith("else"):
+        return None
+    end = start + 1
+    while end < len(lines) and _indent(lines[end]) > _indent(lines[start]):
+        end += 1
+    if end == start + 1:
+        return None
+    body = tuple(line[4:] for line in lines[start + 1 : end])
+    return _with_lines(program, lines[:start] + body + lines[end:])
+
+
+def _loops(line: str) -> bool:
+    return line.lstrip().startswith("while ")
+
+
+def _counts(line: str) -> bool:
+    """Without which a loop does not end."""
+    return COUNTS_DOWN.fullmatch(line) is not None
 
 
 def _indent(line: str) -> int:
