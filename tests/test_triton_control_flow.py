@@ -105,7 +105,8 @@ def last_odd(a, b):
 
 
 def scanned(x: torch.Tensor) -> torch.Tensor:
-    last, found = 0, []
+    last = 0
+    found: list[int] = []
     for number in x.tolist():
         last = number if not found or number & 1 else last
         found.append(last)

@@ -140,6 +140,47 @@ def test_a_cpu_tensor_is_refused(device: torch.device) -> None:
         add_kernel[(1,)](x, torch.zeros(4), x, 4, BLOCK=4)
 
 
+@triton.jit
+def constants_kernel(out, ONE: tl.constexpr, value, pair, maybe, single, TWO: tl.constexpr, THREE: tl.constexpr = 3):
+    number = value + pair[0] * 10 + ONE * 100 + TWO * 1000 + THREE * 10000
+    if maybe is not None:
+        number += tl.load(maybe)
+    tl.store(out, number * single)
+
+
+def test_constants_at_the_end_of_a_direct_launch_may_be_left_out(device: torch.device) -> None:
+    """As with Triton's launcher for CUDA, which does not look at the values of constants, nor at more values."""
+    out = torch.zeros(1, dtype=torch.int32, device=device)
+    compiled = constants_kernel.warmup(out, 1, 5, (6, 1), None, 1, 2, grid=(1,))
+    for arguments in (
+        (out, 1, 5, (6, 1), None, 1, 2, 3),
+        (out, 1, 5, (6, 1), None, 1, 2),
+        (out, 1, 5, (6, 1), None, 1),
+        (out, 1, 5, (6, 1)),
+        (out, None, 5, [6, 1]),
+        (out, "any", 5, (6,)),
+        (out, 1, 5, (6, 1, 9), None, 1, 2, 3, 4),
+    ):
+        out.zero_()
+        compiled[(1, 1, 1)](*arguments)
+        assert out.item() == 5 + 60 + 100 + 2000 + 30000
+
+
+def test_values_that_a_kernel_reads_cannot_be_left_out(device: torch.device) -> None:
+    out = torch.zeros(1, dtype=torch.int32, device=device)
+    compiled = constants_kernel.warmup(out, 1, 5, (6, 7), None, 1, 2, grid=(1,))[(1, 1, 1)]
+    with pytest.raises(TypeError, match=r"argument 'pair' is missing: it is number 4 by position, and 3 were given"):
+        compiled(out, 1, 5)
+    with pytest.raises(TypeError, match=r"argument 'pair\[1\]' is missing: it is number 2 by position, and 1 were"):
+        compiled(out, 1, 5, (6,))
+    with pytest.raises(TypeError, match=r"argument 'pair': expected a tuple of 2 values, got 6"):
+        compiled(out, 1, 5, 6)
+    with pytest.raises(TypeError, match=r"argument 'out' is missing: it is number 1 by position, and 0 were given"):
+        compiled()
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        compiled(out, 1, value=5)
+
+
 def test_something_else_than_a_number_is_refused(device: torch.device) -> None:
     x = torch.zeros(4, device=device)
     compiled = launch_arguments(add_kernel, x, x, x, 4, BLOCK=4)

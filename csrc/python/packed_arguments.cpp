@@ -205,26 +205,38 @@ bool read_text(PyObject* object, std::string& text) {
 
 bool pack_argument(const Argument& argument, PyObject* value, c10::Device device, std::byte* to);
 
+bool pack_arguments(const std::vector<Argument>& arguments, PyObject* const* values, size_t count, c10::Device device,
+                    std::byte* to) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const Argument& argument = arguments[i];
+    if (argument.kind == Argument::Kind::kDropped) continue;
+    if (i >= count) [[unlikely]] {
+      PyErr_Format(PyExc_TypeError,
+                   "argument '%s' is missing: it is number %zu by position, and %zu were given; only constexpr ones at "
+                   "the end may be left out",
+                   argument.name.c_str(), i + 1, count);
+      return false;
+    }
+    if (!pack_argument(argument, values[i], device, to)) return false;
+  }
+  return true;
+}
+
 bool pack_elements(const Argument& argument, PyObject* value, c10::Device device, std::byte* to) {
   const Owned elements(PySequence_Fast(value, "not a sequence"));
-  if (elements == nullptr) PyErr_Clear();
-  const Py_ssize_t count = elements != nullptr ? PySequence_Fast_GET_SIZE(elements.get()) : -1;
-  if (count != static_cast<Py_ssize_t>(argument.elements.size())) {
+  if (elements == nullptr) {
+    PyErr_Clear();
     PyErr_Format(PyExc_TypeError, "argument '%s': expected a tuple of %zu values, got %R", argument.name.c_str(),
                  argument.elements.size(), value);
     return false;
   }
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* element = PySequence_Fast_GET_ITEM(elements.get(), i);
-    if (!pack_argument(argument.elements[static_cast<size_t>(i)], element, device, to)) return false;
-  }
-  return true;
+  return pack_arguments(argument.elements, PySequence_Fast_ITEMS(elements.get()),
+                        static_cast<size_t>(PySequence_Fast_GET_SIZE(elements.get())), device, to);
 }
 
 bool pack_argument(const Argument& argument, PyObject* value, c10::Device device, std::byte* to) {
   if (argument.kind == Argument::Kind::kSlot) [[likely]]
     return argument.slot.pack(argument.slot, value, device, to + argument.slot.offset);
-  if (argument.kind == Argument::Kind::kDropped) return true;
   if (argument.decompose == nullptr) return pack_elements(argument, value, device, to);
   const Owned parts(PyObject_CallOneArg(argument.decompose, value));
   return parts != nullptr && pack_elements(argument, parts.get(), device, to);
@@ -288,11 +300,8 @@ bool ArgumentLayout::parse_tuple(PyObject* entry, Argument& argument) {
   return true;
 }
 
-bool ArgumentLayout::pack(PyObject* const* values, c10::Device device, PackedArguments& to) const {
-  for (size_t i = 0; i < arguments_.size(); ++i) {
-    if (!pack_argument(arguments_[i], values[i], device, to.bytes.data())) return false;
-  }
-  return true;
+bool ArgumentLayout::pack(PyObject* const* values, size_t count, c10::Device device, PackedArguments& to) const {
+  return pack_arguments(arguments_, values, count, device, to.bytes.data());
 }
 
 }  // namespace torch_mtia

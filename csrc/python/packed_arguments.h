@@ -46,12 +46,13 @@ class ArgumentLayout {
   // (name, [entries], decompose). Raises TypeError or ValueError, in Python, for anything else and returns false.
   bool parse(PyObject* specification);
 
-  size_t num_arguments() const { return arguments_.size(); }
   uint32_t size() const { return size_; }
 
-  // Writes the block. Raises, in Python, naming the argument, for a value that does not fit and returns false: see
+  // Writes the block from `count` values, one for each Python argument, as Triton's launcher for CUDA takes them: those
+  // of constexpr are not looked at, so they may be left out at the end; and more than there are arguments are ignored.
+  // Raises, in Python, naming the argument, for a value that is missing or does not fit and returns false: see
   // PackFunction in the source for what each type takes. Tensors must lie on `device`.
-  bool pack(PyObject* const* values, c10::Device device, PackedArguments& to) const;
+  bool pack(PyObject* const* values, size_t count, c10::Device device, PackedArguments& to) const;
 
  private:
   bool parse_entry(PyObject* entry, Argument& argument);

@@ -171,7 +171,7 @@ std::optional<MTIAStream> read_stream(PyObject* value, c10::DeviceIndex device) 
   return std::nullopt;
 }
 
-bool launch(const ArgumentLayout& layout, PyObject* const* args) {
+bool launch(const ArgumentLayout& layout, PyObject* const* args, size_t count) {
   std::array<int32_t, 3> grid{};
   if (!read_grid(args, grid)) return false;
   const MTIAKernel* kernel = read_kernel(args[kFunction]);
@@ -179,7 +179,10 @@ bool launch(const ArgumentLayout& layout, PyObject* const* args) {
   const auto stream = read_stream(args[kStream], kernel->device());
   if (!stream) return false;
   PackedArguments packed;
-  if (!layout.pack(args + kFirstKernelArgument, {device_type(), kernel->device()}, packed)) return false;
+  if (!layout.pack(args + kFirstKernelArgument, count - kFirstKernelArgument, {device_type(), kernel->device()},
+                   packed)) {
+    return false;
+  }
   const WithoutGil without_gil;  // small kernels run in here
   kernel->launch(*stream, grid, packed.bytes.data(), layout.size());
   return true;
@@ -189,13 +192,12 @@ PyObject* launcher_call(PyObject* object, PyObject* const* args, size_t flags, P
   HANDLE_TH_ERRORS
   const ArgumentLayout& layout = *reinterpret_cast<PyKernelLauncher*>(object)->layout;
   const auto count = static_cast<size_t>(PyVectorcall_NARGS(flags));
-  if (count != kFirstKernelArgument + layout.num_arguments() ||
-      (keywords != nullptr && PyTuple_GET_SIZE(keywords) != 0)) {
-    PyErr_Format(PyExc_TypeError, "a launch of this kernel takes %zu arguments by position, got %zu",
-                 kFirstKernelArgument + layout.num_arguments(), count);
+  if (count < kFirstKernelArgument || (keywords != nullptr && PyTuple_GET_SIZE(keywords) != 0)) {
+    PyErr_Format(PyExc_TypeError, "a launch takes %zu arguments by position and then those of the kernel, got %zu",
+                 static_cast<size_t>(kFirstKernelArgument), count);
     return nullptr;
   }
-  if (!call_hook(args[kEnterHook], args[kLaunchMetadata]) || !launch(layout, args) ||
+  if (!call_hook(args[kEnterHook], args[kLaunchMetadata]) || !launch(layout, args, count) ||
       !call_hook(args[kExitHook], args[kLaunchMetadata])) {
     return nullptr;
   }

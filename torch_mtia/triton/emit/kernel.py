@@ -512,8 +512,8 @@ class KernelEmitter:
         return target
 
     def destination(self, value: Tensor, strides: tuple[int, ...] | None = None, after_reading: bool = False) -> Buffer:
-        """The buffer for the result of a statement, which becomes the tensor's buffer. It may be that of a carried value
-        that is not needed any more; `after_reading`: not by the statement itself, or only where it is just to write."""
+        """The buffer for the result of a statement, which becomes the tensor's. It may be one of a carried value that
+        is not needed any more; `after_reading`: not by the statement itself, or only where it is just to write."""
         shape = value.type.shape
         assert shape is not None
         buffer = self.take_destination(value, after_reading)
