@@ -91,8 +91,12 @@ def carried(b: Builder) -> bool:
     if dtype.floating and not is_exact(dtype, bound, quantum):
         return False
     names = [b.name("state") for _ in operands]
-    for name, operand in zip(names, operands, strict=True):
-        b.emit(f"{name} = tl.broadcast_to({operand.name}, {shape_text(b.tile)})")
+    for number, (name, operand) in enumerate(zip(names, operands, strict=True)):
+        initial = f"tl.broadcast_to({operand.name}, {shape_text(b.tile)})"
+        # Exchanged names that begin as one tensor are not carried: Triton takes them for invariant.
+        if operand.name in (other.name for other in operands[:number]):
+            initial = moved(b, initial, dtype)
+        b.emit(f"{name} = {initial}")
     states = [Value(name, b.tile, dtype, bound, quantum) for name in names]
     with loop_block(b) as index:
         for state in states:
