@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton_language import run
+from triton_language import run, with_source
 
 N = 256
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
@@ -298,6 +298,25 @@ def test_keyword_kernel_arguments_of_every_kind() -> None:
     arguments: list[Any] = [7, -(1 << 40), 2.5, True, (1 << 64) - 1]
     kernel[(1,)](result, *arguments)
     assert result.tolist() == [7.0, float(-(1 << 40)), 2.5, 1.0, float((1 << 64) - 1)]
+
+
+@pytest.mark.parametrize("divisor", [16, -16, -48, 64, 1 << 30, -(1 << 31)])
+def test_indices_are_divided_by_negative_and_by_large_unsigned_numbers(divisor: int) -> None:
+    @triton.jit
+    def kernel(z, divisor, N: tl.constexpr):
+        i = tl.arange(0, N)
+        tl.store(z + i, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
+
+    i, unsigned = torch.arange(64), divisor % (1 << 32)
+    for expression, expected in (
+        ("i // divisor", torch.div(i, divisor, rounding_mode="trunc")),
+        ("i % divisor", torch.fmod(i, divisor)),
+        ("i.to(tl.uint32) // divisor.to(tl.uint32)", i // unsigned),
+        ("i.to(tl.uint32) % divisor.to(tl.uint32)", i % unsigned),
+    ):
+        z = torch.zeros(64, dtype=torch.int32, device="mtia")
+        with_source(kernel, EXPRESSION=expression)[(1,)](z, divisor, N=64)
+        assert torch.equal(z.cpu(), expected.int()), expression
 
 
 @pytest.mark.parametrize("divisor", [3.0, -0.1, 7e-39, 1e-45, 3e38, 0.0, math.inf, math.nan, 2.0**64])

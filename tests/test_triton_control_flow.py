@@ -242,6 +242,63 @@ def test_halves_that_change_places_every_round() -> None:
         assert torch.equal(x, torch.arange(64).view(32, 2).flip(1).flatten() if rounds == 1 else torch.arange(64))
 
 
+def test_what_a_loop_only_moved_outlives_what_it_started_from() -> None:
+    @triton.jit
+    def carried_kernel(x, z, rounds, steps, N: tl.constexpr):
+        i = tl.arange(0, N)
+        order, x = tl.load(x + N + i), tl.load(x + i)
+        total = tl.zeros([N], tl.int32)
+        for k in range(rounds):
+            moved = x
+            for _ in range(steps):
+                moved += 1
+            x = tl.gather(order, (order + k) & (N - 1), 0)
+            total += moved
+        tl.store(z + i, total)
+
+    order = torch.randperm(64, dtype=torch.int32)
+    x, z = torch.arange(64, dtype=torch.int32) * 3, torch.zeros(64, dtype=torch.int32)
+    carried_kernel[(1,)](torch.cat([x, order]), z, 4, 5, N=64)
+    expected = torch.zeros_like(x)
+    for k in range(4):
+        expected += x + 5
+        x = order[(order + k) & 63]
+    assert torch.equal(z, expected)
+
+    @triton.jit
+    def loaded_kernel(rows, x, rounds, M: tl.constexpr, N: tl.constexpr, COLUMNS: tl.constexpr):
+        i = tl.arange(0, M)
+        pointers = x + tl.load(rows + i)[:, None] * COLUMNS + tl.arange(0, N)[None, :]
+        total = tl.zeros([M, N], tl.int32)
+        for _ in range(rounds):
+            total += tl.load(pointers)
+            pointers += N
+        tl.store(rows + i, tl.zeros([M], tl.int32))
+        tl.store(pointers, total)
+
+    rows, x = torch.randperm(16, dtype=torch.int32), torch.randint(0, 9, (16, 64), dtype=torch.int32)
+    expected = x.clone()
+    expected[:, 48:] = x[:, :48].view(16, 3, 16).sum(1)
+    loaded_kernel[(1,)](rows, x, 3, M=16, N=16, COLUMNS=64)
+    assert torch.equal(x, expected)
+    assert not rows.any()
+
+
+def test_pointers_that_a_loop_moved_are_stored_through_over_where_they_were_loaded_from() -> None:
+    @triton.jit
+    def kernel(x, rounds, M: tl.constexpr, N: tl.constexpr):
+        i = tl.arange(0, M)
+        pointers = x + tl.load(x + i)[:, None] * N + tl.arange(0, N)[None, :]
+        for _ in range(rounds):
+            pointers += N
+        tl.store(pointers, tl.full([M, N], -1, tl.int32))
+
+    x = torch.zeros(5 * 32, dtype=torch.int32)
+    x[:4] = torch.tensor([2, 0, 3, 1])
+    kernel[(1,)](x, 0, M=4, N=32)
+    assert x.tolist() == [-1] * 128 + [0] * 32
+
+
 def test_an_accumulator_that_is_its_own_operand() -> None:
     @triton.jit
     def kernel(x, z, rounds, N: tl.constexpr):

@@ -205,24 +205,35 @@ def _ceil_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-@affine_rule("arith.remsi", "arith.remui")
-def _rem(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
+@affine_rule("arith.remsi")
+def _remsi(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
+    return _rem(b, lanes, width, signed=True)
+
+
+@affine_rule("arith.remui")
+def _remui(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
+    return _rem(b, lanes, width, signed=False)
+
+
+def _rem(b: Builder, lanes: list[Lane], width: int, signed: bool) -> Lane | None:
     left, right = lanes
     if not right.uniform or not left.value.nonnegative or not _strip_fits(left, right.value.divisor, width):
         return None
-    name = "urem" if right.value.nonnegative else "srem"
-    result = _unless_below(b, name, left.value, right.value, left.value)
+    result = _unless_below(b, "rem", left.value, right.value, left.value, signed)
     result.divisor = min(left.value.divisor, right.value.divisor)
     result.nonnegative = True
     return Lane(result, left.stride)
 
 
-def _unless_below(b: Builder, name: str, left: Value, right: Value, otherwise: Value) -> Value:
-    """A division, done only where `left` is not below `right`: mostly it is, and dividing takes long."""
+def _unless_below(b: Builder, name: str, left: Value, right: Value, otherwise: Value, signed: bool) -> Value:
+    """A division of what is not negative, done only where `left` is not below `right`: mostly it is, and dividing takes
+    long. As signed numbers, nothing is below a divisor that is negative."""
+    signed = signed and not right.nonnegative
+    name = f"{'s' if signed else 'u'}{name}"
     if right.constant is not None:
         return b.binary(name, left, guarded_divisor(b, right))
     before, divide, done = b.block, b.label("divide"), b.label("divided")
-    b.branch(b.icmp("ult", left, right), done, divide)
+    b.branch(b.icmp("slt" if signed else "ult", left, right), done, divide)
     b.start(divide)
     divided = b.binary(name, left, guarded_divisor(b, right))
     end = b.block
@@ -231,14 +242,22 @@ def _unless_below(b: Builder, name: str, left: Value, right: Value, otherwise: V
     return b.phi(left.type, [(otherwise, before), (divided, end)])
 
 
-@affine_rule("arith.divsi", "arith.divui")
-def _div(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
+@affine_rule("arith.divsi")
+def _divsi(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
+    return _div(b, lanes, width, signed=True)
+
+
+@affine_rule("arith.divui")
+def _divui(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
+    return _div(b, lanes, width, signed=False)
+
+
+def _div(b: Builder, lanes: list[Lane], width: int, signed: bool) -> Lane | None:
     left, right = lanes
     if not right.uniform or not left.value.nonnegative or not _strip_fits(left, right.value.divisor, width):
         return None
-    name = "udiv" if right.value.nonnegative else "sdiv"
-    result = _unless_below(b, name, left.value, right.value, b.integer_like(0, left.value))
-    result.nonnegative = right.value.nonnegative
+    result = _unless_below(b, "div", left.value, right.value, b.integer_like(0, left.value), signed)
+    result.nonnegative = right.value.nonnegative or not signed
     return Lane(result)
 
 

@@ -425,7 +425,9 @@ def _cond_br(em: KernelEmitter, op: Op) -> None:
     b.branch(em.scalar(condition).value, yes, no)
     for label, block, values in ((yes, op.successors[0], on_true), (no, op.successors[1], on_false)):
         b.start(label)
+        before = dict(em.buffers)
         b.jump(_pass_arguments(em, op, block, values))
+        em.buffers = before  # what it took to evaluate the arguments is in buffers only on this way
 
 
 @statement("tt.return")

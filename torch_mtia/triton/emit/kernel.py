@@ -115,6 +115,10 @@ class KernelEmitter:
             and (value.op.name in LAZY or value.op.name in ELEMENTWISE)
         )
 
+    def is_moved(self, value: Tensor) -> bool:
+        """Whether evaluating a value evaluates what a loop moved it from."""
+        return value in self.advanced and value not in self.buffers
+
     def position_of(self, user: Op, block: Block) -> int:
         """Where in `block` an operation takes place: its own position, or that of the one it is nested in."""
         op = user
@@ -133,13 +137,15 @@ class KernelEmitter:
             return found
         memo[value] = False
         for user in value.users:
-            if user.results and all(self.is_lazy(result) for result in user.results):
-                if any(self.needed_from(result, block, position, memo) for result in user.results):
-                    memo[value] = True
-                    break
-            elif user.results and all(result in self.buffers for result in user.results):
+            evaluated = [result for result in user.results if self.is_lazy(result) or self.is_moved(result)]
+            if any(self.needed_from(result, block, position, memo) for result in evaluated):
+                memo[value] = True
+                break
+            if user.results and len(evaluated) == len(user.results):
                 continue
-            elif self.position_of(user, block) >= position:
+            if user.results and all(result in self.buffers for result in user.results):
+                continue
+            if self.position_of(user, block) >= position:
                 memo[value] = True
                 break
         return memo[value]
@@ -264,6 +270,8 @@ class KernelEmitter:
         return [root for root in roots if self.reads_memory(root, {})]
 
     def reads_memory(self, value: Tensor, memo: dict[Tensor, bool]) -> bool:
+        if self.is_moved(value):
+            return self.reads_memory(self.advanced[value][0], memo)
         if not self.is_lazy(value):
             return False
         found = memo.get(value)
@@ -327,11 +335,15 @@ class KernelEmitter:
 
     def reach(self, roots: Sequence[Tensor], shape: tuple[int, ...]) -> tuple[list[Tensor], dict[Tensor, bool]]:
         """The lazy values that evaluating `roots` visits, operands first, and for each whether it is visited only at
-        the nest's own index."""
+        the nest's own index. What a loop moved is visited, but not what that started from."""
         at_index: dict[Tensor, bool] = {}
         order: list[Tensor] = []
 
         def visit(value: Tensor, same: bool) -> None:
+            if self.is_moved(value):
+                at_index.setdefault(value, same)
+                order.append(value)
+                return
             if not self.is_lazy(value):
                 return
             known = at_index.get(value)

@@ -35,6 +35,8 @@ def may_write_at_once(em: KernelEmitter, stores: Sequence[Op]) -> Value | None:
     if max(shape) == target.numel <= em.width:
         return TRUE  # one strip
     order, at_index = em.reach([root for store in stores for root in store.operands], shape)
+    if any(em.is_moved(value) and em.reads_memory(value, {}) for value in order):
+        return None
     loads = [value for value in order if value.op is not None and value.op.name == "tt.load"]
     pairs = [(value.op, store, at_index[value]) for value in loads for store in stores]
     pairs += [(first, second, True) for first, second in itertools.combinations(stores, 2)]
