@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch._higher_order_ops import while_loop
 from torch._inductor import config as inductor_config
 from torch.utils import _pytree as pytree
 
@@ -105,6 +106,58 @@ def test_a_kernel_of_the_program_itself_that_has_too_many_raises() -> None:
         torch.testing.assert_close(generated(add, x, y)[0], x + y)
     with config.patch(max_kernel_io_buffers=2), pytest.raises(Exception, match=r"add_kernel.* 3 buffers.*allows 2"):
         generated(add, x, y)
+
+
+@torch.compiler.nested_compile_region
+def add_in_region(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return add(x, y)
+
+
+def add_in_branch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, add, torch.sub, (x, y))  # type: ignore[no-any-return]
+
+
+def add_in_loop(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    count = torch.zeros((), dtype=torch.int64, device=x.device)
+    return while_loop(lambda i, _: i < 2, lambda i, x: (i + 1, add(x, y)), (count, x))[1]  # type: ignore[no-any-return]
+
+
+SUBGRAPHS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "parts between what no graph can capture": (add, {"mode": "reduce-overhead"}),
+    "a branch": (add_in_branch, {}),
+    "a branch in such a part": (add_in_branch, {"mode": "reduce-overhead"}),
+    "a loop": (add_in_loop, {}),
+    "a region compiled once": (lambda x, y: add_in_region(x, y) * add_in_region(y, x), {}),
+    "combined kernels": (lambda x, y: (x.sin(), add(x, y), y.cos()), {"options": {"combo_kernels": True}}),
+}
+
+
+@pytest.mark.parametrize("name", SUBGRAPHS)
+def test_the_limit_holds_in_subgraphs(name: str) -> None:
+    function, options = SUBGRAPHS[name]
+    x, y = torch.rand(50), torch.rand(50)
+    with config.patch(max_kernel_io_buffers=3):
+        assert max(buffers(generated(function, x.to("mtia"), y.to("mtia"), **options)[1])) == 3
+    with config.patch(max_kernel_io_buffers=2), pytest.raises(Exception, match=r"add_kernel.* 3 buffers.*allows 2"):
+        generated(function, x.to("mtia"), y.to("mtia"), **options)
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+def test_kernels_in_subgraphs_are_divided(limit: int) -> None:
+    def branch(*tensors: torch.Tensor) -> torch.Tensor:
+        return torch.cond(tensors[0].sum() > 0, sum_of_eight, lambda *tensors: tensors[0] * 2, tensors)  # type: ignore[no-any-return]
+
+    def loop(*tensors: torch.Tensor) -> torch.Tensor:
+        count = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
+        body = lambda i, x: (i + 1, sum_of_eight(x, *tensors[1:]))  # noqa: E731
+        return while_loop(lambda i, _: i < 2, body, (count, tensors[0]))[1]  # type: ignore[no-any-return]
+
+    operands = [torch.rand(20) for _ in range(8)]
+    for function in (branch, loop):
+        with config.patch(max_kernel_io_buffers=limit):
+            result, code = generated(function, *(operand.to("mtia") for operand in operands))
+        torch.testing.assert_close(pytree.tree_map(torch.Tensor.cpu, result), function(*operands))
+        assert max(buffers(code)) <= limit
 
 
 def test_a_template_takes_no_epilogue_beyond_the_limit() -> None:

@@ -73,12 +73,13 @@ def prepare_operator(node: torch.fx.Node, environment: dict[torch.fx.Node, Any])
 
 
 def check_kernel(name: str, source: str, operators: str) -> None:
-    """Raises TooManyBuffersError if a kernel that is about to be launched has more pointers than it may."""
+    """Raises TooManyBuffersError if a kernel that is about to be launched has more pointers, and descriptors of
+    buffers, than it may."""
     most = limit()
     signature = re.search(r"'signature': \{([^}]*)\}", source)
     if most is None or signature is None:
         return
-    count = signature[1].count("': '*")
+    count = len(re.findall(r"'\*|'tensordesc<", signature[1]))  # in tuples too
     if count > most:
         raise TooManyBuffersError(
             f"the kernel {name} reads and writes {count} buffers, max_kernel_io_buffers allows {most}, and it cannot "

@@ -7,25 +7,14 @@ from typing import Any
 import torch
 from torch._inductor import ir
 from torch._inductor.codegen.python_wrapper_mtia import PythonWrapperMtia
-from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
 
 from torch_mtia.door import device_type
 from torch_mtia.inductor import guardrails
 
 
-class MTIAWrapper(PythonWrapperMtia):
-    """Upstream's wrapper for mtia, which checks that kernels keep to the limit on buffers."""
-
-    @staticmethod
-    def create(
-        is_subgraph: bool,
-        subgraph_name: str | None,
-        parent_wrapper: PythonWrapperCodegen | None,
-        partition_signatures: ir.GraphPartitionSignature | None = None,
-    ) -> PythonWrapperCodegen:
-        if is_subgraph:
-            return PythonWrapperMtia.create(is_subgraph, subgraph_name, parent_wrapper, partition_signatures)
-        return MTIAWrapper()  # type: ignore[no-untyped-call]
+class _WritesForMTIA(PythonWrapperCodegen):
+    """What both wrappers do: they check that kernels keep to the limit on buffers."""
 
     def make_allocation(self, name: str, device: torch.device, *args: Any, **kwargs: Any) -> str:
         """By the quick function, which upstream takes for the devices that it lists. It allocates on ours."""
@@ -43,3 +32,24 @@ class MTIAWrapper(PythonWrapperMtia):
     ) -> None:
         guardrails.check_kernel(kernel_name, kernel_body, metadata or "")
         super().define_kernel(kernel_name, kernel_body, metadata, gpu, cpp_definition)
+
+
+class MTIASubgraphWrapper(_WritesForMTIA, SubgraphPythonWrapperCodegen):
+    """Writes functions that the main one calls: branches, bodies of loops, parts between what no graph can capture."""
+
+
+class MTIAWrapper(_WritesForMTIA, PythonWrapperMtia):
+    """Writes the main function."""
+
+    @staticmethod
+    def create(
+        is_subgraph: bool,
+        subgraph_name: str | None,
+        parent_wrapper: PythonWrapperCodegen | None,
+        partition_signatures: ir.GraphPartitionSignature | None = None,
+    ) -> PythonWrapperCodegen:
+        if not is_subgraph:
+            return MTIAWrapper()  # type: ignore[no-untyped-call]
+        assert subgraph_name is not None
+        assert parent_wrapper is not None
+        return MTIASubgraphWrapper(subgraph_name, parent_wrapper, partition_signatures)
