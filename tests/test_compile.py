@@ -3,6 +3,7 @@ device where only code is made."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 from tests.compiled import generated, kernels
+from torch_mtia import source_digest
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript
@@ -167,6 +169,19 @@ def test_cached_code_belongs_to_this_version_of_the_package() -> None:
 
     system = CacheBase.get_system()
     assert system["mtia"] == identity()  # type: ignore[typeddict-item]
+
+
+def test_what_chooses_code_by_version_is_part_of_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = set()
+    original = source_digest.ROOT
+    monkeypatch.setattr(source_digest, "ROOT", tmp_path / "torch_mtia")
+    shutil.copytree(original, tmp_path / "torch_mtia", ignore=shutil.ignore_patterns("*.so", "lib", "include"))
+    for changed in (None, "torch_version.py", "environment.py", "triton/lanes.py", "triton/emit/masks.py"):
+        if changed is not None:
+            with (tmp_path / "torch_mtia" / changed).open("a") as module:
+                module.write("# changed\n")
+        digests.add(source_digest.source_digest.__wrapped__("triton"))
+    assert len(digests) == 5
 
 
 def test_a_process_that_compiles_does_not_touch_the_device(run_script: RunScript) -> None:

@@ -425,3 +425,67 @@ def test_autotuning_of_pointwise_kernels_on_request() -> None:
         _, code = run_and_get_code(torch.compile(lambda x: x.sin() + 1, options={"max_autotune_pointwise": True}), x)
     assert "@triton_heuristics.pointwise" in code[0]
     assert counters["inductor"]["benchmarking.InductorBenchmarker.benchmark"] > 0
+
+
+# Scans ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((130, 2), 0), ((3000, 4), 0), ((2, 130, 2), 1), ((3, 20000, 5), 1)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float64])
+def test_programs_share_a_scan_of_columns(shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> None:
+    """Each computes a part of one column, and adds up what the programs before it say of theirs."""
+    torch._dynamo.reset()
+    function = torch.compile(lambda x: x.cumsum(dim))
+    for _ in range(5):
+        x = torch.randint(-1000, 1000, shape).to(dtype)
+        assert torch.equal(function(x.to("mtia")).cpu(), x.cumsum(dim).to(dtype))
+
+
+@pytest.mark.parametrize("operator", [torch.cumprod, torch.logcumsumexp])
+def test_programs_share_other_scans(operator: Callable[..., Tensor]) -> None:
+    x = 1 + torch.randn(3000, 4, dtype=torch.float64) / 100
+    result, code = generated(lambda x: operator(x, 0), x.to("mtia"))
+    assert "split_scan" in code
+    torch.testing.assert_close(result.cpu(), operator(x, 0))
+
+
+# Rows of lengths that vary --------------------------------------------------------------------------------------------
+
+
+def sorted_softmax(x: Tensor) -> Tensor:
+    return x.sort(-1)[0].softmax(-1)
+
+
+def short_softmax(x: Tensor) -> Tensor:
+    torch._check(x.shape[1] <= 8192)
+    return (x * 2).softmax(-1)
+
+
+@pytest.mark.parametrize("function", [sorted_softmax, short_softmax])
+def test_rows_may_become_much_longer_than_those_of_the_first_call(function: Callable[[Tensor], Tensor]) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(function, dynamic=True)
+    for shape in ((4, 3), (5, 700), (3, 8192), (1000, 3)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x.to("mtia")).cpu(), function(x))
+
+
+# Narrow integers ------------------------------------------------------------------------------------------------------
+
+QUOTIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "wraps around": lambda x, y: (x // 3 - y) > 5,
+    "converted": lambda x, y: (x // 2 * y).float(),
+    "power": lambda x, y: (x // 2) ** 2 > y,
+    "inverted": lambda x, y: ~(x // 2) > y,
+    "reduced": lambda x, y: (x // 3 - y).amin(),
+    "reduced over columns": lambda x, y: (x // 3 - y).amax(0),
+    "position": lambda x, y: (x // 2 - y).argmin(0),
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_quotients_of_narrow_integers_are_narrow(name: str, dtype: torch.dtype) -> None:
+    x = torch.randint(0, 120, (100, 5)).to(dtype)
+    y = torch.randint(1, 120, (100, 5)).to(dtype)
+    assert torch.equal(generated(QUOTIENTS[name], x.to("mtia"), y.to("mtia"))[0].cpu(), QUOTIENTS[name](x, y))

@@ -11,10 +11,9 @@ ROOT = Path(__file__).resolve().parent
 
 @functools.cache
 def source_digest(package: str) -> str:
-    """Of all modules of the subpackage `torch_mtia.<package>`."""
+    """Of all modules of the subpackage `torch_mtia.<package>`, and of those beside it: torch_version.py decides too."""
     digest = hashlib.sha256()
-    folder = ROOT / package
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.relative_to(folder).as_posix().encode())
+    for path in sorted([*ROOT.glob("*.py"), *(ROOT / package).rglob("*.py")]):
+        digest.update(path.relative_to(ROOT).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -75,6 +75,8 @@ def reduction(original: Function) -> Function:
             return original(  # type: ignore[no-any-return]
                 size_hints=size_hints, inductor_meta=inductor_meta, triton_meta=triton_meta, **options
             )
+        if inductor_meta.get("no_x_dim"):  # of a scan that programs share, each a part of one row
+            return [_config({}, {"XBLOCK": 1, "R0_BLOCK": PART_OF_ROW})]
         if inductor_meta["reduction_hint"] == ReductionHint.INNER:
             return [_config({}, {"XBLOCK": _rows(size_hints), "R0_BLOCK": PART_OF_ROW})]
         share = size_hints["x"] // len(os.sched_getaffinity(0))

@@ -9,6 +9,7 @@ import torch
 from torch._inductor import config
 from torch._inductor.choices import InductorChoices
 from torch._inductor.runtime.hints import ReductionHint
+from torch._inductor.runtime.runtime_utils import next_power_of_2
 from torch._inductor.select_algorithm import ExternKernelChoice
 from torch._inductor.virtualized import V
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 # A row that is reduced at once is read once. Milliseconds on one core at 2.8 GHz with AVX-512, at once and in blocks:
 # softmax of 2048 x 8192: 19.4, 30.1; of 512 x 50257, padded to 65536: 36.8, 42.0; sum of 2048 x 2048: 0.85, 1.37.
 LONGEST_ROW = 1 << 16
+# Rows of a length that varies are reduced at once if the longest are not many times longer than those of the first
+# call: as many are reduced together as is good for those, and a block is as long as the longest.
+MOST_PADDING = 4
 
 
 class MTIAChoices(InductorChoices):
@@ -40,7 +44,9 @@ class MTIAChoices(InductorChoices):
         adds one row after the other to sums of many columns."""
         if not _on_mtia() or not config.triton.persistent_reductions or cooperative_reduction:
             return InductorChoices.should_use_persistent_reduction(features, cooperative_reduction)
-        is_short = V.graph.sizevars.statically_known_leq(features.reduction_numel, LONGEST_ROW)
+        first = next_power_of_2(int(V.graph.sizevars.optimization_hint(features.reduction_numel)))
+        longest = min(LONGEST_ROW, MOST_PADDING * first)
+        is_short = V.graph.sizevars.statically_known_leq(features.reduction_numel, longest)
         return bool(is_short) and features.get_reduction_hint() == ReductionHint.INNER
 
     @staticmethod

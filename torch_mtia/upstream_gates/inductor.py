@@ -117,6 +117,15 @@ def keeps_to_buffer_limit(original: Callable[..., bool]) -> Callable[..., bool]:
     return fallback_node_due_to_unsupported_type
 
 
+def quotients_of_their_type(original: Callable[[Any, Any], Any]) -> Any:
+    def floordiv(a: Any, b: Any) -> Any:
+        from torch._inductor.virtualized import ops
+
+        return ops.to_dtype(original(a, b), a.dtype)
+
+    return staticmethod(floordiv)
+
+
 def codegen_within_limit(original: Callable[..., Any]) -> Callable[..., Any]:
     def codegen_and_compile(*args: Any, **kwargs: Any) -> Any:
         from torch_mtia.inductor import guardrails

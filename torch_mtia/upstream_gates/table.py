@@ -109,6 +109,14 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: "mask" not in inspect.getsource(original),
     ),
     Gate(
+        name="TritonOverrides.floordiv",
+        modules=("torch._inductor.codegen.triton",),
+        why="Quotients of narrow integers are int32 in the code: what follows does not wrap around, which gives wrong "
+        "results, and reductions in loops do not compile.",
+        replace=inductor.quotients_of_their_type,
+        is_needed=lambda original: "to_dtype" not in inspect.getsource(original),
+    ),
+    Gate(
         name="inductor_choices_class",
         modules=("torch._inductor.config",),
         why="Inductor asks this setting, which is meant for other packages, how to divide work into programs.",
