@@ -370,3 +370,21 @@ def test_stores_share_what_they_read_and_compute() -> None:
     compiled = two_stores_kernel[(1,)](*tensors, 200, N=256)
     reads = compiled.asm["llir"].count("= load <")
     assert reads == 2 + 3, "of two operands, and of three buffers for pointers that overlap"
+
+
+def test_indices_are_read_before_a_block_behind_a_return_overwrites_them() -> None:
+    @triton.jit
+    def kernel(rows, x, stop, M: tl.constexpr, N: tl.constexpr, COLUMNS: tl.constexpr):
+        i = tl.arange(0, M)
+        pointers = x + tl.load(rows + i)[:, None] * COLUMNS + tl.arange(0, N)[None, :]
+        if tl.load(stop) == 1:
+            return
+        tl.store(rows + i, tl.zeros([M], tl.int32))
+        tl.store(pointers, tl.full([M, N], 1, tl.int32))
+
+    for stop in (0, 1):
+        rows = torch.randperm(16, dtype=torch.int32)
+        x = torch.zeros(16, 32, dtype=torch.int32)
+        kernel[(1,)](rows, x, torch.tensor([stop]), M=16, N=16, COLUMNS=32)
+        assert x[:, :16].eq(1 - stop).all()
+        assert rows.any() == bool(stop)

@@ -245,9 +245,9 @@ class KernelEmitter:
             for value in earlier.results:
                 if not self.is_lazy(value):
                     continue
-                if writes and earlier.name == "tt.load":
-                    # A region with writes may change what is read inside it as well.
-                    first = op.position if op.regions else op.position + 1
+                if (writes or leaves_block) and earlier.name == "tt.load":
+                    # A region with writes may change what is read inside it as well, and so may other blocks.
+                    first = op.position if op.regions or leaves_block else op.position + 1
                     if self.needed_from(value, block, first):
                         self.settle(value, op)
                 elif (nested or leaves_block) and self.cost_of(value) >= DEAR:
