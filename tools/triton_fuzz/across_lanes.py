@@ -64,13 +64,14 @@ def some_other(b: Builder, dtype: DType) -> Value:
 
 
 def mask_along_axes(b: Builder) -> str:
-    """Of some rows, or some columns, or both."""
-    if len(b.tile) == 1:
-        return f"(tl.arange(0, {b.tile[0]}) < {b.scalar(b.random.randint(0, b.tile[0]))})"
-    rows, columns = b.tile
-    of_rows = f"(tl.arange(0, {rows})[:, None] < {b.scalar(b.random.randint(0, rows))})"
-    of_columns = f"(tl.arange(0, {columns})[None, :] {b.random.choice(('<', '>='))} {b.random.randint(0, columns)})"
-    return b.random.choice((of_rows, of_columns, f"({of_rows} & {of_columns})"))
+    """Of what lies below or from a bound on, along an axis or two."""
+    axes = b.random.sample(range(len(b.tile)), b.random.randint(1, min(len(b.tile), 2)))
+    parts = []
+    for axis in axes:
+        number = b.random.randint(0, b.tile[axis])
+        bound = b.scalar(number) if b.random.random() < 0.5 else number
+        parts.append(f"({b.along(axis)} {b.random.choice(('<', '<', '>='))} {bound})")
+    return f"({' & '.join(parts)})" if len(parts) > 1 else parts[0]
 
 
 def changed(b: Builder, value: Value) -> Value:
@@ -97,13 +98,13 @@ def some_axis(b: Builder) -> tuple[int | None, str, Shape]:
         return 0, b.random.choice((", axis=0", "")), ()
     if b.random.random() < 0.15:
         return None, "", ()
-    axis = b.random.randrange(2)
+    axis = b.random.randrange(len(b.tile))
     shape = tuple(1 if i == axis else size for i, size in enumerate(b.tile))
     return axis, f", axis={axis}, keep_dims=True", shape
 
 
 def reduced_lanes(b: Builder, axis: int | None) -> int:
-    return b.tile[axis] if axis is not None else b.tile[0] * b.tile[1]
+    return b.tile[axis] if axis is not None else numel(b.tile)
 
 
 def total(b: Builder, value: Value) -> bool:
@@ -118,8 +119,11 @@ def total(b: Builder, value: Value) -> bool:
 
 
 def extreme(b: Builder, value: Value) -> bool:
-    _, text, shape = some_axis(b)
+    axis, text, shape = some_axis(b)
     expression = f"tl.{b.random.choice(('max', 'min'))}({value.name}{text}).to(tl.{value.dtype.name})"
+    if shape and b.random.random() < 0.5:  # without keep_dims
+        dropped = ", ".join("None" if size == 1 and d == axis else ":" for d, size in enumerate(shape))
+        expression = f"{expression.replace(', keep_dims=True', '')}[{dropped}]"
     b.define(expression, shape, *of(value)[1:])
     return True
 

@@ -40,7 +40,23 @@ class Builder:
         self.seed = seed
         self.random = random.Random(seed)
         self.tile: Shape = self.random.choice(
-            ((1,), (4,), (16,), (32,), (64,), (128,), (256,), (2, 8), (8, 4), (16, 16), (4, 32), (64, 2))
+            (
+                (1,),
+                (4,),
+                (16,),
+                (32,),
+                (64,),
+                (128,),
+                (256,),
+                (2, 8),
+                (8, 4),
+                (16, 16),
+                (4, 32),
+                (64, 2),
+                (2, 4, 8),
+                (8, 2, 4),
+                (4, 4, 4),
+            )
         )
         self.region = 4 * max(numel(self.tile), 4)
         self.grid = self.random.choice((1, 1, 2, 3))
@@ -135,6 +151,13 @@ class Builder:
         comparison = self.random.choice(("<", "<=", ">", ">=", "==", "!="))
         return f"({self.cast(value, dtype)} {comparison} {self.random.randint(0, 3)})"
 
+    def along(self, axis: int) -> str:
+        """The numbers of the elements along an axis of the tile, in a shape that broadcasts to it."""
+        numbers = f"tl.arange(0, {self.tile[axis]})"
+        if len(self.tile) == 1:
+            return numbers
+        return f"{numbers}[{', '.join(':' if d == axis else 'None' for d in range(len(self.tile)))}]"
+
     # Memory -------------------------------------------------------------------------------------------------------
 
     def parameter(self, value: Scalar, *, constant: bool = False) -> str:
@@ -196,8 +219,19 @@ class Builder:
 
     def program(self) -> Program:
         parameters = tuple(self._called_parameters())
-        features = frozenset(self.features)
-        return Program(self.seed, tuple(self._lines), tuple(self._buffers), parameters, self.grid, features)
+        launched_again = self.random.random() < 0.1
+        if launched_again:
+            self.features.add("launched directly")
+        self.features.add(f"{len(self.tile)} dimensions")
+        return Program(
+            self.seed,
+            tuple(self._lines),
+            tuple(self._buffers),
+            parameters,
+            self.grid,
+            launched_again,
+            frozenset(self.features),
+        )
 
     def _called_parameters(self) -> Iterator[Parameter]:
         """All parameters in an order that Python takes, and how the arguments are passed."""

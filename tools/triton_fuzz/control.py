@@ -29,7 +29,13 @@ def loop_block(b: Builder) -> Iterator[str]:
     trips = b.random.randint(0, 4)
     kind = b.random.randrange(5)
     tail = ""
-    if kind == 0:
+    if kind == 0 and b.random.random() < 0.4:
+        b.features.add("loop: while, on data")
+        numbers = b.pick(lambda value: value.shape == b.tile and value.dtype in (INT32, INT64))
+        rounds = f"tl.max({numbers.name if numbers else 'lane'} & 3)" if len(b.tile) == 1 else "(pid + 2) % 4"
+        b.emit(f"{index} = {rounds}")
+        head, tail = f"while {index} > 0:", f"{index} -= 1"
+    elif kind == 0:
         b.features.add("loop: while")
         b.emit(f"{index} = pid * 0 + {trips}")
         head, tail = f"while {index} > 0:", f"{index} -= 1"

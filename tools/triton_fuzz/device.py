@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.triton_fuzz.program import Program
+import torch
+
+from tools.triton_fuzz.program import Program, Scalar
 from tools.triton_fuzz.worker import Run, Tensors, Worker
 
 BETWEEN_CLEANINGS = 100  # programs
@@ -36,7 +39,25 @@ def prepare(device: str, cache: Path) -> Run:
         level = levels[program.seed // 4 % len(levels)] if program.seed % 4 == 0 else architecture()
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         by_position, by_name = program.arguments(on_device)
-        kernel[(program.grid,)](*by_position, **by_name, arch=level)
-        return {name: tensor.cpu() for name, tensor in on_device.items()}
+        compiled = kernel[(program.grid,)](*by_position, **by_name, arch=level)
+        result = {name: tensor.cpu() for name, tensor in on_device.items()}
+        if program.launched_again:
+            on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
+            compiled[(program.grid, 1, 1)](*_direct_arguments(program, on_device, compiled.src.signature))
+            for name, tensor in on_device.items():
+                if not torch.equal(tensor.cpu().view(torch.uint8), result[name].view(torch.uint8)):
+                    raise AssertionError(f"the compiled kernel, launched directly, gives another {name}")
+        return result
 
     return run
+
+
+def _direct_arguments(
+    program: Program, tensors: Tensors, signature: Mapping[str, object]
+) -> list[torch.Tensor | Scalar]:
+    """All arguments in order, without the constants at the end."""
+    values = program.values(tensors)
+    names = list(values)
+    while names and signature[names[-1]] == "constexpr":
+        names.pop()
+    return [values[name] for name in names]

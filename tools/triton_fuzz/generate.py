@@ -19,11 +19,8 @@ def generate(seed: int) -> Program:
     pid = Value("pid", (), INT32, b.grid)
     b.emit("pid = tl.program_id(0)")
     b.add_to_scope(pid)
-    if len(b.tile) == 1:
-        b.emit(f"lane = tl.arange(0, {b.tile[0]})")
-    else:
-        rows, columns = b.tile
-        b.emit(f"lane = tl.arange(0, {rows})[:, None] * {columns} + tl.arange(0, {columns})[None, :]")
+    steps = [numel(b.tile[axis + 1 :]) for axis in range(len(b.tile))]
+    b.emit("lane = " + " + ".join(f"{b.along(axis)} * {step}" for axis, step in enumerate(steps)))
     b.add_to_scope(Value("lane", b.tile, INT32, numel(b.tile)))
     for _ in range(b.random.randint(1, 3)):
         load(b, b.buffer(b.random.choice(NUMBERS)))

@@ -23,7 +23,11 @@ def moved(b: Builder, name: str, dtype: DType) -> str:
         "gather": gathered,
         "flip": f"tl.flip({name}, {axis})",
     }
-    if len(b.tile) == 2:
+    if len(b.tile) == 3:
+        order = b.random.choice(((0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)))
+        choices["permute"] = f"tl.reshape(tl.permute({name}, {order}), {shape})"
+        choices["trans"] = f"tl.reshape(tl.trans({name}, 0, 2, 1), {shape})"
+    elif len(b.tile) == 2:
         choices["trans"] = f"tl.reshape(tl.trans({name}), {shape})"
         choices["trans of reshape"] = f"tl.trans(tl.reshape({name}, ({b.tile[1]}, {b.tile[0]})))"
         choices["permute"] = f"tl.reshape(tl.permute(tl.reshape({name}, {halves}), (2, 0, 1)), {shape})"

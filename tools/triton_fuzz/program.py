@@ -52,6 +52,7 @@ class Program:
     buffers: tuple[Buffer, ...]
     parameters: tuple[Parameter, ...]
     grid: int
+    launched_again: bool = False  # by what the first launch returns
     features: frozenset[str] = frozenset()  # the classes of statements that it has
 
     @property
@@ -82,11 +83,15 @@ class Program:
         self, tensors: dict[str, torch.Tensor]
     ) -> tuple[list[torch.Tensor | Scalar], dict[str, torch.Tensor | Scalar]]:
         """What the kernel is called with, by position and by name."""
-        pointers = {buffer.name: tensors[buffer.aliases or buffer.name][buffer.offset :] for buffer in self.buffers}
+        values = self.values(tensors)
         passed = [parameter for parameter in self.parameters if not parameter.left_out]
-        values = {parameter.name: pointers.get(parameter.name, parameter.value) for parameter in passed}
-        by_position = [values.pop(parameter.name) for parameter in passed if not parameter.by_name]
-        return by_position, values
+        by_position = [values[parameter.name] for parameter in passed if not parameter.by_name]
+        return by_position, {parameter.name: values[parameter.name] for parameter in passed if parameter.by_name}
+
+    def values(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | Scalar]:
+        """Of all parameters."""
+        pointers = {buffer.name: tensors[buffer.aliases or buffer.name][buffer.offset :] for buffer in self.buffers}
+        return {parameter.name: pointers.get(parameter.name, parameter.value) for parameter in self.parameters}
 
 
 def _described(buffer: Buffer) -> str:

@@ -284,13 +284,13 @@ def convert(b: Builder) -> bool:
     return True
 
 
-@statement(2)
+@statement(4)
 def dot(b: Builder) -> bool:
     if b.tile != (16, 16):
         return False
     dtype, result = b.random.choice(((FP32, FP32), (FP16, FP32), (INT8, INT32)))
-    left, right = (b.pick(lambda value: value.shape == b.tile and value.dtype == dtype) for _ in range(2))
-    if left is None or right is None:
+    left, right = b.operand(dtype, b.tile), b.operand(dtype, b.tile)
+    if left.shape != b.tile or right.shape != b.tile:
         return False
     bound = 16 * left.bound * right.bound if result.floating else result.limit
     quantum = left.quantum + right.quantum
