@@ -7,6 +7,7 @@
 # TORCH      of make test: another version of PyTorch, as in TORCH=2.15.0, with its Triton, in a copy of the tree that is
 #            removed afterwards. Takes 8 GB while it runs.
 # FUZZ_SEED, FUZZ_COUNT, FUZZ_JOBS  of make fuzz: the first program, how many, and how many pairs of processes run them
+# FUZZ_COMPILE_COUNT  programs of make fuzz-compile, from FUZZ_SEED on
 
 PYTHON ?= python3
 PIP_FLAGS ?=
@@ -18,6 +19,7 @@ BENCHMARKS := device eager runtime triton_kernels graphs compile
 FUZZ_SEED ?= 1000000
 FUZZ_COUNT ?= 10000
 FUZZ_JOBS ?= 1
+FUZZ_COMPILE_COUNT ?= 1000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,7 +32,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-text test test-privateuse1 test-wide conformance build bench fuzz docs lint format sanitize wheel clean
+.PHONY: help demo demo-text test test-privateuse1 test-wide conformance build bench fuzz fuzz-compile docs lint format sanitize wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -86,6 +88,9 @@ bench: $(BUILT) $(VENV)/test  ## measure the device against PyTorch's CPU device
 
 fuzz: $(BUILT) $(VENV)/test  ## compare FUZZ_COUNT random Triton kernels with Triton's interpreter, from FUZZ_SEED on
 	$(BIN)/python -m tools.triton_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COUNT) --jobs $(FUZZ_JOBS) --features
+
+fuzz-compile: $(BUILT) $(VENV)/test  ## compare FUZZ_COMPILE_COUNT random programs, compiled, with eager ones on the CPU
+	$(BIN)/python -m tools.compile_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COMPILE_COUNT)
 
 docs: $(BUILT) $(VENV)/test  ## write docs/operators.md
 	$(BIN)/python -m tools.codegen.operator_table

@@ -1,0 +1,25 @@
+"""A differential fuzzer for torch.compile on mtia: random programs, compiled in each mode, against eager PyTorch.
+
+    python -m tools.compile_fuzz --count 1000 --seed 0     # seeds 0 .. 999
+    python -m tools.compile_fuzz --seed 4711 --show        # one program, its source printed
+
+program.py     what a program is: its inputs and its source, and what it is called with
+builder.py     a program under construction, with what is known about its values
+statements.py  the table of statements that a program is made of; to add one, see its head
+comparison.py  what a program has an effect on, and what differs
+execution.py   runs a program compiled, and asks others for their opinion where it differs
+shrink.py      drops what a failure does not need
+worker.py      the process that does all this, so that a crash ends nothing else
+__main__.py    hands seeds to workers and counts
+
+A program is called three times, with other data at other addresses, its arguments slices of larger tensors at other
+offsets; with `dynamic=True` once more with larger sizes. Compared with eager PyTorch on the CPU are outputs with their
+strides, inputs and the memory around them, gradients, and which outputs share memory with what.
+
+Programs have defined results only: no index of a write occurs twice but where writes add up, no conversion overflows,
+no choice between equal elements is looked at but where PyTorch promises one. Left out:
+
+- nan and infinities in training: formulas of gradients differ in what infinity times 0 is;
+- negative zeros: a float is looked at as bits only where it is data of an input;
+- `as_strided` with an offset: Dynamo takes the offset of an input for a constant.
+"""
