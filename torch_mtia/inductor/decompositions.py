@@ -20,6 +20,8 @@ def register(table: Table) -> None:
         (torch.ops.aten.index_add.default, _whole),
     ):
         table[operator] = replace(table[operator])
+    for operator in (torch.ops.aten.argmax.default, torch.ops.aten.argmin.default):
+        table[operator] = _of_one_dimension(operator)
 
 
 def _masked_fill(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,6 +33,19 @@ def _masked_fill(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(a, mask, value)  # type: ignore[no-any-return]
 
     return masked_fill
+
+
+def _of_one_dimension(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Upstream's lowering counts the elements of several dimensions in the order of memory, where their values are
+    computed in the same kernel from a tensor that is not contiguous."""
+
+    def flat(input: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+        if dim is not None or input.dim() < 2 or input.device.type != device_type():
+            return NotImplemented
+        index = operator(input.reshape(-1), 0)
+        return index.reshape([1] * input.dim()) if keepdim else index
+
+    return flat
 
 
 def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
