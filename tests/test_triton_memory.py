@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 import torch
 import triton
 import triton.language as tl
-from triton_language import tensors_on_mtia  # noqa: F401
+from triton_language import tensors_on_mtia, with_source  # noqa: F401
 
 from torch_mtia.torch_version import has_block_pointers
 
@@ -388,3 +391,29 @@ def test_indices_are_read_before_a_block_behind_a_return_overwrites_them() -> No
         kernel[(1,)](rows, x, torch.tensor([stop]), M=16, N=16, COLUMNS=32)
         assert x[:, :16].eq(1 - stop).all()
         assert rows.any() == bool(stop)
+
+
+@pytest.mark.parametrize("value", ["tl.load(x, volatile=VOLATILE)", "tl.sum(tl.load(x + i, volatile=VOLATILE), 0)"])
+def test_volatile_loads_read_each_time_and_once(value: str) -> None:
+    """What another program writes meanwhile is seen, and all uses of one load see the same."""
+
+    @triton.jit
+    def twice(x, z, N: tl.constexpr):
+        i = tl.arange(0, N)  # noqa: F841
+        tl.store(z, EXPRESSION - EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
+
+    @triton.jit
+    def used_twice(x, z, N: tl.constexpr):
+        i = tl.arange(0, N)
+        loaded = tl.load(x + i, volatile=VOLATILE)  # type: ignore[name-defined]  # noqa: F821
+        tl.store(z, tl.sum(loaded, 0) - tl.max(loaded, 0))
+
+    def loads(kernel: Any, volatile: bool) -> int:
+        x = torch.zeros(4)
+        compiled = with_source(kernel, EXPRESSION=value, VOLATILE=str(volatile))[(1,)](x, x, N=4)
+        body = compiled.asm["llir"].partition("@program(")[2].partition("\n}")[0]
+        return len(re.findall(r"= load (?:float|<4 x float>), ptr %v\d+, align 4", body))
+
+    assert loads(twice, volatile=True) == 2
+    assert loads(twice, volatile=False) == 1
+    assert loads(used_twice, volatile=True) == 1

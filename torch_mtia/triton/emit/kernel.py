@@ -191,6 +191,8 @@ class KernelEmitter:
             elif op.results and op.results[0].type.shape is not None:
                 if op.name not in LAZY and op.name not in ELEMENTWISE:
                     raise Unsupported(f"operation {op.name}", op.location)
+                if op.name == "tt.load" and op.attributes.get("isVolatile"):
+                    self.settle(op.results[0], op)  # all uses are to see the same
             elif op.name in SCALARS:
                 SCALARS[op.name](self, op)
             elif op.name in ELEMENTWISE:

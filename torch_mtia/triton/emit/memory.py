@@ -19,6 +19,8 @@ from torch_mtia.triton.ttir import Value as Tensor
 
 STREAMING_BYTES = 2 << 20  # more than the caches of a core keep for whoever reads the result
 PREFETCH_BYTES = 2 << 10
+# Keeps LLVM from taking what is loaded for what was there before; the processor keeps loads in order by itself.
+COMPILER_FENCE = 'fence syncscope("singlethread") acq_rel'
 STREAM_OF_BYTES = 1 << 10  # neighbours, at least: short pieces here and there take longer
 
 
@@ -106,7 +108,12 @@ def load_lane(em: KernelEmitter, op: Op, address: Lane, mask: Lane | None, other
         mask = bounds.checked(em, op, address, size, mask, width)
     if other is not None:
         other = _to_memory(em.b, other, pointer)
-    lane = read(em.b, pointers_of(em, address, width), memory, size, width, mask, other)
+    pointers = pointers_of(em, address, width)
+    if not op.attributes.get("isVolatile"):
+        return _from_memory(em.b, read(em.b, pointers, memory, size, width, mask, other), pointer)
+    em.b.emit(COMPILER_FENCE)
+    lane = read(em.b, pointers, memory, size, width, mask, other)
+    em.b.emit(COMPILER_FENCE)
     return _from_memory(em.b, lane, pointer)
 
 
