@@ -369,3 +369,28 @@ def test_masks_of_indices_that_wrap_hold_behind_the_wrap() -> None:
     _masked_by_wrapped[(1,)](2**31 - 20, out)
     lane = torch.arange(64, dtype=torch.int32)
     equal(out.cpu(), torch.where(lane < 20, -1, lane))
+
+
+@triton.jit
+def _shifted(start, out):
+    index = (tl.program_id(0) - 2) * 64 + start * 16 + tl.arange(0, 64)
+    tl.store(out + tl.program_id(0) * 64 + tl.arange(0, 64), index >> 4)
+
+
+def test_indices_below_zero_are_shifted_with_their_sign() -> None:
+    out = torch.zeros(4 * 64, dtype=torch.int32, device="mtia")
+    _shifted[(4,)](0, out)
+    equal(out.cpu(), (torch.arange(4 * 64, dtype=torch.int32) - 2 * 64) >> 4)
+
+
+@triton.jit
+def _shifted_product(out):
+    index = tl.program_id(0) * 1073741824 + tl.arange(0, 64)
+    tl.store(out + tl.program_id(0) * 64 + tl.arange(0, 64), index >> 4)
+
+
+def test_indices_that_wrapped_are_shifted_with_their_sign() -> None:
+    out = torch.zeros(4 * 64, dtype=torch.int32, device="mtia")
+    _shifted_product[(4,)](out)
+    product = torch.arange(4, dtype=torch.int32) * 2**30
+    equal(out.cpu(), ((product[:, None] + torch.arange(64, dtype=torch.int32)) >> 4).flatten())

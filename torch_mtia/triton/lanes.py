@@ -11,7 +11,8 @@ so `base + offsets[:, None] * stride + columns[None, :]` stays one scalar and a 
 load. Facts about the scalar (a power of two that divides it, that it is not negative) decide when division and
 remainder, with which generated code folds several dimensions into one, keep a strip contiguous.
 
-Address arithmetic is taken not to wrap around within a strip, as in Triton's own analysis of contiguity. All other
+Address arithmetic is taken not to wrap around within a strip, as in Triton's own analysis of contiguity. So is
+an index that is divided, if it is a sum of products of what is not negative, as of the program's number. All other
 integers wrap: where a 32-bit index is widened, a strip may wrap in the middle. What is made of it keeps its affine form
 for addresses, and has `exactly`, for all other uses, the vector of what its operands are in each lane.
 """
@@ -287,15 +288,24 @@ def _and(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
     return Lane(result, left.stride)
 
 
-@affine_rule("arith.shrsi", "arith.shrui")
-def _shr(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
+@affine_rule("arith.shrsi")
+def _shrsi(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
+    return _shr(b, lanes, width, "ashr")
+
+
+@affine_rule("arith.shrui")
+def _shrui(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
+    return _shr(b, lanes, width, "lshr")
+
+
+def _shr(b: Builder, lanes: list[Lane], width: int, name: str) -> Lane | None:
     left, right = lanes
     if not right.uniform or right.value.constant is None or not 0 <= right.value.constant < 20:
         return None
-    if not left.value.nonnegative or not _strip_fits(left, 1 << right.value.constant, width):
+    if not _strip_fits(left, 1 << right.value.constant, width):
         return None
-    result = b.binary("lshr", left.value, right.value)
-    result.nonnegative = True
+    result = b.binary(name, left.value, right.value)
+    result.nonnegative = left.value.nonnegative
     return Lane(result)
 
 
