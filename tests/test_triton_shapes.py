@@ -64,6 +64,18 @@ def test_gather(axis: int) -> None:
     assert torch.equal(z, x.gather(axis, index))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
+def test_gather_with_indices_of_every_width(dtype: torch.dtype) -> None:
+    @triton.jit
+    def kernel(x, indices, z, N: tl.constexpr):
+        i = tl.arange(0, N)
+        tl.store(z + i, tl.gather(tl.load(x + i), tl.load(indices + i), 0))
+
+    x, indices, z = torch.randn(256), torch.randperm(256).to(dtype), torch.zeros(256)
+    kernel[(1,)](x, indices, z, N=256)
+    assert torch.equal(z, x[indices.long()])
+
+
 def test_broadcasting_of_what_is_dear() -> None:
     @triton.jit
     def kernel(x, y, z, M: tl.constexpr, N: tl.constexpr):

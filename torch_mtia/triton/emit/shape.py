@@ -9,7 +9,7 @@ from torch_mtia.triton.emit.nest import ZERO, Buffer, Index, Strip, read_buffer,
 from torch_mtia.triton.emit.registry import lazy, scalar, statement
 from torch_mtia.triton.floats import llvm_element
 from torch_mtia.triton.lanes import Lane
-from torch_mtia.triton.llvm import integer, zero
+from torch_mtia.triton.llvm import bits_of, element_of, integer, zero
 from torch_mtia.triton.ttir import Dense, Op
 
 
@@ -147,6 +147,8 @@ def _gather(em: KernelEmitter, op: Op) -> None:
     def body(strip: Strip) -> None:
         # An index outside has no defined result, but must not read other memory.
         position = strip.vector(indices)
+        if bits_of(element_of(position)) < 32:
+            position = em.b.zext(position, "i32")  # uint8 has places that int8 does not reach
         limit = em.b.integer_like(table.shape[axis] - 1, position)
         inside = Lane(em.b.binary("and", position, limit), None if strip.width else 0)
         index = (*strip.index[:axis], inside, *strip.index[axis + 1 :])
