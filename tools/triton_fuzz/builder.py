@@ -68,6 +68,7 @@ class Builder:
         self._scopes: list[list[Value]] = [[]]
         self._names = 0
         self.features: set[str] = set()
+        self.tastes: dict[str, int] = {}  # of statements, see table.py
 
     # Text ---------------------------------------------------------------------------------------------------------
 

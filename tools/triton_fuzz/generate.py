@@ -8,7 +8,7 @@ from tools.triton_fuzz.builder import Builder, shape_text
 from tools.triton_fuzz.program import Program
 from tools.triton_fuzz.statements import load
 from tools.triton_fuzz.table import statements as write_statements
-from tools.triton_fuzz.values import BOOL, FP32, INT8, INT32, NUMBERS, DType, Value, numel
+from tools.triton_fuzz.values import BOOL, FP32, INT8, INT32, STORED, DType, Value, numel
 
 ROUNDING = ("tl.exp({})", "tl.sin({})", "tl.cos({})", "tl.sqrt(tl.abs({}))", "1.0 / (tl.abs({}) + 1.0)", "tl.exp2({})")
 TOLERANCE = 2e-6  # relative to 1 or to the result, whichever is larger: some units in the last place
@@ -23,7 +23,7 @@ def generate(seed: int) -> Program:
     b.emit("lane = " + " + ".join(f"{b.along(axis)} * {step}" for axis, step in enumerate(steps)))
     b.add_to_scope(Value("lane", b.tile, INT32, numel(b.tile)))
     for _ in range(b.random.randint(1, 3)):
-        load(b, b.buffer(b.random.choice(NUMBERS)))
+        load(b, b.buffer(b.random.choice(STORED)))
     count = b.random.choice((1, 1, 2, 2, 3, 3, 4, 5, 8, 14))
     write_statements(b, count)
     write_results(b, min(count, 6))

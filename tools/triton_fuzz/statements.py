@@ -17,6 +17,7 @@ from tools.triton_fuzz.values import (
     INTEGERS,
     MIN_QUANTUM,
     NUMBERS,
+    STORED,
     UINT32,
     Shape,
     Value,
@@ -146,7 +147,7 @@ def shift_in_memory(b: Builder) -> bool:
 def new_buffer(b: Builder) -> bool:
     if b.depth > 0 or len(b.pointers) > 6:
         return False
-    load(b, b.buffer(b.random.choice(NUMBERS)))
+    load(b, b.buffer(b.random.choice(STORED)))
     return True
 
 

@@ -25,10 +25,19 @@ def statement(weight: int) -> Callable[[Statement], Statement]:
 
 
 def statements(b: Builder, count: int) -> None:
-    functions, weights = list(_STATEMENTS), list(_STATEMENTS.values())
+    """Some statements. A program has its own taste for them: what is left out leaves room for the others to meet."""
+    if not b.tastes:
+        b.tastes = {name: b.random.choice((0, 1, 1, 5)) for name in map(_name, _STATEMENTS)}
+    # All keep some weight: those to a program's taste may never fit.
+    weights = [1 + 10 * weight * b.tastes[_name(function)] for function, weight in _STATEMENTS.items()]
+    functions = list(_STATEMENTS)
     written = 0
     while written < count:
         function = b.random.choices(functions, weights)[0]
         if function(b):
-            b.features.add(function.__name__.replace("_", " "))
+            b.features.add(_name(function))
             written += 1
+
+
+def _name(function: Statement) -> str:
+    return function.__name__.replace("_", " ")

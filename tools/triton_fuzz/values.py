@@ -35,6 +35,7 @@ FP64 = DType("float64", 64, 53, 2**60, floating=True)
 FLOATS = (FP16, BF16, FP32, FP64)
 INTEGERS = SIGNED + UNSIGNED
 NUMBERS = INTEGERS + FLOATS
+STORED = NUMBERS + 5 * (INT32,) + 3 * (FP32,)  # types of buffers: those that statements share come more often
 # The interpreter does not compute in bfloat16: it is only loaded, stored, moved and converted.
 COMPUTED_FLOATS = (FP16, FP32, FP64)
 COMPUTED = INTEGERS + COMPUTED_FLOATS
