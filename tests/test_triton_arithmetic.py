@@ -285,6 +285,13 @@ def test_fused_multiply_add_rounds_once(dtype: torch.dtype) -> None:
     assert actual.abs().max() <= torch.finfo(dtype).eps * 100
 
 
+def test_fused_multiply_add_of_narrow_numbers_rounds_once() -> None:
+    """The sum lies just below the middle of two numbers of 16 bits; with 24 bits it would be the middle."""
+    x, y, z = (torch.full((N,), value, dtype=torch.float16) for value in (-80.8125, -192.0, -6.574392318725586e-05))
+    assert run("tl.fma(x, tl.full([N], -192.0, tl.float16), y)", x, z).tolist() == [15512.0] * N
+    assert run("tl.fma(x, y, y * 0)", x, y).tolist() == [15520.0] * N
+
+
 def test_keyword_kernel_arguments_of_every_kind() -> None:
     @triton.jit
     def kernel(z, a, b, c, d, e):

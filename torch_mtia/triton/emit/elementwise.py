@@ -300,7 +300,11 @@ def _select(b: Builder, op: Op, operands: list[Value]) -> Value:
 
 @elementwise("math.fma")
 def _fma(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return floats.narrow(b, vecmath.call(b, "fma", *in_wide(b, op, operands)), result_element(op))
+    element = result_element(op)
+    if element in floats.NARROW:  # f32 would round the sum a first time
+        wide = [floats.convert(b, value, element, "f64") for value in operands]
+        return floats.convert(b, vecmath.call(b, "fma", *wide), "f64", element)
+    return vecmath.call(b, "fma", *operands)
 
 
 _MATH = {
