@@ -49,9 +49,7 @@ class Worker:
     def start(self, program: Program) -> None:
         """Begins a program, behind those that were started before."""
         self._pending.append(program)
-        # A process that is gone is noticed, and replaced, where its result is asked for.
-        with contextlib.suppress(BrokenPipeError):
-            self._connection.send_bytes(pickle.dumps(program))
+        self._send(program)
 
     def result(self) -> dict[str, bytes] | Failure:
         """The buffers after the next of the programs that were started."""
@@ -63,7 +61,7 @@ class Worker:
             failure = Failure("hang", f"no result after {self._limit:.0f} s")
             self._process.kill()
             self._process.join()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, ConnectionError):
             self._process.join()
             failure = Failure("crash", f"the process ended with {self._process.exitcode}")
         self._pending.popleft()
@@ -73,7 +71,13 @@ class Worker:
 
     def close(self) -> None:
         self._connection.close()
-        self._process.join()
+        self._process.join(self._limit)
+        self._process.kill()
+
+    def _send(self, program: Program) -> None:
+        # A process that is gone is noticed, and replaced, where its result is asked for.
+        with contextlib.suppress(ConnectionError):
+            self._connection.send_bytes(pickle.dumps(program))
 
     def _start_process(self) -> None:
         """With the programs that wait."""
@@ -84,7 +88,7 @@ class Worker:
             self._process.start()
         theirs.close()
         for program in self._pending:
-            self._connection.send_bytes(pickle.dumps(program))
+            self._send(program)
 
 
 @contextlib.contextmanager
@@ -110,9 +114,9 @@ def _serve(connection: Connection, prepare: Callable[..., Run], arguments: tuple
     while True:
         try:
             program = pickle.loads(connection.recv_bytes())
-        except EOFError:
+            connection.send_bytes(pickle.dumps(_result(run, program)))
+        except (EOFError, ConnectionError):  # whoever asked is gone
             return
-        connection.send_bytes(pickle.dumps(_result(run, program)))
         count += 1
         if count % BETWEEN_COLLECTIONS == 0:
             gc.collect()
