@@ -366,6 +366,24 @@ def test_conjugates_are_conjugates() -> None:
         assert consume([outputs[1]])[0].tolist() == [6 * value.conjugate()] * 4
 
 
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_capture_of_the_program_takes_in_the_work_of_a_function(calls: int) -> None:
+    """Whether the function has been recorded or not; it is recorded once it is called outside again."""
+    function = compiled(lambda x: (x * 2).sin() + 1)
+    x = torch.zeros(16, device="mtia")
+    for _ in range(calls):
+        function(x)
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        result = function(x)
+    for value in (1.0, 2.0):
+        x.fill_(value)
+        graph.replay()
+        torch.testing.assert_close(result.cpu(), (x.cpu() * 2).sin() + 1)
+        torch.testing.assert_close(function(-x).cpu(), (x.cpu() * -2).sin() + 1)
+    assert (recorded(), skipped()) == (1, 0)
+
+
 def test_integers_are_part_of_what_is_recorded_for() -> None:
     call = graphify(lambda inputs: [inputs[1] * inputs[0], inputs[0]], Traits(frozenset(), frozenset()))
     for factor in (2, 2, 3, 2.5, 3, 2.5, 2):

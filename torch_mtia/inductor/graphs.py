@@ -41,6 +41,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from torch_mtia import _C
 from torch_mtia.door import device_module, device_type
+from torch_mtia.graphs import is_stream_capturing
 
 Model = Callable[[list[Any]], Sequence[Any]]
 Key = tuple[Any, ...]
@@ -266,7 +267,7 @@ class _Function:
         self.is_refused = False
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
-        if self.is_refused:
+        if self.is_refused or is_stream_capturing(device_module().current_stream()):
             return self.model(inputs)
         if not self.is_warm:
             self.is_warm = True
