@@ -61,6 +61,7 @@ int32_t thread_number() {
 
 uint64_t begin_record(const Stream& stream, const char* name) {
   const int64_t now = epoch_ns();
+  std::string own_name(name);
   const std::lock_guard lock(mutex());
   Recording& current = recording();
   if (!current.active) return 0;
@@ -68,7 +69,7 @@ uint64_t begin_record(const Stream& stream, const char* name) {
   const bool has_operation = operations.recording == current.number && !operations.ids.empty();
   const uint64_t id = current.first_id + current.records.size();
   current.records.push_back({.id = id,
-                             .name = name,
+                             .name = std::move(own_name),
                              .stream = &stream,
                              .operation = has_operation ? operations.ids.back() : 0,
                              .thread = thread_number(),

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <string>
 
 namespace torch_mtia::core {
 
@@ -12,8 +13,8 @@ class Stream;
 
 // Times are nanoseconds since the epoch; 0: not yet.
 struct WorkRecord {
-  uint64_t id = 0;             // unique in the process
-  const char* name = nullptr;  // with static lifetime
+  uint64_t id = 0;   // unique in the process
+  std::string name;  // a copy: kernels are collected, and operators deregistered, before anybody reads the records
   const Stream* stream = nullptr;
   uint64_t operation = 0;  // what the submitting thread was doing: see push_operation. 0: nothing in particular
   int32_t thread = 0;      // that submitted the item: the kernel's number

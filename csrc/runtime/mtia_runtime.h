@@ -159,7 +159,7 @@ typedef struct mtia_work {
   void (*destroy)(void* args);            /* null: nothing to destroy */
   void* args;
   uint64_t args_size;  /* bytes; the block's alignment is at most 16 */
-  const char* name;    /* operator name, with static lifetime */
+  const char* name;    /* operator name, valid while the work exists */
   uint64_t cost;       /* estimated nanoseconds on one thread */
   int32_t num_threads; /* threads that the launching thread would use */
   /* Lists the device memory that the work reads and writes, for dependencies and checks: up to `capacity` entries; the

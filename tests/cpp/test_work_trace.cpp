@@ -49,6 +49,20 @@ TEST(each_item_is_recorded_with_its_stream_thread_and_times) {
   CHECK(find(records, "large").start_ns >= within_the_call.end_ns);
 }
 
+TEST(a_record_keeps_the_name_of_what_is_gone) {
+  core::Stream& stream = new_stream();
+  WorkTrace::start();
+  {
+    std::string name = "a kernel that is collected before anybody reads the records";
+    stream.launch({.name = name.c_str()}, nothing);
+    finish(stream);
+    std::fill(name.begin(), name.end(), 'x');
+  }
+  const auto records = WorkTrace::stop();
+  CHECK_EQ(records.size(), 1u);
+  CHECK_EQ(std::string(records[0].name), "a kernel that is collected before anybody reads the records");
+}
+
 TEST(copies_fills_and_waits_are_recorded_too) {
   core::Stream& stream = new_stream();
   core::Stream& other = new_stream();
