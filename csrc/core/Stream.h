@@ -6,6 +6,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "../runtime/loader.h"
@@ -19,7 +20,7 @@ class Graph;
 // The first exception that work of a stream threw since the last synchronizing call.
 struct WorkError {
   std::exception_ptr exception;  // null: the driver itself reported the failure, described by `message`
-  const char* operator_name;
+  std::string operator_name;     // a copy: the operator may be gone when the error is raised
   std::string message;
 };
 
@@ -38,6 +39,7 @@ class Stream {
 
   // Submits work: MTIA_SUCCESS, or, with launch blocking only, MTIA_ERROR_LAUNCH_FAILED when the work failed; the error
   // is then with take_error(). Without, failures of work show at the next synchronizing call.
+  // A callable's exception is thrown with launch blocking: another thread may be launching into the stream, too.
   // Throws runtime::DriverError when the work cannot be submitted (bad fork, device lost), or not be captured.
   mtia_status launch(const mtia_work& work) {
     const mtia_status status = runtime::driver().stream_launch(handle_, &work);
@@ -45,9 +47,14 @@ class Stream {
     return status;
   }
   template <typename Callable>
-  mtia_status launch(const WorkInfo& info, Callable&& callable) {
-    WorkBlock<std::decay_t<Callable>> block{std::forward<Callable>(callable), info.name};
-    return launch(make_work(info, block));
+  void launch(const WorkInfo& info, Callable&& callable) {
+    std::exception_ptr error;
+    // What is captured runs when this call has long returned.
+    const bool throws = launch_blocking_ && graph() == nullptr;
+    WorkBlock<std::decay_t<Callable>> block{std::forward<Callable>(callable), info.name, throws ? &error : nullptr};
+    launch(make_work(info, block));
+    if (error) [[unlikely]]
+      std::rethrow_exception(error);
   }
 
   // The graph in which work of the stream is recorded now; null: none.
@@ -72,10 +79,12 @@ class Stream {
   [[noreturn]] void refuse_work(mtia_status status);
   void set_graph(Graph* graph) { graph_.store(graph, std::memory_order_release); }
 
-  Stream(int32_t device, int32_t priority) : device_(device), priority_(priority) {}
+  Stream(int32_t device, int32_t priority)
+      : device_(device), priority_(priority), launch_blocking_(runtime::launch_blocking()) {}
 
   const int32_t device_;
   const int32_t priority_;
+  const bool launch_blocking_;
   mtia_stream handle_ = nullptr;
   std::atomic<Graph*> graph_{nullptr};
   std::atomic<bool> has_error_{false};

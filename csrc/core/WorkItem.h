@@ -14,7 +14,7 @@ namespace torch_mtia::core {
 
 // What the driver wants to know about a work item beside the code.
 struct WorkInfo {
-  const char* name;   // operator name, with static lifetime
+  const char* name;   // operator name, valid while the work exists
   uint64_t cost = 0;  // estimated nanoseconds on one thread
   uint32_t flags = MTIA_WORK_MAY_RUN_INLINE | MTIA_WORK_CAPTURABLE;
   int32_t num_threads = 1;  // threads that the launching thread would use
@@ -49,6 +49,8 @@ struct WorkBlock {
 
   Callable callable;
   const char* name;
+  // With launch blocking, where the launching thread, which waits, takes the exception from; null: the stream keeps it.
+  std::exception_ptr* error = nullptr;
 
   static mtia_status run(void* args, const mtia_work_context* context) noexcept {
     auto* block = static_cast<WorkBlock*>(args);
@@ -56,6 +58,10 @@ struct WorkBlock {
       block->callable(*context);
       return MTIA_SUCCESS;
     } catch (...) {
+      if (block->error != nullptr) {
+        *block->error = std::current_exception();
+        return MTIA_SUCCESS;
+      }
       record_work_error(context->stream_tag, block->name, std::current_exception());
       return MTIA_ERROR_LAUNCH_FAILED;
     }

@@ -89,9 +89,7 @@ void launch_host_function(int64_t stream_id, c10::DeviceIndex device, py::functi
   info.flags = MTIA_WORK_CAPTURABLE;  // not on the caller, whoever that is
   const auto registration = std::make_shared<const Registration>(std::move(function));
   const py::gil_scoped_release no_gil;  // with launch blocking, the launch waits for the function
-  const mtia_status status =
-      stream.core().launch(info, [registration](const mtia_work_context&) { registration->call(); });
-  if (status == MTIA_ERROR_LAUNCH_FAILED) stream.synchronize();
+  stream.core().launch(info, [registration](const mtia_work_context&) { registration->call(); });
 }
 
 }  // namespace

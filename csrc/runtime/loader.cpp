@@ -270,6 +270,12 @@ bool is_initialized() {
   return initialized.load(std::memory_order_acquire);
 }
 
+bool launch_blocking() {
+  Setup& shared = setup();
+  const std::lock_guard lock(shared.mutex);
+  return configured(shared).launch_blocking;
+}
+
 std::string describe(size_t offset) {
   const auto entry = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.offset == offset; });
   return std::string(entry->name) + " of the driver '" + library() + "'";

@@ -44,6 +44,9 @@ int32_t device_count();
 void ensure_initialized();
 bool is_initialized();
 
+// As configured.
+bool launch_blocking();
+
 // A function of the driver, as errors name it: `offset` is its place in the table.
 std::string describe(size_t offset);
 

@@ -1,4 +1,6 @@
 // Launch blocking: every launch returns when its work is done, and tells whether it failed.
+#include <atomic>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -11,7 +13,7 @@ TEST(work_is_done_when_the_launch_returns) {
   core::Stream& stream = new_stream();
   for (const core::WorkInfo& info : {kSmall, kLarge}) {
     bool done = false;
-    CHECK_EQ(stream.launch(info, [&](const mtia_work_context&) { done = true; }), MTIA_SUCCESS);
+    stream.launch(info, [&](const mtia_work_context&) { done = true; });
     CHECK(done);
   }
 }
@@ -28,28 +30,68 @@ TEST(large_work_still_runs_on_the_executor_with_its_threads) {
   CHECK_EQ(granted, 3);
 }
 
-TEST(a_failure_is_returned_by_the_launch_with_its_exception) {
+TEST(a_launch_throws_what_its_work_throws) {
   core::Stream& stream = new_stream();
   for (const core::WorkInfo& info : {kSmall, kLarge}) {
-    CHECK_EQ(stream.launch(info, [](const mtia_work_context&) { throw std::out_of_range("index 7"); }),
-             MTIA_ERROR_LAUNCH_FAILED);
-    CHECK_CONTAINS(api().last_error_message(), info.name);
-    CHECK_EQ(CHECK_THROWS(std::out_of_range, finish(stream)), "index 7");
+    const auto fail = [](const mtia_work_context&) { throw std::out_of_range("index 7"); };
+    CHECK_EQ(CHECK_THROWS(std::out_of_range, stream.launch(info, fail)), "index 7");
     finish(stream);  // nothing left behind
-    CHECK_EQ(stream.launch(info, [](const mtia_work_context&) {}), MTIA_SUCCESS);
+    stream.launch(info, [](const mtia_work_context&) {});
   }
 }
 
-TEST(nested_work_reports_to_the_work_around_it) {
+TEST(a_launch_of_a_drivers_work_returns_its_failure) {
   core::Stream& stream = new_stream();
-  mtia_status inner = MTIA_SUCCESS;
-  CHECK_EQ(stream.launch(kLarge,
-                         [&](const mtia_work_context&) {
-                           inner = stream.launch(kSmall, [](const mtia_work_context&) { throw 1; });
-                         }),
-           MTIA_SUCCESS);
-  CHECK_EQ(inner, MTIA_ERROR_LAUNCH_FAILED);
-  CHECK(stream.take_error().has_value());
+  mtia_work work{};
+  work.struct_size = sizeof(work);
+  work.name = "raw";
+  work.run = [](void*, const mtia_work_context*) noexcept -> mtia_status { return MTIA_ERROR_INTERNAL; };
+  CHECK_EQ(stream.launch(work), MTIA_ERROR_LAUNCH_FAILED);
+  CHECK_CONTAINS(api().last_error_message(), "raw");
+  finish(stream);
+}
+
+TEST(nested_work_throws_into_the_work_around_it) {
+  core::Stream& stream = new_stream();
+  const auto nest = [&](const mtia_work_context&) {
+    stream.launch(kSmall, [](const mtia_work_context&) { throw std::out_of_range("inner"); });
+  };
+  CHECK_EQ(CHECK_THROWS(std::out_of_range, stream.launch(kLarge, nest)), "inner");
+  finish(stream);
+}
+
+TEST(threads_that_share_a_stream_get_their_own_failures) {
+  core::Stream& stream = new_stream();
+  constexpr int kLaunches = 2000;
+  std::atomic<int> thrown{0};
+  std::atomic<int> failed{0};
+  const auto launch = [&](bool fails) {
+    mtia_work raw{};
+    raw.struct_size = sizeof(raw);
+    raw.args = &fails;
+    raw.args_size = sizeof(fails);
+    raw.run = [](void* args, const mtia_work_context*) noexcept {
+      return *static_cast<bool*>(args) ? MTIA_ERROR_INTERNAL : MTIA_SUCCESS;
+    };
+    for (int i = 0; i < kLaunches; ++i) {
+      bool threw = false;
+      try {
+        stream.launch(i % 2 == 0 ? kSmall : kLarge, [fails](const mtia_work_context&) {
+          if (fails) throw std::out_of_range("mine");
+        });
+      } catch (const std::out_of_range&) {
+        threw = true;
+      }
+      if (threw == fails) ++thrown;
+      if ((stream.launch(raw) == MTIA_ERROR_LAUNCH_FAILED) == fails) ++failed;
+    }
+  };
+  std::thread other(launch, true);
+  launch(false);
+  other.join();
+  CHECK_EQ(thrown.load(), 2 * kLaunches);
+  CHECK_EQ(failed.load(), 2 * kLaunches);
+  finish(stream);
 }
 
 TEST(copies_fills_and_events_work_as_ever) {

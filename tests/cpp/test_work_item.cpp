@@ -132,7 +132,7 @@ TEST(work_is_told_its_device_and_stream) {
 TEST(an_exception_waits_for_the_next_synchronizing_call) {
   for (const core::WorkInfo& info : {kSmall, kLarge}) {
     core::Stream& stream = new_stream();
-    CHECK_EQ(stream.launch(info, [](const mtia_work_context&) { throw std::out_of_range("index 7"); }), MTIA_SUCCESS);
+    stream.launch(info, [](const mtia_work_context&) { throw std::out_of_range("index 7"); });
     CHECK_EQ(CHECK_THROWS(std::out_of_range, finish(stream)), "index 7");
     finish(stream);  // reported once
     bool ran = false;

@@ -60,7 +60,10 @@ mtia_status Stream::launch_graph(const mtia_work& work) {
                   "graph_launch: the stream is being captured, and a graph cannot contain "
                   "the launch of another one");
   }
-  return launch_untraced(work);
+  const mtia_status status = launch_untraced(work);
+  if (status != MTIA_SUCCESS || (process_state.load(std::memory_order_relaxed) & kLaunchBlocking) == 0) return status;
+  const auto failure = take_failure();  // of a node
+  return failure ? report(*failure) : MTIA_SUCCESS;
 }
 
 inline mtia_status Stream::launch_untraced(const mtia_work& work) {
@@ -80,10 +83,29 @@ inline mtia_status Stream::launch_untraced(const mtia_work& work) {
 
 // Also here large work runs on the executor: only there may it use several threads.
 mtia_status Stream::launch_blocking(const mtia_work& work) {
-  executor_.wait(executor_.push(work));
-  // Each launch takes its failure with it, so this one is the item's own.
-  if (const auto failure = take_failure()) return report(*failure);
-  return MTIA_SUCCESS;
+  // Other threads may be launching into the stream too: the failure goes past what the stream keeps.
+  struct Awaited {
+    Stream* stream;
+    QueueSlot* slot;
+    std::optional<WorkFailure> failure;
+  } awaited{this, QueueSlotPool::create(work.args_size), {}};
+  awaited.slot->fill(work);
+  auto* args = &awaited;
+  mtia_work item = work;
+  item.run = [](void* block, const mtia_work_context* context) noexcept -> mtia_status {
+    Awaited& own = **static_cast<Awaited**>(block);
+    own.failure = own.stream->run(own.slot->work, context->num_threads);
+    return MTIA_SUCCESS;
+  };
+  item.relocate = nullptr;
+  item.destroy = nullptr;
+  item.args = &args;
+  item.args_size = sizeof(args);
+  item.accesses = nullptr;
+  executor_.wait(executor_.push(item));
+  awaited.slot->clear();
+  QueueSlotPool::destroy(awaited.slot);
+  return awaited.failure ? report(*awaited.failure) : MTIA_SUCCESS;
 }
 
 // The threads are those of the item around it.
