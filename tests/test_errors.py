@@ -1,17 +1,21 @@
 """A mistake raises what PyTorch raises for it on other accelerators, and the device keeps working afterwards.
 
-Arguments are checked at the call, however large they are. What depends on the data is reported at the next
-synchronizing call at the latest.
+Arguments are checked at the call, however large they are and whatever the stream does. What depends on the data is
+raised by the next synchronizing call, which is always the same one.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+
+import torch_mtia
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript
@@ -75,6 +79,62 @@ def test_shapes_that_do_not_match(name: str) -> None:
     call, message = SHAPES[name]
     with pytest.raises(RuntimeError, match=message):
         call(torch.ones(3, device="mtia"))
+
+
+@contextmanager
+def busy_stream() -> Iterator[None]:
+    """The current stream does not get on with its queue inside; whoever waits for it inside fails."""
+    gate = threading.Event()
+    opened_in_time = []
+    stream = torch.mtia.current_stream()
+    stream.synchronize()
+    torch_mtia.launch_host_function(stream, lambda: opened_in_time.append(gate.wait(timeout=30)))
+    try:
+        yield
+    finally:
+        gate.set()
+    stream.synchronize()
+    assert opened_in_time == [True], "a call waited for the stream"
+
+
+def f(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(shape, device="mtia", dtype=dtype)
+
+
+ARGUMENTS: dict[str, Callable[[], Any]] = {
+    "samples of fractional_max_pool2d": lambda: F.fractional_max_pool2d(
+        f(2, 3, 8, 8), 2, output_size=4, _random_samples=f(1, 3, 2)
+    ),
+    "samples of fractional_max_pool3d": lambda: F.fractional_max_pool3d(
+        f(2, 3, 8, 8, 8), 2, output_size=4, _random_samples=f(1, 3, 3)
+    ),
+    "summand of addmm": lambda: torch.addmm(f(2, 2), f(2, 4), f(4, 3)),
+    "summand of addmm, more dimensions": lambda: torch.addmm(f(1, 2, 3), f(2, 4), f(4, 3)),
+    "summand of _addmm_activation": lambda: torch._addmm_activation(f(2), f(2, 4), f(4, 3)),
+    "dtype of addbmm": lambda: torch.addbmm(f(5, 6, dtype=torch.long), f(2, 5, 3), f(2, 3, 6)),
+    "dtype of cdist": lambda: torch.cdist(f(3, 2, dtype=torch.long), f(3, 2)),
+    "dtypes of cross": lambda: torch.cross(f(5, 3), f(5, 3, dtype=torch.long), dim=1),
+    "dtypes of cross, the other way round": lambda: torch.cross(f(5, 3, dtype=torch.long), f(5, 3), dim=1),
+    "dtypes of binary_cross_entropy": lambda: F.binary_cross_entropy(f(3), f(3, dtype=torch.long)),
+    "dtype of nll_loss's weights": lambda: F.nll_loss(f(2, 3), f(2, dtype=torch.long), weight=f(3, dtype=torch.half)),
+    "dtype of batch_norm's statistics": lambda: F.batch_norm(f(2, 3), f(3, dtype=torch.long), f(3)),
+    "dtype of embedding_bag's table": lambda: F.embedding_bag(f(4, 3, dtype=torch.long), f(4, 3, dtype=torch.long)),
+    "dtype of renorm": lambda: torch.renorm(f(3, 3, dtype=torch.long), 2, 0, 1),
+    "dimension of renorm": lambda: torch.renorm(f(3, 3), 2, 2, 1),
+    "dtype of index_fill's index": lambda: f(3).index_fill(0, f(1, dtype=torch.int), 1.0),
+    "norm of nothing": lambda: torch.norm(f(0), -1),
+    "dtype of a decomposition": lambda: torch.linalg.cholesky_ex(f(3, 3, dtype=torch.half)),
+    "dtype of a pool": lambda: F.avg_pool3d(f(1, 4, 4, 4, dtype=torch.bfloat16), 2),
+    "many tensors of a dtype that cat lacks": lambda: torch.cat([f(2).to(torch.float4_e2m1fn_x2)] * 20),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_argument_raises_at_the_call_while_the_stream_is_busy(name: str) -> None:
+    # Once more: what has been learned about the operator from the first call makes no difference.
+    for _ in range(2):
+        with busy_stream(), pytest.raises((RuntimeError, IndexError)):
+            ARGUMENTS[name]()
 
 
 DTYPES: dict[str, Callable[[], Any]] = {
@@ -143,6 +203,72 @@ def test_a_wrong_value_raises_by_the_next_synchronization(name: str) -> None:
         until_done(DATA[name], x)
     torch.mtia.synchronize()  # it was reported once
     assert x.tolist() == [0, 1, 2]
+
+
+WAITS_WITHOUT_RAISING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "small fall back": lambda x: torch.bincount(x.long()),
+    "large fall back": lambda _: torch.bincount(torch.ones(2**20, device="mtia", dtype=torch.long)),
+    "copy from the host": lambda x: x.copy_(torch.ones(3)),
+    "large copy from the host": lambda _: torch.ones(2**20).to("mtia"),
+    "converting copy from the host": lambda _: torch.ones(2**20).to("mtia", torch.half),
+    "event": lambda _: torch.mtia.current_stream().record_event().synchronize(),
+    "query": lambda _: torch.mtia.current_stream().query(),
+    "first call": lambda _: torch.ones(2, 2, device="mtia", dtype=torch.int16).cumsum(0),
+    "decomposition": lambda _: torch.linalg.cholesky_ex(torch.eye(3, device="mtia"), check_errors=True),
+}
+SYNCHRONIZES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "stream": lambda _: torch.mtia.current_stream().synchronize(),
+    "device": lambda _: torch.mtia.synchronize(),
+    "accelerator": lambda _: torch.accelerator.synchronize(),
+    "item": lambda x: x[0].item(),
+    "bool": lambda x: bool(x[0]),
+    "cpu": lambda x: x.cpu(),
+    "tolist": lambda x: x.tolist(),
+    "copy to the host": lambda x: torch.empty(3).copy_(x),
+    "converting copy to the host": lambda x: torch.empty(3, dtype=torch.half).copy_(x),
+}
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("name", WAITS_WITHOUT_RAISING)
+def test_an_error_waits_for_a_synchronizing_call(name: str, queued: bool) -> None:
+    x = torch.arange(3.0, device="mtia")
+    if queued:
+        torch.ones(2**20, device="mtia").add_(1)
+    x.index_select(0, indices(5))
+    WAITS_WITHOUT_RAISING[name](x)
+    with pytest.raises(IndexError, match="index_select"):
+        torch.mtia.synchronize()
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("name", SYNCHRONIZES)
+def test_the_first_synchronizing_call_raises_the_error(name: str, queued: bool) -> None:
+    x = torch.arange(3.0, device="mtia")
+    if queued:
+        torch.ones(2**20, device="mtia").add_(1)
+    x.index_select(0, indices(5))
+    with pytest.raises(IndexError, match="index_select"):
+        SYNCHRONIZES[name](x)
+    torch.mtia.synchronize()
+
+
+def test_a_fall_back_raises_its_own_error_and_leaves_the_others() -> None:
+    x = torch.arange(3.0, device="mtia")
+    x.index_select(0, indices(5))
+    with pytest.raises(RuntimeError, match="bincount"):
+        torch.bincount(indices(-1))
+    with pytest.raises(IndexError, match="index_select"):
+        torch.mtia.synchronize()
+
+
+def test_a_call_that_waits_raises_its_own_error_and_leaves_the_others() -> None:
+    x = torch.arange(3.0, device="mtia")
+    x.index_select(0, indices(5))
+    with pytest.raises(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        torch.linalg.cholesky_ex(torch.zeros(2, 2, device="mtia"), check_errors=True)
+    with pytest.raises(IndexError, match="index_select"):
+        torch.mtia.synchronize()
 
 
 def test_the_error_of_a_singular_matrix_is_that_of_linear_algebra() -> None:

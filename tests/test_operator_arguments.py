@@ -5,6 +5,7 @@ What the device does with them is what the CPU does. Exceptions are listed with 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_modules import ModuleInfo, module_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
 
@@ -112,15 +114,99 @@ def test_out_is_treated_as_on_the_cpu(device: torch.device, info: OpInfo) -> Non
             )
 
 
+def keep_busy(device: torch.device) -> None:
+    """What is called next finds work before it in the queue."""
+    torch.zeros(2**20, device=device).add_(1)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("info", rows([i for i in op_db if i.error_inputs_func is not None], RAISES_NOTHING))
 def test_wrong_arguments_raise_at_the_call(device: torch.device, info: OpInfo) -> None:
     for wrong in info.error_inputs(str(device)):
         sample = wrong.sample_input
+        keep_busy(device)
         with pytest.raises(wrong.error_type, match=wrong.error_regex):
             info.op(sample.input, *sample.args, **sample.kwargs)
     if device.type == "mtia":
         torch.mtia.synchronize()  # nothing is left
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "info",
+    [
+        pytest.param(info, id=info.formatted_name)
+        for info in module_db
+        if info.module_error_inputs_func is not None and "BatchNorm" not in info.name  # upstream's raises nothing
+    ],
+)
+def test_wrong_arguments_of_modules_raise_at_the_call(device: torch.device, info: ModuleInfo) -> None:
+    errors = info.module_error_inputs_func(
+        info, device=str(device), dtype=torch.float32, requires_grad=False, training=True
+    )
+
+    def make_and_call(constructor: Any, forward: Any) -> None:
+        module = info.module_cls(*constructor.args, **constructor.kwargs).to(device)
+        module(*forward.args, **forward.kwargs)
+
+    for wrong in errors:
+        inputs = wrong.module_error_input
+        keep_busy(device)
+        with pytest.raises(wrong.error_type, match=wrong.error_regex):
+            make_and_call(inputs.constructor_input, inputs.forward_input)
+    if device.type == "mtia":
+        torch.mtia.synchronize()  # nothing is left
+
+
+# How a tensor among the arguments is made wrong.
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "is shorter": lambda x: x[:-1] if x.dim() else x,
+    "is narrower": lambda x: x[..., :-1] if x.dim() else x,
+    "is wider": lambda x: torch.cat([x, x[..., :1]], -1) if x.dim() else x,
+    "has fewer dimensions": lambda x: x[0] if x.dim() and x.shape[0] else x,
+    "has more dimensions": lambda x: x.unsqueeze(0),
+    "is empty": lambda x: x.reshape(-1)[:0],
+    "is int64": torch.Tensor.long,
+    "is int32": torch.Tensor.int,
+    "is float64": torch.Tensor.double,
+    "is float16": torch.Tensor.half,
+    "is bool": torch.Tensor.bool,
+}
+# What only the data shows: an index that a smaller tensor does not have, no weight to draw by.
+OF_DATA = re.compile(r"out of (range|bounds)|not in the valid range|storage of size|sum of probabilities")
+
+
+def error_left_behind() -> str:
+    try:
+        torch.accelerator.synchronize()
+    except (RuntimeError, IndexError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "info",
+    [
+        pytest.param(info, id=full_name(info), marks=[pytest.mark.wide] if i % 20 else [])
+        for i, info in enumerate(i for i in op_db if is_compared(i))
+    ],
+)
+def test_a_changed_argument_raises_at_the_call_or_not_at_all(device: torch.device, info: OpInfo) -> None:
+    for sample in islice(info.sample_inputs("cpu", dtype_of(info)), 4):
+        leaves, structure = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        for i, leaf in enumerate(leaves):
+            if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
+                continue
+            for name, change in CHANGES.items():
+                changed = [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in leaves]
+                changed[i] = change(changed[i]).clone()
+                inputs, args, kwargs = moved(pytree.tree_unflatten(changed, structure), device)
+                keep_busy(device)
+                with contextlib.suppress(Exception):  # at the call
+                    info.op(inputs, *args, **kwargs)
+                left = error_left_behind()
+                assert not left or OF_DATA.search(left), f"tensor {i} {name}: {left}"
 
 
 @pytest.mark.filterwarnings("ignore")

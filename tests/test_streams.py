@@ -43,6 +43,38 @@ def test_a_launch_does_not_wait_for_its_work() -> None:
     assert every_element_is(x, 1.0)
 
 
+def test_no_launch_waits_not_even_the_first_of_an_operator(run_script: RunScript) -> None:
+    script = """
+        import threading
+        import torch, torch_mtia
+        dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.complex64)
+        inputs = [torch.ones(64, 64, device="mtia").to(dtype) for dtype in dtypes]
+        index = torch.zeros(4, 4, device="mtia", dtype=torch.long)
+        stream = torch.mtia.current_stream()
+        stream.synchronize()
+        gate = threading.Event()
+        opened = []
+        torch_mtia.launch_host_function(stream, lambda: opened.append(gate.wait(60)))
+        for x in inputs:
+            x @ x
+            x.cumsum(0)
+            x.gather(0, index)
+            x.index_select(0, index[0])
+            for length in range(1, 24):
+                torch.cat([x] * length)
+        y = inputs[0]
+        y.sort()
+        y.softmax(0)
+        torch.nn.functional.embedding(index, y)
+        torch.nn.functional.layer_norm(y, (64,))
+        torch.nn.functional.conv1d(y[None], torch.ones(8, 64, 3, device="mtia"))
+        gate.set()
+        torch.mtia.synchronize()
+        print(opened)
+    """
+    assert run_script(script).output() == "[True]\n"
+
+
 def test_streams_run_concurrently() -> None:
     busy, free = torch.Stream("mtia"), torch.Stream("mtia")
     torch.mtia.synchronize()

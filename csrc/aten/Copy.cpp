@@ -154,13 +154,13 @@ void copy_to_device(at::TensorIterator& iter) {
   MTIAGraph::refuse(stream, "aten::copy_", kPageable);
   if (!is_flat(iter)) {
     run_copy_loop(iter, stream);
-    stream.synchronize();
+    stream.wait();
     return;
   }
   const size_t size = iter.numel() * iter.element_size(0);
   if (size > kStagedBytes || !HostView::available()) {
     copy_bytes(stream, iter.data_ptr(0), iter.data_ptr(1), size, MTIA_COPY_HOST_TO_DEVICE);
-    stream.synchronize();
+    stream.wait();
     return;
   }
   core::WorkInfo info{};

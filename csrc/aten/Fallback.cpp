@@ -96,6 +96,27 @@ uint64_t draw_seed(const at::Generator& generator) {
   return mix(seed, offset);
 }
 
+// The CPU's default generator, with another seed while this lives. Its mutex guards each step, and cannot be held in
+// between: the kernel takes it to draw. What another thread draws on the CPU meanwhile is drawn of this seed.
+class LentGenerator {
+ public:
+  explicit LentGenerator(uint64_t seed) : generator_(at::detail::getDefaultCPUGenerator()) {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_ = generator_.get_state();
+    generator_.set_current_seed(seed);
+  }
+  ~LentGenerator() {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+  LentGenerator(const LentGenerator&) = delete;
+  LentGenerator& operator=(const LentGenerator&) = delete;
+
+ private:
+  at::Generator generator_;
+  at::Tensor state_;
+};
+
 // The one device of the arguments; raises what CUDA raises if there are several.
 class CommonDevice {
  public:
@@ -326,17 +347,9 @@ class FallbackCall {
       op_.redispatchBoxed(c10::DispatchKeySet(key_), stack_);
       return;
     }
-    // The kernel draws from the CPU's default generator: lend it our seed and put its own state back.
     static auto* const mutex = new std::mutex();
     std::lock_guard<std::mutex> lock(*mutex);
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    const at::Tensor state = generator.get_state();
-    generator.set_current_seed(draw_seed(default_generator(device_.index())));
-    struct Restore {
-      at::Generator& generator;
-      const at::Tensor& state;
-      ~Restore() { generator.set_state(state); }
-    } restore{generator, state};
+    const LentGenerator lent(draw_seed(default_generator(device_.index())));
     op_.redispatchBoxed(c10::DispatchKeySet(key_), stack_);
   }
 
@@ -380,7 +393,7 @@ class FallbackCall {
   void run_in_stream() {
     const MTIAStream stream = current_stream(device_);
     if (!HostView::available()) {
-      stream.synchronize();
+      stream.wait();
       run_kernel();
       return;
     }
@@ -390,7 +403,7 @@ class FallbackCall {
     info.flags = MTIA_WORK_MAY_RUN_INLINE;
     info.cost = numel_ <= kSmallNumel ? 0 : UINT64_MAX;
     launch(stream, info, KernelWork(*this, stream));
-    if (!done_.load(std::memory_order_acquire)) stream.synchronize();
+    if (!done_.load(std::memory_order_acquire)) stream.wait();
     if (error_) std::rethrow_exception(error_);
   }
 
@@ -407,7 +420,7 @@ class FallbackCall {
       storage->set_data_ptr_noswap(adopt_or_copy(alias.host, /*kept_elsewhere=*/false));
       storage->set_nbytes(alias.host.nbytes());
     }
-    if (copies_back) current_stream(device_).synchronize();  // before the host's memory goes
+    if (copies_back) current_stream(device_).wait();  // before the host's memory goes
     // Indexed, because the parts of a sparse tensor become tensors of the list.
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const auto [device, host] = tensors_[i];
@@ -450,7 +463,7 @@ class FallbackCall {
     c10::DataPtr data = MTIACachingAllocator::get().allocate(host.nbytes());
     runtime::call(&mtia_runtime_api::memory_copy, stream.core().handle(), reinterpret_cast<uint64_t>(data.get()),
                   reinterpret_cast<uint64_t>(host.data()), host.nbytes(), MTIA_COPY_HOST_TO_DEVICE);
-    stream.synchronize();
+    stream.wait();
     return data;
   }
 

@@ -2,8 +2,12 @@
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/alignment.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "../device/HostView.h"
 
@@ -35,6 +39,28 @@ at::Tensor clone_on_host(const at::TensorBase& cpu_tensor) {
   std::memcpy(copy.mutable_data_ptr(), cpu_tensor.const_data_ptr(), copy.storage().nbytes());
   if (cpu_tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
   return copy;
+}
+
+at::Tensor zeros_on_host(const at::TensorBase& tensor) {
+  const size_t nbytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize());
+  void* address = nullptr;
+  if (nbytes != 0) {
+    address = std::calloc(nbytes + c10::gAlignment, 1);
+    if (address == nullptr) throw std::bad_alloc();
+  }
+  const auto aligned = (reinterpret_cast<uintptr_t>(address) + c10::gAlignment - 1) & ~(c10::gAlignment - 1);
+  if (tensor.scalar_type() == at::kInt) std::fill_n(reinterpret_cast<int32_t*>(aligned), nbytes / sizeof(int32_t), 1);
+  c10::DataPtr data(
+      reinterpret_cast<void*>(aligned), address, [](void* memory) { std::free(memory); }, c10::Device(c10::kCPU));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes, std::move(data),
+                                                       /*allocator=*/nullptr, /*resizable=*/false);
+  auto zeros = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)),
+                                                        c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+  auto* impl = zeros.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  if (tensor.is_conj()) impl->_set_conj(true);
+  if (tensor.is_neg()) impl->_set_neg(true);
+  return zeros;
 }
 
 }  // namespace torch_mtia

@@ -1,7 +1,8 @@
 // The arguments of a CPU kernel as a work item keeps them: tensors as host aliases, everything else by value.
 //
 // keep(argument) gives an object whose get() yields, any number of times, what the kernel takes for that argument;
-// keep_output(tensor) is keep for a tensor that the kernel writes. To support another type, add an overload of keep.
+// zeros() is the same with zeros on the host in place of the device's data. keep_output(tensor) is keep for a tensor
+// that the kernel writes. To support another type, add an overload of keep.
 #pragma once
 
 #include <ATen/core/IListRef.h>
@@ -27,6 +28,7 @@ using HostTensors = c10::SmallVector<HostTensor*, 8>;
 template <typename T>
 struct KeptValue {
   void collect(HostTensors& /*list*/) {}
+  KeptValue zeros() const { return *this; }
   T value;
   const T& get() const { return value; }
 };
@@ -34,12 +36,14 @@ struct KeptValue {
 struct KeptTensor {
   HostTensor tensor;
   const at::Tensor& get() const { return tensor.get(); }
+  KeptTensor zeros() const { return {tensor.zeros()}; }
   void collect(HostTensors& list) { list.push_back(&tensor); }
 };
 
 struct KeptOutput : KeptTensor {
   // Kernels of out= and in-place operators take the output by a reference that is not const.
   at::Tensor& get() const { return const_cast<at::Tensor&>(tensor.get()); }
+  KeptOutput zeros() const { return {KeptTensor::zeros()}; }
 };
 
 struct KeptOptionalTensor {
@@ -55,6 +59,7 @@ struct KeptOptionalTensor {
     }
   };
   Reference get() const { return {tensor.get()}; }
+  KeptOptionalTensor zeros() const { return {tensor.zeros()}; }
   void collect(HostTensors& list) { list.push_back(&tensor); }
 };
 
@@ -62,6 +67,15 @@ struct KeptTensorList {
   std::vector<HostTensor> tensors;
   std::vector<at::Tensor> aliases;
   at::TensorList get() const { return aliases; }
+  KeptTensorList zeros() const {
+    KeptTensorList list;
+    list.tensors.reserve(tensors.size());
+    for (const HostTensor& tensor : tensors) {
+      list.tensors.push_back(tensor.zeros());
+      list.aliases.push_back(list.tensors.back().get());
+    }
+    return list;
+  }
   void collect(HostTensors& list) {
     for (HostTensor& tensor : tensors) list.push_back(&tensor);
   }
@@ -71,6 +85,16 @@ struct KeptOptionalTensorList {
   std::vector<HostTensor> tensors;
   std::unique_ptr<c10::List<std::optional<at::Tensor>>> aliases;  // a List cannot be moved
   const c10::List<std::optional<at::Tensor>>& get() const { return *aliases; }
+  KeptOptionalTensorList zeros() const {
+    KeptOptionalTensorList list{{}, std::make_unique<c10::List<std::optional<at::Tensor>>>()};
+    list.tensors.reserve(tensors.size());
+    for (const HostTensor& tensor : tensors) {
+      list.tensors.push_back(tensor.zeros());
+      const at::Tensor& alias = list.tensors.back().get();
+      list.aliases->push_back(alias.defined() ? std::optional<at::Tensor>(alias) : std::nullopt);
+    }
+    return list;
+  }
   void collect(HostTensors& list) {
     for (HostTensor& tensor : tensors) list.push_back(&tensor);
   }
@@ -79,6 +103,7 @@ struct KeptOptionalTensorList {
 template <typename T>
 struct KeptArray {
   void collect(HostTensors& /*list*/) {}
+  KeptArray zeros() const { return *this; }
   std::vector<T> values;
   at::ArrayRef<T> get() const { return values; }
 };
@@ -86,6 +111,7 @@ struct KeptArray {
 template <typename T>
 struct KeptOptionalArray {
   void collect(HostTensors& /*list*/) {}
+  KeptOptionalArray zeros() const { return *this; }
   std::optional<std::vector<T>> values;
   struct Reference {
     const std::optional<std::vector<T>>& values;
@@ -99,18 +125,21 @@ struct KeptOptionalArray {
 
 struct KeptOptionalScalar {
   void collect(HostTensors& /*list*/) {}
+  KeptOptionalScalar zeros() const { return *this; }
   std::optional<at::Scalar> value;
   at::OptionalScalarRef get() const { return value ? at::OptionalScalarRef(*value) : at::OptionalScalarRef(); }
 };
 
 struct KeptString {
   void collect(HostTensors& /*list*/) {}
+  KeptString zeros() const { return *this; }
   std::string value;
   std::string_view get() const { return value; }
 };
 
 struct KeptOptionalString {
   void collect(HostTensors& /*list*/) {}
+  KeptOptionalString zeros() const { return *this; }
   std::optional<std::string> value;
   std::optional<std::string_view> get() const { return value; }
 };

@@ -24,12 +24,9 @@ at::Tensor stand_in(const at::Tensor& tensor) {
 
 void DtypeSignature::add(at::ScalarType dtype) {
   code_ = code_ * 64 + static_cast<uint64_t>(dtype) + 1;
-  if (dtype == at::kFloat || dtype == at::kDouble) {
-    common_ = common_ && (floating_ == at::ScalarType::Undefined || floating_ == dtype);
-    floating_ = dtype;
-  } else {
-    common_ = common_ && dtype == at::kLong;
-  }
+  const bool is_usual = dtype == at::kFloat || dtype == at::kDouble;
+  common_ = common_ && is_usual && (floating_ == at::ScalarType::Undefined || floating_ == dtype);
+  floating_ = dtype;
 }
 
 bool KnownSignatures::contains(uint64_t code) const {

@@ -121,8 +121,8 @@ class HostFunction {
 
   // Undefined outputs stand for results that the kernel does not make.
   template <typename... Arguments>
-  static void run(const HostKernelInfo& info, c10::Device device, at::TensorList outputs,
-                  const Arguments&... arguments) {
+  static void run(HostKernelInfo info, c10::Device device, at::TensorList outputs, const Arguments&... arguments) {
+    info.tried = true;  // by check
     run_on_host(
         info, device,
         [](at::TensorList kept_outputs, const auto&... kept) {

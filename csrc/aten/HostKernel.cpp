@@ -3,12 +3,69 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <string_view>
-
-#include "../device/BlockingWait.h"
 
 namespace torch_mtia {
 namespace {
+
+// The dtypes of a call's tensors, in order. Equal neighbours count once: a list has any length.
+class Dtypes {
+ public:
+  void add(const HostTensor& tensor) {
+    const uint64_t number = tensor.dtype_number();
+    if (number != 0) note(tensor.get().scalar_type(), tensor.writes());
+    if (number == latest_) return;
+    latest_ = number;
+    code_ = code_ * 0x100000001b3 + number;  // odd: nothing is shifted out
+  }
+  // Never 0.
+  uint64_t code() const { return std::max<uint64_t>(code_, 1); }
+  // The one dtype of all tensors, beside indices and masks that are results.
+  std::optional<at::ScalarType> common() const { return differ_ ? std::nullopt : first_; }
+
+ private:
+  void note(at::ScalarType dtype, bool is_written) {
+    if (is_written && (dtype == at::kLong || dtype == at::kBool)) return;
+    differ_ = differ_ || (first_ && *first_ != dtype);
+    first_ = dtype;
+  }
+
+  uint64_t code_ = 1;
+  uint64_t latest_ = 0;
+  std::optional<at::ScalarType> first_;
+  bool differ_ = false;
+};
+
+// Kernels without float16 or without bfloat16: beside these, linear algebra and antialiased resizing.
+constexpr std::array<std::string_view, 9> kWithout16Bits = {
+    "aten::_cdist_forward",  "aten::_cdist_backward",  "aten::_pdist_forward",
+    "aten::_pdist_backward", "aten::avg_pool3d",       "aten::avg_pool3d_backward",
+    "aten::lu_unpack",       "aten::triangular_solve", "aten::histc"};
+
+bool has_16_bits(std::string_view kernel) {
+  if (kernel.starts_with("aten::linalg") || kernel.starts_with("aten::_linalg") || kernel.ends_with("_aa") ||
+      kernel.ends_with("_aa_backward")) {
+    return false;
+  }
+  return std::find(kWithout16Bits.begin(), kWithout16Bits.end(), kernel) == kWithout16Bits.end();
+}
+
+bool is_well_known(const Dtypes& dtypes, std::string_view kernel) {
+  const std::optional<at::ScalarType> dtype = dtypes.common();
+  if (!dtype) return false;
+  if (*dtype == at::kFloat || *dtype == at::kDouble) return true;
+  return at::isReducedFloatingType(*dtype) && has_16_bits(kernel);
+}
+
+// Whether other data might do without the error that a kernel raised for zeros.
+bool is_about_data(const c10::Error& error) {
+  return dynamic_cast<const c10::IndexError*>(&error) != nullptr ||
+         dynamic_cast<const c10::LinAlgError*>(&error) != nullptr;
+}
+
+}  // namespace
 
 // An operator in place has one tensor as input and output.
 void unite_inputs_with_outputs(const HostTensors& tensors) {
@@ -20,43 +77,43 @@ void unite_inputs_with_outputs(const HostTensors& tensors) {
   }
 }
 
-}  // namespace
-
 HostKernelLaunch::HostKernelLaunch(const HostKernelInfo& kernel, c10::Device device, const HostTensors& tensors,
                                    SupportedDtypes& supported)
     : stream_(current_stream(device)), supported_(supported) {
   require_host_view(kernel.name);
   unite_inputs_with_outputs(tensors);
+  Dtypes dtypes;
   size_t bytes = 0;
+  size_t input_bytes = 0;
+  bool has_inputs = false;
   for (const HostTensor* tensor : tensors) {
     bytes += tensor->nbytes();
-    dtypes_ = dtypes_ * (static_cast<uint64_t>(at::ScalarType::NumOptions) + 1) + tensor->dtype_number();
+    if (!tensor->writes()) {
+      has_inputs = has_inputs || tensor->on_device();
+      input_bytes += tensor->nbytes();
+    }
+    dtypes.add(*tensor);
   }
+  dtypes_ = dtypes.code();
   info_.name = kernel.name;
   info_.cost = std::max(cost_of_bytes(bytes) * kernel.weight, kernel.least_cost);
-  // A capture cannot wait for the kernel: a dtype that it lacks shows at the first replay.
-  const bool captures = stream_.core().graph() != nullptr;
-  is_known_ = captures || supported.contains(dtypes_);
-  waits_ = !captures && (kernel.waits || at::globalContext().deterministicAlgorithms());
+  has_data_ = !has_inputs || input_bytes != 0;
+  is_known_ = kernel.tried || (has_data_ && (supported.contains(dtypes_) || is_well_known(dtypes, kernel.name)));
+  waits_ = (kernel.waits || at::globalContext().deterministicAlgorithms()) && stream_.core().graph() == nullptr;
+}
+
+void HostKernelLaunch::run_on_zeros(c10::function_ref<void()> run) {
+  try {
+    run();
+  } catch (const c10::Error& error) {
+    if (!has_data_ || !is_about_data(error)) throw;
+  }
+  if (has_data_) supported_.insert(dtypes_);  // a kernel may not look at the dtypes of nothing
 }
 
 void HostKernelLaunch::wait() {
-  if (!is_known_) wait_for_first_use();
-  if (waits_) stream_.synchronize();
-}
-
-void HostKernelLaunch::wait_for_first_use() {
-  {
-    BlockingWait wait;
-    stream_.core().wait_until_idle();
-  }
-  if (unsupported_) std::rethrow_exception(unsupported_);
-  supported_.insert(dtypes_);
-}
-
-bool says_unsupported(const c10::Error& error) {
-  return dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr ||
-         std::string_view(error.what_without_backtrace()).find("not implemented for") != std::string_view::npos;
+  stream_.wait();
+  if (error_) std::rethrow_exception(error_);
 }
 
 uint32_t list_accesses(const HostTensors& tensors, mtia_access* list, uint32_t capacity) noexcept {

@@ -8,6 +8,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/conj_physical_native.h>
 
+#include <c10/util/FunctionRef.h>
+
 #include <array>
 #include <atomic>
 #include <exception>
@@ -20,9 +22,10 @@
 namespace torch_mtia {
 
 // Note [Unsupported dtypes]
-// A CPU kernel says that it lacks a dtype when it runs, and on an asynchronous stream that is too late. So the first
-// call with a combination of dtypes waits for the kernel, and takes what says so from it. Every other error
-// stays with the stream: whether it depends on the data cannot be told.
+// A CPU kernel says that it lacks a dtype when it runs, and on an asynchronous stream that is too late; and a launch
+// does not wait. Tensors of one floating dtype need no trial: which kernels lack one is known (kWithout16Bits in
+// HostKernel.cpp). The first call with any other combination runs the kernel on zeros first, on the caller, and raises
+// what it raises, unless that may be the zeros' fault; so does every call without any data, which costs nothing.
 class SupportedDtypes {
  public:
   bool contains(uint64_t key) const {
@@ -34,7 +37,7 @@ class SupportedDtypes {
   void insert(uint64_t key) { keys_[next_.fetch_add(1, std::memory_order_relaxed) % keys_.size()].store(key); }
 
  private:
-  std::array<std::atomic<uint64_t>, 8> keys_{};  // the latest; forgetting one costs another wait
+  std::array<std::atomic<uint64_t>, 8> keys_{};  // the latest; forgetting one costs another run on zeros
   std::atomic<size_t> next_{0};
 };
 
@@ -43,6 +46,7 @@ struct HostKernelInfo {
   uint64_t weight = 1;
   uint64_t least_cost = 0;
   bool waits = false;  // the call raises what depends on the data, too
+  bool tried = false;  // the caller has seen to it that the kernel has the dtypes
 };
 
 // What the launch of a kernel does with its tensors whatever their number: kept out of the templates below, of which
@@ -54,30 +58,36 @@ class HostKernelLaunch {
 
   const MTIAStream& stream() const { return stream_; }
   const core::WorkInfo& info() const { return info_; }
-  // Where the work puts a NotImplementedError; null: its dtypes are known to be supported.
-  std::exception_ptr* unsupported() { return is_known_ ? nullptr : &unsupported_; }
-  // After the launch: raises the NotImplementedError.
+  // Before the launch: runs `work` on zeros, unless its dtypes are known to be supported.
+  template <typename Work>
+  void try_dtypes(const Work& work) {
+    if (C10_LIKELY(is_known_)) return;
+    run_on_zeros([&] { work.zeros()(); });
+  }
+  // Where the work puts an error; null: the stream keeps it.
+  std::exception_ptr* error() { return waits_ ? &error_ : nullptr; }
+  // After the launch: raises that error.
   void finish() {
-    if (C10_UNLIKELY(!is_known_ || waits_)) wait();
+    if (C10_UNLIKELY(waits_)) wait();
   }
 
  private:
+  void run_on_zeros(c10::function_ref<void()> run);
   void wait();
-  void wait_for_first_use();
 
   const MTIAStream stream_;
   core::WorkInfo info_{};
   SupportedDtypes& supported_;
   uint64_t dtypes_ = 1;
+  bool has_data_ = false;
   bool is_known_;
   // Because of `HostKernelInfo::waits`, or to be deterministic: ATen's kernels ask for that flag of the process when
   // they run, so the work ends before the program can change it.
   bool waits_;
-  std::exception_ptr unsupported_;
+  std::exception_ptr error_;
 };
 
-// Whether the kernel lacks the dtype; aminmax says so by a RuntimeError.
-bool says_unsupported(const c10::Error& error);
+void unite_inputs_with_outputs(const HostTensors& tensors);
 uint32_t list_accesses(const HostTensors& tensors, mtia_access* list, uint32_t capacity) noexcept;
 
 template <typename Run, typename... Kept>
@@ -90,17 +100,23 @@ class HostKernelWork {
     std::apply([&](Kept&... kept) { (kept.collect(list), ...); }, arguments_);
     return list;
   }
-  // The caller, who waits for the work, takes an error about dtypes from there; null: it is thrown.
-  void put_unsupported_in(std::exception_ptr* unsupported) { unsupported_ = unsupported; }
+  HostKernelWork zeros() const {
+    HostKernelWork work =
+        std::apply([&](const Kept&... kept) { return HostKernelWork(Run(run_), kept.zeros()...); }, arguments_);
+    unite_inputs_with_outputs(work.tensors());
+    return work;
+  }
+  // The caller, who waits for the work, takes its error from there; null: it is thrown.
+  void put_error_in(std::exception_ptr* error) { error_ = error; }
 
   // Below the dispatcher's autograd: on the caller that is so already, an executor has a state of its own.
   void operator()() {
     const at::AutoDispatchBelowADInplaceOrView below;
     try {
       std::apply([&](const Kept&... kept) { run_(kept.get()...); }, arguments_);
-    } catch (const c10::Error& error) {
-      if (unsupported_ == nullptr || !says_unsupported(error)) throw;
-      *unsupported_ = std::current_exception();
+    } catch (...) {
+      if (error_ == nullptr) throw;
+      *error_ = std::current_exception();
     }
   }
 
@@ -111,7 +127,7 @@ class HostKernelWork {
  private:
   Run run_;
   std::tuple<Kept...> arguments_;
-  std::exception_ptr* unsupported_ = nullptr;
+  std::exception_ptr* error_ = nullptr;
 };
 
 // Runs run(arguments...) in the current stream of `device`; `arguments` are results of keep and keep_output. The
@@ -121,7 +137,8 @@ void run_on_host(const HostKernelInfo& kernel, c10::Device device, Run run, Kept
   static SupportedDtypes supported;
   HostKernelWork<Run, Kept...> work(std::move(run), std::move(kept)...);
   HostKernelLaunch launch_of_it(kernel, device, work.tensors(), supported);
-  work.put_unsupported_in(launch_of_it.unsupported());
+  launch_of_it.try_dtypes(work);
+  work.put_error_in(launch_of_it.error());
   launch(launch_of_it.stream(), launch_of_it.info(), std::move(work));
   launch_of_it.finish();
 }

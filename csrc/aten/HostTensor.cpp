@@ -69,6 +69,14 @@ HostTensor::HostTensor(const at::TensorBase& tensor, bool for_write) : writes_(f
   if (impl->storage_offset() != tensor.storage_offset()) impl->set_storage_offset(tensor.storage_offset());
 }
 
+HostTensor HostTensor::zeros() const {
+  HostTensor result;
+  result.source_ = source_;
+  result.writes_ = writes_;
+  if (alias_.defined()) result.alias_ = on_device_ ? zeros_on_host(alias_) : alias_;
+  return result;
+}
+
 void HostTensor::give_back() noexcept {
   if (!on_device_ || stock.closed || stock.size == stock.aliases.size() || alias_.is_conj() || alias_.is_neg() ||
       !nobody_else_uses(alias_)) {

@@ -41,6 +41,9 @@ class HostTensor {
     if (alias_.defined() && source_ == other.source_) alias_ = other.alias_;
   }
 
+  // Stands for the same tensor, with zeros of its own in place of the device's bytes.
+  HostTensor zeros() const;
+
   bool on_device() const { return on_device_; }
   bool writes() const { return writes_; }
   mtia_access access() const noexcept;

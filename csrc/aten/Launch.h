@@ -56,14 +56,11 @@ struct WithIntraOpThreads {
   }
 };
 
-// Runs `callable()` in the stream.
+// Runs `callable()` in the stream. With launch blocking, throws what it threw.
 template <typename Callable>
 void launch(const MTIAStream& stream, core::WorkInfo info, Callable&& callable) {
   info.num_threads = at::get_num_threads();
-  const mtia_status status =
-      stream.core().launch(info, WithIntraOpThreads<std::decay_t<Callable>>{std::forward<Callable>(callable)});
-  // Only with launch blocking: raises what the work threw.
-  if (C10_UNLIKELY(status == MTIA_ERROR_LAUNCH_FAILED)) stream.synchronize();
+  stream.core().launch(info, WithIntraOpThreads<std::decay_t<Callable>>{std::forward<Callable>(callable)});
 }
 
 }  // namespace torch_mtia

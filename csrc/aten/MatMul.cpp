@@ -61,12 +61,14 @@ TORCH_IMPL_FUNC(bmm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tens
 TORCH_IMPL_FUNC(addmm_out_mtia)
 (const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
  const Tensor& out) {
+  (void)expand_size(self, out.sizes(), "addmm_out");  // the meta function leaves that to the kernel
   torch_mtia::run_product<structured_addmm_out_cpu>("aten::addmm", mat1, mat2, out, self, mat1, mat2, beta, alpha);
 }
 
 TORCH_IMPL_FUNC(addmm_activation_out_mtia)
 (const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha, bool use_gelu,
  const Tensor& out) {
+  (void)expand_size(self, out.sizes(), "addmm_activation_out");
   torch_mtia::run_product<structured_addmm_activation_out_cpu>("aten::_addmm_activation", mat1, mat2, out, self, mat1,
                                                                mat2, beta, alpha, use_gelu);
 }

@@ -7,6 +7,7 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/native/BucketizationUtils.h>
 #include <ATen/native/Copy.h>
+#include <ATen/native/FractionalMaxPooling.h>
 #include <ATen/native/ReduceOpsUtils.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/aminmax.h>
@@ -77,6 +78,26 @@ void copy_result(const at::Tensor& result, const at::Tensor& output) {
   at::native::copy_(const_cast<at::Tensor&>(output), result, /*non_blocking=*/false);
 }
 
+void renorm_out_check(const at::Tensor& self, const at::Scalar& /*p*/, int64_t dim, const at::Scalar& /*maxnorm*/,
+                      const at::Tensor& /*out*/) {
+  at::maybe_wrap_dim(dim, self.dim());
+}
+
+void fractional_max_pool2d_out_check(const at::Tensor& self, at::IntArrayRef /*kernel_size*/,
+                                     at::IntArrayRef /*output_size*/, const at::Tensor& random_samples,
+                                     const at::Tensor& /*output*/, const at::Tensor& /*indices*/) {
+  at::native::fractional_max_pool_check_shape<2>(self, random_samples);
+}
+
+void fractional_max_pool3d_out_check(const at::Tensor& self, int64_t /*pool_time*/, int64_t /*pool_height*/,
+                                     int64_t /*pool_width*/, int64_t /*output_time*/, int64_t /*output_height*/,
+                                     int64_t /*output_width*/, const at::Tensor& random_samples, int64_t /*batch*/,
+                                     int64_t /*planes*/, int64_t /*input_time*/, int64_t /*input_height*/,
+                                     int64_t /*input_width*/, const at::Tensor& /*output*/,
+                                     const at::Tensor& /*indices*/) {
+  at::native::fractional_max_pool_check_shape<3>(self, random_samples);
+}
+
 void index_select_out_check(const at::Tensor& self, int64_t /*dim*/, const at::Tensor& index, const at::Tensor& out) {
   take_out_check(self, index, out);
 }
@@ -145,8 +166,7 @@ void masked_scatter_check(const at::Tensor& self, const at::Tensor& mask, const 
 }
 
 void index_fill_check(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value) {
-  TORCH_CHECK_INDEX(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
-                    "index_fill_(): Expected dtype int32/int64 for index.");
+  TORCH_CHECK_INDEX(index.scalar_type() == at::kLong, "index_fill_(): Expected dtype int64 for index.");
   at::assert_no_overlap(self, index);
   warn_if_expanded(self, "index_fill_");
   TORCH_CHECK(self.is_complex() || !value.isComplex(),

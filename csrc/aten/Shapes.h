@@ -33,7 +33,18 @@ void copy_results(const std::tuple<Results...>& results, const Outputs&... outpu
   std::apply([&](const Results&... result) { (copy_result(result, outputs), ...); }, results);
 }
 
-// Of rows with `checks`: checks of all arguments, those that are written too.
+// Of rows with `checks`: checks of all arguments, those that are written too. For a structured operator, of what its
+// meta function leaves to the kernel; the arguments are those of the kernel.
+void renorm_out_check(const at::Tensor& self, const at::Scalar& p, int64_t dim, const at::Scalar& maxnorm,
+                      const at::Tensor& out);
+void fractional_max_pool2d_out_check(const at::Tensor& self, at::IntArrayRef kernel_size, at::IntArrayRef output_size,
+                                     const at::Tensor& random_samples, const at::Tensor& output,
+                                     const at::Tensor& indices);
+void fractional_max_pool3d_out_check(const at::Tensor& self, int64_t pool_time, int64_t pool_height, int64_t pool_width,
+                                     int64_t output_time, int64_t output_height, int64_t output_width,
+                                     const at::Tensor& random_samples, int64_t batch, int64_t planes,
+                                     int64_t input_time, int64_t input_height, int64_t input_width,
+                                     const at::Tensor& output, const at::Tensor& indices);
 void index_select_out_check(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& out);
 void take_out_check(const at::Tensor& self, const at::Tensor& index, const at::Tensor& out);
 void kthvalue_out_check(const at::Tensor& self, int64_t k, int64_t dim, bool keepdim, const at::Tensor& values,

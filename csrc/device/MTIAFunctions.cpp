@@ -7,9 +7,11 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <mutex>
 
 #include "../core/WorkTrace.h"
 #include "../runtime/loader.h"
+#include "BlockingWait.h"
 #include "HostView.h"
 #include "IntraOpThreads.h"
 #include "LaunchLog.h"
@@ -67,14 +69,17 @@ c10::DeviceIndex device_count() noexcept {
 }
 
 void ensure_initialized() {
-  static std::atomic<bool> ready{false};  // whether all of it has succeeded
-  if (C10_UNLIKELY(!ready.load(std::memory_order_acquire))) {
-    runtime::ensure_initialized();
-    HostView::initialize();
-    core::WorkTrace::attach();
-    initialize_mkl();
-    ready.store(true, std::memory_order_release);
-  }
+  static constinit std::atomic<bool> ready{false};  // whether all of it has succeeded
+  if (C10_LIKELY(ready.load(std::memory_order_acquire))) return;
+  static auto* const mutex = new std::mutex();
+  const WithoutGil without_gil;  // the thread that is at it may want the GIL, to warn
+  const std::lock_guard<std::mutex> lock(*mutex);
+  if (ready.load(std::memory_order_relaxed)) return;
+  runtime::ensure_initialized();
+  HostView::initialize();
+  core::WorkTrace::attach();
+  initialize_mkl();
+  ready.store(true, std::memory_order_release);
 }
 
 bool is_in_use(c10::DeviceIndex index) noexcept {

@@ -120,13 +120,15 @@ bool MTIAStream::query() const {
   return core_->query();
 }
 
-void MTIAStream::synchronize() const {
+void MTIAStream::wait() const {
   MTIAGraph::refuse(*this, "Stream.synchronize()", kNoTime);
-  {
-    const WithoutGil without_gil;
-    if (!core_->query()) release_intra_op_threads();
-    core_->wait_until_idle();  // of an idle stream too: only the driver knows of a kernel that failed
-  }
+  const WithoutGil without_gil;
+  if (!core_->query()) release_intra_op_threads();
+  core_->wait_until_idle();  // of an idle stream too: only the driver knows of a kernel that failed
+}
+
+void MTIAStream::synchronize() const {
+  wait();
   if (auto error = core_->take_error()) raise(std::move(*error), device_);
 }
 

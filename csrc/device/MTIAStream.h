@@ -40,7 +40,11 @@ class MTIAStream {
 
   bool query() const;
 
-  // Blocks, with the GIL released, and raises the first error of the stream's work, with the exception type that the
+  // Blocks, with the GIL released, until everything submitted before is done. Raises nothing of it: an error of work
+  // is raised by the next call of synchronize, whoever had to wait in between.
+  void wait() const;
+
+  // Waits, and raises the first error of the stream's work, with the exception type that the
   // operator threw and its name.
   void synchronize() const;
 

@@ -81,10 +81,12 @@ def _structured(group: NativeFunctionsGroup, index: BackendIndex, kernel: HostKe
     call = f"torch_mtia::StructuredCall<at::native::structured_{kernel.runs}, {outputs}>::run(arguments...);"
     run = f"[](const auto&... arguments) {{ {call} }}"
     parameters = ", ".join(binding.defn() for binding in bindings)
+    arguments = ", ".join(binding.name for binding in bindings)
+    checks = [] if kernel.checks is None else [f"torch_mtia::{kernel.checks}({arguments});"]
     return "\n".join(
         [
             f"void structured_{metadata.kernel}::impl({parameters}) {{",
-            _launch(group.functional, bindings, run, kernel),
+            _launch(group.functional, bindings, run, kernel, checks=checks),
             "}",
             "",
         ]

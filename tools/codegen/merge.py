@@ -56,7 +56,7 @@ class HostKernel:
     shape: str | None
     """The function in csrc/aten/Shapes.h that tells what the outputs are; None: a structured or in-place operator."""
     checks: str | None
-    """The function in csrc/aten/Shapes.h that checks the arguments of an operator that writes some."""
+    """The function in csrc/aten/Shapes.h that checks what is left to check at the call, of all arguments."""
     weight: int
     """How many times longer it takes than moving its tensors."""
     is_composite: bool = False
