@@ -401,3 +401,18 @@ def test_indices_that_wrapped_are_shifted_with_their_sign() -> None:
     _shifted_product[(4,)](out)
     product = torch.arange(4, dtype=torch.int32) * 2**30
     equal(out.cpu(), ((product[:, None] + torch.arange(64, dtype=torch.int32)) >> 4).flatten())
+
+
+@triton.jit
+def _doubled(start, out):
+    lane = tl.arange(0, 64)
+    index = (lane + start).to(tl.int64)
+    for _ in tl.static_range(40):
+        index = (index + index) - (index + 3)
+    tl.store(out + lane, index)
+
+
+def test_an_index_may_be_used_twice_many_times_over() -> None:
+    out = torch.zeros(64, dtype=torch.int64, device="mtia")
+    _doubled[(1,)](7, out)
+    equal(out.cpu(), torch.arange(64) + 7 - 3 * 40)

@@ -14,7 +14,7 @@ remainder, with which generated code folds several dimensions into one, keep a s
 Address arithmetic is taken not to wrap around within a strip, as in Triton's own analysis of contiguity. So is
 an index that is divided, if it is a sum of products of what is not negative, as of the program's number. All other
 integers wrap: where a 32-bit index is widened, a strip may wrap in the middle. What is made of it keeps its affine form
-for addresses, and has `exactly`, for all other uses, the vector of what its operands are in each lane.
+for addresses, and has `exact`, for all other uses, the vector of what its operands are in each lane.
 """
 
 from __future__ import annotations
@@ -37,14 +37,12 @@ MAX_STRIDE = 1 << 20
 class Lane:
     """See Note [Lanes]. `stride` is 0, a number, a scalar of the element's type, or None for a vector."""
 
-    __slots__ = ("exactly", "stride", "value")
+    __slots__ = ("exact", "stride", "value")
 
-    def __init__(
-        self, value: Value, stride: int | Value | None = 0, exactly: Callable[[], Value] | None = None
-    ) -> None:
+    def __init__(self, value: Value, stride: int | Value | None = 0, exact: Value | None = None) -> None:
         self.value = value
         self.stride = stride
-        self.exactly = exactly
+        self.exact = exact
 
     @property
     def uniform(self) -> bool:
@@ -59,8 +57,8 @@ def materialize(b: Builder, lane: Lane, lanes: int) -> Value:
     """The strip as a vector (`lanes` >= 1), or as a scalar (0)."""
     if lane.stride is None or not lanes:
         return lane.value
-    if lane.exactly is not None:
-        return lane.exactly()
+    if lane.exact is not None:
+        return lane.exact
     base = b.splat(lane.value, lanes)
     if lane.uniform:
         return base
@@ -162,15 +160,16 @@ def _extsi(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
     (lane,) = lanes
     if lane.value.type != "i32":
         return None
+    wide = widened(b, lane)
+    if not (isinstance(lane.stride, int) and _does_not_wrap(lane.value, lane.stride, width)):
+        wide.exact = b.cast("sext", materialize(b, lane, width), "i64")
+    return wide
+
+
+def widened(b: Builder, lane: Lane) -> Lane:
+    """A strip of 32-bit indices that does not wrap in the middle, as 64-bit ones."""
     assert lane.stride is not None
-    wide = b.sext(lane.value, "i64")
-    if not isinstance(lane.stride, int):
-        stride: int | Value = b.sext(lane.stride, "i64")
-    elif _does_not_wrap(lane.value, lane.stride, width):
-        return Lane(wide, lane.stride)
-    else:
-        stride = lane.stride
-    return Lane(wide, stride, lambda: b.cast("sext", materialize(b, lane, width), "i64"))
+    return Lane(b.sext(lane.value, "i64"), lane.stride if isinstance(lane.stride, int) else b.sext(lane.stride, "i64"))
 
 
 def _does_not_wrap(first: Value, stride: int, width: int) -> bool:

@@ -12,7 +12,7 @@ from torch_mtia.triton.emit.overlap import TRUE, has_read, is_linear, may_write_
 from torch_mtia.triton.emit.parameters import GRID, HOST_OFFSET, PROGRAM
 from torch_mtia.triton.emit.registry import Unsupported, lazy, scalar, statement
 from torch_mtia.triton.floats import element_size, llvm_element
-from torch_mtia.triton.lanes import AFFINE_RULES, Lane, add_strides, affine_rule, materialize, scale_stride
+from torch_mtia.triton.lanes import Lane, add_strides, affine_rule, materialize, scale_stride, widened
 from torch_mtia.triton.llvm import Builder, Value, integer, vector_type
 from torch_mtia.triton.ttir import Op
 from torch_mtia.triton.ttir import Value as Tensor
@@ -40,8 +40,8 @@ def offset_address(b: Builder, address: Lane, offset: Lane, size: int, width: in
         wide = b.sext(offset.value, "i64")
         return Lane(b.add(address.value, b.mul(wide, integer(size, "i64"))))
     if address.affine and offset.affine:
-        extended = AFFINE_RULES["arith.extsi"](b, [offset], width) if offset.value.type == "i32" else offset
-        if extended is not None and extended.value.type == "i64":
+        extended = widened(b, offset) if offset.value.type == "i32" else offset
+        if extended.value.type == "i64":
             assert extended.stride is not None
             assert address.stride is not None
             scaled = scale_stride(b, extended.stride, integer(size, "i64"))

@@ -158,8 +158,8 @@ ZERO = Lane(integer(0, "i32"))  # the index along a dimension that is broadcast
 
 def _advance(b: Builder, start: Lane, distance: Value, width: int) -> Lane:
     if start.stride is not None:
-        exactly = start.exactly and (lambda: b.add(materialize(b, start, width), b.splat(distance, width)))
-        return Lane(b.add(start.value, distance), start.stride, exactly)
+        exact = start.exact and b.add(start.exact, b.splat(distance, width))
+        return Lane(b.add(start.value, distance), start.stride, exact)
     return Lane(b.add(start.value, b.splat(distance, width)), None)
 
 
@@ -181,8 +181,8 @@ def apply(b: Builder, op: Op, lanes: list[Lane], width: int) -> list[Lane]:
     if width and op.name in AFFINE_RULES and all(lane.affine for lane in lanes):
         lane = AFFINE_RULES[op.name](b, lanes, width)
         if lane is not None:
-            if any(operand.exactly for operand in lanes):
-                lane = Lane(lane.value, lane.stride, lambda: _computed(b, op, lanes, width)[0])
+            if any(operand.exact for operand in lanes):
+                lane = Lane(lane.value, lane.stride, _computed(b, op, lanes, width)[0])
             return [lane]
     if op.name == "arith.select" and lanes[0].uniform:
         chosen = b.select(lanes[0].value, *(materialize(b, lane, width) for lane in lanes[1:]))
