@@ -109,7 +109,7 @@ setup(
     ext_modules=[
         Extension(
             HOST_DRIVER,
-            sources("csrc/runtime/host/*.cpp"),
+            sources("csrc/runtime/host/*.cpp", "csrc/runtime/machine_memory.cpp"),
             include_dirs=[str(ROOT / "csrc")],
             extra_compile_args=COMPILE_FLAGS,
             extra_link_args=[f"-Wl,--version-script={ROOT}/csrc/runtime/host/exports.map"],
@@ -119,7 +119,9 @@ setup(
         CppExtension(
             EXTENSION,
             sources(
-                "csrc/runtime/loader.cpp", *(f"csrc/{layer}/*.cpp" for layer in ("core", "device", "aten", "python"))
+                "csrc/runtime/loader.cpp",
+                "csrc/runtime/machine_memory.cpp",
+                *(f"csrc/{layer}/*.cpp" for layer in ("core", "device", "aten", "python"))
             ),
             include_dirs=[str(ROOT / "csrc"), str(ROOT / "csrc" / "aten"), str(ROOT / GENERATED)],
             # The HAVE_ macros give ATen/native/DispatchStub.h the layout that the wheel was built with. OpenMP is

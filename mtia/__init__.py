@@ -1,1 +1,1 @@
-"""What PyTorch's Inductor imports for the device type `mtia`; everything else is in the package torch_mtia."""
+"""What Inductor and Triton import for the device type `mtia`; everything else is in the package torch_mtia."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+
+import torch_mtia
+from torch_mtia._versions import built_for_another_torch
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.conftest import RunScript
 
 USE = "x = torch.ones(3, device='mtia'); assert (x + x).tolist() == [2, 2, 2]; print('used')"
@@ -106,3 +113,114 @@ def test_a_process_forked_before_first_use_can_use_the_device(run_script: RunScr
         """
     )
     assert finished.output().count("used") == 2
+
+
+IMPORTS = ("torch", "triton", "torch._dynamo", "torch._inductor.async_compile")
+
+
+@pytest.mark.in_tree("torch.mtia is there without torch_mtia")
+@pytest.mark.parametrize("imports", list(itertools.permutations(IMPORTS, 2)), ids="-".join)
+def test_autoload_off_loads_nothing_whatever_is_imported(run_script: RunScript, imports: tuple[str, str]) -> None:
+    finished = run_script(
+        f"""
+        import {imports[0]}
+        import torch
+        torch.accelerator.is_available()
+        torch.ones(1, requires_grad=True).sum().backward()
+        torch.mtia.device_count()
+        import {imports[1]}
+        import triton, sys
+        try:
+            triton.runtime.driver.active
+        except RuntimeError as error:
+            assert "0 active drivers" in str(error), error
+        print([name for name in sys.modules if name.split(".")[0] == "torch_mtia"])
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert finished.output() == "[]\n"
+    assert finished.stderr == ""
+
+
+@pytest.mark.in_tree("torch.mtia is there without torch_mtia")
+def test_autoload_off_leaves_compiled_code_of_the_cpu_alone(run_script: RunScript, tmp_path: Path) -> None:
+    finished = run_script(
+        """
+        import sys, torch
+        torch.ones(1, requires_grad=True).sum().backward()
+        x = torch.arange(8.0)
+        assert torch.equal(torch.compile(lambda x: (x * 2).sum(0))(x), (x * 2).sum(0))
+        import triton
+        print("torch_mtia" in sys.modules)
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path),
+        TORCHINDUCTOR_COMPILE_THREADS="2",
+    )
+    assert finished.output() == "False\n"
+
+
+@pytest.mark.in_tree("Triton's backend is called mtia, whatever the device is")
+@pytest.mark.parametrize("autoload", ["0", "1"])
+@pytest.mark.parametrize("imports", ["import torch, torch_mtia, triton", "import triton, torch, torch_mtia"])
+def test_triton_has_the_backend_once_it_is_loaded(run_script: RunScript, imports: str, autoload: str) -> None:
+    finished = run_script(
+        f"""
+        {imports}
+        from triton.backends import backends
+        from triton.compiler.compiler import make_backend
+        from torch_mtia.triton.compiler import MTIABackend
+        from torch_mtia.triton.driver import MTIADriver
+        driver = triton.runtime.driver.active
+        assert isinstance(driver, backends["mtia"].driver)
+        assert not isinstance(3, backends["mtia"].driver)
+        print(type(driver) is MTIADriver, type(make_backend(driver.get_current_target())) is MTIABackend)
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD=autoload,
+    )
+    assert finished.output() == "True True\n"
+
+
+@pytest.mark.in_tree("Triton's backend is called mtia, whatever the device is")
+def test_triton_alone_finds_the_device_without_loading_it(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import sys, triton
+        print("torch_mtia" in sys.modules)
+        print(triton.runtime.driver.active.get_current_target().backend)
+        """
+    )
+    assert finished.output() == "False\nmtia\n"
+
+
+def test_worker_processes_compile_for_a_device_that_was_imported_by_name(run_script: RunScript, tmp_path: Path) -> None:
+    finished = run_script(
+        """
+        import torch, torch_mtia
+        from torch_mtia.triton.compiler import MTIABackend
+        from torch._inductor.async_compile import AsyncCompile
+        AsyncCompile.wait_pool_ready()
+        assert AsyncCompile.use_process_pool()
+        make_llir = MTIABackend.make_llir
+        MTIABackend.make_llir = staticmethod(lambda *arguments: print("compiled here") or make_llir(*arguments))
+        device = torch.accelerator.current_accelerator()
+        x = torch.arange(64.0).view(8, 8).to(device)
+        print(torch.compile(lambda x: (x * 2).sum(0))(x).tolist() == (x * 2).sum(0).tolist())
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path),
+        TORCHINDUCTOR_COMPILE_THREADS="2",
+    )
+    assert finished.output() == "True\n"
+
+
+def test_every_public_module_is_there_after_the_import(run_script: RunScript) -> None:
+    script = "import torch_mtia; print([name for name in torch_mtia.__all__ if not hasattr(torch_mtia, name)])"
+    assert run_script(script).output() == "[]\n"
+    assert run_script("import torch, torch_mtia; print(torch_mtia.privateuse1.enable.__name__)").output() == "enable\n"
+
+
+def test_a_build_for_another_minor_version_is_refused() -> None:
+    assert built_for_another_torch("2.13.0", "2.13.1+cpu") is None
+    assert "was built for PyTorch 2.13.0" in str(built_for_another_torch("2.13.0", "2.14.0"))
+    assert built_for_another_torch(torch_mtia._C._built_for, torch.__version__) is None

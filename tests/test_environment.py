@@ -101,3 +101,20 @@ def test_launch_blocking_returns_from_a_launch_when_its_work_is_done(run_script:
         TORCH_MTIA_LAUNCH_BLOCKING="1",
     )
     finished.output()
+
+
+def test_kernels_are_compiled_with_the_setting_that_was_read(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import os, torch
+        from torch_mtia.triton.architecture import architecture
+        from torch_mtia.triton.compiler import MTIABackend
+        from triton.backends.compiler import GPUTarget
+        os.environ["TORCH_MTIA_CHECK_BOUNDS"] = "0"
+        backend = MTIABackend(GPUTarget("mtia", architecture(), 32))
+        checked, unchecked = backend.parse_options({}), backend.parse_options({"check_bounds": False})
+        print(checked.check_bounds, checked.hash() != unchecked.hash())
+        """,
+        TORCH_MTIA_CHECK_BOUNDS="1",
+    )
+    assert finished.output() == "True True\n"

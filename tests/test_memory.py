@@ -11,6 +11,8 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.conftest import RunScript
 
 STATISTICS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
@@ -197,3 +199,82 @@ def test_a_host_access_to_device_memory_faults(run_script: RunScript, access: st
         """
     )
     assert finished.returncode == -signal.SIGSEGV
+
+
+def system_with(folder: Path, *, total: int, available: int, limit: int | None = None, used: int = 0) -> Path:
+    """A folder that stands in for "/": of a machine, and of a container around the process; in MiB."""
+    files = {"proc/meminfo": f"MemTotal: {total << 10} kB\nMemAvailable: {available << 10} kB\n"}
+    if limit is not None:
+        files |= {
+            "proc/self/cgroup": "0::/job\n",
+            "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+            "sys/fs/cgroup/job/memory.max": f"{limit << 20}\n",
+            "sys/fs/cgroup/job/memory.current": f"{used << 20}\n",
+        }
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        pytest.param(None, "the machine leaves no room", id="machine"),
+        pytest.param(400, "the container's limit leaves no room", id="container"),
+    ],
+)
+def test_what_the_host_has_no_room_for_is_out_of_memory_and_not_killed(
+    run_script: RunScript, tmp_path: Path, limit: int | None, reason: str
+) -> None:
+    available = 300 if limit is None else 2000
+    root = system_with(tmp_path / "root", total=3200, available=available, limit=limit, used=100)
+    finished = run_script(
+        """
+        import torch
+        device = torch.accelerator.current_accelerator()
+        cached = torch.empty(150 << 20, dtype=torch.uint8, device=device)
+        del cached
+        kept = torch.empty(180 << 20, dtype=torch.uint8, device=device)  # in the place of what was cached
+        try:
+            torch.empty(180 << 20, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError as error:
+            print(error)
+        assert torch.accelerator.memory_stats()["num_ooms"] == 1
+        assert torch.ones(3, device=device).tolist() == [1, 1, 1]
+        """,
+        TORCH_MTIA_MEMORY="1G",
+        TORCH_MTIA_SYSTEM_ROOT=str(root),
+    )
+    assert reason in finished.output()
+    assert "180.00 MiB are promised" in finished.output()
+    assert "TORCH_MTIA_MEMORY" not in finished.output()
+
+
+@pytest.mark.parametrize(("limit", "devices", "capacity"), [(None, 1, 1600), (None, 2, 800), (1000, 1, 500)])
+def test_the_default_is_half_of_what_the_machine_or_the_container_has(
+    run_script: RunScript, tmp_path: Path, limit: int | None, devices: int, capacity: int
+) -> None:
+    root = system_with(tmp_path / "root", total=3200, available=3000, limit=limit)
+    script = "import torch; print(torch.accelerator.get_memory_info(0)[1] >> 20)"
+    settings = {"TORCH_MTIA_SYSTEM_ROOT": str(root), "TORCH_MTIA_DEVICES": str(devices)}
+    assert run_script(script, **settings).output() == f"{capacity}\n"
+
+
+@pytest.mark.parametrize("expandable", [True, False])
+def test_memory_that_is_free_in_pieces_is_all_usable(run_script: RunScript, expandable: bool) -> None:
+    finished = run_script(
+        """
+        import torch
+        device = torch.accelerator.current_accelerator()
+        pieces = [torch.empty(10 << 20, dtype=torch.uint8, device=device) for _ in range(25)]
+        del pieces[::2]
+        large = torch.empty(134 << 20, dtype=torch.uint8, device=device)
+        small = torch.empty(2 << 20, dtype=torch.uint8, device=device)
+        print(torch.accelerator.get_memory_info(0)[0])
+        """,
+        TORCH_MTIA_MEMORY="256M",
+        PYTORCH_ALLOC_CONF=f"expandable_segments:{expandable}",
+    )
+    assert finished.output() == "0\n"

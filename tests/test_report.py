@@ -6,6 +6,8 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.conftest import RunScript
 
 TORCH = importlib.metadata.version("torch")
@@ -31,3 +33,26 @@ def test_the_report_shows_why_the_backend_does_not_load(run_script: RunScript) -
     assert finished.returncode == 1
     assert "TORCH_MTIA_DEVICES='abc' is not valid" in finished.stdout
     assert TORCH in finished.stdout
+
+
+def test_the_report_shows_what_memory_the_machine_and_the_container_have(run_script: RunScript, tmp_path: Path) -> None:
+    meminfo = tmp_path / "root" / "proc" / "meminfo"
+    meminfo.parent.mkdir(parents=True)
+    meminfo.write_text("MemTotal: 3276800 kB\nMemAvailable: 307200 kB\n")
+    report = run_script(REPORT, TORCH_MTIA_SYSTEM_ROOT=str(tmp_path / "root")).output()
+    for line in (
+        "3.12 GiB, the machine's",
+        "300 MiB, left by the machine",
+        "100 MiB, which devices leave for the host",
+    ):
+        assert line in report
+
+
+def test_the_report_counts_operators_under_any_name(run_script: RunScript) -> None:
+    counts = [
+        next(line for line in run_script(REPORT, **settings).output().splitlines() if "  native " in line)
+        for settings in ({"TORCH_MTIA_PRIVATEUSE1": ""}, {"TORCH_MTIA_PRIVATEUSE1": "acme"})
+    ]
+    native = [int(line.split()[1].rstrip(",")) for line in counts]
+    assert native[0] > 500
+    assert native[1] == native[0]

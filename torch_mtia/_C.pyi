@@ -11,6 +11,13 @@ class DriverInfo(TypedDict):
     abi_version: int
     capabilities: list[str]
 
+class MachineMemory(TypedDict):
+    total: int
+    available: int
+    reserve: int
+    has_limit: bool
+    container: bool
+
 @final
 class Kernel:
     """A kernel image, loaded on a device."""
@@ -50,6 +57,8 @@ class GraphOutputs:
     @staticmethod
     def move_away_from(tensor: torch.Tensor) -> None: ...
 
+_built_for: str
+
 def _configure(
     library: str,
     num_devices: int,
@@ -58,6 +67,7 @@ def _configure(
     delay_seed: int,
     log_launches: bool,
 ) -> None: ...
+def _machine_memory() -> MachineMemory: ...
 def _hooks_registered_in_time() -> bool: ...
 def _driver_info() -> DriverInfo: ...
 def _fallback_stats() -> dict[str, int]: ...

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_mtia import environment
-from torch_mtia._versions import __version__, unsupported_torch
+from torch_mtia._versions import __version__, built_for_another_torch, unsupported_torch
 
 if TYPE_CHECKING:
-    from torch_mtia import fallback, graphs, memory
+    from torch_mtia import fallback, graphs, memory, privateuse1
     from torch_mtia.graphs import make_graphed_callables
     from torch_mtia.streams import launch_host_function
 
@@ -29,6 +29,7 @@ __all__ = [
     "launch_host_function",
     "make_graphed_callables",
     "memory",
+    "privateuse1",
 ]
 
 
@@ -59,6 +60,8 @@ def _autoload() -> None:
             "was built for another PyTorch or Python: install torch_mtia again, or build it in its source folder with "
             "pip install -e . --no-build-isolation."
         ) from error
+    if message := built_for_another_torch(_C._built_for, torch.__version__):
+        raise ImportError(f"{message}.")
     from torch_mtia import driver
 
     driver.configure(settings)
@@ -99,7 +102,7 @@ try:
     import torch  # noqa: F401 - see Note [Import order]
 
     _autoload()
-    from torch_mtia import fallback, graphs, memory
+    from torch_mtia import fallback, graphs, memory, privateuse1
     from torch_mtia.graphs import make_graphed_callables
     from torch_mtia.streams import launch_host_function
 except Exception as error:

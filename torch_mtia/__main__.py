@@ -56,13 +56,15 @@ def settings() -> Rows:
     values = environment.settings()
     for variable, value in (
         (environment.DEVICES, str(values.devices)),
-        (environment.MEMORY, _bytes(values.memory)),
+        (environment.MEMORY, _bytes(values.memory) if values.memory else "auto"),
         (environment.LAUNCH_BLOCKING, str(int(values.launch_blocking))),
         (environment.DELAY, str(values.delay)),
         (environment.CHECK_BOUNDS, str(int(values.check_bounds))),
         (environment.RUNTIME, str(values.runtime)),
         (environment.LOG, ",".join(sorted(values.log)) or "nothing"),
         (environment.CHOSEN_KERNELS, values.kernels),
+        (environment.PRIVATEUSE1, values.privateuse1 or "nothing"),
+        (environment.SYSTEM_ROOT, values.system_root or "nothing"),
     ):
         origin = "environment" if variable.name in os.environ else "default"
         yield variable.name, f"{value} ({origin})"
@@ -75,6 +77,17 @@ def driver() -> Rows:
     yield "driver", f"{info['name']} {info['version']}, ABI {info['abi_version']}"
     yield "library", str(environment.settings().runtime)
     yield "capabilities", ", ".join(info["capabilities"]) or "none"
+
+
+def memory() -> Rows:
+    from torch_mtia import _C
+
+    figures = _C._machine_memory()
+    total = "the lowest limit of the containers around the process" if figures["has_limit"] else "the machine's"
+    available = "left by a container's limit" if figures["container"] else "left by the machine"
+    yield "total", f"{_bytes(figures['total'])}, {total}"
+    yield "available", f"{_bytes(figures['available'])}, {available}"
+    yield "reserve", f"{_bytes(figures['reserve'])}, which devices leave for the host"
 
 
 def devices() -> Rows:
@@ -96,13 +109,16 @@ def devices() -> Rows:
 def operators() -> Rows:
     import torch
 
+    from torch_mtia.door import device_type
+
+    key = torch._C._dispatch_key_for_device(device_type())
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     names = [
         name
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("aten::") and any(has_kernel(name, key) for key in ("CPU", *KEYS_OF_COMPOSITES))
     ]
-    others = [name for name in names if not has_kernel(name, "MTIA")]
+    others = [name for name in names if not has_kernel(name, key)]
     composite = sum(any(has_kernel(name, key) for key in KEYS_OF_COMPOSITES) for name in others)
     yield "native", f"{len(names) - len(others)}, with kernels for the device"
     yield "composite", f"{composite}, made of other operators"
@@ -114,7 +130,7 @@ def _bytes(size: int) -> str:
 
 
 SECTIONS: tuple[Callable[[], Rows], ...] = (versions, autoload, settings)
-SECTIONS_OF_LOADED: tuple[Callable[[], Rows], ...] = (driver, devices, operators)
+SECTIONS_OF_LOADED: tuple[Callable[[], Rows], ...] = (driver, memory, devices, operators)
 
 
 def main() -> int:

@@ -19,6 +19,16 @@ def torch_requirement() -> str:
     return f"torch>={major}.{first},{''.join(missing)}<{major}.{last + 1}"
 
 
+def built_for_another_torch(built_for: str, version: str) -> str | None:
+    """What is wrong and what to do if the extension module was built for another minor version, otherwise None."""
+    if built_for.split(".")[:2] == version.split(".")[:2]:
+        return None
+    return (
+        f"torch_mtia's extension module was built for PyTorch {built_for}, and this is PyTorch {version}: install "
+        "torch_mtia again, or build it in its source folder with pip install -e . --no-build-isolation"
+    )
+
+
 def unsupported_torch(version: str) -> str | None:
     """What is wrong with this PyTorch version and what to do, or None if it is supported."""
     if tuple(version.split(".")[:2]) in {(str(major), str(minor)) for major, minor in SUPPORTED_TORCH}:

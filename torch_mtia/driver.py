@@ -13,7 +13,7 @@ def configure(settings: environment.Settings) -> None:
     _C._configure(
         str(settings.runtime),
         settings.devices,
-        settings.memory,
+        settings.memory or 0,
         settings.launch_blocking,
         settings.delay,
         "launch" in settings.log,

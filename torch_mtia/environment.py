@@ -48,7 +48,7 @@ class Settings:
     """The settings in force. They are read once, when the package is imported."""
 
     devices: int
-    memory: int  # bytes of one device
+    memory: int | None  # bytes of one device; None: half of what there is, see machine_memory.h
     launch_blocking: bool
     delay: int  # a seed; 0: no delays
     check_bounds: bool
@@ -56,6 +56,7 @@ class Settings:
     log: frozenset[str]  # of LOGS
     privateuse1: str  # the name for the other door; "": the devices are mtia
     kernels: str  # one of KERNELS
+    system_root: str  # the folder that stands in for "/"
 
 
 def _parse_devices(text: str) -> int:
@@ -117,6 +118,12 @@ def _parse_privateuse1(text: str) -> str:
     return check_device_name(text) if text else ""
 
 
+def _parse_system_root(text: str) -> str:
+    if text and not Path(text).is_dir():
+        raise ValueError("no such folder")
+    return text
+
+
 def _parse_kernels(text: str) -> str:
     if text not in KERNELS:
         raise ValueError
@@ -135,7 +142,8 @@ MEMORY = Variable(
     "auto",
     _parse_memory,
     "bytes, with or without a suffix in powers of 1024 (`512M`, `8G`, `1GiB`), at least `64M`; or `auto`",
-    "Memory of each device. `auto` is half of the machine's memory, divided by the number of devices.",
+    "Memory of each device. `auto` is half of the machine's memory, or of the lowest limit of the containers around "
+    "the process, divided by the number of devices.",
 )
 LAUNCH_BLOCKING = Variable(
     "TORCH_MTIA_LAUNCH_BLOCKING",
@@ -189,6 +197,14 @@ CHOSEN_KERNELS = Variable(
     "What runs the operators for which there are both: ATen's kernels, or Triton kernels (kernels.md). `auto` is "
     "`triton` for a driver without a host view, and `aten` for all others.",
 )
+# Only checked here: drivers read it themselves (csrc/runtime/machine_memory.h).
+SYSTEM_ROOT = Variable(
+    "TORCH_MTIA_SYSTEM_ROOT",
+    "",
+    _parse_system_root,
+    "a folder, or nothing",
+    "Stands in for `/` where the device asks what memory the machine and its containers have (memory.md). For testing.",
+)
 VARIABLES: tuple[
     Variable[int] | Variable[int | None] | Variable[bool] | Variable[str] | Variable[Path] | Variable[frozenset[str]],
     ...,
@@ -202,6 +218,7 @@ VARIABLES: tuple[
     LOG,
     PRIVATEUSE1,
     CHOSEN_KERNELS,
+    SYSTEM_ROOT,
 )
 
 
@@ -212,10 +229,9 @@ def read(environ: Mapping[str, str]) -> Settings:
         if name.startswith(PREFIX) and name not in known:
             listing = "\n".join(f"  {variable.name}: {variable.values}" for variable in VARIABLES)
             raise ValueError(f"{name} is not a setting of torch_mtia. Unset it; valid are\n{listing}")
-    devices = DEVICES.read(environ)
     return Settings(
-        devices=devices,
-        memory=MEMORY.read(environ) or _default_memory(devices),
+        devices=DEVICES.read(environ),
+        memory=MEMORY.read(environ),
         launch_blocking=LAUNCH_BLOCKING.read(environ),
         delay=DELAY.read(environ),
         check_bounds=CHECK_BOUNDS.read(environ),
@@ -223,13 +239,8 @@ def read(environ: Mapping[str, str]) -> Settings:
         log=LOG.read(environ),
         privateuse1=PRIVATEUSE1.read(environ),
         kernels=CHOSEN_KERNELS.read(environ),
+        system_root=SYSTEM_ROOT.read(environ),
     )
-
-
-def _default_memory(devices: int) -> int:
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    mebibytes = physical // 2 // devices >> 20
-    return max(mebibytes << 20, MIN_MEMORY)
 
 
 @functools.cache

@@ -114,12 +114,16 @@ Block* BlockAllocator::State::take_free_locked(size_t size, MemoryPool& pool, St
 }
 
 // Whether the memory fraction allows for `size` bytes more.
-bool BlockAllocator::State::has_space_for_locked(size_t size) const {
-  return memory_fraction >= 1 || static_cast<uint64_t>(stats.reserved_bytes[kAll].current) + size <= memory_limit();
+bool BlockAllocator::State::has_space_for_locked(size_t size) {
+  if (memory_fraction >= 1 || static_cast<uint64_t>(stats.reserved_bytes[kAll].current) + size <= memory_limit()) {
+    return true;
+  }
+  refusal = "the process may hold no more of the device's memory, by set_per_process_memory_fraction";
+  return false;
 }
 
 // A new segment as one block, whose addresses come from `take`, a function of the driver; null: it has no more.
-Block* BlockAllocator::State::new_segment_locked(Take take, size_t size, MemoryPool& pool, Stream* stream) {
+Block* BlockAllocator::State::new_segment_locked(Take take, size_t size, bool small, MemoryPool& pool, Stream* stream) {
   Block* block = new_block_locked();
   const auto segment = segments.insert(block).first;  // before the segment exists, because it can throw
   mtia_device_ptr address = 0;
@@ -127,8 +131,9 @@ Block* BlockAllocator::State::new_segment_locked(Take take, size_t size, MemoryP
   if (status != MTIA_SUCCESS) {
     segments.erase(segment);
     discard_block_locked(block);
-    if (status == MTIA_ERROR_OUT_OF_MEMORY) return nullptr;
-    runtime::check(status, take);
+    if (status != MTIA_ERROR_OUT_OF_MEMORY) runtime::check(status, take);
+    refusal = runtime::driver().last_error_message();
+    return nullptr;
   }
   if (address == 0 || address % kSegmentAlignment != 0) {
     segments.erase(segment);
@@ -137,7 +142,7 @@ Block* BlockAllocator::State::new_segment_locked(Take take, size_t size, MemoryP
   }
   block->address = address;
   block->size = size;
-  block->segment_size = size;
+  block->is_in_small_segment = small;
   block->stream = stream;
   block->pool = &pool;
   block->expandable = false;
@@ -151,12 +156,18 @@ Block* BlockAllocator::State::new_segment_locked(Take take, size_t size, MemoryP
 
 // Null: the device is full.
 Block* BlockAllocator::State::take_segment_locked(size_t size, MemoryPool& pool, Stream* stream) {
-  const size_t segment_size = segment_size_for(size);
-  if (!has_space_for_locked(segment_size)) return nullptr;
-  Block* block = new_segment_locked(&mtia_runtime_api::memory_allocate, segment_size, pool, stream);
+  const bool small = size <= kSmallRequest;
+  const auto take = [&](size_t segment_size) {
+    if (!has_space_for_locked(segment_size)) return static_cast<Block*>(nullptr);
+    return new_segment_locked(&mtia_runtime_api::memory_allocate, segment_size, small, pool, stream);
+  };
+  Block* block = take(segment_size_for(size));
+  // A segment to share is more than the request needs.
+  const size_t least = round_up(size, kSegmentRounding);
+  if (block == nullptr && least < segment_size_for(size)) block = take(least);
   if (block == nullptr) return nullptr;
   increase(stats.segment, block, 1);
-  increase(stats.reserved_bytes, block, segment_size);
+  increase(stats.reserved_bytes, block, block->size);
   if (is_oversize(block)) increase(stats.oversize_segments, 1);
   ++stats.num_device_alloc;
   return block;
@@ -167,7 +178,7 @@ Block* BlockAllocator::State::cut_locked(Block* block, size_t size) noexcept {
   Block* rest = new_block_locked();
   rest->address = block->address + size;
   rest->size = block->size - size;
-  rest->segment_size = block->segment_size;
+  rest->is_in_small_segment = block->is_in_small_segment;
   rest->stream = block->stream;
   rest->pool = block->pool;
   rest->expandable = block->expandable;
@@ -211,7 +222,7 @@ void BlockAllocator::State::release_locked(Block* block) noexcept {
   record_locked(TraceAction::kFreeCompleted, block->address, block->requested, block->stream, block->pool->id,
                 block->context);
   block->context.reset();
-  if (block->is_in_small_segment()) {
+  if (block->is_in_small_segment) {
     free_blocks_locked(block).parked.insert(block);
   } else {
     merge_free_locked(block);

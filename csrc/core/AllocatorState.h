@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -53,7 +54,7 @@ inline void decrease(Stat& stat, size_t amount) {
 }
 
 inline StatIndex stat_index(const Block* block) {
-  return block->is_in_small_segment() ? kSmall : kLarge;
+  return block->is_in_small_segment ? kSmall : kLarge;
 }
 
 inline void increase(StatArray& stats, const Block* block, size_t amount) {
@@ -93,6 +94,7 @@ struct BlockAllocator::State {
   Stream* recent_stream = nullptr;  // and its free blocks in the default pool, of which nearly every call is
   FreeBlocks* recent = nullptr;
   double memory_fraction = 1;
+  std::string refusal;  // why the latest segment could not be had
   uint64_t num_frees = 0;
   AllocatorHistory history;
   std::unordered_map<Stream*, std::deque<PendingFree>> pending;  // a stream's events complete in order
@@ -135,7 +137,7 @@ struct BlockAllocator::State {
   void remove_free_locked(Block* block) noexcept;
   Block* take_free_locked(size_t size, MemoryPool& pool, Stream* stream);
   using Take = mtia_status (*mtia_runtime_api::*)(int32_t device, uint64_t size, mtia_device_ptr* address);
-  Block* new_segment_locked(Take take, size_t size, MemoryPool& pool, Stream* stream);
+  Block* new_segment_locked(Take take, size_t size, bool small, MemoryPool& pool, Stream* stream);
   Block* take_segment_locked(size_t size, MemoryPool& pool, Stream* stream);
   // See Note [Expandable segments].
   Block* take_expandable_locked(size_t size, MemoryPool& pool, Stream* stream, const TraceContext& context);
@@ -145,9 +147,9 @@ struct BlockAllocator::State {
   void unmapped_locked(Block* block) noexcept;
   void release_if_empty_locked(Block* block) noexcept;
   bool is_oversize(const Block* block) const {
-    return !block->is_in_small_segment() && !block->expandable && block->size >= options().max_split_size;
+    return !block->is_in_small_segment && !block->expandable && block->size >= options().max_split_size;
   }
-  bool has_space_for_locked(size_t size) const;
+  bool has_space_for_locked(size_t size);
   Block* cut_locked(Block* block, size_t size) noexcept;
   void split_locked(Block* block, size_t size) noexcept;
   Block* merge_locked(Block* front, Block* back) noexcept;

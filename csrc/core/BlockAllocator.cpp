@@ -68,7 +68,7 @@ Block* BlockAllocator::allocate(size_t size, Stream* stream) {
   ++state_->stats.num_ooms;
   state_->record_locked(TraceAction::kOutOfMemory, free_bytes, size, stream, state_->pool_for_locked(stream).id,
                         context);
-  throw OutOfDeviceMemory(size, free_bytes, total_bytes);
+  throw OutOfDeviceMemory(size, free_bytes, total_bytes, size <= kNoDeviceHas ? state_->refusal : std::string());
 }
 
 void BlockAllocator::free(Block* block) noexcept {
@@ -187,7 +187,7 @@ std::vector<SegmentSnapshot> BlockAllocator::snapshot() {
         result.push_back({.address = block->address,
                           .stream = block->stream,
                           .pool = block->pool->id,
-                          .is_large = !block->is_in_small_segment(),
+                          .is_large = !block->is_in_small_segment,
                           .is_expandable = block->expandable,
                           .context = block->segment_context});
       }

@@ -34,6 +34,7 @@
 #include <limits>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -150,11 +151,9 @@ struct HistoryOptions {
 // that the upper layer writes.
 class OutOfDeviceMemory : public std::runtime_error {
  public:
-  OutOfDeviceMemory(size_t requested, uint64_t device_free, uint64_t device_total)
-      : std::runtime_error("out of device memory"),
-        requested(requested),
-        device_free(device_free),
-        device_total(device_total) {}
+  // `reason`: what there is too little of, and what helps; "" where no driver was asked.
+  OutOfDeviceMemory(size_t requested, uint64_t device_free, uint64_t device_total, const std::string& reason)
+      : std::runtime_error(reason), requested(requested), device_free(device_free), device_total(device_total) {}
   const size_t requested;
   const uint64_t device_free;
   const uint64_t device_total;

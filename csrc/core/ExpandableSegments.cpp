@@ -38,7 +38,10 @@ Block* BlockAllocator::State::take_expandable_locked(size_t size, MemoryPool& po
     const size_t held = block == nullptr ? 0 : block->size;
     if (!next->mapped) {
       if (held >= size) break;
-      next = map_front_locked(next, std::min(next->size, segment_size_for(size - held)), context);
+      const size_t least = std::min(next->size, round_up(size - held, kPage));
+      Block* mapped = map_front_locked(next, std::min(next->size, segment_size_for(size - held)), context);
+      if (mapped == nullptr) mapped = map_front_locked(next, least, context);
+      next = mapped;
       if (next == nullptr) {  // what is mapped so far is free memory, and may be returned
         block == nullptr ? release_if_empty_locked(first) : insert_free_locked(block);
         return nullptr;
@@ -55,8 +58,8 @@ Block* BlockAllocator::State::take_expandable_locked(size_t size, MemoryPool& po
 Block* BlockAllocator::State::reserve_locked(MemoryPool& pool, Stream* stream) {
   if ((runtime::driver().capabilities & MTIA_CAPABILITY_VIRTUAL_MEMORY) == 0) return nullptr;
   const uint64_t total_bytes = runtime::memory_info(device).total_bytes;
-  const size_t segment_size = std::max(round_up(total_bytes, kPage), 2 * kPage);  // never that of a small segment
-  Block* block = new_segment_locked(&mtia_runtime_api::memory_reserve, segment_size, pool, stream);
+  Block* block = new_segment_locked(&mtia_runtime_api::memory_reserve, round_up(total_bytes, kPage), /*small=*/false,
+                                    pool, stream);
   if (block == nullptr) return nullptr;
   block->expandable = true;
   block->mapped = false;
@@ -70,7 +73,10 @@ Block* BlockAllocator::State::reserve_locked(MemoryPool& pool, Stream* stream) {
 Block* BlockAllocator::State::map_front_locked(Block* block, size_t size, const TraceContext& context) {
   if (!has_space_for_locked(size)) return nullptr;
   const mtia_status status = runtime::driver().memory_map(device, block->address, size);
-  if (status == MTIA_ERROR_OUT_OF_MEMORY) return nullptr;
+  if (status == MTIA_ERROR_OUT_OF_MEMORY) {
+    refusal = runtime::driver().last_error_message();
+    return nullptr;
+  }
   runtime::check(status, &mtia_runtime_api::memory_map);
   if (size < block->size) cut_locked(block, size);
   block->mapped = true;

@@ -31,9 +31,9 @@ struct Block {
   mtia_device_ptr address = 0;
   size_t size = 0;
   size_t requested = 0;
-  size_t segment_size = 0;
   Stream* stream = nullptr;
   struct MemoryPool* pool = nullptr;
+  bool is_in_small_segment = false;    // whose blocks are those of requests up to 1 MiB
   bool expandable = false;             // of an expandable segment
   bool mapped = true;                  // false: only addresses, see Note [Expandable segments]; then it is in_use
   bool in_use = false;                 // handed out, or waiting for events
@@ -49,7 +49,6 @@ struct Block {
   TraceContext segment_context;        // in the first block of a segment: of the segment
   uint64_t free_since = 0;             // in the order of frees, for garbage collection
 
-  bool is_in_small_segment() const { return segment_size == kSmallSegment; }
   bool is_whole_segment() const { return before == nullptr && behind == nullptr; }
   // Of mapped blocks: with the ordinary segment, or with a mapped part of an expandable one.
   bool begins_range() const { return before == nullptr || !before->mapped; }
@@ -108,8 +107,8 @@ struct FreeBlocks {
   LargeFreeBlocks large;
   Block* expandable = nullptr;  // the first block of the stream's expandable segment
 
-  void insert(Block* block) { block->is_in_small_segment() ? small.insert(block) : large.insert(block); }
-  void remove(Block* block) { block->is_in_small_segment() ? small.remove(block) : large.remove(block); }
+  void insert(Block* block) { block->is_in_small_segment ? small.insert(block) : large.insert(block); }
+  void remove(Block* block) { block->is_in_small_segment ? small.remove(block) : large.remove(block); }
 };
 
 // See Note [Private pools] in BlockAllocator.h.

@@ -145,12 +145,16 @@ core::Block* MTIACachingAllocator::allocate_block(size_t size) {
                                                          static_cast<double>(error.device_total))),
                        " allowed;")
             : "";
+    // The device has as much: something else has not, and the driver has said what.
+    const std::string reason = error.what();
+    const std::string remedy = error.requested <= error.device_free && !reason.empty()
+                                   ? c10::str("Refused, because ", reason, ".")
+                                   : "Set TORCH_MTIA_MEMORY to give the device more.";
     TORCH_CHECK_WITH(OutOfMemoryError, false, c10::DeviceTypeName(device_type()), " out of memory. Tried to allocate ",
                      format_size(error.requested), ". ", device_name(device), " has a total capacity of ",
                      format_size(error.device_total), " of which ", format_size(error.device_free), " is free.", limit,
                      " Of the allocated memory ", format_size(allocated), " is allocated by PyTorch, and ",
-                     format_size(reserved - allocated),
-                     " is reserved by PyTorch but unallocated. Set TORCH_MTIA_MEMORY to give the device more.");
+                     format_size(reserved - allocated), " is reserved by PyTorch but unallocated. ", remedy);
   }
 }
 

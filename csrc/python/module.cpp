@@ -5,6 +5,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/headeronly/version.h>
 
 #include <chrono>
 #include <complex>
@@ -17,6 +18,7 @@
 #include "../device/MTIAHooks.h"
 #include "../device/MTIAProfiler.h"
 #include "../runtime/loader.h"
+#include "../runtime/machine_memory.h"
 #include "device_module.h"
 #include "empty_strided.h"
 #include "graph_outputs.h"
@@ -43,11 +45,23 @@ py::dict driver_info() {
   if (api.capabilities & MTIA_CAPABILITY_GRAPHS) capabilities.append("graphs");
   if (api.capabilities & MTIA_CAPABILITY_RARE_FUNCTIONS) capabilities.append("rare_functions");
   if (api.capabilities & MTIA_CAPABILITY_TRACING) capabilities.append("tracing");
+  if (api.capabilities & MTIA_CAPABILITY_VIRTUAL_MEMORY) capabilities.append("virtual_memory");
   py::dict info;
   info["name"] = api.name;
   info["version"] = api.version;
   info["abi_version"] = api.abi_version;
   info["capabilities"] = capabilities;
+  return info;
+}
+
+py::dict machine_memory() {
+  const auto figures = runtime::MachineMemory().read();
+  py::dict info;
+  info["total"] = figures.total;
+  info["available"] = figures.available;
+  info["reserve"] = figures.reserve();
+  info["has_limit"] = figures.has_limit;
+  info["container"] = figures.container;
   return info;
 }
 
@@ -82,9 +96,11 @@ at::Tensor wrapped_number(const py::object& value) {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
+  m.attr("_built_for") = TORCH_VERSION;
   register_profiler();
   m.def("_configure", &configure, py::arg("library"), py::arg("num_devices"), py::arg("memory_per_device"),
         py::arg("launch_blocking"), py::arg("delay_seed"), py::arg("log_launches"));
+  m.def("_machine_memory", &machine_memory);
   m.def("_hooks_registered_in_time", &hooks_registered_in_time);
   m.def("_open_mtia", &open_mtia);
   m.def("_open_privateuse1", &open_privateuse1);

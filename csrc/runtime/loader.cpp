@@ -16,6 +16,8 @@
 #include <stop_token>
 #include <thread>
 
+#include "machine_memory.h"
+
 namespace torch_mtia::runtime {
 namespace {
 
@@ -215,7 +217,8 @@ void initialize_once() {
   mtia_init_params params{};
   params.struct_size = sizeof(params);
   params.num_devices = settings.num_devices;
-  params.memory_per_device = settings.memory_per_device;
+  params.memory_per_device = settings.memory_per_device != 0 ? settings.memory_per_device
+                                                             : MachineMemory().default_capacity(settings.num_devices);
   params.launch_blocking = settings.launch_blocking ? 1 : 0;
   params.delay_seed = settings.delay_seed;
   params.parallel_for = settings.parallel_for;

@@ -241,6 +241,32 @@ TEST(what_does_not_fit_at_all_raises_with_the_figures) {
   f.allocator.free(block);
 }
 
+TEST(a_request_takes_what_is_left_when_a_shared_segment_does_not_fit) {
+  Fixture f;
+  core::Block* most = f.allocate(240 * kMiB);
+  core::Block* first = f.allocate(4 * kMiB);
+  core::Block* second = f.allocate(9 * kMiB);
+  CHECK_EQ(f.allocator.stats().reserved_bytes[kAll].current, static_cast<int64_t>(254 * kMiB));
+  CHECK_EQ(f.allocator.stats().num_alloc_retries, 0);
+  const auto error = CHECK_THROWS(core::OutOfDeviceMemory, f.allocate(4 * kMiB));
+  CHECK_CONTAINS(error, "is out of memory: 4.00 MiB requested");
+  for (core::Block* block : {most, first, second}) f.allocator.free(block);
+}
+
+TEST(the_last_2_MiB_serve_a_request_above_1_MiB) {
+  Fixture f;
+  core::Block* most = f.allocate(254 * kMiB);
+  core::Block* last = f.allocate(3 * kMiB / 2);
+  const core::AllocatorStats stats = f.allocator.stats();
+  CHECK_EQ(stats.segment[core::kLarge].current, int64_t{2});
+  CHECK_EQ(stats.segment[core::kSmall].current, int64_t{0});
+  f.allocator.free(last);
+  core::Block* again = f.allocate(kMiB + kMiB / 4);
+  for (core::Block* block : {most, again}) f.allocator.free(block);
+  f.allocator.empty_cache();
+  CHECK_EQ(f.allocator.stats().reserved_bytes[kAll].current, int64_t{0});
+}
+
 TEST(an_error_of_work_survives_waiting_for_memory) {
   Fixture f;
   f.allocator.free(f.allocate(512));

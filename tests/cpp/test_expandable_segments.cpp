@@ -33,6 +33,15 @@ TEST(large_blocks_of_a_stream_lie_side_by_side) {
   for (core::Block* block : {first, second, third}) f.allocator.free(block);
 }
 
+TEST(a_request_takes_what_is_left_when_a_larger_piece_does_not_fit) {
+  Fixture f;
+  core::Block* most = f.allocator.allocate(240 * kMiB, &new_stream());
+  core::Block* last = f.allocate(9 * kMiB);
+  CHECK_EQ(f.reserved(), 250 * kMiB);
+  f.allocator.free(most);
+  f.allocator.free(last);
+}
+
 TEST(a_request_grows_the_free_end_of_the_segment) {
   Fixture f;
   core::Block* kept = f.allocate(20 * kMiB);

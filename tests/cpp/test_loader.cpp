@@ -118,7 +118,7 @@ TEST(the_host_driver_refuses_parameters_that_make_no_sense) {
     CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, runtime::ensure_initialized()), "num_devices is 0");
   }));
   CHECK(child_succeeds([] {
-    runtime::configure(settings({.memory_per_device = 0}));
+    runtime::configure(settings({.memory_per_device = uint64_t{1} << 60}));
     CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, runtime::ensure_initialized()), "memory_per_device");
   }));
   CHECK(child_succeeds([] {

@@ -103,6 +103,38 @@ TEST(freed_neighbours_become_one_range_again) {
   }
 }
 
+TEST(memory_that_is_free_in_pieces_serves_one_large_request) {
+  const uint64_t total = free_bytes();
+  std::vector<mtia_device_ptr> pieces(total / (2 * kMiB));
+  for (mtia_device_ptr& piece : pieces) runtime::call(&mtia_runtime_api::memory_allocate, 0, 2 * kMiB, &piece);
+  for (size_t i = 0; i < pieces.size(); i += 2) runtime::call(&mtia_runtime_api::memory_free, 0, pieces[i]);
+  {
+    const Allocation half(total / 2);
+    CHECK_EQ(free_bytes(), uint64_t{0});
+    std::memset(host_view(half.address()), 1, total / 2);
+    mtia_device_ptr address = 0;
+    CHECK_EQ(api().memory_allocate(0, 4096, &address), MTIA_ERROR_OUT_OF_MEMORY);
+  }
+  for (size_t i = 1; i < pieces.size(); i += 2) runtime::call(&mtia_runtime_api::memory_free, 0, pieces[i]);
+  CHECK_EQ(free_bytes(), total);
+}
+
+TEST(only_reserved_pages_can_be_mapped) {
+  const uint64_t all_free = free_bytes();
+  mtia_device_ptr address = 0;
+  mtia_device_ptr other = 0;
+  runtime::call(&mtia_runtime_api::memory_reserve, 0, 4 * kMiB, &address);
+  runtime::call(&mtia_runtime_api::memory_reserve, 0, 4 * kMiB, &other);
+  CHECK_EQ(api().memory_map(0, std::max(address, other) + 4 * kMiB, 2 * kMiB), MTIA_ERROR_INVALID_VALUE);
+  CHECK_CONTAINS(api().last_error_message(), "of a reservation");
+  CHECK_EQ(api().memory_map(0, std::min(address, other) + 2 * kMiB, 4 * kMiB), MTIA_ERROR_INVALID_VALUE);
+  runtime::call(&mtia_runtime_api::memory_release, 0, address);
+  CHECK_EQ(api().memory_map(0, address, 2 * kMiB), MTIA_ERROR_INVALID_VALUE);
+  CHECK_EQ(api().memory_unmap(0, address, 2 * kMiB), MTIA_ERROR_INVALID_VALUE);
+  CHECK_EQ(free_bytes(), all_free);
+  runtime::call(&mtia_runtime_api::memory_release, 0, other);
+}
+
 TEST(running_out_of_memory_tells_the_figures) {
   mtia_device_ptr address = 0;
   CHECK_EQ(api().memory_allocate(0, 512 * kMiB, &address), MTIA_ERROR_OUT_OF_MEMORY);

@@ -1,6 +1,7 @@
 """Triton on mtia: the backend `mtia` of a stock Triton, which finds it through the entry point `triton.backends`.
 
-Triton imports `compiler` and `driver`. Nothing here is imported by `import torch`. See docs/triton.md.
+That names `mtia.triton`, whose classes stand in for those of `compiler` and `driver` until Triton has use for them.
+Nothing here is imported by `import torch`. See docs/triton.md.
 """
 
 from __future__ import annotations

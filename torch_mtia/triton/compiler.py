@@ -112,7 +112,7 @@ class MTIABackend(BaseBackend):
         # Inductor's targets may have a capability, a pair of numbers, in the place of an architecture.
         arch = self.target.arch if isinstance(self.target.arch, str) else architecture()
         arguments.setdefault("arch", str(knobs.runtime.override_arch or arch))
-        arguments.setdefault("check_bounds", os.environ.get("TORCH_MTIA_CHECK_BOUNDS") == "1")
+        arguments.setdefault("check_bounds", environment.settings().check_bounds)
         if not arguments.get("debug"):
             arguments["sanitize_overflow"] = False  # its checks are asserts, which then do nothing but take time
         if "extern_libs" in arguments and isinstance(arguments["extern_libs"], dict):

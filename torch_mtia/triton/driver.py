@@ -95,7 +95,7 @@ class MTIADriver(DriverBase):
         """
         if default := os.environ.get("TRITON_DEFAULT_BACKEND"):
             return default == "mtia"
-        return not _another_is_active(cls)
+        return not _another_is_active()
 
     def map_python_to_cpp_type(self, ty: str) -> str:
         return "uint64_t" if ty.startswith("*") else CPP_TYPES[ty]
@@ -131,7 +131,7 @@ class MTIADriver(DriverBase):
         cache.zero_()
 
 
-def _another_is_active(ours: type[DriverBase]) -> bool:
+def _another_is_active() -> bool:
     """Whether another backend's driver says that it is active.
 
     A backend that decides as ours does would ask back: then ours is not there.
@@ -143,6 +143,6 @@ def _another_is_active(ours: type[DriverBase]) -> bool:
         return False
     _asking_others = True
     try:
-        return any(backend.driver.is_active() for backend in backends.values() if backend.driver is not ours)
+        return any(backend.driver.is_active() for name, backend in backends.items() if name != "mtia")
     finally:
         _asking_others = False

@@ -33,6 +33,14 @@ def choices_for_mtia(original: Callable[[], Any] | None) -> Callable[[], Any]:
     return original or inductor.choices_for_mtia  # the original: somebody's own
 
 
+def environment_with_autoload(original: Callable[[], dict[str, str]]) -> Callable[[], dict[str, str]]:
+    @functools.wraps(original)
+    def python_subprocess_env() -> dict[str, str]:
+        return {**original(), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+
+    return python_subprocess_env
+
+
 def is_big_device(original: Callable[..., bool]) -> Callable[..., bool]:
     @functools.wraps(original)
     def is_big_gpu(index_or_device: Any = 0) -> bool:

@@ -124,6 +124,18 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: original is None,
     ),
     Gate(
+        name="python_subprocess_env",
+        modules=(
+            "torch._inductor.utils",
+            "torch._inductor.compile_worker.subproc_pool",
+            "torch._inductor.autotune_process",
+            "torch._inductor.cpu_vec_isa",
+        ),
+        why="Inductor's worker processes load the device as `import torch` does, also if it was imported by name.",
+        replace=inductor.environment_with_autoload,
+        is_needed=lambda original: "TORCH_DEVICE_BACKEND_AUTOLOAD" not in original.__code__.co_consts,
+    ),
+    Gate(
         name="is_big_gpu",
         modules=("torch._inductor.utils",),
         why="Inductor has GEMM templates for devices of 68 processors or more; mtia has as many as its host has cores.",

@@ -1,9 +1,11 @@
 #include "memory.h"
 
+#include <malloc.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -13,15 +15,12 @@
 namespace torch_mtia::runtime::host {
 namespace {
 
-// Of addresses that can be reserved, as many as this times the memory; fewer where devices have so much memory that the
-// address space of the process (47 bits, and all is mapped twice) would end.
-constexpr uint64_t kReservableFactor = 16;
+// Of addresses to allocate from, and of those to reserve, as many as this times the memory. First fit finds room for
+// whatever the memory has room for if there are as many as that times the number of doublings from the smallest segment
+// to all. Fewer where devices have so much memory that the address space of the process (47 bits, and all is mapped
+// twice) would end.
+constexpr uint64_t kAddressFactor = 16;
 constexpr uint64_t kMaxAddresses = uint64_t{1} << 45;
-
-uint64_t addresses_of_device(uint64_t capacity, uint64_t num_devices) {
-  const uint64_t most = kMaxAddresses / num_devices / kHugePage * kHugePage;
-  return std::max(capacity, std::min(capacity * (1 + kReservableFactor), most));
-}
 
 // Reserves `size` bytes of address space, aligned to a huge page, without committing memory.
 struct AddressSpace {
@@ -45,8 +44,9 @@ struct AddressSpace {
 
 Memory::Memory(int32_t num_devices, uint64_t bytes_per_device)
     : capacity_(round_up(bytes_per_device, kHugePage)), num_devices_(static_cast<uint64_t>(num_devices)) {
-  // A process that may have little address space (ulimit -v, valgrind) does without the addresses to reserve.
-  if (!map_addresses(addresses_of_device(capacity_, num_devices_)) && !map_addresses(capacity_)) {
+  const uint64_t most = kMaxAddresses / num_devices_ / capacity_ / 2;
+  // A process that may have little address space (ulimit -v, valgrind) does without the further addresses.
+  if (!map_addresses(std::min(kAddressFactor, most)) && !map_addresses(0)) {
     throw Failure(MTIA_ERROR_INTERNAL, "cannot reserve twice " + format_bytes(total_) +
                                            " of address space for device memory: " + std::strerror(errno) +
                                            "; ask for less memory per device or raise the limit (ulimit -v)");
@@ -57,13 +57,14 @@ Memory::Memory(int32_t num_devices, uint64_t bytes_per_device)
   madvise(reinterpret_cast<void*>(host_base), total_, MADV_HUGEPAGE);
   madvise(reinterpret_cast<void*>(host_base), total_, MADV_DONTFORK);
   for (int32_t device = 0; device < num_devices; ++device) {
-    regions_.push_back(std::make_unique<Region>(capacity_, addresses_));
+    regions_.push_back(std::make_unique<Region>(allocatable_, addresses_ - allocatable_));
   }
 }
 
-bool Memory::map_addresses(uint64_t addresses) {
-  addresses_ = addresses;
-  total_ = addresses * num_devices_;
+bool Memory::map_addresses(uint64_t factor) {
+  allocatable_ = capacity_ * std::max<uint64_t>(factor, 1);
+  addresses_ = factor == 0 ? allocatable_ : 2 * allocatable_;
+  total_ = addresses_ * num_devices_;
   AddressSpace device(total_, PROT_NONE);
   AddressSpace host(total_, PROT_READ | PROT_WRITE);
   if (device.failed() || host.failed()) return false;
@@ -72,26 +73,76 @@ bool Memory::map_addresses(uint64_t addresses) {
   return true;
 }
 
-uint64_t Memory::Region::free_bytes() const {
-  return ranges.free_bytes() - mapped_pages.size() * kHugePage;
+void Memory::check_room(int32_t device, uint64_t size) {
+  const uint64_t free = capacity_ - region(device).used;
+  if (size > free) {
+    throw Failure(MTIA_ERROR_OUT_OF_MEMORY, "device " + std::to_string(device) +
+                                                " is out of memory: " + format_bytes(size) + " requested, " +
+                                                format_bytes(free) + " of " + format_bytes(capacity_) + " free");
+  }
+  MachineMemory::Figures figures = machine_.read();
+  const auto fits = [&] { return figures.for_devices() >= owed_ && size <= figures.for_devices() - owed_; };
+  if (fits()) return;
+  owed_ = untouched();
+  if (fits()) return;
+  malloc_trim(0);  // what the C library keeps of the host memory that this process freed
+  figures = machine_.read();
+  if (fits()) return;
+  throw Failure(MTIA_ERROR_OUT_OF_MEMORY,
+                std::string(figures.container ? "the container's limit" : "the machine") +
+                    " leaves no room for device " + std::to_string(device) + ": " + format_bytes(size) +
+                    " requested, " + format_bytes(figures.available) + " of " + format_bytes(figures.total) +
+                    " available, of which " + format_bytes(owed_) + " are promised to memory in use and " +
+                    format_bytes(figures.reserve()) + " kept for the host; " +
+                    (figures.container ? "raise the container's memory limit, or end processes in it"
+                                       : "end other processes, or use a machine with more memory"));
 }
 
-void Memory::fail_out_of_memory(int32_t device, uint64_t size, const Region& region) const {
-  throw Failure(MTIA_ERROR_OUT_OF_MEMORY,
-                "device " + std::to_string(device) + " is out of memory: " + format_bytes(size) + " requested, " +
-                    format_bytes(region.free_bytes()) + " of " + format_bytes(capacity_) +
-                    " free, the largest free range is " +
-                    format_bytes(std::min(region.free_bytes(), region.ranges.largest_free_range())));
+void Memory::count_used(Region& region, uint64_t size) {
+  region.used += size;
+  owed_ += size;
+}
+
+void Memory::count_freed(Region& region, uint64_t size) {
+  region.used -= size;
+  uint64_t used = 0;
+  for (const auto& each : regions_) used += each->used;
+  owed_ = std::min(owed_, used);
+}
+
+uint64_t Memory::untouched() const {
+  constexpr uint64_t kAtOnce = 16384;  // pages
+  std::vector<unsigned char> is_touched(kAtOnce);
+  uint64_t pages = 0;
+  const auto count = [&](uint64_t address, uint64_t size) {
+    for (uint64_t done = 0; done < size; done += kAtOnce * kSmallPage) {
+      const uint64_t length = std::min(size - done, kAtOnce * kSmallPage);
+      if (mincore(host(address + done), length, is_touched.data()) != 0) continue;
+      const auto end = is_touched.begin() + static_cast<std::ptrdiff_t>(length / kSmallPage);
+      pages += static_cast<uint64_t>(std::count_if(is_touched.begin(), end, [](auto page) { return (page & 1) == 0; }));
+    }
+  };
+  for (int32_t device = 0; device < static_cast<int32_t>(num_devices_); ++device) {
+    const Region& of_device = region(device);
+    for (const auto& [offset, size] : of_device.ranges.allocated()) count(base(device) + offset, size);
+    for (const uint64_t page : of_device.mapped_pages) count(reservations(device) + page * kHugePage, kHugePage);
+  }
+  return pages * kSmallPage;
 }
 
 mtia_device_ptr Memory::allocate(int32_t device, uint64_t size) {
   if (size == 0) throw Failure(MTIA_ERROR_INVALID_VALUE, "memory_allocate: the size is 0");
+  const uint64_t rounded = size <= capacity_ ? round_to_pages(size) : size;
+  const std::lock_guard lock(mutex_);
+  check_room(device, rounded);
   Region& of_device = region(device);
-  const std::lock_guard lock(of_device.mutex);
-  if (size <= capacity_ && round_to_pages(size) <= of_device.free_bytes()) {
-    if (const auto offset = of_device.ranges.allocate(size)) return base(device) + *offset;
+  const auto offset = of_device.ranges.allocate(size);
+  if (!offset) {
+    throw Failure(MTIA_ERROR_OUT_OF_MEMORY, "device " + std::to_string(device) + " has memory, but no " +
+                                                format_bytes(size) + " of addresses in one piece");
   }
-  fail_out_of_memory(device, size, of_device);
+  count_used(of_device, rounded);
+  return base(device) + *offset;
 }
 
 void Memory::free(int32_t device, mtia_device_ptr address) {
@@ -99,7 +150,7 @@ void Memory::free(int32_t device, mtia_device_ptr address) {
   const uint64_t offset = address - base(device);
   uint64_t size = 0;
   {
-    const std::lock_guard lock(of_device.mutex);
+    const std::lock_guard lock(mutex_);
     size = of_device.ranges.release(offset);
   }
   if (size == 0) {
@@ -108,8 +159,9 @@ void Memory::free(int32_t device, mtia_device_ptr address) {
   }
   // Between the two steps nobody else can have the range. Dropping many pages takes long, so it is done unlocked.
   madvise(host(address), size, MADV_DONTNEED);
-  const std::lock_guard lock(of_device.mutex);
+  const std::lock_guard lock(mutex_);
   of_device.ranges.recycle(offset, size);
+  count_freed(of_device, size);
 }
 
 mtia_device_ptr Memory::reserve(int32_t device, uint64_t size) {
@@ -117,16 +169,16 @@ mtia_device_ptr Memory::reserve(int32_t device, uint64_t size) {
     throw Failure(MTIA_ERROR_INVALID_VALUE, "memory_reserve: the size is not a multiple of 2 MiB");
   }
   Region& of_device = region(device);
-  const std::lock_guard lock(of_device.mutex);
-  if (const auto offset = of_device.reservations.allocate(size)) return base(device) + capacity_ + *offset;
+  const std::lock_guard lock(mutex_);
+  if (const auto offset = of_device.reservations.allocate(size)) return reservations(device) + *offset;
   throw Failure(MTIA_ERROR_OUT_OF_MEMORY,
                 "device " + std::to_string(device) + " has no " + format_bytes(size) + " of addresses left to reserve");
 }
 
 void Memory::release(int32_t device, mtia_device_ptr address) {
   Region& of_device = region(device);
-  const uint64_t offset = address - base(device) - capacity_;
-  const std::lock_guard lock(of_device.mutex);
+  const uint64_t offset = address - reservations(device);
+  const std::lock_guard lock(mutex_);
   const uint64_t size = of_device.reservations.size_of(offset);
   if (size == 0) {
     throw Failure(MTIA_ERROR_INVALID_VALUE, "memory_release: no reservation of device " + std::to_string(device) +
@@ -141,10 +193,9 @@ void Memory::release(int32_t device, mtia_device_ptr address) {
 }
 
 Memory::Pages Memory::pages(const char* function, int32_t device, mtia_device_ptr address, uint64_t size) const {
-  const uint64_t offset = address - base(device) - capacity_;
-  const uint64_t reservable = addresses_ - capacity_;
-  if (size == 0 || size % kHugePage != 0 || offset % kHugePage != 0 || offset >= reservable ||
-      size > reservable - offset) {
+  const uint64_t offset = address - reservations(device);
+  if (size == 0 || size % kHugePage != 0 || offset % kHugePage != 0 ||
+      !region(device).reservations.contains(offset, size)) {
     throw Failure(MTIA_ERROR_INVALID_VALUE,
                   std::string(function) + ": the range does not consist of 2 MiB pages of a reservation of device " +
                       std::to_string(device));
@@ -153,23 +204,25 @@ Memory::Pages Memory::pages(const char* function, int32_t device, mtia_device_pt
 }
 
 void Memory::map(int32_t device, mtia_device_ptr address, uint64_t size) {
+  const std::lock_guard lock(mutex_);
   const auto [first, end] = pages("memory_map", device, address, size);
+  check_room(device, size);
   Region& of_device = region(device);
-  const std::lock_guard lock(of_device.mutex);
-  if (size > of_device.free_bytes()) fail_out_of_memory(device, size, of_device);
   for (uint64_t page = first; page < end; ++page) {
     if (of_device.mapped_pages.insert(page).second) continue;
     while (page-- > first) of_device.mapped_pages.erase(page);
     throw Failure(MTIA_ERROR_INVALID_VALUE, "memory_map: part of the range is mapped already");
   }
+  count_used(of_device, size);
 }
 
 void Memory::unmap(int32_t device, mtia_device_ptr address, uint64_t size) {
-  const auto [first, end] = pages("memory_unmap", device, address, size);
   Region& of_device = region(device);
+  Pages range{};
   {
-    const std::lock_guard lock(of_device.mutex);
-    for (uint64_t page = first; page < end; ++page) {
+    const std::lock_guard lock(mutex_);
+    range = pages("memory_unmap", device, address, size);
+    for (uint64_t page = range.first; page < range.end; ++page) {
       if (!of_device.mapped_pages.contains(page)) {
         throw Failure(MTIA_ERROR_INVALID_VALUE, "memory_unmap: part of the range is not mapped");
       }
@@ -177,14 +230,14 @@ void Memory::unmap(int32_t device, mtia_device_ptr address, uint64_t size) {
   }
   // As in free; the pages count as used until they are dropped.
   madvise(host(address), size, MADV_DONTNEED);
-  const std::lock_guard lock(of_device.mutex);
-  for (uint64_t page = first; page < end; ++page) of_device.mapped_pages.erase(page);
+  const std::lock_guard lock(mutex_);
+  for (uint64_t page = range.first; page < range.end; ++page) of_device.mapped_pages.erase(page);
+  count_freed(of_device, size);
 }
 
 void Memory::info(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes) const {
-  const Region& of_device = region(device);
-  const std::lock_guard lock(of_device.mutex);
-  *free_bytes = of_device.free_bytes();
+  const std::lock_guard lock(mutex_);
+  *free_bytes = capacity_ - region(device).used;
   *total_bytes = capacity_;
 }
 

@@ -6,9 +6,16 @@
 // the device (and whoever asks for the host view) adds that distance. It is the same for all devices.
 //
 // Note [More addresses than memory]
-// A device has several times as many addresses as memory. Allocations lie in the first part of them; the others can be
-// reserved, and given memory page by page. The bytes behind them are there from the beginning as well, but cost nothing
-// until they are touched: to map a page is to count it.
+// A device has many times as many addresses as memory. Allocations lie in the first part of them, so that memory which
+// is free in pieces serves a request for all of it; the others can be reserved, and given memory page by page. The
+// bytes behind all of them are there from the beginning, but cost nothing until they are touched: to allocate memory is
+// to find addresses and to count their bytes.
+//
+// Note [Memory that the machine has]
+// The kernel kills a process that touches memory when there is none left, so what the machine, or the container, has no
+// room for is refused before. Available memory is what other processes have left, too; but what this process was given
+// and has not touched yet is still part of it, and is owed. What was touched, mincore tells. That takes a while, so it
+// is asked only when there would not be enough if nothing given since it was last asked had been touched.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +25,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "../machine_memory.h"
 #include "../mtia_runtime.h"
 #include "range_allocator.h"
 
@@ -56,17 +64,22 @@ class Memory {
 
  private:
   struct Region {
-    Region(uint64_t capacity, uint64_t addresses) : ranges(capacity), reservations(addresses - capacity) {}
-    uint64_t free_bytes() const;
+    Region(uint64_t allocatable, uint64_t reservable) : ranges(allocatable), reservations(reservable) {}
 
-    mutable std::mutex mutex;
     RangeAllocator ranges;
     RangeAllocator reservations;                // offsets from the end of `ranges`
     std::unordered_set<uint64_t> mapped_pages;  // huge pages of the reservations, by their number
+    uint64_t used = 0;                          // bytes of `ranges` and of mapped pages, until they are dropped
   };
   Region& region(int32_t device) const { return *regions_[static_cast<size_t>(device)]; }
   uint64_t base(int32_t device) const { return device_base_ + static_cast<uint64_t>(device) * addresses_; }
-  [[noreturn]] void fail_out_of_memory(int32_t device, uint64_t size, const Region& region) const;
+  uint64_t reservations(int32_t device) const { return base(device) + allocatable_; }
+  // Throws Failure unless the device and the machine have `size` bytes more. With `mutex_`.
+  void check_room(int32_t device, uint64_t size);
+  void count_used(Region& region, uint64_t size);
+  void count_freed(Region& region, uint64_t size);
+  // Bytes that are used and have not been touched.
+  uint64_t untouched() const;
   // The numbers of the pages of a range that lies in the reservations of the device.
   struct Pages {
     uint64_t first;
@@ -74,15 +87,20 @@ class Memory {
   };
   Pages pages(const char* function, int32_t device, mtia_device_ptr address, uint64_t size) const;
 
-  bool map_addresses(uint64_t addresses);  // false: the process may not have so many
+  // How many times the memory the process gets as addresses of each kind; false: it may not have so many.
+  bool map_addresses(uint64_t factor);
 
   const uint64_t capacity_;  // bytes of memory of one device
   const uint64_t num_devices_;
-  uint64_t addresses_ = 0;  // of one device
-  uint64_t total_ = 0;      // addresses of all
+  const MachineMemory machine_;
+  uint64_t allocatable_ = 0;  // of the addresses of one device, those before the ones to reserve
+  uint64_t addresses_ = 0;    // of one device
+  uint64_t total_ = 0;        // addresses of all
   uint64_t device_base_ = 0;
   int64_t host_offset_ = 0;
+  mutable std::mutex mutex_;                      // of what follows
   std::vector<std::unique_ptr<Region>> regions_;  // one per device
+  uint64_t owed_ = 0;                             // at least as much as is untouched
 };
 
 }  // namespace torch_mtia::runtime::host

@@ -1,12 +1,11 @@
 #include "range_allocator.h"
 
-#include <algorithm>
 #include <iterator>
 
 namespace torch_mtia::runtime::host {
 
-RangeAllocator::RangeAllocator(uint64_t capacity) : capacity_(capacity), free_bytes_(capacity) {
-  free_.emplace(0, capacity);
+RangeAllocator::RangeAllocator(uint64_t capacity) : capacity_(capacity) {
+  if (capacity != 0) free_.emplace(0, capacity);
 }
 
 std::optional<uint64_t> RangeAllocator::allocate(uint64_t size) {
@@ -25,7 +24,6 @@ std::optional<uint64_t> RangeAllocator::allocate(uint64_t size) {
     } else {
       free_.erase(range);
     }
-    free_bytes_ -= size;
     return offset;
   }
   return std::nullopt;
@@ -43,7 +41,6 @@ uint64_t RangeAllocator::release(uint64_t offset) {
 }
 
 void RangeAllocator::recycle(uint64_t offset, uint64_t size) {
-  free_bytes_ += size;
   const auto next = free_.lower_bound(offset);
   if (next != free_.end() && offset + size == next->first) {
     size += next->second;
@@ -60,10 +57,11 @@ void RangeAllocator::recycle(uint64_t offset, uint64_t size) {
   free_.emplace_hint(after, offset, size);
 }
 
-uint64_t RangeAllocator::largest_free_range() const {
-  uint64_t largest = 0;
-  for (const auto& [offset, size] : free_) largest = std::max(largest, size);
-  return largest;
+bool RangeAllocator::contains(uint64_t offset, uint64_t size) const {
+  const auto behind = allocated_.upper_bound(offset);
+  if (behind == allocated_.begin()) return false;
+  const auto& [begin, length] = *std::prev(behind);
+  return offset - begin < length && size <= length - (offset - begin);
 }
 
 }  // namespace torch_mtia::runtime::host

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <unordered_map>
 
 namespace torch_mtia::runtime::host {
 
@@ -31,21 +30,21 @@ class RangeAllocator {
   // The size of the range at `offset`; 0: there is none.
   uint64_t size_of(uint64_t offset) const;
 
+  // Whether one allocated range contains all of this one.
+  bool contains(uint64_t offset, uint64_t size) const;
+
   // Giving back takes two steps, so that the caller can drop the pages between them: `release` forgets the allocation
   // and returns its size (0: there is none at `offset`), `recycle` makes the range available, merged with its
   // neighbours.
   uint64_t release(uint64_t offset);
   void recycle(uint64_t offset, uint64_t size);
 
-  uint64_t capacity() const { return capacity_; }
-  uint64_t free_bytes() const { return free_bytes_; }
-  uint64_t largest_free_range() const;
+  const std::map<uint64_t, uint64_t>& allocated() const { return allocated_; }  // offset -> size
 
  private:
   const uint64_t capacity_;
-  uint64_t free_bytes_;
-  std::map<uint64_t, uint64_t> free_;                 // offset -> size, no two adjacent
-  std::unordered_map<uint64_t, uint64_t> allocated_;  // offset -> size
+  std::map<uint64_t, uint64_t> free_;       // offset -> size, no two adjacent
+  std::map<uint64_t, uint64_t> allocated_;  // likewise
 };
 
 }  // namespace torch_mtia::runtime::host
