@@ -416,3 +416,17 @@ def test_an_index_may_be_used_twice_many_times_over() -> None:
     out = torch.zeros(64, dtype=torch.int64, device="mtia")
     _doubled[(1,)](7, out)
     equal(out.cpu(), torch.arange(64) + 7 - 3 * 40)
+
+
+@triton.jit
+def _widened_unsigned(out):
+    program = tl.program_id(0)
+    index = program * 1431655765 + tl.arange(0, 64)
+    tl.store(out + program * 64 + tl.arange(0, 64), index.to(tl.uint32).to(tl.int64))
+
+
+def test_unsigned_indices_that_wrap_are_wrapped_where_they_are_widened() -> None:
+    out = torch.zeros(4 * 64, dtype=torch.int64, device="mtia")
+    _widened_unsigned[(4,)](out)
+    index = torch.arange(4)[:, None] * 1431655765 + torch.arange(64)
+    equal(out.cpu(), (index % 2**32).flatten())

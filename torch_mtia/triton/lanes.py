@@ -187,7 +187,10 @@ def _extui(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
     # Below zero, the first lanes of a strip would be large numbers and the others not.
     if lane.value.type != "i32" or not lane.value.nonnegative or not isinstance(lane.stride, int) or lane.stride < 0:
         return None
-    return Lane(b.zext(lane.value, "i64"), lane.stride)
+    wide = Lane(b.zext(lane.value, "i64"), lane.stride)
+    if not _does_not_wrap(lane.value, lane.stride, width):
+        wide.exact = b.cast("zext", materialize(b, lane, width), "i64")
+    return wide
 
 
 def _strip_fits(numerator: Lane, divisor: int, width: int) -> bool:
