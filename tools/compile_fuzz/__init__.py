@@ -21,5 +21,9 @@ no choice between equal elements is looked at but where PyTorch promises one. Le
 
 - nan and infinities in training: formulas of gradients differ in what infinity times 0 is;
 - negative zeros: a float is looked at as bits only where it is data of an input;
-- `as_strided` with an offset: Dynamo takes the offset of an input for a constant.
+- `as_strided` with an offset: Dynamo takes the offset of an input for a constant;
+- two inputs at another place of one storage in each call: AOTAutograd takes the size of the storage for a constant;
+- floor division and remainders of nan and infinities: Inductor gives `inf // 3` as inf on every device, eager code nan;
+- products of nan and infinities with a constant 0: Inductor folds them to 0 on every device;
+- strides of results with gaps, and None for a gradient where compiled code has zeros: not promised.
 """

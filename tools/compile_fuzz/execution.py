@@ -80,6 +80,13 @@ def outcome(program: Program, mode: str, device: str, reference: Reference) -> O
     return Outcome("different", found[0].split(" ")[2], "\n".join(found))
 
 
+def covers(others: list[str], ours: list[str]) -> bool:
+    """Whether it fails elsewhere in all that it fails in here, or raises."""
+    return not others[0].startswith("call ") or {text.split(":")[1] for text in ours} <= {
+        text.split(":")[1] for text in others
+    }
+
+
 def judged(program: Program, mode: str, device: str, reference: Reference, found: Outcome) -> Outcome:
     """The outcome with what others say of the program."""
     larger = mode == "dynamic"
@@ -92,7 +99,7 @@ def judged(program: Program, mode: str, device: str, reference: Reference, found
         except Exception as error:
             message = str(error).strip().splitlines() or [""]
             other = [f"{type(error).__name__}: {message[0]}"]
-        if other and not on_device:
+        if other and not on_device and (kind == "error" or covers(other, found.detail.splitlines())):
             kind = "upstream"
         notes.append(f"{name}: {other[0] if other else 'same'}")
     return Outcome(kind, found.symptom, "\n".join([found.detail, *notes]))

@@ -103,8 +103,9 @@ def arguments(seed: int, inputs: tuple[Input, ...], call: int, device: str) -> A
             base, offset = bases[each.within]
             offset += each.shift
         else:
-            offset = choice.choice(OFFSETS)
-            values = _fill(each, offset + reach(shape, stride) + choice.choice(OFFSETS), generator)
+            shared = any(other.within == each.name for other in inputs)
+            offset, rest = (3, 1) if shared else (choice.choice(OFFSETS), choice.choice(OFFSETS))
+            values = _fill(each, offset + reach(shape, stride) + rest, generator)
             base = values.to(device)
             bases[each.name] = base, offset
             result.bases.append(base)

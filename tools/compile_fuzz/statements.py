@@ -18,6 +18,7 @@ from tools.compile_fuzz.program import CALLS, Program
 
 Statement = Callable[[Builder], bool]
 _STATEMENTS: dict[Statement, int] = {}
+FEWEST = 5  # lines of a program
 
 
 def statement(weight: int) -> Callable[[Statement], Statement]:
@@ -42,14 +43,18 @@ def generate(seed: int) -> Program:
 
 
 def _attempt(b: Builder) -> Program:
-    functions, weights = list(_STATEMENTS), list(_STATEMENTS.values())
-    count = b.random.randint(5, 15)
+    functions = list(_STATEMENTS)
+    # Each program has its own taste, so that the statements it likes meet.
+    weights = [weight * b.random.choice((0, 1, 1, 5)) for weight in _STATEMENTS.values()]
+    count = b.random.randint(FEWEST, 15)
     for _ in range(20 * count):
-        if len(b.lines) >= count:
+        if len(b.lines) >= count or not any(weights):
             break
         chosen = b.random.choices(functions, weights)[0]
         if chosen(b):
             b.features.append(chosen.__name__)
+    if len(b.lines) < FEWEST:
+        raise Refused("too little fits")
     return b.program()
 
 
@@ -222,6 +227,8 @@ def arithmetic(b: Builder) -> bool:
         return False
     operation = b.random.choice(("{} + {}", "{} - {}", "{} * {}", "torch.maximum({}, {})", "torch.minimum({}, {})"))
     if "*" in operation:
+        if (x.special and not y.tensor.any()) or (y.special and not x.tensor.any()):
+            return False
         bound, error = x.bound * y.bound, x.error * y.bound + y.error * x.bound + x.error * y.error
     elif "m" in operation:
         bound, error = max(x.bound, y.bound), max(x.error, y.error)
@@ -236,6 +243,8 @@ def with_number(b: Builder) -> bool:
     if x is None:
         return False
     k = number(b)
+    if k == 0 and x.special:
+        return False
     chosen = b.random.randrange(7)
     if chosen == 0:
         return b.define(f"{x.name} + {k}", (x,), x.bound + 3, x.error) is not None
@@ -311,6 +320,8 @@ def float_remainder(b: Builder) -> bool:
     if x is None or y is None:
         return False
     divisor = f"({y.name} * 2 + 1)" if b.random.random() < 0.5 else str(b.random.choice((-3, 2, 3)))
+    if x.special or y.special:
+        return False
     bound = max(x.bound, 2 * y.bound + 1)
     if y.dtype in (torch.float16, torch.bfloat16) and y.bound > 100:
         return False
