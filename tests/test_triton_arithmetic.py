@@ -379,6 +379,43 @@ def test_masks_of_indices_that_wrap_hold_behind_the_wrap() -> None:
 
 
 @triton.jit
+def _masked_by_widened(start, bound, total, out):
+    lane = tl.arange(0, 512)
+    mask = (lane + start).to(tl.int64) - 1000 < bound
+    tl.store(out + lane, lane, mask=mask)
+    tl.store(total, tl.sum(tl.where(mask, lane, 0)))
+
+
+def test_masks_of_indices_that_wrapped_before_they_were_widened_hold_behind_the_wrap() -> None:
+    total = torch.zeros(1, dtype=torch.int32, device="mtia")
+    out = torch.full((512,), -1, dtype=torch.int32, device="mtia")
+    _masked_by_widened[(1,)](2**31 - 40, 0, total, out)
+    lane = torch.arange(512, dtype=torch.int32)
+    equal(out.cpu(), torch.where(lane < 40, -1, lane))
+    assert total.item() == sum(range(40, 512))
+
+
+@triton.jit
+def _wrapped_differences(start, sums, below, quotients):
+    lane = tl.arange(0, 64)
+    difference = (lane + start).to(tl.int64) - lane
+    tl.store(sums + lane, difference + 1)
+    tl.store(below + lane, difference < 0)
+    tl.store(quotients + lane, difference // 3)
+
+
+def test_differences_of_indices_tell_where_one_of_them_wrapped() -> None:
+    sums, quotients = (torch.zeros(64, dtype=torch.int64, device="mtia") for _ in range(2))
+    below = torch.zeros(64, dtype=torch.bool, device="mtia")
+    start = 2**31 - 20
+    _wrapped_differences[(1,)](start, sums, below, quotients)
+    difference = torch.where(torch.arange(64) < 20, start, start - 2**32)
+    equal(sums.cpu(), difference + 1)
+    equal(below.cpu(), difference < 0)
+    equal(quotients.cpu(), torch.div(difference, 3, rounding_mode="trunc"))
+
+
+@triton.jit
 def _shifted(start, out):
     index = (tl.program_id(0) - 2) * 64 + start * 16 + tl.arange(0, 64)
     tl.store(out + tl.program_id(0) * 64 + tl.arange(0, 64), index >> 4)

@@ -46,7 +46,7 @@ class Lane:
 
     @property
     def uniform(self) -> bool:
-        return isinstance(self.stride, int) and self.stride == 0
+        return isinstance(self.stride, int) and self.stride == 0 and self.exact is None
 
     @property
     def affine(self) -> bool:

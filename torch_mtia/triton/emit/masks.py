@@ -55,7 +55,7 @@ def limits(em: KernelEmitter, mask: Tensor, shape: tuple[int, ...], saves: Seque
         if op.name == "arith.cmpi":
             d = _dimension(em, op, dims)
             if d is not None and d not in found and all(_is_used_only_under(save, value) for save in saves):
-                found[d] = _count(em, op, shape[d])
+                found[d] = _count(em, op, dims.index(d), shape[d])
         elif op.name in ("arith.andi", "tt.broadcast", "tt.expand_dims"):
             for operand in op.operands:
                 visit(operand, operand_dims(op, operand, dims))
@@ -75,18 +75,23 @@ def _dimension(em: KernelEmitter, op: Op, dims: tuple[int | None, ...]) -> int |
     return moving[0][1] if len(moving) == 1 and moving[0][0] == 1 else None
 
 
-def _count(em: KernelEmitter, op: Op, size: int) -> Value:
+def _count(em: KernelEmitter, op: Op, axis: int, size: int) -> Value:
+    """How many indices along a dimension of the operands are below the bound."""
     b = em.b
-    strip = Strip(em, (ZERO,) * len(op.operands[0].type.shape or ()), 0)
+    place = [ZERO] * len(op.operands[0].type.shape or ())
+    strip = Strip(em, tuple(place), 0)
     start, bound = (b.sext(strip.value(operand).value, "i64") for operand in op.operands)
+    place[axis] = Lane(integer(size - 1, "i32"))
+    last = b.sext(Strip(em, tuple(place), 0).value(op.operands[0]).value, "i64")
     count = b.sub(b.binary_intrinsic("smin", bound, b.add(start, integer(size, "i64"))), start)
     if op.attributes["predicate"] == _LESS_OR_EQUAL:
         count = b.add(count, integer(1, "i64"))
     count = b.binary_intrinsic("smin", count, integer(size, "i64"))
     count = b.binary_intrinsic("smax", count, integer(0, "i64"))
-    # An index that wraps is below the bound again.
-    wraps = b.icmp("sgt", start, integer((1 << 31) - size, "i64"))
-    return b.trunc(b.select(wraps, integer(size, "i64"), count), "i32")
+    # An index that wraps, or one of 32 bits that it was made of, is below the bound again.
+    goes_on = b.icmp("eq", b.sub(last, start), integer(size - 1, "i64"))
+    rises = b.binary("and", goes_on, b.icmp("sle", start, last))
+    return b.trunc(b.select(rises, count, integer(size, "i64")), "i32")
 
 
 def _is_used_only_under(value: Tensor, comparison: Tensor) -> bool:
