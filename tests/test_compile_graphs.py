@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from torch_mtia.inductor.graphs import Model, Traits, forget_recordings, graphify
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
 
 Function = Callable[..., torch.Tensor]
 reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined] # of generated code
@@ -426,3 +430,58 @@ def test_a_misaligned_slice_is_written_where_kernels_rely_on_alignment() -> None
         expected = function(data[offset:][:96], data[150 + offset :][:96])
         assert torch.equal(call(on_device[offset:][:96], on_device[150 + offset :][:96]).cpu(), expected)
         assert torch.equal(on_device.cpu(), data)
+
+
+def test_a_graph_is_of_the_device_of_its_tensors_whichever_is_the_current_one(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import torch
+        from torch._dynamo.utils import counters
+
+        function = torch.compile(lambda x: (x * 2 + 1).sin(), mode="reduce-overhead")
+        for step in range(8):
+            device = step % 4 // 2
+            torch.accelerator.set_device_index(step % 2)
+            x = torch.full((100,), float(step), requires_grad=True)
+            on_device = x.detach().to(f"mtia:{device}").requires_grad_()
+            for each, call in ((x, lambda x: (x * 2 + 1).sin()), (on_device, function)):
+                call(each).sum().backward()
+            result = function(on_device)
+            assert result.device.index == device and torch.accelerator.current_device_index() == step % 2
+            torch.testing.assert_close(result.detach().cpu(), (x.detach() * 2 + 1).sin())
+            torch.testing.assert_close(on_device.grad.cpu(), x.grad)
+        print(counters["inductor"]["mtia_graphs_recorded"] > 0, counters["inductor"]["cudagraph_skips"])
+        """,
+        TORCH_MTIA_DEVICES="2",
+        TORCH_MTIA_MEMORY="256M",
+    )
+    assert finished.output() == "True 0\n"
+
+
+def test_calls_on_several_streams_do_not_get_in_each_others_way(run_script: RunScript) -> None:
+    """Their recordings share memory."""
+    finished = run_script(
+        """
+        import torch
+
+        square = torch.compile(lambda x: x @ x, mode="reduce-overhead")
+        cube = torch.compile(lambda x: x @ x @ x, mode="reduce-overhead")
+        numbers = [torch.randn(64, 64, dtype=torch.float64) for _ in range(12)]
+        on_device = [x.to("mtia") for x in numbers]
+        streams = [torch.mtia.Stream() for _ in range(3)]
+        for call in (square, cube):
+            for _ in range(2):
+                call(on_device[0])
+        torch.mtia.synchronize()
+        results = []
+        for x, stream in zip(on_device, streams * 4):
+            with torch.mtia.stream(stream):
+                results.append((square(x) * 2, cube(x), square(x)))
+        torch.mtia.synchronize()
+        for x, found in zip(numbers, results):
+            for result, expected in zip(found, (x @ x * 2, x @ x @ x, x @ x)):
+                torch.testing.assert_close(result.cpu(), expected)
+        """,
+        TORCH_MTIA_DELAY="1",
+    )
+    finished.output()

@@ -58,6 +58,17 @@ def _pool() -> tuple[int, int]:
     return pool
 
 
+def _follow_last_stream(stream: torch.Stream) -> None:
+    """Recordings of a thread share memory, and results may still be read where they are: what a thread does with them
+    on one stream comes behind all work of the one where it was before."""
+    streams: dict[int, torch.Stream] = _thread.__dict__.setdefault("streams", {})
+    last = streams.setdefault(stream.device_index, stream)
+    if last != stream:
+        if not is_stream_capturing(last):  # to wait for it would be to join
+            stream.wait_stream(last)
+        streams[stream.device_index] = stream
+
+
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     index_expanded_dims_and_copy_(target, source, get_expanded_dims(target))
 
@@ -141,11 +152,13 @@ class _View:
 @dataclasses.dataclass(frozen=True)
 class Traits:
     """What is known of a function. `static` and `mutated`: indices of inputs, as upstream says; `reused`: of those that
-    it may write without saying so, None for any; see Note [Outputs over inputs]."""
+    it may write without saying so, None for any, see Note [Outputs over inputs]; `device`: on which all its work is,
+    whichever is the current one when it is called."""
 
     static: frozenset[int]
     mutated: frozenset[int]
     reused: frozenset[int] | None = frozenset()
+    device: int = 0
 
     def may_write(self, index: int) -> bool:
         return index in self.mutated or self.reused is None or index in self.reused
@@ -267,11 +280,13 @@ class _Function:
         self.is_refused = False
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
-        if self.is_refused or is_stream_capturing(device_module().current_stream()):
+        stream = device_module().current_stream()
+        if self.is_refused or is_stream_capturing(stream):
             return self.model(inputs)
         if not self.is_warm:
             self.is_warm = True
             return self.model(inputs)
+        _follow_last_stream(stream)
         recording = self.recordings.get(self._key(inputs)) or self._record(inputs)
         return self.model(inputs) if recording is None else recording(inputs)
 
@@ -330,6 +345,7 @@ def forget_recordings() -> None:
 def traits(
     static_input_idxs: Sequence[int],
     *,
+    device_index: int,
     is_backward: bool = False,
     placeholders: Sequence[PlaceholderInfo] = (),
     mutated_input_idxs: Sequence[int] = (),
@@ -338,7 +354,8 @@ def traits(
     """From the arguments of upstream's `cudagraphify`. The inputs of a part of a function that are none of the whole
     function have no users there (get_partition_cudagraph_metadata)."""
     intermediate = frozenset(index for index, placeholder in enumerate(placeholders) if not placeholder.users)
-    return Traits(frozenset(static_input_idxs), frozenset(mutated_input_idxs), None if is_backward else intermediate)
+    reused = None if is_backward else intermediate
+    return Traits(frozenset(static_input_idxs), frozenset(mutated_input_idxs), reused, device_index)
 
 
 def graphify(model: Model, traits: Traits) -> Model:
@@ -349,7 +366,8 @@ def graphify(model: Model, traits: Traits) -> Model:
         if not hasattr(of_thread, "function"):
             of_thread.function = _Function(model, traits)
             _functions.add(of_thread.function)
-        outputs: Sequence[Any] = of_thread.function(inputs)
+        with device_module().device(traits.device):
+            outputs: Sequence[Any] = of_thread.function(inputs)
         return outputs
 
     return run
