@@ -125,6 +125,20 @@ ARGUMENTS: dict[str, Callable[[], Any]] = {
     "norm of nothing": lambda: torch.norm(f(0), -1),
     "dtype of a decomposition": lambda: torch.linalg.cholesky_ex(f(3, 3, dtype=torch.half)),
     "dtype of a pool": lambda: F.avg_pool3d(f(1, 4, 4, 4, dtype=torch.bfloat16), 2),
+    "dtype of embedding_renorm's indices": lambda: torch.embedding_renorm_(f(2, 4), f(2), 1.0, 2.0),
+    "dtype of max_pool2d's indices": lambda: torch.ops.aten.max_pool2d_with_indices_backward(
+        f(1, 1, 2, 2), f(1, 1, 4, 4), [2, 2], [2, 2], [0, 0], [1, 1], False, f(1, 1, 2, 2)
+    ),
+    "dtype of adaptive_max_pool2d's indices": lambda: torch.ops.aten.adaptive_max_pool2d_backward(
+        f(1, 1, 2, 2), f(1, 1, 4, 4), f(1, 1, 2, 2)
+    ),
+    "dtype of adaptive_max_pool3d's indices": lambda: torch.ops.aten.adaptive_max_pool3d_backward(
+        f(1, 1, 2, 2, 2), f(1, 1, 4, 4, 4), f(1, 1, 2, 2, 2)
+    ),
+    "dtype of fractional_max_pool2d's indices": lambda: torch.ops.aten.fractional_max_pool2d_backward(
+        f(1, 1, 2, 2), f(1, 1, 4, 4), [2, 2], [2, 2], f(1, 1, 2, 2)
+    ),
+    "dtype of a scaler's counter": lambda: torch._amp_update_scale_(f(1), f(1), f(1), 2.0, 0.5, 2),
     "many tensors of a dtype that cat lacks": lambda: torch.cat([f(2).to(torch.float4_e2m1fn_x2)] * 20),
 }
 

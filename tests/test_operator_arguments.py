@@ -397,8 +397,38 @@ def test_flip_keeps_the_order_of_dimensions(device: torch.device) -> None:
     ids=lambda function: function.__name__,
 )
 def test_errors_that_are_to_be_checked_raise_at_the_call(device: torch.device, solve: Callable[..., object]) -> None:
-    with pytest.raises(RuntimeError, match=solve.__name__):
+    with pytest.raises(RuntimeError) as raised:
+        solve(torch.zeros(3, 3), check_errors=True)
+    with pytest.raises(RuntimeError, match=re.escape(str(raised.value))):
         solve(torch.zeros(3, 3, device=device), check_errors=True)
+
+
+# With the only index that a dimension of one has.
+INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "gather": lambda x, index: x.gather(1, index),
+    "scatter": lambda x, index: x.scatter(1, index, 2.0),
+    "scatter of a tensor": lambda x, index: x.scatter(1, index, 2 * x),
+    "scatter_add": lambda x, index: x.scatter_add(1, index, x),
+    "scatter_reduce": lambda x, index: x.scatter_reduce(1, index, x, "prod"),
+    "index_select": lambda x, index: x.index_select(1, index[0]),
+    "index_add": lambda x, index: x.index_add(1, index[0], x),
+    "index_reduce": lambda x, index: x.index_reduce(1, index[0], x, "prod"),
+    "index": lambda x, index: x[:, index[0]],
+    "index_put": lambda x, index: x.index_put((index[0],), x[0]),
+    "embedding": lambda x, index: torch.nn.functional.embedding(index, x[:1]),
+    "embedding_renorm": lambda x, index: torch.nn.functional.embedding(index, x[:1].clone(), max_norm=0.5),
+    "embedding_bag": lambda x, index: torch.nn.functional.embedding_bag(index, x[:1]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", INDEXED)
+def test_the_index_of_a_dimension_of_one(device: torch.device, name: str, dtype: torch.dtype) -> None:
+    x = torch.arange(1.0, 5.0).view(4, 1)
+    index = torch.zeros(4, 1, dtype=dtype)
+    expected = INDEXED[name](x, index)
+    assert torch.equal(INDEXED[name](x.to(device), index.to(device)).cpu(), expected)
 
 
 @pytest.mark.parametrize("multiply", [torch.mm, torch.matmul], ids=["mm", "matmul"])

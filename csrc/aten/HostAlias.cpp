@@ -4,7 +4,6 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/core/alignment.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -49,7 +48,6 @@ at::Tensor zeros_on_host(const at::TensorBase& tensor) {
     if (address == nullptr) throw std::bad_alloc();
   }
   const auto aligned = (reinterpret_cast<uintptr_t>(address) + c10::gAlignment - 1) & ~(c10::gAlignment - 1);
-  if (tensor.scalar_type() == at::kInt) std::fill_n(reinterpret_cast<int32_t*>(aligned), nbytes / sizeof(int32_t), 1);
   c10::DataPtr data(
       reinterpret_cast<void*>(aligned), address, [](void* memory) { std::free(memory); }, c10::Device(c10::kCPU));
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes, std::move(data),

@@ -20,8 +20,7 @@ at::Tensor host_alias(const at::TensorBase& tensor, c10::Storage storage);
 // promotion, and bytes of its own.
 at::Tensor clone_on_host(const at::TensorBase& cpu_tensor);
 
-// Zeros with the same sizes, strides, dtype and conjugate and negative bits; of int32, ones: that is the dtype of
-// LAPACK's pivots, which count from 1 and are not checked. What is only read takes no memory.
+// Zeros with the same sizes, strides, dtype and conjugate and negative bits. What is only read takes no memory.
 at::Tensor zeros_on_host(const at::TensorBase& tensor);
 
 }  // namespace torch_mtia

@@ -171,7 +171,7 @@ KeptTensorList keep_list(const List& list, bool for_write) {
   kept.tensors.reserve(list.size());
   kept.aliases.reserve(list.size());
   for (const at::Tensor& tensor : list) {
-    kept.tensors.emplace_back(tensor, for_write);
+    kept.tensors.emplace_back(tensor, for_write, /*follows_in_list=*/!kept.tensors.empty());
     kept.aliases.push_back(kept.tensors.back().get());
   }
   return kept;
@@ -189,7 +189,8 @@ inline KeptTensorList keep_output(at::TensorList list) {
 inline KeptOptionalTensorList keep(const c10::List<std::optional<at::Tensor>>& list) {
   KeptOptionalTensorList kept{{}, std::make_unique<c10::List<std::optional<at::Tensor>>>()};
   for (const std::optional<at::Tensor>& tensor : list) {
-    kept.tensors.emplace_back(tensor.value_or(at::Tensor()), /*for_write=*/false);
+    kept.tensors.emplace_back(tensor.value_or(at::Tensor()), /*for_write=*/false,
+                              /*follows_in_list=*/!kept.tensors.empty());
     kept.aliases->push_back(tensor ? std::optional<at::Tensor>(kept.tensors.back().get()) : std::nullopt);
   }
   return kept;

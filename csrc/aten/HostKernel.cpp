@@ -10,15 +10,16 @@
 namespace torch_mtia {
 namespace {
 
-// The dtypes of a call's tensors, in order. Equal neighbours count once: a list has any length.
+// The dtypes of a call's tensors, in order. Equal neighbours in a list count once: it has any length.
 class Dtypes {
  public:
   void add(const HostTensor& tensor) {
     const uint64_t number = tensor.dtype_number();
     if (number != 0) note(tensor.get().scalar_type(), tensor.writes());
-    if (number == latest_) return;
+    if (tensor.follows_in_list() && number == latest_) return;
     latest_ = number;
-    code_ = code_ * 0x100000001b3 + number;  // odd: nothing is shifted out
+    const uint64_t symbol = 2 * number + (tensor.follows_in_list() ? 1 : 0);
+    code_ = code_ * 0x100000001b3 + symbol;  // odd: nothing is shifted out
   }
   // Never 0.
   uint64_t code() const { return std::max<uint64_t>(code_, 1); }
@@ -44,17 +45,34 @@ constexpr std::array<std::string_view, 9> kWithout16Bits = {
     "aten::_pdist_backward", "aten::avg_pool3d",       "aten::avg_pool3d_backward",
     "aten::lu_unpack",       "aten::triangular_solve", "aten::histc"};
 
+// Kernels with integers among their inputs that nobody has checked.
+constexpr std::array<std::string_view, 6> kWithIntegers = {"aten::max_pool2d_with_indices_backward",
+                                                           "aten::adaptive_max_pool2d_backward",
+                                                           "aten::adaptive_max_pool3d_backward",
+                                                           "aten::fractional_max_pool2d_backward",
+                                                           "aten::embedding_renorm_",
+                                                           "aten::_amp_update_scale_"};
+
+// Kernels that trust LAPACK's pivots, which count from 1.
+constexpr std::array<std::string_view, 3> kWithPivots = {"aten::linalg_lu_solve", "aten::linalg_ldl_solve",
+                                                         "aten::lu_unpack"};
+
+template <size_t kSize>
+bool is_among(const std::array<std::string_view, kSize>& kernels, std::string_view kernel) {
+  return std::find(kernels.begin(), kernels.end(), kernel) != kernels.end();
+}
+
 bool has_16_bits(std::string_view kernel) {
   if (kernel.starts_with("aten::linalg") || kernel.starts_with("aten::_linalg") || kernel.ends_with("_aa") ||
       kernel.ends_with("_aa_backward")) {
     return false;
   }
-  return std::find(kWithout16Bits.begin(), kWithout16Bits.end(), kernel) == kWithout16Bits.end();
+  return !is_among(kWithout16Bits, kernel);
 }
 
 bool is_well_known(const Dtypes& dtypes, std::string_view kernel) {
   const std::optional<at::ScalarType> dtype = dtypes.common();
-  if (!dtype) return false;
+  if (!dtype || is_among(kWithIntegers, kernel)) return false;
   if (*dtype == at::kFloat || *dtype == at::kDouble) return true;
   return at::isReducedFloatingType(*dtype) && has_16_bits(kernel);
 }
@@ -98,11 +116,22 @@ HostKernelLaunch::HostKernelLaunch(const HostKernelInfo& kernel, c10::Device dev
   info_.name = kernel.name;
   info_.cost = std::max(cost_of_bytes(bytes) * kernel.weight, kernel.least_cost);
   has_data_ = !has_inputs || input_bytes != 0;
-  is_known_ = kernel.tried || (has_data_ && (supported.contains(dtypes_) || is_well_known(dtypes, kernel.name)));
+  is_known_ = kernel.tried || (has_data_ && supported.contains(dtypes_));
+  if (!is_known_ && has_data_ && is_well_known(dtypes, kernel.name)) {
+    supported.insert(dtypes_);
+    is_known_ = true;
+  }
   waits_ = (kernel.waits || at::globalContext().deterministicAlgorithms()) && stream_.core().graph() == nullptr;
 }
 
-void HostKernelLaunch::run_on_zeros(c10::function_ref<void()> run) {
+void HostKernelLaunch::run_on_zeros(const HostTensors& zeros, c10::function_ref<void()> run) {
+  if (is_among(kWithPivots, info_.name)) {
+    for (const HostTensor* tensor : zeros) {
+      const at::Tensor& pivots = tensor->get();
+      if (pivots.scalar_type() != at::kInt) continue;
+      std::fill_n(static_cast<int32_t*>(pivots.mutable_data_ptr()), pivots.storage().nbytes() / sizeof(int32_t), 1);
+    }
+  }
   try {
     run();
   } catch (const c10::Error& error) {

@@ -23,9 +23,10 @@ namespace torch_mtia {
 
 // Note [Unsupported dtypes]
 // A CPU kernel says that it lacks a dtype when it runs, and on an asynchronous stream that is too late; and a launch
-// does not wait. Tensors of one floating dtype need no trial: which kernels lack one is known (kWithout16Bits in
-// HostKernel.cpp). The first call with any other combination runs the kernel on zeros first, on the caller, and raises
-// what it raises, unless that may be the zeros' fault; so does every call without any data, which costs nothing.
+// does not wait. Tensors of one floating dtype need no trial: which kernels lack one, or want integers too, is known
+// (kWithout16Bits and kWithIntegers in HostKernel.cpp). The first call with any other combination runs the kernel on
+// zeros first, on the caller, and raises what it raises, unless that may be the zeros' fault; so does every call
+// without any data, which costs nothing.
 class SupportedDtypes {
  public:
   bool contains(uint64_t key) const {
@@ -62,7 +63,8 @@ class HostKernelLaunch {
   template <typename Work>
   void try_dtypes(const Work& work) {
     if (C10_LIKELY(is_known_)) return;
-    run_on_zeros([&] { work.zeros()(); });
+    Work zeros = work.zeros();
+    run_on_zeros(zeros.tensors(), [&] { zeros(); });
   }
   // Where the work puts an error; null: the stream keeps it.
   std::exception_ptr* error() { return waits_ ? &error_ : nullptr; }
@@ -72,7 +74,7 @@ class HostKernelLaunch {
   }
 
  private:
-  void run_on_zeros(c10::function_ref<void()> run);
+  void run_on_zeros(const HostTensors& zeros, c10::function_ref<void()> run);
   void wait();
 
   const MTIAStream stream_;

@@ -38,7 +38,8 @@ bool nobody_else_uses(const at::Tensor& alias) {
 
 }  // namespace
 
-HostTensor::HostTensor(const at::TensorBase& tensor, bool for_write) : writes_(for_write) {
+HostTensor::HostTensor(const at::TensorBase& tensor, bool for_write, bool follows_in_list)
+    : writes_(for_write), follows_in_list_(follows_in_list) {
   if (!tensor.defined()) return;
   source_ = tensor.unsafeGetTensorImpl();
   nbytes_ = static_cast<size_t>(tensor.unsafeGetTensorImpl()->numel()) * tensor.dtype().itemsize();

@@ -18,7 +18,7 @@ namespace torch_mtia {
 class HostTensor {
  public:
   HostTensor() = default;  // stands for an undefined tensor
-  HostTensor(const at::TensorBase& tensor, bool for_write);
+  HostTensor(const at::TensorBase& tensor, bool for_write, bool follows_in_list = false);
   ~HostTensor() {
     if (alias_.defined()) give_back();
   }
@@ -27,6 +27,7 @@ class HostTensor {
         source_(other.source_),
         on_device_(other.on_device_),
         writes_(other.writes_),
+        follows_in_list_(other.follows_in_list_),
         nbytes_(other.nbytes_) {}
   HostTensor& operator=(HostTensor&&) = delete;
 
@@ -46,6 +47,8 @@ class HostTensor {
 
   bool on_device() const { return on_device_; }
   bool writes() const { return writes_; }
+  // Whether it stands in a list behind another tensor.
+  bool follows_in_list() const { return follows_in_list_; }
   mtia_access access() const noexcept;
 
  private:
@@ -55,6 +58,7 @@ class HostTensor {
   const void* source_ = nullptr;  // for comparison only
   bool on_device_ = false;
   bool writes_ = false;
+  bool follows_in_list_ = false;
   size_t nbytes_ = 0;
 };
 
