@@ -485,3 +485,29 @@ def test_calls_on_several_streams_do_not_get_in_each_others_way(run_script: RunS
         TORCH_MTIA_DELAY="1",
     )
     finished.output()
+
+
+@pytest.mark.parametrize("afterwards", ["pass", "result.record_stream(side); del result"])
+def test_another_stream_may_read_a_result_while_the_graph_is_replayed(run_script: RunScript, afterwards: str) -> None:
+    finished = run_script(
+        f"""
+        import torch
+
+        function = torch.compile(lambda x: x * 2 + 1, mode="reduce-overhead")
+        for _ in range(2):
+            function(torch.zeros(1000, device="mtia"))
+        main, side = torch.mtia.current_stream(), torch.mtia.Stream()
+        torch.mtia.synchronize()
+        for step in range(5):
+            result = function(torch.full((1000,), float(step), device="mtia"))
+            side.wait_stream(main)
+            with torch.mtia.stream(side):
+                tripled = result * 3
+            {afterwards}
+            function(torch.full((1000,), -5.0, device="mtia"))
+            main.wait_stream(side)
+            assert tripled.tolist() == [6.0 * step + 3] * 1000
+        """,
+        TORCH_MTIA_DELAY="1",
+    )
+    finished.output()

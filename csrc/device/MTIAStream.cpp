@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "../core/Event.h"
 #include "BlockingWait.h"
 #include "MTIAGraph.h"
 
@@ -145,6 +146,18 @@ void MTIAStream::synchronize_all(c10::DeviceIndex device) {
     }
   }
   if (first) raise(std::move(*first), device);
+}
+
+void MTIAStream::wait_for_others() const {
+  for (auto& slot : device_streams[device_].streams) {
+    auto* stream = slot.load(std::memory_order_acquire);
+    if (stream == nullptr || stream == core_ || stream->graph() != nullptr) continue;
+    // Not query(): an error is of those who wait for that stream.
+    if (runtime::driver().stream_query(stream->handle()) == MTIA_SUCCESS) continue;
+    core::Event event(/*enable_timing=*/false);
+    event.record(*stream);
+    core_->wait(event);
+  }
 }
 
 }  // namespace torch_mtia

@@ -51,6 +51,9 @@ class MTIAStream {
   // The same for all streams of the device, but those that are captured in graphs.
   static void synchronize_all(c10::DeviceIndex device);
 
+  // Work submitted later waits for all that the device's other streams were given before, but those that are captured.
+  void wait_for_others() const;
+
  private:
   MTIAStream(c10::DeviceIndex device, c10::StreamId id);
 

@@ -58,17 +58,6 @@ def _pool() -> tuple[int, int]:
     return pool
 
 
-def _follow_last_stream(stream: torch.Stream) -> None:
-    """Recordings of a thread share memory, and results may still be read where they are: what a thread does with them
-    on one stream comes behind all work of the one where it was before."""
-    streams: dict[int, torch.Stream] = _thread.__dict__.setdefault("streams", {})
-    last = streams.setdefault(stream.device_index, stream)
-    if last != stream:
-        if not is_stream_capturing(last):  # to wait for it would be to join
-            stream.wait_stream(last)
-        streams[stream.device_index] = stream
-
-
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     index_expanded_dims_and_copy_(target, source, get_expanded_dims(target))
 
@@ -286,7 +275,8 @@ class _Function:
         if not self.is_warm:
             self.is_warm = True
             return self.model(inputs)
-        _follow_last_stream(stream)
+        # What a replay writes, another graph of the thread may write too, and work that was given a result may read it.
+        _C._wait_for_other_streams(stream.device_index)
         recording = self.recordings.get(self._key(inputs)) or self._record(inputs)
         return self.model(inputs) if recording is None else recording(inputs)
 
