@@ -151,6 +151,26 @@ def test_an_argument_raises_at_the_call_while_the_stream_is_busy(name: str) -> N
             ARGUMENTS[name]()
 
 
+LEARNS_NOTHING: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "no rows": (
+        lambda: f(0, 2, dtype=torch.bool) @ f(2, 3, dtype=torch.bool),
+        lambda: f(1, 2, dtype=torch.bool) @ f(2, 3, dtype=torch.bool),
+    ),
+    "no pairs": (
+        lambda: F.pdist(f(1, 3, dtype=torch.half)),
+        lambda: F.pdist(f(2, 3, dtype=torch.half)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEARNS_NOTHING)
+def test_a_call_without_data_says_nothing_about_dtypes(name: str) -> None:
+    without_data, with_data = LEARNS_NOTHING[name]
+    without_data()
+    with busy_stream(), pytest.raises(RuntimeError, match="not implemented for"):
+        with_data()
+
+
 DTYPES: dict[str, Callable[[], Any]] = {
     "compressed": lambda: torch.empty(2, 2, layout=torch.sparse_csr, device="mtia"),
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(3, device="mtia"), 1.0, 0, torch.quint8),

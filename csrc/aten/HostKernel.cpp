@@ -104,9 +104,14 @@ HostKernelLaunch::HostKernelLaunch(const HostKernelInfo& kernel, c10::Device dev
   size_t bytes = 0;
   size_t input_bytes = 0;
   bool has_inputs = false;
+  bool has_results = false;
+  bool lacks_input = false;
   for (const HostTensor* tensor : tensors) {
     bytes += tensor->nbytes();
-    if (!tensor->writes()) {
+    if (tensor->writes()) {
+      has_results = has_results || tensor->nbytes() != 0;
+    } else {
+      lacks_input = lacks_input || (tensor->on_device() && tensor->nbytes() == 0 && !tensor->follows_in_list());
       has_inputs = has_inputs || tensor->on_device();
       input_bytes += tensor->nbytes();
     }
@@ -121,6 +126,8 @@ HostKernelLaunch::HostKernelLaunch(const HostKernelInfo& kernel, c10::Device dev
     supported.insert(dtypes_);
     is_known_ = true;
   }
+  // A kernel may not look at the dtypes where an input or all results are empty: nothing is learned then.
+  if (lacks_input || !has_results) dtypes_ = 0;
   waits_ = (kernel.waits || at::globalContext().deterministicAlgorithms()) && stream_.core().graph() == nullptr;
 }
 
@@ -137,7 +144,7 @@ void HostKernelLaunch::run_on_zeros(const HostTensors& zeros, c10::function_ref<
   } catch (const c10::Error& error) {
     if (!has_data_ || !is_about_data(error)) throw;
   }
-  if (has_data_) supported_.insert(dtypes_);  // a kernel may not look at the dtypes of nothing
+  if (dtypes_ != 0) supported_.insert(dtypes_);
 }
 
 void HostKernelLaunch::wait() {
