@@ -211,7 +211,82 @@ def test_a_lazy_clone_shares_memory_until_one_is_written(device: torch.device) -
     clone.add_(1)
     x.zero_()
     assert (clone.tolist(), clone_of_a_view.tolist(), x.tolist()) == ([1, 2, 3, 4, 5, 6], [2, 3, 4, 5], [0] * 6)
-    x.record_stream(torch.accelerator.current_stream())
+
+
+LAZY_CLONES = {
+    "a recorded use of a clone holds its memory": """
+        x = torch.ones(N, device="mtia")
+        clone = torch._lazy_clone(x)
+        side.wait_stream(main)
+        with side:
+            y = clone + 1
+        clone.record_stream(side)
+        del x, clone
+        z = torch.full((N,), -7.0, device="mtia")  # takes the memory, if it is free
+        main.synchronize()
+        side.synchronize()
+        result = y, 2
+    """,
+    "a clone that is written on another stream has read what it shared before that is freed": """
+        x = torch.ones(N, device="mtia")
+        clone = torch._lazy_clone(x)
+        side.wait_stream(main)
+        with side:
+            clone.add_(1)
+        del x
+        z = torch.full((N,), -7.0, device="mtia")
+        main.synchronize()
+        side.synchronize()
+        result = clone, 2
+    """,
+    "or written": """
+        x = torch.ones(N, device="mtia")
+        clone = torch._lazy_clone(x)
+        side.wait_stream(main)
+        with side:
+            clone.add_(1)
+        x.fill_(-7)
+        main.synchronize()
+        side.synchronize()
+        result = clone, 2
+    """,
+}
+
+
+@pytest.mark.parametrize("case", LAZY_CLONES)
+def test_lazy_clones_on_two_streams(run_script: RunScript, case: str) -> None:
+    script = """
+        import torch
+        N = 100_000
+        side, main = torch.Stream("mtia"), torch.mtia.current_stream()
+        {case}
+        result, value = result
+        assert (result.cpu() == value).all()
+    """
+    for seed in ("1", "2"):
+        run_script(script.replace("{case}", LAZY_CLONES[case].strip()), TORCH_MTIA_DELAY=seed).output()
+
+
+@pytest.mark.parametrize("write", ["y.add_(1)", "y[2:].add_(1)", "torch.add(x, 1, out=y)", "x.add_(1)", "y.data_ptr()"])
+def test_a_lazy_clone_is_written_on_its_own_device(run_script: RunScript, write: str) -> None:
+    script = f"""
+        import torch
+
+        def run(device, size):
+            x = torch.arange(float(size)).to(device)
+            y = torch._lazy_clone(x)
+            {write}
+            return x, y
+
+        torch.mtia.set_device(1)
+        for size in (8, 300_000):
+            for result, expected in zip(run("mtia:0", size), run("cpu", size)):
+                assert torch.equal(result.cpu(), expected)
+                assert result.device.index == 0
+        del result
+        assert torch.accelerator.max_memory_allocated(1) == 0
+    """
+    run_script(script, TORCH_MTIA_DEVICES="2").output()
 
 
 @torch.no_grad()

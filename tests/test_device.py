@@ -10,6 +10,8 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.conftest import RunScript
 
 
@@ -227,3 +229,27 @@ assert together[0] != together[1]
         TORCH_MTIA_DEVICES="4",
     )
     finished.output()
+
+
+OF_A_DEVICE: dict[str, Callable[[int], object]] = {
+    "torch.mtia.current_stream": torch.mtia.current_stream,
+    "torch.mtia.default_stream": torch.mtia.default_stream,
+    "torch.mtia.memory_stats": torch.mtia.memory_stats,
+    "torch.mtia.get_device_properties": torch.mtia.get_device_properties,
+    "torch.mtia.synchronize": torch.mtia.synchronize,
+    "torch.accelerator.current_stream": torch.accelerator.current_stream,
+    "torch.accelerator.synchronize": torch.accelerator.synchronize,
+    "torch.accelerator.memory_stats": torch.accelerator.memory_stats,
+    "a stream": lambda index: torch.Stream(torch.device("mtia", index)),
+    "a raw stream": lambda index: torch._C._mtia_getCurrentRawStream(index),
+    "an event": lambda index: torch.Event(torch.device("mtia", index)).record(
+        torch.Stream(stream_id=0, device_index=index, device_type=torch.Stream("mtia").device_type)
+    ),
+}
+
+
+@pytest.mark.parametrize("index", [99, 127])
+@pytest.mark.parametrize("name", OF_A_DEVICE)
+def test_what_takes_a_device_refuses_one_that_does_not_exist(name: str, index: int) -> None:
+    with pytest.raises(RuntimeError, match=f"mtia:{index} does not exist"):
+        OF_A_DEVICE[name](index)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
 
 LARGE = 1 << 22  # elements
 
@@ -71,6 +75,29 @@ def test_memory_in_use_by_a_copy_is_not_given_out_again() -> None:
     other = torch.full((LARGE,), -1.0, pin_memory=True)
     assert other.data_ptr() != address or torch.mtia.current_stream().query()
     assert (x.cpu() == 1).all()
+
+
+def test_memory_in_use_through_another_storage_is_not_given_out_again(run_script: RunScript) -> None:
+    script = """
+        import torch
+        for step in range(5):
+            h = torch.full((100_000,), 1.0, pin_memory=True)
+            x = torch.zeros(100_000 - 16, device="mtia")
+            x.copy_(torch.from_numpy(h.numpy()[16:]), non_blocking=True)
+            del h
+            other = torch.full((100_000,), -7.0, pin_memory=True)  # takes the memory, if it is free
+            assert (x.cpu() == 1).all()
+            del other
+
+            h = torch.full((100_000,), 1.0, pin_memory=True)
+            torch.from_numpy(h.numpy()[16:]).copy_(x * 3, non_blocking=True)
+            del h
+            other = torch.full((100_000,), -7.0, pin_memory=True)
+            torch.mtia.synchronize()
+            assert (other == -7).all()
+    """
+    for seed in ("1", "2"):
+        run_script(script, TORCH_MTIA_DELAY=seed).output()
 
 
 def test_pinned_memory_is_kept_for_the_next_request() -> None:

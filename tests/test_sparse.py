@@ -29,6 +29,11 @@ OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a function": lambda s: torch.sin(s).to_dense(),
     "in place": lambda s: s.mul_(2).to_dense(),
     "zeroed": lambda s: s.clone().zero_().to_dense(),
+    "a sum of all elements": lambda s: s.sum(),
+    "a product with a vector": lambda s: s.mv(torch.arange(4.0, device=s.device)),
+    "permuted": lambda s: s.permute(1, 0).to_dense(),
+    "moved": lambda s: s.movedim(0, 1).to_dense(),
+    "where it is infinite": lambda s: (s / 0).isinf().to_dense(),
     "a mask": lambda s: torch.arange(16.0, device=s.device).view(4, 4).sparse_mask(s).to_dense(),
 }
 
@@ -43,6 +48,26 @@ def test_operators(device: torch.device, name: str) -> None:
     actual, expected = (OPERATORS[name](matrix(where)) for where in (device, CPU))
     assert actual.device == device
     torch.testing.assert_close(actual.cpu(), expected)
+
+
+def test_every_operator_with_a_sparse_cpu_kernel_has_one(device: torch.device) -> None:
+    """Where it has none, the composite kernel for dense tensors would run."""
+    key = "SparseMTIA" if device.type == "mtia" else "SparsePrivateUse1"
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    on_cpu = [name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, "SparseCPU")]
+    assert "aten::sum" in on_cpu
+    assert [name for name in on_cpu if f"\n{key}: registered" not in torch._C._dispatch_dump(name)] == []
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_needs_coalesced_tensors_treats_them_as_the_cpu_does(device: torch.device, in_place: bool) -> None:
+    def degrees(where: torch.device) -> torch.Tensor:
+        sparse = matrix(where) if in_place else matrix(where) + matrix(where)
+        return sparse.rad2deg_() if in_place else sparse.rad2deg()
+
+    actual, expected = degrees(device).cpu(), degrees(CPU)
+    assert actual.is_coalesced() == expected.is_coalesced()
+    torch.testing.assert_close(actual.to_dense(), expected.to_dense())
 
 
 def test_repeated_indices_are_added(device: torch.device) -> None:
@@ -88,3 +113,38 @@ def test_embeddings_with_sparse_gradients(device: torch.device, optimizer: type[
         return weight.detach().cpu()
 
     torch.testing.assert_close(trained(device), trained(CPU))
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 1}, {"include_last_offset": True}], ids=str)
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("offsets", [(0, 2, 5), (0, 0, 2, 5), (0, 5, 5)])
+def test_bags_of_embeddings_with_sparse_gradients(
+    device: torch.device, mode: str, options: dict[str, int], offsets: tuple[int, ...]
+) -> None:
+    def gradient(where: torch.device) -> torch.Tensor:
+        weight = torch.arange(18.0).view(6, 3).to(where).requires_grad_()
+        tokens, starts = torch.tensor([1, 3, 1, 5, 0], device=where), torch.tensor(offsets, device=where)
+        bags = F.embedding_bag(tokens, weight, starts, mode=mode, sparse=True, **options)  # type: ignore[arg-type]
+        (bags * torch.arange(1.0, 1 + bags.numel()).view(bags.shape).to(where)).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.is_sparse
+        return weight.grad.cpu()
+
+    actual, expected = gradient(device), gradient(CPU)
+    assert torch.equal(actual._indices(), expected._indices())
+    assert torch.equal(actual._values(), expected._values())
+
+
+def test_weighted_bags_have_sparse_gradients(device: torch.device) -> None:
+    def gradients(where: torch.device) -> list[torch.Tensor]:
+        weight = torch.arange(18.0).view(6, 3).to(where).requires_grad_()
+        factors = torch.arange(1.0, 6.0).to(where).requires_grad_()
+        tokens, starts = torch.tensor([1, 3, 1, 5, 0], device=where), torch.tensor([0, 2], device=where)
+        F.embedding_bag(
+            tokens, weight, starts, mode="sum", sparse=True, per_sample_weights=factors
+        ).square().sum().backward()
+        assert weight.grad is not None
+        assert factors.grad is not None
+        return [weight.grad.to_dense().cpu(), factors.grad.cpu()]
+
+    torch.testing.assert_close(gradients(device), gradients(CPU))

@@ -4,8 +4,11 @@
 #include <ATen/ops/_embedding_bag_forward_only_native.h>
 #include <ATen/ops/_embedding_bag_native.h>
 #include <ATen/ops/_embedding_bag_per_sample_weights_backward_native.h>
+#include <ATen/ops/_embedding_bag_sparse_backward.h>
 #include <ATen/ops/embedding_dense_backward_native.h>
 #include <ATen/ops/embedding_native.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
 
 #include "HostFunction.h"
 #include "MTIANativeFunctions.h"
@@ -93,6 +96,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> embedding_bag_on_host(bool forward_on
   return {output, offset2bag, bag_size, maximum_indices};
 }
 
+// The bag of each index, which the forward leaves out where its kernels do without.
+Tensor bags_of(const Tensor& indices, const Tensor& offsets) {
+  Tensor starts = at::zeros({indices.size(0) + 1}, offsets.options());  // a bag may start behind the last index
+  starts.index_add_(0, offsets, at::ones_like(offsets));
+  return starts.cumsum(0).sub_(1).slice(0, 0, indices.size(0)).to(indices.scalar_type());
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> _embedding_bag_mtia(const Tensor& weight, const Tensor& indices,
@@ -117,9 +127,12 @@ Tensor _embedding_bag_backward_mtia(const Tensor& grad, const Tensor& indices, c
                                     const Tensor& offset2bag, const Tensor& bag_size, const Tensor& maximum_indices,
                                     int64_t num_weights, bool scale_grad_by_freq, int64_t mode, bool sparse,
                                     const std::optional<Tensor>& per_sample_weights, int64_t padding_idx) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !sparse, "_embedding_bag_backward: there are no sparse gradients of embedding_bag on this device; ",
-      "use sparse=False");
+  if (sparse) {
+    const bool has_bags = offset2bag.numel() > 0 || indices.numel() == 0;
+    return at::_embedding_bag_sparse_backward(grad, indices, offsets, has_bags ? offset2bag : bags_of(indices, offsets),
+                                              bag_size, num_weights, scale_grad_by_freq, mode, per_sample_weights,
+                                              padding_idx);
+  }
   return HostFunction<&embedding_bag_backward_host>::call(
       {"aten::_embedding_bag_backward", 2}, grad.dim() == 2 && are_indices(indices) && num_weights >= 0,
       [&] { return new_output({num_weights, grad.size(1)}, grad.options()); }, grad, indices, offsets, offset2bag,

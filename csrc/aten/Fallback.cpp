@@ -552,16 +552,20 @@ void fall_back(const c10::OperatorHandle& op, Stack* stack) {
   fallback<c10::DispatchKey::CPU>(op, stack);
 }
 
+void fall_back_sparse(const c10::OperatorHandle& op, Stack* stack) {
+  fallback<c10::DispatchKey::SparseCPU>(op, stack);
+}
+
 void run_on_copies(const c10::OperatorHandle& op, Stack* stack) {
   FallbackCall(op, c10::DispatchKey::CPU, stack).run();
 }
 
 MTIA_LIBRARY_IMPL(_, kBackend, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback<c10::DispatchKey::CPU>>());
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>());
 }
 
 MTIA_LIBRARY_IMPL(_, kSparse, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback<c10::DispatchKey::SparseCPU>>());
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back_sparse>());
 }
 
 }  // namespace torch_mtia

@@ -8,6 +8,8 @@ namespace torch_mtia {
 
 // What an operator without a kernel does.
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+// The same with sparse arguments.
+void fall_back_sparse(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 // The same, as a part of another operator: not counted, and not denied. The device is in use.
 void run_on_copies(const c10::OperatorHandle& op, torch::jit::Stack* stack);

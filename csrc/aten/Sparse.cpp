@@ -1,5 +1,6 @@
 #include "Sparse.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/SparseTensorUtils.h>
 #include <ATen/ops/_coalesced_native.h>
 #include <ATen/ops/_indices_native.h>
@@ -20,6 +21,10 @@
 #include <ATen/ops/values_native.h>
 #include <ATen/ops/zero_native.h>
 #include <torch/library.h>
+
+#include <string>
+
+#include "Fallback.h"
 
 namespace torch_mtia {
 
@@ -61,6 +66,20 @@ MTIA_LIBRARY_IMPL(aten, kSparse, m) {
   m.impl("zero_", TORCH_FN(at::native::zero_sparse_));
   m.impl("copy_", TORCH_FN(at::native::copy_sparse_wrapper_));
   m.impl("copy_sparse_to_sparse_", TORCH_FN(at::native::copy_sparse_));
+
+  // What else the CPU has a sparse kernel for falls back. Without a registration of its own, an operator would run the
+  // composite kernel that serves all backends, and those are for dense tensors: a sum returned its input.
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findOp(name);
+    if (!op || name.getNamespace() != "aten" || !op->hasKernelForDispatchKey(c10::DispatchKey::SparseCPU) ||
+        op->hasKernelForDispatchKey(sparse_dispatch_key())) {
+      continue;
+    }
+    const std::string local = name.name.substr(sizeof("aten::") - 1);
+    m.impl((name.overload_name.empty() ? local : local + "." + name.overload_name).c_str(),
+           torch::CppFunction::makeFromBoxedFunction<&fall_back_sparse>());
+  }
 }
 
 }  // namespace torch_mtia

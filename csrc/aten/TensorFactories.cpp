@@ -107,7 +107,7 @@ Tensor _efficientzerotensor_mtia(IntArrayRef size, std::optional<ScalarType> dty
 }
 
 Tensor _lazy_clone_mtia(const Tensor& self) {
-  torch_mtia::MTIACachingAllocator::make_address_the_context(*self.storage().unsafeGetStorageImpl());
+  torch_mtia::MTIACachingAllocator::prepare_lazy_clone(*self.storage().unsafeGetStorageImpl());
   return native::_lazy_clone(self);
 }
 

@@ -6,8 +6,11 @@
 
 #include <array>
 #include <atomic>
+#include <memory>
 #include <mutex>
+#include <vector>
 
+#include "../core/Event.h"
 #include "BlockTable.h"
 #include "BlockingWait.h"
 #include "MTIAGraph.h"
@@ -80,6 +83,31 @@ BlockTable& blocks_by_address() {
 
 void delete_block_at(void* address) {
   delete_block(blocks_by_address().take(address));
+}
+
+// The allocator of storages that belong to one device.
+class AllocatorOfDevice final : public c10::Allocator {
+ public:
+  explicit AllocatorOfDevice(c10::DeviceIndex device) : device_(device_type(), device) {}
+  c10::DataPtr allocate(size_t size) override {
+    const c10::DeviceGuard guard(device_);
+    return MTIACachingAllocator::get().allocate(size);
+  }
+  void copy_data(void* to, const void* from, size_t size) const override {
+    MTIACachingAllocator::get().copy_data(to, from, size);
+  }
+
+ private:
+  const c10::Device device_;
+};
+
+c10::Allocator& allocator_of_device(c10::DeviceIndex device) {
+  static const auto* const allocators = [] {  // leaked: storages refer to them until the process ends
+    auto* const made = new std::vector<std::unique_ptr<AllocatorOfDevice>>();
+    for (c10::DeviceIndex i = 0; i < device_count(); ++i) made->push_back(std::make_unique<AllocatorOfDevice>(i));
+    return made;
+  }();
+  return *allocators->at(device);
 }
 
 std::string format_size(uint64_t bytes) {
@@ -194,9 +222,17 @@ c10::DeleterFnPtr MTIACachingAllocator::raw_deleter() const {
 }
 
 void MTIACachingAllocator::copy_data(void* to, const void* from, size_t size) const {
-  const auto stream = MTIAStream::current(current_device());
-  runtime::call(&mtia_runtime_api::memory_copy, stream.core().handle(), reinterpret_cast<uint64_t>(to),
+  core::Stream& stream = MTIAStream::current(device_of_address(from).index()).core();
+  runtime::call(&mtia_runtime_api::memory_copy, stream.handle(), reinterpret_cast<uint64_t>(to),
                 reinterpret_cast<uint64_t>(from), size, MTIA_COPY_DEVICE_TO_DEVICE);
+  core::Block* block = blocks_by_address().find(const_cast<void*>(from));
+  if (block == nullptr || core::block_stream(block) == &stream) return;
+  block_allocator(static_cast<c10::DeviceIndex>(stream.device())).record_stream(block, &stream);
+  core::Stream& owner = *core::block_stream(block);
+  if (owner.graph() != stream.graph()) return;  // neither may wait for the other
+  core::Event copied(/*enable_timing=*/false);
+  copied.record(stream);
+  owner.wait(copied);
 }
 
 bool MTIACachingAllocator::initialized() {
@@ -215,18 +251,17 @@ void MTIACachingAllocator::emptyCache(c10::MempoolId_t pool) {
 
 void MTIACachingAllocator::recordStream(const c10::DataPtr& data, c10::Stream stream) {
   if (data.get() == nullptr) return;
-  auto* block = static_cast<core::Block*>(data.get_context());
-  if (data.get_deleter() == &delete_block_at) {
-    block = blocks_by_address().find(data.get_context());
-  } else if (data.get_deleter() != &delete_block) {
-    return;
-  }
+  // Memory that lazy clones share, or shared, has a context that is no block: c10's, or its address.
+  core::Block* block = data.get_deleter() == &delete_block ? static_cast<core::Block*>(data.get_context())
+                                                           : blocks_by_address().find(data.get());
+  if (block == nullptr) return;  // not of this allocator
   block_allocator(data.device().index()).record_stream(block, &MTIAStream(stream).core());
 }
 
-void MTIACachingAllocator::make_address_the_context(c10::StorageImpl& storage) {
+void MTIACachingAllocator::prepare_lazy_clone(c10::StorageImpl& storage) {
   const c10::DataPtr& data = storage.data_ptr();
   if (data.get() == nullptr || data.get_deleter() != &delete_block) return;
+  storage.set_allocator(&allocator_of_device(data.device().index()));
   c10::DataPtr other(data.get(), data.get(), &delete_block_at, data.device());
   blocks_by_address().insert(data.get(), static_cast<core::Block*>(data.get_context()));
   storage.set_data_ptr(std::move(other)).release_context();

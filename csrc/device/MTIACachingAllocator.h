@@ -23,8 +23,9 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   static c10::DataPtr wrap_block(core::Block* block);
   static void free_block(core::Block* block);
   static void free_block_while_running(core::Block* block);
-  // Makes its address, in place of the block, the context of memory of this allocator: c10's lazy clones need that.
-  static void make_address_the_context(c10::StorageImpl& storage);
+  // What a storage must be before c10 can make a lazy clone of it: the context of its memory is the address in place of
+  // the block, and its copies are of its own device, whatever is the current one when it is written.
+  static void prepare_lazy_clone(c10::StorageImpl& storage);
 
   // See Note [Memory of running work] in BlockAllocator.h.
   class Window {
@@ -39,6 +40,8 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   };
 
   c10::DeleterFnPtr raw_deleter() const override;
+  // For lazy clones that are written. On the current stream of the memory's device; the stream that `from` belongs to
+  // waits for it, because who shares `from` may now write it in place, or free it, without knowing of the copy.
   void copy_data(void* to, const void* from, size_t size) const override;
 
   bool initialized() override;

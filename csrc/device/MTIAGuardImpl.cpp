@@ -19,7 +19,9 @@ void check_device_type(c10::Device device) {
 }
 
 c10::DeviceIndex index_or_current(c10::Device device) {
-  return device.has_index() ? device.index() : current_device();
+  if (!device.has_index()) return current_device();
+  check_device_index(device.index());
+  return device.index();
 }
 
 core::Event& event_of(void* event) {

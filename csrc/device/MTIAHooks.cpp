@@ -25,7 +25,9 @@ namespace {
 namespace py = pybind11;
 
 c10::DeviceIndex index_or_current(c10::DeviceIndex device) {
-  return device < 0 ? current_device() : device;
+  if (device < 0) return current_device();
+  check_device_index(device);
+  return device;
 }
 
 void check_sane(const mtia_device_properties& properties) {

@@ -25,13 +25,14 @@ class PinnedRanges {
     const std::lock_guard lock(mutex_);
     ranges_.erase(reinterpret_cast<uintptr_t>(address));
   }
-  bool contains(const void* address) const {
+  // The start of the piece that an address lies in; null: it is not pinned.
+  void* start_of(const void* address) const {
     const auto wanted = reinterpret_cast<uintptr_t>(address);
     const std::lock_guard lock(mutex_);
     const auto behind = ranges_.upper_bound(wanted);
-    if (behind == ranges_.begin()) return false;
+    if (behind == ranges_.begin()) return nullptr;
     const auto& [start, size] = *std::prev(behind);
-    return wanted < start + size;
+    return wanted < start + size ? reinterpret_cast<void*>(start) : nullptr;
   }
 
  private:
@@ -99,12 +100,14 @@ at::HostAllocator& host_allocator() {
 }
 
 bool is_pinned(const void* address) {
-  return pinned_ranges().contains(address);
+  return pinned_ranges().start_of(address) != nullptr;
 }
 
 void record_pinned_use(const at::Tensor& tensor, const c10::Stream& stream) {
-  const c10::DataPtr& data = tensor.storage().data_ptr();
-  allocator().record_event(data.get(), data.get_context(), stream);
+  // The storage may be somebody else's, of part of the memory: NumPy's, say.
+  void* const start = pinned_ranges().start_of(tensor.const_data_ptr());
+  const bool is_recorded = allocator().record_event(start, /*ctx=*/start, stream);
+  TORCH_INTERNAL_ASSERT(is_recorded, "pinned memory at ", start, " has no block");
 }
 
 }  // namespace torch_mtia
