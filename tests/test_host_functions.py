@@ -96,3 +96,209 @@ def test_those_still_queued_run_before_the_process_ends(run_script: RunScript) -
         torch_mtia.launch_host_function(torch.mtia.current_stream(), lambda: print("done", flush=True))
     """
     assert run_script(script).output() == "done\n"
+
+
+def test_a_function_gets_no_memory_that_queued_work_still_reads() -> None:
+    stream = torch.mtia.current_stream()
+    numel = 2**18
+    started, release = threading.Event(), threading.Event()
+    kept = []
+
+    def hold() -> None:
+        started.set()
+        release.wait(60)
+
+    def allocate() -> None:
+        kept.append(torch.zeros(numel, device="mtia"))
+
+    x = torch.full((numel,), 7.0, device="mtia")
+    torch_mtia.launch_host_function(stream, hold)
+    started.wait(60)
+    torch_mtia.launch_host_function(stream, allocate)
+    y = x + 1
+    del x
+    release.set()
+    stream.synchronize()
+    assert y.eq(8).all().item()
+
+
+def test_a_replayed_function_gets_no_memory_that_work_behind_the_replay_reads() -> None:
+    stream = torch.mtia.current_stream()
+    numel = 2**18
+    started, release = threading.Event(), threading.Event()
+    kept = []
+
+    def allocate() -> None:
+        kept.append(torch.zeros(numel, device="mtia"))
+
+    def hold() -> None:
+        started.set()
+        release.wait(60)
+
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        torch_mtia.launch_host_function(torch.mtia.current_stream(), allocate)
+    x = torch.full((numel,), 7.0, device="mtia")
+    torch_mtia.launch_host_function(stream, hold)
+    started.wait(60)
+    graph.replay()
+    y = x + 1
+    del x
+    release.set()
+    stream.synchronize()
+    assert y.eq(8).all().item()
+
+
+def test_memory_that_a_function_frees_waits_for_the_work_of_other_streams() -> None:
+    default, side = torch.mtia.current_stream(), torch.mtia.Stream()
+    numel = 2**18
+    go, freed, release = threading.Event(), threading.Event(), threading.Event()
+    x = [torch.full((numel,), 7.0, device="mtia")]
+    x[0].record_stream(side)
+    side.wait_stream(default)
+
+    def free() -> None:
+        go.wait(60)
+        x.clear()
+
+    def hold() -> None:
+        freed.set()
+        release.wait(60)
+
+    torch_mtia.launch_host_function(side, free)
+    torch_mtia.launch_host_function(side, hold)
+    with torch.mtia.stream(side):
+        y = x[0] + 1
+    go.set()
+    freed.wait(60)
+    other = torch.zeros(numel, device="mtia")
+    default.synchronize()
+    release.set()
+    side.synchronize()
+    assert y.eq(8).all().item()
+    del other
+
+
+def test_pinned_memory_that_a_function_frees_waits_for_the_copies_behind_it() -> None:
+    stream = torch.mtia.Stream()
+    numel = 2**16
+    go, freed, release = threading.Event(), threading.Event(), threading.Event()
+    source = [torch.full((numel,), 7.0).pin_memory()]
+    target = torch.zeros(numel, device="mtia")
+    stream.wait_stream(torch.mtia.current_stream())
+
+    def free() -> None:
+        go.wait(60)
+        source.clear()
+
+    def hold() -> None:
+        freed.set()
+        release.wait(60)
+
+    with torch.mtia.stream(stream):
+        torch_mtia.launch_host_function(stream, free)
+        torch_mtia.launch_host_function(stream, hold)
+        target.copy_(source[0], non_blocking=True)
+    go.set()
+    freed.wait(60)
+    other = torch.zeros(numel, pin_memory=True)
+    release.set()
+    stream.synchronize()
+    assert target.eq(7).all().item()
+    assert other.eq(0).all()
+
+
+def test_waiting_for_the_whole_device_inside_a_function_is_refused() -> None:
+    stream, waiting = torch.mtia.Stream(), torch.mtia.Stream()
+    go = threading.Event()
+
+    def synchronize() -> None:
+        go.wait(60)
+        torch.mtia.synchronize()
+
+    torch_mtia.launch_host_function(stream, synchronize)
+    waiting.wait_stream(stream)
+    go.set()
+    with pytest.raises(RuntimeError, match="a host function cannot wait for the whole device"):
+        stream.synchronize()
+
+
+def test_emptying_the_cache_inside_a_function_leaves_what_queued_work_uses() -> None:
+    default, side = torch.mtia.current_stream(), torch.mtia.Stream()
+    numel = 2**23
+    started, go, emptied, release = (threading.Event() for _ in range(4))
+
+    def empty() -> None:
+        started.set()
+        go.wait(60)
+        torch.accelerator.empty_cache()
+        emptied.set()
+
+    torch.accelerator.empty_cache()
+    with torch.mtia.stream(side):
+        y = torch.zeros(numel, device="mtia")
+        x = torch.full((numel,), 7.0, device="mtia")
+        side.synchronize()
+        torch_mtia.launch_host_function(side, lambda: release.wait(60))
+        torch.add(x, 1, out=y)
+        del x
+    idle = torch.zeros(numel, device="mtia")
+    default.synchronize()
+    del idle
+    reserved = torch.accelerator.memory_reserved()
+    torch_mtia.launch_host_function(default, empty)
+    go.set()
+    emptied.wait(60)
+    given_back = reserved - torch.accelerator.memory_reserved()
+    default.synchronize()
+    release.set()
+    side.synchronize()
+    assert given_back == 4 * numel
+    assert y.eq(8).all().item()
+
+
+OUT_OF_MEMORY = """
+    import threading, torch, torch_mtia
+    default, side = torch.mtia.current_stream(), torch.mtia.Stream()
+    quarter = 2**24
+    started, go, raised = threading.Event(), threading.Event(), []
+
+    def function():
+        started.set()
+        go.wait(60)
+        try:
+            torch.empty(3 * quarter, device="mtia")
+        except torch.OutOfMemoryError:
+            raised.append(True)
+
+    cached = torch.zeros(quarter, device="mtia")
+    with torch.mtia.stream(side):
+        live = torch.zeros(quarter, device="mtia")
+    torch.mtia.synchronize()
+    torch_mtia.launch_host_function(default, function)
+    started.wait()
+    del cached
+"""
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "torch.empty(3 * quarter, device='mtia')",
+        "torch_mtia._C._empty_strided((3 * quarter,), (1,), torch.float32)",
+        "torch.UntypedStorage(12 * quarter, device='mtia')",
+        "torch.UntypedStorage(4, device='mtia').resize_(12 * quarter)",
+        "torch.accelerator.empty_cache()",
+    ],
+)
+def test_a_function_and_its_waiter_may_both_be_out_of_memory(run_script: RunScript, entry: str) -> None:
+    script = f"""{OUT_OF_MEMORY}
+    threading.Thread(target=lambda: go.set()).start()
+    try:
+        {entry}
+    except torch.OutOfMemoryError:
+        pass
+    default.synchronize()
+    print(raised)
+    """
+    assert run_script(script, TORCH_MTIA_MEMORY="256M").output() == "[True]\n"

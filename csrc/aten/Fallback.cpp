@@ -33,6 +33,7 @@
 #include <optional>
 #include <string_view>
 
+#include "../core/RunningWork.h"
 #include "../device/Door.h"
 #include "../device/HostViewAllocation.h"
 #include "../device/MTIACachingAllocator.h"
@@ -370,6 +371,7 @@ class FallbackCall {
     void operator()() {
       try {
         if (call_->error_) return;
+        const core::RunningWork running(stream_->core());
         if (caller_state_) {
           const at::ThreadLocalStateGuard state(*caller_state_);
           const c10::DeviceGuard guard(call_->device_);

@@ -1,8 +1,11 @@
 // How free segments go back to the driver: when the device is full, by the threshold, or because somebody asks for it.
 #include <algorithm>
 #include <exception>
+#include <iterator>
 
 #include "AllocatorState.h"
+#include "InterpreterLock.h"
+#include "RunningWork.h"
 
 namespace torch_mtia::core {
 
@@ -56,32 +59,23 @@ uint64_t BlockAllocator::State::garbage_locked(size_t size) const {
   return wanted > allowed ? wanted - allowed : 0;
 }
 
-void BlockAllocator::State::reclaim(const std::function<bool(const Block*)>& chosen) {
-  const std::lock_guard reclaiming(reclaim_mutex);
-  std::vector<Stream*> busy;
-  {
-    const std::lock_guard lock(mutex);
-    ++stats.num_sync_all_streams;
-    for (const auto& [stream, frees] : pending) {
-      if (!frees.empty() && stream->graph() == nullptr) busy.push_back(stream);
+// The streams whose free blocks can go once the streams have been waited for.
+std::set<Stream*> BlockAllocator::State::used_streams_locked(const std::function<bool(const Block*)>& chosen) {
+  std::set<Stream*> streams;
+  for (const Block* first : segments) {
+    for (const Block* block = first; block != nullptr; block = block->behind) {
+      if (returnable_bytes_locked(block) > 0 && chosen(block)) streams.insert(block->stream);
     }
   }
-  for (Stream* stream : busy) stream->wait_until_idle();
+  return streams;
+}
 
-  std::vector<Block*> detached;
-  {
-    const std::lock_guard lock(mutex);
-    release_completed_locked();
-    detached = detach_free_segments_locked(chosen);
-  }
-  // Out of reach of other threads now; what was submitted for them before may still run.
+void BlockAllocator::State::return_segments_locked(const std::function<bool(const Block*)>& chosen) {
+  const std::vector<Block*> detached = detach_free_segments_locked(chosen);
   size_t returned = 0;
   std::exception_ptr failure;
   try {
-    std::set<Stream*> streams;
-    for (const Block* block : detached) streams.insert(block->stream);
-    for (Stream* stream : streams) stream->wait_until_idle();
-    for (const Block* block : detached) {
+    for (Block* block : detached) {
       if (block->expandable) {
         runtime::call(&mtia_runtime_api::memory_unmap, device, block->address, block->size);
       } else {
@@ -92,12 +86,60 @@ void BlockAllocator::State::reclaim(const std::function<bool(const Block*)>& cho
   } catch (...) {
     failure = std::current_exception();
   }
-  const std::lock_guard lock(mutex);
   for (size_t i = 0; i < detached.size(); ++i) {
     i < returned ? returned_locked(detached[i]) : merge_free_locked(detached[i]);
   }
   discard_unused_pools_locked();
   if (failure) std::rethrow_exception(failure);
+}
+
+namespace {
+
+// No lock of the allocator is held.
+void wait_for(const std::set<Stream*>& streams) {
+  std::vector<Stream*> busy;
+  std::copy_if(streams.begin(), streams.end(), std::back_inserter(busy),
+               [](Stream* stream) { return !stream->query(); });
+  if (busy.empty()) return;
+  const WithoutGil without_gil;
+  for (Stream* stream : busy) stream->wait_until_idle();
+}
+
+}  // namespace
+
+void BlockAllocator::State::reclaim(const std::function<bool(const Block*)>& chosen) {
+  std::set<Stream*> waited_for;  // they are done with the blocks that were free at `start`
+  uint64_t start = 0;
+  if (!RunningWork::on_this_thread()) {
+    std::set<Stream*> users;
+    {
+      const std::lock_guard lock(mutex);
+      ++stats.num_sync_all_streams;
+      for (const auto& [stream, frees] : pending) {
+        if (!frees.empty() && stream->graph() == nullptr) users.insert(stream);
+      }
+      for (const auto& [stream, open] : windows) {
+        if (!open.empty() && stream->graph() == nullptr) users.insert(stream);
+      }
+    }
+    wait_for(users);
+    {
+      const std::lock_guard lock(mutex);
+      release_completed_locked();
+      merge_all_parked_locked();
+      waited_for = used_streams_locked(chosen);
+      start = num_frees;
+    }
+    wait_for(waited_for);
+  }
+  const std::lock_guard lock(mutex);
+  release_completed_locked();
+  return_segments_locked([&](const Block* block) {
+    if (!chosen(block)) return false;
+    // Of its own stream, running work finds free only what is done with.
+    if (waited_for.contains(block->stream) && block->free_since <= start) return true;
+    return RunningWork::on_this_thread(block->stream) || block->stream->query();
+  });
 }
 
 void BlockAllocator::State::reclaim_all() {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "RunningWork.h"
+
 namespace torch_mtia::core {
 
 std::vector<const Block*> BlockAllocator::State::segments_by_address_locked() const {
@@ -266,14 +268,55 @@ void BlockAllocator::State::count_free_locked(Block* block) noexcept {
 
 // As release, but behind the stream's open windows.
 void BlockAllocator::State::release_in_order_locked(Block* block) noexcept {
-  if (num_open_windows > 0) {
-    const auto window = windows.find(block->stream);
-    if (window != windows.end() && window->second.open > 0) {
-      block->next_free = std::exchange(window->second.freed, block);
-      return;
-    }
+  if (auto* open = windows_locked(block->stream)) {
+    block->next_free = std::exchange(open->back().freed, block);
+    return;
   }
   release_locked(block);
+}
+
+// Null: none is open.
+std::deque<BlockAllocator::State::Window>* BlockAllocator::State::windows_locked(Stream* stream) noexcept {
+  if (num_windows == 0) return nullptr;
+  const auto found = windows.find(stream);
+  return found == windows.end() || found->second.empty() ? nullptr : &found->second;
+}
+
+// A block that is freed while a window is open becomes free when this window and those before it are closed: work that
+// uses the block may be behind each of their items. Windows that open later are of items behind that work, so a stream
+// of items that overlap does not hold the block back for ever.
+void BlockAllocator::State::close_window_locked(Stream* stream, WindowId id) noexcept {
+  std::deque<Window>& open = windows.find(stream)->second;
+  std::find_if(open.begin(), open.end(), [id](const Window& window) { return window.id == id; })->closed = true;
+  while (!open.empty() && open.front().closed) {
+    Window window = std::move(open.front());
+    open.pop_front();
+    --num_windows;
+    while (window.freed != nullptr) release_locked(std::exchange(window.freed, window.freed->next_free));
+    for (Block* block : window.used) wait_for_late_use_locked(block, stream);
+  }
+}
+
+// Marks where the stream is now: the block is not released before it has got there.
+void BlockAllocator::State::wait_for_use_locked(Block* block, Stream* stream) {
+  if (unused_events.empty()) unused_events.emplace_back(/*enable_timing=*/false);
+  unused_events.back().record(*stream);
+  if (unused_events.back().query()) return;  // nothing to wait for
+  pending[stream].push_back({std::move(unused_events.back()), block});
+  unused_events.pop_back();
+  ++num_pending;
+  ++block->pending_events;
+}
+
+// The same for a block that has been freed already, and has waited for the time when the stream can be marked.
+void BlockAllocator::State::wait_for_late_use_locked(Block* block, Stream* stream) noexcept {
+  try {
+    if (stream->graph() != nullptr) return used_in_capture[stream].push_back(block);
+    wait_for_use_locked(block, stream);
+  } catch (...) {
+    return;  // as in delay_release_locked
+  }
+  if (--block->pending_events == 0) release_in_order_locked(block);
 }
 
 // Marks where the other streams are now; the block is released when they have got there.
@@ -285,13 +328,13 @@ void BlockAllocator::State::delay_release_locked(Block* block) noexcept {
         ++block->pending_events;
         continue;
       }
-      if (unused_events.empty()) unused_events.emplace_back(/*enable_timing=*/false);
-      unused_events.back().record(*stream);
-      if (unused_events.back().query()) continue;  // nothing to wait for
-      pending[stream].push_back({std::move(unused_events.back()), block});
-      unused_events.pop_back();
-      ++num_pending;
-      ++block->pending_events;
+      // Recorded inside an item of the stream, an event stands for that item, not for what is queued behind it.
+      if (auto* open = windows_locked(stream); open != nullptr && RunningWork::on_this_thread(stream)) {
+        open->back().used.push_back(block);
+        ++block->pending_events;
+        continue;
+      }
+      wait_for_use_locked(block, stream);
     }
   } catch (...) {
     // Nobody will know when that stream is done (the device is lost, this is a forked child, or the host is out of

@@ -76,15 +76,13 @@ struct PendingFree {
 // Note [Locks of the allocator]
 // `mutex` guards everything. It is held while calling the driver, but never for a call that waits for the device: a
 // thread that frees needs it, and may be the one that lets the device go on. Who waits for the device to give segments
-// back holds only `reclaim_mutex`, which no free takes; so several threads that are out of memory do it one after
-// another, and the later ones find what the first gave back. Order: reclaim_mutex, mutex, the driver's own locks.
-// Functions whose name ends in `_locked` need `mutex`.
+// back holds no lock at all, not even the interpreter's: what is waited for may be work that allocates itself. Order:
+// mutex, the driver's own locks. Functions whose name ends in `_locked` need `mutex`.
 struct BlockAllocator::State {
   State(int32_t device, OptionsSource options) : device(device), options(options) {}
 
   const int32_t device;
   const OptionsSource options;
-  std::mutex reclaim_mutex;
   mutable SmallMutex mutex;
   AllocatorStats stats;
   std::set<Block*> segments;  // the first block of each
@@ -106,11 +104,14 @@ struct BlockAllocator::State {
   size_t num_unused_blocks = 0;
   // See Note [Memory of running work].
   struct Window {
-    int open = 0;
-    Block* freed = nullptr;  // a list: the blocks become free when the last window closes
+    WindowId id;
+    bool closed = false;
+    Block* freed = nullptr;         // a list, of the stream's own blocks
+    std::vector<Block*> used = {};  // of other streams, which this one used
   };
-  std::unordered_map<Stream*, Window> windows;
-  int num_open_windows = 0;
+  std::unordered_map<Stream*, std::deque<Window>> windows;  // in the order of opening; the first one is open
+  size_t num_windows = 0;
+  WindowId last_window = 0;
 
   // Null block: the device is full, or `may_collect` and the threshold asks for a collection first.
   struct Attempt {
@@ -118,7 +119,8 @@ struct BlockAllocator::State {
     uint64_t garbage = 0;  // bytes to collect
   };
   Attempt try_allocate(size_t size, size_t requested, Stream* stream, TraceContext& context, bool may_collect);
-  // Waits for the device and returns to the driver the free segments that `chosen` is true for.
+  // Returns to the driver the free segments that `chosen` is true for, after waiting for the device; inside running
+  // work, without waiting, those that no work uses.
   void reclaim(const std::function<bool(const Block*)>& chosen);
   void reclaim_all();
   void collect_garbage(uint64_t bytes);
@@ -160,9 +162,15 @@ struct BlockAllocator::State {
   void merge_all_parked_locked() noexcept;
   void release_in_order_locked(Block* block) noexcept;
   void delay_release_locked(Block* block) noexcept;
+  void wait_for_use_locked(Block* block, Stream* stream);
+  void wait_for_late_use_locked(Block* block, Stream* stream) noexcept;
+  void close_window_locked(Stream* stream, WindowId id) noexcept;
+  std::deque<Window>* windows_locked(Stream* stream) noexcept;
   void release_completed_locked();
   std::vector<const Block*> segments_by_address_locked() const;
   size_t returnable_bytes_locked(const Block* block) const;
+  std::set<Stream*> used_streams_locked(const std::function<bool(const Block*)>& chosen);
+  void return_segments_locked(const std::function<bool(const Block*)>& chosen);
   std::vector<Block*> detach_free_segments_locked(const std::function<bool(const Block*)>& chosen);
   void returned_locked(Block* block) noexcept;
   void record_locked(TraceAction action, uint64_t address, size_t size, const Stream* stream, PoolId pool,

@@ -89,23 +89,16 @@ void BlockAllocator::free_while_running(Block* block) noexcept {
   state_->release_locked(block);
 }
 
-void BlockAllocator::open_window(Stream* stream) {
+WindowId BlockAllocator::open_window(Stream* stream) {
   const std::lock_guard lock(state_->mutex);
-  ++state_->windows[stream].open;
-  ++state_->num_open_windows;
+  state_->windows[stream].push_back({.id = state_->last_window + 1});
+  ++state_->num_windows;
+  return ++state_->last_window;
 }
 
-void BlockAllocator::close_window(Stream* stream) noexcept {
+void BlockAllocator::close_window(Stream* stream, WindowId id) noexcept {
   const std::lock_guard lock(state_->mutex);
-  --state_->num_open_windows;
-  auto& window = state_->windows.find(stream)->second;
-  if (--window.open > 0) return;
-  Block* block = std::exchange(window.freed, nullptr);
-  while (block != nullptr) {
-    Block* next = block->next_free;
-    state_->release_locked(block);
-    block = next;
-  }
+  state_->close_window_locked(stream, id);
 }
 
 void BlockAllocator::record_stream(Block* block, Stream* stream) {
@@ -148,9 +141,7 @@ void BlockAllocator::direct_to_default_pool(Stream* stream) {
   const std::lock_guard lock(state_->mutex);
   state_->directed.erase(stream);
   if (auto used = state_->used_in_capture.extract(stream)) {
-    for (Block* block : used.mapped()) {
-      if (--block->pending_events == 0) state_->release_in_order_locked(block);
-    }
+    for (Block* block : used.mapped()) state_->wait_for_late_use_locked(block, stream);
   }
 }
 

@@ -21,10 +21,13 @@
 // so does a request for which the range has no place.
 //
 // Note [Memory of running work]
-// Work that allocates while it runs (the CPU fallback does) breaks the order above: it runs at one point of the stream,
-// but the free list has grown by blocks that were freed later, behind work that is queued behind it. So such work opens
-// a window before it is submitted and closes it when it is done. Blocks of the stream that are freed in between become
-// free when the window closes, except those that running work itself frees, which nobody else has seen.
+// Work that allocates while it runs (the CPU fallback and host functions do) breaks the order above: it runs at one
+// point of the stream, but the free list has grown by blocks that were freed later, behind work that is queued behind
+// it. So such work opens a window before it is submitted and closes it when it is done. Blocks of the stream that are
+// freed in between become free when the window closes, except those that running work itself frees, which nobody else
+// has seen. So whatever is free while running work looks is done with: it may even be returned to the driver.
+//
+// Running work (see RunningWork.h) does not wait. When it finds no memory, it gets what is idle, or OutOfDeviceMemory.
 #pragma once
 
 #include <array>
@@ -92,6 +95,7 @@ struct AllocatorOptions {
   bool expandable_segments = false;         // where the driver has virtual memory
 };
 
+using WindowId = uint64_t;
 using PoolId = std::pair<uint64_t, uint64_t>;  // {0, 0}: the default pool
 
 // History and snapshots, in the terms of c10::CachingDeviceAllocator.
@@ -172,15 +176,16 @@ class BlockAllocator {
   // The same for running work in its own window, of a block that it allocated there.
   void free_while_running(Block* block) noexcept;
 
-  // See Note [Memory of running work]. Windows of several threads may overlap.
-  void open_window(Stream* stream);
-  void close_window(Stream* stream) noexcept;
+  // See Note [Memory of running work]. Windows may overlap.
+  WindowId open_window(Stream* stream);
+  void close_window(Stream* stream, WindowId id) noexcept;
 
   // `stream` uses the block too: free() lets it go only when the work that `stream` has by then is done.
   void record_stream(Block* block, Stream* stream);
 
-  // Waits for the device and returns every segment without a block in use to the driver: of the default pool and of
-  // private pools that nobody uses, or of the given pool only. Segments of streams that are being captured stay.
+  // Waits for the device (running work does not) and returns every segment without a block in use to the driver: of the
+  // default pool and of private pools that nobody uses, or of the given pool only. Segments of streams that are being
+  // captured stay.
   void empty_cache();
   void empty_cache(PoolId pool);
 

@@ -10,24 +10,12 @@
 // that has nothing to do (mtia_init_params.release_threads): whoever computes is then the only one with a pool.
 #pragma once
 
-#include <Python.h>
-
+#include "../core/InterpreterLock.h"
 #include "IntraOpThreads.h"
 
 namespace torch_mtia {
 
-class WithoutGil {
- public:
-  WithoutGil() : python_state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
-  ~WithoutGil() {
-    if (python_state_ != nullptr) PyEval_RestoreThread(python_state_);
-  }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* python_state_;
-};
+using core::WithoutGil;
 
 class BlockingWait {
  public:

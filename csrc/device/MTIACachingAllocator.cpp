@@ -203,12 +203,11 @@ void MTIACachingAllocator::free_block_while_running(core::Block* block) {
   allocator_of(*core::block_stream(block)).free_while_running(block);
 }
 
-MTIACachingAllocator::Window::Window(core::Stream& stream) : stream_(stream) {
-  allocator_of(stream_).open_window(&stream_);
-}
+MTIACachingAllocator::Window::Window(core::Stream& stream)
+    : stream_(stream), id_(allocator_of(stream).open_window(&stream)) {}
 
 MTIACachingAllocator::Window::~Window() {
-  allocator_of(stream_).close_window(&stream_);
+  allocator_of(stream_).close_window(&stream_, id_);
 }
 
 c10::DataPtr MTIACachingAllocator::allocate(size_t size) {

@@ -37,6 +37,7 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
 
    private:
     core::Stream& stream_;
+    const core::WindowId id_;
   };
 
   c10::DeleterFnPtr raw_deleter() const override;

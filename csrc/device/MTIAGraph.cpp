@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <fstream>
+#include <memory>
 #include <utility>
 
 #include "BlockingWait.h"
@@ -18,6 +19,11 @@ namespace {
 
 constexpr const char* kWaits =
     "a capture runs nothing that could be waited for. Call it before the capture or after a replay";
+
+c10::MempoolId_t new_own_pool() {
+  static std::atomic<uint64_t> last{0};
+  return {++last, 0};
+}
 
 // Captures that forbid every thread to wait.
 std::atomic<int> global_captures{0};
@@ -54,16 +60,14 @@ void MTIAGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) 
   ensure_initialized();
   TORCH_CHECK_NOT_IMPLEMENTED(is_supported(), "the driver '", runtime::driver().name,
                               "' has no graphs (MTIA_CAPABILITY_GRAPHS)");
-  static std::atomic<uint64_t> last_own_pool{0};
   device_ = current_device();
   const MTIAStream stream = MTIAStream::current(device_);
   TORCH_CHECK(of(stream) == nullptr, "the current stream is being captured in another graph already");
-  pool_ = pool == c10::MempoolId_t{0, 0} ? c10::MempoolId_t{++last_own_pool, 0} : pool;
+  pool_ = pool == c10::MempoolId_t{0, 0} ? new_own_pool() : pool;
   mode_ = mode;
   states_ = std::make_shared<PhiloxStates>();
-  host_pool_ = {++last_own_pool, 0};
-  host_allocator().begin_allocate_to_pool(host_pool_, [this](c10::Stream s) { return of(MTIAStream(s)) == this; });
   is_captured_ = true;
+  takes_host_pool_ = true;
   if (mode_ == at::GraphCaptureMode::Global) ++global_captures;
   try {
     begin_capture(stream.core());
@@ -75,8 +79,21 @@ void MTIAGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) 
 }
 
 void MTIAGraph::leave_capture_mode() {
-  host_allocator().end_allocate_to_pool(host_pool_);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    takes_host_pool_ = false;
+    if (host_pool_ != c10::MempoolId_t{0, 0}) host_allocator().end_allocate_to_pool(host_pool_);
+  }
   if (mode_ == at::GraphCaptureMode::Global) --global_captures;
+}
+
+void MTIAGraph::use_host_pool() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!takes_host_pool_) return;
+  const c10::MempoolId_t pool = new_own_pool();
+  host_allocator().begin_allocate_to_pool(pool, [this](c10::Stream s) { return of(MTIAStream(s)) == this; });
+  host_pool_ = pool;
+  takes_host_pool_ = false;
 }
 
 void MTIAGraph::stream_joined(core::Stream& stream) {
@@ -131,7 +148,14 @@ void MTIAGraph::replay() {
   mtia_status status = MTIA_SUCCESS;
   {
     const WithoutGil without_gil;  // a replay in another stream may be in a Python function
+    std::shared_ptr<const MTIACachingAllocator::Window> window;
+    if (has_host_functions_) window = std::make_shared<const MTIACachingAllocator::Window>(stream.core());
     status = launch(stream.core(), states.empty() ? nullptr : &parameters);
+    if (window != nullptr) {  // it ends with an item behind the graph
+      core::WorkInfo info{};
+      info.name = "mtia::graph_end";
+      stream.core().launch(info, [window = std::move(window)](const mtia_work_context&) {});
+    }
   }
   if (C10_UNLIKELY(status == MTIA_ERROR_LAUNCH_FAILED)) stream.synchronize();
 }
@@ -142,7 +166,8 @@ void MTIAGraph::reset() noexcept {
   if (is_capturing()) leave_capture_mode();
   destroy();
   for (const c10::DeviceIndex device : devices_) MTIACachingAllocator::of(device).release_pool(pool_);
-  host_allocator().release_pool(host_pool_);
+  if (host_pool_ != c10::MempoolId_t{0, 0}) host_allocator().release_pool(std::exchange(host_pool_, {0, 0}));
+  has_host_functions_ = false;
   devices_.clear();
   draws_.clear();
   states_.reset();

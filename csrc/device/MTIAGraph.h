@@ -16,6 +16,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/GraphImplInterface.h>
 
+#include <atomic>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -59,6 +60,11 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
   // The same for what concerns whole devices: for captures whose mode forbids it to this thread.
   static void refuse_on_devices(const char* what);
 
+  // Work that allocates while it runs has been captured: see Note [Memory of running work] in BlockAllocator.h.
+  void note_host_function() { has_host_functions_.store(true, std::memory_order_relaxed); }
+  // Pinned memory is about to be allocated for the capture.
+  void use_host_pool();
+
   // A draw in the capture from a generator, which is kept.
   PhiloxSource reserve_words(const at::Generator& generator, uint64_t words);
 
@@ -78,12 +84,16 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
   bool keeps_nodes_for_display_ = false;
   bool is_captured_ = false;  // or being captured
   c10::MempoolId_t pool_{0, 0};
-  c10::MempoolId_t host_pool_{0, 0};  // of pinned memory: upstream's allocator takes the id of a pool only once
+  std::atomic<bool> has_host_functions_{false};
   at::GraphCaptureMode mode_ = at::GraphCaptureMode::Default;
   c10::DeviceIndex device_ = 0;
 
   std::mutex mutex_;                       // streams may join on other threads
   std::vector<c10::DeviceIndex> devices_;  // whose memory the graph uses
+  // Of pinned memory: upstream's allocator takes the id of a pool only once. {0, 0}: the capture allocated none. A pool
+  // is large, and each one makes every look for a pinned block longer.
+  c10::MempoolId_t host_pool_{0, 0};
+  bool takes_host_pool_ = false;  // it captures, and has none yet
   std::vector<Draws> draws_;
   std::shared_ptr<PhiloxStates> states_;  // of the generators of `draws_`, at the latest replay
 };

@@ -1,12 +1,16 @@
 #include "MTIAHostAllocator.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "../core/Event.h"
+#include "../core/RunningWork.h"
 #include "BlockingWait.h"
 #include "Door.h"
+#include "MTIAGraph.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {
@@ -48,6 +52,31 @@ PinnedRanges& pinned_ranges() {
 // The software device reaches all host memory, so that pinning is only a promise: the memory stays until copies that
 // were submitted are done. That is what makes a copy that does not wait possible.
 class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream, core::Event> {
+ public:
+  std::pair<void*, void*> allocate(size_t size) override {
+    if (core::Graph::any_capture()) {
+      if (MTIAGraph* graph = MTIAGraph::of(MTIAStream::current(current_device()))) graph->use_host_pool();
+    }
+    free_late();
+    return CachingHostAllocatorImpl::allocate(size);
+  }
+
+  void free(void* block) override {
+    if (used_by_running_work(block)) {
+      const std::lock_guard lock(late_mutex_);
+      late_.push_back(block);
+      return;
+    }
+    free_late();
+    CachingHostAllocatorImpl::free(block);
+  }
+
+  void empty_cache() override {
+    free_late();
+    CachingHostAllocatorImpl::empty_cache();
+  }
+
+ private:
   void allocate_host_memory(size_t size, void** pointer) override {
     ensure_initialized();
     *pointer = std::aligned_alloc(kPageSize, (size + kPageSize - 1) / kPageSize * kPageSize);
@@ -69,11 +98,36 @@ class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream,
     events->push_back(std::move(event));
   }
 
+  // Whether the calling thread is inside an item of a stream that uses the block.
+  static bool used_by_running_work(void* context) {
+    if (context == nullptr || !core::RunningWork::on_this_thread()) return false;
+    auto* block = static_cast<at::HostBlock<c10::Stream>*>(context);
+    const std::lock_guard lock(block->mutex_);
+    return std::any_of(block->streams_.begin(), block->streams_.end(), [](const c10::Stream& stream) {
+      return core::RunningWork::on_this_thread(&MTIAStream(stream).core());
+    });
+  }
+
+  void free_late() {
+    if (core::RunningWork::on_this_thread()) return;
+    std::vector<void*> blocks;
+    {
+      const std::lock_guard lock(late_mutex_);
+      blocks.swap(late_);
+    }
+    for (void* block : blocks) CachingHostAllocatorImpl::free(block);
+  }
+
   bool query_event(core::Event& event) override { return event.query(); }
 
   c10::Stream get_current_stream() const override { return MTIAStream::current(current_device()).unwrap(); }
 
   bool stream_is_capturing(c10::Stream stream) const override { return MTIAStream(stream).core().graph() != nullptr; }
+
+  // Blocks that running work has freed. Recorded inside an item, an event would stand for the item, and copies may be
+  // queued behind it. So the next caller who is outside frees them.
+  std::mutex late_mutex_;
+  std::vector<void*> late_;
 };
 
 void delete_host_block(void* context);

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "../core/Event.h"
+#include "../core/RunningWork.h"
 #include "BlockingWait.h"
 #include "MTIAGraph.h"
 
@@ -134,6 +135,10 @@ void MTIAStream::synchronize() const {
 }
 
 void MTIAStream::synchronize_all(c10::DeviceIndex device) {
+  // Other streams may wait for the one that the thread is inside of.
+  TORCH_CHECK(!core::RunningWork::on_this_thread(),
+              "a host function cannot wait for the whole device, because it is part of what the device has to do. "
+              "Synchronize the stream or the event that it needs");
   std::optional<core::WorkError> first;
   {
     BlockingWait wait;

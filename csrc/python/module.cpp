@@ -12,6 +12,7 @@
 
 #include "../aten/FallbackControl.h"
 #include "../aten/Launch.h"
+#include "../core/InterpreterLock.h"
 #include "../device/Door.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAFunctions.h"
@@ -97,6 +98,9 @@ at::Tensor wrapped_number(const py::object& value) {
 
 PYBIND11_MODULE(_C, m) {
   m.attr("_built_for") = TORCH_VERSION;
+  core::interpreter_lock = {
+      []() -> void* { return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr; },
+      [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }};
   register_profiler();
   m.def("_configure", &configure, py::arg("library"), py::arg("num_devices"), py::arg("memory_per_device"),
         py::arg("launch_blocking"), py::arg("delay_seed"), py::arg("log_launches"));

@@ -1,9 +1,11 @@
 // The stream-ordered allocator: which memory is given out again, when, and what the statistics say.
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "core/RunningWork.h"
 #include "device_under_test.h"
 
 namespace torch_mtia::test {
@@ -280,11 +282,11 @@ TEST(memory_freed_behind_running_work_waits_for_the_work_to_end) {
   Fixture f;
   core::Block* freed_behind = f.allocate(512);
   const mtia_device_ptr address = core::block_address(freed_behind);
-  f.allocator.open_window(&f.stream);
+  const core::WindowId window = f.allocator.open_window(&f.stream);
   f.allocator.free(freed_behind);
   core::Block* of_running_work = f.allocate(512);
   CHECK(core::block_address(of_running_work) != address);
-  f.allocator.close_window(&f.stream);
+  f.allocator.close_window(&f.stream, window);
   core::Block* next = f.allocate(512);
   CHECK_EQ(core::block_address(next), address);
   f.allocator.free(next);
@@ -296,42 +298,145 @@ TEST(memory_freed_behind_several_running_items_waits_for_the_last_one) {
   Fixture f;
   core::Block* freed_behind = f.allocate(512);
   const mtia_device_ptr address = core::block_address(freed_behind);
-  f.allocator.open_window(&f.stream);
+  const core::WindowId first = f.allocator.open_window(&f.stream);
+  const core::WindowId second = f.allocator.open_window(&f.stream);
   f.allocator.free(freed_behind);
-  f.allocator.open_window(&f.stream);
-  f.allocator.close_window(&f.stream);
+  f.allocator.close_window(&f.stream, second);
   core::Block* early = f.allocate(512);
   CHECK(core::block_address(early) != address);
-  f.allocator.close_window(&f.stream);
+  f.allocator.close_window(&f.stream, first);
   core::Block* late = f.allocate(512);
   CHECK_EQ(core::block_address(late), address);
   f.allocator.free(early);
   f.allocator.free(late);
 }
 
+TEST(items_that_overlap_for_ever_do_not_hold_memory_back_for_ever) {
+  Fixture f;
+  core::WindowId oldest = f.allocator.open_window(&f.stream);
+  for (int i = 0; i < 100; ++i) {
+    f.allocator.free(f.allocate(kMiB));
+    const core::WindowId next = f.allocator.open_window(&f.stream);
+    f.allocator.close_window(&f.stream, oldest);
+    oldest = next;
+  }
+  CHECK_EQ(f.allocator.stats().reserved_bytes[kAll].current, int64_t{2 * kMiB});
+  f.allocator.close_window(&f.stream, oldest);
+}
+
+TEST(running_work_takes_only_memory_that_is_idle_and_waits_for_nobody) {
+  Fixture f;
+  core::Stream& busy = new_stream();
+  core::Stream& idle = new_stream();
+  Gate gate;
+  f.allocator.free(f.allocate(20 * kMiB));
+  f.allocator.free(f.allocator.allocate(30 * kMiB, &idle));
+  hold(busy, gate);
+  f.allocator.free(f.allocator.allocate(40 * kMiB, &busy));
+  const core::WindowId window = f.allocator.open_window(&f.stream);
+  f.stream.launch(kLarge, [&](const mtia_work_context&) {
+    const core::RunningWork running(f.stream);
+    f.allocator.empty_cache();
+    CHECK_EQ(f.allocator.stats().reserved_bytes[kAll].current, int64_t{40 * kMiB});
+    CHECK_THROWS(core::OutOfDeviceMemory, f.allocate(240 * kMiB));
+  });
+  finish(f.stream);
+  f.allocator.close_window(&f.stream, window);
+  gate.open();
+}
+
+TEST(running_work_allocates_while_another_thread_waits_for_it_to_reclaim) {
+  Fixture f;
+  f.allocator.free(f.allocate(200 * kMiB));
+  Gate started;
+  Gate go;
+  std::thread waiter;
+  const core::WindowId window = f.allocator.open_window(&f.stream);
+  f.stream.launch(kLarge, [&](const mtia_work_context&) {
+    const core::RunningWork running(f.stream);
+    started.open();
+    go.wait();
+    f.allocator.empty_cache();
+    f.allocator.free(f.allocate(200 * kMiB));
+  });
+  started.wait();
+  waiter = std::thread([&] { f.allocator.empty_cache(); });
+  while (f.allocator.stats().num_sync_all_streams == 0) std::this_thread::yield();
+  go.open();
+  waiter.join();
+  finish(f.stream);
+  f.allocator.close_window(&f.stream, window);
+}
+
+TEST(memory_freed_behind_running_work_is_waited_for_when_the_device_is_full) {
+  Fixture f;
+  core::Stream& other = new_stream();
+  Gate gate;
+  core::Block* block = f.allocator.allocate(200 * kMiB, &other);
+  const core::WindowId window = f.allocator.open_window(&other);
+  const auto close = [&](void*) { f.allocator.close_window(&other, window); };
+  other.launch(kLarge,
+               [&gate, closer = std::shared_ptr<void>(nullptr, close)](const mtia_work_context&) { gate.wait(); });
+  f.allocator.free(block);
+  const std::jthread opener([&] {
+    while (f.allocator.stats().num_sync_all_streams == 0) std::this_thread::yield();
+    gate.open();
+  });
+  f.allocator.free(f.allocate(200 * kMiB));
+}
+
+TEST(a_block_that_running_work_frees_waits_for_what_is_queued_behind_the_work) {
+  Fixture f;
+  core::Stream& other = new_stream();
+  Gate freed;
+  Gate used;
+  core::Block* block = f.allocate(512);
+  f.allocator.record_stream(block, &other);
+  const core::WindowId window = f.allocator.open_window(&other);
+  Gate go;
+  other.launch(kLarge, [&](const mtia_work_context&) {
+    const core::RunningWork running(other);
+    go.wait();
+    f.allocator.free(block);
+    freed.open();
+  });
+  hold(other, used);
+  go.open();
+  freed.wait();
+  f.allocator.close_window(&other, window);
+  core::Block* meanwhile = f.allocate(512);
+  CHECK(meanwhile != block);
+  used.open();
+  other.wait_until_idle();
+  core::Block* later = f.allocate(512);
+  CHECK(later == block);
+  f.allocator.free(later);
+  f.allocator.free(meanwhile);
+}
+
 TEST(running_work_uses_its_own_memory_again_at_once) {
   Fixture f;
-  f.allocator.open_window(&f.stream);
+  const core::WindowId window = f.allocator.open_window(&f.stream);
   core::Block* first = f.allocate(512);
   const mtia_device_ptr address = core::block_address(first);
   f.allocator.free_while_running(first);
   core::Block* second = f.allocate(512);
   CHECK_EQ(core::block_address(second), address);
   f.allocator.free_while_running(second);
-  f.allocator.close_window(&f.stream);
+  f.allocator.close_window(&f.stream, window);
 }
 
 TEST(running_work_does_not_hold_back_the_memory_of_other_streams) {
   Fixture f;
   core::Stream& other = new_stream();
-  f.allocator.open_window(&f.stream);
+  const core::WindowId window = f.allocator.open_window(&f.stream);
   core::Block* block = f.allocator.allocate(512, &other);
   const mtia_device_ptr address = core::block_address(block);
   f.allocator.free(block);
   core::Block* again = f.allocator.allocate(512, &other);
   CHECK_EQ(core::block_address(again), address);
   f.allocator.free(again);
-  f.allocator.close_window(&f.stream);
+  f.allocator.close_window(&f.stream, window);
 }
 
 TEST(statistics_have_peaks_and_totals_that_can_be_reset) {

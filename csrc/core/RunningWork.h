@@ -1,0 +1,35 @@
+// The work that the calling thread is inside of, where that work may allocate and free device memory: fall backs and
+// host functions. No PyTorch.
+//
+// Running work never waits for streams: not for its own, because that would never end, and not for others, because they
+// may wait for this one. See Note [Memory of running work] in BlockAllocator.h.
+#pragma once
+
+namespace torch_mtia::core {
+
+class Stream;
+
+// For the duration of a scope the calling thread is inside an item of `stream`, and a window of it is open.
+class RunningWork {
+ public:
+  explicit RunningWork(const Stream& stream) noexcept : stream_(&stream), outer_(innermost) { innermost = this; }
+  ~RunningWork() { innermost = outer_; }
+  RunningWork(const RunningWork&) = delete;
+  RunningWork& operator=(const RunningWork&) = delete;
+
+  static bool on_this_thread() noexcept { return innermost != nullptr; }
+  // Directly, or through an item of another stream.
+  static bool on_this_thread(const Stream* stream) noexcept {
+    const RunningWork* work = innermost;
+    while (work != nullptr && work->stream_ != stream) work = work->outer_;
+    return work != nullptr;
+  }
+
+ private:
+  inline static thread_local const RunningWork* innermost = nullptr;
+
+  const Stream* const stream_;
+  const RunningWork* const outer_;
+};
+
+}  // namespace torch_mtia::core
