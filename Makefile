@@ -6,7 +6,8 @@
 # MAX_JOBS   compilers, and test modules, that run at a time
 # TORCH      of make test: another version of PyTorch, as in TORCH=2.15.0, with its Triton, in a copy of the tree that is
 #            removed afterwards. Takes 8 GB while it runs.
-# FUZZ_SEED, FUZZ_COUNT, FUZZ_JOBS  of make fuzz: the first program, how many, and how many pairs of processes run them
+# FUZZ_SEED, FUZZ_COUNT  of make fuzz and make fuzz-runtime: the first program, and how many
+# FUZZ_JOBS  of make fuzz: how many pairs of processes run them
 # FUZZ_COMPILE_COUNT  programs of make fuzz-compile, from FUZZ_SEED on
 
 PYTHON ?= python3
@@ -32,7 +33,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-text test test-privateuse1 test-wide conformance build bench fuzz fuzz-compile docs lint format sanitize wheel clean
+.PHONY: help demo demo-text test test-privateuse1 test-wide conformance build bench fuzz fuzz-compile fuzz-runtime docs lint format sanitize wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -91,6 +92,9 @@ fuzz: $(BUILT) $(VENV)/test  ## compare FUZZ_COUNT random Triton kernels with Tr
 
 fuzz-compile: $(BUILT) $(VENV)/test  ## compare FUZZ_COMPILE_COUNT random programs, compiled, with eager ones on the CPU
 	$(BIN)/python -m tools.compile_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COMPILE_COUNT)
+
+fuzz-runtime: $(BUILT) $(VENV)/test  ## compare FUZZ_COUNT random interleavings of streams, memory and graphs with the CPU
+	$(BIN)/python -m tools.runtime_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COUNT)
 
 docs: $(BUILT) $(VENV)/test  ## write docs/operators.md
 	$(BIN)/python -m tools.codegen.operator_table
