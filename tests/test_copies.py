@@ -289,6 +289,41 @@ def test_a_lazy_clone_is_written_on_its_own_device(run_script: RunScript, write:
     run_script(script, TORCH_MTIA_DEVICES="2").output()
 
 
+def test_a_lazy_clone_whose_storage_is_resized_has_memory_of_its_own(device: torch.device) -> None:
+    x = torch.arange(6.0, device=device)
+    clone = torch._lazy_clone(x)
+    clone.untyped_storage().resize_(64)
+    again = torch._lazy_clone(clone)
+    clone.add_(1)
+    x.zero_()
+    assert again.tolist() == [0, 1, 2, 3, 4, 5]
+    assert clone.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_lazy_clone_that_runs_out_of_memory_still_shares(run_script: RunScript) -> None:
+    script = """
+        import torch
+        from torch_mtia.memory import set_per_process_memory_fraction
+        x = torch.ones(1 << 23, device="mtia")
+        clone = torch._lazy_clone(x)
+        torch.mtia.empty_cache()
+        set_per_process_memory_fraction(0.0001)
+        for _ in range(3):
+            try:
+                clone.add_(1)
+                raise AssertionError("there was memory")
+            except torch.OutOfMemoryError:
+                pass
+        set_per_process_memory_fraction(1.0)
+        del x
+        other = torch.full((1 << 23,), -7.0, device="mtia")
+        assert (clone.cpu() == 1).all()
+        clone.add_(1)
+        assert (clone.cpu() == 2).all()
+    """
+    run_script(script).output()
+
+
 @torch.no_grad()
 def test_the_fallback_reads_a_lazy_clone_without_a_copy(device: torch.device) -> None:
     x = torch.eye(3, device=device)

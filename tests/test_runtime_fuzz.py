@@ -10,7 +10,6 @@ import pytest
 from tools.hunts.worker import Run, Worker
 from tools.runtime_fuzz import order
 from tools.runtime_fuzz.__main__ import text_of
-from tools.runtime_fuzz.actions import generate
 from tools.runtime_fuzz.fuzzer import Fuzzer
 from tools.runtime_fuzz.profiles import BLOCK, PROFILES, profile_of
 from tools.runtime_fuzz.program import Program
@@ -31,7 +30,7 @@ def fuzzer() -> Iterator[Fuzzer]:
 def test_random_interleavings_agree_with_the_cpu(fuzzer: Fuzzer, number: int) -> None:
     for seed in range(number * BLOCK, number * BLOCK + PER_PROFILE):
         profile = profile_of(seed)
-        program = generate(seed, profile.devices)
+        program = profile.program(seed)
         outcome = fuzzer.run(program, profile)
         assert not outcome.failed, f"seed {seed}: {outcome}\n{text_of(program)}"
 
@@ -47,6 +46,6 @@ def without_order() -> Run[Program]:
 def test_programs_without_their_synchronization_differ() -> None:
     profile = PROFILES[0]
     worker = Worker[Program](without_order, profile.environment, limit=60)
-    kinds = {worker.run(generate(seed, profile.devices)).kind for seed in range(20)}
+    kinds = {worker.run(profile.program(seed)).kind for seed in range(20)}
     worker.close()
     assert "different" in kinds

@@ -108,7 +108,10 @@ Tensor _efficientzerotensor_mtia(IntArrayRef size, std::optional<ScalarType> dty
 
 Tensor _lazy_clone_mtia(const Tensor& self) {
   torch_mtia::MTIACachingAllocator::prepare_lazy_clone(*self.storage().unsafeGetStorageImpl());
-  return native::_lazy_clone(self);
+  Tensor clone = native::_lazy_clone(self);
+  torch_mtia::MTIACachingAllocator::finish_lazy_clone(*self.storage().unsafeGetStorageImpl());
+  torch_mtia::MTIACachingAllocator::finish_lazy_clone(*clone.storage().unsafeGetStorageImpl());
+  return clone;
 }
 
 }  // namespace at::native

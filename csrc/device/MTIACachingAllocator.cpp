@@ -2,6 +2,8 @@
 
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/COW.h>
+#include <c10/core/impl/COWDeleter.h>
 #include <c10/util/Exception.h>
 
 #include <array>
@@ -108,6 +110,18 @@ c10::Allocator& allocator_of_device(c10::DeviceIndex device) {
     return made;
   }();
   return *allocators->at(device);
+}
+
+// c10's, which gives its reference to the shared memory up before it asks for memory of its own.
+void materialize(c10::StorageImpl* storage) {
+  namespace cow = c10::impl::cow;
+  auto* shared = storage->_mutable_data_ptr_no_checks().cast_context<cow::COWDeleterContext>(cow::cow_deleter);
+  try {
+    cow::materialize_cow(storage);
+  } catch (...) {
+    if (shared != nullptr) shared->increment_refcount();
+    throw;
+  }
 }
 
 std::string format_size(uint64_t bytes) {
@@ -264,6 +278,12 @@ void MTIACachingAllocator::prepare_lazy_clone(c10::StorageImpl& storage) {
   c10::DataPtr other(data.get(), data.get(), &delete_block_at, data.device());
   blocks_by_address().insert(data.get(), static_cast<core::Block*>(data.get_context()));
   storage.set_data_ptr(std::move(other)).release_context();
+}
+
+void MTIACachingAllocator::finish_lazy_clone(c10::StorageImpl& storage) {
+  if (!storage.has_materializer()) return;
+  storage.clear_materializer();
+  storage.set_materializer(&materialize);
 }
 
 c10::CachingDeviceAllocator::DeviceStats MTIACachingAllocator::getDeviceStats(c10::DeviceIndex device) {

@@ -26,6 +26,8 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   // What a storage must be before c10 can make a lazy clone of it: the context of its memory is the address in place of
   // the block, and its copies are of its own device, whatever is the current one when it is written.
   static void prepare_lazy_clone(c10::StorageImpl& storage);
+  // Afterwards, for both: one that runs out of memory when it is written still shares what it shared.
+  static void finish_lazy_clone(c10::StorageImpl& storage);
 
   // See Note [Memory of running work] in BlockAllocator.h.
   class Window {

@@ -22,6 +22,7 @@ void resize_storage(c10::StorageImpl* storage, size_t size) {
     // The old block goes back to the stream it was allocated for; the copy may run on another.
     allocator.recordStream(storage->data_ptr(), MTIAStream::current(device.index()).unwrap());
   }
+  storage->clear_materializer();  // of a lazy clone: the memory is its own now
   storage->set_data_ptr_noswap(std::move(grown));
   storage->set_nbytes(size);
 }

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 from tools.hunts.progress import Progress, digest_of_package
-from tools.runtime_fuzz.actions import generate
 from tools.runtime_fuzz.fuzzer import LIMIT, Fuzzer
 from tools.runtime_fuzz.order import order
 from tools.runtime_fuzz.profiles import profile_of
@@ -43,7 +42,7 @@ def main() -> int:
     start = time.monotonic()
     for seed in seeds:
         profile = profile_of(seed)
-        program = generate(seed, profile.devices)
+        program = profile.program(seed)
         if options.show:
             print(text_of(program))
         outcome = fuzzer.run(program, profile)

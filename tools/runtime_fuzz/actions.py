@@ -55,15 +55,17 @@ class Graph:
 class Writer:
     """A program under construction."""
 
-    def __init__(self, seed: int, devices: int) -> None:
+    def __init__(self, seed: int, devices: int, blocking: bool) -> None:
         self.random = random.Random(seed)
         self.seed = seed
+        self.blocking = blocking
         side = [self.random.randrange(devices) for _ in range(self.random.choice((1, 2, 2, 3, 4)))]
         self.devices = (*range(devices), *side)
         self.threads = self.random.choice((1, 1, 1, 2, 3))
         self.thread = 0
         self.tensors: list[Tensor] = []
         self.graphs: list[Graph] = []
+        self.cloned_lazily: list[Buffer] = []
         self.actions: list[Action] = []
         self._names = 0
 
@@ -122,9 +124,9 @@ class Writer:
         return self.random.randint(1, 50)
 
 
-def generate(seed: int, devices: int) -> Program:
-    """The program of a seed."""
-    return Writer(seed, devices).program()
+def generate(seed: int, devices: int, blocking: bool = False) -> Program:
+    """The program of a seed. `blocking`: for a process with launch blocking."""
+    return Writer(seed, devices, blocking).program()
 
 
 def defines(tensor: Tensor) -> tuple[tuple[str, Buffer], ...]:
@@ -301,6 +303,7 @@ def lazy_clone(w: Writer) -> bool:
         return False
     result = Tensor(w.name("t"), x.buffer, x.form, x.size, x.dtype, w.thread)
     w.tensors.append(result)
+    w.cloned_lazily.append(x.buffer)
     return w.append(
         "lazy clone",
         f"{result.name} = torch._lazy_clone({x.name})",
@@ -314,7 +317,12 @@ def resize(w: Writer) -> bool:
     x = w.pick(
         lambda tensor: tensor.buffer.device >= 0 and not tensor.graph and tensor.buffer.loose and tensor.size > 0
     )
-    if x is None or any(t.buffer is x.buffer and t is not x for t in w.tensors):
+    # Of lazy clones, upstream's resize_ leaves a storage that cannot be cloned lazily again, on the CPU too.
+    if (
+        x is None
+        or any(buffer is x.buffer for buffer in w.cloned_lazily)
+        or any(t.buffer is x.buffer and t is not x for t in w.tensors)
+    ):
         return False
     return w.append(
         "resize",
@@ -473,6 +481,8 @@ def host_writes_pinned(w: Writer) -> bool:
 
 @action(3)
 def host_function(w: Writer) -> bool:
+    if w.blocking and w.threads > 1:
+        return False  # each would wait for what it launches, and for the other
     stream = w.random.randrange(len(w.devices))
     device = w.random.choice(w.devices)
     size = w.size()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from tools.runtime_fuzz.actions import generate
+from tools.runtime_fuzz.program import Program
 from torch_mtia.environment import DELAY, DEVICES, LAUNCH_BLOCKING, MEMORY
 
 BLOCK = 100  # programs
@@ -14,6 +16,9 @@ class Profile:
     name: str
     devices: int
     environment: dict[str, str]
+
+    def program(self, seed: int) -> Program:
+        return generate(seed, self.devices, blocking=LAUNCH_BLOCKING.name in self.environment)
 
 
 def _profile(name: str, devices: int, memory: str, **more: str) -> Profile:
