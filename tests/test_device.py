@@ -240,6 +240,9 @@ OF_A_DEVICE: dict[str, Callable[[int], object]] = {
     "torch.accelerator.current_stream": torch.accelerator.current_stream,
     "torch.accelerator.synchronize": torch.accelerator.synchronize,
     "torch.accelerator.memory_stats": torch.accelerator.memory_stats,
+    "torch.accelerator.reset_peak_memory_stats": torch.accelerator.reset_peak_memory_stats,
+    "torch.accelerator.reset_accumulated_memory_stats": torch.accelerator.reset_accumulated_memory_stats,
+    "torch.accelerator.get_memory_info": torch.accelerator.get_memory_info,
     "a stream": lambda index: torch.Stream(torch.device("mtia", index)),
     "a raw stream": lambda index: torch._C._mtia_getCurrentRawStream(index),
     "an event": lambda index: torch.Event(torch.device("mtia", index)).record(

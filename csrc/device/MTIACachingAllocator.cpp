@@ -287,7 +287,7 @@ void MTIACachingAllocator::finish_lazy_clone(c10::StorageImpl& storage) {
 }
 
 c10::CachingDeviceAllocator::DeviceStats MTIACachingAllocator::getDeviceStats(c10::DeviceIndex device) {
-  const auto stats = block_allocator(device).stats();
+  const auto stats = of(device).stats();
   c10::CachingDeviceAllocator::DeviceStats result;
   result.allocation = to_c10(stats.allocation);
   result.segment = to_c10(stats.segment);
@@ -310,11 +310,11 @@ c10::CachingDeviceAllocator::DeviceStats MTIACachingAllocator::getDeviceStats(c1
 }
 
 void MTIACachingAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
-  block_allocator(device).reset_accumulated_stats();
+  of(device).reset_accumulated_stats();
 }
 
 void MTIACachingAllocator::resetPeakStats(c10::DeviceIndex device) {
-  block_allocator(device).reset_peak_stats();
+  of(device).reset_peak_stats();
 }
 
 std::pair<size_t, size_t> MTIACachingAllocator::getMemoryInfo(c10::DeviceIndex device) {
