@@ -259,7 +259,7 @@ def test_the_default_is_half_of_what_the_machine_or_the_container_has(
     root = system_with(tmp_path / "root", total=3200, available=3000, limit=limit)
     script = "import torch; print(torch.accelerator.get_memory_info(0)[1] >> 20)"
     settings = {"TORCH_MTIA_SYSTEM_ROOT": str(root), "TORCH_MTIA_DEVICES": str(devices)}
-    assert run_script(script, **settings).output() == f"{capacity}\n"
+    assert run_script(script, timeout=120, **settings).output() == f"{capacity}\n"
 
 
 @pytest.mark.parametrize("expandable", [True, False])

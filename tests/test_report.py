@@ -50,7 +50,7 @@ def test_the_report_shows_what_memory_the_machine_and_the_container_have(run_scr
 
 def test_the_report_counts_operators_under_any_name(run_script: RunScript) -> None:
     counts = [
-        next(line for line in run_script(REPORT, **settings).output().splitlines() if "  native " in line)
+        next(line for line in run_script(REPORT, timeout=120, **settings).output().splitlines() if "  native " in line)
         for settings in ({"TORCH_MTIA_PRIVATEUSE1": ""}, {"TORCH_MTIA_PRIVATEUSE1": "acme"})
     ]
     native = [int(line.split()[1].rstrip(",")) for line in counts]

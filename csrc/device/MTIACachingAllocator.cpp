@@ -96,6 +96,7 @@ class AllocatorOfDevice final : public c10::Allocator {
     return MTIACachingAllocator::get().allocate(size);
   }
   void copy_data(void* to, const void* from, size_t size) const override {
+    const c10::DeviceGuard guard(device_);
     MTIACachingAllocator::get().copy_data(to, from, size);
   }
 
@@ -235,7 +236,7 @@ c10::DeleterFnPtr MTIACachingAllocator::raw_deleter() const {
 }
 
 void MTIACachingAllocator::copy_data(void* to, const void* from, size_t size) const {
-  core::Stream& stream = MTIAStream::current(device_of_address(from).index()).core();
+  core::Stream& stream = MTIAStream::current(current_device()).core();
   runtime::call(&mtia_runtime_api::memory_copy, stream.handle(), reinterpret_cast<uint64_t>(to),
                 reinterpret_cast<uint64_t>(from), size, MTIA_COPY_DEVICE_TO_DEVICE);
   core::Block* block = blocks_by_address().find(const_cast<void*>(from));

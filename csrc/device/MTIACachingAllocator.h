@@ -43,8 +43,9 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   };
 
   c10::DeleterFnPtr raw_deleter() const override;
-  // For lazy clones that are written. On the current stream of the memory's device; the stream that `from` belongs to
-  // waits for it, because who shares `from` may now write it in place, or free it, without knowing of the copy.
+  // On the current stream of the current device, which is that of the memory. For lazy clones that are written: the
+  // stream that `from` belongs to waits for it, because who shares `from` may now write it in place, or free it,
+  // without knowing of the copy.
   void copy_data(void* to, const void* from, size_t size) const override;
 
   bool initialized() override;
