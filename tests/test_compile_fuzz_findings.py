@@ -19,3 +19,21 @@ def test_an_index_into_all_dimensions_counts_in_their_order_not_in_that_of_memor
         return function(x.to(torch.int16) * 2, keepdim=keepdim)
 
     assert torch.equal(torch.compile(program)(x.to("mtia")).cpu(), program(x))
+
+
+def test_a_backward_leaves_alone_what_the_forward_returned_even_if_it_computed_the_same_for_itself() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.cummax(0)[0].logcumsumexp(0), x.cummax(0)[0].view(2, 4)
+
+    first, second = torch.compile(program)(torch.arange(8.0, device="mtia").requires_grad_())
+    before = second.detach().clone()
+    (first.sum() + second.sum()).backward()
+    assert torch.equal(second, before)
+
+
+def test_results_of_equal_operators_with_several_results_do_not_share_memory() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return *x.cummax(0), *x.cummax(0), *x.sort(0), *x.sort(0)
+
+    results = torch.compile(program)(torch.arange(8.0, device="mtia").requires_grad_())
+    assert len({result.data_ptr() for result in results}) == len(results)

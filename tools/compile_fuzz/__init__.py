@@ -29,9 +29,6 @@ no choice between equal elements is looked at but where PyTorch promises one. Le
 
 Programs still meet these faults of upstream, which are the same on every device:
 
-- a program that returns what it computed twice, as in `m = x.cummax(0)[0]; return m.logcumsumexp(0), x.cummax(0)[0]`:
-  Inductor computes it once, AOTAutograd takes the copy that is saved for the backward to be nobody else's, and the
-  backward writes over the result (not with `torch._functorch.config.donated_buffer = False`); seed 20001;
 - `any` of uint8, used in arithmetic: int64 where eager code has uint8; seed 30010;
 - writing into `unfold` raises; seed 20004.
 """

@@ -26,7 +26,7 @@ MODES: dict[str, Options] = {
 OPINIONS: dict[str, tuple[bool, Options | None]] = {  # on the device or on the CPU; None: not compiled
     "eager on the device": (True, None),
     "aot_eager on the CPU": (False, {"backend": "aot_eager"}),
-    "Inductor on the CPU": (False, {}),
+    "Inductor on the CPU": (False, {"options": {"cpp.threads": 2}}),  # for one thread it writes other code
 }
 
 

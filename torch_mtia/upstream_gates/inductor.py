@@ -1,9 +1,10 @@
-"""Replacements in Inductor: keys of caches, choices, templates, lowering, block sizes."""
+"""Replacements in Inductor and before it: keys of caches, merging, choices, templates, lowering, block sizes."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -25,6 +26,37 @@ def system_with_mtia(original: Callable[[], dict[str, Any]]) -> Any:
         return {**system, "mtia": ours, "hash": digest}
 
     return staticmethod(get_system)
+
+
+def results_apart(original: Callable[..., torch.fx.Graph]) -> Callable[..., torch.fx.Graph]:
+    """Upstream keeps a node whose value lies in the storage of an output. For the time of its work a node with several
+    values, of which one does, has that value alone."""
+
+    @functools.wraps(original)
+    def fx_graph_cse(fx_g: torch.fx.Graph, *args: Any, **kwargs: Any) -> torch.fx.Graph:
+        returned = {_storage_on_mtia(node) for node in fx_g.output_node().all_input_nodes} - {None}
+        for node in fx_g.find_nodes(op="call_function", target=operator.getitem):
+            if _storage_on_mtia(node) in returned:
+                meta = node.all_input_nodes[0].meta
+                meta.setdefault("values", meta["val"])
+                meta["val"] = node.meta["val"]
+        merged = original(fx_g, *args, **kwargs)
+        for node in (*fx_g.nodes, *merged.nodes):
+            if "values" in node.meta:
+                node.meta["val"] = node.meta.pop("values")
+        return merged
+
+    fx_graph_cse.__module__ = __name__
+    return fx_graph_cse
+
+
+def _storage_on_mtia(node: torch.fx.Node) -> Any:
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.device.type != device_type() or not torch._C._has_storage(value):
+        return None
+    return StorageWeakRef(value.untyped_storage())
 
 
 def choices_for_mtia(original: Callable[[], Any] | None) -> Callable[[], Any]:

@@ -88,6 +88,14 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: "mtia" not in original(),
     ),
     Gate(
+        name="fx_graph_cse",
+        modules=("torch._functorch.compile_utils", "torch._functorch.partitioners", "torch._inductor.freezing"),
+        why="Of two equal operators with several results one is dropped, even if results of both are returned: they "
+        "share memory then, and a backward writes over what the user has, as it takes it for its own copy.",
+        replace=inductor.results_apart,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
         name="run_and_save_rng_state.__class__.__call__",
         modules=("torch._prims.rng_prims",),
         why="Random operators that the backward runs again, with fallback_random, save their state on listed devices.",
