@@ -252,6 +252,44 @@ def test_what_the_host_has_no_room_for_is_out_of_memory_and_not_killed(
     assert "TORCH_MTIA_MEMORY" not in finished.output()
 
 
+@pytest.mark.parametrize(
+    ("setup", "call"),
+    [
+        pytest.param(
+            "x = torch.randn(2, 64, 256, 256, device=device); w = torch.randn(64, 64, 3, 3, device=device)",
+            "torch.nn.functional.conv2d(x, w)",
+            id="oneDNN",
+        ),
+        pytest.param("x = torch.randn(4096, 2048, device=device)", "x.kthvalue(5, 0)[0]", id="ATen"),
+    ],
+)
+def test_workspace_that_the_machine_has_no_room_for_is_out_of_memory(
+    run_script: RunScript, tmp_path: Path, setup: str, call: str
+) -> None:
+    root = system_with(tmp_path / "root", total=6400, available=6000)
+    finished = run_script(
+        f"""
+        import pathlib, torch
+        device = torch.accelerator.current_accelerator()
+        {setup}
+        expected = {call}.cpu()
+        figures = pathlib.Path("{root}/proc/meminfo")
+        before = figures.read_text()
+        figures.write_text(before.replace("{6000 << 10}", "{8 << 10}"))
+        try:
+            result = {call}  # its memory is what was cached
+            torch.accelerator.synchronize()
+        except torch.OutOfMemoryError as error:
+            print(error)
+        figures.write_text(before)
+        assert torch.equal({call}.cpu(), expected)
+        """,
+        TORCH_MTIA_MEMORY="1G",
+        TORCH_MTIA_SYSTEM_ROOT=str(root),
+    )
+    assert "MiB of workspace on the host, and the machine leaves 8 MiB" in finished.output()
+
+
 @pytest.mark.parametrize(("limit", "devices", "capacity"), [(None, 1, 1600), (None, 2, 800), (1000, 1, 500)])
 def test_the_default_is_half_of_what_the_machine_or_the_container_has(
     run_script: RunScript, tmp_path: Path, limit: int | None, devices: int, capacity: int

@@ -11,6 +11,7 @@
 
 #include "../core/WorkItem.h"
 #include "../device/HostView.h"
+#include "../device/HostViewAllocation.h"
 #include "../device/IntraOpThreads.h"
 #include "../device/MTIAStream.h"
 
@@ -35,13 +36,14 @@ inline void require_host_view(const char* name) {
                               " has no kernel for a driver without a host view of its memory");
 }
 
-// A callable with the number of ATen threads that the driver grants it.
+// A callable with the number of ATen threads that the driver grants it, and with workspace that the machine has.
 template <typename Callable>
 struct WithIntraOpThreads {
   Callable callable;
 
   void operator()(const mtia_work_context& context) {
     IntraOpThreads threads(context.num_threads);
+    const CheckedWorkspace workspace;
     callable();
   }
   void detach() noexcept

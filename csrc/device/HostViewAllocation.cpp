@@ -2,7 +2,9 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
+#include <malloc.h>
 
+#include "../runtime/machine_memory.h"
 #include "BlockTable.h"
 #include "HostView.h"
 #include "MTIACachingAllocator.h"
@@ -10,7 +12,11 @@
 namespace torch_mtia {
 namespace {
 
+// To ask takes some 20 us, and to touch so much memory a hundred times as long.
+constexpr size_t kWorthAsking = size_t{16} << 20;
+
 thread_local bool tls_active = false;
+thread_local bool tls_checked = false;
 thread_local HostViewOffer* tls_offer = nullptr;
 
 // By their host views.
@@ -20,6 +26,17 @@ BlockTable& block_table() {
 }
 
 c10::DeleterFnPtr base_deleter = nullptr;
+
+void check_room_for_workspace(size_t size) {
+  static const auto* const machine = new runtime::MachineMemory();
+  if (size <= machine->read().available) return;
+  malloc_trim(0);  // what the C library keeps of the host memory that this process freed
+  const auto figures = machine->read();
+  TORCH_CHECK_WITH(OutOfMemoryError, size <= figures.available, "an operator needs ", size >> 20,
+                   " MiB of workspace on the host, and ", figures.container ? "the container's limit" : "the machine",
+                   " leaves ", figures.available >> 20,
+                   " MiB. torch.accelerator.empty_cache() gives back what is cached; ", "smaller batches need less.");
+}
 
 }  // namespace
 
@@ -32,7 +49,10 @@ class PassThroughAllocator final : public c10::Allocator {
     if (tls_offer != nullptr) {
       if (void* address = tls_offer->take(size)) return wrap(address);
     }
-    if (!tls_active) return base_->allocate(size);
+    if (!tls_active) {
+      if (tls_checked && size >= kWorthAsking) check_room_for_workspace(size);
+      return base_->allocate(size);
+    }
     core::Block* block = MTIACachingAllocator::allocate_block(size);
     void* address = HostView::to_host(reinterpret_cast<void*>(core::block_address(block)));
     block_table().insert(address, block);
@@ -81,6 +101,14 @@ HostViewAllocation::HostViewAllocation() : previous_(tls_active) {
 
 HostViewAllocation::~HostViewAllocation() {
   tls_active = previous_;
+}
+
+CheckedWorkspace::CheckedWorkspace() : previous_(tls_checked) {
+  tls_checked = installed();
+}
+
+CheckedWorkspace::~CheckedWorkspace() {
+  tls_checked = previous_;
 }
 
 bool HostViewAllocation::owns(const c10::DataPtr& data) {

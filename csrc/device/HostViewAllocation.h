@@ -29,6 +29,20 @@ class HostViewAllocation {
   const bool previous_;
 };
 
+// A scope in which large pieces of new CPU memory, on this thread, are asked for like memory of the device: what the
+// machine, or the container, has no room for raises torch.OutOfMemoryError. Else the kernel would kill the process when
+// the memory is touched. It holds for the workspace of operators, oneDNN's included.
+class CheckedWorkspace {
+ public:
+  CheckedWorkspace();
+  ~CheckedWorkspace();
+  CheckedWorkspace(const CheckedWorkspace&) = delete;
+  CheckedWorkspace& operator=(const CheckedWorkspace&) = delete;
+
+ private:
+  const bool previous_;
+};
+
 // A scope in which new CPU tensors of certain sizes, on this thread, get certain memory.
 //
 // Note [Offered memory]
