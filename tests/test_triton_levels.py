@@ -98,6 +98,34 @@ def test_fused_multiply_add_rounds_once_without_the_instruction(level: str) -> N
     assert torch.equal(w[cancelled], exact[cancelled])
 
 
+@triton.jit
+def corner_kernel(x, z, N: tl.constexpr):
+    row, column = tl.arange(0, 2)[:, None], tl.arange(0, N)[None, :]
+    value = tl.load(x + row * N + column, mask=(row >= 1) & (column >= N // 2 + 1), other=-7)
+    tl.store(z + row * N + column, value.to(z.dtype.element_ty))
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow"),
+    [
+        (torch.float64, torch.float32),
+        (torch.float64, torch.float64),
+        (torch.int64, torch.int32),
+        (torch.int64, torch.int64),
+    ],
+)
+@pytest.mark.parametrize("columns", [8, 16])
+def test_masks_that_are_false_throughout_one_of_several_registers(
+    level: str, wide: torch.dtype, narrow: torch.dtype, columns: int
+) -> None:
+    x = torch.arange(2 * columns, dtype=wide).view(2, columns)
+    z = torch.zeros(2, columns, dtype=narrow)
+    corner_kernel[(1,)](x, z, N=columns, arch=level)
+    expected = torch.full_like(z, -7)
+    expected[1, columns // 2 + 1 :] = x[1, columns // 2 + 1 :].to(narrow)
+    assert torch.equal(z, expected)
+
+
 def test_unknown_levels_are_refused() -> None:
     with pytest.raises(ValueError, match="architecture 'sm_90' is not known; valid: x86-64,"):
         attention_kernel.warmup(*[torch.float32] * 4, T=32, D=16, arch="sm_90", grid=(1,))
