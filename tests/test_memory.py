@@ -11,6 +11,7 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.conftest import RunScript
@@ -137,6 +138,29 @@ def test_an_allocation_larger_than_the_device_is_out_of_memory(size: int) -> Non
 def test_a_size_that_overflows_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="Storage size calculation overflowed"):
         torch.empty(2**31, 2**31, 2, device="mtia")
+
+
+@pytest.mark.parametrize(
+    "grow",
+    [
+        lambda x: x.resize_(2**42),
+        lambda x: x.resize_(2**40, 2, 2, memory_format=torch.contiguous_format),
+        lambda x: torch.add(x[0, :1].expand(2**42), 1, out=x),
+        lambda x: x.set_(x.untyped_storage(), 0, (2**42,)),
+        lambda x: x.set_(torch.UntypedStorage(4, device="mtia"), 1, (2**42,)),
+        lambda x: x.untyped_storage().resize_(2**42),
+    ],
+    ids=["resize_", "resize_ with a format", "out=", "set_", "set_ to another storage", "the storage's resize_"],
+)
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_tensor_that_cannot_grow_stays_what_it_is(grow: Callable[[torch.Tensor], object]) -> None:
+    x = torch.arange(12.0, device="mtia")[2:].view(5, 2)
+    storage = x.untyped_storage().data_ptr()
+    with pytest.raises(torch.OutOfMemoryError):
+        grow(x)
+    assert (x.shape, x.stride(), x.storage_offset()) == ((5, 2), (2, 1), 2)
+    assert (x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) == (storage, 48)
+    assert torch.equal(x.cpu(), torch.arange(2.0, 12.0).view(5, 2))
 
 
 def test_running_out_reports_the_figures_and_the_device_keeps_working(run_script: RunScript) -> None:

@@ -4,6 +4,8 @@
 #include <ATen/native/ResizeCommon.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
+
 #include "../device/MTIACachingAllocator.h"
 #include "../device/StorageResize.h"
 #include "MTIANativeFunctions.h"
@@ -12,22 +14,22 @@ namespace torch_mtia {
 
 namespace {
 
+// The storage grows first: without memory for it, the tensor stays what it is.
 void resize_tensor(c10::TensorImpl* self, at::IntArrayRef size, at::OptionalIntArrayRef stride) {
   if (self->sizes() == size && (!stride || self->strides() == *stride)) return;
   const size_t itemsize = self->dtype().itemsize();
   const auto offset = static_cast<size_t>(self->storage_offset());
-  size_t bytes = 0;
+  const size_t bytes = stride ? at::detail::computeStorageNbytes(size, *stride, itemsize, offset)
+                              : at::detail::computeStorageNbytesContiguous(size, itemsize, offset);
+  // Where there is nothing to hold, a storage smaller than the offset is legal.
+  const bool is_empty = std::find(size.begin(), size.end(), 0) != size.end();
+  auto* storage = self->unsafe_storage().unsafeGetStorageImpl();
+  if (!is_empty && bytes > storage->nbytes()) resize_storage(storage, bytes);
   if (stride) {
     self->set_sizes_and_strides(size, *stride);
-    bytes = at::detail::computeStorageNbytes(size, *stride, itemsize, offset);
   } else {
     self->set_sizes_contiguous(size);
-    bytes = at::detail::computeStorageNbytesContiguous(size, itemsize, offset);
   }
-  // Nothing to hold; a storage smaller than the offset is legal then.
-  if (self->numel() == 0) return;
-  auto* storage = self->unsafe_storage().unsafeGetStorageImpl();
-  if (bytes > storage->nbytes()) resize_storage(storage, bytes);
 }
 
 }  // namespace
@@ -50,10 +52,18 @@ const Tensor& resize_mtia_(const Tensor& self, IntArrayRef size, std::optional<M
 }
 
 Tensor& set_storage_mtia_(Tensor& self, Storage source, int64_t storage_offset, IntArrayRef size, IntArrayRef stride) {
+  c10::TensorImpl* const tensor = self.unsafeGetTensorImpl();
+  const Storage before = tensor->storage();
+  const int64_t offset_before = tensor->storage_offset();
   checkSetStorage(self, std::move(source), storage_offset, size, stride);
-  self.unsafeGetTensorImpl()->set_storage_offset(storage_offset);
-  torch_mtia::resize_tensor(self.unsafeGetTensorImpl(), size,
-                            stride.data() != nullptr ? OptionalIntArrayRef(stride) : std::nullopt);
+  tensor->set_storage_offset(storage_offset);
+  try {
+    torch_mtia::resize_tensor(tensor, size, stride.data() != nullptr ? OptionalIntArrayRef(stride) : std::nullopt);
+  } catch (...) {
+    tensor->set_storage_offset(offset_before);
+    tensor->set_storage_keep_dtype(before);
+    throw;
+  }
   return self;
 }
 
