@@ -194,6 +194,24 @@ def test_other_type_is_gone(run_plainly: RunScript) -> None:
     assert finished.output() == "NotImplementedError\n"
 
 
+def test_sparse_kernels_are_those_of_mtia(run_plainly: RunScript) -> None:
+    finished = run_plainly(
+        """
+        import torch
+        from torch_mtia import privateuse1
+
+        def with_kernels(key):
+            names = torch._C._dispatch_get_all_op_names()
+            return {name for name in names if f"\\n{key}: registered" in torch._C._dispatch_dump(name)}
+
+        of_mtia = with_kernels("SparseMTIA")
+        privateuse1.enable("acme")
+        print(len(of_mtia) > 100, of_mtia ^ with_kernels("SparsePrivateUse1"))
+        """
+    )
+    assert finished.output() == "True set()\n"
+
+
 def test_autocast_lists_are_those_of_mtia(run_plainly: RunScript) -> None:
     """Whatever autocast does to an operator on mtia, it does on the other device."""
     finished = run_plainly(

@@ -125,11 +125,17 @@ void open_mtia() {
 
 void open_privateuse1(const std::string& name, const std::function<void()>& rename) {
   TORCH_CHECK(!runtime::is_initialized(), "the device is in use as '", device_name(), "' already");
-  auto opened = std::make_unique<OpenDoor>(Door{c10::DeviceType::PrivateUse1, name});
-  register_privateuse1_hooks();
-  rename();
-  detail::door_device_type = c10::DeviceType::PrivateUse1;
-  open_door() = std::move(opened);
+  // Before kernels are registered: some ask for what the door has already.
+  const auto closed = std::exchange(detail::door_device_type, c10::DeviceType::PrivateUse1);
+  try {
+    auto opened = std::make_unique<OpenDoor>(Door{c10::DeviceType::PrivateUse1, name});
+    register_privateuse1_hooks();
+    rename();
+    open_door() = std::move(opened);
+  } catch (...) {
+    detail::door_device_type = closed;
+    throw;
+  }
 }
 
 }  // namespace torch_mtia
