@@ -8,6 +8,7 @@
 #            removed afterwards. Takes 8 GB while it runs.
 # FUZZ_SEED, FUZZ_COUNT  of make fuzz and make fuzz-runtime: the first program, and how many
 # FUZZ_JOBS  of make fuzz: how many pairs of processes run them
+# STRESS_SEED, STRESS_COUNT  of make stress: the first interleaving (0), and how many (1000)
 # FUZZ_COMPILE_COUNT  programs of make fuzz-compile, from FUZZ_SEED on
 
 PYTHON ?= python3
@@ -33,7 +34,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-text test test-privateuse1 test-wide conformance build bench fuzz fuzz-compile fuzz-runtime docs lint format sanitize wheel clean
+.PHONY: help demo demo-text test test-privateuse1 test-wide conformance build bench fuzz fuzz-compile fuzz-runtime docs lint format sanitize stress wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -112,6 +113,9 @@ format: $(VENV)/lint  ## format the sources
 
 sanitize:  ## run the C++ unit tests under ThreadSanitizer and AddressSanitizer
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp tsan asan
+
+stress:  ## run STRESS_COUNT random interleavings of streams, memory, events and graphs under ThreadSanitizer
+	$(MAKE) -j$(MAX_JOBS) -C tests/cpp stress
 
 wheel: $(VENV)/build  ## build a wheel into dist/
 	rm -rf build/lib.* build/bdist.*

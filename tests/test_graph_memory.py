@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+import torch_mtia
 from tests.capturing import capture, is_capturing
 
 if TYPE_CHECKING:
@@ -45,6 +47,21 @@ def test_what_a_graph_computes_with_is_given_to_nobody_else() -> None:
     graph.replay()
     assert y[0].item() == 16
     assert all(bool((other == 7).all()) for other in others)
+
+
+def test_memory_of_a_graph_stays_for_work_that_is_queued_behind_a_replay() -> None:
+    x = torch.full((MIB,), 2.0, device="mtia")
+    graph, y = capture(lambda: x * 3, stream=torch.mtia.Stream())
+    graph.replay()
+    gate = threading.Event()
+    torch_mtia.launch_host_function(torch.mtia.current_stream(), lambda: gate.wait(timeout=30))
+    z = y + 1
+    del graph, y
+    other = torch.mtia.Stream()
+    torch_mtia.launch_host_function(other, torch.accelerator.empty_cache)  # waits for nothing there
+    other.synchronize()
+    gate.set()
+    assert bool((z == 7).all())
 
 
 def test_a_result_outlives_its_graph() -> None:

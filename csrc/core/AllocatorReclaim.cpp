@@ -11,7 +11,10 @@ namespace torch_mtia::core {
 
 // Of a block: what the driver would get back.
 size_t BlockAllocator::State::returnable_bytes_locked(const Block* block) const {
-  if (block->in_use || block->stream->graph() != nullptr) return 0;
+  if (block->in_use) return 0;
+  const auto is_captured = [](const Stream* stream) { return stream->graph() != nullptr; };
+  const std::vector<Stream*>& used_in = block->pool->used_in;
+  if (is_captured(block->stream) || std::any_of(used_in.begin(), used_in.end(), is_captured)) return 0;
   if (!block->expandable) return block->is_whole_segment() ? block->size : 0;
   const uint64_t begin = round_up(block->address, kSegmentRounding);
   const uint64_t end = (block->address + block->size) / kSegmentRounding * kSegmentRounding;
@@ -64,7 +67,9 @@ std::set<Stream*> BlockAllocator::State::used_streams_locked(const std::function
   std::set<Stream*> streams;
   for (const Block* first : segments) {
     for (const Block* block = first; block != nullptr; block = block->behind) {
-      if (returnable_bytes_locked(block) > 0 && chosen(block)) streams.insert(block->stream);
+      if (returnable_bytes_locked(block) == 0 || !chosen(block)) continue;
+      streams.insert(block->stream);
+      streams.insert(block->pool->used_in.begin(), block->pool->used_in.end());
     }
   }
   return streams;
@@ -95,14 +100,16 @@ void BlockAllocator::State::return_segments_locked(const std::function<bool(cons
 
 namespace {
 
-// No lock of the allocator is held.
-void wait_for(const std::set<Stream*>& streams) {
+// No lock of the allocator is held. Takes those out that another thread has begun to capture.
+void wait_for(std::set<Stream*>& streams) {
   std::vector<Stream*> busy;
   std::copy_if(streams.begin(), streams.end(), std::back_inserter(busy),
-               [](Stream* stream) { return !stream->query(); });
+               [](Stream* stream) { return !stream->is_idle(); });
   if (busy.empty()) return;
   const WithoutGil without_gil;
-  for (Stream* stream : busy) stream->wait_until_idle();
+  for (Stream* stream : busy) {
+    if (!stream->wait_unless_captured()) streams.erase(stream);
+  }
 }
 
 }  // namespace
@@ -136,9 +143,13 @@ void BlockAllocator::State::reclaim(const std::function<bool(const Block*)>& cho
   release_completed_locked();
   return_segments_locked([&](const Block* block) {
     if (!chosen(block)) return false;
+    const auto is_done = [&](Stream* stream) {
+      return (waited_for.contains(stream) && block->free_since <= start) || stream->is_idle();
+    };
     // Of its own stream, running work finds free only what is done with.
-    if (waited_for.contains(block->stream) && block->free_since <= start) return true;
-    return RunningWork::on_this_thread(block->stream) || block->stream->query();
+    const std::vector<Stream*>& used_in = block->pool->used_in;
+    return (RunningWork::on_this_thread(block->stream) || is_done(block->stream)) &&
+           std::all_of(used_in.begin(), used_in.end(), is_done);
   });
 }
 
@@ -167,7 +178,9 @@ void BlockAllocator::State::collect_garbage(uint64_t bytes) {
       collected += returnable_bytes_locked(block);
     }
   }
-  if (!garbage.empty()) reclaim([&garbage](const Block* block) { return garbage.contains(block); });
+  if (garbage.empty()) return;
+  // The lock was not held all the time: one of them may be a block of something else by now.
+  reclaim([&garbage](const Block* block) { return garbage.contains(block) && block->pool->may_return_segments(); });
 }
 
 }  // namespace torch_mtia::core

@@ -137,6 +137,12 @@ void BlockAllocator::direct_to_pool(Stream* stream, PoolId pool) {
   state_->directed[stream] = &state_->pool_locked(pool);
 }
 
+void BlockAllocator::use_pool_in(PoolId pool, Stream* stream) {
+  const std::lock_guard lock(state_->mutex);
+  auto& streams = state_->pool_locked(pool).used_in;
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+}
+
 void BlockAllocator::direct_to_default_pool(Stream* stream) {
   const std::lock_guard lock(state_->mutex);
   state_->directed.erase(stream);

@@ -10,8 +10,10 @@
 // A pool is memory of its own: blocks of one are neither taken from nor merged with those of another. Allocations go to
 // the default pool unless their stream is directed to a private one. Captured graphs have private pools, because their
 // addresses stay in use between replays although no tensor holds them: segments of a private pool go back to the driver
-// only after the last user of the pool has released it. A block that is freed in a capture, and that other streams of
-// the capture use, becomes free when their capture ends: within it, nothing orders them.
+// only after the last user of the pool has released it, and when the work is done that is queued in streams where the
+// graphs were launched: it reads results of theirs, which belong to the streams of the capture, as its own. A block
+// that is freed in a capture, and that other streams of the capture use, becomes free when their capture ends: within
+// it, nothing orders them.
 //
 // Note [Expandable segments]
 // Memory that was cut into segments for blocks of one size may not serve a larger request, however much of it is free.
@@ -193,6 +195,8 @@ class BlockAllocator {
   void use_pool(PoolId pool);
   void release_pool(PoolId pool);
   void direct_to_pool(Stream* stream, PoolId pool);
+  // Graphs whose memory the pool is are launched in the stream: what work of it reads is not returned either.
+  void use_pool_in(PoolId pool, Stream* stream);
   void direct_to_default_pool(Stream* stream);  // if the stream was captured: after that
 
   // At most this part of the device's memory is held. 1 at first.

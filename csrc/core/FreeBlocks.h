@@ -116,6 +116,7 @@ struct MemoryPool {
   PoolId id{0, 0};
   int users = 0;  // of a private pool
   size_t num_segments = 0;
+  std::vector<Stream*> used_in;  // by use_pool_in
   std::unordered_map<Stream*, std::unique_ptr<FreeBlocks>> free_blocks;
 
   bool is_default() const { return id == PoolId{0, 0}; }

@@ -26,13 +26,23 @@ bool Stream::query() const {
   return status == MTIA_SUCCESS;
 }
 
+bool Stream::is_idle() const {
+  return graph() == nullptr && runtime::driver().stream_query(handle_) == MTIA_SUCCESS;
+}
+
 void Stream::wait_until_idle() {
+  if (!wait_unless_captured())
+    throw runtime::last_error(MTIA_ERROR_NOT_SUPPORTED, &mtia_runtime_api::stream_synchronize);
+}
+
+bool Stream::wait_unless_captured() {
   const mtia_runtime_api& driver = runtime::driver();
   const mtia_status status = driver.stream_synchronize(handle_);
-  if (status == MTIA_SUCCESS) return;
+  if (status == MTIA_SUCCESS || status == MTIA_ERROR_NOT_SUPPORTED) return status == MTIA_SUCCESS;
   if (status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status, &mtia_runtime_api::stream_synchronize);
   // If the work threw a C++ exception, that is here already and wins; else the failure is the driver's own.
   record_error("work", nullptr, driver.last_error_message());
+  return true;
 }
 
 void Stream::wait(const Event& event) {

@@ -65,6 +65,10 @@ class Stream {
   // Blocks until everything submitted before the call is done; then take_error() has the first error, if any.
   void wait_until_idle();
 
+  // The same for who comes upon a stream that another thread captures: false, at once.
+  bool is_idle() const;
+  bool wait_unless_captured();
+
   // Work submitted later waits for the event's last record, or the stream joins its capture. Does not block.
   void wait(const Event& event);
 

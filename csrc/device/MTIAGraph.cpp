@@ -142,6 +142,12 @@ void MTIAGraph::replay() {
   if (!is_instantiated()) instantiate();
   const MTIAStream stream = MTIAStream::current(device_);
   refuse(stream, "replay()", "a graph cannot contain the replay of another one. Capture the work itself");
+  if (std::find(launched_in_.begin(), launched_in_.end(), &stream.core()) == launched_in_.end()) {
+    for (const c10::DeviceIndex device : devices_) {
+      MTIACachingAllocator::of(device).use_pool_in(pool_, &stream.core());
+    }
+    launched_in_.push_back(&stream.core());
+  }
   PhiloxStates states;
   for (const Draws& draws : draws_) states.push_back(torch_mtia::reserve(draws.generator, draws.words));
   const mtia_graph_parameters parameters{states_->data(), states.data(), states.size() * sizeof(PhiloxState)};
@@ -169,6 +175,7 @@ void MTIAGraph::reset() noexcept {
   if (host_pool_ != c10::MempoolId_t{0, 0}) host_allocator().release_pool(std::exchange(host_pool_, {0, 0}));
   has_host_functions_ = false;
   devices_.clear();
+  launched_in_.clear();
   draws_.clear();
   states_.reset();
   is_captured_ = false;

@@ -90,6 +90,7 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
 
   std::mutex mutex_;                       // streams may join on other threads
   std::vector<c10::DeviceIndex> devices_;  // whose memory the graph uses
+  std::vector<core::Stream*> launched_in_;
   // Of pinned memory: upstream's allocator takes the id of a pool only once. {0, 0}: the capture allocated none. A pool
   // is large, and each one makes every look for a pinned block longer.
   c10::MempoolId_t host_pool_{0, 0};

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "core/Graph.h"
+#include "core/RunningWork.h"
 #include "core/WorkTrace.h"
 #include "device_under_test.h"
 
@@ -515,6 +516,31 @@ TEST(private_pools_are_returned_to_the_byte) {
   allocator.empty_cache();
   CHECK_EQ(allocator.stats().reserved_bytes[core::kAll].current, before);
   CHECK_EQ(allocator.stats().active_bytes[core::kAll].current, 0);
+}
+
+TEST(memory_of_a_pool_stays_while_a_stream_is_busy_that_its_graphs_were_launched_in) {
+  core::Stream& stream = new_stream();
+  core::Stream& launched_in = new_stream();
+  auto& allocator = new_allocator();
+  const core::PoolId pool = new_pool();
+  allocator.use_pool(pool);
+  allocator.direct_to_pool(&stream, pool);
+  core::Block* result = allocator.allocate(3 << 20, &stream);
+  allocator.direct_to_default_pool(&stream);
+  allocator.use_pool_in(pool, &launched_in);
+  Gate gate;
+  hold(launched_in, gate);
+  allocator.free(result);
+  allocator.release_pool(pool);
+  {
+    const core::RunningWork running(new_stream());  // which does not wait
+    allocator.empty_cache();
+  }
+  CHECK(allocator.stats().reserved_bytes[core::kAll].current > 0);
+  gate.open();
+  finish(launched_in);
+  allocator.empty_cache();
+  CHECK_EQ(allocator.stats().reserved_bytes[core::kAll].current, 0);
 }
 
 TEST(memory_that_a_side_stream_uses_is_not_used_again_within_the_capture) {
