@@ -62,6 +62,35 @@ def test_a_result_in_use_is_not_overwritten() -> None:
     assert recorded() == 1
 
 
+def test_a_result_in_use_is_not_overwritten_by_a_graph_that_used_its_memory_before() -> None:
+    w = torch.eye(64, device="mtia")
+    earlier, later = compiled(lambda x: (x @ w) @ w), compiled(lambda x: x * 2)
+    ones = torch.ones(64, 64, device="mtia")
+    for function in (earlier, later):
+        for _ in range(2):
+            function(ones)
+    assert recorded() == 2
+    result = later(ones)
+    view = result[1:]
+    earlier(ones * 5)
+    assert result.unique().tolist() == view.unique().tolist() == [2.0]
+
+
+def test_a_result_outlives_its_graph_while_others_are_replayed() -> None:
+    ones = torch.ones(64, 64, device="mtia")
+    traits = Traits(frozenset(), frozenset())
+    earlier = graphify(lambda inputs: [(inputs[0] + 1) * 2], traits)
+    later = graphify(lambda inputs: [inputs[0] * 2], traits)
+    for function in (earlier, later):
+        for _ in range(2):
+            function([ones])
+    result = later([ones])[0]
+    del later, function
+    gc.collect()
+    earlier([ones * 5])
+    assert result.unique().tolist() == [2.0]
+
+
 def test_a_result_that_is_put_in_again_is_read_before_it_is_overwritten() -> None:
     function = compiled(lambda x: x * 2 + 1)
     x = torch.ones(4, device="mtia")

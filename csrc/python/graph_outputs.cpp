@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -25,45 +26,49 @@ namespace {
 // their own. Before memory is written again, a storage that is still in use gets a copy elsewhere: all tensors over it
 // find their values there, and nobody notices. In a training loop nothing is in use any more by then, and nothing is
 // copied.
+//
+// Graphs of one pool share what is free in it. So a replay writes over results of its own graph, and it may write over
+// those of graphs that were captured later: their memory may have been this graph's, for what lives only inside a
+// replay. It does not write over results of graphs captured earlier, whose memory was taken.
 class GraphOutputs {
  public:
-  // The results of the capture.
-  explicit GraphOutputs(std::vector<at::Tensor> tensors) {
+  // The results of the capture, whose memory is of the pool.
+  GraphOutputs(std::vector<at::Tensor> tensors, c10::MempoolId_t pool) : pool_(pool) {
     for (at::Tensor& tensor : tensors) {
       auto* const impl = tensor.storage().unsafeGetStorageImpl();
-      auto memory = std::find_if(memories_.begin(), memories_.end(), [&](const std::unique_ptr<Memory>& known) {
-        return known->storage.unsafeGetStorageImpl() == impl;
-      });
+      auto memory = std::find_if(memories_.begin(), memories_.end(),
+                                 [&](const c10::Storage& known) { return known.unsafeGetStorageImpl() == impl; });
       if (memory == memories_.end()) {
-        memory = memories_.insert(memory, std::make_unique<Memory>(tensor.storage()));
-        by_address()[tensor.storage().data()] = memory->get();
+        memory = memories_.insert(memory, tensor.storage());
+        by_address().insert_or_assign(tensor.storage().data(), *memory);
       }
-      results_.push_back({std::move(tensor), memory->get()});
+      results_.push_back({std::move(tensor), static_cast<size_t>(memory - memories_.begin())});
     }
   }
   ~GraphOutputs() {
-    for (const auto& memory : memories_) {
-      const auto found = by_address().find(memory->storage.data());
-      if (found != by_address().end() && found->second == memory.get()) by_address().erase(found);
+    for (const c10::Storage& memory : memories_) {
+      const auto found = by_address().find(memory.data());
+      if (found != by_address().end() && found->second.is_alias_of(memory)) by_address().erase(found);
     }
   }
   GraphOutputs(const GraphOutputs&) = delete;
   GraphOutputs& operator=(const GraphOutputs&) = delete;
 
   // To be called before a replay: what earlier ones handed out moves away. The current stream is that of the replay.
-  void move_away() {
-    for (const auto& memory : memories_) memory->move_away();
+  void move_away() const {
+    move_away_if([this](const HandedOut& result) { return result.pool == pool_ && result.order >= order_; });
   }
 
   // The results of the replay that was submitted last.
-  std::vector<at::Tensor> hand_out() {
-    for (const auto& memory : memories_) memory->hand_out();
+  std::vector<at::Tensor> hand_out() const {
+    std::vector<c10::Storage> storages;
+    for (const c10::Storage& memory : memories_) {
+      storages.push_back(over(memory));
+      in_use().push_back({storages.back().getWeakStorageImpl(), memory.data(), pool_, order_});
+    }
     std::vector<at::Tensor> tensors;
     tensors.reserve(results_.size());
-    for (const Result& result : results_) {
-      tensors.push_back(view(c10::Storage(result.memory->handed_out.lock()), result.tensor));
-    }
-    for (const auto& memory : memories_) memory->keep_until_handed_out.reset();
+    for (const Result& result : results_) tensors.push_back(view(storages[result.memory], result.tensor));
     return tensors;
   }
 
@@ -71,16 +76,27 @@ class GraphOutputs {
   static std::optional<at::Tensor> captured(const at::Tensor& tensor) {
     const auto found = by_address().find(tensor.storage().data());
     if (found == by_address().end()) return std::nullopt;
-    return view(found->second->storage, tensor);
+    return view(found->second, tensor);
   }
 
   // What was handed out with the memory of this tensor moves away.
   static void move_away_from(const at::Tensor& tensor) {
-    const auto found = by_address().find(tensor.storage().data());
-    if (found != by_address().end()) found->second->move_away();
+    const void* const address = tensor.storage().data();
+    move_away_if([address](const HandedOut& result) { return result.address == address; });
   }
 
  private:
+  struct Result {
+    at::Tensor tensor;  // of the capture
+    size_t memory;
+  };
+  struct HandedOut {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    const void* address;  // where it was handed out
+    c10::MempoolId_t pool;
+    uint64_t order;
+  };
+
   // A tensor over the storage, with the sizes and strides of another one.
   static at::Tensor view(c10::Storage storage, const at::Tensor& like) {
     auto tensor =
@@ -89,52 +105,54 @@ class GraphOutputs {
     return tensor;
   }
 
-  using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
+  static c10::Storage over(const c10::Storage& memory) {
+    // Keeps the memory, should the graph die first.
+    auto owner = std::make_unique<c10::Storage>(memory);
+    c10::DataPtr data(
+        memory.mutable_data(), owner.release(), [](void* context) { delete static_cast<c10::Storage*>(context); },
+        memory.device());
+    return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), memory.nbytes(),
+                                                              std::move(data), &MTIACachingAllocator::get(),
+                                                              /*resizable=*/true));
+  }
 
-  struct Memory {
-    explicit Memory(const c10::Storage& captured) : storage(captured) {}
-
-    void hand_out() {
-      // Keeps the memory, should the graph die first.
-      auto owner = std::make_unique<c10::Storage>(storage);
-      c10::DataPtr data(
-          storage.mutable_data(), owner.release(), [](void* context) { delete static_cast<c10::Storage*>(context); },
-          storage.device());
-      keep_until_handed_out =
-          c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(), std::move(data),
-                                                &MTIACachingAllocator::get(), /*resizable=*/true);
-      handed_out = keep_until_handed_out;
+  template <typename Chosen>
+  static void move_away_if(const Chosen& chosen) {
+    using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
+    std::vector<std::pair<StoragePtr, const void*>> moving;  // an allocation may let other threads hand out results
+    std::erase_if(in_use(), [&](const HandedOut& result) {
+      StoragePtr storage = result.storage.lock();
+      if (!storage || storage->data() != result.address) return true;
+      if (chosen(result)) moving.emplace_back(std::move(storage), result.address);
+      return false;
+    });
+    for (const auto& [storage, address] : moving) {
+      const c10::DeviceGuard guard(storage->device());
+      c10::DataPtr elsewhere = MTIACachingAllocator::get().allocate(storage->nbytes());
+      if (storage->data() != address) continue;
+      MTIACachingAllocator::get().copy_data(elsewhere.get(), address, storage->nbytes());
+      storage->set_data_ptr_noswap(std::move(elsewhere));
     }
+  }
 
-    void move_away() {
-      const StoragePtr used = std::exchange(handed_out, none()).lock();
-      if (!used || used->data() != storage.data()) return;
-      const c10::DeviceGuard guard(storage.device());
-      c10::DataPtr elsewhere = MTIACachingAllocator::get().allocate(storage.nbytes());
-      MTIACachingAllocator::get().copy_data(elsewhere.get(), storage.data(), storage.nbytes());
-      used->set_data_ptr_noswap(std::move(elsewhere));
-    }
+  static uint64_t next_order() {
+    static uint64_t last = 0;
+    return ++last;
+  }
 
-    static c10::weak_intrusive_ptr<c10::StorageImpl> none() {
-      return c10::weak_intrusive_ptr<c10::StorageImpl>(StoragePtr());
-    }
-
-    const c10::Storage storage;
-    c10::weak_intrusive_ptr<c10::StorageImpl> handed_out = none();
-    StoragePtr keep_until_handed_out;
-  };
-  struct Result {
-    at::Tensor tensor;  // of the capture
-    Memory* memory;
-  };
-
-  // Guarded by the interpreter lock. Leaked: graphs may die with the interpreter.
-  static std::unordered_map<const void*, Memory*>& by_address() {
-    static auto* const instance = new std::unordered_map<const void*, Memory*>();
+  // Both are guarded by the interpreter lock, and leaked: graphs may die with the interpreter.
+  static std::unordered_map<const void*, c10::Storage>& by_address() {
+    static auto* const instance = new std::unordered_map<const void*, c10::Storage>();
+    return *instance;
+  }
+  static std::vector<HandedOut>& in_use() {
+    static auto* const instance = new std::vector<HandedOut>();
     return *instance;
   }
 
-  std::vector<std::unique_ptr<Memory>> memories_;
+  const c10::MempoolId_t pool_;
+  const uint64_t order_ = next_order();  // of captures
+  std::vector<c10::Storage> memories_;
   std::vector<Result> results_;
 };
 
@@ -142,7 +160,7 @@ class GraphOutputs {
 
 void bind_graph_outputs(py::module_& module) {
   py::class_<GraphOutputs>(module, "GraphOutputs")
-      .def(py::init<std::vector<at::Tensor>>(), py::arg("tensors"))
+      .def(py::init<std::vector<at::Tensor>, c10::MempoolId_t>(), py::arg("tensors"), py::arg("pool"))
       .def("move_away", &GraphOutputs::move_away)
       .def("hand_out", &GraphOutputs::hand_out)
       .def_static("captured", &GraphOutputs::captured, py::arg("tensor"))

@@ -10,8 +10,8 @@ The first call of a function runs as it is: kernels are tuned then. A later call
 its integers, the layouts of its tensors (dynamic shapes) and the addresses of its static inputs, and replays it. Other
 inputs are copied to where the graph reads them, unless they are results of another graph that are in place already: so
 what a forward saves for its backward is not copied. Upstream calls that static too; here an input is static until its
-address changes or it turns out to be a result. Results are the graph's own memory; those that are still in use when it
-is replayed again move away first (Note [Results of graphs] in csrc/python/graph_outputs.cpp).
+address changes or it turns out to be a result. Results are the graph's own memory; those that are still in use move
+away before a replay can write over them (Note [Results of graphs] in csrc/python/graph_outputs.cpp).
 
 Note [Outputs over inputs]
 An output over the memory of an input becomes one over that of the call's input, wherever it lies: what the recording
@@ -234,7 +234,7 @@ class _Recording:
             else:
                 self.outputs.append(_Result(len(results), output))
                 results.append(_toggled(output, output.is_conj(), output.is_neg()))
-        self.results = _C.GraphOutputs(results)
+        self.results = _C.GraphOutputs(results, self.graph.pool())
         return viewed
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
