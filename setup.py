@@ -72,7 +72,10 @@ class Build(BuildExtension):
         self.build_temp = str(BUILD_TEMP)
 
     def run(self) -> None:
+        from tools.codegen import kernel_abi
         from tools.codegen.generate import generate
+
+        kernel_abi.check()
 
         for extension in self.extensions:
             if extension.name == EXTENSION:

@@ -208,6 +208,7 @@ typedef struct mtia_tracer {
  * single, double) their width. Pointers, in arguments and in memory, are device addresses; the code adds
  * context->host_offset at each access. */
 #define MTIA_KERNEL_IMAGE_MAGIC UINT64_C(0x316c6e6b6169746d) /* "mtiaknl1" */
+#define MTIA_KERNEL_IMAGE_VERSION UINT64_C(1)
 
 typedef enum mtia_argument_kind {
   MTIA_ARGUMENT_POINTER = 0,
@@ -233,7 +234,7 @@ typedef struct mtia_kernel_argument {
 
 typedef struct mtia_kernel_image_header {
   uint64_t magic;
-  uint32_t version;     /* 1 */
+  uint32_t version;     /* MTIA_KERNEL_IMAGE_VERSION */
   uint32_t header_size; /* sizeof(mtia_kernel_image_header) */
   uint64_t image_size;
   uint64_t cpu_features; /* MTIA_CPU_* */

@@ -2,6 +2,7 @@
 
 Flow: overlay + packaged native_functions.yaml -> merge -> torchgen -> RegisterMTIA.cpp, MTIANativeFunctions.h
                                                         -> host_kernels -> HostKernels_*.cpp, ListKernels.cpp
+and csrc/runtime/mtia_runtime.h -> kernel_abi -> KernelABI.cpp
 
 RegisterMTIA.cpp is what torchgen writes for an in-tree backend. MTIANativeFunctions.h declares the kernels that are
 ours, in the form in which ATen's per-operator `*_native.h` headers declare ATen's. HostKernels_*.cpp and
@@ -21,6 +22,7 @@ from torchgen.model import BackendIndex, DispatchKey, NativeFunction, NativeFunc
 from torchgen.selective_build.selector import SelectiveBuilder
 from torchgen.utils import FileManager
 
+from tools.codegen import kernel_abi
 from tools.codegen.host_kernels import host_kernels_sources
 from tools.codegen.merge import PACKAGED_TEMPLATES, MergedOperators, OverlayError, merge
 
@@ -46,6 +48,7 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
     sources = {
         "RegisterMTIA.cpp": _register_source(groups, own, index, merged),
         **host_kernels_sources(own, index, merged.host_kernels),
+        "KernelABI.cpp": kernel_abi.assertions(kernel_abi.HEADER.read_text()),
     }
     for name, text in {"MTIANativeFunctions.h": _native_functions_header(own, index), **sources}.items():
         _write_if_changed(output_dir / name, text)

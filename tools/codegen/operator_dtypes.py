@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from typing import Any
 
@@ -23,8 +23,6 @@ from torch.testing._internal.common_methods_invocations import (
 )
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from tools.codegen.operator_table import DTYPES
 
 DEVICE = torch.device("mtia", 0)
 MOST_SAMPLES = 4
@@ -112,15 +110,15 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def dtypes_by_overload() -> dict[str, set[str]]:
-    """The names of the dtypes (of DTYPES) that each overload ran with; overloads that never ran are missing."""
+def dtypes_by_overload(names: Set[str]) -> dict[str, set[str]]:
+    """The dtypes, of those named, that each overload ran with; overloads that never ran are missing."""
     mode = _NoteDtypes()
     runs: list[tuple[Callable[[Any, torch.dtype, _NoteDtypes], None], Any]] = [
         *((_run_sample, info) for info in op_db),
         *((_run_foreach_samples, info) for info in FOREACH),
     ]
     with _quiet():
-        for dtype in (getattr(torch, name) for name in sorted(DTYPES)):
+        for dtype in (getattr(torch, name) for name in sorted(names)):
             for run, info in runs:
                 if dtype in info.supported_dtypes("cpu"):
                     with contextlib.suppress(Exception):
@@ -129,4 +127,4 @@ def dtypes_by_overload() -> dict[str, set[str]]:
                 with mode:
                     _run_fused(dtype)
     torch.mtia.synchronize()
-    return {name: noted & DTYPES for name, noted in mode.noted.items() if noted & DTYPES}
+    return {name: noted & names for name, noted in mode.noted.items() if noted & names}

@@ -131,7 +131,7 @@ def document(rows: list[OperatorRow], dtypes: Mapping[str, Set[str]]) -> str:
 if __name__ == "__main__":
     from tools.codegen.operator_dtypes import dtypes_by_overload
 
-    text = document(operator_rows(), dtypes_by_overload())
+    text = document(operator_rows(), dtypes_by_overload(DTYPES))
     changed = not DOCUMENT.exists() or DOCUMENT.read_text() != text
     DOCUMENT.write_text(text)
     sys.stdout.write(f"{DOCUMENT.relative_to(ROOT)}: {'rewritten' if changed else 'up to date'}\n")

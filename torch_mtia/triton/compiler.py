@@ -24,9 +24,9 @@ from triton.backends.compiler import BaseBackend, GPUTarget
 from torch_mtia import environment
 from torch_mtia.source_digest import source_digest
 from torch_mtia.torch_version import rewrite_block_pointers, run_passes
+from torch_mtia.triton import abi
 from torch_mtia.triton.architecture import architecture
 
-ABI_VERSION = 1  # of the image and its entry; part of the cache's key
 # Kind and size of each argument, bytes of scratch memory, estimated nanoseconds of one program.
 DESCRIPTION = re.compile(r"[;#] mtia arguments=(\S*) scratch=(\d+) cost=(\d+)\n")
 
@@ -105,7 +105,8 @@ class MTIABackend(BaseBackend):
         from torch_mtia.triton import machine
 
         # With the name: a cached kernel has a target of that name, for which another process may have no backend.
-        return f"{self.target.backend}-{ABI_VERSION}-{self.target.arch}-{machine.version()}-{source_digest('triton')}"
+        target = f"{self.target.backend}-{self.target.arch}"
+        return f"{target}-{abi.KERNEL_IMAGE_VERSION}-{machine.version()}-{source_digest('triton')}"
 
     def parse_options(self, opts: dict[str, Any]) -> MTIAOptions:
         arguments = {name: value for name, value in opts.items() if name in OPTION_NAMES and value is not None}

@@ -11,13 +11,9 @@ import dataclasses
 import struct
 from collections.abc import Sequence
 
-MAGIC = 0x316C6E6B6169746D
-VERSION = 1
-HEADER = struct.Struct("<QIIQQQQQQIIIIQ128s")
-ARGUMENT = struct.Struct("<IIII")
-PAGE = 4096
+from torch_mtia.triton import abi
 
-POINTER, INTEGER, FLOAT = 0, 1, 2
+PAGE = 4096
 
 # ELF
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -162,20 +158,20 @@ def build(
     code, entry_offset, words = _link(elf, entry)
     offsets, packed_size = lay_out(arguments)
     table = b"".join(
-        ARGUMENT.pack(argument.kind, argument.size, offset, 0)
+        abi.KERNEL_ARGUMENT.pack(argument.kind, argument.size, offset, 0)
         for argument, offset in zip(arguments, offsets, strict=True)
     )
-    relocations_offset = -(-(HEADER.size + len(table)) // 8) * 8
+    relocations_offset = -(-(abi.KERNEL_IMAGE_HEADER.size + len(table)) // 8) * 8
     code_offset = -(-(relocations_offset + 8 * len(words)) // PAGE) * PAGE
     # The loader adds the image's address to each word, so these hold offsets from the start of the image.
     body = bytearray(code)
     for place in words:
         value = struct.unpack_from("<Q", body, place)[0]
         struct.pack_into("<Q", body, place, value + code_offset)
-    header = HEADER.pack(
-        MAGIC,
-        VERSION,
-        HEADER.size,
+    header = abi.KERNEL_IMAGE_HEADER.pack(
+        abi.KERNEL_IMAGE_MAGIC,
+        abi.KERNEL_IMAGE_VERSION,
+        abi.KERNEL_IMAGE_HEADER.size,
         code_offset + len(code),
         cpu_features,
         code_offset,
@@ -191,7 +187,7 @@ def build(
     )
     image = bytearray(code_offset)
     image[: len(header)] = header
-    image[HEADER.size : HEADER.size + len(table)] = table
+    image[abi.KERNEL_IMAGE_HEADER.size : abi.KERNEL_IMAGE_HEADER.size + len(table)] = table
     for number, place in enumerate(words):
         struct.pack_into("<Q", image, relocations_offset + 8 * number, code_offset + place)
     return bytes(image) + bytes(body)
@@ -199,15 +195,16 @@ def build(
 
 def read(image: bytes) -> Image:
     """The header of an image; raises LinkError if it is none."""
-    if len(image) < HEADER.size:
+    if len(image) < abi.KERNEL_IMAGE_HEADER.size:
         raise LinkError("not a kernel image")
-    fields = HEADER.unpack_from(image)
+    fields = abi.KERNEL_IMAGE_HEADER.unpack_from(image)
     magic, version, header_size, size, features, code_offset, code_size, entry, relocations_offset = fields[:9]
     num_relocations, num_arguments, packed_size, cost, scratch_size, name = fields[9:]
-    if magic != MAGIC or version != VERSION or size != len(image):
+    if magic != abi.KERNEL_IMAGE_MAGIC or version != abi.KERNEL_IMAGE_VERSION or size != len(image):
         raise LinkError("not a kernel image of this version")
     arguments = tuple(
-        ARGUMENT.unpack_from(image, header_size + ARGUMENT.size * number)[:3] for number in range(num_arguments)
+        abi.KERNEL_ARGUMENT.unpack_from(image, header_size + abi.KERNEL_ARGUMENT.size * number)[:3]
+        for number in range(num_arguments)
     )
     return Image(
         name.rstrip(b"\0").decode(),

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 MAX_DIVISOR = 1 << 20
 
@@ -153,14 +153,23 @@ class Builder:
     # Functions --------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def function(self, name: str, result: str, parameters: Sequence[Value], attributes: str) -> Iterator[None]:
-        """Writes what is emitted inside the `with` as the body of a function of this module."""
+    def function(
+        self,
+        name: str,
+        result: str,
+        parameters: Sequence[Value],
+        attributes: str = "#0",
+        linkage: str = "internal",
+        noalias: Collection[Value] = (),
+    ) -> Iterator[None]:
+        """Writes what is emitted inside the `with` as the body of a function of this module. `noalias`: the parameters
+        through which alone their memory is accessed."""
         saved = self.lines, self.entry, self.block
         self.lines, self.entry, self.block = [], [], "entry"
         yield
-        listed = ", ".join(f"{value.type} {value.ref}" for value in parameters)
+        listed = ", ".join(f"{value.type} {'noalias ' if value in noalias else ''}{value.ref}" for value in parameters)
         body = "\n".join(["entry:", *self.entry, *self.lines])
-        self.functions[name] = f"define {result} @{name}({listed}) {attributes} {{\n{body}\n}}\n"
+        self.functions[name] = f"define {linkage} {result} @{name}({listed}) {attributes} {{\n{body}\n}}\n"
         self.lines, self.entry, self.block = saved
 
     def name(self, stem: str = "v") -> str:

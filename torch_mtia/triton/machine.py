@@ -10,13 +10,9 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-TRIPLE = "x86_64-unknown-linux-gnu"
+from torch_mtia.triton import abi
 
-# Bits of mtia_kernel_image_header.cpu_features, see csrc/runtime/mtia_runtime.h.
-CPU_AVX2_FMA = 1 << 0
-CPU_AVX512_SKX = 1 << 1
-CPU_AVX512_BF16 = 1 << 2
-CPU_AVX512_VNNI = 1 << 3
+TRIPLE = "x86_64-unknown-linux-gnu"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +22,7 @@ class Level:
     cpu: str  # LLVM's name
     lanes: int  # of a strip
     features: frozenset[str]  # what the emitter asks about
-    image_features: int
+    image_features: int  # mtia_kernel_image_header.cpu_features
     vector_bits: int
     extensions: str = ""  # in LLVM's spelling
 
@@ -35,24 +31,24 @@ _V4 = Level(
     "x86-64-v4",
     16,
     frozenset({"sse4.1", "avx2", "fma", "f16c", "avx512"}),
-    CPU_AVX2_FMA | CPU_AVX512_SKX,
+    abi.CPU_AVX2_FMA | abi.CPU_AVX512_SKX,
     512,
 )
 _VNNI = dataclasses.replace(
     _V4,
     features=_V4.features | {"vnni"},
-    image_features=_V4.image_features | CPU_AVX512_VNNI,
+    image_features=_V4.image_features | abi.CPU_AVX512_VNNI,
     extensions="+avx512vnni",
 )
 LEVELS = {
     "x86-64": Level("x86-64", 4, frozenset(), 0, 128),
-    "x86-64-v3": Level("x86-64-v3", 8, frozenset({"sse4.1", "avx2", "fma", "f16c"}), CPU_AVX2_FMA, 256),
+    "x86-64-v3": Level("x86-64-v3", 8, frozenset({"sse4.1", "avx2", "fma", "f16c"}), abi.CPU_AVX2_FMA, 256),
     "x86-64-v4": _V4,
     "x86-64-v4-vnni": _VNNI,
     "x86-64-v4-bf16": dataclasses.replace(
         _VNNI,
         features=_VNNI.features | {"bf16"},
-        image_features=_VNNI.image_features | CPU_AVX512_BF16,
+        image_features=_VNNI.image_features | abi.CPU_AVX512_BF16,
         extensions="+avx512vnni,+avx512bf16",
     ),
 }

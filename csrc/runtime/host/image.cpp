@@ -39,7 +39,7 @@ mtia_kernel_image_header read_header(const std::byte* bytes, uint64_t size) {
   }
   if (size < sizeof(mtia_kernel_image_header)) damaged("it ends within its header");
   const auto header = read<mtia_kernel_image_header>(bytes);
-  if (header.version != 1 || header.header_size != sizeof(header)) {
+  if (header.version != MTIA_KERNEL_IMAGE_VERSION || header.header_size != sizeof(header)) {
     throw Failure(MTIA_ERROR_NOT_SUPPORTED, "the kernel image has version " + std::to_string(header.version) +
                                                 " with a header of " + std::to_string(header.header_size) +
                                                 " bytes, this driver loads version 1 with " +

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from torch_mtia.triton import abi
 from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
 from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Builder, Value, integer, lanes_of, undefined, vector_type
@@ -16,20 +17,6 @@ from torch_mtia.triton.ttir import Value as Tensor
 
 if TYPE_CHECKING:
     from torch_mtia.triton.emit.kernel import KernelEmitter
-
-# Offsets in mtia_kernel_context and mtia_error_cell, see csrc/runtime/mtia_runtime.h.
-CONTEXT_GRID = 4
-CONTEXT_HOST_OFFSET = 16
-CONTEXT_ERROR_CELL = 24
-CONTEXT_PRINT = 32
-CONTEXT_PRINT_SINK = 40
-CONTEXT_LIVE_RANGES = 48
-CONTEXT_NUM_LIVE_RANGES = 56
-CONTEXT_RARE_FUNCTIONS = 64
-CELL_PROGRAM = 8
-CELL_LINE = 20
-CELL_MESSAGE = 24
-CELL_MESSAGE_SIZE = 256
 
 REPORT = "report_error"
 IN_BOUNDS = "in_bounds"
@@ -40,7 +27,7 @@ def report(em: KernelEmitter, message: str, line: int) -> None:
     b = em.b
     if REPORT not in b.functions:
         _define_report(b)
-    text = b.string(message.encode()[: CELL_MESSAGE_SIZE - 1])
+    text = b.string(message.encode()[: abi.ERROR_CELL_MESSAGE_COUNT - 1])
     programs = ", ".join(map(str, PROGRAM))
     b.emit(f"call void @{REPORT}(ptr {CONTEXT.ref}, {programs}, i32 {line}, ptr {text.ref})")
 
@@ -48,14 +35,14 @@ def report(em: KernelEmitter, message: str, line: int) -> None:
 def _define_report(b: Builder) -> None:
     context, line, text = Value("%context", "ptr"), Value("%line", "i32"), Value("%text", "ptr")
     programs = [Value(f"%program_{axis}", "i32") for axis in "xyz"]
-    with b.function(REPORT, "void", [context, *programs, line, text], "internal_cold"):
-        cell = b.load("ptr", b.offset(context, CONTEXT_ERROR_CELL), 8)
+    with b.function(REPORT, "void", [context, *programs, line, text], "noinline cold #0"):
+        cell = b.load("ptr", b.offset(context, abi.KERNEL_CONTEXT_ERROR_CELL), 8)
         swapped = b.define("{ i64, i1 }", f"cmpxchg ptr {cell.ref}, i64 0, i64 1 acq_rel monotonic")
         won = b.define("i1", f"extractvalue {{ i64, i1 }} {swapped.ref}, 1")
         with b.when(won):
             for number, program in enumerate(programs):
-                b.store(program, b.offset(cell, CELL_PROGRAM + 4 * number), 4)
-            b.store(line, b.offset(cell, CELL_LINE), 4)
+                b.store(program, b.offset(cell, abi.ERROR_CELL_PROGRAM + 4 * number), 4)
+            b.store(line, b.offset(cell, abi.ERROR_CELL_LINE), 4)
             head, done, before = b.label("copy"), b.label("copied"), b.block
             b.jump(head)
             b.start(head)
@@ -63,23 +50,20 @@ def _define_report(b: Builder) -> None:
             b.emit(f"{position} = phi i64 [ 0, %{before} ], [ {following}, %{head} ]")
             here = Value(position, "i64")
             character = b.load("i8", b.element_address(text, "i8", here), 1)
-            b.store(character, b.offset(b.offset(cell, CELL_MESSAGE), here), 1)
+            b.store(character, b.offset(b.offset(cell, abi.ERROR_CELL_MESSAGE), here), 1)
             b.emit(f"{following} = add i64 {position}, 1")
             last = b.icmp("eq", character, integer(0, "i8"))
             b.branch(last, done, head)
             b.start(done)
         b.emit("ret void")
-    b.functions[REPORT] = (
-        b.functions[REPORT].replace("define void", "define internal void").replace("internal_cold", "noinline cold #0")
-    )
 
 
 def _define_in_bounds(b: Builder) -> None:
     """Binary search for the last live range that begins at or below the address."""
     context, address, size = Value("%context", "ptr"), Value("%address", "i64"), Value("%size", "i64")
-    with b.function(IN_BOUNDS, "i1", [context, address, size], "internal_check"):
-        ranges = b.load("ptr", b.offset(context, CONTEXT_LIVE_RANGES), 8)
-        count = b.load("i64", b.offset(context, CONTEXT_NUM_LIVE_RANGES), 8)
+    with b.function(IN_BOUNDS, "i1", [context, address, size], "noinline #0"):
+        ranges = b.load("ptr", b.offset(context, abi.KERNEL_CONTEXT_LIVE_RANGES), 8)
+        count = b.load("i64", b.offset(context, abi.KERNEL_CONTEXT_NUM_LIVE_RANGES), 8)
         unchecked = b.define("i1", f"icmp eq ptr {ranges.ref}, null")
         search, found, head, body = (b.label(stem) for stem in ("search", "found", "head", "body"))
         fine = b.label("fine")
@@ -113,9 +97,6 @@ def _define_in_bounds(b: Builder) -> None:
         past = b.binary("sub", b.binary("add", address, size), start)
         inside = b.icmp("ule", past, length)
         b.emit(f"ret i1 {inside.ref}")
-    b.functions[IN_BOUNDS] = (
-        b.functions[IN_BOUNDS].replace("define i1", "define internal i1").replace("internal_check", "noinline #0")
-    )
 
 
 def argument_of(pointer: Tensor) -> str:

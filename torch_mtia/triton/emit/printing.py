@@ -6,8 +6,7 @@ The functions that write numbers are emitted once per image; there is no C libra
 
 from __future__ import annotations
 
-from torch_mtia.triton import floats
-from torch_mtia.triton.emit.bounds import CONTEXT_PRINT, CONTEXT_PRINT_SINK
+from torch_mtia.triton import abi, floats
 from torch_mtia.triton.emit.kernel import KernelEmitter
 from torch_mtia.triton.emit.nest import Strip
 from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
@@ -103,8 +102,8 @@ def _line(
             else:
                 write_number(number, is_signed=kind == "d" and element != "i1")
     write("\n")
-    sink = b.load("ptr", b.offset(CONTEXT, CONTEXT_PRINT_SINK), 8)
-    function = b.load("ptr", b.offset(CONTEXT, CONTEXT_PRINT), 8)
+    sink = b.load("ptr", b.offset(CONTEXT, abi.KERNEL_CONTEXT_PRINT_SINK), 8)
+    function = b.load("ptr", b.offset(CONTEXT, abi.KERNEL_CONTEXT_PRINT), 8)
     missing = b.define("i1", f"icmp ne ptr {function.ref}, null")
     with b.when(missing):
         b.emit(f"call void {function.ref}(ptr {sink.ref}, ptr {line.ref}, {at})")
@@ -123,8 +122,6 @@ def _define_writers(b: Builder) -> None:
     _define_write_unsigned(b)
     _define_write_signed(b)
     _define_write_float(b)
-    for name in ("write_text", "write_unsigned", "write_signed", "write_float"):
-        b.functions[name] = b.functions[name].replace("define i64", "define internal i64", 1)
 
 
 def _define_write_text(b: Builder) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from torch_mtia.triton import image, machine
+from torch_mtia.triton import abi, image, machine
 from torch_mtia.triton.emit import (  # noqa: F401  (register their operations)
     atomic,
     control,
@@ -18,7 +18,6 @@ from torch_mtia.triton.emit import (  # noqa: F401  (register their operations)
     scan,
     shape,
 )
-from torch_mtia.triton.emit.bounds import CONTEXT_GRID, CONTEXT_HOST_OFFSET
 from torch_mtia.triton.emit.control import emit_body
 from torch_mtia.triton.emit.kernel import KernelEmitter, Scope
 from torch_mtia.triton.emit.parameters import CONTEXT, GRID, HOST_OFFSET, PROGRAM, SCRATCH
@@ -51,19 +50,16 @@ def emit_program(module: Module, architecture: str, contract: bool, check_bounds
     def leave(results: list[Tensor]) -> None:
         b.emit("ret void")
 
-    with b.function("program", "void", [*parameters, *hidden], "#0"):
+    with b.function("program", "void", [*parameters, *hidden], noalias=(SCRATCH, CONTEXT)):
         em.scopes.append(Scope(leave))
         emit_body(em, kernel.body)
         em.scopes.pop()
-    signature = b.functions["program"].replace("define void", "define internal void", 1)
-    for pointer in (SCRATCH, CONTEXT):
-        signature = signature.replace(f"ptr {pointer.ref},", f"ptr noalias {pointer.ref},", 1)
-    b.functions["program"] = signature
     _emit_entry(em, module, parameters, hidden)
     arguments = []
     for argument in kernel.body.blocks[0].arguments:
         element = argument.type.element
-        kind = image.POINTER if element == "ptr" else image.FLOAT if is_float_element(element) else image.INTEGER
+        is_pointer, is_float = element == "ptr", is_float_element(element)
+        kind = abi.ARGUMENT_POINTER if is_pointer else abi.ARGUMENT_FLOAT if is_float else abi.ARGUMENT_INTEGER
         arguments.append((kind, element_size(element)))
     text = b.module_text(machine.TRIPLE, machine.data_layout(architecture)) + "\n" + machine.attributes(architecture)
     if em.streams:
@@ -92,7 +88,7 @@ def _emit_entry(em: KernelEmitter, module: Module, parameters: list[Value], hidd
         image.Argument(0, element_size(argument.type.element)) for argument in module.kernel.body.blocks[0].arguments
     ]
     offsets, _ = image.lay_out(listed)
-    with b.function("mtia_entry", "void", [packed, CONTEXT, first, last, SCRATCH], "#0"):
+    with b.function("mtia_entry", "void", [packed, CONTEXT, first, last, SCRATCH], linkage="external"):
         values = []
         for parameter, argument, offset in zip(parameters, listed, offsets, strict=True):
             address = b.offset(packed, offset)
@@ -100,8 +96,8 @@ def _emit_entry(em: KernelEmitter, module: Module, parameters: list[Value], hidd
                 values.append(b.cast("trunc", b.load("i8", address, 1), "i1"))
             else:
                 values.append(b.load(parameter.type, address, argument.size))
-        host_offset = b.load("i64", b.offset(CONTEXT, CONTEXT_HOST_OFFSET), 8)
-        grid = [b.load("i32", b.offset(CONTEXT, CONTEXT_GRID + 4 * axis), 4) for axis in range(3)]
+        host_offset = b.load("i64", b.offset(CONTEXT, abi.KERNEL_CONTEXT_HOST_OFFSET), 8)
+        grid = [b.load("i32", b.offset(CONTEXT, abi.KERNEL_CONTEXT_GRID + 4 * axis), 4) for axis in range(3)]
         grid_x, grid_y = (b.zext(size, "i64") for size in grid[:2])
         begin, loop, done = b.label("begin"), b.label("programs"), b.label("done")
         b.branch(b.icmp("slt", first, last), begin, done)
