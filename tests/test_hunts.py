@@ -11,6 +11,8 @@ import pytest
 from tools.hunts.progress import Progress
 from tools.hunts.shrink import shrink
 from tools.hunts.worker import Run, Worker
+from tools.runtime_fuzz.order import order
+from tools.runtime_fuzz.program import Action, Buffer, Program
 
 
 def prepare() -> Run[str]:
@@ -65,3 +67,21 @@ def test_counts_are_continued_and_belong_to_what_was_tested(tmp_path: Path, seed
     assert Progress(path, 0, "old").features == {"graph": seeds}
     new = Progress(path, 0, "new")
     assert (new.next, new.outcomes.total()) == (seeds, 0)
+
+
+def test_reads_of_two_threads_in_one_stream_are_both_waited_for() -> None:
+    """That the second thread has waited for its own read says nothing about the read of the first."""
+    memory = Buffer(device=0)
+    program = Program(
+        seed=0,
+        devices=(0, 0),
+        actions=(
+            Action("factory", "t = torch.ones(9, device=devices[0])", stream=1, defines=(("t", memory),)),
+            Action("operator", "u = t + 1", stream=0, reads=("t",), defines=(("u", Buffer(device=0)),)),
+            Action("copy to host", "n = t.cpu()", thread=1, stream=0, reads=("t",), makes=("n",), waits=True),
+            Action("in place", "t.zero_()", thread=1, stream=1, writes=("t",)),
+        ),
+    )
+    texts = [step.text for step in order(program)]
+    between = texts[texts.index("n = t.cpu()") + 1 : texts.index("t.zero_()")]
+    assert any("streams[0]" in text for text in between)

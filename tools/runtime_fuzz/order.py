@@ -40,16 +40,13 @@ class _State:
     stream: int  # that its memory belongs to; HOST: of no stream
     names: set[str]
     written: list[Point] = dataclasses.field(default_factory=list)
-    read: dict[int, int] = dataclasses.field(default_factory=dict)
+    read: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)  # by thread and stream, the last time
     last_write: int | None = None  # steps
     last_reads: list[int] = dataclasses.field(default_factory=list)
 
-    def uses(self) -> dict[int, int]:
-        """The last use in each stream."""
-        uses = dict(self.read)
-        for stream, number in self.written:
-            uses[stream] = max(number, uses.get(stream, 0))
-        return uses
+    def uses(self) -> list[Point]:
+        """Those behind which all others are. Two threads' uses in one stream are in no order."""
+        return [*self.written, *((stream, number) for (_, stream), number in self.read.items())]
 
 
 class _Ordering:
@@ -78,10 +75,10 @@ class _Ordering:
                 self._order(action, action.stream, point)
         target = action.stream if action.other < 0 else action.other
         for name in action.writes:
-            for point in self._states[name].uses().items():
+            for point in self._states[name].uses():
                 self._order(action, target, point)
         for name in action.moves:
-            for stream in {*self._states[name].uses(), action.stream}:
+            for stream in {*(stream for stream, _ in self._states[name].uses()), action.stream}:
                 self._say(action, f"{name}.record_stream(streams[{stream}])", name)
         for name in action.deletes:
             if name in self._states:
@@ -113,7 +110,7 @@ class _Ordering:
             if action.other >= 0:  # a copy between devices has the other stream wait for it
                 self._learn(action.thread, target, here)
             for name in action.reads:
-                self._states[name].read[here[0]] = here[1]
+                self._states[name].read[action.thread, here[0]] = here[1]
             for name in action.writes:
                 self._states[name].written, self._states[name].read = [there], {}
             for name, _ in action.defines:
@@ -182,7 +179,7 @@ class _Ordering:
         state = self._states[name]
         if state.buffer.device < 0 or (len(state.names) > 1 and not state.buffer.loose):
             return
-        for point in state.uses().items():
+        for point in state.uses():
             if state.buffer.loose:
                 self._say(action, f"{name}.record_stream(streams[{point[0]}])", name)
             elif point[0] != state.stream and not self._knows(action.thread, state.stream, point):
