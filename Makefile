@@ -7,7 +7,7 @@
 # TORCH      of make test: another version of PyTorch, as in TORCH=2.15.0, with its Triton, in a copy of the tree that is
 #            removed afterwards. Takes 8 GB while it runs.
 # FUZZ_SEED, FUZZ_COUNT  of make fuzz and make fuzz-runtime: the first program, and how many
-# FUZZ_JOBS  of make fuzz: how many pairs of processes run them
+# FUZZ_JOBS  of all three: how many processes run them, of make fuzz pairs of processes
 # STRESS_SEED, STRESS_COUNT  of make stress: the first interleaving (0), and how many (1000)
 # FUZZ_COMPILE_COUNT  programs of make fuzz-compile, from FUZZ_SEED on
 
@@ -92,10 +92,10 @@ fuzz: $(BUILT) $(VENV)/test  ## compare FUZZ_COUNT random Triton kernels with Tr
 	$(BIN)/python -m tools.triton_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COUNT) --jobs $(FUZZ_JOBS) --features
 
 fuzz-compile: $(BUILT) $(VENV)/test  ## compare FUZZ_COMPILE_COUNT random programs, compiled, with eager ones on the CPU
-	$(BIN)/python -m tools.compile_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COMPILE_COUNT)
+	$(BIN)/python -m tools.compile_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COMPILE_COUNT) --jobs $(FUZZ_JOBS)
 
 fuzz-runtime: $(BUILT) $(VENV)/test  ## compare FUZZ_COUNT random interleavings of streams, memory and graphs with the CPU
-	$(BIN)/python -m tools.runtime_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COUNT)
+	$(BIN)/python -m tools.runtime_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COUNT) --jobs $(FUZZ_JOBS)
 
 docs: $(BUILT) $(VENV)/test  ## write docs/operators.md
 	$(BIN)/python -m tools.codegen.operator_table

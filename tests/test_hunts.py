@@ -10,45 +10,64 @@ import pytest
 
 from tools.hunts.progress import Progress
 from tools.hunts.shrink import shrink
-from tools.hunts.worker import Run, Worker
+from tools.hunts.worker import Failure, Run, Worker, in_turn
 from tools.runtime_fuzz.order import order
 from tools.runtime_fuzz.program import Action, Buffer, Program
 
 
-def prepare() -> Run[str]:
+def prepare() -> Run[str, str]:
+    count = 0
+
     def run(program: str) -> str:
+        nonlocal count
+        count += 1
         if program == "crash":
             ctypes.string_at(0)
         if program == "hang":
             time.sleep(600)
         if program == "raise":
             raise ValueError("as asked")
-        return program.removeprefix("fine")
+        return f"{program} {count}"
 
     return run
 
 
-def test_a_worker_says_how_a_program_ended_and_goes_on() -> None:
-    worker = Worker[str](prepare, {}, limit=20)
-    for program, kind, detail in [
-        ("fine", "same", ""),
-        ("wrong", "different", "wrong"),
-        ("raise", "error", "ValueError: as asked"),
-        ("crash", "crash", "Segmentation fault"),
-        ("fine", "same", ""),
-    ]:
-        outcome = worker.run(program)
-        assert outcome.kind == kind
-        assert detail in outcome.detail
+def test_programs_behind_one_that_fails_still_run_and_the_failure_is_told() -> None:
+    worker = Worker[str, str](prepare, {}, limit=60)
+    for program in ("one", "two", "raise", "crash", "three", "four"):
+        worker.start(program)
+    one, two, wrong, crashed, three, four = (worker.finish() for _ in range(6))
     worker.close()
+    assert (one, two, three, four) == ("one 1", "two 2", "three 1", "four 2")
+    assert isinstance(wrong, Failure)
+    assert (wrong.kind, "ValueError: as asked" in wrong.detail) == ("error", True)
+    assert isinstance(crashed, Failure)
+    assert (crashed.kind, "Segmentation fault" in crashed.detail) == ("crash", True)
 
 
 def test_a_worker_that_hangs_is_replaced_and_says_where_it_was() -> None:
-    worker = Worker[str](prepare, {}, limit=5)
-    outcome = worker.run("hang")
-    assert outcome.kind == "hang"
-    assert "in run" in outcome.detail
+    worker = Worker[str, str](prepare, {}, limit=5)
+    hung = worker.run("hang")
     worker.close()
+    assert isinstance(hung, Failure)
+    assert (hung.kind, "in run" in hung.detail) == ("hang", True)
+
+
+def test_another_process_takes_over_after_so_many_programs() -> None:
+    worker = Worker[str, str](prepare, {}, limit=60, programs=2)
+    results = [result for _, result in in_turn([worker], map(str, range(5)), together=3)]
+    worker.close()
+    assert results == ["0 1", "1 2", "2 1", "3 2", "4 1"]
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_workers_take_turns_and_results_come_in_order(together: int) -> None:
+    workers = [Worker[str, str](prepare, {}, limit=60) for _ in range(2)]
+    results = [result for _, result in in_turn(workers, map(str, range(8)), together=together)]
+    for worker in workers:
+        worker.close()
+    numbers = {1: (1, 1, 2, 2, 3, 3, 4, 4), 3: (1, 2, 3, 1, 2, 3, 4, 5)}
+    assert results == [f"{program} {number}" for program, number in enumerate(numbers[together])]
 
 
 def test_what_fails_is_shrunk_to_what_is_needed() -> None:

@@ -29,13 +29,12 @@ def fuzzer() -> Iterator[Fuzzer]:
 @pytest.mark.parametrize("number", range(len(PROFILES)), ids=[profile.name for profile in PROFILES])
 def test_random_interleavings_agree_with_the_cpu(fuzzer: Fuzzer, number: int) -> None:
     for seed in range(number * BLOCK, number * BLOCK + PER_PROFILE):
-        profile = profile_of(seed)
-        program = profile.program(seed)
-        outcome = fuzzer.run(program, profile)
+        program = profile_of(seed).program(seed)
+        outcome = fuzzer.run(program)
         assert not outcome.failed, f"seed {seed}: {outcome}\n{text_of(program)}"
 
 
-def without_order() -> Run[Program]:
+def without_order() -> Run[Program, str]:
     """In the process that runs programs."""
     from tools.runtime_fuzz.execute import run
 
@@ -45,7 +44,7 @@ def without_order() -> Run[Program]:
 
 def test_programs_without_their_synchronization_differ() -> None:
     profile = PROFILES[0]
-    worker = Worker[Program](without_order, profile.environment, limit=60)
-    kinds = {worker.run(profile.program(seed)).kind for seed in range(20)}
+    worker = Worker[Program, str](without_order, profile.environment, limit=60)
+    results = [worker.run(profile.program(seed)) for seed in range(20)]
     worker.close()
-    assert "different" in kinds
+    assert any(isinstance(result, str) and result for result in results)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ from tools.triton_fuzz.fuzzer import Fuzzer
 from tools.triton_fuzz.generate import generate
 from tools.triton_fuzz.program import Buffer, Parameter, Program
 from tools.triton_fuzz.shrink import shrink
-from tools.triton_fuzz.worker import Failure, Run, Tensors, Worker
 from torch_mtia.door import device_type
 
 if TYPE_CHECKING:
@@ -25,7 +21,6 @@ if TYPE_CHECKING:
 
 PROGRAMS = 300
 PER_TEST = 50
-LONG = 120.0  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -74,50 +69,9 @@ def test_functions_are_associative_and_commute_only_if_they_say_so(name: str) ->
     assert commutes == function.commutes
 
 
-# Processes that fail ------------------------------------------------------------------------------------------------
-
-
-def _prepare_to_fail() -> Run:
-    """Runs what programs hold as a comment in their first line: a process of the seed's fate."""
-
-    def run(program: Program, _kernel: Any, tensors: Tensors) -> Tensors:
-        if program.seed == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if program.seed == 2:
-            while True:
-                time.sleep(1)
-        if program.seed == 3:
-            raise ValueError("a mistake")
-        return tensors
-
-    return run
-
-
 def program_of(seed: int, *lines: str) -> Program:
     buffer = Buffer("p", "int32", 4, 0, 100)
     return Program(seed, tuple(f"    {line}" for line in lines or ("pass",)), (buffer,), (Parameter("p"),), 1)
-
-
-def test_programs_behind_one_that_crashes_or_hangs_still_run() -> None:
-    worker = Worker(_prepare_to_fail, limit=LONG)
-    for seed in (0, 1, 3, 4):
-        worker.start(program_of(seed))
-    first, crashed, wrong, last = (worker.result() for _ in range(4))
-    worker.close()
-    assert isinstance(first, dict)
-    assert isinstance(last, dict)
-    assert isinstance(crashed, Failure)
-    assert crashed.kind == "crash"
-    assert isinstance(wrong, Failure)
-    assert wrong.kind == "error"
-    assert "a mistake" in wrong.detail
-
-    impatient = Worker(_prepare_to_fail, limit=0.5)
-    impatient.start(program_of(2))
-    hung = impatient.result()
-    impatient.close()
-    assert isinstance(hung, Failure)
-    assert hung.kind == "hang"
 
 
 # Shrinking ----------------------------------------------------------------------------------------------------------

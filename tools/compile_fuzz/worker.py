@@ -1,36 +1,66 @@
-"""The process that runs programs: reads {"seed": ..., "modes": [...]} from standard input, prints a report a mode."""
+"""What the process does that runs programs: one program in one mode at a time."""
 
 from __future__ import annotations
 
-import gc
-import json
+import dataclasses
+import functools
 import os
-import shutil
-import sys
 import tempfile
 import warnings
 from pathlib import Path
-
-import torch
-import torch._inductor.config
 
 from tools.compile_fuzz.execution import Outcome, Reference, judged, outcome
 from tools.compile_fuzz.program import Program
 from tools.compile_fuzz.shrink import shrink
 from tools.compile_fuzz.statements import generate
+from tools.hunts.worker import Run
 
 CANDIDATES = 60  # that are tried to shrink a program
 
 
-def report(seed: int, mode: str, device: str, reference: Reference, program: Program) -> dict[str, object]:
+@dataclasses.dataclass(frozen=True)
+class Task:
+    seed: int
+    mode: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    kind: str  # an Outcome's
+    detail: str = ""
+    program: str = ""  # the shrunk one, if it differs
+
+
+def prepare(device: str) -> Run[Task, Report]:
+    import torch._inductor.config
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    # Results of one program are of no use to another; what kernels were compiled to is, in another mode.
+    folder = tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
+    torch._inductor.config.fx_graph_cache = False
+
+    @functools.lru_cache(maxsize=1)  # for all modes
+    def made(seed: int) -> tuple[Program, Reference]:
+        program = generate(seed)
+        return program, Reference(program)
+
+    def run(task: Task, _folder: object = folder) -> Report:
+        program, reference = made(task.seed)
+        return report(program, task.mode, device, reference)
+
+    return run
+
+
+def report(program: Program, mode: str, device: str, reference: Reference) -> Report:
     found = outcome(program, mode, device, reference)
-    text = ""
-    if found.kind != "same":
-        found = judged(program, mode, device, reference, found)
-        if found.kind != "upstream":
-            program, found = shrunk(program, mode, device, found)
-        text = program.description()
-    return {"seed": seed, "mode": mode, "kind": found.kind, "detail": found.detail, "program": text}
+    if found.kind == "same":
+        return Report("same")
+    found = judged(program, mode, device, reference, found)
+    if found.kind != "upstream":
+        program, found = shrunk(program, mode, device, found)
+    return Report(found.kind, found.detail, program.description())
 
 
 def shrunk(program: Program, mode: str, device: str, found: Outcome) -> tuple[Program, Outcome]:
@@ -51,29 +81,3 @@ def shrunk(program: Program, mode: str, device: str, found: Outcome) -> tuple[Pr
     program = shrink(program, fails)
     reference = Reference(program)
     return program, judged(program, mode, device, reference, outcome(program, mode, device, reference))
-
-
-def main() -> None:
-    device = sys.argv[1]
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    # Results of one program are of no use to another; what kernels were compiled to is, in another mode.
-    folder = tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-    torch._inductor.config.fx_graph_cache = False
-    gc.freeze()
-    gc.set_threshold(100_000)
-    try:
-        for line in sys.stdin:
-            asked = json.loads(line)
-            program = generate(asked["seed"])
-            reference = Reference(program)
-            for mode in asked["modes"]:
-                print(json.dumps(report(asked["seed"], mode, device, reference, program)), flush=True)
-            gc.collect()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main()

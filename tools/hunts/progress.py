@@ -5,10 +5,13 @@ from __future__ import annotations
 import collections
 import hashlib
 import json
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "torch_mtia"
+
+BETWEEN_SAVES = 5  # seconds
 
 
 def digest_of_package() -> str:
@@ -27,6 +30,7 @@ class Progress:
 
     def __init__(self, path: Path | None, first: int, digest: str) -> None:
         self._path = path
+        self._saved = time.monotonic()
         self.next = first  # seed
         self._of_digests: dict[str, dict[str, dict[str, int]]] = {}
         if path is not None and path.exists():
@@ -42,9 +46,10 @@ class Progress:
         self.outcomes[kind] += 1
         self.features.update(set(features))
         self.next = seed + 1
-        if self.next % 20 == 0:
+        if time.monotonic() > self._saved + BETWEEN_SAVES:
             self.save()
 
     def save(self) -> None:
+        self._saved = time.monotonic()
         if self._path is not None:
             self._path.write_text(json.dumps({"next": self.next, "programs": self._of_digests}, indent=1) + "\n")

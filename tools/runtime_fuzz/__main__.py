@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from tools.hunts.progress import Progress, digest_of_package
+from tools.hunts.worker import in_turn
 from tools.runtime_fuzz.fuzzer import LIMIT, Fuzzer
 from tools.runtime_fuzz.order import order
 from tools.runtime_fuzz.profiles import profile_of
@@ -32,31 +33,33 @@ def main() -> int:
     parser.add_argument("--progress", type=Path, metavar="FILE", help="continue where FILE, which is updated, ends")
     parser.add_argument("--show", action="store_true", help="print the programs")
     parser.add_argument("--stop-after", type=int, default=20, metavar="N", help="failures (default: 20)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that run programs (default: 1)")
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="S", help="seconds of a program")
     options = parser.parse_args()
 
     progress = Progress(options.progress, options.seed, digest_of_package())
     seeds = range(progress.next, options.seed + options.count)
     counts: collections.Counter[str] = collections.Counter()
-    fuzzer = Fuzzer(options.limit)
+    fuzzers = [Fuzzer(options.limit) for _ in range(options.jobs)]
+    shrinker = Fuzzer(options.limit)
     start = time.monotonic()
-    for seed in seeds:
-        profile = profile_of(seed)
-        program = profile.program(seed)
+    programs = (profile_of(seed).program(seed) for seed in seeds)
+    for program, outcome in in_turn(fuzzers, programs):
+        seed, profile = program.seed, profile_of(program.seed)
         if options.show:
             print(text_of(program))
-        outcome = fuzzer.run(program, profile)
         counts[outcome.kind] += 1
         features = {action.kind for action in program.actions} | {f"{program.threads} threads", profile.name}
         progress.add(seed, outcome.kind, features)
         if outcome.failed:
             print(f"seed {seed}, {profile.name}: {outcome.kind}\n{outcome.detail}", flush=True)
-            small, again = fuzzer.shrink(program, profile, outcome.kind)
+            small, again = shrinker.shrink(program, outcome.kind)
             print(f"{'shrunk to' if again else 'did not fail again:'}\n{text_of(small)}\n", flush=True)
         if counts.total() - counts["same"] >= options.stop_after:
             break
     progress.save()
-    fuzzer.close()
+    for fuzzer in (*fuzzers, shrinker):
+        fuzzer.close()
     figures = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
     print(f"{counts.total()} programs from seed {seeds.start} in {time.monotonic() - start:.0f} s: {figures}")
     print("programs with, of all so far: " + ", ".join(f"{k} {n}" for k, n in progress.features.most_common()))

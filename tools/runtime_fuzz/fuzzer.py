@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 from tools.hunts.shrink import shrink
-from tools.hunts.worker import Outcome, Run, Worker
-from tools.runtime_fuzz.profiles import PROFILES, Profile
+from tools.hunts.worker import Failure, Outcome, Run, Worker
+from tools.runtime_fuzz.profiles import PROFILES, profile_of
 from tools.runtime_fuzz.program import Action, Program
 
 LIMIT = 60.0  # seconds of a program
@@ -14,7 +15,7 @@ LIMIT = 60.0  # seconds of a program
 TRIES = 3
 
 
-def prepare() -> Run[Program]:
+def prepare() -> Run[Program, str]:
     """In the process that runs programs."""
     from tools.runtime_fuzz.execute import run
 
@@ -25,12 +26,28 @@ class Fuzzer:
     """Runs programs, each in the process of its profile."""
 
     def __init__(self, limit: float = LIMIT) -> None:
-        self._workers = {profile.name: Worker[Program](prepare, profile.environment, limit) for profile in PROFILES}
+        self._workers = {
+            profile.name: Worker[Program, str](prepare, profile.environment, limit) for profile in PROFILES
+        }
+        self._started: collections.deque[Worker[Program, str]] = collections.deque()
 
-    def run(self, program: Program, profile: Profile) -> Outcome:
-        return self._workers[profile.name].run(program)
+    def start(self, program: Program) -> None:
+        worker = self._workers[profile_of(program.seed).name]
+        worker.start(program)
+        self._started.append(worker)
 
-    def shrink(self, program: Program, profile: Profile, kind: str) -> tuple[Program, bool]:
+    def finish(self) -> Outcome:
+        """Of the oldest of the programs that were started."""
+        wrong = self._started.popleft().finish()
+        if isinstance(wrong, Failure):
+            return Outcome(wrong.kind, wrong.detail)
+        return Outcome("different", wrong) if wrong else Outcome("same")
+
+    def run(self, program: Program) -> Outcome:
+        self.start(program)
+        return self.finish()
+
+    def shrink(self, program: Program, kind: str) -> tuple[Program, bool]:
         """A smaller program that fails in the same way, and whether any failed again."""
 
         def smaller(actions: Sequence[Action]) -> Program:
@@ -38,7 +55,7 @@ class Fuzzer:
             return program.without(action for action in program.actions if id(action) not in kept)
 
         def fails(actions: Sequence[Action]) -> bool:
-            return any(self.run(smaller(actions), profile).kind == kind for _ in range(TRIES))
+            return any(self.run(smaller(actions)).kind == kind for _ in range(TRIES))
 
         if not fails(program.actions):
             return program, False

@@ -9,7 +9,7 @@ builder.py     a program under construction
 table.py       the table of statements that a program is made of; to add one, see its head
 combine.py     the functions that reductions and scans combine elements with
 statements.py, across_lanes.py, moves.py, control.py, launches.py   the statements
-worker.py      a process that runs programs, and is replaced when it crashes or hangs
+kernels.py     makes a kernel of a source, and hands out its buffers, in both processes
 oracle.py      the interpreter, in such a process
 device.py      the device, in another
 shrink.py      makes a program that fails as short as it still fails

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
 import re
 import sys
 import tempfile
@@ -12,7 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.triton_fuzz.fuzzer import Fuzzer, Outcome, Pair
+from tools.hunts.progress import Progress
+from tools.hunts.worker import Outcome
+from tools.triton_fuzz.fuzzer import Fuzzer, Pair
 from tools.triton_fuzz.program import Program
 from tools.triton_fuzz.shrink import shrink
 from torch_mtia.door import device_type
@@ -21,40 +22,13 @@ from torch_mtia.source_digest import source_digest
 IN_MEMORY = Path("/dev/shm")
 
 
-class Progress:
-    """What has been run, in a file, for a long run to be continued. Counts belong to the compiler that was tested."""
-
-    def __init__(self, path: Path | None, first: int) -> None:
-        self._path = path
-        self.next = first
-        self._counts: dict[str, dict[str, dict[str, int]]] = {}
-        if path is not None and path.exists():
-            saved = json.loads(path.read_text())
-            self.next, self._counts = saved["next"], saved["compilers"]
-        current = self._counts.setdefault(source_digest("triton")[:12], {"outcomes": {}, "features": {}})
-        self._outcomes, self._features = current["outcomes"], current["features"]
-
-    def add(self, program: Program, outcome: Outcome) -> None:
-        self._outcomes[outcome.kind] = self._outcomes.get(outcome.kind, 0) + 1
-        for feature in sorted(program.features):
-            self._features[feature] = self._features.get(feature, 0) + 1
-        self.next = program.seed + 1
-        if self.next % 100 == 0:
-            self.save()
-
-    def save(self) -> None:
-        if self._path is not None:
-            self._path.write_text(json.dumps({"next": self.next, "compilers": self._counts}, indent=1) + "\n")
-
-
 def report(program: Program, outcome: Outcome, pair: Pair) -> Iterator[str]:
     """What went wrong, and a short program in which it does."""
     yield f"seed {program.seed}: {outcome.kind}\n{outcome.detail}"
 
     def fails(candidate: Program) -> bool:
         pair.start(candidate)
-        _, of_candidate = pair.finish()
-        return _same_kind(of_candidate, outcome)
+        return _same_kind(pair.finish(), outcome)
 
     if not fails(program):
         yield "which does not happen again"
@@ -87,7 +61,7 @@ def main() -> int:
     outcomes: collections.Counter[str] = collections.Counter()
     features: collections.Counter[str] = collections.Counter()
     start = time.monotonic()
-    progress = Progress(options.progress, options.seed)
+    progress = Progress(options.progress, options.seed, source_digest("triton")[:12])
     seeds = range(progress.next, options.seed + options.count)
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder:
         fuzzer = Fuzzer(Path(folder), options.device, options.jobs)
@@ -97,8 +71,8 @@ def main() -> int:
                 print(f"{program.source}\n{program.call}")
             outcomes[outcome.kind] += 1
             features.update(program.features)
-            progress.add(program, outcome)
-            if outcome.kind != "same":
+            progress.add(program.seed, outcome.kind, program.features)
+            if outcome.failed:
                 shrinker = shrinker or Pair(options.device, Path(folder) / "shrink", limit=20)
                 for text in report(program, outcome, shrinker):
                     print(text, flush=True)

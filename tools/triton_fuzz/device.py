@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,18 +10,19 @@ from typing import Any
 
 import torch
 
+from tools.hunts.worker import Run, Worker
+from tools.triton_fuzz.kernels import Buffers, Tensors, running
 from tools.triton_fuzz.program import Program, Scalar
-from tools.triton_fuzz.worker import Run, Tensors, Worker
 
 BETWEEN_CLEANINGS = 100  # programs
 
 
-def device_worker(device: str, cache: Path, limit: float) -> Worker:
+def device_worker(device: str, cache: Path, limit: float) -> Worker[Program, Buffers]:
     """`cache` gets what programs are compiled to, for a while."""
-    return Worker(prepare, device, cache, limit=limit)
+    return Worker(functools.partial(prepare, device, cache), {}, limit)
 
 
-def prepare(device: str, cache: Path) -> Run:
+def prepare(device: str, cache: Path) -> Run[Program, Buffers]:
     import triton
 
     import torch_mtia  # noqa: F401
@@ -30,7 +32,7 @@ def prepare(device: str, cache: Path) -> Run:
     triton.knobs.cache.dir = str(cache)
     count = 0
 
-    def run(program: Program, kernel: Any, tensors: Tensors) -> Tensors:
+    def call(program: Program, kernel: Any, tensors: Tensors) -> Tensors:
         nonlocal count
         count += 1
         if count % BETWEEN_CLEANINGS == 0:
@@ -49,7 +51,7 @@ def prepare(device: str, cache: Path) -> Run:
                     raise AssertionError(f"the compiled kernel, launched directly, gives another {name}")
         return result
 
-    return run
+    return running(call)
 
 
 def _direct_arguments(

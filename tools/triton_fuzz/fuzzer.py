@@ -3,54 +3,43 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 
+from tools.hunts.worker import Failure, Outcome, in_turn
 from tools.triton_fuzz.device import device_worker
 from tools.triton_fuzz.generate import generate
 from tools.triton_fuzz.oracle import interpreter_worker
 from tools.triton_fuzz.program import Buffer, Program
-from tools.triton_fuzz.worker import Failure
 
 AHEAD = 4  # programs that a pair of workers has started
 LIMIT = 60.0  # seconds for one program
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """`kind` is "same", "different", the kind of a Failure on the device, or "not interpreted"."""
-
-    kind: str
-    detail: str = ""
-
-
 class Pair:
-    """A process with the device and one with the interpreter, that run the same programs."""
+    """A process with the device and one with the interpreter, that run the same programs. Of an Outcome's kinds it has
+    one more: "not interpreted"."""
 
     def __init__(self, device: str, cache: Path, limit: float = LIMIT) -> None:
         self._device = device_worker(device, cache, limit)
         self._interpreter = interpreter_worker(limit)
         self._started: collections.deque[Program] = collections.deque()
 
-    def __len__(self) -> int:
-        return len(self._started)
-
     def start(self, program: Program) -> None:
         self._interpreter.start(program)
         self._device.start(program)
         self._started.append(program)
 
-    def finish(self) -> tuple[Program, Outcome]:
-        """The oldest of the programs that were started, and what came of it."""
+    def finish(self) -> Outcome:
+        """What came of the oldest of the programs that were started."""
         program = self._started.popleft()
-        expected, actual = self._interpreter.result(), self._device.result()
+        expected, actual = self._interpreter.finish(), self._device.finish()
         if isinstance(expected, Failure):
-            return program, Outcome("not interpreted", expected.detail)
+            return Outcome("not interpreted", expected.detail)
         if isinstance(actual, Failure):
-            return program, Outcome(actual.kind, actual.detail)
+            return Outcome(actual.kind, actual.detail)
         differences = [
             difference
             for buffer in program.buffers
@@ -58,7 +47,7 @@ class Pair:
             and actual[buffer.name] != expected[buffer.name]
             and (difference := compare(buffer, actual[buffer.name], expected[buffer.name]))
         ]
-        return program, Outcome("different", "\n".join(differences)) if differences else Outcome("same")
+        return Outcome("different", "\n".join(differences)) if differences else Outcome("same")
 
     def close(self) -> None:
         self._device.close()
@@ -77,15 +66,7 @@ class Fuzzer:
 
     def run(self, seeds: Iterable[int]) -> Iterator[tuple[Program, Outcome]]:
         """The programs of the seeds, in their order, with their outcomes."""
-        turns: collections.deque[Pair] = collections.deque()
-        for number, seed in enumerate(seeds):
-            pair = self._pairs[number % len(self._pairs)]
-            pair.start(generate(seed))
-            turns.append(pair)
-            if len(turns) > AHEAD * len(self._pairs):
-                yield turns.popleft().finish()
-        while turns:
-            yield turns.popleft().finish()
+        return in_turn(self._pairs, map(generate, seeds), together=AHEAD)
 
 
 def compare(buffer: Buffer, actual_bytes: bytes, expected_bytes: bytes) -> str:

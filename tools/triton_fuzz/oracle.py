@@ -14,15 +14,16 @@ import numpy
 import triton.language as tl
 from triton.runtime import interpreter
 
+from tools.hunts.worker import Run, Worker
+from tools.triton_fuzz.kernels import Buffers, Tensors, running
 from tools.triton_fuzz.program import Program
-from tools.triton_fuzz.worker import Run, Tensors, Worker
 
 
-def interpreter_worker(limit: float) -> Worker:
-    return Worker(prepare, environment={"TRITON_INTERPRET": "1"}, limit=limit)
+def interpreter_worker(limit: float) -> Worker[Program, Buffers]:
+    return Worker(prepare, {"TRITON_INTERPRET": "1"}, limit)
 
 
-def prepare() -> Run:
+def prepare() -> Run[Program, Buffers]:
     warnings.simplefilter("ignore")  # NumPy's, of integers that wrap
     for name, mask in (("load", 1), ("store", 2), ("atomic_rmw", 3), ("atomic_cas", None)):
         function = getattr(interpreter._interpreter, name)
@@ -30,7 +31,7 @@ def prepare() -> Run:
     interpreter._implicit_cvt = _with_bool(interpreter._implicit_cvt)
     interpreter.ReduceOps.generic_reduce = _reduce
     interpreter.ScanOps.generic_scan = _scan
-    return _interpret
+    return running(_interpret)
 
 
 def _interpret(program: Program, kernel: Any, tensors: Tensors) -> Tensors:
