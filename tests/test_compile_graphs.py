@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,27 @@ def test_a_result_outlives_its_graph_while_others_are_replayed() -> None:
     gc.collect()
     earlier([ones * 5])
     assert result.unique().tolist() == [2.0]
+
+
+def test_what_other_threads_do_during_a_recording_is_not_recorded() -> None:
+    counter = torch.zeros(4, device="mtia")
+    seen: list[list[float]] = []
+
+    def count() -> None:
+        counter.add_(1)
+        seen.append(counter.tolist())
+
+    def model(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        thread = threading.Thread(target=count)
+        thread.start()
+        thread.join()
+        return [inputs[0] * 2]
+
+    call = graphify(model, Traits(frozenset(), frozenset()))
+    for value in range(5):
+        assert call([torch.full((3,), float(value), device="mtia")])[0].tolist() == [2.0 * value] * 3
+    assert seen == [[1.0] * 4, [2.0] * 4]  # of the call without a graph, and of the recording
+    assert (recorded(), skipped()) == (1, 0)
 
 
 def test_a_result_that_is_put_in_again_is_read_before_it_is_overwritten() -> None:

@@ -58,6 +58,15 @@ def _pool() -> tuple[int, int]:
     return pool
 
 
+def _capture_stream() -> torch.Stream:
+    """One for each thread and device: what other threads give to their streams meanwhile is not captured."""
+    streams: dict[int, torch.Stream] = _thread.__dict__.setdefault("capture_streams", {})
+    device = device_module().current_device()
+    if device not in streams:
+        streams[device] = torch.Stream(torch.device(device_type(), device))
+    return streams[device]
+
+
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     index_expanded_dims_and_copy_(target, source, get_expanded_dims(target))
 
@@ -163,13 +172,14 @@ class _Recording:
         self.copied: list[int] = []
         for index, given in enumerate(inputs):
             self.inputs.append(self._place(index, given, index in static))
-        stream = device_module().current_stream()
-        self.graph.capture_begin(_pool())
-        try:
-            outputs = model(list(self.inputs))
-        finally:
-            with device_module().stream(stream):
-                self.graph.capture_end()
+        stream = _capture_stream()
+        with device_module().stream(stream):
+            self.graph.capture_begin(_pool())
+            try:
+                outputs = model(list(self.inputs))
+            finally:
+                with device_module().stream(stream):
+                    self.graph.capture_end()
         viewed = self._take(outputs)
         self.written = [
             index
