@@ -1,4 +1,4 @@
-"""The settings: every environment variable this package reads, and the only place that reads them.
+"""The settings: every environment variable this package reads, and the only place in Python that reads them.
 
 To add one: a row here, a field in `Settings`, the row of `markdown_table()` in docs/environment.md.
 """
