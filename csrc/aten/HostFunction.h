@@ -52,7 +52,9 @@ const T& stand_in(const T& value) {
 class DtypeSignature {
  public:
   void add(const at::Tensor& tensor) {
-    if (tensor.defined()) add(tensor.scalar_type());
+    if (!tensor.defined()) return;
+    add(tensor.scalar_type());
+    any_empty_ = any_empty_ || tensor.numel() == 0;
   }
   void add(const std::optional<at::Tensor>& tensor) {
     if (tensor) add(*tensor);
@@ -63,12 +65,14 @@ class DtypeSignature {
 
   bool common() const { return common_ && floating_ != at::ScalarType::Undefined; }
   uint64_t code() const { return code_; }
+  bool any_empty() const { return any_empty_; }
 
  private:
   void add(at::ScalarType dtype);
 
   at::ScalarType floating_ = at::ScalarType::Undefined;
   bool common_ = true;
+  bool any_empty_ = false;
   uint64_t code_ = 0;
 };
 
@@ -107,7 +111,7 @@ class HostFunction {
   }
 
   // Raises at the call what the CPU kernel raises: for a call that does not fit, and for dtypes that it does not know.
-  // Whether it does, the kernel itself says, when it runs on zeros; for dtypes, once.
+  // Whether it does, the kernel itself says, when it runs on zeros; for dtypes, once with tensors that have elements.
   template <typename... Arguments>
   static void check(bool fits, const Arguments&... arguments) {
     static KnownSignatures known;
@@ -116,7 +120,8 @@ class HostFunction {
     if (C10_LIKELY(fits && (dtypes.common() || known.contains(dtypes.code())))) return;
     const at::AutoDispatchBelowADInplaceOrView below;
     [](const auto&... kept) { (void)Kernel(kept.get()...); }(keep_stand_in(arguments)...);
-    if (fits) known.insert(dtypes.code());
+    // Where there are no elements, kernels return before they ask for the dtypes.
+    if (fits && !dtypes.any_empty()) known.insert(dtypes.code());
   }
 
   // Undefined outputs stand for results that the kernel does not make.
