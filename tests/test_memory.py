@@ -276,6 +276,31 @@ def test_what_the_host_has_no_room_for_is_out_of_memory_and_not_killed(
     assert "TORCH_MTIA_MEMORY" not in finished.output()
 
 
+def test_free_pinned_memory_goes_back_before_the_host_has_no_room(run_script: RunScript, tmp_path: Path) -> None:
+    root = system_with(tmp_path / "root", total=3200, available=300)
+    finished = run_script(
+        """
+        import resource, torch
+        def resident() -> int:
+            with open("/proc/self/statm") as statm:
+                return int(statm.read().split()[1]) * resource.getpagesize() >> 20
+        device = torch.accelerator.current_accelerator()
+        used = torch.full((64 << 20,), 7, dtype=torch.uint8, pin_memory=True)
+        torch.full((256 << 20,), 7, dtype=torch.uint8, pin_memory=True)
+        before = resident()
+        try:
+            torch.empty(400 << 20, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError:
+            print(before - resident() > 200)
+        assert used.is_pinned() and (used == 7).all()
+        assert torch.accelerator.memory_stats()["num_ooms"] == 1
+        """,
+        TORCH_MTIA_MEMORY="1G",
+        TORCH_MTIA_SYSTEM_ROOT=str(root),
+    )
+    assert finished.output() == "True\n"
+
+
 @pytest.mark.parametrize(
     ("setup", "call"),
     [

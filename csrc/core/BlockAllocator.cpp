@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "AllocatorState.h"
+#include "HostCache.h"
 
 namespace torch_mtia::core {
 namespace {
@@ -59,6 +60,10 @@ Block* BlockAllocator::allocate(size_t size, Stream* stream) {
     if (result.block != nullptr) return result.block;
     state_->reclaim_all();
     result = attempt(/*may_collect=*/false);
+    if (result.block == nullptr && return_host_cache != nullptr) {
+      return_host_cache();
+      result = attempt(/*may_collect=*/false);
+    }
     const std::lock_guard lock(state_->mutex);
     ++state_->stats.num_alloc_retries;
     if (result.block != nullptr) return result.block;

@@ -4,8 +4,10 @@
 
 namespace torch_mtia::core {
 
+using ReturnHostCache = void (*)();
+
 // Gives back what nobody uses. Called without locks of the allocator, on any thread, inside of work too; must not wait
 // for streams. The layer above sets it, once, before the device is used. Null: there is no such memory.
-inline constinit void (*return_host_cache)() = nullptr;
+inline constinit ReturnHostCache return_host_cache = nullptr;
 
 }  // namespace torch_mtia::core

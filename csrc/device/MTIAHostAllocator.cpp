@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../core/Event.h"
+#include "../core/HostCache.h"
 #include "../core/RunningWork.h"
 #include "BlockingWait.h"
 #include "Door.h"
@@ -144,6 +145,7 @@ void delete_host_block(void* context) {
 }
 
 const DoorPart registered([](const Door& door, bool open) {
+  core::return_host_cache = [] { allocator().empty_cache(); };
   at::setHostAllocator(door.type, open ? &allocator() : nullptr, /*priority=*/255);
 });
 
