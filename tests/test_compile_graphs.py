@@ -92,6 +92,18 @@ def test_a_result_outlives_its_graph_while_others_are_replayed() -> None:
     assert result.unique().tolist() == [2.0]
 
 
+def test_a_loop_between_graphs_gives_its_results() -> None:
+    def double_thrice(x: torch.Tensor) -> torch.Tensor:
+        start = torch.zeros((), dtype=torch.long, device=x.device)
+        loop = torch._higher_order_ops.while_loop
+        results = loop(lambda i, _: i < 3, lambda i, x: (i + 1, x * 2), (start, x))  # type: ignore[no-untyped-call]
+        return results[1]  # type: ignore[no-any-return]
+
+    call = compiled(double_thrice)
+    for value in range(4):
+        assert call(torch.full((3,), float(value), device="mtia")).tolist() == [8.0 * value] * 3
+
+
 def test_what_other_threads_do_during_a_recording_is_not_recorded() -> None:
     counter = torch.zeros(4, device="mtia")
     seen: list[list[float]] = []

@@ -280,7 +280,8 @@ class _Function:
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         stream = device_module().current_stream()
-        if self.is_refused or is_stream_capturing(stream):
+        has_list = any(isinstance(value, list) for value in inputs)  # the results of a loop that is no part of a graph
+        if self.is_refused or has_list or is_stream_capturing(stream):
             return self.model(inputs)
         if not self.is_warm:
             self.is_warm = True
