@@ -319,6 +319,22 @@ def test_a_narrowed_store_of_one_lane_leaves_its_neighbours(wide: torch.dtype, n
 
 
 @triton.jit
+def wrapped_store_kernel(x, start, distance, N: tl.constexpr):
+    i = tl.arange(0, N)
+    value = tl.load(x + i)
+    tl.store(x + ((i + start) * 65536) * 65536 + i + distance, value + 1)  # 2**32 is nothing
+
+
+@pytest.mark.parametrize("distance", [0, 1, 3, 8, 63, 64, 100])
+def test_indices_that_wrap_may_overlap_with_what_is_read(distance: int) -> None:
+    x = torch.arange(256, dtype=torch.int32)
+    expected = x.clone()
+    expected[distance : distance + 64] = x[:64] + 1
+    wrapped_store_kernel[(1,)](x, 1, distance, N=64)
+    assert torch.equal(x, expected)
+
+
+@triton.jit
 def momentum_kernel(x, average, x_out, average_out, N: tl.constexpr):
     i = tl.program_id(0) * N + tl.arange(0, N)
     value = tl.load(x + i)

@@ -8,7 +8,7 @@ case the terms are the same. What is not seen to be commutative is taken not to 
 Floating-point numbers that compare equal count as the same, so zeros of either sign do, and so do all NaNs. A function
 that always gives the right one of a NaN and another element, as `where(a > b, a, b)` does, or always the left one, and
 else is commutative, is not associative: (x, NaN), y gives y, and x, (NaN, y) the same as x, y, which may be x. So there
-is no order of them to keep.
+is no order of them to keep, although there would be one for NaNs alone.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _does_not_disturb(em: KernelEmitter, intervals: _Intervals, earlier: Op, sto
         return same
     below = b.icmp("sle", b.add(first[1], integer(pointee_size(earlier), "i64")), second[0])
     above = b.icmp("sle", b.add(second[1], integer(pointee_size(store), "i64")), first[0])
-    apart = b.binary("or", below, above)
+    apart = _both(em, intervals.hold, b.binary("or", below, above))
     return apart if same is None else b.binary("or", same, apart)
 
 
@@ -117,7 +117,7 @@ def _distinct(em: KernelEmitter, pointer: Tensor) -> bool:
         if stride <= reach:
             return False
         reach += stride * (size - 1)
-    return True
+    return reach < 1 << 31  # else indices of 32 bits may come around
 
 
 _LINEAR = {
@@ -150,12 +150,14 @@ def _starts(left: Tensor, right: Tensor) -> list[tuple[Tensor, Tensor]] | None:
 
 
 class _Intervals:
-    """The least and the greatest element of tensors of integers and addresses."""
+    """The least and the greatest element of tensors of integers and addresses, as numbers of 64 bits. Indices of 32
+    bits may wrap: `hold`, an i1, is true where none of those that were asked about does."""
 
     def __init__(self, em: KernelEmitter) -> None:
         self.em = em
         self.b = em.b
         self.known: dict[Tensor, Interval | None] = {}
+        self.hold = TRUE
 
     def of(self, value: Tensor) -> Interval | None:
         if value not in self.known:
@@ -196,8 +198,23 @@ class _Intervals:
             return low, high
         return self.b.binary_intrinsic("smin", low, high), self.b.binary_intrinsic("smax", low, high)
 
+    def _unwrapped(self, value: Tensor) -> Interval | None:
+        """Of an operand whose bits beyond its own count. Before, in sums and products, wrapping once more or less makes
+        no difference."""
+        interval = self.of(value)
+        if interval is None or value.type.shape is None or value.type.element != "i32":
+            return interval
+        for end in dict.fromkeys(interval):
+            if end.constant is None or not -(1 << 31) <= end.constant < 1 << 31:
+                narrow = self.b.cast("sext", self.b.trunc(end, "i32"), "i64")
+                self.hold = _both(self.em, self.hold, self.b.icmp("eq", narrow, end))
+        return interval
+
     def same(self, op: Op) -> Interval | None:
         return self.of(op.operands[0])
+
+    def widened(self, op: Op) -> Interval | None:
+        return self._unwrapped(op.operands[0])
 
     def constant(self, op: Op) -> Interval | None:
         constant = op.attributes["value"]
@@ -228,7 +245,7 @@ class _Intervals:
 
     def remainder(self, op: Op) -> Interval | None:
         """Of a division by a single number: nearer to zero than it, with the sign of the dividend."""
-        dividend, divisor = (self.of(operand) for operand in op.operands)
+        dividend, divisor = map(self._unwrapped, op.operands)
         if divisor is None or divisor[0] is not divisor[1]:
             return None
         zero, one = integer(0, "i64"), integer(1, "i64")
@@ -238,13 +255,13 @@ class _Intervals:
 
     def quotient(self, op: Op) -> Interval | None:
         """Of a division by a constant: it keeps the order."""
-        left, right = (self.of(operand) for operand in op.operands)
+        left, right = map(self._unwrapped, op.operands)
         if left is None or right is None or not right[0].constant or right[0].constant < 0:
             return None
         return self.b.binary("sdiv", left[0], right[0]), self.b.binary("sdiv", left[1], right[0])
 
     def addptr(self, op: Op) -> Interval | None:
-        offset = self.of(op.operands[1])
+        offset = self._unwrapped(op.operands[1])
         if offset is None:
             return None
         return self._plus(self.of(op.operands[0]), self._times(offset, integer(pointee_size(op), "i64")))
@@ -252,9 +269,11 @@ class _Intervals:
 
 _RULES: dict[str, Callable[[_Intervals, Op], Interval | None]] = {
     **dict.fromkeys(
-        ("tt.splat", "tt.expand_dims", "tt.broadcast", "tt.trans", "arith.extsi", "arith.index_cast", "tt.bitcast"),
+        ("tt.splat", "tt.expand_dims", "tt.broadcast", "tt.trans", "tt.bitcast"),
         _Intervals.same,
     ),
+    "arith.extsi": _Intervals.widened,
+    "arith.index_cast": _Intervals.widened,
     "arith.constant": _Intervals.constant,
     "tt.make_range": _Intervals.make_range,
     "arith.addi": _Intervals.add,
