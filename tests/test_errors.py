@@ -343,3 +343,40 @@ def test_launch_blocking_raises_at_the_call(run_script: RunScript) -> None:
         TORCH_MTIA_LAUNCH_BLOCKING="1",
     )
     assert finished.output() == "at the call\n" * 2
+
+
+def test_with_launch_blocking_threads_that_replay_in_one_stream_get_their_own_errors(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import threading, torch
+        x = torch.arange(3., device="mtia")
+        indices = [torch.tensor([1], device="mtia") for _ in range(3)]
+        graphs = [torch.mtia.MTIAGraph() for _ in indices]
+        for graph, index in zip(graphs, indices):
+            with torch.mtia.graph(graph):
+                result = x.index_select(0, index)
+        indices[-1].fill_(7)
+        stream = torch.mtia.current_stream()
+        wrong = []
+
+        def replay(graph, fails):
+            with torch.mtia.stream(stream):
+                for _ in range(300):
+                    try:
+                        graph.replay()
+                        raised = False
+                    except (IndexError, RuntimeError):
+                        raised = True
+                    if raised != fails:
+                        wrong.append(fails)
+
+        threads = [threading.Thread(target=replay, args=(graph, graph is graphs[-1])) for graph in graphs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(wrong)
+        """,
+        TORCH_MTIA_LAUNCH_BLOCKING="1",
+    )
+    assert finished.output() == "[]\n"

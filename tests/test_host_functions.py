@@ -302,3 +302,33 @@ def test_a_function_and_its_waiter_may_both_be_out_of_memory(run_script: RunScri
     print(raised)
     """
     assert run_script(script, TORCH_MTIA_MEMORY="256M").output() == "[True]\n"
+
+
+def test_with_launch_blocking_a_call_waits_without_the_interpreter_lock(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import threading, torch, torch_mtia
+        x = torch.zeros(1 << 20, device="mtia")
+        y = torch.zeros(1 << 20)
+        stream = torch.mtia.current_stream()
+        entered, go = threading.Event(), threading.Event()
+
+        def function():
+            entered.set()
+            go.wait()
+
+        for call in (lambda: x.__setitem__(slice(1, None), 7), lambda: x.copy_(y), lambda: x.add_(1)):
+            entered.clear()
+            go.clear()
+            thread = threading.Thread(target=torch_mtia.launch_host_function, args=(stream, function))
+            thread.start()
+            entered.wait()
+            go.set()
+            call()  # with the interpreter lock, behind the function, which wants it to return
+            thread.join()
+        print(x[0].item())
+        """,
+        TORCH_MTIA_LAUNCH_BLOCKING="1",
+        timeout=120,
+    )
+    assert finished.output() == "1.0\n"

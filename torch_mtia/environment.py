@@ -150,7 +150,8 @@ LAUNCH_BLOCKING = Variable(
     "0",
     _parse_flag,
     "`0` or `1`",
-    "With `1`, every launch returns only when its work is done, and raises that work's errors. For debugging.",
+    "With `1`, every launch returns only when its work is done, and raises that work's errors. What host functions "
+    "give to other streams is not waited for. For debugging.",
 )
 DELAY = Variable(
     "TORCH_MTIA_DELAY",

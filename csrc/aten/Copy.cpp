@@ -67,7 +67,7 @@ uint64_t address(const void* pointer) {
 }
 
 void copy_bytes(const MTIAStream& stream, void* to, const void* from, size_t size, mtia_copy_kind kind) {
-  runtime::call(&mtia_runtime_api::memory_copy, stream.core().handle(), address(to), address(from), size, kind);
+  stream.core().copy(address(to), address(from), size, kind);
 }
 
 // ATen's loop would find it out on the stream, and dtypes are checked at the call.

@@ -337,8 +337,8 @@ class FallbackCall {
     const auto device = reinterpret_cast<uint64_t>(alias.device.data()) + range.begin;
     const auto host = reinterpret_cast<uint64_t>(alias.address) + range.begin;
     const bool to_host = kind == MTIA_COPY_DEVICE_TO_HOST;
-    runtime::call(&mtia_runtime_api::memory_copy, current_stream(device_).core().handle(), to_host ? host : device,
-                  to_host ? device : host, range.end - range.begin, kind);
+    current_stream(device_).core().copy(to_host ? host : device, to_host ? device : host, range.end - range.begin,
+                                        kind);
   }
 
   void run_kernel() {
@@ -463,8 +463,8 @@ class FallbackCall {
   c10::DataPtr copy_to_device(const c10::StorageImpl& host) {
     const MTIAStream stream = current_stream(device_);
     c10::DataPtr data = MTIACachingAllocator::get().allocate(host.nbytes());
-    runtime::call(&mtia_runtime_api::memory_copy, stream.core().handle(), reinterpret_cast<uint64_t>(data.get()),
-                  reinterpret_cast<uint64_t>(host.data()), host.nbytes(), MTIA_COPY_HOST_TO_DEVICE);
+    stream.core().copy(reinterpret_cast<uint64_t>(data.get()), reinterpret_cast<uint64_t>(host.data()), host.nbytes(),
+                       MTIA_COPY_HOST_TO_DEVICE);
     stream.wait();
     return data;
   }

@@ -23,9 +23,10 @@ void fill_bytes(const at::Tensor& tensor, const at::Scalar& value) {
   at::Tensor pattern(at::detail::empty_cpu({}, tensor.scalar_type()));
   pattern.fill_(value);
   const auto address = reinterpret_cast<mtia_device_ptr>(tensor.mutable_data_ptr());
-  runtime::call(&mtia_runtime_api::memory_fill, current_stream(tensor.device()).core().handle(), address,
-                pattern.const_data_ptr(), static_cast<uint32_t>(tensor.itemsize()),
-                static_cast<uint64_t>(tensor.numel()));
+  current_stream(tensor.device())
+      .core()
+      .fill(address, pattern.const_data_ptr(), static_cast<uint32_t>(tensor.itemsize()),
+            static_cast<uint64_t>(tensor.numel()));
 }
 
 // fill_.Scalar and zero_; `op` has one of the two schemas.

@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "../runtime/loader.h"
+#include "InterpreterLock.h"
+#include "RunningWork.h"
 #include "WorkItem.h"
 
 namespace torch_mtia::core {
@@ -42,19 +44,35 @@ class Stream {
   // A callable's exception is thrown with launch blocking: another thread may be launching into the stream, too.
   // Throws runtime::DriverError when the work cannot be submitted (bad fork, device lost), or not be captured.
   mtia_status launch(const mtia_work& work) {
-    const mtia_status status = runtime::driver().stream_launch(handle_, &work);
+    const mtia_status status =
+        submit([&](const mtia_runtime_api& driver) { return driver.stream_launch(handle_, &work); });
     if (status != MTIA_SUCCESS && status != MTIA_ERROR_LAUNCH_FAILED) refuse_work(status);
     return status;
   }
   template <typename Callable>
   void launch(const WorkInfo& info, Callable&& callable) {
     std::exception_ptr error;
-    // What is captured runs when this call has long returned.
-    const bool throws = launch_blocking_ && graph() == nullptr;
+    // What is captured runs when this call has long returned, and so may what running work gives to other streams.
+    const bool throws =
+        launch_blocking_ && graph() == nullptr && (!RunningWork::on_this_thread() || RunningWork::on_this_thread(this));
     WorkBlock<std::decay_t<Callable>> block{std::forward<Callable>(callable), info.name, throws ? &error : nullptr};
     launch(make_work(info, block));
     if (error) [[unlikely]]
       std::rethrow_exception(error);
+  }
+
+  // Submits a copy of `size` bytes, between device memory and what `kind` says. Throws runtime::DriverError.
+  void copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind) {
+    runtime::check(
+        submit([&](const mtia_runtime_api& driver) { return driver.memory_copy(handle_, to, from, size, kind); }),
+        &mtia_runtime_api::memory_copy);
+  }
+  // Submits a fill of `count` elements with a pattern. Throws runtime::DriverError.
+  void fill(mtia_device_ptr to, const void* pattern, uint32_t pattern_size, uint64_t count) {
+    runtime::check(submit([&](const mtia_runtime_api& driver) {
+                     return driver.memory_fill(handle_, to, pattern, pattern_size, count);
+                   }),
+                   &mtia_runtime_api::memory_fill);
   }
 
   // The graph in which work of the stream is recorded now; null: none.
@@ -80,6 +98,14 @@ class Stream {
  private:
   friend class Graph;
 
+  // With launch blocking the driver waits for the work, and for what is before it, which may want the interpreter lock.
+  template <typename Call>
+  mtia_status submit(Call call) {
+    if (!launch_blocking_) [[likely]]
+      return call(runtime::driver());
+    const WithoutGil without_gil;
+    return call(runtime::driver());
+  }
   [[noreturn]] void refuse_work(mtia_status status);
   void set_graph(Graph* graph) { graph_.store(graph, std::memory_order_release); }
 

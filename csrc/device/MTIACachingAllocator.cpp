@@ -237,8 +237,7 @@ c10::DeleterFnPtr MTIACachingAllocator::raw_deleter() const {
 
 void MTIACachingAllocator::copy_data(void* to, const void* from, size_t size) const {
   core::Stream& stream = MTIAStream::current(current_device()).core();
-  runtime::call(&mtia_runtime_api::memory_copy, stream.handle(), reinterpret_cast<uint64_t>(to),
-                reinterpret_cast<uint64_t>(from), size, MTIA_COPY_DEVICE_TO_DEVICE);
+  stream.copy(reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), size, MTIA_COPY_DEVICE_TO_DEVICE);
   core::Block* block = blocks_by_address().find(const_cast<void*>(from));
   if (block == nullptr || core::block_stream(block) == &stream) return;
   block_allocator(static_cast<c10::DeviceIndex>(stream.device())).record_stream(block, &stream);

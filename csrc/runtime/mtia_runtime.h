@@ -87,7 +87,8 @@ typedef struct mtia_init_params {
   uint32_t struct_size;       /* sizeof(mtia_init_params) as the caller knows it */
   int32_t num_devices;        /* software devices to offer; a driver of real hardware ignores it */
   uint64_t memory_per_device; /* bytes; likewise */
-  int32_t launch_blocking;    /* not 0: every launch returns only when its work is done */
+  /* Not 0: every launch returns only when its work is done; not those by work that runs itself, into another stream. */
+  int32_t launch_blocking;
   mtia_parallel_for parallel_for;
   /* Gives up the threads that `parallel_for` and the work items keep for the calling thread. A driver calls it on a
    * thread of its own that ran work for several threads and has had none for a while; the next such work starts them

@@ -4,6 +4,7 @@
 #include <string>
 #include <thread>
 
+#include "../../csrc/core/RunningWork.h"
 #include "device_under_test.h"
 
 namespace torch_mtia::test {
@@ -58,6 +59,29 @@ TEST(nested_work_throws_into_the_work_around_it) {
   };
   CHECK_EQ(CHECK_THROWS(std::out_of_range, stream.launch(kLarge, nest)), "inner");
   finish(stream);
+}
+
+TEST(running_work_does_not_wait_for_what_it_gives_to_other_streams) {
+  core::Stream& stream = new_stream();
+  core::Stream& other = new_stream();
+  std::atomic<bool> launched{false};
+  bool done = false;
+  stream.launch(kLarge, [&](const mtia_work_context&) {
+    const core::RunningWork running(stream);
+    for (const core::WorkInfo& info : {kSmall, kLarge}) {
+      other.launch(info, [&](const mtia_work_context&) {
+        while (info.cost == kLarge.cost && !launched) std::this_thread::yield();
+        done = true;
+      });
+    }
+    other.launch(kLarge, [](const mtia_work_context&) { throw std::out_of_range("later"); });
+    launched = true;
+  });
+  other.wait_until_idle();
+  CHECK(done);
+  const auto error = other.take_error();
+  CHECK(error.has_value());
+  CHECK_EQ(CHECK_THROWS(std::out_of_range, std::rethrow_exception(error->exception)), "later");
 }
 
 TEST(threads_that_share_a_stream_get_their_own_failures) {

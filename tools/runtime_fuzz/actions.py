@@ -55,13 +55,12 @@ class Graph:
 class Writer:
     """A program under construction."""
 
-    def __init__(self, seed: int, devices: int, blocking: bool) -> None:
+    def __init__(self, seed: int, devices: int) -> None:
         self.random = random.Random(seed)
         self.seed = seed
         side = [self.random.randrange(devices) for _ in range(self.random.choice((1, 2, 2, 3, 4)))]
         self.devices = (*range(devices), *side)
-        # With launch blocking, host functions of several threads wait for what they launch, and so for one another.
-        self.threads = 1 if blocking else self.random.choice((1, 1, 1, 2, 3))
+        self.threads = self.random.choice((1, 1, 1, 2, 3))
         self.thread = 0
         self.tensors: list[Tensor] = []
         self.graphs: list[Graph] = []
@@ -124,9 +123,9 @@ class Writer:
         return self.random.randint(1, 50)
 
 
-def generate(seed: int, devices: int, blocking: bool = False) -> Program:
-    """The program of a seed. `blocking`: for a process with launch blocking."""
-    return Writer(seed, devices, blocking).program()
+def generate(seed: int, devices: int) -> Program:
+    """The program of a seed."""
+    return Writer(seed, devices).program()
 
 
 def defines(tensor: Tensor) -> tuple[tuple[str, Buffer], ...]:

@@ -18,7 +18,7 @@ class Profile:
     environment: dict[str, str]
 
     def program(self, seed: int) -> Program:
-        return generate(seed, self.devices, blocking=LAUNCH_BLOCKING.name in self.environment)
+        return generate(seed, self.devices)
 
 
 def _profile(name: str, devices: int, memory: str, **more: str) -> Profile:

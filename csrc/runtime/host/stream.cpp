@@ -60,14 +60,16 @@ mtia_status Stream::launch_graph(const mtia_work& work) {
                   "graph_launch: the stream is being captured, and a graph cannot contain "
                   "the launch of another one");
   }
-  const mtia_status status = launch_untraced(work);
-  if (status != MTIA_SUCCESS || (process_state.load(std::memory_order_relaxed) & kLaunchBlocking) == 0) return status;
-  const auto failure = take_failure();  // of a node
-  return failure ? report(*failure) : MTIA_SUCCESS;
+  return waits_for_launches() ? launch_blocking(work, /*of_nodes=*/true) : launch_untraced(work);
+}
+
+// Work that runs never waits: the other stream may wait for its own.
+bool Stream::waits_for_launches() noexcept {
+  return (process_state.load(std::memory_order_relaxed) & kLaunchBlocking) != 0 && innermost_frame == nullptr;
 }
 
 inline mtia_status Stream::launch_untraced(const mtia_work& work) {
-  const bool blocking = (process_state.load(std::memory_order_relaxed) & kLaunchBlocking) != 0;
+  const bool blocking = waits_for_launches();
   if (is_small(work) && !blocking && executor_.try_enter()) [[likely]] {
     const auto failure = run(work, 1);
     if (failure) [[unlikely]]
@@ -76,25 +78,28 @@ inline mtia_status Stream::launch_untraced(const mtia_work& work) {
     return MTIA_SUCCESS;
   }
   if (const Frame* frame = frame_on_this_thread()) return launch_nested(work, *frame);
-  if (blocking) return launch_blocking(work);
+  if (blocking) return launch_blocking(work, /*of_nodes=*/false);
   executor_.push(work);
   return MTIA_SUCCESS;
 }
 
 // Also here large work runs on the executor: only there may it use several threads.
-mtia_status Stream::launch_blocking(const mtia_work& work) {
+mtia_status Stream::launch_blocking(const mtia_work& work, bool of_nodes) {
   // Other threads may be launching into the stream too: the failure goes past what the stream keeps.
   struct Awaited {
     Stream* stream;
     QueueSlot* slot;
+    bool of_nodes;
     std::optional<WorkFailure> failure;
-  } awaited{this, QueueSlotPool::create(work.args_size), {}};
+  } awaited{this, QueueSlotPool::create(work.args_size), of_nodes, {}};
   awaited.slot->fill(work);
   auto* args = &awaited;
   mtia_work item = work;
   item.run = [](void* block, const mtia_work_context* context) noexcept -> mtia_status {
     Awaited& own = **static_cast<Awaited**>(block);
     own.failure = own.stream->run(own.slot->work, context->num_threads);
+    // Here, not behind the wait: the next graph that is launched in the stream keeps its failures there, too.
+    if (own.of_nodes && !own.failure) own.failure = own.stream->take_failure();
     return MTIA_SUCCESS;
   };
   item.relocate = nullptr;

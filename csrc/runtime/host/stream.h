@@ -99,7 +99,9 @@ class Stream {
   };
 
   mtia_status launch_untraced(const mtia_work& work);
-  mtia_status launch_blocking(const mtia_work& work);
+  static bool waits_for_launches() noexcept;
+  // `of_nodes`: the work runs nodes of a graph, which leave their failures with the stream.
+  mtia_status launch_blocking(const mtia_work& work, bool of_nodes);
   mtia_status launch_nested(const mtia_work& work, const Frame& frame);
   // What is returned is empty if all went well.
   std::optional<WorkFailure> run(const mtia_work& work, int32_t num_threads) noexcept;
