@@ -403,3 +403,24 @@ def test_threads_may_fall_back_at_once(device: torch.device) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(4)))
+
+
+def test_who_seeds_the_cpu_while_an_operator_draws_keeps_the_seed(device: torch.device) -> None:
+    library = torch.library.Library("mtia_seeds", "DEF")
+    library.define("seed(Tensor x) -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
+    library.define("draw(Tensor x) -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
+
+    def seed(x: torch.Tensor) -> torch.Tensor:
+        torch.default_generator.manual_seed(123)
+        return x + 1
+
+    library.impl("seed", seed, "CPU")
+    library.impl("draw", torch.rand_like, "CPU")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(5)
+        before = torch.default_generator.get_state()
+        torch.ops.mtia_seeds.draw(torch.ones(3, device=device))
+        assert device.type == "cpu" or torch.equal(torch.default_generator.get_state(), before)
+        torch.ops.mtia_seeds.seed(torch.ones(3, device=device))
+        assert torch.default_generator.initial_seed() == 123
+    library._destroy()

@@ -325,3 +325,12 @@ def test_the_log_of_launches_names_device_stream_and_operator(run_script: RunScr
 
 def test_nothing_is_logged_unless_asked_for(run_script: RunScript) -> None:
     assert run_script("import torch; torch.ones(4, device='mtia').exp()").stderr == ""
+
+
+def test_work_of_an_operator_that_is_gone_keeps_its_name(x: torch.Tensor, tmp_path: Path) -> None:
+    library = torch.library.Library("mtia_gone", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    result = profiled(lambda: torch.ops.mtia_gone.twice(x))
+    library._destroy()
+    assert "mtia_gone::twice" in {event["name"] for event in runs(trace_of(result, tmp_path))}

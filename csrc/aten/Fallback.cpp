@@ -101,19 +101,20 @@ uint64_t draw_seed(const at::Generator& generator) {
 // between: the kernel takes it to draw. What another thread draws on the CPU meanwhile is drawn of this seed.
 class LentGenerator {
  public:
-  explicit LentGenerator(uint64_t seed) : generator_(at::detail::getDefaultCPUGenerator()) {
+  explicit LentGenerator(uint64_t seed) : seed_(seed), generator_(at::detail::getDefaultCPUGenerator()) {
     const std::lock_guard<std::mutex> lock(generator_.mutex());
     state_ = generator_.get_state();
     generator_.set_current_seed(seed);
   }
   ~LentGenerator() {
     const std::lock_guard<std::mutex> lock(generator_.mutex());
-    generator_.set_state(state_);
+    if (generator_.current_seed() == seed_) generator_.set_state(state_);  // else somebody has seeded it meanwhile
   }
   LentGenerator(const LentGenerator&) = delete;
   LentGenerator& operator=(const LentGenerator&) = delete;
 
  private:
+  const uint64_t seed_;
   at::Generator generator_;
   at::Tensor state_;
 };
