@@ -332,3 +332,34 @@ def test_with_launch_blocking_a_call_waits_without_the_interpreter_lock(run_scri
         timeout=120,
     )
     assert finished.output() == "1.0\n"
+
+
+def test_a_function_drops_a_lazy_clone_while_another_thread_waits_for_memory_to_copy_it(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import threading, torch, torch_mtia
+        size = 24 << 20
+        side = torch.Stream("mtia")
+        for _ in range(10):
+            torch.accelerator.empty_cache()
+            x = torch.zeros(size, dtype=torch.uint8, device="mtia")
+            with torch.mtia.stream(side):
+                torch.zeros(size, dtype=torch.uint8, device="mtia")  # and to the cache
+            entered, go = threading.Event(), threading.Event()
+
+            def function(clone=torch._lazy_clone(x)):
+                entered.set()
+                go.wait()
+
+            torch_mtia.launch_host_function(side, function)
+            del function
+            entered.wait()
+            go.set()
+            x[1:] = 7  # gets what is cached, behind the function
+            torch.mtia.synchronize()
+            assert x[:2].tolist() == [0, 7]
+        """,
+        TORCH_MTIA_MEMORY="64M",
+        timeout=120,
+    )
+    assert finished.output() == ""

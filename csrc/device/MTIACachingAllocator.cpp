@@ -113,16 +113,27 @@ c10::Allocator& allocator_of_device(c10::DeviceIndex device) {
   return *allocators->at(device);
 }
 
-// c10's, which gives its reference to the shared memory up before it asks for memory of its own.
+// How many storages share the memory. c10 keeps it private; who explicitly instantiates a template may name it.
+const std::atomic<int64_t>& num_references(const c10::impl::cow::COWDeleterContext& context);
+template <auto kCount>
+struct CountAccess {
+  friend const std::atomic<int64_t>& num_references(const c10::impl::cow::COWDeleterContext& context) {
+    return context.*kCount;
+  }
+};
+template struct CountAccess<&c10::impl::cow::COWDeleterContext::refcount_>;
+
+// c10's gives its reference to the shared memory up before it asks for memory of its own, and holds a lock meanwhile.
+// But to get memory may mean to wait for host functions, which may want that lock, and may fail. So the copy is made
+// first.
 void materialize(c10::StorageImpl* storage) {
   namespace cow = c10::impl::cow;
-  auto* shared = storage->_mutable_data_ptr_no_checks().cast_context<cow::COWDeleterContext>(cow::cow_deleter);
-  try {
-    cow::materialize_cow(storage);
-  } catch (...) {
-    if (shared != nullptr) shared->increment_refcount();
-    throw;
-  }
+  const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  const auto* shared = data.cast_context<cow::COWDeleterContext>(cow::cow_deleter);
+  if (shared == nullptr || num_references(*shared) == 1) return cow::materialize_cow(storage);
+  c10::DataPtr own = storage->allocator()->clone(data.get(), storage->nbytes());
+  storage->clear_materializer();
+  storage->set_data_ptr(std::move(own));  // the deleter of what it replaces gives the reference up
 }
 
 std::string format_size(uint64_t bytes) {
