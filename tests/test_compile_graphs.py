@@ -125,6 +125,31 @@ def test_what_other_threads_do_during_a_recording_is_not_recorded() -> None:
     assert (recorded(), skipped()) == (1, 0)
 
 
+def test_no_stream_of_a_program_is_one_that_is_recorded_in() -> None:
+    streams = [torch.Stream("mtia", priority=priority) for priority in (0, -1) for _ in range(40)]
+    current: list[int] = []
+
+    def model(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        current.append(torch.mtia.current_stream().stream_id)
+        return [inputs[0] * 2]
+
+    call = graphify(model, Traits(frozenset(), frozenset()))
+    for _ in range(3):
+        call([torch.ones(3, device="mtia")])
+    assert recorded() == 1
+    assert current[-1] not in {0, *(stream.stream_id for stream in streams)}
+
+
+def test_a_lazy_clone_of_a_result_is_a_clone() -> None:
+    function = compiled(lambda x: x * 2 + 1)
+    for value in range(5):
+        result = function(torch.full((4,), float(value), device="mtia"))
+        clone = torch._lazy_clone(result)
+        result.add_(1)
+        function(torch.zeros(4, device="mtia"))
+        assert (result.tolist(), clone.tolist()) == ([value * 2 + 2.0] * 4, [value * 2 + 1.0] * 4)
+
+
 def test_a_result_that_is_put_in_again_is_read_before_it_is_overwritten() -> None:
     function = compiled(lambda x: x * 2 + 1)
     x = torch.ones(4, device="mtia")

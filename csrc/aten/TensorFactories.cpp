@@ -6,6 +6,7 @@
 #include <ATen/native/mtia/EmptyTensor.h>
 #include <ATen/ops/_lazy_clone_native.h>
 #include <c10/core/TensorOptions.h>
+#include <c10/core/impl/COW.h>
 
 #include "../device/Door.h"
 #include "../device/MTIACachingAllocator.h"
@@ -108,6 +109,11 @@ Tensor _efficientzerotensor_mtia(IntArrayRef size, std::optional<ScalarType> dty
 
 Tensor _lazy_clone_mtia(const Tensor& self) {
   torch_mtia::MTIACachingAllocator::prepare_lazy_clone(*self.storage().unsafeGetStorageImpl());
+  const auto is_owned_otherwise = [](const c10::StorageImpl& storage) {  // as memory of a graph is
+    namespace cow = c10::impl::cow;
+    return !cow::has_simple_data_ptr(storage) && !cow::is_cow_data_ptr(storage.data_ptr());
+  };
+  if (is_owned_otherwise(*self.storage().unsafeGetStorageImpl())) return self.clone();
   Tensor clone = native::_lazy_clone(self);
   torch_mtia::MTIACachingAllocator::finish_lazy_clone(*self.storage().unsafeGetStorageImpl());
   torch_mtia::MTIACachingAllocator::finish_lazy_clone(*clone.storage().unsafeGetStorageImpl());

@@ -17,12 +17,13 @@ namespace {
 constexpr const char* kNoTime =
     "work that is captured does not run. Call it before the capture, on another stream, or after a replay";
 
-constexpr int kNumStreams = 1 + 2 * MTIAStream::kStreamsPerPool;
+// Pools, in the order of their ids.
+enum Pool : int { kNormal, kHigh, kRecording, kNumPools };
+constexpr int kNumStreams = 1 + kNumPools * MTIAStream::kStreamsPerPool;
 
 struct DeviceStreams {
   std::array<std::atomic<core::Stream*>, kNumStreams> streams{};
-  std::atomic<uint32_t> next_normal{0};
-  std::atomic<uint32_t> next_high{0};
+  std::array<std::atomic<uint32_t>, kNumPools> next{};
   std::mutex create_mutex;
 };
 
@@ -32,6 +33,16 @@ static_assert(std::is_trivially_destructible_v<DeviceStreams>);
 
 [[gnu::tls_model("initial-exec")]] constinit thread_local std::array<uint8_t, kMaxDevices> tls_current_stream{};
 
+Pool pool_of(c10::StreamId id) {
+  return static_cast<Pool>((id - 1) / MTIAStream::kStreamsPerPool);
+}
+
+c10::StreamId next_of(Pool pool, c10::DeviceIndex device) {
+  check_device_index(device);
+  const uint32_t turn = device_streams[device].next[pool].fetch_add(1, std::memory_order_relaxed);
+  return 1 + pool * MTIAStream::kStreamsPerPool + turn % MTIAStream::kStreamsPerPool;
+}
+
 core::Stream* create_core_stream(c10::DeviceIndex device, c10::StreamId id) {
   check_device_index(device);
   ensure_initialized();
@@ -40,7 +51,7 @@ core::Stream* create_core_stream(c10::DeviceIndex device, c10::StreamId id) {
   std::lock_guard<std::mutex> lock(all.create_mutex);
   auto* stream = slot.load(std::memory_order_relaxed);
   if (stream == nullptr) {
-    stream = core::Stream::create(device, id > MTIAStream::kStreamsPerPool ? -1 : 0);
+    stream = core::Stream::create(device, id > 0 && pool_of(id) == kHigh ? -1 : 0);
     slot.store(stream, std::memory_order_release);
   }
   return stream;
@@ -96,11 +107,11 @@ MTIAStream MTIAStream::default_stream(c10::DeviceIndex device) {
 }
 
 MTIAStream MTIAStream::from_pool(c10::DeviceIndex device, int priority) {
-  check_device_index(device);
-  auto& all = device_streams[device];
-  const bool high = priority < 0;
-  const uint32_t turn = (high ? all.next_high : all.next_normal).fetch_add(1, std::memory_order_relaxed);
-  return {device, static_cast<c10::StreamId>(1 + (high ? kStreamsPerPool : 0) + turn % kStreamsPerPool)};
+  return {device, next_of(priority < 0 ? kHigh : kNormal, device)};
+}
+
+MTIAStream MTIAStream::for_recording(c10::DeviceIndex device) {
+  return {device, next_of(kRecording, device)};
 }
 
 std::optional<MTIAStream> MTIAStream::find(c10::DeviceIndex device, const void* handle) {

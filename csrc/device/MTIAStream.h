@@ -13,7 +13,8 @@ namespace torch_mtia {
 
 // Note [Stream ids]
 // 0 is the device's default stream. The others are made on demand, kStreamsPerPool for each of the two priorities, and
-// handed out round robin, as CUDA does: 1 .. 32 have normal priority, 33 .. 64 high.
+// handed out round robin, as CUDA does: 1 .. 32 have normal priority, 33 .. 64 high. The last pool is for recordings of
+// compiled code: what a program gives to its own streams meanwhile must not become part of them.
 class MTIAStream {
  public:
   static constexpr int kStreamsPerPool = 32;
@@ -21,6 +22,7 @@ class MTIAStream {
   static MTIAStream current(c10::DeviceIndex device);
   static MTIAStream default_stream(c10::DeviceIndex device);
   static MTIAStream from_pool(c10::DeviceIndex device, int priority);  // a priority below 0 is high
+  static MTIAStream for_recording(c10::DeviceIndex device);
 
   // The stream with this driver handle; empty: the device has none.
   static std::optional<MTIAStream> find(c10::DeviceIndex device, const void* handle);

@@ -121,6 +121,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("_is_stream_capturing", [](int64_t stream_id, c10::DeviceIndex device) {
     return MTIAStream(c10::Stream::unpack3(stream_id, device, device_type())).core().graph() != nullptr;
   });
+  m.def("_recording_stream", [](c10::DeviceIndex device) { return MTIAStream::for_recording(device).unwrap(); });
   m.def("_wait_for_other_streams", [](c10::DeviceIndex device) { MTIAStream::current(device).wait_for_others(); });
   bind_device_module(m);
   bind_triton_launcher(m);

@@ -59,11 +59,12 @@ def _pool() -> tuple[int, int]:
 
 
 def _capture_stream() -> torch.Stream:
-    """One for each thread and device: what other threads give to their streams meanwhile is not captured."""
+    """One for each thread and device, which no program is given: what goes to other streams meanwhile is not
+    captured."""
     streams: dict[int, torch.Stream] = _thread.__dict__.setdefault("capture_streams", {})
     device = device_module().current_device()
     if device not in streams:
-        streams[device] = torch.Stream(torch.device(device_type(), device))
+        streams[device] = _C._recording_stream(device)
     return streams[device]
 
 
