@@ -99,10 +99,9 @@ def carried(b: Builder) -> bool:
     names = [b.name("state") for _ in operands]
     for number, (name, operand) in enumerate(zip(names, operands, strict=True)):
         initial = f"tl.broadcast_to({operand.name}, {shape_text(b.tile)})"
-        # Exchanged names that begin as one tensor are not carried: Triton takes them for invariant.
-        if operand.name in (other.name for other in operands[:number]):
-            initial = moved(b, initial, dtype)
-        b.emit(f"{name} = {initial}")
+        # Exchanged names that begin as one tensor are not carried: Triton's front end takes them for invariant. The
+        # selection makes a tensor of each, and its optimizer one of all.
+        b.emit(f"{name} = " + (f"tl.where(lane >= 0, {initial}, {initial})" if number else initial))
     states = [Value(name, b.tile, dtype, bound, quantum) for name in names]
     with loop_block(b) as index:
         for state in states:
