@@ -599,3 +599,129 @@ def test_another_stream_may_read_a_result_while_the_graph_is_replayed(run_script
         TORCH_MTIA_DELAY="1",
     )
     finished.output()
+
+
+def test_a_result_that_has_moved_may_be_read_in_its_stream_and_dropped(run_script: RunScript) -> None:
+    """Another stream's call moved it, and its memory goes to nobody before the read is done."""
+    finished = run_script(
+        """
+        import torch
+
+        function = torch.compile(lambda x: x * 2 + 1, mode="reduce-overhead")
+        for _ in range(2):
+            function(torch.zeros(1000, device="mtia"))
+        one, other = torch.mtia.Stream(), torch.mtia.Stream()
+        inputs = [torch.full((1000,), float(step), device="mtia") for step in range(5)]
+        torch.mtia.synchronize()
+        for step, x in enumerate(inputs):
+            with torch.mtia.stream(one):
+                result = function(x)
+            with torch.mtia.stream(other):
+                function(torch.full((1000,), -5.0, device="mtia"))
+            with torch.mtia.stream(one):
+                tripled = result * 3
+            del result
+            with torch.mtia.stream(other):
+                others = [torch.full((1000,), -7.0, device="mtia") for _ in range(3)]
+                torch.mtia.synchronize()
+            assert tripled.tolist() == [6.0 * step + 3] * 1000
+        """,
+        TORCH_MTIA_DELAY="1",
+    )
+    finished.output()
+
+
+def test_calls_on_one_device_leave_results_on_another_alone(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import torch
+
+        function = torch.compile(lambda x: x * 2 + 1, mode="reduce-overhead")
+        inputs = [[torch.full((1000,), float(step), device=f"mtia:{device}") for step in range(5)] for device in (0, 1)]
+        for values in inputs:
+            for _ in range(2):
+                function(values[0])
+        side = torch.mtia.Stream(device=1)
+        for device in (0, 1):
+            torch.mtia.synchronize(device)
+        for step in range(5):
+            with torch.mtia.stream(side):
+                result = function(inputs[1][step])
+            address = result.data_ptr()
+            function(inputs[0][step])
+            assert result.data_ptr() == address
+            with torch.mtia.stream(side):
+                assert result.tolist() == [2.0 * step + 1] * 1000
+        """,
+        TORCH_MTIA_DEVICES="2",
+        TORCH_MTIA_MEMORY="256M",
+        TORCH_MTIA_DELAY="1",
+    )
+    finished.output()
+
+
+def test_threads_train_one_network_in_streams_of_their_own() -> None:
+    """Autograd runs the backwards of all of them in one thread, beside their forwards."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4)).to("mtia")
+    parameters = list(network.parameters())
+    batches = [torch.randn(8, 16, device="mtia") for _ in range(20)]
+
+    def gradients(call: Function, batch: torch.Tensor) -> list[torch.Tensor]:
+        return [gradient.cpu() for gradient in torch.autograd.grad(call(batch).square().mean(), parameters)]
+
+    expected = [gradients(network, batch) for batch in batches]
+    fast = torch.compile(network, mode="reduce-overhead")
+    for batch in batches[:3]:
+        gradients(fast, batch)
+    found: list[list[list[torch.Tensor]]] = [[], [], []]
+
+    def train(results: list[list[torch.Tensor]]) -> None:
+        with torch.mtia.stream(torch.mtia.Stream()):
+            results += [gradients(fast, batch) for batch in batches]
+
+    torch.mtia.synchronize()
+    threads = [threading.Thread(target=train, args=(results,)) for results in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for results in found:
+        torch.testing.assert_close(results, expected)
+    assert skipped() == 0
+
+
+def test_what_two_forwards_saved_is_read_in_place_or_copied() -> None:
+    """By a recording each, so that no call writes over what another thread may be reading."""
+    given = torch.randn(2, 100, device="mtia")
+    double = graphify(lambda inputs: [inputs[0] * 2], Traits(frozenset(), frozenset()))
+    negate = graphify(lambda inputs: [-inputs[0]], Traits(frozenset(), frozenset()))
+    for _ in range(2):
+        negate([*double([given[0]])])
+    for _ in range(2):
+        (first,) = double([given[0]])
+        (second,) = double([given[1]])  # moves the first away
+        address = second.data_ptr()
+        (from_first,) = negate([first])
+        assert second.data_ptr() == address
+        (from_second,) = negate([second])
+        assert torch.equal(from_first, given[0] * -2)
+        assert torch.equal(from_second, given[1] * -2)
+
+
+def test_a_first_call_that_raises_warms_nothing_up() -> None:
+    captured = []
+
+    def model(_inputs: list[object]) -> list[torch.Tensor]:
+        captured.append(torch.mtia.is_current_stream_capturing())  # type: ignore[attr-defined]
+        if len(captured) == 1:
+            raise RuntimeError("the first call")
+        return [torch.ones(2, device="mtia")]
+
+    function = graphify(model, Traits(frozenset(), frozenset()))
+    with pytest.raises(RuntimeError, match="the first call"):
+        function([])
+    for _ in range(3):
+        assert function([])[0].tolist() == [1, 1]
+    assert captured == [False, False, True]
+    assert skipped() == 0

@@ -164,14 +164,21 @@ void MTIAStream::synchronize_all(c10::DeviceIndex device) {
   if (first) raise(std::move(*first), device);
 }
 
+std::vector<MTIAStream> MTIAStream::others() const {
+  std::vector<MTIAStream> found;
+  for (c10::StreamId id = 0; id < kNumStreams; ++id) {
+    const auto* stream = device_streams[device_].streams[id].load(std::memory_order_acquire);
+    if (stream != nullptr && stream != core_ && stream->graph() == nullptr) found.push_back(MTIAStream(device_, id));
+  }
+  return found;
+}
+
 void MTIAStream::wait_for_others() const {
-  for (auto& slot : device_streams[device_].streams) {
-    auto* stream = slot.load(std::memory_order_acquire);
-    if (stream == nullptr || stream == core_ || stream->graph() != nullptr) continue;
+  for (const MTIAStream& other : others()) {
     // Not query(): an error is of those who wait for that stream.
-    if (runtime::driver().stream_query(stream->handle()) == MTIA_SUCCESS) continue;
+    if (runtime::driver().stream_query(other.core().handle()) == MTIA_SUCCESS) continue;
     core::Event event(/*enable_timing=*/false);
-    event.record(*stream);
+    event.record(other.core());
     core_->wait(event);
   }
 }

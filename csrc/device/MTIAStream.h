@@ -4,6 +4,7 @@
 #include <c10/core/Stream.h>
 
 #include <optional>
+#include <vector>
 
 #include "../core/Stream.h"
 #include "Door.h"
@@ -53,7 +54,9 @@ class MTIAStream {
   // The same for all streams of the device, but those that are captured in graphs.
   static void synchronize_all(c10::DeviceIndex device);
 
-  // Work submitted later waits for all that the device's other streams were given before, but those that are captured.
+  // The device's other streams that there are, but those that are captured.
+  std::vector<MTIAStream> others() const;
+  // Work submitted later waits for all that those streams were given before.
   void wait_for_others() const;
 
  private:

@@ -1,7 +1,6 @@
 #include "graph_outputs.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "../core/Event.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAStream.h"
 
@@ -56,7 +56,35 @@ class GraphOutputs {
 
   // To be called before a replay: what earlier ones handed out moves away. The current stream is that of the replay.
   void move_away() const {
-    move_away_if([this](const HandedOut& result) { return result.pool == pool_ && result.order >= order_; });
+    struct Moving {
+      c10::intrusive_ptr<c10::StorageImpl> storage;
+      const void* address;
+      c10::DataPtr elsewhere = {};
+    };
+    std::vector<Moving> all;
+    std::erase_if(in_use(), [&](const HandedOut& result) {
+      auto storage = result.storage.lock();
+      if (!storage || storage->data() != result.address) return true;
+      if (result.pool == pool_ && result.order >= order_) all.push_back({std::move(storage), result.address});
+      return false;
+    });
+    // An allocation may raise, and may let other threads go on.
+    for (Moving& moving : all) moving.elsewhere = MTIACachingAllocator::get().allocate(moving.storage->nbytes());
+    std::erase_if(all, [](const Moving& moving) { return moving.storage->data() != moving.address; });
+    if (all.empty()) return;
+    const MTIAStream stream = MTIAStream::current(current_device());
+    const std::vector<MTIAStream> others = stream.others();
+    for (Moving& moving : all) {
+      MTIACachingAllocator::get().copy_data(moving.elsewhere.get(), moving.address, moving.storage->nbytes());
+      for (const MTIAStream& other : others) {
+        MTIACachingAllocator::get().recordStream(moving.elsewhere, other.unwrap());
+      }
+      moving.storage->set_data_ptr_noswap(std::move(moving.elsewhere));
+    }
+    // The program goes on to use them in the streams in which it used them before.
+    core::Event moved(/*enable_timing=*/false);
+    moved.record(stream.core());
+    for (const MTIAStream& other : others) other.core().wait(moved);
   }
 
   // The results of the replay that was submitted last.
@@ -77,12 +105,6 @@ class GraphOutputs {
     const auto found = by_address().find(tensor.storage().data());
     if (found == by_address().end()) return std::nullopt;
     return view(found->second, tensor);
-  }
-
-  // What was handed out with the memory of this tensor moves away.
-  static void move_away_from(const at::Tensor& tensor) {
-    const void* const address = tensor.storage().data();
-    move_away_if([address](const HandedOut& result) { return result.address == address; });
   }
 
  private:
@@ -116,25 +138,6 @@ class GraphOutputs {
                                                               /*resizable=*/true));
   }
 
-  template <typename Chosen>
-  static void move_away_if(const Chosen& chosen) {
-    using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
-    std::vector<std::pair<StoragePtr, const void*>> moving;  // an allocation may let other threads hand out results
-    std::erase_if(in_use(), [&](const HandedOut& result) {
-      StoragePtr storage = result.storage.lock();
-      if (!storage || storage->data() != result.address) return true;
-      if (chosen(result)) moving.emplace_back(std::move(storage), result.address);
-      return false;
-    });
-    for (const auto& [storage, address] : moving) {
-      const c10::DeviceGuard guard(storage->device());
-      c10::DataPtr elsewhere = MTIACachingAllocator::get().allocate(storage->nbytes());
-      if (storage->data() != address) continue;
-      MTIACachingAllocator::get().copy_data(elsewhere.get(), address, storage->nbytes());
-      storage->set_data_ptr_noswap(std::move(elsewhere));
-    }
-  }
-
   static uint64_t next_order() {
     static uint64_t last = 0;
     return ++last;
@@ -163,8 +166,7 @@ void bind_graph_outputs(py::module_& module) {
       .def(py::init<std::vector<at::Tensor>, c10::MempoolId_t>(), py::arg("tensors"), py::arg("pool"))
       .def("move_away", &GraphOutputs::move_away)
       .def("hand_out", &GraphOutputs::hand_out)
-      .def_static("captured", &GraphOutputs::captured, py::arg("tensor"))
-      .def_static("move_away_from", &GraphOutputs::move_away_from, py::arg("tensor"));
+      .def_static("captured", &GraphOutputs::captured, py::arg("tensor"));
 }
 
 }  // namespace torch_mtia

@@ -10,8 +10,16 @@ The first call of a function runs as it is: kernels are tuned then. A later call
 its integers, the layouts of its tensors (dynamic shapes) and the addresses of its static inputs, and replays it. Other
 inputs are copied to where the graph reads them, unless they are results of another graph that are in place already: so
 what a forward saves for its backward is not copied. Upstream calls that static too; here an input is static until its
-address changes or it turns out to be a result. Results are the graph's own memory; those that are still in use move
-away before a replay can write over them (Note [Results of graphs] in csrc/python/graph_outputs.cpp).
+address changes or it turns out to be a result. Where such a result lies elsewhere in a later call, because it has moved
+away or another thread computed it, a second recording serves, which copies all inputs. Results are the graph's own
+memory; those that are still in use move away before a replay can write over them (Note [Results of graphs] in
+csrc/python/graph_outputs.cpp).
+
+Note [Threads]
+A thread writes only over memory of its own recordings, but it may read results of another thread's where they are:
+autograd's thread does. So whoever replays first has its results that are in use move away, and then submits the replay
+behind all that was submitted before; whoever reads results in place looks whether they still are there and submits in
+one piece.
 
 Note [Outputs over inputs]
 An output over the memory of an input becomes one over that of the call's input, wherever it lies: what the recording
@@ -50,12 +58,16 @@ Output = Callable[[Sequence[torch.Tensor], Sequence[Any]], Any]  # of the graph'
 _thread = threading.local()
 
 
+_submission = threading.RLock()  # see Note [Threads]
+
+
 def _pool() -> tuple[int, int]:
-    """One for each thread: its graphs run one after the other, so they can share memory."""
-    if not hasattr(_thread, "pool"):
-        _thread.pool = device_module().graph_pool_handle()
-    pool: tuple[int, int] = _thread.pool
-    return pool
+    """One for each thread and device: its graphs run one after the other, so they can share memory."""
+    pools: dict[int, tuple[int, int]] = _thread.__dict__.setdefault("pools", {})
+    device = device_module().current_device()
+    if device not in pools:
+        pools[device] = device_module().graph_pool_handle()
+    return pools[device]
 
 
 def _capture_stream() -> torch.Stream:
@@ -166,13 +178,15 @@ class Traits:
 class _Recording:
     """A graph of one function, for one key."""
 
-    def __init__(self, model: Model, inputs: Sequence[Any], static: set[int], traits: Traits) -> None:
+    def __init__(
+        self, model: Model, inputs: Sequence[Any], static: set[int], traits: Traits, *, copies_all: bool
+    ) -> None:
         self.graph = device_module().MTIAGraph()
         self.inputs: list[Any] = []
         self.in_place: list[int] = []  # inputs that are where another graph writes its results
         self.copied: list[int] = []
         for index, given in enumerate(inputs):
-            self.inputs.append(self._place(index, given, index in static))
+            self.inputs.append(self._place(index, given, index in static, copies_all))
         stream = _capture_stream()
         with device_module().stream(stream):
             self.graph.capture_begin(_pool())
@@ -183,12 +197,10 @@ class _Recording:
                     self.graph.capture_end()
         viewed = self._take(outputs)
         self.written = [
-            index
-            for index in sorted({*self.copied, *self.in_place})
-            if index in traits.mutated or (index in viewed and traits.may_write(index))
+            index for index in self.copied if index in traits.mutated or (index in viewed and traits.may_write(index))
         ]
 
-    def _place(self, index: int, given: Any, is_static: bool) -> Any:
+    def _place(self, index: int, given: Any, is_static: bool, copies: bool) -> Any:
         """What the graph reads for an input."""
         if not isinstance(given, torch.Tensor):
             return given
@@ -196,7 +208,7 @@ class _Recording:
             raise Refused(f"input {index} is on {given.device}: its value would be that of the recording for ever")
         if is_static:
             return given
-        captured = _C.GraphOutputs.captured(given)
+        captured = None if copies else _C.GraphOutputs.captured(given)
         if captured is not None and self._can_stay(captured, given):
             self.in_place.append(index)
             return captured
@@ -248,20 +260,27 @@ class _Recording:
         self.results = _C.GraphOutputs(results, self.graph.pool())
         return viewed
 
-    def __call__(self, inputs: list[Any]) -> list[Any]:
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Whether what it reads in place is there."""
+        return all(self.inputs[index].data_ptr() == inputs[index].data_ptr() for index in self.in_place)
+
+    def __call__(self, inputs: list[Any]) -> list[Any] | None:
+        """The outputs; None: another thread has moved an input meanwhile."""
+        device = device_module().current_device()
+        # What is written now may have been written or read in other streams.
+        _C._wait_for_other_streams(device)
         for index in self.copied:
             _copy(self.inputs[index], inputs[index])
-        for index in self.in_place:
-            if self.inputs[index].data_ptr() != inputs[index].data_ptr():
-                _C.GraphOutputs.move_away_from(self.inputs[index])
-                _copy(self.inputs[index], inputs[index])
+        self.results.move_away()
+        with _submission:
+            if not self.fits(inputs):
+                return None
+            _C._wait_for_other_streams(device)
+            self.graph.replay()
         given = list(inputs)
         inputs.clear()
-        self.results.move_away()
-        self.graph.replay()
         for index in self.written:
-            if self.inputs[index].data_ptr() != given[index].data_ptr():
-                _copy(_untracked(given[index]), self.inputs[index])
+            _copy(_untracked(given[index]), self.inputs[index])
         results = self.results.hand_out()
         return [output(results, given) for output in self.outputs]
 
@@ -275,7 +294,7 @@ class _Function:
         self.traits = traits
         self.static = set(traits.static)
         self.addresses: dict[int, int] = {}  # of static inputs
-        self.recordings: dict[Key, _Recording] = {}
+        self.recordings: dict[Key, list[_Recording]] = {}  # the second of a key copies all inputs
         self.is_warm = False
         self.is_refused = False
 
@@ -285,12 +304,18 @@ class _Function:
         if self.is_refused or has_list or is_stream_capturing(stream):
             return self.model(inputs)
         if not self.is_warm:
+            outputs = self.model(inputs)
             self.is_warm = True
-            return self.model(inputs)
-        # What a replay writes, another graph of the thread may write too, and work that was given a result may read it.
-        _C._wait_for_other_streams(stream.device_index)
-        recording = self.recordings.get(self._key(inputs)) or self._record(inputs)
-        return self.model(inputs) if recording is None else recording(inputs)
+            return outputs
+        while (recording := self._find(inputs) or self._record(inputs)) is not None:
+            replayed = recording(inputs)
+            if replayed is not None:
+                return replayed
+        return self.model(inputs)
+
+    def _find(self, inputs: list[Any]) -> _Recording | None:
+        known = self.recordings.get(self._key(inputs), ())
+        return next((recording for recording in known if recording.fits(inputs)), None)
 
     def _key(self, inputs: list[Any]) -> Key:
         return tuple(
@@ -322,13 +347,14 @@ class _Function:
         try:
             if len(self.recordings) > limit:
                 raise Refused(f"{limit} recordings, of as many shapes or addresses of parameters")
-            recording = _Recording(self.model, inputs, self.static, self.traits)
+            known = self.recordings.setdefault(self._key(inputs), [])
+            recording = _Recording(self.model, inputs, self.static, self.traits, copies_all=bool(known))
         except (Refused, RuntimeError) as error:
             self.is_refused = True
             log_cudagraph_skip_and_bump_counter(f"skipping cudagraphs due to {error}")
             return None
         counters["inductor"]["mtia_graphs_recorded"] += 1
-        self.recordings[self._key(inputs)] = recording
+        known.append(recording)
         return recording
 
 
