@@ -233,6 +233,22 @@ def test_float8(name: str, dtype: torch.dtype, wide: torch.dtype) -> None:
     np.testing.assert_array_equal(back.float().numpy(), x.to(dtype).float().numpy())
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("float8e5", torch.float8_e5m2), ("float8e4nv", torch.float8_e4m3fn), ("float8e5b16", torch.float8_e5m2fnuz),
+     ("float8e4b8", torch.float8_e4m3fnuz)],
+)  # fmt: skip
+@pytest.mark.parametrize("number", [0.0, -1.5, 240.0, 3 * 2.0**-10, float("nan")])
+def test_float8_constants(name: str, dtype: torch.dtype, number: float) -> None:
+    kept = torch.arange(N) % 256 < 100
+    text = f"tl.full((N,), float('{number}'), tl.float32).to(tl.{name})"
+    x = torch.ones(N).to(dtype)
+    actual = run(f"tl.load(z + i, mask=x.to(tl.float32) < 0, other={text})", x, out=dtype)
+    np.testing.assert_array_equal(actual.float().numpy(), torch.full((N,), number).to(dtype).float().numpy())
+    actual = run(f"tl.where(i % 256 < 100, x, tl.zeros((N,), tl.{name}))", x, out=dtype)
+    assert torch.equal(actual.float(), kept.float())
+
+
 @pytest.mark.parametrize("wide", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_float8e4b15(wide: torch.dtype) -> None:
     codes = torch.arange(256, dtype=torch.int32)

@@ -491,6 +491,19 @@ def test_scans(axis: int, reverse: bool, shape: tuple[int, int], name: str) -> N
     assert torch.equal(z, expected.flip(axis) if reverse else expected)
 
 
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_rows_of_a_reverse_scan_as_one_vector(count: int) -> None:
+    @triton.jit
+    def kernel(x, z, N: tl.constexpr):
+        i = tl.arange(0, 2)[:, None] * N + tl.arange(0, N)[None, :]
+        total = tl.cumsum(tl.load(x + i), 0, reverse=True)
+        tl.store(z + tl.arange(0, 2 * N), tl.reshape(total, (2 * N,)))
+
+    x, z = torch.arange(2 * count, dtype=torch.float32), torch.zeros(2 * count)
+    kernel[(1,)](x, z, N=count)
+    assert torch.equal(z, torch.cat([x[:count] + x[count:], x[count:]]))
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float64])
 def test_scan_dtypes(dtype: torch.dtype) -> None:
     x = torch.randint(-1, 2, (4, 32)).to(dtype)

@@ -7,6 +7,7 @@ as f32, so that no conversion needs a library function, whatever the machine has
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from torch_mtia.triton.llvm import Builder, Value, element_of, floating_bits, integer, like, vector_type
 
@@ -200,6 +201,16 @@ def convert(b: Builder, value: Value, source: str, target: str, toward_zero: boo
     if source == target:
         return value
     return narrow(b, widen(b, value, source), target, toward_zero)
+
+
+def code_of(number: float, element: str) -> int:
+    """The code, in one of FORMATS, of a finite number that it has, or that MLIR wrote with six digits."""
+    format_ = FORMATS[element]
+    _, exponent = math.frexp(number)
+    exponent = max(exponent - 1, 1 - format_.bias) if number else 1 - format_.bias
+    units = round(math.ldexp(abs(number), format_.mantissa - exponent))  # with the leading bit, if it has one
+    code = units + ((exponent + format_.bias - 1) << format_.mantissa)
+    return code | int(math.copysign(1, number) < 0) << (format_.bits - 1)
 
 
 def constant(bits: int, element: str, lanes: int) -> Value:

@@ -310,6 +310,9 @@ class Builder:
     def alloca(self, count: int, element: str) -> Value:
         ref = self.name("slot")
         self.entry.append(f"  {ref} = alloca [{count} x {element}], align 64")
+        # Stores of vectors alone, not in the order of their addresses, LLVM 22's SROA merges into code that uses a
+        # value before it is there. It does not merge with a store of one element, which vanishes.
+        self.entry.append(f"  store {element} poison, ptr {ref}")
         return Value(ref, "ptr")
 
     def constant_array(self, values: Sequence[int], element: str) -> Value:

@@ -445,8 +445,8 @@ def literal(value: object, element: str, lanes: int) -> Value:
             return floating(value, vector_type(lanes, floats.WIDE[element]))
         if not isinstance(value, (int, float, Bits)):
             raise Unsupported(f"constant {value!r} of type {element}")
-        if element in floats.FORMATS and element != "f16" and not isinstance(value, Bits):
-            raise Unsupported(f"constant {value!r} of type {element}")
+        if floats.llvm_element(element) == "i8" and not isinstance(value, Bits):
+            return floats.constant(floats.code_of(value, element), element, lanes)
         return floats.constant(float_bits(value, element), element, lanes)
     if not isinstance(value, int):
         raise Unsupported(f"constant {value!r} of type {element}")
