@@ -174,6 +174,35 @@ def test_special_values(dtype: torch.dtype) -> None:
         np.testing.assert_allclose(actual.numpy(), expected.numpy(), rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["tanh", "sinh", "asinh", "atan", "asin", "atanh", "expm1", "log1p", "cbrt"])
+def test_an_odd_function_keeps_the_sign_of_zero(name: str, dtype: torch.dtype) -> None:
+    x = torch.zeros(N, dtype=dtype)
+    x[::2] = -0.0
+    assert torch.equal(run(f"libdevice.{name}(x)", x).signbit(), x.signbit())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["sin", "cos", "tan", "sinpi", "cospi"])
+def test_a_periodic_function_has_no_value_at_infinity(name: str, dtype: torch.dtype) -> None:
+    x = torch.full((N,), math.inf, dtype=dtype)
+    x[::2] = -math.inf
+    assert run(f"libdevice.{name}(x)", x).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("name", "reference", "low", "high"),
+    [("cbrt", np.cbrt, -1.0, 1.0), ("acosh", np.arccosh, -1.0, 1.0), ("expm1", np.expm1, 0.0, 0.0)],
+)
+def test_largest_numbers(name: str, reference: Callable[..., Any], low: float, high: float, dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    x = np.concatenate([np.linspace(0, math.log(largest), N // 2), np.linspace(low, high, N // 2) * largest])
+    numbers = torch.from_numpy(x).to(dtype)
+    with np.errstate(all="ignore"):
+        check(run(f"libdevice.{name}(x)", numbers), reference(numbers.double().numpy()), 4)
+
+
 BINARY: list[tuple[str, Callable[..., Any]]] = [
     ("libdevice.pow(x, y)", np.power),
     ("libdevice.atan2(x, y)", np.arctan2),

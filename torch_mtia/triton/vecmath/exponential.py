@@ -108,7 +108,7 @@ def _expm1(x: Number) -> Number:
     b = x.b
     half = b.binary("ashr", power, b.integer_like(1, power))
     first, second = power_of_two(y, half), power_of_two(y, b.sub(power, half))
-    result = (less_one * first).fma(second, (first - 1.0 / second) * second)
+    result = less_one.fma(first, first - 1.0 / second) * second  # last: both factors at once may be too large
     return x.where(abs(x).compare("olt", 1e-300), result)
 
 
@@ -236,7 +236,7 @@ def _cbrt(x: Number) -> Number:
     b = x.b
     size = abs(x)
     tiny = size.compare("olt", 2.0**-1000)
-    scaled = (size * 2.0**180).where(tiny, size)
+    scaled = size * size.constant(2.0**180).where(tiny, 2.0**-3)  # so that three times the largest is finite
     bits = scaled.bits()
     # Dividing the exponent by three, in the high word, gives a first guess of five bits.
     high = b.binary("lshr", bits, b.integer_like(32, bits))
@@ -247,7 +247,7 @@ def _cbrt(x: Number) -> Number:
         cube = y * y * y
         y = y * ((cube + 2.0 * scaled) / (2.0 * cube + scaled))
     y = y - (y * y * y - scaled) / (3.0 * y * y)
-    y = (y * 2.0**-60).where(tiny, y).sign_of(x)
+    y = (y * y.constant(2.0**-60).where(tiny, 2.0)).sign_of(x)
     special = b.binary("or", size.compare("oeq", 0.0), size.compare("ueq", math.inf))
     return x.where(special, y)
 

@@ -16,8 +16,8 @@ def _tanh(x: Number) -> Number:
     if x.single:
         z = x * x
         near = (x * z).fma(z.polynomial(TANH_SINGLE), x)
-        far = (1.0 - 2.0 / (FUNCTIONS["exp"](size + size) + 1.0)).sign_of(x)
-        return near.where(size.compare("olt", 0.625), far)
+        far = 1.0 - 2.0 / (FUNCTIONS["exp"](size + size) + 1.0)
+        return near.where(size.compare("olt", 0.625), far).sign_of(x)
     t = FUNCTIONS["expm1"](size.clamp(0.0, 22.0) * 2.0)
     return (t / (t + 2.0)).sign_of(x)
 
@@ -58,7 +58,8 @@ def _acosh(x: Number) -> Number:
     safe = x.constant(1.0).where(huge, x)
     t = safe - 1.0
     near = FUNCTIONS["log1p"](t + (t * t + 2.0 * t).sqrt())
-    return (FUNCTIONS["log"](x) + math.log(2)).where(huge, near)
+    result = (FUNCTIONS["log"](x) + math.log(2)).where(huge, near)
+    return result.constant(math.nan).where(x.compare("olt", 1.0), result)
 
 
 @through_double("atanh")

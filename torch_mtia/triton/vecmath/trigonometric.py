@@ -129,7 +129,8 @@ def _sine_of_turns(x: Number, shift: int) -> Number:
 @through_double("sinpi")
 def _sinpi(x: Number) -> Number:
     whole = FUNCTIONS["rint"](x).compare("oeq", x)
-    return (x.constant(0.0).sign_of(x)).where(whole, _sine_of_turns(x, 0))
+    zero = (x - x).sign_of(x)  # of an infinity, a NaN
+    return zero.where(whole, _sine_of_turns(x, 0))
 
 
 @through_double("cospi")
