@@ -19,9 +19,11 @@ def moved(b: Builder, name: str, dtype: DType) -> str:
         b.features.add("moves: gather")
         return gathered
     halves = shape_text((*rows, last // 2, 2))
+    numbers = f"tl.arange(0, {numel(b.tile)})"
     choices = {
         "gather": gathered,
         "flip": f"tl.flip({name}, {axis})",
+        "ravel": f"tl.reshape(tl.where({numbers} % 3 == 0, tl.ravel({name}), tl.ravel({gathered})), {shape})",
     }
     if len(b.tile) == 3:
         order = b.random.choice(((0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)))

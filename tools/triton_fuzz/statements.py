@@ -285,18 +285,45 @@ def convert(b: Builder) -> bool:
     return True
 
 
-@statement(4)
+@statement(8)
 def dot(b: Builder) -> bool:
-    if b.tile != (16, 16):
+    """Of square tiles, a batch of them if there are three dimensions."""
+    if len(b.tile) == 1 or b.tile[-1] != b.tile[-2]:
         return False
     dtype, result = b.random.choice(((FP32, FP32), (FP16, FP32), (INT8, INT32)))
     left, right = b.operand(dtype, b.tile), b.operand(dtype, b.tile)
     if left.shape != b.tile or right.shape != b.tile:
         return False
-    bound = 16 * left.bound * right.bound if result.floating else result.limit
+    order = (*range(len(b.tile) - 2), len(b.tile) - 1, len(b.tile) - 2)
+    names = [b.random.choice((value.name, f"tl.permute({value.name}, {order})")) for value in (left, right)]
+    bound = b.tile[-1] * left.bound * right.bound if result.floating else result.limit
     quantum = left.quantum + right.quantum
+    initial = b.pick(lambda value: value.shape == b.tile and value.dtype == result)
+    if initial is not None and b.random.random() < 0.5:
+        names.append(initial.name)
+        bound, quantum = bound + initial.bound, min(quantum, initial.quantum)
     if result.floating and not is_exact(result, bound, quantum):
         return False
-    precision = ', input_precision="ieee"' if dtype == FP32 else ""
-    b.define(f"tl.dot({left.name}, {right.name}{precision})", b.tile, result, bound, quantum)
+    options = f', input_precision="ieee", out_dtype=tl.{result.name}'
+    b.define(f"tl.dot({', '.join(names)}{options})", b.tile, result, min(bound, result.limit), quantum)
+    return True
+
+
+@statement(2)
+def dot_of_a_dot(b: Builder) -> bool:
+    """As in attention: one product is the left operand of the next."""
+    if len(b.tile) != 2 or min(b.tile) < 2:
+        return False
+    query, key, value = (b.operand(FP32, b.tile) for _ in range(3))
+    if any(operand.shape != b.tile for operand in (query, key, value)):
+        return False
+    rows, columns = b.tile
+    bound, quantum = columns * query.bound * key.bound, query.quantum + key.quantum
+    if not is_exact(FP32, bound, quantum):
+        return False
+    bound, quantum = rows * bound * value.bound, quantum + value.quantum
+    if not is_exact(FP32, bound, quantum):
+        return False
+    weights = f'tl.dot({query.name}, tl.trans({key.name}), input_precision="ieee")'
+    b.define(f'tl.dot({weights}, {value.name}, input_precision="ieee")', b.tile, FP32, bound, quantum)
     return True
