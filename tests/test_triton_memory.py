@@ -433,3 +433,18 @@ def test_volatile_loads_read_each_time_and_once(value: str) -> None:
     assert loads(twice, volatile=True) == 2
     assert loads(twice, volatile=False) == 1
     assert loads(used_twice, volatile=True) == 1
+
+
+def test_a_store_over_a_load_whose_stride_wrapped_below_zero() -> None:
+    @triton.jit
+    def kernel(x):
+        i = tl.arange(0, 64)
+        stride = tl.program_id(0) * 1431655765  # of program 3: -1
+        if tl.program_id(0) == 3:
+            tl.store(x + 36 + i, tl.load(x + 100 + i * stride))
+
+    x = torch.arange(256, dtype=torch.int32)
+    expected = x.clone()
+    expected[36:100] = x[37:101].flip(0)
+    kernel[(4,)](x)
+    assert torch.equal(x, expected)

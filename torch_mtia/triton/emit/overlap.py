@@ -194,7 +194,7 @@ class _Intervals:
         if interval[0] is interval[1]:
             return low, low
         high = self.b.mul(interval[1], factor)
-        if factor.nonnegative:
+        if factor.constant is not None and factor.constant >= 0:  # others are known not to be negative unless they wrap
             return low, high
         return self.b.binary_intrinsic("smin", low, high), self.b.binary_intrinsic("smax", low, high)
 
