@@ -15,6 +15,9 @@ from torch_mtia.inductor.graphs import forget_recordings
 
 Options = dict[str, Any]
 TRACE_LINES = 30  # of a traceback that are reported
+# What Inductor raises wherever it writes Triton, which it does not on the CPU: a guard on the sizes of the tensor that a
+# view behind a graph break is of.
+UPSTREAM_ERRORS = ("sources must not be empty for symbol",)
 
 MODES: dict[str, Options] = {
     "default": {},
@@ -91,6 +94,8 @@ def judged(program: Program, mode: str, device: str, reference: Reference, found
     """The outcome with what others say of the program."""
     larger = mode == "dynamic"
     kind, notes = found.kind, []
+    if kind == "error" and any(text in found.detail for text in UPSTREAM_ERRORS):
+        kind = "upstream"
     for name, (on_device, options) in OPINIONS.items():
         if options is not None and larger:
             options = {**options, "dynamic": True}
