@@ -176,7 +176,7 @@ def test_what_chooses_code_by_version_is_part_of_the_keys(tmp_path: Path, monkey
     original = source_digest.ROOT
     monkeypatch.setattr(source_digest, "ROOT", tmp_path / "torch_mtia")
     shutil.copytree(original, tmp_path / "torch_mtia", ignore=shutil.ignore_patterns("*.so", "lib", "include"))
-    for changed in (None, "torch_version.py", "environment.py", "triton/lanes.py", "triton/emit/masks.py"):
+    for changed in (None, "torch_version.py", "environment.py", "triton/lanes.py", "triton/analyses/masks.py"):
         if changed is not None:
             with (tmp_path / "torch_mtia" / changed).open("a") as module:
                 module.write("# changed\n")

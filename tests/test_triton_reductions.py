@@ -16,8 +16,8 @@ import triton.language as tl
 from triton._C.libtriton import ir
 from triton_language import tensors_on_mtia, with_source  # noqa: F401
 
-from torch_mtia.triton import ttir
-from torch_mtia.triton.emit.combine_function import is_commutative
+from torch_mtia.triton.analyses.commutativity import is_commutative
+from torch_mtia.triton.ir import parser
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -429,7 +429,7 @@ def test_what_is_known_to_be_commutative(combine: Any, dtype: torch.dtype, commu
     ir.load_dialects(context)
     source = ir.parse_mlir_module(str(text), context)
     source.context = context
-    module = ttir.parse(ttir.generic_text(source))
+    module = parser.parse(parser.generic_text(source))
     (reduction,) = (op for op in module.kernel.body.walk() if op.name == "tt.reduce")
     assert is_commutative(module, reduction.regions[0]) == commutes
 

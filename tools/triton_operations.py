@@ -1,4 +1,4 @@
-"""Writes the table of docs/triton.md: which operations of TTIR the compiler knows, from its registries.
+"""Writes the table of docs/triton.md: which operations of TTIR the compiler knows, from its table of facts.
 
 python -m tools.triton_operations            rewrite the table
 python -m tools.triton_operations --check    exit status 1 if it is not up to date
@@ -16,17 +16,17 @@ BEGIN, END = "<!-- operations -->\n", "<!-- end of operations -->\n"
 
 def table() -> str:
     from torch_mtia.triton import libdevice
-    from torch_mtia.triton.emit import program, registry
+    from torch_mtia.triton.ir.ops import OPS, Kind
 
-    assert program  # registers the operations
     kinds = [
-        ("fused into the loops that need them", registry.ELEMENTWISE.keys() - registry.LAZY.keys()),
-        ("fused, and say where an element is found", registry.LAZY.keys()),
-        ("open loops of their own, or control flow", registry.STATEMENTS.keys()),
+        ("fused into the loops that need them", Kind.ELEMENTWISE),
+        ("fused, and say where an element is found", Kind.PLACED),
+        ("open loops of their own, or control flow", Kind.STATEMENT),
     ]
     lines = ["| how | operations of TTIR |", "|---|---|"]
-    for kind, names in kinds:
-        lines.append(f"| {kind} | {' '.join(f'`{name}`' for name in sorted(names))} |")
+    for how, kind in kinds:
+        names = sorted(name for name, facts in OPS.items() if facts.kind is kind)
+        lines.append(f"| {how} | {' '.join(f'`{name}`' for name in names)} |")
     prefix = len(libdevice.PREFIX)
     functions = " ".join(f"`{name[prefix:]}`" for name in sorted(libdevice.FUNCTIONS))
     lines.append(f"| `libdevice`, fused | {functions} |")

@@ -15,8 +15,8 @@ from torch_mtia.inductor.graphs import forget_recordings
 
 Options = dict[str, Any]
 TRACE_LINES = 30  # of a traceback that are reported
-# What Inductor raises wherever it writes Triton, which it does not on the CPU: a guard on the sizes of the tensor that a
-# view behind a graph break is of.
+# What Inductor raises wherever it writes Triton, so not on the CPU: a guard on the sizes of what a view behind a graph
+# break is of.
 UPSTREAM_ERRORS = ("sources must not be empty for symbol",)
 
 MODES: dict[str, Options] = {

@@ -1,7 +1,8 @@
 """Triton's backend `mtia`: from TTIR to a kernel image, in stages.
 
 ttir      Triton's passes on its own dialect
-llir      parse (ttir.py), emit nests of loops (emit/), optimize (machine.py): text of LLVM IR
+plan      parsed (ir/), which loops there will be, and what is kept where (plan/, by what analyses/ find out)
+llir      the code for it (emit/), optimized (machine.py): text of LLVM IR
 asm       text of machine code, by LLVM
 mtiabin   that text, assembled, as a kernel image (image.py)
 
@@ -10,13 +11,15 @@ The first line of `llir` and of `asm` describes the kernel to the last stage, se
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triton import knobs
 from triton.backends.compiler import BaseBackend, GPUTarget
@@ -26,6 +29,9 @@ from torch_mtia.source_digest import source_digest
 from torch_mtia.torch_version import rewrite_block_pointers, run_passes
 from torch_mtia.triton import abi
 from torch_mtia.triton.architecture import architecture
+
+if TYPE_CHECKING:
+    from torch_mtia.triton.plan.plan import Plan
 
 # Kind and size of each argument, bytes of scratch memory, estimated nanoseconds of one program.
 DESCRIPTION = re.compile(r"[;#] mtia arguments=(\S*) scratch=(\d+) cost=(\d+)\n")
@@ -89,6 +95,30 @@ def _compilation_error(message: str, file: str, line: int) -> Exception:
     return error  # type: ignore[no-any-return]
 
 
+@contextlib.contextmanager
+def _errors_of_the_kernel() -> Iterator[None]:
+    """Around what may find that it cannot compile a kernel."""
+    from torch_mtia.triton.ir.unsupported import Unsupported
+
+    try:
+        yield
+    except Unsupported as error:
+        file, line = error.location or ("", 0)
+        raise _compilation_error(error.message, file, line) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanStage:
+    """A plan, with the text that Triton keeps of it."""
+
+    plan: Plan
+
+    def __str__(self) -> str:
+        from torch_mtia.triton.plan.text import plan_text
+
+        return plan_text(self.plan)
+
+
 class MTIABackend(BaseBackend):
     binary_ext = "mtiabin"
 
@@ -143,6 +173,7 @@ class MTIABackend(BaseBackend):
         if language is not None and getattr(language, "name", "TRITON") != "TRITON":
             raise RuntimeError("mtia compiles Triton's language, not Gluon")
         stages["ttir"] = lambda source, _metadata: self.make_ttir(source)
+        stages["plan"] = lambda source, _metadata: self.make_plan(source, options)
         stages["llir"] = lambda source, metadata: self.make_llir(source, metadata, options)
         stages["asm"] = lambda source, _metadata: self.make_assembly(source, options)
         stages["mtiabin"] = lambda source, metadata: self.make_image(source, metadata, options)
@@ -168,20 +199,29 @@ class MTIABackend(BaseBackend):
         return module
 
     @staticmethod
-    def make_llir(module: Any, metadata: dict[str, Any], options: MTIAOptions) -> str:
-        from torch_mtia.triton import machine, ttir
-        from torch_mtia.triton.emit.program import emit_program
-        from torch_mtia.triton.emit.registry import Unsupported
+    def make_plan(module: Any, options: MTIAOptions) -> PlanStage:
+        from torch_mtia.triton import machine
+        from torch_mtia.triton.ir import parser
+        from torch_mtia.triton.ir.simplify import simplify
+        from torch_mtia.triton.plan.program import plan_kernel
 
-        try:
-            parsed = ttir.parse(ttir.generic_text(module))
-            program = emit_program(parsed, options.arch, options.enable_fp_fusion, options.check_bounds)
-        except Unsupported as error:
-            location = error.location
-            raise _compilation_error(
-                error.message, location.file if location else "", location.line if location else 0
-            ) from None
-        metadata["name"] = parsed.kernel.name
+        with _errors_of_the_kernel():
+            parsed = parser.parse(parser.generic_text(module))
+            simplify(parsed)
+            level = machine.level(options.arch)
+            return PlanStage(plan_kernel(parsed, level.lanes, level.features, options.check_bounds))
+
+    @staticmethod
+    def make_llir(stage: PlanStage, metadata: dict[str, Any], options: MTIAOptions) -> str:
+        from torch_mtia.triton import machine
+        from torch_mtia.triton.emit.program import emit_program
+
+        if not isinstance(stage, PlanStage):
+            raise ValueError("a plan is only to be read: override the stage before, .ttir, or the one behind, .llir")
+        plan = stage.plan
+        with _errors_of_the_kernel():
+            program = emit_program(plan, options.arch, options.enable_fp_fusion)
+        metadata["name"] = plan.name
         metadata["shared"] = 0
         metadata["tmem_size"] = 0
         metadata["global_scratch_size"] = 0
@@ -189,7 +229,7 @@ class MTIABackend(BaseBackend):
         metadata["profile_scratch_size"] = 0
         metadata["profile_scratch_align"] = 1
         arguments = ",".join(f"{kind}:{size}" for kind, size in program.arguments)
-        header = f"; mtia arguments={arguments} scratch={program.scratch_size} cost={program.cost}\n"
+        header = f"; mtia arguments={arguments} scratch={plan.scratch_size} cost={program.cost}\n"
         return header + machine.optimize(program.text, options.arch)
 
     @staticmethod

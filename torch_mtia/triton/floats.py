@@ -1,4 +1,4 @@
-"""Floating-point formats: how each element type is kept in LLVM values, and conversions between them.
+"""Floating-point formats: conversions between them, of LLVM values.
 
 f32 and f64 are LLVM's `float` and `double`. The narrow formats travel as integers of their width and are computed with
 as f32, so that no conversion needs a library function, whatever the machine has. Each operation rounds its result.
@@ -6,64 +6,11 @@ as f32, so that no conversion needs a library function, whatever the machine has
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
-from torch_mtia.triton.llvm import Builder, Value, element_of, floating_bits, integer, like, vector_type
-
-
-@dataclasses.dataclass(frozen=True)
-class Format:
-    """A format narrower than f32: 1 sign bit, `exponent` and `mantissa` bits."""
-
-    exponent: int
-    mantissa: int
-    bias: int
-    largest: int  # code of the largest finite number
-    infinity: int | None  # its code
-    nan: int
-    saturates: bool  # what is too large becomes the largest number, as on CUDA
-
-    @property
-    def bits(self) -> int:
-        return 1 + self.exponent + self.mantissa
-
-
-FORMATS = {
-    "f16": Format(5, 10, 15, 0x7BFF, 0x7C00, 0x7E00, False),
-    "f8E5M2": Format(5, 2, 15, 0x7B, 0x7C, 0x7F, True),
-    "f8E4M3FN": Format(4, 3, 7, 0x7E, None, 0x7F, True),
-    "f8E5M2FNUZ": Format(5, 2, 16, 0x7F, None, 0x80, True),
-    "f8E4M3FNUZ": Format(4, 3, 8, 0x7F, None, 0x80, True),
-    "f8E4M3B11FNUZ": Format(4, 3, 11, 0x7F, None, 0x80, True),
-}
-WIDE = {"f32": "float", "f64": "double"}
-NARROW = ("f16", "bf16", *(name for name in FORMATS if name != "f16"))
-
-
-def is_float_element(element: str) -> bool:
-    return element in WIDE or element in NARROW
-
-
-def llvm_element(element: str) -> str:
-    """The LLVM type that values of a TTIR element type have."""
-    if element in WIDE:
-        return WIDE[element]
-    if element in ("f16", "bf16"):
-        return "i16"
-    if element in FORMATS:
-        return "i8"
-    if element in ("ptr", "index"):
-        return "i64"
-    if element[0] == "i" and element[1:].isdigit():
-        return element
-    raise ValueError(f"element type {element}")
-
-
-def element_size(element: str) -> int:
-    """Bytes in memory."""
-    llvm = llvm_element(element)
-    return {"float": 4, "double": 8}.get(llvm) or (int(llvm[1:]) + 7) // 8
+from torch_mtia.triton.ir.elements import FORMATS, WIDE, Format, llvm_element
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value, element_of, floating_bits, integer, like, vector_type
 
 
 def widen(b: Builder, value: Value, element: str) -> Value:

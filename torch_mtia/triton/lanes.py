@@ -21,14 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_mtia.triton.llvm import (
-    Builder,
-    Value,
-    bits_of,
-    integer,
-    iota,
-    power_of_two_divisor,
-)
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value, bits_of, integer, iota, power_of_two_divisor
 
 # A constant stride beyond is no access pattern: hashing multiplies indices by large numbers, and relies on wrapping.
 MAX_STRIDE = 1 << 20
@@ -51,6 +45,9 @@ class Lane:
     @property
     def affine(self) -> bool:
         return self.stride is not None
+
+
+Index = tuple[Lane, ...]  # which elements of a tensor a strip is: a lane structure for each dimension
 
 
 def materialize(b: Builder, lane: Lane, lanes: int) -> Value:

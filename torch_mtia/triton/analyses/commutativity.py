@@ -1,9 +1,9 @@
 """Whether the combine function of a reduction is commutative: then its elements may be combined in any order.
 
 Nothing in TTIR says it, so it is decided by algebra. The results of f(a, b) and f(b, a) are written as terms. What
-`COMMUTATIVE` lists has its operands sorted; what comparisons choose between is looked at in every case that there is
-(less, equal, greater, and for floating-point numbers whether either is a NaN). The function is commutative if in each
-case the terms are the same. What is not seen to be commutative is taken not to be.
+ir/ops.py calls commutative has its operands sorted; what comparisons choose between is looked at in every case that
+there is (less, equal, greater, and for floating-point numbers whether either is a NaN). The function is commutative if
+in each case the terms are the same. What is not seen to be commutative is taken not to be.
 
 Floating-point numbers that compare equal count as the same, so zeros of either sign do, and so do all NaNs. A function
 that always gives the right one of a NaN and another element, as `where(a > b, a, b)` does, or always the left one, and
@@ -17,17 +17,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from torch_mtia.triton.ttir import Bits, Dense, Module, Op, Region
-from torch_mtia.triton.ttir import Value as Tensor
+from torch_mtia.triton.ir.attributes import Bits, Dense
+from torch_mtia.triton.ir.module import Module, Op, Region, Value
+from torch_mtia.triton.ir.ops import OPS
 
-# The first two operands may change places.
-COMMUTATIVE = frozenset({
-    "arith.addf", "arith.mulf", "arith.maxnumf", "arith.minnumf", "arith.maximumf", "arith.minimumf", "math.fma",
-    "arith.addi", "arith.muli", "arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui",
-    "arith.andi", "arith.ori", "arith.xori",
-    "arith.addui_extended", "arith.mulsi_extended", "arith.mului_extended", "tt.mulhiui",
-})  # fmt: skip
-WITHOUT_RESULTS = frozenset({"tt.assert", "llvm.intr.assume"})
 MAX_CASES = 4096
 
 # By predicate of arith.cmpi: whether it holds for a (signed, unsigned) order, each -1, 0 or 1.
@@ -110,7 +103,7 @@ class _Algebra:
         return self.leaf(int(value), "i1")
 
     def term(self, term: Term) -> int:
-        if term.name in COMMUTATIVE:
+        if term.name in OPS and OPS[term.name].commutative:
             first, second, *rest = term.operands
             term = term._replace(operands=(min(first, second), max(first, second), *rest))
         number = self.numbers.setdefault(term, len(self.terms))
@@ -122,18 +115,18 @@ class _Algebra:
         """The results of a region of scalar operations."""
         return self._apply(region, dict(zip(region.blocks[0].arguments, arguments, strict=True)))
 
-    def _apply(self, region: Region, known: dict[Tensor, int]) -> list[int]:
+    def _apply(self, region: Region, known: dict[Value, int]) -> list[int]:
         if len(region.blocks) != 1:
             raise _Unknown
         block = region.blocks[0]
         for op in block.ops[:-1]:
-            if op.name in WITHOUT_RESULTS:
+            if op.name in OPS and OPS[op.name].remark:
                 continue
             operands = [self._operand(known, operand) for operand in op.operands]
             known.update(zip(op.results, self._results(op, operands, known), strict=True))
         return [self._operand(known, operand) for operand in block.terminator.operands]
 
-    def _operand(self, known: dict[Tensor, int], value: Tensor) -> int:
+    def _operand(self, known: dict[Value, int], value: Value) -> int:
         found = known.get(value)
         if found is not None:
             return found
@@ -143,7 +136,7 @@ class _Algebra:
         constant = op.attributes["value"]
         return self.leaf(_Constant(repr(constant), constant), value.type.element)
 
-    def _results(self, op: Op, operands: list[int], known: dict[Tensor, int]) -> list[int]:
+    def _results(self, op: Op, operands: list[int], known: dict[Value, int]) -> list[int]:
         if op.name == "arith.constant":
             return [self._operand({}, op.results[0])]
         if op.name == "tt.call":

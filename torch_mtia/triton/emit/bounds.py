@@ -6,25 +6,21 @@ Every lane is checked by itself: this mode is for finding a mistake. An access o
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from torch_mtia.triton import abi
 from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
+from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.lanes import Lane, materialize
-from torch_mtia.triton.llvm import Builder, Value, integer, lanes_of, undefined, vector_type
-from torch_mtia.triton.ttir import Op
-from torch_mtia.triton.ttir import Value as Tensor
-
-if TYPE_CHECKING:
-    from torch_mtia.triton.emit.kernel import KernelEmitter
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value, integer, lanes_of, undefined, vector_type
 
 REPORT = "report_error"
 IN_BOUNDS = "in_bounds"
 
 
-def report(em: KernelEmitter, message: str, line: int) -> None:
+def report(b: Builder, message: str, line: int) -> None:
     """Writes the error to the launch's error cell, unless another program was first."""
-    b = em.b
     if REPORT not in b.functions:
         _define_report(b)
     text = b.string(message.encode()[: abi.ERROR_CELL_MESSAGE_COUNT - 1])
@@ -109,9 +105,8 @@ def argument_of(pointer: Tensor) -> str:
     return value.name.lstrip("%")
 
 
-def checked(em: KernelEmitter, op: Op, address: Lane, size: int, mask: Lane | None, width: int) -> Lane:
+def checked(b: Builder, op: Op, address: Lane, size: int, mask: Lane | None, width: int) -> Lane:
     """The mask without the lanes whose address is not in live memory; these are reported."""
-    b = em.b
     if IN_BOUNDS not in b.functions:
         _define_in_bounds(b)
     kind = {"tt.load": "reads", "tt.store": "writes"}.get(op.name, "accesses")
@@ -120,34 +115,32 @@ def checked(em: KernelEmitter, op: Op, address: Lane, size: int, mask: Lane | No
     file = os.path.basename(op.location.file)
     message = f"{kind} outside of live memory{through} ({file}:{op.location.line})"
     if not width:
-        return Lane(_check_one(em, address.value, size, mask.value if mask else None, message, op))
+        return Lane(_check_one(b, address.value, size, mask.value if mask else None, message, op))
     addresses = materialize(b, address, width)
     flags = materialize(b, mask, width) if mask is not None else None
     result = undefined(vector_type(width, "i1"))
     for lane in range(width):
         one = b.extract(flags, lane) if flags is not None else None
-        result = b.insert(result, _check_one(em, b.extract(addresses, lane), size, one, message, op), lane)
+        result = b.insert(result, _check_one(b, b.extract(addresses, lane), size, one, message, op), lane)
     return Lane(result, None)
 
 
-def _check_one(em: KernelEmitter, address: Value, size: int, wanted: Value | None, message: str, op: Op) -> Value:
-    b = em.b
+def _check_one(b: Builder, address: Value, size: int, wanted: Value | None, message: str, op: Op) -> Value:
     inside = b.define("i1", f"call i1 @{IN_BOUNDS}(ptr {CONTEXT.ref}, i64 {address.ref}, i64 {size})")
     failed = b.binary("xor", inside, integer(1, "i1"))
     if wanted is not None:
         failed = b.binary("and", failed, wanted)
     with b.when(failed):
-        report(em, message, op.location.line)
+        report(b, message, op.location.line)
     return b.binary("and", inside, wanted) if wanted is not None else inside
 
 
-def check_assertion(em: KernelEmitter, op: Op, condition: Lane, width: int) -> None:
+def check_assertion(b: Builder, op: Op, condition: Lane, width: int) -> None:
     """Reports the assertion's message if a lane of the condition is false."""
-    b = em.b
     flags = materialize(b, condition, 0 if condition.uniform else width)
     failed = b.binary("xor", flags, b.integer_like(-1, flags))
     lanes = lanes_of(failed)
     any_failed = b.intrinsic(f"llvm.vector.reduce.or.v{lanes}i1", "i1", failed) if lanes else failed
     message = f"device assertion failed: {op.attributes['message']}"
     with b.when(any_failed):
-        report(em, message, op.location.line)
+        report(b, message, op.location.line)

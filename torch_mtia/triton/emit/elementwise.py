@@ -7,20 +7,15 @@ narrow floating-point numbers arrive as integers, see floats.py.
 from __future__ import annotations
 
 from torch_mtia.triton import floats, vecmath
-from torch_mtia.triton.emit.registry import Unsupported, elementwise
+from torch_mtia.triton.emit.registry import elementwise
+from torch_mtia.triton.ir.attributes import Bits, Dense, float_bits
+from torch_mtia.triton.ir.elements import FORMATS, NARROW, WIDE, is_float_element, llvm_element
+from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.ir.ops import FLOAT_PREDICATES, INTEGER_PREDICATES, pointee_size
+from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.lanes import guarded_divisor
-from torch_mtia.triton.llvm import (
-    Builder,
-    Value,
-    bits_of,
-    element_of,
-    floating,
-    integer,
-    lanes_of,
-    vector_type,
-    zero,
-)
-from torch_mtia.triton.ttir import Bits, Dense, Op, float_bits
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value, bits_of, element_of, floating, integer, lanes_of, vector_type, zero
 
 
 def source_element(op: Op) -> str:
@@ -90,7 +85,7 @@ def _shift(b: Builder, op: Op, operands: list[Value]) -> Value:
 _DIVISIONS = {"arith.divsi": "sdiv", "arith.divui": "udiv", "arith.remsi": "srem", "arith.remui": "urem"}
 
 
-@elementwise(*_DIVISIONS, cost=8)
+@elementwise(*_DIVISIONS)
 def _division(b: Builder, op: Op, operands: list[Value]) -> Value:
     """Dividing by zero, and the least number by -1, has no defined result, but must not stop the process."""
     left, right = operands
@@ -126,7 +121,7 @@ def _divide(b: Builder, name: str, left: Value, right: Value) -> Value:
     return b.sub(left, b.mul(quotient, right))
 
 
-@elementwise("arith.ceildivsi", "arith.ceildivui", "arith.floordivsi", cost=10)
+@elementwise("arith.ceildivsi", "arith.ceildivui", "arith.floordivsi")
 def _rounded_division(b: Builder, op: Op, operands: list[Value]) -> Value:
     left, right = operands
     right = guarded_divisor(b, right)
@@ -161,7 +156,7 @@ def _absi(b: Builder, op: Op, operands: list[Value]) -> Value:
     return b.binary_intrinsic("smax", value, b.sub(b.integer_like(0, value), value))
 
 
-@elementwise("tt.mulhiui", cost=3)
+@elementwise("tt.mulhiui")
 def _mulhiui(b: Builder, op: Op, operands: list[Value]) -> Value:
     left, right = operands
     element = element_of(left)
@@ -173,7 +168,7 @@ def _mulhiui(b: Builder, op: Op, operands: list[Value]) -> Value:
     return b.cast("trunc", b.binary("lshr", product, b.integer_like(bits, product)), element)
 
 
-@elementwise("arith.mulsi_extended", "arith.mului_extended", cost=4)
+@elementwise("arith.mulsi_extended", "arith.mului_extended")
 def _mul_extended(b: Builder, op: Op, operands: list[Value]) -> list[Value]:
     left, right = operands
     element = element_of(left)
@@ -191,19 +186,16 @@ def _mul_extended(b: Builder, op: Op, operands: list[Value]) -> list[Value]:
     return [low, high]
 
 
-@elementwise("arith.addui_extended", cost=2)
+@elementwise("arith.addui_extended")
 def _addui_extended(b: Builder, op: Op, operands: list[Value]) -> list[Value]:
     left, right = operands
     total = b.binary("add", left, right)
     return [total, b.icmp("ult", total, left)]
 
 
-_PREDICATES = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
-
-
 @elementwise("arith.cmpi")
 def _cmpi(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.icmp(_PREDICATES[op.attributes["predicate"]], *operands)
+    return b.icmp(INTEGER_PREDICATES[op.attributes["predicate"]], *operands)
 
 
 # Floating-point numbers -----------------------------------------------------------------------------------------------
@@ -218,12 +210,12 @@ def _float_arithmetic(b: Builder, op: Op, operands: list[Value]) -> Value:
     return floats.narrow(b, result, result_element(op))
 
 
-@elementwise("arith.divf", "tt.precise_divf", "tt.approx_divf", cost=6)
+@elementwise("arith.divf", "tt.precise_divf", "tt.approx_divf")
 def _divf(b: Builder, op: Op, operands: list[Value]) -> Value:
     return floats.narrow(b, b.fdiv(*in_wide(b, op, operands)), result_element(op))
 
 
-@elementwise("arith.remf", cost=40)
+@elementwise("arith.remf")
 def _remf(b: Builder, op: Op, operands: list[Value]) -> Value:
     return floats.narrow(b, vecmath.call(b, "fmod", *in_wide(b, op, operands)), result_element(op))
 
@@ -232,7 +224,7 @@ def _remf(b: Builder, op: Op, operands: list[Value]) -> Value:
 def _negf(b: Builder, op: Op, operands: list[Value]) -> Value:
     (value,) = operands
     element = source_element(op)
-    if element in floats.WIDE:
+    if element in WIDE:
         return b.fneg(value)
     return b.binary("xor", value, b.integer_like(1 << (bits_of(element_of(value)) - 1), value))
 
@@ -241,7 +233,7 @@ def _negf(b: Builder, op: Op, operands: list[Value]) -> Value:
 def _absf(b: Builder, op: Op, operands: list[Value]) -> Value:
     (value,) = operands
     element = source_element(op)
-    if element in floats.WIDE:
+    if element in WIDE:
         return b.unary_intrinsic("fabs", value)
     return b.binary("and", value, b.integer_like((1 << (bits_of(element_of(value)) - 1)) - 1, value))
 
@@ -270,12 +262,12 @@ def extreme(b: Builder, name: str, left: Value, right: Value) -> Value:
     return b.select(b.fcmp("uno", left, right), b.binary("fadd", left, right), chosen)
 
 
-@elementwise(*_FLOAT_EXTREMES, cost=2)
+@elementwise(*_FLOAT_EXTREMES)
 def _float_extreme(b: Builder, op: Op, operands: list[Value]) -> Value:
     return floats.narrow(b, extreme(b, op.name, *in_wide(b, op, operands)), result_element(op))
 
 
-@elementwise("tt.clampf", cost=4)
+@elementwise("tt.clampf")
 def _clampf(b: Builder, op: Op, operands: list[Value]) -> Value:
     value, low, high = in_wide(b, op, operands)
     kind = "imum" if op.attributes.get("propagateNan") in (0xFFFF, 65535) else "num"
@@ -283,14 +275,9 @@ def _clampf(b: Builder, op: Op, operands: list[Value]) -> Value:
     return floats.narrow(b, clamped, result_element(op))
 
 
-_FLOAT_PREDICATES = (
-    ["false", "oeq", "ogt", "oge", "olt", "ole", "one", "ord", "ueq", "ugt", "uge", "ult", "ule", "une", "uno", "true"]
-)  # fmt: skip
-
-
 @elementwise("arith.cmpf")
 def _cmpf(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.fcmp(_FLOAT_PREDICATES[op.attributes["predicate"]], *in_wide(b, op, operands))
+    return b.fcmp(FLOAT_PREDICATES[op.attributes["predicate"]], *in_wide(b, op, operands))
 
 
 @elementwise("arith.select")
@@ -301,7 +288,7 @@ def _select(b: Builder, op: Op, operands: list[Value]) -> Value:
 @elementwise("math.fma")
 def _fma(b: Builder, op: Op, operands: list[Value]) -> Value:
     element = result_element(op)
-    if element in floats.NARROW:  # f32 would round the sum a first time
+    if element in NARROW:  # f32 would round the sum a first time
         wide = [floats.convert(b, value, element, "f64") for value in operands]
         return floats.convert(b, vecmath.call(b, "fma", *wide), "f64", element)
     return vecmath.call(b, "fma", *operands)
@@ -316,12 +303,12 @@ _MATH = {
 }
 
 
-@elementwise(*_MATH, cost=16)
+@elementwise(*_MATH)
 def _math(b: Builder, op: Op, operands: list[Value]) -> Value:
     return floats.narrow(b, vecmath.call(b, _MATH[op.name], *in_wide(b, op, operands)), result_element(op))
 
 
-@elementwise("tt.extern_elementwise", cost=16)
+@elementwise("tt.extern_elementwise")
 def _extern(b: Builder, op: Op, operands: list[Value]) -> Value:
     from torch_mtia.triton import libdevice
 
@@ -346,25 +333,25 @@ def _inline_asm(b: Builder, op: Op, operands: list[Value]) -> Value:
 
 @elementwise("arith.extsi")
 def _extsi(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.sext(operands[0], floats.llvm_element(result_element(op)))
+    return b.sext(operands[0], llvm_element(result_element(op)))
 
 
 @elementwise("arith.extui")
 def _extui(b: Builder, op: Op, operands: list[Value]) -> Value:
-    result = b.zext(operands[0], floats.llvm_element(result_element(op)))
+    result = b.zext(operands[0], llvm_element(result_element(op)))
     result.nonnegative = True
     return result
 
 
 @elementwise("arith.trunci")
 def _trunci(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.trunc(operands[0], floats.llvm_element(result_element(op)))
+    return b.trunc(operands[0], llvm_element(result_element(op)))
 
 
 @elementwise("arith.index_cast", "arith.index_castui")
 def _index_cast(b: Builder, op: Op, operands: list[Value]) -> Value:
     (value,) = operands
-    target = floats.llvm_element(result_element(op))
+    target = llvm_element(result_element(op))
     if bits_of(element_of(value)) > bits_of(target):
         return b.trunc(value, target)
     return b.zext(value, target) if op.name.endswith("ui") else b.sext(value, target)
@@ -375,17 +362,17 @@ def _int_to_float(b: Builder, op: Op, operands: list[Value]) -> Value:
     (value,) = operands
     target = result_element(op)
     name = op.name.removeprefix("arith.")
-    if target in floats.WIDE:
-        return b.cast(name, value, floats.WIDE[target])
+    if target in WIDE:
+        return b.cast(name, value, WIDE[target])
     # Through f64, so that the one rounding is the last.
     wide = "double" if bits_of(element_of(value)) > 24 else "float"
     return floats.narrow(b, b.cast(name, value, wide), target)
 
 
-@elementwise("arith.fptosi", "arith.fptoui", cost=2)
+@elementwise("arith.fptosi", "arith.fptoui")
 def _float_to_int(b: Builder, op: Op, operands: list[Value]) -> Value:
     (value,) = in_wide(b, op, operands)
-    target = floats.llvm_element(result_element(op))
+    target = llvm_element(result_element(op))
     if target == "i1":
         return b.fcmp("une", value, zero(value.type))
     name = op.name.removeprefix("arith.")
@@ -399,7 +386,7 @@ def _float_cast(b: Builder, op: Op, operands: list[Value]) -> Value:
     return floats.convert(b, operands[0], source_element(op), result_element(op))
 
 
-@elementwise("tt.fp_to_fp", cost=8)
+@elementwise("tt.fp_to_fp")
 def _fp_to_fp(b: Builder, op: Op, operands: list[Value]) -> Value:
     toward_zero = op.attributes.get("rounding") == 0
     return floats.convert(b, operands[0], source_element(op), result_element(op), toward_zero)
@@ -407,13 +394,13 @@ def _fp_to_fp(b: Builder, op: Op, operands: list[Value]) -> Value:
 
 @elementwise("arith.bitcast", "tt.bitcast")
 def _bitcast(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.bitcast(operands[0], floats.llvm_element(result_element(op)))
+    return b.bitcast(operands[0], llvm_element(result_element(op)))
 
 
 @elementwise("tt.ptr_to_int", "tt.int_to_ptr")
 def _address_cast(b: Builder, op: Op, operands: list[Value]) -> Value:
     (value,) = operands
-    target = floats.llvm_element(result_element(op))
+    target = llvm_element(result_element(op))
     return b.zext(value, target) if bits_of(element_of(value)) < bits_of(target) else b.trunc(value, target)
 
 
@@ -426,11 +413,6 @@ def _addptr(b: Builder, op: Op, operands: list[Value]) -> Value:
     return b.add(address, scaled)
 
 
-def pointee_size(op: Op) -> int:
-    pointee = op.operands[0].type.pointee
-    return 8 if pointee.startswith("!tt.ptr") else floats.element_size(pointee)
-
-
 def constant_value(op: Op, lanes: int, index: int | None = None) -> Value:
     """The constant of an `arith.constant`, of a dense one the element `index`."""
     value = op.attributes["value"]
@@ -440,24 +422,24 @@ def constant_value(op: Op, lanes: int, index: int | None = None) -> Value:
 
 
 def literal(value: object, element: str, lanes: int) -> Value:
-    if floats.is_float_element(element):
-        if element in floats.WIDE and isinstance(value, float):
-            return floating(value, vector_type(lanes, floats.WIDE[element]))
+    if is_float_element(element):
+        if element in WIDE and isinstance(value, float):
+            return floating(value, vector_type(lanes, WIDE[element]))
         if not isinstance(value, (int, float, Bits)):
             raise Unsupported(f"constant {value!r} of type {element}")
-        if floats.llvm_element(element) == "i8" and not isinstance(value, Bits):
+        if llvm_element(element) == "i8" and not isinstance(value, Bits):
             return floats.constant(floats.code_of(value, element), element, lanes)
         return floats.constant(float_bits(value, element), element, lanes)
     if not isinstance(value, int):
         raise Unsupported(f"constant {value!r} of type {element}")
-    return integer(int(value), vector_type(lanes, floats.llvm_element(element)))
+    return integer(int(value), vector_type(lanes, llvm_element(element)))
 
 
-@elementwise("arith.constant", cost=0)
+@elementwise("arith.constant")
 def _constant(b: Builder, op: Op, operands: list[Value]) -> Value:
     return constant_value(op, 0)
 
 
-@elementwise("ub.poison", cost=0)
+@elementwise("ub.poison")
 def _poison(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return zero(floats.llvm_element(result_element(op)))
+    return zero(llvm_element(result_element(op)))

@@ -3,45 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch_mtia.triton.emit.bounds import check_assertion
-from torch_mtia.triton.emit.nest import apply
-from torch_mtia.triton.emit.registry import ELEMENTWISE, Unsupported
+from torch_mtia.triton.emit.environment import Environment
+from torch_mtia.triton.emit.registry import ELEMENTWISE
+from torch_mtia.triton.emit.strip import apply
+from torch_mtia.triton.ir.module import Block, Region
+from torch_mtia.triton.ir.module import Value as Tensor
+from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.lanes import Lane, materialize
-from torch_mtia.triton.ttir import Block, Region
-from torch_mtia.triton.ttir import Value as Tensor
-
-if TYPE_CHECKING:
-    from torch_mtia.triton.emit.kernel import KernelEmitter
 
 
-def inline(em: KernelEmitter, region: Region, arguments: Sequence[Lane], width: int) -> list[Lane]:
+def inline(env: Environment, region: Region, arguments: Sequence[Lane], width: int) -> list[Lane]:
     """Applies a region of scalar operations, such as that of a reduction, to strips."""
     if len(region.blocks) != 1:
         raise Unsupported("control flow in a combine function", region.blocks[0].terminator.location)
     block = region.blocks[0]
     environment = dict(zip(block.arguments, arguments, strict=True))
-    return _inline_block(em, block, environment, width)
+    return _inline_block(env, block, environment, width)
 
 
-def _inline_block(em: KernelEmitter, block: Block, environment: dict[Tensor, Lane], width: int) -> list[Lane]:
+def _inline_block(env: Environment, block: Block, environment: dict[Tensor, Lane], width: int) -> list[Lane]:
     def look_up(value: Tensor) -> Lane:
         found = environment.get(value)
-        return found if found is not None else em.scalar(value)
+        return found if found is not None else env.scalar(value)
 
     for op in block.ops[:-1]:
         lanes = [look_up(operand) for operand in op.operands]
         if op.name == "scf.if" and all(_is_pure(region) for region in op.regions):
-            branches = [_inline_block(em, region.blocks[0], environment, width) for region in op.regions]
-            results = [_select(em, lanes[0], yes, no, width) for yes, no in zip(*branches, strict=True)]
+            branches = [_inline_block(env, region.blocks[0], environment, width) for region in op.regions]
+            results = [_select(env, lanes[0], yes, no, width) for yes, no in zip(*branches, strict=True)]
         elif op.name == "tt.call":
-            callee = em.module.functions[op.attributes["callee"].lstrip("@")]
-            results = inline(em, callee.body, lanes, width)
+            callee = env.module.functions[op.attributes["callee"].lstrip("@")]
+            results = inline(env, callee.body, lanes, width)
         elif op.name in ELEMENTWISE:
-            results = apply(em.b, op, lanes, width)
+            results = apply(env.b, op, lanes, width)
         elif op.name == "tt.assert":
-            check_assertion(em, op, lanes[0], width)
+            check_assertion(env.b, op, lanes[0], width)
             continue
         elif op.name == "llvm.intr.assume":
             continue
@@ -57,8 +55,8 @@ def _is_pure(region: Region) -> bool:
     )
 
 
-def _select(em: KernelEmitter, condition: Lane, yes: Lane, no: Lane, width: int) -> Lane:
+def _select(env: Environment, condition: Lane, yes: Lane, no: Lane, width: int) -> Lane:
     if condition.uniform and yes.uniform and no.uniform:
-        return Lane(em.b.select(condition.value, yes.value, no.value))
-    flag = condition.value if condition.uniform else materialize(em.b, condition, width)
-    return Lane(em.b.select(flag, materialize(em.b, yes, width), materialize(em.b, no, width)), None if width else 0)
+        return Lane(env.b.select(condition.value, yes.value, no.value))
+    flag = condition.value if condition.uniform else materialize(env.b, condition, width)
+    return Lane(env.b.select(flag, materialize(env.b, yes, width), materialize(env.b, no, width)), None if width else 0)

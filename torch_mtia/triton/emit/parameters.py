@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_mtia.triton.llvm import Value
+from torch_mtia.triton.llvm_value import Value
 
 CONTEXT = Value("%context", "ptr")  # mtia_kernel_context
 SCRATCH = Value("%scratch", "ptr")

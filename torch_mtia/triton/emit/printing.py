@@ -7,14 +7,17 @@ The functions that write numbers are emitted once per image; there is no C libra
 from __future__ import annotations
 
 from torch_mtia.triton import abi, floats
-from torch_mtia.triton.emit.kernel import KernelEmitter
-from torch_mtia.triton.emit.nest import Strip
+from torch_mtia.triton.emit.environment import Environment
+from torch_mtia.triton.emit.loops import loop_over
 from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
 from torch_mtia.triton.emit.registry import statement
+from torch_mtia.triton.emit.strip import Strip
+from torch_mtia.triton.ir.elements import is_float_element
+from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.lanes import Lane
-from torch_mtia.triton.llvm import Builder, Phi, Value, bits_of, element_of, floating, integer
-from torch_mtia.triton.ttir import Op
-from torch_mtia.triton.ttir import Value as Tensor
+from torch_mtia.triton.llvm import Builder, Phi
+from torch_mtia.triton.llvm_value import Value, bits_of, element_of, floating, integer
+from torch_mtia.triton.plan.plan import Do
 
 LINE = 1024  # bytes
 LONGEST_TEXT = 700  # of a prefix; numbers take at most 30 bytes each
@@ -25,36 +28,37 @@ _UNFILLED = "i64 0, i8 32"
 
 
 @statement("tt.print")
-def _print(em: KernelEmitter, op: Op) -> None:
+def _print(env: Environment, do: Do) -> None:
+    op, nests = do.op, iter(do.nests)
     prefix = op.attributes.get("prefix", "")
     signed = op.attributes.get("isSigned") or [0] * len(op.operands)
     if not op.operands:
-        _line(em, prefix)
+        _line(env, prefix)
         return
     for number, (operand, is_signed) in enumerate(zip(op.operands, signed, strict=True)):
         text = prefix + (f"(operand {number}) " if len(op.operands) > 1 else "")
         kind = "x" if op.attributes.get("hex") else "d" if is_signed else "u"
         shape = operand.type.shape
         if shape is None:
-            _line(em, text, ((), []), (operand, em.scalar(operand)), kind)
+            _line(env, text, ((), []), (operand, env.scalar(operand)), kind)
             continue
 
         def body(strip: Strip, operand: Tensor = operand, text: str = text, kind: str = kind) -> None:
             index = operand.type.shape, [lane.value for lane in strip.index]
-            _line(em, text, index, (operand, strip.value(operand)), kind)
+            _line(env, text, index, (operand, strip.value(operand)), kind)
 
-        em.run_nest(op, [operand], shape, body, dim=len(shape) - 1, width=1)
+        loop_over(env, next(nests), body)
 
 
 def _line(
-    em: KernelEmitter,
+    env: Environment,
     text: str,
     place: tuple[tuple[int, ...] | None, list[Value]] | None = None,
     value: tuple[Tensor, Lane] | None = None,
     kind: str = "d",
 ) -> None:
     """One line. `place`: the tensor's shape and the index in it."""
-    b = em.b
+    b = env.b
     _define_writers(b)
     line = b.alloca(LINE, "i8")
     at = integer(0, "i64")
@@ -86,12 +90,12 @@ def _line(
     if value is not None:
         tensor, lane = value
         element = tensor.type.element
-        if floats.is_float_element(element) and kind != "x":
+        if is_float_element(element) and kind != "x":
             wide = floats.convert(b, lane.value, element, "f64")
             at = b.define("i64", f"call i64 @write_float(ptr {line.ref}, {at}, {wide})")
         else:
             number = lane.value
-            if floats.is_float_element(element):
+            if is_float_element(element):
                 number = b.bitcast(number, f"i{bits_of(element_of(number))}")
             if element == "ptr":
                 write("0x")

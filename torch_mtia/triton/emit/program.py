@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from torch_mtia.triton import abi, image, machine
-from torch_mtia.triton.emit import (  # noqa: F401  (register their operations)
-    atomic,
-    control,
-    debug,
-    dot,
-    elementwise,
-    memory,
-    printing,
-    reduce,
-    scaled_dot,
-    scan,
-    shape,
-)
-from torch_mtia.triton.emit.control import emit_body
-from torch_mtia.triton.emit.kernel import KernelEmitter, Scope
+from torch_mtia.triton.emit import atomic, places, printing, remarks  # noqa: F401  (register their operations)
+from torch_mtia.triton.emit.control import run_body
+from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.parameters import CONTEXT, GRID, HOST_OFFSET, PROGRAM, SCRATCH
-from torch_mtia.triton.floats import element_size, is_float_element
-from torch_mtia.triton.llvm import Phi, Value, integer
-from torch_mtia.triton.ttir import Module, Region
-from torch_mtia.triton.ttir import Value as Tensor
+from torch_mtia.triton.ir.elements import element_size, is_float_element, llvm_element
+from torch_mtia.triton.ir.module import Value as Tensor
+from torch_mtia.triton.llvm import Phi
+from torch_mtia.triton.llvm_value import Value, integer
+from torch_mtia.triton.plan.plan import Plan
 
 INSTRUCTIONS_PER_NANOSECOND = 3.0
 
@@ -33,60 +23,43 @@ INSTRUCTIONS_PER_NANOSECOND = 3.0
 class Program:
     text: str  # LLVM IR
     arguments: tuple[tuple[int, int], ...]  # kind, size
-    scratch_size: int
     cost: int  # of one program, in nanoseconds
 
 
-def emit_program(module: Module, architecture: str, contract: bool, check_bounds: bool) -> Program:
-    level = machine.level(architecture)
-    for function in module.functions.values():
-        _drop_equal_reshapes(function.body)
-    em = KernelEmitter(module, level.features, level.lanes, contract, check_bounds)
-    kernel = module.kernel
-    parameters = em.bind_arguments(kernel)
-    b = em.b
+def emit_program(plan: Plan, architecture: str, contract: bool) -> Program:
+    env = Environment(plan, machine.level(architecture).features, contract)
+    b = env.b
+    parameters: list[Value] = []
+    for number, (argument, divisor) in enumerate(zip(plan.arguments, plan.divisors, strict=True)):
+        parameters.append(Value(f"%argument{number}", llvm_element(argument.type.element), divisor=divisor))
+        env.set_scalar(argument, parameters[-1])
     hidden = [CONTEXT, SCRATCH, HOST_OFFSET, *PROGRAM, *GRID]
 
-    def leave(results: list[Tensor]) -> None:
+    def leave(values: Sequence[Tensor]) -> None:
         b.emit("ret void")
 
     with b.function("program", "void", [*parameters, *hidden], noalias=(SCRATCH, CONTEXT)):
-        em.scopes.append(Scope(leave))
-        emit_body(em, kernel.body)
-        em.scopes.pop()
-    _emit_entry(em, module, parameters, hidden)
-    arguments = []
-    for argument in kernel.body.blocks[0].arguments:
-        element = argument.type.element
-        is_pointer, is_float = element == "ptr", is_float_element(element)
-        kind = abi.ARGUMENT_POINTER if is_pointer else abi.ARGUMENT_FLOAT if is_float else abi.ARGUMENT_INTEGER
-        arguments.append((kind, element_size(element)))
+        env.leave.append(leave)
+        run_body(env, plan.body)
+        env.leave.pop()
+    _emit_entry(env, plan, parameters, hidden)
+    arguments = tuple(_kind_and_size(argument.type.element) for argument in plan.arguments)
     text = b.module_text(machine.TRIPLE, machine.data_layout(architecture)) + "\n" + machine.attributes(architecture)
-    if em.streams:
+    if env.streams:
         text += "\n!0 = !{i32 1}\n"
-    return Program(text, tuple(arguments), em.scratch_size, int(em.cost / INSTRUCTIONS_PER_NANOSECOND))
+    return Program(text, arguments, int(env.cost / INSTRUCTIONS_PER_NANOSECOND))
 
 
-def _drop_equal_reshapes(region: Region) -> None:
-    """A reshape to the same shape, as `tl.sum(x)` makes it, would take a buffer for nothing."""
-    for op in list(region.walk()):
-        if op.name == "tt.reshape" and op.operands[0].type.shape == op.results[0].type.shape:
-            (source,), (result,) = op.operands, op.results
-            source.users.remove(op)
-            for user in result.users:
-                user.operands[:] = [source if operand is result else operand for operand in user.operands]
-                source.users.append(user)
-            op.block.ops.remove(op)
-            for position, other in enumerate(op.block.ops):
-                other.position = position
+def _kind_and_size(element: str) -> tuple[int, int]:
+    is_pointer, is_float = element == "ptr", is_float_element(element)
+    kind = abi.ARGUMENT_POINTER if is_pointer else abi.ARGUMENT_FLOAT if is_float else abi.ARGUMENT_INTEGER
+    return kind, element_size(element)
 
 
-def _emit_entry(em: KernelEmitter, module: Module, parameters: list[Value], hidden: list[Value]) -> None:
-    b = em.b
+def _emit_entry(env: Environment, plan: Plan, parameters: list[Value], hidden: list[Value]) -> None:
+    b = env.b
     packed, first, last = Value("%packed", "ptr"), Value("%first", "i64"), Value("%last", "i64")
-    listed = [
-        image.Argument(0, element_size(argument.type.element)) for argument in module.kernel.body.blocks[0].arguments
-    ]
+    listed = [image.Argument(0, element_size(argument.type.element)) for argument in plan.arguments]
     offsets, _ = image.lay_out(listed)
     with b.function("mtia_entry", "void", [packed, CONTEXT, first, last, SCRATCH], linkage="external"):
         values = []
@@ -133,7 +106,7 @@ def _emit_entry(em: KernelEmitter, module: Module, parameters: list[Value], hidd
         for phi in (number, *place):
             phi.finish()
         b.start(done)
-        if em.streams:  # such stores become visible to other threads only behind this
+        if env.streams:  # such stores become visible to other threads only behind this
             b.intrinsic("llvm.x86.sse.sfence", "void")
         b.emit("ret void")
     assert len(passed) == len(parameters) + len(hidden)

@@ -1,85 +1,44 @@
-"""The tables of operations. To add one: write one function in the module of its kind and name the operation in its
-decorator.
+"""The functions that write code for operations, by the operations' names. To add an operation: one row of facts in
+ir/ops.py, and one function here, in the module of its kind:
 
     elementwise("arith.addf")   (b, op, operands) -> value; acts lane by lane, on scalars and vectors alike
-    lazy("tt.broadcast")        (strip, op, number, index) -> lane; evaluated where a nest of loops needs it
-    statement("tt.store")       (emitter, op); emitted in program order
-    scalar("tt.load")           (emitter, op); the form of a lazy operation whose result is no tensor
-
-An operation in none of them is an error: `Unsupported`.
+    placed("tt.broadcast")      (strip, op, index) -> lane; says where an element is found
+    statement("tt.gather")      (env, step); what the plan has for it, mostly a `Do`
+    scalar("tt.load")           (env, op); the form of a placed operation whose result is no tensor
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
+from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.lanes import Lane
-from torch_mtia.triton.llvm import Builder, Value
-from torch_mtia.triton.ttir import Location, Op
-
-if TYPE_CHECKING:
-    from torch_mtia.triton.emit.kernel import KernelEmitter
-    from torch_mtia.triton.emit.nest import Strip
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value
 
 Elementwise = Callable[[Builder, Op, "list[Value]"], "Value | list[Value]"]
-Lazy = Callable[["Strip", Op, int, "tuple[Lane, ...]"], Lane]
-Statement = Callable[["KernelEmitter", Op], None]
 
 ELEMENTWISE: dict[str, Elementwise] = {}
-LAZY: dict[str, Lazy] = {}
-STATEMENTS: dict[str, Statement] = {}
-SCALARS: dict[str, Statement] = {}
-COSTS: dict[str, int] = {}  # of one lane, in simple instructions; 1 where nothing is said
-WRITES: set[str] = set()  # statements that may change memory
+PLACED: dict[str, Callable[..., Lane]] = {}
+STATEMENTS: dict[str, Callable[[Any, Any], None]] = {}
+SCALARS: dict[str, Callable[[Any, Op], None]] = {}
 
-F = TypeVar("F", bound="Callable[..., object]")
+F = TypeVar("F", bound="Callable[..., Any]")
 
 
-class Unsupported(Exception):
-    """What the compiler cannot do, and where in the kernel."""
+def _registers(table: dict[str, Any]) -> Callable[..., Callable[[F], F]]:
+    def names_of(*names: str) -> Callable[[F], F]:
+        def register(function: F) -> F:
+            table.update(dict.fromkeys(names, function))
+            return function
 
-    def __init__(self, message: str, location: Location | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.location = location
+        return register
 
-
-def elementwise(*names: str, cost: int = 1) -> Callable[[F], F]:
-    def register(function: F) -> F:
-        for name in names:
-            ELEMENTWISE[name] = function  # type: ignore[assignment]
-            COSTS[name] = cost
-        return function
-
-    return register
+    return names_of
 
 
-def lazy(*names: str, cost: int = 0) -> Callable[[F], F]:
-    def register(function: F) -> F:
-        for name in names:
-            LAZY[name] = function  # type: ignore[assignment]
-            COSTS[name] = cost
-        return function
-
-    return register
-
-
-def statement(*names: str, writes: bool = False) -> Callable[[F], F]:
-    def register(function: F) -> F:
-        for name in names:
-            STATEMENTS[name] = function  # type: ignore[assignment]
-            if writes:
-                WRITES.add(name)
-        return function
-
-    return register
-
-
-def scalar(*names: str) -> Callable[[F], F]:
-    def register(function: F) -> F:
-        for name in names:
-            SCALARS[name] = function  # type: ignore[assignment]
-        return function
-
-    return register
+elementwise = _registers(ELEMENTWISE)
+placed = _registers(PLACED)
+statement = _registers(STATEMENTS)
+scalar = _registers(SCALARS)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 
-from torch_mtia.triton.llvm import (
-    Builder,
-    Value,
-    floating,
-    lanes_of,
-)
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value, floating, lanes_of
 from torch_mtia.triton.vecmath.number import FUNCTIONS, Number, from_bits, function
 
 # Rounding -------------------------------------------------------------------------------------------------------------

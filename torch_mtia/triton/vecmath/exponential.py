@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torch_mtia.triton.llvm import (
-    Value,
-    element_of,
-    integer,
-)
+from torch_mtia.triton.llvm_value import Value, element_of, integer
 from torch_mtia.triton.vecmath.number import FUNCTIONS, Number, from_bits, function, through_double
 from torch_mtia.triton.vecmath.rare import rare
 

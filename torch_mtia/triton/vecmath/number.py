@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar, Union
 
-from torch_mtia.triton.llvm import (
-    Builder,
-    Value,
-    bits_of,
-    element_of,
-    floating,
-)
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value, bits_of, element_of, floating
 
 Operand = Union["Number", float]
 

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_mtia.triton import abi
-from torch_mtia.triton.llvm import (
-    Builder,
-    Value,
-    lanes_of,
-    undefined,
-    vector_type,
-)
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value, lanes_of, undefined, vector_type
 
 
 def rare(b: Builder, name: str, operands: Sequence[Value]) -> Value:

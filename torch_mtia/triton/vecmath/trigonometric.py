@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from torch_mtia.triton.llvm import (
-    Value,
-    element_of,
-    lanes_of,
-)
+from torch_mtia.triton.llvm_value import Value, element_of, lanes_of
 from torch_mtia.triton.vecmath.exponential import (
     nearest_integer,
 )

@@ -1,0 +1,835 @@
+"""The plans that the Triton compiler makes, as text: which loops, along which dimensions, what is kept where.
+
+They are pinned for a machine with AVX-512 and for the TTIR of one version of Triton. What has changed on purpose is
+written anew by EXPECTTEST_ACCEPT=1.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from expecttest import TestCase
+
+import torch_mtia
+from torch_mtia.triton.emit import program as emit_program
+from torch_mtia.triton.emit.registry import ELEMENTWISE, PLACED, SCALARS, STATEMENTS
+from torch_mtia.triton.ir.ops import OPS, Kind
+from torch_mtia.triton.plan import program as plan_program
+from torch_mtia.triton.plan.planner import PLANS
+
+PACKAGE = Path(torch_mtia.__file__).parent / "triton"
+STAGES = ("ir", "analyses", "plan", "emit")
+
+
+def plan_of(kernel: Any, *arguments: Any, **constants: Any) -> str:
+    compiled = kernel.warmup(*arguments, grid=(1,), arch="x86-64-v4", **constants)
+    return str(compiled.asm["plan"])
+
+
+F32 = torch.float32
+
+
+@triton.jit
+def softmax(out, x, stride, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < n
+    numbers = tl.load(x + row * stride + columns, mask=mask, other=-float("inf"))
+    powers = tl.exp(numbers - tl.max(numbers, 0))
+    tl.store(out + row * stride + columns, powers / tl.sum(powers, 0), mask=mask)
+
+
+@triton.jit
+def masked_max(out, x, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out, tl.max(tl.load(x + i, mask=i < n, other=0.0), 0))
+
+
+@triton.jit
+def layer_norm(out, x, weight, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    mask = i < n
+    row = tl.load(x + tl.program_id(0) * n + i, mask=mask, other=0.0)
+    mean = tl.sum(row, 0) / n
+    centered = tl.where(mask, row - mean, 0.0)
+    scale = 1 / tl.sqrt(tl.sum(centered * centered, 0) / n + 1e-5)
+    tl.store(out + tl.program_id(0) * n + i, centered * scale * tl.load(weight + i, mask=mask), mask=mask)
+
+
+@triton.jit
+def matmul(a, b, c, K, M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
+    rows, columns, inner = tl.arange(0, M), tl.arange(0, N), tl.arange(0, BLOCK)
+    at_a, at_b = a + rows[:, None] * K + inner[None, :], b + inner[:, None] * N + columns[None, :]
+    total = tl.zeros((M, N), tl.float32)
+    for _ in range(0, K, BLOCK):
+        total = tl.dot(tl.load(at_a), tl.load(at_b), total)
+        at_a += BLOCK
+        at_b += BLOCK * N
+    tl.store(c + rows[:, None] * N + columns[None, :], total)
+
+
+@triton.jit
+def transpose(out, x, N: tl.constexpr):
+    i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    tl.store(out + i * N + j, tl.load(x + j * N + i))
+
+
+@triton.jit
+def row_sums(out, x, M: tl.constexpr, N: tl.constexpr):
+    i, j = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+    tl.store(out + tl.arange(0, M), tl.sum(tl.load(x + i * N + j), 1))
+
+
+@triton.jit
+def column_sums(out, x, M: tl.constexpr, N: tl.constexpr):
+    i, j = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+    tl.store(out + tl.arange(0, N), tl.sum(tl.load(x + i * N + j), 0))
+
+
+@triton.jit
+def _first_negative(a, b):
+    return tl.where(a < 0, a, b)
+
+
+@triton.jit
+def in_order(out, x, BLOCK: tl.constexpr):
+    tl.store(out, tl.reduce(tl.load(x + tl.arange(0, BLOCK)), 0, _first_negative))
+
+
+@triton.jit
+def scan(out, x, M: tl.constexpr, N: tl.constexpr):
+    place = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(out + place, tl.cumsum(tl.load(x + place), 1, reverse=True))
+
+
+@triton.jit
+def gather_in_a_loop(out, x, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    values = tl.load(x + i)
+    for _ in range(3):
+        values = tl.gather(values, (i + 1) % BLOCK, 0)
+    tl.store(out + i, values)
+
+
+@triton.jit
+def exchange_in_a_loop(out, x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    one, other = tl.load(x + i), tl.load(y + i)
+    for _ in range(n):
+        one, other = other, one
+    tl.store(out + i, one)
+
+
+@triton.jit
+def histogram(out, x, BLOCK: tl.constexpr):
+    tl.store(out + tl.arange(0, 16), tl.histogram(tl.load(x + tl.arange(0, BLOCK)), 16))
+
+
+@triton.jit
+def atomic(out, x, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.atomic_add(out + i % 4, tl.load(x + i))
+
+
+@triton.jit
+def while_loop(out, x, limit, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    values = tl.load(x + i)
+    while tl.sum(values, 0) < limit:
+        values = values * 2
+    tl.store(out + i, values)
+
+
+@triton.jit
+def branch(out, x, flag, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    values = tl.load(x + i)
+    if flag > 0:
+        values = tl.exp(values)
+    tl.store(out + i, values)
+
+
+@triton.jit
+def early_return(out, x, n, BLOCK: tl.constexpr):
+    if tl.program_id(0) >= n:
+        return
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i))
+
+
+@triton.jit
+def aliasing_pointers(x, y, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(y + i) + 1)
+
+
+@triton.jit
+def two_stores(x, y, z, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    values = tl.load(z + i)
+    tl.store(x + i, values + 1)
+    tl.store(y + i, values - 1)
+
+
+@triton.jit
+def load_behind_a_store(x, y, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    values = tl.load(x + i)
+    tl.store(y + i, values * 2)
+    tl.store(x + i, values + tl.load(y + i))
+
+
+@triton.jit
+def joined(out, x, y, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    both = tl.interleave(tl.load(x + i), tl.load(y + i))
+    tl.store(out + tl.arange(0, 2 * BLOCK), both)
+
+
+@triton.jit
+def assertion(x, BLOCK: tl.constexpr):
+    values = tl.load(x + tl.arange(0, BLOCK))
+    tl.device_assert(values > 0, "positive")
+
+
+@pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="other versions write other TTIR")
+class TestPlans(TestCase):
+    maxDiff = None
+
+    def test_softmax(self) -> None:
+        self.assertExpectedInline(
+            plan_of(softmax, F32, F32, 100, 100, BLOCK=1024),
+            """\
+kernel softmax(%out: ptr, %x: ptr, %stride: i32, %n: i32)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 1024 x f32 on the stack, steps 6 to 7
+
+  1 %row = tt.get_program_id x
+  2 %numbers_1 = arith.muli %row, %stride
+  3 %numbers_2 = tt.addptr %x, %numbers_1
+  4 reduce %numbers_5 along dimension 0 to %powers
+      over 1024, 16 at a time
+      loads %numbers_5
+      in any order, 4 accumulators of 16 lanes
+      ends before 1024 where %mask_0 is false, if what is behind changes nothing
+  5 %0 = tt.addptr %out, %numbers_1
+  6 reduce %powers_8 along dimension 0 to %3
+      over 1024, 16 at a time
+      loads %numbers_5
+      keeps %powers_8 in #1
+      in any order, 4 accumulators of 16 lanes
+  7 store %5 to %2
+      over 1024, 16 at a time
+      reads %powers_8 from #1
+      ends along dimension 0 where %mask_0 is false
+      past the caches if 512 <= programs
+        and not(%numbers_2 == %0)
+  8 return
+""",
+        )
+
+    def test_a_masked_maximum_ends_where_its_mask_does(self) -> None:
+        self.assertExpectedInline(
+            plan_of(masked_max, F32, F32, 100, BLOCK=256),
+            """\
+kernel masked_max(%out: ptr, %x: ptr, %n: i32)
+strips of 16 lanes, 0 bytes of scratch memory
+
+  1 reduce %5 along dimension 0 to %6
+      over 256, 16 at a time
+      loads %5
+      in any order, 4 accumulators of 16 lanes
+      ends before 256 where %2 is false, if what is behind changes nothing
+  2 tt.store %out, %6
+  3 return
+""",
+        )
+
+    def test_layer_norm(self) -> None:
+        self.assertExpectedInline(
+            plan_of(layer_norm, F32, F32, F32, 100, BLOCK=1024),
+            """\
+kernel layer_norm(%out: ptr, %x: ptr, %weight: ptr, %n: i32)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 1024 x f32 on the stack, steps 15 to 16
+
+  1 %scale = 1.0
+  2 %0 = 9.99999974e-06
+  3 %row = tt.get_program_id x
+  4 %row_1 = arith.muli %row, %n
+  5 %row_2 = tt.addptr %x, %row_1
+  6 reduce %row_5 along dimension 0 to %mean
+      over 1024, 16 at a time
+      loads %row_5
+      in any order, 4 accumulators of 16 lanes
+      ends before 1024 where %mask_0 is false, if what is behind changes nothing
+  7 %mean_6 = arith.sitofp %n
+  8 %mean_7 = arith.divf %mean, %mean_6
+  9 reduce %scale_10 along dimension 0 to %scale_11
+      over 1024, 16 at a time
+      loads %row_5
+      in any order, 4 accumulators of 16 lanes
+      ends before 1024 where %mask_0 is false, if what is behind changes nothing
+ 10 %scale_12 = arith.divf %scale_11, %mean_6
+ 11 %scale_13 = arith.addf %scale_12, %0
+ 12 %scale_14 = math.sqrt %scale_13
+ 13 %scale_15 = arith.divf %scale, %scale_14
+ 14 %2 = tt.addptr %out, %row_1
+ 15 store %10 to %4
+      over 1024, 16 at a time
+      loads %row_5, %9
+      ends along dimension 0 where %mask_0 is false
+      at once if (%row_2 == %2) or (((%row_2 + 4096) <= %2) or ((%2 + 4096) <= %row_2))
+        and (%weight == %2) or (((%weight + 4096) <= %2) or ((%2 + 4096) <= %weight))
+      past the caches if 512 <= programs
+        and not((%row_2 == %2) or (%weight == %2))
+      otherwise by way of #1
+ 16     store #1 to %4
+          over 1024, 16 at a time
+          ends along dimension 0 where %mask_0 is false
+ 17 return
+""",
+        )
+
+    def test_matmul(self) -> None:
+        self.assertExpectedInline(
+            plan_of(matmul, F32, F32, F32, 100, M=32, N=64, BLOCK=32),
+            """\
+kernel matmul(%a: ptr, %b: ptr, %c: ptr, %K: i32)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 2048 x f32 on the stack, steps 3 to 7
+#2: 2048 x f32 on the stack, steps 5 to 6
+
+  1 %0 = 32
+  2 %1 = 0
+  3 evaluate %total -> #1
+      over 32 x 64, 16 at a time along dimension 1
+  4 for %_ from %1 to %K by %0
+      carries %at_a moved from %15 by %3, then %at_a_5
+      carries %at_b moved from %22 by %2, then %at_b_6
+      carries %total_1 in #1, from %total, then %total_4
+    do
+  5     evaluate %total_3 -> #2
+          over 32 x 64, 16 at a time along dimension 1
+          loads %total_3
+          moves %at_b from %22
+  6     multiply #1 += %total_2 @ #2
+          32 x 32 @ 32 x 64, 32 products at a time
+          accumulators: 4 x 4 vectors of 16 lanes
+          fetches what is behind %total_3
+          loads %total_2
+          moves %at_a from %15
+          moves %at_b from %22
+  7 store %total_0#2 to %26
+      over 32 x 64, 16 at a time along dimension 1
+      reads %total_0#2 from #1
+      outside of the innermost loop: %24
+  8 return
+""",
+        )
+
+    def test_what_lies_along_another_dimension_is_transposed_in_registers(self) -> None:
+        self.assertExpectedInline(
+            plan_of(transpose, F32, F32, N=32),
+            """\
+kernel transpose(%out: ptr, %x: ptr)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 1024 x f32 on the stack, steps 2 to 3
+#2: 1024 x f32 on the stack, steps 1 to 2
+
+  1 evaluate %17 -> #2, in squares turned in registers
+      over 32 x 32, 16 at a time along dimension 0, written along 1
+      loads %17
+  2 store %17 to %10
+      over 32 x 32, 16 at a time along dimension 1
+      reads %17 from #2
+      outside of the innermost loop: %7
+      at once if ((%x + 4096) <= %out) or ((%out + 4096) <= %x)
+      otherwise by way of #1
+  3     store #1 to %10
+          over 32 x 32, 16 at a time along dimension 1
+          outside of the innermost loop: %7
+  4 return
+""",
+        )
+
+    def test_row_sums(self) -> None:
+        self.assertExpectedInline(
+            plan_of(row_sums, F32, F32, M=4, N=64),
+            """\
+kernel row_sums(%out: ptr, %x: ptr)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 4 x f32 on the stack, steps 1 to 2
+
+  1 reduce %13 along dimension 1 to %14 -> #1
+      over 4 x 64, 16 at a time along dimension 1
+      loads %13
+      outside of the innermost loop: %9
+      in any order, 2 accumulators of 16 lanes
+  2 store %14 to %6
+      over 4, 4 at a time
+      reads %14 from #1
+  3 return
+""",
+        )
+
+    def test_column_sums(self) -> None:
+        self.assertExpectedInline(
+            plan_of(column_sums, F32, F32, M=4, N=64),
+            """\
+kernel column_sums(%out: ptr, %x: ptr)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 64 x f32 on the stack, steps 1 to 2
+
+  1 reduce %13 along dimension 0 to %14 -> #1
+      over 4 x 64, 16 at a time along dimension 1
+      loads %13
+      in any order, 4 strips side by side
+  2 store %14 to %6
+      over 64, 16 at a time
+      reads %14 from #1
+  3 return
+""",
+        )
+
+    def test_a_function_that_is_not_commutative_keeps_the_order(self) -> None:
+        self.assertExpectedInline(
+            plan_of(in_order, F32, F32, BLOCK=256),
+            """\
+kernel in_order(%out: ptr, %x: ptr)
+strips of 16 lanes, 0 bytes of scratch memory
+
+  1 %0 = 0.0
+  2 reduce %4 along dimension 0 to %5
+      over 256, 16 at a time
+      loads %4
+      in order of the indices, 8 strips at a time
+  3 tt.store %out, %5
+  4 return
+""",
+        )
+
+    def test_scan(self) -> None:
+        self.assertExpectedInline(
+            plan_of(scan, F32, F32, M=4, N=64),
+            """\
+kernel scan(%out: ptr, %x: ptr)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 256 x f32 on the stack, steps 1 to 2
+
+  1 scan %4 along dimension 1, backward, to %5 -> #1
+      over 4 x 64, 4 at a time along dimension 0
+      loads %4
+  2 store %5 to %1
+      over 4 x 64, 16 at a time along dimension 1
+      reads %5 from #1
+      outside of the innermost loop: %place_2
+  3 return
+""",
+        )
+
+    def test_a_gather_does_not_write_over_what_it_reads(self) -> None:
+        self.assertExpectedInline(
+            plan_of(gather_in_a_loop, F32, F32, BLOCK=64),
+            """\
+kernel gather_in_a_loop(%out: ptr, %x: ptr)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 64 x f32 on the stack, steps 4 to 5
+#2: 64 x f32 on the stack, steps 5 to 9
+#3: 64 x f32 on the stack, steps 7 to 8
+
+  1 %0 = 1
+  2 %1 = 3
+  3 %2 = 0
+  4 evaluate %values_1 -> #1
+      over 64, 16 at a time
+      loads %values_1
+  5 evaluate %values_1 -> #2
+      over 64, 16 at a time
+      reads %values_1 from #1
+  6 for %_ from %2 to %1 by %0
+      carries %values_5 in #2, from %values_1, then %values_6
+    do
+  7     %values_6 = tt.gather %values_5, %values_3 with #2, #3
+          over 64, 16 at a time
+  8     evaluate %values_6 -> #2
+          over 64, 16 at a time
+          reads %values_6 from #3
+  9 store %values_4 to %6
+      over 64, 16 at a time
+      reads %values_4 from #2
+ 10 return
+""",
+        )
+
+    def test_exchanged_tensors_go_through_copies(self) -> None:
+        self.assertExpectedInline(
+            plan_of(exchange_in_a_loop, F32, F32, F32, 100, BLOCK=64),
+            """\
+kernel exchange_in_a_loop(%out: ptr, %x: ptr, %y: ptr, %n: i32)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 64 x f32 on the stack, steps 3 to 5
+#2: 64 x f32 on the stack, steps 4 to 5
+#3: 64 x f32 on the stack, steps 5 to 8
+#4: 64 x f32 on the stack, steps 5 to 7
+
+  1 %0 = 1
+  2 %1 = 0
+  3 evaluate %4 -> #1
+      over 64, 16 at a time
+      loads %4
+  4 evaluate %7 -> #2
+      over 64, 16 at a time
+      loads %7
+  5 evaluate %4 -> #3, %7 -> #4
+      over 64, 16 at a time
+      reads %4 from #1
+      reads %7 from #2
+  6 for %_ from %1 to %n by %0
+      carries %one in #3, from %4, then %other_0
+      carries %other_0 in #4, from %7, then %one
+    do
+  7     evaluate %other_0 -> #3, %one -> #4
+          over 64, 16 at a time
+          reads %other_0 from #4
+          reads %one from #3
+  8 store %other#0 to %9
+      over 64, 16 at a time
+      reads %other#0 from #3
+  9 return
+""",
+        )
+
+    def test_histogram(self) -> None:
+        self.assertExpectedInline(
+            plan_of(histogram, torch.int32, torch.int32, BLOCK=64),
+            """\
+kernel histogram(%out: ptr, %x: ptr)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 64 x i32 on the stack, steps 1 to 2
+#2: 16 x i32 on the stack, steps 2 to 3
+
+  1 evaluate %6 -> #1
+      over 64, 16 at a time
+      loads %6
+  2 %7 = tt.histogram %6 with #1, #2
+      over 16, 16 at a time
+      over 64, one by one
+  3 store %7 to %2
+      over 16, 16 at a time
+      reads %7 from #2
+  4 return
+""",
+        )
+
+    def test_atomic(self) -> None:
+        self.assertExpectedInline(
+            plan_of(atomic, F32, F32, BLOCK=64),
+            """\
+kernel atomic(%out: ptr, %x: ptr)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 64 x f32 on the stack, steps 1 to 2
+
+  1 evaluate %7 -> #1
+      over 64, 16 at a time
+      loads %7
+  2 %8 = tt.atomic_rmw %4, %7, %0
+      over 64, one by one
+      reads %7 from #1
+  3 return
+""",
+        )
+
+    def test_while(self) -> None:
+        self.assertExpectedInline(
+            plan_of(while_loop, F32, F32, 100, BLOCK=64),
+            """\
+kernel while_loop(%out: ptr, %x: ptr, %limit: i32)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 64 x f32 on the stack, steps 2 to 3
+#2: 64 x f32 on the stack, steps 3 to 8
+#3: 64 x f32 on the stack, steps 7 to 9
+
+  1 %1 = arith.sitofp %limit
+  2 evaluate %values_1 -> #1
+      over 64, 16 at a time
+      loads %values_1
+  3 evaluate %values_1 -> #2
+      over 64, 16 at a time
+      reads %values_1 from #1
+  4 while
+      carries %values_5 in #2, from %values_1, then %values_4
+    check
+  5     reduce %values_5 along dimension 0 to %4
+          over 64, 16 at a time
+          reads %values_5 from #2
+          in any order, 2 accumulators of 16 lanes
+  6     %5 = arith.cmpf olt %4, %1
+  7     evaluate %values_5 -> #3
+          over 64, 16 at a time
+          reads %values_5 from #2
+    do, if %5
+  8     evaluate %values_4 -> #2
+          over 64, 16 at a time
+          reads %values_3 from #3
+  9 store %values_2 to %3
+      over 64, 16 at a time
+      reads %values_2 from #3
+ 10 return
+""",
+        )
+
+    def test_if(self) -> None:
+        self.assertExpectedInline(
+            plan_of(branch, F32, F32, 100, BLOCK=64),
+            """\
+kernel branch(%out: ptr, %x: ptr, %flag: i32)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 64 x f32 on the stack, steps 3 to 6
+#2: 64 x f32 on the stack, steps 4 to 7
+
+  1 %0 = 0
+  2 %1 = arith.cmpi sgt %flag, %0
+  3 evaluate %values_1 -> #1
+      over 64, 16 at a time
+      loads %values_1
+  4 if %1, for %2 -> #2
+    then
+  5     evaluate %values_2 -> #2
+          over 64, 16 at a time
+          reads %values_1 from #1
+    else
+  6     evaluate %values_1 -> #2
+          over 64, 16 at a time
+          reads %values_1 from #1
+  7 store %2 to %4
+      over 64, 16 at a time
+      reads %2 from #2
+  8 return
+""",
+        )
+
+    def test_early_return(self) -> None:
+        self.assertExpectedInline(
+            plan_of(early_return, F32, F32, 100, BLOCK=64),
+            """\
+kernel early_return(%out: ptr, %x: ptr, %n: i32)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 64 x f32 on the stack, steps 7 to 8
+
+  1 %0 = tt.get_program_id x
+  2 %1 = arith.cmpi sge %0, %n
+  3 if %1
+    then
+  4     go to ^1()
+    else
+  5     go to ^2()
+    ^1():
+  6 return
+    ^2():
+  7 store %6 to %3
+      over 64, 16 at a time
+      loads %6
+      at once if (%x == %out) or (((%x + 256) <= %out) or ((%out + 256) <= %x))
+      otherwise by way of #1
+  8     store #1 to %3
+          over 64, 16 at a time
+  9 return
+""",
+        )
+
+    def test_a_store_asks_whether_pointers_alias(self) -> None:
+        self.assertExpectedInline(
+            plan_of(aliasing_pointers, F32, F32, BLOCK=1024),
+            """\
+kernel aliasing_pointers(%x: ptr, %y: ptr)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 1024 x f32 on the stack, steps 1 to 2
+
+  1 store %6 to %2
+      over 1024, 16 at a time
+      loads %5
+      at once if (%y == %x) or (((%y + 4096) <= %x) or ((%x + 4096) <= %y))
+      past the caches if 512 <= programs
+        and not(%y == %x)
+      otherwise by way of #1
+  2     store #1 to %2
+          over 1024, 16 at a time
+  3 return
+""",
+        )
+
+    def test_two_stores_share_a_nest(self) -> None:
+        self.assertExpectedInline(
+            plan_of(two_stores, F32, F32, F32, BLOCK=64),
+            """\
+kernel two_stores(%x: ptr, %y: ptr, %z: ptr)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 64 x f32 on the stack, steps 1 to 2
+#2: 64 x f32 on the stack, steps 1 to 3
+
+  1 store %3 to %2, %6 to %5
+      over 64, 16 at a time
+      loads %values_1
+      at once if (%z == %x) or (((%z + 256) <= %x) or ((%x + 256) <= %z))
+        and (%z == %y) or (((%z + 256) <= %y) or ((%y + 256) <= %z))
+        and (%x == %y) or (((%x + 256) <= %y) or ((%y + 256) <= %x))
+      otherwise by way of #1, #2
+  2     store #1 to %2
+          over 64, 16 at a time
+  3     store #2 to %5
+          over 64, 16 at a time
+  4 return
+""",
+        )
+
+    def test_a_load_is_done_before_a_store_that_may_change_it(self) -> None:
+        self.assertExpectedInline(
+            plan_of(load_behind_a_store, F32, F32, BLOCK=64),
+            """\
+kernel load_behind_a_store(%x: ptr, %y: ptr)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 64 x f32 on the stack, steps 1 to 3
+#2: 64 x f32 on the stack, steps 3 to 4
+
+  1 evaluate %values_1 -> #1
+      over 64, 16 at a time
+      loads %values_1
+  2 store %3 to %2
+      over 64, 16 at a time
+      reads %values_1 from #1
+  3 store %5 to %values_0
+      over 64, 16 at a time
+      loads %4
+      reads %values_1 from #1
+      at once if (%y == %x) or (((%y + 256) <= %x) or ((%x + 256) <= %y))
+      otherwise by way of #2
+  4     store #2 to %values_0
+          over 64, 16 at a time
+  5 return
+""",
+        )
+
+    def test_interleave(self) -> None:
+        self.assertExpectedInline(
+            plan_of(joined, F32, F32, F32, BLOCK=64),
+            """\
+kernel joined(%out: ptr, %x: ptr, %y: ptr)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 128 x f32 on the stack, steps 1 to 3
+
+  1 evaluate %both_1 -> #1
+      over 64, 16 at a time
+      loads %both_1
+  2 evaluate %both_4 -> #1+4
+      over 64, 16 at a time
+      loads %both_4
+  3 store %both_5 to %2
+      over 128, 16 at a time
+      reads %both_5 from #1
+  4 return
+""",
+        )
+
+    def test_assertion(self) -> None:
+        self.assertExpectedInline(
+            plan_of(assertion, F32, BLOCK=64, debug=True),
+            """\
+kernel assertion(%x: ptr)
+strips of 16 lanes, 0 bytes of scratch memory
+
+  1 tt.assert %1
+      over 64, 16 at a time
+      loads %values_2
+  2 return
+""",
+        )
+
+
+def test_a_plan_is_the_same_every_time() -> None:
+    texts = set()
+    for _ in range(2):
+        softmax.device_caches.clear()
+        texts.add(plan_of(softmax, F32, F32, 100, 100, BLOCK=1024))
+    assert len(texts) == 1
+
+
+# The stages -----------------------------------------------------------------------------------------------------------
+
+
+def _imports(path: Path) -> set[str]:
+    """The modules of torch_mtia.triton that a module imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("torch_mtia.triton"):
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+            found.add(node.module)
+    return {name.removeprefix("torch_mtia.triton.") for name in found}
+
+
+@pytest.mark.parametrize(("earlier", "later"), itertools.combinations(STAGES, 2))
+def test_no_stage_knows_a_later_one(earlier: str, later: str) -> None:
+    for path in (PACKAGE / earlier).glob("*.py"):
+        assert not {name for name in _imports(path) if name.split(".")[0] == later}, path.name
+
+
+@pytest.mark.parametrize("stage", ["ir", "analyses", "plan"])
+def test_only_the_last_stage_writes_code(stage: str) -> None:
+    for path in (PACKAGE / stage).glob("*.py"):
+        assert not {name for name in _imports(path) if name.split(".")[0] in ("llvm", "llvm_value", "lanes")}, path.name
+
+
+def test_modules_do_not_import_each_other_in_circles() -> None:
+    modules = {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): _imports(path)
+        for path in PACKAGE.rglob("*.py")
+    }
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join((*above, name))
+        if name in done:
+            return
+        for imported in modules[name] & modules.keys():
+            if not f"{name}.".startswith(f"{imported}."):  # a package may import its own modules
+                visit(imported, (*above, name))
+        done.add(name)
+
+    for name in modules:
+        visit(name, ())
+
+
+def test_every_operation_has_facts_and_code() -> None:
+    assert emit_program
+    assert plan_program
+    written = ELEMENTWISE.keys() | PLACED.keys() | SCALARS.keys() | STATEMENTS.keys()
+    assert written <= OPS.keys()
+    assert PLANS.keys() <= OPS.keys()
+    statements = {name for name, facts in OPS.items() if facts.kind is Kind.STATEMENT}
+    assert OPS.keys() - statements <= written
+    assert statements <= PLANS.keys() | STATEMENTS.keys()

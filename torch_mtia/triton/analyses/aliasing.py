@@ -1,0 +1,125 @@
+"""Whether a store may write at once, while other elements of what it depends on are still to be read.
+
+Reading everything first takes a buffer and a second pass over it. Mostly it is not needed: what is read lies elsewhere,
+or is read where it is written. Addresses are arguments, so the program itself finds out, from the range of addresses
+that each load and the store can reach.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+from torch_mtia.triton.analyses import symbolic
+from torch_mtia.triton.analyses.availability import Available
+from torch_mtia.triton.analyses.intervals import Intervals
+from torch_mtia.triton.analyses.strides import StrideAnalysis, is_linear
+from torch_mtia.triton.analyses.symbolic import TRUE, Expression
+from torch_mtia.triton.ir.module import Op, Value
+from torch_mtia.triton.ir.ops import Elements, Linear, facts, is_load, pointee_size
+
+MAX_PAIRS = 16  # each takes about ten instructions to check
+
+
+def may_write_at_once(
+    stores: Sequence[Op], available: Available, strides: StrideAnalysis, *, checked: bool
+) -> Expression | None:
+    """A condition under which stores of one nest, which write a strip each before the next strip is read, leave memory
+    as program order says: no load that they wait for reads what one of them wrote before, and no store comes before an
+    earlier one. TRUE itself if that is known now, None if it is never known. `checked`: a load outside of live memory
+    is left out, so that it is not known which ones read."""
+    shape = stores[0].operands[0].type.shape
+    assert shape is not None
+    order, at_index = available.reach([root for store in stores for root in store.operands], shape)
+    if any(available.is_moved(value) and available.reads_memory(value) for value in order):
+        return None
+    loads = [value for value in order if is_load(value.op)]
+    pairs = [(value.op, store, at_index[value]) for value in loads for store in stores]
+    pairs += [(first, second, True) for first, second in itertools.combinations(stores, 2)]
+    if len(pairs) > MAX_PAIRS or (loads and checked):
+        return None
+    intervals = Intervals(available)
+    result: Expression = TRUE
+    for first, store, same_place in pairs:
+        assert first is not None
+        safe = _does_not_disturb(intervals, strides, first, store, same_place)
+        if safe is None:
+            return None
+        result = symbolic.both(result, safe)
+    return result
+
+
+def has_read(store: Op) -> Expression | None:
+    """Whether a load before `store`, in its block, reads just what that writes; None if none can."""
+    result: Expression | None = None
+    for load in store.block.ops[: store.position]:
+        if not is_load(load) or pointee_size(load) != pointee_size(store):
+            continue
+        pairs = _starts(load.operands[0], store.operands[0])
+        if pairs is not None:
+            found = _equal(pairs)
+            result = found if result is None else symbolic.either(result, found)
+    return result
+
+
+def _equal(pairs: Sequence[tuple[Value, Value]]) -> Expression:
+    return functools.reduce(symbolic.both, itertools.starmap(symbolic.same, pairs), TRUE)
+
+
+def _does_not_disturb(
+    intervals: Intervals, strides: StrideAnalysis, earlier: Op, store: Op, at_index: bool
+) -> Expression | None:
+    """Whether `store` leaves alone what `earlier`, a load or a store, accesses in later strips. `at_index`: both visit
+    their elements in the same order."""
+    read, written = earlier.operands[0], store.operands[0]
+    same: Expression | None = None
+    if at_index and pointee_size(earlier) == pointee_size(store) and _are_distinct(strides, written):
+        pairs = _starts(read, written)
+        if pairs is not None:
+            same = _equal(pairs)
+            if same is TRUE:
+                return same
+    first, second = intervals.of(read), intervals.of(written)
+    if first is None or second is None:
+        return same
+    behind = symbolic.add(first[1], symbolic.number(pointee_size(earlier)))
+    above = symbolic.add(second[1], symbolic.number(pointee_size(store)))
+    apart = symbolic.either(symbolic.at_most(behind, second[0]), symbolic.at_most(above, first[0]))
+    apart = symbolic.both(intervals.hold, apart)
+    return apart if same is None else symbolic.either(same, apart)
+
+
+def _are_distinct(strides: StrideAnalysis, pointer: Value) -> bool:
+    """Whether no two elements are the same address, as far as the strides tell."""
+    if not is_linear(pointer):
+        return False
+    steps: list[tuple[int, int]] = []
+    for stride, size in zip(strides.strides(pointer), pointer.type.shape or (), strict=True):
+        if size > 1:
+            if stride is None:
+                return False
+            steps.append((abs(stride), size))
+    reach = 0
+    for stride, size in sorted(steps):
+        if stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return reach < 1 << 31  # else indices of 32 bits may come around
+
+
+def _starts(left: Value, right: Value) -> list[tuple[Value, Value]] | None:
+    """The pairs of scalars that differ in two tensors of addresses that otherwise are the same; None if more does."""
+    if left is right:
+        return []
+    one, other = left.op, right.op
+    if one is None or other is None or one.name != other.name or left.type.shape != right.type.shape:
+        return None
+    known = facts(one)
+    if known is not None and known.elements is Elements.SPLAT:
+        return [(one.operands[0], other.operands[0])]
+    if known is not None and known.linear is Linear.OFFSET and one.operands[1] is other.operands[1]:
+        return _starts(one.operands[0], other.operands[0])
+    if known is not None and known.elements is Elements.BROADCAST:
+        return _starts(one.operands[0], other.operands[0])
+    return None

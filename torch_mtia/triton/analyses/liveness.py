@@ -1,0 +1,53 @@
+"""Whether a tensor is still needed behind a place of the program."""
+
+from __future__ import annotations
+
+from torch_mtia.triton.analyses.availability import Available
+from torch_mtia.triton.ir.module import Block, Op, Value
+
+
+def position_in(block: Block, user: Op) -> int:
+    """Where in `block` an operation takes place: its own position, or that of the one it is nested in."""
+    op = user
+    while op.block is not block:
+        parent = op.block.region.parent
+        if parent is None:
+            return len(block.ops) - 1  # in another block of the function: not later than the terminator
+        op = parent
+    return op.position
+
+
+def needed_from(
+    value: Value, block: Block, position: int, available: Available, memo: dict[Value, bool] | None = None
+) -> bool:
+    """Whether a statement at `position` of `block` or behind still has to evaluate `value`. `memo`: what is known
+    already, or is to be taken for known."""
+    memo = {} if memo is None else memo
+    found = memo.get(value)
+    if found is not None:
+        return found
+    memo[value] = False
+    for user in value.users:
+        evaluated = [result for result in user.results if available.is_fused(result) or available.is_moved(result)]
+        if any(needed_from(result, block, position, available, memo) for result in evaluated):
+            memo[value] = True
+            break
+        if user.results and len(evaluated) == len(user.results):
+            continue
+        if user.results and all(result in available.held for result in user.results):
+            continue
+        if position_in(block, user) >= position:
+            memo[value] = True
+            break
+    return memo[value]
+
+
+def is_used_elsewhere(value: Value, block: Block) -> bool:
+    """Whether another block of the function uses a value of `block`."""
+    for user in value.users:
+        op = user
+        while op.block is not block and op.block.region.parent is not None:
+            op = op.block.region.parent
+        if op.block is not block:
+            return True
+    return False

@@ -1,0 +1,195 @@
+"""Where masks let loops end early: kernels pad a row to a power of two, and mask what lies beyond its end.
+
+A mask `start + index < bound` is false from some index on. A store does nothing there. A reduction combines the same
+element again and again there (the `other` of a load or of a selection); if that changes nothing after the first time,
+it combines it once. So their loops need not go that far.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+from torch_mtia.triton.analyses.strides import StrideAnalysis, is_linear
+from torch_mtia.triton.ir.module import Op, Value
+from torch_mtia.triton.ir.ops import (
+    OPS,
+    Dims,
+    Kind,
+    is_elementwise,
+    is_fused,
+    load_operands,
+    operand_dims,
+    splat_constant,
+)
+
+LESS, LESS_OR_EQUAL = 2, 3  # predicates of arith.cmpi
+_MOST_COST = 8  # of an operation on what lies behind an end
+_PURE = ("scf.if", "scf.yield", "tt.reduce.return")
+_PASSED_ON = ("tt.broadcast", "tt.expand_dims", "tt.splat")
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """A loop over `size` indices may end where `comparison`, which changes along dimension `axis` of its operands, is
+    false for the first time."""
+
+    comparison: Op
+    axis: int
+    size: int
+
+    @property
+    def includes_bound(self) -> bool:
+        return bool(self.comparison.attributes["predicate"] == LESS_OR_EQUAL)
+
+
+def comparisons(mask: Value) -> set[Value]:
+    """The comparisons that all have to be true where a mask is."""
+    op = mask.op
+    if op is None:
+        return set()
+    if op.name == "arith.andi":
+        return comparisons(op.operands[0]) | comparisons(op.operands[1])
+    if op.name in _PASSED_ON:
+        return comparisons(op.operands[0])
+    return {mask} if op.name == "arith.cmpi" else set()
+
+
+def ends(
+    mask: Value, shape: tuple[int, ...], strides: StrideAnalysis, held: Collection[Value], saves: Sequence[Value]
+) -> dict[int, End]:
+    """By dimension, where a nest over `shape` that keeps `saves` for later ones may end, because the mask is false
+    behind. What is `held` in a buffer is no comparison any more."""
+    found: dict[int, End] = {}
+
+    def visit(value: Value, dims: Dims) -> None:
+        op = value.op
+        if op is None or value in held:
+            return
+        if op.name == "arith.cmpi":
+            d = _dimension(op, dims, strides)
+            if d is not None and d not in found and all(_is_used_only_under(save, value) for save in saves):
+                found[d] = End(op, dims.index(d), shape[d])
+        elif op.name in ("arith.andi", "tt.broadcast", "tt.expand_dims"):
+            for operand in op.operands:
+                visit(operand, operand_dims(op, operand, dims))
+
+    visit(mask, tuple(range(len(shape))))
+    return found
+
+
+def _dimension(op: Op, dims: Dims, strides: StrideAnalysis) -> int | None:
+    """The one along which a comparison `start + index < bound` changes."""
+    left, right = op.operands
+    if op.attributes["predicate"] not in (LESS, LESS_OR_EQUAL) or not (is_linear(left) and is_linear(right)):
+        return None
+    if any(stride != 0 for stride in strides.strides(right)):
+        return None
+    moving = [(stride, d) for stride, d in zip(strides.strides(left), dims, strict=True) if stride != 0]
+    return moving[0][1] if len(moving) == 1 and moving[0][0] == 1 else None
+
+
+def _is_used_only_under(value: Value, comparison: Value) -> bool:
+    """Whether it makes no difference what a value is where the comparison is false."""
+    return all(_is_harmless(value, user, comparison) for user in value.users)
+
+
+def _is_harmless(value: Value, user: Op, comparison: Value) -> bool:
+    mask: Value | None = None
+    if user.name == "arith.select" and value is not user.operands[0] and value is not user.operands[2]:
+        mask = user.operands[0]
+    elif user.name == "tt.store" and len(user.operands) == 3 and value not in (user.operands[0], user.operands[2]):
+        mask = user.operands[2]
+    elif user.name == "tt.load":
+        pointer, mask, _ = load_operands(user)
+        if value is not pointer or mask is None:
+            return False
+    if mask is not None:
+        return comparison in comparisons(mask)
+    return bool(user.results) and is_fused(user) and all(_is_used_only_under(each, comparison) for each in user.results)
+
+
+# Reductions -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Beyond:
+    """The one element that a tensor has wherever masks are false: `value`, a scalar or a constant; zero if None; or
+    what `op` makes of `operands`."""
+
+    value: Value | None = None
+    op: Op | None = None
+    number: int = 0
+    operands: tuple[Beyond, ...] = ()
+    element: str = ""  # of a zero
+
+
+@dataclasses.dataclass(frozen=True)
+class ReductionEnd:
+    """From `end` on, each operand of a reduction is one element, `beyond`: it is enough to combine it once. Combining
+    may be left out only of an element e with e + e = e, by its bits: the program itself finds out."""
+
+    end: End
+    beyond: tuple[Beyond, ...]
+
+
+def reduction_end(
+    op: Op, shape: tuple[int, ...], strides: StrideAnalysis, held: Collection[Value], saves: Sequence[Value]
+) -> ReductionEnd | None:
+    """Where, along its axis, a reduction may end."""
+    for inner in op.regions[0].walk():
+        if not is_elementwise(inner) and inner.name not in _PURE:
+            return None  # an assertion must not see what is not combined
+    masks: list[Value] = []
+    found: list[Beyond] = []
+    for operand in op.operands:
+        beyond = _beyond(operand, masks, {})
+        if beyond is None:
+            return None
+        found.append(beyond)
+    if not masks or any(mask.type.shape != shape or comparisons(mask) != comparisons(masks[0]) for mask in masks):
+        return None
+    end = ends(masks[0], shape, strides, held, saves).get(op.attributes["axis"])
+    return None if end is None else ReductionEnd(end, tuple(found))
+
+
+def _beyond(value: Value, masks: list[Value], known: dict[Value, Beyond | None]) -> Beyond | None:
+    """What a tensor is wherever all of `masks`, to which those met are added, are false."""
+    if value not in known:
+        known[value] = _compute_beyond(value, masks, known)
+    return known[value]
+
+
+def _compute_beyond(value: Value, masks: list[Value], known: dict[Value, Beyond | None]) -> Beyond | None:
+    op = value.op
+    if value.type.shape is None:
+        return Beyond(value)
+    if op is None:
+        return None
+    if op.name == "arith.constant":
+        return None if splat_constant(op) is None else Beyond(value)
+    if op.name in _PASSED_ON:
+        return _beyond(op.operands[0], masks, known)
+    if op.name in ("arith.select", "tt.load"):
+        mask, other = _choice(op)
+        if mask is None or mask.type.shape != value.type.shape:
+            return None
+        masks.append(mask)
+        return Beyond(element=value.type.element) if other is None else _beyond(other, masks, known)
+    if not is_elementwise(op) or OPS[op.name].kind is not Kind.ELEMENTWISE or OPS[op.name].cost > _MOST_COST:
+        return None
+    operands: list[Beyond] = []
+    for operand in op.operands:
+        found = _beyond(operand, masks, known)
+        if found is None:
+            return None
+        operands.append(found)
+    return Beyond(op=op, number=value.number, operands=tuple(operands))
+
+
+def _choice(op: Op) -> tuple[Value | None, Value | None]:
+    """(mask, what is there where it is false) of a selection or a load."""
+    if op.name == "arith.select":
+        return op.operands[0], op.operands[2]
+    _, mask, other = load_operands(op)
+    return mask, other

@@ -1,0 +1,101 @@
+"""What the code that is being written can refer to: scalars that were computed, memory, how far loops have moved."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+from torch_mtia.triton.emit.parameters import HOST_OFFSET, SCRATCH
+from torch_mtia.triton.ir.elements import llvm_element
+from torch_mtia.triton.ir.module import Block
+from torch_mtia.triton.ir.module import Value as Tensor
+from torch_mtia.triton.lanes import Lane
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value
+from torch_mtia.triton.plan.plan import Buffer, Plan, Storage
+
+
+@dataclasses.dataclass
+class Target:
+    """A block that branches go to: its label, and what its scalar arguments are, by where control comes from."""
+
+    label: str
+    incoming: dict[Tensor, list[tuple[Value, str]]]
+
+
+class Environment:
+    def __init__(self, plan: Plan, features: frozenset[str], contract: bool) -> None:
+        self.module = plan.module
+        self.b = Builder(features, contract)
+        self.checks_bounds = plan.checks_bounds
+        self.scalars: dict[Tensor, Lane] = {}
+        self.distances: dict[Tensor, Value] = {}  # of what loops move
+        self.targets: dict[Block, Target] = {}
+        self.leave: list[Callable[[Sequence[Tensor]], None]] = []  # what the functions being written return to
+        self.streams = False  # whether stores pass by the caches
+        self.cost = 0.0  # of one program, in lane instructions
+        self.trips = 1.0  # how often the code being written runs
+        self._storages: dict[Storage, Value] = {}
+        self._parts: dict[tuple[Storage, int], Value] = {}
+
+    # Scalars ----------------------------------------------------------------------------------------------------------
+
+    def scalar(self, value: Tensor) -> Lane:
+        found = self.scalars.get(value)
+        if found is None:
+            raise AssertionError(f"scalar {value} was not emitted")
+        return found
+
+    def set_scalar(self, value: Tensor, computed: Value) -> None:
+        self.scalars[value] = Lane(computed)
+
+    # Memory -----------------------------------------------------------------------------------------------------------
+
+    def host_address(self, device_address: Value) -> Value:
+        """Of a scalar device address."""
+        moved = self.b.binary("add", device_address, HOST_OFFSET)
+        return self.b.define("ptr", f"inttoptr {moved} to ptr")
+
+    def address_of(self, buffer: Buffer) -> Value:
+        """Of its first element; computed at the head of the function, so that every block may use it."""
+        storage = buffer.storage
+        base = self._storages.get(storage)
+        if base is None:
+            if storage.offset is None:
+                base = self.b.alloca(storage.elements, memory_type(storage.element))
+            else:
+                base = self._at_head("tile", SCRATCH, storage.offset)
+            self._storages[storage] = base
+        if buffer.offset == 0:
+            return base
+        place = storage, buffer.offset
+        if place not in self._parts:
+            self._parts[place] = self._at_head("part", base, buffer.offset)
+        return self._parts[place]
+
+    def _at_head(self, stem: str, base: Value, offset: int) -> Value:
+        name = self.b.name(stem)
+        self.b.entry.append(f"  {name} = getelementptr i8, ptr {base.ref}, i64 {offset}")
+        return Value(name, "ptr")
+
+    # Cost -------------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def repeated(self, trips: float) -> Iterator[None]:
+        """Around code that runs so often."""
+        before = self.trips
+        self.trips = before * trips
+        yield
+        self.trips = before
+
+    @contextlib.contextmanager
+    def counted(self, times: float = 1.0) -> Iterator[None]:
+        """Around code that runs `times` as often as what is around it, and that costs as much as it has lines."""
+        start = len(self.b.lines)
+        yield
+        self.cost += (len(self.b.lines) - start) * self.trips * times
+
+
+def memory_type(element: str) -> str:
+    return "i8" if element == "i1" else llvm_element(element)

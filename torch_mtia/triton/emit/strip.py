@@ -1,0 +1,126 @@
+"""Strips, and the values in them: how a nest of loops (Note [Nests] in plan/plan.py) reads what is held in buffers, and
+evaluates everything else. `index` says which elements a strip is: one lane structure (Note [Lanes]) for each dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch_mtia.triton import vecmath
+from torch_mtia.triton.emit.access import read_buffer, write_buffer
+from torch_mtia.triton.emit.environment import Environment
+from torch_mtia.triton.emit.registry import ELEMENTWISE, PLACED
+from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.ir.module import Value as Tensor
+from torch_mtia.triton.ir.unsupported import Unsupported
+from torch_mtia.triton.lanes import AFFINE_RULES, Index, Lane, materialize
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value, integer, undefined
+from torch_mtia.triton.plan.plan import Buffer, Sources
+
+ZERO = Lane(integer(0, "i32"))  # the index along a dimension that is broadcast
+
+
+class Strip:
+    """The elements of a nest's shape at `index`, `width` of them (0: one, as a scalar)."""
+
+    def __init__(
+        self,
+        env: Environment,
+        sources: Sources,
+        index: Index,
+        width: int,
+        saves: Mapping[Tensor, Buffer] | None = None,
+        outer: Mapping[tuple[object, ...], Lane] | None = None,
+    ) -> None:
+        self.env = env
+        self.b: Builder = env.b
+        self.sources = sources
+        self.index = index
+        self.width = width
+        self.saves = saves or {}
+        # What was evaluated outside of the innermost loop stays valid inside.
+        self.cache: dict[tuple[object, ...], Lane] = dict(outer or {})
+
+    def value(self, value: Tensor, index: Index | None = None) -> Lane:
+        """The strip of a tensor at `index`, of a scalar itself."""
+        if value.type.shape is None:
+            return self.env.scalar(value)
+        index = self.index if index is None else index
+        key = (value, *map(id, index))
+        found = self.cache.get(key)
+        if found is None:
+            found = self.cache[key] = self._evaluate(value, index)
+            # `index` must outlive the cache, or its identity could be reused.
+            self.cache[(key, "index")] = Lane(undefined("i1")) if index is self.index else _Kept(index)
+        return found
+
+    def vector(self, value: Tensor, index: Index | None = None) -> Value:
+        return materialize(self.b, self.value(value, index), self.width)
+
+    def _evaluate(self, value: Tensor, index: Index) -> Lane:
+        buffer = self.sources.held.get(value)
+        if buffer is not None:
+            return read_buffer(self.env, buffer, index, self.width)
+        start = self.sources.moved.get(value)
+        if start is not None:
+            return _advance(self.b, self.value(start, index), self.env.distances[value], self.width)
+        op = value.op
+        if op is None:
+            raise AssertionError(f"{value} was not emitted")
+        if rule := PLACED.get(op.name):
+            lane = rule(self, op, index)
+        elif op.name in ELEMENTWISE:
+            lanes = [self.value(operand, index) for operand in op.operands]
+            results = apply(self.b, op, lanes, self.width)
+            for result, computed in zip(op.results, results, strict=True):
+                if result is not value:
+                    place = (result, *map(id, index))
+                    self.cache[place] = computed
+            lane = results[value.number]
+        else:
+            raise Unsupported(f"operation {op.name}", op.location)
+        if index is self.index and value in self.saves:
+            write_buffer(self.env, self.saves[value], index, lane, self.width)
+        return lane
+
+
+def _advance(b: Builder, start: Lane, distance: Value, width: int) -> Lane:
+    if start.stride is not None:
+        exact = start.exact and b.add(start.exact, b.splat(distance, width))
+        return Lane(b.add(start.value, distance), start.stride, exact)
+    return Lane(b.add(start.value, b.splat(distance, width)), None)
+
+
+class _Kept(Lane):
+    """Keeps an index alive."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: Index) -> None:
+        super().__init__(undefined("i1"))
+        self.index = index
+
+
+def apply(b: Builder, op: Op, lanes: list[Lane], width: int) -> list[Lane]:
+    """An elementwise operation on strips: on scalars or strides where that is enough, else on vectors."""
+    if all(lane.uniform for lane in lanes):
+        computed = ELEMENTWISE[op.name](b, op, [lane.value for lane in lanes])
+        return [Lane(value) for value in (computed if isinstance(computed, list) else [computed])]
+    if width and op.name in AFFINE_RULES and all(lane.affine for lane in lanes):
+        lane = AFFINE_RULES[op.name](b, lanes, width)
+        if lane is not None:
+            if any(operand.exact for operand in lanes):
+                lane = Lane(lane.value, lane.stride, _computed(b, op, lanes, width)[0])
+            return [lane]
+    if op.name == "arith.select" and lanes[0].uniform:
+        chosen = b.select(lanes[0].value, *(materialize(b, lane, width) for lane in lanes[1:]))
+        return [Lane(chosen, None)]
+    if op.name == "arith.divf" and lanes[1].uniform and lanes[1].value.type == "float":
+        return [Lane(vecmath.divided_by_scalar(b, materialize(b, lanes[0], width), lanes[1].value), None)]
+    return [Lane(value, None) for value in _computed(b, op, lanes, width)]
+
+
+def _computed(b: Builder, op: Op, lanes: list[Lane], width: int) -> list[Value]:
+    computed = ELEMENTWISE[op.name](b, op, [materialize(b, lane, width) for lane in lanes])
+    return computed if isinstance(computed, list) else [computed]

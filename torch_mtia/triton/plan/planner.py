@@ -1,0 +1,402 @@
+"""Plans one kernel: walks its operations in program order, and decides which nests of loops they open, and what tensors
+are kept in buffers (Note [Nests] in plan.py).
+
+The order of memory accesses is kept in `order_memory`: a load is only put off until a statement that may write to
+memory. Operations that need more than `Do` have a function in control.py, stores.py, reductions.py, products.py or
+rearranging.py, which `plans` registers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from torch_mtia.triton.analyses.availability import Available
+from torch_mtia.triton.analyses.cost import DEAR, RELOAD, cost_of
+from torch_mtia.triton.analyses.liveness import is_used_elsewhere, needed_from
+from torch_mtia.triton.analyses.masks import ends
+from torch_mtia.triton.analyses.strides import StrideAnalysis
+from torch_mtia.triton.ir.elements import element_size
+from torch_mtia.triton.ir.module import Block, Module, Op, Value
+from torch_mtia.triton.ir.ops import OPS, Dims, Kind, is_fused, is_load, is_scalar, operand_dims
+from torch_mtia.triton.ir.unsupported import Unsupported
+from torch_mtia.triton.plan.dimensions import best_dimension
+from torch_mtia.triton.plan.plan import (
+    Buffer,
+    Do,
+    Evaluate,
+    Nest,
+    Shape,
+    Sources,
+    Step,
+    Storage,
+    Transpose,
+    innermost_first,
+    row_major,
+)
+
+MAX_STORES = 4  # in a nest
+STACK_LIMIT = 16 << 10  # bytes of one buffer
+STACK_TOTAL = 48 << 10
+
+PLANS: dict[str, Callable[[Planner, Op], None]] = {}
+F = TypeVar("F", bound="Callable[[Planner, Op], None]")
+
+
+def plans(*names: str) -> Callable[[F], F]:
+    """Registers what plans an operation that is a statement."""
+
+    def register(function: F) -> F:
+        PLANS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+class Planner:
+    def __init__(self, module: Module, lanes: int, features: frozenset[str], checks_bounds: bool) -> None:
+        self.module = module
+        self.lanes = lanes
+        self.features = features
+        self.checks_bounds = checks_bounds
+        self.held: dict[Value, Buffer] = {}
+        self.moved: dict[Value, Value] = {}
+        self.available = Available(self.held, self.moved)  # always what is in both now
+        self.strides = StrideAnalysis()
+        self.steps: list[Step] = []
+        self.put_off: dict[Op, list[Op]] = {}  # stores, to the one that they share a nest with
+        self.destinations: dict[Value, Buffer] = {}  # of carried values that results of statements replace
+        self.storages = 0
+        self.stack_size = 0
+        self.scratch_size = 0
+        self.leave: list[Callable[[Op, Sequence[Value]], None]] = []  # what the functions being planned return to
+
+    # Steps ------------------------------------------------------------------------------------------------------------
+
+    def add(self, step: Step) -> None:
+        self.steps.append(step)
+
+    @contextlib.contextmanager
+    def collected(self) -> Iterator[list[Step]]:
+        """The steps planned inside, in a list of their own."""
+        saved, self.steps = self.steps, []
+        yield self.steps
+        self.steps = saved
+
+    def plan_ops(self, ops: Sequence[Op]) -> None:
+        for op in ops:
+            self.plan_op(op)
+
+    def plan_op(self, op: Op) -> None:
+        try:
+            self._plan_op(op)
+        except Unsupported as error:
+            if error.location is None:
+                error.location = op.location
+            raise
+
+    def _plan_op(self, op: Op) -> None:
+        facts = OPS.get(op.name)
+        if facts is None:
+            raise Unsupported(f"operation {op.name}", op.location)
+        if facts.kind is Kind.STATEMENT:
+            if op.name == "tt.store" and self.joins_next_store(op):
+                return
+            self.order_memory(op)
+            PLANS.get(op.name, Planner.plan_as_it_is)(self, op)
+        elif op.results and is_scalar(op.results[0]):
+            self.add(Do(op))
+        elif is_load(op) and op.attributes.get("isVolatile"):
+            self.materialize([op.results[0]], op)  # all uses are to see the same
+
+    def plan_as_it_is(self, op: Op) -> None:
+        self.add(Do(op))
+
+    def after_branch(self, held: dict[Value, Buffer]) -> None:
+        """Back to what was held before something that may not have run."""
+        self.held.clear()
+        self.held.update(held)
+
+    @contextlib.contextmanager
+    def block_scope(self, block: Block) -> Iterator[None]:
+        """Around a block that may not run: what it evaluates of values from outside is in buffers only there."""
+        before = dict(self.held)
+        yield
+        own = {value: buffer for value, buffer in self.held.items() if value.block_of() is block}
+        self.after_branch(before | own)
+
+    # Buffers ----------------------------------------------------------------------------------------------------------
+
+    def new_buffer(self, shape: Shape, element: str, strides: Shape | None = None) -> Buffer:
+        count = 1
+        for size in shape:
+            count *= size
+        bytes_ = count * element_size(element)
+        offset: int | None = None
+        if bytes_ <= STACK_LIMIT and self.stack_size + bytes_ <= STACK_TOTAL:
+            self.stack_size += bytes_
+        else:
+            offset = self.scratch_size
+            self.scratch_size += (bytes_ + 63) // 64 * 64
+        self.storages += 1
+        storage = Storage(self.storages, count, element, offset)
+        return Buffer(storage, shape, row_major(shape) if strides is None else strides, element)
+
+    def save_buffer(self, value: Value, dim: int) -> Buffer:
+        shape = shape_of(value)
+        return self.new_buffer(shape, value.type.element, innermost_first(shape, dim))
+
+    def row_major_buffer(self, value: Value, op: Op) -> Buffer:
+        """The tensor in a buffer in the order of its dimensions."""
+        found = self.held.get(value)
+        if found is not None and found.row_major():
+            return found
+        target = self.new_buffer(shape_of(value), value.type.element)
+        self.materialize([value], op, [target])
+        self.held[value] = target
+        return target
+
+    def destination(self, value: Value, strides: Shape | None = None) -> Buffer:
+        """The buffer for the result of a statement, which becomes the tensor's. It may be one of a carried value that
+        is not needed any more."""
+        buffer = self._carried_destination(value)
+        if buffer is None or strides is not None:
+            buffer = self.new_buffer(shape_of(value), value.type.element, strides)
+        self.held[value] = buffer
+        return buffer
+
+    def _carried_destination(self, value: Value) -> Buffer | None:
+        """The carried buffer that the result is yielded to, if nobody needs what it holds, under whatever name."""
+        buffer = self.destinations.pop(value, None)
+        if buffer is None:
+            return None
+        op = value.op
+        assert op is not None
+        first = op.position + int(OPS[op.name].in_place)
+        held = [tensor for tensor, other in self.held.items() if other.storage is buffer.storage]
+        return None if any(self.is_needed_from(tensor, op.block, first) for tensor in held) else buffer
+
+    # What is needed, and when -----------------------------------------------------------------------------------------
+
+    def is_needed_from(self, value: Value, block: Block, position: int) -> bool:
+        return needed_from(value, block, position, self.available)
+
+    def is_needed_behind(self, value: Value, op: Op) -> bool:
+        return value.block_of() is op.block and self.is_needed_from(value, op.block, op.position + 1)
+
+    def is_dear(self, value: Value, costs: dict[Value, int] | None = None) -> bool:
+        """`costs`: of other values, while nothing is evaluated in between."""
+        return cost_of(value, self.available, self.strides, costs) >= DEAR
+
+    def joins_next_store(self, op: Op) -> bool:
+        """Puts a store off to the next one of its shape, if nothing between them accesses memory: they may share a
+        nest, which reads and computes once what both need."""
+        stores = [*self.put_off.get(op, []), op]
+        if is_scalar(op.operands[0]) or len(stores) == MAX_STORES:
+            return False
+        for later in op.block.ops[op.position + 1 :]:
+            if later.name == "tt.store" and later.operands[0].type.shape == op.operands[0].type.shape:
+                self.put_off[later] = stores
+                return True
+            if is_load(later) or not is_fused(later):
+                return False
+        return False
+
+    def order_memory(self, op: Op) -> None:
+        """Evaluates what must not wait for `op`: loads that are needed behind it and that it may change, and before
+        operations with regions, which may run several times or not at all, everything dear that they use."""
+        writes = _writes_memory(op)
+        leaves_block = bool(op.successors)
+        nested = op.name.startswith("scf.") and bool(op.regions)
+        if not (writes or leaves_block or nested):
+            return
+        block = op.block
+        inside: set[Value] = set()
+        if nested:
+            inside.update(op.operands)
+            for region in op.regions:
+                for inner in region.walk():
+                    inside.update(inner.operands)
+        # Of the blocks that enclose this one, the values were evaluated when their operation was reached.
+        for earlier in block.ops[: op.position]:
+            for value in earlier.results:
+                if not self.available.is_fused(value):
+                    continue
+                if (writes or leaves_block) and is_load(earlier):
+                    # A region with writes may change what is read inside it as well, and so may other blocks.
+                    first = op.position if op.regions or leaves_block else op.position + 1
+                    if self.is_needed_from(value, block, first):
+                        self.materialize([value], op)
+                elif (value in inside or (leaves_block and is_used_elsewhere(value, block))) and self.is_dear(value):
+                    self.materialize([value], op)
+
+    # Nests ------------------------------------------------------------------------------------------------------------
+
+    def best_dimension(self, roots: Sequence[Value], shape: Shape) -> int:
+        return best_dimension(roots, shape, self.lanes, self.held, self.strides)
+
+    def sources(self, roots: Sequence[Value]) -> Sources:
+        leaves = self.available.leaves(roots)
+        held = {value: self.held[value] for value in leaves if value in self.held}
+        return Sources(held, {value: self.moved[value] for value in leaves if value not in self.held})
+
+    def prepare(self, op: Op, roots: Sequence[Value], shape: Shape) -> list[Value]:
+        """Evaluates what a nest of `op` should not evaluate itself; returns what it should keep."""
+        while True:
+            order, at_index = self.available.reach(roots, shape)
+            costs: dict[Value, int] = {}
+            elsewhere = [value for value in order if not at_index[value] and self.is_dear(value, costs)]
+            early = next((value for value in elsewhere if self._belongs_before(value, at_index, op)), None)
+            if early is None:
+                break
+            self.materialize([early], op)
+        saves: list[Value] = []
+        # Reading neighbours once more takes no longer from where they are than from a buffer; and what is the same for
+        # a whole strip would no longer be known to be.
+        costs = {value: RELOAD for value in order if self.strides.is_plain_load(value)}
+        for value in reversed(order):  # users before what they use
+            if value.block_of() is not op.block or value in saves:
+                continue
+            if not self.is_dear(value, costs):
+                continue
+            others = {save: False for save in saves if save is not value}
+            if needed_from(value, op.block, op.position + 1, self.available, others):
+                saves.append(value)
+        return saves
+
+    def _belongs_before(self, value: Value, at_index: dict[Value, bool], op: Op) -> bool:
+        """Of a dear value that the nest would evaluate at other places than its own, so several times."""
+        for user in value.users:
+            if user.name == "tt.broadcast" and user.results[0] in at_index:
+                return user.results[0].type.numel > value.type.numel or self.is_needed_behind(value, op)
+        return self.is_needed_behind(value, op)
+
+    def nest(
+        self,
+        op: Op,
+        roots: Sequence[Value],
+        shape: Shape,
+        *,
+        dim: int | None = None,
+        one_by_one: bool = False,
+        mask: Value | None = None,
+    ) -> Nest:
+        """Loops in which `op` evaluates `roots`; where `mask` is false, it does nothing. What they keep is held behind
+        them."""
+        saves = self.prepare(op, roots, shape)
+        limits = ends(mask, shape, self.strides, self.held, saves) if mask is not None else {}
+        if dim is None:
+            dim = self.best_dimension(roots, shape)
+        self._transpose_loads(roots, shape, dim)
+        buffers = {value: self.save_buffer(value, dim) for value in saves}
+        lanes = 0 if one_by_one else self.lanes_along(shape, dim)
+        sources, hoisted = self.sources(roots), self.hoisted(roots, shape, dim, lanes)
+        self.held.update(buffers)
+        return Nest(shape, dim, lanes, tuple(roots), sources, buffers, hoisted, limits)
+
+    def plain_nest(self, shape: Shape, dim: int, *, one_by_one: bool = False, roots: Sequence[Value] = ()) -> Nest:
+        """Loops in which nothing is kept, and tensors are only read at other places than their own."""
+        lanes = 0 if one_by_one else self.lanes_along(shape, dim)
+        return Nest(shape, dim, lanes, tuple(roots), self.sources(roots))
+
+    def lanes_along(self, shape: Shape, dim: int) -> int:
+        width = min(self.lanes, shape[dim])
+        return width if width > 1 else 0
+
+    def hoisted(self, roots: Sequence[Value], shape: Shape, inner: int, lanes: int) -> tuple[tuple[Value, Dims], ...]:
+        """What does not change in the innermost loop, and the dimensions of the nest that its own are; None where it is
+        the same along one."""
+        if shape[inner] <= max(lanes, 1):
+            return ()
+        found: list[tuple[Value, Dims]] = []
+        seen: set[tuple[Value, Dims]] = set()
+
+        def visit(value: Value, dims: Dims) -> None:
+            if not self.available.is_fused(value) or (value, dims) in seen:
+                return
+            seen.add((value, dims))
+            assert value.op is not None
+            if inner not in dims:
+                found.append((value, dims))
+                return
+            for operand in value.op.operands:
+                if operand.type.shape is not None:
+                    visit(operand, operand_dims(value.op, operand, dims))
+
+        for root in roots:
+            if root.type.shape == shape:
+                visit(root, tuple(range(len(shape))))
+        return tuple(found)
+
+    def materialize(
+        self,
+        values: Sequence[Value],
+        op: Op,
+        into: Sequence[Buffer] | None = None,
+        dim: int | None = None,
+    ) -> list[Buffer]:
+        """Evaluates tensors of one shape into buffers in one nest; those that are held stay where they are unless
+        `into` names another. Otherwise they are held behind it."""
+        shape = shape_of(values[0])
+        work: list[tuple[Value, Buffer | None]] = []
+        for number, value in enumerate(values):
+            target = None if into is None else into[number]
+            if (target is not None or value not in self.held) and (value, target) not in work:
+                work.append((value, target))
+        if work:
+            self._evaluate(work, op, shape, dim)
+        return list(into) if into is not None else [self.held[value] for value in values]
+
+    def _evaluate(self, work: Sequence[tuple[Value, Buffer | None]], op: Op, shape: Shape, dim: int | None) -> None:
+        roots = [value for value, _ in work]
+        saves = [value for value in self.prepare(op, roots, shape) if value not in roots]
+        if dim is None:
+            dim = self.best_dimension(roots, shape)
+        buffers = {value: self.save_buffer(value, dim) for value in saves}
+        writes = [(value, target if target is not None else self.save_buffer(value, dim)) for value, target in work]
+        sources = self.sources(roots)
+        (value, buffer), *others = writes
+        across = buffer.strides.index(1) if 1 in buffer.strides else dim
+        if not others and not saves and self._is_square(value, dim, across):
+            self.add(Transpose(value, buffer, dim, across, self.lanes, sources))
+        else:
+            lanes = self.lanes_along(shape, dim)
+            hoisted = self.hoisted(roots, shape, dim, lanes)
+            nest = Nest(shape, dim, lanes, tuple(roots), sources, buffers, hoisted)
+            self.add(Evaluate(nest, tuple(writes)))
+        self.held.update(buffers)
+        for (value, buffer), (_, target) in zip(writes, work, strict=True):
+            if target is None:
+                self.held[value] = buffer
+
+    def _transpose_loads(self, roots: Sequence[Value], shape: Shape, dim: int) -> None:
+        """Reads, before the nest and in squares, what lies side by side along another dimension than its strips."""
+        order, at_index = self.available.reach(roots, shape)
+        for value in order:
+            if not is_load(value.op) or not at_index[value]:
+                continue
+            assert value.op is not None
+            strides = self.strides.strides(value.op.operands[0])
+            size = element_size(value.type.element)
+            along = next((d for d, stride in enumerate(strides) if stride == size and shape[d] > 1), dim)
+            if strides[dim] not in (0, size) and self._is_square(value, along, dim):
+                buffer = self.save_buffer(value, dim)
+                self.add(Transpose(value, buffer, along, dim, self.lanes, self.sources([value])))
+                self.held[value] = buffer
+
+    def _is_square(self, value: Value, along: int, across: int) -> bool:
+        """Whether a tensor can be transposed in registers."""
+        shape = shape_of(value)
+        return along != across and min(shape[along], shape[across]) >= self.lanes and value.type.element != "i1"
+
+
+def _writes_memory(op: Op) -> bool:
+    if op.name in OPS and OPS[op.name].writes:
+        return True
+    return any(inner.name in OPS and OPS[inner.name].writes for region in op.regions for inner in region.walk())
+
+
+def shape_of(value: Value) -> Shape:
+    assert value.type.shape is not None
+    return value.type.shape

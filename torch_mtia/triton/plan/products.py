@@ -1,0 +1,237 @@
+"""Matrix products: operands packed into buffers, and accumulators that stay in registers.
+
+The right operand is read in vectors along its rows, the left one element by element, broadcast. Narrow floating-point
+operands are widened to f32 while they are packed, so every product is exact before it is added. Where the processor
+has instructions that add two products of 16-bit numbers to one of 32 bits, the operands are packed as pairs of such
+numbers, neighbours along the inner dimension, instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch_mtia.triton.analyses.strides import is_linear
+from torch_mtia.triton.ir.attributes import Bits
+from torch_mtia.triton.ir.elements import is_float_element
+from torch_mtia.triton.ir.module import Op, Value
+from torch_mtia.triton.ir.ops import is_load, splat_constant
+from torch_mtia.triton.ir.unsupported import Unsupported
+from torch_mtia.triton.plan.control import assign
+from torch_mtia.triton.plan.plan import Buffer, Clear, Convert, Decode, Multiply, Pack, row_major
+from torch_mtia.triton.plan.planner import Planner, plans, shape_of
+
+RIGHT_BYTES = 32 << 10  # of the right operand to keep in the first-level cache
+LEAST_DEPTH = 64  # products to add before the accumulators go to memory
+BF16_HOLDS = frozenset({"bf16", "f8E5M2", "f8E4M3FN", "f8E5M2FNUZ", "f8E4M3FNUZ"})
+
+# triton::ScaleDotElemType
+_FORMATS = {0: "f8E4M3FN", 1: "f8E5M2", 4: "e2m1", 5: "bf16", 6: "f16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operands:
+    left: Buffer | Value
+    right: Buffer
+    inner: int
+    pairs: str = ""
+    upcoming: Op | None = None
+
+
+@plans("tt.dot")
+def _dot(planner: Planner, op: Op) -> None:
+    left, right, initial = op.operands
+    element = _compute_element(op)
+    inner, pairs = shape_of(left)[-1], _pairs(planner, op)
+    packed = pairs or element
+    one_by_one: Buffer | Value
+    one_by_one = left if _reads_directly(planner, left, packed) else _pack(planner, op, left, packed)
+    upcoming = _upcoming(planner, op, right)
+    if pairs:
+        inner //= 2
+        if isinstance(one_by_one, Buffer):
+            one_by_one = dataclasses.replace(
+                one_by_one, shape=(*one_by_one.shape[:-1], inner), strides=(), element="i32"
+            )
+        operands = _Operands(one_by_one, _pack_pairs(planner, op, right, pairs), inner, pairs, upcoming)
+    else:
+        operands = _Operands(one_by_one, _pack(planner, op, right, element), inner, upcoming=upcoming)
+    _add_product(planner, op, operands, initial, element)
+
+
+def _compute_element(op: Op) -> str:
+    """What products are computed and added in."""
+    accumulator = op.results[0].type.element
+    if accumulator in ("f64", "i32", "i64"):
+        return accumulator
+    if is_float_element(accumulator):
+        return "f32"
+    raise Unsupported(f"a dot product with results of type {accumulator}", op.location)
+
+
+def _pairs(planner: Planner, op: Op) -> str:
+    """The 16-bit format that the operands are packed in pairs of, if there is an instruction for them."""
+    (left, right), result = (operand.type for operand in op.operands[:2]), op.results[0].type
+    inner, columns = shape_of(op.operands[1])[-2:]
+    if inner < 2 or columns < planner.lanes:
+        return ""
+    elements = {left.element, right.element}
+    if "bf16" in planner.features and elements <= BF16_HOLDS and is_float_element(result.element):
+        return "bf16"
+    return "i16" if "vnni" in planner.features and elements == {"i8"} and result.element == "i32" else ""
+
+
+def _upcoming(planner: Planner, op: Op, right: Value) -> Op | None:
+    """The load of the right operand, if it is in a loop: mostly the next round reads the rows behind it."""
+    parent = op.block.region.parent
+    if parent is None or parent.name != "scf.for" or len(shape_of(right)) != 2 or right in planner.held:
+        return None
+    if right.op is None or not is_load(right.op) or not _is_linear(planner, right.op.operands[0]):
+        return None
+    return right.op
+
+
+def _is_linear(planner: Planner, pointer: Value) -> bool:
+    return is_linear(planner.moved.get(pointer, pointer))
+
+
+def _reads_directly(planner: Planner, value: Value, element: str) -> bool:
+    """Whether the elements of the left operand are as easy to read where they are as in a buffer."""
+    if value.type.element != element or value in planner.held or planner.checks_bounds or len(shape_of(value)) > 3:
+        return False
+    op = value.op
+    return op is not None and is_load(op) and len(op.operands) == 1 and _is_linear(planner, op.operands[0])
+
+
+def _add_product(planner: Planner, op: Op, operands: _Operands, initial: Value, element: str) -> None:
+    """The result of `op`: initial + left @ right, computed in `element`."""
+    (result,) = op.results
+    shape = shape_of(result)
+    starts_at_zero = initial.op is not None and _is_zero(initial.op)
+    direct = result.type.element == element
+    target = planner.destination(result) if direct else planner.new_buffer(shape, element)
+    storages = {buffer.storage for buffer in (operands.left, operands.right) if isinstance(buffer, Buffer)}
+    if not target.row_major() or target.storage in storages:
+        target = planner.destination(result, row_major(shape))
+    if not starts_at_zero and planner.held.get(initial) is not target:
+        if direct:
+            assign(planner, op, [(initial, target)])
+        else:
+            _pack_into(planner, op, initial, target)
+    _multiply(planner, operands, target, starts_at_zero)
+    if not direct:
+        nest = planner.plain_nest(shape, len(shape) - 1)
+        planner.add(Convert(nest, target, planner.destination(result)))
+
+
+def _is_zero(op: Op) -> bool:
+    return op.name == "arith.constant" and splat_constant(op) in (0, Bits(0))
+
+
+def _pack(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
+    """The operand in row-major order, as numbers of `element`."""
+    found = planner.held.get(value)
+    if found is not None and found.element == element and found.row_major():
+        return found
+    target = planner.new_buffer(shape_of(value), element)
+    if value.type.element == element:
+        planner.materialize([value], op, [target])
+        if found is None and planner.is_needed_from(value, op.block, op.position + 1):
+            planner.held[value] = target
+    else:
+        _pack_into(planner, op, value, target)
+    return target
+
+
+def _pack_into(planner: Planner, op: Op, value: Value, target: Buffer) -> None:
+    planner.add(Pack(planner.nest(op, [value], target.shape), value, target))
+
+
+def _pack_pairs(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
+    """The right operand with two of its rows in one, as numbers of `element`."""
+    *batch, inner, n = shape = shape_of(value)
+    target = planner.new_buffer((*batch, inner // 2, n), "i32")
+    last = len(shape) - 1
+    if not planner.strides.is_plain_load(value) or planner.best_dimension([value], shape) != last:
+        planner.row_major_buffer(value, op)
+    planner.add(Pack(planner.plain_nest(target.shape, last, roots=[value]), value, target, element))
+    return target
+
+
+def _multiply(planner: Planner, operands: _Operands, target: Buffer, from_zero: bool) -> None:
+    inner = operands.inner
+    *_, m, n = target.shape
+    lanes = min(planner.lanes if target.size <= 4 else planner.lanes // 2, n)
+    # As square as fits, leaving registers for the operands.
+    registers = 32 if planner.lanes == 16 else 16
+    vectors = min(4 if registers == 32 else 2, n // lanes)
+    rows = max(min((16 if registers == 32 else 8) // vectors, m), 1)
+    depth = min(inner, max(RIGHT_BYTES // (n * target.size), LEAST_DEPTH))
+    if from_zero and depth < inner:
+        planner.add(Clear(planner.plain_nest(target.shape, len(target.shape) - 1), target))
+        from_zero = False
+    in_place = [operands.left.op.operands[0]] if isinstance(operands.left, Value) and operands.left.op else []
+    behind = [operands.upcoming.operands[0]] if operands.upcoming is not None else []
+    planner.add(
+        Multiply(
+            operands.left,
+            operands.right,
+            target,
+            inner,
+            operands.pairs,
+            operands.upcoming,
+            rows,
+            vectors,
+            lanes,
+            depth,
+            from_zero,
+            planner.sources([*in_place, *behind]),
+        )
+    )
+
+
+# Microscaled operands -------------------------------------------------------------------------------------------------
+
+
+@plans("tt.dot_scaled")
+def _dot_scaled(planner: Planner, op: Op) -> None:
+    """Operands are decoded to f32, and multiplied as any others."""
+    left, right, initial, left_scale, right_scale = (group[0] if group else None for group in op.segments())
+    assert left is not None
+    assert right is not None
+    assert initial is not None
+    *batch, m, n = shape_of(op.results[0])
+    rank = len(batch) + 2
+    packed_left = op.attributes.get("lhs_k_pack", True)
+    packed_right = op.attributes.get("rhs_k_pack", True)
+    left_format, right_format = (_format(op, op.attributes[name]) for name in ("a_elem_type", "b_elem_type"))
+    inner = shape_of(left)[-1] * (2 if left_format == "e2m1" and packed_left else 1)
+    along = rank - 1 if packed_left else rank - 2
+    decoded = _decode(planner, op, left, left_scale, (*batch, m, inner), left_format, rank - 1, along)
+    along = rank - 2 if packed_right else rank - 1
+    right_decoded = _decode(planner, op, right, right_scale, (*batch, inner, n), right_format, rank - 2, along)
+    _add_product(planner, op, _Operands(decoded, right_decoded, inner), initial, "f32")
+
+
+def _format(op: Op, number: int) -> str:
+    found = _FORMATS.get(number)
+    if found is None:
+        raise Unsupported(f"operands of dot_scaled in the format {number}", op.location)
+    return found
+
+
+def _decode(
+    planner: Planner,
+    op: Op,
+    value: Value,
+    scale: Value | None,
+    shape: tuple[int, ...],
+    format_: str,
+    inner: int,
+    packed: int,
+) -> Buffer:
+    source = planner.row_major_buffer(value, op)
+    scales = planner.row_major_buffer(scale, op) if scale is not None else None
+    target = planner.new_buffer(shape, "f32")
+    nest = planner.plain_nest(shape, len(shape) - 1, one_by_one=True)
+    planner.add(Decode(nest, source, scales, target, format_, inner, packed))
+    return target

@@ -1,0 +1,140 @@
+"""Stores to device memory, atomic operations, and others that write or say something element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_mtia.triton.analyses import symbolic
+from torch_mtia.triton.analyses.aliasing import has_read, may_write_at_once
+from torch_mtia.triton.analyses.symbolic import TRUE, Expression
+from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.ir.ops import is_scalar, pointee_size, store_operands
+from torch_mtia.triton.ir.unsupported import Unsupported
+from torch_mtia.triton.plan.plan import Do, Nest, Store, StoreStaged
+from torch_mtia.triton.plan.planner import Planner, plans, shape_of
+
+STREAMING_BYTES = 2 << 20  # more than the caches of a core keep for whoever reads the result
+STREAM_OF_BYTES = 1 << 10  # neighbours, at least: short pieces here and there take longer
+
+
+@plans("tt.store")
+def _store(planner: Planner, op: Op) -> None:
+    stores = [*planner.put_off.pop(op, []), op]
+    at_once = _may_share_a_nest(planner, stores) if len(stores) > 1 else None
+    if at_once is not None:
+        _store_strips(planner, stores, at_once)
+        return
+    for store in stores:
+        if store is not op:
+            planner.order_memory(store)
+        _store_alone(planner, store)
+
+
+def _may_share_a_nest(planner: Planner, stores: Sequence[Op]) -> Expression | None:
+    """Whether stores may all write strip by strip, as may_write_at_once says; None also where their dimensions differ
+    along which neighbours lie, or where it takes a load to know what is written."""
+    shape = shape_of(stores[0].operands[0])
+    dims = {planner.best_dimension(store.operands, shape) for store in stores}
+    places = [place for store in stores for place in (store.operands[0], *store.operands[2:])]
+    if len(dims) > 1 or planner.available.hazardous(places):
+        return None
+    return _at_once(planner, stores)
+
+
+def _at_once(planner: Planner, stores: Sequence[Op]) -> Expression | None:
+    target = stores[0].operands[0]
+    if max(shape_of(target)) == target.type.numel <= planner.lanes:
+        return TRUE  # one strip
+    return may_write_at_once(stores, planner.available, planner.strides, checked=planner.checks_bounds)
+
+
+def _store_alone(planner: Planner, op: Op) -> None:
+    pointer, value, mask = store_operands(op)
+    if pointer.type.pointee.startswith("tensor"):
+        raise Unsupported("a store through a block pointer that was not rewritten", op.location)
+    if is_scalar(pointer):
+        planner.add(Do(op))
+        return
+    at_once = _at_once(planner, [op])
+    # What reads memory is read now; but the value, if it is only the program that can tell whether that is needed.
+    places = [pointer, *([mask] if mask is not None else []), *([value] if at_once is None else [])]
+    early = [] if at_once is TRUE else planner.available.hazardous(places)
+    if early:
+        planner.materialize(early, op, dim=planner.best_dimension(op.operands, shape_of(pointer)))
+    _store_strips(planner, [op], TRUE if at_once is None else at_once)
+
+
+def _store_strips(planner: Planner, stores: Sequence[Op], at_once: Expression) -> None:
+    """Reads and writes in one nest; where `at_once` is false, it writes to buffers that are copied afterwards."""
+    op = stores[-1]
+    roots = [root for store in stores for root in store.operands]
+    shape = shape_of(op.operands[0])
+    dim = planner.best_dimension(roots, shape)
+    masks = {store_operands(store)[2] for store in stores}
+    staged = [planner.save_buffer(store.operands[1], dim) for store in stores] if at_once is not TRUE else []
+    nest = planner.nest(op, roots, shape, dim=dim, mask=masks.pop() if len(masks) == 1 else None)
+    before = dict(planner.held)
+    with planner.collected() as afterwards:
+        for store, buffer in zip(stores, staged, strict=False):
+            pointer, _, mask = store_operands(store)
+            places = [pointer, *([mask] if mask is not None else [])]
+            planner.add(StoreStaged(planner.nest(store, places, shape, dim=dim, mask=mask), store, buffer))
+    planner.after_branch(before)
+    streams = _write_much(stores, dim)
+    planner.add(Store(nest, tuple(stores), at_once, tuple(staged), tuple(afterwards), streams))
+
+
+def _write_much(stores: Sequence[Op], dim: int) -> Expression | None:
+    """_writes_much of every one of `stores`."""
+    result: Expression | None = TRUE
+    for store in stores:
+        is_much = _writes_much(store, dim)
+        result = None if result is None or is_much is None else symbolic.both(result, is_much)
+    return result
+
+
+def _writes_much(store: Op, dim: int) -> Expression | None:
+    """Whether the whole grid writes more than caches hold, so that what is written should not displace what they have,
+    nor be read into them first: they have what a load has just read (an update of 4 x 4 MB in place takes 2.0 ms past
+    them, 1.2 through them). None where the store is not of that kind."""
+    pointer, size = store.operands[0], pointee_size(store)
+    if shape_of(pointer)[dim] * size < STREAM_OF_BYTES:
+        return None
+    least = -(-STREAMING_BYTES // (pointer.type.numel * size))
+    is_much = symbolic.at_most(symbolic.number(least), symbolic.PROGRAMS)
+    cached = has_read(store)
+    return is_much if cached is None else symbolic.both(is_much, symbolic.negated(cached))
+
+
+# Element by element ---------------------------------------------------------------------------------------------------
+
+
+@plans("tt.atomic_rmw", "tt.atomic_cas")
+def _atomic(planner: Planner, op: Op) -> None:
+    (result,) = op.results
+    if is_scalar(result):
+        planner.add(Do(op))
+        return
+    if hazards := planner.available.hazardous(op.operands):
+        planner.materialize(hazards, op)
+    target = planner.destination(result) if result.users else None
+    shape = shape_of(result)
+    nest = planner.nest(op, op.operands, shape, dim=len(shape) - 1, one_by_one=True)
+    planner.add(Do(op, (nest,), writes=(target,)))
+
+
+@plans("tt.assert")
+def _assert(planner: Planner, op: Op) -> None:
+    (condition,) = op.operands
+    nests = () if is_scalar(condition) else (planner.nest(op, [condition], shape_of(condition)),)
+    planner.add(Do(op, nests))
+
+
+@plans("tt.print")
+def _print(planner: Planner, op: Op) -> None:
+    nests: list[Nest] = []
+    for value in op.operands:
+        if not is_scalar(value):
+            shape = shape_of(value)
+            nests.append(planner.nest(op, [value], shape, dim=len(shape) - 1, one_by_one=True))
+    planner.add(Do(op, tuple(nests)))
