@@ -103,17 +103,22 @@ def attributes(architecture: str) -> str:
 
 
 class CompileError(Exception):
-    """LLVM refused what the emitter wrote: a mistake of this package."""
+    """LLVM refused what the emitter or one of its own passes wrote."""
 
 
-def optimize(text: str, architecture: str) -> str:
-    """The module, verified and optimized."""
-    machine = _target_machine(architecture)
+def _verified(text: str) -> Any:
     try:
         module = llvm.parse_assembly(text)
         module.verify()
     except RuntimeError as error:
         raise CompileError(str(error)) from None
+    return module
+
+
+def optimize(text: str, architecture: str) -> str:
+    """The module, verified and optimized."""
+    machine = _target_machine(architecture)
+    module = _verified(text)
     # The emitter has done what LLVM's own pipeline would spend most of its time on: loops are vector code, and nothing
     # needs inlining. What invariant code is left in them, the code generator moves out.
     manager = llvm.create_new_module_pass_manager()
@@ -182,8 +187,8 @@ def _hide_mask(match: re.Match[str]) -> str:
 
 
 def assembly(text: str, architecture: str) -> str:
-    """Machine code of LLVM IR, as text."""
-    return str(_target_machine(architecture).emit_assembly(llvm.parse_assembly(text)))
+    """Machine code of LLVM IR, as text. Verified once more: what LLVM's own passes get wrong would end the process."""
+    return str(_target_machine(architecture).emit_assembly(_verified(text)))
 
 
 def assemble(text: str, architecture: str) -> bytes:

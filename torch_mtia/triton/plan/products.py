@@ -9,6 +9,7 @@ numbers, neighbours along the inner dimension, instead.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from torch_mtia.triton.analyses.strides import is_linear
 from torch_mtia.triton.ir.attributes import Bits
@@ -124,7 +125,10 @@ def _add_product(planner: Planner, op: Op, operands: _Operands, initial: Value, 
 
 
 def _is_zero(op: Op) -> bool:
-    return op.name == "arith.constant" and splat_constant(op) in (0, Bits(0))
+    constant = splat_constant(op) if op.name == "arith.constant" else None
+    if isinstance(constant, float):
+        return constant == 0 and math.copysign(1, constant) > 0  # -0 + 0 * x is not -0
+    return constant in (0, Bits(0))
 
 
 def _pack(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
