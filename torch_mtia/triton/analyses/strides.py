@@ -1,7 +1,7 @@
 """How integers and addresses change from one element of a tensor to the next, along each dimension: by a number, or
 None where it is not known (a stride that is an argument of the kernel, an index that was loaded).
 
-Of a division that holds within a strip only, see Note [Lanes] in emit/lanes.py; from end to end, of `is_linear` values.
+Of a division that holds within a strip only, see Note [Lanes] in lanes.py; from end to end, of `is_linear` values.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch_mtia.triton import floats, vecmath
 from torch_mtia.triton.emit.registry import elementwise
 from torch_mtia.triton.ir.attributes import Bits, Dense, float_bits
-from torch_mtia.triton.ir.elements import FORMATS, NARROW, WIDE, is_float_element, llvm_element
+from torch_mtia.triton.ir.elements import NARROW, WIDE, is_float_element, llvm_element
 from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.ir.ops import FLOAT_PREDICATES, INTEGER_PREDICATES, pointee_size
 from torch_mtia.triton.ir.unsupported import Unsupported
