@@ -7,7 +7,6 @@ that each load and the store can reach.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 
@@ -40,14 +39,14 @@ def may_write_at_once(
     if len(pairs) > MAX_PAIRS or (loads and checked):
         return None
     intervals = Intervals(available)
-    result: Expression = TRUE
+    conditions: list[Expression] = []
     for first, store, same_place in pairs:
         assert first is not None
         safe = _does_not_disturb(intervals, strides, first, store, same_place)
         if safe is None:
             return None
-        result = symbolic.both(result, safe)
-    return result
+        conditions.append(safe)
+    return symbolic.every(*conditions, intervals.hold)
 
 
 def has_read(store: Op) -> Expression | None:
@@ -64,14 +63,14 @@ def has_read(store: Op) -> Expression | None:
 
 
 def _equal(pairs: Sequence[tuple[Value, Value]]) -> Expression:
-    return functools.reduce(symbolic.both, itertools.starmap(symbolic.same, pairs), TRUE)
+    return symbolic.every(*itertools.starmap(symbolic.same, pairs))
 
 
 def _does_not_disturb(
     intervals: Intervals, strides: StrideAnalysis, earlier: Op, store: Op, at_index: bool
 ) -> Expression | None:
-    """Whether `store` leaves alone what `earlier`, a load or a store, accesses in later strips. `at_index`: both visit
-    their elements in the same order."""
+    """Whether `store` leaves alone what `earlier`, a load or a store, accesses in later strips, if the intervals hold.
+    `at_index`: both visit their elements in the same order."""
     read, written = earlier.operands[0], store.operands[0]
     same: Expression | None = None
     if at_index and pointee_size(earlier) == pointee_size(store) and _are_distinct(strides, written):
@@ -86,7 +85,6 @@ def _does_not_disturb(
     behind = symbolic.add(first[1], symbolic.number(pointee_size(earlier)))
     above = symbolic.add(second[1], symbolic.number(pointee_size(store)))
     apart = symbolic.either(symbolic.at_most(behind, second[0]), symbolic.at_most(above, first[0]))
-    apart = symbolic.both(intervals.hold, apart)
     return apart if same is None else symbolic.either(same, apart)
 
 

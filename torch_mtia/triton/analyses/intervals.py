@@ -44,7 +44,7 @@ class Intervals:
         interval = self.of(value)
         if interval is not None and value.type.shape is not None and value.type.element == "i32":
             for end in dict.fromkeys(interval):
-                self.hold = symbolic.both(self.hold, symbolic.fits_32_bits(end))
+                self.hold = symbolic.every(self.hold, symbolic.fits_32_bits(end))
         return interval
 
     def same(self, op: Op) -> Interval | None:
@@ -86,14 +86,13 @@ class Intervals:
         dividend, divisor = map(self._unwrapped, op.operands)
         if divisor is None or divisor[0] is not divisor[1]:
             return None
-        zero = number(0)
-        size = symbolic.subtract(symbolic.greatest(divisor[0], symbolic.subtract(zero, divisor[0])), number(1))
-        low, high = symbolic.subtract(zero, size), size
+        size = symbolic.subtract(symbolic.greatest(divisor[0], symbolic.subtract(symbolic.ZERO, divisor[0])), number(1))
+        low, high = symbolic.subtract(symbolic.ZERO, size), size
         if dividend is None:
             return low, high
         return (
-            symbolic.greatest(low, symbolic.least(zero, dividend[0])),
-            symbolic.least(high, symbolic.greatest(zero, dividend[1])),
+            symbolic.greatest(low, symbolic.least(symbolic.ZERO, dividend[0])),
+            symbolic.least(high, symbolic.greatest(symbolic.ZERO, dividend[1])),
         )
 
     def quotient(self, op: Op) -> Interval | None:

@@ -6,18 +6,26 @@ Numbers have 64 bits; scalars are extended with their sign. Constants are folded
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from torch_mtia.triton.ir.module import Value
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Expression:
-    """`operator` of `operands`; without operands a constant, or what `leaf` names."""
+    """`operator` of `operands`; without operands a constant, or what `leaf` names. Equal ones are the same."""
 
     operator: str
     operands: tuple[Expression, ...] = ()
     leaf: Value | None = None
     constant: int | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.operator, self.operands, self.leaf, self.constant))
 
     def __str__(self) -> str:
         if self.constant is not None:
@@ -27,10 +35,6 @@ class Expression:
         if self.operator in _INFIX:
             return f" {_INFIX[self.operator]} ".join(map(_in_parentheses, self.operands))
         return f"{self.operator}({', '.join(map(str, self.operands))})" if self.operands else self.operator
-
-    def conjuncts(self) -> tuple[Expression, ...]:
-        """The conditions that all have to be true."""
-        return tuple(part for each in self.operands for part in each.conjuncts()) if self.operator == "and" else (self,)
 
 
 def _in_parentheses(expression: Expression) -> str:
@@ -61,30 +65,42 @@ def moved(argument: Value) -> Expression:
     return Expression("moved", leaf=argument)
 
 
+def _without_constant(sum_: Expression) -> tuple[Expression, int]:
+    """What a sum is of, and the constant in it, which is its last operand."""
+    if sum_.constant is not None:
+        return number(0), sum_.constant
+    if sum_.operator == "add" and (last := sum_.operands[1].constant) is not None:
+        return sum_.operands[0], last
+    return sum_, 0
+
+
 def add(left: Expression, right: Expression) -> Expression:
-    if left.constant is not None and right.constant is not None:
-        return number(left.constant + right.constant)
-    if right.constant == 0:
-        return left
-    if left.constant == 0:
-        return right
-    if right.constant is not None and left.operator == "add" and left.operands[1].constant is not None:
-        return add(left.operands[0], number(left.operands[1].constant + right.constant))
-    return Expression("add", (left, right))
+    (one, first), (other, second) = _without_constant(left), _without_constant(right)
+    total = other if one == ZERO else one if other == ZERO else Expression("add", (one, other))
+    constant = number(first + second)
+    return total if constant == ZERO else constant if total == ZERO else Expression("add", (total, constant))
 
 
 def subtract(left: Expression, right: Expression) -> Expression:
-    if left.constant is not None and right.constant is not None:
-        return number(left.constant - right.constant)
-    return left if right.constant == 0 else Expression("sub", (left, right))
+    if left == right:
+        return ZERO
+    if right.constant is not None:
+        return add(left, number(-right.constant))
+    return Expression("sub", (left, right))
 
 
 def multiply(left: Expression, right: Expression) -> Expression:
-    if left.constant is not None and right.constant is not None:
-        return number(left.constant * right.constant)
-    if right.constant == 1:
-        return left
-    return Expression("mul", (left, right))
+    factor = right.constant
+    if factor is None:
+        return multiply(right, left) if left.constant is not None else Expression("mul", (left, right))
+    if left.constant is not None:
+        return number(left.constant * factor)
+    rest, constant = _without_constant(left)
+    if constant:
+        return add(multiply(rest, right), number(constant * factor))
+    if left.operator == "mul" and (other := left.operands[1].constant) is not None:
+        return multiply(left.operands[0], number(other * factor))
+    return ZERO if factor == 0 else left if factor == 1 else Expression("mul", (left, right))
 
 
 def divide(left: Expression, right: Expression) -> Expression:
@@ -104,11 +120,15 @@ def greatest(left: Expression, right: Expression) -> Expression:
     return Expression("smax", (left, right))
 
 
+ZERO = number(0)
+
 # Conditions -----------------------------------------------------------------------------------------------------------
 
 
 def fits_32_bits(value: Expression) -> Expression:
     if value.constant is not None and -(1 << 31) <= value.constant < 1 << 31:
+        return TRUE
+    if not value.operator and value.leaf is not None and value.leaf.type.element == "i32":
         return TRUE
     return Expression("fits32", (value,))
 
@@ -122,14 +142,24 @@ def same(left: Value, right: Value) -> Expression:
     return Expression("eq", (Expression("", leaf=left), Expression("", leaf=right)))
 
 
-def both(left: Expression, right: Expression) -> Expression:
-    if left is TRUE:
-        return right
-    return left if right is TRUE else Expression("and", (left, right))
+def every(*conditions: Expression) -> Expression:
+    """Whether all are true."""
+    parts: dict[Expression, None] = {}
+    for condition in conditions:
+        parts.update(dict.fromkeys(conjuncts(condition)))
+    parts.pop(TRUE, None)
+    if len(parts) < 2:
+        return next(iter(parts), TRUE)
+    return Expression("and", tuple(parts))
+
+
+def conjuncts(condition: Expression) -> tuple[Expression, ...]:
+    """The conditions that all have to be true."""
+    return condition.operands if condition.operator == "and" else (condition,)
 
 
 def either(left: Expression, right: Expression) -> Expression:
-    return TRUE if left is TRUE or right is TRUE else Expression("or", (left, right))
+    return TRUE if TRUE in (left, right) else Expression("or", (left, right))
 
 
 def negated(condition: Expression) -> Expression:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch_mtia.triton.analyses.symbolic import PROGRAMS, TRUE, Expression
 from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.parameters import GRID
@@ -44,5 +46,4 @@ def _compute(env: Environment, expression: Expression, known: dict[Expression, V
         return {"add": b.add, "sub": b.sub, "mul": b.mul}[operator](*operands)
     if operator in ("smin", "smax"):
         return b.binary_intrinsic(operator, *operands)
-    left, right = operands
-    return b.binary(operator, left, right)
+    return functools.reduce(functools.partial(b.binary, operator), operands)

@@ -89,7 +89,7 @@ def _write_much(stores: Sequence[Op], dim: int) -> Expression | None:
     result: Expression | None = TRUE
     for store in stores:
         is_much = _writes_much(store, dim)
-        result = None if result is None or is_much is None else symbolic.both(result, is_much)
+        result = None if result is None or is_much is None else symbolic.every(result, is_much)
     return result
 
 
@@ -103,7 +103,7 @@ def _writes_much(store: Op, dim: int) -> Expression | None:
     least = -(-STREAMING_BYTES // (pointer.type.numel * size))
     is_much = symbolic.at_most(symbolic.number(least), symbolic.PROGRAMS)
     cached = has_read(store)
-    return is_much if cached is None else symbolic.both(is_much, symbolic.negated(cached))
+    return is_much if cached is None else symbolic.every(is_much, symbolic.negated(cached))
 
 
 # Element by element ---------------------------------------------------------------------------------------------------

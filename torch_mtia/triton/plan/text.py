@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch_mtia.triton.analyses.masks import End
-from torch_mtia.triton.analyses.symbolic import TRUE, Expression
+from torch_mtia.triton.analyses.symbolic import TRUE, Expression, conjuncts
 from torch_mtia.triton.ir.attributes import Dense
 from torch_mtia.triton.ir.module import Block, Op, Value
 from torch_mtia.triton.ir.ops import FLOAT_PREDICATES, INTEGER_PREDICATES, is_fused, is_load
@@ -59,7 +59,7 @@ class _Lines:
             _PRINTERS[type(step)](self, step)
 
     def condition(self, what: str, condition: Expression) -> None:
-        first, *others = condition.conjuncts()
+        first, *others = conjuncts(condition)
         self.add(f"  {what} if {first}")
         for other in others:
             self.add(f"    and {other}")
