@@ -576,3 +576,21 @@ def test_a_value_that_a_branch_rearranges_is_right_behind_it(taken: bool) -> Non
     _swap_pairs_in_a_branch[(1,)](x, swapped, out, flag, SIZE=16)
     assert torch.equal(out, expected)
     assert torch.equal(swapped, expected.view(8, 2).flip(1).flatten() if taken else expected)
+
+
+@triton.jit
+def _exchange_extremes(x, out, rounds):
+    i = tl.arange(0, 1)
+    one = tl.full((1,), 3, tl.float32)
+    other = tl.load(x + i).to(tl.uint8).to(tl.float16).to(tl.float32)
+    for _ in range(rounds):
+        one, other = tl.gather(other, (i + 1) & 0, 0), one
+        one = tl.maximum(one, tl.broadcast_to(tl.min(other, 0, keep_dims=True), (1,)))
+        other = tl.maximum(other, tl.broadcast_to(tl.min(one, 0, keep_dims=True), (1,)))
+    tl.store(out + i, one)
+
+
+def test_extremes_that_a_loop_exchanges() -> None:
+    x, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1)
+    _exchange_extremes[(1,)](x, out, 3)
+    assert out.item() == 3

@@ -67,6 +67,9 @@ def version() -> str:
 
 @functools.cache
 def _initialize() -> None:
+    # Looking for phis of operations, LLVM 22's NewGVN does not come to an end on some loops that exchange what they
+    # carry, and ends the process. It is an option of llvmlite's LLVM, for all who use it.
+    llvm.set_option("torch_mtia", "-enable-phi-of-ops=false")
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()
