@@ -594,3 +594,21 @@ def test_extremes_that_a_loop_exchanges() -> None:
     x, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1)
     _exchange_extremes[(1,)](x, out, 3)
     assert out.item() == 3
+
+
+@triton.jit
+def _follow_moved_indices(table, x, out, rounds, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    index = tl.load(table + i)
+    for k in range(rounds):
+        tl.store(out + k * SIZE + i, tl.load(x + index))
+        tl.store(table + i, index * 0)
+        index += 1
+
+
+def test_indices_that_a_loop_moves_are_read_before_it_writes() -> None:
+    table, x = torch.randint(0, 50, (32,), dtype=torch.int32), torch.randn(64)
+    expected = torch.stack([x[table + k] for k in range(3)])
+    out = torch.empty(3, 32)
+    _follow_moved_indices[(1,)](table, x, out, 3, SIZE=32)
+    assert torch.equal(out, expected)

@@ -453,9 +453,8 @@ strips of 16 lanes, 0 bytes of scratch memory
 kernel gather_in_a_loop(%out: ptr, %x: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
 
-#1: 64 x f32 on the stack, steps 4 to 5
-#2: 64 x f32 on the stack, steps 5 to 9
-#3: 64 x f32 on the stack, steps 7 to 8
+#1: 64 x f32 on the stack, steps 4 to 8
+#2: 64 x f32 on the stack, steps 6 to 7
 
   1 %0 = 1
   2 %1 = 3
@@ -463,21 +462,18 @@ strips of 16 lanes, 0 bytes of scratch memory
   4 evaluate %values_1 -> #1
       over 64, 16 at a time
       loads %values_1
-  5 evaluate %values_1 -> #2
-      over 64, 16 at a time
-      reads %values_1 from #1
-  6 for %_ from %2 to %1 by %0
-      carries %values_5 in #2, from %values_1, then %values_6
+  5 for %_ from %2 to %1 by %0
+      carries %values_5 in #1, from %values_1, then %values_6
     do
-  7     %values_6 = tt.gather %values_5, %values_3 with #2, #3
+  6     %values_6 = tt.gather %values_5, %values_3 with #1, #2
           over 64, 16 at a time
-  8     evaluate %values_6 -> #2
+  7     evaluate %values_6 -> #1
           over 64, 16 at a time
-          reads %values_6 from #3
-  9 store %values_4 to %6
+          reads %values_6 from #2
+  8 store %values_4 to %6
       over 64, 16 at a time
-      reads %values_4 from #2
- 10 return
+      reads %values_4 from #1
+  9 return
 """,
         )
 
@@ -488,35 +484,26 @@ strips of 16 lanes, 0 bytes of scratch memory
 kernel exchange_in_a_loop(%out: ptr, %x: ptr, %y: ptr, %n: i32)
 strips of 16 lanes, 0 bytes of scratch memory
 
-#1: 64 x f32 on the stack, steps 3 to 5
-#2: 64 x f32 on the stack, steps 4 to 5
-#3: 64 x f32 on the stack, steps 5 to 8
-#4: 64 x f32 on the stack, steps 5 to 7
+#1: 64 x f32 on the stack, steps 3 to 6
+#2: 64 x f32 on the stack, steps 3 to 5
 
   1 %0 = 1
   2 %1 = 0
-  3 evaluate %4 -> #1
+  3 evaluate %4 -> #1, %7 -> #2
       over 64, 16 at a time
-      loads %4
-  4 evaluate %7 -> #2
-      over 64, 16 at a time
-      loads %7
-  5 evaluate %4 -> #3, %7 -> #4
-      over 64, 16 at a time
-      reads %4 from #1
-      reads %7 from #2
-  6 for %_ from %1 to %n by %0
-      carries %one in #3, from %4, then %other_0
-      carries %other_0 in #4, from %7, then %one
+      loads %4, %7
+  4 for %_ from %1 to %n by %0
+      carries %one in #1, from %4, then %other_0
+      carries %other_0 in #2, from %7, then %one
     do
-  7     evaluate %other_0 -> #3, %one -> #4
+  5     evaluate %other_0 -> #1, %one -> #2
           over 64, 16 at a time
-          reads %other_0 from #4
-          reads %one from #3
-  8 store %other#0 to %9
+          reads %other_0 from #2
+          reads %one from #1
+  6 store %other#0 to %9
       over 64, 16 at a time
-      reads %other#0 from #3
-  9 return
+      reads %other#0 from #1
+  7 return
 """,
         )
 
@@ -569,36 +556,32 @@ strips of 16 lanes, 0 bytes of scratch memory
 kernel while_loop(%out: ptr, %x: ptr, %limit: i32)
 strips of 16 lanes, 0 bytes of scratch memory
 
-#1: 64 x f32 on the stack, steps 2 to 3
-#2: 64 x f32 on the stack, steps 3 to 8
-#3: 64 x f32 on the stack, steps 7 to 9
+#1: 64 x f32 on the stack, steps 2 to 7
+#2: 64 x f32 on the stack, steps 6 to 8
 
   1 %1 = arith.sitofp %limit
   2 evaluate %values_1 -> #1
       over 64, 16 at a time
       loads %values_1
-  3 evaluate %values_1 -> #2
-      over 64, 16 at a time
-      reads %values_1 from #1
-  4 while
-      carries %values_5 in #2, from %values_1, then %values_4
+  3 while
+      carries %values_5 in #1, from %values_1, then %values_4
     check
-  5     reduce %values_5 along dimension 0 to %4
+  4     reduce %values_5 along dimension 0 to %4
           over 64, 16 at a time
-          reads %values_5 from #2
+          reads %values_5 from #1
           in any order, 2 accumulators of 16 lanes
-  6     %5 = arith.cmpf olt %4, %1
-  7     evaluate %values_5 -> #3
+  5     %5 = arith.cmpf olt %4, %1
+  6     evaluate %values_5 -> #2
           over 64, 16 at a time
-          reads %values_5 from #2
+          reads %values_5 from #1
     do, if %5
-  8     evaluate %values_4 -> #2
+  7     evaluate %values_4 -> #1
           over 64, 16 at a time
-          reads %values_3 from #3
-  9 store %values_2 to %3
+          reads %values_3 from #2
+  8 store %values_2 to %3
       over 64, 16 at a time
-      reads %values_2 from #3
- 10 return
+      reads %values_2 from #2
+  9 return
 """,
         )
 

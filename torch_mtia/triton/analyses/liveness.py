@@ -18,10 +18,15 @@ def position_in(block: Block, user: Op) -> int:
 
 
 def needed_from(
-    value: Value, block: Block, position: int, available: Available, memo: dict[Value, bool] | None = None
+    value: Value,
+    block: Block,
+    position: int,
+    available: Available,
+    memo: dict[Value, bool] | None = None,
+    entering: Op | None = None,
 ) -> bool:
     """Whether a statement at `position` of `block` or behind still has to evaluate `value`. `memo`: what is known
-    already, or is to be taken for known."""
+    already, or is to be taken for known. What the loop `entering` itself takes does not count."""
     memo = {} if memo is None else memo
     found = memo.get(value)
     if found is not None:
@@ -29,14 +34,14 @@ def needed_from(
     memo[value] = False
     for user in value.users:
         evaluated = [result for result in user.results if available.is_fused(result) or available.is_moved(result)]
-        if any(needed_from(result, block, position, available, memo) for result in evaluated):
+        if any(needed_from(result, block, position, available, memo, entering) for result in evaluated):
             memo[value] = True
             break
         if user.results and len(evaluated) == len(user.results):
             continue
         if user.results and all(result in available.held for result in user.results):
             continue
-        if position_in(block, user) >= position:
+        if user is not entering and position_in(block, user) >= position:
             memo[value] = True
             break
     return memo[value]

@@ -47,6 +47,20 @@ def _everywhere(value: Value) -> Value | None:
     return None
 
 
+def moved_operands(loop: Op) -> list[Value]:
+    """What tensors that a loop moves are before it."""
+    if loop.name != "scf.for":
+        return []
+    body = loop.regions[0].blocks[0]
+    return [
+        initial
+        for argument, initial, following in zip(
+            body.arguments[1:], loop.operands[3:], body.terminator.operands, strict=True
+        )
+        if steps(argument, following) is not None
+    ]
+
+
 def origin(value: Value) -> Value | None:
     """What a tensor was before the loop that moves it: of an argument of the loop's body, and of a result."""
     if value.op is not None:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from torch_mtia.triton.analyses.availability import Available
 from torch_mtia.triton.analyses.cost import DEAR, RELOAD, cost_of
 from torch_mtia.triton.analyses.liveness import is_used_elsewhere, needed_from
+from torch_mtia.triton.analyses.loops import moved_operands
 from torch_mtia.triton.analyses.masks import ends
 from torch_mtia.triton.analyses.strides import StrideAnalysis
 from torch_mtia.triton.ir.elements import element_size
@@ -218,11 +219,15 @@ class Planner:
             for region in op.regions:
                 for inner in region.walk():
                     inside.update(inner.operands)
+        lasting = set(self.available.reach(moved_operands(op), ())[0])  # is evaluated in the loop as well
         # Of the blocks that enclose this one, the values were evaluated when their operation was reached.
         for earlier in block.ops[: op.position]:
             for value in earlier.results:
                 if not self.available.is_fused(value):
                     continue
+                begins = nested and value not in lasting
+                if begins and not needed_from(value, block, op.position, self.available, entering=op):
+                    continue  # what a loop begins with is evaluated once, where it is carried
                 if (writes or leaves_block) and is_load(earlier):
                     # A region with writes may change what is read inside it as well, and so may other blocks.
                     first = op.position if op.regions or leaves_block else op.position + 1
