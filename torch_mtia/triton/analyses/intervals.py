@@ -82,18 +82,14 @@ class Intervals:
         return _times(right, left[0]) if left[0] is left[1] else None
 
     def remainder(self, op: Op) -> Interval | None:
-        """Of a division by a single number: nearer to zero than it, and no further than the dividend."""
+        """Of a division by a single number: nearer to zero than it, and below zero no further than the dividend."""
         dividend, divisor = map(self._unwrapped, op.operands)
         if divisor is None or divisor[0] is not divisor[1]:
             return None
-        size = symbolic.subtract(symbolic.greatest(divisor[0], symbolic.subtract(symbolic.ZERO, divisor[0])), number(1))
-        low, high = symbolic.subtract(symbolic.ZERO, size), size
-        if dividend is None:
-            return low, high
-        return (
-            symbolic.greatest(low, symbolic.least(symbolic.ZERO, dividend[0])),
-            symbolic.least(high, symbolic.greatest(symbolic.ZERO, dividend[1])),
-        )
+        zero = symbolic.ZERO
+        size = symbolic.greatest(divisor[0], symbolic.subtract(zero, divisor[0]))
+        most = symbolic.add(size, number(-1))
+        return symbolic.subtract(zero, most) if dividend is None else symbolic.least(zero, dividend[0]), most
 
     def quotient(self, op: Op) -> Interval | None:
         """Of a division by a constant: it keeps the order."""
