@@ -483,3 +483,20 @@ def test_unsigned_indices_that_wrap_are_wrapped_where_they_are_widened() -> None
     _widened_unsigned[(4,)](out)
     index = torch.arange(4)[:, None] * 1431655765 + torch.arange(64)
     equal(out.cpu(), (index % 2**32).flatten())
+
+
+@triton.jit
+def _repeated(x, z, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(x + i)
+    REPEATED  # type: ignore[name-defined]  # noqa: B018, F821
+    tl.store(z + i, x)
+
+
+def test_a_long_chain_of_operations() -> None:
+    expected = torch.arange(64)
+    x, z = expected.to("mtia"), torch.empty(64, dtype=torch.int64, device="mtia")
+    with_source(_repeated, REPEATED="; ".join(["x = (x ^ 5) + 1"] * 700))[(1,)](x, z, N=64)
+    for _ in range(700):
+        expected = (expected ^ 5) + 1
+    assert torch.equal(z.cpu(), expected)

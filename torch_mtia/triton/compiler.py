@@ -16,6 +16,7 @@ import dataclasses
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -95,16 +96,26 @@ def _compilation_error(message: str, file: str, line: int) -> Exception:
     return error  # type: ignore[no-any-return]
 
 
+RECURSION_LIMIT = 10_000  # calls, three for each of the longest chain of operations that depend on each other
+
+
 @contextlib.contextmanager
-def _errors_of_the_kernel() -> Iterator[None]:
-    """Around what may find that it cannot compile a kernel."""
+def _compiling() -> Iterator[None]:
+    """Around what goes through a kernel, and may find that it cannot compile it."""
     from torch_mtia.triton.ir.unsupported import Unsupported
 
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, RECURSION_LIMIT))
     try:
         yield
     except Unsupported as error:
         file, line = error.location or ("", 0)
         raise _compilation_error(error.message, file, line) from None
+    except RecursionError:
+        message = "operations that depend on each other in a chain of thousands; store and load something in between"
+        raise _compilation_error(message, "", 0) from None
+    finally:
+        sys.setrecursionlimit(before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,11 +123,10 @@ class PlanStage:
     """A plan, with the text that Triton keeps of it."""
 
     plan: Plan
+    text: str
 
     def __str__(self) -> str:
-        from torch_mtia.triton.plan.text import plan_text
-
-        return plan_text(self.plan)
+        return self.text
 
 
 class MTIABackend(BaseBackend):
@@ -204,12 +214,14 @@ class MTIABackend(BaseBackend):
         from torch_mtia.triton.ir import parser
         from torch_mtia.triton.ir.simplify import simplify
         from torch_mtia.triton.plan.program import plan_kernel
+        from torch_mtia.triton.plan.text import plan_text
 
-        with _errors_of_the_kernel():
+        with _compiling():
             parsed = parser.parse(parser.generic_text(module))
             simplify(parsed)
             level = machine.level(options.arch)
-            return PlanStage(plan_kernel(parsed, level.lanes, level.features, options.check_bounds))
+            plan = plan_kernel(parsed, level.lanes, level.features, options.check_bounds)
+            return PlanStage(plan, plan_text(plan))
 
     @staticmethod
     def make_llir(stage: PlanStage, metadata: dict[str, Any], options: MTIAOptions) -> str:
@@ -219,7 +231,7 @@ class MTIABackend(BaseBackend):
         if not isinstance(stage, PlanStage):
             raise ValueError("a plan is only to be read: override the stage before, .ttir, or the one behind, .llir")
         plan = stage.plan
-        with _errors_of_the_kernel():
+        with _compiling():
             program = emit_program(plan, options.arch, options.enable_fp_fusion)
         metadata["name"] = plan.name
         metadata["shared"] = 0

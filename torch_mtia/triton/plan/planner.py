@@ -257,6 +257,7 @@ class Planner:
                 break
             self.materialize([early], op)
         saves: list[Value] = []
+        known: dict[Value, bool] = {}
         # Reading neighbours once more takes no longer from where they are than from a buffer; and what is the same for
         # a whole strip would no longer be known to be.
         costs = {value: RELOAD for value in order if self.strides.is_plain_load(value)}
@@ -265,9 +266,9 @@ class Planner:
                 continue
             if not self.is_dear(value, costs):
                 continue
-            others = {save: False for save in saves if save is not value}
-            if needed_from(value, op.block, op.position + 1, self.available, others):
+            if needed_from(value, op.block, op.position + 1, self.available, known):
                 saves.append(value)
+                known = dict.fromkeys(saves, False)  # what is kept is read from its buffer
         return saves
 
     def _belongs_before(self, value: Value, at_index: dict[Value, bool], op: Op) -> bool:

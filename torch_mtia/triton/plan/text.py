@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from torch_mtia.triton.analyses.availability import Available
 from torch_mtia.triton.analyses.masks import End
 from torch_mtia.triton.analyses.symbolic import TRUE, Expression, conjuncts
 from torch_mtia.triton.ir.attributes import Dense
 from torch_mtia.triton.ir.module import Block, Op, Value
-from torch_mtia.triton.ir.ops import FLOAT_PREDICATES, INTEGER_PREDICATES, is_fused, is_load
+from torch_mtia.triton.ir.ops import FLOAT_PREDICATES, INTEGER_PREDICATES, is_load
 from torch_mtia.triton.plan import plan
 from torch_mtia.triton.plan.plan import Body, Buffer, Carried, Nest, Plan, Sources, Step, Steps, Storage
 
@@ -90,7 +91,8 @@ class _Lines:
             self.add(f"  ends along dimension {dimension} {_end(end)}")
 
     def sources(self, sources: Sources, roots: Iterable[Value]) -> None:
-        loads = [value for value in _evaluated(sources, roots) if is_load(value.op)]
+        evaluated, _ = Available(sources.held, sources.moved).reach(list(roots), ())
+        loads = [value for value in evaluated if is_load(value.op)]
         if loads:
             self.add(f"  loads {_names(loads)}")
         for value, buffer in sources.held.items():
@@ -105,25 +107,6 @@ def _names(values: Iterable[Value]) -> str:
 
 def _end(end: End) -> str:
     return f"where {end.comparison.results[0]} is false"
-
-
-def _evaluated(sources: Sources, roots: Iterable[Value]) -> Iterator[Value]:
-    """The tensors that a nest evaluates, operands first."""
-    seen: set[Value] = set()
-
-    def visit(value: Value) -> Iterator[Value]:
-        if value.type.shape is None or value in seen or value in sources.held:
-            return
-        seen.add(value)
-        if value in sources.moved:
-            yield from visit(sources.moved[value])
-        elif value.op is not None and is_fused(value.op):
-            for operand in value.op.operands:
-                yield from visit(operand)
-            yield value
-
-    for root in roots:
-        yield from visit(root)
 
 
 def _operation(op: Op) -> str:
