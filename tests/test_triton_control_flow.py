@@ -443,6 +443,39 @@ def test_functions_that_are_not_inlined() -> None:
         assert torch.allclose(z, a + b * 2 + t)
 
 
+@triton.jit
+def reversed_sums(start, rounds, N: tl.constexpr):
+    numbers = tl.arange(0, N) + start
+    total = tl.zeros((N,), tl.int32)
+    for _ in range(rounds):
+        total += tl.gather(numbers, (N - 1) - tl.arange(0, N), 0)
+        numbers += 3
+    if rounds == 1:
+        return total
+    return total + 1
+
+
+def test_what_one_call_moved_in_a_loop_is_not_there_in_the_next_call() -> None:
+    @triton.jit
+    def kernel(z, n, rounds, N: tl.constexpr):
+        a = tl.zeros((N,), tl.int32)
+        b = tl.zeros((N,), tl.int32)
+        for k in range(n):
+            a += reversed_sums(k, rounds, N)
+            b += reversed_sums(100 - k, rounds, N)
+        tl.store(z + tl.arange(0, N), a)
+        tl.store(z + N + tl.arange(0, N), b)
+
+    def expected(start: int, rounds: int) -> torch.Tensor:
+        return sum(torch.arange(31, -1, -1) + start + 3 * k for k in range(rounds)) + torch.tensor(int(rounds != 1))
+
+    for rounds in (0, 1, 4):
+        z = torch.zeros(2, 32, dtype=torch.int32)
+        kernel[(1,)](z, 3, rounds, N=32)
+        assert torch.equal(z[0].long(), sum((expected(k, rounds) for k in range(3)), torch.zeros(32).long()))
+        assert torch.equal(z[1].long(), sum((expected(100 - k, rounds) for k in range(3)), torch.zeros(32).long()))
+
+
 def test_grids_of_three_dimensions() -> None:
     @triton.jit
     def kernel(z):
@@ -612,3 +645,78 @@ def test_indices_that_a_loop_moves_are_read_before_it_writes() -> None:
     out = torch.empty(3, 32)
     _follow_moved_indices[(1,)](table, x, out, 3, SIZE=32)
     assert torch.equal(out, expected)
+
+
+# Compiling takes no longer the more ways there are through what a kernel computes ------------------------------------
+
+REUSED = 40  # each use twice: far too often for who takes every way
+
+
+def reused(t: torch.Tensor) -> torch.Tensor:
+    for _ in range(REUSED):
+        t = t * t * 0.1 + t * 0.5
+    return t
+
+
+@triton.jit
+def reuse(t, TIMES: tl.constexpr):
+    for _ in tl.static_range(TIMES):
+        t = t * t * 0.1 + t * 0.5
+    return t
+
+
+def test_what_a_loop_carries_may_be_used_again_and_again() -> None:
+    @triton.jit
+    def kernel(z, x, n, TIMES: tl.constexpr, N: tl.constexpr):
+        t = tl.load(x + tl.arange(0, N))
+        for _ in range(n):
+            t = reuse(t, TIMES) + 1
+        tl.store(z + tl.arange(0, N), t)
+
+    x, z = torch.rand(64), torch.zeros(64)
+    kernel[(1,)](z, x, 2, TIMES=REUSED, N=64)
+    assert torch.allclose(z, reused(reused(x) + 1) + 1)
+
+
+def test_what_is_kept_under_a_mask_may_be_used_again_and_again() -> None:
+    @triton.jit
+    def kernel(z, x, n, TIMES: tl.constexpr, N: tl.constexpr):
+        i = tl.arange(0, N)
+        t = tl.exp(tl.load(x + i, mask=i < n))
+        tl.store(z + i, t, mask=i < n)
+        tl.store(z + N + i, reuse(t, TIMES) + tl.load(x + i, mask=i < n), mask=i < n)
+
+    x, z = torch.rand(64), torch.zeros(2, 64)
+    kernel[(1,)](z, x, 50, TIMES=REUSED, N=64)
+    assert torch.allclose(z[:, :50], torch.stack([x.exp(), reused(x.exp()) + x])[:, :50])
+    assert not z[:, 50:].any()
+
+
+def test_what_is_reduced_under_a_mask_may_be_used_again_and_again() -> None:
+    @triton.jit
+    def kernel(z, x, n, TIMES: tl.constexpr, N: tl.constexpr):
+        i = tl.arange(0, N)
+        mask = i < n
+        for k in tl.static_range(TIMES):
+            mask = (mask & (i != 60 + k)) & (mask & (i > -1 - k))
+        tl.store(z, tl.sum(reuse(tl.load(x + i, mask=mask, other=0.0), TIMES), 0))
+
+    x, z = torch.rand(64), torch.zeros(1)
+    kernel[(1,)](z, x, 50, TIMES=REUSED, N=64)
+    assert torch.allclose(z, reused(x[:50]).sum())
+
+
+def test_indices_may_be_used_again_and_again() -> None:
+    @triton.jit
+    def kernel(x, n, TIMES: tl.constexpr, N: tl.constexpr):
+        i = tl.arange(0, N)
+        k = i
+        for _ in tl.static_range(TIMES):
+            k = k * n + k
+            k = k * 2 - k + i - i
+        v = tl.load(x + k)
+        tl.store(x + k + 1, v)
+
+    x = torch.arange(65.0)
+    kernel[(1,)](x, 0, TIMES=REUSED, N=64)
+    assert torch.equal(x, torch.cat([torch.zeros(1), torch.arange(64.0)]))

@@ -19,6 +19,7 @@ from torch_mtia.triton.ir.module import Op, Value
 from torch_mtia.triton.ir.ops import Elements, Linear, facts, is_load, pointee_size
 
 MAX_PAIRS = 16  # each takes about ten instructions to check
+MAX_SIZE = 2000  # of a condition
 
 
 def may_write_at_once(
@@ -42,11 +43,12 @@ def may_write_at_once(
     conditions: list[Expression] = []
     for first, store, same_place in pairs:
         assert first is not None
-        safe = _does_not_disturb(intervals, strides, first, store, same_place)
-        if safe is None:
+        undisturbed = _does_not_disturb(intervals, strides, first, store, same_place)
+        if undisturbed is None:
             return None
-        conditions.append(safe)
-    return symbolic.every(*conditions, intervals.hold)
+        conditions.append(undisturbed)
+    safe = symbolic.every(*conditions, intervals.hold)
+    return safe if safe.size <= MAX_SIZE else None
 
 
 def has_read(store: Op) -> Expression | None:

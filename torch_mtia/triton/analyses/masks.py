@@ -45,14 +45,18 @@ class End:
 
 def comparisons(mask: Value) -> set[Value]:
     """The comparisons that all have to be true where a mask is."""
-    op = mask.op
-    if op is None:
-        return set()
-    if op.name == "arith.andi":
-        return comparisons(op.operands[0]) | comparisons(op.operands[1])
-    if op.name in _PASSED_ON:
-        return comparisons(op.operands[0])
-    return {mask} if op.name == "arith.cmpi" else set()
+    seen: set[Value] = set()
+
+    def visit(value: Value) -> None:
+        if value in seen:
+            return
+        seen.add(value)
+        if value.op is not None and (value.op.name == "arith.andi" or value.op.name in _PASSED_ON):
+            for operand in value.op.operands:
+                visit(operand)
+
+    visit(mask)
+    return {value for value in seen if value.op is not None and value.op.name == "arith.cmpi"}
 
 
 def ends(
@@ -61,11 +65,13 @@ def ends(
     """By dimension, where a nest over `shape` that keeps `saves` for later ones may end, because the mask is false
     behind. What is `held` in a buffer is no comparison any more."""
     found: dict[int, End] = {}
+    seen: set[tuple[Value, Dims]] = set()
 
     def visit(value: Value, dims: Dims) -> None:
         op = value.op
-        if op is None or value in held:
+        if op is None or value in held or (value, dims) in seen:
             return
+        seen.add((value, dims))
         if op.name == "arith.cmpi":
             d = _dimension(op, dims, strides)
             if d is not None and d not in found and all(_is_used_only_under(save, value) for save in saves):
@@ -91,31 +97,38 @@ def _dimension(op: Op, dims: Dims, strides: StrideAnalysis) -> int | None:
 
 def _is_used_only_under(value: Value, comparison: Value) -> bool:
     """Whether it makes no difference what a value is where the comparison is false."""
-    return all(_is_harmless(value, user, comparison) for user in value.users)
+    seen: set[Value] = set()
 
+    def visit(value: Value) -> bool:
+        if value in seen:
+            return True
+        seen.add(value)
+        return all(is_harmless(value, user) for user in value.users)
 
-def _is_harmless(value: Value, user: Op, comparison: Value) -> bool:
-    mask: Value | None = None
-    if user.name == "arith.select" and value is not user.operands[0] and value is not user.operands[2]:
-        mask = user.operands[0]
-    elif user.name == "tt.store" and len(user.operands) == 3 and value not in (user.operands[0], user.operands[2]):
-        mask = user.operands[2]
-    elif user.name == "tt.load":
-        pointer, mask, _ = load_operands(user)
-        if value is not pointer or mask is None:
-            return False
-    if mask is not None:
-        return comparison in comparisons(mask)
-    return bool(user.results) and is_fused(user) and all(_is_used_only_under(each, comparison) for each in user.results)
+    def is_harmless(value: Value, user: Op) -> bool:
+        mask: Value | None = None
+        if user.name == "arith.select" and value is not user.operands[0] and value is not user.operands[2]:
+            mask = user.operands[0]
+        elif user.name == "tt.store" and len(user.operands) == 3 and value not in (user.operands[0], user.operands[2]):
+            mask = user.operands[2]
+        elif user.name == "tt.load":
+            pointer, mask, _ = load_operands(user)
+            if value is not pointer or mask is None:
+                return False
+        if mask is not None:
+            return comparison in comparisons(mask)
+        return bool(user.results) and is_fused(user) and all(map(visit, user.results))
+
+    return visit(value)
 
 
 # Reductions -----------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Beyond:
     """The one element that a tensor has wherever masks are false: `value`, a scalar or a constant; zero if None; or
-    what `op` makes of `operands`."""
+    what `op` makes of `operands`, each of which may be an operand of several."""
 
     value: Value | None = None
     op: Op | None = None

@@ -24,10 +24,16 @@ _UNCHANGED = {
 
 def is_linear(value: Value) -> bool:
     """Whether strides hold from end to end."""
-    if value.type.shape is None:
-        return True
-    known = None if value.op is None else facts(value.op)
-    return known is not None and known.linear in _FROM_END_TO_END and all(map(is_linear, value.op.operands))  # type: ignore[union-attr]
+    seen: set[Value] = set()
+
+    def visit(value: Value) -> bool:
+        if value.type.shape is None or value in seen:
+            return True
+        seen.add(value)
+        known = None if value.op is None else facts(value.op)
+        return known is not None and known.linear in _FROM_END_TO_END and all(map(visit, value.op.operands))  # type: ignore[union-attr]
+
+    return visit(value)
 
 
 class StrideAnalysis:

@@ -27,6 +27,11 @@ class Expression:
     def _hash(self) -> int:
         return hash((self.operator, self.operands, self.leaf, self.constant))
 
+    @functools.cached_property
+    def size(self) -> int:
+        """How many operators and operands there are in its text, which repeats what it shares."""
+        return 1 + sum(operand.size for operand in self.operands)
+
     def __str__(self) -> str:
         if self.constant is not None:
             return str(self.constant)

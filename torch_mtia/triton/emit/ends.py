@@ -41,7 +41,8 @@ def reduction_limit(
 ) -> tuple[Value, list[Value]]:
     """Where a reduction may end, and the elements that all are behind."""
     b = env.b
-    beyond = [_lane(env, each).value for each in end.beyond]
+    known: dict[Beyond, Lane] = {}
+    beyond = [_lane(env, each, known).value for each in end.beyond]
     limit = first_beyond(env, sources, end.end)
     for one, twice in zip(beyond, combine(beyond, beyond), strict=True):
         bits = f"i{bits_of(one.type)}"
@@ -50,9 +51,16 @@ def reduction_limit(
     return limit, beyond
 
 
-def _lane(env: Environment, beyond: Beyond) -> Lane:
+def _lane(env: Environment, beyond: Beyond, known: dict[Beyond, Lane]) -> Lane:
+    if beyond not in known:
+        known[beyond] = _compute_lane(env, beyond, known)
+    return known[beyond]
+
+
+def _compute_lane(env: Environment, beyond: Beyond, known: dict[Beyond, Lane]) -> Lane:
     if beyond.op is not None:
-        return apply(env.b, beyond.op, [_lane(env, operand) for operand in beyond.operands], 0)[beyond.number]
+        operands = [_lane(env, operand, known) for operand in beyond.operands]
+        return apply(env.b, beyond.op, operands, 0)[beyond.number]
     if beyond.value is None:
         return Lane(zero(llvm_element(beyond.element)))
     if beyond.value.type.shape is None:

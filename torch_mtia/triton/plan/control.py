@@ -64,26 +64,32 @@ def assign(planner: Planner, op: Op, pairs: Sequence[tuple[Value, Buffer]]) -> N
 def _may_write(planner: Planner, value: Value, group: Sequence[tuple[Value, Buffer]], written: set[Storage]) -> bool:
     """Whether evaluating `value` reads, of the buffers that are written, only elements of its own group, and these at
     the place where they are written."""
-    reads: list[tuple[Buffer, bool]] = []
-    _buffers_read(planner, value, True, reads)
     return all(
         buffer.storage not in written or (same and any(buffer.is_at(target) for _, target in group))
-        for buffer, same in reads
+        for buffer, same in _buffers_read(planner, value)
     )
 
 
-def _buffers_read(planner: Planner, value: Value, same: bool, found: list[tuple[Buffer, bool]]) -> None:
-    """The buffers that evaluating `value` reads, and whether only at the place that is evaluated."""
-    buffer = planner.held.get(value)
-    if buffer is not None:
-        found.append((buffer, same))
-    elif value in planner.moved:
-        _buffers_read(planner, planner.moved[value], same, found)
-    elif value.op is not None and value.type.shape is not None:
-        same = same and (is_elementwise(value.op) or is_load(value.op))
-        for operand in value.op.operands:
-            if operand.type.shape is not None:
-                _buffers_read(planner, operand, same, found)
+def _buffers_read(planner: Planner, value: Value) -> list[tuple[Buffer, bool]]:
+    """The buffers that evaluating `value` reads, and whether at the place that is evaluated."""
+    found: list[tuple[Buffer, bool]] = []
+    seen: set[tuple[Value, bool]] = set()
+
+    def visit(value: Value, same: bool) -> None:
+        if value.type.shape is None or (value, same) in seen:
+            return
+        seen.add((value, same))
+        buffer = planner.held.get(value)
+        if buffer is not None:
+            found.append((buffer, same))
+        elif value in planner.moved:
+            visit(planner.moved[value], same)
+        elif value.op is not None:
+            for operand in value.op.operands:
+                visit(operand, same and (is_elementwise(value.op) or is_load(value.op)))
+
+    visit(value, True)
+    return found
 
 
 def _new_buffer_for(planner: Planner, value: Value, computed: Value | None = None) -> Buffer:
@@ -285,16 +291,13 @@ def leave_with_scalars(planner: Planner, values: Sequence[Value]) -> None:
 def _call(planner: Planner, op: Op) -> None:
     """The body of the function in place of the call: Triton has no recursion."""
     callee = planner.module.functions[op.attributes["callee"].lstrip("@")]
-    for inner in callee.body.walk():
-        for result in inner.results:
-            planner.held.pop(result, None)
-            planner.moved.pop(result, None)
     scalars: list[tuple[Value, Value]] = []
+    tensors: dict[Value, Buffer] = {}
     for argument, operand in zip(callee.body.blocks[0].arguments, op.operands, strict=True):
         if is_scalar(operand):
             scalars.append((argument, operand))
         else:
-            (planner.held[argument],) = planner.materialize([operand], op)
+            (tensors[argument],) = planner.materialize([operand], op)
     buffers = [None if is_scalar(result) else _new_buffer_for(planner, result) for result in op.results]
 
     def leave(returning: Op, values: Sequence[Value]) -> None:
@@ -303,7 +306,9 @@ def _call(planner: Planner, op: Op) -> None:
         leave_with_scalars(planner, [value for value in values if is_scalar(value)])
 
     planner.leave.append(leave)
-    body = plan_body(planner, callee.body)
+    with planner.function_scope():
+        planner.held.update(tensors)
+        body = plan_body(planner, callee.body)
     planner.leave.pop()
     planner.add(Call(op, tuple(scalars), body))
     for result, buffer in zip(op.results, buffers, strict=True):

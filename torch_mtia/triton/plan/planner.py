@@ -127,6 +127,16 @@ class Planner:
         own = {value: buffer for value, buffer in self.held.items() if value.block_of() is block}
         self.after_branch(before | own)
 
+    @contextlib.contextmanager
+    def function_scope(self) -> Iterator[None]:
+        """Around the body of a function, which is planned at each of its calls: at the next one, nothing of it has been
+        evaluated, or moved by a loop."""
+        held, moved = dict(self.held), dict(self.moved)
+        yield
+        self.after_branch(held)
+        self.moved.clear()
+        self.moved.update(moved)
+
     # Buffers ----------------------------------------------------------------------------------------------------------
 
     def new_buffer(self, shape: Shape, element: str, strides: Shape | None = None) -> Buffer:
