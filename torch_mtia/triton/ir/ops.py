@@ -85,7 +85,7 @@ OPS: dict[str, Facts] = {
     "arith.remui": Facts(cost=8, linear=Linear.REMAINDER_UNSIGNED),
     **dict.fromkeys(("arith.ceildivsi", "arith.ceildivui", "arith.floordivsi"), Facts(cost=10)),
     **dict.fromkeys(("arith.maxsi", "arith.maxui", "arith.minsi", "arith.minui"), _COMMUTES),
-    "math.absi": _ELEMENTWISE,
+    "math.absi": Facts(),
     "tt.mulhiui": Facts(cost=3, commutative=True),
     "arith.mulsi_extended": Facts(cost=4, commutative=True),
     "arith.mului_extended": Facts(cost=4, commutative=True),
