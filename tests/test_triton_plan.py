@@ -82,6 +82,14 @@ def transpose(out, x, N: tl.constexpr):
 
 
 @triton.jit
+def two_transposes(out, x, N: tl.constexpr):
+    i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    tl.store(out + i * N + j, tl.load(x + j * N + i))
+    out += N * N
+    tl.store(out + i * N + j, tl.load(x + j * N + i + N * N))
+
+
+@triton.jit
 def row_sums(out, x, M: tl.constexpr, N: tl.constexpr):
     i, j = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
     tl.store(out + tl.arange(0, M), tl.sum(tl.load(x + i * N + j), 1))
@@ -368,6 +376,48 @@ strips of 16 lanes, 0 bytes of scratch memory
 """,
         )
 
+    def test_buffers_that_are_not_in_use_at_one_time_share_memory(self) -> None:
+        self.assertExpectedInline(
+            plan_of(two_transposes, F32, F32, N=128),
+            """\
+kernel two_transposes(%out: ptr, %x: ptr)
+strips of 16 lanes, 131072 bytes of scratch memory
+
+#1: 16384 x f32 in scratch memory at 65536, steps 3 to 4
+#2: 16384 x f32 in scratch memory at 0, steps 2 to 3
+#3: 16384 x f32 in scratch memory at 65536, steps 7 to 8
+#4: 16384 x f32 in scratch memory at 0, steps 6 to 7
+
+  1 %1 = 16384
+  2 evaluate %19 -> #2, in squares turned in registers
+      over 128 x 128, 16 at a time along dimension 0, written along 1
+      loads %19
+  3 store %19 to %12
+      over 128 x 128, 16 at a time along dimension 1
+      reads %19 from #2
+      outside of the innermost loop: %9
+      at once if ((%x + 65536) <= %out) or ((%out + 65536) <= %x)
+      otherwise by way of #1
+  4     store #1 to %12
+          over 128 x 128, 16 at a time along dimension 1
+          outside of the innermost loop: %9
+  5 %out_0 = tt.addptr %out, %1
+  6 evaluate %25 -> #4, in squares turned in registers
+      over 128 x 128, 16 at a time along dimension 0, written along 1
+      loads %25
+  7 store %25 to %23
+      over 128 x 128, 16 at a time along dimension 1
+      reads %25 from #4
+      outside of the innermost loop: %21
+      at once if ((%x + 131072) <= %out_0) or ((%out_0 + 65536) <= (%x + 65536))
+      otherwise by way of #3
+  8     store #3 to %23
+          over 128 x 128, 16 at a time along dimension 1
+          outside of the innermost loop: %21
+  9 return
+""",
+        )
+
     def test_row_sums(self) -> None:
         self.assertExpectedInline(
             plan_of(row_sums, F32, F32, M=4, N=64),
@@ -623,7 +673,7 @@ strips of 16 lanes, 0 bytes of scratch memory
 kernel early_return(%out: ptr, %x: ptr, %n: i32)
 strips of 16 lanes, 0 bytes of scratch memory
 
-#1: 64 x f32 on the stack, steps 7 to 8
+#1: 64 x f32 on the stack, steps 1 to 9
 
   1 %0 = tt.get_program_id x
   2 %1 = arith.cmpi sge %0, %n

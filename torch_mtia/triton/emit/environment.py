@@ -36,6 +36,7 @@ class Environment:
         self.streams = False  # whether stores pass by the caches
         self.cost = 0.0  # of one program, in lane instructions
         self.trips = 1.0  # how often the code being written runs
+        self._offsets = plan.offsets
         self._storages: dict[Storage, Value] = {}
         self._parts: dict[tuple[Storage, int], Value] = {}
 
@@ -62,10 +63,10 @@ class Environment:
         storage = buffer.storage
         base = self._storages.get(storage)
         if base is None:
-            if storage.offset is None:
+            if storage.on_stack:
                 base = self.b.alloca(storage.elements, memory_type(storage.element))
             else:
-                base = self._at_head("tile", SCRATCH, storage.offset)
+                base = self._at_head("tile", SCRATCH, self._offsets[storage])
             self._storages[storage] = base
         if buffer.offset == 0:
             return base

@@ -39,16 +39,27 @@ def innermost_first(shape: Shape, dim: int) -> Shape:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Storage:
-    """Memory for one tensor, which others may take over: `offset` in the program's scratch memory, or on the stack."""
+    """Memory for a tensor, and for those that take its place: on the stack, or in the program's scratch memory."""
 
     number: int
     elements: int
     element: str
-    offset: int | None
+    on_stack: bool
 
     @property
     def bytes(self) -> int:
         return self.elements * element_size(self.element)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lifetime:
+    """From one step to another, both included."""
+
+    first: int
+    last: int
+
+    def overlaps(self, other: Lifetime) -> bool:
+        return self.first <= other.last and other.first <= self.last
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -384,4 +395,6 @@ class Plan:
     body: Body
     lanes: int
     checks_bounds: bool
+    lifetimes: Mapping[Storage, Lifetime]
+    offsets: Mapping[Storage, int]  # in scratch memory; those that are not in use at one time may share it
     scratch_size: int  # bytes, of one program

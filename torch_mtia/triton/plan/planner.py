@@ -70,7 +70,6 @@ class Planner:
         self.destinations: dict[Value, Buffer] = {}  # of carried values that results of statements replace
         self.storages = 0
         self.stack_size = 0
-        self.scratch_size = 0
         self.leave: list[Callable[[Op, Sequence[Value]], None]] = []  # what the functions being planned return to
 
     # Steps ------------------------------------------------------------------------------------------------------------
@@ -144,14 +143,11 @@ class Planner:
         for size in shape:
             count *= size
         bytes_ = count * element_size(element)
-        offset: int | None = None
-        if bytes_ <= STACK_LIMIT and self.stack_size + bytes_ <= STACK_TOTAL:
+        on_stack = bytes_ <= STACK_LIMIT and self.stack_size + bytes_ <= STACK_TOTAL
+        if on_stack:
             self.stack_size += bytes_
-        else:
-            offset = self.scratch_size
-            self.scratch_size += (bytes_ + 63) // 64 * 64
         self.storages += 1
-        storage = Storage(self.storages, count, element, offset)
+        storage = Storage(self.storages, count, element, on_stack)
         return Buffer(storage, shape, row_major(shape) if strides is None else strides, element)
 
     def save_buffer(self, value: Value, dim: int) -> Buffer:

@@ -7,6 +7,7 @@ from torch_mtia.triton.ir.ops import is_scalar
 from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan import products, rearranging, reductions, stores  # noqa: F401  (register what they plan)
 from torch_mtia.triton.plan.control import leave_with_scalars, plan_body
+from torch_mtia.triton.plan.lifetimes import aligned, lifetimes, offsets
 from torch_mtia.triton.plan.plan import Plan
 from torch_mtia.triton.plan.planner import Planner
 
@@ -22,6 +23,8 @@ def plan_kernel(module: Module, lanes: int, features: frozenset[str], checks_bou
     planner = Planner(module, lanes, features, checks_bounds)
     planner.leave.append(lambda _returning, values: leave_with_scalars(planner, values))
     body = plan_body(planner, kernel.body)
+    used = lifetimes(body)
+    places = offsets(used)
     return Plan(
         module,
         kernel.name,
@@ -30,5 +33,7 @@ def plan_kernel(module: Module, lanes: int, features: frozenset[str], checks_bou
         body,
         lanes,
         checks_bounds,
-        planner.scratch_size,
+        used,
+        places,
+        max((offset + aligned(storage.bytes) for storage, offset in places.items()), default=0),
     )

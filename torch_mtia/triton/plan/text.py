@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,30 +19,29 @@ _INDENT = "    "
 
 
 def plan_text(of: Plan) -> str:
-    lines = _Lines()
+    lines = _Lines(of)
     lines.body(of.body)
     arguments = ", ".join(f"{value}: {value.type.element}" for value in of.arguments)
     head = [f"kernel {of.name}({arguments})", f"strips of {of.lanes} lanes, {of.scratch_size} bytes of scratch memory"]
-    buffers = [lines.storage(storage) for storage in sorted(lines.uses, key=lambda storage: storage.number)]
+    buffers = [lines.storage(storage) for storage in sorted(of.lifetimes, key=lambda storage: storage.number)]
     return "\n".join([*head, "", *buffers, *([""] if buffers else []), *lines.lines]) + "\n"
 
 
 class _Lines:
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         self.lines: list[str] = []
         self.depth = 0
         self.step = 0
-        self.uses: dict[Storage, list[int]] = {}  # steps
         self.labels: dict[Block, str] = {}
 
     def storage(self, storage: Storage) -> str:
-        where = "on the stack" if storage.offset is None else f"in scratch memory at {storage.offset}"
-        first, last = min(self.uses[storage]), max(self.uses[storage])
+        where = "on the stack" if storage.on_stack else f"in scratch memory at {self.plan.offsets[storage]}"
+        first, last = dataclasses.astuple(self.plan.lifetimes[storage])
         kept = f"steps {first} to {last}" if first != last else f"step {first}"
         return f"#{storage.number}: {storage.elements} x {storage.element} {where}, {kept}"
 
     def buffer(self, buffer: Buffer) -> str:
-        self.uses.setdefault(buffer.storage, []).append(self.step)
         return f"#{buffer.storage.number}" + (f"+{buffer.offset}" if buffer.offset else "")
 
     def label(self, block: Block) -> str:
@@ -240,9 +240,6 @@ def _for(lines: _Lines, step: plan.For) -> None:
     lines.begin(f"for {counter} from {begin} to {end} by {by}")
     _carries(lines, step.carried)
     lines.inner("do", step.body)
-    for item in step.carried:
-        if item.buffer is not None:
-            lines.buffer(item.buffer)  # is needed up to here
 
 
 def _while(lines: _Lines, step: plan.While) -> None:
