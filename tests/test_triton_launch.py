@@ -14,6 +14,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from torch_mtia.triton.driver import MTIADriver
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.conftest import RunScript
 
 
@@ -228,6 +230,21 @@ def test_launches_are_ordered_with_operators_on_the_current_stream(device: torch
         add_kernel[(x.numel() // 1024,)](x, x, x, x.numel(), BLOCK=1024)
         assert step >= 0
     assert torch.equal(x.cpu(), torch.full((1 << 20,), float(2 * (2**20 - 1))))
+
+
+def test_files_may_replace_ttir_and_llvm_ir(device: torch.device, tmp_path: Path) -> None:
+    x = torch.ones(64, device=device)
+    stages = add_kernel[(1,)](x, x, torch.empty_like(x), 64, BLOCK=64).asm
+    for stage in ("ttir", "plan", "llir", "asm"):
+        file = tmp_path / f"replaced.{stage}"
+        file.write_text(stages[stage].replace("addf", "subf").replace("fadd", "fsub"))
+        z = torch.ones_like(x)
+        if stage in ("ttir", "llir"):
+            add_kernel[(1,)](x, x, z, 64, BLOCK=64, ir_override=str(file))
+            assert not z.any()
+        else:
+            with pytest.raises(ValueError, match=r"only to be read: override the stage before"):
+                add_kernel[(1,)](x, x, z, 64, BLOCK=64, ir_override=str(file))
 
 
 def test_launches_go_to_the_current_stream(device: torch.device) -> None:

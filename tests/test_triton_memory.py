@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,6 +12,9 @@ import triton.language as tl
 from triton_language import tensors_on_mtia, with_source  # noqa: F401
 
 from torch_mtia.torch_version import has_block_pointers
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("tensors_on_mtia")
 
@@ -448,3 +451,27 @@ def test_a_store_over_a_load_whose_stride_wrapped_below_zero() -> None:
     expected[36:100] = x[37:101].flip(0)
     kernel[(4,)](x)
     assert torch.equal(x, expected)
+
+
+@triton.jit
+def _products(out, x, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a = tl.exp2(tl.load(x + i)).to(tl.int32)
+    b = a * 77777
+    high = tl.umulhi(a, b)
+    low = a * b
+    tl.store(out + i, high + low)
+    tl.store(out + N + i, tl.load(out + N + i) + high - low)
+
+
+def test_both_results_of_one_operation_are_kept(tmp_path: Path) -> None:
+    x = torch.rand(64) * 30
+    one_by_one, together = torch.zeros(2, 128, dtype=torch.int32)
+    ttir = _products[(1,)](one_by_one, x, N=64).asm["ttir"]
+    ttir = re.sub(r"(%high\w*) = tt.mulhiui", r"%both, \1 = arith.mului_extended", ttir)
+    ttir = re.sub(r"%low\b", "%both", re.sub(r" *%low = arith.muli.*\n", "", ttir))
+    file = tmp_path / "products.ttir"
+    file.write_text(ttir)
+    plan = _products[(1,)](together, x, N=64, ir_override=str(file)).asm["plan"]
+    assert plan.count("keeps") == 2
+    assert torch.equal(one_by_one, together)

@@ -252,9 +252,11 @@ class MTIABackend(BaseBackend):
         return f"#{description[1:]}\n{machine.assembly(source, options.arch)}"
 
     @staticmethod
-    def make_image(source: str, metadata: dict[str, Any], options: MTIAOptions) -> bytes:
+    def make_image(source: str | None, metadata: dict[str, Any], options: MTIAOptions) -> bytes:
         from torch_mtia.triton import image, machine
 
+        if source is None:  # for Triton does not know what kind of file it is
+            raise ValueError("assembly is only to be read: override the stage before, .llir")
         match = DESCRIPTION.match(source)
         if match is None:
             raise ValueError("the assembly does not begin with the line that describes the kernel's arguments")

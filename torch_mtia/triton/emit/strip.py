@@ -77,12 +77,16 @@ class Strip:
                 if result is not value:
                     place = (result, *map(id, index))
                     self.cache[place] = computed
+                    self._save(result, index, computed)
             lane = results[value.number]
         else:
             raise Unsupported(f"operation {op.name}", op.location)
+        self._save(value, index, lane)
+        return lane
+
+    def _save(self, value: Tensor, index: Index, lane: Lane) -> None:
         if index is self.index and value in self.saves:
             write_buffer(self.env, self.saves[value], index, lane, self.width)
-        return lane
 
 
 def _advance(b: Builder, start: Lane, distance: Value, width: int) -> Lane:
