@@ -475,3 +475,20 @@ def test_both_results_of_one_operation_are_kept(tmp_path: Path) -> None:
     plan = _products[(1,)](together, x, N=64, ir_override=str(file)).asm["plan"]
     assert plan.count("keeps") == 2
     assert torch.equal(one_by_one, together)
+
+
+def test_what_is_fetched_ahead_is_not_looked_up_behind_the_end_of_a_buffer() -> None:
+    @triton.jit
+    def kernel(z, x, order, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+        rows = tl.arange(0, ROWS) * 3
+        tl.store(z + tl.arange(0, ROWS), tl.gather(rows, tl.load(order + tl.arange(0, ROWS)), 0))
+        places = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        tl.store(z + ROWS + places, tl.load(x + rows[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]))
+
+    x = torch.arange(3 * 64 * 16, dtype=torch.int32)
+    order = torch.randperm(64)
+    z = torch.zeros(64 + 64 * 16, dtype=torch.int32)
+    compiled = kernel[(1,)](z, x, order, ROWS=64, COLUMNS=16)
+    assert torch.equal(z, torch.cat([order.int() * 3, x.view(64, 3, 16)[:, 0].flatten()]))
+    assert re.search(r"loads %\d+\n +reads %rows\w* from", compiled.asm["plan"])
+    assert compiled.asm["llir"].count("call void @llvm.prefetch") == 1  # of `order`

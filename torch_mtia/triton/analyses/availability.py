@@ -42,6 +42,10 @@ class Available:
         could overwrite what it has still to read."""
         return [root for root in roots if self.reads_memory(root)]
 
+    def reads_buffers(self, value: Value) -> bool:
+        """Whether evaluating it reads what is held. At an index outside of the tensor there is nothing to read then."""
+        return any(leaf in self.held for leaf in self.leaves([value]))
+
     def reach(self, roots: Sequence[Value], shape: tuple[int, ...]) -> tuple[list[Value], dict[Value, bool]]:
         """The tensors that evaluating `roots` evaluates, operands first, and for each whether only at the index of the
         nest over `shape`. What a loop moved is among them, but not what it was before."""

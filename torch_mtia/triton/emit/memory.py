@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch_mtia.triton.analyses.availability import Available
 from torch_mtia.triton.analyses.strides import is_linear
 from torch_mtia.triton.analyses.symbolic import TRUE
 from torch_mtia.triton.emit import bounds
@@ -135,6 +136,7 @@ def _fetch_ahead(strip: Strip, pointer: Tensor, address: Lane, index: Index) -> 
     """Starts to fetch what the nest reads some strips later: the long chains of a strip's instructions leave the
     processor no room to get there by itself. Behind the last row lies what the next program or round reads."""
     env, shape = strip.env, pointer.type.shape
+    sources = Available(strip.sources.held, strip.sources.moved)
     _, size = memory_element(pointer)
     if not strip.width or address.stride != size or shape is None:
         return
@@ -144,7 +146,7 @@ def _fetch_ahead(strip: Strip, pointer: Tensor, address: Lane, index: Index) -> 
     outer = max((d for d, extent in enumerate(shape) if d != along and extent > 1), default=None)
     if outer is None:
         env.b.prefetch(env.b.offset(env.host_address(address.value), PREFETCH_BYTES))
-    elif is_linear(strip.sources.moved.get(pointer, pointer)):
+    elif is_linear(sources.moved.get(pointer, pointer)) and not sources.reads_buffers(pointer):
         rows = max(PREFETCH_BYTES // (shape[along] * size), 1)
         below = Lane(env.b.add(index[outer].value, integer(rows, "i32")))
         later = (*index[:outer], below, *index[outer + 1 :])

@@ -86,9 +86,10 @@ def _upcoming(planner: Planner, op: Op, right: Value) -> Op | None:
     parent = op.block.region.parent
     if parent is None or parent.name != "scf.for" or len(shape_of(right)) != 2 or right in planner.held:
         return None
-    if right.op is None or not is_load(right.op) or not _is_linear(planner, right.op.operands[0]):
+    if right.op is None or not is_load(right.op):
         return None
-    return right.op
+    pointer = right.op.operands[0]
+    return right.op if _is_linear(planner, pointer) and not planner.available.reads_buffers(pointer) else None
 
 
 def _is_linear(planner: Planner, pointer: Value) -> bool:
