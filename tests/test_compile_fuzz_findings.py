@@ -37,3 +37,17 @@ def test_results_of_equal_operators_with_several_results_do_not_share_memory() -
 
     results = torch.compile(program)(torch.arange(8.0, device="mtia").requires_grad_())
     assert len({result.data_ptr() for result in results}) == len(results)
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_a_tensor_that_is_put_into_itself(mode: str | None) -> None:
+    def program(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        z = x - 1
+        return y.index_put((index,), y, accumulate=True), z.index_put((index,), z.flip(0)), x[1:].add(1)
+
+    x, index = torch.arange(49.0).view(7, 7), torch.tensor([1, 2, 3, 3, 0, 0, 6])
+    compiled = torch.compile(program, mode=mode)
+    for _ in range(3):
+        actual = compiled(x.to("mtia"), index.to("mtia"))
+        assert all(map(torch.equal, (result.cpu() for result in actual), program(x, index)))

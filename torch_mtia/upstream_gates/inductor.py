@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import operator
@@ -10,6 +11,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._ordered_set import OrderedSet
 
 from torch_mtia.door import device_module, device_type
@@ -57,6 +59,30 @@ def _storage_on_mtia(node: torch.fx.Node) -> Any:
     if not isinstance(value, torch.Tensor) or value.device.type != device_type() or not torch._C._has_storage(value):
         return None
     return StorageWeakRef(value.untyped_storage())
+
+
+def nothing_into_itself(original: dict[Any, Any]) -> dict[Any, Any]:
+    """Upstream looks at what uses a tensor behind the operator that is to write into it, not at that itself."""
+    from torch._inductor.fx_utils import get_node_storage
+
+    def reads_elsewhere(node: torch.fx.Node) -> bool:
+        target, *others = (
+            each for each in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(each, torch.fx.Node)
+        )
+        written = get_node_storage(target)
+        return _storage_on_mtia(target) is None or all(get_node_storage(other) != written for other in others)
+
+    def replaced(operator: Any) -> Any:
+        return dataclasses.replace(
+            operator, extra_check=lambda node: operator.extra_check(node) and reads_elsewhere(node)
+        )
+
+    puts = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
+    return _OfMtia({**original, **{name: replaced(original[name]) for name in puts}})
+
+
+class _OfMtia(dict[Any, Any]):
+    """Tells the table apart from upstream's."""
 
 
 def choices_for_mtia(original: Callable[[], Any] | None) -> Callable[[], Any]:

@@ -96,6 +96,13 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: "mtia" not in original.__module__,
     ),
     Gate(
+        name="inplaceable_ops",
+        modules=("torch._inductor.fx_passes.reinplace",),
+        why="A tensor that is put into itself is written to while it is still read: x.index_put((i,), x).",
+        replace=inductor.nothing_into_itself,
+        is_needed=lambda original: not isinstance(original, inductor._OfMtia),
+    ),
+    Gate(
         name="run_and_save_rng_state.__class__.__call__",
         modules=("torch._prims.rng_prims",),
         why="Random operators that the backward runs again, with fallback_random, save their state on listed devices.",
