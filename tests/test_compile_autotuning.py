@@ -13,6 +13,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor import select_algorithm
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.scheduler import Scheduler
+from torch._inductor.utils import fresh_cache
 
 import torch_mtia.memory
 from tests.compiled import generated, kernels
@@ -95,27 +96,30 @@ def test_long_sums_can_be_divided(choices: list[str]) -> None:
 
 
 def test_choices_that_cannot_be_compiled_lose() -> None:
-    a, b = on_device(72, 88), on_device(88, 104)  # of no other test: what was compiled once is in Triton's cache
+    a, b = on_device(72, 88), on_device(88, 104)
     broken = mock.patch("torch_mtia.triton.compiler.MTIABackend.make_llir", side_effect=RuntimeError("broken"))
-    with broken, inductor_config.patch(compile_threads=1):
+    with fresh_cache(), broken, inductor_config.patch(compile_threads=1):  # what is in Triton's cache is not compiled
         result, code = generated(torch.mm, a, b, options={"max_autotune": True})
     assert_close(result, a @ b)
     assert "extern_kernels.mm(" in code
 
 
 def test_an_epilogue_that_cannot_be_compiled_is_not_fused() -> None:
-    make_llir = MTIABackend.make_llir
+    make_plan = MTIABackend.make_plan
+    refused = []
 
     def refusing(module: Any, *arguments: Any) -> Any:
         text = str(module)
         if "tt.dot" in text and "math.cos" in text:
+            refused.append(text)
             raise RuntimeError("broken")
-        return make_llir(module, *arguments)
+        return make_plan(module, *arguments)
 
     a, b = on_device(40, 56), on_device(56, 24)
-    broken = mock.patch.object(MTIABackend, "make_llir", staticmethod(refusing))
-    with broken, inductor_config.patch(compile_threads=1):
+    broken = mock.patch.object(MTIABackend, "make_plan", staticmethod(refusing))
+    with fresh_cache(), broken, inductor_config.patch(compile_threads=1):  # what is in Triton's cache is not compiled
         result, code = generated(lambda a, b: (a @ b).cos(), a, b, options=TRITON_ONLY)
+    assert refused
     assert_close(result, (a @ b).cos())
     assert [name.rpartition("_")[0] for name in kernels(code)] == ["triton_tem_fused_mm", "triton_poi_fused_cos"]
 
