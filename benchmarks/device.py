@@ -11,6 +11,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 
+import native_loops
 import torch
 from timing import MEMORY_FLOOR, SAME_KERNEL, Bar, Case, Side, main, on
 
@@ -159,9 +160,7 @@ def fall_back(device: str, elements: int, calls: int) -> Side:
 
 
 def launches(inline: bool) -> Side:
-    from torch_mtia import _C
-
-    return on("mtia", lambda: _C._bench_launch(LAUNCHES, inline), lambda: LAUNCHES)
+    return on("mtia", lambda: native_loops.launch("mtia", LAUNCHES, inline), lambda: LAUNCHES)
 
 
 if __name__ == "__main__":

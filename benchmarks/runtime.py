@@ -15,10 +15,9 @@ import itertools
 import random
 import sys
 
+import native_loops
 import torch
 from timing import SAME_KERNEL, Bar, Case, Side, main, on
-
-from torch_mtia import _C
 
 SEED = 0
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
@@ -85,7 +84,7 @@ CASES = (
 
 def raw_allocations(device: str, size: int) -> Side:
     torch.empty(size, dtype=torch.uint8, device=device)
-    return on(device, lambda: _C._bench_allocate(device, size, ALLOCATIONS), lambda: size)
+    return on(device, lambda: native_loops.allocate(device, size, ALLOCATIONS), lambda: size)
 
 
 def empty_tensors(device: str, size: int) -> Side:
@@ -147,7 +146,7 @@ def matmul_and_copy(streams: int) -> Side:
 def launches(profiled: bool) -> Side:
     if profiled:
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.MTIA]).start()  # until the process ends
-    return on("mtia", lambda: _C._bench_launch(LAUNCHES, True), lambda: LAUNCHES)
+    return on("mtia", lambda: native_loops.launch("mtia", LAUNCHES, True), lambda: LAUNCHES)
 
 
 if __name__ == "__main__":
