@@ -63,8 +63,10 @@ def _autoload() -> None:
     if message := built_for_another_torch(_C._built_for, torch.__version__):
         raise ImportError(f"{message}.")
     from torch_mtia import driver
+    from torch_mtia.properties import DeviceProperties
 
     driver.configure(settings)
+    _C._set_device_properties_type(DeviceProperties)
     _C._set_check_bounds(settings.check_bounds)
     _C._open_mtia()
     if not _C._hooks_registered_in_time():

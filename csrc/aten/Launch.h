@@ -1,4 +1,4 @@
-// The only place where work of operators enters a stream.
+// How operators launch work into a stream, whose own functions (core::Stream) are the only ways in.
 //
 // To run something on the device: take the stream (current_stream), describe the work (name, cost), launch a callable.
 // The callable follows Note [Work item] in mtia_runtime.h: it holds plain data or host aliases (HostAlias.h), it can

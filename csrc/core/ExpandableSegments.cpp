@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "AllocatorState.h"
+#include "DriverInfo.h"
 
 namespace torch_mtia::core {
 namespace {
@@ -56,7 +57,7 @@ Block* BlockAllocator::State::take_expandable_locked(size_t size, MemoryPool& po
 
 // The new segment as one block without memory; null: the driver has no addresses left.
 Block* BlockAllocator::State::reserve_locked(MemoryPool& pool, Stream* stream) {
-  if ((runtime::driver().capabilities & MTIA_CAPABILITY_VIRTUAL_MEMORY) == 0) return nullptr;
+  if (!driver_info().can(MTIA_CAPABILITY_VIRTUAL_MEMORY)) return nullptr;
   const uint64_t total_bytes = runtime::memory_info(device).total_bytes;
   Block* block = new_segment_locked(&mtia_runtime_api::memory_reserve, round_up(total_bytes, kPage), /*small=*/false,
                                     pool, stream);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "DriverInfo.h"
 #include "Stream.h"
 
 namespace torch_mtia::core {
@@ -27,7 +28,7 @@ Graph::~Graph() {
 }
 
 bool Graph::is_supported() {
-  return (runtime::driver().capabilities & MTIA_CAPABILITY_GRAPHS) != 0;
+  return driver_info().can(MTIA_CAPABILITY_GRAPHS);
 }
 
 bool Graph::any_capture() {
@@ -140,10 +141,8 @@ std::vector<GraphNode> Graph::nodes() const {
   return nodes;
 }
 
-mtia_status Graph::launch(Stream& stream, const mtia_graph_parameters* parameters) {
-  const mtia_status status = runtime::driver().graph_launch(exec_, stream.handle(), parameters);
-  if (status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status, &mtia_runtime_api::graph_launch);
-  return status;
+void Graph::launch(Stream& stream, const mtia_graph_parameters* parameters) {
+  stream.launch_graph(exec_, parameters);
 }
 
 void Graph::destroy() noexcept {

@@ -53,8 +53,8 @@ class Graph {
   void forget_nodes() noexcept;
   std::vector<GraphNode> nodes() const;
 
-  // Submits all nodes as one item of the stream. With launch blocking, MTIA_ERROR_LAUNCH_FAILED if one failed.
-  mtia_status launch(Stream& stream, const mtia_graph_parameters* parameters);
+  // As Stream::launch_graph: all nodes, as one item of the stream.
+  void launch(Stream& stream, const mtia_graph_parameters* parameters);
 
   // Blocks until all launches are done, and frees everything. The graph is as new.
   void destroy() noexcept;

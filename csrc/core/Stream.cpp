@@ -14,8 +14,15 @@ Stream* Stream::create(int32_t device, int32_t priority) {
   return stream.release();  // leaked, see the class
 }
 
-void Stream::refuse_work(mtia_status status) {
-  const auto error = runtime::last_error(status, &mtia_runtime_api::stream_launch);
+void Stream::refuse(mtia_status status, const std::string& function) {
+  const auto error = runtime::last_error(status, function);
+  if (status == MTIA_ERROR_LAUNCH_FAILED) {
+    // What the work threw is here already and wins. The driver may say it once more when the stream is synchronized.
+    record_error("work", nullptr, runtime::driver().last_error_message());
+    wait_unless_captured();
+    raise_error();
+    throw error;  // another thread took what the stream had kept
+  }
   if (Graph* graph = this->graph()) graph->invalidate(error.what());
   throw error;
 }
@@ -46,7 +53,7 @@ bool Stream::wait_unless_captured() {
 }
 
 void Stream::wait(const Event& event) {
-  runtime::call(&mtia_runtime_api::stream_wait_event, handle_, event.handle());
+  submit(&mtia_runtime_api::stream_wait_event, handle_, event.handle());
   Graph::notice_join(*this);
 }
 
@@ -55,6 +62,14 @@ std::optional<WorkError> Stream::take_error() {
   const std::lock_guard lock(error_mutex_);
   has_error_.store(false, std::memory_order_relaxed);
   return std::exchange(error_, std::nullopt);
+}
+
+void Stream::raise_error() {
+  const std::optional<WorkError> error = take_error();
+  if (!error) return;
+  if (error_raiser != nullptr) error_raiser(*this, *error);
+  if (error->exception != nullptr) std::rethrow_exception(error->exception);
+  throw runtime::DriverError(MTIA_ERROR_LAUNCH_FAILED, error->message);
 }
 
 void Stream::record_error(const char* operator_name, std::exception_ptr exception, std::string message) noexcept {

@@ -18,6 +18,7 @@ namespace torch_mtia::core {
 
 class Event;
 class Graph;
+class Stream;
 
 // The first exception that work of a stream threw since the last synchronizing call.
 struct WorkError {
@@ -25,6 +26,11 @@ struct WorkError {
   std::string operator_name;     // a copy: the operator may be gone when the error is raised
   std::string message;
 };
+
+// Raises an error of work as the layer above does, which sets it, once, before the device is used. Null: what the work
+// threw is rethrown, and failures of the driver's are runtime::DriverError.
+using ErrorRaiser = void (*)(const Stream& stream, const WorkError& error);
+inline constinit ErrorRaiser error_raiser = nullptr;
 
 // Streams are never destroyed: work, events and allocator blocks refer to them from any thread until the process ends.
 class Stream {
@@ -39,16 +45,13 @@ class Stream {
   int32_t priority() const { return priority_; }
   mtia_stream handle() const { return handle_; }
 
-  // Submits work: MTIA_SUCCESS, or, with launch blocking only, MTIA_ERROR_LAUNCH_FAILED when the work failed; the error
-  // is then with take_error(). Without, failures of work show at the next synchronizing call.
-  // A callable's exception is thrown with launch blocking: another thread may be launching into the stream, too.
-  // Throws runtime::DriverError when the work cannot be submitted (bad fork, device lost), or not be captured.
-  mtia_status launch(const mtia_work& work) {
-    const mtia_status status =
-        submit([&](const mtia_runtime_api& driver) { return driver.stream_launch(handle_, &work); });
-    if (status != MTIA_SUCCESS && status != MTIA_ERROR_LAUNCH_FAILED) refuse_work(status);
-    return status;
-  }
+  // The ways into a stream. Each of the functions up to launch_graph submits one item of work, and nothing else does.
+  //
+  // They return at once, and failures of the work show at the next synchronizing call. With launch blocking they return
+  // when the work is done, and raise its failure as raise_error does. Throw runtime::DriverError for what cannot be
+  // submitted (bad fork, device lost, not to be captured); a graph that lacks it becomes invalid.
+  void launch(const mtia_work& work) { submit(&mtia_runtime_api::stream_launch, handle_, &work); }
+  // With launch blocking, throws what the callable threw: another thread may be launching into the stream, too.
   template <typename Callable>
   void launch(const WorkInfo& info, Callable&& callable) {
     std::exception_ptr error;
@@ -60,19 +63,20 @@ class Stream {
     if (error) [[unlikely]]
       std::rethrow_exception(error);
   }
-
-  // Submits a copy of `size` bytes, between device memory and what `kind` says. Throws runtime::DriverError.
+  // `size` bytes, between device memory and what `kind` says.
   void copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind) {
-    runtime::check(
-        submit([&](const mtia_runtime_api& driver) { return driver.memory_copy(handle_, to, from, size, kind); }),
-        &mtia_runtime_api::memory_copy);
+    submit(&mtia_runtime_api::memory_copy, handle_, to, from, size, kind);
   }
-  // Submits a fill of `count` elements with a pattern. Throws runtime::DriverError.
+  // `count` elements with a pattern.
   void fill(mtia_device_ptr to, const void* pattern, uint32_t pattern_size, uint64_t count) {
-    runtime::check(submit([&](const mtia_runtime_api& driver) {
-                     return driver.memory_fill(handle_, to, pattern, pattern_size, count);
-                   }),
-                   &mtia_runtime_api::memory_fill);
+    submit(&mtia_runtime_api::memory_fill, handle_, to, pattern, pattern_size, count);
+  }
+  void launch_kernel(const mtia_kernel_launch& launch) {
+    submit(&mtia_runtime_api::stream_launch_kernel, handle_, &launch);
+  }
+  // `parameters` may be null.
+  void launch_graph(mtia_graph_exec graph, const mtia_graph_parameters* parameters) {
+    submit(&mtia_runtime_api::graph_launch, graph, handle_, parameters);
   }
 
   // The graph in which work of the stream is recorded now; null: none.
@@ -92,21 +96,29 @@ class Stream {
 
   // The first error since the last call, which forgets it.
   std::optional<WorkError> take_error();
+  // Raises it, if there is one.
+  void raise_error();
 
   void record_error(const char* operator_name, std::exception_ptr exception, std::string message) noexcept;
 
  private:
   friend class Graph;
 
-  // With launch blocking the driver waits for the work, and for what is before it, which may want the interpreter lock.
-  template <typename Call>
-  mtia_status submit(Call call) {
-    if (!launch_blocking_) [[likely]]
-      return call(runtime::driver());
-    const WithoutGil without_gil;
-    return call(runtime::driver());
+  template <typename... Parameters, typename... Arguments>
+  void submit(mtia_status (*mtia_runtime_api::*function)(Parameters...), Arguments... arguments) {
+    mtia_status status = MTIA_SUCCESS;
+    if (!launch_blocking_) [[likely]] {
+      status = (runtime::driver().*function)(arguments...);
+    } else {
+      const WithoutGil
+          without_gil;  // the driver waits for the work, and for what is before it, which may want the lock
+      status = (runtime::driver().*function)(arguments...);
+    }
+    if (status != MTIA_SUCCESS) [[unlikely]]
+      refuse(status, runtime::describe(function));
   }
-  [[noreturn]] void refuse_work(mtia_status status);
+  // The driver has not taken the work, or, with launch blocking, the work has failed.
+  [[noreturn]] void refuse(mtia_status status, const std::string& function);
   void set_graph(Graph* graph) { graph_.store(graph, std::memory_order_release); }
 
   Stream(int32_t device, int32_t priority)

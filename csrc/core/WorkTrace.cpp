@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../runtime/loader.h"
+#include "DriverInfo.h"
 #include "SmallMutex.h"
 #include "Stream.h"
 
@@ -159,7 +160,7 @@ void WorkTrace::set_launch_listener(LaunchListener listener) {
 }
 
 bool WorkTrace::is_supported() {
-  return runtime::is_initialized() && (runtime::driver().capabilities & MTIA_CAPABILITY_TRACING) != 0;
+  return runtime::is_initialized() && driver_info().can(MTIA_CAPABILITY_TRACING);
 }
 
 void WorkTrace::attach() {

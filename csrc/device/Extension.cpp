@@ -18,8 +18,7 @@ void submit(c10::Device device, const mtia_work& work) {
   const c10::DeviceIndex index = device.has_index() ? device.index() : current_device();
   check_device_index(index);
   ensure_initialized();
-  const MTIAStream stream = MTIAStream::current(index);
-  if (stream.core().launch(work) == MTIA_ERROR_LAUNCH_FAILED) stream.synchronize();
+  MTIAStream::current(index).core().launch(work);
 }
 
 void run_with_threads(int32_t num_threads, void (*body)(void* args), void* args) {

@@ -1,16 +1,16 @@
 #include "HostView.h"
 
-#include "../runtime/loader.h"
+#include "../core/DriverInfo.h"
 
 namespace torch_mtia {
 
 bool HostView::is_offered() {
-  return (runtime::driver().capabilities & MTIA_CAPABILITY_HOST_VIEW) != 0;
+  return core::driver_info().can(MTIA_CAPABILITY_HOST_VIEW);
 }
 
 void HostView::initialize() {
   if (!is_offered()) return;
-  runtime::call(&mtia_runtime_api::memory_host_offset, &offset_);
+  offset_ = core::host_view_offset();
   available_ = true;
 }
 

@@ -16,7 +16,6 @@
 #include "BlockTable.h"
 #include "BlockingWait.h"
 #include "MTIAGraph.h"
-#include "MTIAMemoryHistory.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {
@@ -190,8 +189,7 @@ core::Block* MTIACachingAllocator::allocate_block(size_t size) {
     const auto reserved = static_cast<uint64_t>(stats.reserved_bytes[core::kAll].current);
     c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(error.requested), allocated, reserved,
                                      c10::Device(device_type(), device));
-    notify_out_of_memory_observers(device, static_cast<int64_t>(error.requested),
-                                   static_cast<int64_t>(error.device_total), static_cast<int64_t>(error.device_free));
+    get().notify_out_of_memory_observers(device, error);
     const std::string limit =
         allocator.memory_fraction() < 1
             ? c10::str(" ",
@@ -227,6 +225,21 @@ void MTIACachingAllocator::free_block(core::Block* block) {
 
 void MTIACachingAllocator::free_block_while_running(core::Block* block) {
   allocator_of(*core::block_stream(block)).free_while_running(block);
+}
+
+void MTIACachingAllocator::attachOutOfMemoryObserver(OutOfMemoryObserver observer) {
+  const std::lock_guard<std::mutex> lock(observers_mutex_);
+  observers_.push_back(std::move(observer));
+}
+
+void MTIACachingAllocator::notify_out_of_memory_observers(c10::DeviceIndex device,
+                                                          const core::OutOfDeviceMemory& error) {
+  std::vector<OutOfMemoryObserver> observers;
+  {
+    const std::lock_guard<std::mutex> lock(observers_mutex_);
+    observers = observers_;
+  }
+  for (const auto& observer : observers) observer(device, error.requested, error.device_total, error.device_free);
 }
 
 MTIACachingAllocator::Window::Window(core::Stream& stream)

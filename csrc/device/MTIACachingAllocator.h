@@ -4,6 +4,10 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StorageImpl.h>
 
+#include <functional>
+#include <mutex>
+#include <vector>
+
 #include "../core/BlockAllocator.h"
 #include "MTIAFunctions.h"
 
@@ -28,6 +32,11 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   static void prepare_lazy_clone(c10::StorageImpl& storage);
   // Afterwards, for both: one that runs out of memory when it is written still shares what it shared.
   static void finish_lazy_clone(c10::StorageImpl& storage);
+
+  // Called before an OutOfMemoryError is raised, on the thread that raises it. Observers may attach others.
+  using OutOfMemoryObserver =
+      std::function<void(int64_t device, size_t requested, size_t device_total, size_t device_free)>;
+  void attachOutOfMemoryObserver(OutOfMemoryObserver observer);
 
   // See Note [Memory of running work] in BlockAllocator.h.
   class Window {
@@ -55,6 +64,12 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
+
+ private:
+  void notify_out_of_memory_observers(c10::DeviceIndex device, const core::OutOfDeviceMemory& error);
+
+  std::mutex observers_mutex_;
+  std::vector<OutOfMemoryObserver> observers_;
 };
 
 }  // namespace torch_mtia

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "../core/DriverInfo.h"
 #include "../core/WorkTrace.h"
 #include "../runtime/loader.h"
 #include "BlockingWait.h"
@@ -77,6 +78,7 @@ void ensure_initialized() {
   if (ready.load(std::memory_order_relaxed)) return;
   runtime::ensure_initialized();
   HostView::initialize();
+  MTIAStream::set_error_raiser();
   core::WorkTrace::attach();
   initialize_mkl();
   ready.store(true, std::memory_order_release);
@@ -94,6 +96,12 @@ void check_device_index(c10::DeviceIndex index) {
   TORCH_CHECK(index >= 0 && index < device_count(), device_name(index), " does not exist: this process has ",
               static_cast<int>(device_count()),
               " of them. Set TORCH_MTIA_DEVICES before the process starts to have more.");
+}
+
+c10::DeviceIndex index_or_current(c10::DeviceIndex index) {
+  if (index < 0) return current_device();
+  check_device_index(index);
+  return index;
 }
 
 void set_device(c10::DeviceIndex index) {
@@ -117,10 +125,9 @@ void set_device_unchecked(c10::DeviceIndex index) noexcept {
 
 c10::Device device_of_address(const void* address) {
   ensure_initialized();
-  int32_t device = 0;
-  TORCH_CHECK(runtime::driver().memory_device(address, &device) == MTIA_SUCCESS, "the address ", address,
-              " does not belong to a device of type ", device_name());
-  return {device_type(), static_cast<c10::DeviceIndex>(device)};
+  const auto device = core::device_of_address(address);
+  TORCH_CHECK(device.has_value(), "the address ", address, " does not belong to a device of type ", device_name());
+  return {device_type(), static_cast<c10::DeviceIndex>(*device)};
 }
 
 void synchronize_device(c10::DeviceIndex index) {

@@ -32,6 +32,8 @@ c10::DeviceIndex current_device() noexcept;
 
 // Raises RuntimeError for an index that does not exist.
 void check_device_index(c10::DeviceIndex index);
+// The current device for a negative index; checks the others.
+c10::DeviceIndex index_or_current(c10::DeviceIndex index);
 void set_device(c10::DeviceIndex index);
 c10::DeviceIndex exchange_device(c10::DeviceIndex index);
 c10::DeviceIndex maybe_exchange_device(c10::DeviceIndex index);  // a negative index changes nothing

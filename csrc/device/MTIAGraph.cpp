@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "../core/DriverInfo.h"
 #include "BlockingWait.h"
 #include "Door.h"
 #include "MTIACachingAllocator.h"
@@ -58,7 +59,7 @@ void MTIAGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) 
               "this graph has been captured already: call reset() before another capture, or make "
               "another graph");
   ensure_initialized();
-  TORCH_CHECK_NOT_IMPLEMENTED(is_supported(), "the driver '", runtime::driver().name,
+  TORCH_CHECK_NOT_IMPLEMENTED(is_supported(), "the driver '", core::driver_info().name,
                               "' has no graphs (MTIA_CAPABILITY_GRAPHS)");
   device_ = current_device();
   const MTIAStream stream = MTIAStream::current(device_);
@@ -151,19 +152,15 @@ void MTIAGraph::replay() {
   PhiloxStates states;
   for (const Draws& draws : draws_) states.push_back(torch_mtia::reserve(draws.generator, draws.words));
   const mtia_graph_parameters parameters{states_->data(), states.data(), states.size() * sizeof(PhiloxState)};
-  mtia_status status = MTIA_SUCCESS;
-  {
-    const WithoutGil without_gil;  // a replay in another stream may be in a Python function
-    std::shared_ptr<const MTIACachingAllocator::Window> window;
-    if (has_host_functions_) window = std::make_shared<const MTIACachingAllocator::Window>(stream.core());
-    status = launch(stream.core(), states.empty() ? nullptr : &parameters);
-    if (window != nullptr) {  // it ends with an item behind the graph
-      core::WorkInfo info{};
-      info.name = "mtia::graph_end";
-      stream.core().launch(info, [window = std::move(window)](const mtia_work_context&) {});
-    }
+  const WithoutGil without_gil;  // a replay in another stream may be in a Python function
+  std::shared_ptr<const MTIACachingAllocator::Window> window;
+  if (has_host_functions_) window = std::make_shared<const MTIACachingAllocator::Window>(stream.core());
+  launch(stream.core(), states.empty() ? nullptr : &parameters);
+  if (window != nullptr) {  // it ends with an item behind the graph
+    core::WorkInfo info{};
+    info.name = "mtia::graph_end";
+    stream.core().launch(info, [window = std::move(window)](const mtia_work_context&) {});
   }
-  if (C10_UNLIKELY(status == MTIA_ERROR_LAUNCH_FAILED)) stream.synchronize();
 }
 
 void MTIAGraph::reset() noexcept {

@@ -18,12 +18,6 @@ void check_device_type(c10::Device device) {
   TORCH_CHECK(is_ours(device), "expected a device of type ", device_name(), ", got ", device);
 }
 
-c10::DeviceIndex index_or_current(c10::Device device) {
-  if (!device.has_index()) return current_device();
-  check_device_index(device.index());
-  return device.index();
-}
-
 core::Event& event_of(void* event) {
   return *static_cast<core::Event*>(event);
 }
@@ -51,19 +45,19 @@ c10::DeviceCapability MTIAGuardImpl::getDeviceCapability(c10::Device /*device*/)
 }
 
 c10::Stream MTIAGuardImpl::getStream(c10::Device device) const {
-  return MTIAStream::current(index_or_current(device)).unwrap();
+  return MTIAStream::current(index_or_current(device.index())).unwrap();
 }
 
 c10::Stream MTIAGuardImpl::getDefaultStream(c10::Device device) const {
-  return MTIAStream::default_stream(index_or_current(device)).unwrap();
+  return MTIAStream::default_stream(index_or_current(device.index())).unwrap();
 }
 
 c10::Stream MTIAGuardImpl::getStreamFromGlobalPool(c10::Device device, bool is_high_priority) const {
-  return MTIAStream::from_pool(index_or_current(device), is_high_priority ? -1 : 0).unwrap();
+  return MTIAStream::from_pool(index_or_current(device.index()), is_high_priority ? -1 : 0).unwrap();
 }
 
 c10::Stream MTIAGuardImpl::getNewStream(c10::Device device, int priority) const {
-  return MTIAStream::from_pool(index_or_current(device), priority).unwrap();
+  return MTIAStream::from_pool(index_or_current(device.index()), priority).unwrap();
 }
 
 c10::Stream MTIAGuardImpl::exchangeStream(c10::Stream stream) const {

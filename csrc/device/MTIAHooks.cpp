@@ -1,65 +1,22 @@
 #include "MTIAHooks.h"
 
-#include <Python.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/utils/pybind.h>
 
-#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
 
-#include "../runtime/loader.h"
+#include "../core/DriverInfo.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAFunctions.h"
 #include "MTIAGenerator.h"
 #include "MTIAGraph.h"
 #include "MTIAHostAllocator.h"
-#include "MTIAMemoryHistory.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {
 namespace {
-
-namespace py = pybind11;
-
-c10::DeviceIndex index_or_current(c10::DeviceIndex device) {
-  if (device < 0) return current_device();
-  check_device_index(device);
-  return device;
-}
-
-void check_sane(const mtia_device_properties& properties) {
-  const auto ends = [](const auto& text) { return std::memchr(text, 0, sizeof(text)) != nullptr; };
-  if (ends(properties.name) && ends(properties.architecture) && properties.total_memory > 0 &&
-      properties.multi_processor_count > 0 && properties.warp_size > 0) {
-    return;
-  }
-  runtime::reject(&mtia_runtime_api::device_properties,
-                  "describes a device with " + std::to_string(properties.total_memory) + " bytes of memory, " +
-                      std::to_string(properties.multi_processor_count) + " multiprocessors and warps of " +
-                      std::to_string(properties.warp_size) + ", or with texts that do not end");
-}
-
-py::dict properties_of(c10::DeviceIndex device) {
-  check_device_index(device);
-  ensure_initialized();
-  mtia_device_properties properties{};
-  properties.struct_size = sizeof(properties);
-  runtime::call(&mtia_runtime_api::device_properties, device, &properties);
-  check_sane(properties);
-  py::dict result;
-  result["name"] = properties.name;
-  result["architecture"] = properties.architecture;
-  result["total_memory"] = properties.total_memory;
-  result["L2_cache_size"] = properties.l2_cache_size;
-  result["multi_processor_count"] = properties.multi_processor_count;
-  result["warp_size"] = properties.warp_size;
-  result["major"] = properties.capability_major;
-  result["minor"] = properties.capability_minor;
-  return result;
-}
 
 // The graphs of torch.mtia.MTIAGraph objects, by handle.
 class Graphs {
@@ -125,8 +82,8 @@ c10::DeviceIndex MTIAHooks::getDeviceCount() const {
 }
 
 std::string MTIAHooks::showConfig() const {
-  const auto& api = runtime::driver();
-  return c10::str("MTIA driver: ", api.name, " ", api.version, " (ABI ", api.abi_version, ")");
+  const core::DriverInfo driver = core::driver_info();
+  return c10::str("MTIA driver: ", driver.name, " ", driver.version, " (ABI ", driver.abi_version, ")");
 }
 
 bool MTIAHooks::hasPrimaryContext(c10::DeviceIndex device) const {
@@ -186,53 +143,12 @@ c10::Device MTIAHooks::getDeviceFromPtr(void* data) const {
   return device_of_address(data);
 }
 
-PyObject* MTIAHooks::memoryStats(c10::DeviceIndex device) const {
-  const auto stats = MTIACachingAllocator::get().getDeviceStats(index_or_current(device));
-  constexpr auto kAggregate = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const auto& allocated = stats.allocated_bytes[kAggregate];
-  const auto& reserved = stats.reserved_bytes[kAggregate];
-  py::dict dram;
-  dram["allocated_bytes"] = allocated.current;
-  dram["peak_bytes"] = allocated.peak;
-  dram["reserved_bytes"] = reserved.current;
-  dram["reserved_peak_bytes"] = reserved.peak;
-  dram["num_alloc_retries"] = stats.num_alloc_retries;
-  dram["num_ooms"] = stats.num_ooms;
-  py::dict result;
-  result["dram"] = dram;
-  return result.release().ptr();
-}
-
-PyObject* MTIAHooks::getDeviceCapability(c10::DeviceIndex device) const {
-  const auto properties = properties_of(index_or_current(device));
-  return py::make_tuple(properties["major"], properties["minor"]).release().ptr();
-}
-
-PyObject* MTIAHooks::getDeviceProperties(c10::DeviceIndex device) const {
-  // A dict, as torch.mtia documents, whose items are attributes too, as Inductor wants them.
-  const auto type = py::module_::import("torch_mtia.properties").attr("DeviceProperties");
-  return type(properties_of(index_or_current(device))).release().ptr();
-}
-
 void MTIAHooks::emptyCache() const {
   MTIACachingAllocator::get().emptyCache();
 }
 
 void MTIAHooks::resetPeakMemoryStats(c10::DeviceIndex device) const {
   MTIACachingAllocator::get().resetPeakStats(index_or_current(device));
-}
-
-void MTIAHooks::recordMemoryHistory(const std::optional<std::string>& enabled, const std::string& stacks,
-                                    size_t max_entries) const {
-  record_memory_history(enabled, stacks, max_entries);
-}
-
-PyObject* MTIAHooks::memorySnapshot(const std::optional<std::string>& path) const {
-  return memory_snapshot(path);
-}
-
-void MTIAHooks::attachOutOfMemoryObserver(PyObject* observer) const {
-  attach_out_of_memory_observer(observer);
 }
 
 int64_t MTIAHooks::mtiagraphCreate(bool keep_graph) const {
@@ -284,7 +200,3 @@ bool hooks_registered_in_time() {
 }
 
 }  // namespace torch_mtia
-
-namespace at {
-C10_REGISTER_TYPED_CLASS(MTIAHooksRegistry, "MTIAHooks", torch_mtia::MTIAHooks)
-}  // namespace at

@@ -1,4 +1,5 @@
-// What PyTorch asks of the accelerator `mtia`: at::MTIAHooksInterface.
+// What PyTorch asks of the accelerator `mtia`: at::MTIAHooksInterface, but for what it wants as Python objects, which
+// csrc/python/hooks.h adds.
 //
 // With the other door open, PyTorch is told that there is no mtia. What it says of the devices stays true, and is what
 // the module of the other device type is made of.
@@ -10,7 +11,7 @@ namespace torch_mtia {
 
 // deviceCount, getDeviceCount, isBuilt, isAvailable and hasMTIA neither initialize the device nor start a thread: torch
 // calls them under locks, at import, and in processes that fork.
-struct MTIAHooks final : public MTIAHooksInterface {
+struct MTIAHooks : public MTIAHooksInterface {
   void init() const override;
   bool hasMTIA() const override;
   bool isBuilt() const override;
@@ -35,15 +36,8 @@ struct MTIAHooks final : public MTIAHooksInterface {
   bool isPinnedPtr(const void* data) const override;
   at::Allocator* getPinnedMemoryAllocator() const override;
   c10::Device getDeviceFromPtr(void* data) const override;
-  PyObject* memoryStats(c10::DeviceIndex device) const override;
-  PyObject* getDeviceCapability(c10::DeviceIndex device) const override;
-  PyObject* getDeviceProperties(c10::DeviceIndex device) const override;
   void emptyCache() const override;
   void resetPeakMemoryStats(c10::DeviceIndex device) const override;
-  void recordMemoryHistory(const std::optional<std::string>& enabled, const std::string& stacks,
-                           size_t max_entries) const override;
-  PyObject* memorySnapshot(const std::optional<std::string>& path) const override;
-  void attachOutOfMemoryObserver(PyObject* observer) const override;
 
   // torch.mtia.MTIAGraph. A handle is a number that is never used again. All but create raise RuntimeError for a handle
   // that was destroyed, except destroy.

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "../runtime/mtia_runtime.h"
+#include "../core/Kernel.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {
@@ -16,9 +16,6 @@ class MTIAKernel {
  public:
   // Raises RuntimeError for an image that the driver does not load, with the reason.
   MTIAKernel(c10::DeviceIndex device, std::string name, std::string_view image);
-  ~MTIAKernel();
-  MTIAKernel(const MTIAKernel&) = delete;
-  MTIAKernel& operator=(const MTIAKernel&) = delete;
 
   const std::string& name() const { return name_; }
   c10::DeviceIndex device() const { return device_; }
@@ -36,8 +33,7 @@ class MTIAKernel {
 
   const c10::DeviceIndex device_;
   const std::string name_;
-  mtia_module module_ = nullptr;
-  mtia_function function_ = nullptr;
+  const core::Kernel kernel_;
 };
 
 }  // namespace torch_mtia

@@ -62,9 +62,9 @@ core::Stream* core_stream(c10::DeviceIndex device, c10::StreamId id) {
   return C10_LIKELY(stream != nullptr) ? stream : create_core_stream(device, id);
 }
 
-[[noreturn]] void raise(core::WorkError error, c10::DeviceIndex device) {
+[[noreturn]] void raise(const core::Stream& stream, const core::WorkError& error) {
   const std::string context =
-      c10::str("while ", error.operator_name, " ran on ", device_name(device),
+      c10::str("while ", error.operator_name, " ran on ", device_name(static_cast<c10::DeviceIndex>(stream.device())),
                " (reported at a synchronizing call; TORCH_MTIA_LAUNCH_BLOCKING=1 reports it where it is issued)");
   if (error.exception == nullptr) TORCH_CHECK(false, error.message, "\n", context);
   try {
@@ -78,6 +78,10 @@ core::Stream* core_stream(c10::DeviceIndex device, c10::StreamId id) {
 }
 
 }  // namespace
+
+void MTIAStream::set_error_raiser() {
+  core::error_raiser = &raise;
+}
 
 MTIAStream::MTIAStream(c10::DeviceIndex device, c10::StreamId id)
     : device_(device), id_(id), core_(core_stream(device, id)) {}
@@ -142,7 +146,7 @@ void MTIAStream::wait() const {
 
 void MTIAStream::synchronize() const {
   wait();
-  if (auto error = core_->take_error()) raise(std::move(*error), device_);
+  core_->raise_error();
 }
 
 void MTIAStream::synchronize_all(c10::DeviceIndex device) {
@@ -150,6 +154,7 @@ void MTIAStream::synchronize_all(c10::DeviceIndex device) {
   TORCH_CHECK(!core::RunningWork::on_this_thread(),
               "a host function cannot wait for the whole device, because it is part of what the device has to do. "
               "Synchronize the stream or the event that it needs");
+  core::Stream* failed = nullptr;
   std::optional<core::WorkError> first;
   {
     BlockingWait wait;
@@ -158,10 +163,12 @@ void MTIAStream::synchronize_all(c10::DeviceIndex device) {
       if (stream == nullptr || stream->graph() != nullptr) continue;  // what is captured does not run
       stream->wait_until_idle();
       auto error = stream->take_error();
-      if (error && !first) first = std::move(error);
+      if (!error || first) continue;
+      first = std::move(error);
+      failed = stream;
     }
   }
-  if (first) raise(std::move(*first), device);
+  if (first) raise(*failed, *first);
 }
 
 std::vector<MTIAStream> MTIAStream::others() const {
@@ -175,8 +182,7 @@ std::vector<MTIAStream> MTIAStream::others() const {
 
 void MTIAStream::wait_for_others() const {
   for (const MTIAStream& other : others()) {
-    // Not query(): an error is of those who wait for that stream.
-    if (runtime::driver().stream_query(other.core().handle()) == MTIA_SUCCESS) continue;
+    if (other.core().is_idle()) continue;
     core::Event event(/*enable_timing=*/false);
     event.record(other.core());
     core_->wait(event);

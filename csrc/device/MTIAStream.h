@@ -28,6 +28,9 @@ class MTIAStream {
   // The stream with this driver handle; empty: the device has none.
   static std::optional<MTIAStream> find(c10::DeviceIndex device, const void* handle);
 
+  // Has errors of work raised in PyTorch's terms. Called once the device is initialized.
+  static void set_error_raiser();
+
   // Raises RuntimeError for a stream of another device type or one that was never handed out.
   explicit MTIAStream(const c10::Stream& stream);
 

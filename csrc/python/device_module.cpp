@@ -1,12 +1,11 @@
-#include "device_module.h"
-
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/device_lazy_init.h>
 
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAGenerator.h"
-#include "../device/MTIAHooks.h"
 #include "../runtime/loader.h"
+#include "bindings.h"
+#include "hooks.h"
 
 namespace py = pybind11;
 
@@ -19,8 +18,8 @@ py::object owned(PyObject* object) {
 
 }  // namespace
 
-void bind_device_module(py::module& m) {
-  static const MTIAHooks hooks;
+void bind_device_module(py::module_& m) {
+  static const PythonHooks hooks;
   m.def("_device_count", &device_count);
   m.def("_is_initialized", &runtime::is_initialized);
   m.def("_initialize", [] {

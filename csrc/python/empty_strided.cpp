@@ -1,4 +1,4 @@
-#include "empty_strided.h"
+#include "bindings.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/native/mtia/EmptyTensor.h>

@@ -1,4 +1,4 @@
-#include "host_function.h"
+#include "bindings.h"
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -11,12 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "../core/RunningWork.h"
-#include "../core/Stream.h"
-#include "../core/WorkItem.h"
-#include "../device/MTIACachingAllocator.h"
-#include "../device/MTIAGraph.h"
 #include "../device/MTIAStream.h"
+#include "../device/StreamCallback.h"
 
 namespace py = pybind11;
 
@@ -88,23 +84,9 @@ class Registration {
 
 void launch_host_function(int64_t stream_id, c10::DeviceIndex device, py::function function) {
   const MTIAStream stream(c10::Stream::unpack3(stream_id, device, device_type()));
-  core::WorkInfo info{};
-  info.name = "mtia::host_function";
-  info.flags = MTIA_WORK_CAPTURABLE;  // not on the caller, whoever that is
   auto registration = std::make_shared<const Registration>(std::move(function));
   const py::gil_scoped_release no_gil;  // with launch blocking, the launch waits for the function
-  // Open until the last copy of the item dies. A graph's items live longer than they run: its replays open windows.
-  std::shared_ptr<const MTIACachingAllocator::Window> window;
-  if (MTIAGraph* graph = MTIAGraph::of(stream)) {
-    graph->note_host_function();
-  } else {
-    window = std::make_shared<const MTIACachingAllocator::Window>(stream.core());
-  }
-  stream.core().launch(
-      info, [registration = std::move(registration), window = std::move(window)](const mtia_work_context& context) {
-        const core::RunningWork running(*static_cast<core::Stream*>(context.stream_tag));
-        registration->call();
-      });
+  launch_callback(stream, [registration = std::move(registration)] { registration->call(); });
 }
 
 }  // namespace

@@ -1,30 +1,24 @@
 // torch_mtia._C: bindings only. See torch_mtia/_C.pyi.
 #include <ATen/ScalarOps.h>
-#include <c10/core/Allocator.h>
 #include <pybind11/complex.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/headeronly/version.h>
 
-#include <chrono>
 #include <complex>
 
 #include "../aten/FallbackControl.h"
-#include "../aten/Launch.h"
+#include "../core/DriverInfo.h"
 #include "../core/InterpreterLock.h"
 #include "../device/Door.h"
+#include "../device/GraphOutputs.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAFunctions.h"
-#include "../device/MTIAHooks.h"
 #include "../device/MTIAProfiler.h"
-#include "../runtime/loader.h"
+#include "../device/MTIAStream.h"
 #include "../runtime/machine_memory.h"
-#include "device_module.h"
-#include "empty_strided.h"
-#include "graph_outputs.h"
-#include "host_function.h"
-#include "triton_launcher.h"
+#include "bindings.h"
 
 namespace py = pybind11;
 
@@ -39,18 +33,18 @@ FallbackControl::Warn parse_warn(const std::string& mode) {
 }
 
 py::dict driver_info() {
-  const auto& api = runtime::driver();
+  const core::DriverInfo driver = core::driver_info();
   py::list capabilities;
-  if (api.capabilities & MTIA_CAPABILITY_HOST_VIEW) capabilities.append("host_view");
-  if (api.capabilities & MTIA_CAPABILITY_KERNELS) capabilities.append("kernels");
-  if (api.capabilities & MTIA_CAPABILITY_GRAPHS) capabilities.append("graphs");
-  if (api.capabilities & MTIA_CAPABILITY_RARE_FUNCTIONS) capabilities.append("rare_functions");
-  if (api.capabilities & MTIA_CAPABILITY_TRACING) capabilities.append("tracing");
-  if (api.capabilities & MTIA_CAPABILITY_VIRTUAL_MEMORY) capabilities.append("virtual_memory");
+  if (driver.can(MTIA_CAPABILITY_HOST_VIEW)) capabilities.append("host_view");
+  if (driver.can(MTIA_CAPABILITY_KERNELS)) capabilities.append("kernels");
+  if (driver.can(MTIA_CAPABILITY_GRAPHS)) capabilities.append("graphs");
+  if (driver.can(MTIA_CAPABILITY_RARE_FUNCTIONS)) capabilities.append("rare_functions");
+  if (driver.can(MTIA_CAPABILITY_TRACING)) capabilities.append("tracing");
+  if (driver.can(MTIA_CAPABILITY_VIRTUAL_MEMORY)) capabilities.append("virtual_memory");
   py::dict info;
-  info["name"] = api.name;
-  info["version"] = api.version;
-  info["abi_version"] = api.abi_version;
+  info["name"] = driver.name;
+  info["version"] = driver.version;
+  info["abi_version"] = driver.abi_version;
   info["capabilities"] = capabilities;
   return info;
 }
@@ -64,26 +58,6 @@ py::dict machine_memory() {
   info["has_limit"] = figures.has_limit;
   info["container"] = figures.container;
   return info;
-}
-
-// Nanoseconds a launch of work that does nothing, over `count` launches on the current stream.
-double bench_launch(int64_t count, bool run_inline) {
-  const MTIAStream stream = current_stream(c10::Device(device_type(), current_device()));
-  stream.synchronize();
-  core::WorkInfo info{};
-  info.name = "empty";
-  info.flags = run_inline ? MTIA_WORK_MAY_RUN_INLINE : 0;
-  const auto start = std::chrono::steady_clock::now();
-  for (int64_t i = 0; i < count; ++i) launch(stream, info, [] {});
-  stream.synchronize();
-  const std::chrono::duration<double, std::nano> elapsed = std::chrono::steady_clock::now() - start;
-  return elapsed.count() / static_cast<double>(count);
-}
-
-// Takes `bytes` from the allocator that c10 has for a device, and frees them untouched, `count` times.
-void bench_allocate(c10::DeviceType device, size_t bytes, int64_t count) {
-  c10::Allocator* const allocator = c10::GetAllocator(device);
-  for (int64_t i = 0; i < count; ++i) const c10::DataPtr memory = allocator->allocate(bytes);
 }
 
 // What operators get for a Python number where they take a tensor.
@@ -105,7 +79,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("_configure", &configure, py::arg("library"), py::arg("num_devices"), py::arg("memory_per_device"),
         py::arg("launch_blocking"), py::arg("delay_seed"), py::arg("log_launches"));
   m.def("_machine_memory", &machine_memory);
-  m.def("_hooks_registered_in_time", &hooks_registered_in_time);
   m.def("_open_mtia", &open_mtia);
   m.def("_open_privateuse1", &open_privateuse1);
   m.def("_driver_info", &driver_info);
@@ -123,19 +96,17 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("_recording_stream", [](c10::DeviceIndex device) { return MTIAStream::for_recording(device).unwrap(); });
   m.def("_wait_for_other_streams", [](c10::DeviceIndex device) { MTIAStream::current(device).wait_for_others(); });
+  bind_hooks(m);
   bind_device_module(m);
   bind_triton_launcher(m);
   bind_empty_strided(m);
-  bind_graph_outputs(m);
+  py::class_<GraphOutputs>(m, "GraphOutputs")
+      .def(py::init<std::vector<at::Tensor>, c10::MempoolId_t>(), py::arg("tensors"), py::arg("pool"))
+      .def("move_away", &GraphOutputs::move_away)
+      .def("hand_out", &GraphOutputs::hand_out)
+      .def_static("captured", &GraphOutputs::captured, py::arg("tensor"));
   bind_host_function(m);
   m.def("_wrapped_number", &wrapped_number);
-  m.def("_bench_launch", &bench_launch, py::arg("count"), py::arg("run_inline"));
-  m.def(
-      "_bench_allocate",
-      [](const std::string& device, size_t bytes, int64_t count) {
-        bench_allocate(c10::Device(device).type(), bytes, count);
-      },
-      py::arg("device"), py::arg("bytes"), py::arg("count"));
 }
 
 }  // namespace torch_mtia

@@ -13,8 +13,8 @@
 #include <memory>
 #include <type_traits>
 
+#include "../core/DriverInfo.h"
 #include "../device/MTIAFunctions.h"
-#include "../runtime/loader.h"
 
 namespace torch_mtia {
 namespace {
@@ -142,14 +142,11 @@ bool pack_object(const Slot& slot, PyObject* value, c10::Device device, std::byt
   }
   mtia_device_ptr pointer = 0;
   if (!read_integer(slot, address.get(), pointer)) return false;
-  int32_t owner = -1;
-  if (pointer != 0 &&
-      (runtime::driver().memory_device(reinterpret_cast<const void*>(pointer), &owner) != MTIA_SUCCESS ||
-       owner != device.index())) {
-    return fail_pointer(slot, owner < 0 ? "in host memory" : "on " + device_name(static_cast<c10::DeviceIndex>(owner)),
-                        device);
-  }
-  return write(to, pointer);
+  if (pointer == 0) return write(to, pointer);
+  const auto owner = core::device_of_address(reinterpret_cast<const void*>(pointer));
+  if (owner == device.index()) return write(to, pointer);
+  const auto other = static_cast<c10::DeviceIndex>(owner.value_or(0));
+  return fail_pointer(slot, owner ? "on " + device_name(other) : "in host memory", device);
 }
 
 // Tensors, objects with data_ptr(), addresses, and None, which is a null pointer.

@@ -1,4 +1,4 @@
-#include "triton_launcher.h"
+#include "bindings.h"
 
 #include <structmember.h>
 #include <torch/csrc/Exceptions.h>

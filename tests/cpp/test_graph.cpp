@@ -413,14 +413,29 @@ TEST(an_error_of_a_node_reaches_the_stream_of_the_launch) {
   CHECK_EQ(after, 2);
 }
 
-TEST(a_graph_cannot_contain_the_launch_of_another) {
+TEST(a_graph_that_lacks_what_its_stream_refused_is_invalid) {
   core::Stream& stream = new_stream();
   core::Graph inner;
   capture(inner, stream, [] {});
-  core::Graph outer;
-  outer.begin_capture(stream);
-  CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, inner.launch(stream, nullptr)), "launch of another one");
-  outer.end_capture();
+  core::Event outside(false);
+  outside.record(new_stream());
+  mtia_work work{};
+  work.struct_size = sizeof(work);
+  const mtia_kernel_launch kernel{};
+  const auto refused = [&](const auto& submit) {
+    core::Graph graph;
+    graph.begin_capture(stream);
+    const std::string why = CHECK_THROWS(runtime::DriverError, submit());
+    graph.end_capture();
+    CHECK_EQ(graph.invalid_reason(), why);
+    return why;
+  };
+  CHECK_CONTAINS(refused([&] { stream.launch(work); }), "stream_launch");
+  CHECK_CONTAINS(refused([&] { stream.copy(0, 0, 1, MTIA_COPY_DEVICE_TO_DEVICE); }), "memory_copy");
+  CHECK_CONTAINS(refused([&] { stream.fill(0, "", 1, 1); }), "memory_fill");
+  CHECK_CONTAINS(refused([&] { stream.launch_kernel(kernel); }), "stream_launch_kernel");
+  CHECK_CONTAINS(refused([&] { inner.launch(stream, nullptr); }), "launch of another one");
+  CHECK_CONTAINS(refused([&] { stream.wait(outside); }), "outside the capture");
 }
 
 TEST(threads_capture_on_different_streams) {

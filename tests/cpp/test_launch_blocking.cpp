@@ -4,6 +4,7 @@
 #include <string>
 #include <thread>
 
+#include "../../csrc/core/Graph.h"
 #include "../../csrc/core/RunningWork.h"
 #include "device_under_test.h"
 
@@ -41,15 +42,40 @@ TEST(a_launch_throws_what_its_work_throws) {
   }
 }
 
-TEST(a_launch_of_a_drivers_work_returns_its_failure) {
-  core::Stream& stream = new_stream();
+// Fails without an exception.
+mtia_work failing_work() {
   mtia_work work{};
   work.struct_size = sizeof(work);
   work.name = "raw";
   work.run = [](void*, const mtia_work_context*) noexcept -> mtia_status { return MTIA_ERROR_INTERNAL; };
-  CHECK_EQ(stream.launch(work), MTIA_ERROR_LAUNCH_FAILED);
-  CHECK_CONTAINS(api().last_error_message(), "raw");
+  return work;
+}
+
+TEST(a_launch_of_a_drivers_work_raises_its_failure) {
+  core::Stream& stream = new_stream();
+  CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, stream.launch(failing_work())), "raw failed");
   finish(stream);
+}
+
+TEST(a_launch_of_a_graph_raises_what_its_nodes_throw) {
+  core::Stream& stream = new_stream();
+  core::Graph graph;
+  graph.begin_capture(stream);
+  stream.launch(kSmall, [](const mtia_work_context&) { throw std::out_of_range("index 7"); });
+  graph.end_capture();
+  graph.instantiate();
+  CHECK_EQ(CHECK_THROWS(std::out_of_range, graph.launch(stream, nullptr)), "index 7");
+  finish(stream);
+}
+
+TEST(failures_are_raised_in_the_terms_of_the_layer_above) {
+  core::Stream& stream = new_stream();
+  core::error_raiser = [](const core::Stream& failed, const core::WorkError& error) {
+    throw std::domain_error(std::to_string(failed.device()) + " " + error.operator_name + ": " + error.message);
+  };
+  const std::string raised = CHECK_THROWS(std::domain_error, stream.launch(failing_work()));
+  core::error_raiser = nullptr;
+  CHECK_CONTAINS(raised, "0 work: raw failed");
 }
 
 TEST(nested_work_throws_into_the_work_around_it) {
@@ -107,7 +133,13 @@ TEST(threads_that_share_a_stream_get_their_own_failures) {
         threw = true;
       }
       if (threw == fails) ++thrown;
-      if ((stream.launch(raw) == MTIA_ERROR_LAUNCH_FAILED) == fails) ++failed;
+      threw = false;
+      try {
+        stream.launch(raw);
+      } catch (const runtime::DriverError&) {
+        threw = true;
+      }
+      if (threw == fails) ++failed;
     }
   };
   std::thread other(launch, true);

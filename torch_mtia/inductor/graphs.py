@@ -13,7 +13,7 @@ what a forward saves for its backward is not copied. Upstream calls that static 
 address changes or it turns out to be a result. Where such a result lies elsewhere in a later call, because it has moved
 away or another thread computed it, a second recording serves, which copies all inputs. Results are the graph's own
 memory; those that are still in use move away before a replay can write over them (Note [Results of graphs] in
-csrc/python/graph_outputs.cpp).
+csrc/device/GraphOutputs.h).
 
 Note [Threads]
 A thread writes only over memory of its own recordings, but it may read results of another thread's where they are:

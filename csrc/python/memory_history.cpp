@@ -1,5 +1,3 @@
-#include "MTIAMemoryHistory.h"
-
 #include <c10/core/AllocatorConfig.h>
 #include <torch/csrc/Export.h>
 #include <torch/csrc/profiler/combined_traceback.h>
@@ -10,7 +8,8 @@
 #include <vector>
 
 #include "../core/Stream.h"
-#include "MTIACachingAllocator.h"
+#include "../device/MTIACachingAllocator.h"
+#include "hooks.h"
 
 // The header that declares these, torch/csrc/profiler/python/combined_traceback.h, includes one that wheels lack.
 namespace torch {
@@ -137,15 +136,10 @@ py::dict allocator_settings() {
   return settings;
 }
 
-// Leaked: memory may run out while the interpreter ends.
-std::vector<py::object>& observers() {
-  static auto* const list = new std::vector<py::object>();
-  return *list;
-}
-
 }  // namespace
 
-void record_memory_history(const std::optional<std::string>& enabled, const std::string& stacks, size_t max_entries) {
+void PythonHooks::recordMemoryHistory(const std::optional<std::string>& enabled, const std::string& stacks,
+                                      size_t max_entries) const {
   const bool all = enabled == "all";
   TORCH_CHECK_VALUE(!enabled || all || enabled == "state", "`enabled` must be None, \"state\" or \"all\", got \"",
                     enabled.value_or(""), "\"");
@@ -166,7 +160,7 @@ void record_memory_history(const std::optional<std::string>& enabled, const std:
   }
 }
 
-PyObject* memory_snapshot(const std::optional<std::string>& path) {
+PyObject* PythonHooks::memorySnapshot(const std::optional<std::string>& path) const {
   Frames frames;
   py::list segments;
   py::list traces;
@@ -191,22 +185,20 @@ PyObject* memory_snapshot(const std::optional<std::string>& path) {
   return result.release().ptr();
 }
 
-void attach_out_of_memory_observer(PyObject* observer) {
+void PythonHooks::attachOutOfMemoryObserver(PyObject* observer) const {
   TORCH_CHECK_TYPE(PyCallable_Check(observer), "the out-of-memory observer must be callable");
-  observers().push_back(py::reinterpret_borrow<py::object>(observer));
-}
-
-void notify_out_of_memory_observers(int64_t device, int64_t requested, int64_t device_total, int64_t device_free) {
-  if (!Py_IsInitialized()) return;
-  const py::gil_scoped_acquire gil;
-  const auto list = observers();  // one may attach another
-  for (const py::object& observer : list) {
-    try {
-      observer(device, requested, device_total, device_free);
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable(observer);
-    }
-  }
+  Py_INCREF(observer);  // leaked: memory may run out while the interpreter ends
+  MTIACachingAllocator::get().attachOutOfMemoryObserver(
+      [observer](int64_t device, size_t requested, size_t device_total, size_t device_free) {
+        if (!Py_IsInitialized()) return;
+        const py::gil_scoped_acquire gil;
+        const py::handle call(observer);
+        try {
+          call(device, requested, device_total, device_free);
+        } catch (py::error_already_set& error) {
+          error.discard_as_unraisable(py::reinterpret_borrow<py::object>(call));
+        }
+      });
 }
 
 }  // namespace torch_mtia

@@ -1,0 +1,26 @@
+// What torch_mtia._C is made of: each function adds to the module what its file defines.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace torch_mtia {
+
+// What torch_mtia/device_module.py is made of: of torch._C._mtia_*, which are for the type mtia only, the part that
+// torch.accelerator does not have.
+void bind_device_module(pybind11::module_& module);
+
+// _empty_strided(sizes, strides, dtype), with which code that Inductor generates allocates (wrapper.py in
+// torch/_inductor/codegen): torch.empty_strided on the current device, quicker, with no Python arguments to parse but
+// tuples of ints and a dtype.
+void bind_empty_strided(pybind11::module_& module);
+
+// _set_device_properties_type(type): getDeviceProperties returns type(dict of the properties).
+void bind_hooks(pybind11::module_& module);
+
+// _launch_host_function: Python functions as work of a stream.
+void bind_host_function(pybind11::module_& module);
+
+// Kernel and KernelLauncher, of which Triton's driver for mtia is made.
+void bind_triton_launcher(pybind11::module_& module);
+
+}  // namespace torch_mtia
