@@ -95,8 +95,8 @@ TEST(running_work_does_not_wait_for_what_it_gives_to_other_streams) {
   stream.launch(kLarge, [&](const mtia_work_context&) {
     const core::RunningWork running(stream);
     for (const core::WorkInfo& info : {kSmall, kLarge}) {
-      other.launch(info, [&](const mtia_work_context&) {
-        while (info.cost == kLarge.cost && !launched) std::this_thread::yield();
+      other.launch(info, [&launched, &done, waits = info.cost == kLarge.cost](const mtia_work_context&) {
+        while (waits && !launched) std::this_thread::yield();
         done = true;
       });
     }
