@@ -244,6 +244,28 @@ def test_mapped_memory_that_fails_is_named(run_cases: Any, faulty_driver: Path) 
         check_named(said, function, faulty_driver)
 
 
+def test_free_memory_stays_free_when_what_lies_behind_it_cannot_be_mapped(run_cases: Any) -> None:
+    code = textwrap.dedent("""
+        x
+        y = torch.empty(1 << 24, dtype=torch.uint8, device="mtia")
+        del y
+        fail()
+        try:
+            torch.empty(1 << 25, dtype=torch.uint8, device="mtia")
+        except RuntimeError:
+            faulty.faulty_set(b"", 0)
+        before = torch.accelerator.memory_reserved()
+        y = torch.empty(1 << 24, dtype=torch.uint8, device="mtia")
+        assert torch.accelerator.memory_reserved() == before
+        del x, y
+        torch.mtia.empty_cache()
+        assert torch.accelerator.memory_reserved() == 0
+        assert torch.accelerator.memory_stats()["inactive_split_bytes.all.current"] == 0
+    """)
+    results = run_cases([case("memory_map", code, recovers=True)], PYTORCH_ALLOC_CONF="expandable_segments:True")
+    assert results == [["no error"]]
+
+
 def test_functions_that_fail_under_the_copying_fallback_are_named(run_cases: Any, faulty_driver: Path) -> None:
     results = run_cases(cases(WITHOUT_HOST_VIEW), defect="no host view")
     for said, function in zip(results, WITHOUT_HOST_VIEW, strict=True):

@@ -65,45 +65,53 @@ Block* BlockAllocator::allocate(size_t size, Stream* stream) {
       result = attempt(/*may_collect=*/false);
     }
     const std::lock_guard lock(state_->mutex);
-    ++state_->stats.num_alloc_retries;
+    ++state_->segments.stats().num_alloc_retries;
     if (result.block != nullptr) return result.block;
   }
   const auto [free_bytes, total_bytes] = runtime::memory_info(state_->device);
   const std::lock_guard lock(state_->mutex);
-  ++state_->stats.num_ooms;
-  state_->record_locked(TraceAction::kOutOfMemory, free_bytes, size, stream, state_->pool_for_locked(stream).id,
-                        context);
-  throw OutOfDeviceMemory(size, free_bytes, total_bytes, size <= kNoDeviceHas ? state_->refusal : std::string());
+  ++state_->segments.stats().num_ooms;
+  state_->segments.record(TraceAction::kOutOfMemory, free_bytes, size, stream, state_->pools.of(stream).id, context);
+  throw OutOfDeviceMemory(size, free_bytes, total_bytes,
+                          size <= kNoDeviceHas ? state_->segments.refusal() : std::string());
+}
+
+Segments::Attempt BlockAllocator::State::try_allocate(size_t size, size_t requested, Stream* stream,
+                                                      TraceContext& context, bool may_collect) {
+  const std::lock_guard lock(mutex);
+  release_completed_locked();
+  return segments.allocate(size, requested, stream, context, may_collect);
 }
 
 void BlockAllocator::free(Block* block) noexcept {
   const TraceContext context = state_->history.context_of_free();
   const std::lock_guard lock(state_->mutex);
-  state_->count_free_locked(block);
-  state_->record_locked(TraceAction::kFreeRequested, block->address, block->requested, block->stream, block->pool->id,
-                        context);
-  if (!block->other_streams.empty()) state_->delay_release_locked(block);
-  if (block->pending_events == 0) state_->release_in_order_locked(block);
+  state_->segments.take_back(block, context);
+  if (!block->other_streams.empty()) state_->pending.add(block);
+  if (block->pending_events == 0) state_->release_locked(block);
 }
 
 void BlockAllocator::free_while_running(Block* block) noexcept {
   const std::lock_guard lock(state_->mutex);
-  state_->count_free_locked(block);
-  state_->record_locked(TraceAction::kFreeRequested, block->address, block->requested, block->stream, block->pool->id,
-                        nullptr);
-  state_->release_locked(block);
+  state_->segments.take_back(block, /*context=*/nullptr);
+  state_->segments.release(block);
 }
 
 WindowId BlockAllocator::open_window(Stream* stream) {
   const std::lock_guard lock(state_->mutex);
-  state_->windows[stream].push_back({.id = state_->last_window + 1});
-  ++state_->num_windows;
-  return ++state_->last_window;
+  return state_->windows.open(stream);
 }
 
 void BlockAllocator::close_window(Stream* stream, WindowId id) noexcept {
   const std::lock_guard lock(state_->mutex);
-  state_->close_window_locked(stream, id);
+  state_->windows.close(stream, id);
+  while (auto window = state_->windows.take_closed(stream)) {
+    while (Block* block = window->freed) {
+      window->freed = block->next_free;
+      state_->segments.release(block);
+    }
+    for (Block* block : window->used) state_->mark_late_locked(block, stream);
+  }
 }
 
 void BlockAllocator::record_stream(Block* block, Stream* stream) {
@@ -123,50 +131,38 @@ void BlockAllocator::empty_cache(PoolId pool) {
 
 void BlockAllocator::use_pool(PoolId pool) {
   const std::lock_guard lock(state_->mutex);
-  ++state_->pool_locked(pool).users;
+  state_->pools.use(pool);
 }
 
 void BlockAllocator::release_pool(PoolId pool) {
   const std::lock_guard lock(state_->mutex);
-  const auto found = state_->private_pools.find(pool);
-  if (found == state_->private_pools.end() || found->second->users == 0) {
-    throw std::invalid_argument("the memory pool (" + std::to_string(pool.first) + ", " + std::to_string(pool.second) +
-                                ") is not in use");
-  }
-  --found->second->users;
-  state_->discard_unused_pools_locked();
+  state_->pools.release(pool);
 }
 
 void BlockAllocator::direct_to_pool(Stream* stream, PoolId pool) {
   const std::lock_guard lock(state_->mutex);
-  state_->directed[stream] = &state_->pool_locked(pool);
+  state_->pools.direct(stream, pool);
 }
 
 void BlockAllocator::use_pool_in(PoolId pool, Stream* stream) {
   const std::lock_guard lock(state_->mutex);
-  auto& streams = state_->pool_locked(pool).used_in;
-  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+  state_->pools.use_in(pool, stream);
 }
 
 void BlockAllocator::direct_to_default_pool(Stream* stream) {
   const std::lock_guard lock(state_->mutex);
-  state_->directed.erase(stream);
-  if (auto used = state_->used_in_capture.extract(stream)) {
-    for (Block* block : used.mapped()) state_->wait_for_late_use_locked(block, stream);
-  }
+  state_->pools.direct_to_default(stream);
+  for (Block* block : state_->pending.end_capture(stream)) state_->mark_late_locked(block, stream);
 }
 
 void BlockAllocator::set_memory_fraction(double fraction) {
-  if (!(fraction >= 0 && fraction <= 1)) {
-    throw std::invalid_argument("a memory fraction is between 0 and 1, not " + std::to_string(fraction));
-  }
   const std::lock_guard lock(state_->mutex);
-  state_->memory_fraction = fraction;
+  state_->segments.limit().set_fraction(fraction);
 }
 
 double BlockAllocator::memory_fraction() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->memory_fraction;
+  return state_->segments.limit().fraction();
 }
 
 void BlockAllocator::record_history(HistoryOptions options) {
@@ -179,58 +175,55 @@ std::vector<TraceEntry> BlockAllocator::history() const {
 
 std::vector<SegmentSnapshot> BlockAllocator::snapshot() {
   const std::lock_guard lock(state_->mutex);
-  state_->record_locked(TraceAction::kSnapshot, 0, 0, nullptr, {0, 0}, nullptr);
-  state_->merge_all_parked_locked();
+  state_->segments.record(TraceAction::kSnapshot, 0, 0, nullptr, {0, 0}, nullptr);
+  state_->segments.merge_parked();
   std::vector<SegmentSnapshot> result;
-  for (const Block* first : state_->segments_by_address_locked()) {
-    for (const Block* block = first; block != nullptr; block = block->behind) {
-      if (!block->mapped) continue;
-      if (block->begins_range()) {
-        result.push_back({.address = block->address,
-                          .stream = block->stream,
-                          .pool = block->pool->id,
-                          .is_large = !block->is_in_small_segment,
-                          .is_expandable = block->expandable,
-                          .context = block->segment_context});
-      }
-      result.back().size += block->size;
-      result.back().blocks.push_back(
-          {block->address, block->size, block->requested, block->allocated, block->in_use, block->context});
+  state_->segments.for_each_block([&](const Block* block) {
+    if (!block->mapped) return;
+    if (block->begins_range()) {
+      result.push_back({.address = block->address,
+                        .stream = block->stream,
+                        .pool = block->pool->id,
+                        .is_large = !block->is_in_small_segment,
+                        .is_expandable = block->expandable,
+                        .context = block->segment_context});
     }
-  }
+    result.back().size += block->size;
+    result.back().blocks.push_back(
+        {block->address, block->size, block->requested, block->allocated, block->in_use, block->context});
+  });
   return result;
 }
 
 std::vector<mtia_span> BlockAllocator::live_ranges() const {
   const std::lock_guard lock(state_->mutex);
   std::vector<mtia_span> result;
-  for (const Block* first : state_->segments_by_address_locked()) {
-    for (const Block* block = first; block != nullptr; block = block->behind) {
-      if (block->allocated) result.push_back({block->address, block->requested});
-    }
-  }
+  state_->segments.for_each_block([&](const Block* block) {
+    if (block->allocated) result.push_back({block->address, block->requested});
+  });
   return result;
 }
 
 AllocatorStats BlockAllocator::stats() const {
   const std::lock_guard lock(state_->mutex);
-  state_->merge_all_parked_locked();
-  return state_->stats;
+  state_->segments.merge_parked();
+  return state_->segments.stats();
 }
 
 void BlockAllocator::reset_peak_stats() {
   const std::lock_guard lock(state_->mutex);
-  for_each_stat(state_->stats, [](Stat& stat) { stat.peak = stat.current; });
+  for_each_stat(state_->segments.stats(), [](Stat& stat) { stat.peak = stat.current; });
 }
 
 void BlockAllocator::reset_accumulated_stats() {
   const std::lock_guard lock(state_->mutex);
-  for_each_stat(state_->stats, [](Stat& stat) { stat.allocated = stat.freed = 0; });
-  state_->stats.num_alloc_retries = 0;
-  state_->stats.num_ooms = 0;
-  state_->stats.num_sync_all_streams = 0;
-  state_->stats.num_device_alloc = 0;
-  state_->stats.num_device_free = 0;
+  AllocatorStats& stats = state_->segments.stats();
+  for_each_stat(stats, [](Stat& stat) { stat.allocated = stat.freed = 0; });
+  stats.num_alloc_retries = 0;
+  stats.num_ooms = 0;
+  stats.num_sync_all_streams = 0;
+  stats.num_device_alloc = 0;
+  stats.num_device_free = 0;
 }
 
 }  // namespace torch_mtia::core

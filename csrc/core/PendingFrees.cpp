@@ -1,0 +1,67 @@
+#include "PendingFrees.h"
+
+#include "RunningWork.h"
+#include "Stream.h"
+
+namespace torch_mtia::core {
+
+void PendingFrees::add(Block* block) noexcept {
+  try {
+    for (Stream* stream : block->other_streams) {
+      if (stream->graph() != nullptr) {  // an event would be part of the graph
+        used_in_capture_[stream].push_back(block);
+        ++block->pending_events;
+        continue;
+      }
+      // Recorded inside an item of the stream, an event stands for that item, not for what is queued behind it.
+      if (RunningWork::on_this_thread(stream) && windows_.hold_use(block, stream)) {
+        ++block->pending_events;
+        continue;
+      }
+      mark(block, stream);
+    }
+  } catch (...) {
+    // Nobody will know when that stream is done (the device is lost, this is a forked child, or the host is out of
+    // memory). One event too many keeps the block from ever being used again.
+    ++block->pending_events;
+  }
+}
+
+// The block is not released before the stream has got to where it is now.
+void PendingFrees::mark(Block* block, Stream* stream) {
+  if (unused_events_.empty()) unused_events_.emplace_back(/*enable_timing=*/false);
+  unused_events_.back().record(*stream);
+  if (unused_events_.back().query()) return;  // nothing to wait for
+  pending_[stream].push_back({std::move(unused_events_.back()), block});
+  unused_events_.pop_back();
+  ++num_pending_;
+  ++block->pending_events;
+}
+
+bool PendingFrees::mark_late(Block* block, Stream* stream) noexcept {
+  try {
+    if (stream->graph() != nullptr) {
+      used_in_capture_[stream].push_back(block);
+      return false;
+    }
+    mark(block, stream);
+  } catch (...) {
+    return false;  // as in add
+  }
+  return --block->pending_events == 0;
+}
+
+std::vector<Block*> PendingFrees::end_capture(Stream* stream) {
+  auto used = used_in_capture_.extract(stream);
+  return used ? std::move(used.mapped()) : std::vector<Block*>();
+}
+
+std::vector<Stream*> PendingFrees::streams() const {
+  std::vector<Stream*> found;
+  for (const auto& [stream, frees] : pending_) {
+    if (!frees.empty()) found.push_back(stream);
+  }
+  return found;
+}
+
+}  // namespace torch_mtia::core

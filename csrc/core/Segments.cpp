@@ -1,0 +1,357 @@
+#include "Segments.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "../runtime/loader.h"
+#include "Stream.h"
+
+namespace torch_mtia::core {
+
+// Blocks --------------------------------------------------------------------------------------------------------------
+
+Segments::Attempt Segments::allocate(size_t size, size_t requested, Stream* stream, TraceContext& context,
+                                     bool may_collect) {
+  unused_.prepare(3);  // a segment, the part of it that is mapped, and the rest of a block
+  MemoryPool& pool = pools_.of(stream);
+  Block* block = take_free(size, pool, stream);
+  if (block == nullptr) {
+    if (may_collect) {
+      if (const uint64_t garbage = garbage_with(size)) return {nullptr, garbage};
+    }
+    block = take_expandable(size, pool, stream, context);
+    if (block == nullptr) {
+      block = take_segment(size, pool, stream);
+      if (block == nullptr) return {};
+      block->segment_context = context;
+      record(TraceAction::kSegmentAlloc, block->address, block->size, stream, pool.id, context);
+    }
+  }
+  if (!is_oversize(block)) split(block, size);
+  block->in_use = true;
+  block->allocated = true;
+  block->requested = requested;
+  increase(stats_.allocation, block, 1);
+  increase(stats_.active, block, 1);
+  increase(stats_.allocated_bytes, block, block->size);
+  increase(stats_.active_bytes, block, block->size);
+  increase(stats_.requested_bytes, block, requested);
+  if (is_oversize(block)) increase(stats_.oversize_allocations, 1);
+  record(TraceAction::kAlloc, block->address, requested, stream, pool.id, context);
+  block->context = std::move(context);
+  return {block};
+}
+
+void Segments::take_back(Block* block, const TraceContext& context) noexcept {
+  decrease(stats_.allocation, block, 1);
+  decrease(stats_.allocated_bytes, block, block->size);
+  if (is_oversize(block)) decrease(stats_.oversize_allocations, 1);
+  block->allocated = false;
+  record(TraceAction::kFreeRequested, block->address, block->requested, block->stream, block->pool->id, context);
+}
+
+void Segments::release(Block* block) noexcept {
+  decrease(stats_.active, block, 1);
+  decrease(stats_.active_bytes, block, block->size);
+  decrease(stats_.requested_bytes, block, block->requested);
+  block->other_streams.clear();
+  block->free_since = ++num_frees_;
+  record(TraceAction::kFreeCompleted, block->address, block->requested, block->stream, block->pool->id, block->context);
+  block->context.reset();
+  if (block->is_in_small_segment) {
+    pools_.free_blocks(block).parked.insert(block);
+  } else {
+    merge_free(block);
+  }
+}
+
+void Segments::merge_free(Block* block) noexcept {
+  block->in_use = false;
+  if (Block* before = block->before; before != nullptr && !before->in_use) {
+    remove_free(before);
+    block = merge(before, block);
+  }
+  if (Block* behind = block->behind; behind != nullptr && !behind->in_use) {
+    remove_free(behind);
+    block = merge(block, behind);
+  }
+  insert_free(block);
+}
+
+void Segments::merge_parked(FreeBlocks& free) noexcept {
+  while (Block* block = free.parked.best_fit(kBlockRounding)) {
+    free.parked.remove(block);
+    merge_free(block);
+  }
+}
+
+void Segments::merge_parked() noexcept {
+  pools_.for_each_free_blocks([this](FreeBlocks& free) { merge_parked(free); });
+}
+
+void Segments::insert_free(Block* block) noexcept {
+  pools_.free_blocks(block).insert(block);
+  if (block->is_whole_segment()) return;
+  increase(stats_.inactive_split, block, 1);
+  increase(stats_.inactive_split_bytes, block, block->size);
+}
+
+void Segments::remove_free(Block* block) noexcept {
+  pools_.free_blocks(block).remove(block);
+  if (block->is_whole_segment()) return;
+  decrease(stats_.inactive_split, block, 1);
+  decrease(stats_.inactive_split_bytes, block, block->size);
+}
+
+// The best fit; null: the stream has no free block that is large enough, or only one that would be wasted on it.
+Block* Segments::take_free(size_t size, MemoryPool& pool, Stream* stream) {
+  FreeBlocks& free = pools_.free_blocks(pool, stream);
+  Block* block = nullptr;
+  if (size <= kSmallRequest) {
+    block = free.parked.exact_fit(size);
+    if (block != nullptr) {
+      free.parked.remove(block);
+      return block;
+    }
+    merge_parked(free);
+    block = free.small.best_fit(size);
+  } else {
+    const AllocatorOptions now = options_();
+    const bool oversize = size >= now.max_split_size;
+    const size_t limit = now.expandable_segments ? kNoDeviceHas
+                         : oversize              ? size + now.max_non_split_rounding
+                                                 : now.max_split_size;
+    block = free.large.best_fit(size, limit);
+  }
+  if (block != nullptr) remove_free(block);
+  return block;
+}
+
+// Cuts a block that is in no list in two, and returns the second, which is in no list either.
+Block* Segments::cut(Block* block, size_t size) noexcept {
+  Block* rest = unused_.take();
+  rest->address = block->address + size;
+  rest->size = block->size - size;
+  rest->is_in_small_segment = block->is_in_small_segment;
+  rest->stream = block->stream;
+  rest->pool = block->pool;
+  rest->expandable = block->expandable;
+  rest->mapped = block->mapped;
+  rest->in_use = block->in_use;
+  rest->free_since = block->free_since;
+  rest->before = block;
+  rest->behind = block->behind;
+  if (rest->behind != nullptr) rest->behind->before = rest;
+  block->behind = rest;
+  block->size = size;
+  return rest;
+}
+
+// Cuts what `size` does not need off a free block that is in no list.
+void Segments::split(Block* block, size_t size) noexcept {
+  if (block->size == size) return;
+  Block* rest = cut(block, size);
+  rest->free_since = num_frees_;
+  insert_free(rest);
+}
+
+// Both are in no list.
+Block* Segments::merge(Block* front, Block* back) noexcept {
+  front->size += back->size;
+  front->free_since = std::max(front->free_since, back->free_since);
+  front->behind = back->behind;
+  if (front->behind != nullptr) front->behind->before = front;
+  back->segment_context.reset();
+  unused_.put(back);
+  return front;
+}
+
+// Segments ------------------------------------------------------------------------------------------------------------
+
+std::vector<const Block*> Segments::by_address() const {
+  std::vector<const Block*> sorted(segments_.begin(), segments_.end());
+  std::sort(sorted.begin(), sorted.end(), [](const Block* a, const Block* b) { return a->address < b->address; });
+  return sorted;
+}
+
+bool Segments::has_space_for(size_t size) {
+  if (limit_.allows(static_cast<uint64_t>(stats_.reserved_bytes[kAll].current) + size)) return true;
+  refusal_ = "the process may hold no more of the device's memory, by set_per_process_memory_fraction";
+  return false;
+}
+
+// A new segment as one block, whose addresses come from `take`, a function of the driver; null: it has no more.
+Block* Segments::new_segment(Take take, size_t size, bool small, MemoryPool& pool, Stream* stream) {
+  Block* block = unused_.take();
+  const auto segment = segments_.insert(block).first;  // before the segment exists, because it can throw
+  mtia_device_ptr address = 0;
+  const mtia_status status = (runtime::driver().*take)(device_, size, &address);
+  if (status != MTIA_SUCCESS) {
+    segments_.erase(segment);
+    unused_.put(block);
+    if (status != MTIA_ERROR_OUT_OF_MEMORY) runtime::check(status, take);
+    refusal_ = runtime::driver().last_error_message();
+    return nullptr;
+  }
+  if (address == 0 || address % kSegmentAlignment != 0) {
+    segments_.erase(segment);
+    unused_.put(block);
+    runtime::reject(take, "gave memory at address " + std::to_string(address));
+  }
+  block->address = address;
+  block->size = size;
+  block->is_in_small_segment = small;
+  block->stream = stream;
+  block->pool = &pool;
+  block->expandable = false;
+  block->mapped = true;
+  block->in_use = false;
+  block->before = nullptr;
+  block->behind = nullptr;
+  ++pool.num_segments;
+  return block;
+}
+
+// Null: the device is full.
+Block* Segments::take_segment(size_t size, MemoryPool& pool, Stream* stream) {
+  const bool small = size <= kSmallRequest;
+  const auto take = [&](size_t segment_size) {
+    if (!has_space_for(segment_size)) return static_cast<Block*>(nullptr);
+    return new_segment(&mtia_runtime_api::memory_allocate, segment_size, small, pool, stream);
+  };
+  Block* block = take(segment_size_for(size));
+  // A segment to share is more than the request needs.
+  const size_t least = round_up(size, kSegmentRounding);
+  if (block == nullptr && least < segment_size_for(size)) block = take(least);
+  if (block == nullptr) return nullptr;
+  increase(stats_.segment, block, 1);
+  increase(stats_.reserved_bytes, block, block->size);
+  if (is_oversize(block)) increase(stats_.oversize_segments, 1);
+  ++stats_.num_device_alloc;
+  return block;
+}
+
+// A free block, in no list; null: such segments are not asked for, or ExpandableSegment::take gives none.
+Block* Segments::take_expandable(size_t size, MemoryPool& pool, Stream* stream, const TraceContext& context) {
+  if (size <= kSmallRequest || !options_().expandable_segments) return nullptr;
+  return pools_.free_blocks(pool, stream).expandable.take(*this, size, pool, stream, context);
+}
+
+// The block is all of it.
+void Segments::end_segment(Block* block) noexcept {
+  --block->pool->num_segments;
+  segments_.erase(block);
+  unused_.put(block);
+}
+
+// What goes back to the driver ----------------------------------------------------------------------------------------
+
+// How many bytes too many would be held with a segment more, by the threshold; 0 where there is none.
+uint64_t Segments::garbage_with(size_t size) const {
+  const double threshold = options_().garbage_collection_threshold;
+  if (threshold <= 0) return 0;
+  const auto wanted = static_cast<uint64_t>(stats_.reserved_bytes[kAll].current) + segment_size_for(size);
+  const auto allowed = static_cast<uint64_t>(threshold * static_cast<double>(limit_.bytes()));
+  return wanted > allowed ? wanted - allowed : 0;
+}
+
+// Of a block: what the driver would get back.
+size_t Segments::returnable_bytes(const Block* block) const {
+  if (block->in_use) return 0;
+  const auto is_captured = [](const Stream* stream) { return stream->graph() != nullptr; };
+  const std::vector<Stream*>& used_in = block->pool->used_in;
+  if (is_captured(block->stream) || std::any_of(used_in.begin(), used_in.end(), is_captured)) return 0;
+  if (!block->expandable) return block->is_whole_segment() ? block->size : 0;
+  const uint64_t begin = round_up(block->address, kSegmentRounding);
+  const uint64_t end = (block->address + block->size) / kSegmentRounding * kSegmentRounding;
+  return end > begin ? end - begin : 0;
+}
+
+template <typename Apply>
+void Segments::for_each_returnable(Apply apply) const {
+  for (Block* first : segments_) {
+    for (Block* block = first; block != nullptr; block = block->behind) {
+      if (returnable_bytes(block) > 0) apply(block);
+    }
+  }
+}
+
+std::set<Stream*> Segments::users(const Choice& chosen) const {
+  std::set<Stream*> streams;
+  for_each_returnable([&](const Block* block) {
+    if (!chosen(block)) return;
+    streams.insert(block->stream);
+    streams.insert(block->pool->used_in.begin(), block->pool->used_in.end());
+  });
+  return streams;
+}
+
+std::set<const Block*> Segments::oldest(uint64_t bytes) const {
+  std::vector<const Block*> free;
+  for_each_returnable([&](const Block* block) {
+    if (block->pool->may_return_segments()) free.push_back(block);
+  });
+  std::sort(free.begin(), free.end(), [](const Block* a, const Block* b) { return a->free_since < b->free_since; });
+  std::set<const Block*> found;
+  uint64_t collected = 0;
+  for (const Block* block : free) {
+    if (collected >= bytes) break;
+    found.insert(block);
+    collected += returnable_bytes(block);
+  }
+  return found;
+}
+
+// Takes free memory that is chosen off its lists.
+std::vector<Block*> Segments::detach(const Choice& chosen) {
+  merge_parked();
+  std::vector<Block*> detached;
+  for_each_returnable([&](Block* block) {
+    if (chosen(block)) detached.push_back(block);
+  });
+  unused_.prepare(2 * detached.size());  // for the rests of those of expandable segments
+  for (Block*& block : detached) {
+    remove_free(block);
+    if (block->expandable) block = ExpandableSegment::detach_pages(*this, block);
+  }
+  return detached;
+}
+
+// The driver has taken back what detach gave.
+void Segments::returned(Block* block) noexcept {
+  if (block->expandable) return pools_.free_blocks(block).expandable.unmapped(*this, block);
+  decrease(stats_.segment, block, 1);
+  decrease(stats_.reserved_bytes, block, block->size);
+  if (is_oversize(block)) decrease(stats_.oversize_segments, 1);
+  ++stats_.num_device_free;
+  record(TraceAction::kSegmentFree, block->address, block->size, block->stream, block->pool->id,
+         block->segment_context);
+  block->segment_context.reset();
+  end_segment(block);
+}
+
+void Segments::give_back(const Choice& chosen) {
+  const std::vector<Block*> detached = detach(chosen);
+  size_t num_returned = 0;
+  std::exception_ptr failure;
+  try {
+    for (Block* block : detached) {
+      if (block->expandable) {
+        runtime::call(&mtia_runtime_api::memory_unmap, device_, block->address, block->size);
+      } else {
+        runtime::call(&mtia_runtime_api::memory_free, device_, block->address);
+      }
+      ++num_returned;
+    }
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  for (size_t i = 0; i < detached.size(); ++i) {
+    i < num_returned ? returned(detached[i]) : merge_free(detached[i]);
+  }
+  pools_.discard_unused();
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace torch_mtia::core
