@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import runpy
+import shlex
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -41,7 +44,11 @@ os.environ.setdefault("MAX_JOBS", "2")
 # Without ninja on the PATH, as in a virtual environment that is not activated, torch compiles one file after the other.
 os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
 
-from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
+# ccache, if installed, knows a precompiled header by the sum beside it: the file itself is never the same twice.
+os.environ["CCACHE_SLOPPINESS"] = f"{os.environ.get('CCACHE_SLOPPINESS', '')},pch_defines,time_macros".lstrip(",")
+os.environ["CCACHE_PCH_EXTSUM"] = "1"
+
+from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_compiler, include_paths  # noqa: E402
 
 # What C++ extensions may include: installed under torch_mtia/include/torch_mtia, in the same folders.
 PUBLIC_HEADERS = ("runtime/mtia_runtime.h", "core/WorkItem.h", "device/Extension.h")
@@ -91,7 +98,45 @@ class Build(BuildExtension):
     def build_extension(self, ext: Extension) -> None:
         """Gives each target a ninja file of its own."""
         self.build_temp = str(BUILD_TEMP / ext.name.rpartition(".")[2])
+        if ext.name != EXTENSION:
+            super().build_extension(ext)
+            return
+        ext.extra_compile_args += [f"-isystem{folder}" for folder in include_paths()]  # no warnings of PyTorch's own
+        ext.extra_compile_args += ["-include", str(self.precompiled_header(ext)), "-fpch-preprocess", "-Winvalid-pch"]
         super().build_extension(ext)
+        self.check_symbols(ext)
+
+    def precompiled_header(self, ext: Extension) -> Path:
+        """csrc/precompiled.h, compiled with the flags of the sources, which the compiler insists on.
+
+        Its name tells what it was made from. No object file names the headers in it as what it depends on, but with its
+        name the commands change, and all that was made with it is made again.
+        """
+        compiler, source = shlex.split(get_cxx_compiler()), ROOT / "csrc" / "precompiled.h"
+        include_dirs = [f"-I{folder}" for folder in (*ext.include_dirs, *self.compiler.include_dirs)]
+        flags = [*self.compiler.compiler_so[1:], *include_dirs, *ext.extra_compile_args]
+        version = subprocess.check_output([*compiler, "--version"], text=True)
+        text = "\n".join([version, torch.__version__, *flags, source.read_text()]).replace(str(ROOT), "")
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        folder = ROOT / self.build_temp
+        header = folder / f"precompiled_{digest[:16]}.h"
+        if not Path(f"{header}.gch.sum").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in folder.glob("precompiled_*"):
+                old.unlink()
+            header.write_text(source.read_text().replace("#pragma once\n", ""))
+            self.spawn([*compiler, *flags, "-x", "c++-header", str(header), "-o", f"{header}.gch"])
+            Path(f"{header}.gch.sum").write_text(digest)
+        return header
+
+    def check_symbols(self, ext: Extension) -> None:
+        """Raises if nobody defines a function that is declared, as the kernel of a row: the linker leaves it open."""
+        library = self.get_ext_fullpath(ext.name)
+        load = f"import ctypes, os, torch; ctypes.CDLL({library!r}, os.RTLD_NOW)"
+        loaded = subprocess.run([sys.executable, "-c", load], stderr=subprocess.PIPE, text=True, check=False)
+        if loaded.returncode != 0:
+            os.remove(library)
+            sys.exit(f"error: {loaded.stderr.strip().splitlines()[-1]}")
 
     def get_ext_filename(self, ext_name: str) -> str:
         """The driver is a plain library, not a Python module: no ABI tag in its name."""
@@ -132,6 +177,8 @@ setup(
             extra_compile_args=[
                 *COMPILE_FLAGS,
                 "-fopenmp",
+                "-Wno-maybe-uninitialized",  # GCC sees it in ATen's TensorIterator, where it is not
+                "-DAT_PER_OPERATOR_HEADERS",  # without, half of ATen's headers include all of its operators
                 "-DHAVE_AVX512_CPU_DEFINITION",
                 "-DHAVE_AVX2_CPU_DEFINITION",
             ],

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torchgen.gen import get_grouped_native_functions
+from torchgen.model import DispatchKey, NativeFunctionsGroup
 
 from tools.codegen.generate import OVERLAY, generate
 from tools.codegen.merge import OverlayError, merge
+from tools.codegen.registration import registrations
 
 pytestmark = pytest.mark.in_tree("the source of kernels names one key")
 
@@ -64,10 +67,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "weight without runs": (row(RELU, weight=2), "`shape`, `checks` and `weight` belong to `runs`"),
     "waits, and does not": (row(RELU, waits=False), "`waits` is True, or says when, and not False"),
     "capturable by assertion": (row(RELU, capturable=True), "`capturable` can only be False, and not True"),
-    "kernel that nobody defines": (
-        row(FILL, "fill_with_nothing_mtia_"),
-        "nobody defines the kernel fill_with_nothing_mtia_ of aten::fill_.Scalar",
-    ),
+    "direct by denial": (row(RELU, direct=False), "`direct` can only be True, and not False"),
 }
 
 
@@ -112,3 +112,21 @@ def test_when_calls_wait(tmp_path: Path) -> None:
 
 def test_the_overlay_of_the_package_is_free_of_mistakes() -> None:
     assert merge(OVERLAY).entries
+
+
+def test_registrations_in_words_that_nobody_expects_are_an_error() -> None:
+    merged = merge(OVERLAY)
+    index = merged.parsed.backend_indices[DispatchKey.MTIA]
+    groups = get_grouped_native_functions(merged.parsed.native_functions)
+    relu = [group for group in groups if group.root_name == "relu" and isinstance(group, NativeFunctionsGroup)]
+    line = 'm.impl("relu", TORCH_FN(wrapper_relu));'
+    both = [line, 'm.impl("relu_",\nTORCH_FN(wrapper_relu_));']
+    assert registrations(relu, index, both) == {"relu": "wrapper_relu", "relu_": "wrapper_relu_"}
+    for texts, message in (
+        ([line], r"leaves out: \['relu_'\]"),
+        ([*both, 'm.impl("rely", TORCH_FN(wrapper_rely));'], r"leaves out: \['rely'\]"),
+        ([*both, line], "not expected here"),
+        ([*both, "m.fallback(everything);"], "not expected here"),
+    ):
+        with pytest.raises(OverlayError, match=message):
+            registrations(relu, index, texts)

@@ -6,7 +6,7 @@
 #pragma once
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/autocast_mode.h>
+#include <c10/core/DispatchKeySet.h>
 #include <ATen/native/mtia/EmptyTensor.h>
 
 #include <array>

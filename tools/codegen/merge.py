@@ -15,10 +15,21 @@ from torchgen.gen import LineLoader, ParsedYaml, parse_native_yaml_struct, parse
 from torchgen.model import FunctionSchema
 
 PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
-PACKAGED_TEMPLATES = PACKAGED_NATIVE.parent / "templates"
 
 _ALLOWED_FIELDS = {
-    *("func", "dispatch", "device_check", "runs", "shape", "checks", "weight", "waits", "capturable", "host_view"),
+    *(
+        "func",
+        "dispatch",
+        "device_check",
+        "runs",
+        "shape",
+        "checks",
+        "weight",
+        "waits",
+        "capturable",
+        "host_view",
+        "direct",
+    ),
     "__line__",
 }
 _ALLOWED_KEYS = {"MTIA"}
@@ -41,6 +52,8 @@ class Entry:
     """Whether a graph can replay the operator; false for whatever always waits."""
     needs_host_view: bool
     """Whether the kernel reaches the device's memory from the host; with a driver that has no view it falls back."""
+    direct: bool
+    """Whether other kernels call it, as a function in at::mtia."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +189,16 @@ def _entry(row: dict[str, Any], place: str) -> Entry:
         raise OverlayError(f"{place}: `capturable` can only be False, and not {capturable!r}")
     if row.get("host_view", False) is not False:
         raise OverlayError(f"{place}: `host_view` can only be False, and not {row['host_view']!r}")
-    return Entry(place, row["dispatch"]["MTIA"], waits, capturable and waits != "always", "host_view" not in row)
+    if row.get("direct", True) is not True:
+        raise OverlayError(f"{place}: `direct` can only be True, and not {row['direct']!r}")
+    return Entry(
+        place,
+        row["dispatch"]["MTIA"],
+        waits,
+        capturable=capturable and waits != "always",
+        needs_host_view="host_view" not in row,
+        direct="direct" in row,
+    )
 
 
 def _host_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, Any]]) -> HostKernel:
