@@ -107,12 +107,12 @@ class Build(BuildExtension):
         self.check_symbols(ext)
 
     def precompiled_header(self, ext: Extension) -> Path:
-        """csrc/precompiled.h, compiled with the flags of the sources, which the compiler insists on.
+        """csrc/aten/precompiled.h, compiled with the flags of the sources, which the compiler insists on.
 
         Its name tells what it was made from. No object file names the headers in it as what it depends on, but with its
         name the commands change, and all that was made with it is made again.
         """
-        compiler, source = shlex.split(get_cxx_compiler()), ROOT / "csrc" / "precompiled.h"
+        compiler, source = shlex.split(get_cxx_compiler()), ROOT / "csrc" / "aten" / "precompiled.h"
         include_dirs = [f"-I{folder}" for folder in (*ext.include_dirs, *self.compiler.include_dirs)]
         flags = [*self.compiler.compiler_so[1:], *include_dirs, *ext.extra_compile_args]
         version = subprocess.check_output([*compiler, "--version"], text=True)

@@ -22,8 +22,10 @@ LAUNCHES = 100_000
 # elements, operators in a chain, least ratio to the CPU. The device is waited for at the end of each chain.
 CHAINS: tuple[tuple[str, int, int, float | None], ...] = (
     ("16", 16, 64, 0.9),
-    ("4K", 4 * 1024, 64, None),
-    ("64K", 64 * 1024, 64, None),
+    ("4K", 4 * 1024, 64, 0.95),
+    ("16K", 16 * 1024, 64, 0.95),
+    ("64K", 64 * 1024, 64, 0.95),
+    ("256K", 256 * 1024, 32, 0.95),
     ("1M", MEBIBYTE, 16, 0.95),
     ("16M", 16 * MEBIBYTE, 16, 0.95),
 )

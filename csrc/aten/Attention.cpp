@@ -18,10 +18,8 @@ namespace {
 using torch_mtia::HostFunction;
 using torch_mtia::new_output;
 
-constexpr uint64_t kOperationsPerNanosecond = 64;
-
 uint64_t cost(const Tensor& query, const Tensor& key) {
-  return 4 * static_cast<uint64_t>(query.numel()) * static_cast<uint64_t>(key.size(2)) / kOperationsPerNanosecond;
+  return torch_mtia::cost_of_operations(4 * static_cast<uint64_t>(query.numel()) * static_cast<uint64_t>(key.size(2)));
 }
 
 bool sizes_fit(const Tensor& query, const Tensor& key, const Tensor& value, double dropout_p,

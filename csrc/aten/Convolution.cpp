@@ -16,14 +16,11 @@ using torch_mtia::HostFunction;
 using torch_mtia::new_output;
 using torch_mtia::new_output_like;
 
-// Floating point operations that one core does in a nanosecond in a good convolution.
-constexpr uint64_t kOperationsPerNanosecond = 64;
-
 uint64_t cost(const Tensor& input_side, const Tensor& output_side, const Tensor& weight, bool transposed) {
   const Tensor& positions = transposed ? input_side : output_side;
   const auto channels = static_cast<uint64_t>(std::max<int64_t>(weight.size(0), 1));
-  return 2 * static_cast<uint64_t>(positions.numel()) * (static_cast<uint64_t>(weight.numel()) / channels) /
-         kOperationsPerNanosecond;
+  return torch_mtia::cost_of_operations(2 * static_cast<uint64_t>(positions.numel()) *
+                                        (static_cast<uint64_t>(weight.numel()) / channels));
 }
 
 // The memory format of the results of the kernel that the CPU would choose. It is chosen by metadata.

@@ -50,9 +50,6 @@ namespace {
 
 using torch::jit::Stack;
 
-// Elements of all arguments together up to which the kernel runs on the caller.
-constexpr int64_t kSmallNumel = 16 * 1024;
-
 // Operators that take tensors on the CPU beside tensors on a device: indices and lengths, on CUDA as here, and copies.
 constexpr std::array<std::string_view, 7> kTakesHostTensors = {
     "aten::index",         "aten::index_put", "aten::_index_put_impl_",
@@ -404,7 +401,7 @@ class FallbackCall {
     core::WorkInfo info{};
     info.name = op_.schema().name().c_str();
     info.flags = MTIA_WORK_MAY_RUN_INLINE;
-    info.cost = numel_ <= kSmallNumel ? 0 : UINT64_MAX;
+    info.cost = numel_ <= kSmallFallbackNumel ? 0 : UINT64_MAX;
     launch(stream, info, KernelWork(*this, stream));
     if (!done_.load(std::memory_order_acquire)) stream.wait();
     if (error_) std::rethrow_exception(error_);

@@ -14,16 +14,9 @@
 #include "../device/HostViewAllocation.h"
 #include "../device/IntraOpThreads.h"
 #include "../device/MTIAStream.h"
+#include "Cost.h"
 
 namespace torch_mtia {
-
-// Bytes that one core moves per nanosecond within its L2 cache, for estimates of memory-bound work. Larger operands are
-// slower; for them the estimate only has to say that the work is large.
-inline constexpr uint64_t kBytesPerNanosecond = 64;
-
-inline uint64_t cost_of_bytes(uint64_t bytes) {
-  return bytes / kBytesPerNanosecond;
-}
 
 inline MTIAStream current_stream(c10::Device device) {
   ensure_initialized();

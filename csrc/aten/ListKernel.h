@@ -65,13 +65,6 @@ class ListArguments {
   bool has_scalar_list_ = false;
 };
 
-// Estimated nanoseconds on one thread that a CPU kernel spends on each tensor of a list, however small it is.
-inline constexpr uint64_t kNanosecondsPerTensor = 400;
-
-inline uint64_t cost_of_list(at::TensorList list) {
-  return list.size() * kNanosecondsPerTensor;
-}
-
 // Tells autograd that the tensors have changed, as ATen's slow path does.
 void advance_versions(at::TensorList list);
 

@@ -26,10 +26,9 @@ namespace at::native {
 namespace {
 
 using torch_mtia::HostFunction;
+using torch_mtia::kLossWeight;
 using torch_mtia::new_output;
 using torch_mtia::new_output_like;
-
-constexpr uint64_t kWeight = 4;
 
 bool has_elements(const std::optional<Tensor>& weight, int64_t count) {
   return !weight || !weight->defined() || (weight->dim() <= 1 && weight->numel() == count);
@@ -55,7 +54,7 @@ Tensor new_scalar(const Tensor& like) {
 Tensor binary_cross_entropy_mtia(const Tensor& self, const Tensor& target, const std::optional<Tensor>& weight,
                                  int64_t reduction) {
   return HostFunction<&binary_cross_entropy_cpu>::call(
-      {"aten::binary_cross_entropy", kWeight}, self.sizes() == target.sizes(),
+      {"aten::binary_cross_entropy", kLossWeight}, self.sizes() == target.sizes(),
       [&] { return reduction == Reduction::None ? at::empty_like(self) : new_scalar(self); }, self, target, weight,
       reduction);
 }
@@ -63,7 +62,7 @@ Tensor binary_cross_entropy_mtia(const Tensor& self, const Tensor& target, const
 Tensor binary_cross_entropy_backward_mtia(const Tensor& grad_output, const Tensor& self, const Tensor& target,
                                           const std::optional<Tensor>& weight, int64_t reduction) {
   return HostFunction<&binary_cross_entropy_backward_cpu>::call(
-      {"aten::binary_cross_entropy_backward", kWeight},
+      {"aten::binary_cross_entropy_backward", kLossWeight},
       self.sizes() == target.sizes() && is_gradient_of(grad_output, self.sizes(), reduction),
       [&] { return at::empty_like(self); }, grad_output, self, target, weight, reduction);
 }
@@ -77,7 +76,7 @@ Tensor pointwise_backward(const char* name, const Tensor& grad_output, const Ten
   const bool fits = expand_together(self, target) &&
                     are_expandable(grad_output.sizes(), infer_size_dimvector(self.sizes(), target.sizes()));
   return HostFunction<Kernel>::call(
-      {name, kWeight}, fits,
+      {name, kLossWeight}, fits,
       [&] {
         const auto sizes = infer_size_dimvector(self.sizes(), target.sizes());
         return new_output(infer_size_dimvector(sizes, grad_output.sizes()), self.options());
@@ -146,7 +145,7 @@ Tensor multi_margin_loss_mtia(const Tensor& self, const Tensor& target, const Sc
   const bool known_norm = p.toDouble() == 1 || p.toDouble() == 2;
   if (known_norm) multi_margin_loss_shape_check(rows, classes, self.dim(), self, target, weight);
   return HostFunction<&multi_margin_loss_cpu>::call(
-      {"aten::multi_margin_loss", kWeight}, known_norm && target.scalar_type() == kLong,
+      {"aten::multi_margin_loss", kLossWeight}, known_norm && target.scalar_type() == kLong,
       [&] {
         return reduction == Reduction::None && target.dim() > 0 ? new_output({rows}, self.options()) : new_scalar(self);
       },
@@ -161,14 +160,14 @@ Tensor multi_margin_loss_backward_mtia(const Tensor& grad_output, const Tensor& 
   const bool known_norm = p.toDouble() == 1 || p.toDouble() == 2;
   if (known_norm) multi_margin_loss_shape_check(rows, classes, self.dim(), self, target, weight);
   return HostFunction<&multi_margin_loss_cpu_backward>::call(
-      {"aten::multi_margin_loss_backward", kWeight}, known_norm && target.scalar_type() == kLong,
+      {"aten::multi_margin_loss_backward", kLossWeight}, known_norm && target.scalar_type() == kLong,
       [&] { return new_output_like(self); }, grad_output, self, target, p, margin, weight, reduction);
 }
 
 std::tuple<Tensor, Tensor> multilabel_margin_loss_forward_mtia(const Tensor& self, const Tensor& target,
                                                                int64_t reduction) {
   auto [output, is_target] = HostFunction<&multilabel_margin_loss_forward_cpu>::call(
-      {"aten::multilabel_margin_loss_forward", kWeight},
+      {"aten::multilabel_margin_loss_forward", kLossWeight},
       are_scores(self) && target.sizes() == self.sizes() && target.scalar_type() == kLong,
       [&] {
         return std::array<Tensor, 2>{reduction == Reduction::None && self.dim() == 2
@@ -183,7 +182,7 @@ std::tuple<Tensor, Tensor> multilabel_margin_loss_forward_mtia(const Tensor& sel
 Tensor multilabel_margin_loss_backward_mtia(const Tensor& grad_output, const Tensor& self, const Tensor& target,
                                             int64_t reduction, const Tensor& is_target) {
   return HostFunction<&multilabel_margin_loss_backward_cpu>::call(
-      {"aten::multilabel_margin_loss_backward", kWeight},
+      {"aten::multilabel_margin_loss_backward", kLossWeight},
       are_scores(self) && target.sizes() == self.sizes() && is_target.sizes() == target.sizes() &&
           target.scalar_type() == kLong,
       [&] { return new_output_like(self); }, grad_output, self, target, reduction, is_target);

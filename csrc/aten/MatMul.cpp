@@ -18,13 +18,10 @@
 namespace torch_mtia {
 namespace {
 
-// Multiplications and additions of one core in a nanosecond, in single precision.
-constexpr uint64_t kOperationsPerNanosecond = 64;
-
 // Of a product of (..., rows, inner) by (..., inner, columns).
 uint64_t product_cost(const at::Tensor& left, const at::Tensor& right) {
   const int64_t columns = right.dim() > 1 ? right.size(-1) : 1;
-  return 2 * static_cast<uint64_t>(left.numel()) * static_cast<uint64_t>(columns) / kOperationsPerNanosecond;
+  return cost_of_operations(2 * static_cast<uint64_t>(left.numel()) * static_cast<uint64_t>(columns));
 }
 
 template <typename Kernel, typename... Arguments>

@@ -22,13 +22,11 @@ namespace {
 using torch_mtia::HostFunction;
 using torch_mtia::keep;
 using torch_mtia::keep_output;
+using torch_mtia::kNormalizationWeight;
 using torch_mtia::new_output;
 using torch_mtia::new_output_like;
 using torch_mtia::run_on_host;
 using torch_mtia::Written;
-
-// Normalizations read their input twice and compute.
-constexpr uint64_t kWeight = 4;
 
 const Tensor& or_undefined(const std::optional<Tensor>& tensor) {
   static const auto* const undefined = new Tensor();
@@ -64,7 +62,7 @@ std::tuple<Tensor, Tensor, Tensor> native_layer_norm_mtia(const Tensor& input, I
   const Tensor rstd = new_output(statistics_shape, input.options());
   if (rows > 0) {
     run_on_host(
-        {"aten::native_layer_norm", kWeight}, input.device(),
+        {"aten::native_layer_norm", kNormalizationWeight}, input.device(),
         [rows = rows, row_size = row_size, eps](const Tensor& x, const Tensor& gamma, const Tensor& beta, Tensor& y,
                                                 Tensor& mean_out, Tensor& rstd_out) {
           const auto dense = [](const Tensor& tensor) {
@@ -119,8 +117,8 @@ std::tuple<Tensor, Tensor, Tensor> native_layer_norm_backward_mtia(
   const std::array<Tensor, 3> grads{output_mask[0] ? new_output_like(input) : Tensor(),
                                     output_mask[1] ? parameter(weight) : Tensor(),
                                     output_mask[2] ? parameter(bias) : Tensor()};
-  Kernel::run({"aten::native_layer_norm_backward", kWeight}, input.device(), grads, grad_out, input, normalized_shape,
-              mean, rstd, weight, bias, output_mask);
+  Kernel::run({"aten::native_layer_norm_backward", kNormalizationWeight}, input.device(), grads, grad_out, input,
+              normalized_shape, mean, rstd, weight, bias, output_mask);
   return {grads[0], grads[1], grads[2]};
 }
 
@@ -136,8 +134,8 @@ std::tuple<Tensor, Tensor, Tensor> native_group_norm_mtia(const Tensor& input, c
   const auto options = statistics(input, {weight, bias});
   const std::array<Tensor, 3> outputs{new_output_like(input, input.suggest_memory_format()),
                                       new_output({N, group}, options), new_output({N, group}, options)};
-  Kernel::run({"aten::native_group_norm", kWeight}, input.device(), outputs, input, weight, bias, N, C, HxW, group,
-              eps);
+  Kernel::run({"aten::native_group_norm", kNormalizationWeight}, input.device(), outputs, input, weight, bias, N, C,
+              HxW, group, eps);
   return {outputs[0], outputs[1], outputs[2]};
 }
 
@@ -153,8 +151,8 @@ std::tuple<Tensor, Tensor, Tensor> native_group_norm_backward_mtia(const Tensor&
   const auto parameter = [&] { return new_output({C}, statistics(input, {weight})); };
   const std::array<Tensor, 3> grads{output_mask[0] ? new_output_like(input, input.suggest_memory_format()) : Tensor(),
                                     output_mask[1] ? parameter() : Tensor(), output_mask[2] ? parameter() : Tensor()};
-  Kernel::run({"aten::native_group_norm_backward", kWeight}, input.device(), grads, grad_out, input, mean, rstd, weight,
-              N, C, HxW, group, output_mask);
+  Kernel::run({"aten::native_group_norm_backward", kNormalizationWeight}, input.device(), grads, grad_out, input, mean,
+              rstd, weight, N, C, HxW, group, output_mask);
   return {grads[0], grads[1], grads[2]};
 }
 
@@ -253,8 +251,8 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_on_host(const Tensor& input, const
   const auto options = batch_statistics(input, {weight, bias, running_mean, running_var});
   const std::array<Tensor, 3> outputs{new_output_like(input, input.suggest_memory_format()),
                                       new_output({channels}, options), new_output({channels}, options)};
-  Kernel::run({"aten::native_batch_norm", kWeight}, input.device(), outputs, input, weight, bias, Written{running_mean},
-              Written{running_var}, training, momentum, eps);
+  Kernel::run({"aten::native_batch_norm", kNormalizationWeight}, input.device(), outputs, input, weight, bias,
+              Written{running_mean}, Written{running_var}, training, momentum, eps);
   return {outputs[0], outputs[1], outputs[2]};
 }
 
@@ -300,8 +298,8 @@ std::tuple<Tensor, Tensor> batch_norm_update_stats_mtia(const Tensor& input, con
                 Written{running_mean}, Written{running_var}, momentum);
   const auto options = batch_statistics(input, {running_mean, running_var});
   const std::array<Tensor, 2> outputs{new_output({channels}, options), new_output({channels}, options)};
-  Kernel::run({"aten::batch_norm_update_stats", kWeight}, input.device(), outputs, input, Written{running_mean},
-              Written{running_var}, momentum);
+  Kernel::run({"aten::batch_norm_update_stats", kNormalizationWeight}, input.device(), outputs, input,
+              Written{running_mean}, Written{running_var}, momentum);
   return {outputs[0], outputs[1]};
 }
 
@@ -330,13 +328,13 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm_backward_mtia(const Tensor&
   const bool contiguous = input.numel() > 0 && grad_out.suggest_memory_format() == format &&
                           grad_out.is_contiguous(format) && input.is_contiguous(format);
   if (!contiguous || isReducedFloatingType(input.scalar_type())) {
-    Kernel::run({"aten::native_batch_norm_backward", kWeight}, input.device(), grads, grad_out, input, weight,
-                running_mean, running_var, save_mean, save_invstd, train, eps, output_mask);
+    Kernel::run({"aten::native_batch_norm_backward", kNormalizationWeight}, input.device(), grads, grad_out, input,
+                weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask);
     return {grads[0], grads[1], grads[2]};
   }
   // The stub, because the CPU kernel makes its result twice and only the first would take the output's memory.
   run_on_host(
-      {"aten::native_batch_norm_backward", kWeight}, input.device(),
+      {"aten::native_batch_norm_backward", kNormalizationWeight}, input.device(),
       [train, eps](Tensor& grad_input, Tensor& grad_weight, Tensor& grad_bias, const Tensor& grad_out,
                    const Tensor& input, const Tensor& weight, const Tensor& running_mean, const Tensor& running_var,
                    const Tensor& save_mean, const Tensor& save_invstd) {

@@ -40,8 +40,6 @@ using torch_mtia::keep;
 using torch_mtia::keep_output;
 using torch_mtia::run_on_host;
 
-constexpr uint64_t kGeluWeight = 4;  // times the time of moving the tensors
-
 }  // namespace
 
 // Arithmetic ----------------------------------------------------------------------------------------------------------
@@ -81,7 +79,7 @@ TORCH_IMPL_FUNC(gelu_out_mtia)(const Tensor& self, std::string_view approximate,
     return;
   }
   const auto run = [](Tensor& out, const Tensor& self) { at::cpu::gelu_out(out, self, "none"); };
-  run_on_host({"aten::gelu", kGeluWeight}, out.device(), run, keep_output(out), keep(self));
+  run_on_host({"aten::gelu", torch_mtia::kActivationWeight}, out.device(), run, keep_output(out), keep(self));
 }
 
 TORCH_IMPL_FUNC(gelu_backward_out_mtia)
@@ -93,7 +91,7 @@ TORCH_IMPL_FUNC(gelu_backward_out_mtia)
   const auto run = [](Tensor& grad_input, const Tensor& grad_output, const Tensor& self) {
     at::cpu::gelu_backward_out(grad_input, grad_output, self, "none");
   };
-  run_on_host({"aten::gelu_backward", kGeluWeight}, grad_input.device(), run, keep_output(grad_input),
+  run_on_host({"aten::gelu_backward", torch_mtia::kActivationWeight}, grad_input.device(), run, keep_output(grad_input),
               keep(grad_output), keep(self));
 }
 

@@ -21,10 +21,9 @@ namespace at::native {
 namespace {
 
 using torch_mtia::HostFunction;
+using torch_mtia::kSamplingWeight;
 using torch_mtia::new_output;
 using torch_mtia::new_output_like;
-
-constexpr uint64_t kWeight = 8;
 
 Tensor new_samples(const Tensor& input, const Tensor& grid) {
   DimVector sizes(grid.sizes());
@@ -44,7 +43,7 @@ Tensor grid_sampler_2d_mtia(const Tensor& input, const Tensor& grid, int64_t int
   check_grid_sampler_common(input, grid);
   check_grid_sampler_2d(input, grid);
   return HostFunction<&grid_sampler_2d_cpu>::call(
-      {"aten::grid_sampler_2d", kWeight}, true, [&] { return new_samples(input, grid); }, input, grid,
+      {"aten::grid_sampler_2d", kSamplingWeight}, true, [&] { return new_samples(input, grid); }, input, grid,
       interpolation_mode, padding_mode, align_corners);
 }
 
@@ -56,7 +55,7 @@ std::tuple<Tensor, Tensor> grid_sampler_2d_backward_mtia(const Tensor& grad_outp
   check_grid_sampler_2d(input, grid);
   // Both gradients are one computation; the CPU kernel makes the grid's in any case.
   auto [grad_input, grad_grid] = HostFunction<&grid_sampler_2d_backward_cpu>::call(
-      {"aten::grid_sampler_2d_backward", 2 * kWeight}, grad_output.dim() == 4,
+      {"aten::grid_sampler_2d_backward", 2 * kSamplingWeight}, grad_output.dim() == 4,
       [&] { return new_grads(input, grid, output_mask); }, grad_output, input, grid, interpolation_mode, padding_mode,
       align_corners, output_mask);
   return {grad_input, grad_grid};
@@ -67,7 +66,7 @@ Tensor grid_sampler_3d_mtia(const Tensor& input, const Tensor& grid, int64_t int
   check_grid_sampler_common(input, grid);
   check_grid_sampler_3d(input, grid, interpolation_mode);
   return HostFunction<&grid_sampler_3d_cpu>::call(
-      {"aten::grid_sampler_3d", kWeight}, true, [&] { return new_samples(input, grid); }, input, grid,
+      {"aten::grid_sampler_3d", kSamplingWeight}, true, [&] { return new_samples(input, grid); }, input, grid,
       interpolation_mode, padding_mode, align_corners);
 }
 
@@ -78,7 +77,7 @@ std::tuple<Tensor, Tensor> grid_sampler_3d_backward_mtia(const Tensor& grad_outp
   check_grid_sampler_common(input, grid);
   check_grid_sampler_3d(input, grid, interpolation_mode);
   auto [grad_input, grad_grid] = HostFunction<&grid_sampler_3d_backward_cpu>::call(
-      {"aten::grid_sampler_3d_backward", 2 * kWeight}, grad_output.dim() == 5,
+      {"aten::grid_sampler_3d_backward", 2 * kSamplingWeight}, grad_output.dim() == 5,
       [&] { return new_grads(input, grid, output_mask); }, grad_output, input, grid, interpolation_mode, padding_mode,
       align_corners, output_mask);
   return {grad_input, grad_grid};

@@ -14,8 +14,7 @@ namespace at::native {
 namespace {
 
 using torch_mtia::HostFunction;
-
-constexpr uint32_t kWeight = 8;
+using torch_mtia::kTransformWeight;
 
 // The strides that the CPU's kernels (_exec_fft in aten/src/ATen/native/mkl/SpectralOps.cpp) give the transform of a
 // tensor: its other dimensions come first, in the order of its strides, and then `dims`.
@@ -58,7 +57,7 @@ Tensor& write(const Tensor& result, Tensor& out) {
 Tensor _fft_c2c_mtia(const Tensor& self, IntArrayRef dim, int64_t normalization, bool forward) {
   if (dim.empty()) return self.clone();
   return HostFunction<&_fft_c2c_mkl>::call(
-      {"aten::_fft_c2c", kWeight}, self.is_complex() && self.numel() > 0,
+      {"aten::_fft_c2c", kTransformWeight}, self.is_complex() && self.numel() > 0,
       [&] {
         return new_transform(self, self.strides(), self.sizes(), sorted_by_stride(self.strides(), dim),
                              self.scalar_type());
@@ -68,7 +67,7 @@ Tensor _fft_c2c_mtia(const Tensor& self, IntArrayRef dim, int64_t normalization,
 
 Tensor _fft_r2c_mtia(const Tensor& self, IntArrayRef dim, int64_t normalization, bool onesided) {
   return HostFunction<&_fft_r2c_mkl>::call(
-      {"aten::_fft_r2c", kWeight}, self.is_floating_point() && self.numel() > 0 && !dim.empty(),
+      {"aten::_fft_r2c", kTransformWeight}, self.is_floating_point() && self.numel() > 0 && !dim.empty(),
       [&] {
         DimVector sizes(self.sizes());
         if (onesided) sizes[dim.back()] = sizes[dim.back()] / 2 + 1;
@@ -82,7 +81,7 @@ Tensor _fft_r2c_mtia(const Tensor& self, IntArrayRef dim, int64_t normalization,
 // numbers.
 Tensor _fft_c2r_mtia(const Tensor& self, IntArrayRef dim, int64_t normalization, int64_t last_dim_size) {
   return HostFunction<&_fft_c2r_mkl>::call(
-      {"aten::_fft_c2r", kWeight}, self.is_complex() && self.numel() > 0 && !dim.empty() && last_dim_size > 0,
+      {"aten::_fft_c2r", kTransformWeight}, self.is_complex() && self.numel() > 0 && !dim.empty() && last_dim_size > 0,
       [&] {
         DimVector strides(self.strides());
         if (dim.size() > 1) {

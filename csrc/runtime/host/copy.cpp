@@ -5,14 +5,13 @@
 #include <cstddef>
 #include <cstring>
 
+#include "cost.h"
 #include "error.h"
 #include "work.h"
 
 namespace torch_mtia::runtime::host {
 namespace {
 
-// A thread moves about ten bytes in a nanosecond.
-constexpr uint64_t kBytesPerNs = 10;
 // From this size on several threads share the work, in pieces of at least `kPiece`.
 constexpr uint64_t kParallelBytes = uint64_t{4} << 20;
 constexpr int64_t kPiece = int64_t{1} << 20;

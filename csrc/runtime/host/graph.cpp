@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "cost.h"
 #include "device.h"
 #include "properties.h"
 #include "tracer.h"
@@ -13,11 +14,6 @@
 
 namespace torch_mtia::runtime::host {
 namespace {
-
-// What running a node takes beside its work, in nanoseconds.
-constexpr uint64_t kNodeCostNs = 200;
-// A chain that is estimated to take no longer is not worth another thread.
-constexpr uint64_t kThreadCostNs = 20000;
 
 constexpr size_t kSmallestChunk = size_t{4} << 10;
 constexpr size_t kLargestChunk = size_t{256} << 10;
@@ -124,7 +120,7 @@ class GraphExec::Replay : public std::enable_shared_from_this<Replay> {
       for (const uint32_t successor : chain.successors) {
         if (--missing_[successor] != 0) continue;
         ready_.push_back(successor);
-        is_worth_waking = is_worth_waking || chains_[successor].cost > kThreadCostNs;
+        is_worth_waking = is_worth_waking || chains_[successor].cost > kInlineCostNs;
       }
       // This thread takes one of those that are ready, and goes on until there are none.
       if (--unfinished_ == 0 || (is_worth_waking && ready_.size() > 1)) changed_.notify_all();
@@ -200,7 +196,7 @@ void GraphExec::choose_helpers() {
   for (uint32_t index = 0; index < chains_.size(); ++index) {  // predecessors come first
     const Chain& chain = chains_[index];
     for (const uint32_t successor : chain.successors) level[successor] = std::max(level[successor], level[index] + 1);
-    if (chain.cost > kThreadCostNs) most = std::max(most, ++width[level[index]]);
+    if (chain.cost > kInlineCostNs) most = std::max(most, ++width[level[index]]);
   }
   const auto num_threads = std::min(most, static_cast<size_t>(available_cores()));
   if (num_threads < 2) return;

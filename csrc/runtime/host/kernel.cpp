@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "cost.h"
 #include "device.h"
 #include "error.h"
 #include "rare_functions.h"
@@ -15,14 +16,8 @@
 namespace torch_mtia::runtime::host {
 namespace {
 
-// Of a program whose image does not say, until it has run.
-constexpr uint64_t kUnknownCostNs = 1000;
-// Waking a thread is worth it for no less.
-constexpr uint64_t kThreadCostNs = 10000;
-// A thread takes its programs in pieces: short ones, so that all threads end together when programs differ, but long
-// against the cost of taking one.
+// A thread takes its programs in pieces: short ones, so that all threads end together when programs differ.
 constexpr int64_t kPiecesPerThread = 16;
-constexpr uint64_t kPieceCostNs = 4000;
 
 // The C library's output, so that text keeps its place among what the application prints; one call, so that it stays
 // in one piece.
@@ -218,7 +213,7 @@ Kernel::Kernel(int32_t device, const void* image, uint64_t size, const Paralleli
       image_(image, size),
       parallelism_(parallelism),
       host_offset_(host_offset),
-      cost_per_program_(image_.cost_per_program() != 0 ? image_.cost_per_program() : kUnknownCostNs) {}
+      cost_per_program_(image_.cost_per_program() != 0 ? image_.cost_per_program() : kUnknownProgramCostNs) {}
 
 mtia_status Kernel::launch(Stream& stream, const mtia_kernel_launch& launch) const {
   check(*this, stream, launch);

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "../mtia_runtime.h"
+#include "cost.h"
 #include "executor.h"
 
 namespace torch_mtia::runtime::host {
@@ -18,9 +19,7 @@ namespace torch_mtia::runtime::host {
 class Capture;
 class Device;
 
-// The one measure of small and large: work that is estimated to take no longer may run on the thread that launches it,
-// if its stream is idle. It is about what waking the executor and waiting for it cost.
-inline constexpr uint64_t kInlineCostNs = 10000;
+// See kInlineCostNs.
 inline bool is_small(const mtia_work& work) noexcept {
   return (work.flags & MTIA_WORK_MAY_RUN_INLINE) != 0 && work.cost <= kInlineCostNs;
 }
