@@ -119,7 +119,7 @@ def test_copies_and_fills_are_items_too(tmp_path: Path) -> None:
         torch.zeros(1000, device="mtia")
 
     names = [event["name"] for event in runs(trace_of(profiled(work), tmp_path))]
-    assert [name.split("::")[1] for name in names] == ["copy_", "memory_copy", "fill_"]
+    assert [name.split("::")[1] for name in names] == ["copy_", "memory_copy", "memory_fill"]
 
 
 def test_small_work_that_runs_within_the_call_is_shown(tmp_path: Path) -> None:

@@ -85,6 +85,19 @@ def test_fill_and_zero(device: torch.device, dtype: torch.dtype, view: Function)
     assert torch.equal(x.cpu(), expected)
 
 
+def test_what_overlaps_itself_is_cleared(device: torch.device) -> None:
+    x = torch.ones(2, device=device)
+    x[:1].expand(3).zero_()
+    assert x.tolist() == [0, 1]
+
+
+def test_clearing_a_lazy_clone_leaves_its_source(device: torch.device) -> None:
+    x = torch.ones(4, device=device)
+    clone = torch._lazy_clone(x)
+    assert clone.zero_() is clone
+    assert (x.tolist(), clone.tolist()) == ([1] * 4, [0] * 4)
+
+
 def test_fill_with_a_tensor(device: torch.device) -> None:
     x = torch.zeros(3, device=device)
     assert x.fill_(torch.tensor(2)).tolist() == [2, 2, 2]

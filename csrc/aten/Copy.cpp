@@ -244,6 +244,15 @@ Scalar _local_scalar_dense_mtia(const Tensor& self) {
   return _local_scalar_dense_cpu(value);
 }
 
+// ATen's own would be a fill through an iterator; the CPU, too, only clears the bytes.
+Tensor& zero_mtia_(Tensor& self) {
+  if (!self.is_non_overlapping_and_dense()) return self.fill_(0);
+  const std::byte zero{};
+  const auto address = reinterpret_cast<mtia_device_ptr>(self.mutable_data_ptr());
+  if (self.numel() > 0) torch_mtia::current_stream(self.device()).core().fill(address, &zero, 1, self.nbytes());
+  return self;
+}
+
 void record_stream_mtia(Tensor& self, Stream stream) {
   torch_mtia::MTIACachingAllocator::get().recordStream(self.storage().data_ptr(), stream);
 }

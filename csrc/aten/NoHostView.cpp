@@ -29,14 +29,12 @@ void fill_bytes(const at::Tensor& tensor, const at::Scalar& value) {
             static_cast<uint64_t>(tensor.numel()));
 }
 
-// fill_.Scalar and zero_; `op` has one of the two schemas.
+// fill_.Scalar
 void fill(const c10::OperatorHandle& op, Stack* stack) {
-  const size_t num_arguments = op.schema().arguments().size();
-  const at::Tensor self = torch::jit::peek(*stack, 0, num_arguments).toTensor();
+  const at::Tensor self = torch::jit::peek(*stack, 0, 2).toTensor();
   if (!self.is_non_overlapping_and_dense()) return fall_back(op, stack);
-  const at::Scalar value = num_arguments == 1 ? at::Scalar(0) : torch::jit::peek(*stack, 1, num_arguments).toScalar();
-  if (self.numel() > 0) fill_bytes(self, value);
-  torch::jit::drop(*stack, num_arguments);
+  if (self.numel() > 0) fill_bytes(self, torch::jit::peek(*stack, 1, 2).toScalar());
+  torch::jit::drop(*stack, 2);
   torch::jit::push(*stack, self);
 }
 
@@ -69,7 +67,6 @@ MTIA_LIBRARY_IMPL(aten, kNoHostView, m) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fall_back>());
   }
   m.impl("fill_.Scalar", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fill>());
-  m.impl("zero_", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fill>());
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::convolution>());
   m.impl("convolution_backward_overrideable",
          torch::CppFunction::makeFromBoxedFunction<&torch_mtia::convolution_backward>());

@@ -23,7 +23,7 @@ inline constexpr uint64_t kUnknownProgramCostNs = 1000;
 // A thread takes the programs of a kernel in pieces, which are long against taking one.
 inline constexpr uint64_t kPieceCostNs = 4000;
 
-// Copies and fills move about ten bytes in a nanosecond from memory.
-inline constexpr uint64_t kBytesPerNs = 10;
+// Bytes that a copy moves within the second-level cache. Larger ones are slower, and large at any rate.
+inline constexpr uint64_t kBytesPerNs = 40;
 
 }  // namespace torch_mtia::runtime::host
