@@ -24,6 +24,11 @@ uint64_t product_cost(const at::Tensor& left, const at::Tensor& right) {
   return cost_of_operations(2 * static_cast<uint64_t>(left.numel()) * static_cast<uint64_t>(columns));
 }
 
+// The meta function leaves to the kernel whether the bias can be expanded; raises what the CPU's raises.
+void check_bias(const at::Tensor& bias, const at::Tensor& out, const char* name) {
+  if (!at::is_expandable_to(bias.sizes(), out.sizes())) (void)at::expand_size(bias, out.sizes(), name);
+}
+
 template <typename Kernel, typename... Arguments>
 void run_product(const char* name, const at::Tensor& left, const at::Tensor& right, const at::Tensor& out,
                  const Arguments&... arguments) {
@@ -58,14 +63,14 @@ TORCH_IMPL_FUNC(bmm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tens
 TORCH_IMPL_FUNC(addmm_out_mtia)
 (const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
  const Tensor& out) {
-  (void)expand_size(self, out.sizes(), "addmm_out");  // the meta function leaves that to the kernel
+  torch_mtia::check_bias(self, out, "addmm_out");
   torch_mtia::run_product<structured_addmm_out_cpu>("aten::addmm", mat1, mat2, out, self, mat1, mat2, beta, alpha);
 }
 
 TORCH_IMPL_FUNC(addmm_activation_out_mtia)
 (const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha, bool use_gelu,
  const Tensor& out) {
-  (void)expand_size(self, out.sizes(), "addmm_activation_out");
+  torch_mtia::check_bias(self, out, "addmm_activation_out");
   torch_mtia::run_product<structured_addmm_activation_out_cpu>("aten::_addmm_activation", mat1, mat2, out, self, mat1,
                                                                mat2, beta, alpha, use_gelu);
 }
