@@ -6,8 +6,8 @@
 #pragma once
 
 #include <ATen/EmptyTensor.h>
-#include <c10/core/DispatchKeySet.h>
 #include <ATen/native/mtia/EmptyTensor.h>
+#include <c10/core/DispatchKeySet.h>
 
 #include <array>
 #include <atomic>
