@@ -35,12 +35,10 @@ FallbackControl::Warn parse_warn(const std::string& mode) {
 py::dict driver_info() {
   const core::DriverInfo driver = core::driver_info();
   py::list capabilities;
-  if (driver.can(MTIA_CAPABILITY_HOST_VIEW)) capabilities.append("host_view");
-  if (driver.can(MTIA_CAPABILITY_KERNELS)) capabilities.append("kernels");
-  if (driver.can(MTIA_CAPABILITY_GRAPHS)) capabilities.append("graphs");
-  if (driver.can(MTIA_CAPABILITY_RARE_FUNCTIONS)) capabilities.append("rare_functions");
-  if (driver.can(MTIA_CAPABILITY_TRACING)) capabilities.append("tracing");
-  if (driver.can(MTIA_CAPABILITY_VIRTUAL_MEMORY)) capabilities.append("virtual_memory");
+#define MTIA_APPEND(name) \
+  if (driver.can(MTIA_CAPABILITY_##name)) capabilities.append(py::str(#name).attr("lower")());
+  MTIA_RUNTIME_CAPABILITIES(MTIA_APPEND)
+#undef MTIA_APPEND
   py::dict info;
   info["name"] = driver.name;
   info["version"] = driver.version;

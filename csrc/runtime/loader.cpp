@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <forward_list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -29,6 +30,7 @@ constinit std::atomic<bool> initialized{false};
 struct Setup {
   std::mutex mutex;
   std::optional<DriverSettings> settings;
+  std::forward_list<mtia_runtime_api> tables;  // of all libraries loaded so far: others may be using them
 };
 
 Setup& setup() {
@@ -40,62 +42,27 @@ Setup& setup() {
   throw DriverError(status, "torch_mtia: " + message);
 }
 
+// A function of the table.
 struct Entry {
   const char* name;
   size_t offset;
-  uint64_t capability;  // that makes the entry required; 0: always
+  uint64_t capability;  // a driver with all of these bits has to have it
 };
 
-#define MTIA_ENTRY(name, capability)                    \
-  Entry {                                               \
-    #name, offsetof(mtia_runtime_api, name), capability \
-  }
-constexpr std::array entries{
-    MTIA_ENTRY(last_error_message, 0),
-    MTIA_ENTRY(initialize, 0),
-    MTIA_ENTRY(device_count, 0),
-    MTIA_ENTRY(device_properties, 0),
-    MTIA_ENTRY(device_synchronize, 0),
-    MTIA_ENTRY(memory_allocate, 0),
-    MTIA_ENTRY(memory_free, 0),
-    MTIA_ENTRY(memory_info, 0),
-    MTIA_ENTRY(memory_reserve, MTIA_CAPABILITY_VIRTUAL_MEMORY),
-    MTIA_ENTRY(memory_release, MTIA_CAPABILITY_VIRTUAL_MEMORY),
-    MTIA_ENTRY(memory_map, MTIA_CAPABILITY_VIRTUAL_MEMORY),
-    MTIA_ENTRY(memory_unmap, MTIA_CAPABILITY_VIRTUAL_MEMORY),
-    MTIA_ENTRY(memory_device, 0),
-    MTIA_ENTRY(memory_host_offset, MTIA_CAPABILITY_HOST_VIEW),
-    MTIA_ENTRY(memory_copy, 0),
-    MTIA_ENTRY(memory_fill, 0),
-    MTIA_ENTRY(stream_priority_range, 0),
-    MTIA_ENTRY(stream_create, 0),
-    MTIA_ENTRY(stream_destroy, 0),
-    MTIA_ENTRY(stream_query, 0),
-    MTIA_ENTRY(stream_synchronize, 0),
-    MTIA_ENTRY(stream_wait_event, 0),
-    MTIA_ENTRY(stream_launch, 0),
-    MTIA_ENTRY(event_create, 0),
-    MTIA_ENTRY(event_destroy, 0),
-    MTIA_ENTRY(event_record, 0),
-    MTIA_ENTRY(event_query, 0),
-    MTIA_ENTRY(event_synchronize, 0),
-    MTIA_ENTRY(event_elapsed_time, 0),
-    MTIA_ENTRY(module_load, MTIA_CAPABILITY_KERNELS),
-    MTIA_ENTRY(module_unload, MTIA_CAPABILITY_KERNELS),
-    MTIA_ENTRY(module_get_function, MTIA_CAPABILITY_KERNELS),
-    MTIA_ENTRY(stream_launch_kernel, MTIA_CAPABILITY_KERNELS),
-    MTIA_ENTRY(stream_begin_capture, MTIA_CAPABILITY_GRAPHS),
-    MTIA_ENTRY(stream_end_capture, MTIA_CAPABILITY_GRAPHS),
-    MTIA_ENTRY(stream_capture_id, MTIA_CAPABILITY_GRAPHS),
-    MTIA_ENTRY(graph_num_nodes, MTIA_CAPABILITY_GRAPHS),
-    MTIA_ENTRY(graph_node, MTIA_CAPABILITY_GRAPHS),
-    MTIA_ENTRY(graph_instantiate, MTIA_CAPABILITY_GRAPHS),
-    MTIA_ENTRY(graph_launch, MTIA_CAPABILITY_GRAPHS),
-    MTIA_ENTRY(graph_destroy, MTIA_CAPABILITY_GRAPHS),
-    MTIA_ENTRY(graph_exec_destroy, MTIA_CAPABILITY_GRAPHS),
-    MTIA_ENTRY(set_tracer, MTIA_CAPABILITY_TRACING),
-};
+#define MTIA_ENTRY(name, capability) Entry{#name, offsetof(mtia_runtime_api, name), capability},
+constexpr std::array entries{MTIA_RUNTIME_FUNCTIONS(MTIA_ENTRY)};
 #undef MTIA_ENTRY
+
+// What comes before the functions.
+constexpr size_t kHead = offsetof(mtia_runtime_api, last_error_message);
+
+constexpr bool lists_the_whole_table() {
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].offset != kHead + i * sizeof(void*)) return false;
+  }
+  return sizeof(mtia_runtime_api) == kHead + entries.size() * sizeof(void*);
+}
+static_assert(lists_the_whole_table(), "MTIA_RUNTIME_FUNCTIONS and mtia_runtime_api differ");
 
 bool is_null(const mtia_runtime_api& api, const Entry& entry) {
   void (*function)() = nullptr;
@@ -103,29 +70,33 @@ bool is_null(const mtia_runtime_api& api, const Entry& entry) {
   return function == nullptr;
 }
 
-void check_table(const mtia_runtime_api& api, const std::string& library) {
-  if (api.abi_version != MTIA_RUNTIME_ABI_VERSION) {
+// The driver's table as this header has it: what the driver's own lacks is null, and what is beyond is left out.
+mtia_runtime_api checked_copy(const mtia_runtime_api& table, const std::string& library) {
+  if (table.struct_size < kHead) {
+    refuse(MTIA_ERROR_NOT_SUPPORTED, "the table of the driver '" + library + "' has " +
+                                         std::to_string(table.struct_size) + " bytes, which is less than its head");
+  }
+  if (table.abi_version != MTIA_RUNTIME_ABI_VERSION) {
     refuse(MTIA_ERROR_NOT_SUPPORTED, "the driver '" + library + "' returned a table of ABI version " +
-                                         std::to_string(api.abi_version) + " where version " +
+                                         std::to_string(table.abi_version) + " where version " +
                                          std::to_string(MTIA_RUNTIME_ABI_VERSION) + " was asked for");
   }
-  if (api.struct_size < sizeof(mtia_runtime_api)) {
-    refuse(MTIA_ERROR_NOT_SUPPORTED,
-           "the table of the driver '" + library + "' has " + std::to_string(api.struct_size) + " bytes, ABI version " +
-               std::to_string(MTIA_RUNTIME_ABI_VERSION) + " has " + std::to_string(sizeof(mtia_runtime_api)) +
-               "; build the driver with the current mtia_runtime.h");
-  }
+  mtia_runtime_api api{};
+  const size_t size = std::min<size_t>(table.struct_size, sizeof(api));
+  std::memcpy(&api, &table, size - size % sizeof(void*));  // half a pointer is none
+  api.struct_size = sizeof(api);
   std::string missing;
   for (const Entry& entry : entries) {
-    const bool required = entry.capability == 0 || (api.capabilities & entry.capability) != 0;
+    const bool required = (api.capabilities & entry.capability) == entry.capability;
     if (required && is_null(api, entry)) missing += (missing.empty() ? "" : ", ") + std::string(entry.name);
   }
   if (!missing.empty()) {
     refuse(MTIA_ERROR_NOT_SUPPORTED, "the driver '" + library + "' lacks required functions: " + missing);
   }
+  return api;
 }
 
-const mtia_runtime_api* load(const std::string& library) {
+mtia_runtime_api load(const std::string& library) {
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed
   if (handle == nullptr) {
     const char* reason = dlerror();
@@ -142,8 +113,7 @@ const mtia_runtime_api* load(const std::string& library) {
                                          std::to_string(MTIA_RUNTIME_ABI_VERSION) +
                                          " (MTIA_RUNTIME_ABI_VERSION in mtia_runtime.h)");
   }
-  check_table(*api, library);
-  return api;
+  return checked_copy(*api, library);
 }
 
 const DriverSettings& configured(const Setup& setup) {
@@ -183,7 +153,7 @@ const mtia_runtime_api& load_once() {
   const std::lock_guard lock(shared.mutex);
   const mtia_runtime_api* api = loaded_api.load(std::memory_order_relaxed);
   if (api == nullptr) {
-    api = load(configured(shared).library);
+    api = &shared.tables.emplace_front(load(configured(shared).library));
     loaded_api.store(api, std::memory_order_release);
   }
   return *api;
@@ -282,6 +252,10 @@ bool launch_blocking() {
 std::string describe(size_t offset) {
   const auto entry = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.offset == offset; });
   return std::string(entry->name) + " of the driver '" + library() + "'";
+}
+
+DriverError absent(const std::string& function) {
+  return DriverError(MTIA_ERROR_NOT_SUPPORTED, "torch_mtia: there is no " + function + ", where it is optional");
 }
 
 DriverError last_error(mtia_status status, const std::string& function) {

@@ -32,8 +32,9 @@ struct DriverSettings {
 // driver is initialized counts. Throws DriverError after that.
 void configure(const DriverSettings& settings);
 
-// The driver's table. Loads the library on first use and checks ABI version, struct size and required entries; starts
-// nothing, so it may be called before a fork. Throws DriverError.
+// The driver's table, a copy: functions that the driver lacks, or does not know of, are null. Loads the library on
+// first use and checks ABI version and required functions; starts nothing, so it may be called before a fork. Throws
+// DriverError.
 const mtia_runtime_api& driver();
 
 // Devices of the driver; before initialization, those that it will have. Starts nothing. Throws DriverError, also for
@@ -57,6 +58,9 @@ std::string describe(Function mtia_runtime_api::* function) {
                                       reinterpret_cast<const std::byte*>(&api)));
 }
 
+// For a function that the driver lacks, which was described so.
+DriverError absent(const std::string& function);
+
 // The error of the calling thread's last call of the driver, which was described so.
 DriverError last_error(mtia_status status, const std::string& function);
 
@@ -78,10 +82,13 @@ void check(mtia_status status, Function mtia_runtime_api::* function) {
     throw last_error(status, function);
 }
 
-// Calls a function of the table. Throws DriverError.
+// Calls a function of the table. Throws DriverError, also for one that the driver lacks.
 template <typename Function, typename... Arguments>
 void call(Function mtia_runtime_api::* function, Arguments... arguments) {
-  check((driver().*function)(arguments...), function);
+  const Function to_call = driver().*function;
+  if (to_call == nullptr) [[unlikely]]
+    throw absent(describe(function));
+  check(to_call(arguments...), function);
 }
 
 struct MemoryInfo {

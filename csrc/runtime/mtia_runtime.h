@@ -13,10 +13,19 @@
  *   - Handles are opaque. Destroying a handle never waits for work already submitted with it, which still runs.
  *   - What a pointer argument leads to belongs to the caller, and is read before the return. What a function gives
  *     through a pointer is written only with MTIA_SUCCESS.
- *   - Table entries marked OPTIONAL may be null; the capability bit named beside them says so in advance.
+ *   - Table entries marked OPTIONAL may be null; the capability bit named beside them, if there is one, says so in
+ *     advance. All others are required.
+ *
+ * Growth: a driver and a caller that were built with different headers of one ABI version work together
+ *   - Later headers append: functions to the table, each OPTIONAL with a capability bit of its own, and fields to the
+ *     structs that have a `struct_size`, behind all of their bytes. Everything else stays as it is.
+ *   - Each side knows a struct as its header has it, and `struct_size` says how much of it there is. What there is not
+ *     counts as zero: a function is absent, a field is as if nobody had set it. What is beyond the header is left
+ * alone.
+ *   - No struct is shorter than MTIA_<name>_SIZE_1: its bytes when ABI version 1 began.
  *
  * Errors that every function may return
- *   - MTIA_ERROR_INVALID_VALUE: a handle or a pointer is null that must not be; a struct is too short for this version
+ *   - MTIA_ERROR_INVALID_VALUE: a handle or a pointer is null that must not be; a struct is too short
  *   - MTIA_ERROR_INVALID_DEVICE: there is no device of this index
  *   - MTIA_ERROR_NOT_INITIALIZED, MTIA_ERROR_FORKED: see mtia_status
  *   - MTIA_ERROR_DEVICE_LOST: from the first call that notices on, all that need the device return it
@@ -75,6 +84,15 @@ typedef struct mtia_graph_exec_s* mtia_graph_exec;
 /* `memory_reserve` and the three functions beside it are present. */
 #define MTIA_CAPABILITY_VIRTUAL_MEMORY (UINT64_C(1) << 5)
 
+/* All of them, for who goes through a list. */
+#define MTIA_RUNTIME_CAPABILITIES(CAPABILITY) \
+  CAPABILITY(HOST_VIEW)                       \
+  CAPABILITY(KERNELS)                         \
+  CAPABILITY(GRAPHS)                          \
+  CAPABILITY(RARE_FUNCTIONS)                  \
+  CAPABILITY(TRACING)                         \
+  CAPABILITY(VIRTUAL_MEMORY)
+
 /* Initialization --------------------------------------------------------------------------------------------------- */
 
 /* Runs body(body_args, first, last) over disjoint pieces that cover [begin, end), each of at least `grain` elements
@@ -101,6 +119,7 @@ typedef struct mtia_init_params {
    * copies and fills. May be null: as many as there are cores. */
   int32_t (*num_threads)(void);
 } mtia_init_params;
+#define MTIA_INIT_PARAMS_SIZE_1 56u
 
 typedef struct mtia_device_properties {
   uint32_t struct_size; /* set by the caller to sizeof(mtia_device_properties) */
@@ -113,6 +132,7 @@ typedef struct mtia_device_properties {
   int32_t capability_major;
   int32_t capability_minor;
 } mtia_device_properties;
+#define MTIA_DEVICE_PROPERTIES_SIZE_1 136u
 
 /* Work items ------------------------------------------------------------------------------------------------------- */
 
@@ -167,6 +187,7 @@ typedef struct mtia_work {
    * result is how many there are. Null: unknown. May be called on any block, the original or a copy. */
   uint32_t (*accesses)(const void* args, mtia_access* list, uint32_t capacity);
 } mtia_work;
+#define MTIA_WORK_SIZE_1 80u
 
 /* Note [Tracing]
  * A tracer is told of every work item: when it is submitted and when it ran. That includes the driver's own items, such
@@ -183,6 +204,7 @@ typedef struct mtia_tracer {
   void (*submitted)(uint64_t trace_id);
   void (*ran)(uint64_t trace_id, int64_t start_ns, int64_t end_ns);
 } mtia_tracer;
+#define MTIA_TRACER_SIZE_1 32u
 
 /* Kernel images ---------------------------------------------------------------------------------------------------- */
 
@@ -310,6 +332,7 @@ typedef struct mtia_kernel_launch {
   const mtia_span* live_ranges;
   uint64_t num_live_ranges;
 } mtia_kernel_launch;
+#define MTIA_KERNEL_LAUNCH_SIZE_1 56u
 
 /* The table -------------------------------------------------------------------------------------------------------- */
 
@@ -340,6 +363,7 @@ typedef struct mtia_graph_node {
   const uint32_t* dependencies; /* nodes with lower indices; valid while the graph exists */
   uint32_t num_dependencies;
 } mtia_graph_node;
+#define MTIA_GRAPH_NODE_SIZE_1 48u
 
 /* Bytes of host memory that a launch of a graph sets before its first node runs and after all earlier launches of the
  * graph: how nodes are told what differs between launches. `from` is read before graph_launch returns. */
@@ -370,8 +394,9 @@ typedef struct mtia_runtime_api {
   mtia_status (*device_count)(int32_t* count);
   /* Fills in the struct. Texts end with a zero, and there is at least one multiprocessor. */
   mtia_status (*device_properties)(int32_t device, mtia_device_properties* properties);
-  /* BLOCKS until everything submitted to the device before the call is done. Reports and clears the first error of
-   * its streams, as stream_synchronize does. Streams that are being captured are left out. */
+  /* OPTIONAL: torch_mtia waits for the streams instead, to tell whose the errors are. BLOCKS until everything submitted
+   * to the device before the call is done. Reports and clears the first error of its streams, as stream_synchronize
+   * does. Streams that are being captured are left out. */
   mtia_status (*device_synchronize)(int32_t device);
 
   /* Memory. `memory_allocate` returns zero-filled or recycled bytes, aligned to 4096, which stay the caller's until
@@ -404,9 +429,11 @@ typedef struct mtia_runtime_api {
                              uint64_t count);
 
   /* Streams: in order within one, concurrent between several. `tag` is handed to each work item. A lower number is a
-   * higher priority; one outside of the range is taken for the nearest within. */
+   * higher priority; one outside of the range is taken for the nearest within. The range is OPTIONAL, since torch_mtia
+   * has two priorities only: 0, and -1 for streams of high priority. */
   mtia_status (*stream_priority_range)(int32_t* lowest, int32_t* highest);
   mtia_status (*stream_create)(int32_t device, int32_t priority, void* tag, mtia_stream* stream);
+  /* OPTIONAL: torch_mtia's streams live as long as the process. */
   mtia_status (*stream_destroy)(mtia_stream stream);
   /* MTIA_SUCCESS: idle; MTIA_ERROR_NOT_READY: busy. Does not report errors of work. */
   mtia_status (*stream_query)(mtia_stream stream);
@@ -465,6 +492,55 @@ typedef struct mtia_runtime_api {
    * none. */
   mtia_status (*set_tracer)(const mtia_tracer* tracer);
 } mtia_runtime_api;
+
+/* The functions of the table, all and in its order, for who goes through a list: each with the capability bits of a
+ * driver that has to offer it. */
+#define MTIA_REQUIRED UINT64_C(0)
+#define MTIA_OPTIONAL (~UINT64_C(0))
+#define MTIA_RUNTIME_FUNCTIONS(FUNCTION)                   \
+  FUNCTION(last_error_message, MTIA_REQUIRED)              \
+  FUNCTION(initialize, MTIA_REQUIRED)                      \
+  FUNCTION(device_count, MTIA_REQUIRED)                    \
+  FUNCTION(device_properties, MTIA_REQUIRED)               \
+  FUNCTION(device_synchronize, MTIA_OPTIONAL)              \
+  FUNCTION(memory_allocate, MTIA_REQUIRED)                 \
+  FUNCTION(memory_free, MTIA_REQUIRED)                     \
+  FUNCTION(memory_info, MTIA_REQUIRED)                     \
+  FUNCTION(memory_reserve, MTIA_CAPABILITY_VIRTUAL_MEMORY) \
+  FUNCTION(memory_release, MTIA_CAPABILITY_VIRTUAL_MEMORY) \
+  FUNCTION(memory_map, MTIA_CAPABILITY_VIRTUAL_MEMORY)     \
+  FUNCTION(memory_unmap, MTIA_CAPABILITY_VIRTUAL_MEMORY)   \
+  FUNCTION(memory_device, MTIA_REQUIRED)                   \
+  FUNCTION(memory_host_offset, MTIA_CAPABILITY_HOST_VIEW)  \
+  FUNCTION(memory_copy, MTIA_REQUIRED)                     \
+  FUNCTION(memory_fill, MTIA_REQUIRED)                     \
+  FUNCTION(stream_priority_range, MTIA_OPTIONAL)           \
+  FUNCTION(stream_create, MTIA_REQUIRED)                   \
+  FUNCTION(stream_destroy, MTIA_OPTIONAL)                  \
+  FUNCTION(stream_query, MTIA_REQUIRED)                    \
+  FUNCTION(stream_synchronize, MTIA_REQUIRED)              \
+  FUNCTION(stream_wait_event, MTIA_REQUIRED)               \
+  FUNCTION(stream_launch, MTIA_REQUIRED)                   \
+  FUNCTION(event_create, MTIA_REQUIRED)                    \
+  FUNCTION(event_destroy, MTIA_REQUIRED)                   \
+  FUNCTION(event_record, MTIA_REQUIRED)                    \
+  FUNCTION(event_query, MTIA_REQUIRED)                     \
+  FUNCTION(event_synchronize, MTIA_REQUIRED)               \
+  FUNCTION(event_elapsed_time, MTIA_REQUIRED)              \
+  FUNCTION(module_load, MTIA_CAPABILITY_KERNELS)           \
+  FUNCTION(module_unload, MTIA_CAPABILITY_KERNELS)         \
+  FUNCTION(module_get_function, MTIA_CAPABILITY_KERNELS)   \
+  FUNCTION(stream_launch_kernel, MTIA_CAPABILITY_KERNELS)  \
+  FUNCTION(stream_begin_capture, MTIA_CAPABILITY_GRAPHS)   \
+  FUNCTION(stream_end_capture, MTIA_CAPABILITY_GRAPHS)     \
+  FUNCTION(stream_capture_id, MTIA_CAPABILITY_GRAPHS)      \
+  FUNCTION(graph_num_nodes, MTIA_CAPABILITY_GRAPHS)        \
+  FUNCTION(graph_node, MTIA_CAPABILITY_GRAPHS)             \
+  FUNCTION(graph_destroy, MTIA_CAPABILITY_GRAPHS)          \
+  FUNCTION(graph_instantiate, MTIA_CAPABILITY_GRAPHS)      \
+  FUNCTION(graph_launch, MTIA_CAPABILITY_GRAPHS)           \
+  FUNCTION(graph_exec_destroy, MTIA_CAPABILITY_GRAPHS)     \
+  FUNCTION(set_tracer, MTIA_CAPABILITY_TRACING)
 
 /* The one exported symbol. Returns the driver's table, or null if it does not speak `abi_version`. The table lives as
  * long as the process. */

@@ -106,11 +106,13 @@ Pointer* require(Pointer* argument, const char* name) {
   return argument;
 }
 
+// What the caller has of a struct, whose header may be older or newer: the rest is zero. See Growth in mtia_runtime.h.
 template <typename Struct>
-const Struct& require_struct(const Struct* argument, const char* name) {
-  if (require(argument, name)->struct_size < sizeof(Struct))
-    invalid(std::string(name) + " is shorter than in version 1");
-  return *argument;
+Struct require_struct(const Struct* argument, uint32_t least, const char* name) {
+  if (require(argument, name)->struct_size < least) invalid(std::string(name) + " is shorter than in version 1");
+  Struct whole{};
+  std::memcpy(&whole, argument, std::min<size_t>(argument->struct_size, sizeof(Struct)));
+  return whole;
 }
 
 Stream& checked(mtia_stream handle) {
@@ -137,7 +139,7 @@ const char* last_error_message() {
 
 mtia_status initialize(const mtia_init_params* given) {
   return guarded([&] {
-    const mtia_init_params& params = require_struct(given, "params");
+    const mtia_init_params params = require_struct(given, MTIA_INIT_PARAMS_SIZE_1, "params");
     const std::lock_guard lock(initialization);
     if (the_driver.load() != nullptr) invalid("initialize was called already");
     if (params.num_devices < 1) invalid("initialize: num_devices is " + std::to_string(params.num_devices));
@@ -161,7 +163,7 @@ mtia_status device_count(int32_t* count) {
 mtia_status device_properties(int32_t index, mtia_device_properties* properties) {
   return serve([&](Driver& driver) {
     const DeviceProcess& device = driver.device(index);
-    require_struct(properties, "properties");
+    require_struct(properties, MTIA_DEVICE_PROPERTIES_SIZE_1, "properties");
     std::snprintf(properties->name, sizeof(properties->name), "Vendor example, in another process");
     std::snprintf(properties->architecture, sizeof(properties->architecture), "x86-64");
     properties->total_memory = device.capacity();
@@ -372,7 +374,7 @@ class Work {
 
 mtia_status stream_launch(mtia_stream handle, const mtia_work* given) {
   return serve([&](Driver&) {
-    const mtia_work& work = require_struct(given, "work");
+    const mtia_work work = require_struct(given, MTIA_WORK_SIZE_1, "work");
     Stream& stream = checked(handle);
     if (work.run == nullptr) invalid("stream_launch: the work has no run function");
     const bool capturable = (work.flags & MTIA_WORK_CAPTURABLE) != 0;
@@ -444,7 +446,7 @@ mtia_status module_get_function(mtia_module module, const char* name, mtia_funct
 mtia_status stream_launch_kernel(mtia_stream handle, const mtia_kernel_launch* given) {
   return serve([&](Driver&) {
     Stream& stream = checked(handle);
-    const mtia_kernel_launch& launch = require_struct(given, "launch");
+    const mtia_kernel_launch launch = require_struct(given, MTIA_KERNEL_LAUNCH_SIZE_1, "launch");
     const KernelHandle kernel = *require(reinterpret_cast<KernelHandle*>(launch.function), "the function");
     if (kernel->device.index() != stream.device()) invalid("stream_launch_kernel: the kernel is on another device");
     if (launch.packed_arguments_size != kernel->header.packed_arguments_size) {
@@ -503,7 +505,7 @@ mtia_status graph_num_nodes(mtia_graph graph, uint32_t* count) {
 mtia_status graph_node(mtia_graph handle, uint32_t index, mtia_graph_node* description) {
   return serve([&](Driver&) {
     const Graph& graph = *checked(handle);
-    require_struct(description, "node");
+    require_struct(description, MTIA_GRAPH_NODE_SIZE_1, "node");
     if (index >= graph.nodes.size()) invalid("graph_node: there is no node " + std::to_string(index));
     const Node& node = graph.nodes[index];
     description->device = node.device;

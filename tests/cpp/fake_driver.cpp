@@ -1,5 +1,10 @@
 // A driver with the defect that the environment variable MTIA_TEST_DEFECT names, for test_loader.cpp.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 
 #include "runtime/mtia_runtime.h"
@@ -33,23 +38,26 @@ struct NotCalled<mtia_status (*)(Arguments...)> {
   static mtia_status call(Arguments...) { return MTIA_ERROR_NOT_SUPPORTED; }
 };
 
-template <typename... Functions>
-void fill(Functions&... functions) {
-  ((functions = &NotCalled<Functions>::call), ...);
+template <typename Function>
+void fill(Function& function) {
+  function = &NotCalled<Function>::call;
+}
+void fill(const char* (*&function)()) {
+  function = &last_error_message;
 }
 
-mtia_runtime_api make_table() {
+// Ends where MTIA_TEST_TABLE_SIZE says, and so does the memory that may be read.
+const mtia_runtime_api* make_table() {
   mtia_runtime_api api{};
-  api.struct_size = has_defect("short table") ? 64 : sizeof(api);
+  const char* size = std::getenv("MTIA_TEST_TABLE_SIZE");
+  api.struct_size = size != nullptr ? static_cast<uint32_t>(std::strtoul(size, nullptr, 10)) : sizeof(api);
   api.abi_version = has_defect("other version in the table") ? 99 : MTIA_RUNTIME_ABI_VERSION;
   api.name = "fake";
   api.version = "0";
-  fill(api.device_properties, api.device_synchronize, api.memory_allocate, api.memory_free, api.memory_info,
-       api.memory_device, api.memory_copy, api.memory_fill, api.stream_priority_range, api.stream_create,
-       api.stream_destroy, api.stream_query, api.stream_synchronize, api.stream_wait_event, api.stream_launch,
-       api.event_create, api.event_destroy, api.event_record, api.event_query, api.event_synchronize,
-       api.event_elapsed_time);
-  api.last_error_message = &last_error_message;
+#define FILL(function, capability) \
+  if (capability == MTIA_REQUIRED) fill(api.function);
+  MTIA_RUNTIME_FUNCTIONS(FILL)
+#undef FILL
   api.initialize = &initialize;
   api.device_count = &device_count;
   if (has_defect("missing functions")) {
@@ -58,12 +66,21 @@ mtia_runtime_api make_table() {
   }
   // Offers a capability and lacks its functions.
   if (has_defect("missing optional function")) api.capabilities = MTIA_CAPABILITY_HOST_VIEW;
-  return api;
+  // At the end of a page that no readable one follows.
+  constexpr size_t kPage = 4096;
+  auto* pages =
+      static_cast<std::byte*>(mmap(nullptr, 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  mprotect(pages + kPage, kPage, PROT_NONE);
+  // A newer driver's functions lie behind those known here.
+  const size_t there = std::clamp<size_t>(api.struct_size, sizeof(api.struct_size), kPage);
+  std::byte* table = pages + kPage - (there + 7) / 8 * 8;
+  std::memcpy(table, &api, std::min(there, sizeof(api)));
+  return reinterpret_cast<const mtia_runtime_api*>(table);
 }
 
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const mtia_runtime_api* mtia_runtime_get_api(uint32_t) {
-  static const mtia_runtime_api table = make_table();
-  return has_defect("other version") ? nullptr : &table;
+  static const mtia_runtime_api* table = make_table();
+  return has_defect("other version") ? nullptr : table;
 }

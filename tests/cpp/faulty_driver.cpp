@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -35,6 +36,9 @@ void wrap(mtia_runtime_api& api, const char* name, mtia_status (*)(Arguments...)
   name_of<kFunction> = name;
   api.*kFunction = &call<kFunction, Arguments...>;
 }
+
+template <auto kFunction>
+void wrap(mtia_runtime_api&, const char*, const char* (*)()) {}  // last_error_message
 
 const char* last_error_message() {
   return failed_last ? "the injected fault" : wrapped->last_error_message();
@@ -80,56 +84,16 @@ mtia_status memory_allocate(int32_t device, uint64_t size, mtia_device_ptr* addr
 
 mtia_runtime_api make_table() {
   mtia_runtime_api api = *wrapped;
-#define WRAP(function) wrap<&mtia_runtime_api::function>(api, #function, wrapped->function)
-  WRAP(initialize);
-  WRAP(device_count);
-  WRAP(device_properties);
-  WRAP(device_synchronize);
-  WRAP(memory_allocate);
-  WRAP(memory_free);
-  WRAP(memory_info);
-  WRAP(memory_reserve);
-  WRAP(memory_release);
-  WRAP(memory_map);
-  WRAP(memory_unmap);
-  WRAP(memory_device);
-  WRAP(memory_host_offset);
-  WRAP(memory_copy);
-  WRAP(memory_fill);
-  WRAP(stream_priority_range);
-  WRAP(stream_create);
-  WRAP(stream_destroy);
-  WRAP(stream_query);
-  WRAP(stream_synchronize);
-  WRAP(stream_wait_event);
-  WRAP(stream_launch);
-  WRAP(event_create);
-  WRAP(event_destroy);
-  WRAP(event_record);
-  WRAP(event_query);
-  WRAP(event_synchronize);
-  WRAP(event_elapsed_time);
-  WRAP(module_load);
-  WRAP(module_unload);
-  WRAP(module_get_function);
-  WRAP(stream_launch_kernel);
-  WRAP(stream_begin_capture);
-  WRAP(stream_end_capture);
-  WRAP(stream_capture_id);
-  WRAP(graph_num_nodes);
-  WRAP(graph_node);
-  WRAP(graph_destroy);
-  WRAP(graph_instantiate);
-  WRAP(graph_launch);
-  WRAP(graph_exec_destroy);
-  WRAP(set_tracer);
+#define WRAP(function, capability) wrap<&mtia_runtime_api::function>(api, #function, wrapped->function);
+  MTIA_RUNTIME_FUNCTIONS(WRAP)
 #undef WRAP
   api.device_properties = &device_properties;
   api.memory_info = &memory_info;
   api.memory_allocate = &memory_allocate;
   api.last_error_message = &last_error_message;
   if (has_defect("says another version")) api.abi_version = 7;
-  if (has_defect("a short table")) api.struct_size = 40;
+  if (has_defect("a table without its head")) api.struct_size = 20;
+  if (has_defect("a short table")) api.struct_size = offsetof(mtia_runtime_api, initialize);
   if (has_defect("lacks a function")) api.memory_copy = nullptr;
   if (has_defect("lacks a function of a capability")) api.graph_launch = nullptr;
   if (has_defect("hangs")) api.initialize = &hang;

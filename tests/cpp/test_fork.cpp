@@ -20,6 +20,24 @@ TEST(a_child_forked_before_initialization_can_use_the_device) {
   }));
 }
 
+template <typename... Arguments>
+mtia_status call_with_zeros(mtia_status (*function)(Arguments...)) {
+  return function(Arguments{}...);
+}
+// These two serve every process.
+mtia_status call_with_zeros(const char* (*)()) {
+  return MTIA_ERROR_FORKED;
+}
+mtia_status call_with_zeros(mtia_status (*)(const mtia_init_params*)) {
+  return MTIA_ERROR_FORKED;
+}
+
+void check_that_all_refuse() {
+#define MTIA_REFUSES(function, capability) CHECK_EQ(call_with_zeros(api().function), MTIA_ERROR_FORKED);
+  MTIA_RUNTIME_FUNCTIONS(MTIA_REFUSES)
+#undef MTIA_REFUSES
+}
+
 TEST(every_function_refuses_in_a_child_forked_later) {
   runtime::ensure_initialized();
   core::Stream& stream = new_stream();
@@ -32,44 +50,7 @@ TEST(every_function_refuses_in_a_child_forked_later) {
   hold(stream, gate);  // also while the device is busy
 
   CHECK(child_succeeds([&] {
-    int32_t number = 0;
-    int64_t offset = 0;
-    uint64_t bytes = 0;
-    double milliseconds = 0;
-    mtia_device_ptr address = core::block_address(block);
-    mtia_stream new_handle = nullptr;
-    mtia_event new_event = nullptr;
-    mtia_device_properties properties{};
-    properties.struct_size = sizeof(properties);
-    mtia_work work{};
-    work.struct_size = sizeof(work);
-    work.run = [](void*, const mtia_work_context*) { return MTIA_SUCCESS; };
-    for (const mtia_status status :
-         {api().device_count(&number),
-          api().device_properties(0, &properties),
-          api().device_synchronize(0),
-          api().memory_allocate(0, 1, &address),
-          api().memory_free(0, address),
-          api().memory_info(0, &bytes, &bytes),
-          api().memory_device(&number, &number),
-          api().memory_host_offset(&offset),
-          api().memory_copy(stream.handle(), address, address, 1, MTIA_COPY_DEVICE_TO_DEVICE),
-          api().memory_fill(stream.handle(), address, &number, 4, 1),
-          api().stream_priority_range(&number, &number),
-          api().stream_create(0, 0, nullptr, &new_handle),
-          api().stream_destroy(stream.handle()),
-          api().stream_query(stream.handle()),
-          api().stream_synchronize(stream.handle()),
-          api().stream_wait_event(stream.handle(), event.handle()),
-          api().stream_launch(stream.handle(), &work),
-          api().event_create(0, &new_event),
-          api().event_destroy(event.handle()),
-          api().event_record(event.handle(), stream.handle()),
-          api().event_query(event.handle()),
-          api().event_synchronize(event.handle()),
-          api().event_elapsed_time(event.handle(), event.handle(), &milliseconds)}) {
-      CHECK_EQ(status, MTIA_ERROR_FORKED);
-    }
+    check_that_all_refuse();
     CHECK_CONTAINS(api().last_error_message(), "spawn");
     CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, stream.launch(kSmall, [](const mtia_work_context&) {})), "spawn");
     // Objects that the child inherited may still go away.

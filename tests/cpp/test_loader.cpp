@@ -45,7 +45,58 @@ TEST(a_library_that_is_no_driver_is_named) {
 TEST(a_driver_of_another_abi_version_is_refused) {
   check_refused(fake_driver("other version"), "does not speak ABI version 1");
   check_refused(fake_driver("other version in the table"), "ABI version 99 where version 1 was asked for");
-  check_refused(fake_driver("short table"), "64 bytes");
+}
+
+runtime::DriverSettings driver_with_table_of(uint64_t bytes) {
+  setenv("MTIA_TEST_TABLE_SIZE", std::to_string(bytes).c_str(), 1);
+  return fake_driver("none");
+}
+
+TEST(a_table_without_its_head_is_refused) {
+  for (const uint64_t size : {0, 4, 8, 31})
+    check_refused(driver_with_table_of(size), "has " + std::to_string(size) + " bytes");
+  unsetenv("MTIA_TEST_TABLE_SIZE");
+}
+
+TEST(functions_that_are_required_and_behind_the_end_of_the_table_are_listed) {
+  const std::string last_required = "event_elapsed_time";
+  check_refused(driver_with_table_of(offsetof(mtia_runtime_api, last_error_message)), "last_error_message, initialize");
+  check_refused(driver_with_table_of(offsetof(mtia_runtime_api, event_elapsed_time)), ": " + last_required);
+  for (const int part : {1, 4, 7})  // half a pointer is none
+    check_refused(driver_with_table_of(offsetof(mtia_runtime_api, event_elapsed_time) + part), ": " + last_required);
+  unsetenv("MTIA_TEST_TABLE_SIZE");
+}
+
+TEST(a_table_may_be_shorter_or_longer_than_the_header_has_it) {
+  for (const uint64_t size :
+       {offsetof(mtia_runtime_api, module_load), offsetof(mtia_runtime_api, set_tracer),
+        offsetof(mtia_runtime_api, set_tracer) + 3, sizeof(mtia_runtime_api) + 8, sizeof(mtia_runtime_api) + 2000}) {
+    const runtime::DriverSettings driver = driver_with_table_of(size);
+    CHECK(child_succeeds([&] {
+      runtime::configure(driver);
+      CHECK_EQ(std::string(runtime::driver().name), "fake");
+      CHECK(runtime::driver().module_load == nullptr);
+      CHECK(runtime::driver().set_tracer == nullptr);
+      CHECK_EQ(runtime::device_count(), 7);
+      runtime::ensure_initialized();
+    }));
+  }
+  unsetenv("MTIA_TEST_TABLE_SIZE");
+}
+
+TEST(a_call_of_a_function_that_the_driver_lacks_names_both) {
+  CHECK(child_succeeds([] {
+    const runtime::DriverSettings driver = fake_driver("none");
+    runtime::configure(driver);
+    const auto check = [&](const char* function, const auto& call) {
+      const std::string message = CHECK_THROWS(runtime::DriverError, call());
+      CHECK_CONTAINS(message, function);
+      CHECK_CONTAINS(message, driver.library);
+    };
+    check("device_synchronize", [] { runtime::call(&mtia_runtime_api::device_synchronize, 0); });
+    check("stream_destroy", [] { runtime::call(&mtia_runtime_api::stream_destroy, nullptr); });
+    check("set_tracer", [] { runtime::call(&mtia_runtime_api::set_tracer, nullptr); });
+  }));
 }
 
 TEST(missing_functions_are_listed) {

@@ -183,12 +183,14 @@ TEST(the_driver_reports_a_failed_status_once_with_the_operators_name) {
 
 TEST(a_malformed_work_item_is_refused) {
   mtia_work work{};
-  CHECK_EQ(api().stream_launch(new_stream().handle(), &work), MTIA_ERROR_INVALID_VALUE);
-  CHECK_CONTAINS(api().last_error_message(), "run");
-  CHECK_EQ(api().stream_launch(nullptr, &work), MTIA_ERROR_INVALID_VALUE);
   work.run = &fails;
   CHECK_EQ(api().stream_launch(new_stream().handle(), &work), MTIA_ERROR_INVALID_VALUE);
-  CHECK_CONTAINS(api().last_error_message(), "mtia_work");
+  CHECK_CONTAINS(api().last_error_message(), "mtia_work has 0 bytes");
+  work.struct_size = sizeof(work);
+  CHECK_EQ(api().stream_launch(nullptr, &work), MTIA_ERROR_INVALID_VALUE);
+  work.run = nullptr;
+  CHECK_EQ(api().stream_launch(new_stream().handle(), &work), MTIA_ERROR_INVALID_VALUE);
+  CHECK_CONTAINS(api().last_error_message(), "run");
 }
 
 }  // namespace

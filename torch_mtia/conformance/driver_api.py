@@ -62,6 +62,9 @@ def _fields(body: str) -> list[tuple[str, Any]]:
     return fields
 
 
+LEAST = {f"mtia_{match[1].lower()}": int(match[2]) for match in re.finditer(r"#define MTIA_(\w+)_SIZE_1 (\d+)u", _TEXT)}
+"""The structs that may grow, with their sizes when ABI version 1 began."""
+
 _made: dict[str, Any] = {}
 
 
@@ -91,6 +94,14 @@ FUNCTIONS: dict[str, list[Any]] = {
 }
 """The functions of the table, with the types of their arguments."""
 
+CAPABILITY: dict[str, str | None] = {
+    match["name"]: match["capability"]
+    for match in re.finditer(r"FUNCTION\((?P<name>\w+), MTIA_(?:OPTIONAL|CAPABILITY_(?P<capability>\w+))\)", _TEXT)
+}
+"""The optional functions, with the capability that says whether they are there; None: their entry says it."""
+
+_HEAD = structure("mtia_runtime_api").last_error_message.offset
+
 _PAGE = 4096
 
 RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -107,11 +118,22 @@ def _run_in_one_piece(begin: int, end: int, _grain: int, _threads: int, body: in
     ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(body)(args, begin, end)
 
 
-_parallel_for = _PARALLEL_FOR(_run_in_one_piece)
+_callback = _PARALLEL_FOR(_run_in_one_piece)
+parallel_for = ctypes.cast(_callback, ctypes.c_void_p)
 
 
 class DriverFailure(AssertionError):
     """A function did not return what it should have."""
+
+
+def _known_part(address: int) -> Any:
+    """The table at the address, which may be shorter or longer than the header has it."""
+    known = structure("mtia_runtime_api")
+    size = min(ctypes.c_uint32.from_address(address).value, ctypes.sizeof(known))
+    if size < _HEAD:
+        raise DriverFailure(f"the table has {size} bytes, which is less than its head")
+    size -= size % ctypes.sizeof(ctypes.c_void_p)
+    return known.from_buffer_copy(ctypes.string_at(address, size).ljust(ctypes.sizeof(known), b"\0"))
 
 
 class Driver:
@@ -125,11 +147,19 @@ class Driver:
         address = get_api(1)
         if address is None:
             raise DriverFailure("mtia_runtime_get_api(1) returned null")
-        self.table = structure("mtia_runtime_api").from_address(address)
+        self.table = _known_part(address)
+        """As this header has it: what the driver's lacks is null. `struct_size` is the driver's."""
 
     def has(self, capability: str) -> bool:
         """Whether the driver claims MTIA_CAPABILITY_<capability>."""
         return bool(self.table.capabilities & CONSTANTS[f"MTIA_CAPABILITY_{capability}"])
+
+    def offers(self, function: str) -> bool:
+        """Whether the driver has to have the function, or says that it has."""
+        capability = CAPABILITY.get(function)
+        if capability is not None:
+            return self.has(capability)
+        return function not in CAPABILITY or bool(getattr(self.table, function))
 
     def call(self, function: str, *arguments: Any) -> str:
         """The name of the status that the function returns."""
@@ -157,7 +187,7 @@ class Driver:
 
     def initialize(self, **parameters: Any) -> str:
         values = {"num_devices": 2, "memory_per_device": 256 << 20} | parameters
-        params = sized("mtia_init_params", parallel_for=ctypes.cast(_parallel_for, ctypes.c_void_p), **values)
+        params = sized("mtia_init_params", parallel_for=parallel_for, **values)
         return self.call("initialize", ctypes.byref(params))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torch_mtia.conformance.driver_api import CONSTANTS, RUN, Driver, sized
+from torch_mtia.conformance.driver_api import CAPABILITY, CONSTANTS, FUNCTIONS, RUN, Driver, sized
 
 MIB = 1 << 20
 TO_DEVICE, TO_HOST, WITHIN = 0, 1, 2
@@ -28,9 +28,10 @@ def api(driver_library: str) -> Driver:
 
 @pytest.fixture
 def needs(api: Driver) -> Callable[[str], None]:
-    def check(capability: str) -> None:
-        if not api.has(capability):
-            pytest.skip(f"the driver has no {capability}")
+    def check(name: str) -> None:
+        """The name of a capability or of a function."""
+        if not (api.offers(name) if name in FUNCTIONS else api.has(name)):
+            pytest.skip(f"the driver has no {CAPABILITY.get(name) or name}")
 
     return check
 
@@ -42,11 +43,11 @@ def stream(api: Driver) -> Iterator[Any]:
 
 
 @pytest.fixture
-def memory(api: Driver) -> Iterator[int]:
-    """1 MiB on device 0."""
+def memory(api: Driver, stream: Any) -> Iterator[int]:
+    """1 MiB on device 0, which no stream but `stream` uses at the end of the test."""
     address = api.get("memory_allocate", c_uint64, 0, MIB)
     yield address
-    api("device_synchronize", 0)
+    api.call("stream_synchronize", stream)
     api("memory_free", 0, address)
 
 
@@ -55,6 +56,12 @@ def event(api: Driver) -> Iterator[Any]:
     made = api.get("event_create", c_void_p, 1)
     yield made
     api("event_destroy", made)
+
+
+def destroy_stream(api: Driver, stream: Any) -> None:
+    """A driver whose streams live as long as the process has no function for it."""
+    if api.offers("stream_destroy"):
+        api("stream_destroy", stream)
 
 
 class new_stream:
@@ -69,7 +76,7 @@ class new_stream:
 
     def __exit__(self, *_: object) -> None:
         self.api.call("stream_synchronize", self.handle)
-        self.api("stream_destroy", self.handle)
+        destroy_stream(self.api, self.handle)
 
 
 def launch(api: Driver, stream: Any, body: Callable[[], object], *, flags: int = 0, fails: bool = False) -> str:

@@ -11,6 +11,7 @@
 #include "graph.h"
 #include "kernel.h"
 #include "properties.h"
+#include "sized.h"
 #include "tracer.h"
 
 namespace torch_mtia::runtime::host {
@@ -50,8 +51,10 @@ mtia_status finished(bool done) {
 
 mtia_status initialize(const mtia_init_params* params) {
   return guarded([&] {
-    Driver::initialize(*require(params, "params"));
-    return MTIA_SUCCESS;
+    return with_struct(params, MTIA_INIT_PARAMS_SIZE_1, "mtia_init_params", [](const mtia_init_params& whole) {
+      Driver::initialize(whole);
+      return MTIA_SUCCESS;
+    });
   });
 }
 
@@ -67,10 +70,8 @@ mtia_status device_count(int32_t* count) {
 mtia_status device_properties(int32_t device, mtia_device_properties* properties) {
   return serve([&](Driver& driver) {
     driver.device(device);
-    if (require(properties, "properties")->struct_size < sizeof(mtia_device_properties)) {
-      throw Failure(MTIA_ERROR_INVALID_VALUE, "mtia_device_properties is shorter than in ABI version 1");
-    }
-    describe_device(driver.memory().capacity(), properties);
+    fill_in(properties, MTIA_DEVICE_PROPERTIES_SIZE_1, "mtia_device_properties",
+            describe_device(driver.memory().capacity()));
     return MTIA_SUCCESS;
   });
 }
@@ -211,11 +212,11 @@ mtia_status stream_wait_event(mtia_stream stream, mtia_event event) {
 
 mtia_status stream_launch(mtia_stream stream, const mtia_work* work) {
   return serve([&](Driver&) {
-    if (require(work, "work")->struct_size < sizeof(mtia_work) || work->run == nullptr) [[unlikely]] {
-      throw Failure(MTIA_ERROR_INVALID_VALUE, work->run == nullptr ? "stream_launch: the work has no run function"
-                                                                   : "mtia_work is shorter than in ABI version 1");
-    }
-    return checked(stream).launch(*work);
+    return with_struct(work, MTIA_WORK_SIZE_1, "mtia_work", [&](const mtia_work& whole) {
+      if (whole.run == nullptr) [[unlikely]]
+        throw Failure(MTIA_ERROR_INVALID_VALUE, "stream_launch: the work has no run function");
+      return checked(stream).launch(whole);
+    });
   });
 }
 
@@ -303,21 +304,20 @@ mtia_status graph_num_nodes(mtia_graph graph, uint32_t* count) {
 mtia_status graph_node(mtia_graph handle, uint32_t index, mtia_graph_node* description) {
   return serve([&](Driver&) {
     const Graph& graph = *checked(handle).graph;
-    if (require(description, "node")->struct_size < sizeof(mtia_graph_node)) {
-      throw Failure(MTIA_ERROR_INVALID_VALUE, "mtia_graph_node is shorter than in ABI version 1");
-    }
     if (index >= graph.size()) {
       throw Failure(MTIA_ERROR_INVALID_VALUE, "graph_node: the graph has " + std::to_string(graph.size()) +
                                                   " nodes, there is none with index " + std::to_string(index));
     }
     const Graph::Node& node = graph.node(index);
     const auto dependencies = graph.dependencies(node);
-    description->device = node.stream->device().index();
-    description->name = node.work.name;
-    description->stream_tag = node.stream->tag();
-    description->cost = node.work.cost;
-    description->dependencies = dependencies.data();
-    description->num_dependencies = static_cast<uint32_t>(dependencies.size());
+    fill_in(description, MTIA_GRAPH_NODE_SIZE_1, "mtia_graph_node",
+            {.struct_size = sizeof(mtia_graph_node),
+             .device = node.stream->device().index(),
+             .name = node.work.name,
+             .stream_tag = node.stream->tag(),
+             .cost = node.work.cost,
+             .dependencies = dependencies.data(),
+             .num_dependencies = static_cast<uint32_t>(dependencies.size())});
     return MTIA_SUCCESS;
   });
 }
@@ -361,9 +361,7 @@ mtia_status graph_exec_destroy(mtia_graph_exec exec) {
 
 mtia_status set_tracer(const mtia_tracer* tracer) {
   return serve([&](Driver&) {
-    if (tracer != nullptr && tracer->struct_size < sizeof(mtia_tracer)) {
-      throw Failure(MTIA_ERROR_INVALID_VALUE, "mtia_tracer is shorter than in ABI version 1");
-    }
+    if (tracer != nullptr) check_size(tracer, MTIA_TRACER_SIZE_1, "mtia_tracer");
     current_tracer.store(tracer, std::memory_order_release);
     return MTIA_SUCCESS;
   });
@@ -404,10 +402,9 @@ mtia_status module_get_function(mtia_module module, const char* name, mtia_funct
 
 mtia_status stream_launch_kernel(mtia_stream stream, const mtia_kernel_launch* launch) {
   return serve([&](Driver&) {
-    if (require(launch, "launch")->struct_size < sizeof(mtia_kernel_launch)) [[unlikely]] {
-      throw Failure(MTIA_ERROR_INVALID_VALUE, "mtia_kernel_launch is shorter than in ABI version 1");
-    }
-    return require(kernel_of(launch->function), "the function")->launch(checked(stream), *launch);
+    return with_struct(launch, MTIA_KERNEL_LAUNCH_SIZE_1, "mtia_kernel_launch", [&](const mtia_kernel_launch& whole) {
+      return require(kernel_of(whole.function), "the function")->launch(checked(stream), whole);
+    });
   });
 }
 
@@ -415,53 +412,14 @@ constexpr mtia_runtime_api make_table() {
   mtia_runtime_api api{};
   api.struct_size = sizeof(mtia_runtime_api);
   api.abi_version = MTIA_RUNTIME_ABI_VERSION;
-  api.capabilities = MTIA_CAPABILITY_HOST_VIEW | MTIA_CAPABILITY_KERNELS | MTIA_CAPABILITY_GRAPHS |
-                     MTIA_CAPABILITY_RARE_FUNCTIONS | MTIA_CAPABILITY_TRACING | MTIA_CAPABILITY_VIRTUAL_MEMORY;
+#define MTIA_ADD(name) api.capabilities |= MTIA_CAPABILITY_##name;
+  MTIA_RUNTIME_CAPABILITIES(MTIA_ADD)
+#undef MTIA_ADD
   api.name = "host";
   api.version = "1.0";
-  api.last_error_message = last_error_message;
-  api.initialize = initialize;
-  api.device_count = device_count;
-  api.device_properties = device_properties;
-  api.device_synchronize = device_synchronize;
-  api.memory_allocate = memory_allocate;
-  api.memory_free = memory_free;
-  api.memory_info = memory_info;
-  api.memory_reserve = memory_reserve;
-  api.memory_release = memory_release;
-  api.memory_map = memory_map;
-  api.memory_unmap = memory_unmap;
-  api.memory_device = memory_device;
-  api.memory_host_offset = memory_host_offset;
-  api.memory_copy = memory_copy;
-  api.memory_fill = memory_fill;
-  api.stream_priority_range = stream_priority_range;
-  api.stream_create = stream_create;
-  api.stream_destroy = stream_destroy;
-  api.stream_query = stream_query;
-  api.stream_synchronize = stream_synchronize;
-  api.stream_wait_event = stream_wait_event;
-  api.stream_launch = stream_launch;
-  api.event_create = event_create;
-  api.event_destroy = event_destroy;
-  api.event_record = event_record;
-  api.event_query = event_query;
-  api.event_synchronize = event_synchronize;
-  api.event_elapsed_time = event_elapsed_time;
-  api.stream_begin_capture = stream_begin_capture;
-  api.stream_end_capture = stream_end_capture;
-  api.stream_capture_id = stream_capture_id;
-  api.graph_num_nodes = graph_num_nodes;
-  api.graph_node = graph_node;
-  api.graph_destroy = graph_destroy;
-  api.graph_instantiate = graph_instantiate;
-  api.graph_launch = graph_launch;
-  api.graph_exec_destroy = graph_exec_destroy;
-  api.set_tracer = set_tracer;
-  api.module_load = module_load;
-  api.module_unload = module_unload;
-  api.module_get_function = module_get_function;
-  api.stream_launch_kernel = stream_launch_kernel;
+#define MTIA_SET(function, capability) api.function = function;
+  MTIA_RUNTIME_FUNCTIONS(MTIA_SET)
+#undef MTIA_SET
   return api;
 }
 

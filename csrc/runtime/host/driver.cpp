@@ -20,7 +20,6 @@ void check(const mtia_init_params& params) {
   const auto refuse = [](const std::string& message) {
     throw Failure(MTIA_ERROR_INVALID_VALUE, "initialize: " + message);
   };
-  if (params.struct_size < sizeof(mtia_init_params)) refuse("mtia_init_params is shorter than in ABI version 1");
   if (params.num_devices < 1 || params.num_devices > kMaxDevices) {
     refuse("num_devices is " + std::to_string(params.num_devices) + ", it must be from 1 to " +
            std::to_string(kMaxDevices));

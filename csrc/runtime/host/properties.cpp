@@ -60,15 +60,16 @@ int32_t available_cores() {
   return online > 0 ? static_cast<int32_t>(online) : 1;
 }
 
-void describe_device(uint64_t memory, mtia_device_properties* properties) {
-  std::snprintf(properties->name, sizeof(properties->name), "MTIA software device (%.38s)", processor_name().c_str());
-  std::snprintf(properties->architecture, sizeof(properties->architecture), "%s", architecture());
-  properties->total_memory = memory;
-  properties->l2_cache_size = private_cache_size();
-  properties->multi_processor_count = available_cores();
-  properties->warp_size = 32;
-  properties->capability_major = 1;
-  properties->capability_minor = 0;
+mtia_device_properties describe_device(uint64_t memory) {
+  mtia_device_properties properties{};
+  std::snprintf(properties.name, sizeof(properties.name), "MTIA software device (%.38s)", processor_name().c_str());
+  std::snprintf(properties.architecture, sizeof(properties.architecture), "%s", architecture());
+  properties.total_memory = memory;
+  properties.l2_cache_size = private_cache_size();
+  properties.multi_processor_count = available_cores();
+  properties.warp_size = 32;
+  properties.capability_major = 1;
+  return properties;
 }
 
 }  // namespace torch_mtia::runtime::host

@@ -7,8 +7,8 @@
 
 namespace torch_mtia::runtime::host {
 
-// Fills all fields but struct_size.
-void describe_device(uint64_t memory, mtia_device_properties* properties);
+// All fields but struct_size.
+mtia_device_properties describe_device(uint64_t memory);
 
 // Cores this process may run on.
 int32_t available_cores();

@@ -13,7 +13,16 @@ import pytest
 
 from torch_mtia.conformance import driver_api
 from torch_mtia.conformance.driver_api import CONSTANTS, DESTROY, RELOCATE, RUN, Driver, kernel_image, sized
-from torch_mtia.conformance.driver_fixtures import KEPT, SECONDS, WITHIN, launch, new_stream, read, write
+from torch_mtia.conformance.driver_fixtures import (
+    KEPT,
+    SECONDS,
+    WITHIN,
+    destroy_stream,
+    launch,
+    new_stream,
+    read,
+    write,
+)
 
 # Streams and work -----------------------------------------------------------------------------------------------------
 
@@ -46,7 +55,8 @@ def test_a_busy_stream_says_so_and_does_not_block_its_caller(api: Driver, stream
     assert api.call("stream_query", stream) == "MTIA_SUCCESS"
 
 
-def test_destroying_a_stream_waits_for_nothing_and_loses_no_work(api: Driver) -> None:
+def test_destroying_a_stream_waits_for_nothing_and_loses_no_work(api: Driver, needs: Callable[[str], None]) -> None:
+    needs("stream_destroy")
     go, done = threading.Event(), threading.Event()
     doomed = api.get("stream_create", c_void_p, 0, 0, None)
     launch(api, doomed, lambda: go.wait(SECONDS))
@@ -57,12 +67,13 @@ def test_destroying_a_stream_waits_for_nothing_and_loses_no_work(api: Driver) ->
     assert done.wait(SECONDS)
 
 
-def test_priorities_have_a_range(api: Driver) -> None:
+def test_priorities_have_a_range(api: Driver, needs: Callable[[str], None]) -> None:
+    needs("stream_priority_range")
     lowest, highest = c_int32(), c_int32()
     api("stream_priority_range", byref(lowest), byref(highest))
     assert highest.value <= lowest.value
     for priority in (lowest.value, highest.value):
-        api("stream_destroy", api.get("stream_create", c_void_p, 0, priority, None))
+        destroy_stream(api, api.get("stream_create", c_void_p, 0, priority, None))
 
 
 def test_a_failure_is_reported_once_and_the_stream_goes_on(api: Driver, stream: Any) -> None:
@@ -75,7 +86,8 @@ def test_a_failure_is_reported_once_and_the_stream_goes_on(api: Driver, stream: 
     assert ran == [1, 2]
 
 
-def test_device_synchronize_reports_failures_of_streams(api: Driver, stream: Any) -> None:
+def test_device_synchronize_reports_failures_of_streams(api: Driver, needs: Callable[[str], None], stream: Any) -> None:
+    needs("device_synchronize")
     launch(api, stream, lambda: None, fails=True)
     assert api.call("device_synchronize", 0) == "MTIA_ERROR_LAUNCH_FAILED"
     assert api.call("device_synchronize", 0) == "MTIA_SUCCESS"
@@ -222,7 +234,6 @@ def load(api: Driver, needs: Callable[[str], None]) -> Iterator[Callable[..., An
         return api.get("module_get_function", c_void_p, module, name.encode())
 
     yield load_image
-    api("device_synchronize", 0)
     for module in modules:
         api("module_unload", module)
 

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cstdarg>
@@ -17,7 +18,6 @@
 #include <iterator>
 #include <map>
 #include <mutex>
-#include <set>
 
 struct mtia_stream_s {
   int32_t device;
@@ -45,7 +45,6 @@ struct Driver {
   pid_t process = 0;                        // that initialized; 0: none
   std::map<mtia_device_ptr, Block> blocks;  // by address
   std::map<int32_t, uint64_t> used;         // bytes of each device
-  std::set<mtia_stream> streams;
 };
 
 // Leaked: threads of the process may still call when it ends.
@@ -84,18 +83,26 @@ mtia_status check_device(int32_t device) {
 #define REQUIRE(condition) \
   if (!(condition)) return fail(MTIA_ERROR_INVALID_VALUE, "@NAME@: %s: not so: %s", __func__, #condition)
 
+// Of a struct with a struct_size, what there is; the rest is zero. See Growth in mtia_runtime.h.
+template <typename Struct>
+Struct whole(const Struct& given) {
+  Struct known{};
+  std::memcpy(&known, &given, std::min<size_t>(given.struct_size, sizeof(known)));
+  return known;
+}
+
 #define CHECK_DEVICE(device) \
   if (const mtia_status status_ = check_device(device); status_ != MTIA_SUCCESS) return status_
 
 // Devices -----------------------------------------------------------------------------------------------------------
 
 mtia_status initialize(const mtia_init_params* params) {
-  REQUIRE(params != nullptr && params->struct_size >= sizeof(*params));
+  REQUIRE(params != nullptr && params->struct_size >= MTIA_INIT_PARAMS_SIZE_1);
   REQUIRE(params->num_devices > 0 && params->memory_per_device > 0);
   Driver& d = driver();
   const std::lock_guard lock(d.mutex);
   REQUIRE(d.process == 0);
-  d.settings = *params;
+  d.settings = whole(*params);
   d.process = getpid();
   return MTIA_SUCCESS;
 }
@@ -108,7 +115,7 @@ mtia_status device_count(int32_t* count) {
 }
 
 mtia_status device_properties(int32_t device, mtia_device_properties* properties) {
-  REQUIRE(properties != nullptr && properties->struct_size >= sizeof(*properties));
+  REQUIRE(properties != nullptr && properties->struct_size >= MTIA_DEVICE_PROPERTIES_SIZE_1);
   CHECK_DEVICE(device);
   std::snprintf(properties->name, sizeof(properties->name), "@NAME@ on the host");
   std::snprintf(properties->architecture, sizeof(properties->architecture), "x86-64");
@@ -127,19 +134,6 @@ mtia_status take_error(mtia_stream stream) {
   const mtia_status error = stream->error;
   stream->error = MTIA_SUCCESS;
   return error == MTIA_SUCCESS ? error : fail(error, "@NAME@: work of the stream failed");
-}
-
-mtia_status device_synchronize(int32_t device) {
-  CHECK_DEVICE(device);
-  Driver& d = driver();
-  const std::lock_guard lock(d.mutex);
-  mtia_status first = MTIA_SUCCESS;
-  for (mtia_stream stream : d.streams) {
-    if (stream->device != device) continue;
-    const mtia_status error = take_error(stream);
-    if (first == MTIA_SUCCESS) first = error;
-  }
-  return first;
 }
 
 // Memory ------------------------------------------------------------------------------------------------------------
@@ -221,28 +215,10 @@ mtia_status memory_fill(mtia_stream stream, mtia_device_ptr to, const void* patt
 
 // Streams -----------------------------------------------------------------------------------------------------------
 
-mtia_status stream_priority_range(int32_t* lowest, int32_t* highest) {
-  REQUIRE(lowest != nullptr && highest != nullptr);
-  *lowest = *highest = 0;
-  return MTIA_SUCCESS;
-}
-
 mtia_status stream_create(int32_t device, int32_t, void* tag, mtia_stream* stream) {
   REQUIRE(stream != nullptr);
   CHECK_DEVICE(device);
-  *stream = new mtia_stream_s{device, tag, {}};
-  const std::lock_guard lock(driver().mutex);
-  driver().streams.insert(*stream);
-  return MTIA_SUCCESS;
-}
-
-mtia_status stream_destroy(mtia_stream stream) {
-  REQUIRE(stream != nullptr);
-  {
-    const std::lock_guard lock(driver().mutex);
-    driver().streams.erase(stream);
-  }
-  delete stream;
+  *stream = new mtia_stream_s{device, tag, {}};  // for as long as the process lives
   return MTIA_SUCCESS;
 }
 
@@ -263,7 +239,7 @@ mtia_status stream_wait_event(mtia_stream stream, mtia_event event) {
 }
 
 mtia_status stream_launch(mtia_stream stream, const mtia_work* work) {
-  REQUIRE(stream != nullptr && work != nullptr && work->struct_size >= sizeof(*work));
+  REQUIRE(stream != nullptr && work != nullptr && work->struct_size >= MTIA_WORK_SIZE_1);
   CHECK_DEVICE(stream->device);
   const std::lock_guard lock(stream->running);
   const mtia_work_context context{stream->device, work->num_threads, stream->tag};
@@ -326,7 +302,6 @@ mtia_runtime_api make_table() {
   api.initialize = &initialize;
   api.device_count = &device_count;
   api.device_properties = &device_properties;
-  api.device_synchronize = &device_synchronize;
   api.memory_allocate = &memory_allocate;
   api.memory_free = &memory_free;
   api.memory_info = &memory_info;
@@ -334,9 +309,7 @@ mtia_runtime_api make_table() {
   api.memory_host_offset = &memory_host_offset;
   api.memory_copy = &memory_copy;
   api.memory_fill = &memory_fill;
-  api.stream_priority_range = &stream_priority_range;
   api.stream_create = &stream_create;
-  api.stream_destroy = &stream_destroy;
   api.stream_query = &stream_query;
   api.stream_synchronize = &stream_synchronize;
   api.stream_wait_event = &stream_wait_event;

@@ -1,0 +1,45 @@
+// Structs of a caller whose header may be older or newer than ours: see Growth in mtia_runtime.h.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "error.h"
+
+namespace torch_mtia::runtime::host {
+
+template <typename Struct>
+void check_size(const Struct* given, uint32_t least, const char* name) {
+  if (given == nullptr) throw Failure(MTIA_ERROR_INVALID_VALUE, std::string(name) + " is null");
+  if (given->struct_size < least) [[unlikely]] {
+    throw Failure(MTIA_ERROR_INVALID_VALUE, std::string(name) + " has " + std::to_string(given->struct_size) +
+                                                " bytes, it is shorter than in ABI version 1");
+  }
+}
+
+// Calls body(struct), in which the fields that the given one lacks are zero.
+template <typename Struct, typename Body>
+auto with_struct(const Struct* given, uint32_t least, const char* name, Body&& body) {
+  check_size(given, least, name);
+  Struct whole;
+  if (given->struct_size < sizeof(Struct)) [[unlikely]] {
+    whole = Struct{};
+    std::memcpy(&whole, given, given->struct_size);
+    given = &whole;
+  }
+  return body(*given);
+}
+
+// Fills in what the caller's struct has room for, and leaves its size alone.
+template <typename Struct>
+void fill_in(Struct* to, uint32_t least, const char* name, const Struct& values) {
+  check_size(to, least, name);
+  constexpr size_t kSize = sizeof(to->struct_size);
+  std::memcpy(reinterpret_cast<std::byte*>(to) + kSize, reinterpret_cast<const std::byte*>(&values) + kSize,
+              std::min<size_t>(to->struct_size, sizeof(Struct)) - kSize);
+}
+
+}  // namespace torch_mtia::runtime::host
