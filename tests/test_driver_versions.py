@@ -100,6 +100,36 @@ def test_a_driver_of_a_later_header_is_used_as_far_as_it_is_known(run_script: Ru
     assert finished.output().split() == ["host_view"]
 
 
+@pytest.mark.in_tree("the script uses torch.mtia")
+def test_what_needs_functions_that_a_driver_lacks_says_so(run_script: RunScript, later_driver: Path) -> None:
+    script = """
+        import os, sys
+        import torch, torch_mtia
+        sys.path.insert(0, os.environ["EXAMPLES"])
+        from triton_vector_add import add
+        x = torch.ones(1 << 20, device="mtia")
+        def capture():
+            graph = torch.mtia.MTIAGraph()
+            with torch.mtia.graph(graph):
+                x + 1
+        for call in (capture, lambda: add(x, x)):
+            try:
+                call()
+            except NotImplementedError as error:
+                print(error)
+        assert (x + 1).sum() == 2 << 20
+    """
+    finished = run_script(
+        script,
+        TORCH_MTIA_RUNTIME=str(later_driver),
+        PYTORCH_ALLOC_CONF="expandable_segments:True",
+        EXAMPLES=str(ROOT / "examples"),
+    )
+    graphs, kernels = finished.output().splitlines()
+    assert "driver 'later' has no graphs (MTIA_CAPABILITY_GRAPHS)" in graphs
+    assert "driver 'later' does not load kernels (MTIA_CAPABILITY_KERNELS)" in kernels
+
+
 def structs(header: Path) -> dict[str, list[str]]:
     """The declarations in each struct, without comments and blanks."""
     text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.DOTALL)

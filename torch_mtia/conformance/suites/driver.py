@@ -201,7 +201,12 @@ def test_structs_of_a_later_header_are_taken(api: Driver, stream: Any) -> None:
     assert c_uint32.from_buffer(properties).value == len(properties)
     assert properties.raw[-64:] == b"\xff" * 64
     ran: list[int] = []
-    run = RUN(lambda _args, _context: ran.append(1) or 0)
+
+    def run_once(_args: int, _context: int) -> int:
+        ran.append(1)
+        return 0
+
+    run = RUN(run_once)
     api("stream_launch", stream, byref(longer(sized("mtia_work", run=ctypes.cast(run, c_void_p), num_threads=1))))
     api("stream_synchronize", stream)
     assert ran == [1]
