@@ -67,6 +67,21 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "weight without runs": (row(RELU, weight=2), "`shape`, `checks` and `weight` belong to `runs`"),
     "waits, and does not": (row(RELU, waits=False), "`waits` is True, or says when, and not False"),
     "capturable by assertion": (row(RELU, capturable=True), "`capturable` can only be False, and not True"),
+    "a trait by denial": (row(RELU, lacks_16_bits=False), "`lacks_16_bits` can only be True, and not False"),
+    "a trait of generated kernels": (row(RELU, rounds_numbers=True), "`rounds_numbers` belongs to `runs`"),
+    "a row that says nothing": (f"- func: {RELU}\n", "aten::relu needs `dispatch:` with the key MTIA and no other"),
+    "a trait of a kernel, and no kernel": (
+        f"- func: {RELU}\n  lacks_16_bits: True\n",
+        "aten::relu needs `dispatch:` with the key MTIA and no other",
+    ),
+    "no function for drivers without a host view": (
+        row(RELU, without_host_view=True),
+        "`without_host_view` names a function, and not True",
+    ),
+    "two answers for drivers without a host view": (
+        row(RELU, host_view=False, without_host_view="fall_back"),
+        "a kernel with `host_view: False` needs no `without_host_view`",
+    ),
     "direct by denial": (row(RELU, direct=False), "`direct` can only be True, and not False"),
 }
 
@@ -108,6 +123,41 @@ def test_when_calls_wait(tmp_path: Path) -> None:
         ("always", False),
         ("if one side is the CPU", True),
     ]
+
+
+def test_the_rows_of_an_operator_agree_in_its_traits(tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay.yaml"
+    tensor = "fill_.Tensor(Tensor(a!) self, Tensor value) -> Tensor(a!)"
+    overlay.write_text(row(FILL, "fill_", host_tensors=True) + row(tensor, "fill_"))
+    with pytest.raises(OverlayError, match=rf"^{overlay}:5: .*'host_tensors'.* {overlay}:1$"):
+        merge(overlay)
+
+
+def test_what_rows_say_of_operators_is_one_table(tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay.yaml"
+    index = "_unsafe_index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"
+    overlay.write_text(
+        row(FILL, "fill_", writes_unmarked=True, host_tensors=True, without_host_view="fill")
+        + f"- func: {index}\n  host_tensors: True\n"
+        + row("zero_(Tensor(a!) self) -> Tensor(a!)", "zero_")
+    )
+    generate(tmp_path, overlay)
+    assert [line for line in (tmp_path / "OperatorTraits.h").read_text().splitlines() if "aten::" in line] == [
+        '    {"aten::_unsafe_index", {.host_tensors = true}},',
+        '    {"aten::fill_", {.host_tensors = true, .writes_unmarked = true}},',
+    ]
+    registered = (tmp_path / "RegisterNoHostView.cpp").read_text()
+    assert registered.count("m.impl(") == 1
+    assert 'm.impl("fill_.Scalar", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fill>());' in registered
+
+
+def test_a_row_without_a_kernel_registers_none(tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay.yaml"
+    overlay.write_text(row(RELU, "relu") + "- func: copy_(Tensor(a!) self, Tensor src, bool non_blocking=False)")
+    overlay.write_text(overlay.read_text() + " -> Tensor(a!)\n  host_tensors: True\n")
+    merged = merge(overlay)
+    assert merged.entries.keys() == {"relu"}
+    assert merged.traits["copy_"].names == {"host_tensors"}
 
 
 def test_the_overlay_of_the_package_is_free_of_mistakes() -> None:

@@ -32,6 +32,7 @@
 #include <mutex>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 
 #include "../core/RunningWork.h"
 #include "../device/Door.h"
@@ -43,6 +44,7 @@
 #include "FallbackControl.h"
 #include "HostAlias.h"
 #include "Launch.h"
+#include "Operator.h"
 #include "Sparse.h"
 
 namespace torch_mtia {
@@ -50,15 +52,21 @@ namespace {
 
 using torch::jit::Stack;
 
-// Operators that take tensors on the CPU beside tensors on a device: indices and lengths, on CUDA as here, and copies.
-constexpr std::array<std::string_view, 7> kTakesHostTensors = {
-    "aten::index",         "aten::index_put", "aten::_index_put_impl_",
-    "aten::_unsafe_index", "aten::_ctc_loss", "aten::_unsafe_index_put",
-    "aten::copy_"};
-
-// Operators that write arguments of which their schema does not say so.
-constexpr std::array<std::string_view, 2> kWritesUnmarked = {"aten::native_batch_norm",
-                                                             "aten::batch_norm_update_stats"};
+// The traits of an operator. Names are compared once for all operators, and not at a call.
+OperatorTraits find_traits(const c10::OperatorHandle& op) {
+  static const auto* const operators = [] {
+    auto* const found = new std::unordered_map<c10::OperatorHandle, OperatorTraits>();
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+      const auto is_of_it = [&](const OperatorRow& row) { return row.name == name.name; };
+      if (std::none_of(std::begin(kOperatorRows), std::end(kOperatorRows), is_of_it)) continue;
+      if (const auto handle = dispatcher.findSchema(name)) found->emplace(*handle, traits_of(name.name));
+    }
+    return found;
+  }();
+  const auto known = operators->find(op);
+  return known == operators->end() ? OperatorTraits() : known->second;
+}
 
 // Bytes of a storage.
 struct ByteRange {
@@ -121,9 +129,8 @@ class CommonDevice {
  public:
   explicit CommonDevice(const c10::OperatorHandle& op)
       : name_(op.operator_name().name),
-        checks_host_tensors_(name_.starts_with("aten::") &&
-                             std::find(kTakesHostTensors.begin(), kTakesHostTensors.end(), name_) ==
-                                 kTakesHostTensors.end()) {}
+        // Operators from outside of ATen decide themselves.
+        checks_host_tensors_(name_.starts_with("aten::") && !find_traits(op).host_tensors) {}
 
   // A tensor on the CPU of no dimensions is a number, unless it is written.
   void add(const at::Tensor& tensor, bool is_written) {
@@ -222,8 +229,7 @@ class FallbackCall {
 
   void alias_arguments() {
     const auto& arguments = op_.schema().arguments();
-    const bool writes_unmarked =
-        std::find(kWritesUnmarked.begin(), kWritesUnmarked.end(), op_.schema().name()) != kWritesUnmarked.end();
+    const bool writes_unmarked = find_traits(op_).writes_unmarked;
     for (size_t i = 0; i < arguments.size(); ++i) {
       writes_argument_ = writes_unmarked || is_written(arguments[i]);
       auto& value = (*stack_)[first_argument_ + i];

@@ -3,9 +3,7 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
-#include <string_view>
 
 namespace torch_mtia {
 namespace {
@@ -39,42 +37,11 @@ class Dtypes {
   bool differ_ = false;
 };
 
-// Kernels without float16 or without bfloat16: beside these, linear algebra and antialiased resizing.
-constexpr std::array<std::string_view, 9> kWithout16Bits = {
-    "aten::_cdist_forward",  "aten::_cdist_backward",  "aten::_pdist_forward",
-    "aten::_pdist_backward", "aten::avg_pool3d",       "aten::avg_pool3d_backward",
-    "aten::lu_unpack",       "aten::triangular_solve", "aten::histc"};
-
-// Kernels with integers among their inputs that nobody has checked.
-constexpr std::array<std::string_view, 6> kWithIntegers = {"aten::max_pool2d_with_indices_backward",
-                                                           "aten::adaptive_max_pool2d_backward",
-                                                           "aten::adaptive_max_pool3d_backward",
-                                                           "aten::fractional_max_pool2d_backward",
-                                                           "aten::embedding_renorm_",
-                                                           "aten::_amp_update_scale_"};
-
-// Kernels that trust LAPACK's pivots, which count from 1.
-constexpr std::array<std::string_view, 3> kWithPivots = {"aten::linalg_lu_solve", "aten::linalg_ldl_solve",
-                                                         "aten::lu_unpack"};
-
-template <size_t kSize>
-bool is_among(const std::array<std::string_view, kSize>& kernels, std::string_view kernel) {
-  return std::find(kernels.begin(), kernels.end(), kernel) != kernels.end();
-}
-
-bool has_16_bits(std::string_view kernel) {
-  if (kernel.starts_with("aten::linalg") || kernel.starts_with("aten::_linalg") || kernel.ends_with("_aa") ||
-      kernel.ends_with("_aa_backward")) {
-    return false;
-  }
-  return !is_among(kWithout16Bits, kernel);
-}
-
-bool is_well_known(const Dtypes& dtypes, std::string_view kernel) {
+bool is_well_known(const Dtypes& dtypes, const OperatorTraits& kernel) {
   const std::optional<at::ScalarType> dtype = dtypes.common();
-  if (!dtype || is_among(kWithIntegers, kernel)) return false;
+  if (!dtype || kernel.unchecked_integers) return false;
   if (*dtype == at::kFloat || *dtype == at::kDouble) return true;
-  return at::isReducedFloatingType(*dtype) && has_16_bits(kernel);
+  return at::isReducedFloatingType(*dtype) && !kernel.lacks_16_bits;
 }
 
 // Whether other data might do without the error that a kernel raised for zeros.
@@ -97,8 +64,8 @@ void unite_inputs_with_outputs(const HostTensors& tensors) {
 
 HostKernelLaunch::HostKernelLaunch(const HostKernelInfo& kernel, c10::Device device, const HostTensors& tensors,
                                    SupportedDtypes& supported)
-    : stream_(current_stream(device)), supported_(supported) {
-  require_host_view(kernel.name);
+    : stream_(current_stream(device)), supported_(supported), traits_(kernel.op.traits) {
+  require_host_view(kernel.op.name);
   unite_inputs_with_outputs(tensors);
   Dtypes dtypes;
   size_t bytes = 0;
@@ -118,11 +85,11 @@ HostKernelLaunch::HostKernelLaunch(const HostKernelInfo& kernel, c10::Device dev
     dtypes.add(*tensor);
   }
   dtypes_ = dtypes.code();
-  info_.name = kernel.name;
+  info_.name = kernel.op.name;
   info_.cost = std::max(cost_of_bytes(bytes) * kernel.weight, kernel.least_cost);
   has_data_ = !has_inputs || input_bytes != 0;
   is_known_ = kernel.tried || (has_data_ && supported.contains(dtypes_));
-  if (!is_known_ && has_data_ && is_well_known(dtypes, kernel.name)) {
+  if (!is_known_ && has_data_ && is_well_known(dtypes, traits_)) {
     supported.insert(dtypes_);
     is_known_ = true;
   }
@@ -132,7 +99,7 @@ HostKernelLaunch::HostKernelLaunch(const HostKernelInfo& kernel, c10::Device dev
 }
 
 void HostKernelLaunch::run_on_zeros(const HostTensors& zeros, c10::function_ref<void()> run) {
-  if (is_among(kWithPivots, info_.name)) {
+  if (traits_.takes_pivots) {
     for (const HostTensor* tensor : zeros) {
       const at::Tensor& pivots = tensor->get();
       if (pivots.scalar_type() != at::kInt) continue;

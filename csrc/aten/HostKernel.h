@@ -18,13 +18,14 @@
 
 #include "HostArguments.h"
 #include "Launch.h"
+#include "Operator.h"
 
 namespace torch_mtia {
 
 // Note [Unsupported dtypes]
 // A CPU kernel says that it lacks a dtype when it runs, and on an asynchronous stream that is too late; and a launch
-// does not wait. Tensors of one floating dtype need no trial: which kernels lack one, or want integers too, is known
-// (kWithout16Bits and kWithIntegers in HostKernel.cpp). The first call with any other combination runs the kernel on
+// does not wait. Tensors of one floating dtype need no trial: which kernels lack one, or want integers too, their rows
+// say (`lacks_16_bits`, `unchecked_integers`). The first call with any other combination runs the kernel on
 // zeros first, on the caller, and raises what it raises, unless that may be the zeros' fault; so does every call
 // without any data, which costs nothing.
 class SupportedDtypes {
@@ -43,7 +44,7 @@ class SupportedDtypes {
 };
 
 struct HostKernelInfo {
-  const char* name;  // with static lifetime
+  Operator op;
   uint64_t weight = 1;
   uint64_t least_cost = 0;
   bool waits = false;  // the call raises what depends on the data, too
@@ -80,6 +81,7 @@ class HostKernelLaunch {
   const MTIAStream stream_;
   core::WorkInfo info_{};
   SupportedDtypes& supported_;
+  const OperatorTraits traits_;
   uint64_t dtypes_ = 1;
   bool has_data_ = false;
   bool is_known_;

@@ -34,7 +34,7 @@ bool ListArguments::overlap_partially() const {
   return false;
 }
 
-bool ListArguments::fits_one_item(std::string_view name) const {
+bool ListArguments::fits_one_item(const Operator& op) const {
   const at::TensorList self = lists_.front();
   if (self.empty() || !have_same_length()) return false;
   const at::ScalarType dtype = self.front().scalar_type();
@@ -44,10 +44,10 @@ bool ListArguments::fits_one_item(std::string_view name) const {
   // Some operators refuse booleans, also as numbers.
   const auto is_boolean = [](const at::Scalar& scalar) { return scalar.isBoolean(); };
   if (std::any_of(scalars_.begin(), scalars_.end(), is_boolean)) return false;
-  // ATen's loops of these three round numbers to 16 bits first, which the operators of the device do not.
+  // The slow path, which does not round the numbers, is what the operator gives.
   const auto is_one = [](const at::Scalar& scalar) { return scalar.equal(1); };
-  const bool is_rounded = name == "_foreach_add" || name == "_foreach_sub" || name == "_foreach_mul";
-  if (is_rounded && at::isReducedFloatingType(dtype) && !std::all_of(scalars_.begin(), scalars_.end(), is_one)) {
+  if (op.traits.rounds_numbers && at::isReducedFloatingType(dtype) &&
+      !std::all_of(scalars_.begin(), scalars_.end(), is_one)) {
     return false;
   }
   const bool tensors_fit = std::all_of(tensors_.begin(), tensors_.end(), [&](const at::Tensor* tensor) {

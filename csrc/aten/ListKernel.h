@@ -19,7 +19,6 @@
 #include <atomic>
 #include <concepts>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "HostKernel.h"
@@ -34,8 +33,8 @@ class ListArguments {
     (add(arguments), ...);
   }
 
-  // Whether one work item does what ATen's slow path would do with these. `name` is the operator's, as _foreach_add.
-  bool fits_one_item(std::string_view name) const;
+  // Whether one work item does what ATen's slow path would do with these.
+  bool fits_one_item(const Operator& op) const;
 
   // Raises for lists that a fused kernel does not take. All tensors are on one device; a list is empty or as long as
   // the first; if there are several, each has one dtype and the sizes and strides of the first.

@@ -71,12 +71,12 @@ namespace {
 
 // Backward of a pointwise loss: contiguous, of the sizes that all arguments together have.
 template <auto Kernel, typename... Parameters>
-Tensor pointwise_backward(const char* name, const Tensor& grad_output, const Tensor& self, const Tensor& target,
-                          const Parameters&... parameters) {
+Tensor pointwise_backward(const torch_mtia::Operator& op, const Tensor& grad_output, const Tensor& self,
+                          const Tensor& target, const Parameters&... parameters) {
   const bool fits = expand_together(self, target) &&
                     are_expandable(grad_output.sizes(), infer_size_dimvector(self.sizes(), target.sizes()));
   return HostFunction<Kernel>::call(
-      {name, kLossWeight}, fits,
+      {op, kLossWeight}, fits,
       [&] {
         const auto sizes = infer_size_dimvector(self.sizes(), target.sizes());
         return new_output(infer_size_dimvector(sizes, grad_output.sizes()), self.options());

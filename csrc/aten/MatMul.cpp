@@ -30,12 +30,12 @@ void check_bias(const at::Tensor& bias, const at::Tensor& out, const char* name)
 }
 
 template <typename Kernel, typename... Arguments>
-void run_product(const char* name, const at::Tensor& left, const at::Tensor& right, const at::Tensor& out,
+void run_product(const Operator& op, const at::Tensor& left, const at::Tensor& right, const at::Tensor& out,
                  const Arguments&... arguments) {
   TORCH_CHECK(left.scalar_type() == right.scalar_type(),
               "expected m1 and m2 to have the same dtype, but got: ", left.dtype(), " != ", right.dtype());
   run_on_host(
-      {name, 1, product_cost(left, right)}, out.device(),
+      {op, 1, product_cost(left, right)}, out.device(),
       [](const auto&... kept) { StructuredCall<Kernel, 1>::run(kept...); }, keep(arguments)..., keep_output(out));
 }
 

@@ -1,14 +1,11 @@
 // What stands in for kernels that reach the device's memory from the host, with a driver that has no host view, where
-// the fallback alone would not do: fills, for which the driver has a function, convolutions, which PyTorch sends to two
-// operators that only an out-of-tree device has, conj_physical_ and mode.values, whose general kernels in ATen take a
-// stub, or know no such device, and operators whose general kernels round to 16 bits after each of their parts.
+// the fallback alone would not do: fills, for which the driver has a function, and convolutions, which PyTorch sends to
+// two operators that only an out-of-tree device has.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
-#include "../device/Door.h"
-#include "Fallback.h"
 #include "Launch.h"
+#include "NoHostView.h"
 
 namespace torch_mtia {
 namespace {
@@ -28,6 +25,8 @@ void fill_bytes(const at::Tensor& tensor, const at::Scalar& value) {
       .fill(address, pattern.const_data_ptr(), static_cast<uint32_t>(tensor.itemsize()),
             static_cast<uint64_t>(tensor.numel()));
 }
+
+}  // namespace
 
 // fill_.Scalar
 void fill(const c10::OperatorHandle& op, Stack* stack) {
@@ -58,16 +57,4 @@ void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
   fall_back(convolution_backward, stack);
 }
 
-}  // namespace
 }  // namespace torch_mtia
-
-MTIA_LIBRARY_IMPL(aten, kNoHostView, m) {
-  for (const char* name :
-       {"conj_physical_", "mode.values", "addr", "addr.out", "native_layer_norm", "native_group_norm"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fall_back>());
-  }
-  m.impl("fill_.Scalar", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fill>());
-  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::convolution>());
-  m.impl("convolution_backward_overrideable",
-         torch::CppFunction::makeFromBoxedFunction<&torch_mtia::convolution_backward>());
-}

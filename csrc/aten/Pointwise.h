@@ -211,14 +211,25 @@ class DeviceLoop {
   KnownDtypes known_;
 };
 
-template <auto& Stub, typename Function = typename std::remove_reference_t<decltype(Stub)>::FnPtr>
+// `OwnLoop` replaces the stub's on the CPU; `Check` runs before it, at the call.
+template <auto& Stub, auto OwnLoop = nullptr, auto Check = nullptr,
+          typename Function = typename std::remove_reference_t<decltype(Stub)>::FnPtr>
 struct OnDevice;
 
-template <auto& Stub, typename Iterator, typename... Args>
-struct OnDevice<Stub, void (*)(Iterator&, Args...)> {
-  static void cpu_loop(Iterator& iter, Args... args) { Stub(c10::kCPU, iter, args...); }
+template <auto& Stub, auto OwnLoop, auto Check, typename Iterator, typename... Args>
+struct OnDevice<Stub, OwnLoop, Check, void (*)(Iterator&, Args...)> {
+  static void cpu_loop(Iterator& iter, Args... args) {
+    if constexpr (OwnLoop == nullptr) {
+      Stub(c10::kCPU, iter, args...);
+    } else {
+      OwnLoop(iter, args...);
+    }
+  }
   static inline DeviceLoop<Iterator, Args...> loop{&cpu_loop};
-  static void call(Iterator& iter, Args... args) { loop(iter, args...); }
+  static void call(Iterator& iter, Args... args) {
+    if constexpr (Check != nullptr) Check(iter, args...);
+    loop(iter, args...);
+  }
 };
 
 }  // namespace torch_mtia

@@ -1,6 +1,6 @@
 // The dispatch stubs of ATen that run on the device: a row each, with the name that errors and the profiler give the
-// work, and what the operator's iterator casts where that is not everything. To add one, include its header and add a
-// row; the operators that use it come from yaml/native_functions.yaml.
+// work, and where that is not everything, what the operator's iterator casts, or a loop of our own. To add one, include
+// its header and add a row; the operators that use it come from yaml/native_functions.yaml.
 #include <ATen/native/Activation.h>
 #include <ATen/native/BinaryOps.h>
 #include <ATen/native/Fill.h>
@@ -18,55 +18,50 @@
 #include "Pointwise.h"
 #include "ReducedPrecision.h"
 
-namespace torch_mtia {
-
-using at::TensorIterator;
-using c10::Scalar;
-
-// These loops count to an argument and not to the end of their iterator, which makes a difference for an empty one.
-
-template <>
-void OnDevice<at::native::arange_stub>::cpu_loop(TensorIterator& iter, const Scalar& start, const Scalar& /*steps*/,
-                                                 const Scalar& step) {
-  at::native::arange_stub(c10::kCPU, iter, start, iter.numel(), step);
-}
-
-template <>
-void OnDevice<at::native::linspace_stub>::cpu_loop(TensorIterator& iter, const Scalar& start, const Scalar& end,
-                                                   int64_t /*steps*/) {
-  at::native::linspace_stub(c10::kCPU, iter, start, end, iter.numel());
-}
-
-template <>
-void OnDevice<at::native::add_stub>::cpu_loop(at::TensorIteratorBase& iter, const Scalar& alpha) {
-  if (!add_reduced_precision(iter, alpha)) at::native::add_stub(c10::kCPU, iter, alpha);
-}
-
-template <>
-void OnDevice<at::native::mul_stub>::cpu_loop(at::TensorIteratorBase& iter) {
-  if (!multiply_reduced_precision(iter)) at::native::mul_stub(c10::kCPU, iter);
-}
-
-// For a number in the second place ATen's loop has a kernel of its own, which the check of dtypes, over nothing, does
-// not reach: its refusal would come with the stream.
-template <>
-void OnDevice<at::native::mul_stub>::call(at::TensorIteratorBase& iter) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!(iter.is_scalar(2) && at::isFloat8Type(iter.common_dtype())),
-                              "\"mul\" of a number is not implemented for '", iter.common_dtype(), "'");
-  loop(iter);
-}
-
-}  // namespace torch_mtia
-
 namespace at::native {
 namespace {
 
 using torch_mtia::Casts;
 
+// These loops count to an argument and not to the end of their iterator, which makes a difference for an empty one.
+
+void arange_loop(TensorIterator& iter, const Scalar& start, const Scalar& /*steps*/, const Scalar& step) {
+  arange_stub(kCPU, iter, start, iter.numel(), step);
+}
+
+void linspace_loop(TensorIterator& iter, const Scalar& start, const Scalar& end, int64_t /*steps*/) {
+  linspace_stub(kCPU, iter, start, end, iter.numel());
+}
+
+void add_loop(TensorIteratorBase& iter, const Scalar& alpha) {
+  if (!torch_mtia::add_reduced_precision(iter, alpha)) add_stub(kCPU, iter, alpha);
+}
+
+void mul_loop(TensorIteratorBase& iter) {
+  if (!torch_mtia::multiply_reduced_precision(iter)) mul_stub(kCPU, iter);
+}
+
+// For a number in the second place ATen's loop has a kernel of its own, which the check of dtypes, over nothing, does
+// not reach: its refusal would come with the stream.
+void check_mul(TensorIteratorBase& iter) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!(iter.is_scalar(2) && isFloat8Type(iter.common_dtype())),
+                              "\"mul\" of a number is not implemented for '", iter.common_dtype(), "'");
+}
+
 template <auto& Stub>
 auto on_device(const char* name, Casts casts = Casts::kAll) {
   torch_mtia::OnDevice<Stub>::loop.configure(name, casts);
   return &torch_mtia::OnDevice<Stub>::call;
+}
+
+// Of a row: a loop in place of the stub's own, and what is checked before it at the call.
+template <auto Loop, auto Check = nullptr>
+struct Own {};
+
+template <auto& Stub, auto Loop, auto Check>
+auto on_device(const char* name, Own<Loop, Check> /*own*/) {
+  torch_mtia::OnDevice<Stub, Loop, Check>::loop.configure(name, Casts::kAll);
+  return &torch_mtia::OnDevice<Stub, Loop, Check>::call;
 }
 
 }  // namespace
@@ -123,7 +118,7 @@ POINTWISE("aten::tanh", tanh_stub)
 POINTWISE("aten::trunc", trunc_stub)
 
 // Binary and ternary
-POINTWISE("aten::add", add_stub)
+POINTWISE("aten::add", add_stub, Own<&add_loop>())
 POINTWISE("aten::addcdiv", addcdiv_stub)
 POINTWISE("aten::addcmul", addcmul_stub)
 POINTWISE("aten::addr", addr_stub)
@@ -150,7 +145,7 @@ POINTWISE("aten::lerp", lerp_kernel_scalar_weight)
 POINTWISE("aten::lerp", lerp_kernel_tensor_weight)
 POINTWISE("aten::logaddexp", logaddexp_stub)
 POINTWISE("aten::logaddexp2", logaddexp2_stub)
-POINTWISE("aten::mul", mul_stub)
+POINTWISE("aten::mul", mul_stub, Own<&mul_loop, &check_mul>())
 POINTWISE("aten::nextafter", nextafter_stub)
 POINTWISE("aten::polar", polar_stub, Casts::kNone)
 POINTWISE("aten::pow", pow_tensor_scalar_stub)
@@ -224,9 +219,9 @@ POINTWISE("aten::tanh_backward", tanh_backward_stub)
 POINTWISE("aten::threshold", threshold_stub)
 
 // Fills and ranges
-POINTWISE("aten::arange", arange_stub)
+POINTWISE("aten::arange", arange_stub, Own<&arange_loop>())
 POINTWISE("aten::fill_", fill_stub)
-POINTWISE("aten::linspace", linspace_stub)
+POINTWISE("aten::linspace", linspace_stub, Own<&linspace_loop>())
 
 // Special functions
 POINTWISE("aten::special_airy_ai", special_airy_ai_stub)

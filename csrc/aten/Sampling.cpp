@@ -104,11 +104,11 @@ DimVector padded_sizes(const Tensor& self, IntArrayRef padding, int64_t dims, bo
 }
 
 template <auto Kernel>
-Tensor pad_backward(const char* name, const Tensor& grad_output, const Tensor& self, IntArrayRef padding, int64_t dims,
-                    bool reflects) {
+Tensor pad_backward(const torch_mtia::Operator& op, const Tensor& grad_output, const Tensor& self, IntArrayRef padding,
+                    int64_t dims, bool reflects) {
   const DimVector sizes = padded_sizes(self, padding, dims, reflects);
   return HostFunction<Kernel>::call(
-      {name}, !sizes.empty() && grad_output.sizes() == sizes,
+      {op}, !sizes.empty() && grad_output.sizes() == sizes,
       [&] { return new_output_like(self, self.suggest_memory_format()); }, grad_output, self, padding);
 }
 
@@ -119,12 +119,12 @@ void take_layout(const Tensor& result, const Tensor& input) {
 }
 
 template <auto& Kernel>
-void pad(const char* name, const Tensor& self, IntArrayRef padding, const Tensor& out) {
+void pad(const torch_mtia::Operator& op, const Tensor& self, IntArrayRef padding, const Tensor& out) {
   take_layout(out, self);
   constexpr auto run = [](const Tensor& out, const Tensor& self, IntArrayRef padding) {
     Kernel(kCPU, out, self, padding);
   };
-  torch_mtia::run_on_host({name}, out.device(), run, torch_mtia::keep_output(out), torch_mtia::keep(self),
+  torch_mtia::run_on_host({op}, out.device(), run, torch_mtia::keep_output(out), torch_mtia::keep(self),
                           torch_mtia::keep(padding));
 }
 

@@ -3,10 +3,12 @@
 Flow: overlay + packaged native_functions.yaml -> merge -> registration, with torchgen -> Register_*.cpp
                                                         -> torchgen -> MTIANativeFunctions.h
                                                         -> host_kernels -> HostKernels_*.cpp, ListKernels.cpp
+                                                        -> operator_traits -> OperatorTraits.h, RegisterNoHostView.cpp
 and csrc/runtime/mtia_runtime.h -> kernel_abi -> KernelABI.cpp
 
 MTIANativeFunctions.h declares the kernels that are ours, in the form in which ATen's per-operator `*_native.h` headers
-declare ATen's. HostKernels_*.cpp and ListKernels.cpp define those that run one of ATen's CPU kernels.
+declare ATen's. HostKernels_*.cpp and ListKernels.cpp define those that run one of ATen's CPU kernels. OperatorTraits.h
+has what the rows say of operators for the mechanisms that they share.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torchgen.model import BackendIndex, DispatchKey
 from tools.codegen import kernel_abi
 from tools.codegen.host_kernels import host_kernels_sources
 from tools.codegen.merge import merge
+from tools.codegen.operator_traits import no_host_view_source, traits_header
 from tools.codegen.registration import Group, functions_of, registration_sources
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -46,9 +49,14 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
     sources = {
         **registration_sources(groups, index, merged.entries, is_own),
         **host_kernels_sources(own, index, merged.host_kernels),
+        "RegisterNoHostView.cpp": no_host_view_source(merged.without_host_view),
         "KernelABI.cpp": kernel_abi.assertions(kernel_abi.HEADER.read_text()),
     }
-    for name, text in {"MTIANativeFunctions.h": _native_functions_header(own, index), **sources}.items():
+    headers = {
+        "MTIANativeFunctions.h": _native_functions_header(own, index),
+        "OperatorTraits.h": traits_header(merged.traits),
+    }
+    for name, text in {**headers, **sources}.items():
         _write_if_changed(output_dir / name, text)
     return [output_dir / name for name in sources]
 

@@ -147,7 +147,7 @@ def _list_checks(function: NativeFunction, bindings: Sequence[Binding], kernel: 
     arguments = ", ".join(binding.name for binding in bindings)
     if kernel.is_composite:
         return [
-            f'if (!torch_mtia::ListArguments({arguments}).fits_one_item("{function.func.name.name.base}")) {{',
+            f'if (!torch_mtia::ListArguments({arguments}).fits_one_item("aten::{function.func.name.name}")) {{',
             f"  at::native::{kernel.runs}({arguments});",
             "  return;",
             "}",

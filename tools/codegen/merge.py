@@ -16,6 +16,17 @@ from torchgen.model import FunctionSchema
 
 PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 
+# What the shared mechanisms ask of an operator, in words that go into the generated header.
+TRAITS: dict[str, str] = {
+    "host_tensors": "takes tensors on the CPU beside those on a device",
+    "writes_unmarked": "writes arguments of which its schema does not say so",
+    "lacks_16_bits": "the CPU kernel lacks float16 or bfloat16",
+    "unchecked_integers": "nobody has checked the dtype of integers among the inputs before the CPU kernel runs",
+    "takes_pivots": "trusts LAPACK's pivots, which count from 1",
+    "rounds_numbers": "ATen's loop over lists rounds its numbers to 16 bits first",
+}
+_WITHOUT_KERNEL = {"host_tensors", "writes_unmarked", "without_host_view"}
+"""Fields of a row that names no kernel."""
 _ALLOWED_FIELDS = {
     *(
         "func",
@@ -29,7 +40,9 @@ _ALLOWED_FIELDS = {
         "capturable",
         "host_view",
         "direct",
+        "without_host_view",
     ),
+    *TRAITS,
     "__line__",
 }
 _ALLOWED_KEYS = {"MTIA"}
@@ -77,6 +90,16 @@ class HostKernel:
 
 
 @dataclasses.dataclass(frozen=True)
+class Traits:
+    """What the rows of one operator say of it for the shared mechanisms."""
+
+    place: str
+    """File and line of its first row."""
+    names: frozenset[str]
+    """Of `TRAITS`."""
+
+
+@dataclasses.dataclass(frozen=True)
 class MergedOperators:
     """Upstream's operators, with the MTIA kernels of the overlay and no others."""
 
@@ -84,9 +107,13 @@ class MergedOperators:
     upstream_kernels: frozenset[str]
     """Kernel names that upstream declares for the backends it compiles: ATen's own."""
     entries: dict[str, Entry]
-    """By operator name: the rows of the overlay."""
+    """By operator name: the rows of the overlay that name a kernel."""
     host_kernels: dict[str, HostKernel]
     """By operator name: the kernels whose code is generated."""
+    traits: dict[str, Traits]
+    """By name without an overload: the operators with any."""
+    without_host_view: dict[str, str]
+    """By operator name: the boxed function that serves with a driver without a host view."""
 
 
 def load_rows(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -121,13 +148,21 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
     seen: dict[str, int] = {}
     entries: dict[str, Entry] = {}
     host_kernels: dict[str, HostKernel] = {}
+    traits: dict[str, Traits] = {}
+    without_host_view: dict[str, str] = {}
     for row in load_rows(overlay_path):
         place = f"{overlay_path}:{row['__line__']}"
         func = row["func"] = _check_row(row, place, by_name)
         if func in seen:
             raise OverlayError(f"{place}: aten::{func.partition('(')[0]} already has an entry in line {seen[func]}")
         seen[func] = row["__line__"]
-        entries[func.partition("(")[0]] = _entry(row, place)
+        name = func.partition("(")[0]
+        _add_traits(traits, name, row, place)
+        if "without_host_view" in row:
+            without_host_view[name] = _without_host_view(row, place)
+        if "dispatch" not in row:
+            continue
+        entries[name] = _entry(row, place)
         target = upstream[func]
         if "structured_delegate" in target:
             raise OverlayError(
@@ -144,7 +179,14 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
 
     tags = parse_tags_yaml(str(PACKAGED_NATIVE / "tags.yaml"))
     parsed = parse_native_yaml_struct(list(upstream.values()), tags, path=str(upstream_path))
-    return MergedOperators(parsed, frozenset(upstream_kernels), entries, host_kernels)
+    return MergedOperators(
+        parsed,
+        frozenset(upstream_kernels),
+        entries,
+        host_kernels,
+        {name: operator for name, operator in traits.items() if operator.names},
+        without_host_view,
+    )
 
 
 def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
@@ -165,6 +207,8 @@ def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
             f"  here:     {func}\n  upstream: {by_name[name]}"
         )
     func = by_name[name]
+    if set(row) - {"func", "__line__"} and set(row) <= {"func", "__line__", *_WITHOUT_KERNEL}:
+        return func
     dispatch = row.get("dispatch")
     keys = set(dispatch) - {"__line__"} if isinstance(dispatch, dict) else set()
     if keys != _ALLOWED_KEYS:
@@ -199,6 +243,31 @@ def _entry(row: dict[str, Any], place: str) -> Entry:
         needs_host_view="host_view" not in row,
         direct="direct" in row,
     )
+
+
+def _add_traits(traits: dict[str, Traits], name: str, row: dict[str, Any], place: str) -> None:
+    given = frozenset(TRAITS.keys() & row.keys())
+    for trait in sorted(given):
+        if row[trait] is not True:
+            raise OverlayError(f"{place}: `{trait}` can only be True, and not {row[trait]!r}")
+    if "rounds_numbers" in given and "runs" not in row:
+        raise OverlayError(f"{place}: `rounds_numbers` belongs to `runs`")
+    base = name.partition(".")[0]
+    first = traits.setdefault(base, Traits(place, given))
+    if first.names != given:
+        raise OverlayError(
+            f"{place}: the rows of aten::{base} agree in what they say of it: {sorted(first.names ^ given)} is in one "
+            f"and not in another, {first.place}"
+        )
+
+
+def _without_host_view(row: dict[str, Any], place: str) -> str:
+    function = row["without_host_view"]
+    if not isinstance(function, str) or not function.isidentifier():
+        raise OverlayError(f"{place}: `without_host_view` names a function, and not {function!r}")
+    if "host_view" in row:
+        raise OverlayError(f"{place}: a kernel with `host_view: False` needs no `without_host_view`")
+    return function
 
 
 def _host_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, Any]]) -> HostKernel:
