@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "AllocatorState.h"
-#include "InterpreterLock.h"
+#include "BlockingWait.h"
 #include "RunningWork.h"
 #include "Stream.h"
 

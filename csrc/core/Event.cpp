@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "BlockingWait.h"
 #include "Stream.h"
 
 namespace torch_mtia::core {
@@ -32,6 +33,8 @@ bool Event::query() const {
 }
 
 void Event::synchronize() const {
+  if (query()) return;
+  const BlockingWait wait(/*takes_time=*/true);
   runtime::call(&mtia_runtime_api::event_synchronize, handle_);
 }
 

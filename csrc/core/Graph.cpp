@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "BlockingWait.h"
 #include "DriverInfo.h"
 #include "Stream.h"
 
@@ -116,8 +117,14 @@ std::string Graph::invalid_reason() const {
 void Graph::instantiate() {
   mtia_graph_exec exec = nullptr;
   runtime::call(&mtia_runtime_api::graph_instantiate, graph_, &exec);
-  if (exec_ != nullptr) runtime::driver().graph_exec_destroy(exec_);
+  destroy_executable();
   exec_ = exec;
+}
+
+void Graph::destroy_executable() noexcept {
+  if (exec_ == nullptr) return;
+  const BlockingWait wait(/*takes_time=*/false);  // for launches under way
+  runtime::driver().graph_exec_destroy(std::exchange(exec_, nullptr));
 }
 
 void Graph::forget_nodes() noexcept {
@@ -154,7 +161,7 @@ void Graph::destroy() noexcept {
     }
   }
   // Both fail only in a forked child, where nothing is left to free.
-  if (exec_ != nullptr) runtime::driver().graph_exec_destroy(std::exchange(exec_, nullptr));
+  destroy_executable();
   forget_nodes();
   const std::lock_guard lock(mutex_);
   invalid_reason_.clear();

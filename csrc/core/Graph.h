@@ -48,7 +48,7 @@ class Graph {
 
   bool has_nodes() const { return graph_ != nullptr; }
   bool is_instantiated() const { return exec_ != nullptr; }
-  void instantiate();
+  void instantiate();  // blocks until launches of what was instantiated before are done
   // What is instantiated stays.
   void forget_nodes() noexcept;
   std::vector<GraphNode> nodes() const;
@@ -71,6 +71,7 @@ class Graph {
   // `stream` has waited for an event: it may have joined a capture.
   static void notice_join(Stream& stream);
   void add_stream(Stream& stream);
+  void destroy_executable() noexcept;
 
   Stream* origin_ = nullptr;
   uint64_t capture_id_ = 0;

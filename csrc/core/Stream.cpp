@@ -44,7 +44,10 @@ void Stream::wait_until_idle() {
 
 bool Stream::wait_unless_captured() {
   const mtia_runtime_api& driver = runtime::driver();
-  const mtia_status status = driver.stream_synchronize(handle_);
+  const mtia_status status = [&] {
+    const BlockingWait wait(driver.stream_query(handle_) == MTIA_ERROR_NOT_READY);
+    return driver.stream_synchronize(handle_);  // of an idle stream too: only the driver knows of a kernel that failed
+  }();
   if (status == MTIA_SUCCESS || status == MTIA_ERROR_NOT_SUPPORTED) return status == MTIA_SUCCESS;
   if (status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status, &mtia_runtime_api::stream_synchronize);
   // If the work threw a C++ exception, that is here already and wins; else the failure is the driver's own.

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "../runtime/loader.h"
-#include "InterpreterLock.h"
+#include "BlockingWait.h"
 #include "RunningWork.h"
 #include "WorkItem.h"
 
@@ -110,8 +110,7 @@ class Stream {
     if (!launch_blocking_) [[likely]] {
       status = (runtime::driver().*function)(arguments...);
     } else {
-      const WithoutGil
-          without_gil;  // the driver waits for the work, and for what is before it, which may want the lock
+      const BlockingWait wait(/*takes_time=*/false);  // the driver waits for the work, and for what is before it
       status = (runtime::driver().*function)(arguments...);
     }
     if (status != MTIA_SUCCESS) [[unlikely]]

@@ -14,7 +14,6 @@
 
 #include "../core/Event.h"
 #include "BlockTable.h"
-#include "BlockingWait.h"
 #include "MTIAGraph.h"
 #include "MTIAStream.h"
 
@@ -279,7 +278,7 @@ bool MTIACachingAllocator::initialized() {
 void MTIACachingAllocator::emptyCache(c10::MempoolId_t pool) {
   if (!runtime::is_initialized()) return;
   MTIAGraph::refuse_on_devices("empty_cache()");
-  BlockingWait wait;
+  const core::WithoutGil without_gil;
   for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
     core::BlockAllocator& allocator = block_allocator(device);
     pool == c10::MempoolId_t{0, 0} ? allocator.empty_cache() : allocator.empty_cache(pool);

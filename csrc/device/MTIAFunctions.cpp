@@ -9,10 +9,10 @@
 #include <atomic>
 #include <mutex>
 
+#include "../core/BlockingWait.h"
 #include "../core/DriverInfo.h"
 #include "../core/WorkTrace.h"
 #include "../runtime/loader.h"
-#include "BlockingWait.h"
 #include "HostView.h"
 #include "IntraOpThreads.h"
 #include "LaunchLog.h"
@@ -53,7 +53,7 @@ void configure(const std::string& driver_library, int32_t num_devices, uint64_t 
   settings.delay_seed = delay_seed;
   settings.parallel_for = &parallel_for;
   settings.num_threads = &at::get_num_threads;
-  settings.release_threads = &release_intra_op_threads;
+  settings.release_threads = core::release_threads = &release_intra_op_threads;
   runtime::configure(settings);
 }
 
@@ -73,7 +73,7 @@ void ensure_initialized() {
   static constinit std::atomic<bool> ready{false};  // whether all of it has succeeded
   if (C10_LIKELY(ready.load(std::memory_order_acquire))) return;
   static auto* const mutex = new std::mutex();
-  const WithoutGil without_gil;  // the thread that is at it may want the GIL, to warn
+  const core::WithoutGil without_gil;  // the thread that is at it may want the GIL, to warn
   const std::lock_guard<std::mutex> lock(*mutex);
   if (ready.load(std::memory_order_relaxed)) return;
   runtime::ensure_initialized();

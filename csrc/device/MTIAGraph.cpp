@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "../core/DriverInfo.h"
-#include "BlockingWait.h"
 #include "Door.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAGenerator.h"
@@ -134,7 +133,6 @@ void MTIAGraph::instantiate() {
   TORCH_CHECK(has_nodes(),
               "instantiate() is for graphs made with keep_graph=True; this one was instantiated by "
               "capture_end()");
-  const WithoutGil without_gil;  // waits for replays of what was instantiated before
   core::Graph::instantiate();
 }
 
@@ -152,7 +150,7 @@ void MTIAGraph::replay() {
   PhiloxStates states;
   for (const Draws& draws : draws_) states.push_back(torch_mtia::reserve(draws.generator, draws.words));
   const mtia_graph_parameters parameters{states_->data(), states.data(), states.size() * sizeof(PhiloxState)};
-  const WithoutGil without_gil;  // a replay in another stream may be in a Python function
+  const core::WithoutGil without_gil;  // a replay in another stream may be in a Python function
   std::shared_ptr<const MTIACachingAllocator::Window> window;
   if (has_host_functions_) window = std::make_shared<const MTIACachingAllocator::Window>(stream.core());
   launch(stream.core(), states.empty() ? nullptr : &parameters);
@@ -165,7 +163,6 @@ void MTIAGraph::replay() {
 
 void MTIAGraph::reset() noexcept {
   if (!is_captured_) return;
-  const WithoutGil without_gil;
   if (is_capturing()) leave_capture_mode();
   destroy();
   for (const c10::DeviceIndex device : devices_) MTIACachingAllocator::of(device).release_pool(pool_);

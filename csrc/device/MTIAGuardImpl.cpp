@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "../core/Event.h"
-#include "BlockingWait.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAStream.h"
 #include "ScalarTypes.h"
@@ -104,9 +103,7 @@ bool MTIAGuardImpl::queryEvent(void* event) const {
 }
 
 void MTIAGuardImpl::synchronizeEvent(void* event) const {
-  if (event == nullptr || event_of(event).query()) return;
-  BlockingWait wait;
-  event_of(event).synchronize();
+  if (event != nullptr) event_of(event).synchronize();
 }
 
 double MTIAGuardImpl::elapsedTime(void* start, void* end, const c10::DeviceIndex /*index*/) const {

@@ -9,7 +9,6 @@
 #include "../core/Event.h"
 #include "../core/HostCache.h"
 #include "../core/RunningWork.h"
-#include "BlockingWait.h"
 #include "Door.h"
 #include "MTIAGraph.h"
 #include "MTIAStream.h"

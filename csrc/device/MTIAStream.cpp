@@ -8,7 +8,6 @@
 
 #include "../core/Event.h"
 #include "../core/RunningWork.h"
-#include "BlockingWait.h"
 #include "MTIAGraph.h"
 
 namespace torch_mtia {
@@ -139,9 +138,7 @@ bool MTIAStream::query() const {
 
 void MTIAStream::wait() const {
   MTIAGraph::refuse(*this, "Stream.synchronize()", kNoTime);
-  const WithoutGil without_gil;
-  if (!core_->query()) release_intra_op_threads();
-  core_->wait_until_idle();  // of an idle stream too: only the driver knows of a kernel that failed
+  core_->wait_until_idle();
 }
 
 void MTIAStream::synchronize() const {
@@ -157,7 +154,7 @@ void MTIAStream::synchronize_all(c10::DeviceIndex device) {
   core::Stream* failed = nullptr;
   std::optional<core::WorkError> first;
   {
-    BlockingWait wait;
+    const core::WithoutGil without_gil;
     for (auto& slot : device_streams[device].streams) {
       auto* stream = slot.load(std::memory_order_acquire);
       if (stream == nullptr || stream->graph() != nullptr) continue;  // what is captured does not run

@@ -9,8 +9,8 @@
 #include <complex>
 
 #include "../aten/FallbackControl.h"
+#include "../core/BlockingWait.h"
 #include "../core/DriverInfo.h"
-#include "../core/InterpreterLock.h"
 #include "../device/Door.h"
 #include "../device/GraphOutputs.h"
 #include "../device/MTIACachingAllocator.h"

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <utility>
 
-#include "../device/BlockingWait.h"
+#include "../core/BlockingWait.h"
 #include "../device/MTIAKernel.h"
 #include "packed_arguments.h"
 
@@ -183,7 +183,7 @@ bool launch(const ArgumentLayout& layout, PyObject* const* args, size_t count) {
                    packed)) {
     return false;
   }
-  const WithoutGil without_gil;  // small kernels run in here
+  const core::WithoutGil without_gil;  // small kernels run in here
   kernel->launch(*stream, grid, packed.bytes.data(), layout.size());
   return true;
 }

@@ -297,6 +297,54 @@ TEST(wrong_devices_and_null_handles_are_refused_with_a_message) {
   CHECK_EQ(api().device_synchronize(7), MTIA_ERROR_INVALID_DEVICE);
 }
 
+// Opens the gate when a wait begins: without that, the test would wait for ever.
+struct GivenUp {
+  static inline Gate* gate = nullptr;
+  static inline int locks = 0;
+  static inline int locks_taken_back = 0;
+  static inline int threads = 0;
+
+  explicit GivenUp(Gate& opened) {
+    gate = &opened;
+    locks = locks_taken_back = threads = 0;
+    core::interpreter_lock = {[]() -> void* { return ++locks, &locks; }, [](void*) { ++locks_taken_back; }};
+    core::release_threads = [] {
+      ++threads;
+      gate->open();
+    };
+  }
+  ~GivenUp() {
+    core::interpreter_lock = {};
+    core::release_threads = nullptr;
+  }
+};
+
+TEST(who_waits_gives_up_the_interpreters_lock_and_threads) {
+  core::Stream& stream = new_stream();
+  for (const bool waits_for_event : {false, true}) {
+    Gate gate;
+    hold(stream, gate);
+    core::Event event(/*enable_timing=*/false);
+    event.record(stream);
+    const GivenUp given_up(gate);
+    waits_for_event ? event.synchronize() : stream.wait_until_idle();
+    CHECK_EQ(GivenUp::locks, 1);
+    CHECK_EQ(GivenUp::locks_taken_back, 1);
+    CHECK_EQ(GivenUp::threads, 1);
+  }
+  finish(stream);
+}
+
+TEST(a_wait_that_takes_no_time_keeps_the_threads) {
+  core::Stream& stream = new_stream();
+  finish(stream);
+  Gate gate;
+  const GivenUp given_up(gate);
+  finish(stream);
+  CHECK_EQ(GivenUp::threads, 0);
+  CHECK_EQ(GivenUp::locks, GivenUp::locks_taken_back);
+}
+
 }  // namespace
 }  // namespace torch_mtia::test
 
