@@ -34,7 +34,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-text test test-privateuse1 test-wide conformance build bench fuzz fuzz-compile fuzz-runtime docs lint format sanitize stress wheel clean
+.PHONY: help demo demo-text test test-privateuse1 test-wide conformance build bench fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -99,6 +99,9 @@ fuzz-runtime: $(BUILT) $(VENV)/test  ## compare FUZZ_COUNT random interleavings 
 
 docs: $(BUILT) $(VENV)/test  ## write docs/operators.md
 	$(BIN)/python -m tools.codegen.operator_table
+
+dtypes: $(BUILT) $(VENV)/test  ## add to yaml/dtypes.yaml what CPU kernels take and it does not have
+	$(BIN)/python -m tools.codegen.measure_dtypes
 
 lint: $(VENV)/lint  ## check format, style and types
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)

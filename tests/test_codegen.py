@@ -67,11 +67,11 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "weight without runs": (row(RELU, weight=2), "`shape`, `checks` and `weight` belong to `runs`"),
     "waits, and does not": (row(RELU, waits=False), "`waits` is True, or says when, and not False"),
     "capturable by assertion": (row(RELU, capturable=True), "`capturable` can only be False, and not True"),
-    "a trait by denial": (row(RELU, lacks_16_bits=False), "`lacks_16_bits` can only be True, and not False"),
+    "a trait by denial": (row(RELU, takes_pivots=False), "`takes_pivots` can only be True, and not False"),
     "a trait of generated kernels": (row(RELU, rounds_numbers=True), "`rounds_numbers` belongs to `runs`"),
     "a row that says nothing": (f"- func: {RELU}\n", "aten::relu needs `dispatch:` with the key MTIA and no other"),
     "a trait of a kernel, and no kernel": (
-        f"- func: {RELU}\n  lacks_16_bits: True\n",
+        f"- func: {RELU}\n  takes_pivots: True\n",
         "aten::relu needs `dispatch:` with the key MTIA and no other",
     ),
     "no function for drivers without a host view": (

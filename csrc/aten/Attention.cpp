@@ -55,7 +55,8 @@ _scaled_dot_product_fused_attention_overrideable_mtia(const Tensor& query, const
                                                       bool is_causal, bool /*return_debug_mask*/,
                                                       std::optional<double> scale) {
   using Kernel = HostFunction<&_scaled_dot_product_flash_attention_cpu>;
-  Kernel::check(sizes_fit(query, key, value, dropout_p, attn_bias), query, key, value, dropout_p, is_causal, attn_bias,
+  Kernel::check("aten::_scaled_dot_product_fused_attention_overrideable",
+                sizes_fit(query, key, value, dropout_p, attn_bias), query, key, value, dropout_p, is_causal, attn_bias,
                 scale);
   const auto statistics = query.options().dtype(toOpMathType(query.scalar_type()));
   // The strides are those that the meta functions of these operators promise, on which compiled code relies.
@@ -77,7 +78,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> _scaled_dot_product_fused_attention_o
   TORCH_CHECK_NOT_IMPLEMENTED(!attn_bias.defined() || !grad_input_mask[3],
                               "fused attention has no gradient of the mask on this device; use the math backend");
   const auto mask = optional(attn_bias);
-  Kernel::check(sizes_fit(query, key, value, dropout_p, mask) && grad_out.sizes() == query.sizes() &&
+  Kernel::check("aten::_scaled_dot_product_fused_attention_overrideable_backward",
+                sizes_fit(query, key, value, dropout_p, mask) && grad_out.sizes() == query.sizes() &&
                     out.sizes() == query.sizes(),
                 grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, mask, scale);
   const auto make = [&](size_t i, const Tensor& tensor) {

@@ -54,8 +54,8 @@ Tensor convolution_overrideable_mtia(const Tensor& input, const Tensor& weight, 
                                      IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool transposed,
                                      IntArrayRef output_padding, int64_t groups) {
   using Kernel = HostFunction<&convolution>;
-  Kernel::check(sizes_fit(input, weight, stride, padding, dilation, output_padding, groups), input, weight, bias,
-                stride, padding, dilation, transposed, output_padding, groups);
+  Kernel::check("aten::convolution", sizes_fit(input, weight, stride, padding, dilation, output_padding, groups), input,
+                weight, bias, stride, padding, dilation, transposed, output_padding, groups);
   const auto sizes =
       transposed ? conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride, dilation, groups)
                  : conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
@@ -77,6 +77,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable_mtia(const 
   const std::array<int64_t, 1> bias_size{grad_output.dim() > 1 ? grad_output.size(1) : 0};
   const OptionalIntArrayRef bias_sizes = output_mask[2] ? OptionalIntArrayRef(bias_size) : std::nullopt;
   Kernel::check(
+      "aten::convolution_backward",
       sizes_fit(input, weight, stride, padding, dilation, output_padding, groups) && grad_output.dim() == input.dim(),
       grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
       output_mask);

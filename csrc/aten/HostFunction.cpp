@@ -22,25 +22,6 @@ at::Tensor stand_in(const at::Tensor& tensor) {
   return zeros;
 }
 
-void DtypeSignature::add(at::ScalarType dtype) {
-  code_ = code_ * 64 + static_cast<uint64_t>(dtype) + 1;
-  const bool is_usual = dtype == at::kFloat || dtype == at::kDouble;
-  common_ = common_ && is_usual && (floating_ == at::ScalarType::Undefined || floating_ == dtype);
-  floating_ = dtype;
-}
-
-bool KnownSignatures::contains(uint64_t code) const {
-  return std::any_of(codes_.begin(), codes_.end(),
-                     [&](const auto& known) { return known.load(std::memory_order_relaxed) == code; });
-}
-
-void KnownSignatures::insert(uint64_t code) {
-  for (auto& known : codes_) {
-    uint64_t unused = 0;
-    if (known.compare_exchange_strong(unused, code, std::memory_order_relaxed) || unused == code) return;
-  }
-}
-
 OutputOffer::OutputOffer(at::TensorList outputs) : outputs_(outputs) {
   for (const at::Tensor& output : outputs) {
     if (output.defined()) offer_.add(output.mutable_data_ptr(), output.nbytes());

@@ -10,7 +10,6 @@
 #include <c10/core/DispatchKeySet.h>
 
 #include <array>
-#include <atomic>
 #include <cstring>
 #include <optional>
 #include <tuple>
@@ -48,42 +47,32 @@ const T& stand_in(const T& value) {
   return value;
 }
 
-// The dtypes of the tensors of a call. Those that every CPU kernel of a network knows need no trial.
-class DtypeSignature {
- public:
-  void add(const at::Tensor& tensor) {
-    if (!tensor.defined()) return;
-    add(tensor.scalar_type());
-    any_empty_ = any_empty_ || tensor.numel() == 0;
-  }
-  void add(const std::optional<at::Tensor>& tensor) {
-    if (tensor) add(*tensor);
-  }
-  void add(const Written& written) { add(written.tensor); }
-  template <typename T>
-  void add(const T& /*value*/) {}
+// The dtypes of the tensors of a call.
+template <typename Dtypes>
+void add_dtype(Dtypes& dtypes, const at::Tensor& tensor) {
+  dtypes.add(dtype_symbol(tensor.defined() ? tensor.scalar_type() : at::ScalarType::Undefined));
+}
+template <typename Dtypes>
+void add_dtype(Dtypes& dtypes, const std::optional<at::Tensor>& tensor) {
+  add_dtype(dtypes, tensor.value_or(at::Tensor()));
+}
+template <typename Dtypes>
+void add_dtype(Dtypes& dtypes, const Written& written) {
+  add_dtype(dtypes, written.tensor);
+}
+template <typename Dtypes, typename T>
+void add_dtype(Dtypes& /*dtypes*/, const T& /*value*/) {}
 
-  bool common() const { return common_ && floating_ != at::ScalarType::Undefined; }
-  uint64_t code() const { return code_; }
-  bool any_empty() const { return any_empty_; }
-
- private:
-  void add(at::ScalarType dtype);
-
-  at::ScalarType floating_ = at::ScalarType::Undefined;
-  bool common_ = true;
-  bool any_empty_ = false;
-  uint64_t code_ = 0;
-};
-
-class KnownSignatures {
- public:
-  bool contains(uint64_t code) const;
-  void insert(uint64_t code);
-
- private:
-  std::array<std::atomic<uint64_t>, 32> codes_{};
-};
+inline bool is_empty(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.numel() == 0;
+}
+inline bool is_empty(const std::optional<at::Tensor>& tensor) {
+  return tensor && is_empty(*tensor);
+}
+template <typename T>
+bool is_empty(const T& /*value*/) {
+  return false;
+}
 
 // Offers the bytes of the outputs, as Note [Offered memory] says, to whatever runs while it lives.
 class OutputOffer {
@@ -104,30 +93,34 @@ class HostFunction {
   template <typename Make, typename... Arguments>
   static auto call(const HostKernelInfo& info, bool fits, Make make, const at::Tensor& first,
                    const Arguments&... arguments) {
-    check(fits, first, arguments...);
+    check(info.op, fits, first, arguments...);
     const auto outputs = make();
     run(info, first.device(), outputs, first, arguments...);
     return outputs;
   }
 
-  // Raises at the call what the CPU kernel raises: for a call that does not fit, and for dtypes that it does not know.
-  // Whether it does, the kernel itself says, when it runs on zeros; for dtypes, once with tensors that have elements.
+  // Raises at the call what the CPU kernel raises: for a call that does not fit, and for dtypes that it does not take.
   template <typename... Arguments>
-  static void check(bool fits, const Arguments&... arguments) {
-    static KnownSignatures known;
+  static void check(const Operator& op, bool fits, const Arguments&... arguments) {
     DtypeSignature dtypes;
-    (dtypes.add(arguments), ...);
-    if (C10_LIKELY(fits && (dtypes.common() || known.contains(dtypes.code())))) return;
-    const at::AutoDispatchBelowADInplaceOrView below;
-    [](const auto&... kept) { (void)Kernel(kept.get()...); }(keep_stand_in(arguments)...);
-    // Where there are no elements, kernels return before they ask for the dtypes.
-    if (fits && !dtypes.any_empty()) known.insert(dtypes.code());
+    (add_dtype(dtypes, arguments), ...);
+    if (C10_LIKELY(fits && op.takes(dtypes))) return;
+    const auto words = [&] {
+      DtypeWords result;
+      (add_dtype(result, arguments), ...);
+      // Where there are no elements, kernels return before they ask for the dtypes.
+      return fits && !(is_empty(arguments) || ...) ? result.text() : std::string();
+    };
+    ask_kernel(op, words, [&] {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      [](const auto&... kept) { (void)Kernel(kept.get()...); }(keep_stand_in(arguments)...);
+    });
   }
 
   // Undefined outputs stand for results that the kernel does not make.
   template <typename... Arguments>
   static void run(HostKernelInfo info, c10::Device device, at::TensorList outputs, const Arguments&... arguments) {
-    info.tried = true;  // by check
+    info.asked = true;  // by check
     run_on_host(
         info, device,
         [](at::TensorList kept_outputs, const auto&... kept) {

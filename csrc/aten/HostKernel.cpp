@@ -3,46 +3,9 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
-#include <optional>
 
 namespace torch_mtia {
 namespace {
-
-// The dtypes of a call's tensors, in order. Equal neighbours in a list count once: it has any length.
-class Dtypes {
- public:
-  void add(const HostTensor& tensor) {
-    const uint64_t number = tensor.dtype_number();
-    if (number != 0) note(tensor.get().scalar_type(), tensor.writes());
-    if (tensor.follows_in_list() && number == latest_) return;
-    latest_ = number;
-    const uint64_t symbol = 2 * number + (tensor.follows_in_list() ? 1 : 0);
-    code_ = code_ * 0x100000001b3 + symbol;  // odd: nothing is shifted out
-  }
-  // Never 0.
-  uint64_t code() const { return std::max<uint64_t>(code_, 1); }
-  // The one dtype of all tensors, beside indices and masks that are results.
-  std::optional<at::ScalarType> common() const { return differ_ ? std::nullopt : first_; }
-
- private:
-  void note(at::ScalarType dtype, bool is_written) {
-    if (is_written && (dtype == at::kLong || dtype == at::kBool)) return;
-    differ_ = differ_ || (first_ && *first_ != dtype);
-    first_ = dtype;
-  }
-
-  uint64_t code_ = 1;
-  uint64_t latest_ = 0;
-  std::optional<at::ScalarType> first_;
-  bool differ_ = false;
-};
-
-bool is_well_known(const Dtypes& dtypes, const OperatorTraits& kernel) {
-  const std::optional<at::ScalarType> dtype = dtypes.common();
-  if (!dtype || kernel.unchecked_integers) return false;
-  if (*dtype == at::kFloat || *dtype == at::kDouble) return true;
-  return at::isReducedFloatingType(*dtype) && !kernel.lacks_16_bits;
-}
 
 // Whether other data might do without the error that a kernel raised for zeros.
 bool is_about_data(const c10::Error& error) {
@@ -62,12 +25,11 @@ void unite_inputs_with_outputs(const HostTensors& tensors) {
   }
 }
 
-HostKernelLaunch::HostKernelLaunch(const HostKernelInfo& kernel, c10::Device device, const HostTensors& tensors,
-                                   SupportedDtypes& supported)
-    : stream_(current_stream(device)), supported_(supported), traits_(kernel.op.traits) {
-  require_host_view(kernel.op.name);
+HostKernelLaunch::HostKernelLaunch(const HostKernelInfo& kernel, c10::Device device, const HostTensors& tensors)
+    : stream_(current_stream(device)), op_(kernel.op) {
+  require_host_view(op_.name);
   unite_inputs_with_outputs(tensors);
-  Dtypes dtypes;
+  DtypeSignature dtypes;
   size_t bytes = 0;
   size_t input_bytes = 0;
   bool has_inputs = false;
@@ -82,36 +44,36 @@ HostKernelLaunch::HostKernelLaunch(const HostKernelInfo& kernel, c10::Device dev
       has_inputs = has_inputs || tensor->on_device();
       input_bytes += tensor->nbytes();
     }
-    dtypes.add(*tensor);
+    dtypes.add(tensor->dtype_symbol());
   }
-  dtypes_ = dtypes.code();
-  info_.name = kernel.op.name;
+  info_.name = op_.name;
   info_.cost = std::max(cost_of_bytes(bytes) * kernel.weight, kernel.least_cost);
   has_data_ = !has_inputs || input_bytes != 0;
-  is_known_ = kernel.tried || (has_data_ && supported.contains(dtypes_));
-  if (!is_known_ && has_data_ && is_well_known(dtypes, traits_)) {
-    supported.insert(dtypes_);
-    is_known_ = true;
-  }
-  // A kernel may not look at the dtypes where an input or all results are empty: nothing is learned then.
-  if (lacks_input || !has_results) dtypes_ = 0;
+  asks_for_dtypes_ = !lacks_input && has_results;
+  is_known_ = kernel.asked || (has_data_ && op_.takes(dtypes));
   waits_ = (kernel.waits || at::globalContext().deterministicAlgorithms()) && stream_.core().graph() == nullptr;
 }
 
-void HostKernelLaunch::run_on_zeros(const HostTensors& zeros, c10::function_ref<void()> run) {
-  if (traits_.takes_pivots) {
+void HostKernelLaunch::ask(const HostTensors& zeros, c10::function_ref<void()> run) {
+  if (op_.traits.takes_pivots) {
     for (const HostTensor* tensor : zeros) {
       const at::Tensor& pivots = tensor->get();
       if (pivots.scalar_type() != at::kInt) continue;
       std::fill_n(static_cast<int32_t*>(pivots.mutable_data_ptr()), pivots.storage().nbytes() / sizeof(int32_t), 1);
     }
   }
-  try {
-    run();
-  } catch (const c10::Error& error) {
-    if (!has_data_ || !is_about_data(error)) throw;
-  }
-  if (dtypes_ != 0) supported_.insert(dtypes_);
+  const auto words = [&] {
+    DtypeWords result;
+    for (const HostTensor* tensor : zeros) result.add(tensor->dtype_symbol());
+    return asks_for_dtypes_ ? result.text() : std::string();
+  };
+  ask_kernel(op_, words, [&] {
+    try {
+      run();
+    } catch (const c10::Error& error) {
+      if (!has_data_ || !is_about_data(error)) throw;
+    }
+  });
 }
 
 void HostKernelLaunch::wait() {

@@ -11,7 +11,6 @@
 #include <c10/util/FunctionRef.h>
 
 #include <array>
-#include <atomic>
 #include <exception>
 #include <tuple>
 #include <utility>
@@ -22,50 +21,28 @@
 
 namespace torch_mtia {
 
-// Note [Unsupported dtypes]
-// A CPU kernel says that it lacks a dtype when it runs, and on an asynchronous stream that is too late; and a launch
-// does not wait. Tensors of one floating dtype need no trial: which kernels lack one, or want integers too, their rows
-// say (`lacks_16_bits`, `unchecked_integers`). The first call with any other combination runs the kernel on
-// zeros first, on the caller, and raises what it raises, unless that may be the zeros' fault; so does every call
-// without any data, which costs nothing.
-class SupportedDtypes {
- public:
-  bool contains(uint64_t key) const {
-    for (const auto& known : keys_) {
-      if (known.load(std::memory_order_relaxed) == key) return true;
-    }
-    return false;
-  }
-  void insert(uint64_t key) { keys_[next_.fetch_add(1, std::memory_order_relaxed) % keys_.size()].store(key); }
-
- private:
-  std::array<std::atomic<uint64_t>, 8> keys_{};  // the latest; forgetting one costs another run on zeros
-  std::atomic<size_t> next_{0};
-};
-
 struct HostKernelInfo {
   Operator op;
   uint64_t weight = 1;
   uint64_t least_cost = 0;
   bool waits = false;  // the call raises what depends on the data, too
-  bool tried = false;  // the caller has seen to it that the kernel has the dtypes
+  bool asked = false;  // the caller has seen to it that the kernel takes the dtypes
 };
 
 // What the launch of a kernel does with its tensors whatever their number: kept out of the templates below, of which
 // there is an instance for every operator.
 class HostKernelLaunch {
  public:
-  HostKernelLaunch(const HostKernelInfo& kernel, c10::Device device, const HostTensors& tensors,
-                   SupportedDtypes& supported);
+  HostKernelLaunch(const HostKernelInfo& kernel, c10::Device device, const HostTensors& tensors);
 
   const MTIAStream& stream() const { return stream_; }
   const core::WorkInfo& info() const { return info_; }
-  // Before the launch: runs `work` on zeros, unless its dtypes are known to be supported.
+  // Before the launch: see Note [Dtypes]. A call without data is asked about too, because that costs nothing.
   template <typename Work>
-  void try_dtypes(const Work& work) {
+  void check_dtypes(const Work& work) {
     if (C10_LIKELY(is_known_)) return;
     Work zeros = work.zeros();
-    run_on_zeros(zeros.tensors(), [&] { zeros(); });
+    ask(zeros.tensors(), [&] { zeros(); });
   }
   // Where the work puts an error; null: the stream keeps it.
   std::exception_ptr* error() { return waits_ ? &error_ : nullptr; }
@@ -75,16 +52,15 @@ class HostKernelLaunch {
   }
 
  private:
-  void run_on_zeros(const HostTensors& zeros, c10::function_ref<void()> run);
+  void ask(const HostTensors& zeros, c10::function_ref<void()> run);
   void wait();
 
   const MTIAStream stream_;
   core::WorkInfo info_{};
-  SupportedDtypes& supported_;
-  const OperatorTraits traits_;
-  uint64_t dtypes_ = 1;
+  const Operator op_;
   bool has_data_ = false;
-  bool is_known_;
+  bool asks_for_dtypes_ = false;  // a kernel may not look at them where an input or all results are empty
+  bool is_known_ = false;
   // Because of `HostKernelInfo::waits`, or to be deterministic: ATen's kernels ask for that flag of the process when
   // they run, so the work ends before the program can change it.
   bool waits_;
@@ -138,10 +114,9 @@ class HostKernelWork {
 // estimated time is `weight` times that of moving the tensors, and at least `least_cost` (nanoseconds on one thread).
 template <typename Run, typename... Kept>
 void run_on_host(const HostKernelInfo& kernel, c10::Device device, Run run, Kept... kept) {
-  static SupportedDtypes supported;
   HostKernelWork<Run, Kept...> work(std::move(run), std::move(kept)...);
-  HostKernelLaunch launch_of_it(kernel, device, work.tensors(), supported);
-  launch_of_it.try_dtypes(work);
+  HostKernelLaunch launch_of_it(kernel, device, work.tensors());
+  launch_of_it.check_dtypes(work);
   work.put_error_in(launch_of_it.error());
   launch(launch_of_it.stream(), launch_of_it.info(), std::move(work));
   launch_of_it.finish();

@@ -74,6 +74,7 @@ HostTensor HostTensor::zeros() const {
   HostTensor result;
   result.source_ = source_;
   result.writes_ = writes_;
+  result.follows_in_list_ = follows_in_list_;
   if (alias_.defined()) result.alias_ = on_device_ ? zeros_on_host(alias_) : alias_;
   return result;
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../runtime/mtia_runtime.h"
+#include "Dtypes.h"
 
 namespace torch_mtia {
 
@@ -33,8 +34,10 @@ class HostTensor {
 
   const at::Tensor& get() const { return alias_; }
   size_t nbytes() const { return nbytes_; }
-  // The dtype plus one; 0 for an undefined tensor.
-  uint64_t dtype_number() const { return alias_.defined() ? static_cast<uint64_t>(alias_.scalar_type()) + 1 : 0; }
+  uint64_t dtype_symbol() const {
+    return torch_mtia::dtype_symbol(alias_.defined() ? alias_.scalar_type() : at::ScalarType::Undefined,
+                                    follows_in_list_);
+  }
 
   // Kernels ask whether their output is one of their inputs: makes this stand for the same object as `other`, if both
   // were made of one tensor.

@@ -1,11 +1,9 @@
 #include "ListKernel.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/native/ForeachUtils.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "../device/Door.h"
 
@@ -91,23 +89,6 @@ void advance_versions(at::TensorList list) {
   for (const at::Tensor& tensor : list) {
     if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   }
-}
-
-std::vector<at::Tensor> probe_list(at::TensorList list) {
-  std::vector<at::Tensor> probes;
-  for (const at::Tensor& tensor : list) {
-    if (probes.empty() || probes.back().scalar_type() != tensor.scalar_type()) probes.push_back(probe_tensor(tensor));
-  }
-  return probes;
-}
-
-at::Tensor probe_tensor(const at::Tensor& tensor) {
-  if (!tensor.defined()) return {};
-  constexpr int64_t kOne = 1;
-  const at::IntArrayRef sizes = tensor.numel() == 1 ? tensor.sizes() : at::IntArrayRef(kOne);
-  at::Tensor probe(at::detail::empty_cpu(sizes, tensor.scalar_type()));
-  std::memset(probe.mutable_data_ptr(), 0, probe.nbytes());
-  return probe;
 }
 
 }  // namespace torch_mtia

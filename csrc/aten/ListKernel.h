@@ -7,16 +7,13 @@
 //   - A foreach operator becomes one work item if its lists are alike (fits_one_item): that is the usual case, and CUDA
 //     draws the same line. Any other lists go to ATen's slow path, one operator for each tensor, which raises what
 //     there is to raise. The slow path is also what the work item runs, on host aliases.
-//   - A fused operator has no slow path: check_lists raises.
-//   - Which dtypes a kernel lacks, only the kernel knows: so it runs on one-element CPU tensors within the call first
-//     (probe).
+//   - A fused operator has no slow path: check raises.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Scalar.h>
 #include <c10/util/SmallVector.h>
 
-#include <atomic>
 #include <concepts>
 #include <optional>
 #include <vector>
@@ -66,55 +63,5 @@ class ListArguments {
 
 // Tells autograd that the tensors have changed, as ATen's slow path does.
 void advance_versions(at::TensorList list);
-
-// CPU tensors of one element for each dtype in the list.
-std::vector<at::Tensor> probe_list(at::TensorList list);
-at::Tensor probe_tensor(const at::Tensor& tensor);
-
-template <typename T>
-KeptValue<T> probe_argument(const T& value) {
-  return {value};
-}
-struct ProbeList {
-  std::vector<at::Tensor> tensors;
-  at::TensorList get() const { return tensors; }
-};
-inline ProbeList probe_argument(at::TensorList list) {
-  return {probe_list(list)};
-}
-struct ProbeTensor {
-  mutable at::Tensor tensor;
-  at::Tensor& get() const { return tensor; }
-};
-inline ProbeTensor probe_argument(const at::Tensor& tensor) {
-  return {probe_tensor(tensor)};
-}
-inline KeptValue<std::optional<at::Tensor>> probe_argument(const std::optional<at::Tensor>& tensor) {
-  return {tensor ? std::optional<at::Tensor>(probe_tensor(*tensor)) : std::nullopt};
-}
-inline KeptValue<at::ArrayRef<at::Scalar>> probe_argument(at::ArrayRef<at::Scalar> scalars) {
-  return {scalars.slice(0, 1)};
-}
-
-// Runs a kernel on CPU tensors like the arguments, so that it raises within the call.
-template <typename Run, typename... Arguments>
-void probe(Run run, const Arguments&... arguments) {
-  run(probe_argument(arguments).get()...);
-}
-
-// The dtypes with which a foreach kernel has run.
-class ProbedDtypes {
- public:
-  template <typename Run, typename... Arguments>
-  void probe(Run run, at::TensorList self, const Arguments&... arguments) {
-    const uint64_t bit = uint64_t{1} << static_cast<unsigned>(self.front().scalar_type());
-    if (C10_LIKELY((known_.load(std::memory_order_relaxed) & bit) != 0)) return;
-    torch_mtia::probe(run, self, arguments...);
-    known_.fetch_or(bit);
-  }
-
- private:
-  std::atomic<uint64_t> known_{0};
-};
 
 }  // namespace torch_mtia

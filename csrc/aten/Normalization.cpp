@@ -54,7 +54,7 @@ std::tuple<Tensor, Tensor, Tensor> native_layer_norm_mtia(const Tensor& input, I
                                                           const std::optional<Tensor>& bias, double eps) {
   const auto [rows, row_size] =
       _check_layer_norm_inputs(input, normalized_shape, or_undefined(weight), or_undefined(bias));
-  HostFunction<&layer_norm_cpu>::check(true, input, normalized_shape, weight, bias, eps);
+  HostFunction<&layer_norm_cpu>::check("aten::native_layer_norm", true, input, normalized_shape, weight, bias, eps);
   const Tensor output = new_output_like(input);
   DimVector statistics_shape(input.sizes());
   std::fill(statistics_shape.end() - static_cast<std::ptrdiff_t>(normalized_shape.size()), statistics_shape.end(), 1);
@@ -109,7 +109,8 @@ std::tuple<Tensor, Tensor, Tensor> native_layer_norm_backward_mtia(
     const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, std::array<bool, 3> output_mask) {
   using Kernel = HostFunction<&layer_norm_backward_host>;
   _check_layer_norm_inputs(input, normalized_shape, or_undefined(weight), or_undefined(bias));
-  Kernel::check(true, grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask);
+  Kernel::check("aten::native_layer_norm_backward", true, grad_out, input, normalized_shape, mean, rstd, weight, bias,
+                output_mask);
   const auto parameter = [&](const std::optional<Tensor>& tensor) {
     const Tensor& own = or_undefined(tensor);
     return own.defined() ? new_output_like(own) : new_output(normalized_shape, input.options());
@@ -129,6 +130,7 @@ std::tuple<Tensor, Tensor, Tensor> native_group_norm_mtia(const Tensor& input, c
                                                           int64_t HxW, int64_t group, double eps) {
   using Kernel = HostFunction<&native_group_norm>;
   Kernel::check(
+      "aten::native_group_norm",
       group > 0 && C % group == 0 && input.numel() == N * C * HxW && has_channels(weight, C) && has_channels(bias, C),
       input, weight, bias, N, C, HxW, group, eps);
   const auto options = statistics(input, {weight, bias});
@@ -145,7 +147,8 @@ std::tuple<Tensor, Tensor, Tensor> native_group_norm_backward_mtia(const Tensor&
                                                                    int64_t C, int64_t HxW, int64_t group,
                                                                    std::array<bool, 3> output_mask) {
   using Kernel = HostFunction<&native_group_norm_backward>;
-  Kernel::check(group > 0 && C % group == 0 && input.numel() == N * C * HxW && grad_out.numel() == input.numel() &&
+  Kernel::check("aten::native_group_norm_backward",
+                group > 0 && C % group == 0 && input.numel() == N * C * HxW && grad_out.numel() == input.numel() &&
                     mean.numel() == N * group && rstd.numel() == N * group && has_channels(weight, C),
                 grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask);
   const auto parameter = [&] { return new_output({C}, statistics(input, {weight})); };
@@ -244,7 +247,8 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_on_host(const Tensor& input, const
   using Kernel = HostFunction<&batch_norm_host>;
   const int64_t channels = input.dim() >= 2 ? input.size(1) : 0;
   const bool has_statistics = or_undefined(running_mean).defined() && or_undefined(running_var).defined();
-  Kernel::check(input.dim() >= 2 && (training || has_statistics) && has_channels(weight, channels) &&
+  Kernel::check("aten::native_batch_norm",
+                input.dim() >= 2 && (training || has_statistics) && has_channels(weight, channels) &&
                     has_channels(bias, channels) && has_channels(running_mean, channels) &&
                     has_channels(running_var, channels),
                 input, weight, bias, Written{running_mean}, Written{running_var}, training, momentum, eps);
@@ -294,7 +298,8 @@ std::tuple<Tensor, Tensor> batch_norm_update_stats_mtia(const Tensor& input, con
                                                         const std::optional<Tensor>& running_var, double momentum) {
   using Kernel = HostFunction<&batch_norm_update_stats_host>;
   const int64_t channels = input.dim() >= 2 ? input.size(1) : 0;
-  Kernel::check(input.dim() >= 2 && has_channels(running_mean, channels) && has_channels(running_var, channels), input,
+  Kernel::check("aten::batch_norm_update_stats",
+                input.dim() >= 2 && has_channels(running_mean, channels) && has_channels(running_var, channels), input,
                 Written{running_mean}, Written{running_var}, momentum);
   const auto options = batch_statistics(input, {running_mean, running_var});
   const std::array<Tensor, 2> outputs{new_output({channels}, options), new_output({channels}, options)};
@@ -314,7 +319,8 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm_backward_mtia(const Tensor&
   const int64_t channels = input.dim() >= 2 ? input.size(1) : 0;
   const auto& mean = train ? save_mean : running_mean;
   const auto& var = train ? save_invstd : running_var;
-  Kernel::check(input.dim() >= 2 && grad_out.sizes() == input.sizes() && has_channels(weight, channels) &&
+  Kernel::check("aten::native_batch_norm_backward",
+                input.dim() >= 2 && grad_out.sizes() == input.sizes() && has_channels(weight, channels) &&
                     or_undefined(mean).defined() && or_undefined(var).defined() && has_channels(mean, channels) &&
                     has_channels(var, channels),
                 grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask);

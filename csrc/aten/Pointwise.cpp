@@ -4,6 +4,7 @@
 #include <ATen/native/Copy.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "HostAlias.h"
 
@@ -169,14 +170,24 @@ at::TensorIterator empty_iterator(const at::TensorIteratorBase& iter, Casts cast
   at::TensorIteratorConfig config;
   config.resize_outputs(false).check_all_same_dtype(false).set_check_mem_overlap(false);
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
-    auto nothing = at::detail::empty_cpu({0}, loop_dtype(iter, arg, casts));
+    const auto dtype = loop_dtype(iter, arg, casts);
     if (arg < iter.noutputs()) {
-      config.add_owned_output(std::move(nothing));
+      config.add_owned_output(at::detail::empty_cpu({0}, dtype));
+    } else if (iter.is_scalar(arg)) {
+      at::Tensor zero = at::detail::empty_cpu({}, dtype);
+      std::memset(zero.mutable_data_ptr(), 0, zero.nbytes());
+      config.add_owned_const_input(std::move(zero));
     } else {
-      config.add_owned_const_input(std::move(nothing));
+      config.add_owned_const_input(at::detail::empty_cpu({0}, dtype));
     }
   }
   return config.build();
+}
+
+std::string words(const at::TensorIteratorBase& iter, Casts casts) {
+  DtypeWords result;
+  for (int arg = 0; arg < iter.ntensors(); ++arg) result.add(dtype_symbol(loop_dtype(iter, arg, casts)));
+  return result.text();
 }
 
 bool converts(const c10::Scalar& value, at::ScalarType dtype) {

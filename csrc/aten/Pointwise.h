@@ -8,9 +8,9 @@
 #include <ATen/native/DispatchStub.h>
 #include <c10/core/Scalar.h>
 
-#include <atomic>
 #include <exception>
 #include <memory>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <vector>
@@ -18,6 +18,7 @@
 #include "HostAlias.h"
 #include "HostArguments.h"
 #include "Launch.h"
+#include "Operator.h"
 
 namespace torch_mtia {
 
@@ -76,28 +77,17 @@ struct CastingOperands {
 CastingOperands take_casting_operands(const at::TensorIteratorBase& iter, Casts casts);
 void run_with_casts(const CastingOperands& operands, c10::function_ref<void(at::TensorIterator&)> loop);
 
-// An iterator over no elements with the dtypes that the loop sees, with which a loop raises its dtype errors.
+// An iterator over no elements with the dtypes that the loop sees, with which a loop raises its dtype errors. Numbers
+// stay numbers: for those loops may have another kernel.
 at::TensorIterator empty_iterator(const at::TensorIteratorBase& iter, Casts casts);
+
+// The dtypes that the loop sees: see Note [Dtypes].
+std::string words(const at::TensorIteratorBase& iter, Casts casts);
 
 core::WorkInfo describe(const at::TensorIteratorBase& iter, const char* name);
 
 // See mtia_work.accesses. The data pointers of `iter` are host addresses.
 uint32_t list_accesses(const at::TensorIteratorBase& iter, mtia_access* list, uint32_t capacity) noexcept;
-
-// The pairs of dtypes (first output, last input) that a loop is known to support; a table with a bit for each.
-class KnownDtypes {
- public:
-  bool contains(at::ScalarType output, at::ScalarType input) const {
-    return (rows_[static_cast<size_t>(output)].load(std::memory_order_relaxed) >> static_cast<unsigned>(input)) & 1;
-  }
-  void insert(at::ScalarType output, at::ScalarType input) {
-    rows_[static_cast<size_t>(output)].fetch_or(uint64_t{1} << static_cast<unsigned>(input));
-  }
-
- private:
-  static_assert(static_cast<size_t>(at::ScalarType::NumOptions) <= 64);
-  std::atomic<uint64_t> rows_[static_cast<size_t>(at::ScalarType::NumOptions)] = {};
-};
 
 // The work item of a built iterator. It runs on the caller's iterator as long as it stays on the caller's thread.
 template <typename Loop>
@@ -170,14 +160,14 @@ class DeviceLoop {
   using Loop = void (*)(Iterator&, Args...);
   explicit constexpr DeviceLoop(Loop cpu_loop) : cpu_loop_(cpu_loop) {}
 
-  // `name` is what errors and the profiler call the work.
-  void configure(const char* name, Casts casts) {
-    name_ = name;
+  // `op` names the work to errors and to the profiler, and the loop in yaml/dtypes.yaml.
+  void configure(const Operator& op, Casts casts) {
+    op_ = op;
     casts_ = casts;
   }
 
   void operator()(Iterator& iter, Args... args) {
-    require_host_view(name_);
+    require_host_view(op_.name);
     const bool needs_casts = cast_scalars(iter, casts_);
     check_arguments(iter, args...);
     if (iter.numel() == 0) return;
@@ -186,38 +176,36 @@ class DeviceLoop {
       std::apply([&](const auto&... kept) { cpu_loop(static_cast<Iterator&>(host_iter), kept.get()...); }, arguments);
     };
     if (C10_UNLIKELY(needs_casts)) {
-      launch(stream, describe(iter, name_),
+      launch(stream, describe(iter, op_.name),
              [operands = take_casting_operands(iter, casts_), loop] { run_with_casts(operands, loop); });
     } else {
-      launch_iterator(iter, stream, name_, HostOperand::kScalar, /*reads_tensors=*/false, std::move(loop));
+      launch_iterator(iter, stream, op_.name, HostOperand::kScalar, /*reads_tensors=*/false, std::move(loop));
     }
   }
 
  private:
-  // A loop raises for a dtype it lacks, or a number that does not fit, when it runs; on an asynchronous stream that is
-  // too late. So it runs over nothing first, unless it is known to accept what it is given.
+  // See Note [Dtypes]. Asked about, too, is a number that may not fit.
   void check_arguments(Iterator& iter, Args... args) {
+    DtypeSignature dtypes;
+    for (int arg = 0; arg < iter.ntensors(); ++arg) dtypes.add(dtype_symbol(loop_dtype(iter, arg, casts_)));
     const auto input = loop_dtype(iter, iter.ntensors() - 1, casts_);
-    const auto output = loop_dtype(iter, 0, casts_);
-    if (C10_LIKELY(known_.contains(output, input) && (converts(args, input) && ...))) return;
+    if (C10_LIKELY(op_.takes(dtypes) && (converts(args, input) && ...))) return;
     at::TensorIterator nothing = empty_iterator(iter, casts_);
-    cpu_loop_(static_cast<Iterator&>(nothing), args...);
-    known_.insert(output, input);
+    ask_kernel(op_, [&] { return words(iter, casts_); }, [&] { cpu_loop_(static_cast<Iterator&>(nothing), args...); });
   }
 
   Loop cpu_loop_;
-  const char* name_ = "pointwise";
+  Operator op_{"pointwise"};
   Casts casts_ = Casts::kAll;
-  KnownDtypes known_;
 };
 
-// `OwnLoop` replaces the stub's on the CPU; `Check` runs before it, at the call.
-template <auto& Stub, auto OwnLoop = nullptr, auto Check = nullptr,
+// `OwnLoop` replaces the stub's on the CPU.
+template <auto& Stub, auto OwnLoop = nullptr,
           typename Function = typename std::remove_reference_t<decltype(Stub)>::FnPtr>
 struct OnDevice;
 
-template <auto& Stub, auto OwnLoop, auto Check, typename Iterator, typename... Args>
-struct OnDevice<Stub, OwnLoop, Check, void (*)(Iterator&, Args...)> {
+template <auto& Stub, auto OwnLoop, typename Iterator, typename... Args>
+struct OnDevice<Stub, OwnLoop, void (*)(Iterator&, Args...)> {
   static void cpu_loop(Iterator& iter, Args... args) {
     if constexpr (OwnLoop == nullptr) {
       Stub(c10::kCPU, iter, args...);
@@ -226,10 +214,7 @@ struct OnDevice<Stub, OwnLoop, Check, void (*)(Iterator&, Args...)> {
     }
   }
   static inline DeviceLoop<Iterator, Args...> loop{&cpu_loop};
-  static void call(Iterator& iter, Args... args) {
-    if constexpr (Check != nullptr) Check(iter, args...);
-    loop(iter, args...);
-  }
+  static void call(Iterator& iter, Args... args) { loop(iter, args...); }
 };
 
 }  // namespace torch_mtia

@@ -41,32 +41,26 @@ void mul_loop(TensorIteratorBase& iter) {
   if (!torch_mtia::multiply_reduced_precision(iter)) mul_stub(kCPU, iter);
 }
 
-// For a number in the second place ATen's loop has a kernel of its own, which the check of dtypes, over nothing, does
-// not reach: its refusal would come with the stream.
-void check_mul(TensorIteratorBase& iter) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!(iter.is_scalar(2) && isFloat8Type(iter.common_dtype())),
-                              "\"mul\" of a number is not implemented for '", iter.common_dtype(), "'");
-}
+// Of a row: a loop in place of the stub's own.
+template <auto Loop>
+struct Own {};
 
 template <auto& Stub>
-auto on_device(const char* name, Casts casts = Casts::kAll) {
-  torch_mtia::OnDevice<Stub>::loop.configure(name, casts);
+auto on_device(const torch_mtia::Operator& op, Casts casts = Casts::kAll) {
+  torch_mtia::OnDevice<Stub>::loop.configure(op, casts);
   return &torch_mtia::OnDevice<Stub>::call;
 }
 
-// Of a row: a loop in place of the stub's own, and what is checked before it at the call.
-template <auto Loop, auto Check = nullptr>
-struct Own {};
-
-template <auto& Stub, auto Loop, auto Check>
-auto on_device(const char* name, Own<Loop, Check> /*own*/) {
-  torch_mtia::OnDevice<Stub, Loop, Check>::loop.configure(name, Casts::kAll);
-  return &torch_mtia::OnDevice<Stub, Loop, Check>::call;
+template <auto& Stub, auto Loop>
+auto on_device(const torch_mtia::Operator& op, Own<Loop> /*own*/) {
+  torch_mtia::OnDevice<Stub, Loop>::loop.configure(op, Casts::kAll);
+  return &torch_mtia::OnDevice<Stub, Loop>::call;
 }
 
 }  // namespace
 
-#define POINTWISE(name, stub, ...) REGISTER_DOOR_DISPATCH(stub, on_device<stub>(name __VA_OPT__(, ) __VA_ARGS__))
+#define POINTWISE(name, stub, ...) \
+  REGISTER_DOOR_DISPATCH(stub, on_device<stub>(torch_mtia::Operator(name, #stub) __VA_OPT__(, ) __VA_ARGS__))
 
 // Unary
 POINTWISE("aten::abs", abs_stub)
@@ -145,7 +139,7 @@ POINTWISE("aten::lerp", lerp_kernel_scalar_weight)
 POINTWISE("aten::lerp", lerp_kernel_tensor_weight)
 POINTWISE("aten::logaddexp", logaddexp_stub)
 POINTWISE("aten::logaddexp2", logaddexp2_stub)
-POINTWISE("aten::mul", mul_stub, Own<&mul_loop, &check_mul>())
+POINTWISE("aten::mul", mul_stub, Own<&mul_loop>())
 POINTWISE("aten::nextafter", nextafter_stub)
 POINTWISE("aten::polar", polar_stub, Casts::kNone)
 POINTWISE("aten::pow", pow_tensor_scalar_stub)

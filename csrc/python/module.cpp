@@ -8,6 +8,7 @@
 
 #include <complex>
 
+#include "../aten/Dtypes.h"
 #include "../aten/FallbackControl.h"
 #include "../core/BlockingWait.h"
 #include "../core/DriverInfo.h"
@@ -85,6 +86,14 @@ PYBIND11_MODULE(_C, m) {
   m.def("_fallback_set_warn", [](const std::string& mode) { FallbackControl::set_warn(parse_warn(mode)); });
   m.def("_fallback_set_denied", &FallbackControl::set_denied);
   m.def("_fallback_forbid", &FallbackControl::forbid);
+  m.def("_record_kernel_answers", &record_answers);
+  m.def("_take_kernel_answers", [] {
+    std::vector<std::tuple<std::string, std::string, bool>> result;
+    for (KernelAnswer& answer : take_answers()) {
+      result.emplace_back(std::move(answer.kernel), std::move(answer.dtypes), answer.refused);
+    }
+    return result;
+  });
   m.def("_set_memory_fraction", [](double fraction, c10::DeviceIndex device) {
     MTIACachingAllocator::of(device).set_memory_fraction(fraction);
   });

@@ -4,6 +4,7 @@ Flow: overlay + packaged native_functions.yaml -> merge -> registration, with to
                                                         -> torchgen -> MTIANativeFunctions.h
                                                         -> host_kernels -> HostKernels_*.cpp, ListKernels.cpp
                                                         -> operator_traits -> OperatorTraits.h, RegisterNoHostView.cpp
+yaml/dtypes.yaml -> dtypes -> OperatorDtypes.h, OperatorDtypes.cpp
 and csrc/runtime/mtia_runtime.h -> kernel_abi -> KernelABI.cpp
 
 MTIANativeFunctions.h declares the kernels that are ours, in the form in which ATen's per-operator `*_native.h` headers
@@ -21,7 +22,7 @@ from torchgen import dest
 from torchgen.gen import get_grouped_native_functions
 from torchgen.model import BackendIndex, DispatchKey
 
-from tools.codegen import kernel_abi
+from tools.codegen import dtypes, kernel_abi
 from tools.codegen.host_kernels import host_kernels_sources
 from tools.codegen.merge import merge
 from tools.codegen.operator_traits import no_host_view_source, traits_header
@@ -46,15 +47,18 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
 
     own = [group for group in groups if is_own(group)]
 
+    known = dtypes.load()
     sources = {
         **registration_sources(groups, index, merged.entries, is_own),
         **host_kernels_sources(own, index, merged.host_kernels),
         "RegisterNoHostView.cpp": no_host_view_source(merged.without_host_view),
+        "OperatorDtypes.cpp": dtypes.source(known),
         "KernelABI.cpp": kernel_abi.assertions(kernel_abi.HEADER.read_text()),
     }
     headers = {
         "MTIANativeFunctions.h": _native_functions_header(own, index),
         "OperatorTraits.h": traits_header(merged.traits),
+        "OperatorDtypes.h": dtypes.header(known),
     }
     for name, text in {**headers, **sources}.items():
         _write_if_changed(output_dir / name, text)

@@ -151,13 +151,10 @@ def _list_checks(function: NativeFunction, bindings: Sequence[Binding], kernel: 
             f"  at::native::{kernel.runs}({arguments});",
             "  return;",
             "}",
-            "static torch_mtia::ProbedDtypes probed;",
-            f"probed.probe(run, {arguments});",
         ]
     return [
         "if (self.empty()) return;",
         f'torch_mtia::ListArguments({arguments}).check("{function.func.name.name}");',
-        f"torch_mtia::probe(run, {arguments});",
     ]
 
 
@@ -192,7 +189,8 @@ def _launch(
     keep = [f"torch_mtia::keep{'_output' if _is_written(b) else ''}({b.name})" for b in bindings]
     keep += [f"torch_mtia::keep_output({name})" for name in made]
     waits = ", check_errors" if any(b.name == "check_errors" for b in bindings) else ""
-    info = f'{{"aten::{function.func.name.name}", {kernel.weight}, {least_cost}{waits}}}'
+    op = f'{{"aten::{function.func.name.name}", "{kernel.runs}"}}'
+    info = f"{{{op}, {kernel.weight}, {least_cost}{waits}}}"
     device = f"{made[0]}.device()" if made else _device(bindings)
     lines = [
         f"constexpr auto run = {run};",

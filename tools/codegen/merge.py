@@ -20,8 +20,6 @@ PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" /
 TRAITS: dict[str, str] = {
     "host_tensors": "takes tensors on the CPU beside those on a device",
     "writes_unmarked": "writes arguments of which its schema does not say so",
-    "lacks_16_bits": "the CPU kernel lacks float16 or bfloat16",
-    "unchecked_integers": "nobody has checked the dtype of integers among the inputs before the CPU kernel runs",
     "takes_pivots": "trusts LAPACK's pivots, which count from 1",
     "rounds_numbers": "ATen's loop over lists rounds its numbers to 16 bits first",
 }

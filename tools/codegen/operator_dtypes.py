@@ -55,7 +55,7 @@ class _NoteDtypes(TorchDispatchMode):
         return result
 
 
-def _moved(value: Any) -> Any:
+def moved(value: Any) -> Any:
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return leaf.detach().to(DEVICE).requires_grad_(leaf.requires_grad)
@@ -64,17 +64,17 @@ def _moved(value: Any) -> Any:
     return pytree.tree_map(move, value)
 
 
-def _samples(info: Any, dtype: torch.dtype, requires_grad: bool, **options: Any) -> Iterable[Any]:
+def samples(info: Any, dtype: torch.dtype, requires_grad: bool, **options: Any) -> Iterable[Any]:
     """`info.sample_inputs` without its bookkeeping, which takes longer than the operators."""
     torch.default_generator.manual_seed(0)
-    samples: Iterable[Any] = info.sample_inputs_func(info, "cpu", dtype, requires_grad, **options)
-    return samples
+    result: Iterable[Any] = info.sample_inputs_func(info, "cpu", dtype, requires_grad, **options)
+    return result
 
 
 def _run_sample(info: Any, dtype: torch.dtype, mode: _NoteDtypes) -> None:
     differentiable = info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
-    for sample in islice(_samples(info, dtype, differentiable), MOST_SAMPLES):
-        arguments = _moved((sample.input, sample.args, sample.kwargs))
+    for sample in islice(samples(info, dtype, differentiable), MOST_SAMPLES):
+        arguments = moved((sample.input, sample.args, sample.kwargs))
         with contextlib.suppress(Exception), mode:  # what does not run, is not noted
             result = info.op(arguments[0], *arguments[1], **arguments[2])
             if isinstance(result, torch.Tensor) and result.requires_grad:
@@ -83,15 +83,15 @@ def _run_sample(info: Any, dtype: torch.dtype, mode: _NoteDtypes) -> None:
 
 def _run_foreach_samples(info: Any, dtype: torch.dtype, mode: _NoteDtypes) -> None:
     """All samples, because operators on lists have an overload for each kind of last argument."""
-    for sample in _samples(info, dtype, False, num_input_tensors=[1]):
+    for sample in samples(info, dtype, False, num_input_tensors=[1]):
         for function in (info.method_variant, info.inplace_variant):
             if function is not None:
-                arguments = _moved((sample.input, sample.args, sample.kwargs))
+                arguments = moved((sample.input, sample.args, sample.kwargs))
                 with contextlib.suppress(Exception), mode:
                     function(arguments[0], *arguments[1], **arguments[2])
 
 
-def _run_fused(dtype: torch.dtype) -> None:
+def run_fused(dtype: torch.dtype) -> None:
     for optimizer in FUSED:
         for lr in (0.1, torch.tensor(0.1)):
             parameter = torch.ones(4, dtype=dtype, device=DEVICE, requires_grad=True)
@@ -104,7 +104,7 @@ def _run_fused(dtype: torch.dtype) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -117,7 +117,7 @@ def dtypes_by_overload(names: Set[str]) -> dict[str, set[str]]:
         *((_run_sample, info) for info in op_db),
         *((_run_foreach_samples, info) for info in FOREACH),
     ]
-    with _quiet():
+    with quiet():
         for dtype in (getattr(torch, name) for name in sorted(names)):
             for run, info in runs:
                 if dtype in info.supported_dtypes("cpu"):
@@ -125,6 +125,6 @@ def dtypes_by_overload(names: Set[str]) -> dict[str, set[str]]:
                         run(info, dtype, mode)
             if dtype.is_floating_point:
                 with mode:
-                    _run_fused(dtype)
+                    run_fused(dtype)
     torch.mtia.synchronize()
     return {name: noted & names for name, noted in mode.noted.items() if noted & names}
