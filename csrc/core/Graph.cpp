@@ -69,14 +69,11 @@ void Graph::notice_join(Stream& stream) {
   uint64_t id = 0;
   runtime::call(&mtia_runtime_api::stream_capture_id, stream.handle(), &id);
   if (id == 0) return;
-  Graph* graph = nullptr;
-  {
-    const std::lock_guard lock(all.mutex);
-    const auto found =
-        std::find_if(all.graphs.begin(), all.graphs.end(), [id](const Graph* one) { return one->capture_id_ == id; });
-    if (found != all.graphs.end()) graph = *found;
-  }
-  if (graph != nullptr) graph->add_stream(stream);
+  // Held until the stream has joined: it would not be released by a capture that ends meanwhile.
+  const std::lock_guard lock(all.mutex);
+  const auto found =
+      std::find_if(all.graphs.begin(), all.graphs.end(), [id](const Graph* one) { return one->capture_id_ == id; });
+  if (found != all.graphs.end()) (*found)->add_stream(stream);
 }
 
 void Graph::end_capture() {

@@ -251,6 +251,41 @@ TEST(streams_join_by_events_and_leave_with_the_capture) {
   CHECK((devices == std::vector<int>{0, 1, 0}));
 }
 
+TEST(a_stream_has_joined_a_capture_before_it_leaves_it) {
+  struct SlowToJoin final : core::Graph {
+    void stream_joined(core::Stream& stream) override {
+      if (&stream != side) return;
+      joins = true;
+      gate.wait();
+      joined = true;
+    }
+    void stream_left(core::Stream& stream) noexcept override {
+      if (&stream != side) return;
+      joined_before = joined.load();
+      left = true;
+    }
+    core::Stream* side = nullptr;
+    Gate gate;
+    std::atomic<bool> joins{false};
+    std::atomic<bool> joined{false};
+    std::atomic<bool> joined_before{false};
+    std::atomic<bool> left{false};
+  } graph;
+  core::Stream& stream = new_stream();
+  core::Stream& side = new_stream();
+  graph.side = &side;
+  graph.begin_capture(stream);
+  std::thread joining([&] { wait_for(side, stream); });
+  while (!graph.joins) std::this_thread::yield();
+  std::thread ending([&] { graph.end_capture(); });
+  for (int i = 0; i < 1000 && !graph.left; ++i) std::this_thread::yield();
+  graph.gate.open();
+  joining.join();
+  ending.join();
+  CHECK(graph.joined_before);
+  CHECK(side.graph() == nullptr);
+}
+
 TEST(nodes_tell_names_streams_and_dependencies) {
   core::Stream& stream = new_stream();
   core::Stream& side = new_stream();
