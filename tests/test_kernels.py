@@ -361,6 +361,8 @@ class TestWhatIsLeftToOtherKernels:
             lambda x: x.add_(torch.ones(3, 4, 4, device=x.device)),
             lambda x: torch.add(x, x, out=torch.empty(4, 4, dtype=torch.int64, device=x.device)),
             lambda x: x.to(torch.int64).add_(1.5),
+            lambda x: x.to(torch.int64).mul_(1.5),
+            lambda x: x.bool().mul_(1),
             lambda x: torch.mm(x, torch.ones(3, 3, device=x.device)),
             lambda x: x.sum(5),
             lambda x: torch.amax(x[:0], 0),

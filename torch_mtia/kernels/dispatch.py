@@ -142,6 +142,8 @@ class Operator:
             output = result if self.form is self.functional else self._on_meta(self.form, described)
         except Exception:
             return None  # the previous kernel raises it again, as it does
+        if not torch.can_cast(result.dtype, output.dtype):
+            return None  # an error, which not every meta function raises
         if 0 in output.shape:
             return None  # nothing to launch
         if any(size > 1 and step == 0 for size, step in zip(output.shape, output.stride, strict=True)):
