@@ -27,6 +27,10 @@ class AllocatorHistory {
            const TraceContext& context) noexcept;
   std::vector<TraceEntry> entries() const;
 
+  // While the process forks: see Note [Forks] in AllocatorState.h.
+  void hold() { mutex_.lock(); }
+  void let_go() { mutex_.unlock(); }
+
  private:
   TraceContext gather(std::function<TraceContext()> HistoryOptions::* how) const noexcept;
 

@@ -39,7 +39,9 @@ Stream* block_stream(const Block* block) {
 }
 
 BlockAllocator::BlockAllocator(int32_t device, OptionsSource options)
-    : state_(std::make_unique<State>(device, options).release()) {}
+    : state_(std::make_unique<State>(device, options).release()) {
+  state_->hold_at_forks();
+}
 
 BlockAllocator* BlockAllocator::create(int32_t device, OptionsSource options) {
   return std::unique_ptr<BlockAllocator>(new BlockAllocator(device, options)).release();  // leaked, see the class

@@ -1,5 +1,7 @@
 // A process that was forked from one that uses the device gets errors that say what to do; nothing hangs or crashes.
+#include <atomic>
 #include <string>
+#include <thread>
 
 #include "child_process.h"
 #include "device_under_test.h"
@@ -62,6 +64,34 @@ TEST(every_function_refuses_in_a_child_forked_later) {
   finish(stream);  // the parent goes on as before
   allocator.free(block);
   allocator.free(shared_block);
+}
+
+std::atomic<bool> is_inside_allocator{false};
+
+TEST(a_child_frees_what_it_inherited_whatever_other_threads_were_doing) {
+  runtime::ensure_initialized();
+  core::Stream& stream = new_stream();
+  core::BlockAllocator& allocator = new_allocator([] {  // asked for with the allocator's lock held
+    is_inside_allocator = true;
+    for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+    return core::AllocatorOptions{};
+  });
+  core::Block* block = allocator.allocate(512, &stream);
+  is_inside_allocator = false;
+  std::atomic<bool> is_done{false};
+  std::thread other([&] {
+    while (!is_done) allocator.free(allocator.allocate(size_t{4} << 20, &stream));
+  });
+  while (!is_inside_allocator) std::this_thread::yield();
+  const bool succeeds = child_succeeds([&] {
+    alarm(60);  // ends a child that waits for a thread it does not have
+    allocator.free(block);
+    CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, allocator.allocate(size_t{40} << 20, &stream)), "spawn");
+  });
+  is_done = true;
+  other.join();
+  CHECK(succeeds);
+  allocator.free(block);
 }
 
 }  // namespace
