@@ -64,6 +64,27 @@ MISTAKES: dict[str, tuple[str, str]] = {
         row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", weight=True),
         "`weight` is a whole number from 1, not True",
     ),
+    "a shape that is no name": (
+        row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", shape=[1]),
+        "`shape` names a function, and not [1]",
+    ),
+    "checks of nothing": (
+        row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", checks=""),
+        "`checks` names a function, and not None",
+    ),
+    "runs a mapping": (
+        row(CUMSUM_OUT, "cumsum_out_mtia", runs={"CPU": "cumsum_out"}),
+        "`runs` names a function, and not {'CPU': 'cumsum_out'",
+    ),
+    "a kernel that is no name": (
+        row(RELU, kernel="[1]"),
+        "the kernel of aten::relu is the name of a function, not [1]",
+    ),
+    "a check of devices that there is none of": (
+        row(RELU, device_check="Nope"),
+        "`device_check` is NoCheck or ExactSame, not 'Nope'",
+    ),
+    "a schema that is none": (row("relu(Tensor self"), "the schema of aten::relu differs from upstream's"),
     "weight without runs": (row(RELU, weight=2), "`shape`, `checks` and `weight` belong to `runs`"),
     "waits, and does not": (row(RELU, waits=False), "`waits` is True, or says when, and not False"),
     "capturable by assertion": (row(RELU, capturable=True), "`capturable` can only be False, and not True"),

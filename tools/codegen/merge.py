@@ -12,7 +12,7 @@ from typing import Any
 import torchgen
 import yaml
 from torchgen.gen import LineLoader, ParsedYaml, parse_native_yaml_struct, parse_tags_yaml
-from torchgen.model import FunctionSchema
+from torchgen.model import DeviceCheckType, FunctionSchema
 
 PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 
@@ -44,6 +44,8 @@ _ALLOWED_FIELDS = {
     "__line__",
 }
 _ALLOWED_KEYS = {"MTIA"}
+_FUNCTIONS = {"runs", "shape", "checks", "without_host_view"}
+"""Fields that name a function."""
 
 
 class OverlayError(ValueError):
@@ -199,19 +201,40 @@ def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
     name = func.partition("(")[0]
     if name not in by_name:
         raise OverlayError(f"{place}: PyTorch has no operator aten::{name}")
-    if _without_names(by_name[name]) != _without_names(func):
+    if not _is_schema(func) or _without_names(by_name[name]) != _without_names(func):
         raise OverlayError(
             f"{place}: the schema of aten::{name} differs from upstream's\n"
             f"  here:     {func}\n  upstream: {by_name[name]}"
         )
     func = by_name[name]
+    for field in sorted(_FUNCTIONS & row.keys()):
+        if not _is_name(row[field]):
+            raise OverlayError(f"{place}: `{field}` names a function, and not {row[field]!r}")
+    device_checks = [check.name for check in DeviceCheckType]
+    if "device_check" in row and row["device_check"] not in device_checks:
+        raise OverlayError(f"{place}: `device_check` is {' or '.join(device_checks)}, not {row['device_check']!r}")
     if set(row) - {"func", "__line__"} and set(row) <= {"func", "__line__", *_WITHOUT_KERNEL}:
         return func
     dispatch = row.get("dispatch")
     keys = set(dispatch) - {"__line__"} if isinstance(dispatch, dict) else set()
     if keys != _ALLOWED_KEYS:
         raise OverlayError(f"{place}: aten::{name} needs `dispatch:` with the key MTIA and no other")
+    kernel = row["dispatch"]["MTIA"]
+    if not _is_name(kernel):
+        raise OverlayError(f"{place}: the kernel of aten::{name} is the name of a function, not {kernel!r}")
     return func
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value.isidentifier()
+
+
+def _is_schema(func: str) -> bool:
+    try:
+        FunctionSchema.parse(func)
+    except Exception:  # torchgen's parser raises whatever it comes upon
+        return False
+    return True
 
 
 def _without_names(func: str) -> object:
@@ -260,11 +283,9 @@ def _add_traits(traits: dict[str, Traits], name: str, row: dict[str, Any], place
 
 
 def _without_host_view(row: dict[str, Any], place: str) -> str:
-    function = row["without_host_view"]
-    if not isinstance(function, str) or not function.isidentifier():
-        raise OverlayError(f"{place}: `without_host_view` names a function, and not {function!r}")
     if "host_view" in row:
         raise OverlayError(f"{place}: a kernel with `host_view: False` needs no `without_host_view`")
+    function: str = row["without_host_view"]
     return function
 
 
