@@ -19,7 +19,6 @@
 namespace torch_mtia {
 
 inline MTIAStream current_stream(c10::Device device) {
-  ensure_initialized();
   return MTIAStream::current(device.index());
 }
 

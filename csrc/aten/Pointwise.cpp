@@ -13,10 +13,6 @@ namespace {
 
 using OwnedTensor = c10::MaybeOwned<at::TensorBase>;
 
-bool on_device(const at::TensorIteratorBase& iter, int arg) {
-  return !iter.device(arg).is_cpu();
-}
-
 // From the lowest to the highest address that an operand touches.
 mtia_span span_of(const at::TensorIteratorBase& iter, int arg) noexcept {
   int64_t lowest = 0;
@@ -49,18 +45,6 @@ void copy_on_host(const at::Tensor& to, const at::Tensor& from) {
 }
 
 }  // namespace
-
-HostPointers::HostPointers(at::TensorIteratorBase& iter) : iter_(iter) {
-  for (int arg = 0; arg < iter.ntensors(); ++arg) {
-    if (on_device(iter, arg)) iter.operand(arg).data = HostView::to_host(iter.operand(arg).data);
-  }
-}
-
-HostPointers::~HostPointers() {
-  for (int arg = 0; arg < iter_.ntensors(); ++arg) {
-    if (on_device(iter_, arg)) iter_.operand(arg).data = HostView::to_device(iter_.operand(arg).data);
-  }
-}
 
 std::unique_ptr<at::TensorIterator> own_iterator(const at::TensorIteratorBase& iter, HostOperand host_operand,
                                                  bool reads_tensors) {
@@ -209,15 +193,6 @@ bool converts(const c10::Scalar& value, at::ScalarType dtype) {
     default:
       return 0 <= number && number <= 127;
   }
-}
-
-core::WorkInfo describe(const at::TensorIteratorBase& iter, const char* name) {
-  int64_t bytes_per_element = 0;
-  for (int arg = 0; arg < iter.ntensors(); ++arg) bytes_per_element += iter.element_size(arg);
-  core::WorkInfo info{};
-  info.name = name;
-  info.cost = cost_of_bytes(static_cast<uint64_t>(iter.numel() * bytes_per_element));
-  return info;
 }
 
 uint32_t list_accesses(const at::TensorIteratorBase& iter, mtia_access* list, uint32_t capacity) noexcept {

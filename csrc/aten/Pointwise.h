@@ -28,11 +28,24 @@ enum class HostOperand {
   kBuffer,  // memory that the caller keeps valid until the work is done
 };
 
+inline bool on_device(const at::TensorIteratorBase& iter, int arg) {
+  const std::optional<at::Device>& device = iter.operand(arg).device;
+  return device && !device->is_cpu();
+}
+
 // Replaces the data pointers of device operands by their host view for the duration of a scope.
 class HostPointers {
  public:
-  explicit HostPointers(at::TensorIteratorBase& iter);
-  ~HostPointers();
+  explicit HostPointers(at::TensorIteratorBase& iter) : iter_(iter) {
+    for (int arg = 0; arg < iter.ntensors(); ++arg) {
+      if (on_device(iter, arg)) iter.operand(arg).data = HostView::to_host(iter.operand(arg).data);
+    }
+  }
+  ~HostPointers() {
+    for (int arg = 0; arg < iter_.ntensors(); ++arg) {
+      if (on_device(iter_, arg)) iter_.operand(arg).data = HostView::to_device(iter_.operand(arg).data);
+    }
+  }
   HostPointers(const HostPointers&) = delete;
   HostPointers& operator=(const HostPointers&) = delete;
 
@@ -63,6 +76,13 @@ inline at::ScalarType loop_dtype(const at::TensorIteratorBase& iter, int arg, Ca
   return iter.maybe_common_dtype().value_or(own);
 }
 
+// Whether the loop sees an operand in another dtype than its own.
+inline bool has_casts(const at::TensorIteratorBase& iter, Casts casts) {
+  for (int arg = 0; arg < iter.ntensors(); ++arg) {
+    if (loop_dtype(iter, arg, casts) != iter.dtype(arg)) return true;
+  }
+  return false;
+}
 // Casts the host scalars of an iterator to the common dtype, as the CPU's iterator does when it is built, and says
 // whether operands on the device need casts too.
 bool cast_scalars(at::TensorIteratorBase& iter, Casts casts);
@@ -84,63 +104,79 @@ at::TensorIterator empty_iterator(const at::TensorIteratorBase& iter, Casts cast
 // The dtypes that the loop sees: see Note [Dtypes].
 std::string words(const at::TensorIteratorBase& iter, Casts casts);
 
-core::WorkInfo describe(const at::TensorIteratorBase& iter, const char* name);
+inline core::WorkInfo describe(const at::TensorIteratorBase& iter, const char* name) {
+  int64_t bytes_per_element = 0;
+  for (int arg = 0; arg < iter.ntensors(); ++arg) bytes_per_element += iter.element_size(arg);
+  core::WorkInfo info{};
+  info.name = name;
+  info.cost = cost_of_bytes(static_cast<uint64_t>(iter.numel() * bytes_per_element));
+  return info;
+}
 
 // See mtia_work.accesses. The data pointers of `iter` are host addresses.
 uint32_t list_accesses(const at::TensorIteratorBase& iter, mtia_access* list, uint32_t capacity) noexcept;
 
-// The work item of a built iterator. It runs on the caller's iterator as long as it stays on the caller's thread.
+// The work item of a built iterator. It runs the caller's loop on the caller's iterator as long as it stays on the
+// caller's thread.
 template <typename Loop>
 class PointwiseWork {
  public:
-  PointwiseWork(at::TensorIteratorBase& borrowed, HostOperand host_operand, bool reads_tensors, Loop loop)
-      : borrowed_(&borrowed), host_operand_(host_operand), reads_tensors_(reads_tensors), loop_(std::move(loop)) {}
+  PointwiseWork(at::TensorIteratorBase& iter, const Loop& loop, HostOperand host_operand, bool reads_tensors)
+      : iter_(&iter), loop_(&loop), host_operand_(host_operand), reads_tensors_(reads_tensors) {}
 
   void detach() noexcept {
-    if (borrowed_ == nullptr) return;
+    if (owned_ != nullptr || copy_error_ != nullptr) return;
     try {
-      owned_ = own_iterator(*borrowed_, host_operand_, reads_tensors_);
+      owned_ = std::make_unique<Owned>(own_iterator(*iter_, host_operand_, reads_tensors_), *loop_);
     } catch (...) {
       copy_error_ = std::current_exception();
     }
-    borrowed_ = nullptr;
   }
 
   uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept {
-    const at::TensorIteratorBase* iter = borrowed_ != nullptr ? borrowed_ : owned_.get();
-    return iter == nullptr ? 0 : list_accesses(*iter, list, capacity);
+    if (copy_error_ != nullptr) return 0;
+    return list_accesses(owned_ != nullptr ? *owned_->iter : *iter_, list, capacity);
   }
 
   void operator()() {
-    if (borrowed_ != nullptr) {
-      loop_(*borrowed_);
-      return;
-    }
+    if (owned_ == nullptr && copy_error_ == nullptr) [[likely]]
+      return (*loop_)(*iter_);
     if (copy_error_ != nullptr) std::rethrow_exception(copy_error_);
-    if (leaves_iterator_alone_) return loop_(*owned_);
-    // A loop may take a scalar operand out of its iterator; the next run needs it again.
-    at::TensorIterator iter(*owned_);
-    loop_(iter);
-    leaves_iterator_alone_ = iter.ntensors() == owned_->ntensors();
+    owned_->run();
   }
 
  private:
-  at::TensorIteratorBase* borrowed_;
+  struct Owned {
+    Owned(std::unique_ptr<at::TensorIterator> iter, const Loop& loop) : iter(std::move(iter)), loop(loop) {}
+
+    void run() {
+      if (leaves_iterator_alone) return loop(*iter);
+      // A loop may take a scalar operand out of its iterator; the next run needs it again.
+      at::TensorIterator copy(*iter);
+      loop(copy);
+      leaves_iterator_alone = copy.ntensors() == iter->ntensors();
+    }
+
+    const std::unique_ptr<at::TensorIterator> iter;
+    const Loop loop;
+    bool leaves_iterator_alone = false;  // known after the first run
+  };
+
+  at::TensorIteratorBase* iter_;  // these two are the caller's
+  const Loop* loop_;
   HostOperand host_operand_;
   bool reads_tensors_;
-  bool leaves_iterator_alone_ = false;  // known after the first run
-  Loop loop_;
-  std::unique_ptr<at::TensorIterator> owned_;
+  std::unique_ptr<Owned> owned_;
   std::exception_ptr copy_error_;
 };
 
 // `reads_tensors`: the loop looks at the iterator's tensors, and not only at its data pointers, strides and dtypes.
 template <typename Loop>
 void launch_iterator(at::TensorIteratorBase& iter, const MTIAStream& stream, const char* name, HostOperand host_operand,
-                     bool reads_tensors, Loop loop) {
+                     bool reads_tensors, const Loop& loop) {
   const core::WorkInfo info = describe(iter, name);
   HostPointers host_pointers(iter);
-  PointwiseWork<Loop> work(iter, host_operand, reads_tensors, std::move(loop));
+  PointwiseWork<Loop> work(iter, loop, host_operand, reads_tensors);
   if (reads_tensors) work.detach();
   launch(stream, info, std::move(work));
 }
@@ -168,7 +204,7 @@ class DeviceLoop {
 
   void operator()(Iterator& iter, Args... args) {
     require_host_view(op_.name);
-    const bool needs_casts = cast_scalars(iter, casts_);
+    const bool needs_casts = C10_UNLIKELY(has_casts(iter, casts_)) && cast_scalars(iter, casts_);
     check_arguments(iter, args...);
     if (iter.numel() == 0) return;
     const MTIAStream stream = current_stream(iter.device(0));
@@ -179,7 +215,7 @@ class DeviceLoop {
       launch(stream, describe(iter, op_.name),
              [operands = take_casting_operands(iter, casts_), loop] { run_with_casts(operands, loop); });
     } else {
-      launch_iterator(iter, stream, op_.name, HostOperand::kScalar, /*reads_tensors=*/false, std::move(loop));
+      launch_iterator(iter, stream, op_.name, HostOperand::kScalar, /*reads_tensors=*/false, loop);
     }
   }
 

@@ -14,7 +14,6 @@ void AllocatorHistory::start(HistoryOptions options) {
 }
 
 TraceContext AllocatorHistory::gather(std::function<TraceContext()> HistoryOptions::* how) const noexcept {
-  if (!enabled()) return nullptr;
   try {
     std::shared_ptr<const HistoryOptions> options;
     {

@@ -19,8 +19,12 @@ class AllocatorHistory {
 
   void start(HistoryOptions options);
   // Null where none is wanted, or none can be had.
-  TraceContext context_of_alloc() const noexcept { return gather(&HistoryOptions::context_of_alloc); }
-  TraceContext context_of_free() const noexcept { return gather(&HistoryOptions::context_of_free); }
+  TraceContext context_of_alloc() const noexcept {
+    return enabled() ? gather(&HistoryOptions::context_of_alloc) : nullptr;
+  }
+  TraceContext context_of_free() const noexcept {
+    return enabled() ? gather(&HistoryOptions::context_of_free) : nullptr;
+  }
 
   // An entry that finds no memory is dropped.
   void add(TraceAction action, uint64_t address, size_t size, const Stream* stream, PoolId pool,

@@ -32,6 +32,8 @@ struct BlockAllocator::State {
   Windows windows;
   PendingFrees pending{windows};
 
+  // BlockAllocator::allocate, for any block.
+  Block* allocate(size_t size, Stream* stream);
   Segments::Attempt try_allocate(size_t size, size_t requested, Stream* stream, TraceContext& context,
                                  bool may_collect);
   // The block waits for no other stream; open windows of its own stream hold it.

@@ -48,34 +48,42 @@ BlockAllocator* BlockAllocator::create(int32_t device, OptionsSource options) {
 }
 
 Block* BlockAllocator::allocate(size_t size, Stream* stream) {
-  TraceContext context = state_->history.context_of_alloc();
+  if (size <= kSmallRequest && !state_->history.enabled()) [[likely]] {
+    const std::lock_guard lock(state_->mutex);
+    state_->release_completed_locked();
+    Block* block = state_->segments.allocate_parked(round_up(std::max<size_t>(size, 1), kBlockRounding), size, stream);
+    if (block != nullptr) [[likely]]
+      return block;
+  }
+  return state_->allocate(size, stream);
+}
+
+Block* BlockAllocator::State::allocate(size_t size, Stream* stream) {
+  TraceContext context = history.context_of_alloc();
   if (size <= kNoDeviceHas) {
     const size_t rounded = round_up(std::max<size_t>(size, 1), kBlockRounding);
-    const auto attempt = [&](bool may_collect) {
-      return state_->try_allocate(rounded, size, stream, context, may_collect);
-    };
+    const auto attempt = [&](bool may_collect) { return try_allocate(rounded, size, stream, context, may_collect); };
     auto result = attempt(/*may_collect=*/true);
     if (result.garbage > 0) {
-      state_->collect_garbage(result.garbage);
+      collect_garbage(result.garbage);
       result = attempt(/*may_collect=*/false);
     }
     if (result.block != nullptr) return result.block;
-    state_->reclaim_all();
+    reclaim_all();
     result = attempt(/*may_collect=*/false);
     if (result.block == nullptr && return_host_cache != nullptr) {
       return_host_cache();
       result = attempt(/*may_collect=*/false);
     }
-    const std::lock_guard lock(state_->mutex);
-    ++state_->segments.stats().num_alloc_retries;
+    const std::lock_guard lock(mutex);
+    ++segments.stats().num_alloc_retries;
     if (result.block != nullptr) return result.block;
   }
-  const auto [free_bytes, total_bytes] = runtime::memory_info(state_->device);
-  const std::lock_guard lock(state_->mutex);
-  ++state_->segments.stats().num_ooms;
-  state_->segments.record(TraceAction::kOutOfMemory, free_bytes, size, stream, state_->pools.of(stream).id, context);
-  throw OutOfDeviceMemory(size, free_bytes, total_bytes,
-                          size <= kNoDeviceHas ? state_->segments.refusal() : std::string());
+  const auto [free_bytes, total_bytes] = runtime::memory_info(device);
+  const std::lock_guard lock(mutex);
+  ++segments.stats().num_ooms;
+  segments.record(TraceAction::kOutOfMemory, free_bytes, size, stream, pools.of(stream).id, context);
+  throw OutOfDeviceMemory(size, free_bytes, total_bytes, size <= kNoDeviceHas ? segments.refusal() : std::string());
 }
 
 Segments::Attempt BlockAllocator::State::try_allocate(size_t size, size_t requested, Stream* stream,

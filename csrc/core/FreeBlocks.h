@@ -15,10 +15,27 @@ namespace torch_mtia::core {
 // fit is the first set bit.
 class SmallFreeBlocks {
  public:
-  void insert(Block* block);
-  void remove(Block* block);
-  Block* best_fit(size_t size) const;                                    // null: none fits
-  Block* exact_fit(size_t size) const { return lists_[list_of(size)]; }  // likewise
+  void insert(Block* block) {
+    const size_t list = list_of(block->size);
+    block->previous_free = nullptr;
+    block->next_free = lists_[list];
+    if (block->next_free != nullptr) block->next_free->previous_free = block;
+    lists_[list] = block;
+    not_empty_[list / 64] |= uint64_t{1} << (list % 64);
+  }
+  void remove(Block* block) {
+    const size_t list = list_of(block->size);
+    (block->previous_free != nullptr ? block->previous_free->next_free : lists_[list]) = block->next_free;
+    if (block->next_free != nullptr) block->next_free->previous_free = block->previous_free;
+    if (lists_[list] == nullptr) not_empty_[list / 64] &= ~(uint64_t{1} << (list % 64));
+  }
+  Block* best_fit(size_t size) const;  // null: none fits
+  // Of just this size, and removes it; null: there is none.
+  Block* take(size_t size) {
+    Block* block = lists_[list_of(size)];
+    if (block != nullptr) remove(block);
+    return block;
+  }
 
  private:
   static constexpr size_t kLists = kSmallSegment / kBlockRounding;

@@ -30,40 +30,11 @@ Segments::Attempt Segments::allocate(size_t size, size_t requested, Stream* stre
   }
   if (!is_oversize(block)) split(block, size);
   block->in_use = true;
-  block->allocated = true;
-  block->requested = requested;
-  increase(stats_.allocation, block, 1);
-  increase(stats_.active, block, 1);
-  increase(stats_.allocated_bytes, block, block->size);
-  increase(stats_.active_bytes, block, block->size);
-  increase(stats_.requested_bytes, block, requested);
+  count_allocation(block, requested);
   if (is_oversize(block)) increase(stats_.oversize_allocations, 1);
   record(TraceAction::kAlloc, block->address, requested, stream, pool.id, context);
   block->context = std::move(context);
   return {block};
-}
-
-void Segments::take_back(Block* block, const TraceContext& context) noexcept {
-  decrease(stats_.allocation, block, 1);
-  decrease(stats_.allocated_bytes, block, block->size);
-  if (is_oversize(block)) decrease(stats_.oversize_allocations, 1);
-  block->allocated = false;
-  record(TraceAction::kFreeRequested, block->address, block->requested, block->stream, block->pool->id, context);
-}
-
-void Segments::release(Block* block) noexcept {
-  decrease(stats_.active, block, 1);
-  decrease(stats_.active_bytes, block, block->size);
-  decrease(stats_.requested_bytes, block, block->requested);
-  block->other_streams.clear();
-  block->free_since = ++num_frees_;
-  record(TraceAction::kFreeCompleted, block->address, block->requested, block->stream, block->pool->id, block->context);
-  block->context.reset();
-  if (block->is_in_small_segment) {
-    pools_.free_blocks(block).parked.insert(block);
-  } else {
-    merge_free(block);
-  }
 }
 
 void Segments::merge_free(Block* block) noexcept {
@@ -109,11 +80,8 @@ Block* Segments::take_free(size_t size, MemoryPool& pool, Stream* stream) {
   FreeBlocks& free = pools_.free_blocks(pool, stream);
   Block* block = nullptr;
   if (size <= kSmallRequest) {
-    block = free.parked.exact_fit(size);
-    if (block != nullptr) {
-      free.parked.remove(block);
-      return block;
-    }
+    block = free.parked.take(size);
+    if (block != nullptr) return block;
     merge_parked(free);
     block = free.small.best_fit(size);
   } else {

@@ -34,10 +34,37 @@ class Segments {
   };
   // A block of `size` bytes, of which the program uses `requested`.
   Attempt allocate(size_t size, size_t requested, Stream* stream, TraceContext& context, bool may_collect);
+  // The same for a small block that is parked, without the history, which must be off; null: none is of that size.
+  Block* allocate_parked(size_t size, size_t requested, Stream* stream) {
+    Block* block = pools_.free_blocks(pools_.of(stream), stream).parked.take(size);
+    if (block != nullptr) [[likely]]
+      count_allocation(block, requested);
+    return block;
+  }
   // The program has freed the block, which stays in use until it is released.
-  void take_back(Block* block, const TraceContext& context) noexcept;
+  void take_back(Block* block, const TraceContext& context) noexcept {
+    decrease(stats_.allocation, block, 1);
+    decrease(stats_.allocated_bytes, block, block->size);
+    if (is_oversize(block)) decrease(stats_.oversize_allocations, 1);
+    block->allocated = false;
+    record(TraceAction::kFreeRequested, block->address, block->requested, block->stream, block->pool->id, context);
+  }
   // The block is free: other streams are done with it, and what its own stream still does comes before its next use.
-  void release(Block* block) noexcept;
+  void release(Block* block) noexcept {
+    decrease(stats_.active, block, 1);
+    decrease(stats_.active_bytes, block, block->size);
+    decrease(stats_.requested_bytes, block, block->requested);
+    block->other_streams.clear();
+    block->free_since = ++num_frees_;
+    record(TraceAction::kFreeCompleted, block->address, block->requested, block->stream, block->pool->id,
+           block->context);
+    block->context.reset();
+    if (block->is_in_small_segment) [[likely]] {
+      pools_.free_blocks(block).parked.insert(block);
+    } else {
+      merge_free(block);
+    }
+  }
 
   // Merges what is parked: whoever looks at free blocks does it first. See Note [Parked blocks].
   void merge_parked() noexcept;
@@ -74,6 +101,16 @@ class Segments {
 
   bool is_oversize(const Block* block) const {
     return !block->is_in_small_segment && !block->expandable && block->size >= options_().max_split_size;
+  }
+  // The program has the block now.
+  void count_allocation(Block* block, size_t requested) noexcept {
+    block->allocated = true;
+    block->requested = requested;
+    increase(stats_.allocation, block, 1);
+    increase(stats_.active, block, 1);
+    increase(stats_.allocated_bytes, block, block->size);
+    increase(stats_.active_bytes, block, block->size);
+    increase(stats_.requested_bytes, block, requested);
   }
   bool has_space_for(size_t size);
   uint64_t garbage_with(size_t size) const;

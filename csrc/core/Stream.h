@@ -108,10 +108,10 @@ class Stream {
   void submit(mtia_status (*mtia_runtime_api::*function)(Parameters...), Arguments... arguments) {
     mtia_status status = MTIA_SUCCESS;
     if (!launch_blocking_) [[likely]] {
-      status = (runtime::driver().*function)(arguments...);
+      status = (driver_.*function)(arguments...);
     } else {
       const BlockingWait wait(/*takes_time=*/false);  // the driver waits for the work, and for what is before it
-      status = (runtime::driver().*function)(arguments...);
+      status = (driver_.*function)(arguments...);
     }
     if (status != MTIA_SUCCESS) [[unlikely]]
       refuse(status, runtime::describe(function));
@@ -121,11 +121,15 @@ class Stream {
   void set_graph(Graph* graph) { graph_.store(graph, std::memory_order_release); }
 
   Stream(int32_t device, int32_t priority)
-      : device_(device), priority_(priority), launch_blocking_(runtime::launch_blocking()) {}
+      : device_(device),
+        priority_(priority),
+        launch_blocking_(runtime::launch_blocking()),
+        driver_(runtime::driver()) {}
 
   const int32_t device_;
   const int32_t priority_;
   const bool launch_blocking_;
+  const mtia_runtime_api& driver_;
   mtia_stream handle_ = nullptr;
   std::atomic<Graph*> graph_{nullptr};
   std::atomic<bool> has_error_{false};

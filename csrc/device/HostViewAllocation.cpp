@@ -15,9 +15,8 @@ namespace {
 // To ask takes some 20 us, and to touch so much memory a hundred times as long.
 constexpr size_t kWorthAsking = size_t{16} << 20;
 
-thread_local bool tls_active = false;
-thread_local bool tls_checked = false;
-thread_local HostViewOffer* tls_offer = nullptr;
+[[gnu::tls_model("initial-exec")]] constinit thread_local bool tls_active = false;
+[[gnu::tls_model("initial-exec")]] constinit thread_local HostViewOffer* tls_offer = nullptr;
 
 // By their host views.
 BlockTable& block_table() {
@@ -50,7 +49,7 @@ class PassThroughAllocator final : public c10::Allocator {
       if (void* address = tls_offer->take(size)) return wrap(address);
     }
     if (!tls_active) {
-      if (tls_checked && size >= kWorthAsking) check_room_for_workspace(size);
+      if (size >= kWorthAsking && CheckedWorkspace::is_active()) check_room_for_workspace(size);
       return base_->allocate(size);
     }
     core::Block* block = MTIACachingAllocator::allocate_block(size);
@@ -80,35 +79,17 @@ class PassThroughAllocator final : public c10::Allocator {
   c10::Allocator* const base_;
 };
 
-namespace {
-
-bool install() {
-  static auto* const allocator = new PassThroughAllocator(c10::GetCPUAllocator());  // leaked, as every allocator
+void HostViewAllocation::install() {
+  auto* const allocator = new PassThroughAllocator(c10::GetCPUAllocator());  // leaked, as every allocator
   c10::SetCPUAllocator(allocator, /*priority=*/100);
-  return true;
 }
-
-bool installed() {
-  static const bool done = install();
-  return done;
-}
-
-}  // namespace
 
 HostViewAllocation::HostViewAllocation() : previous_(tls_active) {
-  tls_active = installed();
+  tls_active = true;
 }
 
 HostViewAllocation::~HostViewAllocation() {
   tls_active = previous_;
-}
-
-CheckedWorkspace::CheckedWorkspace() : previous_(tls_checked) {
-  tls_checked = installed();
-}
-
-CheckedWorkspace::~CheckedWorkspace() {
-  tls_checked = previous_;
 }
 
 bool HostViewAllocation::owns(const c10::DataPtr& data) {
@@ -122,7 +103,7 @@ c10::DataPtr HostViewAllocation::adopt(c10::DataPtr&& data) {
 }
 
 HostViewOffer::HostViewOffer() : previous_(tls_offer) {
-  if (installed()) tls_offer = this;
+  tls_offer = this;
 }
 
 HostViewOffer::~HostViewOffer() {

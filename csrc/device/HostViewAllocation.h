@@ -15,6 +15,9 @@ namespace torch_mtia {
 
 class HostViewAllocation {
  public:
+  // Puts the allocator of all these scopes in its place. Called once, when the device is initialized.
+  static void install();
+
   HostViewAllocation();
   ~HostViewAllocation();
   HostViewAllocation(const HostViewAllocation&) = delete;
@@ -34,12 +37,16 @@ class HostViewAllocation {
 // the memory is touched. It holds for the workspace of operators, oneDNN's included.
 class CheckedWorkspace {
  public:
-  CheckedWorkspace();
-  ~CheckedWorkspace();
+  CheckedWorkspace() : previous_(active_) { active_ = true; }
+  ~CheckedWorkspace() { active_ = previous_; }
   CheckedWorkspace(const CheckedWorkspace&) = delete;
   CheckedWorkspace& operator=(const CheckedWorkspace&) = delete;
 
+  static bool is_active() { return active_; }  // on this thread
+
  private:
+  [[gnu::tls_model("initial-exec")]] static inline constinit thread_local bool active_ = false;
+
   const bool previous_;
 };
 

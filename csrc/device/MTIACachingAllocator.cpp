@@ -177,35 +177,38 @@ core::BlockAllocator& MTIACachingAllocator::of(c10::DeviceIndex device) {
   return block_allocator(device);
 }
 
+void MTIACachingAllocator::raise_out_of_memory(c10::DeviceIndex device, const core::OutOfDeviceMemory& error) {
+  auto& allocator = block_allocator(device);
+  const auto stats = allocator.stats();
+  const auto allocated = static_cast<uint64_t>(stats.allocated_bytes[core::kAll].current);
+  const auto reserved = static_cast<uint64_t>(stats.reserved_bytes[core::kAll].current);
+  c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(error.requested), allocated, reserved,
+                                   c10::Device(device_type(), device));
+  notify_out_of_memory_observers(device, error);
+  const std::string limit = allocator.memory_fraction() < 1
+                                ? c10::str(" ",
+                                           format_size(static_cast<uint64_t>(allocator.memory_fraction() *
+                                                                             static_cast<double>(error.device_total))),
+                                           " allowed;")
+                                : "";
+  // The device has as much: something else has not, and the driver has said what.
+  const std::string reason = error.what();
+  const std::string remedy = error.requested <= error.device_free && !reason.empty()
+                                 ? c10::str("Refused, because ", reason, ".")
+                                 : "Set TORCH_MTIA_MEMORY to give the device more.";
+  TORCH_CHECK_WITH(OutOfMemoryError, false, c10::DeviceTypeName(device_type()), " out of memory. Tried to allocate ",
+                   format_size(error.requested), ". ", device_name(device), " has a total capacity of ",
+                   format_size(error.device_total), " of which ", format_size(error.device_free), " is free.", limit,
+                   " Of the allocated memory ", format_size(allocated), " is allocated by PyTorch, and ",
+                   format_size(reserved - allocated), " is reserved by PyTorch but unallocated. ", remedy);
+}
+
 core::Block* MTIACachingAllocator::allocate_block(size_t size) {
   const auto device = current_device();
-  auto& allocator = block_allocator(device);
   try {
-    return allocator.allocate(size, &MTIAStream::current(device).core());
+    return block_allocator(device).allocate(size, &MTIAStream::current(device).core());
   } catch (const core::OutOfDeviceMemory& error) {
-    const auto stats = allocator.stats();
-    const auto allocated = static_cast<uint64_t>(stats.allocated_bytes[core::kAll].current);
-    const auto reserved = static_cast<uint64_t>(stats.reserved_bytes[core::kAll].current);
-    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(error.requested), allocated, reserved,
-                                     c10::Device(device_type(), device));
-    get().notify_out_of_memory_observers(device, error);
-    const std::string limit =
-        allocator.memory_fraction() < 1
-            ? c10::str(" ",
-                       format_size(static_cast<uint64_t>(allocator.memory_fraction() *
-                                                         static_cast<double>(error.device_total))),
-                       " allowed;")
-            : "";
-    // The device has as much: something else has not, and the driver has said what.
-    const std::string reason = error.what();
-    const std::string remedy = error.requested <= error.device_free && !reason.empty()
-                                   ? c10::str("Refused, because ", reason, ".")
-                                   : "Set TORCH_MTIA_MEMORY to give the device more.";
-    TORCH_CHECK_WITH(OutOfMemoryError, false, c10::DeviceTypeName(device_type()), " out of memory. Tried to allocate ",
-                     format_size(error.requested), ". ", device_name(device), " has a total capacity of ",
-                     format_size(error.device_total), " of which ", format_size(error.device_free), " is free.", limit,
-                     " Of the allocated memory ", format_size(allocated), " is allocated by PyTorch, and ",
-                     format_size(reserved - allocated), " is reserved by PyTorch but unallocated. ", remedy);
+    get().raise_out_of_memory(device, error);
   }
 }
 

@@ -66,6 +66,7 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override;
 
  private:
+  [[noreturn]] void raise_out_of_memory(c10::DeviceIndex device, const core::OutOfDeviceMemory& error);
   void notify_out_of_memory_observers(c10::DeviceIndex device, const core::OutOfDeviceMemory& error);
 
   std::mutex observers_mutex_;

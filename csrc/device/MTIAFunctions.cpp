@@ -14,6 +14,7 @@
 #include "../core/WorkTrace.h"
 #include "../runtime/loader.h"
 #include "HostView.h"
+#include "HostViewAllocation.h"
 #include "IntraOpThreads.h"
 #include "LaunchLog.h"
 #include "MTIAGraph.h"
@@ -21,8 +22,6 @@
 
 namespace torch_mtia {
 namespace {
-
-[[gnu::tls_model("initial-exec")]] constinit thread_local c10::DeviceIndex tls_current_device = 0;
 
 // Lends the driver PyTorch's intra-operator threads.
 void parallel_for(int64_t begin, int64_t end, int64_t grain, int32_t num_threads, void (*body)(void*, int64_t, int64_t),
@@ -41,6 +40,8 @@ void initialize_mkl() {
 }
 
 }  // namespace
+
+constinit thread_local c10::DeviceIndex detail::current_device = 0;
 
 void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device, bool launch_blocking,
                uint64_t delay_seed, bool log_launches) {
@@ -81,15 +82,12 @@ void ensure_initialized() {
   MTIAStream::set_error_raiser();
   core::WorkTrace::attach();
   initialize_mkl();
+  HostViewAllocation::install();
   ready.store(true, std::memory_order_release);
 }
 
 bool is_in_use(c10::DeviceIndex index) noexcept {
   return runtime::is_initialized() && index >= 0 && index < device_count();
-}
-
-c10::DeviceIndex current_device() noexcept {
-  return tls_current_device;
 }
 
 void check_device_index(c10::DeviceIndex index) {
@@ -106,21 +104,21 @@ c10::DeviceIndex index_or_current(c10::DeviceIndex index) {
 
 void set_device(c10::DeviceIndex index) {
   check_device_index(index);
-  tls_current_device = index;
+  detail::current_device = index;
 }
 
 c10::DeviceIndex exchange_device(c10::DeviceIndex index) {
-  const auto previous = tls_current_device;
+  const auto previous = detail::current_device;
   set_device(index);
   return previous;
 }
 
 c10::DeviceIndex maybe_exchange_device(c10::DeviceIndex index) {
-  return index < 0 ? tls_current_device : exchange_device(index);
+  return index < 0 ? detail::current_device : exchange_device(index);
 }
 
 void set_device_unchecked(c10::DeviceIndex index) noexcept {
-  if (index >= 0 && index < device_count()) tls_current_device = index;
+  if (index >= 0 && index < device_count()) detail::current_device = index;
 }
 
 c10::Device device_of_address(const void* address) {

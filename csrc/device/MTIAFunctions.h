@@ -28,7 +28,12 @@ bool is_in_use(c10::DeviceIndex index) noexcept;
 // its parent did so.
 void ensure_initialized();
 
-c10::DeviceIndex current_device() noexcept;
+namespace detail {
+[[gnu::tls_model("initial-exec")]] extern constinit thread_local c10::DeviceIndex current_device;
+}
+inline c10::DeviceIndex current_device() noexcept {
+  return detail::current_device;
+}
 
 // Raises RuntimeError for an index that does not exist.
 void check_device_index(c10::DeviceIndex index);

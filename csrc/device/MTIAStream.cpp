@@ -2,10 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <array>
-#include <atomic>
-#include <mutex>
-
 #include "../core/Event.h"
 #include "../core/RunningWork.h"
 #include "MTIAGraph.h"
@@ -15,51 +11,6 @@ namespace {
 
 constexpr const char* kNoTime =
     "work that is captured does not run. Call it before the capture, on another stream, or after a replay";
-
-// Pools, in the order of their ids.
-enum Pool : int { kNormal, kHigh, kRecording, kNumPools };
-constexpr int kNumStreams = 1 + kNumPools * MTIAStream::kStreamsPerPool;
-
-struct DeviceStreams {
-  std::array<std::atomic<core::Stream*>, kNumStreams> streams{};
-  std::array<std::atomic<uint32_t>, kNumPools> next{};
-  std::mutex create_mutex;
-};
-
-// Of each device. The streams are leaked: work refers to them until the process ends.
-constinit std::array<DeviceStreams, kMaxDevices> device_streams{};
-static_assert(std::is_trivially_destructible_v<DeviceStreams>);
-
-[[gnu::tls_model("initial-exec")]] constinit thread_local std::array<uint8_t, kMaxDevices> tls_current_stream{};
-
-Pool pool_of(c10::StreamId id) {
-  return static_cast<Pool>((id - 1) / MTIAStream::kStreamsPerPool);
-}
-
-c10::StreamId next_of(Pool pool, c10::DeviceIndex device) {
-  check_device_index(device);
-  const uint32_t turn = device_streams[device].next[pool].fetch_add(1, std::memory_order_relaxed);
-  return 1 + pool * MTIAStream::kStreamsPerPool + turn % MTIAStream::kStreamsPerPool;
-}
-
-core::Stream* create_core_stream(c10::DeviceIndex device, c10::StreamId id) {
-  check_device_index(device);
-  ensure_initialized();
-  auto& all = device_streams[device];
-  auto& slot = all.streams[id];
-  std::lock_guard<std::mutex> lock(all.create_mutex);
-  auto* stream = slot.load(std::memory_order_relaxed);
-  if (stream == nullptr) {
-    stream = core::Stream::create(device, id > 0 && pool_of(id) == kHigh ? -1 : 0);
-    slot.store(stream, std::memory_order_release);
-  }
-  return stream;
-}
-
-core::Stream* core_stream(c10::DeviceIndex device, c10::StreamId id) {
-  auto* stream = device_streams[device].streams[id].load(std::memory_order_acquire);
-  return C10_LIKELY(stream != nullptr) ? stream : create_core_stream(device, id);
-}
 
 [[noreturn]] void raise(const core::Stream& stream, const core::WorkError& error) {
   const std::string context =
@@ -78,19 +29,39 @@ core::Stream* core_stream(c10::DeviceIndex device, c10::StreamId id) {
 
 }  // namespace
 
+constinit std::array<MTIAStream::DeviceStreams, kMaxDevices> MTIAStream::device_streams{};
+constinit thread_local std::array<uint8_t, kMaxDevices> MTIAStream::current_ids{};
+
+c10::StreamId MTIAStream::next_of(Pool pool, c10::DeviceIndex device) {
+  check_device_index(device);
+  const uint32_t turn = device_streams[device].next[pool].fetch_add(1, std::memory_order_relaxed);
+  return 1 + pool * kStreamsPerPool + turn % kStreamsPerPool;
+}
+
+core::Stream* MTIAStream::create_core_stream(c10::DeviceIndex device, c10::StreamId id) {
+  check_device_index(device);
+  ensure_initialized();
+  auto& all = device_streams[device];
+  auto& slot = all.streams[id];
+  std::lock_guard<std::mutex> lock(all.create_mutex);
+  auto* stream = slot.load(std::memory_order_relaxed);
+  if (stream == nullptr) {
+    stream = core::Stream::create(device, id > 0 && pool_of(id) == kHigh ? -1 : 0);
+    slot.store(stream, std::memory_order_release);
+  }
+  return stream;
+}
+
 void MTIAStream::set_error_raiser() {
   core::error_raiser = &raise;
 }
-
-MTIAStream::MTIAStream(c10::DeviceIndex device, c10::StreamId id)
-    : device_(device), id_(id), core_(core_stream(device, id)) {}
 
 MTIAStream::MTIAStream(const c10::Stream& stream) : device_(stream.device_index()), id_(stream.id()) {
   TORCH_CHECK(stream.device_type() == device_type(), "expected a stream of type ", device_name(), ", got one of ",
               stream.device());
   check_device_index(device_);
   TORCH_CHECK(id_ >= 0 && id_ < kNumStreams, device_name(device_), " has no stream with id ", id_);
-  core_ = core_stream(device_, id_);
+  *this = MTIAStream(device_, id_);
 }
 
 MTIAStream MTIAStream::of(const core::Stream& core) {
@@ -98,10 +69,6 @@ MTIAStream MTIAStream::of(const core::Stream& core) {
   c10::StreamId id = 0;
   while (device_streams[device].streams[id].load(std::memory_order_acquire) != &core) ++id;
   return {device, id};
-}
-
-MTIAStream MTIAStream::current(c10::DeviceIndex device) {
-  return {device, tls_current_stream[device]};
 }
 
 MTIAStream MTIAStream::default_stream(c10::DeviceIndex device) {
@@ -127,7 +94,7 @@ std::optional<MTIAStream> MTIAStream::find(c10::DeviceIndex device, const void* 
 
 MTIAStream MTIAStream::make_current() const {
   const MTIAStream previous = current(device_);
-  tls_current_stream[device_] = static_cast<uint8_t>(id_);
+  current_ids[device_] = static_cast<uint8_t>(id_);
   return previous;
 }
 

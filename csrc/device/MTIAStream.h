@@ -3,6 +3,10 @@
 
 #include <c10/core/Stream.h>
 
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -20,7 +24,7 @@ class MTIAStream {
  public:
   static constexpr int kStreamsPerPool = 32;
 
-  static MTIAStream current(c10::DeviceIndex device);
+  static MTIAStream current(c10::DeviceIndex device) { return {device, current_ids[device]}; }
   static MTIAStream default_stream(c10::DeviceIndex device);
   static MTIAStream from_pool(c10::DeviceIndex device, int priority);  // a priority below 0 is high
   static MTIAStream for_recording(c10::DeviceIndex device);
@@ -63,7 +67,29 @@ class MTIAStream {
   void wait_for_others() const;
 
  private:
-  MTIAStream(c10::DeviceIndex device, c10::StreamId id);
+  // Pools, in the order of their ids.
+  enum Pool : int { kNormal, kHigh, kRecording, kNumPools };
+  static constexpr int kNumStreams = 1 + kNumPools * kStreamsPerPool;
+
+  struct DeviceStreams {
+    std::array<std::atomic<core::Stream*>, kNumStreams> streams{};
+    std::array<std::atomic<uint32_t>, kNumPools> next{};
+    std::mutex create_mutex;
+  };
+  // Of each device. The streams are leaked: work refers to them until the process ends.
+  static std::array<DeviceStreams, kMaxDevices> device_streams;
+  static_assert(std::is_trivially_destructible_v<DeviceStreams>);
+  [[gnu::tls_model("initial-exec")]] static constinit thread_local std::array<uint8_t, kMaxDevices> current_ids;
+
+  static Pool pool_of(c10::StreamId id) { return static_cast<Pool>((id - 1) / kStreamsPerPool); }
+  static c10::StreamId next_of(Pool pool, c10::DeviceIndex device);
+  static core::Stream* create_core_stream(c10::DeviceIndex device, c10::StreamId id);
+
+  MTIAStream(c10::DeviceIndex device, c10::StreamId id)
+      : device_(device), id_(id), core_(device_streams[device].streams[id].load(std::memory_order_acquire)) {
+    if (core_ == nullptr) [[unlikely]]
+      core_ = create_core_stream(device, id);
+  }
 
   c10::DeviceIndex device_;
   c10::StreamId id_;

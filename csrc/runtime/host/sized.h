@@ -6,31 +6,34 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "error.h"
 
 namespace torch_mtia::runtime::host {
 
+// `size`: null where there is no struct.
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_size(const uint32_t* size, const char* name) {
+  if (size == nullptr) throw Failure(MTIA_ERROR_INVALID_VALUE, std::string(name) + " is null");
+  throw Failure(MTIA_ERROR_INVALID_VALUE,
+                std::string(name) + " has " + std::to_string(*size) + " bytes, it is shorter than in ABI version 1");
+}
+
 template <typename Struct>
 void check_size(const Struct* given, uint32_t least, const char* name) {
-  if (given == nullptr) throw Failure(MTIA_ERROR_INVALID_VALUE, std::string(name) + " is null");
-  if (given->struct_size < least) [[unlikely]] {
-    throw Failure(MTIA_ERROR_INVALID_VALUE, std::string(name) + " has " + std::to_string(given->struct_size) +
-                                                " bytes, it is shorter than in ABI version 1");
-  }
+  if (given == nullptr || given->struct_size < least) [[unlikely]]
+    refuse_size(given == nullptr ? nullptr : &given->struct_size, name);
 }
 
 // Calls body(struct), in which the fields that the given one lacks are zero.
 template <typename Struct, typename Body>
 auto with_struct(const Struct* given, uint32_t least, const char* name, Body&& body) {
   check_size(given, least, name);
-  Struct whole;
-  if (given->struct_size < sizeof(Struct)) [[unlikely]] {
-    whole = Struct{};
-    std::memcpy(&whole, given, given->struct_size);
-    given = &whole;
-  }
-  return body(*given);
+  if (given->struct_size >= sizeof(Struct)) [[likely]]
+    return body(*given);
+  Struct whole{};
+  std::memcpy(&whole, given, given->struct_size);
+  return body(std::as_const(whole));
 }
 
 // Fills in what the caller's struct has room for, and leaves its size alone.
