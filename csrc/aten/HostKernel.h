@@ -114,11 +114,12 @@ class HostKernelWork {
 // estimated time is `weight` times that of moving the tensors, and at least `least_cost` (nanoseconds on one thread).
 template <typename Run, typename... Kept>
 void run_on_host(const HostKernelInfo& kernel, c10::Device device, Run run, Kept... kept) {
-  HostKernelWork<Run, Kept...> work(std::move(run), std::move(kept)...);
+  Block<HostKernelWork<Run, Kept...>> block{{{std::move(run), std::move(kept)...}}, kernel.op.name};
+  auto& work = block.callable.callable;
   HostKernelLaunch launch_of_it(kernel, device, work.tensors());
   launch_of_it.check_dtypes(work);
   work.put_error_in(launch_of_it.error());
-  launch(launch_of_it.stream(), launch_of_it.info(), std::move(work));
+  launch(launch_of_it.stream(), launch_of_it.info(), block);
   launch_of_it.finish();
 }
 

@@ -16,9 +16,10 @@ namespace {
 struct Stock {
   std::array<c10::TensorImpl*, 16> aliases;
   size_t size;
+  bool guarded;
   bool closed;
 };
-constinit thread_local Stock stock{};
+[[gnu::tls_model("initial-exec")]] constinit thread_local Stock stock{};
 
 struct StockGuard {
   ~StockGuard() {
@@ -30,10 +31,20 @@ struct StockGuard {
 void guard_stock() {
   static thread_local StockGuard guard;
   (void)guard;
+  stock.guarded = true;
+}
+
+// Most tensors have few dimensions: not worth a call of memcmp.
+bool equal(at::IntArrayRef a, at::IntArrayRef b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a.data()[i] != b.data()[i]) return false;
+  }
+  return true;
 }
 
 bool nobody_else_uses(const at::Tensor& alias) {
-  return alias.use_count() == 1 && alias.storage().use_count() == 1;
+  return alias.use_count() == 1 && alias.unsafeGetTensorImpl()->unsafe_storage().use_count() == 1;
 }
 
 }  // namespace
@@ -41,8 +52,9 @@ bool nobody_else_uses(const at::Tensor& alias) {
 HostTensor::HostTensor(const at::TensorBase& tensor, bool for_write, bool follows_in_list)
     : writes_(for_write), follows_in_list_(follows_in_list) {
   if (!tensor.defined()) return;
-  source_ = tensor.unsafeGetTensorImpl();
-  nbytes_ = static_cast<size_t>(tensor.unsafeGetTensorImpl()->numel()) * tensor.dtype().itemsize();
+  const auto* source = tensor.unsafeGetTensorImpl();
+  source_ = source;
+  nbytes_ = static_cast<size_t>(source->numel()) * source->dtype().itemsize();
   on_device_ = !tensor.device().is_cpu();
   if (!on_device_) {
     alias_ = clone_on_host(tensor);
@@ -52,8 +64,8 @@ HostTensor::HostTensor(const at::TensorBase& tensor, bool for_write, bool follow
     alias_ = host_alias(tensor, for_write);
     return;
   }
-  const auto& storage = tensor.storage();
-  void* address = for_write ? storage.mutable_data() : const_cast<void*>(storage.data());
+  auto* storage = source->unsafe_storage().unsafeGetStorageImpl();
+  void* address = for_write ? storage->mutable_data() : const_cast<void*>(storage->data());
   if (address != nullptr) address = HostView::to_host(address);
   // Not wrap_tensor_impl: an alias keeps its invariants.
   alias_ =
@@ -61,10 +73,10 @@ HostTensor::HostTensor(const at::TensorBase& tensor, bool for_write, bool follow
   auto* impl = alias_.unsafeGetTensorImpl();
   auto* alias_storage = impl->unsafe_storage().unsafeGetStorageImpl();
   alias_storage->set_data_ptr_noswap(c10::DataPtr(address, c10::Device(c10::kCPU)));
-  alias_storage->set_nbytes(storage.nbytes());
+  alias_storage->set_nbytes(storage->nbytes());
   if (impl->dtype() != tensor.dtype()) impl->set_storage_and_dtype(impl->storage(), tensor.dtype());
   // Comparing is cheaper than setting, and the alias often stood for a tensor of the same shape before.
-  if (impl->sizes() != tensor.sizes() || impl->strides() != tensor.strides()) {
+  if (!equal(impl->sizes(), tensor.sizes()) || !equal(impl->strides(), tensor.strides())) {
     impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
   }
   if (impl->storage_offset() != tensor.storage_offset()) impl->set_storage_offset(tensor.storage_offset());
@@ -84,7 +96,7 @@ void HostTensor::give_back() noexcept {
       !nobody_else_uses(alias_)) {
     return;
   }
-  guard_stock();
+  if (!stock.guarded) guard_stock();
   stock.aliases[stock.size++] = alias_.unsafeReleaseTensorImpl();
 }
 

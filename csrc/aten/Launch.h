@@ -50,11 +50,21 @@ struct WithIntraOpThreads {
   }
 };
 
-// Runs `callable()` in the stream. With launch blocking, throws what it threw.
+// A callable where the launch wants it, so that nothing is moved unless the work is queued: Block block{{callable},
+// name}.
 template <typename Callable>
-void launch(const MTIAStream& stream, core::WorkInfo info, Callable&& callable) {
+using Block = core::WorkBlock<WithIntraOpThreads<Callable>>;
+
+// Runs the callable in the stream. With launch blocking, throws what it threw.
+template <typename Callable>
+void launch(const MTIAStream& stream, core::WorkInfo info, Block<Callable>& block) {
   info.num_threads = at::get_num_threads();
-  stream.core().launch(info, WithIntraOpThreads<std::decay_t<Callable>>{std::forward<Callable>(callable)});
+  stream.core().launch(info, block);
+}
+template <typename Callable>
+void launch(const MTIAStream& stream, const core::WorkInfo& info, Callable&& callable) {
+  Block<std::decay_t<Callable>> block{{std::forward<Callable>(callable)}, info.name};
+  launch(stream, info, block);
 }
 
 }  // namespace torch_mtia

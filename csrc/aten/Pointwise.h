@@ -28,7 +28,7 @@ enum class HostOperand {
   kBuffer,  // memory that the caller keeps valid until the work is done
 };
 
-inline bool on_device(const at::TensorIteratorBase& iter, int arg) {
+C10_ALWAYS_INLINE bool on_device(const at::TensorIteratorBase& iter, int arg) {
   const std::optional<at::Device>& device = iter.operand(arg).device;
   return device && !device->is_cpu();
 }
@@ -36,12 +36,12 @@ inline bool on_device(const at::TensorIteratorBase& iter, int arg) {
 // Replaces the data pointers of device operands by their host view for the duration of a scope.
 class HostPointers {
  public:
-  explicit HostPointers(at::TensorIteratorBase& iter) : iter_(iter) {
+  C10_ALWAYS_INLINE explicit HostPointers(at::TensorIteratorBase& iter) : iter_(iter) {
     for (int arg = 0; arg < iter.ntensors(); ++arg) {
       if (on_device(iter, arg)) iter.operand(arg).data = HostView::to_host(iter.operand(arg).data);
     }
   }
-  ~HostPointers() {
+  C10_ALWAYS_INLINE ~HostPointers() {
     for (int arg = 0; arg < iter_.ntensors(); ++arg) {
       if (on_device(iter_, arg)) iter_.operand(arg).data = HostView::to_device(iter_.operand(arg).data);
     }
@@ -77,7 +77,7 @@ inline at::ScalarType loop_dtype(const at::TensorIteratorBase& iter, int arg, Ca
 }
 
 // Whether the loop sees an operand in another dtype than its own.
-inline bool has_casts(const at::TensorIteratorBase& iter, Casts casts) {
+C10_ALWAYS_INLINE bool has_casts(const at::TensorIteratorBase& iter, Casts casts) {
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
     if (loop_dtype(iter, arg, casts) != iter.dtype(arg)) return true;
   }
@@ -104,7 +104,7 @@ at::TensorIterator empty_iterator(const at::TensorIteratorBase& iter, Casts cast
 // The dtypes that the loop sees: see Note [Dtypes].
 std::string words(const at::TensorIteratorBase& iter, Casts casts);
 
-inline core::WorkInfo describe(const at::TensorIteratorBase& iter, const char* name) {
+C10_ALWAYS_INLINE core::WorkInfo describe(const at::TensorIteratorBase& iter, const char* name) {
   int64_t bytes_per_element = 0;
   for (int arg = 0; arg < iter.ntensors(); ++arg) bytes_per_element += iter.element_size(arg);
   core::WorkInfo info{};
@@ -176,9 +176,9 @@ void launch_iterator(at::TensorIteratorBase& iter, const MTIAStream& stream, con
                      bool reads_tensors, const Loop& loop) {
   const core::WorkInfo info = describe(iter, name);
   HostPointers host_pointers(iter);
-  PointwiseWork<Loop> work(iter, loop, host_operand, reads_tensors);
-  if (reads_tensors) work.detach();
-  launch(stream, info, std::move(work));
+  Block<PointwiseWork<Loop>> block{{PointwiseWork<Loop>(iter, loop, host_operand, reads_tensors)}, name};
+  if (reads_tensors) block.callable.detach();
+  launch(stream, info, block);
 }
 
 // Whether a loop over `dtype` can convert the argument whatever the operator does with it; a conversion raises for a

@@ -1,7 +1,6 @@
 // How the allocator counts. For the files of the allocator only.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 
 #include "Block.h"
@@ -10,7 +9,8 @@ namespace torch_mtia::core {
 
 inline void increase(Stat& stat, size_t amount) {
   stat.current += static_cast<int64_t>(amount);
-  stat.peak = std::max(stat.peak, stat.current);
+  if (stat.current > stat.peak) [[unlikely]]
+    stat.peak = stat.current;
   stat.allocated += static_cast<int64_t>(amount);
 }
 

@@ -54,11 +54,17 @@ class Stream {
   // With launch blocking, throws what the callable threw: another thread may be launching into the stream, too.
   template <typename Callable>
   void launch(const WorkInfo& info, Callable&& callable) {
+    WorkBlock<std::decay_t<Callable>> block{std::forward<Callable>(callable), info.name};
+    launch(info, block);
+  }
+  // The same for a callable that is in its block already.
+  template <typename Callable>
+  void launch(const WorkInfo& info, WorkBlock<Callable>& block) {
     std::exception_ptr error;
     // What is captured runs when this call has long returned, and so may what running work gives to other streams.
     const bool throws =
         launch_blocking_ && graph() == nullptr && (!RunningWork::on_this_thread() || RunningWork::on_this_thread(this));
-    WorkBlock<std::decay_t<Callable>> block{std::forward<Callable>(callable), info.name, throws ? &error : nullptr};
+    block.error = throws ? &error : nullptr;
     launch(make_work(info, block));
     if (error) [[unlikely]]
       std::rethrow_exception(error);

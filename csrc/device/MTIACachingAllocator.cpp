@@ -48,7 +48,7 @@ core::BlockAllocator& create_block_allocator(c10::DeviceIndex device) {
   return *allocator;
 }
 
-core::BlockAllocator& block_allocator(c10::DeviceIndex device) {
+C10_ALWAYS_INLINE core::BlockAllocator& block_allocator(c10::DeviceIndex device) {
   auto* allocator = block_allocators[device].load(std::memory_order_acquire);
   return C10_LIKELY(allocator != nullptr) ? *allocator : create_block_allocator(device);
 }

@@ -103,6 +103,7 @@ c10::DeviceIndex index_or_current(c10::DeviceIndex index) {
 }
 
 void set_device(c10::DeviceIndex index) {
+  if (index == detail::current_device && runtime::is_initialized()) return;
   check_device_index(index);
   detail::current_device = index;
 }
@@ -118,7 +119,7 @@ c10::DeviceIndex maybe_exchange_device(c10::DeviceIndex index) {
 }
 
 void set_device_unchecked(c10::DeviceIndex index) noexcept {
-  if (index >= 0 && index < device_count()) detail::current_device = index;
+  if (index != detail::current_device && index >= 0 && index < device_count()) detail::current_device = index;
 }
 
 c10::Device device_of_address(const void* address) {
