@@ -27,6 +27,7 @@ LIBRARY.define("scaled(Tensor x, float factor=2.0, Tensor? bias=None) -> Tensor"
 LIBRARY.define("first_half(Tensor(a) x) -> Tensor(a)")
 LIBRARY.define("increment_(Tensor(a!) x) -> Tensor(a!)")
 LIBRARY.define("increment_all(Tensor(a!)[] xs) -> ()")
+LIBRARY.define("gather_(Tensor(a!) host, Tensor x) -> (Tensor(a!), Tensor)")
 
 
 @torch.library.impl(LIBRARY, "scaled", "CPU")
@@ -50,6 +51,11 @@ def _increment(x: torch.Tensor) -> torch.Tensor:
 def _increment_all(xs: list[torch.Tensor]) -> None:
     for x in xs:
         x.add_(1)
+
+
+@torch.library.impl(LIBRARY, "gather_", "CPU")
+def _gather(host: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return host.copy_(x), x + 1
 
 
 def assert_same_on(device: torch.device, function: Function, *arguments: Any) -> None:
@@ -373,6 +379,14 @@ def test_numbers_and_indices_of_the_cpu_are_welcome(device: torch.device) -> Non
     assert torch.equal(x[B].cpu(), X[B])
     assert torch.equal(torch.atan2(x, torch.tensor(2.0)).cpu(), torch.atan2(X, torch.tensor(2.0)))
     assert torch.equal(x.masked_fill(B.to(device), torch.tensor(2.0)).cpu(), X.masked_fill(B, 2.0))
+
+
+def test_a_result_that_is_an_argument_on_the_cpu_stays_there(device: torch.device) -> None:
+    host, x = torch.zeros(3), torch.ones(3, device=device)
+    result, other = torch.ops.mtia_test.gather_(host, x)
+    assert host.tolist() == [1, 1, 1]
+    assert result.data_ptr() == host.data_ptr()
+    assert (result.device.type, other.device) == ("cpu", device)
 
 
 def test_operands_on_two_accelerators_raise(run_script: RunScript) -> None:

@@ -278,7 +278,11 @@ class FallbackCall {
   }
 
   at::Tensor to_host(const at::Tensor& tensor) {
-    if (!tensor.defined() || !is_ours(tensor.device())) return tensor;
+    if (!tensor.defined()) return tensor;
+    if (!is_ours(tensor.device())) {
+      if (tensor.has_storage()) host_storages_.push_back(tensor.storage());
+      return tensor;
+    }
     const bool is_sparse = tensor.layout() == at::kSparse;
     const c10::Storage storage = is_sparse ? c10::Storage() : to_host_storage(tensor);
     for (const auto& known : tensors_) {
@@ -496,7 +500,7 @@ class FallbackCall {
   }
 
   at::Tensor to_device(const at::Tensor& host) {
-    if (!host.defined() || !host.device().is_cpu()) return host;
+    if (!host.defined() || !host.device().is_cpu() || is_host_argument(host)) return host;
     const bool is_sparse = host.layout() == at::kSparse;
     TORCH_CHECK_NOT_IMPLEMENTED(
         (is_sparse || host.layout() == at::kStrided) && !host.is_quantized(), op_.operator_name().name,
@@ -521,6 +525,13 @@ class FallbackCall {
     return result;
   }
 
+  // An argument that was on the CPU, or a view of one: nothing to convert.
+  bool is_host_argument(const at::Tensor& host) const {
+    return std::any_of(host_storages_.begin(), host_storages_.end(), [&](const c10::Storage& storage) {
+      return host.has_storage() && host.storage().is_alias_of(storage);
+    });
+  }
+
   c10::IValue to_device(const c10::IValue& value) {
     if (value.isTensor()) return to_device(value.toTensor());
     if (value.isTensorList()) {
@@ -543,6 +554,7 @@ class FallbackCall {
   std::exception_ptr error_;
   c10::SmallVector<StorageAlias, 4> storages_;
   c10::SmallVector<TensorAlias, 4> tensors_;
+  c10::SmallVector<c10::Storage, 1> host_storages_;  // of arguments on the CPU
 };
 
 template <c10::DispatchKey key>
