@@ -248,6 +248,24 @@ def test_a_process_may_end_with_work_in_flight(run_script: RunScript, end: str) 
         assert finished.stderr == ""
 
 
+def test_a_process_may_end_with_no_memory_left(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import torch
+
+        torch.ones(2, device="mtia", requires_grad=True).relu().sum().backward()
+        held, size = [], 1 << 24
+        while size >= 512:
+            try:
+                held.append(torch.empty(size, dtype=torch.uint8, device="mtia"))
+            except torch.OutOfMemoryError:
+                size //= 2
+        """,
+        TORCH_MTIA_MEMORY="64M",
+    )
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("moment", ["submitting", "waiting", "reading", "backward"])
 def test_an_interrupt_ends_the_process_whatever_it_was_doing(run_script: RunScript, moment: str) -> None:
     work = {

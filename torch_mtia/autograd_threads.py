@@ -36,8 +36,8 @@ def _settle() -> None:
     if device_module()._is_in_bad_fork() or not _engine_states():
         return
     for index in range(device_module().device_count()):
-        leaf = torch.empty(1, device=f"{device_type()}:{index}", requires_grad=True)
-        leaf.relu().backward()
+        leaf = torch.empty(0, device=f"{device_type()}:{index}", requires_grad=True)  # there may be no memory left
+        leaf.relu().backward(leaf.detach())
     # A thread that waits for the GIL sleeps too; so it gets the chance to take it before each look.
     asleep = 0
     for _ in range(_MAX_POLLS):
