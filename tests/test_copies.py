@@ -201,6 +201,15 @@ def address(x: torch.Tensor) -> int:
     return torch._C._data_address(x)  # type: ignore[attr-defined, no-any-return]
 
 
+def test_a_copy_onto_itself_does_nothing_even_where_elements_share_memory(device: torch.device) -> None:
+    x = torch.arange(12.0, device=device).view(4, 3)
+    column = x[:, 1:2].expand(4, 5)
+    column.copy_(column[...])
+    assert x.cpu().equal(torch.arange(12.0).view(4, 3))
+    with pytest.raises(RuntimeError, match="single memory location"):
+        column.copy_(torch.zeros(4, 5, device=device))
+
+
 def test_a_lazy_clone_shares_memory_until_one_is_written(device: torch.device) -> None:
     """What torch._lazy_clone makes (c10/core/impl/COW.h)."""
     x = torch.arange(6.0, device=device)

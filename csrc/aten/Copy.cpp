@@ -62,6 +62,13 @@ bool is_flat(const at::TensorIteratorBase& iter) {
          to.numel() == from.numel() && iter.is_contiguous();
 }
 
+// Nothing to do, as on the CPU, also where elements share memory, which a copy may not write otherwise.
+bool is_same_data(const at::Tensor& from, const at::Tensor& to) {
+  return to.is_alias_of(from) && to.storage_offset() == from.storage_offset() && to.strides() == from.strides() &&
+         to.sizes() == from.sizes() && to.scalar_type() == from.scalar_type() && to.is_conj() == from.is_conj() &&
+         to.is_neg() == from.is_neg();
+}
+
 uint64_t address(const void* pointer) {
   return reinterpret_cast<uint64_t>(pointer);
 }
@@ -188,6 +195,7 @@ namespace at::native {
 
 // `non_blocking` makes a difference for pinned memory only: pageable memory is read or written before the return.
 Tensor _copy_from_mtia(const Tensor& self, const Tensor& dst, bool non_blocking) {
+  if (torch_mtia::is_same_data(self, dst)) return dst;
   TORCH_CHECK(
       (torch_mtia::is_ours(self.device()) || self.is_cpu()) && (torch_mtia::is_ours(dst.device()) || dst.is_cpu()),
       "copy_ from ", self.device(), " to ", dst.device(), " is not supported; copy through the CPU");
