@@ -9,7 +9,9 @@ namespace torch_mtia::test {
 namespace {
 
 TEST(what_nobody_waits_for_is_not_done_when_something_else_is) {
-  for (int round = 0; round < 5; ++round) {
+  constexpr int kRounds = 20;  // on a busy machine the time for which work is held back may pass in one of them
+  int not_done = 0;
+  for (int round = 0; round < kRounds; ++round) {
     core::Stream& forgotten = new_stream();
     core::Stream& awaited = new_stream();
     std::atomic<bool> done{false};
@@ -17,10 +19,11 @@ TEST(what_nobody_waits_for_is_not_done_when_something_else_is) {
     forgotten.launch(kSmall, [&](const mtia_work_context&) { done = true; });
     awaited.launch(kSmall, [&](const mtia_work_context&) { seen = done.load(); });
     finish(awaited);
-    CHECK(!seen);
+    if (!seen) ++not_done;
     finish(forgotten);
     CHECK(done);
   }
+  CHECK(not_done > 0);
 }
 
 TEST(an_event_that_a_stream_waits_for_comes_first) {
