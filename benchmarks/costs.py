@@ -1,4 +1,5 @@
-"""The numbers of csrc/aten/Cost.h and csrc/runtime/host/cost.h beside what this machine does, on one thread of the CPU.
+"""The numbers by which costs are estimated beside what this machine does, on one thread of the CPU: those of
+csrc/aten/Cost.h and csrc/runtime/host/cost.h, and weights of operators in yaml/native_functions.yaml.
 
 Work is small or large by them, so a factor of two is near enough. Takes half a minute:
     python benchmarks/costs.py
@@ -16,14 +17,16 @@ import torch
 import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
-HEADERS = ("csrc/aten/Cost.h", "csrc/runtime/host/cost.h")
+SOURCES = ("csrc/aten/Cost.h", "csrc/runtime/host/cost.h", "csrc/aten/PointwiseKernels.cpp")
 KIBIBYTE = 2**10
 
 
 def constants() -> dict[str, int]:
-    text = "".join((ROOT / header).read_text() for header in HEADERS)
-    found = re.findall(r"inline constexpr \w+ (k\w+) = (\d+);", text)
-    return {name: int(value) for name, value in found}
+    text = "".join((ROOT / header).read_text() for header in SOURCES)
+    found = re.findall(r"constexpr \w+ (k\w+) = (\d+);", text)
+    rows = (ROOT / "yaml" / "native_functions.yaml").read_text()
+    weights = re.findall(r"^- func: (\w+)\((?:(?!^- func:).)*?^  weight: (\d+)", rows, re.MULTILINE | re.DOTALL)
+    return {name: int(value) for name, value in [*found, *weights]}
 
 
 def nanoseconds(call: Callable[[], object]) -> float:
@@ -97,14 +100,14 @@ def main() -> None:
         "kBytesPerNanosecond": bytes_per_nanosecond,
         "kOperationsPerNanosecond": operations_per_nanosecond,
         "kActivationWeight": lambda: weight(F.gelu),
-        "kLossWeight": lambda: weight(lambda x: F.binary_cross_entropy(x, x, reduction="none"), tensors=3),
-        "kNormalizationWeight": lambda: weight(lambda x: F.layer_norm(x, x.shape[1:])),
-        "kTransformWeight": lambda: weight(lambda x: torch.fft.fft(torch.view_as_complex(x.view(-1, 32, 2)))),
-        "kSamplingWeight": sampling_weight,
+        "binary_cross_entropy": lambda: weight(lambda x: F.binary_cross_entropy(x, x, reduction="none"), tensors=3),
+        "native_layer_norm": lambda: weight(lambda x: F.layer_norm(x, x.shape[1:])),
+        "_fft_c2c": lambda: weight(lambda x: torch.fft.fft(torch.view_as_complex(x.view(-1, 32, 2)))),
+        "grid_sampler_2d": sampling_weight,
         "kNanosecondsPerTensor": nanoseconds_per_tensor,
         "kBytesPerNs": copied_bytes_per_nanosecond,
     }
-    print(f"{'number':28}{'header':>10}{'here':>10}")
+    print(f"{'number':28}{'source':>10}{'here':>10}")
     for name, measure in measured.items():
         print(f"{name:28}{constants()[name]:10}{measure():10.1f}")
 

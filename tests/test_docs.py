@@ -41,3 +41,12 @@ def test_files_named_in_the_text_exist(document: Path) -> None:
     )
     missing = [path for path in named if not (ROOT / path).exists()]
     assert not missing
+
+
+def test_the_differences_that_show_how_to_add_an_operator_are_in_the_tree() -> None:
+    section = (ROOT / "docs" / "development.md").read_text().partition("## Adding an operator")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^ # (\S+)\n((?:\+.*\n)+)", section, re.MULTILINE)
+    assert len(blocks) == 7
+    for path, lines in blocks:
+        added = "".join(line.removeprefix("+") for line in lines.splitlines(keepends=True))
+        assert added in (ROOT / path).read_text(), path

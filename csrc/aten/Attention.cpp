@@ -9,14 +9,17 @@
 #include <ATen/ops/empty_like.h>
 
 #include "../device/Door.h"
-#include "HostFunction.h"
+#include "CPUKernelLaunch.h"
 #include "MTIANativeFunctions.h"
 
 namespace at::native {
 namespace {
 
-using torch_mtia::HostFunction;
-using torch_mtia::new_output;
+using torch_mtia::absent;
+using torch_mtia::keep;
+using torch_mtia::like;
+using torch_mtia::make_with_cpu_kernel;
+using torch_mtia::with_strides_of;
 
 uint64_t cost(const Tensor& query, const Tensor& key) {
   return torch_mtia::cost_of_operations(4 * static_cast<uint64_t>(query.numel()) * static_cast<uint64_t>(key.size(2)));
@@ -54,19 +57,18 @@ _scaled_dot_product_fused_attention_overrideable_mtia(const Tensor& query, const
                                                       const std::optional<Tensor>& attn_bias, double dropout_p,
                                                       bool is_causal, bool /*return_debug_mask*/,
                                                       std::optional<double> scale) {
-  using Kernel = HostFunction<&_scaled_dot_product_flash_attention_cpu>;
-  Kernel::check("aten::_scaled_dot_product_fused_attention_overrideable",
-                sizes_fit(query, key, value, dropout_p, attn_bias), query, key, value, dropout_p, is_causal, attn_bias,
-                scale);
-  const auto statistics = query.options().dtype(toOpMathType(query.scalar_type()));
   // The strides are those that the meta functions of these operators promise, on which compiled code relies.
-  const std::array<Tensor, 2> outputs{at::empty_like(query),
-                                      new_output({query.size(0), query.size(1), query.size(2)}, statistics)};
-  Kernel::run({"aten::_scaled_dot_product_fused_attention_overrideable", 1, cost(query, key)}, query.device(), outputs,
-              query, key, value, dropout_p, is_causal, attn_bias, scale);
-  const Tensor seed_and_offset = new_output({}, query.options().dtype(kLong));  // of the dropout that there is not
-  return {outputs[0],  outputs[1],      Tensor(),        Tensor(), query.size(2),
-          key.size(2), seed_and_offset, seed_and_offset, Tensor()};
+  const auto shapes = [&]() -> torch_mtia::TwoShapes {
+    if (!sizes_fit(query, key, value, dropout_p, attn_bias)) return std::nullopt;
+    return {with_strides_of(query), like(query, query.sizes().slice(0, 3), toOpMathType(query.scalar_type()))};
+  };
+  constexpr auto run = [](auto&&... arguments) { return _scaled_dot_product_flash_attention_cpu(arguments...); };
+  const uint64_t least = query.dim() == 4 && key.dim() == 4 ? cost(query, key) : 0;
+  auto [output, logsumexp] = make_with_cpu_kernel<2>(
+      {"aten::_scaled_dot_product_fused_attention_overrideable", 1, least}, query.device(), shapes(), run, keep(query),
+      keep(key), keep(value), keep(dropout_p), keep(is_causal), keep(attn_bias), keep(scale));
+  const Tensor no_dropout = torch_mtia::empty_of(like(query, {}, kLong));
+  return {output, logsumexp, Tensor(), Tensor(), query.size(2), key.size(2), no_dropout, no_dropout, Tensor()};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> _scaled_dot_product_fused_attention_overrideable_backward_mtia(
@@ -74,21 +76,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> _scaled_dot_product_fused_attention_o
     std::array<bool, 4> grad_input_mask, const Tensor& out, const Tensor& logsumexp, const Tensor& /*cum_seq_q*/,
     const Tensor& /*cum_seq_k*/, int64_t /*max_q*/, int64_t /*max_k*/, double dropout_p, bool is_causal,
     const Tensor& /*philox_seed*/, const Tensor& /*philox_offset*/, std::optional<double> scale) {
-  using Kernel = HostFunction<&_scaled_dot_product_flash_attention_cpu_backward>;
   TORCH_CHECK_NOT_IMPLEMENTED(!attn_bias.defined() || !grad_input_mask[3],
                               "fused attention has no gradient of the mask on this device; use the math backend");
   const auto mask = optional(attn_bias);
-  Kernel::check("aten::_scaled_dot_product_fused_attention_overrideable_backward",
-                sizes_fit(query, key, value, dropout_p, mask) && grad_out.sizes() == query.sizes() &&
-                    out.sizes() == query.sizes(),
-                grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, mask, scale);
-  const auto make = [&](size_t i, const Tensor& tensor) {
-    return grad_input_mask[i] ? at::empty_like(tensor) : Tensor();
+  const auto shapes = [&]() -> torch_mtia::ThreeShapes {
+    if (!sizes_fit(query, key, value, dropout_p, mask) || grad_out.sizes() != query.sizes() ||
+        out.sizes() != query.sizes()) {
+      return std::nullopt;
+    }
+    return {grad_input_mask[0] ? with_strides_of(query) : absent(),
+            grad_input_mask[1] ? with_strides_of(key) : absent(),
+            grad_input_mask[2] ? with_strides_of(value) : absent()};
   };
-  const std::array<Tensor, 3> grads{make(0, query), make(1, key), make(2, value)};
-  Kernel::run({"aten::_scaled_dot_product_fused_attention_overrideable_backward", 1, 2 * cost(query, key)},
-              query.device(), grads, grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, mask, scale);
-  return {grads[0], grads[1], grads[2], Tensor()};
+  constexpr auto run = [](auto&&... arguments) {
+    return _scaled_dot_product_flash_attention_cpu_backward(arguments...);
+  };
+  const uint64_t least = query.dim() == 4 && key.dim() == 4 ? 2 * cost(query, key) : 0;
+  auto [grad_query, grad_key, grad_value] =
+      make_with_cpu_kernel<3>({"aten::_scaled_dot_product_fused_attention_overrideable_backward", 1, least},
+                              query.device(), shapes(), run, keep(grad_out), keep(query), keep(key), keep(value),
+                              keep(out), keep(logsumexp), keep(dropout_p), keep(is_causal), keep(mask), keep(scale));
+  return {grad_query, grad_key, grad_value, Tensor()};
 }
 
 }  // namespace at::native

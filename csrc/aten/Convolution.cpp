@@ -6,30 +6,30 @@
 #include <ATen/ops/convolution_native.h>
 #include <c10/core/SymIntArrayRef.h>
 
-#include "HostFunction.h"
+#include "CPUKernelLaunch.h"
 #include "MTIANativeFunctions.h"
 
 namespace at::native {
 namespace {
 
-using torch_mtia::HostFunction;
-using torch_mtia::new_output;
-using torch_mtia::new_output_like;
+using torch_mtia::absent;
+using torch_mtia::keep;
+using torch_mtia::like;
+using torch_mtia::make_with_cpu_kernel;
 
-uint64_t cost(const Tensor& input_side, const Tensor& output_side, const Tensor& weight, bool transposed) {
-  const Tensor& positions = transposed ? input_side : output_side;
+uint64_t cost(IntArrayRef input_side, IntArrayRef output_side, const Tensor& weight, bool transposed) {
+  const auto positions = static_cast<uint64_t>(c10::multiply_integers(transposed ? input_side : output_side));
   const auto channels = static_cast<uint64_t>(std::max<int64_t>(weight.size(0), 1));
-  return torch_mtia::cost_of_operations(2 * static_cast<uint64_t>(positions.numel()) *
-                                        (static_cast<uint64_t>(weight.numel()) / channels));
+  return torch_mtia::cost_of_operations(2 * positions * (static_cast<uint64_t>(weight.numel()) / channels));
 }
 
 // The memory format of the results of the kernel that the CPU would choose. It is chosen by metadata.
 MemoryFormat result_format(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                            OptionalIntArrayRef bias_sizes, IntArrayRef stride, IntArrayRef padding,
                            IntArrayRef dilation, bool transposed, IntArrayRef output_padding, int64_t groups) {
-  const torch_mtia::HostTensor host_input(input, /*for_write=*/false);
-  const torch_mtia::HostTensor host_weight(weight, /*for_write=*/false);
-  const torch_mtia::HostTensor host_bias(bias.value_or(Tensor()), /*for_write=*/false);
+  const torch_mtia::PooledAlias host_input(input, /*for_write=*/false);
+  const torch_mtia::PooledAlias host_weight(weight, /*for_write=*/false);
+  const torch_mtia::PooledAlias host_bias(bias.value_or(Tensor()), /*for_write=*/false);
   const auto symbolic = [](IntArrayRef values) { return c10::fromIntArrayRefSlow(values); };
   const auto backend =
       select_conv_backend(host_input.get(), host_weight.get(), host_bias.get(), symbolic(stride), symbolic(padding),
@@ -53,18 +53,21 @@ bool sizes_fit(const Tensor& input, const Tensor& weight, IntArrayRef stride, In
 Tensor convolution_overrideable_mtia(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                      IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool transposed,
                                      IntArrayRef output_padding, int64_t groups) {
-  using Kernel = HostFunction<&convolution>;
-  Kernel::check("aten::convolution", sizes_fit(input, weight, stride, padding, dilation, output_padding, groups), input,
-                weight, bias, stride, padding, dilation, transposed, output_padding, groups);
-  const auto sizes =
-      transposed ? conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride, dilation, groups)
-                 : conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
-  const Tensor output = new_output(
-      sizes, input.options(),
-      result_format(input, weight, bias, std::nullopt, stride, padding, dilation, transposed, output_padding, groups));
-  Kernel::run({"aten::convolution", 1, cost(input, output, weight, transposed)}, input.device(), output, input, weight,
-              bias, stride, padding, dilation, transposed, output_padding, groups);
-  return output;
+  torch_mtia::Shape shape = std::nullopt;
+  uint64_t least_cost = 0;
+  if (sizes_fit(input, weight, stride, padding, dilation, output_padding, groups)) {
+    const auto sizes =
+        transposed ? conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride, dilation, groups)
+                   : conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
+    shape = like(input, sizes,
+                 result_format(input, weight, bias, std::nullopt, stride, padding, dilation, transposed, output_padding,
+                               groups));
+    least_cost = cost(input.sizes(), sizes, weight, transposed);
+  }
+  constexpr auto run = [](auto&&... arguments) { return convolution(arguments...); };
+  return make_with_cpu_kernel<1>({"aten::convolution", 1, least_cost}, input.device(), shape, run, keep(input),
+                                 keep(weight), keep(bias), keep(stride), keep(padding), keep(dilation),
+                                 keep(transposed), keep(output_padding), keep(groups))[0];
 }
 
 std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable_mtia(const Tensor& grad_output,
@@ -73,25 +76,24 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable_mtia(const 
                                                                           IntArrayRef dilation, bool transposed,
                                                                           IntArrayRef output_padding, int64_t groups,
                                                                           std::array<bool, 3> output_mask) {
-  using Kernel = HostFunction<&convolution_backward>;
   const std::array<int64_t, 1> bias_size{grad_output.dim() > 1 ? grad_output.size(1) : 0};
   const OptionalIntArrayRef bias_sizes = output_mask[2] ? OptionalIntArrayRef(bias_size) : std::nullopt;
-  Kernel::check(
-      "aten::convolution_backward",
-      sizes_fit(input, weight, stride, padding, dilation, output_padding, groups) && grad_output.dim() == input.dim(),
-      grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
-      output_mask);
-  const auto format = result_format(input, weight, std::nullopt, bias_sizes, stride, padding, dilation, transposed,
-                                    output_padding, groups);
-  const std::array<Tensor, 3> grads{
-      output_mask[0] ? new_output_like(input, format) : Tensor(),
-      output_mask[1] ? new_output_like(weight, format) : Tensor(),
-      output_mask[2] ? new_output(bias_size, grad_output.options()) : Tensor(),
-  };
-  Kernel::run({"aten::convolution_backward", 1, 2 * cost(input, grad_output, weight, transposed)}, input.device(),
-              grads, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
-              groups, output_mask);
-  return {grads[0], grads[1], grads[2]};
+  torch_mtia::ThreeShapes shapes = std::nullopt;
+  uint64_t least_cost = 0;
+  if (sizes_fit(input, weight, stride, padding, dilation, output_padding, groups) && grad_output.dim() == input.dim()) {
+    const auto format = result_format(input, weight, std::nullopt, bias_sizes, stride, padding, dilation, transposed,
+                                      output_padding, groups);
+    shapes = {output_mask[0] ? like(input, input.sizes(), format) : absent(),
+              output_mask[1] ? like(weight, weight.sizes(), format) : absent(),
+              output_mask[2] ? like(grad_output, bias_size) : absent()};
+    least_cost = 2 * cost(input.sizes(), grad_output.sizes(), weight, transposed);
+  }
+  constexpr auto run = [](auto&&... arguments) { return convolution_backward(arguments...); };
+  auto [grad_input, grad_weight, grad_bias] = make_with_cpu_kernel<3>(
+      {"aten::convolution_backward", 1, least_cost}, input.device(), shapes, run, keep(grad_output), keep(input),
+      keep(weight), keep(bias_sizes), keep(stride), keep(padding), keep(dilation), keep(transposed),
+      keep(output_padding), keep(groups), keep(output_mask));
+  return {grad_input, grad_weight, grad_bias};
 }
 
 }  // namespace at::native

@@ -93,7 +93,7 @@ void run_copy_loop(at::TensorIteratorBase& iter, const MTIAStream& stream) {
   const auto& from = iter.tensor_base(1);
   const bool converts =
       iter.dtype(0) != iter.dtype(1) || to.is_conj() != from.is_conj() || to.is_neg() != from.is_neg();
-  launch_iterator(iter, stream, "aten::copy_", HostOperand::kBuffer, converts, [](at::TensorIteratorBase& host_iter) {
+  launch_iterator(iter, stream, "aten::copy_", CPUOperand::kBuffer, converts, [](at::TensorIteratorBase& host_iter) {
     at::native::copy_stub(c10::kCPU, static_cast<at::TensorIterator&>(host_iter), /*non_blocking=*/false);
   });
 }

@@ -26,13 +26,6 @@ inline uint64_t cost_of_operations(uint64_t operations) {
   return operations / kOperationsPerNanosecond;
 }
 
-// How many times longer than moving their tensors groups of operators take that are written by hand.
-inline constexpr uint64_t kActivationWeight = 4;  // gelu
-inline constexpr uint64_t kLossWeight = 4;
-inline constexpr uint64_t kNormalizationWeight = 4;  // reads its input twice, and computes
-inline constexpr uint64_t kSamplingWeight = 8;       // a gather for each element
-inline constexpr uint64_t kTransformWeight = 8;      // of Fourier
-
 // What a CPU kernel on lists spends on each tensor, however small it is, in nanoseconds.
 inline constexpr uint64_t kNanosecondsPerTensor = 400;
 

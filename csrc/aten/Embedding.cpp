@@ -1,163 +1,130 @@
-// Embeddings and bags of them. An index out of range shows when the work runs.
+// Shapes of embeddings and of bags of them. An index out of range shows when the work runs.
 #include <ATen/ops/_embedding_bag_backward_native.h>
-#include <ATen/ops/_embedding_bag_dense_backward_native.h>
-#include <ATen/ops/_embedding_bag_forward_only_native.h>
-#include <ATen/ops/_embedding_bag_native.h>
-#include <ATen/ops/_embedding_bag_per_sample_weights_backward_native.h>
 #include <ATen/ops/_embedding_bag_sparse_backward.h>
-#include <ATen/ops/embedding_dense_backward_native.h>
-#include <ATen/ops/embedding_native.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 
-#include "HostFunction.h"
+#include "CPUKernelLaunch.h"
 #include "MTIANativeFunctions.h"
+#include "ShapeFunctions.h"
 
-namespace at::native {
-namespace {
-
-using torch_mtia::HostFunction;
-using torch_mtia::new_output;
-
-bool are_indices(const Tensor& tensor) {
-  return tensor.scalar_type() == kLong || tensor.scalar_type() == kInt;
-}
-
-Tensor embedding_host(const Tensor& weight, const Tensor& indices, int64_t padding_idx, bool scale_grad_by_freq,
-                      bool sparse) {
-  return at::native::embedding_symint(weight, indices, padding_idx, scale_grad_by_freq, sparse);
-}
-
-Tensor embedding_bag_backward_host(const Tensor& grad, const Tensor& indices, const Tensor& offsets,
-                                   const Tensor& offset2bag, const Tensor& bag_size, const Tensor& maximum_indices,
-                                   int64_t num_weights, bool scale_grad_by_freq, int64_t mode,
-                                   const std::optional<Tensor>& per_sample_weights, int64_t padding_idx) {
-  return at::native::_embedding_bag_backward_symint(grad, indices, offsets, offset2bag, bag_size, maximum_indices,
-                                                    num_weights, scale_grad_by_freq, mode, /*sparse=*/false,
-                                                    per_sample_weights, padding_idx);
-}
-
-}  // namespace
-
-Tensor embedding_mtia(const Tensor& weight, const Tensor& indices, int64_t padding_idx, bool scale_grad_by_freq,
-                      bool sparse) {
-  return HostFunction<&embedding_host>::call(
-      {"aten::embedding"}, weight.dim() == 2 && are_indices(indices),
-      [&] {
-        DimVector sizes(indices.sizes());
-        sizes.push_back(weight.size(1));
-        return new_output(sizes, weight.options());
-      },
-      weight, indices, padding_idx, scale_grad_by_freq, sparse);
-}
-
-Tensor embedding_dense_backward_mtia(const Tensor& grad_output, const Tensor& indices, int64_t num_weights,
-                                     int64_t padding_idx, bool scale_grad_by_freq) {
-  return HostFunction<&embedding_dense_backward_cpu>::call(
-      {"aten::embedding_dense_backward", 2},
-      are_indices(indices) && grad_output.dim() >= 1 && grad_output.numel() == indices.numel() * grad_output.size(-1) &&
-          num_weights >= 0,
-      [&] { return new_output({num_weights, grad_output.size(-1)}, grad_output.options()); }, grad_output, indices,
-      num_weights, padding_idx, scale_grad_by_freq);
-}
-
+namespace torch_mtia {
 namespace {
 
 enum BagMode : int64_t { kSum, kMean, kMax };
 
-template <auto Kernel>
-std::tuple<Tensor, Tensor, Tensor, Tensor> embedding_bag_on_host(bool forward_only, const Tensor& weight,
-                                                                 const Tensor& indices, const Tensor& offsets,
-                                                                 bool scale_grad_by_freq, int64_t mode, bool sparse,
-                                                                 const std::optional<Tensor>& per_sample_weights,
-                                                                 bool include_last_offset, int64_t padding_idx) {
-  const bool weighted = per_sample_weights && per_sample_weights->defined();
+bool are_indices(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kInt;
+}
+
+FourShapes bag_shapes(bool forward_only, const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets,
+                      int64_t mode, const std::optional<at::Tensor>& per_sample_weights, bool include_last_offset,
+                      int64_t padding_idx) {
+  const bool weighted = is_given(per_sample_weights);
   const bool fits = weight.dim() == 2 && indices.dim() == 1 && offsets.dim() == 1 && are_indices(indices) &&
                     are_indices(offsets) && mode >= kSum && mode <= kMax &&
                     offsets.size(0) >= (include_last_offset ? 1 : 0) && padding_idx < weight.size(0) &&
                     (!weighted || (mode == kSum && per_sample_weights->sizes() == indices.sizes()));
-  const auto make = [&] {
-    const int64_t bags = offsets.size(0) - (include_last_offset ? 1 : 0);
-    const ScalarType dtype = weight.scalar_type();
-    // Sums of these dtypes are left to FBGEMM or caffe2, which need no table of the bags.
-    const bool fast_sum = mode == kSum && (dtype == kFloat || dtype == kHalf || dtype == kBFloat16) &&
-                          weight.stride(1) == 1 && padding_idx < 0 && (!weighted || per_sample_weights->stride(0) == 1);
-    const int64_t counted = forward_only && mode == kSum ? offsets.size(0) : bags;
-    const auto index_options = weight.options().dtype(promoteTypes(indices.scalar_type(), offsets.scalar_type()));
-    const Tensor bag_size = new_output({counted}, index_options);
-    return std::array<Tensor, 4>{
-        new_output({bags, weight.size(1)}, weight.options()),
-        new_output({fast_sum ? 0 : indices.size(0)}, index_options), bag_size,
-        mode == kMax ? new_output({bags, weight.size(1)}, index_options) : new_output({counted}, index_options)};
-  };
-  auto [output, offset2bag, bag_size, maximum_indices] =
-      HostFunction<Kernel>::call({"aten::_embedding_bag", 2}, fits, make, weight, indices, offsets, scale_grad_by_freq,
-                                 mode, sparse, per_sample_weights, include_last_offset, padding_idx);
-  return {output, offset2bag, bag_size, maximum_indices};
+  if (!fits) return std::nullopt;
+  const int64_t bags = offsets.size(0) - (include_last_offset ? 1 : 0);
+  const auto dtype = weight.scalar_type();
+  // Sums of these dtypes are left to FBGEMM or caffe2, which need no table of the bags.
+  const bool fast_sum = mode == kSum && (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16) &&
+                        weight.stride(1) == 1 && padding_idx < 0 && (!weighted || per_sample_weights->stride(0) == 1);
+  const int64_t counted = forward_only && mode == kSum ? offsets.size(0) : bags;
+  const auto index_dtype = at::promoteTypes(indices.scalar_type(), offsets.scalar_type());
+  const TensorShape bag_size = like(weight, {counted}, index_dtype);
+  return {like(weight, {bags, weight.size(1)}), like(weight, {fast_sum ? 0 : indices.size(0)}, index_dtype), bag_size,
+          mode == kMax ? like(weight, {bags, weight.size(1)}, index_dtype) : bag_size};
 }
 
 // The bag of each index, which the forward leaves out where its kernels do without.
-Tensor bags_of(const Tensor& indices, const Tensor& offsets) {
-  Tensor starts = at::zeros({indices.size(0) + 1}, offsets.options());  // a bag may start behind the last index
+at::Tensor bags_of(const at::Tensor& indices, const at::Tensor& offsets) {
+  at::Tensor starts = at::zeros({indices.size(0) + 1}, offsets.options());  // a bag may start behind the last index
   starts.index_add_(0, offsets, at::ones_like(offsets));
   return starts.cumsum(0).sub_(1).slice(0, 0, indices.size(0)).to(indices.scalar_type());
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> _embedding_bag_mtia(const Tensor& weight, const Tensor& indices,
-                                                               const Tensor& offsets, bool scale_grad_by_freq,
-                                                               int64_t mode, bool sparse,
-                                                               const std::optional<Tensor>& per_sample_weights,
-                                                               bool include_last_offset, int64_t padding_idx) {
-  return embedding_bag_on_host<&_embedding_bag_cpu>(/*forward_only=*/false, weight, indices, offsets,
-                                                    scale_grad_by_freq, mode, sparse, per_sample_weights,
-                                                    include_last_offset, padding_idx);
+Shape embedding_shape(const at::Tensor& weight, const at::Tensor& indices, int64_t /*padding_idx*/,
+                      bool /*scale_grad_by_freq*/, bool /*sparse*/) {
+  if (weight.dim() != 2 || !are_indices(indices)) return std::nullopt;
+  c10::DimVector sizes(indices.sizes());
+  sizes.push_back(weight.size(1));
+  return like(weight, sizes);
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> _embedding_bag_forward_only_mtia(
-    const Tensor& weight, const Tensor& indices, const Tensor& offsets, bool scale_grad_by_freq, int64_t mode,
-    bool sparse, const std::optional<Tensor>& per_sample_weights, bool include_last_offset, int64_t padding_idx) {
-  return embedding_bag_on_host<&_embedding_bag_forward_only_cpu>(/*forward_only=*/true, weight, indices, offsets,
-                                                                 scale_grad_by_freq, mode, sparse, per_sample_weights,
-                                                                 include_last_offset, padding_idx);
+Shape embedding_dense_backward_shape(const at::Tensor& grad_output, const at::Tensor& indices, int64_t num_weights,
+                                     int64_t /*padding_idx*/, bool /*scale_grad_by_freq*/) {
+  if (!are_indices(indices) || grad_output.dim() < 1 || num_weights < 0 ||
+      grad_output.numel() != indices.numel() * grad_output.size(-1)) {
+    return std::nullopt;
+  }
+  return like(grad_output, {num_weights, grad_output.size(-1)});
 }
 
+FourShapes embedding_bag_shape(const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets,
+                               bool /*scale_grad_by_freq*/, int64_t mode, bool /*sparse*/,
+                               const std::optional<at::Tensor>& per_sample_weights, bool include_last_offset,
+                               int64_t padding_idx) {
+  return bag_shapes(/*forward_only=*/false, weight, indices, offsets, mode, per_sample_weights, include_last_offset,
+                    padding_idx);
+}
+
+FourShapes embedding_bag_forward_only_shape(const at::Tensor& weight, const at::Tensor& indices,
+                                            const at::Tensor& offsets, bool /*scale_grad_by_freq*/, int64_t mode,
+                                            bool /*sparse*/, const std::optional<at::Tensor>& per_sample_weights,
+                                            bool include_last_offset, int64_t padding_idx) {
+  return bag_shapes(/*forward_only=*/true, weight, indices, offsets, mode, per_sample_weights, include_last_offset,
+                    padding_idx);
+}
+
+Shape embedding_bag_dense_backward_shape(const at::Tensor& grad, const at::Tensor& indices,
+                                         const at::Tensor& /*offset2bag*/, const at::Tensor& /*bag_size*/,
+                                         const at::Tensor& /*maximum_indices*/, int64_t num_weights,
+                                         bool /*scale_grad_by_freq*/, int64_t /*mode*/,
+                                         const std::optional<at::Tensor>& /*per_sample_weights*/,
+                                         int64_t /*padding_idx*/) {
+  if (grad.dim() != 2 || !are_indices(indices) || num_weights < 0) return std::nullopt;
+  return like(grad, {num_weights, grad.size(1)});
+}
+
+Shape embedding_bag_per_sample_weights_backward_shape(const at::Tensor& grad, const at::Tensor& weight,
+                                                      const at::Tensor& indices, const at::Tensor& /*offsets*/,
+                                                      const at::Tensor& /*offset2bag*/, int64_t mode,
+                                                      int64_t /*padding_idx*/) {
+  if (mode != kSum || grad.dim() != 2 || weight.dim() != 2 || indices.dim() != 1 || !are_indices(indices) ||
+      weight.size(1) != grad.size(1)) {
+    return std::nullopt;
+  }
+  return like(grad, {indices.size(0)});
+}
+
+}  // namespace torch_mtia
+
+namespace at::native {
+
+// By hand: a sparse gradient is made of other operators.
 Tensor _embedding_bag_backward_mtia(const Tensor& grad, const Tensor& indices, const Tensor& offsets,
                                     const Tensor& offset2bag, const Tensor& bag_size, const Tensor& maximum_indices,
                                     int64_t num_weights, bool scale_grad_by_freq, int64_t mode, bool sparse,
                                     const std::optional<Tensor>& per_sample_weights, int64_t padding_idx) {
+  using torch_mtia::keep;
   if (sparse) {
     const bool has_bags = offset2bag.numel() > 0 || indices.numel() == 0;
-    return at::_embedding_bag_sparse_backward(grad, indices, offsets, has_bags ? offset2bag : bags_of(indices, offsets),
-                                              bag_size, num_weights, scale_grad_by_freq, mode, per_sample_weights,
-                                              padding_idx);
+    const Tensor bags = has_bags ? offset2bag : torch_mtia::bags_of(indices, offsets);
+    return at::_embedding_bag_sparse_backward(grad, indices, offsets, bags, bag_size, num_weights, scale_grad_by_freq,
+                                              mode, per_sample_weights, padding_idx);
   }
-  return HostFunction<&embedding_bag_backward_host>::call(
-      {"aten::_embedding_bag_backward", 2}, grad.dim() == 2 && are_indices(indices) && num_weights >= 0,
-      [&] { return new_output({num_weights, grad.size(1)}, grad.options()); }, grad, indices, offsets, offset2bag,
-      bag_size, maximum_indices, num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx);
-}
-
-Tensor _embedding_bag_dense_backward_mtia(const Tensor& grad, const Tensor& indices, const Tensor& offset2bag,
-                                          const Tensor& bag_size, const Tensor& maximum_indices, int64_t num_weights,
-                                          bool scale_grad_by_freq, int64_t mode,
-                                          const std::optional<Tensor>& per_sample_weights, int64_t padding_idx) {
-  return HostFunction<&_embedding_bag_dense_backward_cpu>::call(
-      {"aten::_embedding_bag_dense_backward", 2}, grad.dim() == 2 && are_indices(indices) && num_weights >= 0,
-      [&] { return new_output({num_weights, grad.size(1)}, grad.options()); }, grad, indices, offset2bag, bag_size,
-      maximum_indices, num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx);
-}
-
-Tensor _embedding_bag_per_sample_weights_backward_mtia(const Tensor& grad, const Tensor& weight, const Tensor& indices,
-                                                       const Tensor& offsets, const Tensor& offset2bag, int64_t mode,
-                                                       int64_t padding_idx) {
-  return HostFunction<&_embedding_bag_per_sample_weights_backward_cpu>::call(
-      {"aten::_embedding_bag_per_sample_weights_backward", 2},
-      mode == kSum && grad.dim() == 2 && weight.dim() == 2 && indices.dim() == 1 && are_indices(indices) &&
-          weight.size(1) == grad.size(1),
-      [&] { return new_output({indices.size(0)}, grad.options()); }, grad, weight, indices, offsets, offset2bag, mode,
-      padding_idx);
+  const auto shape =
+      torch_mtia::embedding_bag_dense_backward_shape(grad, indices, offset2bag, bag_size, maximum_indices, num_weights,
+                                                     scale_grad_by_freq, mode, per_sample_weights, padding_idx);
+  constexpr auto run = [](auto&&... arguments) { return at::native::_embedding_bag_backward_symint(arguments...); };
+  return torch_mtia::make_with_cpu_kernel<1>(
+      {"aten::_embedding_bag_backward", 2}, grad.device(), shape, run, keep(grad), keep(indices), keep(offsets),
+      keep(offset2bag), keep(bag_size), keep(maximum_indices), keep(num_weights), keep(scale_grad_by_freq), keep(mode),
+      keep(/*sparse=*/false), keep(per_sample_weights), keep(padding_idx))[0];
 }
 
 }  // namespace at::native

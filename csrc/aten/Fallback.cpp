@@ -35,8 +35,8 @@
 #include <unordered_map>
 
 #include "../core/RunningWork.h"
+#include "../device/AllocationScopes.h"
 #include "../device/Door.h"
-#include "../device/HostViewAllocation.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAGenerator.h"
 #include "../device/MTIAGraph.h"
@@ -350,7 +350,7 @@ class FallbackCall {
   }
 
   void run_kernel() {
-    std::optional<HostViewAllocation> device_memory;
+    std::optional<DeviceAllocation> device_memory;
     if (HostView::available()) device_memory.emplace();
     if (!seeds_default_generator_) {
       op_.redispatchBoxed(c10::DispatchKeySet(key_), stack_);
@@ -464,8 +464,8 @@ class FallbackCall {
   c10::DataPtr adopt_or_copy(const c10::Storage& host, bool kept_elsewhere) {
     auto* impl = host.unsafeGetStorageImpl();
     if (impl->nbytes() == 0) return MTIACachingAllocator::get().allocate(0);
-    if (kept_elsewhere || !HostViewAllocation::owns(impl->data_ptr())) return copy_to_device(*impl);
-    return HostViewAllocation::adopt(impl->set_data_ptr(c10::DataPtr()));
+    if (kept_elsewhere || !DeviceAllocation::owns(impl->data_ptr())) return copy_to_device(*impl);
+    return DeviceAllocation::adopt(impl->set_data_ptr(c10::DataPtr()));
   }
 
   c10::DataPtr copy_to_device(const c10::StorageImpl& host) {

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "../core/WorkItem.h"
+#include "../device/AllocationScopes.h"
 #include "../device/HostView.h"
-#include "../device/HostViewAllocation.h"
 #include "../device/IntraOpThreads.h"
 #include "../device/MTIAStream.h"
 #include "Cost.h"

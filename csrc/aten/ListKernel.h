@@ -1,5 +1,5 @@
 // Runs one of ATen's CPU kernels on lists of tensors (`_foreach_*_`, `_fused_*_`) as one work item. The code that calls
-// this is generated from rows with `runs` (tools/codegen/list_kernels.py).
+// this is generated from rows with `runs` (tools/codegen/cpu_kernels.py).
 //
 // Note [List kernels]
 // A kernel that takes lists looks at its arguments only when it runs, and what it refuses has to be refused at the
@@ -18,7 +18,7 @@
 #include <optional>
 #include <vector>
 
-#include "HostKernel.h"
+#include "CPUKernelLaunch.h"
 
 namespace torch_mtia {
 

@@ -1,204 +1,59 @@
-// Losses, and the activations that come with them.
+// Shapes of losses.
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/native/LossMulti.h>
-#include <ATen/native/TensorIterator.h>
-#include <ATen/ops/_ctc_loss_backward_native.h>
-#include <ATen/ops/_ctc_loss_native.h>
-#include <ATen/ops/binary_cross_entropy_backward_native.h>
-#include <ATen/ops/binary_cross_entropy_native.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/huber_loss_backward_native.h>
-#include <ATen/ops/multi_margin_loss_backward_native.h>
-#include <ATen/ops/multi_margin_loss_native.h>
-#include <ATen/ops/multilabel_margin_loss_backward_native.h>
-#include <ATen/ops/multilabel_margin_loss_forward_native.h>
-#include <ATen/ops/nll_loss2d_backward_native.h>
-#include <ATen/ops/nll_loss2d_forward_native.h>
-#include <ATen/ops/smooth_l1_loss_backward_native.h>
 
 #include <numeric>
 
-#include "HostFunction.h"
-#include "MTIANativeFunctions.h"
+#include "ShapeFunctions.h"
 
-namespace at::native {
+namespace torch_mtia {
 namespace {
 
-using torch_mtia::HostFunction;
-using torch_mtia::kLossWeight;
-using torch_mtia::new_output;
-using torch_mtia::new_output_like;
-
-bool has_elements(const std::optional<Tensor>& weight, int64_t count) {
-  return !weight || !weight->defined() || (weight->dim() <= 1 && weight->numel() == count);
+bool has_elements(const std::optional<at::Tensor>& weight, int64_t count) {
+  return !is_given(weight) || (weight->dim() <= 1 && weight->numel() == count);
 }
 
 // The gradient of a loss that was reduced is a number, else it has the loss' sizes.
-bool is_gradient_of(const Tensor& grad_output, IntArrayRef sizes, int64_t reduction) {
-  return reduction == Reduction::None ? grad_output.sizes() == sizes : grad_output.numel() == 1;
+bool is_gradient_of(const at::Tensor& grad_output, at::IntArrayRef sizes, int64_t reduction) {
+  return reduction == at::Reduction::None ? grad_output.sizes() == sizes : grad_output.numel() == 1;
 }
-
-bool expand_together(const Tensor& left, const Tensor& right) {
-  return are_expandable(left.sizes(), right.sizes());
-}
-
-Tensor new_scalar(const Tensor& like) {
-  return new_output({}, like.options());
-}
-
-}  // namespace
-
-// Pointwise losses
-
-Tensor binary_cross_entropy_mtia(const Tensor& self, const Tensor& target, const std::optional<Tensor>& weight,
-                                 int64_t reduction) {
-  return HostFunction<&binary_cross_entropy_cpu>::call(
-      {"aten::binary_cross_entropy", kLossWeight}, self.sizes() == target.sizes(),
-      [&] { return reduction == Reduction::None ? at::empty_like(self) : new_scalar(self); }, self, target, weight,
-      reduction);
-}
-
-Tensor binary_cross_entropy_backward_mtia(const Tensor& grad_output, const Tensor& self, const Tensor& target,
-                                          const std::optional<Tensor>& weight, int64_t reduction) {
-  return HostFunction<&binary_cross_entropy_backward_cpu>::call(
-      {"aten::binary_cross_entropy_backward", kLossWeight},
-      self.sizes() == target.sizes() && is_gradient_of(grad_output, self.sizes(), reduction),
-      [&] { return at::empty_like(self); }, grad_output, self, target, weight, reduction);
-}
-
-namespace {
 
 // Backward of a pointwise loss: contiguous, of the sizes that all arguments together have.
-template <auto Kernel, typename... Parameters>
-Tensor pointwise_backward(const torch_mtia::Operator& op, const Tensor& grad_output, const Tensor& self,
-                          const Tensor& target, const Parameters&... parameters) {
-  const bool fits = expand_together(self, target) &&
-                    are_expandable(grad_output.sizes(), infer_size_dimvector(self.sizes(), target.sizes()));
-  return HostFunction<Kernel>::call(
-      {op, kLossWeight}, fits,
-      [&] {
-        const auto sizes = infer_size_dimvector(self.sizes(), target.sizes());
-        return new_output(infer_size_dimvector(sizes, grad_output.sizes()), self.options());
-      },
-      grad_output, self, target, parameters...);
+Shape pointwise_backward(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target) {
+  if (!at::are_expandable(self.sizes(), target.sizes())) return std::nullopt;
+  const auto sizes = at::infer_size_dimvector(self.sizes(), target.sizes());
+  if (!at::are_expandable(grad_output.sizes(), sizes)) return std::nullopt;
+  return like(self, at::infer_size_dimvector(sizes, grad_output.sizes()));
 }
 
-}  // namespace
-
-Tensor huber_loss_backward_mtia(const Tensor& grad_output, const Tensor& self, const Tensor& target, int64_t reduction,
-                                double delta) {
-  return pointwise_backward<&huber_loss_backward>("aten::huber_loss_backward", grad_output, self, target, reduction,
-                                                  delta);
-}
-
-Tensor smooth_l1_loss_backward_mtia(const Tensor& grad_output, const Tensor& self, const Tensor& target,
-                                    int64_t reduction, double beta) {
-  return pointwise_backward<&smooth_l1_loss_backward>("aten::smooth_l1_loss_backward", grad_output, self, target,
-                                                      reduction, beta);
-}
-
-// Losses of classes
-
-namespace {
-
-bool is_image_of_classes(const Tensor& self, const Tensor& target, const std::optional<Tensor>& weight) {
-  return self.dim() == 4 && target.dim() == 3 && target.scalar_type() == kLong && self.size(0) == target.size(0) &&
+bool is_image_of_classes(const at::Tensor& self, const at::Tensor& target, const std::optional<at::Tensor>& weight) {
+  return self.dim() == 4 && target.dim() == 3 && target.scalar_type() == at::kLong && self.size(0) == target.size(0) &&
          self.size(2) == target.size(1) && self.size(3) == target.size(2) && has_elements(weight, self.size(1));
 }
 
-// Vector or matrix of scores.
-bool are_scores(const Tensor& self) {
-  return self.dim() == 0 || (self.dim() <= 2 && self.size(-1) != 0);
+// A vector or matrix of scores, with classes that fit it.
+bool fit_scores(const at::Tensor& self, const at::Tensor& target) {
+  return (self.dim() == 0 || (self.dim() <= 2 && self.size(-1) != 0)) && target.sizes() == self.sizes() &&
+         target.scalar_type() == at::kLong;
 }
 
-}  // namespace
-
-std::tuple<Tensor, Tensor> nll_loss2d_forward_mtia(const Tensor& self, const Tensor& target,
-                                                   const std::optional<Tensor>& weight, int64_t reduction,
-                                                   int64_t ignore_index) {
-  auto [output, total_weight] = HostFunction<&nll_loss2d_forward_cpu>::call(
-      {"aten::nll_loss2d_forward"}, is_image_of_classes(self, target, weight),
-      [&] {
-        return std::array<Tensor, 2>{
-            reduction == Reduction::None ? new_output(target.sizes(), self.options()) : new_scalar(self),
-            new_scalar(self)};
-      },
-      self, target, weight, reduction, ignore_index);
-  return {output, total_weight};
-}
-
-Tensor nll_loss2d_backward_mtia(const Tensor& grad_output, const Tensor& self, const Tensor& target,
-                                const std::optional<Tensor>& weight, int64_t reduction, int64_t ignore_index,
-                                const Tensor& total_weight) {
-  return HostFunction<&nll_loss2d_backward_cpu>::call(
-      {"aten::nll_loss2d_backward"},
-      is_image_of_classes(self, target, weight) && is_gradient_of(grad_output, target.sizes(), reduction) &&
-          self.is_contiguous() && total_weight.numel() == 1,
-      [&] { return new_output_like(self); }, grad_output, self, target, weight, reduction, ignore_index, total_weight);
-}
-
-Tensor multi_margin_loss_mtia(const Tensor& self, const Tensor& target, const Scalar& p, const Scalar& margin,
-                              const std::optional<Tensor>& weight, int64_t reduction) {
+bool fit_margin(const at::Tensor& self, const at::Tensor& target, const at::Scalar& p,
+                const std::optional<at::Tensor>& weight) {
+  if ((p.toDouble() != 1 && p.toDouble() != 2) || target.scalar_type() != at::kLong) return false;
   int64_t rows = 0;
   int64_t classes = 0;
-  const bool known_norm = p.toDouble() == 1 || p.toDouble() == 2;
-  if (known_norm) multi_margin_loss_shape_check(rows, classes, self.dim(), self, target, weight);
-  return HostFunction<&multi_margin_loss_cpu>::call(
-      {"aten::multi_margin_loss", kLossWeight}, known_norm && target.scalar_type() == kLong,
-      [&] {
-        return reduction == Reduction::None && target.dim() > 0 ? new_output({rows}, self.options()) : new_scalar(self);
-      },
-      self, target, p, margin, weight, reduction);
+  at::native::multi_margin_loss_shape_check(rows, classes, self.dim(), self, target, weight);
+  return true;
 }
 
-Tensor multi_margin_loss_backward_mtia(const Tensor& grad_output, const Tensor& self, const Tensor& target,
-                                       const Scalar& p, const Scalar& margin, const std::optional<Tensor>& weight,
-                                       int64_t reduction) {
-  int64_t rows = 0;
-  int64_t classes = 0;
-  const bool known_norm = p.toDouble() == 1 || p.toDouble() == 2;
-  if (known_norm) multi_margin_loss_shape_check(rows, classes, self.dim(), self, target, weight);
-  return HostFunction<&multi_margin_loss_cpu_backward>::call(
-      {"aten::multi_margin_loss_backward", kLossWeight}, known_norm && target.scalar_type() == kLong,
-      [&] { return new_output_like(self); }, grad_output, self, target, p, margin, weight, reduction);
-}
-
-std::tuple<Tensor, Tensor> multilabel_margin_loss_forward_mtia(const Tensor& self, const Tensor& target,
-                                                               int64_t reduction) {
-  auto [output, is_target] = HostFunction<&multilabel_margin_loss_forward_cpu>::call(
-      {"aten::multilabel_margin_loss_forward", kLossWeight},
-      are_scores(self) && target.sizes() == self.sizes() && target.scalar_type() == kLong,
-      [&] {
-        return std::array<Tensor, 2>{reduction == Reduction::None && self.dim() == 2
-                                         ? new_output({self.size(0)}, self.options())
-                                         : new_scalar(self),
-                                     new_output(target.sizes(), self.options())};
-      },
-      self, target, reduction);
-  return {output, is_target};
-}
-
-Tensor multilabel_margin_loss_backward_mtia(const Tensor& grad_output, const Tensor& self, const Tensor& target,
-                                            int64_t reduction, const Tensor& is_target) {
-  return HostFunction<&multilabel_margin_loss_backward_cpu>::call(
-      {"aten::multilabel_margin_loss_backward", kLossWeight},
-      are_scores(self) && target.sizes() == self.sizes() && is_target.sizes() == target.sizes() &&
-          target.scalar_type() == kLong,
-      [&] { return new_output_like(self); }, grad_output, self, target, reduction, is_target);
-}
-
-// Connectionist temporal classification
-
-namespace {
-
-bool is_alignment(const Tensor& log_probs, const Tensor& targets, IntArrayRef input_lengths, IntArrayRef target_lengths,
-                  int64_t blank) {
-  if (log_probs.dim() != 3 || (targets.scalar_type() != kLong && targets.scalar_type() != kInt)) return false;
+bool is_alignment(const at::Tensor& log_probs, const at::Tensor& targets, at::IntArrayRef input_lengths,
+                  at::IntArrayRef target_lengths, int64_t blank) {
+  if (log_probs.dim() != 3 || (targets.scalar_type() != at::kLong && targets.scalar_type() != at::kInt)) return false;
   const auto batch = static_cast<size_t>(log_probs.size(1));
   if (batch == 0 || input_lengths.size() != batch || target_lengths.size() != batch) return false;
   if (blank < 0 || blank >= log_probs.size(2)) return false;
-  const auto within = [](IntArrayRef lengths, int64_t most) {
+  const auto within = [](at::IntArrayRef lengths, int64_t most) {
     return std::all_of(lengths.begin(), lengths.end(), [&](int64_t length) { return 0 <= length && length <= most; });
   };
   if (!within(input_lengths, log_probs.size(0))) return false;
@@ -211,27 +66,88 @@ bool is_alignment(const Tensor& log_probs, const Tensor& targets, IntArrayRef in
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> ctc_loss_mtia(const Tensor& log_probs, const Tensor& targets, IntArrayRef input_lengths,
-                                         IntArrayRef target_lengths, int64_t blank, bool zero_infinity) {
-  auto [loss, log_alpha] = HostFunction<&ctc_loss_cpu>::call(
-      {"aten::_ctc_loss", 16}, is_alignment(log_probs, targets, input_lengths, target_lengths, blank),
-      [&] {
-        const int64_t longest = *std::max_element(target_lengths.begin(), target_lengths.end());
-        return std::array<Tensor, 2>{
-            new_output({log_probs.size(1)}, log_probs.options()),
-            new_output({log_probs.size(1), log_probs.size(0), 2 * longest + 1}, log_probs.options())};
-      },
-      log_probs, targets, input_lengths, target_lengths, blank, zero_infinity);
-  return {loss, log_alpha};
+Shape binary_cross_entropy_shape(const at::Tensor& self, const at::Tensor& target,
+                                 const std::optional<at::Tensor>& /*weight*/, int64_t reduction) {
+  if (self.sizes() != target.sizes()) return std::nullopt;
+  return reduction == at::Reduction::None ? with_strides_of(self) : like(self, {});
 }
 
-Tensor ctc_loss_backward_mtia(const Tensor& grad, const Tensor& log_probs, const Tensor& targets,
-                              IntArrayRef input_lengths, IntArrayRef target_lengths, const Tensor& neg_log_likelihood,
-                              const Tensor& log_alpha, int64_t blank, bool zero_infinity) {
-  return HostFunction<&ctc_loss_backward_cpu>::call(
-      {"aten::_ctc_loss_backward", 16}, is_alignment(log_probs, targets, input_lengths, target_lengths, blank),
-      [&] { return new_output_like(log_probs); }, grad, log_probs, targets, input_lengths, target_lengths,
-      neg_log_likelihood, log_alpha, blank, zero_infinity);
+Shape binary_cross_entropy_backward_shape(const at::Tensor& grad_output, const at::Tensor& self,
+                                          const at::Tensor& target, const std::optional<at::Tensor>& /*weight*/,
+                                          int64_t reduction) {
+  if (self.sizes() != target.sizes() || !is_gradient_of(grad_output, self.sizes(), reduction)) return std::nullopt;
+  return with_strides_of(self);
 }
 
-}  // namespace at::native
+Shape huber_loss_backward_shape(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
+                                int64_t /*reduction*/, double /*delta*/) {
+  return pointwise_backward(grad_output, self, target);
+}
+
+Shape smooth_l1_loss_backward_shape(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
+                                    int64_t /*reduction*/, double /*beta*/) {
+  return pointwise_backward(grad_output, self, target);
+}
+
+TwoShapes nll_loss2d_forward_shape(const at::Tensor& self, const at::Tensor& target,
+                                   const std::optional<at::Tensor>& weight, int64_t reduction,
+                                   int64_t /*ignore_index*/) {
+  if (!is_image_of_classes(self, target, weight)) return std::nullopt;
+  return {reduction == at::Reduction::None ? like(self, target.sizes()) : like(self, {}), like(self, {})};
+}
+
+Shape nll_loss2d_backward_shape(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
+                                const std::optional<at::Tensor>& weight, int64_t reduction, int64_t /*ignore_index*/,
+                                const at::Tensor& total_weight) {
+  if (!is_image_of_classes(self, target, weight) || !is_gradient_of(grad_output, target.sizes(), reduction) ||
+      !self.is_contiguous() || total_weight.numel() != 1) {
+    return std::nullopt;
+  }
+  return like(self);
+}
+
+Shape multi_margin_loss_shape(const at::Tensor& self, const at::Tensor& target, const at::Scalar& p,
+                              const at::Scalar& /*margin*/, const std::optional<at::Tensor>& weight,
+                              int64_t reduction) {
+  if (!fit_margin(self, target, p, weight)) return std::nullopt;
+  const bool each_row = reduction == at::Reduction::None && target.dim() > 0;
+  return each_row ? like(self, target.sizes()) : like(self, {});
+}
+
+Shape multi_margin_loss_backward_shape(const at::Tensor& /*grad_output*/, const at::Tensor& self,
+                                       const at::Tensor& target, const at::Scalar& p, const at::Scalar& /*margin*/,
+                                       const std::optional<at::Tensor>& weight, int64_t /*reduction*/) {
+  if (!fit_margin(self, target, p, weight)) return std::nullopt;
+  return like(self);
+}
+
+TwoShapes multilabel_margin_loss_forward_shape(const at::Tensor& self, const at::Tensor& target, int64_t reduction) {
+  if (!fit_scores(self, target)) return std::nullopt;
+  const bool each_row = reduction == at::Reduction::None && self.dim() == 2;
+  return {each_row ? like(self, self.sizes().slice(0, 1)) : like(self, {}), like(self)};
+}
+
+Shape multilabel_margin_loss_backward_shape(const at::Tensor& /*grad_output*/, const at::Tensor& self,
+                                            const at::Tensor& target, int64_t /*reduction*/,
+                                            const at::Tensor& is_target) {
+  if (!fit_scores(self, target) || is_target.sizes() != target.sizes()) return std::nullopt;
+  return like(self);
+}
+
+TwoShapes ctc_loss_shape(const at::Tensor& log_probs, const at::Tensor& targets, at::IntArrayRef input_lengths,
+                         at::IntArrayRef target_lengths, int64_t blank, bool /*zero_infinity*/) {
+  if (!is_alignment(log_probs, targets, input_lengths, target_lengths, blank)) return std::nullopt;
+  const int64_t longest = *std::max_element(target_lengths.begin(), target_lengths.end());
+  return {like(log_probs, {log_probs.size(1)}),
+          like(log_probs, {log_probs.size(1), log_probs.size(0), 2 * longest + 1})};
+}
+
+Shape ctc_loss_backward_shape(const at::Tensor& /*grad*/, const at::Tensor& log_probs, const at::Tensor& targets,
+                              at::IntArrayRef input_lengths, at::IntArrayRef target_lengths,
+                              const at::Tensor& /*neg_log_likelihood*/, const at::Tensor& /*log_alpha*/, int64_t blank,
+                              bool /*zero_infinity*/) {
+  if (!is_alignment(log_probs, targets, input_lengths, target_lengths, blank)) return std::nullopt;
+  return like(log_probs);
+}
+
+}  // namespace torch_mtia

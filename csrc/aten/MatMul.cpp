@@ -12,7 +12,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mm_native.h>
 
-#include "HostKernel.h"
+#include "CPUKernelLaunch.h"
 #include "MTIANativeFunctions.h"
 
 namespace torch_mtia {
@@ -34,7 +34,7 @@ void run_product(const Operator& op, const at::Tensor& left, const at::Tensor& r
                  const Arguments&... arguments) {
   TORCH_CHECK(left.scalar_type() == right.scalar_type(),
               "expected m1 and m2 to have the same dtype, but got: ", left.dtype(), " != ", right.dtype());
-  run_on_host(
+  run_cpu_kernel(
       {op, 1, product_cost(left, right)}, out.device(),
       [](const auto&... kept) { StructuredCall<Kernel, 1>::run(kept...); }, keep(arguments)..., keep_output(out));
 }

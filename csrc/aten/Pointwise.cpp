@@ -46,10 +46,10 @@ void copy_on_host(const at::Tensor& to, const at::Tensor& from) {
 
 }  // namespace
 
-std::unique_ptr<at::TensorIterator> own_iterator(const at::TensorIteratorBase& iter, HostOperand host_operand,
+std::unique_ptr<at::TensorIterator> own_iterator(const at::TensorIteratorBase& iter, CPUOperand host_operand,
                                                  bool reads_tensors) {
   auto own = std::make_unique<at::TensorIterator>(iter);
-  const auto is_aliased = [&](int arg) { return on_device(iter, arg) || host_operand == HostOperand::kBuffer; };
+  const auto is_aliased = [&](int arg) { return on_device(iter, arg) || host_operand == CPUOperand::kBuffer; };
   // An earlier operand whose alias tells the same of itself; else `arg`.
   const auto find_alike = [&](int arg) {
     if (reads_tensors) return arg;

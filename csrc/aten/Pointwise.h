@@ -16,14 +16,14 @@
 #include <vector>
 
 #include "HostAlias.h"
-#include "HostArguments.h"
+#include "KeptArguments.h"
 #include "Launch.h"
 #include "Operator.h"
 
 namespace torch_mtia {
 
 // What a host operand of an iterator is, once the work item has to keep it.
-enum class HostOperand {
+enum class CPUOperand {
   kScalar,  // a number, copied before the call returns
   kBuffer,  // memory that the caller keeps valid until the work is done
 };
@@ -34,20 +34,20 @@ C10_ALWAYS_INLINE bool on_device(const at::TensorIteratorBase& iter, int arg) {
 }
 
 // Replaces the data pointers of device operands by their host view for the duration of a scope.
-class HostPointers {
+class HostViewPointers {
  public:
-  C10_ALWAYS_INLINE explicit HostPointers(at::TensorIteratorBase& iter) : iter_(iter) {
+  C10_ALWAYS_INLINE explicit HostViewPointers(at::TensorIteratorBase& iter) : iter_(iter) {
     for (int arg = 0; arg < iter.ntensors(); ++arg) {
       if (on_device(iter, arg)) iter.operand(arg).data = HostView::to_host(iter.operand(arg).data);
     }
   }
-  C10_ALWAYS_INLINE ~HostPointers() {
+  C10_ALWAYS_INLINE ~HostViewPointers() {
     for (int arg = 0; arg < iter_.ntensors(); ++arg) {
       if (on_device(iter_, arg)) iter_.operand(arg).data = HostView::to_device(iter_.operand(arg).data);
     }
   }
-  HostPointers(const HostPointers&) = delete;
-  HostPointers& operator=(const HostPointers&) = delete;
+  HostViewPointers(const HostViewPointers&) = delete;
+  HostViewPointers& operator=(const HostViewPointers&) = delete;
 
  private:
   at::TensorIteratorBase& iter_;
@@ -56,7 +56,7 @@ class HostPointers {
 // A copy of a built iterator that borrows nothing: its operands are host aliases and copies of host scalars. The data
 // pointers of `iter` are host addresses already. Unless the loop reads tensors, those of operands with the same sizes
 // and dtype are one and the same, because it is their metadata that it asks for; a node of a graph is half as large so.
-std::unique_ptr<at::TensorIterator> own_iterator(const at::TensorIteratorBase& iter, HostOperand host_operand,
+std::unique_ptr<at::TensorIterator> own_iterator(const at::TensorIteratorBase& iter, CPUOperand host_operand,
                                                  bool reads_tensors);
 
 // Which operands the CPU's iterator of an operator casts to the common dtype before the loop sees them. An iterator for
@@ -121,7 +121,7 @@ uint32_t list_accesses(const at::TensorIteratorBase& iter, mtia_access* list, ui
 template <typename Loop>
 class PointwiseWork {
  public:
-  PointwiseWork(at::TensorIteratorBase& iter, const Loop& loop, HostOperand host_operand, bool reads_tensors)
+  PointwiseWork(at::TensorIteratorBase& iter, const Loop& loop, CPUOperand host_operand, bool reads_tensors)
       : iter_(&iter), loop_(&loop), host_operand_(host_operand), reads_tensors_(reads_tensors) {}
 
   void detach() noexcept {
@@ -164,7 +164,7 @@ class PointwiseWork {
 
   at::TensorIteratorBase* iter_;  // these two are the caller's
   const Loop* loop_;
-  HostOperand host_operand_;
+  CPUOperand host_operand_;
   bool reads_tensors_;
   std::unique_ptr<Owned> owned_;
   std::exception_ptr copy_error_;
@@ -172,10 +172,10 @@ class PointwiseWork {
 
 // `reads_tensors`: the loop looks at the iterator's tensors, and not only at its data pointers, strides and dtypes.
 template <typename Loop>
-void launch_iterator(at::TensorIteratorBase& iter, const MTIAStream& stream, const char* name, HostOperand host_operand,
+void launch_iterator(at::TensorIteratorBase& iter, const MTIAStream& stream, const char* name, CPUOperand host_operand,
                      bool reads_tensors, const Loop& loop) {
   const core::WorkInfo info = describe(iter, name);
-  HostPointers host_pointers(iter);
+  HostViewPointers host_pointers(iter);
   Block<PointwiseWork<Loop>> block{{PointwiseWork<Loop>(iter, loop, host_operand, reads_tensors)}, name};
   if (reads_tensors) block.callable.detach();
   launch(stream, info, block);
@@ -215,7 +215,7 @@ class DeviceLoop {
       launch(stream, describe(iter, op_.name),
              [operands = take_casting_operands(iter, casts_), loop] { run_with_casts(operands, loop); });
     } else {
-      launch_iterator(iter, stream, op_.name, HostOperand::kScalar, /*reads_tensors=*/false, loop);
+      launch_iterator(iter, stream, op_.name, CPUOperand::kScalar, /*reads_tensors=*/false, loop);
     }
   }
 

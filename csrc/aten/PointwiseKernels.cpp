@@ -5,10 +5,7 @@
 #include <ATen/native/Activation.h>
 #include <ATen/native/BinaryOps.h>
 #include <ATen/native/Cross.h>
-#include <ATen/native/Resize.h>
 #include <ATen/native/TensorCompare.h>
-#include <ATen/ops/arange_native.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu_backward_cpu_dispatch.h>
 #include <ATen/ops/gelu_cpu_dispatch.h>
 #include <ATen/ops/logspace_native.h>
@@ -24,7 +21,7 @@
 #include <utility>
 
 #include "../device/Door.h"
-#include "HostKernel.h"
+#include "CPUKernelLaunch.h"
 #include "MTIANativeFunctions.h"
 
 // Defined by the generated registration: clamp_min on the device, without the dispatcher.
@@ -38,7 +35,9 @@ namespace {
 
 using torch_mtia::keep;
 using torch_mtia::keep_output;
-using torch_mtia::run_on_host;
+using torch_mtia::run_cpu_kernel;
+
+constexpr uint64_t kActivationWeight = 4;
 
 }  // namespace
 
@@ -79,7 +78,7 @@ TORCH_IMPL_FUNC(gelu_out_mtia)(const Tensor& self, std::string_view approximate,
     return;
   }
   const auto run = [](Tensor& out, const Tensor& self) { at::cpu::gelu_out(out, self, "none"); };
-  run_on_host({"aten::gelu", torch_mtia::kActivationWeight}, out.device(), run, keep_output(out), keep(self));
+  run_cpu_kernel({"aten::gelu", kActivationWeight}, out.device(), run, keep_output(out), keep(self));
 }
 
 TORCH_IMPL_FUNC(gelu_backward_out_mtia)
@@ -91,51 +90,8 @@ TORCH_IMPL_FUNC(gelu_backward_out_mtia)
   const auto run = [](Tensor& grad_input, const Tensor& grad_output, const Tensor& self) {
     at::cpu::gelu_backward_out(grad_input, grad_output, self, "none");
   };
-  run_on_host({"aten::gelu_backward", torch_mtia::kActivationWeight}, grad_input.device(), run, keep_output(grad_input),
-              keep(grad_output), keep(self));
-}
-
-std::tuple<Tensor, Tensor> log_sigmoid_forward_mtia(const Tensor& self) {
-  const Tensor input = self.contiguous();
-  Tensor output = at::empty_like(input);
-  Tensor buffer = at::empty_like(input);
-  const auto run = [](Tensor& result, Tensor& kept, const Tensor& x) { log_sigmoid_cpu_stub(kCPU, result, kept, x); };
-  run_on_host({"aten::log_sigmoid_forward"}, input.device(), run, keep_output(output), keep_output(buffer),
-              keep(input));
-  return {output, buffer};
-}
-
-std::tuple<Tensor&, Tensor&> log_sigmoid_forward_out_mtia(const Tensor& self, Tensor& output, Tensor& buffer) {
-  for (const Tensor& written : {output, buffer}) {
-    TORCH_CHECK(written.scalar_type() == self.scalar_type(), "expected scalar type ", self.scalar_type(), " but found ",
-                written.scalar_type());
-    TORCH_CHECK(written.device() == self.device(), "Expected all tensors to be on the same device, but found at least ",
-                "two devices, ", self.device(), " and ", written.device(), "!");
-  }
-  const auto [result, kept] = log_sigmoid_forward_mtia(self);
-  resize_output(output, self.sizes());
-  resize_output(buffer, self.sizes());
-  output.copy_(result);
-  buffer.copy_(kept);
-  return {output, buffer};
-}
-
-Tensor& log_sigmoid_backward_out_mtia(const Tensor& grad_output, const Tensor& self, const Tensor& buffer,
-                                      Tensor& grad_input) {
-  auto iter = TensorIteratorConfig()
-                  .add_output(grad_input)
-                  .add_const_input(self)
-                  .add_const_input(buffer)
-                  .add_const_input(grad_output)
-                  .build();
-  log_sigmoid_backward_stub(iter.device_type(), iter);
-  return grad_input;
-}
-
-Tensor log_sigmoid_backward_mtia(const Tensor& grad_output, const Tensor& self, const Tensor& buffer) {
-  Tensor grad_input = at::empty_like(grad_output);
-  log_sigmoid_backward_out_mtia(grad_output, self, buffer, grad_input);
-  return grad_input;
+  run_cpu_kernel({"aten::gelu_backward", kActivationWeight}, grad_input.device(), run, keep_output(grad_input),
+                 keep(grad_output), keep(self));
 }
 
 // The dispatcher does not know which backend belongs to AutogradMTIA, and for an operator that has a differentiable
@@ -174,7 +130,7 @@ void cross_on_device(const Tensor& out, const Tensor& self, const Tensor& other,
   const auto run = [dim](const Tensor& out, const Tensor& self, const Tensor& other) {
     cross_stub(kCPU, out, self, other, dim);
   };
-  run_on_host({"aten::linalg_cross"}, out.device(), run, keep_output(out), keep(self), keep(other));
+  run_cpu_kernel({"aten::linalg_cross"}, out.device(), run, keep_output(out), keep(self), keep(other));
 }
 
 // Promotes before the launch: a number without dimensions would not be known as one in the work.
@@ -183,8 +139,8 @@ void isin_on_device(const Tensor& elements, const Tensor& test_elements, bool in
   const auto run = [invert](const Tensor& elements, const Tensor& test_elements, const Tensor& out) {
     isin_default_stub(kCPU, elements, test_elements, invert, out);
   };
-  run_on_host({"aten::isin"}, out.device(), run, keep(elements.to(dtype)), keep(test_elements.to(dtype).contiguous()),
-              keep_output(out));
+  run_cpu_kernel({"aten::isin"}, out.device(), run, keep(elements.to(dtype)),
+                 keep(test_elements.to(dtype).contiguous()), keep_output(out));
 }
 
 template <auto& Stub>
@@ -193,7 +149,7 @@ void extremum_on_device(const Tensor& values, const Tensor& indices, const Tenso
   const auto run = [dim, keepdim](const Tensor& values, const Tensor& indices, const Tensor& self) {
     Stub(kCPU, values, indices, self, dim, keepdim);
   };
-  run_on_host({kName}, self.device(), run, keep_output(values), keep_output(indices), keep(self));
+  run_cpu_kernel({kName}, self.device(), run, keep_output(values), keep_output(indices), keep(self));
 }
 
 }  // namespace
@@ -204,10 +160,6 @@ REGISTER_DOOR_DISPATCH(max_stub, &extremum_on_device<max_stub>)
 REGISTER_DOOR_DISPATCH(min_stub, &extremum_on_device<min_stub>)
 
 // Numbers without operands --------------------------------------------------------------------------------------------
-
-Tensor& arange_mtia_out(const Scalar& start, const Scalar& end, const Scalar& step, Tensor& out) {
-  return arange_out(start, end, step, out);
-}
 
 Tensor& eye_out_mtia(int64_t n, int64_t m, Tensor& out) {
   TORCH_CHECK(n >= 0, "n must be greater or equal to 0, got ", n);
@@ -232,7 +184,7 @@ Tensor& logspace_out_mtia(const Scalar& start, const Scalar& end, int64_t steps,
   const auto run = [start = Scalar(start), end = Scalar(end), steps, base](Tensor& result) {
     logspace_out(start, end, steps, base, result);
   };
-  run_on_host({"aten::logspace"}, out.device(), run, keep_output(out));
+  run_cpu_kernel({"aten::logspace"}, out.device(), run, keep_output(out));
   return out;
 }
 

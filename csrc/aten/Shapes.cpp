@@ -1,4 +1,4 @@
-#include "Shapes.h"
+#include "ShapeFunctions.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/EmptyTensor.h>
@@ -6,14 +6,11 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/native/BucketizationUtils.h>
-#include <ATen/native/Copy.h>
 #include <ATen/native/FractionalMaxPooling.h>
 #include <ATen/native/ReduceOpsUtils.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/aminmax.h>
-#include <ATen/ops/copy_native.h>
 #include <ATen/ops/count_nonzero.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/item.h>
 
 #include <bitset>
@@ -24,14 +21,37 @@
 #include "Launch.h"
 
 namespace torch_mtia {
-namespace {
 
+TensorShape like(const at::Tensor& self) {
+  return like(self, self.sizes());
+}
 TensorShape like(const at::Tensor& self, at::IntArrayRef sizes) {
   return {c10::DimVector(sizes.begin(), sizes.end()), self.options()};
 }
 TensorShape like(const at::Tensor& self, at::IntArrayRef sizes, at::ScalarType dtype) {
   return {c10::DimVector(sizes.begin(), sizes.end()), self.options().dtype(dtype)};
 }
+TensorShape like(const at::Tensor& self, at::IntArrayRef sizes, at::MemoryFormat format) {
+  return {c10::DimVector(sizes.begin(), sizes.end()), self.options().memory_format(format)};
+}
+TensorShape with_strides_of(const at::Tensor& self) {
+  TensorShape shape = like(self);
+  const auto strides = self.is_non_overlapping_and_dense() ? self.strides().vec()
+                                                           : at::infer_dense_strides(self.sizes(), self.strides());
+  shape.strides.emplace(strides.begin(), strides.end());
+  return shape;
+}
+
+bool all_at_least(at::IntArrayRef values, int64_t least) {
+  return std::all_of(values.begin(), values.end(), [&](int64_t value) { return value >= least; });
+}
+
+bool are_images(const at::Tensor& tensor, int64_t spatial_dims) {
+  const int64_t batch_dims = tensor.dim() - spatial_dims - 1;
+  return (batch_dims == 0 || batch_dims == 1) && all_at_least(tensor.sizes().slice(batch_dims), 1);
+}
+
+namespace {
 
 c10::DimVector reduced(const at::Tensor& self, int64_t dim, bool keepdim) {
   c10::DimVector sizes(self.sizes());
@@ -63,7 +83,10 @@ bool is_capturing(const at::Tensor& self) {
 }  // namespace
 
 at::Tensor empty_of(const TensorShape& shape) {
-  if (shape.strides) return at::empty_strided(shape.sizes, *shape.strides, shape.options);
+  if (shape.absent) return {};
+  if (shape.strides) {
+    return at::Tensor(at::detail::empty_strided_mtia(shape.sizes, *shape.strides, shape.options));
+  }
   return at::Tensor(at::detail::empty_mtia(shape.sizes, shape.options));
 }
 
@@ -74,8 +97,9 @@ void resize_to(const at::Tensor& out, const TensorShape& shape) {
   at::native::resize_output(out, shape.sizes);
 }
 
-void copy_result(const at::Tensor& result, const at::Tensor& output) {
-  at::native::copy_(const_cast<at::Tensor&>(output), result, /*non_blocking=*/false);
+void write_result(const at::Tensor& result, at::Tensor& out) {
+  at::native::resize_output(out, result.sizes());
+  out.copy_(result);
 }
 
 void renorm_out_check(const at::Tensor& self, const at::Scalar& /*p*/, int64_t dim, const at::Scalar& /*maxnorm*/,
@@ -331,14 +355,7 @@ Shape trace_shape(const at::Tensor& self) {
 
 Shape flip_shape(const at::Tensor& self, at::IntArrayRef dims) {
   at::dim_list_to_bitset(dims, self.dim());  // raises for dims out of range or repeated
-  Shape shape{like(self, self.sizes())};
-  if (self.is_non_overlapping_and_dense()) {
-    shape[0].strides = c10::DimVector(self.strides());
-  } else {
-    const auto strides = at::infer_dense_strides(self.sizes(), self.strides());
-    shape[0].strides.emplace(strides.begin(), strides.end());
-  }
-  return shape;
+  return {with_strides_of(self)};
 }
 
 Shape roll_shape(const at::Tensor& self, at::IntArrayRef shifts, at::IntArrayRef dims) {
@@ -374,7 +391,8 @@ Shape prod_shape(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   return {like(self, {}, at::native::get_dtype_from_self(self, dtype, /*promote_integers=*/true))};
 }
 
-Shape var_shape(const at::Tensor& self, OptionalDims dim, OptionalScalar /*correction*/, bool keepdim) {
+Shape var_shape(const at::Tensor& self, at::OptionalIntArrayRef dim, const std::optional<at::Scalar>& /*correction*/,
+                bool keepdim) {
   TORCH_CHECK(at::isFloatingType(self.scalar_type()) || at::isComplexType(self.scalar_type()),
               "std and var only support floating point and complex dtypes");
   const auto mask = at::native::make_dim_mask(dim, self.dim());
@@ -384,7 +402,8 @@ Shape var_shape(const at::Tensor& self, OptionalDims dim, OptionalScalar /*corre
   return {shape};
 }
 
-TwoShapes var_mean_shape(const at::Tensor& self, OptionalDims dim, OptionalScalar correction, bool keepdim) {
+TwoShapes var_mean_shape(const at::Tensor& self, at::OptionalIntArrayRef dim,
+                         const std::optional<at::Scalar>& correction, bool keepdim) {
   const TensorShape var = var_shape(self, dim, correction, keepdim)[0];
   return {var, like(self, var.sizes)};
 }
@@ -419,7 +438,8 @@ Shape bucketize_shape(const at::Tensor& self, const at::Tensor& boundaries, bool
   return searchsorted_shape(boundaries, self, out_int32, right, std::nullopt, std::nullopt);
 }
 
-Shape nansum_shape(const at::Tensor& self, OptionalDims dim, bool keepdim, std::optional<at::ScalarType> dtype) {
+Shape nansum_shape(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim,
+                   std::optional<at::ScalarType> dtype) {
   TORCH_CHECK(!self.is_complex(), "nansum does not support complex inputs");
   const auto mask = at::native::make_dim_mask(dim, self.dim());
   const auto result = at::native::get_dtype_from_self(self, dtype, /*promote_integers=*/true);
@@ -509,6 +529,16 @@ Shape cdist_shape(const at::Tensor& x1, const at::Tensor& x2, double /*p*/, std:
   sizes.push_back(x1.size(-2));
   sizes.push_back(x2.size(-2));
   return {like(x1, sizes)};
+}
+
+TwoShapes log_sigmoid_forward_shape(const at::Tensor& self) {
+  return {like(self), like(self)};
+}
+
+Shape log_sigmoid_backward_shape(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& buffer) {
+  const auto sizes =
+      at::infer_size_dimvector(at::infer_size_dimvector(self.sizes(), buffer.sizes()), grad_output.sizes());
+  return grad_output.sizes() == sizes ? with_strides_of(grad_output) : like(grad_output, sizes);
 }
 
 }  // namespace torch_mtia

@@ -2,13 +2,13 @@
 
 Flow: overlay + packaged native_functions.yaml -> merge -> registration, with torchgen -> Register_*.cpp
                                                         -> torchgen -> MTIANativeFunctions.h
-                                                        -> host_kernels -> HostKernels_*.cpp, ListKernels.cpp
+                                                        -> cpu_kernels -> CPUKernels_*.cpp, ListKernels.cpp
                                                         -> operator_traits -> OperatorTraits.h, RegisterNoHostView.cpp
 yaml/dtypes.yaml -> dtypes -> OperatorDtypes.h, OperatorDtypes.cpp
 and csrc/runtime/mtia_runtime.h -> kernel_abi -> KernelABI.cpp
 
 MTIANativeFunctions.h declares the kernels that are ours, in the form in which ATen's per-operator `*_native.h` headers
-declare ATen's. HostKernels_*.cpp and ListKernels.cpp define those that run one of ATen's CPU kernels. OperatorTraits.h
+declare ATen's. CPUKernels_*.cpp and ListKernels.cpp define those that run one of ATen's CPU kernels. OperatorTraits.h
 has what the rows say of operators for the mechanisms that they share.
 """
 
@@ -23,7 +23,7 @@ from torchgen.gen import get_grouped_native_functions
 from torchgen.model import BackendIndex, DispatchKey
 
 from tools.codegen import dtypes, kernel_abi
-from tools.codegen.host_kernels import host_kernels_sources
+from tools.codegen.cpu_kernels import cpu_kernels_sources, shape_functions_header
 from tools.codegen.merge import merge
 from tools.codegen.operator_traits import no_host_view_source, traits_header
 from tools.codegen.registration import Group, functions_of, registration_sources
@@ -50,7 +50,7 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
     known = dtypes.load()
     sources = {
         **registration_sources(groups, index, merged.entries, is_own),
-        **host_kernels_sources(own, index, merged.host_kernels),
+        **cpu_kernels_sources(own, index, merged.cpu_kernels),
         "RegisterNoHostView.cpp": no_host_view_source(merged.without_host_view),
         "OperatorDtypes.cpp": dtypes.source(known),
         "KernelABI.cpp": kernel_abi.assertions(kernel_abi.HEADER.read_text()),
@@ -59,6 +59,7 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
         "MTIANativeFunctions.h": _native_functions_header(own, index),
         "OperatorTraits.h": traits_header(merged.traits),
         "OperatorDtypes.h": dtypes.header(known),
+        "ShapeFunctions.h": shape_functions_header(own, index, merged.cpu_kernels),
     }
     for name, text in {**headers, **sources}.items():
         _write_if_changed(output_dir / name, text)

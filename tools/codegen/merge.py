@@ -70,7 +70,7 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostKernel:
+class CPUKernel:
     """A kernel for MTIA that runs one of ATen's CPU kernels as a work item."""
 
     place: str
@@ -85,6 +85,8 @@ class HostKernel:
     """The function in csrc/aten/Shapes.h that checks what is left to check at the call, of all arguments."""
     weight: int
     """How many times longer it takes than moving its tensors."""
+    is_own: bool = False
+    """Whether the CPU kernel is ours, in csrc/aten/CPUKernels.h."""
     is_composite: bool = False
     """Whether it is made of other operators, so that it also runs on the device's tensors."""
 
@@ -108,7 +110,7 @@ class MergedOperators:
     """Kernel names that upstream declares for the backends it compiles: ATen's own."""
     entries: dict[str, Entry]
     """By operator name: the rows of the overlay that name a kernel."""
-    host_kernels: dict[str, HostKernel]
+    cpu_kernels: dict[str, CPUKernel]
     """By operator name: the kernels whose code is generated."""
     traits: dict[str, Traits]
     """By name without an overload: the operators with any."""
@@ -147,7 +149,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
 
     seen: dict[str, int] = {}
     entries: dict[str, Entry] = {}
-    host_kernels: dict[str, HostKernel] = {}
+    cpu_kernels: dict[str, CPUKernel] = {}
     traits: dict[str, Traits] = {}
     without_host_view: dict[str, str] = {}
     for row in load_rows(overlay_path):
@@ -170,7 +172,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
                 f"{target['structured_delegate']}; give that one the kernel"
             )
         if "runs" in row:
-            host_kernels[func.partition("(")[0]] = _host_kernel(row, place, upstream)
+            cpu_kernels[func.partition("(")[0]] = _cpu_kernel(row, place, upstream)
         elif {"shape", "checks", "weight"} & set(row):
             raise OverlayError(f"{place}: `shape`, `checks` and `weight` belong to `runs`")
         if "device_check" in row:
@@ -183,7 +185,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
         parsed,
         frozenset(upstream_kernels),
         entries,
-        host_kernels,
+        cpu_kernels,
         {name: operator for name, operator in traits.items() if operator.names},
         without_host_view,
     )
@@ -289,7 +291,7 @@ def _without_host_view(row: dict[str, Any], place: str) -> str:
     return function
 
 
-def _host_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, Any]]) -> HostKernel:
+def _cpu_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, Any]]) -> CPUKernel:
     """The CPU kernel may be that of the operator itself or of another overload: the out= one, mostly."""
     name = row["func"].partition("(")[0]
     base = name.partition(".")[0]
@@ -301,15 +303,19 @@ def _host_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, 
         for keys, kernel in (upstream_row.get("dispatch") or {}).items()
         if {"CPU", "CompositeExplicitAutograd"} & {key.strip() for key in keys.split(",")}
     }
+    own = runs.removeprefix("torch_mtia::")
+    if runs != own:
+        kernels[runs] = "!)" if own.endswith("_out") or "shape" not in row else ""  # else it makes its results
     if runs not in kernels:
         raise OverlayError(f"{place}: `runs: {runs}` is not a CPU kernel of aten::{base}: {sorted(kernels) or 'none'}")
     if not isinstance(weight, int) or isinstance(weight, bool) or weight < 1:
         raise OverlayError(f"{place}: `weight` is a whole number from 1, not {weight!r}")
     composite = (upstream[row["func"]].get("dispatch") or {}).get("CompositeExplicitAutograd")
-    return HostKernel(
+    return CPUKernel(
         place=place,
-        runs=runs,
+        runs=own,
         writes_outputs="!)" in kernels[runs],
+        is_own=runs != own,
         shape=row.get("shape"),
         checks=row.get("checks"),
         weight=weight,

@@ -30,7 +30,7 @@ fall back to the CPU's kernels ([fallback.md](fallback.md)).
 |---|---|
 | metadata | ATen's own function; no device memory is touched |
 | stub | ATen's own function, over a loop that runs as a work item |
-| host kernel | generated: one of ATen's CPU kernels as a work item |
+| CPU kernel | generated: one of ATen's CPU kernels as a work item |
 | list | generated: ATen's slow path for a list of tensors, as one work item where the lists are alike |
 | own | written in `csrc/aten` |
 
@@ -93,9 +93,9 @@ def _row(
 
 def _kind(function: NativeFunction, merged: MergedOperators) -> str:
     name = str(function.func.name)
-    if name in merged.host_kernels:
+    if name in merged.cpu_kernels:
         first = function.func.arguments.flat_all[0]
-        return "list" if merged.host_kernels[name].is_composite and first.type.is_list_like() else "host kernel"
+        return "list" if merged.cpu_kernels[name].is_composite and first.type.is_list_like() else "CPU kernel"
     if merged.entries[name].kernel not in merged.upstream_kernels:
         return "own"
     return "metadata" if function.is_view_op or "inplace_view" in function.tags else "stub"

@@ -1,12 +1,13 @@
 """Writes the kernels of overlay rows with `runs`: glue that keeps the arguments and runs one of ATen's CPU kernels.
 
 Structured operators have their outputs made by torchgen's code; an operator in place has them; for any other one the
-row names the function in csrc/aten/Shapes.h that tells what they are. A list of results ATen makes with one operator
-for each tensor, and so does the kernel.
+row names the function that tells what they are (csrc/aten/Shapes.h), and this declares it. A list of results ATen makes
+with one operator for each tensor, and so does the kernel.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from torchgen.api import structured
@@ -14,18 +15,19 @@ from torchgen.api.types import Binding, kernel_signature
 from torchgen.context import native_function_manager
 from torchgen.model import Argument, BackendIndex, ListType, NativeFunction, NativeFunctionsGroup
 
-from tools.codegen.merge import HostKernel, OverlayError
+from tools.codegen.merge import CPUKernel, OverlayError
 
 Group = NativeFunction | NativeFunctionsGroup
 
 SHARDS = 4  # of the kernels on tensors: files that compile in half a minute each
 
 
-def host_kernels_sources(
-    groups: Sequence[Group], index: BackendIndex, kernels: Mapping[str, HostKernel]
+def cpu_kernels_sources(
+    groups: Sequence[Group], index: BackendIndex, kernels: Mapping[str, CPUKernel]
 ) -> dict[str, str]:
     """The texts of the sources, by file name. Raises `OverlayError` for an operator whose kernel has to be written."""
-    sources = {f"HostKernels_{shard}.cpp": _Source("HostKernel.h", "Shapes.h") for shard in range(SHARDS)}
+    headers = ("CPUKernels.h", "CPUKernelLaunch.h", "ShapeFunctions.h")
+    sources = {f"CPUKernels_{shard}.cpp": _Source(*headers) for shard in range(SHARDS)}
     on_tensors = list(sources.values())
     on_lists = sources["ListKernels.cpp"] = _Source("ListKernel.h")
     for number, group in enumerate(groups):
@@ -41,6 +43,46 @@ def host_kernels_sources(
                 else:
                     source.add(function, _unstructured(function, index, kernel))
     return {name: source.text() for name, source in sources.items()}
+
+
+def shape_functions_header(groups: Sequence[Group], index: BackendIndex, kernels: Mapping[str, CPUKernel]) -> str:
+    """ShapeFunctions.h: declares the functions that rows name in `shape` and `checks`."""
+    declarations = set()
+    for group in groups:
+        functions = list(group.functions()) if isinstance(group, NativeFunctionsGroup) else [group]
+        for function in functions:
+            kernel = kernels.get(str(function.func.name))
+            if kernel is None:
+                continue
+            with native_function_manager(function):
+                if isinstance(group, NativeFunctionsGroup) and group.structured:
+                    bindings: Sequence[Binding] = structured.impl_arguments(group)
+                else:
+                    bindings = kernel_signature(function, index).arguments()
+            if kernel.checks is not None:
+                declarations.add(f"void {kernel.checks}({_parameters(bindings)});")
+            if kernel.shape is not None:
+                inputs = _parameters([b for b in bindings if not _is_written(b)])
+                declarations.add(f"Shapes<{len(function.func.returns)}> {kernel.shape}({inputs});")
+    return "\n".join(
+        [
+            "// Generated from the rows with `shape` and `checks` in yaml/native_functions.yaml.",
+            "#pragma once",
+            "",
+            '#include "aten/Shapes.h"',
+            "",
+            "namespace torch_mtia {",
+            "",
+            *sorted(declarations),
+            "",
+            "}  // namespace torch_mtia",
+            "",
+        ]
+    )
+
+
+def _parameters(bindings: Sequence[Binding]) -> str:
+    return ", ".join(re.sub(r"^at::Tensor &", "const at::Tensor &", b.no_default().decl()) for b in bindings)
 
 
 class _Source:
@@ -73,12 +115,14 @@ class _Source:
         )
 
 
-def _structured(group: NativeFunctionsGroup, index: BackendIndex, kernel: HostKernel) -> str:
+def _structured(group: NativeFunctionsGroup, index: BackendIndex, kernel: CPUKernel) -> str:
     metadata = index.get_kernel(group)
     assert metadata is not None
     bindings = structured.impl_arguments(group)
     outputs = len(group.out.func.arguments.out)
     call = f"torch_mtia::StructuredCall<at::native::structured_{kernel.runs}, {outputs}>::run(arguments...);"
+    if kernel.is_own:
+        call = f"torch_mtia::{kernel.runs}(arguments...);"
     run = f"[](const auto&... arguments) {{ {call} }}"
     parameters = ", ".join(binding.defn() for binding in bindings)
     arguments = ", ".join(binding.name for binding in bindings)
@@ -93,7 +137,7 @@ def _structured(group: NativeFunctionsGroup, index: BackendIndex, kernel: HostKe
     )
 
 
-def _unstructured(function: NativeFunction, index: BackendIndex, kernel: HostKernel) -> str:
+def _unstructured(function: NativeFunction, index: BackendIndex, kernel: CPUKernel) -> str:
     metadata = index.get_kernel(function)
     assert metadata is not None
     signature = kernel_signature(function, index)
@@ -123,26 +167,43 @@ def _unstructured(function: NativeFunction, index: BackendIndex, kernel: HostKer
     return f"{definition} {{\n{body}\n{_return(written[: len(function.func.returns)])}}}\n"
 
 
-def _with_shape(function: NativeFunction, bindings: Sequence[Binding], kernel: HostKernel) -> str:
+def _with_shape(function: NativeFunction, bindings: Sequence[Binding], kernel: CPUKernel) -> str:
     """The body of a kernel whose row tells the outputs' shapes: makes them, or resizes those that it is given."""
     inputs = [binding for binding in bindings if not _is_written(binding)]
     shapes = f"  const auto shapes = torch_mtia::{kernel.shape}({', '.join(b.name for b in inputs)});\n"
     written = [binding.name for binding in bindings if _is_written(binding)]
+    checks = ""
+    if kernel.checks is not None:
+        checks = f"  torch_mtia::{kernel.checks}({', '.join(binding.name for binding in bindings)});\n"
+    if not kernel.writes_outputs:
+        return f"{shapes}{checks}{_making(function, inputs, written, kernel)}"
     if written:
-        prepare = ""
-        if kernel.checks is not None:
-            prepare = f"  torch_mtia::{kernel.checks}({', '.join(binding.name for binding in bindings)});\n"
-        prepare += "".join(f"  torch_mtia::resize_to({name}, shapes[{i}]);\n" for i, name in enumerate(written))
+        prepare = "".join(f"  torch_mtia::resize_to({name}, shapes[{i}]);\n" for i, name in enumerate(written))
         body = _launch(function, bindings, _run(inputs, written, kernel), kernel)
-        return f"{shapes}{prepare}{body}\n{_return(written)}"
+        return f"{shapes}{checks}{prepare}{body}\n{_return(written)}"
     made = [f"result{i}" for i in range(len(function.func.returns))]
     prepare = "".join(f"  Tensor {name} = torch_mtia::empty_of(shapes[{i}]);\n" for i, name in enumerate(made))
     body = _launch(function, bindings, _run(inputs, made, kernel), kernel, made=made)
     results = made[0] if len(made) == 1 else f"{{{', '.join(made)}}}"
-    return f"{shapes}{prepare}{body}\n  return {results};\n"
+    return f"{shapes}{checks}{prepare}{body}\n  return {results};\n"
 
 
-def _list_checks(function: NativeFunction, bindings: Sequence[Binding], kernel: HostKernel) -> list[str]:
+def _making(function: NativeFunction, inputs: Sequence[Binding], written: Sequence[str], kernel: CPUKernel) -> str:
+    """The call of a kernel that makes its results, in new outputs; given ones get a copy."""
+    count = len(function.func.returns)
+    first = next(b for b in inputs if isinstance(b.argument, Argument) and str(b.argument.type) == "Tensor")
+    keep = ", ".join(f"torch_mtia::keep({b.name})" for b in inputs)
+    arguments = f"{_info(function, inputs, kernel)}, {first.name}.device(), shapes, run, {keep}"
+    call = f"  constexpr auto run = {_run(inputs, [], kernel)};\n"
+    call += f"  auto results = torch_mtia::make_with_cpu_kernel<{count}>({arguments});\n"
+    if written:
+        copies = "".join(f"  torch_mtia::write_result(results[{i}], {name});\n" for i, name in enumerate(written))
+        return f"{call}{copies}{_return(written)}"
+    made = [f"std::move(results[{i}])" for i in range(count)]
+    return f"{call}  return {made[0] if count == 1 else '{' + ', '.join(made) + '}'};\n"
+
+
+def _list_checks(function: NativeFunction, bindings: Sequence[Binding], kernel: CPUKernel) -> list[str]:
     """What an operator on lists does before its work item: see Note [List kernels]."""
     arguments = ", ".join(binding.name for binding in bindings)
     if kernel.is_composite:
@@ -158,14 +219,12 @@ def _list_checks(function: NativeFunction, bindings: Sequence[Binding], kernel: 
     ]
 
 
-def _run(inputs: Sequence[Binding], outputs: Sequence[str], kernel: HostKernel) -> str:
-    """The lambda that calls the CPU kernel."""
+def _run(inputs: Sequence[Binding], outputs: Sequence[str], kernel: CPUKernel) -> str:
+    """The lambda that calls the CPU kernel. Without `outputs` it returns what a kernel makes."""
     names = [binding.name for binding in inputs]
     parameters = ", ".join(f"auto&& {name}" for name in [*names, *outputs])
-    if kernel.writes_outputs:
-        return f"[]({parameters}) {{ at::native::{kernel.runs}({', '.join([*names, *outputs])}); }}"
-    call = f"at::native::{kernel.runs}({', '.join(names)})"
-    return f"[]({parameters}) {{ torch_mtia::copy_results({call}, {', '.join(outputs)}); }}"
+    namespace = "torch_mtia" if kernel.is_own else "at::native"
+    return f"[]({parameters}) {{ return {namespace}::{kernel.runs}({', '.join([*names, *outputs])}); }}"
 
 
 def _return(names: Sequence[str]) -> str:
@@ -179,28 +238,32 @@ def _launch(
     function: NativeFunction,
     bindings: Sequence[Binding],
     run: str,
-    kernel: HostKernel,
+    kernel: CPUKernel,
     *,
     checks: Sequence[str] = (),
     made: Sequence[str] = (),
     least_cost: str = "0",
 ) -> str:
-    """The call of run_on_host, after `checks`; `made`: tensors that the kernel writes and the caller does not pass."""
+    """The call of run_cpu_kernel, after `checks`; `made`: what the kernel writes and the caller does not pass."""
     keep = [f"torch_mtia::keep{'_output' if _is_written(b) else ''}({b.name})" for b in bindings]
     keep += [f"torch_mtia::keep_output({name})" for name in made]
-    waits = ", check_errors" if any(b.name == "check_errors" for b in bindings) else ""
-    op = f'{{"aten::{function.func.name.name}", "{kernel.runs}"}}'
-    info = f"{{{op}, {kernel.weight}, {least_cost}{waits}}}"
+    info = _info(function, bindings, kernel, least_cost)
     device = f"{made[0]}.device()" if made else _device(bindings)
     lines = [
         f"constexpr auto run = {run};",
         *checks,
-        f"torch_mtia::run_on_host({info}, {device}, run, {', '.join(keep)});",
+        f"torch_mtia::run_cpu_kernel({info}, {device}, run, {', '.join(keep)});",
     ]
     return "\n".join(f"  {line}" for line in lines)
 
 
-def _makes_list(function: NativeFunction, kernel: HostKernel) -> bool:
+def _info(function: NativeFunction, bindings: Sequence[Binding], kernel: CPUKernel, least_cost: str = "0") -> str:
+    waits = ", check_errors" if any(b.name == "check_errors" for b in bindings) else ""
+    op = f'{{"aten::{function.func.name.name}", "{kernel.runs}"}}'
+    return f"{{{op}, {kernel.weight}, {least_cost}{waits}}}"
+
+
+def _makes_list(function: NativeFunction, kernel: CPUKernel) -> bool:
     returns_list = any(r.type.is_list_like() is not None for r in function.func.returns)
     return kernel.is_composite and returns_list and not function.func.arguments.out
 

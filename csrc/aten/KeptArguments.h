@@ -17,27 +17,27 @@
 #include <type_traits>
 #include <vector>
 
-#include "HostTensor.h"
+#include "PooledAlias.h"
 
 namespace torch_mtia {
 
 // The tensors of a work item.
-using HostTensors = c10::SmallVector<HostTensor*, 8>;
+using PooledAliases = c10::SmallVector<PooledAlias*, 8>;
 
 // A number, a flag, a dtype.
 template <typename T>
 struct KeptValue {
-  void collect(HostTensors& /*list*/) {}
+  void collect(PooledAliases& /*list*/) {}
   KeptValue zeros() const { return *this; }
   T value;
   const T& get() const { return value; }
 };
 
 struct KeptTensor {
-  HostTensor tensor;
+  PooledAlias tensor;
   const at::Tensor& get() const { return tensor.get(); }
   KeptTensor zeros() const { return {tensor.zeros()}; }
-  void collect(HostTensors& list) { list.push_back(&tensor); }
+  void collect(PooledAliases& list) { list.push_back(&tensor); }
 };
 
 struct KeptOutput : KeptTensor {
@@ -47,7 +47,7 @@ struct KeptOutput : KeptTensor {
 };
 
 struct KeptOptionalTensor {
-  HostTensor tensor;
+  PooledAlias tensor;
   // What kernels take: std::optional<Tensor> or OptionalTensorRef.
   struct Reference {
     const at::Tensor& tensor;
@@ -60,57 +60,57 @@ struct KeptOptionalTensor {
   };
   Reference get() const { return {tensor.get()}; }
   KeptOptionalTensor zeros() const { return {tensor.zeros()}; }
-  void collect(HostTensors& list) { list.push_back(&tensor); }
+  void collect(PooledAliases& list) { list.push_back(&tensor); }
 };
 
 struct KeptTensorList {
-  std::vector<HostTensor> tensors;
+  std::vector<PooledAlias> tensors;
   std::vector<at::Tensor> aliases;
   at::TensorList get() const { return aliases; }
   KeptTensorList zeros() const {
     KeptTensorList list;
     list.tensors.reserve(tensors.size());
-    for (const HostTensor& tensor : tensors) {
+    for (const PooledAlias& tensor : tensors) {
       list.tensors.push_back(tensor.zeros());
       list.aliases.push_back(list.tensors.back().get());
     }
     return list;
   }
-  void collect(HostTensors& list) {
-    for (HostTensor& tensor : tensors) list.push_back(&tensor);
+  void collect(PooledAliases& list) {
+    for (PooledAlias& tensor : tensors) list.push_back(&tensor);
   }
 };
 
 struct KeptOptionalTensorList {
-  std::vector<HostTensor> tensors;
+  std::vector<PooledAlias> tensors;
   std::unique_ptr<c10::List<std::optional<at::Tensor>>> aliases;  // a List cannot be moved
   const c10::List<std::optional<at::Tensor>>& get() const { return *aliases; }
   KeptOptionalTensorList zeros() const {
     KeptOptionalTensorList list{{}, std::make_unique<c10::List<std::optional<at::Tensor>>>()};
     list.tensors.reserve(tensors.size());
-    for (const HostTensor& tensor : tensors) {
+    for (const PooledAlias& tensor : tensors) {
       list.tensors.push_back(tensor.zeros());
       const at::Tensor& alias = list.tensors.back().get();
       list.aliases->push_back(alias.defined() ? std::optional<at::Tensor>(alias) : std::nullopt);
     }
     return list;
   }
-  void collect(HostTensors& list) {
-    for (HostTensor& tensor : tensors) list.push_back(&tensor);
+  void collect(PooledAliases& list) {
+    for (PooledAlias& tensor : tensors) list.push_back(&tensor);
   }
 };
 
 template <typename T>
 struct KeptArray {
-  void collect(HostTensors& /*list*/) {}
+  void collect(PooledAliases& /*list*/) {}
   KeptArray zeros() const { return *this; }
-  std::vector<T> values;
+  c10::SmallVector<T, 5> values;  // as many as c10::DimVector has in place
   at::ArrayRef<T> get() const { return values; }
 };
 
 template <typename T>
 struct KeptOptionalArray {
-  void collect(HostTensors& /*list*/) {}
+  void collect(PooledAliases& /*list*/) {}
   KeptOptionalArray zeros() const { return *this; }
   std::optional<std::vector<T>> values;
   struct Reference {
@@ -124,21 +124,21 @@ struct KeptOptionalArray {
 };
 
 struct KeptOptionalScalar {
-  void collect(HostTensors& /*list*/) {}
+  void collect(PooledAliases& /*list*/) {}
   KeptOptionalScalar zeros() const { return *this; }
   std::optional<at::Scalar> value;
   at::OptionalScalarRef get() const { return value ? at::OptionalScalarRef(*value) : at::OptionalScalarRef(); }
 };
 
 struct KeptString {
-  void collect(HostTensors& /*list*/) {}
+  void collect(PooledAliases& /*list*/) {}
   KeptString zeros() const { return *this; }
   std::string value;
   std::string_view get() const { return value; }
 };
 
 struct KeptOptionalString {
-  void collect(HostTensors& /*list*/) {}
+  void collect(PooledAliases& /*list*/) {}
   KeptOptionalString zeros() const { return *this; }
   std::optional<std::string> value;
   std::optional<std::string_view> get() const { return value; }
@@ -152,17 +152,22 @@ KeptValue<T> keep(const T& value) {
 }
 
 inline KeptTensor keep(const at::TensorBase& tensor) {
-  return {HostTensor(tensor, /*for_write=*/false)};
+  return {PooledAlias(tensor, /*for_write=*/false)};
 }
 inline KeptOutput keep_output(const at::TensorBase& tensor) {
-  return {{HostTensor(tensor, /*for_write=*/true)}};
+  return {{PooledAlias(tensor, /*for_write=*/true)}};
 }
 
 inline KeptOptionalTensor keep(const std::optional<at::Tensor>& tensor) {
-  return tensor ? KeptOptionalTensor{HostTensor(*tensor, /*for_write=*/false)} : KeptOptionalTensor{};
+  return tensor ? KeptOptionalTensor{PooledAlias(*tensor, /*for_write=*/false)} : KeptOptionalTensor{};
 }
 inline KeptOptionalTensor keep(const at::OptionalTensorRef& tensor) {
-  return tensor.has_value() ? KeptOptionalTensor{HostTensor(*tensor, /*for_write=*/false)} : KeptOptionalTensor{};
+  return tensor.has_value() ? KeptOptionalTensor{PooledAlias(*tensor, /*for_write=*/false)} : KeptOptionalTensor{};
+}
+
+// Of an argument that the kernel writes, though its type does not say so.
+inline KeptOptionalTensor keep_output(const std::optional<at::Tensor>& tensor) {
+  return tensor ? KeptOptionalTensor{PooledAlias(*tensor, /*for_write=*/true)} : KeptOptionalTensor{};
 }
 
 template <typename List>
@@ -198,7 +203,7 @@ inline KeptOptionalTensorList keep(const c10::List<std::optional<at::Tensor>>& l
 
 template <typename T>
 KeptArray<T> keep(at::ArrayRef<T> values) {
-  return {values.vec()};
+  return {{values.begin(), values.end()}};
 }
 template <typename T>
 KeptOptionalArray<T> keep(const std::optional<at::ArrayRef<T>>& values) {

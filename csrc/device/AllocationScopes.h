@@ -13,15 +13,15 @@
 
 namespace torch_mtia {
 
-class HostViewAllocation {
+class DeviceAllocation {
  public:
   // Puts the allocator of all these scopes in its place. Called once, when the device is initialized.
   static void install();
 
-  HostViewAllocation();
-  ~HostViewAllocation();
-  HostViewAllocation(const HostViewAllocation&) = delete;
-  HostViewAllocation& operator=(const HostViewAllocation&) = delete;
+  DeviceAllocation();
+  ~DeviceAllocation();
+  DeviceAllocation(const DeviceAllocation&) = delete;
+  DeviceAllocation& operator=(const DeviceAllocation&) = delete;
 
   // Whether the memory was handed out in such a scope.
   static bool owns(const c10::DataPtr& data);
@@ -57,12 +57,12 @@ class CheckedWorkspace {
 // memory is offered to it: the first allocation of just as many bytes takes it. What the code frees is offered again.
 // Nothing says which allocation is which, so the results have to be looked for afterwards, and copied if they are not
 // in their place. No tensor with offered memory may outlive the scope.
-class HostViewOffer {
+class MemoryOffer {
  public:
-  HostViewOffer();
-  ~HostViewOffer();
-  HostViewOffer(const HostViewOffer&) = delete;
-  HostViewOffer& operator=(const HostViewOffer&) = delete;
+  MemoryOffer();
+  ~MemoryOffer();
+  MemoryOffer(const MemoryOffer&) = delete;
+  MemoryOffer& operator=(const MemoryOffer&) = delete;
 
   void add(void* host_address, size_t nbytes);
   void close() { open_ = false; }  // offers nothing any more
@@ -77,7 +77,7 @@ class HostViewOffer {
   void* take(size_t nbytes);
   bool give_back(const void* address);
 
-  HostViewOffer* const previous_;
+  MemoryOffer* const previous_;
   c10::SmallVector<Piece, 4> pieces_;
   bool open_ = true;
 };

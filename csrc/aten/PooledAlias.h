@@ -16,21 +16,21 @@ namespace torch_mtia {
 
 // The CPU tensor that stands for a tensor in a work item: see Note [Host alias] in HostAlias.h. A tensor that lives on
 // the CPU (a number) is copied, so that the caller may change it. Nothing of the tensor is kept.
-class HostTensor {
+class PooledAlias {
  public:
-  HostTensor() = default;  // stands for an undefined tensor
-  HostTensor(const at::TensorBase& tensor, bool for_write, bool follows_in_list = false);
-  ~HostTensor() {
+  PooledAlias() = default;  // stands for an undefined tensor
+  PooledAlias(const at::TensorBase& tensor, bool for_write, bool follows_in_list = false);
+  ~PooledAlias() {
     if (alias_.defined()) give_back();
   }
-  HostTensor(HostTensor&& other) noexcept
+  PooledAlias(PooledAlias&& other) noexcept
       : alias_(std::move(other.alias_)),
         source_(other.source_),
         on_device_(other.on_device_),
         writes_(other.writes_),
         follows_in_list_(other.follows_in_list_),
         nbytes_(other.nbytes_) {}
-  HostTensor& operator=(HostTensor&&) = delete;
+  PooledAlias& operator=(PooledAlias&&) = delete;
 
   const at::Tensor& get() const { return alias_; }
   size_t nbytes() const { return nbytes_; }
@@ -41,12 +41,12 @@ class HostTensor {
 
   // Kernels ask whether their output is one of their inputs: makes this stand for the same object as `other`, if both
   // were made of one tensor.
-  void unite_with(const HostTensor& other) {
+  void unite_with(const PooledAlias& other) {
     if (alias_.defined() && source_ == other.source_) alias_ = other.alias_;
   }
 
   // Stands for the same tensor, with zeros of its own in place of the device's bytes.
-  HostTensor zeros() const;
+  PooledAlias zeros() const;
 
   bool on_device() const { return on_device_; }
   bool writes() const { return writes_; }

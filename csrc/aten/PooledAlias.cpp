@@ -1,4 +1,4 @@
-#include "HostTensor.h"
+#include "PooledAlias.h"
 
 #include <c10/core/TensorImpl.h>
 
@@ -49,7 +49,7 @@ bool nobody_else_uses(const at::Tensor& alias) {
 
 }  // namespace
 
-HostTensor::HostTensor(const at::TensorBase& tensor, bool for_write, bool follows_in_list)
+PooledAlias::PooledAlias(const at::TensorBase& tensor, bool for_write, bool follows_in_list)
     : writes_(for_write), follows_in_list_(follows_in_list) {
   if (!tensor.defined()) return;
   const auto* source = tensor.unsafeGetTensorImpl();
@@ -82,8 +82,8 @@ HostTensor::HostTensor(const at::TensorBase& tensor, bool for_write, bool follow
   if (impl->storage_offset() != tensor.storage_offset()) impl->set_storage_offset(tensor.storage_offset());
 }
 
-HostTensor HostTensor::zeros() const {
-  HostTensor result;
+PooledAlias PooledAlias::zeros() const {
+  PooledAlias result;
   result.source_ = source_;
   result.writes_ = writes_;
   result.follows_in_list_ = follows_in_list_;
@@ -91,7 +91,7 @@ HostTensor HostTensor::zeros() const {
   return result;
 }
 
-void HostTensor::give_back() noexcept {
+void PooledAlias::give_back() noexcept {
   if (!on_device_ || stock.closed || stock.size == stock.aliases.size() || alias_.is_conj() || alias_.is_neg() ||
       !nobody_else_uses(alias_)) {
     return;
@@ -100,7 +100,7 @@ void HostTensor::give_back() noexcept {
   stock.aliases[stock.size++] = alias_.unsafeReleaseTensorImpl();
 }
 
-mtia_access HostTensor::access() const noexcept {
+mtia_access PooledAlias::access() const noexcept {
   int64_t lowest = 0;
   int64_t highest = alias_.numel() == 0 ? 0 : 1;
   for (int64_t dim = 0; dim < alias_.dim() && highest > 0; ++dim) {

@@ -1,4 +1,4 @@
-#include "HostFunction.h"
+#include "OutputOffer.h"
 
 #include <algorithm>
 
@@ -15,24 +15,17 @@ bool same_layout(const at::Tensor& left, const at::Tensor& right) {
 
 }  // namespace
 
-at::Tensor stand_in(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.device().is_cpu()) return tensor;
-  at::Tensor zeros(at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
-  if (zeros.storage().nbytes() != 0) std::memset(zeros.mutable_data_ptr(), 0, zeros.storage().nbytes());
-  return zeros;
-}
-
 OutputOffer::OutputOffer(at::TensorList outputs) : outputs_(outputs) {
   for (const at::Tensor& output : outputs) {
     if (output.defined()) offer_.add(output.mutable_data_ptr(), output.nbytes());
   }
 }
 
-void OutputOffer::settle(at::ArrayRef<at::Tensor*> results) {
+void OutputOffer::settle(std::span<at::Tensor> results) {
   offer_.close();
   TORCH_INTERNAL_ASSERT(results.size() == outputs_.size());
   const auto in_place = [&](size_t i) {
-    return results[i]->const_data_ptr() == outputs_[i].const_data_ptr() && same_layout(*results[i], outputs_[i]);
+    return results[i].const_data_ptr() == outputs_[i].const_data_ptr() && same_layout(results[i], outputs_[i]);
   };
   const auto uses_offer = [&](const at::Tensor& result) {
     return std::any_of(outputs_.begin(), outputs_.end(), [&](const at::Tensor& output) {
@@ -42,12 +35,12 @@ void OutputOffer::settle(at::ArrayRef<at::Tensor*> results) {
   c10::SmallVector<size_t, 4> to_copy;
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (!outputs_[i].defined() || outputs_[i].numel() == 0) continue;
-    TORCH_INTERNAL_ASSERT(results[i]->defined() && results[i]->sizes() == outputs_[i].sizes());
+    TORCH_INTERNAL_ASSERT(results[i].defined() && results[i].sizes() == outputs_[i].sizes());
     if (in_place(i)) continue;
-    if (uses_offer(*results[i])) *results[i] = results[i]->clone();
+    if (uses_offer(results[i])) results[i] = results[i].clone();
     to_copy.push_back(i);
   }
-  for (const size_t i : to_copy) outputs_[i].copy_(*results[i]);
+  for (const size_t i : to_copy) outputs_[i].copy_(results[i]);
 }
 
 }  // namespace torch_mtia

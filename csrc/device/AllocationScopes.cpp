@@ -1,4 +1,4 @@
-#include "HostViewAllocation.h"
+#include "AllocationScopes.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kWorthAsking = size_t{16} << 20;
 
 [[gnu::tls_model("initial-exec")]] constinit thread_local bool tls_active = false;
-[[gnu::tls_model("initial-exec")]] constinit thread_local HostViewOffer* tls_offer = nullptr;
+[[gnu::tls_model("initial-exec")]] constinit thread_local MemoryOffer* tls_offer = nullptr;
 
 // By their host views.
 BlockTable& block_table() {
@@ -79,42 +79,42 @@ class PassThroughAllocator final : public c10::Allocator {
   c10::Allocator* const base_;
 };
 
-void HostViewAllocation::install() {
+void DeviceAllocation::install() {
   auto* const allocator = new PassThroughAllocator(c10::GetCPUAllocator());  // leaked, as every allocator
   c10::SetCPUAllocator(allocator, /*priority=*/100);
 }
 
-HostViewAllocation::HostViewAllocation() : previous_(tls_active) {
+DeviceAllocation::DeviceAllocation() : previous_(tls_active) {
   tls_active = true;
 }
 
-HostViewAllocation::~HostViewAllocation() {
+DeviceAllocation::~DeviceAllocation() {
   tls_active = previous_;
 }
 
-bool HostViewAllocation::owns(const c10::DataPtr& data) {
+bool DeviceAllocation::owns(const c10::DataPtr& data) {
   return data.get_deleter() == &PassThroughAllocator::delete_by_address;
 }
 
-c10::DataPtr HostViewAllocation::adopt(c10::DataPtr&& data) {
+c10::DataPtr DeviceAllocation::adopt(c10::DataPtr&& data) {
   core::Block* block = block_table().take(data.release_context());
   TORCH_INTERNAL_ASSERT(block != nullptr);
   return MTIACachingAllocator::wrap_block(block);
 }
 
-HostViewOffer::HostViewOffer() : previous_(tls_offer) {
+MemoryOffer::MemoryOffer() : previous_(tls_offer) {
   tls_offer = this;
 }
 
-HostViewOffer::~HostViewOffer() {
+MemoryOffer::~MemoryOffer() {
   tls_offer = previous_;
 }
 
-void HostViewOffer::add(void* host_address, size_t nbytes) {
+void MemoryOffer::add(void* host_address, size_t nbytes) {
   if (nbytes != 0) pieces_.push_back({host_address, nbytes, /*taken=*/false});
 }
 
-void* HostViewOffer::take(size_t nbytes) {
+void* MemoryOffer::take(size_t nbytes) {
   if (!open_) return nullptr;
   for (Piece& piece : pieces_) {
     if (piece.taken || piece.nbytes != nbytes) continue;
@@ -124,7 +124,7 @@ void* HostViewOffer::take(size_t nbytes) {
   return nullptr;
 }
 
-bool HostViewOffer::give_back(const void* address) {
+bool MemoryOffer::give_back(const void* address) {
   for (Piece& piece : pieces_) {
     if (piece.address != address) continue;
     piece.taken = false;

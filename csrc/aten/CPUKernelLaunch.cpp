@@ -1,0 +1,115 @@
+#include "CPUKernelLaunch.h"
+
+#include <ATen/Context.h>
+#include <ATen/native/mtia/EmptyTensor.h>
+
+#include <algorithm>
+
+namespace torch_mtia {
+namespace {
+
+// Whether other data might do without the error that a kernel raised for zeros.
+bool is_about_data(const c10::Error& error) {
+  return dynamic_cast<const c10::IndexError*>(&error) != nullptr ||
+         dynamic_cast<const c10::LinAlgError*>(&error) != nullptr;
+}
+
+}  // namespace
+
+// An operator in place has one tensor as input and output.
+void unite_inputs_with_outputs(const PooledAliases& tensors) {
+  for (const PooledAlias* output : tensors) {
+    if (!output->writes()) continue;
+    for (PooledAlias* input : tensors) {
+      if (input != output && !input->writes()) input->unite_with(*output);
+    }
+  }
+}
+
+CPUKernelLaunch::CPUKernelLaunch(const CPUKernelInfo& kernel, c10::Device device, const PooledAliases& tensors,
+                                 Outputs outputs)
+    : stream_(current_stream(device)), kernel_(kernel), device_(device), outputs_(outputs) {
+  require_host_view(kernel.op.name);
+  unite_inputs_with_outputs(tensors);
+  DtypeSignature dtypes;
+  size_t bytes = 0;
+  size_t input_bytes = 0;
+  bool has_inputs = false;
+  bool has_results = outputs == Outputs::kMade;
+  bool lacks_input = false;
+  for (const PooledAlias* tensor : tensors) {
+    bytes += tensor->nbytes();
+    if (tensor->writes()) {
+      has_results = has_results || tensor->nbytes() != 0;
+    } else {
+      lacks_input = lacks_input || (tensor->on_device() && tensor->nbytes() == 0 && !tensor->follows_in_list());
+      has_inputs = has_inputs || tensor->on_device();
+      input_bytes += tensor->nbytes();
+    }
+    dtypes.add(tensor->dtype_symbol());
+  }
+  info_.name = kernel.op.name;
+  count(bytes);
+  has_data_ = !has_inputs || input_bytes != 0;
+  asks_for_dtypes_ = !lacks_input && has_results;
+  is_known_ = has_data_ && outputs != Outputs::kUnknown && kernel.op.takes(dtypes);
+  waits_ = (kernel.waits || at::globalContext().deterministicAlgorithms()) && stream_.core().graph() == nullptr;
+}
+
+void CPUKernelLaunch::ask(const PooledAliases& zeros, c10::function_ref<void()> run) {
+  if (kernel_.op.traits.takes_pivots) {
+    for (const PooledAlias* tensor : zeros) {
+      const at::Tensor& pivots = tensor->get();
+      if (pivots.scalar_type() != at::kInt) continue;
+      std::fill_n(static_cast<int32_t*>(pivots.mutable_data_ptr()), pivots.storage().nbytes() / sizeof(int32_t), 1);
+    }
+  }
+  const auto words = [&] {
+    DtypeWords result;
+    for (const PooledAlias* tensor : zeros) result.add(tensor->dtype_symbol());
+    return asks_for_dtypes_ ? result.text() : std::string();
+  };
+  ask_kernel(kernel_.op, words, [&] {
+    try {
+      run();
+    } catch (const c10::Error& error) {
+      if (!has_data_ || outputs_ == Outputs::kUnknown || !is_about_data(error)) throw;
+    }
+  });
+}
+
+void CPUKernelLaunch::make_outputs(at::ArrayRef<TensorShape> shapes, std::span<at::Tensor> outputs) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!shapes.empty()) {
+      outputs[i] = empty_of(shapes[i]);
+    } else if (outputs[i].defined()) {
+      outputs[i] = at::detail::empty_strided_mtia(outputs[i].sizes(), outputs[i].strides(),
+                                                  outputs[i].options().device(device_));
+    }
+    if (outputs[i].defined()) bytes += outputs[i].nbytes();
+  }
+  count(bytes);
+}
+
+void CPUKernelLaunch::count(size_t bytes) {
+  bytes_ += bytes;
+  info_.cost = std::max(cost_of_bytes(bytes_) * kernel_.weight, kernel_.least_cost);
+}
+
+void CPUKernelLaunch::wait() {
+  stream_.wait();
+  if (error_) std::rethrow_exception(error_);
+}
+
+uint32_t list_accesses(const PooledAliases& tensors, mtia_access* list, uint32_t capacity) noexcept {
+  uint32_t count = 0;
+  for (const PooledAlias* tensor : tensors) {
+    if (!tensor->on_device()) continue;
+    if (count < capacity) list[count] = tensor->access();
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace torch_mtia
