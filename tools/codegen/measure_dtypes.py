@@ -66,11 +66,12 @@ def _run_operator(info: Any, dtype: torch.dtype) -> None:
     for sample in every[:: len(every) // MOST_SAMPLES + 1]:
         for arguments in _variants(moved((sample.input, sample.args, sample.kwargs)), dtype):
             _call(info.op, arguments)
-            if differentiable:
-                with torch.no_grad():
-                    _call(info.op, arguments)
-            if info.inplace_variant is not None and not differentiable:
-                _call(info.inplace_variant, arguments)
+            detached = pytree.tree_map(
+                lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, arguments
+            )
+            _call(info.op, detached)
+            if info.inplace_variant is not None:
+                _call(info.inplace_variant, detached)
 
 
 def _run_foreach(info: Any, dtype: torch.dtype) -> None:
