@@ -442,3 +442,16 @@ def test_masks_that_take_more_than_there_is_raise_at_the_call(device: torch.devi
         torch.zeros(2, 3, device=device).masked_scatter_(
             torch.tensor([True, True, False], device=device), torch.ones(3, device=device)
         )
+
+
+@pytest.mark.parametrize("multiply", [torch.dot, torch.vdot])
+@pytest.mark.parametrize("conjugate", [(False, False), (False, True), (True, False), (True, True)])
+def test_products_of_conjugate_vectors(
+    device: torch.device, multiply: Callable[..., torch.Tensor], conjugate: tuple[bool, bool]
+) -> None:
+    vectors = torch.tensor([1 + 2j, 3 - 1j]), torch.tensor([2 - 1j, 1 + 1j])
+    here, there = (
+        multiply(*(v.to(where).conj() if lazily else v.to(where) for v, lazily in zip(vectors, conjugate, strict=True)))
+        for where in (device, torch.device("cpu"))
+    )
+    assert torch.equal(here.cpu(), there.resolve_conj())

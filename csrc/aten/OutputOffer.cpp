@@ -5,8 +5,10 @@
 namespace torch_mtia {
 namespace {
 
+// Also of the bits of a lazily conjugate or negative result, which an output does not have.
 bool same_layout(const at::Tensor& left, const at::Tensor& right) {
   if (left.sizes() != right.sizes() || left.scalar_type() != right.scalar_type()) return false;
+  if (left.is_conj() != right.is_conj() || left.is_neg() != right.is_neg()) return false;
   for (int64_t dim = 0; dim < left.dim(); ++dim) {
     if (left.size(dim) != 1 && left.stride(dim) != right.stride(dim)) return false;
   }
