@@ -13,8 +13,8 @@
 #include "../core/DriverInfo.h"
 #include "../core/WorkTrace.h"
 #include "../runtime/loader.h"
+#include "AllocationScopes.h"
 #include "HostView.h"
-#include "HostViewAllocation.h"
 #include "IntraOpThreads.h"
 #include "LaunchLog.h"
 #include "MTIAGraph.h"
@@ -82,7 +82,7 @@ void ensure_initialized() {
   MTIAStream::set_error_raiser();
   core::WorkTrace::attach();
   initialize_mkl();
-  HostViewAllocation::install();
+  DeviceAllocation::install();
   ready.store(true, std::memory_order_release);
 }
 

@@ -210,7 +210,10 @@ def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
         )
     func = by_name[name]
     for field in sorted(_FUNCTIONS & row.keys()):
-        if not _is_name(row[field]):
+        names = (
+            row[field].removeprefix("torch_mtia::") if field == "runs" and isinstance(row[field], str) else row[field]
+        )
+        if not _is_name(names):
             raise OverlayError(f"{place}: `{field}` names a function, and not {row[field]!r}")
     device_checks = [check.name for check in DeviceCheckType]
     if "device_check" in row and row["device_check"] not in device_checks:
