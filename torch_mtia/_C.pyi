@@ -1,9 +1,11 @@
 """The extension module, built from csrc/python/module.cpp."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypedDict, final
 
 import torch
+import torch.distributed
 
 class DriverInfo(TypedDict):
     name: str
@@ -54,6 +56,15 @@ class GraphOutputs:
     def hand_out(self) -> list[torch.Tensor]: ...
     @staticmethod
     def captured(tensor: torch.Tensor) -> torch.Tensor | None: ...
+
+@final
+class StreamBackend(torch.distributed.ProcessGroup):
+    """Collectives in streams of the device. Its base is c10d's Backend, for which the stubs have no more than this."""
+
+    def __new__(cls, engine: object, name: str, timeout: timedelta) -> StreamBackend: ...
+
+def _bind_stream_backend() -> None:
+    """Adds StreamBackend to this module. Needs torch.distributed."""
 
 _built_for: str
 

@@ -9,6 +9,9 @@ namespace torch_mtia {
 // torch.accelerator does not have.
 void bind_device_module(pybind11::module_& module);
 
+// _bind_stream_backend(): adds StreamBackend(engine, name, timeout), a backend of process groups.
+void bind_distributed(pybind11::module_& module);
+
 // _empty_strided(sizes, strides, dtype), with which code that Inductor generates allocates (wrapper.py in
 // torch/_inductor/codegen): torch.empty_strided on the current device, quicker, with no Python arguments to parse but
 // tuples of ints and a dtype.

@@ -105,6 +105,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("_wait_for_other_streams", [](c10::DeviceIndex device) { MTIAStream::current(device).wait_for_others(); });
   bind_hooks(m);
   bind_device_module(m);
+  bind_distributed(m);
   bind_triton_launcher(m);
   bind_empty_strided(m);
   py::class_<GraphOutputs>(m, "GraphOutputs")

@@ -8,7 +8,7 @@ import torch
 
 from torch_mtia import torch_version
 from torch_mtia.door import device_type
-from torch_mtia.upstream_gates import device_lists, eager, graphs, inductor, nested, random_state
+from torch_mtia.upstream_gates import device_lists, eager, graphs, inductor, nested, process_groups, random_state
 from torch_mtia.upstream_gates.gate import Gate
 
 _CAPTURABLE_OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
@@ -269,6 +269,13 @@ GATES: tuple[Gate, ...] = (
         why="A backward that is not recorded looks for the CUDA graphs of its forward, and asserts there are some.",
         replace=graphs.backward_without_trees,
         is_needed=lambda original: "cudagraph_trees" in inspect.getsource(original),
+    ),
+    Gate(
+        name="_new_process_group_helper",
+        modules=("torch.distributed.distributed_c10d",),
+        why="A group without a backend is taken for one of gloo where there is no NCCL, and DDP asks it for that one.",
+        replace=process_groups.with_the_backend_of_the_accelerator,
+        is_needed=lambda original: "BackendType.GLOO" in inspect.getsource(original),
     ),
 )
 

@@ -1,0 +1,83 @@
+#include "EngineTensor.h"
+
+#include <ATen/DimVector.h>
+#include <ATen/ops/from_blob.h>
+
+#include "../device/Door.h"
+#include "../device/HostView.h"
+
+namespace torch_mtia {
+namespace {
+
+bool engine_knows(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kHalf:
+    case c10::kBFloat16:
+    case c10::kFloat:
+    case c10::kDouble:
+    case c10::kChar:
+    case c10::kByte:
+    case c10::kBool:
+    case c10::kInt:
+    case c10::kLong:
+      return true;
+    default:
+      return false;
+  }
+}
+
+c10::ScalarType engine_dtype(const at::Tensor& tensor, Elements elements) {
+  const c10::ScalarType dtype = tensor.scalar_type();
+  if (engine_knows(dtype)) return dtype;
+  TORCH_CHECK_TYPE(elements == Elements::kMoved, "collectives of ", device_name(), " cannot reduce ", dtype,
+                   ": convert the tensor to a dtype that gloo reduces, such as int32 or float32");
+  switch (tensor.element_size()) {
+    case 1:
+      return c10::kByte;
+    case 2:
+      return c10::kHalf;
+    case 4:
+      return c10::kInt;
+    case 8:
+      return c10::kLong;
+    default:
+      return c10::kDouble;  // complex128, which has two of them
+  }
+}
+
+}  // namespace
+
+at::Tensor engine_tensor(const at::Tensor& tensor, Elements elements) {
+  TORCH_CHECK(is_ours(tensor.device()), "expected a tensor of ", device_name(), ", got one of ", tensor.device());
+  TORCH_CHECK_NOT_IMPLEMENTED(HostView::available(), "collectives need a driver with a host view of its memory");
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "collectives of ", device_name(),
+                              " take dense tensors, got one with layout ", tensor.layout());
+  TORCH_CHECK(!tensor.is_conj() && !tensor.is_neg(),
+              "collectives take no tensor that is conjugated or negated lazily: "
+              "call resolve_conj() or resolve_neg() first");
+  void* const address = tensor.mutable_data_ptr();
+  const auto options = at::TensorOptions(engine_dtype(tensor, elements)).device(c10::kCPU);
+  c10::DimVector sizes(tensor.sizes()), strides(tensor.strides());
+  const auto numbers = static_cast<int64_t>(tensor.element_size() / options.dtype().itemsize());
+  if (numbers != 1) {
+    for (int64_t& stride : strides) stride *= numbers;
+    sizes.push_back(numbers);
+    strides.push_back(1);
+  }
+  return at::from_blob(address == nullptr ? nullptr : HostView::to_host(address), sizes, strides, options);
+}
+
+std::vector<at::Tensor> engine_tensors(const std::vector<at::Tensor>& tensors, Elements elements) {
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& tensor : tensors) result.push_back(engine_tensor(tensor, elements));
+  return result;
+}
+
+std::vector<std::vector<at::Tensor>> engine_tensors(const std::vector<std::vector<at::Tensor>>& lists,
+                                                    Elements elements) {
+  std::vector<std::vector<at::Tensor>> result;
+  for (const auto& tensors : lists) result.push_back(engine_tensors(tensors, elements));
+  return result;
+}
+
+}  // namespace torch_mtia

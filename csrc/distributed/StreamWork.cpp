@@ -1,0 +1,104 @@
+#include "StreamWork.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <c10/core/StreamGuard.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "../core/BlockingWait.h"
+
+namespace torch_mtia {
+
+void Outcome::begin() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  error_ = nullptr;
+}
+
+void Outcome::fail(std::exception_ptr error) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  error_ = std::move(error);
+}
+
+void Outcome::set_source_rank(int rank) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  source_rank_ = rank;
+}
+
+std::exception_ptr Outcome::error() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return error_;
+}
+
+int Outcome::source_rank() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return source_rank_;
+}
+
+StreamWork::StreamWork(int rank, c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome,
+                       std::vector<at::Tensor> outputs, uint64_t sequence_number)
+    : Work(rank, type),
+      device_(stream.device()),
+      outcome_(std::move(outcome)),
+      outputs_(std::move(outputs)),
+      sequence_number_(sequence_number) {
+  end_.record(stream.core());
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                     std::vector<c10::Device>{stream.unwrap().device()});
+  const c10::StreamGuard guard(stream.unwrap());
+  future_->markCompleted(at::IValue(outputs_));
+}
+
+bool StreamWork::isCompleted() {
+  return end_.query();
+}
+
+bool StreamWork::isSuccess() const {
+  return end_.query() && outcome_->error() == nullptr;
+}
+
+std::exception_ptr StreamWork::exception() const {
+  return outcome_->error();
+}
+
+int StreamWork::sourceRank() const {
+  const core::BlockingWait wait(/*takes_time=*/true);
+  end_.synchronize();
+  return outcome_->source_rank();
+}
+
+void StreamWork::synchronize() {
+  const MTIAStream current = MTIAStream::current(device_);
+  current.core().wait(end_);
+  core::WorkInfo info{};
+  info.name = "c10d::wait";
+  info.flags = MTIA_WORK_CAPTURABLE;  // behind the event, never on the caller
+  current.core().launch(info, [outcome = outcome_](const mtia_work_context&) {
+    if (const auto error = outcome->error()) std::rethrow_exception(error);
+  });
+}
+
+bool StreamWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout != kNoTimeout && timeout.count() > 0) {
+    const core::BlockingWait wait(/*takes_time=*/true);
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    while (!end_.query()) {
+      TORCH_CHECK_WITH(DistBackendError, std::chrono::steady_clock::now() < deadline, outcome_->name, " number ",
+                       sequence_number_, " of rank ", rank_, " was not complete after ", timeout.count(), " ms");
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+  if (opType_ == c10d::OpType::BARRIER) {
+    const core::BlockingWait wait(/*takes_time=*/true);
+    end_.synchronize();
+  }
+  if (opType_ == c10d::OpType::BARRIER || timeout != kNoTimeout) {
+    if (const auto error = outcome_->error()) std::rethrow_exception(error);
+  }
+  synchronize();
+  return true;
+}
+
+}  // namespace torch_mtia

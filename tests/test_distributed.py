@@ -1,0 +1,383 @@
+"""torch.distributed between processes that have a device each."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_mtia
+from torch_mtia.distributed import BACKEND
+
+RANKS = 2
+TIMEOUT = timedelta(seconds=30)
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
+ONLY_MOVED = [
+    torch.int16,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+class Ranks:
+    """Processes of one group, which run what they are told together."""
+
+    def __init__(self, folder: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        ends = [context.Pipe() for _ in range(RANKS)]
+        self.connections = [here for here, _ in ends]
+        self.processes = [
+            context.Process(target=serve, args=(rank, there, folder), daemon=True)
+            for rank, (_, there) in enumerate(ends)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def run(self, function: Callable[..., object], *args: object) -> list[Any]:
+        """What function(rank, *args) returned on each."""
+        for connection in self.connections:
+            connection.send((function, args))
+        answers = [connection.recv() if connection.poll(60) else ("no answer", None) for connection in self.connections]
+        failures = "\n".join(failure for failure, _ in answers if failure)
+        assert not failures, failures
+        return [result for _, result in answers]
+
+    def stop(self) -> None:
+        for connection in self.connections:
+            connection.send(None)
+        for process in self.processes:
+            process.join(20)
+            if process.exitcode is None:
+                process.kill()
+
+
+def serve(rank: int, connection: Connection, folder: Path) -> None:
+    dist.init_process_group(init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, timeout=TIMEOUT)
+    while (request := connection.recv()) is not None:
+        function, args = request
+        try:
+            connection.send(("", function(rank, *args)))
+        except Exception:
+            connection.send((f"rank {rank}: {traceback.format_exc()}", None))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    started = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield started
+    started.stop()
+
+
+def test_a_group_without_a_backend_has_the_one_of_the_device(ranks: Ranks) -> None:
+    assert dist.Backend.default_device_backend_map["mtia"] == BACKEND
+    assert ranks.run(name_of_backend) == [BACKEND] * RANKS
+
+
+def name_of_backend(_: int) -> str:
+    return dist.get_backend()
+
+
+def values(rank: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.arange(6) % 3 + rank).to(dtype)
+
+
+def moves(rank: int, dtype: torch.dtype) -> None:
+    mine, parts = values(rank, dtype).to("mtia"), [values(other, dtype) for other in range(RANKS)]
+
+    def empty() -> torch.Tensor:
+        return torch.zeros(6).to(dtype).to("mtia")
+
+    def same(result: torch.Tensor, expected: torch.Tensor) -> None:
+        assert result.device.type == "mtia"
+        assert torch.equal(result.cpu().view(torch.uint8), expected.view(torch.uint8))
+
+    broadcast = mine.clone()
+    dist.broadcast(broadcast, src=1)
+    same(broadcast, parts[1])
+    gathered = [empty() for _ in range(RANKS)]
+    dist.all_gather(gathered, mine)
+    for result, part in zip(gathered, parts, strict=True):
+        same(result, part)
+    whole = torch.zeros(6 * RANKS).to(dtype).to("mtia")
+    dist.all_gather_into_tensor(whole, mine)
+    same(whole, torch.cat([part.view(torch.uint8) for part in parts]).view(dtype))
+    at_root = [empty() for _ in range(RANKS)] if rank == 0 else None
+    dist.gather(mine, at_root, dst=0)
+    for result, part in zip(at_root or [], parts, strict=False):
+        same(result, part)
+    scattered = empty()
+    dist.scatter(scattered, [part.to("mtia") for part in parts] if rank == 0 else None, src=0)
+    same(scattered, parts[rank])
+    exchanged = empty()
+    dist.all_to_all_single(exchanged, mine)
+    pieces = [part.view(torch.uint8).chunk(RANKS)[rank] for part in parts]
+    same(exchanged, torch.cat(pieces).view(dtype))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *ONLY_MOVED], ids=str)
+def test_collectives_move_tensors_of_any_dtype(ranks: Ranks, dtype: torch.dtype) -> None:
+    ranks.run(moves, dtype)
+
+
+def reduces(rank: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8):
+        parts = [values(other, dtype) for other in range(RANKS)]
+        for operation, expected in (
+            (dist.ReduceOp.SUM, parts[0] + parts[1]),
+            (dist.ReduceOp.PRODUCT, parts[0] * parts[1]),
+            (dist.ReduceOp.MIN, torch.minimum(*parts)),
+            (dist.ReduceOp.MAX, torch.maximum(*parts)),
+        ):
+            result = values(rank, dtype).to("mtia")
+            dist.all_reduce(result, op=operation)
+            assert torch.equal(result.cpu(), expected)
+            part = torch.empty(6 // RANKS, dtype=dtype, device="mtia")
+            dist.reduce_scatter_tensor(part, values(rank, dtype).to("mtia"), op=operation)
+            assert torch.equal(part.cpu(), expected.chunk(RANKS)[rank])
+    average = values(rank, torch.float32).to("mtia")
+    dist.all_reduce(average, op=dist.ReduceOp.AVG)
+    assert torch.equal(average.cpu(), (values(0, torch.float32) + values(1, torch.float32)) / 2)
+    total = values(rank, torch.float32).to("mtia")
+    dist.reduce(total, dst=1)
+    assert rank == 0 or torch.equal(total.cpu(), values(0, torch.float32) + values(1, torch.float32))
+
+
+def test_collectives_reduce(ranks: Ranks) -> None:
+    ranks.run(reduces)
+
+
+def refuses(_: int) -> list[str]:
+    messages = []
+    for tensor, operation in (
+        (torch.ones(2, dtype=torch.int16, device="mtia"), dist.ReduceOp.SUM),
+        (torch.ones(2, device="mtia"), dist._make_nccl_premul_sum(2.0)),  # type: ignore[attr-defined]
+    ):
+        with pytest.raises((TypeError, NotImplementedError)) as error:
+            dist.all_reduce(tensor, op=operation)
+        messages.append(str(error.value))
+    return messages
+
+
+def test_what_cannot_be_reduced_is_refused_at_the_call(ranks: Ranks) -> None:
+    for messages in ranks.run(refuses):
+        assert "cannot reduce" in messages[0]
+        assert "PREMUL_SUM" in messages[1]
+
+
+def drops_its_tensor(rank: int) -> bool:
+    for _ in range(10):
+        tensor = torch.full((1 << 20,), float(rank + 1), device="mtia")
+        work = dist.all_reduce(tensor, async_op=True)
+        del tensor
+        other = torch.full((1 << 20,), -1.0, device="mtia")
+        work.wait()
+        if not bool((other == -1.0).all()):
+            return False
+        del work
+    return True
+
+
+def test_a_collective_keeps_the_memory_that_it_uses(ranks: Ranks) -> None:
+    assert ranks.run(drops_its_tensor) == [True] * RANKS
+
+
+def behind_queued_work(rank: int) -> tuple[bool, list[float]]:
+    gate = threading.Event()
+    tensor = torch.zeros(4, device="mtia")
+    torch_mtia.launch_host_function(torch.mtia.current_stream(), gate.wait)
+    tensor += rank + 1  # behind the gate
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()  # by stream
+    doubled = tensor * 2
+    completed = work.is_completed()
+    gate.set()
+    return completed, doubled.tolist()
+
+
+def test_the_host_waits_neither_at_the_call_nor_in_wait(ranks: Ranks) -> None:
+    assert ranks.run(behind_queued_work) == [(False, [6.0] * 4)] * RANKS
+
+
+def future_of(rank: int) -> tuple[str, list[float], list[float]]:
+    tensor = torch.full((3,), float(rank + 1), device="mtia")
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    halved = future.then(lambda done: done.value()[0] / 2).wait()
+    return halved.device.type, halved.tolist(), future.wait()[0].tolist()
+
+
+def test_futures_have_tensors_of_the_device(ranks: Ranks) -> None:
+    assert ranks.run(future_of) == [("mtia", [1.5] * 3, [3.0] * 3)] * RANKS
+
+
+def exchanges(rank: int) -> tuple[list[float], list[float], int]:
+    peer = 1 - rank
+    mine = torch.full((1 << 18,), float(rank + 1), device="mtia")
+    received = torch.empty_like(mine)
+    operations = [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, received, peer)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    first, second = torch.empty(1, device="mtia"), torch.empty(1, device="mtia")
+    works = [
+        dist.isend(torch.tensor([1.0], device="mtia"), peer, tag=1),
+        dist.isend(torch.tensor([2.0], device="mtia"), peer, tag=2),
+        dist.irecv(second, peer, tag=2),
+        dist.irecv(first, peer, tag=1),
+    ]
+    for each in works:
+        assert each is not None
+        each.wait()
+    if rank == 0:
+        dist.send(mine, 1)
+        source = 0
+    else:
+        source = dist.recv(received)
+    return received[:2].tolist(), [first.item(), second.item()], source
+
+
+def test_messages_do_not_keep_each_other_back(ranks: Ranks) -> None:
+    assert ranks.run(exchanges) == [([2.0, 2.0], [1.0, 2.0], 0), ([1.0, 1.0], [1.0, 2.0], 0)]
+
+
+def objects(rank: int) -> list[object]:
+    gathered: list[object] = [None] * RANKS
+    dist.all_gather_object(gathered, {"rank": rank})
+    dist.barrier()
+    return gathered
+
+
+def test_objects_are_gathered(ranks: Ranks) -> None:
+    assert ranks.run(objects) == [[{"rank": 0}, {"rank": 1}]] * RANKS
+
+
+def replays(rank: int) -> list[float]:
+    tensor = torch.zeros(2, device="mtia")
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        tensor += rank + 1
+        dist.all_reduce(tensor)
+        doubled = tensor * 2
+    results = []
+    for _ in range(3):
+        graph.replay()
+        results.append(float(doubled[0].item()))
+    return results
+
+
+def test_collectives_are_captured_and_replayed(ranks: Ranks) -> None:
+    assert ranks.run(replays) == [[6.0, 18.0, 42.0]] * RANKS
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def train(network: nn.Module, batches: torch.Tensor) -> list[float]:
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    losses = []
+    for batch in batches:
+        loss = network(batch).square().mean()
+        losses.append(loss.detach())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [float(loss) for loss in losses]
+
+
+def batches_of(*ranks: int) -> torch.Tensor:
+    data = torch.randn(3, RANKS, 4, 8, generator=torch.Generator().manual_seed(1))
+    return data[:, list(ranks)].flatten(1, 2)
+
+
+def trains_data_parallel(rank: int, kind: str) -> tuple[list[float], list[str]]:
+    torch_mtia.fallback.reset()
+    network = model().to("mtia")
+    if kind == "DDP":
+        trained: nn.Module = DistributedDataParallel(network)
+    elif kind == "DDP of a group of both":
+        group = dist.new_group(backend="cpu:gloo,mtia:tmccl")
+        trained = DistributedDataParallel(network, process_group=group)
+    else:
+        fully_shard(network[0])
+        fully_shard(network[2])
+        fully_shard(network)
+        trained = network
+    losses = train(trained, batches_of(rank).to("mtia"))
+    weight = network.get_parameter("0.weight")
+    whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+    fell_back = [name for name in torch_mtia.fallback.stats() if name.startswith("c10d")]
+    return [*losses, float(whole.detach().sum())], fell_back
+
+
+@pytest.mark.parametrize("kind", ["DDP", "DDP of a group of both", "FSDP2"])
+def test_data_parallel_training_is_that_of_one_process(ranks: Ranks, kind: str) -> None:
+    network = model()
+    expected = train(network, batches_of(0, 1))
+    results = ranks.run(trains_data_parallel, kind)
+    assert [fell_back for _, fell_back in results] == [[], []]
+    losses = [sum(pair) / RANKS for pair in zip(*(result[:-1] for result, _ in results), strict=True)]
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+    for result, _ in results:
+        torch.testing.assert_close(
+            result[-1], float(network.get_parameter("0.weight").detach().sum()), rtol=1e-5, atol=1e-5
+        )
+
+
+def trains_tensor_parallel(_: int) -> list[float]:
+    mesh = init_device_mesh("mtia", (RANKS,))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return train(parallelize_module(model().to("mtia"), mesh, plan), batches_of(0, 1).to("mtia"))
+
+
+def test_tensor_parallel_training_is_that_of_one_process(ranks: Ranks) -> None:
+    expected = train(model(), batches_of(0, 1))
+    for losses in ranks.run(trains_tensor_parallel):
+        torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+
+
+def uses_gloo(_: int) -> str:
+    group = dist.new_group(backend="gloo")
+    tensor = torch.ones(2, device="mtia")
+    with pytest.raises(RuntimeError) as error:
+        dist.all_reduce(tensor, group=group)
+    on_cpu = torch.ones(2)
+    dist.all_reduce(on_cpu, group=group)
+    assert on_cpu.tolist() == [2.0, 2.0]
+    assert tensor.tolist() == [1.0, 1.0]
+    return str(error.value)
+
+
+def test_a_group_of_the_host_refuses_tensors_of_the_device(ranks: Ranks) -> None:
+    for message in ranks.run(uses_gloo):
+        assert "cpu:gloo,mtia:tmccl" in message
+
+
+def uses_both(rank: int) -> tuple[list[float], list[float]]:
+    group = dist.new_group(backend="cpu:gloo,mtia:tmccl")
+    tensors = torch.full((2,), float(rank)), torch.full((2,), float(rank), device="mtia")
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group)
+    return tensors[0].tolist(), tensors[1].tolist()
+
+
+def test_a_group_serves_the_host_and_the_device(ranks: Ranks) -> None:
+    assert ranks.run(uses_both) == [([1.0, 1.0], [1.0, 1.0])] * RANKS
