@@ -1,5 +1,5 @@
 // Distributions that fill a tensor. ATen's own functions check the arguments; the stubs here are what they call. The
-// names in errors about dtypes are those of the CPU's kernels.
+// names in errors about dtypes are those of the CPU's kernels. Low precision is computed in float.
 #include "Random.h"
 
 #include <ATen/Dispatch.h>
@@ -49,170 +49,28 @@ T largest_below(double bound) {
   return __builtin_bit_cast(T, bits);
 }
 
-// Samplers: see FillTiles. Low precision is computed in float.
-
+// Base + a number below `range`, where 0 stands for 2^64: the product with a random fraction. The numbers differ in
+// probability by a part of range / 2^32, or range / 2^64.
 template <typename T>
-constexpr int64_t kValuesOf = kTileValues<at::opmath_type<T>>;
-
-template <typename T>
-struct Uniform {
-  using value_type = at::opmath_type<T>;
-  static constexpr int64_t kValues = kValuesOf<T>;
-
-  value_type from;
-  value_type range;
-  value_type largest;  // rounding must not reach the upper bound
-
-  Uniform(double from_bound, double to_bound)
-      : from(static_cast<value_type>(static_cast<T>(from_bound))),
-        range(static_cast<value_type>(to_bound) - from),
-        largest(std::max(from, static_cast<value_type>(largest_below<T>(to_bound)))) {}
-
-  void operator()(const uint32_t* words, value_type* values) const {
-    uniform_variates(words, std::numeric_limits<value_type>::digits, from, range, largest, values);
-  }
-};
-
-template <typename T>
-struct Normal {
-  using value_type = at::opmath_type<T>;
-  static constexpr int64_t kValues = kValuesOf<T>;
-
-  value_type mean;
-  value_type std;
-
-  void operator()(const uint32_t* words, value_type* values) const { normal_variates(words, mean, std, values); }
-};
-
-template <typename T>
-struct LogNormal {
-  using value_type = at::opmath_type<T>;
-  static constexpr int64_t kValues = kValuesOf<T>;
-
-  value_type mean;
-  value_type std;
-
-  void operator()(const uint32_t* words, value_type* values) const {
-    normal_variates(words, mean, std, values);
-    for (int64_t i = 0; i < kValues; ++i) values[i] = std::exp(values[i]);
-  }
-};
-
-template <typename T>
-struct Exponential {
-  using value_type = at::opmath_type<T>;
-  static constexpr int64_t kValues = kValuesOf<T>;
-
-  value_type scale;
-
-  void operator()(const uint32_t* words, value_type* values) const {
-    exponential_variates(words, values);
-    const auto least = static_cast<value_type>(std::numeric_limits<T>::denorm_min());  // not 0 in low precision either
-    for (int64_t i = 0; i < kValues; ++i) values[i] = std::max(values[i], least) * scale;
-  }
-};
-
-template <typename T>
-struct Cauchy {
-  using value_type = at::opmath_type<T>;
-  static constexpr int64_t kValues = kValuesOf<T>;
-
-  value_type median;
-  value_type sigma;
-
-  void operator()(const uint32_t* words, value_type* values) const {
-    cauchy_variates(words, values);
-    for (int64_t i = 0; i < kValues; ++i) values[i] = median + sigma * values[i];
-  }
-};
-
-// The number of trials until the first success: an exponential variate, rounded up.
-template <typename T>
-struct Geometric {
-  using value_type = double;
-  static constexpr int64_t kValues = kTileValues<double>;
-
-  double scale;
-
-  void operator()(const uint32_t* words, double* values) const {
-    exponential_variates(words, values);
-    const auto largest = static_cast<double>(std::numeric_limits<T>::max());
-    for (int64_t i = 0; i < kValues; ++i) {
-      values[i] = std::min(std::max(std::ceil(values[i] * scale), 1.0), largest);
-      // The largest int64_t is no double: the next lower one.
-      if constexpr (sizeof(T) == sizeof(int64_t) && std::is_integral_v<T>) {
-        values[i] = std::min(values[i], 0x1.fffffffffffffp62);
+void fill_range(const DrawInfo& info, const std::optional<at::Generator>& generator, const at::TensorBase& out,
+                uint64_t range, int64_t base) {
+  constexpr uint64_t kNarrowRange = uint64_t{1} << 20;
+  if (range != 0 && range <= kNarrowRange) {
+    fill_tiles<T, T, kTileWords>(info, generator, out, [range, base](const uint32_t* words, T* values) {
+      for (int64_t i = 0; i < kTileWords; ++i) {
+        values[i] = static_cast<T>(static_cast<int64_t>(words[i] * range >> 32) + base);
       }
-    }
+    });
+    return;
   }
-};
-
-template <typename T>
-struct Bernoulli {
-  using value_type = T;
-  static constexpr int64_t kValues = kTileWords;
-
-  // 1 for words up to `last`, if there are any: there are none for p = 0.
-  uint32_t last;
-  uint8_t any;
-
-  explicit Bernoulli(double p) {
-    const auto count = static_cast<uint64_t>(std::ceil(p * 0x1p32));
-    last = static_cast<uint32_t>(count - 1);
-    any = count == 0 ? 0 : 1;
-  }
-
-  void operator()(const uint32_t* words, T* values) const {
-    bool success[kValues];
-    bernoulli_variates(words, last, success);
-    for (int64_t i = 0; i < kValues; ++i) values[i] = static_cast<T>(success[i] & any);
-  }
-};
-
-// base + a number below `range`: the product with a random fraction.
-template <typename T>
-struct NarrowRange {
-  using value_type = T;
-  static constexpr int64_t kValues = kTileWords;
-
-  uint32_t range;
-  int64_t base;
-
-  void operator()(const uint32_t* words, T* values) const {
-    for (int64_t i = 0; i < kValues; ++i) {
-      values[i] = static_cast<T>(static_cast<int64_t>(uint64_t{words[i]} * range >> 32) + base);
-    }
-  }
-};
-
-template <typename T>
-struct WideRange {
-  using value_type = T;
-  static constexpr int64_t kValues = kTileValues<uint64_t>;
-
-  uint64_t range;  // 0 stands for 2^64
-  int64_t base;
-
-  void operator()(const uint32_t* words, T* values) const {
+  constexpr int64_t kValues = kTileValues<uint64_t>;
+  fill_tiles<T, T, kValues>(info, generator, out, [range, base](const uint32_t* words, T* values) {
     for (int64_t i = 0; i < kValues; ++i) {
       const uint64_t word = wide_word(words, i);
       const uint64_t number = range == 0 ? word : static_cast<uint64_t>((unsigned __int128){word} * range >> 64);
       values[i] = static_cast<T>(static_cast<int64_t>(number + static_cast<uint64_t>(base)));
     }
-  }
-};
-
-// The numbers of a range differ in probability by a part of range / 2^32, or range / 2^64.
-constexpr uint64_t kNarrowRange = uint64_t{1} << 20;
-
-template <typename T>
-void fill_range(const DrawInfo& info, const std::optional<at::Generator>& generator, const at::TensorBase& out,
-                uint64_t range, int64_t base) {
-  if (range != 0 && range <= kNarrowRange) {
-    fill_tiles<T>(info, generator, out, NarrowRange<T>{static_cast<uint32_t>(range), base});
-  } else {
-    fill_tiles<T>(info, generator, out, WideRange<T>{range, base});
-  }
+  });
 }
 
 // bernoulli_.Tensor: operand 0 is the result, operand 1 has the probabilities.
@@ -240,7 +98,7 @@ struct BernoulliEach {
 template <typename scalar_t>
 struct NormalEach {
   using value_type = at::opmath_type<scalar_t>;
-  static constexpr int64_t kValues = kValuesOf<scalar_t>;
+  static constexpr int64_t kValues = kTileValues<value_type>;
 
   bool has_mean;
   bool has_std;
@@ -283,6 +141,8 @@ namespace {
 using torch_mtia::DrawInfo;
 using torch_mtia::Elements;
 using torch_mtia::fill_tiles;
+using torch_mtia::kTileValues;
+using torch_mtia::kTileWords;
 using OptionalGenerator = std::optional<Generator>;
 
 // How long an element takes was measured on one core with AVX-512.
@@ -298,7 +158,15 @@ constexpr DrawInfo kRandom{"aten::random_", 1.5};
 
 void uniform_kernel(TensorIteratorBase& iter, double from, double to, OptionalGenerator generator) {
   AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, iter.dtype(), "uniform_kernel_cpu", [&] {
-    fill_tiles<scalar_t>(kUniform, generator, iter.tensor_base(0), torch_mtia::Uniform<scalar_t>(from, to));
+    using value_type = opmath_type<scalar_t>;
+    const auto least = static_cast<value_type>(static_cast<scalar_t>(from));
+    const value_type range = static_cast<value_type>(to) - least;
+    // Rounding must not reach the upper bound.
+    const value_type largest = std::max(least, static_cast<value_type>(torch_mtia::largest_below<scalar_t>(to)));
+    fill_tiles<scalar_t, value_type>(
+        kUniform, generator, iter.tensor_base(0), [=](const uint32_t* words, value_type* values) {
+          torch_mtia::uniform_variates(words, std::numeric_limits<value_type>::digits, least, range, largest, values);
+        });
   });
 }
 
@@ -306,16 +174,20 @@ void normal_kernel(const TensorBase& self, double mean, double std, OptionalGene
   assert_no_internal_overlap(self);
   AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, self.scalar_type(), "normal_kernel_cpu", [&] {
     using value_type = opmath_type<scalar_t>;
-    fill_tiles<scalar_t>(kNormal, generator, self,
-                         torch_mtia::Normal<scalar_t>{static_cast<value_type>(mean), static_cast<value_type>(std)});
+    fill_tiles<scalar_t, value_type>(kNormal, generator, self, [=](const uint32_t* words, value_type* values) {
+      torch_mtia::normal_variates(words, static_cast<value_type>(mean), static_cast<value_type>(std), values);
+    });
   });
 }
 
 void log_normal_kernel(TensorIteratorBase& iter, double mean, double std, OptionalGenerator generator) {
   AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, iter.dtype(), "log_normal_cpu", [&] {
     using value_type = opmath_type<scalar_t>;
-    fill_tiles<scalar_t>(kLogNormal, generator, iter.tensor_base(0),
-                         torch_mtia::LogNormal<scalar_t>{static_cast<value_type>(mean), static_cast<value_type>(std)});
+    const auto sample = [=](const uint32_t* words, value_type* values) {
+      torch_mtia::normal_variates(words, static_cast<value_type>(mean), static_cast<value_type>(std), values);
+      for (int64_t i = 0; i < kTileValues<value_type>; ++i) values[i] = std::exp(values[i]);
+    };
+    fill_tiles<scalar_t, value_type>(kLogNormal, generator, iter.tensor_base(0), sample);
   });
 }
 
@@ -325,29 +197,58 @@ void exponential_kernel(TensorIteratorBase& iter, double lambda, OptionalGenerat
               "you specified ",
               iter.dtype());
   AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, iter.dtype(), "exponential_cpu", [&] {
-    fill_tiles<scalar_t>(kExponential, generator, iter.tensor_base(0),
-                         torch_mtia::Exponential<scalar_t>{static_cast<opmath_type<scalar_t>>(1 / lambda)});
+    using value_type = opmath_type<scalar_t>;
+    const auto scale = static_cast<value_type>(1 / lambda);
+    const auto sample = [scale](const uint32_t* words, value_type* values) {
+      torch_mtia::exponential_variates(words, values);
+      const auto least =
+          static_cast<value_type>(std::numeric_limits<scalar_t>::denorm_min());  // not 0 in 16 bits either
+      for (int64_t i = 0; i < kTileValues<value_type>; ++i) values[i] = std::max(values[i], least) * scale;
+    };
+    fill_tiles<scalar_t, value_type>(kExponential, generator, iter.tensor_base(0), sample);
   });
 }
 
 void cauchy_kernel(TensorIteratorBase& iter, double median, double sigma, OptionalGenerator generator) {
   AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, iter.dtype(), "cauchy_cpu", [&] {
     using value_type = opmath_type<scalar_t>;
-    fill_tiles<scalar_t>(kCauchy, generator, iter.tensor_base(0),
-                         torch_mtia::Cauchy<scalar_t>{static_cast<value_type>(median), static_cast<value_type>(sigma)});
+    const auto middle = static_cast<value_type>(median);
+    const auto scale = static_cast<value_type>(sigma);
+    const auto sample = [middle, scale](const uint32_t* words, value_type* values) {
+      torch_mtia::cauchy_variates(words, values);
+      for (int64_t i = 0; i < kTileValues<value_type>; ++i) values[i] = middle + scale * values[i];
+    };
+    fill_tiles<scalar_t, value_type>(kCauchy, generator, iter.tensor_base(0), sample);
   });
 }
 
+// The number of trials until the first success: an exponential variate, rounded up.
 void geometric_kernel(TensorIteratorBase& iter, double p, OptionalGenerator generator) {
   AT_DISPATCH_ALL_TYPES_AND2(kHalf, kBFloat16, iter.dtype(), "geometric_cpu", [&] {
-    fill_tiles<scalar_t>(kGeometric, generator, iter.tensor_base(0),
-                         torch_mtia::Geometric<scalar_t>{-1 / std::log1p(-p)});
+    // The largest int64_t is no double: the next lower one.
+    constexpr bool kIsLong = std::is_same_v<scalar_t, int64_t>;
+    const double largest = kIsLong ? 0x1.fffffffffffffp62 : static_cast<double>(std::numeric_limits<scalar_t>::max());
+    const auto sample = [largest, scale = -1 / std::log1p(-p)](const uint32_t* words, double* values) {
+      torch_mtia::exponential_variates(words, values);
+      for (int64_t i = 0; i < kTileValues<double>; ++i) {
+        values[i] = std::min(std::max(std::ceil(values[i] * scale), 1.0), largest);
+      }
+    };
+    fill_tiles<scalar_t, double>(kGeometric, generator, iter.tensor_base(0), sample);
   });
 }
 
 void bernoulli_scalar_kernel(const TensorBase& self, double p, OptionalGenerator generator) {
   AT_DISPATCH_ALL_TYPES_AND3(kBool, kHalf, kBFloat16, self.scalar_type(), "bernoulli_scalar_cpu_", [&] {
-    fill_tiles<scalar_t>(kBernoulli, generator, self, torch_mtia::Bernoulli<scalar_t>(p));
+    // 1 for words up to `last`, if there are any: there are none for p = 0.
+    const auto count = static_cast<uint64_t>(std::ceil(p * 0x1p32));
+    const auto last = static_cast<uint32_t>(count - 1);
+    const auto sample = [last, any = count != 0](const uint32_t* words, scalar_t* values) {
+      bool success[kTileWords];
+      torch_mtia::bernoulli_variates(words, last, success);
+      for (int64_t i = 0; i < kTileWords; ++i) values[i] = static_cast<scalar_t>(success[i] & any);
+    };
+    fill_tiles<scalar_t, scalar_t, kTileWords>(kBernoulli, generator, self, sample);
   });
 }
 
@@ -357,8 +258,8 @@ void bernoulli_tensor_kernel(const TensorBase& self, const TensorBase& p, Option
   AT_DISPATCH_ALL_TYPES_AND3(kBool, kHalf, kBFloat16, self.scalar_type(), "bernoulli_tensor_cpu_self_", [&] {
     using self_t = scalar_t;
     AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, p.scalar_type(), "bernoulli_tensor_cpu_p_", [&] {
-      torch_mtia::launch_tiles(kBernoulli, generator, self.device(), Elements({&self, &*expanded}, 1),
-                               torch_mtia::kTileWords, torch_mtia::BernoulliEach<self_t, scalar_t>());
+      torch_mtia::launch_tiles(kBernoulli, generator, self.device(), Elements({&self, &*expanded}, 1), kTileWords,
+                               torch_mtia::BernoulliEach<self_t, scalar_t>());
     });
   });
 }

@@ -95,41 +95,29 @@ void for_each_tile(const PhiloxState& state, int64_t numel, int64_t values_per_t
   }
 }
 
-// Fills operand 0 with what a sampler makes of each tile. Sampler: `value_type`, `kValues` per tile, and
-// void operator()(const uint32_t* words, value_type* values) const.
-template <typename scalar_t, typename Sampler>
-struct FillTiles {
-  using value_type = typename Sampler::value_type;
-
-  Sampler sampler;
-
-  void operator()(const PhiloxState& state, const Elements& out, int64_t begin, int64_t end) const {
-    for_each_tile(state, out.numel(), Sampler::kValues, begin, end,
-                  [&](const uint32_t* words, int64_t first, int64_t count) {
-                    if constexpr (std::is_same_v<value_type, scalar_t>) {
-                      if (out.contiguous() && count == Sampler::kValues) {
-                        sampler(words, out.at<scalar_t>(0, first));
-                        return;
-                      }
-                    }
-                    alignas(64) value_type values[Sampler::kValues];
-                    sampler(words, values);
-                    if constexpr (std::is_same_v<value_type, scalar_t>) {
-                      out.write(0, first, count, values);
-                    } else {
-                      scalar_t converted[Sampler::kValues];
-                      for (int64_t i = 0; i < Sampler::kValues; ++i) converted[i] = static_cast<scalar_t>(values[i]);
-                      out.write(0, first, count, converted);
-                    }
-                  });
-  }
-};
-
-template <typename scalar_t, typename Sampler>
+// Fills `out` with what `sample(const uint32_t* words, value_type* values)` makes of each tile: `kValues` of them.
+template <typename scalar_t, typename value_type, int64_t kValues = kTileValues<value_type>, typename Sample>
 void fill_tiles(const DrawInfo& info, const std::optional<at::Generator>& generator, const at::TensorBase& out,
-                Sampler sampler) {
-  launch_tiles(info, generator, out.device(), Elements({&out}, 1), Sampler::kValues,
-               FillTiles<scalar_t, Sampler>{sampler});
+                Sample sample) {
+  const auto fill = [sample](const PhiloxState& state, const Elements& elements, int64_t begin, int64_t end) {
+    constexpr bool kConverts = !std::is_same_v<value_type, scalar_t>;
+    const auto fill_tile = [&](const uint32_t* words, int64_t first, int64_t count) {
+      if constexpr (!kConverts) {
+        if (elements.contiguous() && count == kValues) return sample(words, elements.at<scalar_t>(0, first));
+      }
+      alignas(64) value_type values[kValues];
+      sample(words, values);
+      if constexpr (kConverts) {
+        scalar_t converted[kValues];
+        for (int64_t i = 0; i < kValues; ++i) converted[i] = static_cast<scalar_t>(values[i]);
+        elements.write(0, first, count, converted);
+      } else {
+        elements.write(0, first, count, values);
+      }
+    };
+    for_each_tile(state, elements.numel(), kValues, begin, end, fill_tile);
+  };
+  launch_tiles(info, generator, out.device(), Elements({&out}, 1), kValues, fill);
 }
 
 }  // namespace torch_mtia
