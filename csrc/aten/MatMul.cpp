@@ -1,5 +1,6 @@
 // Matrix products: ATen's CPU kernels as work items, with an estimate of their time by the operations they do.
 #include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_addmm_activation_native.h>
 #include <ATen/ops/addmm.h>
@@ -53,6 +54,7 @@ void check_product_dtypes(const char* name, const at::Tensor& left, const at::Te
 namespace at::native {
 
 TORCH_IMPL_FUNC(mm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tensor& out) {
+  at::assert_no_internal_overlap(out);
   torch_mtia::run_product<structured_mm_out_cpu>("aten::mm", self, mat2, out, self, mat2);
 }
 
@@ -63,6 +65,7 @@ TORCH_IMPL_FUNC(bmm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tens
 TORCH_IMPL_FUNC(addmm_out_mtia)
 (const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
  const Tensor& out) {
+  at::assert_no_internal_overlap(out);
   torch_mtia::check_bias(self, out, "addmm_out");
   torch_mtia::run_product<structured_addmm_out_cpu>("aten::addmm", mat1, mat2, out, self, mat1, mat2, beta, alpha);
 }
@@ -70,6 +73,7 @@ TORCH_IMPL_FUNC(addmm_out_mtia)
 TORCH_IMPL_FUNC(addmm_activation_out_mtia)
 (const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha, bool use_gelu,
  const Tensor& out) {
+  at::assert_no_internal_overlap(out);
   torch_mtia::check_bias(self, out, "addmm_activation_out");
   torch_mtia::run_product<structured_addmm_activation_out_cpu>("aten::_addmm_activation", mat1, mat2, out, self, mat1,
                                                                mat2, beta, alpha, use_gelu);
@@ -84,7 +88,10 @@ TORCH_IMPL_FUNC(baddbmm_out_mtia)
 
 TORCH_IMPL_FUNC(addmv_out_mtia)
 (const Tensor& self, const Tensor& mat, const Tensor& vec, const Scalar& beta, const Scalar& alpha, const Tensor& out) {
-  torch_mtia::run_product<structured_addmv_out_cpu>("aten::addmv", mat, vec, out, self, mat, vec, beta, alpha);
+  // Without columns the CPU kernel gives the result the size of the bias.
+  const auto bias = expand_size(self, {mat.size(0)}, "addmv_out");
+  if (beta.toComplexDouble() != 0.0 && !out.is_same(*bias)) at::assert_no_internal_overlap(out);  // the bias is copied
+  torch_mtia::run_product<structured_addmv_out_cpu>("aten::addmv", mat, vec, out, *bias, mat, vec, beta, alpha);
 }
 
 // With `out_dtype`, the operands are converted, and so products and sums have its precision.
