@@ -85,7 +85,20 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "`device_check` is NoCheck or ExactSame, not 'Nope'",
     ),
     "a schema that is none": (row("relu(Tensor self"), "the schema of aten::relu differs from upstream's"),
-    "weight without runs": (row(RELU, weight=2), "`shape`, `checks` and `weight` belong to `runs`"),
+    "casts without a stub": (row(RELU, casts="none"), "`casts` and `loop` belong to `stub`"),
+    "casts that there are none of": (
+        row(RELU, stub="relu_stub", casts="some"),
+        "`casts` is all or all_but_bool_output or none, not 'some'",
+    ),
+    "a stub of two rows": (
+        row(RELU, stub="abs_stub") + row(FILL, "fill_", stub="abs_stub"),
+        "`stub: abs_stub` is in another row already",
+    ),
+    "a product of what are no arguments": (
+        row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", product="[self, mat2]"),
+        "`product` is two arguments of the operator, not ['self', 'mat2']",
+    ),
+    "weight without runs": (row(RELU, weight=2), "`shape`, `checks`, `weight` and `product` belong to `runs`"),
     "waits, and does not": (row(RELU, waits=False), "`waits` is True, or says when, and not False"),
     "capturable by assertion": (row(RELU, capturable=True), "`capturable` can only be False, and not True"),
     "a trait by denial": (row(RELU, takes_pivots=False), "`takes_pivots` can only be True, and not False"),
@@ -114,7 +127,7 @@ def test_a_mistake_is_an_error_that_names_file_and_line(tmp_path: Path, mistake:
     overlay.write_text(text)
     with pytest.raises(OverlayError) as caught:
         generate(tmp_path / "generated", overlay)
-    line = 4 if mistake == "duplicate" else 1
+    line = {"duplicate": 4, "a stub of two rows": 5}.get(mistake, 1)
     assert str(caught.value).startswith(f"{overlay}:{line}: ")
     assert message in str(caught.value)
     assert not (tmp_path / "generated").exists()

@@ -31,4 +31,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(const at::Ten
                                                                    const std::optional<at::Tensor>& bias,
                                                                    std::array<bool, 3> output_mask);
 
+// How long a product of (..., rows, inner) by (..., inner, columns) takes on one thread. Raises for two dtypes.
+uint64_t product_cost(const at::Tensor& left, const at::Tensor& right);
+
 }  // namespace torch_mtia

@@ -5,6 +5,7 @@
 #include <ATen/native/mtia/EmptyTensor.h>
 #include <ATen/ops/dropout_native.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/native_dropout.h>
 #include <ATen/ops/native_dropout_backward_native.h>
 #include <ATen/ops/ones_like.h>
@@ -104,26 +105,6 @@ struct RandomizedLeakyRelu {
                     elements.write(1, first, count, noise);
                     elements.write(0, first, count, output);
                   });
-  }
-};
-
-// Operands: output, input.
-template <typename T>
-struct LeakyRelu {
-  at::opmath_type<T> slope;
-
-  void operator()(const PhiloxState& /*state*/, const Elements& elements, int64_t begin, int64_t end) const {
-    for (int64_t first = begin; first < end; first += kTileWords) {
-      const int64_t count = std::min(kTileWords, end - first);
-      T buffer[kTileWords];
-      T output[kTileWords];
-      const T* from = elements.read(1, first, count, buffer);
-      for (int64_t i = 0; i < count; ++i) {
-        const auto value = static_cast<at::opmath_type<T>>(from[i]);
-        output[i] = static_cast<T>(value > 0 ? value : value * slope);
-      }
-      elements.write(0, first, count, output);
-    }
   }
 };
 
@@ -229,12 +210,7 @@ Tensor& rrelu_with_noise_out_mtia(const Tensor& self, Tensor& noise, const Scala
     });
     return output;
   }
-  AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, self.scalar_type(), "leaky_relu_cpu", [&] {
-    resize_output(output, self.sizes());
-    torch_mtia::launch_elements(kRrelu, self.device(), Elements({&output, &self}, 1),
-                                torch_mtia::LeakyRelu<scalar_t>{static_cast<opmath_type<scalar_t>>((from + to) / 2)});
-  });
-  return output;
+  return at::leaky_relu_out(output, self, (from + to) / 2);
 }
 
 Tensor rrelu_with_noise_mtia(const Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper, bool training,

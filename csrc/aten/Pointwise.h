@@ -224,7 +224,7 @@ class DeviceLoop {
   void check_arguments(Iterator& iter, Args... args) {
     DtypeSignature dtypes;
     for (int arg = 0; arg < iter.ntensors(); ++arg) dtypes.add(dtype_symbol(loop_dtype(iter, arg, casts_)));
-    const auto input = loop_dtype(iter, iter.ntensors() - 1, casts_);
+    [[maybe_unused]] const auto input = loop_dtype(iter, iter.ntensors() - 1, casts_);
     if (C10_LIKELY(op_.takes(dtypes) && (converts(args, input) && ...))) return;
     at::TensorIterator nothing = empty_iterator(iter, casts_);
     ask_kernel(op_, [&] { return words(iter, casts_); }, [&] { cpu_loop_(static_cast<Iterator&>(nothing), args...); });
@@ -251,6 +251,11 @@ struct OnDevice<Stub, OwnLoop, void (*)(Iterator&, Args...)> {
   }
   static inline DeviceLoop<Iterator, Args...> loop{&cpu_loop};
   static void call(Iterator& iter, Args... args) { loop(iter, args...); }
+  // What to register; `op` is what errors and the profiler call the work.
+  static auto make(const Operator& op, Casts casts) {
+    loop.configure(op, casts);
+    return &call;
+  }
 };
 
 }  // namespace torch_mtia

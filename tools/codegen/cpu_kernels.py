@@ -260,6 +260,8 @@ def _launch(
 def _info(function: NativeFunction, bindings: Sequence[Binding], kernel: CPUKernel, least_cost: str = "0") -> str:
     waits = ", check_errors" if any(b.name == "check_errors" for b in bindings) else ""
     op = f'{{"aten::{function.func.name.name}", "{kernel.runs}"}}'
+    if kernel.product:
+        least_cost = f"torch_mtia::product_cost({', '.join(kernel.product)})"
     return f"{{{op}, {kernel.weight}, {least_cost}{waits}}}"
 
 

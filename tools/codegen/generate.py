@@ -3,6 +3,7 @@
 Flow: overlay + packaged native_functions.yaml -> merge -> registration, with torchgen -> Register_*.cpp
                                                         -> torchgen -> MTIANativeFunctions.h
                                                         -> cpu_kernels -> CPUKernels_*.cpp, ListKernels.cpp
+                                                        -> stubs -> PointwiseStubs.cpp
                                                         -> operator_traits -> OperatorTraits.h, RegisterNoHostView.cpp
 yaml/dtypes.yaml -> dtypes -> OperatorDtypes.h, OperatorDtypes.cpp
 and csrc/runtime/mtia_runtime.h -> kernel_abi -> KernelABI.cpp
@@ -27,6 +28,7 @@ from tools.codegen.cpu_kernels import cpu_kernels_sources, shape_functions_heade
 from tools.codegen.merge import merge
 from tools.codegen.operator_traits import no_host_view_source, traits_header
 from tools.codegen.registration import Group, functions_of, registration_sources
+from tools.codegen.stubs import stubs_source
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OVERLAY = ROOT / "yaml" / "native_functions.yaml"
@@ -51,6 +53,7 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
     sources = {
         **registration_sources(groups, index, merged.entries, is_own),
         **cpu_kernels_sources(own, index, merged.cpu_kernels),
+        "PointwiseStubs.cpp": stubs_source(merged.stubs),
         "RegisterNoHostView.cpp": no_host_view_source(merged.without_host_view),
         "OperatorDtypes.cpp": dtypes.source(known),
         "KernelABI.cpp": kernel_abi.assertions(kernel_abi.HEADER.read_text()),

@@ -23,7 +23,8 @@ TRAITS: dict[str, str] = {
     "takes_pivots": "trusts LAPACK's pivots, which count from 1",
     "rounds_numbers": "ATen's loop over lists rounds its numbers to 16 bits first",
 }
-_WITHOUT_KERNEL = {"host_tensors", "writes_unmarked", "without_host_view"}
+_STUB = {"stub", "casts", "loop"}
+_WITHOUT_KERNEL = {"host_tensors", "writes_unmarked", "without_host_view", *_STUB}
 """Fields of a row that names no kernel."""
 _ALLOWED_FIELDS = {
     *(
@@ -34,18 +35,22 @@ _ALLOWED_FIELDS = {
         "shape",
         "checks",
         "weight",
+        "product",
         "waits",
         "capturable",
         "host_view",
         "direct",
         "without_host_view",
     ),
+    *_STUB,
     *TRAITS,
     "__line__",
 }
 _ALLOWED_KEYS = {"MTIA"}
-_FUNCTIONS = {"runs", "shape", "checks", "without_host_view"}
+_FUNCTIONS = {"runs", "shape", "checks", "without_host_view", "stub", "loop"}
 """Fields that name a function."""
+CASTS = {"all": "kAll", "all_but_bool_output": "kAllButBoolOutput", "none": "kNone"}
+"""What a row says in `casts`, and what csrc/aten/Pointwise.h calls it."""
 
 
 class OverlayError(ValueError):
@@ -85,10 +90,27 @@ class CPUKernel:
     """The function in csrc/aten/Shapes.h that checks what is left to check at the call, of all arguments."""
     weight: int
     """How many times longer it takes than moving its tensors."""
+    product: tuple[str, ...] = ()
+    """The two arguments whose product costs the time."""
     is_own: bool = False
     """Whether the CPU kernel is ours, in csrc/aten/CPUKernels.h."""
     is_composite: bool = False
     """Whether it is made of other operators, so that it also runs on the device's tensors."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stub:
+    """A dispatch stub of ATen's that runs the CPU's loop on a device."""
+
+    place: str
+    """File and line of its row."""
+    operator: str
+    """What errors and the profiler call the work."""
+    name: str
+    casts: str
+    """Which operands the CPU's iterator of the operator casts: of `CASTS`."""
+    loop: str | None
+    """The loop in csrc/aten/PointwiseLoops.h that runs in place of the stub's own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +134,7 @@ class MergedOperators:
     """By operator name: the rows of the overlay that name a kernel."""
     cpu_kernels: dict[str, CPUKernel]
     """By operator name: the kernels whose code is generated."""
+    stubs: list[Stub]
     traits: dict[str, Traits]
     """By name without an overload: the operators with any."""
     without_host_view: dict[str, str]
@@ -150,6 +173,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
     seen: dict[str, int] = {}
     entries: dict[str, Entry] = {}
     cpu_kernels: dict[str, CPUKernel] = {}
+    stubs: dict[str, Stub] = {}
     traits: dict[str, Traits] = {}
     without_host_view: dict[str, str] = {}
     for row in load_rows(overlay_path):
@@ -160,6 +184,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
         seen[func] = row["__line__"]
         name = func.partition("(")[0]
         _add_traits(traits, name, row, place)
+        _add_stub(stubs, name, row, place)
         if "without_host_view" in row:
             without_host_view[name] = _without_host_view(row, place)
         if "dispatch" not in row:
@@ -173,8 +198,8 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
             )
         if "runs" in row:
             cpu_kernels[func.partition("(")[0]] = _cpu_kernel(row, place, upstream)
-        elif {"shape", "checks", "weight"} & set(row):
-            raise OverlayError(f"{place}: `shape`, `checks` and `weight` belong to `runs`")
+        elif {"shape", "checks", "weight", "product"} & set(row):
+            raise OverlayError(f"{place}: `shape`, `checks`, `weight` and `product` belong to `runs`")
         if "device_check" in row:
             target["device_check"] = row["device_check"]
         target.setdefault("dispatch", {"__line__": row["__line__"]})["MTIA"] = row["dispatch"]["MTIA"]
@@ -186,6 +211,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
         frozenset(upstream_kernels),
         entries,
         cpu_kernels,
+        list(stubs.values()),
         {name: operator for name, operator in traits.items() if operator.names},
         without_host_view,
     )
@@ -287,6 +313,19 @@ def _add_traits(traits: dict[str, Traits], name: str, row: dict[str, Any], place
         )
 
 
+def _add_stub(stubs: dict[str, Stub], name: str, row: dict[str, Any], place: str) -> None:
+    if "stub" not in row:
+        if _STUB & row.keys():
+            raise OverlayError(f"{place}: `casts` and `loop` belong to `stub`")
+        return
+    stub, casts = row["stub"], row.get("casts", "all")
+    if stub in stubs:
+        raise OverlayError(f"{place}: `stub: {stub}` is in another row already, {stubs[stub].place}")
+    if casts not in CASTS:
+        raise OverlayError(f"{place}: `casts` is {' or '.join(CASTS)}, not {casts!r}")
+    stubs[stub] = Stub(place, name.partition(".")[0], stub, casts, row.get("loop"))
+
+
 def _without_host_view(row: dict[str, Any], place: str) -> str:
     if "host_view" in row:
         raise OverlayError(f"{place}: a kernel with `host_view: False` needs no `without_host_view`")
@@ -313,6 +352,10 @@ def _cpu_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, A
         raise OverlayError(f"{place}: `runs: {runs}` is not a CPU kernel of aten::{base}: {sorted(kernels) or 'none'}")
     if not isinstance(weight, int) or isinstance(weight, bool) or weight < 1:
         raise OverlayError(f"{place}: `weight` is a whole number from 1, not {weight!r}")
+    product = row.get("product", [])
+    arguments = {argument.name for argument in FunctionSchema.parse(row["func"]).arguments.flat_all}
+    if "product" in row and not (isinstance(product, list) and len(product) == 2 and arguments.issuperset(product)):
+        raise OverlayError(f"{place}: `product` is two arguments of the operator, not {product!r}")
     composite = (upstream[row["func"]].get("dispatch") or {}).get("CompositeExplicitAutograd")
     return CPUKernel(
         place=place,
@@ -322,5 +365,6 @@ def _cpu_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, A
         shape=row.get("shape"),
         checks=row.get("checks"),
         weight=weight,
+        product=tuple(product),
         is_composite=runs == composite,
     )

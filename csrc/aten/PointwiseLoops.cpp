@@ -1,4 +1,7 @@
-#include "ReducedPrecision.h"
+#include "PointwiseLoops.h"
+
+#include <ATen/native/BinaryOps.h>
+#include <ATen/native/RangeFactories.h>
 
 #include <optional>
 
@@ -99,18 +102,27 @@ bool multiply_in_float(at::TensorIteratorBase& iter) {
 
 }  // namespace
 
-bool add_reduced_precision(at::TensorIteratorBase& iter, const c10::Scalar& alpha) {
+void add_loop(at::TensorIteratorBase& iter, const c10::Scalar& alpha) {
   const auto dtype = iter.dtype(0);
-  if (dtype == at::kBFloat16) return add_in_float<BFloat16>(iter, alpha.to<float>());
-  if (dtype == at::kHalf) return add_in_float<Half>(iter, alpha.to<float>());
-  return false;
+  if (dtype == at::kBFloat16 && add_in_float<BFloat16>(iter, alpha.to<float>())) return;
+  if (dtype == at::kHalf && add_in_float<Half>(iter, alpha.to<float>())) return;
+  at::native::add_stub(c10::kCPU, iter, alpha);
 }
 
-bool multiply_reduced_precision(at::TensorIteratorBase& iter) {
+void mul_loop(at::TensorIteratorBase& iter) {
   const auto dtype = iter.dtype(0);
-  if (dtype == at::kBFloat16) return multiply_in_float<BFloat16>(iter);
-  if (dtype == at::kHalf) return multiply_in_float<Half>(iter);
-  return false;
+  if (dtype == at::kBFloat16 && multiply_in_float<BFloat16>(iter)) return;
+  if (dtype == at::kHalf && multiply_in_float<Half>(iter)) return;
+  at::native::mul_stub(c10::kCPU, iter);
+}
+
+void arange_loop(at::TensorIterator& iter, const c10::Scalar& start, const c10::Scalar& /*steps*/,
+                 const c10::Scalar& step) {
+  at::native::arange_stub(c10::kCPU, iter, start, iter.numel(), step);
+}
+
+void linspace_loop(at::TensorIterator& iter, const c10::Scalar& start, const c10::Scalar& end, int64_t /*steps*/) {
+  at::native::linspace_stub(c10::kCPU, iter, start, end, iter.numel());
 }
 
 }  // namespace torch_mtia

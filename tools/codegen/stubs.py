@@ -1,0 +1,50 @@
+"""Writes the registration of the dispatch stubs that rows of yaml/native_functions.yaml name in `stub`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tools.codegen.merge import CASTS, Stub
+
+# Those of ATen that declare dispatch stubs of loops over a TensorIterator.
+_HEADERS = [
+    "Activation",
+    "BinaryOps",
+    "Fill",
+    "IndexKernel",
+    "Lerp",
+    "LinearAlgebra",
+    "PointwiseOps",
+    "Pow",
+    "RangeFactories",
+    "TensorCompare",
+    "TensorFactories",
+    "UnaryOps",
+]
+
+
+def stubs_source(stubs: Iterable[Stub]) -> str:
+    """PointwiseStubs.cpp."""
+    includes = "\n".join(f"#include <ATen/native/{header}.h>" for header in _HEADERS)
+    lines = "\n".join(_registration(stub) for stub in stubs)
+    return f"""\
+// Generated from the rows with `stub` in yaml/native_functions.yaml.
+{includes}
+
+#include "Pointwise.h"
+#include "PointwiseLoops.h"
+#include "device/Door.h"
+
+namespace at::native {{
+
+{lines}
+
+}}  // namespace at::native
+"""
+
+
+def _registration(stub: Stub) -> str:
+    own = "" if stub.loop is None else f", &torch_mtia::{stub.loop}"
+    operator = f'{{"aten::{stub.operator}", "{stub.name}"}}'
+    casts = f"torch_mtia::Casts::{CASTS[stub.casts]}"
+    return f"REGISTER_DOOR_DISPATCH({stub.name}, torch_mtia::OnDevice<{stub.name}{own}>::make({operator}, {casts}))"
