@@ -319,12 +319,51 @@ def test_which_attention_is_fused(device: torch.device) -> None:
         assert torch._fused_sdp_choice(query, query, query) == math
 
 
+# Poolings ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gradient_is_channels_last", [False, True])
+def test_max_pool3d_of_one_volume_lays_out_its_results_as_on_the_cpu(
+    device: torch.device, gradient_is_channels_last: bool
+) -> None:
+    x = torch.randn(1, 3, 4, 4, 4).contiguous(memory_format=torch.channels_last_3d)[0]
+    pool = ([2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False)
+    output, indices = aten.max_pool3d_with_indices(x, *pool)
+    results = aten.max_pool3d_with_indices(x.to(device), *pool)
+    grad = torch.ones_like(output) if gradient_is_channels_last else torch.ones(output.shape)
+    expected = aten.max_pool3d_with_indices_backward(grad, x, *pool, indices)
+    actual = aten.max_pool3d_with_indices_backward(grad.to(device), x.to(device), *pool, results[1])
+    for result, reference in zip((*results, actual), (output, indices, expected), strict=True):
+        assert result.stride() == reference.stride()
+        assert torch.equal(result.cpu(), reference)
+
+
 # Errors --------------------------------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[Function, Sequence[Any]]] = {
     "conv2d channels": (F.conv2d, (torch.randn(1, 3, 5, 5), torch.randn(4, 2, 3, 3))),
     "conv2d kernel": (F.conv2d, (torch.randn(1, 3, 2, 2), torch.randn(4, 3, 3, 3))),
     "conv2d dtypes": (F.conv2d, (torch.randn(1, 3, 5, 5), torch.randn(4, 3, 3, 3).double())),
+    "conv2d dilation": (
+        lambda x, w: F.conv2d(x, w, padding=1, dilation=0),
+        (torch.randn(1, 3, 5, 5), torch.randn(4, 3, 3, 3)),
+    ),
+    "conv_transpose2d dilation": (
+        lambda x, w: F.conv_transpose2d(x, w, dilation=0),
+        (torch.randn(1, 3, 5, 5), torch.randn(3, 4, 3, 3)),
+    ),
+    "conv_transpose2d padding": (
+        lambda x, w: F.conv_transpose2d(x, w, padding=4),
+        (torch.randn(1, 3, 2, 2), torch.randn(3, 4, 3, 3)),
+    ),
+    "conv_transpose2d output_padding": (
+        lambda x, w: F.conv_transpose2d(x, w, output_padding=3),
+        (torch.randn(1, 3, 2, 2), torch.randn(3, 4, 3, 3)),
+    ),
+    "convolution_backward": (
+        lambda g, x, w: aten.convolution_backward(g, x, w, None, [1], [0], [1], False, [0], 1, [True, True, False]),
+        (torch.randn(1, 4, 5), torch.randn(1, 3, 5), torch.randn(4, 3, 3)),
+    ),
     "conv_transpose2d channels": (F.conv_transpose2d, (torch.randn(1, 3, 5, 5), torch.randn(2, 3, 3, 3))),
     "layer_norm shape": (lambda x: F.layer_norm(x, [3]), (torch.randn(2, 4),)),
     "layer_norm dtype": (lambda x: torch.native_layer_norm(x, [4], None, None, 1e-5), (torch.ones(2, 4).long(),)),
@@ -352,6 +391,14 @@ WRONG: dict[str, tuple[Function, Sequence[Any]]] = {
         lambda x, t: aten.binary_cross_entropy(x, t),
         (torch.rand(3), torch.rand(4)),
     ),
+    "binary_cross_entropy weight": (
+        lambda x, w: aten.binary_cross_entropy(x, x, w),
+        (torch.rand(5, 5), torch.rand(6)),
+    ),
+    "binary_cross_entropy_backward weight": (
+        lambda x, w: aten.binary_cross_entropy_backward(x, x, x, w, 0),
+        (torch.rand(5, 5), torch.rand(6)),
+    ),
     "huber delta": (lambda x: F.huber_loss(x, x, delta=-1.0), (torch.rand(3),)),
     "multi_margin p": (lambda x, t: F.multi_margin_loss(x, t, p=3), (torch.rand(2, 3), torch.tensor([0, 1]))),
     "multilabel": (lambda x, t: F.multilabel_margin_loss(x, t), (torch.rand(2, 3), torch.ones(2, 4).long())),
@@ -367,6 +414,10 @@ WRONG: dict[str, tuple[Function, Sequence[Any]]] = {
     "adaptive pool": (lambda x: aten._adaptive_avg_pool2d(x, [2, 2]), (torch.rand(3, 3),)),
     "max_pool3d padding": (lambda x: F.max_pool3d(x, 2, padding=2), (torch.rand(1, 1, 4, 4, 4),)),
     "max_pool3d size": (lambda x: F.max_pool3d(x, 5), (torch.rand(1, 1, 4, 4, 4),)),
+    "max_pool3d of one volume laid out as a batch of images": (
+        lambda x: F.max_pool3d(x, 2),
+        (torch.rand(3, 4, 4, 4).contiguous(memory_format=torch.channels_last),),
+    ),
     "max_unpool2d": (
         lambda x, i: aten.max_unpool2d(x, i, [4, 4]),
         (torch.rand(1, 1, 2, 2), torch.ones(1, 1, 2, 3).long()),

@@ -249,6 +249,15 @@ WRONG_WRITES: dict[str, Callable[[torch.device], object]] = {
     "a value of no dimension without indices": lambda d: torch.ones((), device=d).index_put(
         [], torch.ones(1, device=d), accumulate=True
     ),
+    "mm to expanded memory": lambda d: torch.mm(
+        x := torch.ones(3, 3, device=d), x, out=torch.ones(3, device=d).expand(3, 3)
+    ),
+    "addmm to expanded memory": lambda d: torch.addmm(
+        x := torch.ones(3, 3, device=d), x, x, out=torch.ones(3, device=d).expand(3, 3)
+    ),
+    "addmv to expanded memory": lambda d: torch.addmv(
+        x := torch.ones(3, device=d), torch.ones(3, 3, device=d), x, out=torch.ones(1, device=d).expand(3)
+    ),
     "index_put_ of its own memory": lambda d: (x := torch.ones(6, device=d)).index_put_(
         (torch.tensor([2, 1], device=d),), x[:2]
     ),
@@ -435,6 +444,16 @@ def test_the_index_of_a_dimension_of_one(device: torch.device, name: str, dtype:
 def test_products_of_two_dtypes_raise_at_the_call(device: torch.device, multiply: Callable[..., object]) -> None:
     with pytest.raises(RuntimeError, match="to have the same dtype"):
         multiply(torch.ones(2, 3, device=device), torch.ones(3, 2, dtype=torch.int16, device=device))
+
+
+@pytest.mark.parametrize("sizes", [(3, 0), (0, 3)], ids=str)
+@pytest.mark.parametrize("bias", [(1,), ()], ids=str)
+def test_an_empty_matrix_gives_a_vector_of_its_rows(
+    device: torch.device, bias: tuple[int, ...], sizes: tuple[int, int]
+) -> None:
+    arguments = torch.ones(bias), torch.ones(sizes), torch.ones(sizes[1])
+    result = torch.addmv(*(argument.to(device) for argument in arguments), beta=3)
+    assert torch.equal(result.cpu(), torch.full((sizes[0],), 3.0))
 
 
 def test_masks_that_take_more_than_there_is_raise_at_the_call(device: torch.device) -> None:

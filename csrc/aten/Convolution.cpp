@@ -13,6 +13,7 @@ namespace at::native {
 namespace {
 
 using torch_mtia::absent;
+using torch_mtia::all_at_least;
 using torch_mtia::keep;
 using torch_mtia::like;
 using torch_mtia::make_with_cpu_kernel;
@@ -38,14 +39,24 @@ MemoryFormat result_format(const Tensor& input, const Tensor& weight, const std:
   return _determine_backend_memory_format(host_input.get(), host_weight.get(), backend);
 }
 
-// What the caller has not checked when it is not PyTorch's convolution.
-bool sizes_fit(const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-               IntArrayRef output_padding, int64_t groups) {
+// The sizes of a convolution's output. Empty: the CPU kernel may refuse the arguments, of which PyTorch's convolution
+// has checked only some.
+std::vector<int64_t> output_sizes(const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding,
+                                  IntArrayRef dilation, bool transposed, IntArrayRef output_padding, int64_t groups) {
   const int64_t spatial = input.dim() - 2;
   const auto has_all = [&](IntArrayRef values) { return static_cast<int64_t>(values.size()) == spatial; };
-  return spatial >= 1 && weight.dim() == input.dim() && has_all(stride) && has_all(padding) && has_all(dilation) &&
-         has_all(output_padding) && groups > 0 &&
-         std::all_of(stride.begin(), stride.end(), [](auto s) { return s > 0; });
+  if (spatial < 1 || weight.dim() != input.dim() || !has_all(stride) || !has_all(padding) || !has_all(dilation) ||
+      !has_all(output_padding) || groups <= 0 || !all_at_least(stride, 1) || !all_at_least(dilation, 1) ||
+      !all_at_least(weight.sizes().slice(2), 1)) {
+    return {};
+  }
+  if (!transposed) return conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
+  for (size_t i = 0; i < output_padding.size(); ++i) {
+    if (output_padding[i] >= std::max(stride[i], dilation[i])) return {};
+  }
+  auto sizes = conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride, dilation, groups);
+  if (!all_at_least(IntArrayRef(sizes).slice(2), 1)) return {};
+  return sizes;
 }
 
 }  // namespace
@@ -55,10 +66,8 @@ Tensor convolution_overrideable_mtia(const Tensor& input, const Tensor& weight, 
                                      IntArrayRef output_padding, int64_t groups) {
   torch_mtia::Shape shape = std::nullopt;
   uint64_t least_cost = 0;
-  if (sizes_fit(input, weight, stride, padding, dilation, output_padding, groups)) {
-    const auto sizes =
-        transposed ? conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride, dilation, groups)
-                   : conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
+  const auto sizes = output_sizes(input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  if (!sizes.empty()) {
     shape = like(input, sizes,
                  result_format(input, weight, bias, std::nullopt, stride, padding, dilation, transposed, output_padding,
                                groups));
@@ -80,7 +89,8 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable_mtia(const 
   const OptionalIntArrayRef bias_sizes = output_mask[2] ? OptionalIntArrayRef(bias_size) : std::nullopt;
   torch_mtia::ThreeShapes shapes = std::nullopt;
   uint64_t least_cost = 0;
-  if (sizes_fit(input, weight, stride, padding, dilation, output_padding, groups) && grad_output.dim() == input.dim()) {
+  const auto sizes = output_sizes(input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  if (!sizes.empty() && grad_output.sizes() == sizes) {
     const auto format = result_format(input, weight, std::nullopt, bias_sizes, stride, padding, dilation, transposed,
                                       output_padding, groups);
     shapes = {output_mask[0] ? like(input, input.sizes(), format) : absent(),

@@ -27,6 +27,10 @@ Shape pointwise_backward(const at::Tensor& grad_output, const at::Tensor& self, 
   return like(self, at::infer_size_dimvector(sizes, grad_output.sizes()));
 }
 
+bool fit_probabilities(const at::Tensor& self, const at::Tensor& target, const std::optional<at::Tensor>& weight) {
+  return self.sizes() == target.sizes() && (!is_given(weight) || at::is_expandable_to(weight->sizes(), self.sizes()));
+}
+
 bool is_image_of_classes(const at::Tensor& self, const at::Tensor& target, const std::optional<at::Tensor>& weight) {
   return self.dim() == 4 && target.dim() == 3 && target.scalar_type() == at::kLong && self.size(0) == target.size(0) &&
          self.size(2) == target.size(1) && self.size(3) == target.size(2) && has_elements(weight, self.size(1));
@@ -67,15 +71,17 @@ bool is_alignment(const at::Tensor& log_probs, const at::Tensor& targets, at::In
 }  // namespace
 
 Shape binary_cross_entropy_shape(const at::Tensor& self, const at::Tensor& target,
-                                 const std::optional<at::Tensor>& /*weight*/, int64_t reduction) {
-  if (self.sizes() != target.sizes()) return std::nullopt;
+                                 const std::optional<at::Tensor>& weight, int64_t reduction) {
+  if (!fit_probabilities(self, target, weight)) return std::nullopt;
   return reduction == at::Reduction::None ? with_strides_of(self) : like(self, {});
 }
 
 Shape binary_cross_entropy_backward_shape(const at::Tensor& grad_output, const at::Tensor& self,
-                                          const at::Tensor& target, const std::optional<at::Tensor>& /*weight*/,
+                                          const at::Tensor& target, const std::optional<at::Tensor>& weight,
                                           int64_t reduction) {
-  if (self.sizes() != target.sizes() || !is_gradient_of(grad_output, self.sizes(), reduction)) return std::nullopt;
+  if (!fit_probabilities(self, target, weight) || !is_gradient_of(grad_output, self.sizes(), reduction)) {
+    return std::nullopt;
+  }
   return with_strides_of(self);
 }
 

@@ -1,12 +1,14 @@
-// Matrix products: what they cost, and those that convert their operands.
+// Matrix products: what they cost and what is checked, addmv, and those that convert their operands.
 #include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/addmv_native.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/mm.h>
 
+#include "CPUKernelLaunch.h"
 #include "CPUKernels.h"
-#include "Cost.h"
 #include "MTIANativeFunctions.h"
 #include "ShapeFunctions.h"
 
@@ -15,6 +17,7 @@ namespace {
 
 // The meta function leaves to the kernel whether the bias can be expanded; raises what the CPU's raises.
 void check_bias(const at::Tensor& bias, const at::Tensor& out, const char* name) {
+  at::assert_no_internal_overlap(out);
   if (!at::is_expandable_to(bias.sizes(), out.sizes())) (void)at::expand_size(bias, out.sizes(), name);
 }
 
@@ -35,6 +38,10 @@ uint64_t product_cost(const at::Tensor& left, const at::Tensor& right) {
   return cost_of_operations(2 * static_cast<uint64_t>(left.numel()) * static_cast<uint64_t>(columns));
 }
 
+void mm_out_check(const at::Tensor& /*self*/, const at::Tensor& /*mat2*/, const at::Tensor& out) {
+  at::assert_no_internal_overlap(out);
+}
+
 void addmm_out_check(const at::Tensor& self, const at::Tensor& /*mat1*/, const at::Tensor& /*mat2*/,
                      const at::Scalar& /*beta*/, const at::Scalar& /*alpha*/, const at::Tensor& out) {
   check_bias(self, out, "addmm_out");
@@ -49,6 +56,18 @@ void addmm_activation_out_check(const at::Tensor& self, const at::Tensor& /*mat1
 }  // namespace torch_mtia
 
 namespace at::native {
+
+TORCH_IMPL_FUNC(addmv_out_mtia)
+(const Tensor& self, const Tensor& mat, const Tensor& vec, const Scalar& beta, const Scalar& alpha, const Tensor& out) {
+  // Without columns the CPU kernel gives the result the size of the bias.
+  const auto bias = expand_size(self, {mat.size(0)}, "addmv_out");
+  if (beta.toComplexDouble() != 0.0 && !out.is_same(*bias)) at::assert_no_internal_overlap(out);  // the bias is copied
+  torch_mtia::run_cpu_kernel(
+      {{"aten::addmv", "addmv_out_cpu"}, 1, torch_mtia::product_cost(mat, vec)}, out.device(),
+      [](const auto&... kept) { torch_mtia::StructuredCall<structured_addmv_out_cpu, 1>::run(kept...); },
+      torch_mtia::keep(*bias), torch_mtia::keep(mat), torch_mtia::keep(vec), torch_mtia::keep(beta),
+      torch_mtia::keep(alpha), torch_mtia::keep_output(out));
+}
 
 // With `out_dtype`, the operands are converted, and so products and sums have its precision.
 

@@ -36,13 +36,24 @@ c10::DimVector expand_parameter(at::IntArrayRef values, size_t dims, at::IntArra
   return values.size() == 1 ? c10::DimVector(dims, values[0]) : c10::DimVector(values);
 }
 
+// Volumes laid out as the CPU lays out those that it makes of `source`: one volume as a batch of one.
+TensorShape volumes_like(const at::Tensor& self, at::IntArrayRef sizes, const at::Tensor& source) {
+  if (source.dim() == 5) return like(self, sizes, source.suggest_memory_format());
+  TensorShape shape = like(self, sizes);
+  if (!source.is_contiguous() && source.unsqueeze(0).is_contiguous(at::MemoryFormat::ChannelsLast3d)) {
+    const auto strides = c10::get_channels_last_strides_3d(sizes);
+    shape.strides.emplace(strides.begin(), strides.end());
+  }
+  return shape;
+}
+
 // Empty: the CPU kernel refuses the arguments.
 c10::DimVector pooled_sizes(const at::Tensor& self, at::IntArrayRef kernel_size, at::IntArrayRef stride,
                             at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
   const auto given = [](at::IntArrayRef values) { return values.size() == 1 || values.size() == 3; };
-  if (!are_images(self, 3) || !given(kernel_size) || !(stride.empty() || given(stride)) || !given(padding) ||
-      !given(dilation) || !all_at_least(kernel_size, 1) || !all_at_least(stride, 1) || !all_at_least(padding, 0) ||
-      !all_at_least(dilation, 1)) {
+  if (!are_images(self, 3) || self.suggest_memory_format() == at::MemoryFormat::ChannelsLast || !given(kernel_size) ||
+      !(stride.empty() || given(stride)) || !given(padding) || !given(dilation) || !all_at_least(kernel_size, 1) ||
+      !all_at_least(stride, 1) || !all_at_least(padding, 0) || !all_at_least(dilation, 1)) {
     return {};
   }
   const auto kernel = expand_parameter(kernel_size, 3);
@@ -116,7 +127,7 @@ TwoShapes max_pool3d_with_indices_shape(const at::Tensor& self, at::IntArrayRef 
                                         at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
   const auto sizes = pooled_sizes(self, kernel_size, stride, padding, dilation, ceil_mode);
   if (sizes.empty()) return std::nullopt;
-  const TensorShape output = like(self, sizes, self.suggest_memory_format());
+  const TensorShape output = volumes_like(self, sizes, self);
   TensorShape indices = output;
   indices.options = indices.options.dtype(at::kLong);
   return {output, indices};
@@ -128,7 +139,7 @@ Shape max_pool3d_with_indices_backward_shape(const at::Tensor& grad_output, cons
                                              const at::Tensor& indices) {
   const auto sizes = pooled_sizes(self, kernel_size, stride, padding, dilation, ceil_mode);
   if (sizes.empty() || grad_output.sizes() != sizes || !are_indices_of(indices, sizes)) return std::nullopt;
-  return like(self, self.sizes(), self.suggest_memory_format());
+  return volumes_like(self, self.sizes(), self.dim() == 4 ? grad_output : self);
 }
 
 Shape fractional_max_pool3d_backward_shape(const at::Tensor& grad_output, const at::Tensor& self,
