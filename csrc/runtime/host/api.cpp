@@ -2,6 +2,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "capture.h"
 #include "copy.h"
@@ -17,10 +18,18 @@
 namespace torch_mtia::runtime::host {
 namespace {
 
-// Every entry but last_error_message and initialize: refuses to serve before `initialize` and after a fork.
+// Every entry but last_error_message and initialize: refuses to serve before `initialize` and after a fork. A body
+// without a status has succeeded when it returns.
 template <typename Body>
 mtia_status serve(Body&& body) noexcept {
-  return guarded([&] { return body(Driver::get()); });
+  return guarded([&] {
+    if constexpr (std::is_void_v<std::invoke_result_t<Body, Driver&>>) {
+      body(Driver::get());
+      return MTIA_SUCCESS;
+    } else {
+      return body(Driver::get());
+    }
+  });
 }
 
 template <typename Pointer>
@@ -61,10 +70,7 @@ mtia_status initialize(const mtia_init_params* params) {
 // Devices -------------------------------------------------------------------------------------------------------------
 
 mtia_status device_count(int32_t* count) {
-  return serve([&](Driver& driver) {
-    *require(count, "count") = driver.num_devices();
-    return MTIA_SUCCESS;
-  });
+  return serve([&](Driver& driver) { *require(count, "count") = driver.num_devices(); });
 }
 
 mtia_status device_properties(int32_t device, mtia_device_properties* properties) {
@@ -72,7 +78,6 @@ mtia_status device_properties(int32_t device, mtia_device_properties* properties
     driver.device(device);
     fill_in(properties, MTIA_DEVICE_PROPERTIES_SIZE_1, "mtia_device_properties",
             describe_device(driver.memory().capacity()));
-    return MTIA_SUCCESS;
   });
 }
 
@@ -86,7 +91,6 @@ mtia_status memory_allocate(int32_t device, uint64_t size, mtia_device_ptr* addr
   return serve([&](Driver& driver) {
     driver.device(device);
     *require(address, "address") = driver.memory().allocate(device, size);
-    return MTIA_SUCCESS;
   });
 }
 
@@ -94,7 +98,6 @@ mtia_status memory_free(int32_t device, mtia_device_ptr address) {
   return serve([&](Driver& driver) {
     driver.device(device);
     driver.memory().free(device, address);
-    return MTIA_SUCCESS;
   });
 }
 
@@ -102,7 +105,6 @@ mtia_status memory_info(int32_t device, uint64_t* free_bytes, uint64_t* total_by
   return serve([&](Driver& driver) {
     driver.device(device);
     driver.memory().info(device, require(free_bytes, "free_bytes"), require(total_bytes, "total_bytes"));
-    return MTIA_SUCCESS;
   });
 }
 
@@ -110,7 +112,6 @@ mtia_status memory_reserve(int32_t device, uint64_t size, mtia_device_ptr* addre
   return serve([&](Driver& driver) {
     driver.device(device);
     *require(address, "address") = driver.memory().reserve(device, size);
-    return MTIA_SUCCESS;
   });
 }
 
@@ -118,7 +119,6 @@ mtia_status memory_release(int32_t device, mtia_device_ptr address) {
   return serve([&](Driver& driver) {
     driver.device(device);
     driver.memory().release(device, address);
-    return MTIA_SUCCESS;
   });
 }
 
@@ -126,7 +126,6 @@ mtia_status memory_map(int32_t device, mtia_device_ptr address, uint64_t size) {
   return serve([&](Driver& driver) {
     driver.device(device);
     driver.memory().map(device, address, size);
-    return MTIA_SUCCESS;
   });
 }
 
@@ -134,7 +133,6 @@ mtia_status memory_unmap(int32_t device, mtia_device_ptr address, uint64_t size)
   return serve([&](Driver& driver) {
     driver.device(device);
     driver.memory().unmap(device, address, size);
-    return MTIA_SUCCESS;
   });
 }
 
@@ -143,15 +141,11 @@ mtia_status memory_device(const void* address, int32_t* device) {
     const int32_t found = driver.memory().device_of(reinterpret_cast<uint64_t>(address));
     if (found < 0) throw Failure(MTIA_ERROR_INVALID_VALUE, "the address belongs to no device");
     *require(device, "device") = found;
-    return MTIA_SUCCESS;
   });
 }
 
 mtia_status memory_host_offset(int64_t* offset) {
-  return serve([&](Driver& driver) {
-    *require(offset, "offset") = driver.memory().host_offset();
-    return MTIA_SUCCESS;
-  });
+  return serve([&](Driver& driver) { *require(offset, "offset") = driver.memory().host_offset(); });
 }
 
 mtia_status memory_copy(mtia_stream stream, uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind) {
@@ -173,22 +167,17 @@ mtia_status stream_priority_range(int32_t* lowest, int32_t* highest) {
   return serve([&](Driver&) {
     *require(lowest, "lowest") = Device::kLowestPriority;
     *require(highest, "highest") = Device::kHighestPriority;
-    return MTIA_SUCCESS;
   });
 }
 
 mtia_status stream_create(int32_t device, int32_t priority, void* tag, mtia_stream* stream) {
   return serve([&](Driver& driver) {
     *require(stream, "stream") = handle_of(driver.device(device).create_stream(priority, tag));
-    return MTIA_SUCCESS;
   });
 }
 
 mtia_status stream_destroy(mtia_stream stream) {
-  return serve([&](Driver&) {
-    checked(stream).device().retire_stream(stream_of(stream));
-    return MTIA_SUCCESS;
-  });
+  return serve([&](Driver&) { checked(stream).device().retire_stream(stream_of(stream)); });
 }
 
 mtia_status stream_query(mtia_stream stream) {
@@ -204,10 +193,7 @@ mtia_status stream_synchronize(mtia_stream stream) {
 }
 
 mtia_status stream_wait_event(mtia_stream stream, mtia_event event) {
-  return serve([&](Driver&) {
-    checked(event).delay(checked(stream));
-    return MTIA_SUCCESS;
-  });
+  return serve([&](Driver&) { checked(event).delay(checked(stream)); });
 }
 
 mtia_status stream_launch(mtia_stream stream, const mtia_work* work) {
@@ -223,24 +209,16 @@ mtia_status stream_launch(mtia_stream stream, const mtia_work* work) {
 // Events --------------------------------------------------------------------------------------------------------------
 
 mtia_status event_create(int32_t enable_timing, mtia_event* event) {
-  return serve([&](Driver&) {
-    *require(event, "event") = handle_of(std::make_unique<Event>(enable_timing != 0).release());
-    return MTIA_SUCCESS;
-  });
+  return serve(
+      [&](Driver&) { *require(event, "event") = handle_of(std::make_unique<Event>(enable_timing != 0).release()); });
 }
 
 mtia_status event_destroy(mtia_event event) {
-  return serve([&](Driver&) {
-    const std::unique_ptr<Event> owner(&checked(event));
-    return MTIA_SUCCESS;
-  });
+  return serve([&](Driver&) { const std::unique_ptr<Event> owner(&checked(event)); });
 }
 
 mtia_status event_record(mtia_event event, mtia_stream stream) {
-  return serve([&](Driver&) {
-    checked(event).record(checked(stream));
-    return MTIA_SUCCESS;
-  });
+  return serve([&](Driver&) { checked(event).record(checked(stream)); });
 }
 
 mtia_status event_query(mtia_event event) {
@@ -248,17 +226,12 @@ mtia_status event_query(mtia_event event) {
 }
 
 mtia_status event_synchronize(mtia_event event) {
-  return serve([&](Driver&) {
-    checked(event).wait();
-    return MTIA_SUCCESS;
-  });
+  return serve([&](Driver&) { checked(event).wait(); });
 }
 
 mtia_status event_elapsed_time(mtia_event start, mtia_event end, double* milliseconds) {
-  return serve([&](Driver&) {
-    *require(milliseconds, "milliseconds") = checked(start).milliseconds_until(checked(end));
-    return MTIA_SUCCESS;
-  });
+  return serve(
+      [&](Driver&) { *require(milliseconds, "milliseconds") = checked(start).milliseconds_until(checked(end)); });
 }
 
 // Graphs --------------------------------------------------------------------------------------------------------------
@@ -271,10 +244,7 @@ GraphExecHandle& checked(mtia_graph_exec handle) {
 }
 
 mtia_status stream_begin_capture(mtia_stream stream) {
-  return serve([&](Driver&) {
-    Capture::begin(checked(stream));
-    return MTIA_SUCCESS;
-  });
+  return serve([&](Driver&) { Capture::begin(checked(stream)); });
 }
 
 mtia_status stream_end_capture(mtia_stream stream, mtia_graph* graph) {
@@ -282,7 +252,6 @@ mtia_status stream_end_capture(mtia_stream stream, mtia_graph* graph) {
     auto handle = std::make_unique<GraphHandle>();
     handle->graph = Capture::end(checked(stream));
     *require(graph, "graph") = handle_of(handle.release());
-    return MTIA_SUCCESS;
   });
 }
 
@@ -290,15 +259,11 @@ mtia_status stream_capture_id(mtia_stream stream, uint64_t* capture) {
   return serve([&](Driver&) {
     const auto found = checked(stream).capture();
     *require(capture, "capture") = found != nullptr ? found->id() : 0;
-    return MTIA_SUCCESS;
   });
 }
 
 mtia_status graph_num_nodes(mtia_graph graph, uint32_t* count) {
-  return serve([&](Driver&) {
-    *require(count, "count") = checked(graph).graph->size();
-    return MTIA_SUCCESS;
-  });
+  return serve([&](Driver&) { *require(count, "count") = checked(graph).graph->size(); });
 }
 
 mtia_status graph_node(mtia_graph handle, uint32_t index, mtia_graph_node* description) {
@@ -318,15 +283,11 @@ mtia_status graph_node(mtia_graph handle, uint32_t index, mtia_graph_node* descr
              .cost = node.work.cost,
              .dependencies = dependencies.data(),
              .num_dependencies = static_cast<uint32_t>(dependencies.size())});
-    return MTIA_SUCCESS;
   });
 }
 
 mtia_status graph_destroy(mtia_graph graph) {
-  return serve([&](Driver&) {
-    const std::unique_ptr<GraphHandle> owner(&checked(graph));
-    return MTIA_SUCCESS;
-  });
+  return serve([&](Driver&) { const std::unique_ptr<GraphHandle> owner(&checked(graph)); });
 }
 
 mtia_status graph_instantiate(mtia_graph graph, mtia_graph_exec* exec) {
@@ -335,7 +296,6 @@ mtia_status graph_instantiate(mtia_graph graph, mtia_graph_exec* exec) {
     auto handle = std::make_unique<GraphExecHandle>();
     handle->exec = std::make_shared<GraphExec>(checked(graph).graph);
     *exec = handle_of(handle.release());
-    return MTIA_SUCCESS;
   });
 }
 
@@ -353,7 +313,6 @@ mtia_status graph_exec_destroy(mtia_graph_exec exec) {
   return serve([&](Driver&) {
     const std::unique_ptr<GraphExecHandle> owner(&checked(exec));
     owner->exec->wait_for_launches();
-    return MTIA_SUCCESS;
   });
 }
 
@@ -363,7 +322,6 @@ mtia_status set_tracer(const mtia_tracer* tracer) {
   return serve([&](Driver&) {
     if (tracer != nullptr) check_size(tracer, MTIA_TRACER_SIZE_1, "mtia_tracer");
     current_tracer.store(tracer, std::memory_order_release);
-    return MTIA_SUCCESS;
   });
 }
 
@@ -377,15 +335,11 @@ mtia_status module_load(int32_t device, const void* image, uint64_t size, mtia_m
     loaded->kernel = std::make_shared<Kernel>(device, require(image, "the image"), size, driver.parallelism(),
                                               driver.memory().host_offset());
     *module = handle_of(loaded.release());
-    return MTIA_SUCCESS;
   });
 }
 
 mtia_status module_unload(mtia_module module) {
-  return serve([&](Driver&) {
-    const std::unique_ptr<Module> owner(require(module_of(module), "the module"));
-    return MTIA_SUCCESS;
-  });
+  return serve([&](Driver&) { const std::unique_ptr<Module> owner(require(module_of(module), "the module")); });
 }
 
 mtia_status module_get_function(mtia_module module, const char* name, mtia_function* function) {
@@ -396,7 +350,6 @@ mtia_status module_get_function(mtia_module module, const char* name, mtia_funct
                                                   "', its one function is '" + kernel->image().name() + "'");
     }
     *require(function, "function") = handle_of(kernel);
-    return MTIA_SUCCESS;
   });
 }
 
