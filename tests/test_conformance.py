@@ -317,6 +317,7 @@ def test_a_wrong_ledger_is_explained(tmp_path: Path, text: str, message: str) ->
         Ledger(path)
 
 
+@pytest.mark.in_tree("the package's ledgers are named after devices")
 def test_a_ledger_may_include_one_of_the_package(tmp_path: Path) -> None:
     path = tmp_path / "ledger.yaml"
     of_the_package = FOLDER / "mtia.yaml"
@@ -330,6 +331,7 @@ def test_a_ledger_may_include_one_of_the_package(tmp_path: Path) -> None:
     assert ledger.proposal([]) == text
 
 
+@pytest.mark.in_tree("the package's ledgers are named after devices")
 def test_a_ledger_may_except_tests_from_what_it_includes(tmp_path: Path) -> None:
     path = tmp_path / "ledger.yaml"
     of_the_package = FOLDER / "mtia.yaml"

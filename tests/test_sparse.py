@@ -52,7 +52,8 @@ def test_operators(device: torch.device, name: str) -> None:
 
 def test_every_operator_with_a_sparse_cpu_kernel_has_one(device: torch.device) -> None:
     """Where it has none, the composite kernel for dense tensors would run."""
-    key = "SparseMTIA" if device.type == "mtia" else "SparsePrivateUse1"
+    is_renamed = device.type == torch._C._get_privateuse1_backend_name()
+    key = "SparsePrivateUse1" if is_renamed else "SparseMTIA"
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
     on_cpu = [name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, "SparseCPU")]
     assert "aten::sum" in on_cpu
