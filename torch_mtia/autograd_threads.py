@@ -13,6 +13,7 @@ import pathlib
 import time
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 from torch_mtia.door import device_module, device_type
 
@@ -37,7 +38,9 @@ def _settle() -> None:
         return
     for index in range(device_module().device_count()):
         leaf = torch.empty(0, device=f"{device_type()}:{index}", requires_grad=True)  # there may be no memory left
-        leaf.relu().backward(leaf.detach())
+        # Not Tensor.backward, whose check of a gradient imports modules: those that run text (as namedtuple does) make
+        # Python forget that an interrupt ends the process.
+        _engine_run_backward((leaf.relu(),), (leaf.detach(),), False, False, (), True, True)
     # A thread that waits for the GIL sleeps too; so it gets the chance to take it before each look.
     asleep = 0
     for _ in range(_MAX_POLLS):
