@@ -15,7 +15,6 @@
 #include <memory>
 #include <new>
 
-#include "../core/Event.h"
 #include "../device/Door.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAGraph.h"
@@ -120,26 +119,20 @@ void copy_within_device(at::TensorIterator& iter) {
   }
 }
 
-void wait_for(const MTIAStream& waiting, const MTIAStream& waited_for) {
-  core::Event event(/*enable_timing=*/false);
-  event.record(waited_for.core());
-  waiting.core().wait(event);
-}
-
 // Runs on the source's stream, behind the work of both devices' current streams, and holds back the destination's.
 void copy_between_devices(at::TensorIterator& iter) {
   const MTIAStream to = current_stream(iter.device(0));
   const MTIAStream from = current_stream(iter.device(1));
   // A stream that is captured waits for streams of its capture only: the destination's joins.
-  if (from.core().graph() != nullptr && to.core().graph() == nullptr) wait_for(to, from);
-  wait_for(from, to);
+  if (from.core().graph() != nullptr && to.core().graph() == nullptr) to.wait_for(from);
+  from.wait_for(to);
   if (is_flat(iter)) {
     copy_bytes(from, iter.data_ptr(0), iter.data_ptr(1), iter.numel() * iter.element_size(0),
                MTIA_COPY_DEVICE_TO_DEVICE);
   } else {
     run_copy_loop(iter, from);
   }
-  wait_for(to, from);
+  to.wait_for(from);
 }
 
 // Submits a copy between pinned host memory and the device, and does not wait.

@@ -144,12 +144,15 @@ std::vector<MTIAStream> MTIAStream::others() const {
   return found;
 }
 
+void MTIAStream::wait_for(const MTIAStream& other) const {
+  core::Event event(/*enable_timing=*/false);
+  event.record(other.core());
+  core().wait(event);
+}
+
 void MTIAStream::wait_for_others() const {
   for (const MTIAStream& other : others()) {
-    if (other.core().is_idle()) continue;
-    core::Event event(/*enable_timing=*/false);
-    event.record(other.core());
-    core_->wait(event);
+    if (!other.core().is_idle()) wait_for(other);
   }
 }
 

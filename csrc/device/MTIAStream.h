@@ -61,9 +61,12 @@ class MTIAStream {
   // The same for all streams of the device, but those that are captured in graphs.
   static void synchronize_all(c10::DeviceIndex device);
 
+  // Work submitted later waits for all that `other`, of any device, was given before.
+  void wait_for(const MTIAStream& other) const;
+
   // The device's other streams that there are, but those that are captured.
   std::vector<MTIAStream> others() const;
-  // Work submitted later waits for all that those streams were given before.
+  // Waits for all of those.
   void wait_for_others() const;
 
  private:

@@ -26,10 +26,10 @@ bool engine_knows(c10::ScalarType dtype) {
   }
 }
 
-c10::ScalarType engine_dtype(const at::Tensor& tensor, Elements elements) {
+c10::ScalarType engine_dtype(const at::Tensor& tensor, ElementUse use) {
   const c10::ScalarType dtype = tensor.scalar_type();
   if (engine_knows(dtype)) return dtype;
-  TORCH_CHECK_TYPE(elements == Elements::kMoved, "collectives of ", device_name(), " cannot reduce ", dtype,
+  TORCH_CHECK_TYPE(use == ElementUse::kMoved, "collectives of ", device_name(), " cannot reduce ", dtype,
                    ": convert the tensor to a dtype that gloo reduces, such as int32 or float32");
   switch (tensor.element_size()) {
     case 1:
@@ -47,7 +47,7 @@ c10::ScalarType engine_dtype(const at::Tensor& tensor, Elements elements) {
 
 }  // namespace
 
-at::Tensor engine_tensor(const at::Tensor& tensor, Elements elements) {
+at::Tensor engine_argument(const at::Tensor& tensor, ElementUse use) {
   TORCH_CHECK(is_ours(tensor.device()), "expected a tensor of ", device_name(), ", got one of ", tensor.device());
   TORCH_CHECK_NOT_IMPLEMENTED(HostView::available(), "collectives need a driver with a host view of its memory");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "collectives of ", device_name(),
@@ -56,7 +56,7 @@ at::Tensor engine_tensor(const at::Tensor& tensor, Elements elements) {
               "collectives take no tensor that is conjugated or negated lazily: "
               "call resolve_conj() or resolve_neg() first");
   void* const address = tensor.mutable_data_ptr();
-  const auto options = at::TensorOptions(engine_dtype(tensor, elements)).device(c10::kCPU);
+  const auto options = at::TensorOptions(engine_dtype(tensor, use)).device(c10::kCPU);
   c10::DimVector sizes(tensor.sizes()), strides(tensor.strides());
   const auto numbers = static_cast<int64_t>(tensor.element_size() / options.dtype().itemsize());
   if (numbers != 1) {
@@ -67,16 +67,16 @@ at::Tensor engine_tensor(const at::Tensor& tensor, Elements elements) {
   return at::from_blob(address == nullptr ? nullptr : HostView::to_host(address), sizes, strides, options);
 }
 
-std::vector<at::Tensor> engine_tensors(const std::vector<at::Tensor>& tensors, Elements elements) {
+std::vector<at::Tensor> engine_argument(const std::vector<at::Tensor>& tensors, ElementUse use) {
   std::vector<at::Tensor> result;
-  for (const at::Tensor& tensor : tensors) result.push_back(engine_tensor(tensor, elements));
+  for (const at::Tensor& tensor : tensors) result.push_back(engine_argument(tensor, use));
   return result;
 }
 
-std::vector<std::vector<at::Tensor>> engine_tensors(const std::vector<std::vector<at::Tensor>>& lists,
-                                                    Elements elements) {
+std::vector<std::vector<at::Tensor>> engine_argument(const std::vector<std::vector<at::Tensor>>& lists,
+                                                     ElementUse use) {
   std::vector<std::vector<at::Tensor>> result;
-  for (const auto& tensors : lists) result.push_back(engine_tensors(tensors, elements));
+  for (const auto& tensors : lists) result.push_back(engine_argument(tensors, use));
   return result;
 }
 

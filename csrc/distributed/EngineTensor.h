@@ -7,14 +7,17 @@
 
 namespace torch_mtia {
 
-// For what an operation does with the elements.
-enum class Elements { kMoved, kReduced };
+// Whether an operation computes with the elements.
+enum class ElementUse { kMoved, kReduced };
 
-// A CPU tensor over the same bytes. It keeps nothing alive, and is valid for work that runs in stream order. The engine
-// knows fewer dtypes than PyTorch: what is only moved has one of the same size. Raises for what cannot be reduced.
-at::Tensor engine_tensor(const at::Tensor& tensor, Elements elements);
-std::vector<at::Tensor> engine_tensors(const std::vector<at::Tensor>& tensors, Elements elements);
-std::vector<std::vector<at::Tensor>> engine_tensors(const std::vector<std::vector<at::Tensor>>& lists,
-                                                    Elements elements);
+// What the engine takes in place of an argument. A tensor becomes a CPU tensor over the same bytes, which keeps nothing
+// alive, and is valid for work that runs in stream order; the engine knows fewer dtypes than PyTorch, so what is only
+// moved has one of the same size. Raises for a dtype that cannot be reduced.
+at::Tensor engine_argument(const at::Tensor& tensor, ElementUse use);
+inline auto engine_argument(const auto& options, ElementUse /*use*/) {
+  return options;
+}
+std::vector<at::Tensor> engine_argument(const std::vector<at::Tensor>& tensors, ElementUse use);
+std::vector<std::vector<at::Tensor>> engine_argument(const std::vector<std::vector<at::Tensor>>& lists, ElementUse use);
 
 }  // namespace torch_mtia

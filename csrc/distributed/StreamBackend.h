@@ -77,11 +77,19 @@ class StreamBackend final : public c10d::Backend {
     MTIAStream arrivals;
   };
   using Call = std::function<WorkPtr(c10d::Backend&)>;
+  // A function of the engine. The first of its arguments is what it writes.
+  template <typename... Parameters>
+  using Function = WorkPtr (c10d::Backend::*)(Parameters...);
 
   const Streams& streams_of(c10::DeviceIndex device);
   uint64_t next_number();
-  WorkPtr collective(c10d::OpType type, c10::Device device, const Tensors& used, Tensors outputs, Call call);
-  WorkPtr message(c10d::OpType type, const Tensors& tensors, Call call);
+  // Both give their work the `name`, a literal.
+  WorkPtr collective(c10d::OpType type, const char* name, c10::Device device, const Tensors& used, Tensors outputs,
+                     Call call);
+  WorkPtr message(c10d::OpType type, const char* name, const Tensors& tensors, Call call);
+  template <typename... Parameters, typename... Arguments>
+  WorkPtr collective(c10d::OpType type, const char* name, Function<Parameters...> function,
+                     const Arguments&... arguments);
 
   const c10::intrusive_ptr<c10d::Backend> engine_;
   const std::shared_ptr<std::mutex> engine_mutex_ = std::make_shared<std::mutex>();  // one collective at a time
