@@ -10,9 +10,9 @@ import torch
 from tools.compile_fuzz.__main__ import run
 from tools.compile_fuzz.comparison import differences, observe
 from tools.compile_fuzz.execution import MODES
+from tools.compile_fuzz.generate import generate
 from tools.compile_fuzz.program import CALLS, Input, Program
 from tools.compile_fuzz.shrink import shrink
-from tools.compile_fuzz.statements import generate
 from torch_mtia.door import device_type
 
 SEEDS = (2, 9)

@@ -56,3 +56,9 @@ def run(expression: str, *operands: torch.Tensor, out: torch.dtype | None = None
     result = torch.empty_like(moved[0], dtype=out)
     with_source(template, EXPRESSION=expression)[(1,)](*moved, result, N=result.numel())
     return result.cpu()
+
+
+def plan_of(kernel: Any, *arguments: Any, **constants: Any) -> str:
+    """The plan of a kernel, for a machine with AVX-512."""
+    compiled = kernel.warmup(*arguments, grid=(1,), arch="x86-64-v4", **constants)
+    return str(compiled.asm["plan"])

@@ -127,6 +127,12 @@ inline void hold(core::Stream& stream, Gate& gate) {
   stream.launch(kLarge, [state = gate.state_](const mtia_work_context&) { state->wait(); });
 }
 
+inline void wait_for(core::Stream& waiting, core::Stream& waited_for) {
+  core::Event event(false);
+  event.record(waited_for);
+  waiting.wait(event);
+}
+
 // Waits for the stream and raises what its work threw.
 inline void finish(core::Stream& stream) {
   stream.wait_until_idle();

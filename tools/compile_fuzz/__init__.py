@@ -5,7 +5,9 @@
 
 program.py     what a program is: its inputs and its source, and what it is called with
 builder.py     a program under construction, with what is known about its values
-statements.py  the table of statements that a program is made of; to add one, see its head
+table.py       the table of statements that a program is made of; to add one, see its head
+views.py, elementwise.py, reductions.py, indexing.py, mutation.py   the statements
+generate.py    the program of a seed
 comparison.py  what a program has an effect on, and what differs
 execution.py   runs a program compiled, and asks others for their opinion where it differs
 shrink.py      drops what a failure does not need

@@ -42,7 +42,7 @@ def run(seeds: Iterable[int], modes: list[str], device: str, jobs: int = 1) -> I
 
 def main() -> int:
     from tools.compile_fuzz.execution import MODES
-    from tools.compile_fuzz.statements import generate
+    from tools.compile_fuzz.generate import generate
     from torch_mtia.door import device_type
 
     parser = argparse.ArgumentParser(prog="python -m tools.compile_fuzz", description=__doc__)

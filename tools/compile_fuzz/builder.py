@@ -186,6 +186,9 @@ class Builder:
         """A second operand, of a shape that broadcasts with that of the first."""
         return self.pick(lambda value: broadcasts(value.shape, like.shape) and condition(value))
 
+    def number(self) -> int:
+        return self.random.choice((-3, -2, -1, 0, 1, 2, 3))
+
     def axis(self, value: Value) -> int:
         axis = self.random.randrange(value.dim)
         return axis - value.dim if self.random.random() < 0.3 else axis

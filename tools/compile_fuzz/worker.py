@@ -10,9 +10,9 @@ import warnings
 from pathlib import Path
 
 from tools.compile_fuzz.execution import Outcome, Reference, judged, outcome
+from tools.compile_fuzz.generate import generate
 from tools.compile_fuzz.program import Program
 from tools.compile_fuzz.shrink import shrink
-from tools.compile_fuzz.statements import generate
 from tools.hunts.worker import Run
 
 CANDIDATES = 60  # that are tried to shrink a program
