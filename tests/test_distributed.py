@@ -282,6 +282,27 @@ def replays(rank: int) -> list[float]:
     return results
 
 
+def replays_an_uneven_exchange(rank: int) -> list[list[float]]:
+    source = torch.full((2 * RANKS + 1,), float(rank), device="mtia")
+    given, taken = ([2, 3], [2, 3]) if rank == 0 else ([3, 2], [3, 2])
+    output = torch.zeros(sum(taken), device="mtia")
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        dist.all_to_all_single(output, source, taken, given)
+    results = []
+    for _ in range(3):
+        output.zero_()
+        graph.replay()
+        results.append(output.tolist())
+    return results
+
+
+def test_uneven_exchanges_are_replayed(ranks: Ranks) -> None:
+    of_0, of_1 = ranks.run(replays_an_uneven_exchange)
+    assert of_0 == [[0.0, 0.0, 1.0, 1.0, 1.0]] * 3
+    assert of_1 == [[0.0, 0.0, 0.0, 1.0, 1.0]] * 3
+
+
 def test_collectives_are_captured_and_replayed(ranks: Ranks) -> None:
     assert ranks.run(replays) == [[6.0, 18.0, 42.0]] * RANKS
 

@@ -55,12 +55,12 @@ void check_reduction(const Options& options) {
   }
 }
 
-// With the arguments as the engine takes them, any number of times.
+// With the arguments as the engine takes them, any number of times: copies of them, which the engine may move from.
 template <typename Function, typename... Arguments>
 auto engine_call(Function function, const Arguments&... arguments) {
   constexpr ElementUse kUse = (kReduces<Arguments> || ...) ? ElementUse::kReduced : ElementUse::kMoved;
-  return [function, kept = std::make_tuple(engine_argument(arguments, kUse)...)](c10d::Backend& engine) mutable {
-    return std::apply([&](auto&... each) { return (engine.*function)(each...); }, kept);
+  return [function, kept = std::make_tuple(engine_argument(arguments, kUse)...)](c10d::Backend& engine) {
+    return std::apply([&](auto... each) { return (engine.*function)(each...); }, kept);
   };
 }
 
