@@ -260,11 +260,15 @@ void record_stream_mtia(Tensor& self, Stream stream) {
 
 }  // namespace at::native
 
-// copy_ sees the lazy conjugate and negative bits and leaves them to us. Without these registrations the fallbacks of
-// the two keys would resolve the bits by a clone, which is a copy, without end.
+// What leaves the lazy conjugate and negative bits to us. copy_ sees them, and the fallbacks of the two keys would resolve
+// them by a clone, which is a copy, without end. Recording a stream is of the memory, and those fallbacks corrupt the heap
+// for an operator that returns nothing.
+static void register_lazy_bits(torch::Library& library) {
+  for (const char* name : {"_copy_from", "record_stream"}) library.impl(name, torch::CppFunction::makeFallthrough());
+}
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
-  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+  register_lazy_bits(m);
 }
 TORCH_LIBRARY_IMPL(aten, Negative, m) {
-  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+  register_lazy_bits(m);
 }
