@@ -426,6 +426,24 @@ WRONG: dict[str, tuple[Function, Sequence[Any]]] = {
     "fold": (lambda x: F.fold(x, (4, 4), 2), (torch.rand(1, 4, 8),)),
     "grid": (lambda x, g: F.grid_sample(x, g), (torch.rand(1, 1, 3, 3), torch.rand(1, 2, 2, 3))),
     "reflection": (lambda x: F.pad(x, (3, 3, 0, 0), mode="reflect"), (torch.rand(1, 1, 3, 3),)),
+    "layer_norm_backward without a weight": (
+        lambda x, m: aten.native_layer_norm_backward(x, x, [4], m, m, None, None, [True, True, True]),
+        (torch.rand(2, 4), torch.rand(2, 1)),
+    ),
+    "group_norm_backward without a weight": (
+        lambda x, m: aten.native_group_norm_backward(x, x, m, m, None, 2, 4, 3, 2, [True, True, True]),
+        (torch.rand(2, 4, 3), torch.rand(2, 2)),
+    ),
+    "embedding without rows": (lambda w, i: F.embedding(i, w), (torch.rand(0, 4), torch.tensor([0]))),
+    "index_select of nothing": (lambda x, i: x.index_select(0, i), (torch.rand(0, 4), torch.tensor([0]))),
+    "index_fill_": (lambda x, i: x.index_fill_(0, i, 1.0), (torch.rand(3, 3), torch.tensor([[1]]))),
+    "put_": (lambda x, i: x.put_(i, x), (torch.rand(3), torch.tensor([1]))),
+    "masked_scatter_": (lambda x, m, y: x.masked_scatter_(m, y), (torch.rand(3), torch.ones(3).bool(), torch.rand(2))),
+    "cdist columns": (lambda x, y: aten._cdist_forward(x, y, 2.0, None), (torch.rand(3, 4), torch.rand(3, 5))),
+    "cdist p": (lambda x: aten._cdist_forward(x, x, -1.0, None), (torch.rand(3, 4),)),
+    "pdist": (lambda x: aten._pdist_forward(x, 2.0), (torch.rand(3),)),
+    "unfold_backward": (lambda x: aten.unfold_backward(x, [4, 3], 0, 2, 1), (torch.rand(3, 2, 2),)),
+    "unfold_backward dim": (lambda x: aten.unfold_backward(x, [4], 3, 2, 1), (torch.rand(3, 2),)),
 }
 
 

@@ -457,7 +457,7 @@ def test_an_empty_matrix_gives_a_vector_of_its_rows(
 
 
 def test_masks_that_take_more_than_there_is_raise_at_the_call(device: torch.device) -> None:
-    with pytest.raises(RuntimeError, match="masked_scatter"):
+    with pytest.raises(RuntimeError, match="Number of elements of source < number of ones in mask"):
         torch.zeros(2, 3, device=device).masked_scatter_(
             torch.tensor([True, True, False], device=device), torch.ones(3, device=device)
         )

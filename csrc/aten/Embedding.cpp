@@ -49,7 +49,7 @@ at::Tensor bags_of(const at::Tensor& indices, const at::Tensor& offsets) {
 
 Shape embedding_shape(const at::Tensor& weight, const at::Tensor& indices, int64_t /*padding_idx*/,
                       bool /*scale_grad_by_freq*/, bool /*sparse*/) {
-  if (weight.dim() != 2 || !are_indices(indices)) return std::nullopt;
+  if (weight.dim() != 2 || weight.size(0) == 0 || !are_indices(indices)) return std::nullopt;
   c10::DimVector sizes(indices.sizes());
   sizes.push_back(weight.size(1));
   return like(weight, sizes);

@@ -46,7 +46,7 @@ TensorShape as_input(const at::Tensor& input) {
 
 // Layer normalization: the statistics have the dtype of the input, as the device's meta functions promise.
 
-ThreeShapes layer_norm_shape(const at::Tensor& input, at::IntArrayRef normalized_shape, const MaybeTensor& weight,
+ThreeKnownShapes layer_norm_shape(const at::Tensor& input, at::IntArrayRef normalized_shape, const MaybeTensor& weight,
                              const MaybeTensor& bias, double /*eps*/) {
   at::native::_check_layer_norm_inputs(input, normalized_shape, or_undefined(weight), or_undefined(bias));
   c10::DimVector rows(input.sizes());
@@ -82,11 +82,9 @@ ThreeShapes layer_norm_backward_shape(const at::Tensor& /*grad_out*/, const at::
                                       const at::Tensor& /*rstd*/, const MaybeTensor& weight, const MaybeTensor& bias,
                                       std::array<bool, 3> output_mask) {
   at::native::_check_layer_norm_inputs(input, normalized_shape, or_undefined(weight), or_undefined(bias));
-  const auto parameter = [&](const MaybeTensor& tensor) {
-    return is_given(tensor) ? like(*tensor) : like(input, normalized_shape);
-  };
-  return {output_mask[0] ? like(input) : absent(), output_mask[1] ? parameter(weight) : absent(),
-          output_mask[2] ? parameter(bias) : absent()};
+  if ((output_mask[1] && !is_given(weight)) || (output_mask[2] && !is_given(bias))) return std::nullopt;
+  return {output_mask[0] ? like(input) : absent(), output_mask[1] ? like(*weight) : absent(),
+          output_mask[2] ? like(*bias) : absent()};
 }
 
 // The CPU kernel wants statistics of the parameters' dtype.
@@ -116,7 +114,8 @@ ThreeShapes group_norm_backward_shape(const at::Tensor& grad_out, const at::Tens
                                       const at::Tensor& rstd, const MaybeTensor& weight, int64_t N, int64_t C,
                                       int64_t HxW, int64_t group, std::array<bool, 3> output_mask) {
   if (group <= 0 || C % group != 0 || input.numel() != N * C * HxW || grad_out.numel() != input.numel() ||
-      mean.numel() != N * group || rstd.numel() != N * group || !has_channels(weight, C)) {
+      mean.numel() != N * group || rstd.numel() != N * group || !has_channels(weight, C) ||
+      (output_mask[1] && !is_given(weight))) {
     return std::nullopt;
   }
   const TensorShape parameter = like(input, {C}, statistics(input, {weight}));

@@ -64,7 +64,7 @@ c10::DimVector reduced(const at::Tensor& self, int64_t dim, bool keepdim) {
   return sizes;
 }
 
-TwoShapes values_and_indices(const at::Tensor& self, int64_t dim, bool keepdim) {
+TwoKnownShapes values_and_indices(const at::Tensor& self, int64_t dim, bool keepdim) {
   const auto sizes = reduced(self, dim, keepdim);
   return {like(self, sizes), like(self, sizes, at::kLong)};
 }
@@ -183,10 +183,7 @@ void masked_scatter_check(const at::Tensor& self, const at::Tensor& mask, const 
               " cannot be broadcast to the tensor's, ", self.sizes());
   if (source.numel() >= self.numel() || is_capturing(self)) return;
   const auto taken = at::count_nonzero(mask).item<int64_t>() * (self.numel() / std::max<int64_t>(mask.numel(), 1));
-  TORCH_CHECK(taken <= source.numel(),
-              "masked_scatter: expected self to have no more masked elements than the source, "
-              "which has ",
-              source.numel(), ", and got ", taken);
+  TORCH_CHECK(taken <= source.numel(), "Number of elements of source < number of ones in mask");
 }
 
 void index_fill_check(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value) {
@@ -195,7 +192,7 @@ void index_fill_check(const at::Tensor& self, int64_t dim, const at::Tensor& ind
   warn_if_expanded(self, "index_fill_");
   TORCH_CHECK(self.is_complex() || !value.isComplex(),
               "index_fill_(): Converting complex Scalar to non-complex type is not supported");
-  TORCH_CHECK_INDEX(index.dim() <= 1, "index_fill_(): Index has to be a vector/scalar.");
+  TORCH_CHECK(index.dim() <= 1, "Index has to be a vector/scalar");
   at::maybe_wrap_dim(dim, self.dim());
 }
 
@@ -308,28 +305,30 @@ void put_check(const at::Tensor& self, const at::Tensor& index, const at::Tensor
   TORCH_CHECK(self.scalar_type() == source.scalar_type(),
               "put_(): self and source expected to have the same dtype, but got self.dtype = ", self.scalar_type(),
               " and source.dtype = ", source.scalar_type());
-  TORCH_CHECK(source.numel() == index.numel(),
-              "put_(): Expected source and index to have the same number of elements, but got source.numel() = ",
-              source.numel(), ", index.numel() = ", index.numel());
+  TORCH_CHECK_INDEX(source.numel() == index.numel(),
+                    "put_(): Expected source and index to have the same number of elements, but got source.numel() = ",
+                    source.numel(), ", index.numel() = ", index.numel());
   TORCH_CHECK_INDEX(!(self.numel() == 0 && index.numel() != 0), "put_(): Tried to put elements into an empty tensor");
   at::assert_no_internal_overlap(self);
   at::assert_no_overlap(self, index);
   at::assert_no_overlap(self, source);
 }
 
-Shape index_select_shape(const at::Tensor& self, int64_t dim, const at::Tensor& index) {
+KnownShape index_select_shape(const at::Tensor& self, int64_t dim, const at::Tensor& index) {
   dim = at::maybe_wrap_dim(dim, self.dim());
   TORCH_CHECK_INDEX(index.dim() <= 1, "index_select(): Index is supposed to be a vector");
   TORCH_CHECK(!(self.dim() == 0 && index.numel() != 1), "index_select(): Index to scalar can have only 1 value, got ",
               index.numel(), " value(s)");
   TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
               "index_select(): Expected dtype int32 or int64 for index");
+  TORCH_CHECK(self.dim() <= 1 || self.size(dim) > 0 || index.numel() == 0,
+              "index_select(): self indexing axis dim should be positive");
   c10::DimVector sizes(self.sizes());
   if (self.dim() > 0) sizes[dim] = index.numel();
   return {like(self, sizes)};
 }
 
-Shape take_shape(const at::Tensor& self, const at::Tensor& index) {
+KnownShape take_shape(const at::Tensor& self, const at::Tensor& index) {
   TORCH_CHECK(index.scalar_type() == at::kLong, "take(): Expected a long tensor for index, but got ",
               index.scalar_type());
   TORCH_CHECK_INDEX(!(self.numel() == 0 && index.numel() != 0), "take(): tried to take from an empty tensor");
@@ -368,21 +367,28 @@ Shape roll_shape(const at::Tensor& self, at::IntArrayRef shifts, at::IntArrayRef
   return {like(self, self.sizes())};
 }
 
-Shape logcumsumexp_shape(const at::Tensor& self, int64_t dim) {
+KnownShape logcumsumexp_shape(const at::Tensor& self, int64_t dim) {
   at::maybe_wrap_dim(dim, self.dim());
   return {like(self, self.sizes())};
 }
 
-Shape unfold_backward_shape(const at::Tensor& grad, at::IntArrayRef input_sizes, int64_t /*dim*/, int64_t /*size*/,
-                            int64_t /*step*/) {
+Shape unfold_backward_shape(const at::Tensor& grad, at::IntArrayRef input_sizes, int64_t dim, int64_t size,
+                            int64_t step) {
+  const auto dims = static_cast<int64_t>(input_sizes.size());
+  if (dim < -dims || dim >= dims || step <= 0) return std::nullopt;
+  dim = at::maybe_wrap_dim(dim, dims);
+  c10::DimVector unfolded(input_sizes);
+  unfolded[dim] = (input_sizes[dim] - size) / step + 1;
+  unfolded.push_back(size);
+  if (grad.sizes() != unfolded) return std::nullopt;
   return {like(grad, input_sizes)};
 }
 
-Shape all_reduced_shape(const at::Tensor& self) {
+KnownShape all_reduced_shape(const at::Tensor& self) {
   TORCH_CHECK(self.numel() > 0,
               "Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' "
               "argument.");
-  Shape shape = {like(self, {})};
+  KnownShape shape = {like(self, {})};
   shape[0].casts = true;
   return shape;
 }
@@ -391,8 +397,8 @@ Shape prod_shape(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   return {like(self, {}, at::native::get_dtype_from_self(self, dtype, /*promote_integers=*/true))};
 }
 
-Shape var_shape(const at::Tensor& self, at::OptionalIntArrayRef dim, const std::optional<at::Scalar>& /*correction*/,
-                bool keepdim) {
+KnownShape var_shape(const at::Tensor& self, at::OptionalIntArrayRef dim,
+                     const std::optional<at::Scalar>& /*correction*/, bool keepdim) {
   TORCH_CHECK(at::isFloatingType(self.scalar_type()) || at::isComplexType(self.scalar_type()),
               "std and var only support floating point and complex dtypes");
   const auto mask = at::native::make_dim_mask(dim, self.dim());
@@ -408,14 +414,14 @@ TwoShapes var_mean_shape(const at::Tensor& self, at::OptionalIntArrayRef dim,
   return {var, like(self, var.sizes)};
 }
 
-TwoShapes kthvalue_shape(const at::Tensor& self, int64_t k, int64_t dim, bool keepdim) {
+TwoKnownShapes kthvalue_shape(const at::Tensor& self, int64_t k, int64_t dim, bool keepdim) {
   dim = at::maybe_wrap_dim(dim, self.dim(), /*wrap_scalar=*/true);
   const int64_t size = self.dim() > 0 ? self.size(dim) : 1;
   TORCH_CHECK(k >= 1 && k <= size, "kthvalue(): selected number k out of range for dimension ", dim);
   return values_and_indices(self, dim, keepdim);
 }
 
-TwoShapes median_shape(const at::Tensor& self, int64_t dim, bool keepdim) {
+TwoKnownShapes median_shape(const at::Tensor& self, int64_t dim, bool keepdim) {
   dim = at::maybe_wrap_dim(dim, self.dim(), /*wrap_scalar=*/true);
   if (self.numel() == 0) at::native::zero_numel_check_dims(self, dim, "median()");
   return values_and_indices(self, dim, keepdim);
@@ -425,25 +431,25 @@ Shape median_all_shape(const at::Tensor& self) {
   return {like(self, {})};
 }
 
-Shape searchsorted_shape(const at::Tensor& sorted_sequence, const at::Tensor& self, bool out_int32, bool right,
-                         std::optional<std::string_view> side, const std::optional<at::Tensor>& sorter) {
+KnownShape searchsorted_shape(const at::Tensor& sorted_sequence, const at::Tensor& self, bool out_int32, bool right,
+                              std::optional<std::string_view> side, const std::optional<at::Tensor>& sorter) {
   const auto dtype = out_int32 ? at::kInt : at::kLong;
   const at::Tensor out = at::detail::empty_cpu({0}, dtype);
   at::native::searchsorted_pre_check(sorted_sequence, self, out, out_int32, right, side, sorter.value_or(at::Tensor()));
   return {like(self, self.sizes(), dtype)};
 }
 
-Shape bucketize_shape(const at::Tensor& self, const at::Tensor& boundaries, bool out_int32, bool right) {
+KnownShape bucketize_shape(const at::Tensor& self, const at::Tensor& boundaries, bool out_int32, bool right) {
   TORCH_CHECK(boundaries.dim() == 1, "boundaries tensor must be 1 dimension, but got dim(", boundaries.dim(), ")");
   return searchsorted_shape(boundaries, self, out_int32, right, std::nullopt, std::nullopt);
 }
 
-Shape nansum_shape(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim,
-                   std::optional<at::ScalarType> dtype) {
+KnownShape nansum_shape(const at::Tensor& self, at::OptionalIntArrayRef dim, bool keepdim,
+                        std::optional<at::ScalarType> dtype) {
   TORCH_CHECK(!self.is_complex(), "nansum does not support complex inputs");
   const auto mask = at::native::make_dim_mask(dim, self.dim());
   const auto result = at::native::get_dtype_from_self(self, dtype, /*promote_integers=*/true);
-  Shape shape = {like(self, at::native::shape_from_dim_mask(self, mask, keepdim), result)};
+  KnownShape shape = {like(self, at::native::shape_from_dim_mask(self, mask, keepdim), result)};
   shape[0].casts = at::isIntegralType(self.scalar_type(), /*includeBool=*/true);
   return shape;
 }
@@ -469,8 +475,8 @@ Shape channel_shuffle_shape(const at::Tensor& self, int64_t groups) {
   return {shape};
 }
 
-Shape addbmm_shape(const at::Tensor& self, const at::Tensor& batch1, const at::Tensor& batch2,
-                   const at::Scalar& /*beta*/, const at::Scalar& /*alpha*/) {
+KnownShape addbmm_shape(const at::Tensor& self, const at::Tensor& batch1, const at::Tensor& batch2,
+                        const at::Scalar& /*beta*/, const at::Scalar& /*alpha*/) {
   TORCH_CHECK(batch1.dim() == 3 && batch2.dim() == 3, "batch1 and batch2 must be 3D tensors");
   TORCH_CHECK(batch1.size(0) == batch2.size(0), "batch1 and batch2 must have same number of batches, got ",
               batch1.size(0), " and ", batch2.size(0));
@@ -488,7 +494,7 @@ Shape matrix_exp_shape(const at::Tensor& self) {
   return {like(self, self.sizes())};
 }
 
-Shape histc_shape(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+KnownShape histc_shape(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
   TORCH_CHECK(bins > 0, "histogram: bins must be > 0, but got ", bins, " for dimension 0");
   double least = min.toDouble();
   double most = max.toDouble();
@@ -513,7 +519,8 @@ Shape cdist_backward_shape(const at::Tensor& /*grad*/, const at::Tensor& x1, con
   return {like(x1, sizes)};
 }
 
-Shape pdist_shape(const at::Tensor& self, double /*p*/) {
+Shape pdist_shape(const at::Tensor& self, double p) {
+  if (self.dim() != 2 || p < 0) return std::nullopt;
   const int64_t rows = self.size(0);
   const std::array<int64_t, 1> sizes{rows <= 1 ? 0 : rows * (rows - 1) / 2};
   return {like(self, sizes)};
@@ -524,21 +531,22 @@ Shape pdist_backward_shape(const at::Tensor& /*grad*/, const at::Tensor& self, d
   return {like(self, self.sizes())};
 }
 
-Shape cdist_shape(const at::Tensor& x1, const at::Tensor& x2, double /*p*/, std::optional<int64_t> /*compute_mode*/) {
+Shape cdist_shape(const at::Tensor& x1, const at::Tensor& x2, double p, std::optional<int64_t> /*compute_mode*/) {
+  if (x1.dim() < 2 || x2.dim() < 2 || x1.size(-1) != x2.size(-1) || p < 0) return std::nullopt;
   c10::DimVector sizes = at::infer_size_dimvector(x1.sizes().slice(0, x1.dim() - 2), x2.sizes().slice(0, x2.dim() - 2));
   sizes.push_back(x1.size(-2));
   sizes.push_back(x2.size(-2));
   return {like(x1, sizes)};
 }
 
-TwoShapes log_sigmoid_forward_shape(const at::Tensor& self) {
+TwoKnownShapes log_sigmoid_forward_shape(const at::Tensor& self) {
   return {like(self), like(self)};
 }
 
-Shape log_sigmoid_backward_shape(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& buffer) {
+KnownShape log_sigmoid_backward_shape(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& buffer) {
   const auto sizes =
       at::infer_size_dimvector(at::infer_size_dimvector(self.sizes(), buffer.sizes()), grad_output.sizes());
-  return grad_output.sizes() == sizes ? with_strides_of(grad_output) : like(grad_output, sizes);
+  return {grad_output.sizes() == sizes ? with_strides_of(grad_output) : like(grad_output, sizes)};
 }
 
 }  // namespace torch_mtia

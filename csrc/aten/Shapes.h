@@ -1,8 +1,8 @@
 // What operators return, for those that are not structured: a function for each row with `shape` in
 // yaml/native_functions.yaml, here and in files of its family. It takes the operator's arguments without its outputs
-// and gives one TensorShape for each output. Arguments that do not fit it answers with std::nullopt: then the CPU
-// kernel is asked, which raises or tells the shapes itself. A row with `checks` names a function of all arguments,
-// which raises.
+// and gives one TensorShape for each output. Arguments that do not fit: where the CPU kernel makes its results, it
+// answers with std::nullopt, and the kernel is asked, which raises or tells the shapes itself; where the kernel writes
+// into outputs (KnownShapes), it raises. A row with `checks` names a function of all arguments, which raises.
 //
 // The build declares both from the rows, in ShapeFunctions.h.
 #pragma once
@@ -26,8 +26,15 @@ struct TensorShape {
 };
 
 template <size_t kOutputs>
+using KnownShapes = std::array<TensorShape, kOutputs>;
+using KnownShape = KnownShapes<1>;
+using TwoKnownShapes = KnownShapes<2>;
+using ThreeKnownShapes = KnownShapes<3>;
+
+template <size_t kOutputs>
 class Shapes {
  public:
+  Shapes(KnownShapes<kOutputs> shapes) : shapes_(std::move(shapes)), known_(true) {}
   Shapes(std::nullopt_t /*none*/) : known_(false) {}
   template <std::same_as<TensorShape>... Each>
     requires(sizeof...(Each) == kOutputs)

@@ -48,6 +48,7 @@ def cpu_kernels_sources(
 def shape_functions_header(groups: Sequence[Group], index: BackendIndex, kernels: Mapping[str, CPUKernel]) -> str:
     """ShapeFunctions.h: declares the functions that rows name in `shape` and `checks`."""
     declarations = set()
+    known: dict[str, bool] = {}  # by the declaration without its type: whether a kernel needs the shapes to be known
     for group in groups:
         functions = list(group.functions()) if isinstance(group, NativeFunctionsGroup) else [group]
         for function in functions:
@@ -63,7 +64,9 @@ def shape_functions_header(groups: Sequence[Group], index: BackendIndex, kernels
                 declarations.add(f"void {kernel.checks}({_parameters(bindings)});")
             if kernel.shape is not None:
                 inputs = _parameters([b for b in bindings if not _is_written(b)])
-                declarations.add(f"Shapes<{len(function.func.returns)}> {kernel.shape}({inputs});")
+                declared = f"<{len(function.func.returns)}> {kernel.shape}({inputs});"
+                known[declared] = known.get(declared, False) or kernel.writes_outputs
+    declarations |= {f"{'KnownShapes' if always else 'Shapes'}{rest}" for rest, always in known.items()}
     return "\n".join(
         [
             "// Generated from the rows with `shape` and `checks` in yaml/native_functions.yaml.",
