@@ -28,9 +28,7 @@ bool engine_knows(c10::ScalarType dtype) {
 
 c10::ScalarType engine_dtype(const at::Tensor& tensor, ElementUse use) {
   const c10::ScalarType dtype = tensor.scalar_type();
-  if (engine_knows(dtype)) return dtype;
-  TORCH_CHECK_TYPE(use == ElementUse::kMoved, "collectives of ", device_name(), " cannot reduce ", dtype,
-                   ": convert the tensor to a dtype that gloo reduces, such as int32 or float32");
+  if (use == ElementUse::kReduced || engine_knows(dtype)) return dtype;
   switch (tensor.element_size()) {
     case 1:
       return c10::kByte;

@@ -12,7 +12,7 @@ enum class ElementUse { kMoved, kReduced };
 
 // What the engine takes in place of an argument. A tensor becomes a CPU tensor over the same bytes, which keeps nothing
 // alive, and is valid for work that runs in stream order; the engine knows fewer dtypes than PyTorch, so what is only
-// moved has one of the same size. Raises for a dtype that cannot be reduced.
+// moved has one of the same size. Reduction.h has what it reduces.
 at::Tensor engine_argument(const at::Tensor& tensor, ElementUse use);
 inline auto engine_argument(const auto& options, ElementUse /*use*/) {
   return options;

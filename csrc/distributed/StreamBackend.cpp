@@ -9,6 +9,7 @@
 #include "../core/WorkItem.h"
 #include "../device/MTIAFunctions.h"
 #include "EngineTensor.h"
+#include "Reduction.h"
 
 namespace torch_mtia {
 namespace {
@@ -44,23 +45,27 @@ c10::Device device_of(const Tensors& tensors) {
   return tensors[0].device();
 }
 
-template <typename Options>
-constexpr bool kReduces = requires(const Options& options) { options.reduceOp; };
-
-template <typename Options>
-void check_reduction(const Options& options) {
-  if constexpr (kReduces<Options>) {
-    TORCH_CHECK_NOT_IMPLEMENTED(options.reduceOp.op_ != c10d::ReduceOp::PREMUL_SUM,
-                                "PREMUL_SUM is not supported: multiply the tensor, and use SUM");
-  }
-}
-
 // With the arguments as the engine takes them, any number of times: copies of them, which the engine may move from.
 template <typename Function, typename... Arguments>
 auto engine_call(Function function, const Arguments&... arguments) {
-  constexpr ElementUse kUse = (kReduces<Arguments> || ...) ? ElementUse::kReduced : ElementUse::kMoved;
-  return [function, kept = std::make_tuple(engine_argument(arguments, kUse)...)](c10d::Backend& engine) {
+  return [function, kept = std::make_tuple(engine_argument(arguments, ElementUse::kMoved)...)](c10d::Backend& engine) {
     return std::apply([&](auto... each) { return (engine.*function)(each...); }, kept);
+  };
+}
+
+// The same for a function that reduces, and writes its first argument. It waits for the engine.
+template <typename Function, typename First, typename... Rest>
+auto engine_reduction(Function function, const Reduction& reduction, const First& first, const Rest&... rest) {
+  return [function, reduction, written = engine_argument(first, ElementUse::kReduced),
+          kept = std::make_tuple(engine_argument(rest, ElementUse::kReduced)...)](c10d::Backend& engine) {
+    auto result = reduction.widened(written);
+    std::apply(
+        [&](const auto&... each) {
+          auto arguments = std::make_tuple(reduction.widened(each)...);
+          std::apply([&](auto&... wide) { (engine.*function)(result, wide...)->wait(); }, arguments);
+        },
+        kept);
+    reduction.narrow(result, written);
   };
 }
 
@@ -122,7 +127,7 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
   launch(stream, name, outcome, [engine = engine_, mutex = engine_mutex_, call = std::move(call)](Outcome& result) {
     const std::lock_guard<std::mutex> lock(*mutex);
     result.begin();
-    call(*engine)->wait();
+    call(*engine);
   });
   return c10::make_intrusive<StreamWork>(getRank(), type, stream, std::move(outcome), std::move(outputs),
                                          next_number());
@@ -131,23 +136,39 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
 template <typename... Parameters, typename... Arguments>
 StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* name, Function<Parameters...> function,
                                                  const Arguments&... arguments) {
-  (check_reduction(arguments), ...);
   const Tensors used = tensors_of(arguments...);
   const auto outputs = [](const auto& first, const auto&... /*others*/) { return tensors_of(first); };
-  return collective(type, name, device_of(used), used, outputs(arguments...), engine_call(function, arguments...));
+  return collective(type, name, device_of(used), used, outputs(arguments...),
+                    [call = engine_call(function, arguments...)](c10d::Backend& engine) { call(engine)->wait(); });
 }
 
-StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* name, const Tensors& tensors, Call call) {
+template <typename... Parameters, typename... Arguments>
+StreamBackend::WorkPtr StreamBackend::reduction(c10d::OpType type, const char* name, Function<Parameters...> function,
+                                                const c10d::ReduceOp& operation, const Arguments&... arguments) {
+  Tensors used = tensors_of(arguments...);
+  const c10::Device device = device_of(used);
+  const auto outputs = [](const auto& first, const auto&... /*others*/) { return tensors_of(first); };
+  for (const at::Tensor& tensor : used) {
+    TORCH_CHECK_TYPE(tensor.scalar_type() == used[0].scalar_type(), "the tensors of a reduction have one dtype, got ",
+                     used[0].scalar_type(), " and ", tensor.scalar_type());
+  }
+  const Reduction reduction(operation, used[0].scalar_type());
+  if (reduction.factor().defined()) used.push_back(reduction.factor());
+  return collective(type, name, device, used, outputs(arguments...),
+                    engine_reduction(function, reduction, arguments...));
+}
+
+StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* name, const Tensors& tensors, Post post) {
   const c10::Device device = device_of(tensors);
   const Streams& streams = streams_of(device.index());
   for (const at::Tensor& tensor : tensors) tensor.record_stream(streams.arrivals.unwrap());
   streams.posts.wait_for(MTIAStream::current(device.index()));
   auto outcome = std::make_shared<Outcome>(name);
   auto posted = std::make_shared<WorkPtr>();
-  launch(streams.posts, name, outcome, [engine = engine_, call = std::move(call), posted](Outcome& result) {
+  launch(streams.posts, name, outcome, [engine = engine_, post = std::move(post), posted](Outcome& result) {
     result.begin();
     posted->reset();
-    *posted = call(*engine);
+    *posted = post(*engine);
   });
   streams.arrivals.wait_for(streams.posts);
   launch(streams.arrivals, name, outcome, [posted, type](Outcome& result) {
@@ -165,17 +186,18 @@ StreamBackend::WorkPtr StreamBackend::broadcast(Tensors& tensors, const c10d::Br
 }
 
 StreamBackend::WorkPtr StreamBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return collective(c10d::OpType::ALLREDUCE, "c10d::allreduce", &c10d::Backend::allreduce, tensors, options);
+  return reduction(c10d::OpType::ALLREDUCE, "c10d::allreduce", &c10d::Backend::allreduce, options.reduceOp, tensors,
+                   options);
 }
 
 StreamBackend::WorkPtr StreamBackend::allreduce_coalesced(Tensors& tensors,
                                                           const c10d::AllreduceCoalescedOptions& options) {
-  return collective(c10d::OpType::ALLREDUCE_COALESCED, "c10d::allreduce_coalesced", &c10d::Backend::allreduce_coalesced,
-                    tensors, options);
+  return reduction(c10d::OpType::ALLREDUCE_COALESCED, "c10d::allreduce_coalesced", &c10d::Backend::allreduce_coalesced,
+                   options.reduceOp, tensors, options);
 }
 
 StreamBackend::WorkPtr StreamBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  return collective(c10d::OpType::REDUCE, "c10d::reduce", &c10d::Backend::reduce, tensors, options);
+  return reduction(c10d::OpType::REDUCE, "c10d::reduce", &c10d::Backend::reduce, options.reduceOp, tensors, options);
 }
 
 StreamBackend::WorkPtr StreamBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -213,20 +235,20 @@ StreamBackend::WorkPtr StreamBackend::scatter(Tensors& outputs, std::vector<Tens
 
 StreamBackend::WorkPtr StreamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                      const c10d::ReduceScatterOptions& options) {
-  return collective(c10d::OpType::REDUCE_SCATTER, "c10d::reduce_scatter", &c10d::Backend::reduce_scatter, outputs,
-                    inputs, options);
+  return reduction(c10d::OpType::REDUCE_SCATTER, "c10d::reduce_scatter", &c10d::Backend::reduce_scatter,
+                   options.reduceOp, outputs, inputs, options);
 }
 
 StreamBackend::WorkPtr StreamBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                            const c10d::ReduceScatterOptions& options) {
-  return collective(c10d::OpType::_REDUCE_SCATTER_BASE, "c10d::_reduce_scatter_base",
-                    &c10d::Backend::_reduce_scatter_base, output, input, options);
+  return reduction(c10d::OpType::_REDUCE_SCATTER_BASE, "c10d::_reduce_scatter_base",
+                   &c10d::Backend::_reduce_scatter_base, options.reduceOp, output, input, options);
 }
 
 StreamBackend::WorkPtr StreamBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                       const c10d::ReduceScatterOptions& options) {
-  return collective(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "c10d::reduce_scatter_tensor_coalesced",
-                    &c10d::Backend::reduce_scatter_tensor_coalesced, outputs, inputs, options);
+  return reduction(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "c10d::reduce_scatter_tensor_coalesced",
+                   &c10d::Backend::reduce_scatter_tensor_coalesced, options.reduceOp, outputs, inputs, options);
 }
 
 StreamBackend::WorkPtr StreamBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -261,7 +283,7 @@ StreamBackend::WorkPtr StreamBackend::barrier(const c10d::BarrierOptions& option
   if (options.device) device = index_or_current(options.device->index());
   if (!options.device_ids.empty()) device = index_or_current(static_cast<c10::DeviceIndex>(options.device_ids[0]));
   return collective(c10d::OpType::BARRIER, "c10d::barrier", c10::Device(device_type(), device), {}, {},
-                    [options](c10d::Backend& engine) { return engine.barrier(options); });
+                    [options](c10d::Backend& engine) { engine.barrier(options)->wait(); });
 }
 
 }  // namespace torch_mtia

@@ -76,7 +76,8 @@ class StreamBackend final : public c10d::Backend {
     MTIAStream posts;
     MTIAStream arrivals;
   };
-  using Call = std::function<WorkPtr(c10d::Backend&)>;
+  using Call = std::function<void(c10d::Backend&)>;     // waits for the engine
+  using Post = std::function<WorkPtr(c10d::Backend&)>;  // does not
   // A function of the engine. The first of its arguments is what it writes.
   template <typename... Parameters>
   using Function = WorkPtr (c10d::Backend::*)(Parameters...);
@@ -86,10 +87,13 @@ class StreamBackend final : public c10d::Backend {
   // Both give their work the `name`, a literal.
   WorkPtr collective(c10d::OpType type, const char* name, c10::Device device, const Tensors& used, Tensors outputs,
                      Call call);
-  WorkPtr message(c10d::OpType type, const char* name, const Tensors& tensors, Call call);
+  WorkPtr message(c10d::OpType type, const char* name, const Tensors& tensors, Post post);
   template <typename... Parameters, typename... Arguments>
   WorkPtr collective(c10d::OpType type, const char* name, Function<Parameters...> function,
                      const Arguments&... arguments);
+  template <typename... Parameters, typename... Arguments>
+  WorkPtr reduction(c10d::OpType type, const char* name, Function<Parameters...> function,
+                    const c10d::ReduceOp& operation, const Arguments&... arguments);
 
   const c10::intrusive_ptr<c10d::Backend> engine_;
   const std::shared_ptr<std::mutex> engine_mutex_ = std::make_shared<std::mutex>();  // one collective at a time

@@ -327,7 +327,8 @@ def receives_from_anyone(rank: int) -> None:
     found = {}
     for _ in range(size - 1):
         tensor = torch.empty(3, device=device)
-        found[dist.recv(tensor)] = tensor.tolist()
+        source = dist.recv(tensor)
+        found[source] = tensor.tolist()
     assert found == {other: [float(other)] * 3 for other in range(1, size)}
 
 

@@ -1,0 +1,123 @@
+#include "Reduction.h"
+
+#include <ATen/ops/bitwise_xor.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/util/Exception.h>
+
+#include <limits>
+
+#include "../device/Door.h"
+#include "EngineTensor.h"
+
+namespace torch_mtia {
+namespace {
+
+using c10d::ReduceOp;
+
+// A dtype that the engine reduces. Floating point that is shorter than 32 bits is added in 32, and integers wrap as
+// they do in their own dtype.
+c10::ScalarType wide_dtype(c10::ScalarType dtype) {
+  if (c10::isReducedFloatingType(dtype) || c10::isFloat8Type(dtype)) return c10::kFloat;
+  switch (dtype) {
+    case c10::kBool:
+    case c10::kShort:
+    case c10::kUInt16:
+      return c10::kInt;
+    case c10::kUInt32:
+    case c10::kUInt64:
+      return c10::kLong;
+    case c10::kComplexHalf:
+      return c10::kComplexFloat;
+    default:
+      return dtype;
+  }
+}
+
+const char* name_of(ReduceOp::RedOpType operation) {
+  constexpr const char* kNames[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"};
+  return kNames[operation];
+}
+
+bool is_defined(ReduceOp::RedOpType operation, c10::ScalarType dtype) {
+  switch (operation) {
+    case ReduceOp::SUM:
+    case ReduceOp::PREMUL_SUM:
+      return true;
+    case ReduceOp::AVG:
+      return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
+    case ReduceOp::BAND:
+    case ReduceOp::BOR:
+    case ReduceOp::BXOR:
+      return c10::isIntegralType(dtype, /*includeBool=*/true);
+    default:
+      return !c10::isComplexType(dtype);
+  }
+}
+
+}  // namespace
+
+Reduction::Reduction(const c10d::ReduceOp& operation, c10::ScalarType dtype)
+    : operation_(operation.op_), dtype_(dtype), wide_dtype_(wide_dtype(dtype)) {
+  TORCH_CHECK_VALUE(operation_ < ReduceOp::UNUSED, "expected an operation of torch.distributed.ReduceOp");
+  TORCH_CHECK_TYPE(is_defined(operation_, dtype), name_of(operation_), " is not defined for ", dtype,
+                   ": convert the tensor");
+  if (operation_ != ReduceOp::PREMUL_SUM) return;
+  const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(operation.supplement_.get());
+  TORCH_CHECK_VALUE(supplement != nullptr, "PREMUL_SUM needs a factor");
+  number_ = supplement->double_factor;
+  factor_ = supplement->tensor_factor;
+  TORCH_CHECK_VALUE(!factor_.defined() || factor_.numel() == 1, "the factor of PREMUL_SUM has one element, got ",
+                    factor_.numel());
+  TORCH_CHECK_VALUE(!factor_.defined() || is_ours(factor_.device()), "the factor of PREMUL_SUM is a tensor of ",
+                    device_name(), ", got one of ", factor_.device());
+}
+
+bool Reduction::flips_sign() const {
+  return dtype_ == c10::kUInt64 && (operation_ == ReduceOp::MIN || operation_ == ReduceOp::MAX);
+}
+
+c10d::ReduceOp Reduction::engine_operation() const {
+  return operation_ == ReduceOp::PREMUL_SUM ? ReduceOp::SUM : operation_;
+}
+
+at::Tensor Reduction::widened(const at::Tensor& tensor) const {
+  at::Tensor wide = dtype_ == c10::kUInt64 ? tensor.view(c10::kLong) : tensor.to(wide_dtype_);
+  if (flips_sign()) wide = at::bitwise_xor(wide, std::numeric_limits<int64_t>::min());
+  if (operation_ == ReduceOp::PREMUL_SUM) {
+    const at::Tensor factor =
+        factor_.defined() ? engine_argument(factor_, ElementUse::kReduced).reshape({}) : at::scalar_tensor(number_);
+    wide = at::mul(wide, factor).to(wide_dtype_);
+  }
+  return wide.is_complex() ? at::view_as_real(wide) : wide;
+}
+
+void Reduction::narrow(const at::Tensor& wide, const at::Tensor& tensor) const {
+  const at::Tensor target = dtype_ == c10::kUInt64 ? tensor.view(c10::kLong) : tensor;
+  const at::Tensor result = target.is_complex() ? at::view_as_complex(wide) : wide;
+  if (flips_sign()) {
+    target.copy_(at::bitwise_xor(result, std::numeric_limits<int64_t>::min()));
+  } else if (result.data_ptr() != target.data_ptr()) {
+    target.copy_(result);
+  }
+}
+
+std::vector<at::Tensor> Reduction::widened(const std::vector<at::Tensor>& tensors) const {
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& tensor : tensors) result.push_back(widened(tensor));
+  return result;
+}
+
+std::vector<std::vector<at::Tensor>> Reduction::widened(const std::vector<std::vector<at::Tensor>>& lists) const {
+  std::vector<std::vector<at::Tensor>> result;
+  for (const auto& tensors : lists) result.push_back(widened(tensors));
+  return result;
+}
+
+void Reduction::narrow(const std::vector<at::Tensor>& wide, const std::vector<at::Tensor>& tensors) const {
+  for (size_t i = 0; i < tensors.size(); ++i) narrow(wide[i], tensors[i]);
+}
+
+}  // namespace torch_mtia

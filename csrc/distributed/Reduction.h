@@ -1,0 +1,46 @@
+// How every operation is done on every dtype by an engine that knows few: it reduces wider copies, which are rounded
+// once at the end.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <vector>
+
+namespace torch_mtia {
+
+class Reduction {
+ public:
+  // Raises for an operation that is not defined for the dtype.
+  Reduction(const c10d::ReduceOp& operation, c10::ScalarType dtype);
+
+  // The factor of PREMUL_SUM, if it is a tensor: work that runs later reads it.
+  const at::Tensor& factor() const { return factor_; }
+
+  // What the engine takes in place of an argument. A tensor may be itself.
+  at::Tensor widened(const at::Tensor& tensor) const;
+  std::vector<at::Tensor> widened(const std::vector<at::Tensor>& tensors) const;
+  std::vector<std::vector<at::Tensor>> widened(const std::vector<std::vector<at::Tensor>>& lists) const;
+  template <typename Options>
+  Options widened(Options options) const {
+    options.reduceOp = engine_operation();
+    return options;
+  }
+
+  // Puts what the engine has reduced where it belongs.
+  void narrow(const at::Tensor& wide, const at::Tensor& tensor) const;
+  void narrow(const std::vector<at::Tensor>& wide, const std::vector<at::Tensor>& tensors) const;
+
+ private:
+  c10d::ReduceOp engine_operation() const;
+  // Unsigned numbers as signed ones of the same order, and back.
+  bool flips_sign() const;
+
+  c10d::ReduceOp::RedOpType operation_;
+  c10::ScalarType dtype_;
+  c10::ScalarType wide_dtype_;
+  double number_ = 1;  // the factor
+  at::Tensor factor_;
+};
+
+}  // namespace torch_mtia
