@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import threading
-import traceback
-from collections.abc import Callable, Iterator
-from datetime import timedelta
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -21,10 +16,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_mtia
+from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.distributed import BACKEND
 
 RANKS = 2
-TIMEOUT = timedelta(seconds=30)
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 ONLY_MOVED = [
     torch.int16,
@@ -37,52 +32,9 @@ ONLY_MOVED = [
 ]
 
 
-class Ranks:
-    """Processes of one group, which run what they are told together."""
-
-    def __init__(self, folder: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        ends = [context.Pipe() for _ in range(RANKS)]
-        self.connections = [here for here, _ in ends]
-        self.processes = [
-            context.Process(target=serve, args=(rank, there, folder), daemon=True)
-            for rank, (_, there) in enumerate(ends)
-        ]
-        for process in self.processes:
-            process.start()
-
-    def run(self, function: Callable[..., object], *args: object) -> list[Any]:
-        """What function(rank, *args) returned on each."""
-        for connection in self.connections:
-            connection.send((function, args))
-        answers = [connection.recv() if connection.poll(60) else ("no answer", None) for connection in self.connections]
-        failures = "\n".join(failure for failure, _ in answers if failure)
-        assert not failures, failures
-        return [result for _, result in answers]
-
-    def stop(self) -> None:
-        for connection in self.connections:
-            connection.send(None)
-        for process in self.processes:
-            process.join(20)
-            if process.exitcode is None:
-                process.kill()
-
-
-def serve(rank: int, connection: Connection, folder: Path) -> None:
-    dist.init_process_group(init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, timeout=TIMEOUT)
-    while (request := connection.recv()) is not None:
-        function, args = request
-        try:
-            connection.send(("", function(rank, *args)))
-        except Exception:
-            connection.send((f"rank {rank}: {traceback.format_exc()}", None))
-    dist.destroy_process_group()
-
-
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    started = Ranks(tmp_path_factory.mktemp("ranks"))
+def ranks() -> Iterator[Ranks]:
+    started = Ranks(RANKS, "mtia")
     yield started
     started.stop()
 
@@ -429,3 +381,25 @@ def uses_both(rank: int) -> tuple[list[float], list[float]]:
 
 def test_a_group_serves_the_host_and_the_device(ranks: Ranks) -> None:
     assert ranks.run(uses_both) == [([1.0, 1.0], [1.0, 1.0])] * RANKS
+
+
+def splits(rank: int) -> tuple[list[float], list[float], list[float], str]:
+    alone = dist.split_group(split_ranks=[[0], [1]])
+    both = dist.split_group(split_ranks=[[0, 1]])
+    mesh = init_device_mesh("mtia", (1, RANKS), mesh_dim_names=("outer", "inner"))
+    tensors = [torch.full((2,), float(rank + 1), device="mtia") for _ in range(3)]
+    for tensor, group in zip(tensors, (alone, both, mesh["inner"].get_group()), strict=True):
+        dist.all_reduce(tensor, group=group)
+    some = dist.new_group([0])
+    if rank == 0:
+        dist.all_reduce(tensors[0], group=some)
+    return tensors[0].tolist(), tensors[1].tolist(), tensors[2].tolist(), dist.get_backend(both)
+
+
+def test_groups_that_know_their_device_are_split() -> None:
+    bound = Ranks(RANKS, "mtia", bound=True)
+    try:
+        results = bound.run(splits)
+    finally:
+        bound.stop()
+    assert results == [([rank + 1.0] * 2, [3.0] * 2, [3.0] * 2, BACKEND) for rank in range(RANKS)]

@@ -29,6 +29,13 @@ GIBIBYTE = 2**30
         pytest.param({"TORCH_MTIA_DEVICES": "4", "TORCH_MTIA_MEMORY": "512M"}, 4, GIBIBYTE // 2, id="mebibytes"),
         pytest.param({"TORCH_MTIA_MEMORY": "2G"}, 1, 2 * GIBIBYTE, id="gibibytes"),
         pytest.param({"TORCH_MTIA_DEVICES": "2", "TORCH_MTIA_MEMORY": "268435456"}, 2, GIBIBYTE // 4, id="bytes"),
+        pytest.param({"LOCAL_WORLD_SIZE": "3", "TORCH_MTIA_MEMORY": "64M"}, 3, GIBIBYTE // 16, id="under torchrun"),
+        pytest.param(
+            {"LOCAL_WORLD_SIZE": "3", "TORCH_MTIA_DEVICES": "2", "TORCH_MTIA_MEMORY": "64M"},
+            2,
+            GIBIBYTE // 16,
+            id="torchrun overruled",
+        ),
     ],
 )
 def test_devices_and_memory(run_script: RunScript, settings: dict[str, Any], devices: int, memory: int | None) -> None:

@@ -60,6 +60,9 @@ class Settings:
 
 
 def _parse_devices(text: str) -> int:
+    if text == "auto":  # torchrun says how many processes of one job the machine has
+        local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+        return min(int(local_ranks), MAX_DEVICES) if re.fullmatch(r"[1-9][0-9]{0,8}", local_ranks) else 1
     if not re.fullmatch(r"[0-9]+", text) or not 1 <= int(text) <= MAX_DEVICES:
         raise ValueError
     return int(text)
@@ -132,10 +135,11 @@ def _parse_kernels(text: str) -> str:
 
 DEVICES = Variable(
     "TORCH_MTIA_DEVICES",
-    "1",
+    "auto",
     _parse_devices,
-    f"a whole number from 1 to {MAX_DEVICES}",
-    "How many devices the software device offers.",
+    f"a whole number from 1 to {MAX_DEVICES}, or `auto`",
+    "How many devices the software device offers. `auto` is as many as torchrun has started processes on the machine "
+    "(`LOCAL_WORLD_SIZE`), and else one.",
 )
 MEMORY = Variable(
     "TORCH_MTIA_MEMORY",

@@ -99,6 +99,15 @@ void StreamBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
 }
 
+c10::intrusive_ptr<c10d::Backend> StreamBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                       const std::vector<int>& ranks,
+                                                       const c10::intrusive_ptr<Options>& options) {
+  auto engine = engine_->split(store, ranks, engine_->getBackendOptions());
+  if (!engine) return {};
+  engine->setTimeout(options->timeout);
+  return c10::make_intrusive<StreamBackend>(std::move(engine), name_, options->timeout);
+}
+
 const StreamBackend::Streams& StreamBackend::streams_of(c10::DeviceIndex device) {
   ensure_initialized();
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -35,6 +35,10 @@ class StreamBackend final : public c10d::Backend {
 
   const std::string getBackendName() const override { return name_; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  bool supportsSplitting() const override { return true; }
+  // Null on ranks that are not among `ranks`.
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& options) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;

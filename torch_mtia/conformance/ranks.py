@@ -28,7 +28,8 @@ class Ranks:
     """Started at once. Where a function fails on some ranks, the others may be left in the middle of a collective: such
     a group is ended."""
 
-    def __init__(self, size: int, device: str, imports: Sequence[str] = ()) -> None:
+    def __init__(self, size: int, device: str, imports: Sequence[str] = (), *, bound: bool = False) -> None:
+        """`bound`: the group is told its device at the start."""
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("spawn")
@@ -36,7 +37,7 @@ class Ranks:
         self._connections = [here for here, _ in ends]
         self._processes = [
             context.Process(
-                target=_serve, args=(rank, size, there, self._folder.name, device, tuple(imports)), daemon=True
+                target=_serve, args=(rank, size, there, self._folder.name, device, tuple(imports), bound), daemon=True
             )
             for rank, (_, there) in enumerate(ends)
         ]
@@ -108,17 +109,21 @@ def _meet(_: int) -> None:
     dist.barrier()
 
 
-def _serve(rank: int, size: int, connection: Connection, folder: str, name: str, imports: tuple[str, ...]) -> None:
+def _serve(
+    rank: int, size: int, connection: Connection, folder: str, name: str, imports: tuple[str, ...], bound: bool
+) -> None:
     torch.set_num_threads(1)
     device = open_device(name, imports)
     if device.type != "cpu":
-        torch.accelerator.set_device_index(rank % torch.accelerator.device_count())
+        device = torch.device(device.type, rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device)
     dist.init_process_group(
         "gloo" if device.type == "cpu" else None,
         init_method=f"file://{Path(folder) / 'store'}",
         rank=rank,
         world_size=size,
         timeout=GROUP_TIMEOUT,
+        device_id=device if bound else None,
     )
     connection.send(("", None))
     while (request := connection.recv()) is not None:
