@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -16,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_mtia
-from torch_mtia.conformance.ranks import Ranks
+from torch_mtia.conformance.ranks import RankError, Ranks
 from torch_mtia.distributed import BACKEND
 
 RANKS = 2
@@ -234,6 +236,45 @@ def exchanges(rank: int) -> tuple[list[float], list[float], int]:
 
 def test_messages_do_not_keep_each_other_back(ranks: Ranks) -> None:
     assert ranks.run(exchanges) == [([2.0, 2.0], [1.0, 2.0], 0), ([1.0, 1.0], [1.0, 2.0], 0)]
+
+
+def coalesces(rank: int) -> tuple[list[float], list[float], list[float]]:
+    peer, device = 1 - rank, torch.device("mtia", torch.mtia.current_device())
+    sums = [torch.full((3,), float(rank + number), device="mtia") for number in (1, 2)]
+    with dist._coalescing_manager() as fast:  # type: ignore[attr-defined]
+        for tensor in sums:
+            dist.all_reduce(tensor)
+    received = torch.empty(3, device="mtia")
+    with dist._coalescing_manager(device=device, async_ops=True) as general:  # type: ignore[attr-defined]
+        dist.isend(sums[0], peer)
+        dist.irecv(received, peer)
+    general.wait()
+    assert fast is not None
+    return sums[0].tolist(), sums[1].tolist(), received.tolist()
+
+
+def test_calls_are_coalesced(ranks: Ranks) -> None:
+    assert ranks.run(coalesces) == [([3.0] * 3, [5.0] * 3, [3.0] * 3)] * RANKS
+
+
+def dies(rank: int, folder: Path) -> None:
+    dist.all_reduce(torch.ones(4, device="mtia"))
+    torch.mtia.synchronize()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.all_reduce(torch.ones(1 << 24, device="mtia"))
+        torch.mtia.synchronize()
+    except RuntimeError as error:
+        (folder / "message").write_text(f"{type(error).__name__}: {error}")
+
+
+def test_the_death_of_a_peer_is_raised_with_what_was_under_way(tmp_path: Path) -> None:
+    ranks = Ranks(RANKS, "mtia")
+    with pytest.raises(RankError, match="no answer of rank 1"):
+        ranks.run(dies, tmp_path)
+    message = (tmp_path / "message").read_text()
+    assert message.startswith("DistBackendError: c10d::allreduce, number 2 of its group, on rank 0 of 2: ")
 
 
 def objects(rank: int) -> list[object]:

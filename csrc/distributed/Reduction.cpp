@@ -57,6 +57,12 @@ bool is_defined(ReduceOp::RedOpType operation, c10::ScalarType dtype) {
   }
 }
 
+const c10d::PreMulSumSupplement& factors_of(const ReduceOp& operation) {
+  const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(operation.supplement_.get());
+  TORCH_CHECK_VALUE(supplement != nullptr, "PREMUL_SUM needs a factor");
+  return *supplement;
+}
+
 }  // namespace
 
 Reduction::Reduction(const c10d::ReduceOp& operation, c10::ScalarType dtype)
@@ -65,14 +71,15 @@ Reduction::Reduction(const c10d::ReduceOp& operation, c10::ScalarType dtype)
   TORCH_CHECK_TYPE(is_defined(operation_, dtype), name_of(operation_), " is not defined for ", dtype,
                    ": convert the tensor");
   if (operation_ != ReduceOp::PREMUL_SUM) return;
-  const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(operation.supplement_.get());
-  TORCH_CHECK_VALUE(supplement != nullptr, "PREMUL_SUM needs a factor");
-  number_ = supplement->double_factor;
-  factor_ = supplement->tensor_factor;
-  TORCH_CHECK_VALUE(!factor_.defined() || factor_.numel() == 1, "the factor of PREMUL_SUM has one element, got ",
-                    factor_.numel());
-  TORCH_CHECK_VALUE(!factor_.defined() || is_ours(factor_.device()), "the factor of PREMUL_SUM is a tensor of ",
-                    device_name(), ", got one of ", factor_.device());
+  number_ = factors_of(operation).double_factor;
+  const at::Tensor factor = factor_of(operation);
+  if (!factor.defined()) return;
+  TORCH_CHECK_VALUE(factor.numel() == 1, "the factor of PREMUL_SUM has one element, got ", factor.numel());
+  factor_ = engine_argument(factor, ElementUse::kReduced).reshape({});
+}
+
+at::Tensor Reduction::factor_of(const c10d::ReduceOp& operation) {
+  return operation.op_ == ReduceOp::PREMUL_SUM ? factors_of(operation).tensor_factor : at::Tensor();
 }
 
 bool Reduction::flips_sign() const {
@@ -87,9 +94,7 @@ at::Tensor Reduction::widened(const at::Tensor& tensor) const {
   at::Tensor wide = dtype_ == c10::kUInt64 ? tensor.view(c10::kLong) : tensor.to(wide_dtype_);
   if (flips_sign()) wide = at::bitwise_xor(wide, std::numeric_limits<int64_t>::min());
   if (operation_ == ReduceOp::PREMUL_SUM) {
-    const at::Tensor factor =
-        factor_.defined() ? engine_argument(factor_, ElementUse::kReduced).reshape({}) : at::scalar_tensor(number_);
-    wide = at::mul(wide, factor).to(wide_dtype_);
+    wide = at::mul(wide, factor_.defined() ? factor_ : at::scalar_tensor(number_)).to(wide_dtype_);
   }
   return wide.is_complex() ? at::view_as_real(wide) : wide;
 }

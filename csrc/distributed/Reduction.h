@@ -14,8 +14,8 @@ class Reduction {
   // Raises for an operation that is not defined for the dtype.
   Reduction(const c10d::ReduceOp& operation, c10::ScalarType dtype);
 
-  // The factor of PREMUL_SUM, if it is a tensor: work that runs later reads it.
-  const at::Tensor& factor() const { return factor_; }
+  // The factor of PREMUL_SUM, if it is a tensor; else undefined. Work that runs later reads it.
+  static at::Tensor factor_of(const c10d::ReduceOp& operation);
 
   // What the engine takes in place of an argument. A tensor may be itself.
   at::Tensor widened(const at::Tensor& tensor) const;
@@ -40,7 +40,7 @@ class Reduction {
   c10::ScalarType dtype_;
   c10::ScalarType wide_dtype_;
   double number_ = 1;  // the factor
-  at::Tensor factor_;
+  at::Tensor factor_;  // on the host: no tensor of the device may die with the work
 };
 
 }  // namespace torch_mtia

@@ -79,8 +79,7 @@ void launch(const MTIAStream& stream, const char* name, std::shared_ptr<Outcome>
     try {
       function(*outcome);
     } catch (...) {
-      outcome->fail(std::current_exception());
-      throw;
+      outcome->fail();
     }
   });
 }
@@ -114,12 +113,44 @@ const StreamBackend::Streams& StreamBackend::streams_of(c10::DeviceIndex device)
   const auto found = streams_.find(device);
   if (found != streams_.end()) return found->second;
   const auto stream = [device] { return MTIAStream::from_pool(device, /*priority=*/-1); };
-  return streams_.emplace(device, Streams{stream(), stream(), stream()}).first->second;
+  return streams_.emplace(device, Streams{stream(), stream(), stream(), stream()}).first->second;
 }
 
-uint64_t StreamBackend::next_number() {
+std::shared_ptr<Outcome> StreamBackend::new_outcome(const char* name, c10::DeviceIndex device) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return ++number_;
+  auto outcome = std::make_shared<Outcome>(name, getRank(), getSize(), ++number_);
+  if (coalesced_) {
+    coalesced_->device = device;
+    coalesced_->outcomes.push_back(outcome);
+  }
+  return outcome;
+}
+
+void StreamBackend::startCoalescing() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  coalesced_.emplace(Coalesced{current_device(), {}});
+}
+
+StreamBackend::WorkPtr StreamBackend::endCoalescing() {
+  std::optional<Coalesced> calls;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    calls = std::exchange(coalesced_, std::nullopt);
+  }
+  TORCH_CHECK(calls.has_value(), "end of a coalescing that has not been started");
+  const char* const name = "c10d::coalesced";
+  const Streams& streams = streams_of(calls->device);
+  streams.ends.wait_for(streams.collectives);
+  streams.ends.wait_for(streams.arrivals);
+  auto outcome = new_outcome(name, calls->device);
+  launch(streams.ends, name, outcome, [outcomes = std::move(calls->outcomes)](Outcome& result) {
+    result.begin();
+    for (const auto& each : outcomes) {
+      if (const auto error = each->error()) std::rethrow_exception(error);
+    }
+  });
+  return c10::make_intrusive<StreamWork>(getRank(), c10d::OpType::COALESCED, streams.ends, std::move(outcome),
+                                         Tensors{});
 }
 
 uint64_t StreamBackend::getSequenceNumberForGroup() {
@@ -132,14 +163,13 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
   const MTIAStream stream = streams_of(device.index()).collectives;
   for (const at::Tensor& tensor : used) tensor.record_stream(stream.unwrap());
   stream.wait_for(MTIAStream::current(device.index()));
-  auto outcome = std::make_shared<Outcome>(name);
+  auto outcome = new_outcome(name, device.index());
   launch(stream, name, outcome, [engine = engine_, mutex = engine_mutex_, call = std::move(call)](Outcome& result) {
     const std::lock_guard<std::mutex> lock(*mutex);
     result.begin();
     call(*engine);
   });
-  return c10::make_intrusive<StreamWork>(getRank(), type, stream, std::move(outcome), std::move(outputs),
-                                         next_number());
+  return c10::make_intrusive<StreamWork>(getRank(), type, stream, std::move(outcome), std::move(outputs));
 }
 
 template <typename... Parameters, typename... Arguments>
@@ -162,7 +192,7 @@ StreamBackend::WorkPtr StreamBackend::reduction(c10d::OpType type, const char* n
                      used[0].scalar_type(), " and ", tensor.scalar_type());
   }
   const Reduction reduction(operation, used[0].scalar_type());
-  if (reduction.factor().defined()) used.push_back(reduction.factor());
+  if (const at::Tensor factor = Reduction::factor_of(operation); factor.defined()) used.push_back(factor);
   return collective(type, name, device, used, outputs(arguments...),
                     engine_reduction(function, reduction, arguments...));
 }
@@ -172,7 +202,7 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
   const Streams& streams = streams_of(device.index());
   for (const at::Tensor& tensor : tensors) tensor.record_stream(streams.arrivals.unwrap());
   streams.posts.wait_for(MTIAStream::current(device.index()));
-  auto outcome = std::make_shared<Outcome>(name);
+  auto outcome = new_outcome(name, device.index());
   auto posted = std::make_shared<WorkPtr>();
   launch(streams.posts, name, outcome, [engine = engine_, post = std::move(post), posted](Outcome& result) {
     result.begin();
@@ -187,7 +217,7 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
     posted->reset();
   });
   return c10::make_intrusive<StreamWork>(getRank(), type, streams.arrivals, std::move(outcome),
-                                         type == c10d::OpType::SEND ? Tensors{} : tensors, next_number());
+                                         type == c10d::OpType::SEND ? Tensors{} : tensors);
 }
 
 StreamBackend::WorkPtr StreamBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {

@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,11 @@ class StreamBackend final : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  // A work for all calls since then.
+  WorkPtr endCoalescing() override;
+
   // Numbers count the calls.
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override;
@@ -79,6 +85,12 @@ class StreamBackend final : public c10d::Backend {
     MTIAStream collectives;
     MTIAStream posts;
     MTIAStream arrivals;
+    MTIAStream ends;  // of coalesced calls: neither collectives nor messages wait for the others
+  };
+  // What was called since startCoalescing.
+  struct Coalesced {
+    c10::DeviceIndex device;
+    std::vector<std::shared_ptr<Outcome>> outcomes;
   };
   using Call = std::function<void(c10d::Backend&)>;     // waits for the engine
   using Post = std::function<WorkPtr(c10d::Backend&)>;  // does not
@@ -87,7 +99,7 @@ class StreamBackend final : public c10d::Backend {
   using Function = WorkPtr (c10d::Backend::*)(Parameters...);
 
   const Streams& streams_of(c10::DeviceIndex device);
-  uint64_t next_number();
+  std::shared_ptr<Outcome> new_outcome(const char* name, c10::DeviceIndex device);
   // Both give their work the `name`, a literal.
   WorkPtr collective(c10d::OpType type, const char* name, c10::Device device, const Tensors& used, Tensors outputs,
                      Call call);
@@ -106,6 +118,7 @@ class StreamBackend final : public c10d::Backend {
   std::mutex mutex_;  // guards what is below
   std::map<c10::DeviceIndex, Streams> streams_;
   uint64_t number_ = 0;
+  std::optional<Coalesced> coalesced_;
 };
 
 }  // namespace torch_mtia

@@ -17,9 +17,25 @@ void Outcome::begin() {
   error_ = nullptr;
 }
 
-void Outcome::fail(std::exception_ptr error) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  error_ = std::move(error);
+void Outcome::fail() {
+  const auto explained = [&](const char* message) {
+    return std::make_exception_ptr(C10_BUILD_ERROR(
+        DistBackendError,
+        c10::str(name, ", number ", number_, " of its group, on rank ", rank_, " of ", size_, ": ", message)));
+  };
+  std::exception_ptr error;
+  try {
+    throw;
+  } catch (const c10::Error& original) {
+    error = explained(original.what_without_backtrace());
+  } catch (const std::exception& original) {
+    error = explained(original.what());
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    error_ = error;
+  }
+  std::rethrow_exception(error);
 }
 
 void Outcome::set_source_rank(int rank) {
@@ -38,12 +54,8 @@ int Outcome::source_rank() const {
 }
 
 StreamWork::StreamWork(int rank, c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome,
-                       std::vector<at::Tensor> outputs, uint64_t sequence_number)
-    : Work(rank, type),
-      device_(stream.device()),
-      outcome_(std::move(outcome)),
-      outputs_(std::move(outputs)),
-      sequence_number_(sequence_number) {
+                       std::vector<at::Tensor> outputs)
+    : Work(rank, type), device_(stream.device()), outcome_(std::move(outcome)), outputs_(std::move(outputs)) {
   end_.record(stream.core());
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
                                                      std::vector<c10::Device>{stream.unwrap().device()});
@@ -86,7 +98,7 @@ bool StreamWork::wait(std::chrono::milliseconds timeout) {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     while (!end_.query()) {
       TORCH_CHECK_WITH(DistBackendError, std::chrono::steady_clock::now() < deadline, outcome_->name, " number ",
-                       sequence_number_, " of rank ", rank_, " was not complete after ", timeout.count(), " ms");
+                       outcome_->number(), " of rank ", rank_, " was not complete after ", timeout.count(), " ms");
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   }

@@ -6,7 +6,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <vector>
 
 #include "../core/Event.h"
@@ -18,17 +17,23 @@ namespace torch_mtia {
 // tensor of the device may die with the item.
 class Outcome {
  public:
-  explicit Outcome(std::string name) : name(std::move(name)) {}
+  Outcome(const char* name, int rank, int size, uint64_t number)
+      : name(name), rank_(rank), size_(size), number_(number) {}
 
-  const std::string name;
+  const char* const name;
+  uint64_t number() const { return number_; }  // of the call in its group
 
   void begin();  // of a run: a graph runs its items again
-  void fail(std::exception_ptr error);
+  // With the exception that is being handled. Raises it with what the work is.
+  [[noreturn]] void fail();
   void set_source_rank(int rank);
   std::exception_ptr error() const;
   int source_rank() const;
 
  private:
+  const int rank_;
+  const int size_;
+  const uint64_t number_;
   mutable std::mutex mutex_;
   std::exception_ptr error_;
   int source_rank_ = -1;
@@ -39,7 +44,7 @@ class StreamWork final : public c10d::Work {
  public:
   // The work that `stream` was given last, and whatever is before it.
   StreamWork(int rank, c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome,
-             std::vector<at::Tensor> outputs, uint64_t sequence_number);
+             std::vector<at::Tensor> outputs);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -54,14 +59,13 @@ class StreamWork final : public c10d::Work {
   void blockCurrentStream() override { synchronize(); }
   // Complete from the start, with the event of the work: who waits for it does so by stream, too.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-  uint64_t getSequencenumber() const override { return sequence_number_; }
+  uint64_t getSequencenumber() const override { return outcome_->number(); }
 
  private:
   core::Event end_{/*enable_timing=*/false};
   const c10::DeviceIndex device_;
   const std::shared_ptr<Outcome> outcome_;
   const std::vector<at::Tensor> outputs_;
-  const uint64_t sequence_number_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
