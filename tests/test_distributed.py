@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,9 +37,8 @@ ONLY_MOVED = [
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    started = Ranks(RANKS, "mtia")
-    yield started
-    started.stop()
+    with Ranks(RANKS, "mtia") as processes:
+        yield processes
 
 
 def test_a_group_without_a_backend_has_the_one_of_the_device(ranks: Ranks) -> None:
@@ -238,25 +238,6 @@ def test_messages_do_not_keep_each_other_back(ranks: Ranks) -> None:
     assert ranks.run(exchanges) == [([2.0, 2.0], [1.0, 2.0], 0), ([1.0, 1.0], [1.0, 2.0], 0)]
 
 
-def coalesces(rank: int) -> tuple[list[float], list[float], list[float]]:
-    peer, device = 1 - rank, torch.device("mtia", torch.mtia.current_device())
-    sums = [torch.full((3,), float(rank + number), device="mtia") for number in (1, 2)]
-    with dist._coalescing_manager() as fast:  # type: ignore[attr-defined]
-        for tensor in sums:
-            dist.all_reduce(tensor)
-    received = torch.empty(3, device="mtia")
-    with dist._coalescing_manager(device=device, async_ops=True) as general:  # type: ignore[attr-defined]
-        dist.isend(sums[0], peer)
-        dist.irecv(received, peer)
-    general.wait()
-    assert fast is not None
-    return sums[0].tolist(), sums[1].tolist(), received.tolist()
-
-
-def test_calls_are_coalesced(ranks: Ranks) -> None:
-    assert ranks.run(coalesces) == [([3.0] * 3, [5.0] * 3, [3.0] * 3)] * RANKS
-
-
 def dies(rank: int, folder: Path) -> None:
     dist.all_reduce(torch.ones(4, device="mtia"))
     torch.mtia.synchronize()
@@ -422,25 +403,3 @@ def uses_both(rank: int) -> tuple[list[float], list[float]]:
 
 def test_a_group_serves_the_host_and_the_device(ranks: Ranks) -> None:
     assert ranks.run(uses_both) == [([1.0, 1.0], [1.0, 1.0])] * RANKS
-
-
-def splits(rank: int) -> tuple[list[float], list[float], list[float], str]:
-    alone = dist.split_group(split_ranks=[[0], [1]])
-    both = dist.split_group(split_ranks=[[0, 1]])
-    mesh = init_device_mesh("mtia", (1, RANKS), mesh_dim_names=("outer", "inner"))
-    tensors = [torch.full((2,), float(rank + 1), device="mtia") for _ in range(3)]
-    for tensor, group in zip(tensors, (alone, both, mesh["inner"].get_group()), strict=True):
-        dist.all_reduce(tensor, group=group)
-    some = dist.new_group([0])
-    if rank == 0:
-        dist.all_reduce(tensors[0], group=some)
-    return tensors[0].tolist(), tensors[1].tolist(), tensors[2].tolist(), dist.get_backend(both)
-
-
-def test_groups_that_know_their_device_are_split() -> None:
-    bound = Ranks(RANKS, "mtia", bound=True)
-    try:
-        results = bound.run(splits)
-    finally:
-        bound.stop()
-    assert results == [([rank + 1.0] * 2, [3.0] * 2, [3.0] * 2, BACKEND) for rank in range(RANKS)]

@@ -434,6 +434,10 @@ WRONG: dict[str, tuple[Function, Sequence[Any]]] = {
         lambda x, m: aten.native_group_norm_backward(x, x, m, m, None, 2, 4, 3, 2, [True, True, True]),
         (torch.rand(2, 4, 3), torch.rand(2, 2)),
     ),
+    "group_norm of a transposed input": (
+        lambda x: torch.native_group_norm(x.transpose(0, 1), None, None, 6, 4, 5, 2, 1e-5),
+        (torch.rand(4, 6, 5),),
+    ),
     "embedding without rows": (lambda w, i: F.embedding(i, w), (torch.rand(0, 4), torch.tensor([0]))),
     "index_select of nothing": (lambda x, i: x.index_select(0, i), (torch.rand(0, 4), torch.tensor([0]))),
     "index_fill_": (lambda x, i: x.index_fill_(0, i, 1.0), (torch.rand(3, 3), torch.tensor([[1]]))),

@@ -6,6 +6,7 @@ from typing import Any, TypedDict, final
 
 import torch
 import torch.distributed
+from torch._C._distributed_c10d import Store
 
 class DriverInfo(TypedDict):
     name: str
@@ -61,7 +62,20 @@ class GraphOutputs:
 class StreamBackend(torch.distributed.ProcessGroup):
     """Collectives in streams of the device. Its base is c10d's Backend, for which the stubs have no more than this."""
 
-    def __new__(cls, engine: object, name: str, timeout: timedelta) -> StreamBackend: ...
+    def __new__(
+        cls,
+        make_engine: Callable[[Store, int, int, timedelta], Any],
+        store: Store,
+        rank: int,
+        size: int,
+        name: str,
+        timeout: timedelta,
+    ) -> StreamBackend: ...
+    options: Any
+    def _set_default_timeout(self, timeout: timedelta) -> None: ...
+    def _get_sequence_number_for_group(self) -> int: ...
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None: ...
+    def records(self) -> list[dict[str, Any]]: ...
 
 def _bind_stream_backend() -> None:
     """Adds StreamBackend to this module. Needs torch.distributed."""

@@ -47,7 +47,7 @@ TensorShape as_input(const at::Tensor& input) {
 // Layer normalization: the statistics have the dtype of the input, as the device's meta functions promise.
 
 ThreeKnownShapes layer_norm_shape(const at::Tensor& input, at::IntArrayRef normalized_shape, const MaybeTensor& weight,
-                             const MaybeTensor& bias, double /*eps*/) {
+                                  const MaybeTensor& bias, double /*eps*/) {
   at::native::_check_layer_norm_inputs(input, normalized_shape, or_undefined(weight), or_undefined(bias));
   c10::DimVector rows(input.sizes());
   std::fill(rows.end() - static_cast<std::ptrdiff_t>(normalized_shape.size()), rows.end(), 1);
@@ -103,7 +103,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(const at::Ten
 ThreeShapes group_norm_shape(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias, int64_t N,
                              int64_t C, int64_t HxW, int64_t group, double /*eps*/) {
   if (group <= 0 || C % group != 0 || input.numel() != N * C * HxW || !has_channels(weight, C) ||
-      !has_channels(bias, C)) {
+      !has_channels(bias, C) || !input.is_contiguous(input.suggest_memory_format())) {
     return std::nullopt;
   }
   const TensorShape statistic = like(input, {N, group}, statistics(input, {weight, bias}));

@@ -33,6 +33,15 @@ c10::DimVector sorted_by_stride(at::IntArrayRef strides, at::IntArrayRef dims, s
   return sorted;
 }
 
+// Direct calls may have any; torch.fft passes those that there are. The CPU's kernels do not look either, and touch
+// other memory.
+void check_dims(const at::Tensor& self, at::IntArrayRef dims) {
+  for (const int64_t dim : dims) {
+    TORCH_CHECK_INDEX(dim >= 0 && dim < self.dim(), "Dimension out of range (expected to be in range of [0, ",
+                      self.dim() - 1, "], but got ", dim, ")");
+  }
+}
+
 Shape transform(const at::Tensor& self, at::IntArrayRef strides, at::IntArrayRef sizes, at::IntArrayRef dims,
                 at::ScalarType dtype) {
   TensorShape shape = like(self, sizes, dtype);
@@ -43,11 +52,13 @@ Shape transform(const at::Tensor& self, at::IntArrayRef strides, at::IntArrayRef
 }  // namespace
 
 Shape fft_c2c_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t /*normalization*/, bool /*forward*/) {
+  check_dims(self, dim);
   if (!self.is_complex() || self.numel() == 0 || dim.empty()) return std::nullopt;
   return transform(self, self.strides(), self.sizes(), sorted_by_stride(self.strides(), dim), self.scalar_type());
 }
 
 Shape fft_r2c_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t /*normalization*/, bool onesided) {
+  check_dims(self, dim);
   if (!self.is_floating_point() || self.numel() == 0 || dim.empty()) return std::nullopt;
   c10::DimVector sizes(self.sizes());
   if (onesided) sizes[dim.back()] = sizes[dim.back()] / 2 + 1;
@@ -58,6 +69,7 @@ Shape fft_r2c_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t /*norma
 // Several dimensions are transformed in two steps, of which the second one, that of the last dimension, gives real
 // numbers.
 Shape fft_c2r_shape(const at::Tensor& self, at::IntArrayRef dim, int64_t /*normalization*/, int64_t last_dim_size) {
+  check_dims(self, dim);
   if (!self.is_complex() || self.numel() == 0 || dim.empty() || last_dim_size <= 0) return std::nullopt;
   c10::DimVector strides(self.strides());
   if (dim.size() > 1) {

@@ -1,5 +1,7 @@
 // The operators of c10d for mtia. PyTorch has them for PrivateUse1, and they do the same: ask the group for the backend
 // of the device, and call it.
+#include <ATen/ops/_assert_async.h>
+#include <ATen/ops/isnan.h>
 #include <torch/library.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -169,6 +171,12 @@ WorkPtr barrier(at::Tensor tensor, const Group& group, const std::vector<int64_t
   return backend_of(group).barrier(c10d::BarrierOptions{device_ids, milliseconds(timeout), tensor.device(), async_op});
 }
 
+// Raises at a synchronizing call, as the values are known only then.
+void check_for_nan(const at::Tensor& tensor) {
+  if (!tensor.is_floating_point() && !tensor.is_complex()) return;
+  at::_assert_async(at::isnan(tensor).any().logical_not(), "check_for_nan: found NaN in a tensor of a collective");
+}
+
 void define(torch::Library& m) {
   m.impl("send", send);
   m.impl("recv_", recv);
@@ -200,4 +208,14 @@ const DoorPart c10d_kernels([](const Door& door, bool open) {
 });
 
 }  // namespace
+
+// Of PyTorch's own, neither door has these.
+MTIA_LIBRARY_IMPL(c10d, kBackend, m) {
+  m.impl("check_for_nan", check_for_nan);
+}
+
+MTIA_LIBRARY_IMPL(c10d, kSparse, m) {
+  m.impl("allreduce_", allreduce);
+}
+
 }  // namespace torch_mtia

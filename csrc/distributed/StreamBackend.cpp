@@ -1,8 +1,16 @@
 #include "StreamBackend.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <algorithm>
+#include <chrono>
 #include <tuple>
 #include <utility>
 
@@ -69,6 +77,11 @@ auto engine_reduction(Function function, const Reduction& reduction, const First
   };
 }
 
+// Of a tensor for all ranks only the number of elements counts, and engines split its first dimension.
+at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor.view({-1}) : tensor;
+}
+
 // `function` raises what is kept in the outcome, too, for those who wait for the work in other streams.
 template <typename Function>
 void launch(const MTIAStream& stream, const char* name, std::shared_ptr<Outcome> outcome, Function function) {
@@ -86,25 +99,36 @@ void launch(const MTIAStream& stream, const char* name, std::shared_ptr<Outcome>
 
 }  // namespace
 
-StreamBackend::StreamBackend(c10::intrusive_ptr<c10d::Backend> engine, std::string name,
-                             std::chrono::milliseconds timeout)
-    : Backend(engine->getRank(), engine->getSize()),
-      engine_(std::move(engine)),
+StreamBackend::StreamBackend(EngineMaker make_engine, c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                             std::string name, std::chrono::milliseconds timeout)
+    : Backend(rank, size),
+      make_engine_(std::move(make_engine)),
+      store_(std::move(store)),
+      engine_(make_engine_(store_, rank, size, timeout)),
       name_(std::move(name)),
       options_(c10::make_intrusive<Options>(name_, timeout)) {}
+
+c10::intrusive_ptr<c10d::Backend> StreamBackend::split(const c10::intrusive_ptr<c10d::Store>& /*store*/,
+                                                       const std::vector<int>& ranks,
+                                                       const c10::intrusive_ptr<Options>& options) {
+  const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
+  if (mine == ranks.end()) return nullptr;
+  // Not the store that was given: its prefix has a number of groups in it, which ranks that are in different ones do
+  // not agree on. They do on how often they have been split off together.
+  uint64_t number = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    number = num_splits_[ranks]++;
+  }
+  const auto own_store = c10::make_intrusive<c10d::PrefixStore>(c10::str("split/", ranks, "/", number), store_);
+  return c10::make_intrusive<StreamBackend>(make_engine_, own_store, static_cast<int>(mine - ranks.begin()),
+                                            static_cast<int>(ranks.size()), name_,
+                                            options ? options->timeout : options_->timeout);
+}
 
 void StreamBackend::setTimeout(std::chrono::milliseconds timeout) {
   engine_->setTimeout(timeout);
   options_->timeout = timeout;
-}
-
-c10::intrusive_ptr<c10d::Backend> StreamBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
-                                                       const std::vector<int>& ranks,
-                                                       const c10::intrusive_ptr<Options>& options) {
-  auto engine = engine_->split(store, ranks, engine_->getBackendOptions());
-  if (!engine) return {};
-  engine->setTimeout(options->timeout);
-  return c10::make_intrusive<StreamBackend>(std::move(engine), name_, options->timeout);
 }
 
 const StreamBackend::Streams& StreamBackend::streams_of(c10::DeviceIndex device) {
@@ -116,38 +140,60 @@ const StreamBackend::Streams& StreamBackend::streams_of(c10::DeviceIndex device)
   return streams_.emplace(device, Streams{stream(), stream(), stream(), stream()}).first->second;
 }
 
-std::shared_ptr<Outcome> StreamBackend::new_outcome(const char* name, c10::DeviceIndex device) {
+std::shared_ptr<Outcome> StreamBackend::next_outcome(const char* name, const Tensors& tensors) {
+  constexpr size_t kMaxRecords = 2000;
+  CallRecord call{name, getRank(), getSize(), 0, {}, ""};
+  for (const at::Tensor& tensor : tensors) call.sizes.push_back(tensor.sizes().vec());
+  if (!tensors.empty()) call.dtype = c10::toString(tensors[0].scalar_type());
   const std::lock_guard<std::mutex> lock(mutex_);
-  auto outcome = std::make_shared<Outcome>(name, getRank(), getSize(), ++number_);
-  if (coalesced_) {
-    coalesced_->device = device;
-    coalesced_->outcomes.push_back(outcome);
+  call.sequence_number = ++number_;
+  records_.push_back(std::make_shared<Outcome>(std::move(call)));
+  if (records_.size() > kMaxRecords) records_.pop_front();
+  return records_.back();
+}
+
+std::vector<std::shared_ptr<const Outcome>> StreamBackend::records() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return {records_.begin(), records_.end()};
+}
+
+StreamBackend::WorkPtr StreamBackend::work_of(c10d::OpType type, const MTIAStream& stream,
+                                              std::shared_ptr<Outcome> outcome, Tensors outputs) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (coalesced_) {
+      TORCH_CHECK_VALUE(coalesced_->device.value_or(stream.device()) == stream.device(),
+                        "calls that are coalesced are of one device");
+      coalesced_->device = stream.device();
+      coalesced_->outcomes.push_back(outcome);
+    }
   }
-  return outcome;
+  return c10::make_intrusive<StreamWork>(getRank(), type, stream, std::move(outcome), std::move(outputs));
 }
 
 void StreamBackend::startCoalescing() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  coalesced_.emplace(Coalesced{current_device(), {}});
+  coalesced_.emplace();
 }
 
 StreamBackend::WorkPtr StreamBackend::endCoalescing() {
-  std::optional<Coalesced> calls;
+  Coalesced calls;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    calls = std::exchange(coalesced_, std::nullopt);
+    if (coalesced_) calls = std::move(*coalesced_);
+    coalesced_.reset();
   }
-  TORCH_CHECK(calls.has_value(), "end of a coalescing that has not been started");
-  const char* const name = "c10d::coalesced";
-  const Streams& streams = streams_of(calls->device);
+  const c10::DeviceIndex device = calls.device.value_or(current_device());
+  const Streams& streams = streams_of(device);
   streams.ends.wait_for(streams.collectives);
   streams.ends.wait_for(streams.arrivals);
-  auto outcome = new_outcome(name, calls->device);
-  launch(streams.ends, name, outcome, [outcomes = std::move(calls->outcomes)](Outcome& result) {
+  auto outcome = next_outcome("c10d::coalesced", {});
+  launch(streams.ends, "c10d::coalesced", outcome, [calls = std::move(calls.outcomes)](Outcome& result) {
     result.begin();
-    for (const auto& each : outcomes) {
-      if (const auto error = each->error()) std::rethrow_exception(error);
+    for (const auto& call : calls) {
+      if (const auto error = call->error()) std::rethrow_exception(error);
     }
+    result.end();
   });
   return c10::make_intrusive<StreamWork>(getRank(), c10d::OpType::COALESCED, streams.ends, std::move(outcome),
                                          Tensors{});
@@ -163,13 +209,14 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
   const MTIAStream stream = streams_of(device.index()).collectives;
   for (const at::Tensor& tensor : used) tensor.record_stream(stream.unwrap());
   stream.wait_for(MTIAStream::current(device.index()));
-  auto outcome = new_outcome(name, device.index());
+  auto outcome = next_outcome(name, used);
   launch(stream, name, outcome, [engine = engine_, mutex = engine_mutex_, call = std::move(call)](Outcome& result) {
     const std::lock_guard<std::mutex> lock(*mutex);
     result.begin();
     call(*engine);
+    result.end();
   });
-  return c10::make_intrusive<StreamWork>(getRank(), type, stream, std::move(outcome), std::move(outputs));
+  return work_of(type, stream, std::move(outcome), std::move(outputs));
 }
 
 template <typename... Parameters, typename... Arguments>
@@ -202,7 +249,7 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
   const Streams& streams = streams_of(device.index());
   for (const at::Tensor& tensor : tensors) tensor.record_stream(streams.arrivals.unwrap());
   streams.posts.wait_for(MTIAStream::current(device.index()));
-  auto outcome = new_outcome(name, device.index());
+  auto outcome = next_outcome(name, tensors);
   auto posted = std::make_shared<WorkPtr>();
   launch(streams.posts, name, outcome, [engine = engine_, post = std::move(post), posted](Outcome& result) {
     result.begin();
@@ -215,9 +262,9 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
     (*posted)->wait();
     if (type == c10d::OpType::RECVANYSOURCE) result.set_source_rank((*posted)->sourceRank());
     posted->reset();
+    result.end();
   });
-  return c10::make_intrusive<StreamWork>(getRank(), type, streams.arrivals, std::move(outcome),
-                                         type == c10d::OpType::SEND ? Tensors{} : tensors);
+  return work_of(type, streams.arrivals, std::move(outcome), type == c10d::OpType::SEND ? Tensors{} : tensors);
 }
 
 StreamBackend::WorkPtr StreamBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
@@ -225,8 +272,47 @@ StreamBackend::WorkPtr StreamBackend::broadcast(Tensors& tensors, const c10d::Br
 }
 
 StreamBackend::WorkPtr StreamBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (tensors.size() == 1 && tensors[0].layout() == at::kSparse) return allreduce_sparse_coo(tensors[0], options);
   return reduction(c10d::OpType::ALLREDUCE, "c10d::allreduce", &c10d::Backend::allreduce, options.reduceOp, tensors,
                    options);
+}
+
+// The sum has the elements of all. How many each has, the host has to know, and waits for.
+StreamBackend::WorkPtr StreamBackend::allreduce_sparse_coo(const at::Tensor& tensor,
+                                                           const c10d::AllreduceOptions& options) {
+  TORCH_CHECK_NOT_IMPLEMENTED(options.reduceOp == c10d::ReduceOp::SUM, "sparse tensors are reduced by SUM only");
+  const at::Tensor mine = tensor.coalesce();
+  const auto gathered = [&](const at::Tensor& part) {
+    at::Tensor input = part.contiguous();
+    std::vector<int64_t> sizes = part.sizes().vec();
+    sizes.insert(sizes.begin(), getSize());
+    at::Tensor output = at::empty(sizes, part.options());
+    c10d::AllgatherOptions gather;
+    gather.timeout = options.timeout;
+    _allgather_base(output, input, gather)->wait();
+    return output;
+  };
+  const auto count_options = at::TensorOptions(at::kLong).device(tensor.device());
+  const at::Tensor counts = gathered(at::full({1}, mine._nnz(), count_options)).cpu();
+  const int64_t most = counts.max().item<int64_t>();
+  const auto padded = [&](const at::Tensor& part) {
+    std::vector<int64_t> sizes = part.sizes().vec();
+    sizes[0] = most - mine._nnz();
+    return at::cat({part, at::zeros(sizes, part.options())});
+  };
+  const at::Tensor indices = gathered(padded(mine.indices().t()));
+  const at::Tensor values = gathered(padded(mine.values()));
+  Tensors all_indices, all_values;
+  for (int rank = 0; rank < getSize(); ++rank) {
+    const auto count = counts[rank].item<int64_t>();
+    all_indices.push_back(indices[rank].narrow(0, 0, count));
+    all_values.push_back(values[rank].narrow(0, 0, count));
+  }
+  const at::Tensor sum =
+      at::sparse_coo_tensor(at::cat(all_indices).t(), at::cat(all_values), tensor.sizes()).coalesce();
+  tensor.copy_(sum);
+  return work_of(c10d::OpType::_ALLREDUCE_SPARSE, MTIAStream::current(tensor.get_device()),
+                 next_outcome("c10d::allreduce_sparse", {}), {tensor});
 }
 
 StreamBackend::WorkPtr StreamBackend::allreduce_coalesced(Tensors& tensors,
@@ -246,8 +332,9 @@ StreamBackend::WorkPtr StreamBackend::allgather(std::vector<Tensors>& outputs, T
 
 StreamBackend::WorkPtr StreamBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                       const c10d::AllgatherOptions& options) {
-  return collective(c10d::OpType::_ALLGATHER_BASE, "c10d::_allgather_base", &c10d::Backend::_allgather_base, output,
-                    input, options);
+  at::Tensor to = flat(output), from = flat(input);
+  return collective(c10d::OpType::_ALLGATHER_BASE, "c10d::_allgather_base", &c10d::Backend::_allgather_base, to, from,
+                    options);
 }
 
 StreamBackend::WorkPtr StreamBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -280,8 +367,9 @@ StreamBackend::WorkPtr StreamBackend::reduce_scatter(Tensors& outputs, std::vect
 
 StreamBackend::WorkPtr StreamBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                            const c10d::ReduceScatterOptions& options) {
+  at::Tensor to = flat(output), from = flat(input);
   return reduction(c10d::OpType::_REDUCE_SCATTER_BASE, "c10d::_reduce_scatter_base",
-                   &c10d::Backend::_reduce_scatter_base, options.reduceOp, output, input, options);
+                   &c10d::Backend::_reduce_scatter_base, options.reduceOp, to, from, options);
 }
 
 StreamBackend::WorkPtr StreamBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -323,6 +411,33 @@ StreamBackend::WorkPtr StreamBackend::barrier(const c10d::BarrierOptions& option
   if (!options.device_ids.empty()) device = index_or_current(static_cast<c10::DeviceIndex>(options.device_ids[0]));
   return collective(c10d::OpType::BARRIER, "c10d::barrier", c10::Device(device_type(), device), {}, {},
                     [options](c10d::Backend& engine) { engine.barrier(options)->wait(); });
+}
+
+void StreamBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
+  const auto timeout = options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto left = [&] {
+    const auto time =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    return std::max(time, std::chrono::milliseconds(1));
+  };
+  std::string prefix;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    prefix = c10::str("monitored_barrier/", num_monitored_barriers_++, "/");
+  }
+  const auto key = [&](int rank) { return c10::str(prefix, rank); };
+  store_->set(key(getRank()), std::string("here"));
+  std::vector<int> absent;
+  for (int rank = 0; rank < getSize(); ++rank) {
+    try {
+      store_->wait({key(rank)}, left());
+    } catch (const std::exception&) {
+      absent.push_back(rank);
+    }
+  }
+  TORCH_CHECK_WITH(DistBackendError, absent.empty(), "rank ", getRank(), " waited ", timeout.count(),
+                   " ms in monitored_barrier for ranks that did not call it: ", absent);
 }
 
 }  // namespace torch_mtia

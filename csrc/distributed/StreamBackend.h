@@ -13,6 +13,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -31,13 +32,17 @@ class StreamBackend final : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // Nobody else may call the engine: its ranks agree on the order of the calls.
-  StreamBackend(c10::intrusive_ptr<c10d::Backend> engine, std::string name, std::chrono::milliseconds timeout);
+  // Makes the engine of a group: of (store, rank, size, timeout). Nobody else may call what it returns: its ranks agree
+  // on the order of the calls.
+  using EngineMaker = std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>&, int, int,
+                                                                      std::chrono::milliseconds)>;
+  StreamBackend(EngineMaker make_engine, c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::string name,
+                std::chrono::milliseconds timeout);
 
   const std::string getBackendName() const override { return name_; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   bool supportsSplitting() const override { return true; }
-  // Null on ranks that are not among `ranks`.
+  // A group of `ranks`, which are ranks of this one; nothing for those that are not among them, but all have to call.
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& options) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -67,11 +72,17 @@ class StreamBackend final : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  // Over the store, with no work of the device: on each rank, an error that names those that have not called it in
+  // time.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
+  // In between, calls of this group are as always; the end is one work for all of them.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
-  // A work for all calls since then.
   WorkPtr endCoalescing() override;
+
+  // The last calls, oldest first.
+  std::vector<std::shared_ptr<const Outcome>> records();
 
   // Numbers count the calls.
   void setSequenceNumberForGroup() override {}
@@ -87,11 +98,6 @@ class StreamBackend final : public c10d::Backend {
     MTIAStream arrivals;
     MTIAStream ends;  // of coalesced calls: neither collectives nor messages wait for the others
   };
-  // What was called since startCoalescing.
-  struct Coalesced {
-    c10::DeviceIndex device;
-    std::vector<std::shared_ptr<Outcome>> outcomes;
-  };
   using Call = std::function<void(c10d::Backend&)>;     // waits for the engine
   using Post = std::function<WorkPtr(c10d::Backend&)>;  // does not
   // A function of the engine. The first of its arguments is what it writes.
@@ -99,7 +105,10 @@ class StreamBackend final : public c10d::Backend {
   using Function = WorkPtr (c10d::Backend::*)(Parameters...);
 
   const Streams& streams_of(c10::DeviceIndex device);
-  std::shared_ptr<Outcome> new_outcome(const char* name, c10::DeviceIndex device);
+  // Notes the call, and gives it the next number.
+  std::shared_ptr<Outcome> next_outcome(const char* name, const Tensors& tensors);
+  WorkPtr work_of(c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome, Tensors outputs);
+  WorkPtr allreduce_sparse_coo(const at::Tensor& tensor, const c10d::AllreduceOptions& options);
   // Both give their work the `name`, a literal.
   WorkPtr collective(c10d::OpType type, const char* name, c10::Device device, const Tensors& used, Tensors outputs,
                      Call call);
@@ -111,6 +120,14 @@ class StreamBackend final : public c10d::Backend {
   WorkPtr reduction(c10d::OpType type, const char* name, Function<Parameters...> function,
                     const c10d::ReduceOp& operation, const Arguments&... arguments);
 
+  // Calls between startCoalescing and endCoalescing.
+  struct Coalesced {
+    std::optional<c10::DeviceIndex> device;
+    std::vector<std::shared_ptr<Outcome>> outcomes;
+  };
+
+  const EngineMaker make_engine_;
+  const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<c10d::Backend> engine_;
   const std::shared_ptr<std::mutex> engine_mutex_ = std::make_shared<std::mutex>();  // one collective at a time
   const std::string name_;
@@ -118,6 +135,9 @@ class StreamBackend final : public c10d::Backend {
   std::mutex mutex_;  // guards what is below
   std::map<c10::DeviceIndex, Streams> streams_;
   uint64_t number_ = 0;
+  std::map<std::vector<int>, uint64_t> num_splits_;
+  uint64_t num_monitored_barriers_ = 0;
+  std::deque<std::shared_ptr<Outcome>> records_;
   std::optional<Coalesced> coalesced_;
 };
 

@@ -15,13 +15,19 @@ namespace torch_mtia {
 void Outcome::begin() {
   const std::lock_guard<std::mutex> lock(mutex_);
   error_ = nullptr;
+  state_ = "running";
+}
+
+void Outcome::end() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  state_ = "completed";
 }
 
 void Outcome::fail() {
   const auto explained = [&](const char* message) {
     return std::make_exception_ptr(C10_BUILD_ERROR(
-        DistBackendError,
-        c10::str(name, ", number ", number_, " of its group, on rank ", rank_, " of ", size_, ": ", message)));
+        DistBackendError, c10::str(call.name, ", number ", call.sequence_number, " of its group, on rank ", call.rank,
+                                   " of ", call.size, ": ", message)));
   };
   std::exception_ptr error;
   try {
@@ -34,6 +40,7 @@ void Outcome::fail() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     error_ = error;
+    state_ = "failed";
   }
   std::rethrow_exception(error);
 }
@@ -51,6 +58,11 @@ std::exception_ptr Outcome::error() const {
 int Outcome::source_rank() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return source_rank_;
+}
+
+const char* Outcome::state() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return state_;
 }
 
 StreamWork::StreamWork(int rank, c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome,
@@ -97,8 +109,9 @@ bool StreamWork::wait(std::chrono::milliseconds timeout) {
     const core::BlockingWait wait(/*takes_time=*/true);
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     while (!end_.query()) {
-      TORCH_CHECK_WITH(DistBackendError, std::chrono::steady_clock::now() < deadline, outcome_->name, " number ",
-                       outcome_->number(), " of rank ", rank_, " was not complete after ", timeout.count(), " ms");
+      TORCH_CHECK_WITH(DistBackendError, std::chrono::steady_clock::now() < deadline, outcome_->call.name, " number ",
+                       outcome_->call.sequence_number, " of rank ", rank_, " was not complete after ", timeout.count(),
+                       " ms");
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   }

@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "../core/Event.h"
@@ -13,28 +14,37 @@
 
 namespace torch_mtia {
 
+// What a call asked for.
+struct CallRecord {
+  const char* name;
+  int rank;
+  int size;  // of the group
+  uint64_t sequence_number;
+  std::vector<std::vector<int64_t>> sizes;  // of its tensors
+  std::string dtype;                        // of the first
+};
+
 // How a run of the work went. Shared by the handle and the work item, which refer to nothing else of each other: no
 // tensor of the device may die with the item.
 class Outcome {
  public:
-  Outcome(const char* name, int rank, int size, uint64_t number)
-      : name(name), rank_(rank), size_(size), number_(number) {}
+  explicit Outcome(CallRecord call) : call(std::move(call)) {}
 
-  const char* const name;
-  uint64_t number() const { return number_; }  // of the call in its group
+  const CallRecord call;
 
   void begin();  // of a run: a graph runs its items again
-  // With the exception that is being handled. Raises it with what the work is.
+  void end();
+  // With the exception that is being handled. Raises it with what the call is.
   [[noreturn]] void fail();
   void set_source_rank(int rank);
   std::exception_ptr error() const;
   int source_rank() const;
+  // "queued", "running", "completed" or "failed".
+  const char* state() const;
 
  private:
-  const int rank_;
-  const int size_;
-  const uint64_t number_;
   mutable std::mutex mutex_;
+  const char* state_ = "queued";
   std::exception_ptr error_;
   int source_rank_ = -1;
 };
@@ -59,7 +69,7 @@ class StreamWork final : public c10d::Work {
   void blockCurrentStream() override { synchronize(); }
   // Complete from the start, with the event of the work: who waits for it does so by stream, too.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-  uint64_t getSequencenumber() const override { return outcome_->number(); }
+  uint64_t getSequencenumber() const override { return outcome_->call.sequence_number; }
 
  private:
   core::Event end_{/*enable_timing=*/false};

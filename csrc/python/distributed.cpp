@@ -5,6 +5,8 @@
 #include <utility>
 
 #include <pybind11/chrono.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
 
 #include "../distributed/StreamBackend.h"
 #include "bindings.h"
@@ -14,30 +16,44 @@ namespace py = pybind11;
 namespace torch_mtia {
 namespace {
 
-// Options that can be copied.
-struct BackendOptions : c10d::Backend::Options {
-  explicit BackendOptions(const Options& options) : Options(options) {}
+// With a copy, which split_group makes; PyTorch's own have none.
+struct StreamOptions final : c10d::Backend::Options {
+  explicit StreamOptions(const Options& options) : Options(options) {}
 };
 
 // At the first call: the base class belongs to a module that a PyTorch without torch.distributed lacks.
 void bind_stream_backend(py::module_& module) {
   if (py::hasattr(module, "StreamBackend")) return;
   const auto base = py::module_::import("torch._C._distributed_c10d").attr("Backend");
-  py::class_<BackendOptions, c10::intrusive_ptr<BackendOptions>>(module, "BackendOptions", base.attr("Options"))
-      .def("__deepcopy__", [](const BackendOptions& options, const py::dict& /*memo*/) {
-        return c10::make_intrusive<BackendOptions>(options);
+  py::class_<StreamOptions, c10::intrusive_ptr<StreamOptions>>(module, "StreamOptions", base.attr("Options"))
+      .def("__deepcopy__", [](const StreamOptions& self, const py::dict& /*memo*/) {
+        return c10::make_intrusive<StreamOptions>(self);
       });
   py::class_<StreamBackend, c10::intrusive_ptr<StreamBackend>>(module, "StreamBackend", base)
-      .def(py::init([](c10::intrusive_ptr<c10d::Backend> engine, std::string name, std::chrono::milliseconds timeout) {
-             return c10::make_intrusive<StreamBackend>(std::move(engine), std::move(name), timeout);
-           }),
-           py::arg("engine"), py::arg("name"), py::arg("timeout"))
-      // torch.distributed copies the parent's options for each group that it splits off, and tells the ranks outside of
-      // a new group that others make it. Nothing is shared that they would have to do.
+      .def(py::init<StreamBackend::EngineMaker, c10::intrusive_ptr<c10d::Store>, int, int, std::string,
+                    std::chrono::milliseconds>(),
+           py::arg("make_engine"), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("name"),
+           py::arg("timeout"))
       .def_property_readonly(
-          "options",
-          [](StreamBackend& backend) { return c10::make_intrusive<BackendOptions>(*backend.getBackendOptions()); })
-      .def("perform_nocolor_split", [](StreamBackend& /*backend*/, const py::object& /*device*/) {});
+          "options", [](StreamBackend& self) { return c10::make_intrusive<StreamOptions>(*self.getBackendOptions()); })
+      .def("_set_default_timeout", &StreamBackend::setTimeout, py::arg("timeout"))
+      // Ranks that a new group leaves out have nothing to do for it.
+      .def("perform_nocolor_split", [](StreamBackend& /*self*/, const py::object& /*device*/) {})
+      .def("records", [](StreamBackend& self) {
+        py::list list;
+        for (const auto& outcome : self.records()) {
+          const CallRecord& call = outcome->call;
+          py::dict record;
+          record["rank"] = call.rank;
+          record["operation"] = call.name;
+          record["sequence_number"] = call.sequence_number;
+          record["sizes"] = call.sizes;
+          record["dtype"] = call.dtype;
+          record["state"] = outcome->state();
+          list.append(std::move(record));
+        }
+        return list;
+      });
 }
 
 }  // namespace

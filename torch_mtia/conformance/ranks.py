@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -29,7 +31,8 @@ class Ranks:
     a group is ended."""
 
     def __init__(self, size: int, device: str, imports: Sequence[str] = (), *, bound: bool = False) -> None:
-        """`bound`: the group is told its device at the start."""
+        """As torchrun starts them: each has as many devices as there are ranks. `bound`: the group is told its device
+        at the start."""
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("spawn")
@@ -41,11 +44,18 @@ class Ranks:
             )
             for rank, (_, there) in enumerate(ends)
         ]
-        for process in self._processes:
-            process.start()
+        with mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=str(size)):
+            for process in self._processes:
+                process.start()
         for _, there in ends:
             there.close()
         self._collect(START)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def run(self, function: Callable[..., object], *args: object) -> list[Any]:
         """What function(rank, *args) returned on each. The function is one of a module. Raises RankError."""

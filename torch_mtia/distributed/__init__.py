@@ -5,16 +5,19 @@ docs/distributed.md.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from torch_mtia import _C, door
+from torch_mtia.import_hooks import after_import
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["BACKEND", "register"]
+__all__ = ["BACKEND", "backend_of", "records", "register"]
 
 BACKEND = "tmccl"
 """The backend's name, for `init_process_group`."""
@@ -26,6 +29,7 @@ def register() -> None:
         return
     names = dist.Backend
     device = door.device_type()
+    after_import("torch.testing._internal.distributed.fake_pg", _serve_dry_runs)
     if not hasattr(names, BACKEND.upper()):
         names.register_backend(BACKEND, _create, devices=[device])
         return
@@ -34,9 +38,38 @@ def register() -> None:
     names.backend_capability[BACKEND] = [device]
 
 
+def _serve_dry_runs(_: ModuleType) -> None:
+    """Has the backend `fake`, which that module makes known, serve tensors of the devices."""
+    device = door.device_type()
+    if device not in (devices := dist.Backend.backend_capability[dist.Backend.FAKE]):
+        devices.append(device)
+
+
+def records(group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
+    """The last calls of a group, oldest first: rank, operation, sequence number, sizes, dtype and state of each. Where
+    ranks differ in them, they have not called the same.
+    """
+    backend = backend_of(group or dist.group.WORLD)
+    if backend is None:
+        raise ValueError(f"the group has no backend {BACKEND}")
+    return backend.records()
+
+
+def backend_of(group: Any) -> _C.StreamBackend | None:
+    """The group's backend for the devices, if it is this one."""
+    device = torch.device(door.device_type())
+    if not isinstance(group, dist.ProcessGroup) or device not in group._device_types:
+        return None
+    backend: Any = group._get_backend(device)
+    return backend if hasattr(backend, "records") else None
+
+
 def _create(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    """A backend for one group, over a gloo of its own: the ranks agree on the order in which that one is called."""
     _C._bind_stream_backend()
+    return _C.StreamBackend(_make_engine, store, rank, size, BACKEND, timeout)
+
+
+def _make_engine(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     engine = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
     engine._set_sequence_number_for_group()
-    return _C.StreamBackend(engine, BACKEND, timeout)
+    return engine

@@ -13,6 +13,8 @@ from torch_mtia.door import device_module, device_type
 
 def capturable_on_mtia(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
     def _get_capturable_supported_devices(supports_xla: bool = True) -> list[str]:
+        if torch._jit_internal.is_scripting():  # functional optimizers, whose parameters are never capturable
+            return original(supports_xla)
         return [*original(supports_xla), device_type()]
 
     return _get_capturable_supported_devices

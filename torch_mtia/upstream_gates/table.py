@@ -8,7 +8,16 @@ import torch
 
 from torch_mtia import torch_version
 from torch_mtia.door import device_type
-from torch_mtia.upstream_gates import device_lists, eager, graphs, inductor, nested, process_groups, random_state
+from torch_mtia.upstream_gates import (
+    device_lists,
+    eager,
+    graphs,
+    inductor,
+    nested,
+    parallel,
+    process_groups,
+    random_state,
+)
 from torch_mtia.upstream_gates.gate import Gate
 
 _CAPTURABLE_OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
@@ -277,6 +286,51 @@ GATES: tuple[Gate, ...] = (
         replace=process_groups.with_the_backend_of_the_accelerator,
         is_needed=lambda original: "BackendType.GLOO" in inspect.getsource(original),
     ),
+    Gate(
+        name="monitored_barrier",
+        modules=("torch.distributed.distributed_c10d", "torch.distributed"),
+        why="It is for gloo only, by name.",
+        replace=process_groups.monitored_by_the_store,
+        is_needed=lambda original: "Backend.GLOO" in inspect.getsource(original),
+    ),
+    Gate(
+        name="ProcessGroup._get_sequence_number_for_group",
+        modules=("torch._C._distributed_c10d",),
+        why="Groups have the sequence numbers of listed backends.",
+        replace=process_groups.numbers_of_the_device,
+        is_needed=lambda original: "mtia" not in (getattr(original, "__module__", None) or ""),
+    ),
+    Gate(
+        name="_set_pg_timeout",
+        modules=("torch.distributed.distributed_c10d",),
+        why="It sets the timeout of listed backends.",
+        replace=process_groups.with_timeouts_of_the_device,
+        is_needed=lambda original: "isinstance(backend, ProcessGroupGloo)" in inspect.getsource(original),
+    ),
+    Gate(
+        name="DistributedDataParallel._check_comm_hook",
+        modules=("torch.nn.parallel.distributed",),
+        why="The hooks that compress gradients to bfloat16 are refused without NCCL or XCCL.",
+        replace=parallel.any_hook,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="SyncBatchNorm.forward.__code__",
+        modules=("torch.nn.modules.batchnorm",),
+        why="SyncBatchNorm refuses devices that it does not list.",
+        replace=parallel.batch_norm_of_mtia,
+        is_needed=lambda code: "mtia" not in code.co_consts,
+    ),
+    *(
+        Gate(
+            name=name,
+            modules=("torch._C",),
+            why="Copies between devices of one process, of which DataParallel is made, are in wheels for CUDA only.",
+            replace=replace,
+            is_needed=lambda original: original is None,
+        )
+        for name, replace in parallel.COPIES.items()
+    ),
 )
 
 # For devices that are not called mtia: see torch_mtia/privateuse1.py.
@@ -320,6 +374,16 @@ GATES_OF_OTHER_NAMES: tuple[Gate, ...] = (
         why="A module that moves to such a device gets new parameters, one for each place: what two parts shared, as a "
         "language model its embedding, they no longer would.",
         replace=eager.keeping_what_is_shared,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="_move_states_to_device",
+        modules=(
+            "torch.distributed.fsdp._fully_shard._fsdp_init",
+            "torch.distributed.fsdp._init_utils",
+        ),
+        why="FSDP sets a parameter's data to what is on the device, which PyTorch refuses for a device of such a name.",
+        replace=parallel.swapped,
         is_needed=lambda original: "mtia" not in original.__module__,
     ),
 )

@@ -1,0 +1,241 @@
+"""Process groups of the devices: how they are made and divided, and what tells about them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import _coalescing_manager, _set_pg_timeout
+
+import torch_mtia
+from tests.conftest import RunScript
+from torch_mtia.conformance.ranks import Ranks
+from torch_mtia.distributed import BACKEND, backend_of, records
+from torch_mtia.door import device_module, device_type
+
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(RANKS, "mtia", bound=True) as processes:
+        yield processes
+
+
+def mine(rank: int) -> torch.Tensor:
+    return torch.full((3,), float(rank), device=torch.device(device_type(), rank))
+
+
+def total(rank: int, group: dist.ProcessGroup | None = None) -> float:
+    tensor = mine(rank)
+    dist.all_reduce(tensor, group=group)
+    return float(tensor[0])
+
+
+def start(rank: int) -> tuple[int, str, float]:
+    device_module().set_device(rank)
+    return device_module().device_count(), dist.get_backend(), total(rank)
+
+
+def test_a_process_has_as_many_devices_as_its_machine_has_ranks(ranks: Ranks) -> None:
+    assert ranks.run(start) == [(RANKS, BACKEND, 6.0)] * RANKS
+
+
+def splits(rank: int) -> tuple[float | None, float | None]:
+    halves = dist.split_group(split_ranks=[[0, 2], [1, 3]])
+    some = dist.split_group(split_ranks=[[1, 2]])
+    assert halves is not None
+    assert copy.deepcopy(backend_of(halves).options)._timeout == backend_of(halves).options._timeout  # type: ignore[union-attr]
+    return total(rank, halves), None if some is None else total(rank, some)
+
+
+def test_groups_are_split(ranks: Ranks) -> None:
+    assert ranks.run(splits) == [(2.0, None), (4.0, 3.0), (2.0, 3.0), (4.0, None)]
+
+
+def meshes(rank: int) -> list[float]:
+    results = []
+    for shape, names in (((4,), ("a",)), ((2, 2), ("a", "b")), ((2, 1, 2), ("a", "b", "c"))):
+        mesh = init_device_mesh(device_type(), shape, mesh_dim_names=names)
+        results += [total(rank, mesh.get_group(name)) for name in names]
+    return results
+
+
+def test_meshes_of_a_bound_device_have_up_to_three_dimensions(ranks: Ranks) -> None:
+    rows, columns = [1.0, 1.0, 5.0, 5.0], [2.0, 4.0, 2.0, 4.0]
+    expected = [[6.0, columns[rank], rows[rank], columns[rank], float(rank), rows[rank]] for rank in range(RANKS)]
+    assert ranks.run(meshes) == expected
+
+
+def new_groups(rank: int) -> float | None:
+    group = dist.new_group([0, 3])
+    return total(rank, group) if rank in (0, 3) else None
+
+
+def test_ranks_that_a_new_group_leaves_out_do_nothing_for_it(ranks: Ranks) -> None:
+    assert ranks.run(new_groups) == [3.0, None, None, 3.0]
+
+
+def numbers(rank: int) -> tuple[int, list[Any]]:
+    group = dist.new_group(backend=f"cpu:gloo,{device_type()}:{BACKEND}")
+    before = group._get_sequence_number_for_group()
+    total(rank, group)
+    dist.broadcast(mine(rank), 0, group=group)
+    device_module().synchronize()
+    after = group._get_sequence_number_for_group()
+    last = [(r["operation"], r["sequence_number"], r["sizes"], r["dtype"], r["state"]) for r in records(group)]
+    assert records(group)[0]["rank"] == rank
+    return after - before, last
+
+
+def test_a_group_tells_its_last_calls(ranks: Ranks) -> None:
+    calls = [
+        ("c10d::allreduce", 1, [[3]], "Float", "completed"),
+        ("c10d::broadcast", 2, [[3]], "Float", "completed"),
+    ]
+    assert ranks.run(numbers) == [(2, calls)] * RANKS
+
+
+def timeouts(rank: int) -> tuple[float, str]:
+    group = dist.new_group()
+    _set_pg_timeout(timedelta(seconds=17), group)
+    dist.monitored_barrier(group, timedelta(seconds=20))
+    if rank == 2:
+        return backend_of(group).options._timeout.total_seconds(), ""  # type: ignore[union-attr]
+    with pytest.raises(RuntimeError) as error:
+        dist.monitored_barrier(group, timedelta(milliseconds=200))
+    return backend_of(group).options._timeout.total_seconds(), str(error.value)  # type: ignore[union-attr]
+
+
+def test_a_monitored_barrier_names_the_ranks_that_are_missing(ranks: Ranks) -> None:
+    results = ranks.run(timeouts)
+    assert [timeout for timeout, _ in results] == [17.0] * RANKS
+    for rank in (0, 1, 3):
+        assert "did not call it: 2" in results[rank][1]
+
+
+def coalesces(rank: int) -> tuple[list[float], list[float]]:
+    device = torch.device(device_type(), rank)
+    tensors = [mine(rank) + index for index in range(3)]
+    with _coalescing_manager(device=device, async_ops=True) as work:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    work.wait()
+    others = [mine(rank) for _ in range(RANKS)]
+    with _coalescing_manager(device=device):
+        for source, tensor in enumerate(others):
+            dist.broadcast(tensor, source)
+    return [float(tensor[0]) for tensor in tensors], [float(tensor[0]) for tensor in others]
+
+
+def test_calls_are_coalesced(ranks: Ranks) -> None:
+    assert ranks.run(coalesces) == [([6.0, 10.0, 14.0], [0.0, 1.0, 2.0, 3.0])] * RANKS
+
+
+def sums_sparse(rank: int) -> list[float]:
+    indices = torch.tensor([[rank, RANKS] if rank else [RANKS]])
+    tensor = torch.sparse_coo_tensor(indices, torch.ones(indices.shape[1]) * (rank + 1), (RANKS + 1,))
+    reduced = tensor.to(mine(rank).device)
+    dist.all_reduce(reduced)
+    result: list[float] = reduced.to_dense().tolist()
+    return result
+
+
+def test_sparse_tensors_are_summed(ranks: Ranks) -> None:
+    assert ranks.run(sums_sparse) == [[0.0, 2.0, 3.0, 4.0, 10.0]] * RANKS
+
+
+def finds_nan(tensor: torch.Tensor) -> None:
+    torch.ops.c10d.check_for_nan(tensor)
+    device_module().synchronize()
+
+
+def checks(rank: int) -> tuple[str, dict[str, int]]:
+    torch_mtia.fallback.reset()
+    torch.ops.c10d.check_for_nan(mine(rank))
+    with pytest.raises(RuntimeError) as error:
+        finds_nan(mine(rank) / 0 * 0)
+    return str(error.value), {name: 1 for name in torch_mtia.fallback.stats() if "c10d" in name}
+
+
+def test_nan_is_found_on_the_device(ranks: Ranks) -> None:
+    for message, fell_back in ranks.run(checks):
+        assert "NaN" in message
+        assert not fell_back
+
+
+def objects(rank: int) -> list[object]:
+    device = mine(rank).device
+    gathered: list[object] = [None] * RANKS
+    dist.all_gather_object(gathered, rank)
+    listed: list[object] = [{"from": rank}]
+    dist.broadcast_object_list(listed, 1, device=device)
+    scattered: list[object] = [None]
+    dist.scatter_object_list(scattered, list("abcd") if rank == 0 else None, 0)
+    sent: list[object] = ["sent"]
+    if rank == 0:
+        dist.send_object_list(sent, 3)
+    elif rank == 3:
+        received: list[object] = [None]
+        dist.recv_object_list(received, 0)
+        assert received == sent
+    return [gathered, listed, scattered]
+
+
+def test_objects_travel(ranks: Ranks) -> None:
+    assert ranks.run(objects) == [[[0, 1, 2, 3], [{"from": 1}], [letter]] for letter in "abcd"]
+
+
+def receives(rank: int) -> set[int]:
+    if rank:
+        dist.send(mine(rank), 0)
+        return set()
+    found = set()
+    for _ in range(1, RANKS):
+        tensor = torch.empty_like(mine(rank))
+        source = dist.recv(tensor)
+        assert float(tensor[0]) == source
+        found.add(source)
+    return found
+
+
+def test_a_message_of_anyone_tells_who_sent_it(ranks: Ranks) -> None:
+    assert ranks.run(receives)[0] == {1, 2, 3}
+
+
+def stops(rank: int) -> float:
+    group = dist.new_group()
+    total(rank, group)
+    device_module().synchronize()
+    dist.distributed_c10d._abort_process_group(group)
+    return total(rank)
+
+
+def test_a_group_that_is_aborted_leaves_the_others(ranks: Ranks) -> None:
+    assert ranks.run(stops) == [6.0] * RANKS
+
+
+def test_a_dry_run_has_any_number_of_ranks(run_script: RunScript) -> None:
+    script = """
+    import torch, torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from torch_mtia.door import device_type
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=64)
+    mesh = init_device_mesh(device_type(), (8, 8), mesh_dim_names=("replicate", "shard"))
+    model = nn.Linear(64, 64).to(device_type())
+    fully_shard(model, mesh=mesh)
+    model(torch.ones(2, 64, device=device_type())).sum().backward()
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1, device=device_type()), 1)])
+    print(tuple(model.weight.to_local().shape), tuple(model.weight.grad.to_local().shape), len(works))
+    """
+    assert run_script(script).output().strip() == "(8, 64) (8, 64) 1"

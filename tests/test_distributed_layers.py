@@ -1,0 +1,308 @@
+"""What is built on collectives trains as one process does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DataParallel, comm
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from torch_mtia.conformance.ranks import Ranks
+from torch_mtia.distributed import BACKEND
+from torch_mtia.door import device_type
+
+RANKS = 2
+D = device_type()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(RANKS, "mtia") as processes:
+        yield processes
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def data() -> torch.Tensor:
+    return torch.randn(3, RANKS, 4, 8, generator=torch.Generator().manual_seed(1))
+
+
+def train(network: nn.Module, batches: torch.Tensor, optimizer: torch.optim.Optimizer | None = None) -> list[float]:
+    optimizer = optimizer or torch.optim.SGD(network.parameters(), lr=0.1)
+    losses = []
+    for batch in batches:
+        loss = network(batch).float().square().mean()
+        losses.append(loss.detach())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [float(loss) for loss in losses]
+
+
+def hooked(hook: Callable[..., Any], state: object = None) -> nn.Module:
+    network = DDP(model().to(D))
+    network.register_comm_hook(state, hook)
+    return network
+
+
+def sharded(network: nn.Sequential, **options: Any) -> nn.Module:
+    for part in (network[0], network[2], network):
+        fully_shard(part, **options)
+    return network
+
+
+def mesh_of(*shape: int) -> Any:
+    return init_device_mesh(D, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+
+
+def of_both() -> Any:
+    """DDP reduces what it knows of unused parameters on the CPU."""
+    return dist.new_group(backend=f"cpu:gloo,{D}:{BACKEND}")
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], float]] = {
+    "DDP, static graph": (lambda: DDP(model().to(D), static_graph=True, process_group=of_both()), 1e-5),
+    "DDP, unused parameters": (lambda: DDP(model().to(D), find_unused_parameters=True, process_group=of_both()), 1e-5),
+    "DDP, fp16": (lambda: hooked(default_hooks.fp16_compress_hook), 1e-3),
+    "DDP, bf16": (lambda: hooked(default_hooks.bf16_compress_hook), 1e-2),
+    "DDP, PowerSGD": (
+        lambda: hooked(powerSGD_hook.powerSGD_hook, powerSGD_hook.PowerSGDState(None, 4, start_powerSGD_iter=2)),
+        1e-2,
+    ),
+    "DDP, compiled": (lambda: torch.compile(DDP(model().to(D))), 1e-5),  # type: ignore[dict-item, return-value]
+    "FSDP1": (lambda: FSDP(model(), device_id=torch.device(D, 0), use_orig_params=True), 1e-5),
+    "FSDP2 of a module of the CPU": (lambda: sharded(model(), mesh=mesh_of(RANKS)), 1e-5),
+    "FSDP2, mixed precision": (
+        lambda: sharded(model().to(D), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32)),
+        3e-2,
+    ),
+    "FSDP2, CPU offload": (lambda: sharded(model(), mesh=mesh_of(RANKS), offload_policy=CPUOffloadPolicy()), 1e-5),
+    "HSDP, replicated": (lambda: sharded(model().to(D), mesh=mesh_of(RANKS, 1)), 1e-5),
+    "HSDP, sharded": (lambda: sharded(model().to(D), mesh=mesh_of(1, RANKS)), 1e-5),
+}
+
+
+def trains(rank: int, name: str) -> list[float]:
+    return train(LAYERS[name][0](), data()[:, rank].to(D))
+
+
+def mean(results: list[list[float]]) -> list[float]:
+    return [sum(each) / RANKS for each in zip(*results, strict=True)]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_training_is_that_of_one_process(ranks: Ranks, name: str) -> None:
+    expected, tolerance = train(model(), data().flatten(1, 2)), LAYERS[name][1]
+    torch.testing.assert_close(mean(ranks.run(trains, name)), expected, rtol=tolerance, atol=tolerance)
+
+
+def trains_with_zero(rank: int) -> list[float]:
+    network = DDP(model().to(D))
+    optimizer = ZeroRedundancyOptimizer(network.parameters(), torch.optim.Adam, lr=0.1)
+    return train(network, data()[:, rank].to(D), optimizer)
+
+
+def test_the_state_of_an_optimizer_is_sharded(ranks: Ranks) -> None:
+    network = model()
+    expected = train(network, data().flatten(1, 2), torch.optim.Adam(network.parameters(), lr=0.1))
+    torch.testing.assert_close(mean(ranks.run(trains_with_zero)), expected, rtol=1e-4, atol=1e-5)
+
+
+def accumulates(rank: int) -> Any:
+    network, batches = DDP(model().to(D)), data()[:, rank].to(D)
+    with network.no_sync():
+        network(batches[0]).square().mean().backward()
+    network(batches[1]).square().mean().backward()
+    return network.module[0].weight.grad.cpu()
+
+
+def test_gradients_are_accumulated_without_synchronization(ranks: Ranks) -> None:
+    network, batches = model(), data().flatten(1, 2)
+    for batch in batches[:2]:
+        network(batch).square().mean().backward()
+    for gradient in ranks.run(accumulates):
+        torch.testing.assert_close(gradient, network[0].weight.grad)
+
+
+def normalized() -> tuple[nn.Sequential, torch.Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), torch.randn(2 * RANKS, 3, 8, 8)
+
+
+def synchronizes_batch_norm(rank: int) -> list[torch.Tensor]:
+    plain, images = normalized()
+    network = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(plain).to(D))
+    output = network(images.chunk(RANKS)[rank].to(D))
+    output.square().mean().backward()
+    norm = network.module[1]
+    tensors = (output.detach(), network.module[0].weight.grad, norm.weight.grad, norm.bias.grad, norm.running_var)
+    return [tensor.cpu() for tensor in tensors]
+
+
+def test_batch_norm_has_the_statistics_of_all_ranks(ranks: Ranks) -> None:
+    network, images = normalized()
+    output = network(images)
+    output.square().mean().backward()
+    norm = network[1]
+    expected = [network[0].weight.grad, norm.weight.grad, norm.bias.grad, norm.running_var]
+    for rank, (part, *others) in enumerate(ranks.run(synchronizes_batch_norm)):
+        torch.testing.assert_close(part, output.detach().chunk(RANKS)[rank], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(others, expected, rtol=1e-4, atol=1e-5)
+
+
+def of_sequences() -> tuple[nn.Sequential, torch.Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), torch.randn(2, 4 * RANKS, 8)
+
+
+def divides_sequences(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    network, sequence = of_sequences()
+    plan = {
+        "0": SequenceParallel(),
+        "1": ColwiseParallel(input_layouts=Shard(1)),
+        "3": RowwiseParallel(output_layouts=Replicate()),
+    }
+    parallel: Any = parallelize_module(network.to(D), mesh_of(RANKS), plan)
+    output = parallel(sequence.chunk(RANKS, 1)[rank].to(D))
+    output.square().mean().backward()
+    return output.detach().cpu(), parallel[1].weight.grad.full_tensor().cpu()
+
+
+def test_sequences_and_products_are_divided(ranks: Ranks) -> None:
+    network, sequence = of_sequences()
+    output = network(sequence)
+    output.square().mean().backward()
+    for result, gradient in ranks.run(divides_sequences):
+        torch.testing.assert_close(result, output.detach())
+        torch.testing.assert_close(gradient, network[1].weight.grad)
+
+
+def difference(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+def layers_of_a_pipeline() -> tuple[list[nn.Linear], torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return [nn.Linear(8, 8) for _ in range(2 * RANKS)], torch.randn(8, 8), torch.randn(8, 8)
+
+
+def pipelines(rank: int, interleaved: bool) -> list[float]:
+    layers, inputs, targets = layers_of_a_pipeline()
+    parts: list[nn.Module] = [nn.Sequential(*layers[2 * rank : 2 * rank + 2])]
+    if interleaved:
+        parts = [layers[rank], layers[rank + RANKS]]
+    stages = [
+        PipelineStage(
+            part.to(D),
+            rank + index * RANKS,
+            len(parts) * RANKS,
+            torch.device(D, torch.accelerator.current_device_index()),
+        )
+        for index, part in enumerate(parts)
+    ]
+    schedule: Any = (
+        ScheduleInterleaved1F1B(stages, 4, loss_fn=difference)  # type: ignore[arg-type]
+        if interleaved
+        else Schedule1F1B(stages[0], 4, loss_fn=difference)
+    )
+    losses: list[torch.Tensor] = []
+    arguments = (inputs.to(D),) if rank == 0 else ()
+    if rank == RANKS - 1:
+        schedule.step(*arguments, target=targets.to(D), losses=losses)
+    else:
+        schedule.step(*arguments)
+    return [float(loss) for loss in losses]
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_pipelines(ranks: Ranks, interleaved: bool) -> None:
+    layers, inputs, targets = layers_of_a_pipeline()
+    network = nn.Sequential(*layers)
+    pairs = zip(inputs.chunk(4), targets.chunk(4), strict=True)
+    expected = [float(difference(network(part), target)) for part, target in pairs]
+    torch.testing.assert_close(ranks.run(pipelines, interleaved)[-1], expected)
+
+
+def saves(_: int, folder: Path) -> None:
+    save({"model": get_model_state_dict(sharded(model().to(D)))}, checkpoint_id=folder)
+
+
+def test_a_checkpoint_of_many_ranks_is_read_by_one_process(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(saves, tmp_path)
+    network = model()
+    expected = copy.deepcopy(network.state_dict())
+    for parameter in network.parameters():
+        nn.init.zeros_(parameter)
+    state = {"model": network.state_dict()}
+    load(state, checkpoint_id=tmp_path, no_dist=True)
+    torch.testing.assert_close(state["model"], expected)
+
+
+def copies(_: int) -> tuple[list[float], list[object]]:
+    devices = [torch.device(D, index) for index in range(RANKS)]
+    network = DataParallel(model().to(devices[0]), device_ids=devices)
+    losses = train(network, data().flatten(1, 2).to(devices[0]))
+    numbers = torch.arange(4.0, device=devices[0])
+    scattered = comm.scatter(numbers, devices, chunk_sizes=[1, 3])
+    gathered = comm.gather(scattered, destination=devices[1])
+    everywhere = comm.broadcast(numbers, devices)
+    return losses, [
+        [part.tolist() for part in scattered],
+        gathered.tolist(),
+        gathered.device.index,
+        [each.device.index for each in everywhere],
+        comm.reduce_add(everywhere, 0).tolist(),
+    ]
+
+
+def test_one_process_trains_on_several_devices(ranks: Ranks) -> None:
+    expected = train(model(), data().flatten(1, 2))
+    numbers = [0.0, 1.0, 2.0, 3.0]
+    for losses, results in ranks.run(copies):
+        torch.testing.assert_close(losses, expected)
+        assert results == [[[0.0], [1.0, 2.0, 3.0]], numbers, 1, [0, 1], [0.0, 2.0, 4.0, 6.0]]
+
+
+def gathers_compiled(rank: int) -> float:
+    from torch._inductor import config
+    from torch.distributed import _functional_collectives as functional
+
+    def function(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        group = dist.group.WORLD
+        assert group is not None
+        parts = [functional.all_gather_tensor(each, 0, group) for each in (first, second)]
+        return parts[0].sum() + (parts[1] * 2).sum()
+
+    with config.patch(bucket_all_gathers_fx="all"):
+        compiled = torch.compile(function)
+        return float(compiled(torch.ones(4, device=D) * rank, torch.ones(6, device=D)))
+
+
+def test_compiled_collectives_are_bucketed(ranks: Ranks) -> None:
+    assert ranks.run(gathers_compiled) == [4.0 + 24.0] * RANKS
