@@ -430,6 +430,10 @@ WRONG: dict[str, tuple[Function, Sequence[Any]]] = {
         lambda x, m: aten.native_layer_norm_backward(x, x, [4], m, m, None, None, [True, True, True]),
         (torch.rand(2, 4), torch.rand(2, 1)),
     ),
+    "group_norm_backward of a bias without a weight": (
+        lambda x, m: aten.native_group_norm_backward(x, x, m, m, None, 2, 4, 3, 2, [True, False, True]),
+        (torch.rand(2, 4, 3), torch.rand(2, 2)),
+    ),
     "group_norm_backward without a weight": (
         lambda x, m: aten.native_group_norm_backward(x, x, m, m, None, 2, 4, 3, 2, [True, True, True]),
         (torch.rand(2, 4, 3), torch.rand(2, 2)),
@@ -446,6 +450,11 @@ WRONG: dict[str, tuple[Function, Sequence[Any]]] = {
     "cdist columns": (lambda x, y: aten._cdist_forward(x, y, 2.0, None), (torch.rand(3, 4), torch.rand(3, 5))),
     "cdist p": (lambda x: aten._cdist_forward(x, x, -1.0, None), (torch.rand(3, 4),)),
     "pdist": (lambda x: aten._pdist_forward(x, 2.0), (torch.rand(3),)),
+    "pdist of transposed rows": (lambda x: aten._pdist_forward(x.t(), 2.0), (torch.rand(4, 3),)),
+    "pdist_backward of transposed rows": (
+        lambda g, x: aten._pdist_backward(g, x.t(), 2.0, g),
+        (torch.rand(3), torch.rand(4, 3)),
+    ),
     "unfold_backward": (lambda x: aten.unfold_backward(x, [4, 3], 0, 2, 1), (torch.rand(3, 2, 2),)),
     "unfold_backward dim": (lambda x: aten.unfold_backward(x, [4], 3, 2, 1), (torch.rand(3, 2),)),
 }

@@ -115,7 +115,7 @@ ThreeShapes group_norm_backward_shape(const at::Tensor& grad_out, const at::Tens
                                       int64_t HxW, int64_t group, std::array<bool, 3> output_mask) {
   if (group <= 0 || C % group != 0 || input.numel() != N * C * HxW || grad_out.numel() != input.numel() ||
       mean.numel() != N * group || rstd.numel() != N * group || !has_channels(weight, C) ||
-      (output_mask[1] && !is_given(weight))) {
+      ((output_mask[1] || output_mask[2]) && !is_given(weight))) {
     return std::nullopt;
   }
   const TensorShape parameter = like(input, {C}, statistics(input, {weight}));

@@ -520,7 +520,7 @@ Shape cdist_backward_shape(const at::Tensor& /*grad*/, const at::Tensor& x1, con
 }
 
 Shape pdist_shape(const at::Tensor& self, double p) {
-  if (self.dim() != 2 || p < 0) return std::nullopt;
+  if (self.dim() != 2 || p < 0 || !self.is_contiguous()) return std::nullopt;
   const int64_t rows = self.size(0);
   const std::array<int64_t, 1> sizes{rows <= 1 ? 0 : rows * (rows - 1) / 2};
   return {like(self, sizes)};
@@ -528,6 +528,7 @@ Shape pdist_shape(const at::Tensor& self, double p) {
 
 Shape pdist_backward_shape(const at::Tensor& /*grad*/, const at::Tensor& self, double /*p*/,
                            const at::Tensor& /*pdist*/) {
+  if (!self.is_contiguous()) return std::nullopt;
   return {like(self, self.sizes())};
 }
 
