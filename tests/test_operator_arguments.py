@@ -476,6 +476,12 @@ def test_transforms_along_dimensions_that_are_not_there_raise(device: torch.devi
             transform()
 
 
+def test_gradients_of_distances_between_rows_of_two_lengths_raise(device: torch.device) -> None:
+    x, y, distances = (torch.rand(3, columns, device=device) for columns in (5, 4, 3))
+    with pytest.raises(RuntimeError, match="same number of columns"):
+        torch.ops.aten._cdist_backward(distances, x, y, 1.0, distances)
+
+
 @pytest.mark.parametrize("multiply", [torch.dot, torch.vdot])
 @pytest.mark.parametrize("conjugate", [(False, False), (False, True), (True, False), (True, True)])
 def test_products_of_conjugate_vectors(

@@ -513,6 +513,9 @@ KnownShape histc_shape(const at::Tensor& self, int64_t bins, const at::Scalar& m
 
 Shape cdist_backward_shape(const at::Tensor& /*grad*/, const at::Tensor& x1, const at::Tensor& x2, double /*p*/,
                            const at::Tensor& /*cdist*/) {
+  // The CPU's kernel does not look, and reads other memory.
+  TORCH_CHECK(x1.dim() >= 2 && x2.dim() >= 2 && x1.size(-1) == x2.size(-1),
+              "X1 and X2 must have the same number of columns. X1: ", x1.sizes(), " X2: ", x2.sizes());
   c10::DimVector sizes = at::infer_size_dimvector(x1.sizes().slice(0, x1.dim() - 2), x2.sizes().slice(0, x2.dim() - 2));
   sizes.push_back(x1.size(-2));
   sizes.push_back(x1.size(-1));
