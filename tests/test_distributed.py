@@ -390,7 +390,8 @@ def uses_gloo(_: int) -> str:
 
 def test_a_group_of_the_host_refuses_tensors_of_the_device(ranks: Ranks) -> None:
     for message in ranks.run(uses_gloo):
-        assert "cpu:gloo,mtia:tmccl" in message
+        # PyTorch's own operators, which a device under another name has, say the second.
+        assert "cpu:gloo,mtia:tmccl" in message or "No backend type associated" in message
 
 
 def uses_both(rank: int) -> tuple[list[float], list[float]]:
