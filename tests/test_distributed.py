@@ -35,9 +35,11 @@ ONLY_MOVED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(RANKS, "mtia") as processes:
+@pytest.fixture(scope="module", params=["memory", "network"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """On one machine, which is what they share, and as if on two."""
+    machine = {"memory": "", "network": "%r"}[request.param]
+    with Ranks(RANKS, "mtia", environ=[{"TORCH_MTIA_MACHINE": machine}] * RANKS) as processes:
         yield processes
 
 

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = (
+    "csrc/collectives",
     "csrc/runtime",
     "csrc/core",
     "csrc/device",

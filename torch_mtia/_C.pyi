@@ -64,7 +64,8 @@ class StreamBackend(torch.distributed.ProcessGroup):
 
     def __new__(
         cls,
-        make_engine: Callable[[Store, int, int, timedelta], Any],
+        make_gloo: Callable[[Store, int, int, timedelta], Any],
+        machine: str,
         store: Store,
         rank: int,
         size: int,

@@ -56,6 +56,7 @@ class Settings:
     log: frozenset[str]  # of LOGS
     privateuse1: str  # the name for the other door; "": the devices are mtia
     kernels: str  # one of KERNELS
+    machine: str  # a name; "": where the process is
     system_root: str  # the folder that stands in for "/"
 
 
@@ -202,6 +203,14 @@ CHOSEN_KERNELS = Variable(
     "What runs the operators for which there are both: ATen's kernels, or Triton kernels (kernels.md). `auto` is "
     "`triton` for a driver without a host view, and `aten` for all others.",
 )
+MACHINE = Variable(
+    "TORCH_MTIA_MACHINE",
+    "",
+    str,
+    "a name, in which `%r` stands for the rank; or nothing",
+    "Processes of a group with different names use the network between them, as if they were on different machines "
+    "(distributed.md). With `%r`, all do. For testing.",
+)
 # Only checked here: drivers read it themselves (csrc/runtime/machine_memory.h).
 SYSTEM_ROOT = Variable(
     "TORCH_MTIA_SYSTEM_ROOT",
@@ -223,6 +232,7 @@ VARIABLES: tuple[
     LOG,
     PRIVATEUSE1,
     CHOSEN_KERNELS,
+    MACHINE,
     SYSTEM_ROOT,
 )
 
@@ -244,6 +254,7 @@ def read(environ: Mapping[str, str]) -> Settings:
         log=LOG.read(environ),
         privateuse1=PRIVATEUSE1.read(environ),
         kernels=CHOSEN_KERNELS.read(environ),
+        machine=MACHINE.read(environ),
         system_root=SYSTEM_ROOT.read(environ),
     )
 

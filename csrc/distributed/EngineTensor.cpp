@@ -9,26 +9,9 @@
 namespace torch_mtia {
 namespace {
 
-bool engine_knows(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::kHalf:
-    case c10::kBFloat16:
-    case c10::kFloat:
-    case c10::kDouble:
-    case c10::kChar:
-    case c10::kByte:
-    case c10::kBool:
-    case c10::kInt:
-    case c10::kLong:
-      return true;
-    default:
-      return false;
-  }
-}
-
-c10::ScalarType engine_dtype(const at::Tensor& tensor, ElementUse use) {
+c10::ScalarType engine_dtype(const at::Tensor& tensor, const std::optional<EngineDtypes>& moved_by) {
   const c10::ScalarType dtype = tensor.scalar_type();
-  if (use == ElementUse::kReduced || engine_knows(dtype)) return dtype;
+  if (!moved_by || moved_by->moves(dtype)) return dtype;
   switch (tensor.element_size()) {
     case 1:
       return c10::kByte;
@@ -45,7 +28,7 @@ c10::ScalarType engine_dtype(const at::Tensor& tensor, ElementUse use) {
 
 }  // namespace
 
-at::Tensor engine_argument(const at::Tensor& tensor, ElementUse use) {
+at::Tensor engine_argument(const at::Tensor& tensor, const std::optional<EngineDtypes>& moved_by) {
   TORCH_CHECK(is_ours(tensor.device()), "expected a tensor of ", device_name(), ", got one of ", tensor.device());
   TORCH_CHECK_NOT_IMPLEMENTED(HostView::available(), "collectives need a driver with a host view of its memory");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "collectives of ", device_name(),
@@ -54,7 +37,7 @@ at::Tensor engine_argument(const at::Tensor& tensor, ElementUse use) {
               "collectives take no tensor that is conjugated or negated lazily: "
               "call resolve_conj() or resolve_neg() first");
   void* const address = tensor.mutable_data_ptr();
-  const auto options = at::TensorOptions(engine_dtype(tensor, use)).device(c10::kCPU);
+  const auto options = at::TensorOptions(engine_dtype(tensor, moved_by)).device(c10::kCPU);
   c10::DimVector sizes(tensor.sizes()), strides(tensor.strides());
   const auto numbers = static_cast<int64_t>(tensor.element_size() / options.dtype().itemsize());
   if (numbers != 1) {
@@ -65,16 +48,17 @@ at::Tensor engine_argument(const at::Tensor& tensor, ElementUse use) {
   return at::from_blob(address == nullptr ? nullptr : HostView::to_host(address), sizes, strides, options);
 }
 
-std::vector<at::Tensor> engine_argument(const std::vector<at::Tensor>& tensors, ElementUse use) {
+std::vector<at::Tensor> engine_argument(const std::vector<at::Tensor>& tensors,
+                                        const std::optional<EngineDtypes>& moved_by) {
   std::vector<at::Tensor> result;
-  for (const at::Tensor& tensor : tensors) result.push_back(engine_argument(tensor, use));
+  for (const at::Tensor& tensor : tensors) result.push_back(engine_argument(tensor, moved_by));
   return result;
 }
 
 std::vector<std::vector<at::Tensor>> engine_argument(const std::vector<std::vector<at::Tensor>>& lists,
-                                                     ElementUse use) {
+                                                     const std::optional<EngineDtypes>& moved_by) {
   std::vector<std::vector<at::Tensor>> result;
-  for (const auto& tensors : lists) result.push_back(engine_argument(tensors, use));
+  for (const auto& tensors : lists) result.push_back(engine_argument(tensors, moved_by));
   return result;
 }
 

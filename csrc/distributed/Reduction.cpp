@@ -65,8 +65,11 @@ const c10d::PreMulSumSupplement& factors_of(const ReduceOp& operation) {
 
 }  // namespace
 
-Reduction::Reduction(const c10d::ReduceOp& operation, c10::ScalarType dtype)
-    : operation_(operation.op_), dtype_(dtype), wide_dtype_(wide_dtype(dtype)) {
+Reduction::Reduction(const c10d::ReduceOp& operation, c10::ScalarType dtype, const EngineDtypes& engine)
+    : operation_(operation.op_),
+      dtype_(dtype),
+      is_direct_(engine.reduces(operation_, dtype)),
+      wide_dtype_(wide_dtype(dtype)) {
   TORCH_CHECK_VALUE(operation_ < ReduceOp::UNUSED, "expected an operation of torch.distributed.ReduceOp");
   TORCH_CHECK_TYPE(is_defined(operation_, dtype), name_of(operation_), " is not defined for ", dtype,
                    ": convert the tensor");
@@ -75,7 +78,7 @@ Reduction::Reduction(const c10d::ReduceOp& operation, c10::ScalarType dtype)
   const at::Tensor factor = factor_of(operation);
   if (!factor.defined()) return;
   TORCH_CHECK_VALUE(factor.numel() == 1, "the factor of PREMUL_SUM has one element, got ", factor.numel());
-  factor_ = engine_argument(factor, ElementUse::kReduced).reshape({});
+  factor_tensor_ = engine_argument(factor, std::nullopt);
 }
 
 at::Tensor Reduction::factor_of(const c10d::ReduceOp& operation) {
@@ -86,20 +89,27 @@ bool Reduction::flips_sign() const {
   return dtype_ == c10::kUInt64 && (operation_ == ReduceOp::MIN || operation_ == ReduceOp::MAX);
 }
 
+double Reduction::factor() const {
+  return factor_tensor_.defined() ? factor_tensor_.item<double>() : number_;
+}
+
 c10d::ReduceOp Reduction::engine_operation() const {
-  return operation_ == ReduceOp::PREMUL_SUM ? ReduceOp::SUM : operation_;
+  if (operation_ != ReduceOp::PREMUL_SUM) return operation_;
+  return is_direct_ ? c10d::makePreMulSum(factor()) : c10d::ReduceOp(ReduceOp::SUM);
 }
 
 at::Tensor Reduction::widened(const at::Tensor& tensor) const {
+  if (is_direct_) return tensor;
   at::Tensor wide = dtype_ == c10::kUInt64 ? tensor.view(c10::kLong) : tensor.to(wide_dtype_);
   if (flips_sign()) wide = at::bitwise_xor(wide, std::numeric_limits<int64_t>::min());
   if (operation_ == ReduceOp::PREMUL_SUM) {
-    wide = at::mul(wide, factor_.defined() ? factor_ : at::scalar_tensor(number_)).to(wide_dtype_);
+    wide = at::mul(wide, at::scalar_tensor(factor())).to(wide_dtype_);
   }
   return wide.is_complex() ? at::view_as_real(wide) : wide;
 }
 
 void Reduction::narrow(const at::Tensor& wide, const at::Tensor& tensor) const {
+  if (is_direct_) return;
   const at::Tensor target = dtype_ == c10::kUInt64 ? tensor.view(c10::kLong) : tensor;
   const at::Tensor result = target.is_complex() ? at::view_as_complex(wide) : wide;
   if (flips_sign()) {

@@ -1,5 +1,5 @@
-// How every operation is done on every dtype by an engine that knows few: it reduces wider copies, which are rounded
-// once at the end.
+// How every operation is done on every dtype, whatever the engine knows: what it does not, it does on wider copies,
+// which are rounded once at the end.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,12 +7,14 @@
 
 #include <vector>
 
+#include "Engine.h"
+
 namespace torch_mtia {
 
 class Reduction {
  public:
   // Raises for an operation that is not defined for the dtype.
-  Reduction(const c10d::ReduceOp& operation, c10::ScalarType dtype);
+  Reduction(const c10d::ReduceOp& operation, c10::ScalarType dtype, const EngineDtypes& engine);
 
   // The factor of PREMUL_SUM, if it is a tensor; else undefined. Work that runs later reads it.
   static at::Tensor factor_of(const c10d::ReduceOp& operation);
@@ -36,11 +38,15 @@ class Reduction {
   // Unsigned numbers as signed ones of the same order, and back.
   bool flips_sign() const;
 
+  // Of each element, before the operation.
+  double factor() const;
+
   c10d::ReduceOp::RedOpType operation_;
   c10::ScalarType dtype_;
+  bool is_direct_;  // the engine takes the elements as they are
   c10::ScalarType wide_dtype_;
-  double number_ = 1;  // the factor
-  at::Tensor factor_;  // on the host: no tensor of the device may die with the work
+  double number_ = 1;         // the factor,
+  at::Tensor factor_tensor_;  // or where it is: on the host, as no tensor of the device may die with the work
 };
 
 }  // namespace torch_mtia

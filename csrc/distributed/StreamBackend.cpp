@@ -55,8 +55,8 @@ c10::Device device_of(const Tensors& tensors) {
 
 // With the arguments as the engine takes them, any number of times: copies of them, which the engine may move from.
 template <typename Function, typename... Arguments>
-auto engine_call(Function function, const Arguments&... arguments) {
-  return [function, kept = std::make_tuple(engine_argument(arguments, ElementUse::kMoved)...)](c10d::Backend& engine) {
+auto engine_call(const EngineDtypes& dtypes, Function function, const Arguments&... arguments) {
+  return [function, kept = std::make_tuple(engine_argument(arguments, dtypes)...)](c10d::Backend& engine) {
     return std::apply([&](auto... each) { return (engine.*function)(each...); }, kept);
   };
 }
@@ -64,8 +64,8 @@ auto engine_call(Function function, const Arguments&... arguments) {
 // The same for a function that reduces, and writes its first argument. It waits for the engine.
 template <typename Function, typename First, typename... Rest>
 auto engine_reduction(Function function, const Reduction& reduction, const First& first, const Rest&... rest) {
-  return [function, reduction, written = engine_argument(first, ElementUse::kReduced),
-          kept = std::make_tuple(engine_argument(rest, ElementUse::kReduced)...)](c10d::Backend& engine) {
+  return [function, reduction, written = engine_argument(first, std::nullopt),
+          kept = std::make_tuple(engine_argument(rest, std::nullopt)...)](c10d::Backend& engine) {
     auto result = reduction.widened(written);
     std::apply(
         [&](const auto&... each) {
@@ -105,6 +105,7 @@ StreamBackend::StreamBackend(EngineMaker make_engine, c10::intrusive_ptr<c10d::S
       make_engine_(std::move(make_engine)),
       store_(std::move(store)),
       engine_(make_engine_(store_, rank, size, timeout)),
+      engine_dtypes_(*engine_),
       name_(std::move(name)),
       options_(c10::make_intrusive<Options>(name_, timeout)) {}
 
@@ -224,8 +225,9 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
                                                  const Arguments&... arguments) {
   const Tensors used = tensors_of(arguments...);
   const auto outputs = [](const auto& first, const auto&... /*others*/) { return tensors_of(first); };
-  return collective(type, name, device_of(used), used, outputs(arguments...),
-                    [call = engine_call(function, arguments...)](c10d::Backend& engine) { call(engine)->wait(); });
+  return collective(
+      type, name, device_of(used), used, outputs(arguments...),
+      [call = engine_call(engine_dtypes_, function, arguments...)](c10d::Backend& engine) { call(engine)->wait(); });
 }
 
 template <typename... Parameters, typename... Arguments>
@@ -238,7 +240,7 @@ StreamBackend::WorkPtr StreamBackend::reduction(c10d::OpType type, const char* n
     TORCH_CHECK_TYPE(tensor.scalar_type() == used[0].scalar_type(), "the tensors of a reduction have one dtype, got ",
                      used[0].scalar_type(), " and ", tensor.scalar_type());
   }
-  const Reduction reduction(operation, used[0].scalar_type());
+  const Reduction reduction(operation, used[0].scalar_type(), engine_dtypes_);
   if (const at::Tensor factor = Reduction::factor_of(operation); factor.defined()) used.push_back(factor);
   return collective(type, name, device, used, outputs(arguments...),
                     engine_reduction(function, reduction, arguments...));
@@ -393,16 +395,17 @@ StreamBackend::WorkPtr StreamBackend::alltoall(Tensors& outputs, Tensors& inputs
 
 StreamBackend::WorkPtr StreamBackend::send(Tensors& tensors, int destination, int tag) {
   return message(c10d::OpType::SEND, "c10d::send", tensors,
-                 engine_call(&c10d::Backend::send, tensors, destination, tag));
+                 engine_call(engine_dtypes_, &c10d::Backend::send, tensors, destination, tag));
 }
 
 StreamBackend::WorkPtr StreamBackend::recv(Tensors& tensors, int source, int tag) {
-  return message(c10d::OpType::RECV, "c10d::recv", tensors, engine_call(&c10d::Backend::recv, tensors, source, tag));
+  return message(c10d::OpType::RECV, "c10d::recv", tensors,
+                 engine_call(engine_dtypes_, &c10d::Backend::recv, tensors, source, tag));
 }
 
 StreamBackend::WorkPtr StreamBackend::recvAnysource(Tensors& tensors, int tag) {
   return message(c10d::OpType::RECVANYSOURCE, "c10d::recv_any_source", tensors,
-                 engine_call(&c10d::Backend::recvAnysource, tensors, tag));
+                 engine_call(engine_dtypes_, &c10d::Backend::recvAnysource, tensors, tag));
 }
 
 StreamBackend::WorkPtr StreamBackend::barrier(const c10d::BarrierOptions& options) {

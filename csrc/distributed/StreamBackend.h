@@ -1,5 +1,4 @@
-// Collectives in streams of the device, by an engine that knows only tensors of the CPU and blocks: PyTorch's own
-// ProcessGroupGloo.
+// Collectives in streams of the device, by an engine that knows only tensors of the CPU and blocks.
 //
 // Note [Collectives as work]
 // Each call is an item of a communication stream of the group. The item calls the engine with CPU tensors over the host
@@ -23,6 +22,7 @@
 #include <vector>
 
 #include "../device/MTIAStream.h"
+#include "Engine.h"
 #include "StreamWork.h"
 
 namespace torch_mtia {
@@ -32,10 +32,7 @@ class StreamBackend final : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // Makes the engine of a group: of (store, rank, size, timeout). Nobody else may call what it returns: its ranks agree
-  // on the order of the calls.
-  using EngineMaker = std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>&, int, int,
-                                                                      std::chrono::milliseconds)>;
+  // Nobody else may call the engine: its ranks agree on the order of the calls.
   StreamBackend(EngineMaker make_engine, c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::string name,
                 std::chrono::milliseconds timeout);
 
@@ -129,6 +126,7 @@ class StreamBackend final : public c10d::Backend {
   const EngineMaker make_engine_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<c10d::Backend> engine_;
+  const EngineDtypes engine_dtypes_;
   const std::shared_ptr<std::mutex> engine_mutex_ = std::make_shared<std::mutex>();  // one collective at a time
   const std::string name_;
   const c10::intrusive_ptr<Options> options_;

@@ -30,10 +30,14 @@ void bind_stream_backend(py::module_& module) {
         return c10::make_intrusive<StreamOptions>(self);
       });
   py::class_<StreamBackend, c10::intrusive_ptr<StreamBackend>>(module, "StreamBackend", base)
-      .def(py::init<StreamBackend::EngineMaker, c10::intrusive_ptr<c10d::Store>, int, int, std::string,
-                    std::chrono::milliseconds>(),
-           py::arg("make_engine"), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("name"),
-           py::arg("timeout"))
+      // Waits for the other ranks, which may be threads of this process.
+      .def(py::init([](EngineMaker make_gloo, const std::string& machine, c10::intrusive_ptr<c10d::Store> store,
+                       int rank, int size, std::string name, std::chrono::milliseconds timeout) {
+             return c10::make_intrusive<StreamBackend>(engine_maker(std::move(make_gloo), machine), std::move(store),
+                                                       rank, size, std::move(name), timeout);
+           }),
+           py::arg("make_gloo"), py::arg("machine"), py::arg("store"), py::arg("rank"), py::arg("size"),
+           py::arg("name"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly(
           "options", [](StreamBackend& self) { return c10::make_intrusive<StreamOptions>(*self.getBackendOptions()); })
       .def("_set_default_timeout", &StreamBackend::setTimeout, py::arg("timeout"))

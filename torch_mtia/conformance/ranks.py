@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,9 +30,17 @@ class Ranks:
     """Started at once. Where a function fails on some ranks, the others may be left in the middle of a collective: such
     a group is ended."""
 
-    def __init__(self, size: int, device: str, imports: Sequence[str] = (), *, bound: bool = False) -> None:
+    def __init__(
+        self,
+        size: int,
+        device: str,
+        imports: Sequence[str] = (),
+        *,
+        bound: bool = False,
+        environ: Sequence[Mapping[str, str]] = (),
+    ) -> None:
         """As torchrun starts them: each has as many devices as there are ranks. `bound`: the group is told its device
-        at the start."""
+        at the start. `environ`: variables of each rank's environment."""
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("spawn")
@@ -44,8 +52,8 @@ class Ranks:
             )
             for rank, (_, there) in enumerate(ends)
         ]
-        with mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=str(size)):
-            for process in self._processes:
+        for rank, process in enumerate(self._processes):
+            with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": str(size), **(environ[rank] if environ else {})}):
                 process.start()
         for _, there in ends:
             there.close()

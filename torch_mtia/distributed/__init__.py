@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from torch_mtia import _C, door
+from torch_mtia import _C, door, environment
 from torch_mtia.import_hooks import after_import
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ def backend_of(group: Any) -> _C.StreamBackend | None:
 
 def _create(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
     _C._bind_stream_backend()
-    return _C.StreamBackend(_make_engine, store, rank, size, BACKEND, timeout)
+    return _C.StreamBackend(_make_gloo, environment.settings().machine, store, rank, size, BACKEND, timeout)
 
 
-def _make_engine(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+def _make_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     engine = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
     engine._set_sequence_number_for_group()
     return engine

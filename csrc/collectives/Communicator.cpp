@@ -1,0 +1,315 @@
+#include "Communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <utility>
+
+namespace torch_mtia::collectives {
+namespace {
+
+// The two buffers of all ranks, in and out, stay in the processor's last cache.
+constexpr size_t kBuffer = size_t{1} << 20;
+constexpr size_t kAlignment = 64;
+// Up to here each rank reads all of what the others give: one round, and more to add.
+constexpr size_t kReducedByAll = size_t{1} << 16;
+
+constexpr size_t round_up(size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// What each of `num_ranks` has of a buffer.
+size_t share_of_buffer(int num_ranks) {
+  return kBuffer / num_ranks / kAlignment * kAlignment;
+}
+
+// A range of what is given in areas, one in each round.
+struct Range {
+  Range(size_t area, uint64_t round, size_t num_bytes)
+      : first(std::min(area * round, num_bytes)), num_bytes(std::min(area, num_bytes - first)) {}
+  size_t first;
+  size_t num_bytes;
+};
+
+void copy_bytes(std::byte* to, const std::byte* from, size_t num_bytes) {
+  if (to != from && num_bytes > 0) std::memmove(to, from, num_bytes);
+}
+
+std::vector<uint64_t> sizes_of(const auto& buffers) {
+  std::vector<uint64_t> sizes;
+  for (const auto& buffer : buffers) sizes.push_back(buffer.num_bytes);
+  return sizes;
+}
+
+}  // namespace
+
+size_t Communicator::call_bytes(int size) {
+  return round_up(sizeof(Call) + 2 * size * sizeof(uint64_t));
+}
+
+size_t Communicator::room(int size) {
+  return sizeof(Control) + 2 * call_bytes(size) + 4 * kBuffer;
+}
+
+Communicator::Communicator(std::shared_ptr<const Team> team) : team_(std::move(team)) {}
+
+Communicator::Control& Communicator::control(int rank) const {
+  return *reinterpret_cast<Control*>(team_->room(rank));
+}
+
+Communicator::Call& Communicator::call(int rank, uint64_t round) const {
+  return *reinterpret_cast<Call*>(team_->room(rank) + sizeof(Control) + (round % 2) * call_bytes(size()));
+}
+
+std::byte* Communicator::buffer(int rank, uint64_t round, Half half) const {
+  const size_t index = 2 * (round % 2) + (half == Half::kOut ? 1 : 0);
+  return team_->room(rank) + sizeof(Control) + 2 * call_bytes(size()) + index * kBuffer;
+}
+
+template <typename Fill, typename Read>
+void Communicator::run(const Plan& plan, const Fill& fill, const Read& read) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  team_->check();
+  const Deadline deadline(plan.timeout);
+  try {
+    uint64_t num_rounds = 1;
+    for (uint64_t i = 0; i < num_rounds; ++i) {
+      ++round_;
+      if (i == 0) announce(plan);
+      fill(i);
+      post_and_wait(deadline);
+      if (i == 0) num_rounds = agree(plan.area) + plan.num_further_rounds;
+      read(i);
+    }
+  } catch (const GroupError& error) {
+    team_->give_up(error.what());
+    throw;
+  }
+}
+
+void Communicator::announce(const Plan& plan) {
+  Call& own = call(rank(), round_);
+  own.signature = plan.signature;
+  own.is_reduction = plan.reduction.has_value();
+  own.reduction = plan.reduction.value_or(Reduction{});
+  std::copy(plan.to.begin(), plan.to.end(), own.bytes);
+  std::copy(plan.from.begin(), plan.from.end(), own.bytes + size());
+}
+
+void Communicator::post_and_wait(const Deadline& deadline) {
+  control(rank()).posted.store(round_);
+  team_->ring_all();
+  const auto is_here = [&](int peer) { return control(peer).posted.load() >= round_; };
+  const auto all_are_here = [&] {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (!is_here(peer)) return false;
+    }
+    return true;
+  };
+  const auto missing = [&] {
+    std::vector<int> peers;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (!is_here(peer)) peers.push_back(peer);
+    }
+    return peers;
+  };
+  team_->wait(all_are_here, missing, deadline);
+}
+
+uint64_t Communicator::agree(size_t area) const {
+  const auto describe = [&](std::ostream& text, int rank) {
+    const Call& theirs = call(rank, round_);
+    text << "; rank " << team_->members()[rank] << ": " << theirs.signature.collective;
+    if (theirs.is_reduction) text << " " << name_of(theirs.reduction.operation);
+    if (theirs.signature.dtype[0] != 0) text << " of " << theirs.signature.dtype;
+    if (theirs.signature.root >= 0) text << " with root " << theirs.signature.root;
+  };
+  const Call& first = call(0, round_);
+  for (int rank = 1; rank < size(); ++rank) {
+    const Call& theirs = call(rank, round_);
+    if (std::memcmp(&theirs.signature, &first.signature, sizeof(Signature)) == 0 &&
+        theirs.reduction.type == first.reduction.type && theirs.reduction.operation == first.reduction.operation) {
+      continue;
+    }
+    std::ostringstream text;
+    text << "the ranks have called different collectives";
+    for (int each = 0; each < size(); ++each) describe(text, each);
+    throw MismatchError(text.str());
+  }
+  size_t most = 0;
+  for (int giver = 0; giver < size(); ++giver) {
+    for (int taker = 0; taker < size(); ++taker) {
+      const uint64_t given = call(giver, round_).bytes[taker];
+      const uint64_t expected = call(taker, round_).bytes[size() + giver];
+      if (given != expected) {
+        std::ostringstream text;
+        text << "the ranks disagree on sizes: rank " << team_->members()[giver] << " gives " << given
+             << " bytes to rank " << team_->members()[taker] << ", which expects " << expected;
+        throw MismatchError(text.str());
+      }
+      if (giver != taker || size() == 1) most = std::max(most, given);
+    }
+  }
+  return std::max<uint64_t>(1, (most + area - 1) / area);
+}
+
+void Communicator::multicast(const Signature& signature, Input input, std::span<const uint64_t> to,
+                             std::span<const Output> outputs, Timeout timeout) {
+  const std::vector<uint64_t> from = sizes_of(outputs);
+  size_t most = 0;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) most = std::max(most, to[peer]);
+  }
+  const auto fill = [&](uint64_t round) {
+    const Range range(kBuffer, round, most);
+    copy_bytes(buffer(rank(), round_), input.data + range.first, range.num_bytes);
+  };
+  const auto read = [&](uint64_t round) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      const Range range(kBuffer, round, outputs[peer].num_bytes);
+      copy_bytes(outputs[peer].data + range.first, buffer(peer, round_), range.num_bytes);
+    }
+    if (round == 0) copy_bytes(outputs[rank()].data, input.data, outputs[rank()].num_bytes);
+  };
+  run({signature, std::nullopt, to, from, kBuffer, timeout}, fill, read);
+}
+
+void Communicator::exchange(const Signature& signature, std::span<const Input> inputs, std::span<const Output> outputs,
+                            Timeout timeout) {
+  const std::vector<uint64_t> to = sizes_of(inputs), from = sizes_of(outputs);
+  const size_t area = share_of_buffer(size());
+  const auto fill = [&](uint64_t round) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      const Range range(area, round, inputs[peer].num_bytes);
+      copy_bytes(buffer(rank(), round_) + peer * area, inputs[peer].data + range.first, range.num_bytes);
+    }
+  };
+  const auto read = [&](uint64_t round) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      const Range range(area, round, outputs[peer].num_bytes);
+      copy_bytes(outputs[peer].data + range.first, buffer(peer, round_) + rank() * area, range.num_bytes);
+    }
+    if (round == 0) copy_bytes(outputs[rank()].data, inputs[rank()].data, outputs[rank()].num_bytes);
+  };
+  run({signature, std::nullopt, to, from, area, timeout}, fill, read);
+}
+
+void Communicator::reduce_scatter(const Signature& signature, const Reduction& reduction, std::span<const Input> inputs,
+                                  std::byte* result, Timeout timeout) {
+  check_defined(reduction.type, reduction.operation, reduction.factor);
+  const std::vector<uint64_t> to = sizes_of(inputs), from(size(), inputs[rank()].num_bytes);
+  const size_t area = share_of_buffer(size());
+  const auto fill = [&](uint64_t round) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      const Range range(area, round, inputs[peer].num_bytes);
+      copy_bytes(buffer(rank(), round_) + peer * area, inputs[peer].data + range.first, range.num_bytes);
+    }
+  };
+  std::vector<Contribution> contributions(size());
+  std::vector<double> factors(size(), 1);
+  const auto read = [&](uint64_t round) {
+    const Range range(area, round, inputs[rank()].num_bytes);
+    for (int peer = 0; peer < size(); ++peer) {
+      if (round == 0) factors[peer] = call(peer, round_).reduction.factor;
+      contributions[peer] = {peer == rank() ? inputs[peer].data + range.first : buffer(peer, round_) + rank() * area,
+                             factors[peer]};
+    }
+    collectives::reduce(reduction.type, reduction.operation, contributions, result + range.first,
+                        range.num_bytes / size_of(reduction.type));
+  };
+  run({signature, reduction, to, from, area, timeout}, fill, read);
+}
+
+void Communicator::all_reduce(const Signature& signature, const Reduction& reduction, Input input, std::byte* result,
+                              Timeout timeout) {
+  check_defined(reduction.type, reduction.operation, reduction.factor);
+  const std::vector<uint64_t> sizes(size(), input.num_bytes);
+  if (input.num_bytes <= kReducedByAll) {
+    reduce_whole(signature, reduction, input, result, sizes, sizes, timeout);
+  } else {
+    reduce_by_parts(signature, reduction, input, result, sizes, timeout);
+  }
+}
+
+void Communicator::reduce(const Signature& signature, const Reduction& reduction, Input input, std::byte* result,
+                          Timeout timeout) {
+  check_defined(reduction.type, reduction.operation, reduction.factor);
+  std::vector<uint64_t> to(size(), 0), from(size(), 0);
+  to[signature.root] = input.num_bytes;
+  if (rank() == signature.root) from.assign(size(), input.num_bytes);
+  reduce_whole(signature, reduction, input, result, to, from, timeout);
+}
+
+void Communicator::reduce_whole(const Signature& signature, const Reduction& reduction, Input input, std::byte* result,
+                                std::span<const uint64_t> to, std::span<const uint64_t> from, Timeout timeout) {
+  const auto fill = [&](uint64_t round) {
+    const Range range(kBuffer, round, input.num_bytes);
+    copy_bytes(buffer(rank(), round_), input.data + range.first, range.num_bytes);
+  };
+  std::vector<Contribution> contributions(size());
+  std::vector<double> factors(size(), 1);
+  const auto read = [&](uint64_t round) {
+    const Range range(kBuffer, round, from[rank()]);
+    for (int peer = 0; peer < size(); ++peer) {
+      if (round == 0) factors[peer] = call(peer, round_).reduction.factor;
+      contributions[peer] = {peer == rank() ? input.data + range.first : buffer(peer, round_), factors[peer]};
+    }
+    collectives::reduce(reduction.type, reduction.operation, contributions, result + range.first,
+                        range.num_bytes / size_of(reduction.type));
+  };
+  run({signature, reduction, to, from, kBuffer, timeout}, fill, read);
+}
+
+// Each rank reduces a part of each chunk. In one round the ranks give the parts of a chunk to those who reduce them,
+// and the results of the chunk before.
+void Communicator::reduce_by_parts(const Signature& signature, const Reduction& reduction, Input input,
+                                   std::byte* result, std::span<const uint64_t> sizes, Timeout timeout) {
+  const size_t largest_chunk = share_of_buffer(size()) * size();
+  const uint64_t num_chunks = (input.num_bytes + largest_chunk - 1) / largest_chunk;
+  const size_t part = round_up((input.num_bytes + num_chunks * size() - 1) / (num_chunks * size()));
+  const auto range_of = [&](uint64_t chunk, int owner) { return Range(part, chunk * size() + owner, input.num_bytes); };
+
+  std::vector<Contribution> contributions(size());
+  std::vector<double> factors(size(), 1);
+  const auto reduce_own_part = [&](uint64_t chunk) {
+    const Range range = range_of(chunk, rank());
+    for (int peer = 0; peer < size(); ++peer) {
+      const std::byte* const given = buffer(peer, round_ - 1) + rank() * part;
+      contributions[peer] = {peer == rank() ? input.data + range.first : given, factors[peer]};
+    }
+    collectives::reduce(reduction.type, reduction.operation, contributions, buffer(rank(), round_, Half::kOut),
+                        range.num_bytes / size_of(reduction.type));
+  };
+  const auto fill = [&](uint64_t round) {
+    if (round > 0) reduce_own_part(round - 1);
+    if (round == num_chunks) return;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      const Range range = range_of(round, peer);
+      copy_bytes(buffer(rank(), round_) + peer * part, input.data + range.first, range.num_bytes);
+    }
+  };
+  const auto read = [&](uint64_t round) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (round == 0) {
+        factors[peer] = call(peer, round_).reduction.factor;
+        continue;
+      }
+      const Range range = range_of(round - 1, peer);
+      copy_bytes(result + range.first, buffer(peer, round_, Half::kOut), range.num_bytes);
+    }
+  };
+  run({signature, reduction, sizes, sizes, part * size(), timeout, /*num_further_rounds=*/1}, fill, read);
+}
+
+void Communicator::barrier(Timeout timeout) {
+  const std::vector<uint64_t> none(size(), 0);
+  run({{"barrier"}, std::nullopt, none, none, kBuffer, timeout}, [](uint64_t) {}, [](uint64_t) {});
+}
+
+}  // namespace torch_mtia::collectives

@@ -1,0 +1,82 @@
+// Messages between two processes that share memory, in the order in which they are sent. A receiver names a tag and a
+// rank or any rank, and gets the first message that fits.
+//
+// Each rank has a ring for each other in its memory, where it writes what it sends and the other reads. Nobody works in
+// the background: whoever waits for one message moves all that can be moved, so that two ranks which send to each other
+// first both come to an end.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "Communicator.h"
+#include "Team.h"
+
+namespace torch_mtia::collectives {
+
+constexpr int kAnyRank = -1;
+
+class Messages {
+ public:
+  // Bytes of Team::room().
+  static size_t room(int size);
+
+  // Has the rooms from `offset` on.
+  Messages(std::shared_ptr<const Team> team, size_t offset);
+
+  class Message;
+  // The memory has to stay until wait() has returned or raised. Ranks are those of the team.
+  std::shared_ptr<Message> send(Input input, int destination, int64_t tag);
+  std::shared_ptr<Message> receive(Output output, int source, int64_t tag);
+  // Blocks. Returns the rank that has sent it.
+  int wait(Message& message, std::chrono::milliseconds timeout);
+
+ private:
+  struct Ring;
+  struct Frame {
+    uint64_t num_bytes;
+    int64_t tag;
+  };
+  // What is being read from a rank.
+  struct Arrival {
+    Frame frame;
+    std::shared_ptr<Message> message;  // or none
+    std::vector<std::byte> kept;       // that nobody has asked for yet
+    uint64_t num_read = 0;
+  };
+  struct Unclaimed {
+    int source;
+    int64_t tag;
+    std::vector<std::byte> data;
+  };
+
+  Ring& ring(int from, int to) const;
+  // Changes when a peer or another thread has done something.
+  uint64_t state() const;
+  void advance();
+  bool advance_sends(int destination);
+  bool advance_arrivals(int source);
+  bool begin_arrival(int source);
+  void end_arrival(int source);
+  void deliver(Message& message, int source, const std::vector<std::byte>& data);
+
+  const std::shared_ptr<const Team> team_;
+  const size_t offset_;
+  std::atomic<uint64_t> num_changes_{0};                     // by this process
+  std::mutex mutex_;                                         // guards what is below
+  std::vector<std::deque<std::shared_ptr<Message>>> sends_;  // for each rank
+  std::vector<std::optional<Arrival>> arrivals_;             // from each rank
+  std::list<std::shared_ptr<Message>> receives_;
+  std::list<Unclaimed> unclaimed_;
+};
+
+}  // namespace torch_mtia::collectives

@@ -1,0 +1,179 @@
+#include "Team.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <sstream>
+#include <utility>
+
+namespace torch_mtia::collectives {
+namespace {
+
+// Where a peer is late, its death is noticed after this time.
+constexpr timespec kLook{0, 50'000'000};
+
+uint64_t random_number() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device() | 1;  // never the zero of fresh memory
+}
+
+int num_processors() {
+  cpu_set_t processors;
+  return sched_getaffinity(0, sizeof(processors), &processors) == 0 ? CPU_COUNT(&processors) : 1;
+}
+
+// What a rank tells the others of its memory.
+struct Address {
+  pid_t process;
+  int descriptor;
+  uint64_t nonce;
+  std::string machine;
+
+  std::string text() const {
+    std::ostringstream stream;
+    stream << process << ' ' << descriptor << ' ' << nonce << ' ' << machine;
+    return stream.str();
+  }
+  static Address parse(const std::string& text) {
+    std::istringstream stream(text);
+    Address address{};
+    stream >> address.process >> address.descriptor >> address.nonce;
+    stream.get();
+    std::getline(stream, address.machine);
+    return address;
+  }
+};
+
+// For each rank the lowest that is on its machine: ranks that reach each other, all of them.
+std::vector<int> machines_of(const std::vector<std::string>& reached) {
+  const int size = static_cast<int>(reached.size());
+  std::vector<int> machines;
+  for (int rank = 0; rank < size; ++rank) {
+    int machine = 0;
+    const auto is_apart = [&](int other) {
+      return machines[other] == machine && !(reached[rank][other] == '1' && reached[other][rank] == '1');
+    };
+    const auto has_one_apart = [&] {
+      for (int other = 0; other < rank; ++other) {
+        if (is_apart(other)) return true;
+      }
+      return false;
+    };
+    while (machine < rank && (machines[machine] != machine || has_one_apart())) ++machine;
+    machines.push_back(machine);
+  }
+  return machines;
+}
+
+}  // namespace
+
+Team::Team(const Store& store, int rank, int size, size_t room, const std::string& machine) : process_id_(getpid()) {
+  const size_t num_bytes = sizeof(Control) + room;
+  SharedMemory own = SharedMemory::create(num_bytes);
+  const Address address{process_id_, own.descriptor(), random_number(), machine};
+  reinterpret_cast<Control*>(own.data())->nonce = address.nonce;
+  store.set("memory/" + std::to_string(rank), address.text());
+
+  std::vector<std::pair<SharedMemory, FileDescriptor>> peers;
+  std::string reached;
+  for (int peer = 0; peer < size; ++peer) {
+    const Address theirs = Address::parse(store.get("memory/" + std::to_string(peer)));
+    // Before the memory is looked at: with the right nonce in it, this is the process.
+    FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, theirs.process, 0)));
+    SharedMemory memory = SharedMemory::open(theirs.process, theirs.descriptor, num_bytes);
+    const bool is_here = theirs.machine == machine && process.number() >= 0 && memory.data() != nullptr &&
+                         reinterpret_cast<const Control*>(memory.data())->nonce == theirs.nonce;
+    reached += is_here ? '1' : '0';
+    peers.emplace_back(std::move(memory), std::move(process));
+  }
+  reached[rank] = '1';
+  store.set("reached/" + std::to_string(rank), reached);
+  std::vector<std::string> all_reached;
+  for (int peer = 0; peer < size; ++peer) all_reached.push_back(store.get("reached/" + std::to_string(peer)));
+
+  machines_ = machines_of(all_reached);
+  for (int peer = 0; peer < size; ++peer) {
+    if (machines_[peer] != machines_[rank]) continue;
+    if (peer == rank) index_ = static_cast<int>(members_.size());
+    members_.push_back(peer);
+    memories_.push_back(peer == rank ? std::move(own) : std::move(peers[peer].first));
+    processes_.push_back(std::move(peers[peer].second));
+  }
+  constexpr int kSpins = 2000;
+  if (this->size() <= num_processors()) num_spins_ = kSpins;
+}
+
+std::byte* Team::room(int member) const {
+  return memories_[member].data() + sizeof(Control);
+}
+
+void Team::pause() {
+  __builtin_ia32_pause();
+}
+
+void Team::Sleeper::sleep(uint32_t heard) const {
+  syscall(SYS_futex, &control_.bell, FUTEX_WAIT, heard, &kLook, nullptr, 0);
+}
+
+void Team::ring(int member) const {
+  Control& peer = control(member);
+  if (peer.num_sleepers.load() == 0) return;
+  peer.bell.fetch_add(1);
+  syscall(SYS_futex, &peer.bell, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+void Team::ring_all() const {
+  for (int member = 0; member < size(); ++member) {
+    if (member != index_) ring(member);
+  }
+}
+
+void Team::give_up(const std::string& reason) const noexcept {
+  Control& own = control(index_);
+  uint32_t expected = 0;
+  if (!own.has_given_up.compare_exchange_strong(expected, 1)) return;
+  std::strncpy(own.reason, reason.c_str(), sizeof(own.reason) - 1);
+  own.has_given_up.store(2);
+  ring_all();
+  ring(index_);  // other threads of this rank
+}
+
+void Team::check() const {
+  if (getpid() != process_id_) {
+    throw GroupError("the group belongs to the process that was forked: start one of its own in this process");
+  }
+  const Control& own = control(index_);
+  if (own.has_given_up.load() == 2) throw GroupError(own.reason);
+}
+
+bool Team::is_dead(int member) const {
+  if (member == index_) return false;
+  pollfd process{processes_[member].number(), POLLIN, 0};
+  return poll(&process, 1, 0) == 1;
+}
+
+std::string Team::name_of(int member) const {
+  return "rank " + std::to_string(members_[member]);
+}
+
+std::string Team::why_lost(const std::vector<int>& missing, const Deadline& deadline) const {
+  for (const int member : missing) {
+    if (control(member).has_given_up.load() == 2) {
+      return name_of(member) + " has given up: " + control(member).reason;
+    }
+    if (is_dead(member)) return "the process of " + name_of(member) + " has ended";
+  }
+  if (std::chrono::steady_clock::now() < deadline.time) return "";
+  std::string names;
+  for (const int member : missing) names += (names.empty() ? "" : ", ") + name_of(member);
+  return "waited " + std::to_string(deadline.timeout.count()) + " ms for " + names;
+}
+
+}  // namespace torch_mtia::collectives

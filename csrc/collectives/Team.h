@@ -1,0 +1,131 @@
+// The processes of a group that are on one machine: the memory they share, and how they wait for each other.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "SharedMemory.h"
+
+namespace torch_mtia::collectives {
+
+// A peer has died or given up or does not come, or the group was aborted. The group is of no use afterwards.
+class GroupError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Where the ranks of a group find each other. `get` waits until somebody has set the key.
+struct Store {
+  std::function<void(const std::string& key, const std::string& value)> set;
+  std::function<std::string(const std::string& key)> get;
+};
+
+struct Deadline {
+  explicit Deadline(std::chrono::milliseconds timeout)
+      : timeout(timeout), time(std::chrono::steady_clock::now() + timeout) {}
+
+  std::chrono::milliseconds timeout;
+  std::chrono::steady_clock::time_point time;
+};
+
+// Note [How ranks wait]
+// Each rank has a bell in its memory. Who changes something that a peer may wait for rings the peer's bell, which costs
+// a system call only if the peer sleeps: a rank says that it will before it looks for the last time, and who rings
+// looks for that after the change. Before it sleeps, a rank spins for as long as a peer on another core takes to come;
+// where ranks share cores nobody spins, because the peer needs the core.
+class Team {
+ public:
+  // All ranks of a group call this. `room` bytes of each rank's memory are for the caller, the same on all ranks. Ranks
+  // whose `machine` differs are taken to be on different ones.
+  Team(const Store& store, int rank, int size, size_t room, const std::string& machine);
+
+  // The ranks of the group that are on this rank's machine, ascending.
+  const std::vector<int>& members() const { return members_; }
+  // Of each rank of the group, the lowest rank that is on its machine: the same on all ranks.
+  const std::vector<int>& machines() const { return machines_; }
+
+  // Below, a member is its index in members(). This one's:
+  int index() const { return index_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  // Starts with zeros.
+  std::byte* room(int member) const;
+
+  // Returns when ready() is true. missing() gives the members that are waited for. Raises GroupError if one of them is
+  // dead or has given up, or at the deadline.
+  template <typename Ready, typename Missing>
+  void wait(const Ready& ready, const Missing& missing, const Deadline& deadline) const {
+    for (int i = 0; i < num_spins_; ++i) {
+      if (ready()) return;
+      pause();
+    }
+    const Sleeper sleeper(control(index_));
+    while (true) {
+      const uint32_t heard = sleeper.heard();
+      if (ready()) return;
+      check();
+      const std::vector<int> members = missing();
+      // Who has come and is dead by now was in time.
+      if (const std::string reason = why_lost(members, deadline); !reason.empty() && !ready()) throw GroupError(reason);
+      sleeper.sleep(heard);
+    }
+  }
+
+  // After a change that `member` may wait for: of an atomic, in the order that all agree on.
+  void ring(int member) const;
+  void ring_all() const;
+
+  // Has all that wait for this member raise, now and later.
+  void give_up(const std::string& reason) const noexcept;
+  // Raises if this member has given up, and in a process that has been forked.
+  void check() const;
+
+ private:
+  // What a rank's memory starts with.
+  struct Control {
+    uint64_t nonce;
+    alignas(64) std::atomic<uint32_t> bell;
+    std::atomic<uint32_t> num_sleepers;
+    alignas(64) std::atomic<uint32_t> has_given_up;
+    char reason[512];
+  };
+
+  class Sleeper {
+   public:
+    explicit Sleeper(Control& control) : control_(control) { control_.num_sleepers.fetch_add(1); }
+    Sleeper(const Sleeper&) = delete;
+    Sleeper& operator=(const Sleeper&) = delete;
+    ~Sleeper() { control_.num_sleepers.fetch_sub(1); }
+    uint32_t heard() const { return control_.bell.load(); }
+    // Until the bell rings, or for a while.
+    void sleep(uint32_t heard) const;
+
+   private:
+    Control& control_;
+  };
+
+  static void pause();
+  Control& control(int member) const { return *reinterpret_cast<Control*>(memories_[member].data()); }
+  bool is_dead(int member) const;
+  // Empty if all may still come.
+  std::string why_lost(const std::vector<int>& missing, const Deadline& deadline) const;
+  std::string name_of(int member) const;
+
+  const pid_t process_id_;
+  int index_ = 0;
+  int num_spins_ = 0;
+  std::vector<int> machines_;
+  // Of the members:
+  std::vector<int> members_;
+  std::vector<SharedMemory> memories_;
+  std::vector<FileDescriptor> processes_;
+};
+
+}  // namespace torch_mtia::collectives

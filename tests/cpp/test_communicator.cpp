@@ -1,0 +1,532 @@
+// Collectives and messages over shared memory. Ranks are threads, which a sanitizer can watch, or processes, which can
+// be killed.
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <numeric>
+#include <thread>
+
+#include "check.h"
+#include "child_process.h"
+#include "collectives/Communicator.h"
+#include "collectives/Messages.h"
+
+using namespace torch_mtia::collectives;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kTimeout = 20s;
+
+// A store of files.
+class Folder {
+ public:
+  Folder() {
+    char path[] = "/tmp/test_communicator_XXXXXX";
+    path_ = mkdtemp(path);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { std::filesystem::remove_all(path_); }
+
+  Store store() const {
+    const auto file = [path = path_](std::string key) {
+      std::replace(key.begin(), key.end(), '/', '_');
+      return path / key;
+    };
+    return {[file](const std::string& key, const std::string& value) {
+              const std::filesystem::path unfinished = file(key + "." + std::to_string(gettid()));
+              std::ofstream(unfinished) << value;
+              std::filesystem::rename(unfinished, file(key));
+            },
+            [file](const std::string& key) {
+              while (!std::filesystem::exists(file(key))) std::this_thread::yield();
+              std::ifstream stream(file(key));
+              return std::string(std::istreambuf_iterator<char>(stream), {});
+            }};
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Both run in processes of their own; the first ends as it likes.
+template <typename Other, typename Body>
+bool child_succeeds_beside(Other other, Body body) {
+  std::jthread beside([&] { torch_mtia::test::status_of_child(other); });
+  return torch_mtia::test::child_succeeds(body);
+}
+
+struct Rank {
+  Rank(const Store& store, int rank, int size, const std::string& machine = "")
+      : team(std::make_shared<Team>(store, rank, size, Communicator::room(size) + Messages::room(size), machine)),
+        communicator(team),
+        messages(team, Communicator::room(size)) {}
+  int number() const { return team->index(); }
+
+  std::shared_ptr<Team> team;
+  Communicator communicator;
+  Messages messages;
+};
+
+// Runs `body` for each rank in a thread. The first exception is raised again.
+void in_threads(int size, const std::function<void(Rank&)>& body) {
+  const Folder folder;
+  std::vector<std::exception_ptr> errors(size);
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          Rank self(folder.store(), rank, size);
+          body(self);
+        } catch (...) {
+          errors[rank] = std::current_exception();
+        }
+      });
+    }
+  }
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+template <typename T>
+Input input_of(const std::vector<T>& values) {
+  return {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(T)};
+}
+
+template <typename T>
+Output output_of(std::vector<T>& values) {
+  return {reinterpret_cast<std::byte*>(values.data()), values.size() * sizeof(T)};
+}
+
+template <typename T>
+std::byte* bytes_of(std::vector<T>& values) {
+  return reinterpret_cast<std::byte*>(values.data());
+}
+
+// Small integers: no sum of them is rounded.
+template <typename T>
+std::vector<T> values_of(int rank, size_t count) {
+  std::vector<T> values(count);
+  for (size_t i = 0; i < count; ++i) values[i] = static_cast<T>((i * 7 + rank * 3) % 5 + 1);
+  return values;
+}
+
+template <typename T>
+T combined(Operation operation, T left, T right) {
+  switch (operation) {
+    case Operation::kProduct:
+      return left * right;
+    case Operation::kMin:
+      return std::min(left, right);
+    case Operation::kMax:
+      return std::max(left, right);
+    default:
+      return left + right;
+  }
+}
+
+template <typename T>
+std::vector<T> expected(Operation operation, int size, size_t count) {
+  std::vector<T> result = values_of<T>(0, count);
+  for (int rank = 1; rank < size; ++rank) {
+    const std::vector<T> values = values_of<T>(rank, count);
+    for (size_t i = 0; i < count; ++i) result[i] = combined(operation, result[i], values[i]);
+  }
+  return result;
+}
+
+// None, one, a few; about the size from which ranks reduce parts; more than a buffer.
+constexpr size_t kCounts[] = {0, 1, 63, 16384, 16385, 16385 * 4, 1000003};
+constexpr Signature kReduced{"all_reduce", "float32"};
+
+Signature named(const char* collective, int root = -1) {
+  Signature signature;
+  std::strncpy(signature.collective, collective, sizeof(signature.collective) - 1);
+  signature.root = root;
+  return signature;
+}
+
+}  // namespace
+
+TEST(all_reduce_combines_what_all_ranks_have) {
+  for (const int size : {1, 2, 3, 4}) {
+    in_threads(size, [&](Rank& rank) {
+      for (const size_t count : kCounts) {
+        for (const Operation operation : {Operation::kSum, Operation::kProduct, Operation::kMin, Operation::kMax}) {
+          const std::vector<float> values = values_of<float>(rank.number(), count);
+          std::vector<float> result(count);
+          rank.communicator.all_reduce(kReduced, {ElementType::kFloat32, operation}, input_of(values), bytes_of(result),
+                                       kTimeout);
+          CHECK(result == expected<float>(operation, size, count));
+        }
+        std::vector<int16_t> in_place = values_of<int16_t>(rank.number(), count);
+        rank.communicator.all_reduce(kReduced, {ElementType::kInt16, Operation::kSum}, input_of(in_place),
+                                     bytes_of(in_place), kTimeout);
+        CHECK(in_place == expected<int16_t>(Operation::kSum, size, count));
+      }
+    });
+  }
+}
+
+TEST(reduce_writes_the_root_only) {
+  in_threads(3, [](Rank& rank) {
+    for (const size_t count : kCounts) {
+      std::vector<int64_t> values = values_of<int64_t>(rank.number(), count);
+      const std::vector<int64_t> before = values;
+      rank.communicator.reduce(named("reduce", 1), {ElementType::kInt64, Operation::kMax}, input_of(values),
+                               bytes_of(values), kTimeout);
+      CHECK(values == (rank.number() == 1 ? expected<int64_t>(Operation::kMax, 3, count) : before));
+    }
+  });
+}
+
+TEST(reduce_scatter_gives_each_rank_its_part) {
+  in_threads(3, [](Rank& rank) {
+    for (const size_t count : kCounts) {
+      // Rank r's part has `count + r` elements.
+      const std::vector<double> values = values_of<double>(rank.number(), 3 * count + 3);
+      std::vector<Input> inputs;
+      std::vector<size_t> starts;
+      size_t start = 0;
+      for (int peer = 0; peer < 3; ++peer) {
+        inputs.push_back({reinterpret_cast<const std::byte*>(values.data() + start), (count + peer) * sizeof(double)});
+        starts.push_back(start);
+        start += count + peer;
+      }
+      std::vector<double> result(count + rank.number());
+      rank.communicator.reduce_scatter(named("reduce_scatter"), {ElementType::kFloat64, Operation::kSum}, inputs,
+                                       bytes_of(result), kTimeout);
+      const std::vector<double> all = expected<double>(Operation::kSum, 3, 3 * count + 3);
+      const auto first = all.begin() + static_cast<ptrdiff_t>(starts[rank.number()]);
+      CHECK(std::equal(result.begin(), result.end(), first));
+    }
+  });
+}
+
+TEST(multicast_broadcasts_and_gathers) {
+  in_threads(3, [](Rank& rank) {
+    for (const size_t count : kCounts) {
+      std::vector<int> values = values_of<int>(rank.number(), count);
+      const uint64_t num_bytes = count * sizeof(int);
+      std::vector<std::vector<int>> all(3, std::vector<int>(count));
+      std::vector<Output> outputs;
+      for (auto& each : all) outputs.push_back(output_of(each));
+      rank.communicator.multicast(named("all_gather"), input_of(values), std::vector<uint64_t>(3, num_bytes), outputs,
+                                  kTimeout);
+      for (int peer = 0; peer < 3; ++peer) CHECK(all[peer] == values_of<int>(peer, count));
+
+      std::vector<uint64_t> to(3, 0);
+      if (rank.number() == 2) to.assign(3, num_bytes);
+      std::vector<Output> from_root(3);
+      from_root[2] = output_of(values);
+      rank.communicator.multicast(named("broadcast", 2), input_of(values), to, from_root, kTimeout);
+      CHECK(values == values_of<int>(2, count));
+    }
+  });
+}
+
+TEST(exchange_takes_any_sizes) {
+  in_threads(3, [](Rank& rank) {
+    const int me = rank.number();
+    const auto count_of = [](int from, int to) { return size_t{100'000} * from + size_t{37} * to; };
+    std::vector<std::vector<int>> given, taken;
+    for (int peer = 0; peer < 3; ++peer) {
+      given.push_back(values_of<int>(10 * me + peer, count_of(me, peer)));
+      taken.emplace_back(count_of(peer, me));
+    }
+    std::vector<Input> inputs;
+    std::vector<Output> outputs;
+    for (const auto& each : given) inputs.push_back(input_of(each));
+    for (auto& each : taken) outputs.push_back(output_of(each));
+    rank.communicator.exchange(named("all_to_all"), inputs, outputs, kTimeout);
+    for (int peer = 0; peer < 3; ++peer) CHECK(taken[peer] == values_of<int>(10 * peer + me, count_of(peer, me)));
+  });
+}
+
+TEST(calls_follow_each_other_without_mixing) {
+  in_threads(4, [](Rank& rank) {
+    for (int i = 0; i < 2000; ++i) {
+      std::vector<int> value{i + rank.number()};
+      rank.communicator.all_reduce(kReduced, {ElementType::kInt32, Operation::kSum}, input_of(value), bytes_of(value),
+                                   kTimeout);
+      CHECK_EQ(value[0], 4 * i + 6);
+      if (i % 100 == 0) rank.communicator.barrier(kTimeout);
+    }
+  });
+}
+
+TEST(short_floats_are_added_in_float_and_rounded_once) {
+  in_threads(3, [](Rank& rank) {
+    // In bfloat16, 256 + 1 is 256: rounded after each addition, the sum of 256, 1 and 1 were 256.
+    const uint16_t values[] = {0x4380, 0x3f80, 0x3f80};
+    std::vector<uint16_t> value(20000, values[rank.number()]);
+    rank.communicator.all_reduce(kReduced, {ElementType::kBFloat16, Operation::kSum}, input_of(value), bytes_of(value),
+                                 kTimeout);
+    CHECK(value == std::vector<uint16_t>(20000, 0x4381));  // 258
+  });
+}
+
+TEST(every_float16_goes_through_float_and_back) {
+  std::vector<uint16_t> all(65536), zeros(65536, 0x8000), sums(65536), averages(65536);
+  std::iota(all.begin(), all.end(), 0);
+  const Contribution with_zero[] = {{bytes_of(all)}, {bytes_of(zeros)}};
+  reduce(ElementType::kFloat16, Operation::kSum, with_zero, bytes_of(sums), all.size());
+  const Contribution halves[] = {{bytes_of(all), 0.5}, {bytes_of(zeros), 1}};
+  reduce(ElementType::kFloat16, Operation::kSum, halves, bytes_of(averages), all.size());
+  const auto same = [](uint16_t bits, _Float16 value) {
+    uint16_t expected_bits = 0;
+    std::memcpy(&expected_bits, &value, sizeof(value));
+    const bool both_nan = (bits & 0x7fff) > 0x7c00 && value != value;
+    return bits == expected_bits || both_nan;
+  };
+  for (size_t i = 0; i < all.size(); ++i) {
+    _Float16 value{};
+    std::memcpy(&value, &all[i], sizeof(value));
+    CHECK(same(sums[i], value));
+    CHECK(same(averages[i], static_cast<_Float16>(static_cast<float>(value) * 0.5F)));
+  }
+}
+
+TEST(float16_is_rounded_as_the_compiler_rounds_it) {
+  for (uint32_t i = 0; i < 1'000'000; ++i) {
+    // Of all exponents of float16 and those around them, with all kinds of last bits.
+    const uint32_t bits = ((100U + i % 48U) << 23) | ((i * 2654435761U) & 0x7fffffU) | ((i & 1U) << 31);
+    const std::vector<float> value{std::bit_cast<float>(bits)};
+    const std::vector<uint16_t> one{0x3c00}, zero{0x8000};
+    std::vector<uint16_t> result(1);
+    const Contribution product[] = {{reinterpret_cast<const std::byte*>(one.data()), value[0]},
+                                    {reinterpret_cast<const std::byte*>(zero.data()), 1}};
+    reduce(ElementType::kFloat16, Operation::kSum, product, bytes_of(result), 1);
+    const auto rounded = static_cast<_Float16>(value[0]);
+    uint16_t rounded_bits = 0;
+    std::memcpy(&rounded_bits, &rounded, sizeof(rounded));
+    CHECK_EQ(result[0], rounded_bits);
+  }
+}
+
+TEST(minimum_and_maximum_of_nan_are_nan) {
+  in_threads(2, [](Rank& rank) {
+    for (const Operation operation : {Operation::kMin, Operation::kMax}) {
+      std::vector<float> value{rank.number() == 0 ? NAN : 1.0F, rank.number() == 1 ? NAN : 1.0F};
+      rank.communicator.all_reduce(kReduced, {ElementType::kFloat32, operation}, input_of(value), bytes_of(value),
+                                   kTimeout);
+      CHECK(std::isnan(value[0]) && std::isnan(value[1]));
+    }
+  });
+}
+
+TEST(each_rank_has_a_factor_of_its_own) {
+  in_threads(2, [](Rank& rank) {
+    for (const size_t count : {size_t{3}, size_t{100'000}}) {
+      std::vector<float> values(count, 3);
+      rank.communicator.all_reduce(kReduced, {ElementType::kFloat32, Operation::kSum, rank.number() + 0.5},
+                                   input_of(values), bytes_of(values), kTimeout);
+      CHECK(values == std::vector<float>(count, 6));
+    }
+  });
+}
+
+TEST(what_is_not_defined_is_refused) {
+  in_threads(1, [](Rank& rank) {
+    std::vector<int> value{1};
+    const auto call = [&](ElementType type, Operation operation) {
+      rank.communicator.all_reduce(kReduced, {type, operation}, input_of(value), bytes_of(value), kTimeout);
+    };
+    CHECK_CONTAINS(CHECK_THROWS(std::invalid_argument, call(ElementType::kInt32, Operation::kAverage)), "AVG");
+    CHECK_CONTAINS(CHECK_THROWS(std::invalid_argument, call(ElementType::kFloat32, Operation::kXor)), "BXOR");
+  });
+}
+
+TEST(ranks_that_call_different_things_all_raise_and_go_on) {
+  in_threads(3, [](Rank& rank) {
+    std::vector<float> values(100'000, 1);
+    const auto sum = [&](size_t count, ElementType type, Operation operation) {
+      rank.communicator.all_reduce(kReduced, {type, operation}, {bytes_of(values), count * sizeof(float)},
+                                   bytes_of(values), kTimeout);
+    };
+    const bool is_odd = rank.number() == 1;
+    CHECK_CONTAINS(CHECK_THROWS(MismatchError, sum(is_odd ? 10 : 100'000, ElementType::kFloat32, Operation::kSum)),
+                   "gives 400000 bytes to rank 1, which expects 40");
+    CHECK_CONTAINS(
+        CHECK_THROWS(MismatchError, sum(10, ElementType::kFloat32, is_odd ? Operation::kMax : Operation::kSum)),
+        "rank 1: all_reduce MAX of float32");
+    CHECK_THROWS(MismatchError, sum(10, is_odd ? ElementType::kInt32 : ElementType::kFloat32, Operation::kSum));
+    const auto something = [&] {
+      if (is_odd) {
+        rank.communicator.barrier(kTimeout);
+      } else {
+        sum(10, ElementType::kFloat32, Operation::kSum);
+      }
+    };
+    CHECK_CONTAINS(CHECK_THROWS(MismatchError, something()), "rank 1: barrier");
+    CHECK(values == std::vector<float>(100'000, 1));
+    sum(values.size(), ElementType::kFloat32, Operation::kSum);
+    CHECK(values == std::vector<float>(100'000, 3));
+  });
+}
+
+TEST(a_rank_that_does_not_come_is_named) {
+  std::atomic<int> num_raised{0};
+  in_threads(3, [&](Rank& rank) {
+    if (rank.number() == 2) {
+      while (num_raised < 2) std::this_thread::yield();
+      rank.communicator.barrier(kTimeout);  // the others have been here
+      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.communicator.barrier(kTimeout)), "has given up");
+      return;
+    }
+    const std::string error = CHECK_THROWS(GroupError, rank.communicator.barrier(100ms));
+    CHECK_CONTAINS(error, "rank 2");
+    CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.communicator.barrier(kTimeout)), "rank 2");
+    ++num_raised;
+  });
+}
+
+TEST(a_group_that_is_given_up_wakes_who_waits) {
+  in_threads(2, [](Rank& rank) {
+    if (rank.number() == 0) {
+      std::vector<int> value(1);
+      const auto message = rank.messages.receive(output_of(value), 1, 0);
+      std::jthread other([&] { rank.team->give_up("aborted"); });
+      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.messages.wait(*message, kTimeout)), "aborted");
+    } else {
+      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.communicator.barrier(kTimeout)), "rank 0 has given up: aborted");
+    }
+  });
+}
+
+TEST(a_process_that_dies_is_named_and_leaves_nothing) {
+  const Folder folder;
+  CHECK(child_succeeds_beside(
+      [&] {
+        Rank rank(folder.store(), 1, 2);
+        std::vector<float> values(16 << 20, 1);
+        for (int i = 0; i < 2; ++i) {
+          rank.communicator.all_reduce(kReduced, {ElementType::kFloat32, Operation::kSum}, input_of(values),
+                                       bytes_of(values), kTimeout);
+        }
+        raise(SIGKILL);
+      },
+      [&] {
+        Rank rank(folder.store(), 0, 2);
+        std::vector<float> values(16 << 20, 1);
+        const auto sum = [&] {
+          rank.communicator.all_reduce(kReduced, {ElementType::kFloat32, Operation::kSum}, input_of(values),
+                                       bytes_of(values), kTimeout);
+        };
+        sum();
+        sum();
+        CHECK(values == std::vector<float>(16 << 20, 4));
+        CHECK_CONTAINS(CHECK_THROWS(GroupError, sum()), "the process of rank 1 has ended");
+      }));
+}
+
+TEST(a_forked_process_cannot_use_the_group) {
+  in_threads(1, [](Rank& rank) {
+    CHECK(torch_mtia::test::child_succeeds(
+        [&] { CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.communicator.barrier(kTimeout)), "forked"); }));
+  });
+}
+
+TEST(ranks_of_two_machines_agree_on_who_is_where) {
+  const Folder folder;
+  std::vector<std::jthread> threads;
+  std::vector<std::vector<int>> machines(4), members(4);
+  for (int rank = 0; rank < 4; ++rank) {
+    threads.emplace_back([&, rank] {
+      const Team team(folder.store(), rank, 4, 64, rank % 2 == 0 ? "even" : "odd");
+      machines[rank] = team.machines();
+      members[rank] = team.members();
+    });
+  }
+  threads.clear();
+  for (int rank = 0; rank < 4; ++rank) {
+    CHECK(machines[rank] == (std::vector<int>{0, 1, 0, 1}));
+    CHECK(members[rank] == (std::vector<int>{rank % 2, rank % 2 + 2}));
+  }
+}
+
+TEST(messages_are_found_by_tag_and_rank) {
+  in_threads(3, [](Rank& rank) {
+    Messages& messages = rank.messages;
+    if (rank.number() != 0) {
+      std::vector<int> first(200'000, rank.number()), second{10 * rank.number()};
+      const auto long_one = messages.send(input_of(first), 0, 7);
+      const auto short_one = messages.send(input_of(second), 0, 8);
+      messages.wait(*short_one, kTimeout);
+      messages.wait(*long_one, kTimeout);
+      return;
+    }
+    std::vector<int> second(1), first(200'000), other_first(200'000), other_second(1);
+    // The short message of rank 2 is behind a long one of another tag.
+    CHECK_EQ(messages.wait(*messages.receive(output_of(second), 2, 8), kTimeout), 2);
+    CHECK_EQ(second[0], 20);
+    const auto any = messages.receive(output_of(first), kAnyRank, 7);
+    const auto any_other = messages.receive(output_of(other_first), kAnyRank, 7);
+    const int source = messages.wait(*any, kTimeout);
+    CHECK(first == std::vector<int>(200'000, source));
+    CHECK_EQ(messages.wait(*any_other, kTimeout), 3 - source);
+    CHECK(other_first == std::vector<int>(200'000, 3 - source));
+    messages.wait(*messages.receive(output_of(other_second), 1, 8), kTimeout);
+    CHECK_EQ(other_second[0], 10);
+  });
+}
+
+TEST(ranks_that_send_first_both_come_to_an_end) {
+  in_threads(2, [](Rank& rank) {
+    const int peer = 1 - rank.number();
+    for (int i = 0; i < 20; ++i) {
+      std::vector<int> mine(1'000'003, rank.number() + i), theirs(mine.size());
+      const auto sent = rank.messages.send(input_of(mine), peer, 0);
+      const auto received = rank.messages.receive(output_of(theirs), peer, 0);
+      rank.messages.wait(*sent, kTimeout);
+      rank.messages.wait(*received, kTimeout);
+      CHECK(theirs == std::vector<int>(mine.size(), peer + i));
+    }
+  });
+}
+
+TEST(threads_of_a_rank_wait_for_messages_of_their_own) {
+  in_threads(2, [](Rank& rank) {
+    std::vector<std::jthread> threads;
+    std::atomic<int> num_right{0};
+    for (int tag = 0; tag < 4; ++tag) {
+      threads.emplace_back([&, tag] {
+        for (int i = 0; i < 50; ++i) {
+          std::vector<int> mine(1000 * tag + 1, 100 * tag + i), theirs(mine.size());
+          const auto sent = rank.messages.send(input_of(mine), 1 - rank.number(), tag);
+          const auto received = rank.messages.receive(output_of(theirs), 1 - rank.number(), tag);
+          rank.messages.wait(*received, kTimeout);
+          rank.messages.wait(*sent, kTimeout);
+          num_right += theirs == mine ? 1 : 0;
+        }
+      });
+    }
+    threads.clear();
+    CHECK_EQ(num_right.load(), 200);
+  });
+}
+
+TEST(a_message_of_another_size_raises_at_the_receiver) {
+  in_threads(2, [](Rank& rank) {
+    std::vector<int> values(rank.number() == 0 ? 3 : 5);
+    if (rank.number() == 0) {
+      rank.messages.wait(*rank.messages.send(input_of(values), 1, 0), kTimeout);
+    } else {
+      const auto message = rank.messages.receive(output_of(values), 0, 0);
+      CHECK_CONTAINS(CHECK_THROWS(MismatchError, rank.messages.wait(*message, kTimeout)),
+                     "rank 0 has sent 12 bytes, the receiver expects 20");
+    }
+  });
+}
+
+int main(int argc, char** argv) {
+  return torch_mtia::test::run_tests(argc, argv);
+}
