@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "in_tree(reason): about the device type mtia itself; left out under another name"
     )
+    config.addinivalue_line("markers", "time_limit(seconds): of a conformance suite, whose functions tests may call")
     config.addinivalue_line("markers", "wide: one of many like others that run; left out, unless -m asks for it")
 
 

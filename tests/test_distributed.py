@@ -38,7 +38,7 @@ ONLY_MOVED = [
 @pytest.fixture(scope="module", params=["memory", "network"])
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     """On one machine, which is what they share, and as if on two."""
-    machine = {"memory": "", "network": "%r"}[request.param]
+    machine = {"memory": "", "network": "%p"}[request.param]
     with Ranks(RANKS, "mtia", environ=[{"TORCH_MTIA_MACHINE": machine}] * RANKS) as processes:
         yield processes
 

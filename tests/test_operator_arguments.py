@@ -467,11 +467,12 @@ def test_masks_that_take_more_than_there_is_raise_at_the_call(device: torch.devi
 def test_transforms_along_dimensions_that_are_not_there_raise(device: torch.device, dim: int) -> None:
     """The CPU's kernels do not look at them."""
     real, numbers = torch.rand(4, 4, device=device), torch.rand(4, 4, dtype=torch.complex64, device=device)
-    for transform in (
+    transforms: tuple[Callable[[], object], ...] = (
         lambda: torch.ops.aten._fft_r2c(real, [dim], 0, True),
         lambda: torch.ops.aten._fft_c2r(numbers, [dim], 0, 6),
         lambda: torch.ops.aten._fft_c2c(numbers, [dim], 0, True),
-    ):
+    )
+    for transform in transforms:
         with pytest.raises(IndexError, match="Dimension out of range"):
             transform()
 

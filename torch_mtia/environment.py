@@ -206,10 +206,10 @@ CHOSEN_KERNELS = Variable(
 MACHINE = Variable(
     "TORCH_MTIA_MACHINE",
     "",
-    str,
-    "a name, in which `%r` stands for the rank; or nothing",
+    lambda text: text.replace("%p", str(os.getpid())),
+    "a name, in which `%p` stands for the process's number; or nothing",
     "Processes of a group with different names use the network between them, as if they were on different machines "
-    "(distributed.md). With `%r`, all do. For testing.",
+    "(distributed.md). With `%p`, all do. For testing.",
 )
 # Only checked here: drivers read it themselves (csrc/runtime/machine_memory.h).
 SYSTEM_ROOT = Variable(

@@ -2,10 +2,14 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "../collectives/Team.h"
+#include "NetworkEngine.h"
 #include "SharedMemoryEngine.h"
 
 namespace torch_mtia {
@@ -28,11 +32,24 @@ EngineMaker engine_maker(EngineMaker make_gloo, const std::string& machine) {
   return [make_gloo = std::move(make_gloo), machine](
              const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
              std::chrono::milliseconds timeout) -> c10::intrusive_ptr<c10d::Backend> {
-    std::string name = machine;
-    if (const size_t place = name.find("%r"); place != std::string::npos) name.replace(place, 2, std::to_string(rank));
-    auto team = std::make_shared<collectives::Team>(store_of(store), rank, size, SharedMemoryEngine::room(size), name);
-    if (team->size() == size) return c10::make_intrusive<SharedMemoryEngine>(std::move(team), timeout);
-    return make_gloo(store, rank, size, timeout);
+    auto team =
+        std::make_shared<collectives::Team>(store_of(store), rank, size, SharedMemoryEngine::room(size), machine);
+    const std::vector<int> machines = team->machines();
+    auto within = c10::make_intrusive<SharedMemoryEngine>(std::move(team), timeout);
+    if (within->getSize() == size) return within;
+    std::vector<int> firsts;  // of the machines
+    for (int each = 0; each < size; ++each) {
+      if (machines[each] == each) firsts.push_back(each);
+    }
+    auto all = make_gloo(c10::make_intrusive<c10d::PrefixStore>("all", store), rank, size, timeout);
+    if (static_cast<int>(firsts.size()) == size) return all;
+    c10::intrusive_ptr<c10d::Backend> between;
+    if (machines[rank] == rank) {
+      const auto number = static_cast<int>(std::find(firsts.begin(), firsts.end(), rank) - firsts.begin());
+      between = make_gloo(c10::make_intrusive<c10d::PrefixStore>("between", store), number,
+                          static_cast<int>(firsts.size()), timeout);
+    }
+    return c10::make_intrusive<NetworkEngine>(rank, machines, std::move(within), std::move(between), std::move(all));
   };
 }
 

@@ -13,8 +13,8 @@ namespace torch_mtia {
 using EngineMaker = std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>&, int, int,
                                                                     std::chrono::milliseconds)>;
 
-// Makes the engine that suits where the ranks are: memory that they share if all are on one machine, else PyTorch's
-// ProcessGroupGloo. Ranks whose `machine` differs are taken to be on different ones; in it, "%r" is the rank.
+// Makes the engine that suits where the ranks are: memory that they share on one machine, PyTorch's ProcessGroupGloo
+// between machines. Ranks whose `machine` differs are taken to be on different ones.
 EngineMaker engine_maker(EngineMaker make_gloo, const std::string& machine);
 
 // Whether an engine takes elements of a dtype as they are, where they are only moved, and where they are reduced.
