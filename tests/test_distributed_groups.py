@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _coalescing_manager, _set_pg_timeout
+from torch.distributed.rendezvous import _create_c10d_store
 
 import torch_mtia
 from tests.conftest import RunScript
@@ -118,6 +121,23 @@ def test_a_monitored_barrier_names_the_ranks_that_are_missing(ranks: Ranks) -> N
     assert [timeout for timeout, _ in results] == [17.0] * RANKS
     for rank in (0, 1, 3):
         assert "did not call it: 2" in results[rank][1]
+
+
+def test_processes_that_are_started_again_do_not_meet_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    server.set("torch_mtia/1", "dead")
+
+    def join(rank: int) -> Store:
+        return _create_c10d_store("localhost", server.port, rank, 2, timedelta(seconds=20))
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(join, 0)
+        server.get("torch_mtia/dead")  # the first has found what another attempt left
+        second = pool.submit(join, 1)
+        second.result().set("key", "value")
+        assert first.result().get("key") == b"value"
+    assert not server.check(["key"])
 
 
 def coalesces(rank: int) -> tuple[list[float], list[float]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
+from torch import distributed
 
 from torch_mtia.distributed import BACKEND, backend_of
 from torch_mtia.door import device_type
@@ -60,3 +64,43 @@ def numbers_of_the_device(original: Callable[[Any], int]) -> Callable[[Any], int
         return original(self) if backend is None else backend._get_sequence_number_for_group()
 
     return _get_sequence_number_for_group
+
+
+def with_keys_of_this_attempt(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _create_c10d_store(
+        hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, *args: Any, **kwargs: Any
+    ) -> Any:
+        store = original(hostname, port, rank, world_size, timeout, *args, **kwargs)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            return store
+        from torch._C._distributed_c10d import PrefixStore
+
+        return PrefixStore(_name_of_attempt(store, rank, world_size, timeout), store)
+
+    return _create_c10d_store
+
+
+def _name_of_attempt(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
+    """Made by the first rank, for these processes. A number would not do: on different machines torchrun counts
+    restarts differently. The store still has what processes that have died since wrote, so the first rank answers
+    everyone whom it finds there, until all have thanked it who are alive."""
+    me = uuid.uuid4().hex
+    if rank != 0:
+        store.set(f"torch_mtia/{rank}", me)
+        name: str = store.get(f"torch_mtia/{me}").decode()
+        store.set(f"torch_mtia/{name}/{rank}", "")
+        return name
+    deadline = time.monotonic() + timeout.total_seconds()
+    absent = set(range(1, world_size))
+    while absent:
+        for other in list(absent):
+            if store.check([f"torch_mtia/{me}/{other}"]):
+                absent.remove(other)
+            elif store.check([f"torch_mtia/{other}"]):
+                store.set(f"torch_mtia/{store.get(f'torch_mtia/{other}').decode()}", me)
+        if time.monotonic() > deadline:
+            raise distributed.DistStoreError(
+                f"rank 0 waited {timeout} for ranks that have not joined: {sorted(absent)}"
+            )
+        time.sleep(0.002)
+    return me

@@ -308,6 +308,13 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: "isinstance(backend, ProcessGroupGloo)" in inspect.getsource(original),
     ),
     Gate(
+        name="_create_c10d_store",
+        modules=("torch.distributed.rendezvous",),
+        why="Processes that torchrun restarts find in its store the addresses of those that have died, and fail.",
+        replace=process_groups.with_keys_of_this_attempt,
+        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
         name="DistributedDataParallel._check_comm_hook",
         modules=("torch.nn.parallel.distributed",),
         why="The hooks that compress gradients to bfloat16 are refused without NCCL or XCCL.",
