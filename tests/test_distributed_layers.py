@@ -231,12 +231,18 @@ def pipelines(rank: int, interleaved: bool) -> list[float]:
         if interleaved
         else Schedule1F1B(stages[0], 4, loss_fn=difference)
     )
+    optimizer = torch.optim.SGD([weight for stage in stages for weight in stage.submod.parameters()], lr=0.1)
     losses: list[torch.Tensor] = []
     arguments = (inputs.to(D),) if rank == 0 else ()
-    if rank == RANKS - 1:
-        schedule.step(*arguments, target=targets.to(D), losses=losses)
-    else:
-        schedule.step(*arguments)
+    for _ in range(3):
+        if rank == RANKS - 1:
+            some: list[torch.Tensor] = []
+            schedule.step(*arguments, target=targets.to(D), losses=some)
+            losses += some
+        else:
+            schedule.step(*arguments)
+        optimizer.step()
+        optimizer.zero_grad()
     return [float(loss) for loss in losses]
 
 
@@ -244,8 +250,16 @@ def pipelines(rank: int, interleaved: bool) -> list[float]:
 def test_pipelines(ranks: Ranks, interleaved: bool) -> None:
     layers, inputs, targets = layers_of_a_pipeline()
     network = nn.Sequential(*layers)
-    pairs = zip(inputs.chunk(4), targets.chunk(4), strict=True)
-    expected = [float(difference(network(part), target)) for part, target in pairs]
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    expected = []
+    for _ in range(3):
+        losses = [
+            difference(network(part), target) for part, target in zip(inputs.chunk(4), targets.chunk(4), strict=True)
+        ]
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected += [float(loss) for loss in losses]
     torch.testing.assert_close(ranks.run(pipelines, interleaved)[-1], expected)
 
 
