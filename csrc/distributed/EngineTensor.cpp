@@ -29,14 +29,18 @@ c10::ScalarType engine_dtype(const at::Tensor& tensor, const std::optional<Engin
 }  // namespace
 
 at::Tensor engine_argument(const at::Tensor& tensor, const std::optional<EngineDtypes>& moved_by) {
-  TORCH_CHECK(is_ours(tensor.device()), "expected a tensor of ", device_name(), ", got one of ", tensor.device());
-  TORCH_CHECK_NOT_IMPLEMENTED(HostView::available(), "collectives need a driver with a host view of its memory");
+  const bool is_host = tensor.device().is_cpu();
+  TORCH_CHECK(is_host || is_ours(tensor.device()), "expected a tensor of ", device_name(), " or of the CPU, got one of ",
+              tensor.device());
+  TORCH_CHECK_NOT_IMPLEMENTED(is_host || HostView::available(),
+                              "collectives need a driver with a host view of its memory");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "collectives of ", device_name(),
                               " take dense tensors, got one with layout ", tensor.layout());
   TORCH_CHECK(!tensor.is_conj() && !tensor.is_neg(),
               "collectives take no tensor that is conjugated or negated lazily: "
               "call resolve_conj() or resolve_neg() first");
   void* const address = tensor.mutable_data_ptr();
+  void* const host_address = is_host || address == nullptr ? address : HostView::to_host(address);
   const auto options = at::TensorOptions(engine_dtype(tensor, moved_by)).device(c10::kCPU);
   c10::DimVector sizes(tensor.sizes()), strides(tensor.strides());
   const auto numbers = static_cast<int64_t>(tensor.element_size() / options.dtype().itemsize());
@@ -45,7 +49,8 @@ at::Tensor engine_argument(const at::Tensor& tensor, const std::optional<EngineD
     sizes.push_back(numbers);
     strides.push_back(1);
   }
-  return at::from_blob(address == nullptr ? nullptr : HostView::to_host(address), sizes, strides, options);
+  if (is_host) return at::from_blob(host_address, sizes, strides, [tensor](void*) {}, options);
+  return at::from_blob(host_address, sizes, strides, options);
 }
 
 std::vector<at::Tensor> engine_argument(const std::vector<at::Tensor>& tensors,

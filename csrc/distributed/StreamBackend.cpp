@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -105,9 +106,15 @@ StreamBackend::StreamBackend(EngineMaker make_engine, c10::intrusive_ptr<c10d::S
       make_engine_(std::move(make_engine)),
       store_(std::move(store)),
       engine_(make_engine_(store_, rank, size, timeout)),
+      host_engine_(make_engine_(c10::make_intrusive<c10d::PrefixStore>("host", store_), rank, size, timeout)),
       engine_dtypes_(*engine_),
       name_(std::move(name)),
       options_(c10::make_intrusive<Options>(name_, timeout)) {}
+
+// The threads end when their calls have, and nobody waits for these any more.
+StreamBackend::~StreamBackend() {
+  host_engine_->abort();
+}
 
 c10::intrusive_ptr<c10d::Backend> StreamBackend::split(const c10::intrusive_ptr<c10d::Store>& /*store*/,
                                                        const std::vector<int>& ranks,
@@ -129,6 +136,7 @@ c10::intrusive_ptr<c10d::Backend> StreamBackend::split(const c10::intrusive_ptr<
 
 void StreamBackend::setTimeout(std::chrono::milliseconds timeout) {
   engine_->setTimeout(timeout);
+  host_engine_->setTimeout(timeout);
   options_->timeout = timeout;
 }
 
@@ -162,14 +170,28 @@ StreamBackend::WorkPtr StreamBackend::work_of(c10d::OpType type, const MTIAStrea
                                               std::shared_ptr<Outcome> outcome, Tensors outputs) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (coalesced_) {
-      TORCH_CHECK_VALUE(coalesced_->device.value_or(stream.device()) == stream.device(),
-                        "calls that are coalesced are of one device");
-      coalesced_->device = stream.device();
-      coalesced_->outcomes.push_back(outcome);
-    }
+    if (Coalesced* calls = coalesced_on(stream.unwrap().device())) calls->outcomes.push_back(outcome);
   }
   return c10::make_intrusive<StreamWork>(getRank(), type, stream, std::move(outcome), std::move(outputs));
+}
+
+StreamBackend::WorkPtr StreamBackend::host_work_of(c10d::OpType type, std::shared_ptr<Outcome> outcome, Tensors outputs,
+                                                   HostQueue& queue, std::function<void()> call, WorkPtr inner) {
+  auto work = c10::make_intrusive<HostWork>(getRank(), type, std::move(outcome), std::move(outputs), std::move(inner));
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (Coalesced* calls = coalesced_on(at::kCPU)) calls->works.push_back(work);
+  }
+  queue.push([work, call = std::move(call)] { work->run(call); });
+  return work;
+}
+
+StreamBackend::Coalesced* StreamBackend::coalesced_on(c10::Device device) {
+  if (!coalesced_) return nullptr;
+  TORCH_CHECK_VALUE(coalesced_->device.value_or(device) == device, "calls that are coalesced are of one device, got ",
+                    *coalesced_->device, " and ", device);
+  coalesced_->device = device;
+  return &*coalesced_;
 }
 
 void StreamBackend::startCoalescing() {
@@ -184,8 +206,13 @@ StreamBackend::WorkPtr StreamBackend::endCoalescing() {
     if (coalesced_) calls = std::move(*coalesced_);
     coalesced_.reset();
   }
-  const c10::DeviceIndex device = calls.device.value_or(current_device());
-  const Streams& streams = streams_of(device);
+  if (calls.device && calls.device->is_cpu()) {
+    return host_work_of(c10d::OpType::COALESCED, next_outcome("c10d::coalesced", {}), {}, host_messages_,
+                        [works = std::move(calls.works)] {
+                          for (const WorkPtr& work : works) work->wait();
+                        });
+  }
+  const Streams& streams = streams_of(calls.device ? calls.device->index() : current_device());
   streams.ends.wait_for(streams.collectives);
   streams.ends.wait_for(streams.arrivals);
   auto outcome = next_outcome("c10d::coalesced", {});
@@ -207,6 +234,10 @@ uint64_t StreamBackend::getSequenceNumberForGroup() {
 
 StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* name, c10::Device device,
                                                  const Tensors& used, Tensors outputs, Call call) {
+  if (device.is_cpu()) {
+    return host_work_of(type, next_outcome(name, used), std::move(outputs), host_collectives_,
+                        [engine = host_engine_, call = std::move(call)] { call(*engine); });
+  }
   const MTIAStream stream = streams_of(device.index()).collectives;
   for (const at::Tensor& tensor : used) tensor.record_stream(stream.unwrap());
   stream.wait_for(MTIAStream::current(device.index()));
@@ -248,6 +279,11 @@ StreamBackend::WorkPtr StreamBackend::reduction(c10d::OpType type, const char* n
 
 StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* name, const Tensors& tensors, Post post) {
   const c10::Device device = device_of(tensors);
+  const Tensors outputs = type == c10d::OpType::SEND ? Tensors{} : tensors;
+  if (device.is_cpu()) {
+    WorkPtr inner = post(*host_engine_);
+    return host_work_of(type, next_outcome(name, tensors), outputs, host_messages_, [inner] { inner->wait(); }, inner);
+  }
   const Streams& streams = streams_of(device.index());
   for (const at::Tensor& tensor : tensors) tensor.record_stream(streams.arrivals.unwrap());
   streams.posts.wait_for(MTIAStream::current(device.index()));
@@ -266,7 +302,7 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
     posted->reset();
     result.end();
   });
-  return work_of(type, streams.arrivals, std::move(outcome), type == c10d::OpType::SEND ? Tensors{} : tensors);
+  return work_of(type, streams.arrivals, std::move(outcome), outputs);
 }
 
 StreamBackend::WorkPtr StreamBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
@@ -414,6 +450,29 @@ StreamBackend::WorkPtr StreamBackend::barrier(const c10d::BarrierOptions& option
   if (!options.device_ids.empty()) device = index_or_current(static_cast<c10::DeviceIndex>(options.device_ids[0]));
   return collective(c10d::OpType::BARRIER, "c10d::barrier", c10::Device(device_type(), device), {}, {},
                     [options](c10d::Backend& engine) { engine.barrier(options)->wait(); });
+}
+
+void StreamBackend::abort() {
+  engine_->abort();
+  host_engine_->abort();
+}
+
+void StreamBackend::shutdown() {
+  constexpr std::chrono::seconds kPatience(5);
+  const auto is_idle = [&] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::all_of(streams_.begin(), streams_.end(), [](const auto& of_device) {
+      const Streams& streams = of_device.second;
+      return streams.collectives.query() && streams.posts.query() && streams.arrivals.query();
+    });
+  };
+  const auto is_stuck = [&] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::any_of(records_.begin(), records_.end(),
+                       [&](const auto& outcome) { return outcome->has_run_for(kPatience); });
+  };
+  while (!is_idle() && !is_stuck()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  abort();
 }
 
 void StreamBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {

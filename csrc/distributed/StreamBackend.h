@@ -1,4 +1,5 @@
-// Collectives in streams of the device, by an engine that knows only tensors of the CPU and blocks.
+// Collectives in streams of the device, by an engine that knows only tensors of the CPU and blocks. Tensors of the CPU
+// have threads in place of streams.
 //
 // Note [Collectives as work]
 // Each call is an item of a communication stream of the group. The item calls the engine with CPU tensors over the host
@@ -23,6 +24,7 @@
 
 #include "../device/MTIAStream.h"
 #include "Engine.h"
+#include "HostWork.h"
 #include "StreamWork.h"
 
 namespace torch_mtia {
@@ -35,6 +37,9 @@ class StreamBackend final : public c10d::Backend {
   // Nobody else may call the engine: its ranks agree on the order of the calls.
   StreamBackend(EngineMaker make_engine, c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::string name,
                 std::chrono::milliseconds timeout);
+  StreamBackend(const StreamBackend&) = delete;
+  StreamBackend& operator=(const StreamBackend&) = delete;
+  ~StreamBackend() override;
 
   const std::string getBackendName() const override { return name_; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -85,8 +90,10 @@ class StreamBackend final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override;
 
-  void abort() override { engine_->abort(); }
-  void shutdown() override { engine_->shutdown(); }
+  // What is queued and not done raises, and so do all later calls.
+  void abort() override;
+  // Waits for what is queued, but aborts what waits for a peer for seconds.
+  void shutdown() override;
 
  private:
   struct Streams {
@@ -101,10 +108,21 @@ class StreamBackend final : public c10d::Backend {
   template <typename... Parameters>
   using Function = WorkPtr (c10d::Backend::*)(Parameters...);
 
+  // Calls between startCoalescing and endCoalescing.
+  struct Coalesced {
+    std::optional<c10::Device> device;
+    std::vector<std::shared_ptr<Outcome>> outcomes;
+    std::vector<WorkPtr> works;  // of CPU tensors
+  };
+
   const Streams& streams_of(c10::DeviceIndex device);
   // Notes the call, and gives it the next number.
   std::shared_ptr<Outcome> next_outcome(const char* name, const Tensors& tensors);
   WorkPtr work_of(c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome, Tensors outputs);
+  // Of CPU tensors. `inner` is the engine's work of a message.
+  WorkPtr host_work_of(c10d::OpType type, std::shared_ptr<Outcome> outcome, Tensors outputs, HostQueue& queue,
+                       std::function<void()> call, WorkPtr inner = {});
+  Coalesced* coalesced_on(c10::Device device);
   WorkPtr allreduce_sparse_coo(const at::Tensor& tensor, const c10d::AllreduceOptions& options);
   // Both give their work the `name`, a literal.
   WorkPtr collective(c10d::OpType type, const char* name, c10::Device device, const Tensors& used, Tensors outputs,
@@ -117,15 +135,11 @@ class StreamBackend final : public c10d::Backend {
   WorkPtr reduction(c10d::OpType type, const char* name, Function<Parameters...> function,
                     const c10d::ReduceOp& operation, const Arguments&... arguments);
 
-  // Calls between startCoalescing and endCoalescing.
-  struct Coalesced {
-    std::optional<c10::DeviceIndex> device;
-    std::vector<std::shared_ptr<Outcome>> outcomes;
-  };
-
   const EngineMaker make_engine_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<c10d::Backend> engine_;
+  // Of CPU tensors, whose order nobody compares with that of the others.
+  const c10::intrusive_ptr<c10d::Backend> host_engine_;
   const EngineDtypes engine_dtypes_;
   const std::shared_ptr<std::mutex> engine_mutex_ = std::make_shared<std::mutex>();  // one collective at a time
   const std::string name_;
@@ -137,6 +151,8 @@ class StreamBackend final : public c10d::Backend {
   uint64_t num_monitored_barriers_ = 0;
   std::deque<std::shared_ptr<Outcome>> records_;
   std::optional<Coalesced> coalesced_;
+  HostQueue host_collectives_;
+  HostQueue host_messages_;
 };
 
 }  // namespace torch_mtia

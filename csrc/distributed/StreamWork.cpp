@@ -15,12 +15,13 @@ namespace torch_mtia {
 void Outcome::begin() {
   const std::lock_guard<std::mutex> lock(mutex_);
   error_ = nullptr;
-  state_ = "running";
+  state_ = State::kRunning;
+  start_ = std::chrono::steady_clock::now();
 }
 
 void Outcome::end() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  state_ = "completed";
+  state_ = State::kCompleted;
 }
 
 void Outcome::fail() {
@@ -40,7 +41,7 @@ void Outcome::fail() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     error_ = error;
-    state_ = "failed";
+    state_ = State::kFailed;
   }
   std::rethrow_exception(error);
 }
@@ -62,7 +63,13 @@ int Outcome::source_rank() const {
 
 const char* Outcome::state() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return state_;
+  constexpr const char* kNames[] = {"queued", "running", "completed", "failed"};
+  return kNames[static_cast<size_t>(state_)];
+}
+
+bool Outcome::has_run_for(std::chrono::seconds time) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return state_ == State::kRunning && std::chrono::steady_clock::now() - start_ >= time;
 }
 
 StreamWork::StreamWork(int rank, c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome,

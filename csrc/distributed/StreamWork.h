@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <chrono>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -41,10 +42,13 @@ class Outcome {
   int source_rank() const;
   // "queued", "running", "completed" or "failed".
   const char* state() const;
+  // Whether it is running, for at least this time.
+  bool has_run_for(std::chrono::seconds time) const;
 
  private:
   mutable std::mutex mutex_;
-  const char* state_ = "queued";
+  enum class State { kQueued, kRunning, kCompleted, kFailed } state_ = State::kQueued;
+  std::chrono::steady_clock::time_point start_;
   std::exception_ptr error_;
   int source_rank_ = -1;
 };

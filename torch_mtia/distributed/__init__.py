@@ -31,11 +31,11 @@ def register() -> None:
     device = door.device_type()
     after_import("torch.testing._internal.distributed.fake_pg", _serve_dry_runs)
     if not hasattr(names, BACKEND.upper()):
-        names.register_backend(BACKEND, _create, devices=[device])
+        names.register_backend(BACKEND, _create, devices=[device, "cpu"])
         return
     names.default_device_backend_map.pop("mtia", None)
     names.default_device_backend_map[device] = BACKEND
-    names.backend_capability[BACKEND] = [device]
+    names.backend_capability[BACKEND] = [device, "cpu"]
 
 
 def _serve_dry_runs(_: ModuleType) -> None:

@@ -52,7 +52,8 @@ def with_timeouts_of_the_device(original: Callable[..., Any]) -> Callable[..., A
         backend = backend_of(chosen)
         if backend is not None:
             backend._set_default_timeout(timeout)
-        if backend is None or torch.device("cpu") in chosen._device_types:
+        cpu = torch.device("cpu")
+        if backend is None or (cpu in chosen._device_types and chosen._get_backend(cpu) is not backend):
             original(timeout, group)
 
     return _set_pg_timeout

@@ -1,0 +1,63 @@
+// Collectives and messages of CPU tensors: as those of the device, they return at once. The thread of a HostQueue does
+// what streams do for the device.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "StreamWork.h"
+
+namespace torch_mtia {
+
+// Calls, one after the other.
+class HostQueue {
+ public:
+  HostQueue() = default;
+  HostQueue(const HostQueue&) = delete;
+  HostQueue& operator=(const HostQueue&) = delete;
+  // Returns when all calls have been made.
+  ~HostQueue();
+
+  void push(std::function<void()> call);
+
+ private:
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> calls_;
+  bool is_over_ = false;
+  std::thread thread_;  // from the first call on
+};
+
+class HostWork final : public c10d::Work {
+ public:
+  // `inner`: the engine's work, to wait for which moves it on; or none.
+  HostWork(int rank, c10d::OpType type, std::shared_ptr<Outcome> outcome, std::vector<at::Tensor> outputs,
+           c10::intrusive_ptr<c10d::Work> inner = {});
+
+  // Completes with what the call does or raises. The first time only.
+  void run(const std::function<void()>& call);
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  int sourceRank() const override { return outcome_->source_rank(); }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  uint64_t getSequencenumber() const override { return outcome_->call.sequence_number; }
+
+ private:
+  const std::shared_ptr<Outcome> outcome_;
+  const std::vector<at::Tensor> outputs_;
+  const c10::intrusive_ptr<c10d::Work> inner_;
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::timed_mutex running_;
+};
+
+}  // namespace torch_mtia
