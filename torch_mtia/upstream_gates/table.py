@@ -9,6 +9,7 @@ import torch
 from torch_mtia import torch_version
 from torch_mtia.door import device_type
 from torch_mtia.upstream_gates import (
+    checkpoints,
     device_lists,
     eager,
     graphs,
@@ -313,6 +314,35 @@ GATES: tuple[Gate, ...] = (
         why="Processes that torchrun restarts find in its store the addresses of those that have died, and fail.",
         replace=process_groups.with_keys_of_this_attempt,
         is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="_write_files_from_queue.__code__",
+        modules=("torch.distributed.checkpoint.filesystem",),
+        why="While a checkpoint is written, what is next is copied to the CPU, if torch.cuda is available.",
+        replace=checkpoints.copying_ahead,
+        is_needed=lambda code: "cuda" in code.co_names,
+    ),
+    Gate(
+        name="DefaultStager.stage",
+        modules=("torch.distributed.checkpoint.staging",),
+        why="A stream of its own copies what is saved to the CPU, and does not wait for the step that makes it: the "
+        "checkpoint is of a step before, or torn.",
+        replace=checkpoints.behind_the_current_stream,
+        is_needed=lambda original: "wait_stream" not in inspect.getsource(original),
+    ),
+    Gate(
+        name="StateDictStager.__init__",
+        modules=("torch.distributed.checkpoint._state_dict_stager",),
+        why="What is saved is staged in pinned memory if torch.cuda is available, which registers memory as pinned.",
+        replace=checkpoints.pinned_where_not_shared,
+        is_needed=lambda original: "torch.cuda" in inspect.getsource(original),
+    ),
+    Gate(
+        name="StateDictStager._stage_untyped_storage",
+        modules=("torch.distributed.checkpoint._state_dict_stager",),
+        why="And here: memory that the device has allocated is pinned.",
+        replace=checkpoints.staged_in_pinned_memory,
+        is_needed=lambda original: "pin_memory_utils" in inspect.getsource(original),
     ),
     Gate(
         name="DistributedDataParallel._check_comm_hook",

@@ -1,0 +1,43 @@
+"""Replacements in torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+
+
+def copying_ahead(code: CodeType) -> CodeType:
+    """Asks whether there is an accelerator, in place of torch.cuda."""
+    return code.replace(co_names=tuple("accelerator" if name == "cuda" else name for name in code.co_names))
+
+
+def behind_the_current_stream(original: Callable[..., Any]) -> Callable[..., Any]:
+    def stage(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._staging_stream is not None:
+            self._staging_stream.wait_stream(torch.accelerator.current_stream())
+        return original(self, *args, **kwargs)
+
+    return stage
+
+
+def pinned_where_not_shared(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The allocator of pinned memory has none that processes share."""
+
+    def __init__(self: Any, pin_memory: bool = False, share_memory: bool = False, *args: Any, **kwargs: Any) -> None:
+        original(self, False, share_memory, *args, **kwargs)
+        self.allocates_pinned_memory = pin_memory and not share_memory
+
+    return __init__
+
+
+def staged_in_pinned_memory(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _stage_untyped_storage(self: Any, storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        if self.allocates_pinned_memory and storage not in self._cached_storage_mapping:
+            pinned = torch.empty(storage.size(), dtype=torch.uint8, pin_memory=True)
+            self._cached_storage_mapping[storage] = pinned.untyped_storage()
+        return original(self, storage, *args, **kwargs)
+
+    return _stage_untyped_storage
