@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -18,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor import Replicate, Shard
@@ -132,6 +135,97 @@ def test_the_state_of_an_optimizer_is_sharded(ranks: Ranks) -> None:
     network = model()
     expected = train(network, data().flatten(1, 2), torch.optim.Adam(network.parameters(), lr=0.1))
     torch.testing.assert_close(mean(ranks.run(trains_with_zero)), expected, rtol=1e-4, atol=1e-5)
+
+
+LATE: dict[str, Callable[[], nn.Module]] = {
+    "DDP": lambda: DDP(model().to(D)),
+    "FSDP1": lambda: FSDP(model().to(D), use_orig_params=True),
+    "FSDP2": lambda: sharded(model().to(D)),
+}
+
+
+def waits_for_nobody(rank: int, name: str) -> list[float]:
+    """The other rank begins its last step when this one has been through it."""
+    network, batches = LATE[name](), data()[:, rank].to(D)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.1)
+    losses = train(network, batches[:2], optimizer)  # DDP agrees on its buckets in the second step
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait([name], timedelta(seconds=20))
+    loss = network(batches[2]).square().mean()
+    loss.backward()
+    optimizer.step()
+    if rank == 0:
+        store.set(name, "is through")
+    return [*losses, float(loss)]
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_step_is_enqueued_without_waiting_for_other_ranks(ranks: Ranks, name: str) -> None:
+    network = model()
+    expected = train(network, data().flatten(1, 2), torch.optim.AdamW(network.parameters(), lr=0.1))
+    torch.testing.assert_close(mean(ranks.run(waits_for_nobody, name)), expected, rtol=1e-4, atol=1e-5)
+
+
+def scales(rank: int) -> list[tuple[float, bool]]:
+    network = FSDP(model(), device_id=torch.device(D, rank), use_orig_params=True)
+    scaler = ShardedGradScaler(device=D, init_scale=64.0)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    results = []
+    for overflows in (False, True, False):
+        before = [parameter.detach().clone() for parameter in network.parameters()]
+        loss = network(torch.ones(4, 8, device=D)).square().mean()
+        if overflows and rank == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        moved = any(not torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
+        results.append((scaler.get_scale(), moved))
+    return results
+
+
+def test_no_rank_makes_a_step_in_which_one_has_overflowed(ranks: Ranks) -> None:
+    assert ranks.run(scales) == [[(64.0, True), (32.0, False), (32.0, True)]] * RANKS
+
+
+def joins(rank: int) -> list[torch.Tensor]:
+    """The second rank has a batch more."""
+    network = DDP(model().to(D))
+    with network.join():
+        train(network, data()[: 2 + rank, rank].to(D))
+    return [parameter.detach().cpu() for parameter in network.parameters()]
+
+
+def test_ranks_have_different_numbers_of_batches(ranks: Ranks) -> None:
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    batches = data()
+    for present in (batches[0], batches[1], batches[2, 1:]):
+        (sum(network(batch).square().mean() for batch in present) / RANKS).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for parameters in ranks.run(joins):
+        torch.testing.assert_close(parameters, [parameter.detach() for parameter in network.parameters()])
+
+
+def tracks_memory(_: int) -> tuple[dict[str, int], dict[str, int]]:
+    network = sharded(model().to(D))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    batch = data()[0, 0].to(D)
+    with FSDPMemTracker(network, optimizer) as tracker:
+        train(network, batch[None], optimizer)
+    peak, current = (next(iter(tracker.get_tracker_snapshot(kind).values())) for kind in ("peak", "current"))
+    return {str(kind): size for kind, size in peak.items()}, {str(kind): size for kind, size in current.items()}
+
+
+def test_the_memory_of_parts_is_tracked(ranks: Ranks) -> None:
+    size = 4 * sum(parameter.numel() for parameter in model().parameters())
+    for peak, current in ranks.run(tracks_memory):
+        assert current["_FSDPRefType.SHARDED_PARAM"] == size // RANKS
+        assert peak["_FSDPRefType.ALL_GATHER"] > 0
+        assert current["_FSDPRefType.UNSHARDED_PARAM"] == 0
 
 
 def accumulates(rank: int) -> Any:

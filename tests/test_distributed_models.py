@@ -102,6 +102,19 @@ def test_fsdp_of_tensor_parallel(ranks: Ranks) -> None:
     assert results[:1] + results[2:3] == results[1::2]
 
 
+def trains_replicas(rank: int) -> list[float]:
+    mesh = init_device_mesh(D, (2, 2), mesh_dim_names=("replicas", "parts"))
+    model = llama().to(D)
+    for part in (*model.model.layers, model):
+        fully_shard(part, mesh=mesh)
+    return train(model, text().chunk(RANKS, 1)[rank].to(D))
+
+
+def test_fsdp_of_replicas(ranks: Ranks) -> None:
+    losses = [sum(each) / RANKS for each in zip(*ranks.run(trains_replicas), strict=True)]
+    torch.testing.assert_close(losses, train(llama(), text()), rtol=TOLERANCE, atol=0)
+
+
 def by_the_plan_of_the_model(rank: int, folder: Path) -> tuple[list[list[int]], list[float], list[int]]:
     with mock.patch.dict(os.environ, LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS)):  # as torchrun tells it
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
