@@ -42,20 +42,21 @@ void HostQueue::run() {
 }
 
 HostWork::HostWork(int rank, c10d::OpType type, std::shared_ptr<Outcome> outcome, std::vector<at::Tensor> outputs,
-                   c10::intrusive_ptr<c10d::Work> inner)
+                   std::function<void()> call, Runs runs)
     : Work(rank, type),
       outcome_(std::move(outcome)),
       outputs_(std::move(outputs)),
-      inner_(std::move(inner)),
+      call_(std::move(call)),
+      runs_(runs),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
-void HostWork::run(const std::function<void()>& call) {
-  const std::lock_guard<std::timed_mutex> lock(running_);
+void HostWork::run() {
+  const std::lock_guard<std::mutex> lock(running_);
   if (isCompleted()) return;
   try {
     outcome_->begin();
     try {
-      call();
+      call_();
     } catch (...) {
       outcome_->fail();
     }
@@ -69,16 +70,7 @@ void HostWork::run(const std::function<void()>& call) {
 }
 
 bool HostWork::wait(std::chrono::milliseconds timeout) {
-  if (inner_) {
-    // Another thread may be in the middle of it.
-    const bool is_free = timeout == kNoTimeout || running_.try_lock_for(timeout);
-    TORCH_CHECK_WITH(DistBackendError, is_free, outcome_->call.name, " was not complete after ", timeout.count(), " ms");
-    if (timeout != kNoTimeout) running_.unlock();
-    run([&] {
-      inner_->wait(timeout);
-      if (opType_ == c10d::OpType::RECVANYSOURCE) outcome_->set_source_rank(inner_->sourceRank());
-    });
-  }
+  if (runs_ == Runs::kAlsoInWait && timeout == kNoTimeout) run();
   return Work::wait(timeout);
 }
 

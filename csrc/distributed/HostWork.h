@@ -39,12 +39,14 @@ class HostQueue {
 
 class HostWork final : public c10d::Work {
  public:
-  // `inner`: the engine's work, to wait for which moves it on; or none.
-  HostWork(int rank, c10d::OpType type, std::shared_ptr<Outcome> outcome, std::vector<at::Tensor> outputs,
-           c10::intrusive_ptr<c10d::Work> inner = {});
+  // Where does a call run: in a queue, or also in the thread that waits for it, if that is earlier.
+  enum class Runs { kQueued, kAlsoInWait };
 
-  // Completes with what the call does or raises. The first time only.
-  void run(const std::function<void()>& call);
+  HostWork(int rank, c10d::OpType type, std::shared_ptr<Outcome> outcome, std::vector<at::Tensor> outputs,
+           std::function<void()> call, Runs runs);
+
+  // Makes the call, unless that is done, and completes with what it raises.
+  void run();
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   int sourceRank() const override { return outcome_->source_rank(); }
@@ -55,9 +57,10 @@ class HostWork final : public c10d::Work {
  private:
   const std::shared_ptr<Outcome> outcome_;
   const std::vector<at::Tensor> outputs_;
-  const c10::intrusive_ptr<c10d::Work> inner_;
+  const std::function<void()> call_;
+  const Runs runs_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
-  std::timed_mutex running_;
+  std::mutex running_;
 };
 
 }  // namespace torch_mtia

@@ -176,13 +176,14 @@ StreamBackend::WorkPtr StreamBackend::work_of(c10d::OpType type, const MTIAStrea
 }
 
 StreamBackend::WorkPtr StreamBackend::host_work_of(c10d::OpType type, std::shared_ptr<Outcome> outcome, Tensors outputs,
-                                                   HostQueue& queue, std::function<void()> call, WorkPtr inner) {
-  auto work = c10::make_intrusive<HostWork>(getRank(), type, std::move(outcome), std::move(outputs), std::move(inner));
+                                                   std::function<void()> call, bool is_message) {
+  auto work = c10::make_intrusive<HostWork>(getRank(), type, std::move(outcome), std::move(outputs), std::move(call),
+                                            is_message ? HostWork::Runs::kAlsoInWait : HostWork::Runs::kQueued);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (Coalesced* calls = coalesced_on(at::kCPU)) calls->works.push_back(work);
   }
-  queue.push([work, call = std::move(call)] { work->run(call); });
+  (is_message ? host_messages_ : host_collectives_).push([work] { work->run(); });
   return work;
 }
 
@@ -207,10 +208,11 @@ StreamBackend::WorkPtr StreamBackend::endCoalescing() {
     coalesced_.reset();
   }
   if (calls.device && calls.device->is_cpu()) {
-    return host_work_of(c10d::OpType::COALESCED, next_outcome("c10d::coalesced", {}), {}, host_messages_,
-                        [works = std::move(calls.works)] {
-                          for (const WorkPtr& work : works) work->wait();
-                        });
+    const auto wait_for_all = [works = std::move(calls.works)] {
+      for (const WorkPtr& work : works) work->wait();
+    };
+    return host_work_of(c10d::OpType::COALESCED, next_outcome("c10d::coalesced", {}), {}, wait_for_all,
+                        /*is_message=*/true);
   }
   const Streams& streams = streams_of(calls.device ? calls.device->index() : current_device());
   streams.ends.wait_for(streams.collectives);
@@ -235,8 +237,8 @@ uint64_t StreamBackend::getSequenceNumberForGroup() {
 StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* name, c10::Device device,
                                                  const Tensors& used, Tensors outputs, Call call) {
   if (device.is_cpu()) {
-    return host_work_of(type, next_outcome(name, used), std::move(outputs), host_collectives_,
-                        [engine = host_engine_, call = std::move(call)] { call(*engine); });
+    const auto run = [engine = host_engine_, call = std::move(call)] { call(*engine); };
+    return host_work_of(type, next_outcome(name, used), std::move(outputs), run, /*is_message=*/false);
   }
   const MTIAStream stream = streams_of(device.index()).collectives;
   for (const at::Tensor& tensor : used) tensor.record_stream(stream.unwrap());
@@ -281,8 +283,12 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
   const c10::Device device = device_of(tensors);
   const Tensors outputs = type == c10d::OpType::SEND ? Tensors{} : tensors;
   if (device.is_cpu()) {
-    WorkPtr inner = post(*host_engine_);
-    return host_work_of(type, next_outcome(name, tensors), outputs, host_messages_, [inner] { inner->wait(); }, inner);
+    auto outcome = next_outcome(name, tensors);
+    const auto wait = [posted = post(*host_engine_), type, outcome] {
+      posted->wait();
+      if (type == c10d::OpType::RECVANYSOURCE) outcome->set_source_rank(posted->sourceRank());
+    };
+    return host_work_of(type, outcome, outputs, wait, /*is_message=*/true);
   }
   const Streams& streams = streams_of(device.index());
   for (const at::Tensor& tensor : tensors) tensor.record_stream(streams.arrivals.unwrap());

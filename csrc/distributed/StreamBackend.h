@@ -119,9 +119,9 @@ class StreamBackend final : public c10d::Backend {
   // Notes the call, and gives it the next number.
   std::shared_ptr<Outcome> next_outcome(const char* name, const Tensors& tensors);
   WorkPtr work_of(c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome, Tensors outputs);
-  // Of CPU tensors. `inner` is the engine's work of a message.
-  WorkPtr host_work_of(c10d::OpType type, std::shared_ptr<Outcome> outcome, Tensors outputs, HostQueue& queue,
-                       std::function<void()> call, WorkPtr inner = {});
+  // Of CPU tensors.
+  WorkPtr host_work_of(c10d::OpType type, std::shared_ptr<Outcome> outcome, Tensors outputs, std::function<void()> call,
+                       bool is_message);
   Coalesced* coalesced_on(c10::Device device);
   WorkPtr allreduce_sparse_coo(const at::Tensor& tensor, const c10d::AllreduceOptions& options);
   // Both give their work the `name`, a literal.
