@@ -173,7 +173,8 @@ std::string Team::why_lost(const std::vector<int>& missing, const Deadline& dead
   if (std::chrono::steady_clock::now() < deadline.time) return "";
   std::string names;
   for (const int member : missing) names += (names.empty() ? "" : ", ") + name_of(member);
-  return "waited " + std::to_string(deadline.timeout.count()) + " ms for " + names;
+  return (names.empty() ? "no rank" : "not all ranks") + std::string(" came within the timeout of ") +
+         std::to_string(deadline.timeout.count()) + " ms; missing: " + (names.empty() ? "any" : names);
 }
 
 }  // namespace torch_mtia::collectives

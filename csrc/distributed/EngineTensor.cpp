@@ -30,8 +30,8 @@ c10::ScalarType engine_dtype(const at::Tensor& tensor, const std::optional<Engin
 
 at::Tensor engine_argument(const at::Tensor& tensor, const std::optional<EngineDtypes>& moved_by) {
   const bool is_host = tensor.device().is_cpu();
-  TORCH_CHECK(is_host || is_ours(tensor.device()), "expected a tensor of ", device_name(), " or of the CPU, got one of ",
-              tensor.device());
+  TORCH_CHECK(is_host || is_ours(tensor.device()), "expected a tensor of ", device_name(),
+              " or of the CPU, got one of ", tensor.device());
   TORCH_CHECK_NOT_IMPLEMENTED(is_host || HostView::available(),
                               "collectives need a driver with a host view of its memory");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "collectives of ", device_name(),

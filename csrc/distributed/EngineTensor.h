@@ -11,8 +11,9 @@
 namespace torch_mtia {
 
 // What the engine takes in place of an argument. A tensor becomes a CPU tensor over the same bytes. One of the device
-// keeps nothing alive, and is valid for work that runs in stream order. With the dtypes of an engine, elements of one that it does
-// not know become others of the same size, for calls that only move them; Reduction.h has those that do not.
+// keeps nothing alive, and is valid for work that runs in stream order. With the dtypes of an engine, elements of one
+// that it does not know become others of the same size, for calls that only move them; Reduction.h has those that do
+// not.
 at::Tensor engine_argument(const at::Tensor& tensor, const std::optional<EngineDtypes>& moved_by);
 inline auto engine_argument(const auto& options, const std::optional<EngineDtypes>& /*moved_by*/) {
   return options;

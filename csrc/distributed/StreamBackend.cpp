@@ -7,6 +7,7 @@
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
@@ -355,6 +356,11 @@ StreamBackend::WorkPtr StreamBackend::allreduce_sparse_coo(const at::Tensor& ten
   const at::Tensor sum =
       at::sparse_coo_tensor(at::cat(all_indices).t(), at::cat(all_values), tensor.sizes()).coalesce();
   tensor.copy_(sum);
+  if (tensor.is_cpu()) {
+    return host_work_of(
+        c10d::OpType::_ALLREDUCE_SPARSE, next_outcome("c10d::allreduce_sparse", {}), {tensor}, [] {},
+        /*is_message=*/false);
+  }
   return work_of(c10d::OpType::_ALLREDUCE_SPARSE, MTIAStream::current(tensor.get_device()),
                  next_outcome("c10d::allreduce_sparse", {}), {tensor});
 }
@@ -504,8 +510,10 @@ void StreamBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /
       absent.push_back(rank);
     }
   }
-  TORCH_CHECK_WITH(DistBackendError, absent.empty(), "rank ", getRank(), " waited ", timeout.count(),
-                   " ms in monitored_barrier for ranks that did not call it: ", absent);
+  // In gloo's words, which scripts look for.
+  TORCH_CHECK_WITH(DistBackendError, absent.empty(), "Rank ", getRank(),
+                   " timed out in monitoredBarrier: ", absent.size() == 1 ? "Rank " : "Ranks ", c10::Join(", ", absent),
+                   " failed to pass monitoredBarrier in ", timeout.count(), " ms");
 }
 
 }  // namespace torch_mtia

@@ -1,0 +1,225 @@
+"""Ranks that die, do not come, call something else, or leave: who is left knows, and the device goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _abort_process_group
+
+from torch_mtia.conformance.ranks import RankError, Ranks
+from torch_mtia.door import device_type
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
+
+SIZE = 3
+D = device_type()
+
+
+@contextlib.contextmanager
+def raises(*words: str) -> Iterator[None]:
+    """A DistBackendError that says this, and a device that works afterwards."""
+    with pytest.raises(dist.DistBackendError) as error:
+        yield
+    for word in words:
+        assert word in str(error.value)
+    assert (torch.ones(3, device=D) + 1).tolist() == [2.0] * 3
+
+
+def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+    dist.all_reduce(tensor, group=group)
+    torch.accelerator.synchronize()
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    """For one test: afterwards the group may be of no use."""
+    with Ranks(SIZE, "mtia") as processes:
+        yield processes
+
+
+def fails_on_the_last(ranks: Ranks, function: Callable[..., object]) -> None:
+    with pytest.raises(RankError) as error:
+        ranks.run(function)
+    assert str(error.value) == f"no answer of rank {SIZE - 1}"  # the others' assertions hold
+
+
+def the_last_is_killed(rank: int) -> None:
+    large = torch.ones(64 << 20, device=D)
+    all_reduce(large)
+    if rank == SIZE - 1:
+        works = [dist.all_reduce(large, async_op=True) for _ in range(3)]
+        while not works[0].is_completed():
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+    with raises("c10d::allreduce, number ", f"on rank {rank} of {SIZE}", f"rank {SIZE - 1}"):
+        for _ in range(4):
+            all_reduce(large)
+    with raises(f"rank {SIZE - 1}"):
+        all_reduce(large)
+
+
+def test_a_rank_that_is_killed_in_a_collective_is_named(ranks: Ranks) -> None:
+    fails_on_the_last(ranks, the_last_is_killed)
+
+
+def the_last_exits(rank: int) -> None:
+    if rank == SIZE - 1:
+        os._exit(0)
+    with raises(f"the process of rank {SIZE - 1} has ended"):
+        all_reduce(torch.ones(3, device=D))
+
+
+def test_a_rank_that_exits_is_named(ranks: Ranks) -> None:
+    fails_on_the_last(ranks, the_last_exits)
+
+
+def the_last_does_not_come(rank: int) -> None:
+    group = dist.new_group(timeout=timedelta(milliseconds=300))
+    if rank != SIZE - 1:
+        with raises(f"missing: rank {SIZE - 1}"):
+            all_reduce(torch.ones(3, device=D), group)
+    dist.barrier()  # other groups go on
+
+
+def test_a_rank_that_does_not_come_in_time_is_named(ranks: Ranks) -> None:
+    ranks.run(the_last_does_not_come)
+
+
+def one_call_has_a_timeout(rank: int) -> None:
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(milliseconds=300)
+    group = dist.new_group()
+    if rank != SIZE - 1:
+        with raises("within the timeout of 300 ms"):
+            group.allreduce([torch.ones(3, device=D)], options)
+            torch.accelerator.synchronize()
+    dist.barrier()
+
+
+def test_a_call_may_have_a_timeout_of_its_own(ranks: Ranks) -> None:
+    ranks.run(one_call_has_a_timeout)
+
+
+def calls_do_not_fit(rank: int) -> None:
+    last = rank == SIZE - 1
+    x = torch.ones(10, device=D)
+    with raises("disagree on sizes"):
+        all_reduce(torch.ones(11 if last else 10, device=D))
+    with raises(f"rank {SIZE - 1}: all_reduce SUM of Int", "rank 0: all_reduce SUM of Float"):
+        all_reduce(x.int() if last else x)
+    with raises(f"rank {SIZE - 1}: all_reduce MAX of Float"):
+        dist.all_reduce(x, dist.ReduceOp.MAX if last else dist.ReduceOp.SUM)
+        torch.accelerator.synchronize()
+    with raises(f"rank {SIZE - 1}: broadcast of Float with root 0"):
+        if last:
+            dist.broadcast(x, 0)
+            torch.accelerator.synchronize()
+        else:
+            all_reduce(x)
+    with raises("broadcast of Float with root 1"):
+        dist.broadcast(x, 1 if last else 0)
+        torch.accelerator.synchronize()
+    assert x.tolist() == [1.0] * 10
+    all_reduce(x)
+    assert x.tolist() == [float(SIZE)] * 10
+
+
+def test_calls_that_do_not_fit_raise_on_all_ranks_and_write_nothing(ranks: Ranks) -> None:
+    ranks.run(calls_do_not_fit)
+
+
+def one_aborts(rank: int) -> None:
+    group = dist.new_group()
+    if rank == 0:
+        dist.all_reduce(torch.ones(3, device=D), group=group)  # nobody else comes
+        _abort_process_group(group)
+        with raises("aborted"):
+            torch.accelerator.synchronize()
+    dist.barrier()
+
+
+def test_a_group_is_aborted_with_work_pending(ranks: Ranks) -> None:
+    ranks.run(one_aborts)
+
+
+def one_leaves(rank: int) -> None:
+    group = dist.new_group()
+    if rank == 0:
+        dist.all_reduce(torch.ones(3, device=D), group=group)
+        dist.destroy_process_group(group)
+        with raises("aborted"):
+            torch.accelerator.synchronize()
+    dist.barrier()
+
+
+def test_a_group_is_left_with_work_pending(ranks: Ranks) -> None:
+    ranks.run(one_leaves)
+
+
+def all_leave_while_work_is_queued(_: int) -> None:
+    group, tensor = dist.new_group(), torch.ones(1 << 20, device=D)
+    for _ in range(20):
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
+    dist.destroy_process_group(group)
+    assert tensor.sum().item() == 1 << 20
+
+
+def test_what_is_queued_ends_before_a_group_does(ranks: Ranks) -> None:
+    ranks.run(all_leave_while_work_is_queued)
+
+
+def forks(_: int) -> None:
+    dist.all_reduce(torch.ones(3, device=D))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        words = []
+        for device in (D, "cpu"):
+            try:
+                dist.all_reduce(torch.ones(3, device=device))
+            except RuntimeError as error:
+                words.append(str(error))
+        os.write(writer, "\n".join(words).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    of_the_device, of_the_host = os.read(reader, 1 << 16).decode().split("\n")[:2]
+    assert "forked subprocess" in of_the_device
+    assert "the group belongs to the process that was forked" in of_the_host
+    dist.barrier()
+
+
+def test_a_forked_process_is_told_that_it_has_no_group(ranks: Ranks) -> None:
+    ranks.run(forks)
+
+
+EXIT = """
+import os, torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+dist.init_process_group(init_method="file://" + os.environ["STORE"], rank=rank, world_size=2)
+x = torch.ones(3, device=torch.accelerator.current_accelerator())
+dist.all_reduce(x)
+assert x.tolist() == [2.0] * 3
+if rank == 0:
+    dist.all_reduce(x, async_op=True)  # the other does not come
+    dist.all_reduce(torch.ones(3), async_op=True)
+"""
+
+
+def test_processes_exit_without_leaving_their_group(tmp_path: Path, run_script: RunScript) -> None:
+    def run(rank: int) -> int:
+        return run_script(EXIT, RANK=str(rank), STORE=str(tmp_path / "store")).returncode
+
+    with ThreadPoolExecutor() as threads:
+        assert list(threads.map(run, range(2))) == [0, 0]
