@@ -10,6 +10,7 @@ from torch_mtia import torch_version
 from torch_mtia.door import device_type
 from torch_mtia.upstream_gates import (
     checkpoints,
+    collectives,
     device_lists,
     eager,
     graphs,
@@ -343,6 +344,48 @@ GATES: tuple[Gate, ...] = (
         why="And here: memory that the device has allocated is pinned.",
         replace=checkpoints.staged_in_pinned_memory,
         is_needed=lambda original: "pin_memory_utils" in inspect.getsource(original),
+    ),
+    Gate(
+        name="get_gpu_dram_gbps",
+        modules=("torch._inductor.utils", "torch.utils._runtime_estimation"),
+        why="Schedules for overlap ask Triton's driver for the clock and the width of the memory's bus.",
+        replace=collectives.bandwidth_of_the_device,
+        is_needed=lambda original: "triton.testing" in inspect.getsource(original),
+    ),
+    Gate(
+        name="get_device_tflops",
+        modules=("torch._inductor.utils", "torch.utils._runtime_estimation"),
+        why="They take a product for free where torch.cuda is not available.",
+        replace=collectives.teraflops_of_the_device,
+        is_needed=lambda original: "torch.cuda.is_available" in inspect.getsource(original),
+    ),
+    Gate(
+        name="estimate_nccl_collective_runtime_impl",
+        modules=("torch._inductor.comm_analysis",),
+        why="Collectives are taken to be those of an A100 with NVLink.",
+        replace=collectives.time_of_shared_memory,
+        is_needed=lambda original: "_nccl_best_algo_time" in inspect.getsource(original),
+    ),
+    Gate(
+        name="compute_min_saturation_bytes",
+        modules=("torch._inductor.comm_analysis",),
+        why="And the sizes of buckets are.",
+        replace=collectives.bytes_that_outweigh_the_latency,
+        is_needed=lambda original: "INTERCONNECT_PROFILES" in inspect.getsource(original),
+    ),
+    Gate(
+        name="_benchmark_collective_with_cuda_events_impl.__code__",
+        modules=("torch._inductor.fx_passes.node_runtime_estimation",),
+        why="Collectives are timed by events of torch.cuda.",
+        replace=collectives.timed_by_events_of_the_device,
+        is_needed=lambda code: "cuda" in code.co_names,
+    ),
+    Gate(
+        name="AlgorithmSelectorCache.benchmark_collective_choice",
+        modules=("torch._inductor.select_algorithm",),
+        why="Choices for operators that communicate are timed by torch.cuda.",
+        replace=collectives.choices_timed_on_the_device,
+        is_needed=lambda original: "cuda:" in inspect.getsource(original),
     ),
     Gate(
         name="DistributedDataParallel._check_comm_hook",

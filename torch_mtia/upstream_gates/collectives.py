@@ -1,0 +1,92 @@
+"""Replacements in what Inductor knows of collectives: how long they take, and how that is measured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_mtia.door import device_module, device_type
+
+log = logging.getLogger(__name__)
+
+
+def bandwidth_of_the_device(_: Callable[[], float]) -> Callable[[], float]:
+    def get_gpu_dram_gbps() -> float:
+        from torch_mtia.inductor import roofline
+
+        return roofline.memory_bandwidth()
+
+    return get_gpu_dram_gbps
+
+
+def teraflops_of_the_device(_: Callable[[torch.dtype], float]) -> Callable[[torch.dtype], float]:
+    def get_device_tflops(dtype: torch.dtype) -> float:
+        from torch_mtia.inductor import roofline
+
+        return roofline.teraflops(dtype)
+
+    return get_device_tflops
+
+
+def time_of_shared_memory(_: Callable[..., float]) -> Callable[..., float]:
+    def estimate_nccl_collective_runtime_impl(tensor_storage_size_bytes: int, group_size: int, coll: Any) -> float:
+        """Milliseconds."""
+        from torch_mtia.inductor import roofline
+
+        return roofline.collective_us(coll.name.lower(), tensor_storage_size_bytes, group_size) / 1e3
+
+    return estimate_nccl_collective_runtime_impl
+
+
+def bytes_that_outweigh_the_latency(_: Callable[..., int]) -> Callable[..., int]:
+    def compute_min_saturation_bytes(group_size: int, coll: Any, target_efficiency: float = 0.9) -> int:
+        """Of a collective whose bytes take that part of its time."""
+        from torch_mtia.inductor import roofline
+
+        if group_size <= 1:
+            return 0
+        per_byte_us = roofline.collective_us(coll.name.lower(), 1 << 30, group_size) / (1 << 30)
+        return int(target_efficiency / (1 - target_efficiency) * roofline.COLLECTIVE_LATENCY_US / per_byte_us)
+
+    return compute_min_saturation_bytes
+
+
+def timed_by_events_of_the_device(code: CodeType) -> CodeType:
+    """Asks the device's module, in place of torch.cuda."""
+    return code.replace(co_names=tuple(device_type() if name == "cuda" else name for name in code.co_names))
+
+
+def choices_timed_on_the_device(_: Any) -> Any:
+    """Of those for an operator that communicates: all ranks time them together, and agree on the mean."""
+
+    def benchmark_collective_choice(cls: Any, choice: Any, autotune_args: Any) -> float:
+        from torch._inductor import config
+
+        inputs, output = autotune_args.get_benchmark_tensors(cls._is_extern(choice)).unpack()
+        output.zero_()
+
+        def milliseconds(runs: int) -> float:
+            dist.barrier()
+            start, end = (device_module().Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(runs):
+                choice.benchmark_collective(*inputs, out=output)
+            end.record()
+            end.synchronize()
+            return float(start.elapsed_time(end)) / runs
+
+        try:
+            milliseconds(max(1, config.inductor_default_autotune_warmup))
+            mean = torch.tensor([milliseconds(config.collective_benchmark_nruns)], device=output.device)
+            dist.all_reduce(mean, dist.ReduceOp.AVG)
+            return mean.item()
+        except Exception:
+            log.warning("%s cannot be timed and is not chosen", getattr(choice, "name", choice), exc_info=True)
+            return float("inf")
+
+    return classmethod(benchmark_collective_choice)
