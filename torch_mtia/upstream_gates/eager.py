@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -175,3 +176,8 @@ def functional_tensors_as_they_are(original: Callable[..., str]) -> Callable[...
         return original(inp, tensor_contents=tensor_contents)
 
     return _str_intern
+
+
+def norm_of_mtia(code: CodeType) -> CodeType:
+    """In place of a device that no process has beside this one."""
+    return code.replace(co_consts=tuple("mtia" if constant == "xpu" else constant for constant in code.co_consts))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torch_mtia.distributed import BACKEND
 from torch_mtia.door import device_module, device_type
 
 
@@ -153,3 +154,8 @@ COPIES: dict[str, Callable[[object], Callable[..., Any]]] = {
     "_gather": gather,
     "_gather_out": gather_out,
 }
+
+
+def gradient_by_reduce_scatter(code: CodeType) -> CodeType:
+    """In place of the backend of a device that no process has beside this one."""
+    return code.replace(co_names=tuple(BACKEND.upper() if name == "XCCL" else name for name in code.co_names))

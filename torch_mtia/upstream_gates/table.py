@@ -62,6 +62,14 @@ GATES: tuple[Gate, ...] = (
         is_needed=lambda original: "mtia" not in getattr(original, "__module__", ""),
     ),
     Gate(
+        name="norm.__code__",
+        modules=("torch.functional",),
+        why="torch.norm and Tensor.norm are torch.linalg.vector_norm on devices that they list, elsewhere an operator "
+        "that DTensor divides wrongly.",
+        replace=eager.norm_of_mtia,
+        is_needed=lambda code: "mtia" not in code.co_consts,
+    ),
+    Gate(
         name="is_current_stream_capturing",
         modules=("torch.mtia",),
         why="torch.mtia has no counterpart of torch.cuda.is_current_stream_capturing.",
@@ -393,6 +401,13 @@ GATES: tuple[Gate, ...] = (
         why="The hooks that compress gradients to bfloat16 are refused without NCCL or XCCL.",
         replace=parallel.any_hook,
         is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="_AllGatherBase.backward.__code__",
+        modules=("torch.distributed.nn.functional",),
+        why="The gradient of all_gather_into_tensor is there for listed backends.",
+        replace=parallel.gradient_by_reduce_scatter,
+        is_needed=lambda code: "XCCL" in code.co_names,
     ),
     Gate(
         name="SyncBatchNorm.forward.__code__",

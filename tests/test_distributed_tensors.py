@@ -1,0 +1,161 @@
+"""Operators on DTensors, divided in every way, give what they give on whole tensors of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.nn.functional import _all_gather_base
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.nn import functional as F
+
+from torch_mtia.conformance.ranks import Ranks
+from torch_mtia.door import device_type
+
+RANKS = 4
+D = device_type()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(RANKS, "mtia") as processes:
+        yield processes
+
+
+def whole(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+OPERATORS: dict[str, Callable[[Any], Any]] = {
+    "add": lambda x: x * 2 + x,
+    "add_": lambda x: x.clone().add_(x),
+    "sum": lambda x: x.sum(),
+    "sum of rows": lambda x: x.sum(1),
+    "mean": lambda x: x.mean(0),
+    "max": lambda x: x.max(),
+    "argmax": lambda x: x.argmax(0),
+    "var": lambda x: x.var(1),
+    "norm": lambda x: x.norm(),
+    "norm 1": lambda x: torch.norm(x, p=1),
+    "norm of columns": lambda x: x.norm(dim=0),
+    "foreach norm": lambda x: torch._foreach_norm([x, x])[1],
+    "softmax": lambda x: x.softmax(1),
+    "logsumexp": lambda x: x.logsumexp(0),
+    "layer_norm": lambda x: F.layer_norm(x, (12,)),
+    "matmul": lambda x: x @ x.t(),
+    "view": lambda x: x.view(4, 2, 12),
+    "permute": lambda x: x.permute(1, 0),
+    "cat": lambda x: torch.cat([x, x], 1),
+    "stack": lambda x: torch.stack([x, x]),
+    "slice": lambda x: x[1:3],
+    "split": lambda x: x.split(3, 1)[1],
+    "sort": lambda x: x.sort(0).values,
+    "topk": lambda x: x.topk(2, 1).values,
+    "cumsum": lambda x: x.cumsum(0),
+    "where": lambda x: torch.where(x > 0, x, -x),
+    "bfloat16": lambda x: x.to(torch.bfloat16),
+    "mse_loss": lambda x: F.mse_loss(x, x * 2),
+}
+PLACEMENTS: tuple[Placement, ...] = (Shard(0), Shard(1), Replicate())
+
+
+def runs(_: int, name: str) -> list[torch.Tensor]:
+    mesh = init_device_mesh(D, (RANKS,))
+    results = [OPERATORS[name](distribute_tensor(whole(8, 12).to(D), mesh, [placement])) for placement in PLACEMENTS]
+    return [result.full_tensor().cpu() for result in results]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators(ranks: Ranks, name: str) -> None:
+    expected = OPERATORS[name](whole(8, 12))
+    for results in ranks.run(runs, name):
+        torch.testing.assert_close(results, [expected] * len(PLACEMENTS))
+
+
+REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda parts: parts.sum(0),
+    "avg": lambda parts: parts.mean(0),
+    "max": lambda parts: parts.amax(0),
+    "min": lambda parts: parts.amin(0),
+}
+
+
+def redistributes(rank: int) -> None:
+    mesh = init_device_mesh(D, (RANKS,))
+    for shape in ((8, 6), (7, 5), (3, 2), (1, 9)):
+        tensor = whole(*shape)
+        for source in PLACEMENTS:
+            for target in PLACEMENTS:
+                moved = distribute_tensor(tensor.to(D), mesh, [source]).redistribute(placements=[target])
+                expected = distribute_tensor(tensor.to(D), mesh, [target]).to_local().cpu()
+                torch.testing.assert_close(moved.to_local().cpu(), expected, rtol=0, atol=0)
+        for operation in REDUCTIONS:
+            partial = DTensor.from_local(whole(*shape, seed=rank).to(D), mesh, [Partial(operation)])
+            parts = torch.stack([whole(*shape, seed=other) for other in range(RANKS)])
+            expected = {"sum": parts.sum(0), "avg": parts.mean(0), "max": parts.amax(0), "min": parts.amin(0)}[
+                operation
+            ]
+            for target in PLACEMENTS:
+                full = partial.redistribute(placements=[target]).full_tensor().cpu()
+                torch.testing.assert_close(full, expected)
+
+
+def test_placements(ranks: Ranks) -> None:
+    ranks.run(redistributes)
+
+
+MASKS = {"causal": (), "of all heads": (4, 4, 6, 6), "of all examples": (1, 1, 6, 6), "of rows": (6, 6)}
+
+
+def attends(inputs: list[Any], mask: Any) -> list[Any]:
+    for tensor in inputs:
+        tensor.requires_grad_()
+    query, key, value = inputs
+    output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+    output.square().sum().backward()
+    return [output.detach(), *(tensor.grad for tensor in inputs)]
+
+
+def attention_inputs(name: str) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    shape = MASKS[name]
+    return [whole(4, 4, 6, 8, seed=seed) for seed in range(3)], whole(*shape, seed=3) if shape else None
+
+
+def divides_attention(_: int, name: str) -> None:
+    expected = attends(*attention_inputs(name))
+    line = init_device_mesh(D, (RANKS,))
+    for mesh, placements in (
+        (line, [Shard(0)]),
+        (line, [Shard(1)]),
+        (line, [Shard(2)]),
+        (line, [Replicate()]),
+        (init_device_mesh(D, (2, 2)), [Shard(0), Shard(1)]),
+    ):
+        inputs, mask = attention_inputs(name)
+        divided: list[Any] = [distribute_tensor(tensor.to(D), mesh, placements) for tensor in inputs]
+        same = None if mask is None else distribute_tensor(mask.to(D), mesh)
+        results = attends(divided, same)
+        if placements != [Shard(2)]:  # a sequence is gathered
+            assert results[0].placements == tuple(placements)
+        torch.testing.assert_close([result.full_tensor().cpu() for result in results], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_attention_is_divided_by_examples_and_heads(ranks: Ranks, name: str) -> None:
+    ranks.run(divides_attention, name)
+
+
+def gathers(rank: int) -> torch.Tensor:
+    tensor = torch.full((3,), float(rank), device=D, requires_grad=True)
+    gathered = _all_gather_base(torch.empty(3 * RANKS, device=D), tensor)
+    (gathered * torch.arange(3.0 * RANKS, device=D)).sum().backward()
+    assert tensor.grad is not None
+    return tensor.grad.cpu()
+
+
+def test_what_is_gathered_has_a_gradient(ranks: Ranks) -> None:
+    parts = torch.arange(3.0 * RANKS).chunk(RANKS)
+    torch.testing.assert_close(ranks.run(gathers), [part * RANKS for part in parts], rtol=0, atol=0)
