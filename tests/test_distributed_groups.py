@@ -259,3 +259,23 @@ def test_a_dry_run_has_any_number_of_ranks(run_script: RunScript) -> None:
     print(tuple(model.weight.to_local().shape), tuple(model.weight.grad.to_local().shape), len(works))
     """
     assert run_script(script).output().strip() == "(8, 64) (8, 64) 1"
+
+
+def replays_collectives_of_two_groups(rank: int) -> None:
+    device = torch.device(device_type(), rank)
+    first, second = dist.new_group(), dist.new_group()
+    x, y = torch.ones(1000, device=device), torch.ones(1000, device=device)
+    graph = torch.accelerator.Graph()
+    torch.accelerator.synchronize()
+    with torch.Stream(device), graph:
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in ((x, first), (y, second))]
+        for work in reversed(works):
+            work.wait()
+    for _ in range(5):
+        graph.replay()
+    torch.accelerator.synchronize()
+    assert x[0].item() == y[0].item() == RANKS**5
+
+
+def test_collectives_of_two_groups_are_captured_in_one_graph(ranks: Ranks) -> None:
+    ranks.run(replays_collectives_of_two_groups)

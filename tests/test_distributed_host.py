@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ class SometimesUnused(nn.Module):
         return self.unused(self.used(x)) if both else self.used(x)  # type: ignore[no-any-return]
 
 
-def trains_with_unused_parameters(rank: int, options: dict[str, bool]) -> list[float]:
+def trains_with_unused_parameters(rank: int, options: dict[str, Any]) -> list[float]:
     torch.manual_seed(0)
     model = DDP(SometimesUnused().to(device_type()), **options)
     losses = []
@@ -124,7 +125,7 @@ def trains_with_unused_parameters(rank: int, options: dict[str, bool]) -> list[f
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.grad is not None:
-                    parameter -= 0.01 * parameter.grad
+                    parameter.sub_(0.01 * parameter.grad)
     return losses
 
 

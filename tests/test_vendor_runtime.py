@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from functools import partial
@@ -291,3 +292,26 @@ def test_the_death_of_the_device_is_an_error_that_says_so(run: Callable[..., Fin
         print(torch.ones(2, device="mtia").tolist())  # a process that starts later has a device
     """).output()
     assert said.splitlines() == ["0"] * 5 + ["[1.0, 1.0]"]
+
+
+def test_processes_communicate(driver: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "torch_mtia.conformance",
+        "--device",
+        "mtia",
+        "--suite",
+        "distributed",
+        "--slice",
+        "1/40",
+    ]
+    finished = subprocess.run(
+        [*command, "--folder", str(tmp_path), "-j", "0"],
+        env={**os.environ, "TORCH_MTIA_RUNTIME": str(driver)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr

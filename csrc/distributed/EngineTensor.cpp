@@ -32,8 +32,9 @@ at::Tensor engine_argument(const at::Tensor& tensor, const std::optional<EngineD
   const bool is_host = tensor.device().is_cpu();
   TORCH_CHECK(is_host || is_ours(tensor.device()), "expected a tensor of ", device_name(),
               " or of the CPU, got one of ", tensor.device());
-  TORCH_CHECK_NOT_IMPLEMENTED(is_host || HostView::available(),
-                              "collectives need a driver with a host view of its memory");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      is_host || HostView::available(),
+      "a factor in the memory of a device needs a driver with a host view of it: pass a number");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "collectives of ", device_name(),
                               " take dense tensors, got one with layout ", tensor.layout());
   TORCH_CHECK(!tensor.is_conj() && !tensor.is_neg(),

@@ -18,8 +18,10 @@
 
 #include "../core/WorkItem.h"
 #include "../device/MTIAFunctions.h"
+#include "../device/MTIAGraph.h"
 #include "EngineTensor.h"
 #include "Reduction.h"
+#include "Staging.h"
 
 namespace torch_mtia {
 namespace {
@@ -97,6 +99,18 @@ void launch(const MTIAStream& stream, const char* name, std::shared_ptr<Outcome>
       outcome->fail();
     }
   });
+}
+
+// The collectives of a graph run in the order in which they were called, those of other groups, too: side by side, two
+// ranks might each replay first what the other one replays last.
+void wait_for_the_one_captured_before(const MTIAStream& stream) {
+  static std::mutex mutex;
+  static std::optional<MTIAStream> last;
+  const auto* const graph = MTIAGraph::of(stream);
+  if (graph == nullptr) return;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (last && MTIAGraph::of(*last) == graph) stream.wait_for(*last);
+  last = stream;
 }
 
 }  // namespace
@@ -236,7 +250,8 @@ uint64_t StreamBackend::getSequenceNumberForGroup() {
 }
 
 StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* name, c10::Device device,
-                                                 const Tensors& used, Tensors outputs, Call call) {
+                                                 const Tensors& used, Tensors outputs, Call call,
+                                                 const Staging& staging) {
   if (device.is_cpu()) {
     const auto run = [engine = host_engine_, call = std::move(call)] { call(*engine); };
     return host_work_of(type, next_outcome(name, used), std::move(outputs), run, /*is_message=*/false);
@@ -244,13 +259,16 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
   const MTIAStream stream = streams_of(device.index()).collectives;
   for (const at::Tensor& tensor : used) tensor.record_stream(stream.unwrap());
   stream.wait_for(MTIAStream::current(device.index()));
+  wait_for_the_one_captured_before(stream);
   auto outcome = next_outcome(name, used);
+  staging.copy_in(stream);
   launch(stream, name, outcome, [engine = engine_, mutex = engine_mutex_, call = std::move(call)](Outcome& result) {
     const std::lock_guard<std::mutex> lock(*mutex);
     result.begin();
     call(*engine);
     result.end();
   });
+  staging.copy_out(stream, outputs);
   return work_of(type, stream, std::move(outcome), std::move(outputs));
 }
 
@@ -259,9 +277,11 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
                                                  const Arguments&... arguments) {
   const Tensors used = tensors_of(arguments...);
   const auto outputs = [](const auto& first, const auto&... /*others*/) { return tensors_of(first); };
+  Staging staging;
+  auto call = engine_call(engine_dtypes_, function, staging.of(arguments)...);
   return collective(
       type, name, device_of(used), used, outputs(arguments...),
-      [call = engine_call(engine_dtypes_, function, arguments...)](c10d::Backend& engine) { call(engine)->wait(); });
+      [call = std::move(call)](c10d::Backend& engine) { call(engine)->wait(); }, staging);
 }
 
 template <typename... Parameters, typename... Arguments>
@@ -276,11 +296,13 @@ StreamBackend::WorkPtr StreamBackend::reduction(c10d::OpType type, const char* n
   }
   const Reduction reduction(operation, used[0].scalar_type(), engine_dtypes_);
   if (const at::Tensor factor = Reduction::factor_of(operation); factor.defined()) used.push_back(factor);
-  return collective(type, name, device, used, outputs(arguments...),
-                    engine_reduction(function, reduction, arguments...));
+  Staging staging;
+  auto call = engine_reduction(function, reduction, staging.of(arguments)...);
+  return collective(type, name, device, used, outputs(arguments...), std::move(call), staging);
 }
 
-StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* name, const Tensors& tensors, Post post) {
+StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* name, const Tensors& tensors, Post post,
+                                              const Staging& staging) {
   const c10::Device device = device_of(tensors);
   const Tensors outputs = type == c10d::OpType::SEND ? Tensors{} : tensors;
   if (device.is_cpu()) {
@@ -296,6 +318,7 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
   streams.posts.wait_for(MTIAStream::current(device.index()));
   auto outcome = next_outcome(name, tensors);
   auto posted = std::make_shared<WorkPtr>();
+  staging.copy_in(streams.posts);
   launch(streams.posts, name, outcome, [engine = engine_, post = std::move(post), posted](Outcome& result) {
     result.begin();
     posted->reset();
@@ -309,6 +332,7 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
     posted->reset();
     result.end();
   });
+  staging.copy_out(streams.arrivals, outputs);
   return work_of(type, streams.arrivals, std::move(outcome), outputs);
 }
 
@@ -442,26 +466,30 @@ StreamBackend::WorkPtr StreamBackend::alltoall(Tensors& outputs, Tensors& inputs
 }
 
 StreamBackend::WorkPtr StreamBackend::send(Tensors& tensors, int destination, int tag) {
-  return message(c10d::OpType::SEND, "c10d::send", tensors,
-                 engine_call(engine_dtypes_, &c10d::Backend::send, tensors, destination, tag));
+  Staging staging;
+  auto post = engine_call(engine_dtypes_, &c10d::Backend::send, staging.of(tensors), destination, tag);
+  return message(c10d::OpType::SEND, "c10d::send", tensors, std::move(post), staging);
 }
 
 StreamBackend::WorkPtr StreamBackend::recv(Tensors& tensors, int source, int tag) {
-  return message(c10d::OpType::RECV, "c10d::recv", tensors,
-                 engine_call(engine_dtypes_, &c10d::Backend::recv, tensors, source, tag));
+  Staging staging;
+  auto post = engine_call(engine_dtypes_, &c10d::Backend::recv, staging.of(tensors), source, tag);
+  return message(c10d::OpType::RECV, "c10d::recv", tensors, std::move(post), staging);
 }
 
 StreamBackend::WorkPtr StreamBackend::recvAnysource(Tensors& tensors, int tag) {
-  return message(c10d::OpType::RECVANYSOURCE, "c10d::recv_any_source", tensors,
-                 engine_call(engine_dtypes_, &c10d::Backend::recvAnysource, tensors, tag));
+  Staging staging;
+  auto post = engine_call(engine_dtypes_, &c10d::Backend::recvAnysource, staging.of(tensors), tag);
+  return message(c10d::OpType::RECVANYSOURCE, "c10d::recv_any_source", tensors, std::move(post), staging);
 }
 
 StreamBackend::WorkPtr StreamBackend::barrier(const c10d::BarrierOptions& options) {
   c10::DeviceIndex device = current_device();
   if (options.device) device = index_or_current(options.device->index());
   if (!options.device_ids.empty()) device = index_or_current(static_cast<c10::DeviceIndex>(options.device_ids[0]));
-  return collective(c10d::OpType::BARRIER, "c10d::barrier", c10::Device(device_type(), device), {}, {},
-                    [options](c10d::Backend& engine) { engine.barrier(options)->wait(); });
+  return collective(
+      c10d::OpType::BARRIER, "c10d::barrier", c10::Device(device_type(), device), {}, {},
+      [options](c10d::Backend& engine) { engine.barrier(options)->wait(); }, Staging());
 }
 
 void StreamBackend::abort() {

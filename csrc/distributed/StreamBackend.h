@@ -29,6 +29,8 @@
 
 namespace torch_mtia {
 
+class Staging;
+
 class StreamBackend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -126,8 +128,8 @@ class StreamBackend final : public c10d::Backend {
   WorkPtr allreduce_sparse_coo(const at::Tensor& tensor, const c10d::AllreduceOptions& options);
   // Both give their work the `name`, a literal.
   WorkPtr collective(c10d::OpType type, const char* name, c10::Device device, const Tensors& used, Tensors outputs,
-                     Call call);
-  WorkPtr message(c10d::OpType type, const char* name, const Tensors& tensors, Post post);
+                     Call call, const Staging& staging);
+  WorkPtr message(c10d::OpType type, const char* name, const Tensors& tensors, Post post, const Staging& staging);
   template <typename... Parameters, typename... Arguments>
   WorkPtr collective(c10d::OpType type, const char* name, Function<Parameters...> function,
                      const Arguments&... arguments);

@@ -252,8 +252,11 @@ def in_each_mode(rank: int, collective: Callable[..., Collective], dtype: torch.
         before = [tensor.clone() for tensor in written]
         graph = torch.accelerator.Graph()
         torch.accelerator.synchronize()
-        with torch.Stream(device), graph:
-            call(False)
+        try:
+            with torch.Stream(device), graph:
+                call(False)
+        except NotImplementedError:  # of a driver that captures none
+            continue
         for _ in range(2):
             for tensor, data in zip(written, before, strict=True):
                 tensor.copy_(data)
