@@ -10,6 +10,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.nn.functional import _all_gather_base
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental._context_parallel import _attention
 from torch.nn import functional as F
 
 from torch_mtia.conformance.ranks import Ranks
@@ -146,6 +147,35 @@ def divides_attention(_: int, name: str) -> None:
 @pytest.mark.parametrize("name", MASKS)
 def test_attention_is_divided_by_examples_and_heads(ranks: Ranks, name: str) -> None:
     ranks.run(divides_attention, name)
+
+
+def attends_in_ring(_: int, causal: bool, method: str) -> None:
+    """The output and the gradients are those of whole sequences."""
+    query, key, value, weight = (whole(2, 3, 16, 8, seed=seed) for seed in range(4))
+    expected = attends_causally([query, key, value], weight, causal)
+    inputs = [tensor.detach().clone().to(D) for tensor in (query, key, value, weight)]
+    mesh = init_device_mesh(D, (RANKS,))
+    _attention.set_rotate_method(method)
+    _attention._cp_options.enable_load_balance = causal  # upstream has it for causal attention only
+    with _attention.context_parallel(mesh, buffers=inputs, buffer_seq_dims=[2] * 4, no_restore_buffers=set(inputs)):
+        results = attends_causally(inputs[:3], inputs[3], causal)
+        results = _attention.context_parallel_unshard(mesh, results, [2] * 4)
+    torch.testing.assert_close([result.cpu() for result in results], expected, rtol=1e-4, atol=1e-5)
+
+
+def attends_causally(inputs: list[torch.Tensor], weight: torch.Tensor, causal: bool) -> list[Any]:
+    for tensor in inputs:
+        tensor.requires_grad_()
+    query, key, value = inputs
+    output = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+    (output * weight).sum().backward()
+    return [output.detach(), *(tensor.grad for tensor in inputs)]
+
+
+@pytest.mark.parametrize("method", ["allgather", "alltoall"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_of_a_sequence_that_is_divided(ranks: Ranks, causal: bool, method: str) -> None:
+    ranks.run(attends_in_ring, causal, method)
 
 
 def gathers(rank: int) -> torch.Tensor:

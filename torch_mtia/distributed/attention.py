@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-EXAMPLES, HEADS = 0, 1  # dimensions of a query
+EXAMPLES, HEADS, SEQUENCE = 0, 1, 2  # dimensions of a query
+_FORWARD: Any = torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default
+_BACKWARD: Any = torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward.default
 
 
 def register(_: ModuleType) -> None:
@@ -15,11 +17,8 @@ def register(_: ModuleType) -> None:
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
     from torch.distributed.tensor._ops.utils import register_op_strategy
 
-    aten: Any = torch.ops.aten
-    forward = aten._scaled_dot_product_fused_attention_overrideable.default
-    backward = aten._scaled_dot_product_fused_attention_overrideable_backward.default
-    register_op_strategy(forward, schema_info=RuntimeSchemaInfo(4))(_forward)
-    register_op_strategy(backward, schema_info=RuntimeSchemaInfo(5))(_backward)
+    register_op_strategy(_FORWARD, schema_info=RuntimeSchemaInfo(4))(_forward)
+    register_op_strategy(_BACKWARD, schema_info=RuntimeSchemaInfo(5))(_backward)
 
 
 def _forward(schema: Any) -> Any:
@@ -55,3 +54,37 @@ def _strategies(schema: Any, outputs: tuple[bool, ...], query: Any, key: Any, ma
                 inputs.append(of_mask if position == masked else Replicate() if is_state else placement)
         choices.append([*(placement if output else None for output in outputs), *inputs])
     return expand_to_full_mesh_op_strategy(mesh, schema, choices, input_index=len(outputs))
+
+
+# Context parallelism: a sequence is divided, and its keys and values go around ---------------------------------------
+
+
+def with_rings(handlers: dict[Any, Any]) -> dict[Any, Any]:
+    """The operators that PyTorch's context parallelism handles, and those of the device."""
+    return {**handlers, _FORWARD: _in_ring, _BACKWARD: _in_ring}
+
+
+def _in_ring(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.experimental._context_parallel import _attention
+
+    names = [argument.name for argument in operator._schema.arguments]
+    given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+    if given.get("attn_bias") is not None:
+        raise NotImplementedError("context parallelism of attention with a mask")
+    mesh, placements = given["query"].device_mesh, given["query"].placements
+    local: dict[str, Any] = {
+        name: value.to_local() if isinstance(value, DTensor) else value for name, value in given.items()
+    }
+    group = mesh.get_group()
+    if operator is _FORWARD:
+        is_causal = local.pop("is_causal", False)
+        results = _attention._templated_ring_attention(group, SEQUENCE, operator, is_causal=is_causal, **local)
+        num_divided = 2
+    else:
+        results = _attention._templated_ring_attention_backward(
+            group, SEQUENCE, operator, grad_out_name="grad_out", **local
+        )
+        num_divided = 3
+    divided = (DTensor.from_local(each, mesh, placements, run_check=False) for each in results[:num_divided])
+    return (*divided, *results[num_divided:])

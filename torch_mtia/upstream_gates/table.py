@@ -7,6 +7,7 @@ import inspect
 import torch
 
 from torch_mtia import torch_version
+from torch_mtia.distributed import attention
 from torch_mtia.door import device_type
 from torch_mtia.upstream_gates import (
     checkpoints,
@@ -401,6 +402,13 @@ GATES: tuple[Gate, ...] = (
         why="The hooks that compress gradients to bfloat16 are refused without NCCL or XCCL.",
         replace=parallel.any_hook,
         is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="custom_ops",
+        modules=("torch.distributed.tensor.experimental._context_parallel._attention",),
+        why="Context parallelism knows the attention of CUDA devices.",
+        replace=attention.with_rings,
+        is_needed=lambda operators: not any("overrideable" in str(operator) for operator in operators),
     ),
     Gate(
         name="_AllGatherBase.backward.__code__",
