@@ -406,3 +406,46 @@ def uses_both(rank: int) -> tuple[list[float], list[float]]:
 
 def test_a_group_serves_the_host_and_the_device(ranks: Ranks) -> None:
     assert ranks.run(uses_both) == [([1.0, 1.0], [1.0, 1.0])] * RANKS
+
+
+def strided(values: torch.Tensor) -> torch.Tensor:
+    """These values, not side by side in memory."""
+    memory = torch.zeros(2 * values.numel() + 1, dtype=values.dtype, device="mtia")
+    memory[1::2] = values.to("mtia")
+    return memory[1::2]
+
+
+def calls_with_strided_tensors(rank: int) -> None:
+    peer = 1 - rank
+    mine, theirs = torch.arange(5) + rank, torch.arange(5) + peer
+    total = strided(mine)
+    dist.all_reduce(total)
+    assert torch.equal(total.cpu(), mine + theirs)
+    kept = strided(mine.to(torch.int16))
+    dist.reduce(kept, dst=0)
+    assert torch.equal(kept.cpu(), (mine + theirs if rank == 0 else mine).to(torch.int16))
+    told = strided(mine)
+    dist.broadcast(told, src=1)
+    assert torch.equal(told.cpu(), torch.arange(5) + 1)
+    gathered = [strided(torch.zeros(5, dtype=torch.int64)) for _ in range(RANKS)]
+    dist.all_gather(gathered, strided(mine))
+    assert [each.tolist() for each in gathered] == [[*range(5)], [*range(1, 6)]]
+    parts = [strided(mine[: 2 + rank + to]) for to in range(RANKS)]  # of different sizes
+    taken = [strided(torch.zeros(2 + source + rank, dtype=torch.int64)) for source in range(RANKS)]
+    dist.all_to_all(taken, parts)
+    assert torch.equal(taken[peer].cpu(), theirs[: 2 + 1])
+    received = strided(torch.zeros(5, dtype=torch.int64))
+    messages = [dist.P2POp(dist.isend, strided(mine), peer), dist.P2POp(dist.irecv, received, peer)]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    assert torch.equal(received.cpu(), theirs)
+    outputs = [strided(torch.zeros(5, dtype=torch.int64)) for _ in range(RANKS)] if rank == 0 else None
+    dist.gather(strided(mine), outputs, dst=0)
+    assert outputs is None or torch.equal(outputs[1].cpu(), torch.arange(5) + 1)
+    scattered = strided(torch.zeros(5, dtype=torch.int64))
+    dist.scatter(scattered, [strided(torch.arange(5) + other) for other in range(RANKS)] if rank == 0 else None, src=0)
+    assert torch.equal(scattered.cpu(), mine)
+
+
+def test_tensors_need_not_be_contiguous(ranks: Ranks) -> None:
+    ranks.run(calls_with_strided_tensors)

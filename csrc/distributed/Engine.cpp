@@ -42,9 +42,10 @@ EngineMaker engine_maker(EngineMaker make_gloo, const std::string& machine) {
       if (machines[each] == each) firsts.push_back(each);
     }
     auto all = make_gloo(c10::make_intrusive<c10d::PrefixStore>("all", store), rank, size, timeout);
-    if (static_cast<int>(firsts.size()) == size) return all;
     c10::intrusive_ptr<c10d::Backend> between;
-    if (machines[rank] == rank) {
+    if (static_cast<int>(firsts.size()) == size) {
+      between = all;
+    } else if (machines[rank] == rank) {
       const auto number = static_cast<int>(std::find(firsts.begin(), firsts.end(), rank) - firsts.begin());
       between = make_gloo(c10::make_intrusive<c10d::PrefixStore>("between", store), number,
                           static_cast<int>(firsts.size()), timeout);

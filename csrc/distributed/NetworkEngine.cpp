@@ -4,6 +4,7 @@
 #include <ATen/ops/bitwise_and.h>
 #include <ATen/ops/bitwise_or.h>
 #include <ATen/ops/bitwise_xor.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/maximum.h>
@@ -14,6 +15,8 @@
 #include <algorithm>
 #include <map>
 #include <utility>
+
+#include "DenseTensors.h"
 
 namespace torch_mtia {
 namespace {
@@ -53,6 +56,22 @@ WorkPtr completed() {
   return c10d::Work::create_from_future(future);
 }
 
+// A message whose memory is kept, and copied where it belongs, when it has arrived.
+class DenseWork final : public c10d::Work {
+ public:
+  DenseWork(WorkPtr work, DenseResults memory) : work_(std::move(work)), memory_(std::move(memory)) {}
+  int sourceRank() const override { return work_->sourceRank(); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    work_->wait(timeout);
+    memory_.finish();
+    return true;
+  }
+
+ private:
+  const WorkPtr work_;
+  const DenseResults memory_;
+};
+
 }  // namespace
 
 NetworkEngine::NetworkEngine(int rank, std::vector<int> machines, BackendPtr within, BackendPtr between, BackendPtr all)
@@ -88,8 +107,9 @@ WorkPtr NetworkEngine::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
     const auto& at_home = members_of_[home];
     const auto root_index = static_cast<int>(std::find(at_home.begin(), at_home.end(), root) - at_home.begin());
     if (machine_ == home) broadcast_within(tensor, root_index, options.timeout);
-    Tensors list{tensor};
+    Tensors list{tensor.contiguous()};
     if (is_first()) between_->broadcast(list, {.rootRank = home, .timeout = options.timeout})->wait();
+    if (!list[0].is_same(tensor)) tensor.copy_(list[0]);
     if (machine_ != home) broadcast_within(tensor, 0, options.timeout);
   }
   return completed();
@@ -97,13 +117,15 @@ WorkPtr NetworkEngine::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
 
 WorkPtr NetworkEngine::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   for (at::Tensor& tensor : tensors) {
-    Tensors list{tensor};
+    const at::Tensor sum = tensor.contiguous();
+    Tensors list{sum};
     within_->reduce(list, {.reduceOp = summed(options.reduceOp), .rootRank = 0, .timeout = options.timeout})->wait();
     if (is_first()) {
       between_->allreduce(list, {.reduceOp = summed(options.reduceOp), .timeout = options.timeout})->wait();
-      if (options.reduceOp == ReduceOp::AVG) tensor.div_(getSize());
+      if (options.reduceOp == ReduceOp::AVG) sum.div_(getSize());
     }
-    broadcast_within(tensor, 0, options.timeout);
+    broadcast_within(sum, 0, options.timeout);
+    if (!sum.is_same(tensor)) tensor.copy_(sum);
   }
   return completed();
 }
@@ -175,11 +197,23 @@ WorkPtr NetworkEngine::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
 }
 
 WorkPtr NetworkEngine::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  return all_->gather(outputs, inputs, options);
+  Tensors given = dense(inputs);
+  const DenseResults results(outputs.empty() ? Tensors{} : outputs[0]);
+  std::vector<Tensors> taken;
+  if (!outputs.empty()) taken.push_back(results.dense());
+  all_->gather(taken, given, options)->wait();
+  results.finish();
+  return completed();
 }
 
 WorkPtr NetworkEngine::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
-  return all_->scatter(outputs, inputs, options);
+  const DenseResults results(outputs);
+  Tensors taken = results.dense();
+  std::vector<Tensors> given;
+  for (const Tensors& tensors : inputs) given.push_back(dense(tensors));
+  all_->scatter(taken, given, options)->wait();
+  results.finish();
+  return completed();
 }
 
 // The first rank of a machine gets from each other one the rows of its machine's ranks, reduced there.
@@ -246,23 +280,49 @@ WorkPtr NetworkEngine::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors
 
 WorkPtr NetworkEngine::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                                      std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) {
-  return all_->alltoall_base(output, input, output_sizes, input_sizes, options);
+  const DenseResults result({output});
+  at::Tensor taken = result.dense()[0], given = input.contiguous();
+  all_->alltoall_base(taken, given, output_sizes, input_sizes, options)->wait();
+  result.finish();
+  return completed();
 }
 
+// As one tensor: gloo's own takes lists of one size only.
 WorkPtr NetworkEngine::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  return all_->alltoall(outputs, inputs, options);
+  std::vector<int64_t> output_sizes, input_sizes;
+  Tensors flat;
+  for (const at::Tensor& tensor : inputs) {
+    flat.push_back(tensor.reshape({-1}));
+    input_sizes.push_back(tensor.numel());
+  }
+  int64_t count = 0;
+  for (const at::Tensor& tensor : outputs) {
+    output_sizes.push_back(tensor.numel());
+    count += tensor.numel();
+  }
+  at::Tensor given = at::cat(flat), taken = at::empty({count}, given.options());
+  const Tensors parts = taken.split_with_sizes(output_sizes);  // before gloo, which moves from the sizes
+  all_->alltoall_base(taken, given, output_sizes, input_sizes, options)->wait();
+  for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_(parts[i].view(outputs[i].sizes()));
+  return completed();
 }
 
 WorkPtr NetworkEngine::send(Tensors& tensors, int destination, int tag) {
-  return all_->send(tensors, destination, tag);
+  DenseResults memory(dense(tensors));
+  Tensors given = memory.dense();
+  return c10::make_intrusive<DenseWork>(all_->send(given, destination, tag), std::move(memory));
 }
 
 WorkPtr NetworkEngine::recv(Tensors& tensors, int source, int tag) {
-  return all_->recv(tensors, source, tag);
+  DenseResults memory(tensors);
+  Tensors taken = memory.dense();
+  return c10::make_intrusive<DenseWork>(all_->recv(taken, source, tag), std::move(memory));
 }
 
 WorkPtr NetworkEngine::recvAnysource(Tensors& tensors, int tag) {
-  return all_->recvAnysource(tensors, tag);
+  DenseResults memory(tensors);
+  Tensors taken = memory.dense();
+  return c10::make_intrusive<DenseWork>(all_->recvAnysource(taken, tag), std::move(memory));
 }
 
 WorkPtr NetworkEngine::barrier(const c10d::BarrierOptions& options) {

@@ -1,13 +1,14 @@
 #include "SharedMemoryEngine.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <span>
 #include <utility>
+
+#include "DenseTensors.h"
 
 namespace torch_mtia {
 namespace {
@@ -46,37 +47,11 @@ std::byte* data_of(const at::Tensor& dense) {
   return output_of(dense).data;
 }
 
-// Tensors that are written, with elements one after the other: those that have others are copies.
-class Results {
- public:
-  explicit Results(const Tensors& tensors) : tensors_(tensors) {
-    for (const at::Tensor& tensor : tensors) {
-      dense_.push_back(tensor.is_contiguous() ? tensor : at::empty(tensor.sizes(), tensor.options()));
-    }
-  }
-  const Tensors& dense() const { return dense_; }
-  void finish() const {
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      if (!dense_[i].is_same(tensors_[i])) tensors_[i].copy_(dense_[i]);
-    }
-  }
-
- private:
-  const Tensors tensors_;
-  Tensors dense_;
-};
-
-Tensors dense(const Tensors& tensors) {
-  Tensors result;
-  for (const at::Tensor& tensor : tensors) result.push_back(tensor.contiguous());
-  return result;
-}
-
 // A message whose memory is kept until it has arrived.
 class MessageWork final : public c10d::Work {
  public:
   MessageWork(c10d::OpType type, std::shared_ptr<collectives::Messages> messages,
-              std::shared_ptr<collectives::Messages::Message> message, Results memory,
+              std::shared_ptr<collectives::Messages::Message> message, DenseResults memory,
               std::chrono::milliseconds timeout)
       : Work(-1, type),
         messages_(std::move(messages)),
@@ -94,7 +69,7 @@ class MessageWork final : public c10d::Work {
  private:
   const std::shared_ptr<collectives::Messages> messages_;
   const std::shared_ptr<collectives::Messages::Message> message_;
-  const Results memory_;
+  const DenseResults memory_;
   const std::chrono::milliseconds timeout_;
   int source_ = -1;
 };
@@ -238,7 +213,7 @@ WorkPtr SharedMemoryEngine::broadcast(Tensors& tensors, const c10d::BroadcastOpt
   const int root = static_cast<int>(options.rootRank);
   for (const at::Tensor& tensor : tensors) {
     const bool is_root = getRank() == root;
-    const Results result(is_root ? Tensors{} : Tensors{tensor});
+    const DenseResults result(is_root ? Tensors{} : Tensors{tensor});
     const at::Tensor memory = is_root ? tensor.contiguous() : result.dense()[0];
     std::vector<uint64_t> to(getSize(), is_root ? memory.nbytes() : 0);
     std::vector<Output> outputs(getSize());
@@ -278,7 +253,7 @@ WorkPtr SharedMemoryEngine::reduce(Tensors& tensors, const c10d::ReduceOptions& 
 void SharedMemoryEngine::gather_all(const char* name, const Tensors& outputs, const at::Tensor& input,
                                     std::chrono::milliseconds timeout) {
   check_one_for_each(outputs, getSize());
-  const Results results(outputs);
+  const DenseResults results(outputs);
   std::vector<Output> memory;
   for (const at::Tensor& tensor : results.dense()) memory.push_back(output_of(tensor));
   const at::Tensor given = input.contiguous();
@@ -295,7 +270,7 @@ WorkPtr SharedMemoryEngine::allgather(std::vector<Tensors>& outputs, Tensors& in
 
 WorkPtr SharedMemoryEngine::_allgather_base(at::Tensor& output, at::Tensor& input,
                                             const c10d::AllgatherOptions& options) {
-  const Results result({output});
+  const DenseResults result({output});
   gather_all("all_gather_into_tensor", parts_of(result.dense()[0], getSize()), input, timeout_of(options));
   result.finish();
   return completed(c10d::OpType::_ALLGATHER_BASE);
@@ -323,7 +298,7 @@ WorkPtr SharedMemoryEngine::gather(std::vector<Tensors>& outputs, Tensors& input
   const at::Tensor given = inputs.at(0).contiguous();
   const bool is_root = getRank() == root;
   if (is_root) check_one_for_each(outputs.at(0), getSize());
-  const Results results(is_root ? outputs[0] : Tensors{});
+  const DenseResults results(is_root ? outputs[0] : Tensors{});
   std::vector<uint64_t> to(getSize(), 0);
   to[root] = given.nbytes();
   std::vector<Output> memory(getSize());
@@ -335,7 +310,7 @@ WorkPtr SharedMemoryEngine::gather(std::vector<Tensors>& outputs, Tensors& input
 
 void SharedMemoryEngine::exchange(const char* name, int root, const Tensors& outputs, const Tensors& inputs,
                                   std::chrono::milliseconds timeout) {
-  const Results results(outputs);
+  const DenseResults results(outputs);
   const Tensors given = dense(inputs);
   std::vector<Output> memory(getSize());
   std::vector<Input> memory_given(getSize());
@@ -362,7 +337,7 @@ void SharedMemoryEngine::reduce_parts(const char* name, const at::Tensor& output
   const at::Tensor& own = inputs[getRank()];
   TORCH_CHECK_VALUE(own.numel() == output.numel(), "the part of rank ", getRank(), " has ", own.numel(),
                     " elements, the output ", output.numel());
-  const Results result({output});
+  const DenseResults result({output});
   const Tensors given = dense(inputs);
   std::vector<Input> memory;
   for (const at::Tensor& tensor : given) memory.push_back(input_of(tensor));
@@ -391,7 +366,7 @@ WorkPtr SharedMemoryEngine::reduce_scatter_tensor_coalesced(Tensors& outputs, Te
 
 WorkPtr SharedMemoryEngine::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                                           std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) {
-  const Results result({output});
+  const DenseResults result({output});
   exchange("all_to_all_single", -1, rows_of(result.dense()[0], output_sizes, getSize()),
            rows_of(input.contiguous(), input_sizes, getSize()), timeout_of(options));
   result.finish();
@@ -406,14 +381,14 @@ WorkPtr SharedMemoryEngine::alltoall(Tensors& outputs, Tensors& inputs, const c1
 }
 
 WorkPtr SharedMemoryEngine::send(Tensors& tensors, int destination, int tag) {
-  Results memory(dense(tensors));
+  DenseResults memory(dense(tensors));
   auto message = messages_->send(input_of(memory.dense().at(0)), destination, tag);
   return c10::make_intrusive<MessageWork>(c10d::OpType::SEND, messages_, std::move(message), std::move(memory),
                                           timeout_);
 }
 
 WorkPtr SharedMemoryEngine::recv(Tensors& tensors, int source, int tag) {
-  Results memory(tensors);
+  DenseResults memory(tensors);
   auto message = messages_->receive(output_of(memory.dense().at(0)), source, tag);
   return c10::make_intrusive<MessageWork>(c10d::OpType::RECV, messages_, std::move(message), std::move(memory),
                                           timeout_);
