@@ -169,7 +169,10 @@ setup(
             sources(
                 "csrc/runtime/loader.cpp",
                 "csrc/runtime/machine_memory.cpp",
-                *(f"csrc/{layer}/*.cpp" for layer in ("core", "collectives", "device", "aten", "distributed", "python")),
+                *(
+                    f"csrc/{layer}/*.cpp"
+                    for layer in ("core", "collectives", "device", "aten", "distributed", "python")
+                ),
             ),
             include_dirs=[str(ROOT / "csrc"), str(ROOT / "csrc" / "aten"), str(ROOT / GENERATED)],
             # The HAVE_ macros give ATen/native/DispatchStub.h the layout that the wheel was built with. OpenMP is
