@@ -139,6 +139,27 @@ def test_calls_that_do_not_fit_raise_on_all_ranks_and_write_nothing(ranks: Ranks
     ranks.run(calls_do_not_fit)
 
 
+def is_called_wrongly(_: int) -> None:
+    for device in (D, "cpu"):
+        x = torch.ones(6, device=device)
+        with pytest.raises(ValueError, match=f"expected {SIZE} times the 6 elements of one rank, got 7"):
+            dist.all_gather_into_tensor(torch.empty(7, device=device), x)
+        with pytest.raises(ValueError, match=f"expected {SIZE} times the 5 elements of one rank, got 6"):
+            dist.reduce_scatter_tensor(torch.empty(5, device=device), x)
+        with pytest.raises(TypeError, match="expected an output of Float, got Int"):
+            dist.all_gather_into_tensor(torch.empty(6 * SIZE, dtype=torch.int32, device=device), x)
+        with pytest.raises(ValueError, match=f"expected a tensor for each of {SIZE} ranks, got 1"):
+            dist.all_gather([torch.empty_like(x)], x)
+        with pytest.raises(ValueError, match="expected sizes that add up to the first dimension, 6, got 5"):
+            dist.all_to_all_single(torch.empty_like(x), x, [2] * SIZE, [5, *[0] * (SIZE - 1)])
+        dist.all_reduce(x)
+        assert x.tolist() == [float(SIZE)] * 6
+
+
+def test_bad_arguments_are_refused_at_the_call(ranks: Ranks) -> None:
+    ranks.run(is_called_wrongly)
+
+
 def one_aborts(rank: int) -> None:
     group = dist.new_group()
     if rank == 0:

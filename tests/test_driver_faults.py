@@ -56,6 +56,7 @@ CALLS = {
     "graph_node": "g = recorded(); fail(); g.debug_dump('/dev/null')",
     "graph_instantiate": "g = capture(keep_graph=True); fail(); g.instantiate()",
     "graph_launch": "g = capture(); fail(); g.replay()",
+    "memory_map_shared": "x; fail(); symmetric_memory.empty(3, device='mtia:0')",
 }
 # With memory that is mapped into reservations.
 EXPANDABLE = {
@@ -92,6 +93,7 @@ NONSENSE = {
 RUNNER = textwrap.dedent("""
     import ctypes, gc, json, os, sys, traceback, warnings
     import torch, torch_mtia
+    from torch.distributed import _symmetric_memory as symmetric_memory
 
     faulty = ctypes.CDLL(os.environ["TORCH_MTIA_RUNTIME"])
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._C import _acceleratorGraph
 
-from torch_mtia import _C
+from torch_mtia import _C, streams
 from torch_mtia.door import device_type
 
 __all__ = [
@@ -202,6 +202,9 @@ def is_current_stream_capturing() -> bool:
     """Whether work of the current stream of the current device is being captured in a graph."""
     current = current_stream() if is_initialized() else None
     return current is not None and _C._is_stream_capturing(current.stream_id, current.device_index)
+
+
+_sleep = streams.sleep
 
 
 # Memory

@@ -20,6 +20,11 @@ def device_module() -> ModuleType:
     return module
 
 
+def dispatch_key() -> str:
+    """Under which PyTorch finds the devices' kernels."""
+    return "MTIA" if _device_type == "mtia" else "PrivateUse1"
+
+
 def set_device_type(name: str) -> None:
     """Called once the door of that name is open."""
     global _device_type

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import time
 from collections.abc import Callable
 
 import torch
@@ -38,6 +39,15 @@ def launch_host_function(stream: torch.Stream, function: Callable[[], object]) -
     _finish_before_exit()
     call = function if graphs.is_stream_capturing(stream) else _once(function)
     _C._launch_host_function(stream.stream_id, stream.device_index, call)
+
+
+def sleep(cycles: int) -> None:
+    """Has the current stream do nothing for a while, in which others overtake it. The counterpart of torch.cuda._sleep.
+
+    Args:
+        cycles: of a clock of 1 GHz.
+    """
+    launch_host_function(device_module().current_stream(), lambda: time.sleep(cycles / 1e9))
 
 
 def _once(function: Callable[[], object]) -> Callable[[], object]:

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -55,6 +56,48 @@ c10::Device device_of(const Tensors& tensors) {
                       tensors[0].device(), " and ", tensor.device());
   }
   return tensors[0].device();
+}
+
+// What one rank can know to be wrong is raised at the call.
+
+void check_root(int64_t root, int size) {
+  TORCH_CHECK_VALUE(root >= 0 && root < size, "expected a root below ", size, ", got ", root);
+}
+
+void check_dtype(const at::Tensor& output, const at::Tensor& input) {
+  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), "expected an output of ", input.scalar_type(), ", got ",
+                   output.scalar_type());
+}
+
+// One tensor that has a part for each rank.
+void check_whole(const at::Tensor& whole, const at::Tensor& part, int size) {
+  check_dtype(whole, part);
+  TORCH_CHECK_VALUE(whole.numel() == part.numel() * size, "expected ", size, " times the ", part.numel(),
+                    " elements of one rank, got ", whole.numel());
+}
+
+// Lists with a tensor for each rank, which has the part of one.
+void check_lists(const std::vector<Tensors>& lists, const Tensors& parts, int size) {
+  TORCH_CHECK_VALUE(lists.size() == parts.size(), "expected a list for each of ", parts.size(), " tensors, got ",
+                    lists.size());
+  for (size_t i = 0; i < lists.size(); ++i) {
+    TORCH_CHECK_VALUE(static_cast<int>(lists[i].size()) == size, "expected a tensor for each of ", size, " ranks, got ",
+                      lists[i].size());
+    for (const at::Tensor& tensor : lists[i]) check_dtype(tensor, parts[i]);
+  }
+}
+
+void check_splits(const at::Tensor& tensor, const std::vector<int64_t>& sizes, int size) {
+  if (sizes.empty()) {
+    TORCH_CHECK_VALUE(tensor.size(0) % size == 0, "expected a first dimension that ", size, " ranks divide, got ",
+                      tensor.size(0));
+    return;
+  }
+  TORCH_CHECK_VALUE(static_cast<int>(sizes.size()) == size, "expected a size for each of ", size, " ranks, got ",
+                    sizes.size());
+  const int64_t sum = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  TORCH_CHECK_VALUE(sum == tensor.size(0), "expected sizes that add up to the first dimension, ", tensor.size(0),
+                    ", got ", sum);
 }
 
 // With the arguments as the engine takes them, any number of times: copies of them, which the engine may move from.
@@ -337,6 +380,7 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
 }
 
 StreamBackend::WorkPtr StreamBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  check_root(options.rootRank, getSize());
   return collective(c10d::OpType::BROADCAST, "c10d::broadcast", &c10d::Backend::broadcast, tensors, options);
 }
 
@@ -396,16 +440,19 @@ StreamBackend::WorkPtr StreamBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 StreamBackend::WorkPtr StreamBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  check_root(options.rootRank, getSize());
   return reduction(c10d::OpType::REDUCE, "c10d::reduce", &c10d::Backend::reduce, options.reduceOp, tensors, options);
 }
 
 StreamBackend::WorkPtr StreamBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                 const c10d::AllgatherOptions& options) {
+  check_lists(outputs, inputs, getSize());
   return collective(c10d::OpType::ALLGATHER, "c10d::allgather", &c10d::Backend::allgather, outputs, inputs, options);
 }
 
 StreamBackend::WorkPtr StreamBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                       const c10d::AllgatherOptions& options) {
+  check_whole(output, input, getSize());
   at::Tensor to = flat(output), from = flat(input);
   return collective(c10d::OpType::_ALLGATHER_BASE, "c10d::_allgather_base", &c10d::Backend::_allgather_base, to, from,
                     options);
@@ -425,22 +472,28 @@ StreamBackend::WorkPtr StreamBackend::allgather_into_tensor_coalesced(Tensors& o
 
 StreamBackend::WorkPtr StreamBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                              const c10d::GatherOptions& options) {
+  check_root(options.rootRank, getSize());
+  if (options.rootRank == getRank()) check_lists(outputs, inputs, getSize());
   return collective(c10d::OpType::GATHER, "c10d::gather", &c10d::Backend::gather, outputs, inputs, options);
 }
 
 StreamBackend::WorkPtr StreamBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                               const c10d::ScatterOptions& options) {
+  check_root(options.rootRank, getSize());
+  if (options.rootRank == getRank()) check_lists(inputs, outputs, getSize());
   return collective(c10d::OpType::SCATTER, "c10d::scatter", &c10d::Backend::scatter, outputs, inputs, options);
 }
 
 StreamBackend::WorkPtr StreamBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                      const c10d::ReduceScatterOptions& options) {
+  check_lists(inputs, outputs, getSize());
   return reduction(c10d::OpType::REDUCE_SCATTER, "c10d::reduce_scatter", &c10d::Backend::reduce_scatter,
                    options.reduceOp, outputs, inputs, options);
 }
 
 StreamBackend::WorkPtr StreamBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                            const c10d::ReduceScatterOptions& options) {
+  check_whole(input, output, getSize());
   at::Tensor to = flat(output), from = flat(input);
   return reduction(c10d::OpType::_REDUCE_SCATTER_BASE, "c10d::_reduce_scatter_base",
                    &c10d::Backend::_reduce_scatter_base, options.reduceOp, to, from, options);
@@ -456,6 +509,9 @@ StreamBackend::WorkPtr StreamBackend::alltoall_base(at::Tensor& output, at::Tens
                                                     std::vector<int64_t>& output_sizes,
                                                     std::vector<int64_t>& input_sizes,
                                                     const c10d::AllToAllOptions& options) {
+  check_dtype(output, input);
+  check_splits(output, output_sizes, getSize());
+  check_splits(input, input_sizes, getSize());
   return collective(c10d::OpType::ALLTOALL_BASE, "c10d::alltoall_base", &c10d::Backend::alltoall_base, output, input,
                     output_sizes, input_sizes, options);
 }

@@ -83,6 +83,8 @@ typedef struct mtia_graph_exec_s* mtia_graph_exec;
 #define MTIA_CAPABILITY_TRACING (UINT64_C(1) << 4)
 /* `memory_reserve` and the three functions beside it are present. */
 #define MTIA_CAPABILITY_VIRTUAL_MEMORY (UINT64_C(1) << 5)
+/* `memory_map_shared` is present, and so are the functions of virtual memory. */
+#define MTIA_CAPABILITY_SHARED_MEMORY (UINT64_C(1) << 6)
 
 /* All of them, for who goes through a list. */
 #define MTIA_RUNTIME_CAPABILITIES(CAPABILITY) \
@@ -91,7 +93,8 @@ typedef struct mtia_graph_exec_s* mtia_graph_exec;
   CAPABILITY(GRAPHS)                          \
   CAPABILITY(RARE_FUNCTIONS)                  \
   CAPABILITY(TRACING)                         \
-  CAPABILITY(VIRTUAL_MEMORY)
+  CAPABILITY(VIRTUAL_MEMORY)                  \
+  CAPABILITY(SHARED_MEMORY)
 
 /* Initialization --------------------------------------------------------------------------------------------------- */
 
@@ -491,6 +494,12 @@ typedef struct mtia_runtime_api {
   /* OPTIONAL, MTIA_CAPABILITY_TRACING. See Note [Tracing]. There is at most one tracer, which stays the caller's; null:
    * none. */
   mtia_status (*set_tracer)(const mtia_tracer* tracer);
+
+  /* OPTIONAL, MTIA_CAPABILITY_SHARED_MEMORY. As memory_map, with the memory of a file: of the first `size` bytes of one
+   * that memfd_create has made, in this process or in another. What any of the processes that map it writes, all read.
+   * It does not count as the device's. The descriptor may be closed afterwards; memory_unmap takes the memory away.
+   * MTIA_ERROR_INVALID_VALUE also for a file that is shorter or cannot be mapped. */
+  mtia_status (*memory_map_shared)(int32_t device, mtia_device_ptr address, uint64_t size, int32_t file);
 } mtia_runtime_api;
 
 /* The functions of the table, all and in its order, for who goes through a list: each with the capability bits of a
@@ -540,7 +549,8 @@ typedef struct mtia_runtime_api {
   FUNCTION(graph_instantiate, MTIA_CAPABILITY_GRAPHS)      \
   FUNCTION(graph_launch, MTIA_CAPABILITY_GRAPHS)           \
   FUNCTION(graph_exec_destroy, MTIA_CAPABILITY_GRAPHS)     \
-  FUNCTION(set_tracer, MTIA_CAPABILITY_TRACING)
+  FUNCTION(set_tracer, MTIA_CAPABILITY_TRACING)            \
+  FUNCTION(memory_map_shared, MTIA_CAPABILITY_SHARED_MEMORY)
 
 /* The one exported symbol. Returns the driver's table, or null if it does not speak `abi_version`. The table lives as
  * long as the process. */

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from torch_mtia import _C, door, environment
-from torch_mtia.distributed import attention
+from torch_mtia.distributed import attention, symmetric_memory
 from torch_mtia.import_hooks import after_import
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def register() -> None:
     device = door.device_type()
     after_import("torch.testing._internal.distributed.fake_pg", _serve_dry_runs)
     after_import("torch.distributed.tensor._ops", attention.register)
+    after_import("torch.distributed._symmetric_memory", symmetric_memory.register)
     if not hasattr(names, BACKEND.upper()):
         names.register_backend(BACKEND, _create, devices=[device, "cpu"])
         return

@@ -93,7 +93,7 @@ class Operator:
         self.is_number = [str(argument.type) in _NUMBERS for argument in arguments]
         self.written = next((position for position, argument in enumerate(arguments) if _is_written(argument)), None)
         self.has_out = self.written is not None and arguments[self.written].kwarg_only
-        self.previous = torch.library.get_kernel(form, _dispatch_key())
+        self.previous = torch.library.get_kernel(form, door.dispatch_key())
         self.plan = functools.lru_cache(PLANS)(self._plan)
 
     def __call__(self, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -235,10 +235,6 @@ def _on_device(index: int) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if index == _C._current_device() else torch.accelerator.device_index(index)
 
 
-def _dispatch_key() -> str:
-    return "MTIA" if door.device_type() == "mtia" else "PrivateUse1"
-
-
 def _forms(functional: OpOverload) -> list[OpOverload]:
     """The operator itself, in place, and with `out`."""
     name, overload = functional._schema.name.partition("::")[2], functional._overloadname
@@ -272,7 +268,7 @@ def register() -> dict[str, Operator]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")  # that kernels are replaced
         for operator in operators.values():
-            _library.impl(operator.form, operator, _dispatch_key(), with_keyset=True, allow_override=True)
+            _library.impl(operator.form, operator, door.dispatch_key(), with_keyset=True, allow_override=True)
     return operators
 
 

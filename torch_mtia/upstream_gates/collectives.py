@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from types import CodeType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from torch_mtia.distributed import backend_of
 from torch_mtia.door import device_module, device_type
 
 log = logging.getLogger(__name__)
@@ -56,9 +58,21 @@ def bytes_that_outweigh_the_latency(_: Callable[..., int]) -> Callable[..., int]
     return compute_min_saturation_bytes
 
 
-def timed_by_events_of_the_device(code: CodeType) -> CodeType:
-    """Asks the device's module, in place of torch.cuda."""
-    return code.replace(co_names=tuple(device_type() if name == "cuda" else name for name in code.co_names))
+def on_the_device(code: CodeType) -> CodeType:
+    """Asks the device's module, in place of torch.cuda, and names the device."""
+
+    def renamed(constant: Any) -> Any:
+        if isinstance(constant, CodeType):
+            return on_the_device(constant)
+        return constant.replace("cuda:", f"{device_type()}:") if isinstance(constant, str) else constant
+
+    names = tuple(device_type() if name == "cuda" else name for name in code.co_names)
+    return code.replace(co_names=names, co_consts=tuple(map(renamed, code.co_consts)))
+
+
+def without_nccl(code: CodeType) -> CodeType:
+    """Asks whether there is torch.distributed, in place of NCCL."""
+    return code.replace(co_names=tuple("is_available" if n == "is_nccl_available" else n for n in code.co_names))
 
 
 def choices_timed_on_the_device(_: Any) -> Any:
@@ -80,7 +94,11 @@ def choices_timed_on_the_device(_: Any) -> Any:
             end.synchronize()
             return float(start.elapsed_time(end)) / runs
 
+        groups = [group for group in map(backend_of, dist.distributed_c10d._world.pg_map) if group is not None]
+        timeouts = [group.options._timeout for group in groups]
         try:
+            for group in groups:  # a choice that fails on one rank only would have the others wait
+                group._set_default_timeout(timedelta(seconds=config.collective_benchmark_timeout))
             milliseconds(max(1, config.inductor_default_autotune_warmup))
             mean = torch.tensor([milliseconds(config.collective_benchmark_nruns)], device=output.device)
             dist.all_reduce(mean, dist.ReduceOp.AVG)
@@ -88,5 +106,8 @@ def choices_timed_on_the_device(_: Any) -> Any:
         except Exception:
             log.warning("%s cannot be timed and is not chosen", getattr(choice, "name", choice), exc_info=True)
             return float("inf")
+        finally:
+            for group, timeout in zip(groups, timeouts, strict=True):
+                group._set_default_timeout(timeout)
 
     return classmethod(benchmark_collective_choice)

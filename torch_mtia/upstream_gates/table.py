@@ -6,8 +6,8 @@ import inspect
 
 import torch
 
-from torch_mtia import torch_version
-from torch_mtia.distributed import attention
+from torch_mtia import streams, torch_version
+from torch_mtia.distributed import attention, symmetric_memory
 from torch_mtia.door import device_type
 from torch_mtia.upstream_gates import (
     checkpoints,
@@ -386,8 +386,8 @@ GATES: tuple[Gate, ...] = (
         name="_benchmark_collective_with_cuda_events_impl.__code__",
         modules=("torch._inductor.fx_passes.node_runtime_estimation",),
         why="Collectives are timed by events of torch.cuda.",
-        replace=collectives.timed_by_events_of_the_device,
-        is_needed=lambda code: "cuda" in code.co_names,
+        replace=collectives.on_the_device,
+        is_needed=lambda code: collectives.on_the_device(code) != code,
     ),
     Gate(
         name="AlgorithmSelectorCache.benchmark_collective_choice",
@@ -395,6 +395,40 @@ GATES: tuple[Gate, ...] = (
         why="Choices for operators that communicate are timed by torch.cuda.",
         replace=collectives.choices_timed_on_the_device,
         is_needed=lambda original: "cuda:" in inspect.getsource(original),
+    ),
+    Gate(
+        name="AllocateLine._codegen_comm_buffer.__code__",
+        modules=("torch._inductor.codegen.wrapper",),
+        why="Compiled code allocates symmetric memory on cuda.",
+        replace=collectives.on_the_device,
+        is_needed=lambda code: collectives.on_the_device(code) != code,
+    ),
+    *(
+        Gate(
+            name=f"{name}.__code__",
+            modules=("torch._inductor.fx_passes.micro_pipeline_tp",),
+            why="Products are overlapped with collectives where the wheel has NCCL.",
+            replace=collectives.without_nccl,
+            is_needed=lambda code: "is_nccl_available" in code.co_names,
+        )
+        for name in ("fuse_all_gather_matmul", "fuse_matmul_reduce_scatter")
+    ),
+    *(
+        Gate(
+            name=f"{name}.__code__",
+            modules=("torch.distributed._symmetric_memory",),
+            why="Functions of symmetric memory use the streams and events of torch.cuda.",
+            replace=collectives.on_the_device,
+            is_needed=lambda code: collectives.on_the_device(code) != code,
+        )
+        for name in symmetric_memory.FUNCTIONS_OF_CUDA
+    ),
+    Gate(
+        name="_sleep",
+        modules=("torch.mtia",),
+        why="And torch.cuda._sleep.",
+        replace=lambda _: streams.sleep,
+        is_needed=lambda original: original is None,
     ),
     Gate(
         name="DistributedDataParallel._check_comm_hook",

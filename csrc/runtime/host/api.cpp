@@ -325,6 +325,13 @@ mtia_status set_tracer(const mtia_tracer* tracer) {
   });
 }
 
+mtia_status memory_map_shared(int32_t device, mtia_device_ptr address, uint64_t size, int32_t file) {
+  return serve([&](Driver& driver) {
+    driver.device(device);
+    driver.memory().map_shared(device, address, size, file);
+  });
+}
+
 // Kernels -------------------------------------------------------------------------------------------------------------
 
 mtia_status module_load(int32_t device, const void* image, uint64_t size, mtia_module* module) {

@@ -2,6 +2,7 @@
 
 #include <malloc.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -125,7 +126,10 @@ uint64_t Memory::untouched() const {
   for (int32_t device = 0; device < static_cast<int32_t>(num_devices_); ++device) {
     const Region& of_device = region(device);
     for (const auto& [offset, size] : of_device.ranges.allocated()) count(base(device) + offset, size);
-    for (const uint64_t page : of_device.mapped_pages) count(reservations(device) + page * kHugePage, kHugePage);
+    for (const uint64_t page : of_device.mapped_pages) {
+      if (of_device.shared_pages.contains(page)) continue;
+      count(reservations(device) + page * kHugePage, kHugePage);
+    }
   }
   return pages * kSmallPage;
 }
@@ -203,36 +207,77 @@ Memory::Pages Memory::pages(const char* function, int32_t device, mtia_device_pt
   return {offset / kHugePage, (offset + size) / kHugePage};
 }
 
+void Memory::mark_mapped(const char* function, Region& region, Pages pages) {
+  for (uint64_t page = pages.first; page < pages.end; ++page) {
+    if (region.mapped_pages.insert(page).second) continue;
+    while (page-- > pages.first) region.mapped_pages.erase(page);
+    throw Failure(MTIA_ERROR_INVALID_VALUE, std::string(function) + ": part of the range is mapped already");
+  }
+}
+
 void Memory::map(int32_t device, mtia_device_ptr address, uint64_t size) {
   const std::lock_guard lock(mutex_);
-  const auto [first, end] = pages("memory_map", device, address, size);
+  const Pages range = pages("memory_map", device, address, size);
   check_room(device, size);
-  Region& of_device = region(device);
-  for (uint64_t page = first; page < end; ++page) {
-    if (of_device.mapped_pages.insert(page).second) continue;
-    while (page-- > first) of_device.mapped_pages.erase(page);
-    throw Failure(MTIA_ERROR_INVALID_VALUE, "memory_map: part of the range is mapped already");
+  mark_mapped("memory_map", region(device), range);
+  count_used(region(device), size);
+}
+
+void Memory::map_shared(int32_t device, mtia_device_ptr address, uint64_t size, int32_t file) {
+  struct stat status{};
+  if (fstat(file, &status) != 0 || static_cast<uint64_t>(status.st_size) < size) {
+    throw Failure(MTIA_ERROR_INVALID_VALUE,
+                  "memory_map_shared: the file does not have " + std::to_string(size) + " bytes");
   }
-  count_used(of_device, size);
+  const std::lock_guard lock(mutex_);
+  const Pages range = pages("memory_map_shared", device, address, size);
+  Region& of_device = region(device);
+  mark_mapped("memory_map_shared", of_device, range);
+  if (mmap(host(address), size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) {
+    for (uint64_t page = range.first; page < range.end; ++page) of_device.mapped_pages.erase(page);
+    throw Failure(MTIA_ERROR_INVALID_VALUE,
+                  std::string("memory_map_shared: the file cannot be mapped: ") + strerror(errno));
+  }
+  madvise(host(address), size, MADV_DONTFORK);
+  for (uint64_t page = range.first; page < range.end; ++page) of_device.shared_pages.insert(page);
+}
+
+void Memory::map_own(mtia_device_ptr address, uint64_t size) const {
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  if (mmap(host(address), size, PROT_READ | PROT_WRITE, kFlags, -1, 0) == MAP_FAILED) {
+    throw Failure(MTIA_ERROR_OUT_OF_MEMORY, std::string("memory_unmap: ") + strerror(errno));
+  }
+  madvise(host(address), size, MADV_HUGEPAGE);
+  madvise(host(address), size, MADV_DONTFORK);
 }
 
 void Memory::unmap(int32_t device, mtia_device_ptr address, uint64_t size) {
   Region& of_device = region(device);
   Pages range{};
+  bool is_shared = false;  // any of it
   {
     const std::lock_guard lock(mutex_);
     range = pages("memory_unmap", device, address, size);
     for (uint64_t page = range.first; page < range.end; ++page) {
+      is_shared |= of_device.shared_pages.contains(page);
       if (!of_device.mapped_pages.contains(page)) {
         throw Failure(MTIA_ERROR_INVALID_VALUE, "memory_unmap: part of the range is not mapped");
       }
     }
   }
   // As in free; the pages count as used until they are dropped.
-  madvise(host(address), size, MADV_DONTNEED);
+  if (is_shared) {
+    map_own(address, size);
+  } else {
+    madvise(host(address), size, MADV_DONTNEED);
+  }
   const std::lock_guard lock(mutex_);
-  for (uint64_t page = range.first; page < range.end; ++page) of_device.mapped_pages.erase(page);
-  count_freed(of_device, size);
+  uint64_t freed = 0;
+  for (uint64_t page = range.first; page < range.end; ++page) {
+    of_device.mapped_pages.erase(page);
+    if (of_device.shared_pages.erase(page) == 0) freed += kHugePage;
+  }
+  count_freed(of_device, freed);
 }
 
 void Memory::info(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes) const {

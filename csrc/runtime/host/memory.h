@@ -43,6 +43,7 @@ class Memory {
   mtia_device_ptr reserve(int32_t device, uint64_t size);
   void release(int32_t device, mtia_device_ptr address);
   void map(int32_t device, mtia_device_ptr address, uint64_t size);
+  void map_shared(int32_t device, mtia_device_ptr address, uint64_t size, int32_t file);
   void unmap(int32_t device, mtia_device_ptr address, uint64_t size);
   void info(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes) const;
 
@@ -69,6 +70,7 @@ class Memory {
     RangeAllocator ranges;
     RangeAllocator reservations;                // offsets from the end of `ranges`
     std::unordered_set<uint64_t> mapped_pages;  // huge pages of the reservations, by their number
+    std::unordered_set<uint64_t> shared_pages;  // of those, the ones with a file behind them
     uint64_t used = 0;                          // bytes of `ranges` and of mapped pages, until they are dropped
   };
   Region& region(int32_t device) const { return *regions_[static_cast<size_t>(device)]; }
@@ -86,6 +88,11 @@ class Memory {
     uint64_t end;
   };
   Pages pages(const char* function, int32_t device, mtia_device_ptr address, uint64_t size) const;
+
+  // With `mutex_`. Throws Failure if one is mapped already.
+  void mark_mapped(const char* function, Region& region, Pages pages);
+  // Memory of its own, all zeros and untouched, behind addresses that have had a file's.
+  void map_own(mtia_device_ptr address, uint64_t size) const;
 
   // How many times the memory the process gets as addresses of each kind; false: it may not have so many.
   bool map_addresses(uint64_t factor);

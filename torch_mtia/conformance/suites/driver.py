@@ -7,6 +7,7 @@ a script of a process of its own (`fresh`).
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import threading
@@ -299,6 +300,29 @@ def test_virtual_memory(api: Driver, needs: Callable[[str], None], stream: Any) 
     assert api.call("memory_map", 0, address + size, size) == "MTIA_ERROR_INVALID_VALUE"
     assert api.call("memory_release", 0, address) == "MTIA_ERROR_INVALID_VALUE"
     api("memory_unmap", 0, address + size, size)
+    api("memory_release", 0, address)
+
+
+def test_shared_memory(api: Driver, needs: Callable[[str], None], stream: Any) -> None:
+    needs("SHARED_MEMORY")
+    size = 2 * MIB
+    file = os.memfd_create("conformance")
+    os.ftruncate(file, size)
+    address = api.get("memory_reserve", c_uint64, 0, 4 * size)
+    for place in (address, address + 2 * size):  # one file, seen at two places
+        api("memory_map_shared", 0, place, size, file)
+    write(api, stream, address, b"shared")
+    assert read(api, stream, address + 2 * size, 6) == b"shared"
+    assert os.pread(file, 6, 0) == b"shared"
+    assert api.call("memory_map_shared", 0, address, size, file) == "MTIA_ERROR_INVALID_VALUE"
+    assert api.call("memory_map_shared", 0, address + size, 2 * size, file) == "MTIA_ERROR_INVALID_VALUE"  # too short
+    os.close(file)
+    assert read(api, stream, address, 6) == b"shared"
+    for place in (address, address + 2 * size):
+        api("memory_unmap", 0, place, size)
+    api("memory_map", 0, address, size)
+    assert read(api, stream, address, 6) == bytes(6)  # nothing of it is left
+    api("memory_unmap", 0, address, size)
     api("memory_release", 0, address)
 
 

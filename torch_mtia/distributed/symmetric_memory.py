@@ -1,0 +1,41 @@
+"""What torch.distributed._symmetric_memory has for CUDA devices, on ours: products that overlap with collectives, which
+compiled code calls (torch._inductor.config._micro_pipeline_tp). The rest is in csrc/distributed/SymmetricOperators.cpp.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from torch_mtia.door import dispatch_key
+
+__all__ = ["FUNCTIONS_OF_CUDA", "register"]
+
+FUNCTIONS_OF_CUDA = (
+    "Work.__init__",
+    "_fused_all_gather_matmul_last_gather_dim_impl",
+    "_get_backend_stream",
+    "_low_contention_all_gather",
+    "_low_contention_reduce_scatter_with_symm_mem_input",
+    "_low_contention_reduce_scatter_with_workspace",
+    "_pipelined_all_gather_and_consume_last_dim",
+    "_pipelined_multi_all_gather_and_consume",
+    "_pipelined_produce_and_all2all",
+    "get_symm_mem_workspace",
+)
+"""Those that the operators below call and that name torch.cuda: a gate turns them to the device's module."""
+
+_OPERATORS = {
+    "_low_contention_all_gather": "_low_contention_all_gather",
+    "_low_contention_reduce_scatter": "_low_contention_reduce_scatter",
+    "fused_all_gather_matmul": "_fused_all_gather_matmul",
+    "fused_all_gather_scaled_matmul": "_fused_all_gather_scaled_matmul",
+    "fused_matmul_reduce_scatter": "_fused_matmul_reduce_scatter",
+    "fused_scaled_matmul_reduce_scatter": "_fused_scaled_matmul_reduce_scatter",
+    "get_remote_tensors": "_get_remote_tensors_default",
+}
+
+
+def register(module: ModuleType) -> None:
+    """Has upstream's functions, of torch.distributed._symmetric_memory, be the operators' kernels for the device."""
+    for operator, function in _OPERATORS.items():
+        module.lib.impl(operator, getattr(module, function), dispatch_key())
