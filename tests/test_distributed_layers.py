@@ -244,6 +244,20 @@ def test_gradients_are_accumulated_without_synchronization(ranks: Ranks) -> None
         torch.testing.assert_close(gradient, network[0].weight.grad)
 
 
+def logs_times(rank: int) -> dict[str, Any]:
+    network = DDP(model().to(D))
+    network._set_ddp_runtime_logging_sample_rate(1)
+    train(network, data()[:, rank].to(D))
+    logged: dict[str, Any] = network._get_ddp_logging_data()
+    return logged
+
+
+def test_ddp_logs_the_times_of_the_device(ranks: Ranks) -> None:
+    for logged in ranks.run(logs_times):
+        for part in ("forward_compute", "backward_compute", "backward_comm"):
+            assert logged[f"avg_{part}_time"] > 0
+
+
 def normalized() -> tuple[nn.Sequential, torch.Tensor]:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), torch.randn(2 * RANKS, 3, 8, 8)
