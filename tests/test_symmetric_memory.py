@@ -231,6 +231,8 @@ def is_used_wrongly(rank: int) -> None:
         handle.barrier(channel=1 << 20)
     with pytest.raises(ValueError, match="by sum"):
         torch.ops.symm_mem.one_shot_all_reduce(good, "max", world().group_name)
+    with pytest.raises(torch.OutOfMemoryError, match="the machine leaves"):
+        symmetric_memory.empty(1 << 45, device=local_device())
     handle.wait_signal((rank + 1) % RANKS, channel=5, timeout_ms=100)
     with pytest.raises(RuntimeError, match="a rank has not signalled within the timeout of 100 ms"):
         torch.accelerator.synchronize()

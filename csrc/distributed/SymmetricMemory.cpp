@@ -19,6 +19,7 @@
 #include "../device/HostView.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAStream.h"
+#include "../runtime/machine_memory.h"
 
 namespace torch_mtia {
 namespace {
@@ -145,6 +146,10 @@ void* SymmetricAllocator::alloc(size_t size, int device_idx, const std::optional
   ensure_initialized();
   TORCH_CHECK_NOT_IMPLEMENTED(HostView::available(),
                               "symmetric memory needs a driver with a host view of its memory, and with shared memory");
+  // It is not the device's own, and counts as the machine's.
+  const size_t available = runtime::MachineMemory().read().available;
+  TORCH_CHECK_WITH(OutOfMemoryError, size <= available, "symmetric memory of ", size >> 20,
+                   " MiB was asked for, and the machine leaves ", available >> 20, " MiB");
   auto block = std::make_shared<SymmetricBlock>(index_or_current(static_cast<c10::DeviceIndex>(device_idx)), size,
                                                 collectives::SharedMemory::create(SymmetricBlock::total(size)));
   const uint64_t address = block->buffer();
