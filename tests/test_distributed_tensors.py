@@ -11,7 +11,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.nn.functional import _all_gather_base
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental._context_parallel import _attention
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.door import device_type
@@ -176,6 +178,34 @@ def attends_causally(inputs: list[torch.Tensor], weight: torch.Tensor, causal: b
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_of_a_sequence_that_is_divided(ranks: Ranks, causal: bool, method: str) -> None:
     ranks.run(attends_in_ring, causal, method)
+
+
+class Attends(torch.nn.Module):
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_mask: Any) -> Any:
+        return flex_attention(query, key, value, block_mask=block_mask)
+
+
+def is_causal(_b: torch.Tensor, _h: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return query >= key
+
+
+def divides_flex_attention(_: int) -> None:
+    length = 128 * RANKS  # a block for each rank
+    inputs = [whole(1, 2, length, 16, seed=seed) for seed in range(3)]
+    mask = create_block_mask(is_causal, 1, 1, length, length, device="cpu")
+    expected = Attends()(*inputs, block_mask=mask)
+    mesh = init_device_mesh(D, (RANKS,))
+    style = _attention._ContextParallel(seq_dim=2, attention_type=_attention._ContextParallel.AttentionType.FLEX)
+    module = parallelize_module(Attends(), mesh, style)
+    parts: Any = _attention._context_parallel_shard(mesh, [tensor.to(D) for tensor in inputs], [2] * 3)
+    mask = _attention._create_cp_block_mask(is_causal, B=1, H=1, Q_LEN=length, KV_LEN=length, device_mesh=mesh)
+    (result,) = _attention.context_parallel_unshard(mesh, [module(*parts, block_mask=mask)], [2])
+    torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_of_a_sequence_that_is_divided(ranks: Ranks) -> None:
+    ranks.run(divides_flex_attention)
 
 
 def gathers(rank: int) -> torch.Tensor:
