@@ -288,7 +288,7 @@ def test_the_death_of_the_device_is_an_error_that_says_so(run: Callable[..., Fin
             if child == 0:
                 die(call)
                 sys.exit(0)
-            print(os.waitpid(child, 0)[1])
+            print(os.waitpid(child, 0)[1], flush=True)  # what is buffered, the next child would print too
         print(torch.ones(2, device="mtia").tolist())  # a process that starts later has a device
     """).output()
     assert said.splitlines() == ["0"] * 5 + ["[1.0, 1.0]"]
