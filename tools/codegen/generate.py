@@ -5,6 +5,7 @@ Flow: overlay + packaged native_functions.yaml -> merge -> registration, with to
                                                         -> cpu_kernels -> CPUKernels_*.cpp, ListKernels.cpp
                                                         -> stubs -> PointwiseStubs.cpp
                                                         -> operator_traits -> OperatorTraits.h, RegisterNoHostView.cpp
+                                           -> torchgen -> c_shims -> c_shim_mtia.h, CShims_*.cpp
 yaml/dtypes.yaml -> dtypes -> OperatorDtypes.h, OperatorDtypes.cpp
 and csrc/runtime/mtia_runtime.h -> kernel_abi -> KernelABI.cpp
 
@@ -23,7 +24,7 @@ from torchgen import dest
 from torchgen.gen import get_grouped_native_functions
 from torchgen.model import BackendIndex, DispatchKey
 
-from tools.codegen import dtypes, kernel_abi
+from tools.codegen import c_shims, dtypes, kernel_abi
 from tools.codegen.cpu_kernels import cpu_kernels_sources, shape_functions_header
 from tools.codegen.merge import merge
 from tools.codegen.operator_traits import no_host_view_source, traits_header
@@ -56,10 +57,12 @@ def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[
         "PointwiseStubs.cpp": stubs_source(merged.stubs),
         "RegisterNoHostView.cpp": no_host_view_source(merged.without_host_view),
         "OperatorDtypes.cpp": dtypes.source(known),
+        **c_shims.sources(merged.parsed.native_functions, merged.parsed.backend_indices),
         "KernelABI.cpp": kernel_abi.assertions(kernel_abi.HEADER.read_text()),
     }
     headers = {
         "MTIANativeFunctions.h": _native_functions_header(own, index),
+        "c_shim_mtia.h": c_shims.header(merged.parsed.native_functions, merged.parsed.backend_indices),
         "OperatorTraits.h": traits_header(merged.traits),
         "OperatorDtypes.h": dtypes.header(known),
         "ShapeFunctions.h": shape_functions_header(own, index, merged.cpu_kernels),

@@ -120,6 +120,20 @@ def _run_indexing(dtype: torch.dtype) -> None:
                         tensor.index_put_(key, torch.ones((), device=DEVICE).to(dtype), accumulate)
 
 
+def _run_quantized(dtype: torch.dtype) -> None:
+    """Products for which PyTorch has no samples."""
+    weight = torch.ones(8, 64, dtype=torch.int8, device=DEVICE)
+    x, scales = torch.ones(2, 64, device=DEVICE).to(dtype), torch.ones(8, device=DEVICE).to(dtype)
+    runs: list[Callable[[], Any]] = [
+        lambda: torch._int_mm(x, weight.t()),
+        lambda: torch._int_mm(x, weight.t(), out=torch.empty(2, 8, dtype=torch.int32, device=DEVICE)),
+        lambda: torch._weight_int8pack_mm(x, weight, scales),
+    ]
+    for run in runs:
+        with contextlib.suppress(Exception):
+            run()
+
+
 def measure() -> dict[str, set[str]]:
     """The signatures with which kernels that were asked work, by kernel."""
     taken: dict[str, set[str]] = defaultdict(set)
@@ -131,6 +145,7 @@ def measure() -> dict[str, set[str]]:
         *((_run_optimizer, info) for info in optim_db),
         (lambda _, dtype: _run_indexing(dtype), None),
         (lambda _, dtype: run_fused(dtype), None),
+        (lambda _, dtype: _run_quantized(dtype), None),
     ]
     _C._record_kernel_answers(True)
     with quiet():

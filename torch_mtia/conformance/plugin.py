@@ -5,6 +5,7 @@ It selects the tests, watches the time of each, waits for the device behind each
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 from collections.abc import Generator
@@ -35,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "time_limit(seconds): how long the test may take")
+    config.addinivalue_line("markers", "without_onednn: the CPU computes without oneDNN")
     if hasattr(config, "workerinput") or not config.getoption("numprocesses"):
         config.pluginmanager.register(Worker(config))
 
@@ -98,8 +100,10 @@ class Worker:
             faulthandler.cancel_dump_traceback_later()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self) -> Generator[None, object, object]:
-        result = yield
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        unmarked = item.get_closest_marker("without_onednn") is None
+        with contextlib.nullcontext() if unmarked else torch.backends.mkldnn.flags(enabled=False):
+            result = yield
         if self._device.type != "cpu":
             torch.accelerator.synchronize()  # a late error is the test's own
         return result

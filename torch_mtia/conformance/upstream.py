@@ -43,6 +43,7 @@ def open_inductor_tests(device: torch.device) -> None:
         "GPU_TYPE": device.type,
         "HAS_GPU": True,
         "HAS_GPU_AND_TRITON": True,
+        "HAS_MULTIGPU": torch.accelerator.device_count() > 1,
         "RUN_GPU": True,
         "requires_gpu": lambda: lambda test: test,
     }.items():
