@@ -1,4 +1,4 @@
-"""Builds the driver library and the extension module. Everything else about the package is in pyproject.toml."""
+"""Builds the driver, the device's library and its bindings. Everything else about the package is in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import platform
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -51,12 +52,26 @@ os.environ["CCACHE_PCH_EXTSUM"] = "1"
 from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_compiler, include_paths  # noqa: E402
 
 # What C++ extensions may include: installed under torch_mtia/include/torch_mtia, in the same folders.
-PUBLIC_HEADERS = ("runtime/mtia_runtime.h", "core/WorkItem.h", "device/Extension.h")
-# The name under which extensions refer to the extension module, which is loaded by then.
-SONAME = "libtorch_mtia.so"
+PUBLIC_HEADERS = (
+    "runtime/mtia_runtime.h",
+    "core/WorkItem.h",
+    "device/Extension.h",
+    "device/Program.h",
+    "aoti/shim.h",
+    "aoti/wrapper.h",
+    "aoti/cuda/cuda.h",
+    "aoti/cuda/cuda_runtime_api.h",
+)
+# And others, by where they are installed under torch_mtia/include: the first two are where Inductor looks for them.
+OTHER_HEADERS = {
+    "torch/csrc/inductor/aoti_include/mtia.h": "csrc/aoti/inductor/aoti_include/mtia.h",
+    "torch/csrc/inductor/cpp_wrapper/mtia.h": "csrc/aoti/inductor/cpp_wrapper/mtia.h",
+    "torch_mtia/aoti/c_shim_mtia.h": "build/generated/c_shim_mtia.h",
+}
 
 HOST_DRIVER = "torch_mtia.lib.libmtia_host"
-EXTENSION = "torch_mtia._C"
+LIBRARY = "torch_mtia.lib.libtorch_mtia"  # the device, without Python
+BINDINGS = "torch_mtia._C"
 GENERATED = Path("build/generated")
 BUILD_TEMP = Path("build/temp")
 
@@ -64,6 +79,10 @@ BUILD_TEMP = Path("build/temp")
 # Not -mtls-dialect=gnu2, although each operator reads several thread-local variables: before 2.40, glibc's resolver
 # loses vector registers at a thread's first access, and the compiler relies on them.
 COMPILE_FLAGS = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-fno-math-errno"]
+DEFINITIONS = [
+    "-DAT_PER_OPERATOR_HEADERS",  # without, half of ATen's headers include all of its operators
+    f'-DTORCH_MTIA_VERSION="{versions["__version__"]}"',
+]
 
 
 def sources(*patterns: str) -> list[str]:
@@ -85,26 +104,36 @@ class Build(BuildExtension):
         kernel_abi.check()
 
         for extension in self.extensions:
-            if extension.name == EXTENSION:
+            if extension.name == LIBRARY:
                 generated = generate(ROOT / GENERATED)
                 extension.sources += [str(path.resolve().relative_to(ROOT)) for path in generated]
         (ROOT / "torch_mtia" / "lib").mkdir(exist_ok=True)
-        for header in PUBLIC_HEADERS:
-            installed = ROOT / "torch_mtia" / "include" / "torch_mtia" / header
+        include = ROOT / "torch_mtia" / "include"
+        shutil.rmtree(include, ignore_errors=True)  # what an older build has installed
+        headers = {f"torch_mtia/{header}": f"csrc/{header}" for header in PUBLIC_HEADERS} | OTHER_HEADERS
+        for header, path in headers.items():
+            installed = include / header
             installed.parent.mkdir(parents=True, exist_ok=True)
-            self.copy_file(str(ROOT / "csrc" / header), str(installed))
+            self.copy_file(str(ROOT / path), str(installed))
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
         """Gives each target a ninja file of its own."""
         self.build_temp = str(BUILD_TEMP / ext.name.rpartition(".")[2])
-        if ext.name != EXTENSION:
-            super().build_extension(ext)
-            return
-        ext.extra_compile_args += [f"-isystem{folder}" for folder in include_paths()]  # no warnings of PyTorch's own
-        ext.extra_compile_args += ["-include", str(self.precompiled_header(ext)), "-fpch-preprocess", "-Winvalid-pch"]
+        if ext.name != HOST_DRIVER:
+            # no warnings of PyTorch's own
+            ext.extra_compile_args += [f"-isystem{folder}" for folder in include_paths()]
+        if ext.name == LIBRARY:
+            ext.libraries.remove("torch_python")
+            header = self.precompiled_header(ext)
+            ext.extra_compile_args += ["-include", str(header), "-fpch-preprocess", "-Winvalid-pch"]
+        if ext.name == BINDINGS:
+            ext.library_dirs.append(os.path.dirname(self.get_ext_fullpath(LIBRARY)))
         super().build_extension(ext)
-        self.check_symbols(ext)
+        if ext.name == LIBRARY:
+            self.check_symbols(ext)
+        if ext.name == BINDINGS:
+            self.check_state()
 
     def precompiled_header(self, ext: Extension) -> Path:
         """csrc/aten/precompiled.h, compiled with the flags of the sources, which the compiler insists on.
@@ -130,17 +159,37 @@ class Build(BuildExtension):
         return header
 
     def check_symbols(self, ext: Extension) -> None:
-        """Raises if nobody defines a function that is declared, as the kernel of a row: the linker leaves it open."""
+        """Raises if nobody defines a function that is declared, as the kernel of a row: the linker leaves it open.
+
+        Python's are not there either: programs without it load the library.
+        """
         library = self.get_ext_fullpath(ext.name)
-        load = f"import ctypes, os, torch; ctypes.CDLL({library!r}, os.RTLD_NOW)"
-        loaded = subprocess.run([sys.executable, "-c", load], stderr=subprocess.PIPE, text=True, check=False)
+        torch_libraries = os.path.join(os.path.dirname(torch.__file__), "lib")
+        environ = {**os.environ, "LD_LIBRARY_PATH": torch_libraries}
+        load = f"import ctypes, os; ctypes.CDLL({library!r}, os.RTLD_NOW)"
+        loaded = subprocess.run(
+            [sys.executable, "-c", load], env=environ, stderr=subprocess.PIPE, text=True, check=False
+        )
         if loaded.returncode != 0:
             os.remove(library)
             sys.exit(f"error: {loaded.stderr.strip().splitlines()[-1]}")
 
+    def check_state(self) -> None:
+        """Raises if a variable of a header is in both libraries: each would have its own, because neither shows it."""
+        libraries = [self.get_ext_fullpath(name) for name in (LIBRARY, BINDINGS)]
+        variables = []
+        for library in libraries:
+            listing = subprocess.check_output(["nm", "-C", "--defined-only", library], text=True).splitlines()
+            symbols = (line.split(maxsplit=2)[1:] for line in listing)
+            variables.append({name for kind, name in symbols if kind in "bBdDuV" and name.startswith("torch_mtia::")})
+        # TORCH_LIBRARY's and the like in unnamed namespaces are each library's own.
+        if shared := {name for name in variables[0] & variables[1] if "(anonymous namespace)" not in name}:
+            os.remove(libraries[1])
+            sys.exit(f"error: a header defines {sorted(shared)}: declare it there, and define it in a source file.")
+
     def get_ext_filename(self, ext_name: str) -> str:
-        """The driver is a plain library, not a Python module: no ABI tag in its name."""
-        if ext_name.rpartition(".")[2] == HOST_DRIVER.rpartition(".")[2]:
+        """The driver and the device are plain libraries, not Python modules: no ABI tags in their names."""
+        if ext_name.rpartition(".")[2].startswith("lib"):
             return str(Path(*ext_name.split("."))) + ".so"
         return str(super().get_ext_filename(ext_name))  # type: ignore[no-untyped-call]
 
@@ -165,27 +214,41 @@ setup(
             language="c++",
         ),
         CppExtension(
-            EXTENSION,
+            LIBRARY,
             sources(
                 "csrc/runtime/loader.cpp",
                 "csrc/runtime/machine_memory.cpp",
-                *(
-                    f"csrc/{layer}/*.cpp"
-                    for layer in ("core", "collectives", "device", "aten", "distributed", "python")
-                ),
+                *(f"csrc/{layer}/*.cpp" for layer in ("core", "collectives", "device", "aten", "distributed", "aoti")),
             ),
+            depends=["csrc/device/exports.map"],
             include_dirs=[str(ROOT / "csrc"), str(ROOT / "csrc" / "aten"), str(ROOT / GENERATED)],
-            # The HAVE_ macros give ATen/native/DispatchStub.h the layout that the wheel was built with. OpenMP is
-            # compiled in and not linked: the symbols have to be those of the library that torch itself loaded.
+            # What the bindings may use is visible, and exported by name; inside of the library calls are direct. The
+            # HAVE_ macros give ATen/native/DispatchStub.h the layout that the wheel was built with. OpenMP is compiled
+            # in and not linked: the symbols have to be those of the library that torch itself loaded.
             extra_compile_args=[
                 *COMPILE_FLAGS,
+                "-fvisibility=default",
+                "-fno-semantic-interposition",
                 "-fopenmp",
                 "-Wno-maybe-uninitialized",  # GCC sees it in ATen's TensorIterator, where it is not
-                "-DAT_PER_OPERATOR_HEADERS",  # without, half of ATen's headers include all of its operators
+                *DEFINITIONS,
                 "-DHAVE_AVX512_CPU_DEFINITION",
                 "-DHAVE_AVX2_CPU_DEFINITION",
             ],
-            extra_link_args=[f"-Wl,-soname,{SONAME}"],
+            extra_link_args=[
+                "-Wl,-soname,libtorch_mtia.so",
+                "-Wl,-Bsymbolic",
+                f"-Wl,--version-script={ROOT}/csrc/device/exports.map",
+                "-Wl,-rpath,$ORIGIN/../../torch/lib",
+            ],
+        ),
+        CppExtension(
+            BINDINGS,
+            sources("csrc/python/*.cpp"),
+            include_dirs=[str(ROOT / "csrc"), str(ROOT / "csrc" / "aten"), str(ROOT / GENERATED)],
+            extra_compile_args=[*COMPILE_FLAGS, *DEFINITIONS],
+            libraries=["torch_mtia"],
+            extra_link_args=["-Wl,-rpath,$ORIGIN/lib"],
         ),
     ],
     cmdclass={"build_ext": Build},

@@ -26,6 +26,7 @@ def _controls() -> Iterator[None]:
     yield
     fallback.warn("never")
     fallback.deny([])
+    fallback.force([])
     fallback.reset()
 
 
@@ -172,3 +173,94 @@ def test_a_refused_operator_leaves_its_operands_alone(x: torch.Tensor) -> None:
 def test_the_operators_of_this_module_fall_back(name: str) -> None:
     native = torch._C._dispatch_get_registrations_for_dispatch_key("MTIA")
     assert not [full for full in native if full.partition(".")[0] == name]
+
+
+def test_a_forced_operator_falls_back_until_its_kernel_is_given_back(x: torch.Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fallback.force(["aten::mul", "mul_.Tensor", "exp.out"])
+    assert torch.equal((x * 2).cpu(), x.cpu() * 2)
+    assert torch.equal(x.mul_(3).cpu(), torch.arange(4.0) * 3)
+    torch.exp(x, out=x)
+    assert torch.equal(x.cpu(), (torch.arange(4.0) * 3).exp())
+    assert fallback.stats() == {"aten::exp.out": 1, "aten::mul.Tensor": 1, "aten::mul_.Tensor": 1}
+    fallback.reset()
+    fallback.force(["aten::add.Tensor"])
+    x * 2 + x
+    assert fallback.stats() == {"aten::add.Tensor": 1}
+    fallback.force([])
+    x * 2 + x
+    assert fallback.stats() == {"aten::add.Tensor": 1}
+
+
+def test_what_a_forced_operator_gives_has_its_gradient(x: torch.Tensor) -> None:
+    fallback.force(["sigmoid", "sigmoid_backward"])
+    torch.sigmoid(x.requires_grad_()).sum().backward()
+    expected = torch.arange(4.0, requires_grad=True)
+    torch.sigmoid(expected).sum().backward()
+    assert x.grad is not None
+    assert expected.grad is not None
+    assert torch.equal(x.grad.cpu(), expected.grad)
+    assert (count("aten::sigmoid"), count("aten::sigmoid_backward")) == (1, 1)
+
+
+def test_forced_operators_may_be_denied(x: torch.Tensor) -> None:
+    fallback.force(["mul"])
+    fallback.deny(["mul"])
+    with pytest.raises(NotImplementedError, match=r"aten::mul\.Tensor"):
+        x * 2
+
+
+def test_a_step_of_training_with_every_operator_forced() -> None:
+    """Whatever can be forced, all at once."""
+
+    def step(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.Flatten())
+        model.append(torch.nn.Linear(64, 3)).append(torch.nn.LayerNorm(3))
+        inputs, labels = torch.randn(5, 2, 6, 6).to(device), torch.arange(5).remainder(3).to(device)
+        model.to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        return [parameter.detach().cpu() for parameter in model.parameters()]
+
+    fallback.force(forcible())
+    actual = step("mtia")
+    stats = fallback.stats()
+    fallback.force([])
+    for ours, theirs in zip(actual, step("cpu"), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert {"aten::addmm", "aten::native_layer_norm_backward", "aten::_foreach_lerp_.Scalar"} <= set(stats)
+
+
+def forcible() -> list[str]:
+    names = []
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("MTIA"):
+        try:
+            fallback.force([name])
+        except ValueError:
+            continue
+        names.append(name)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no_such_operator", "is not an operator"),
+        ("segment_reduce", "has no kernel for mtia"),
+        ("aten::empty.memory_format", "the fallback itself needs it"),
+        ("_copy_from", "the fallback itself needs it"),
+        ("_thnn_fused_gru_cell", "has no kernel for the CPU"),
+        ("convolution_overrideable", "has no kernel for the CPU"),
+    ],
+)
+def test_what_cannot_be_forced_raises_and_leaves_the_list(x: torch.Tensor, name: str, why: str) -> None:
+    fallback.force(["mul"])
+    with pytest.raises(ValueError, match=why):
+        fallback.force(["add", name])
+    x * 2 + x
+    assert fallback.stats() == {"aten::mul.Tensor": 1}
+    with pytest.raises(TypeError, match="list"):
+        fallback.force("mul")

@@ -16,7 +16,8 @@ from typing import Any
 from setuptools import Extension
 from torch.utils.cpp_extension import CppExtension
 
-from torch_mtia import _C, include_paths
+from torch_mtia import include_paths
+from torch_mtia.environment import LIBRARY_FOLDER
 from torch_mtia.registration import generate_registration
 
 __all__ = ["COMPILE_FLAGS", "MtiaExtension", "generate_registration", "include_paths", "link_flags"]
@@ -25,8 +26,8 @@ COMPILE_FLAGS = ["-std=c++20"]
 
 
 def link_flags() -> list[str]:
-    """What the linker needs to find the functions of Extension.h. They are in this package's extension module."""
-    return [_C.__file__]
+    """What the linker needs to find the functions of the headers. The library is loaded by then."""
+    return [str(LIBRARY_FOLDER / "libtorch_mtia.so")]
 
 
 def MtiaExtension(name: str, sources: list[str], **options: Any) -> Extension:

@@ -13,8 +13,30 @@ from typing import Literal, get_args
 import torch
 
 from torch_mtia import _C
+from torch_mtia.door import device_type, dispatch_key
 
 WarnMode = Literal["never", "once", "always"]
+
+# What the fallback itself is made of: memory, its views, copies, and the choice among kernels of attention.
+_FOUNDATION = {
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::_efficientzerotensor",
+    "aten::_lazy_clone",
+    "aten::as_strided",
+    "aten::view",
+    "aten::_reshape_alias",
+    "aten::unfold",
+    "aten::view_as_real",
+    "aten::view_as_complex",
+    "aten::resize_",
+    "aten::set_",
+    "aten::_copy_from",
+    "aten::_copy_from_and_resize",
+    "aten::_local_scalar_dense",
+    "aten::record_stream",
+    "aten::_fused_sdp_choice",
+}
 
 
 def stats() -> dict[str, int]:
@@ -46,6 +68,41 @@ def deny(operators: Iterable[str]) -> None:
         raise TypeError(f"deny() takes a list of names; for one operator write deny([{operators!r}])")
     registered = torch._C._dispatch_get_all_op_names()
     _C._fallback_set_denied([_full_name(operator, registered) for operator in operators])
+
+
+def force(operators: Iterable[str]) -> None:
+    """Makes the operators fall back although they have a kernel for the device: to see whether a kernel is to blame.
+
+    Replaces the list of the last call; `force([])` gives all kernels back. Names are those of `deny`; one without an
+    overload stands for all overloads that have a kernel. Gradients are those of the operator. Not while another thread
+    runs the operators.
+
+    Raises ValueError for an unknown name, for one that has no kernel (it falls back anyway) or none for the CPU, and
+    for the operators on memory that the fallback itself is made of; the list then stays as it was.
+    """
+    if isinstance(operators, str):
+        raise TypeError(f"force() takes a list of names; for one operator write force([{operators!r}])")
+    registered = torch._C._dispatch_get_all_op_names()
+    forced = {kernel for operator in operators for kernel in _kernels(_full_name(operator, registered), registered)}
+    _C._fallback_set_forced([(base, overload) for base, _, overload in (name.partition(".") for name in forced)])
+
+
+def _kernels(name: str, registered: list[str]) -> list[str]:
+    """The overloads that the name stands for and that have kernels for both the device and the CPU."""
+    base, dot, _ = name.partition(".")
+    if base in _FOUNDATION:
+        raise ValueError(f"{name!r} cannot be forced: the fallback itself needs it on {device_type()}")
+    overloads = [name] if dot else [other for other in registered if other.partition(".")[0] == base]
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    native = [other for other in overloads if has(other, dispatch_key())]
+    if not native:
+        raise ValueError(f"{name!r} has no kernel for {device_type()} that could be set aside: see where it falls back")
+    # What is there for backends to override has a CPU kernel that only raises.
+    computed = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    both = [other for other in native if computed(other, "CPU") and "overrideable" not in other]
+    if not both:
+        raise ValueError(f"{name!r} has no kernel for the CPU to fall back to")
+    return both
 
 
 def _full_name(operator: str, registered: list[str]) -> str:

@@ -31,6 +31,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(const at::Ten
                                                                    const std::optional<at::Tensor>& bias,
                                                                    std::array<bool, 3> output_mask);
 
+// ATen's, for operands of any strides.
+at::Tensor int_mm(const at::Tensor& self, const at::Tensor& mat2);
+at::Tensor& int_mm_out(const at::Tensor& self, const at::Tensor& mat2, at::Tensor& out);
+
+// ATen's, and for many rows a product with the converted weight.
+at::Tensor weight_int8pack_mm(const at::Tensor& self, const at::Tensor& mat2, const at::Tensor& scales);
+
 // How long a product of (..., rows, inner) by (..., inner, columns) takes on one thread. Raises for two dtypes.
 uint64_t product_cost(const at::Tensor& left, const at::Tensor& right);
 

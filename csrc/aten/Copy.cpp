@@ -260,9 +260,9 @@ void record_stream_mtia(Tensor& self, Stream stream) {
 
 }  // namespace at::native
 
-// What leaves the lazy conjugate and negative bits to us. copy_ sees them, and the fallbacks of the two keys would resolve
-// them by a clone, which is a copy, without end. Recording a stream is of the memory, and those fallbacks corrupt the heap
-// for an operator that returns nothing.
+// What leaves the lazy conjugate and negative bits to us. copy_ sees them, and the fallbacks of the two keys would
+// resolve them by a clone, which is a copy, without end. Recording a stream is of the memory, and those fallbacks
+// corrupt the heap for an operator that returns nothing.
 static void register_lazy_bits(torch::Library& library) {
   for (const char* name : {"_copy_from", "record_stream"}) library.impl(name, torch::CppFunction::makeFallthrough());
 }

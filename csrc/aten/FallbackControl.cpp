@@ -2,12 +2,12 @@
 
 #include <c10/util/Exception.h>
 
-#include <atomic>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "../device/Door.h"
+#include "Fallback.h"
 
 namespace torch_mtia {
 namespace {
@@ -19,6 +19,7 @@ struct State {
   std::unordered_set<std::string> denied;
   FallbackControl::Warn warn = FallbackControl::Warn::kNever;
   int forbidden = 0;
+  std::vector<c10::RegistrationHandleRAII> forced;  // each gives the kernel back to its operator when it goes
 };
 
 // Leaked: operators may fall back while the process ends.
@@ -26,6 +27,11 @@ State& state() {
   static auto* const instance = new State();
   return *instance;
 }
+
+// That a kernel is put over another one, which the dispatcher warns of, is what forcing means.
+class Silent final : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
 
 }  // namespace
 
@@ -79,6 +85,20 @@ void FallbackControl::forbid(bool enable) {
   auto& control = state();
   std::lock_guard<std::mutex> lock(control.mutex);
   control.forbidden += enable ? 1 : -1;
+}
+
+void FallbackControl::set_forced(const std::vector<c10::OperatorName>& operators) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto& control = state();
+  Silent silent;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  std::lock_guard<std::mutex> lock(control.mutex);
+  control.forced.clear();
+  for (const auto& name : operators) {
+    control.forced.push_back(
+        dispatcher.registerImpl(name, dispatch_key(), c10::KernelFunction::makeFromBoxedFunction<&fall_back>(),
+                                std::nullopt, nullptr, "forced onto the CPU by torch_mtia.fallback.force()"));
+  }
 }
 
 }  // namespace torch_mtia

@@ -24,6 +24,10 @@ class FallbackControl {
   static void set_warn(Warn mode);
   static void set_denied(const std::vector<std::string>& names);  // "aten::name" or "aten::name.overload"
   static void forbid(bool enable);                                // counted: as many false as true
+
+  // The operators that fall back although they have a kernel; replaces those of the last call. Not while another thread
+  // calls any of them: the dispatcher reads its tables without a lock.
+  static void set_forced(const std::vector<c10::OperatorName>& operators);
 };
 
 }  // namespace torch_mtia

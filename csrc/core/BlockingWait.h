@@ -17,9 +17,9 @@ struct InterpreterLock {
   void* (*release)() = nullptr;              // null: the calling thread did not hold it
   void (*take_back)(void* state) = nullptr;  // `state`: what release() gave, not null
 };
-inline constinit InterpreterLock interpreter_lock{};
+extern constinit InterpreterLock interpreter_lock;
 using ReleaseThreads = void (*)();  // they start again when they are needed
-inline constinit ReleaseThreads release_threads = nullptr;
+extern constinit ReleaseThreads release_threads;
 
 // Gives the lock up for the duration of a scope. No other lock may be held at its end.
 class WithoutGil {

@@ -8,6 +8,6 @@ using ReturnHostCache = void (*)();
 
 // Gives back what nobody uses. Called without locks of the allocator, on any thread, inside of work too; must not wait
 // for streams. The layer above sets it, once, before the device is used. Null: there is no such memory.
-inline constinit ReturnHostCache return_host_cache = nullptr;
+extern constinit ReturnHostCache return_host_cache;
 
 }  // namespace torch_mtia::core

@@ -26,7 +26,7 @@ class RunningWork {
   }
 
  private:
-  inline static thread_local const RunningWork* innermost = nullptr;
+  [[gnu::tls_model("initial-exec")]] static constinit thread_local const RunningWork* innermost;
 
   const Stream* const stream_;
   const RunningWork* const outer_;

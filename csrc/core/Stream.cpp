@@ -8,6 +8,8 @@
 
 namespace torch_mtia::core {
 
+constinit ErrorRaiser error_raiser = nullptr;
+
 Stream* Stream::create(int32_t device, int32_t priority) {
   std::unique_ptr<Stream> stream(new Stream(device, priority));
   runtime::call(&mtia_runtime_api::stream_create, device, priority, /*tag=*/stream.get(), &stream->handle_);

@@ -30,7 +30,7 @@ struct WorkError {
 // Raises an error of work as the layer above does, which sets it, once, before the device is used. Null: what the work
 // threw is rethrown, and failures of the driver's are runtime::DriverError.
 using ErrorRaiser = void (*)(const Stream& stream, const WorkError& error);
-inline constinit ErrorRaiser error_raiser = nullptr;
+extern constinit ErrorRaiser error_raiser;
 
 // Streams are never destroyed: work, events and allocator blocks refer to them from any thread until the process ends.
 class Stream {

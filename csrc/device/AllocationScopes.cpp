@@ -39,6 +39,8 @@ void check_room_for_workspace(size_t size) {
 
 }  // namespace
 
+constinit thread_local bool CheckedWorkspace::active_ = false;
+
 class PassThroughAllocator final : public c10::Allocator {
  public:
   explicit PassThroughAllocator(c10::Allocator* base) : base_(base) { base_deleter = base->raw_deleter(); }

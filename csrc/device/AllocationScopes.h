@@ -45,7 +45,7 @@ class CheckedWorkspace {
   static bool is_active() { return active_; }  // on this thread
 
  private:
-  [[gnu::tls_model("initial-exec")]] static inline constinit thread_local bool active_ = false;
+  [[gnu::tls_model("initial-exec")]] static constinit thread_local bool active_;
 
   const bool previous_;
 };

@@ -4,6 +4,9 @@
 
 namespace torch_mtia {
 
+constinit bool HostView::available_ = false;
+constinit int64_t HostView::offset_ = 0;
+
 bool HostView::is_offered() {
   return core::driver_info().can(MTIA_CAPABILITY_HOST_VIEW);
 }

@@ -24,8 +24,8 @@ class HostView {
   }
 
  private:
-  static inline bool available_ = false;
-  static inline int64_t offset_ = 0;
+  static bool available_;
+  static int64_t offset_;
 };
 
 }  // namespace torch_mtia

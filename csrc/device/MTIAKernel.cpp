@@ -27,6 +27,8 @@ c10::DeviceIndex device_of_kernels(c10::DeviceIndex device) {
 
 }  // namespace
 
+constinit bool MTIAKernel::check_bounds_ = false;
+
 MTIAKernel::MTIAKernel(c10::DeviceIndex device, std::string name, std::string_view image)
     : device_(device), name_(std::move(name)), kernel_(device_of_kernels(device), name_, image) {}
 

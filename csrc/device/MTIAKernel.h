@@ -29,7 +29,7 @@ class MTIAKernel {
   static void set_check_bounds(bool check) { check_bounds_ = check; }
 
  private:
-  static inline bool check_bounds_ = false;
+  static bool check_bounds_;
 
   const c10::DeviceIndex device_;
   const std::string name_;

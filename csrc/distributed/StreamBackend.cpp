@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -20,85 +19,13 @@
 #include "../core/WorkItem.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAGraph.h"
+#include "CollectiveArguments.h"
 #include "EngineTensor.h"
 #include "Reduction.h"
 #include "Staging.h"
 
 namespace torch_mtia {
 namespace {
-
-using Tensors = StreamBackend::Tensors;
-
-void add_to(Tensors& list, const at::Tensor& tensor) {
-  list.push_back(tensor);
-}
-void add_to(Tensors& list, const Tensors& tensors) {
-  list.insert(list.end(), tensors.begin(), tensors.end());
-}
-void add_to(Tensors& list, const std::vector<Tensors>& lists) {
-  for (const Tensors& tensors : lists) add_to(list, tensors);
-}
-template <typename Options>
-void add_to(Tensors& /*list*/, const Options& /*options*/) {}
-
-// The tensors among the arguments.
-template <typename... Arguments>
-Tensors tensors_of(const Arguments&... arguments) {
-  Tensors list;
-  (add_to(list, arguments), ...);
-  return list;
-}
-
-c10::Device device_of(const Tensors& tensors) {
-  TORCH_CHECK_VALUE(!tensors.empty(), "a collective needs a tensor");
-  for (const at::Tensor& tensor : tensors) {
-    TORCH_CHECK_VALUE(tensor.device() == tensors[0].device(), "the tensors of a collective are on one device, got ",
-                      tensors[0].device(), " and ", tensor.device());
-  }
-  return tensors[0].device();
-}
-
-// What one rank can know to be wrong is raised at the call.
-
-void check_root(int64_t root, int size) {
-  TORCH_CHECK_VALUE(root >= 0 && root < size, "expected a root below ", size, ", got ", root);
-}
-
-void check_dtype(const at::Tensor& output, const at::Tensor& input) {
-  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), "expected an output of ", input.scalar_type(), ", got ",
-                   output.scalar_type());
-}
-
-// One tensor that has a part for each rank.
-void check_whole(const at::Tensor& whole, const at::Tensor& part, int size) {
-  check_dtype(whole, part);
-  TORCH_CHECK_VALUE(whole.numel() == part.numel() * size, "expected ", size, " times the ", part.numel(),
-                    " elements of one rank, got ", whole.numel());
-}
-
-// Lists with a tensor for each rank, which has the part of one.
-void check_lists(const std::vector<Tensors>& lists, const Tensors& parts, int size) {
-  TORCH_CHECK_VALUE(lists.size() == parts.size(), "expected a list for each of ", parts.size(), " tensors, got ",
-                    lists.size());
-  for (size_t i = 0; i < lists.size(); ++i) {
-    TORCH_CHECK_VALUE(static_cast<int>(lists[i].size()) == size, "expected a tensor for each of ", size, " ranks, got ",
-                      lists[i].size());
-    for (const at::Tensor& tensor : lists[i]) check_dtype(tensor, parts[i]);
-  }
-}
-
-void check_splits(const at::Tensor& tensor, const std::vector<int64_t>& sizes, int size) {
-  if (sizes.empty()) {
-    TORCH_CHECK_VALUE(tensor.size(0) % size == 0, "expected a first dimension that ", size, " ranks divide, got ",
-                      tensor.size(0));
-    return;
-  }
-  TORCH_CHECK_VALUE(static_cast<int>(sizes.size()) == size, "expected a size for each of ", size, " ranks, got ",
-                    sizes.size());
-  const int64_t sum = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  TORCH_CHECK_VALUE(sum == tensor.size(0), "expected sizes that add up to the first dimension, ", tensor.size(0),
-                    ", got ", sum);
-}
 
 // With the arguments as the engine takes them, any number of times: copies of them, which the engine may move from.
 template <typename Function, typename... Arguments>

@@ -9,6 +9,9 @@ namespace torch_mtia {
 // torch.accelerator does not have.
 void bind_device_module(pybind11::module_& module);
 
+// DeviceGuard(index): the device that is current within a `with` statement of generated code.
+void bind_device_guard(pybind11::module_& module);
+
 // _bind_stream_backend(): adds StreamBackend(engine, name, timeout), a backend of process groups.
 void bind_distributed(pybind11::module_& module);
 
@@ -16,6 +19,9 @@ void bind_distributed(pybind11::module_& module);
 // torch/_inductor/codegen): torch.empty_strided on the current device, quicker, with no Python arguments to parse but
 // tuples of ints and a dtype.
 void bind_empty_strided(pybind11::module_& module);
+
+// _record_grid and _fast_launcher, see torch_mtia/inductor/fast_launcher.py.
+void bind_fast_launcher(pybind11::module_& module);
 
 // _set_device_properties_type(type): getDeviceProperties returns type(dict of the properties).
 void bind_hooks(pybind11::module_& module);

@@ -86,6 +86,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("_fallback_set_warn", [](const std::string& mode) { FallbackControl::set_warn(parse_warn(mode)); });
   m.def("_fallback_set_denied", &FallbackControl::set_denied);
   m.def("_fallback_forbid", &FallbackControl::forbid);
+  m.def("_fallback_set_forced", [](const std::vector<std::pair<std::string, std::string>>& names) {
+    std::vector<c10::OperatorName> operators;
+    for (const auto& [name, overload] : names) operators.emplace_back(name, overload);
+    FallbackControl::set_forced(operators);
+  });
   m.def("_record_kernel_answers", &record_answers);
   m.def("_take_kernel_answers", [] {
     std::vector<std::tuple<std::string, std::string, bool>> result;
@@ -105,9 +110,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("_wait_for_other_streams", [](c10::DeviceIndex device) { MTIAStream::current(device).wait_for_others(); });
   bind_hooks(m);
   bind_device_module(m);
+  bind_device_guard(m);
   bind_distributed(m);
   bind_triton_launcher(m);
   bind_empty_strided(m);
+  bind_fast_launcher(m);
   py::class_<GraphOutputs>(m, "GraphOutputs")
       .def(py::init<std::vector<at::Tensor>, c10::MempoolId_t>(), py::arg("tensors"), py::arg("pool"))
       .def("move_away", &GraphOutputs::move_away)

@@ -16,7 +16,7 @@
 
 #include "../core/BlockingWait.h"
 #include "../device/MTIAKernel.h"
-#include "packed_arguments.h"
+#include "triton_launcher.h"
 
 namespace py = pybind11;
 
@@ -98,6 +98,8 @@ struct PyKernelLauncher {
   ArgumentLayout* layout;   // owned
 };
 
+PyTypeObject* launcher_type = nullptr;
+
 // The arguments before those of the kernel.
 enum LaunchArgument : size_t {
   kGridX,
@@ -112,9 +114,17 @@ enum LaunchArgument : size_t {
   kFirstKernelArgument
 };
 
-// Triton passes a chain of hooks at every launch, nearly always an empty one; calling it would take longer than all the
-// rest of the launch.
-bool is_empty_chain(PyObject* hook) {
+bool call_hook(PyObject* hook, PyObject* metadata) {
+  if (is_empty_hook(hook)) return true;
+  PyObject* result = PyObject_CallOneArg(hook, metadata);
+  Py_XDECREF(result);
+  return result != nullptr;
+}
+
+}  // namespace
+
+bool is_empty_hook(PyObject* hook) {
+  if (hook == Py_None) return true;
   static PyObject* const name = PyUnicode_InternFromString("calls");
   PyObject* calls = PyObject_GetAttr(hook, name);
   if (calls == nullptr) PyErr_Clear();
@@ -123,14 +133,7 @@ bool is_empty_chain(PyObject* hook) {
   return empty;
 }
 
-bool call_hook(PyObject* hook, PyObject* metadata) {
-  if (hook == Py_None || is_empty_chain(hook)) return true;
-  PyObject* result = PyObject_CallOneArg(hook, metadata);
-  Py_XDECREF(result);
-  return result != nullptr;
-}
-
-bool read_grid(PyObject* const* args, std::array<int32_t, 3>& grid) {
+bool read_grid(PyObject* const* args, Grid& grid) {
   for (size_t axis = 0; axis < grid.size(); ++axis) {
     int overflow = 0;
     const long size = PyLong_AsLongAndOverflow(args[kGridX + axis], &overflow);
@@ -144,6 +147,8 @@ bool read_grid(PyObject* const* args, std::array<int32_t, 3>& grid) {
   }
   return true;
 }
+
+namespace {
 
 const MTIAKernel* read_kernel(PyObject* function) {
   if (Py_TYPE(function) != kernel_type) {
@@ -171,21 +176,33 @@ std::optional<MTIAStream> read_stream(PyObject* value, c10::DeviceIndex device) 
   return std::nullopt;
 }
 
-bool launch(const ArgumentLayout& layout, PyObject* const* args, size_t count) {
-  std::array<int32_t, 3> grid{};
-  if (!read_grid(args, grid)) return false;
-  const MTIAKernel* kernel = read_kernel(args[kFunction]);
+}  // namespace
+
+bool launch_kernel(const ArgumentLayout& layout, const Grid& grid, PyObject* stream_handle, PyObject* function,
+                   PyObject* const* values, size_t count) {
+  const MTIAKernel* kernel = read_kernel(function);
   if (kernel == nullptr) return false;
-  const auto stream = read_stream(args[kStream], kernel->device());
+  const auto stream = read_stream(stream_handle, kernel->device());
   if (!stream) return false;
   PackedArguments packed;
-  if (!layout.pack(args + kFirstKernelArgument, count - kFirstKernelArgument, {device_type(), kernel->device()},
-                   packed)) {
-    return false;
-  }
+  if (!layout.pack(values, count, {device_type(), kernel->device()}, packed)) return false;
   const core::WithoutGil without_gil;  // small kernels run in here
   kernel->launch(*stream, grid, packed.bytes.data(), layout.size());
   return true;
+}
+
+const ArgumentLayout* layout_of(PyObject* launcher) {
+  if (Py_TYPE(launcher) == launcher_type) return reinterpret_cast<PyKernelLauncher*>(launcher)->layout;
+  PyErr_Format(PyExc_TypeError, "expected a torch_mtia._C.KernelLauncher, not %s", Py_TYPE(launcher)->tp_name);
+  return nullptr;
+}
+
+namespace {
+
+bool launch(const ArgumentLayout& layout, PyObject* const* args, size_t count) {
+  Grid grid{};
+  return read_grid(args, grid) && launch_kernel(layout, grid, args[kStream], args[kFunction],
+                                                args + kFirstKernelArgument, count - kFirstKernelArgument);
 }
 
 PyObject* launcher_call(PyObject* object, PyObject* const* args, size_t flags, PyObject* keywords) {
@@ -253,7 +270,7 @@ PyTypeObject* make_launcher_type() {
 
 void bind_triton_launcher(py::module_& module) {
   kernel_type = make_kernel_type();
-  PyTypeObject* launcher_type = make_launcher_type();
+  launcher_type = make_launcher_type();
   if (kernel_type == nullptr || launcher_type == nullptr) throw py::error_already_set();
   module.attr("Kernel") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(kernel_type));
   module.attr("KernelLauncher") = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(launcher_type));

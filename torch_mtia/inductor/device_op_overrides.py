@@ -1,57 +1,61 @@
-"""What Inductor writes into generated code to choose devices and streams, and what it cannot write for mtia."""
+"""What Inductor writes into generated code, Python and C++, to choose devices and streams, and to launch kernels."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
+from torch._inductor.codegen.common import TritonScratchWorkspace
 from torch._inductor.codegen.mtia.device_op_overrides import MTIADeviceOpOverrides
 
 from torch_mtia.door import device_type
 
-CPP_METHODS = (
-    "cpp_device_guard",
-    "cpp_aoti_device_guard",
-    "cpp_stream_guard",
-    "cpp_aoti_stream_guard",
-    "cpp_getStreamFromExternal",
-    "kernel_header",
-    "kernel_driver",
-    "cpp_stream_type",
-    "aoti_get_stream",
-    "cpp_kernel_type",
-    "cpp_device_ptr",
-    "tma_descriptor_helpers",
-    "cpp_scratch",
-)
-
 
 class DeviceOpOverrides(MTIADeviceOpOverrides):
-    """Upstream's, with the device's name, and with errors that say what is missing: its methods that write C++ raise
-    without a message."""
+    """Upstream's, which writes Python, with the device's name; and C++ over csrc/aoti/wrapper.h."""
 
     def import_get_raw_stream_as(self, name: str) -> str:
         return f"from torch_mtia._C import _current_raw_stream as {name}"
 
-    def set_device(self, device_idx: int) -> str:
-        return f"torch.{device_type()}.set_device({device_idx})"
+    def set_device(self, _device_idx: int) -> str:
+        """Written behind the guard, which has done it."""
+        return "pass"
 
     def synchronize(self) -> str:
         return f"torch.{device_type()}.synchronize()"
 
     def device_guard(self, device_idx: int) -> str:
-        return f"torch.{device_type()}.device({device_idx})"
+        return f"torch.{device_type()}._DeviceGuard({device_idx})"
 
     def current_stream(self) -> str:
         return f"torch.{device_type()}.current_stream()"
 
+    def cpp_aoti_device_guard(self) -> str:
+        return "AOTIMtiaGuard"
 
-def _refuse(_self: DeviceOpOverrides, *_arguments: object, **_options: object) -> NoReturn:
-    raise NotImplementedError(
-        f"{device_type()} has no C++ wrapper: AOTInductor (aot_compile, aoti_compile_and_package) and the option "
-        "cpp_wrapper need libtorch's C shims of the device, which PyTorch has for CPU, CUDA, XPU and MPS only. Use "
-        "torch.compile, whose code is cached, or torch.export and the exported program's module()."
-    )
+    def cpp_aoti_stream_guard(self) -> str:
+        return "AOTIMtiaStreamGuard"
 
+    def kernel_driver(self) -> str:
+        """The wrapper's header has it."""
+        return ""
 
-for _name in CPP_METHODS:
-    setattr(DeviceOpOverrides, _name, _refuse)
+    def cpp_stream_type(self) -> str:
+        return "mtia_stream"
+
+    def aoti_get_stream(self) -> str:
+        return "aoti_torch_get_current_mtia_stream"
+
+    def cpp_kernel_type(self) -> str:
+        return "MTIAKernelHandle"
+
+    def cpp_device_ptr(self) -> str:
+        return "mtia_device_ptr"
+
+    def cpp_scratch(self, _idx: int, workspace: TritonScratchWorkspace, prefix: str | None = None) -> None:
+        """Kernels get their scratch memory from the driver."""
+
+    def tma_descriptor_helpers(self) -> NoReturn:
+        raise NotImplementedError(
+            "a kernel with tensor descriptors that are made on the host cannot be launched by C++ code of "
+            f"{device_type()}: make the descriptor in the kernel, with tl.make_tensor_descriptor"
+        )

@@ -1,0 +1,241 @@
+#include "shim.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/inductor/aoti_torch/utils.h>
+
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "../core/DriverInfo.h"
+#include "../core/Event.h"
+#include "../device/MTIACachingAllocator.h"
+#include "../device/MTIAStream.h"
+#include "Errors.h"
+#include "PackageKernel.h"
+
+namespace torch_mtia {
+namespace {
+
+MTIAStream stream_of(c10::DeviceIndex device, mtia_stream handle) {
+  const MTIAStream current = MTIAStream::current(device);
+  if (handle == nullptr || current.core().handle() == handle) return current;
+  const auto other = MTIAStream::find(device, handle);
+  TORCH_CHECK_VALUE(other.has_value(), static_cast<const void*>(handle), " is not the handle of a stream of ",
+                    device_name(device));
+  return *other;
+}
+
+// What packages have allocated, by address. Leaked: they may free until the process ends.
+class PackageMemory {
+ public:
+  static PackageMemory& instance() {
+    static auto* const memory = new PackageMemory();
+    return *memory;
+  }
+
+  void* allocate(size_t nbytes) {
+    c10::DataPtr data = MTIACachingAllocator::get().allocate(nbytes);
+    void* address = data.get();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pieces_.emplace(address, std::move(data));
+    return address;
+  }
+
+  // Once every stream has done what it was given: the model has run on any of them.
+  void free(void* address) {
+    c10::DataPtr data;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = pieces_.find(address);
+      if (found == pieces_.end()) return;
+      data = std::move(found->second);
+      pieces_.erase(found);
+    }
+    if (address == nullptr) return;
+    const MTIAStream current = MTIAStream::current(data.device().index());
+    for (const MTIAStream& other : current.others()) other.wait();
+    if (current.core().graph() == nullptr) current.wait();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<void*, c10::DataPtr> pieces_;
+};
+
+void copy(void* to, const void* from, size_t nbytes) {
+  if (nbytes == 0) return;
+  const auto to_device = core::device_of_address(to);
+  const auto from_device = core::device_of_address(from);
+  if (!to_device && !from_device) {
+    std::memcpy(to, from, nbytes);
+    return;
+  }
+  const mtia_copy_kind kind = !to_device     ? MTIA_COPY_DEVICE_TO_HOST
+                              : !from_device ? MTIA_COPY_HOST_TO_DEVICE
+                                             : MTIA_COPY_DEVICE_TO_DEVICE;
+  if (to_device && from_device && *to_device != *from_device) {
+    synchronize_device(static_cast<c10::DeviceIndex>(*from_device));  // whose streams the copy is not behind
+  }
+  const MTIAStream stream = MTIAStream::current(static_cast<c10::DeviceIndex>(to_device ? *to_device : *from_device));
+  stream.core().copy(reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), nbytes, kind);
+  stream.synchronize();
+}
+
+std::string read_file(const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  TORCH_CHECK(file.is_open(), "the file of a kernel of this package cannot be read: ", path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+PackageKernel* kernel_of(MTIAKernelHandle handle) {
+  return reinterpret_cast<PackageKernel*>(handle);
+}
+
+core::Event* event_of(MTIAEventHandle handle) {
+  return reinterpret_cast<core::Event*>(handle);
+}
+
+// Handles own what they stand for.
+template <typename Handle, typename Object>
+Handle handle_of(std::unique_ptr<Object> object) {
+  return reinterpret_cast<Handle>(object.release());
+}
+
+template <typename Object, typename Handle>
+void destroy(Handle handle) {
+  const std::unique_ptr<Object> object(reinterpret_cast<Object*>(handle));
+}
+
+}  // namespace
+}  // namespace torch_mtia
+
+using namespace torch_mtia;
+
+int32_t aoti_torch_device_type_mtia() {
+  return static_cast<int32_t>(device_type());
+}
+
+AOTITorchError aoti_torch_mtia_get_device(int32_t* ret_index) {
+  return run_shim([&] { *ret_index = current_device(); });
+}
+
+AOTITorchError aoti_torch_mtia_set_device(int32_t index) {
+  return run_shim([&] { set_device(static_cast<c10::DeviceIndex>(index)); });
+}
+
+AOTITorchError aoti_torch_create_mtia_guard(int32_t device_index, MTIAGuardHandle* ret_guard) {
+  return run_shim([&] {
+    *ret_guard = handle_of<MTIAGuardHandle>(
+        std::make_unique<c10::DeviceGuard>(c10::Device(device_type(), static_cast<c10::DeviceIndex>(device_index))));
+  });
+}
+
+AOTITorchError aoti_torch_mtia_guard_set_index(MTIAGuardHandle guard, int32_t device_index) {
+  return run_shim(
+      [&] { reinterpret_cast<c10::DeviceGuard*>(guard)->set_index(static_cast<c10::DeviceIndex>(device_index)); });
+}
+
+AOTITorchError aoti_torch_delete_mtia_guard(MTIAGuardHandle guard) {
+  return run_shim([&] { destroy<c10::DeviceGuard>(guard); });
+}
+
+AOTITorchError aoti_torch_get_current_mtia_stream(int32_t device_index, void** ret_stream) {
+  return run_shim([&] {
+    ensure_initialized();
+    *ret_stream = MTIAStream::current(index_or_current(static_cast<c10::DeviceIndex>(device_index))).core().handle();
+  });
+}
+
+AOTITorchError aoti_torch_create_mtia_stream_guard(mtia_stream stream, int32_t device_index,
+                                                   MTIAStreamGuardHandle* ret_guard) {
+  return run_shim([&] {
+    ensure_initialized();
+    const auto device = index_or_current(static_cast<c10::DeviceIndex>(device_index));
+    *ret_guard =
+        handle_of<MTIAStreamGuardHandle>(std::make_unique<c10::StreamGuard>(stream_of(device, stream).unwrap()));
+  });
+}
+
+AOTITorchError aoti_torch_delete_mtia_stream_guard(MTIAStreamGuardHandle guard) {
+  return run_shim([&] { destroy<c10::StreamGuard>(guard); });
+}
+
+AOTITorchError aoti_torch_mtia_allocate(uint64_t nbytes, void** ret_address) {
+  return run_shim([&] { *ret_address = PackageMemory::instance().allocate(nbytes); });
+}
+
+AOTITorchError aoti_torch_mtia_free(void* address) {
+  return run_shim([&] { PackageMemory::instance().free(address); });
+}
+
+AOTITorchError aoti_torch_mtia_copy(void* to, const void* from, uint64_t nbytes) {
+  return run_shim([&] { copy(to, from, nbytes); });
+}
+
+AOTITorchError aoti_torch_mtia_empty_strided(int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
+                                             int32_t device_type, int32_t device_index, AtenTensorHandle* ret) {
+  return run_shim([&] {
+    const auto dimensions = static_cast<size_t>(ndim);
+    const auto type = static_cast<c10::DeviceType>(device_type);
+    const c10::Device device(type, static_cast<c10::DeviceIndex>(type == c10::DeviceType::CPU ? -1 : device_index));
+    at::Tensor tensor = at::empty_strided({sizes, dimensions}, {strides, dimensions},
+                                          at::TensorOptions(device).dtype(static_cast<c10::ScalarType>(dtype)));
+    *ret = torch::aot_inductor::new_tensor_handle(std::move(tensor));
+  });
+}
+
+AOTITorchError aoti_torch_mtia_create_event(MTIAEventHandle* ret_event) {
+  return run_shim([&] {
+    ensure_initialized();
+    *ret_event = handle_of<MTIAEventHandle>(std::make_unique<core::Event>(/*enable_timing=*/false));
+  });
+}
+
+AOTITorchError aoti_torch_mtia_delete_event(MTIAEventHandle event) {
+  return run_shim([&] { destroy<core::Event>(event); });
+}
+
+AOTITorchError aoti_torch_mtia_record_event(MTIAEventHandle event, mtia_stream stream) {
+  return run_shim([&] {
+    core::Stream& recorded = stream_of(current_device(), stream).core();
+    if (recorded.graph() == nullptr) event_of(event)->record(recorded);
+  });
+}
+
+AOTITorchError aoti_torch_mtia_query_event(MTIAEventHandle event, int32_t* ret_is_complete) {
+  return run_shim([&] { *ret_is_complete = event_of(event)->query() ? 1 : 0; });
+}
+
+AOTITorchError aoti_torch_mtia_synchronize_event(MTIAEventHandle event) {
+  return run_shim([&] { event_of(event)->synchronize(); });
+}
+
+AOTITorchError aoti_torch_mtia_load_kernel_file(const char* path, const char* name, MTIAKernelHandle* ret_kernel) {
+  return run_shim(
+      [&] { *ret_kernel = handle_of<MTIAKernelHandle>(std::make_unique<PackageKernel>(name, read_file(path))); });
+}
+
+AOTITorchError aoti_torch_mtia_load_kernel(const void* image, const char* name, MTIAKernelHandle* ret_kernel) {
+  return run_shim([&] {
+    *ret_kernel = handle_of<MTIAKernelHandle>(std::make_unique<PackageKernel>(name, PackageKernel::image_at(image)));
+  });
+}
+
+AOTITorchError aoti_torch_mtia_delete_kernel(MTIAKernelHandle kernel) {
+  return run_shim([&] { destroy<PackageKernel>(kernel); });
+}
+
+AOTITorchError aoti_torch_mtia_launch_kernel(MTIAKernelHandle kernel, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z,
+                                             void** arguments, mtia_stream stream) {
+  return run_shim([&] {
+    const PackageKernel& to_launch = *kernel_of(kernel);
+    to_launch.launch(stream_of(to_launch.device(), stream), {grid_x, grid_y, grid_z}, arguments);
+  });
+}

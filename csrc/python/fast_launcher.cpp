@@ -1,0 +1,169 @@
+// What Inductor calls in place of the Python function that it writes for a kernel: see
+// torch_mtia/inductor/fast_launcher.py.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "bindings.h"
+#include "triton_launcher.h"
+
+namespace py = pybind11;
+
+namespace torch_mtia {
+namespace {
+
+constexpr size_t kMaxValues = 256;
+
+struct FastLauncher {
+  py::object launcher;         // upstream's function: what this one is quicker than
+  py::object compute_grid;     // the same, but it calls `record_grid` in place of Triton's launcher
+  py::object triton_launcher;  // keeps the layout
+  py::object function;         // the kernel
+  py::object enter_hook, exit_hook;
+  std::vector<Py_ssize_t> places;   // of the layout's arguments among those of a call; -1: none, a constexpr
+  std::vector<Py_ssize_t> numbers;  // places of what the grid may depend on
+  size_t count = 0;                 // arguments of a call, beside the stream
+  const ArgumentLayout* layout = nullptr;
+
+  std::vector<py::object> known;  // the numbers that `grid` belongs to
+  Grid grid{};
+};
+
+// Where `record_grid` leaves the grid that this thread asked for.
+thread_local Grid recorded_grid;
+
+PyObject* record_grid(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(count >= 3, "a grid has three sizes, not ", count);
+  if (!read_grid(args, recorded_grid)) return nullptr;
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// Of a float it says no, which only means that the grid is computed.
+bool is_same(const py::object& before, PyObject* now) {
+  if (before.ptr() == now) return true;
+  return PyLong_CheckExact(before.ptr()) && PyLong_CheckExact(now) &&
+         PyObject_RichCompareBool(before.ptr(), now, Py_EQ) == 1;
+}
+
+bool update_grid(FastLauncher& self, PyObject* const* args, PyObject* names) {
+  if (std::equal(self.known.begin(), self.known.end(), self.numbers.begin(), self.numbers.end(),
+                 [&](const py::object& before, Py_ssize_t place) { return is_same(before, args[place]); })) {
+    return true;
+  }
+  PyObject* result = PyObject_Vectorcall(self.compute_grid.ptr(), args, self.count, names);
+  if (result == nullptr) return false;
+  Py_DECREF(result);
+  self.known.clear();
+  for (const Py_ssize_t place : self.numbers) self.known.push_back(py::reinterpret_borrow<py::object>(args[place]));
+  self.grid = recorded_grid;
+  return true;
+}
+
+constexpr const char* kCapsule = "torch_mtia.FastLauncher";
+
+PyObject* fast_launch(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  HANDLE_TH_ERRORS
+  auto& self = *static_cast<FastLauncher*>(PyCapsule_GetPointer(capsule, kCapsule));
+  const bool as_upstream_calls_it =
+      static_cast<size_t>(count) == self.count && names != nullptr && PyTuple_GET_SIZE(names) == 1;
+  if (!as_upstream_calls_it || !is_empty_hook(self.enter_hook.ptr()) || !is_empty_hook(self.exit_hook.ptr())) {
+    return PyObject_Vectorcall(self.launcher.ptr(), args, static_cast<size_t>(count), names);
+  }
+  if (!update_grid(self, args, names)) return nullptr;
+  const Grid grid = self.grid;  // another thread may change it as soon as this one gives up the GIL, to launch
+  std::array<PyObject*, kMaxValues> values;
+  std::transform(self.places.begin(), self.places.end(), values.begin(),
+                 [&](Py_ssize_t place) { return place < 0 ? Py_None : args[place]; });
+  if (!launch_kernel(*self.layout, grid, args[count], self.function.ptr(), values.data(), self.places.size())) {
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// Python's `CachingAutotuner.run`, and the modules whose variables say whether somebody watches launches.
+struct UpstreamRun {
+  py::object run;
+  py::dict profiler, debug_mode;
+};
+
+bool is_set(const py::dict& module, PyObject* name) {
+  PyObject* value = PyDict_GetItemWithError(module.ptr(), name);
+  return value == nullptr || PyObject_IsTrue(value) != 0;
+}
+
+// Leaked: kernels may be launched while the process ends.
+UpstreamRun*& upstream_run() {
+  static UpstreamRun* instance = nullptr;
+  return instance;
+}
+
+// As upstream's begins: with its launcher, once there is one. All else is upstream's own.
+PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  HANDLE_TH_ERRORS
+  static PyObject* const cached = PyUnicode_InternFromString("_cached_launcher");
+  static PyObject* const profiles = PyUnicode_InternFromString("_is_profiler_enabled");
+  static PyObject* const debugs = PyUnicode_InternFromString("_ACTIVE_DEBUG_MODE_COUNT");
+  static PyObject* const stream = PyUnicode_InternFromString("stream");
+  const UpstreamRun& upstream = *upstream_run();
+  if (names != nullptr && PyTuple_GET_SIZE(names) == 1 && PyTuple_GET_ITEM(names, 0) == stream &&
+      !is_set(upstream.profiler, profiles) && !is_set(upstream.debug_mode, debugs)) {
+    const auto launcher = py::reinterpret_steal<py::object>(PyObject_GetAttr(self, cached));
+    if (!launcher) return nullptr;
+    if (!launcher.is_none()) return PyObject_Vectorcall(launcher.ptr(), args, static_cast<size_t>(count), names);
+  }
+  std::vector<PyObject*> all{self};
+  all.insert(all.end(), args, args + count + (names == nullptr ? 0 : PyTuple_GET_SIZE(names)));
+  return PyObject_Vectorcall(upstream.run.ptr(), all.data(), static_cast<size_t>(count) + 1, names);
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef record_grid_method{"record_grid", reinterpret_cast<PyCFunction>(&record_grid), METH_FASTCALL, nullptr};
+PyMethodDef fast_launch_method{"launcher", reinterpret_cast<PyCFunction>(&fast_launch), METH_FASTCALL | METH_KEYWORDS,
+                               nullptr};
+// With the signature of upstream's, which looks at it.
+PyMethodDef run_method{"run", reinterpret_cast<PyCFunction>(&run), METH_FASTCALL | METH_KEYWORDS,
+                       "run($self, /, *args, stream, benchmark_run=False, **kwargs)\n--\n\n"};
+
+py::object make_run(const py::type& autotuner, py::object original, py::dict profiler, py::dict debug_mode) {
+  upstream_run() = new UpstreamRun{std::move(original), std::move(profiler), std::move(debug_mode)};
+  return py::reinterpret_steal<py::object>(
+      PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(autotuner.ptr()), &run_method));
+}
+
+py::object make_fast_launcher(py::object launcher, py::object compute_grid, py::object triton_launcher,
+                              py::object function, py::object enter_hook, py::object exit_hook,
+                              std::vector<Py_ssize_t> places, std::vector<Py_ssize_t> numbers, size_t count) {
+  const auto in_range = [&](Py_ssize_t place) { return place < static_cast<Py_ssize_t>(count); };
+  TORCH_CHECK_VALUE(places.size() <= kMaxValues && std::all_of(places.begin(), places.end(), in_range) &&
+                        std::all_of(numbers.begin(), numbers.end(), in_range),
+                    "a call has ", count, " arguments, and a kernel at most ", kMaxValues);
+  const ArgumentLayout* layout = layout_of(triton_launcher.ptr());
+  if (layout == nullptr) throw py::error_already_set();
+  auto self = std::make_unique<FastLauncher>(
+      FastLauncher{std::move(launcher), std::move(compute_grid), std::move(triton_launcher), std::move(function),
+                   std::move(enter_hook), std::move(exit_hook), std::move(places), std::move(numbers), count, layout});
+  const py::capsule capsule(self.get(), kCapsule, [](void* pointer) {
+    const std::unique_ptr<FastLauncher> owned(static_cast<FastLauncher*>(pointer));
+  });
+  self.release();
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&fast_launch_method, capsule.ptr()));
+}
+
+}  // namespace
+
+void bind_fast_launcher(py::module_& module) {
+  module.attr("_record_grid") = py::reinterpret_steal<py::object>(PyCFunction_New(&record_grid_method, nullptr));
+  module.def("_fast_launcher", &make_fast_launcher);
+  module.def("_fast_run", &make_run);
+}
+
+}  // namespace torch_mtia

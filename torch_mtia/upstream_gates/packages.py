@@ -1,0 +1,86 @@
+"""Replacements for AOTInductor and cpp_wrapper: images of kernels, devices in C++, how generated code is compiled."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_mtia import include_paths
+from torch_mtia.door import device_module, device_type
+from torch_mtia.environment import LIBRARY_FOLDER
+
+_SHIMS = "mtia"
+
+
+def named_in_cpp(original: dict[str, str]) -> dict[str, str]:
+    return {**original, device_type(): "at::kMTIA" if device_type() == "mtia" else "at::kPrivateUse1"}
+
+
+def image_of_mtia(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def save_gpu_kernel(self: Any, stream: Any, launcher: Any) -> None:
+        asm = launcher.bin.asm
+        if self.device_props.type == device_type():
+            asm["cubin"] = launcher.bin.kernel
+        original(self, stream, launcher)
+
+    return save_gpu_kernel
+
+
+def built_for_mtia(original: Callable[..., tuple[list[str], ...]]) -> Callable[..., tuple[list[str], ...]]:
+    @functools.wraps(original)
+    def get_cpp_torch_device_options(*args: Any, **kwargs: Any) -> tuple[list[str], ...]:
+        from torch._inductor import config
+
+        options = original(*args, **kwargs)
+        if device_type() not in (*args, kwargs.get("device_type")):
+            return options
+        definitions, include_dirs, cflags, ldflags, libraries_dirs, libraries, passthrough = options
+        definitions = [*definitions, " USE_CUDA"]  # of which csrc/aoti/cuda has what generated code uses
+        (include,) = include_paths()
+        include_dirs = [*include_dirs, include, f"{include}/torch_mtia/aoti/cuda"]
+        if config.aot_inductor.link_libtorch:
+            libraries_dirs = [*libraries_dirs, str(LIBRARY_FOLDER)]
+            libraries = [*libraries, "torch_mtia"]
+        return definitions, include_dirs, cflags, ldflags, libraries_dirs, libraries, passthrough
+
+    return get_cpp_torch_device_options
+
+
+def kernels_with_the_code(original: Callable[..., dict[str, object]]) -> Callable[..., dict[str, object]]:
+    @functools.wraps(original)
+    def get_cpp_wrapper_config(*args: Any, **kwargs: Any) -> dict[str, object]:
+        from torch._inductor.virtualized import V
+
+        settings = original(*args, **kwargs)
+        if not V.aot_compilation and device_module().is_available() and not torch.cuda.is_available():
+            settings["triton.autotune_at_compile_time"] = True
+        return settings
+
+    return get_cpp_wrapper_config
+
+
+def header_of_mtia(original: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(original)
+    def _get_cpp_wrapper_header(device: str, aot_mode: bool = False) -> str:
+        return original(device.replace(device_type(), _SHIMS), aot_mode)
+
+    return _get_cpp_wrapper_header
+
+
+def numbers_in_full(original: Callable[..., str]) -> Callable[..., str]:
+    """Also of those that are computed, which upstream takes for integers."""
+
+    @functools.wraps(original)
+    def _get_cpp_param_type(self: Any, name: str, arg_type: Any, signature: dict[str, str] | None = None) -> str:
+        from torch._inductor.codecache import CudaKernelParamCache
+
+        if signature is None and (kernel := CudaKernelParamCache.get(getattr(self, "kernel_name", ""))):
+            signature = kernel["triton_meta"]["signature"]
+        is_number = isinstance(arg_type, type) and str((signature or {}).get(name)).startswith(("fp", "bf"))
+        return f"double {name}" if is_number or arg_type is float else original(self, name, arg_type, signature)
+
+    return _get_cpp_param_type
