@@ -212,21 +212,41 @@ def program_of_one_kernel(x: torch.Tensor) -> torch.Tensor:
     return x.sin() + 1
 
 
-def one_kernel(device: str) -> Side:
+class OneKernel(torch.nn.Module):
+    forward = staticmethod(program_of_one_kernel)
+
+
+def compiled(_operands: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
     torch._dynamo.reset()
-    x = torch.linspace(0, 1, 16).to(device)
-    function = torch.compile(program_of_one_kernel)
-    return compiled_side(device, function, (x,), lambda result: result, CALLS)
+    return torch.compile(program_of_one_kernel)
 
 
-CALL_CASE = Case(
-    "a call of one kernel on 16 elements",
-    ours=lambda: one_kernel(DEVICE),
-    peer=lambda: one_kernel("cpu"),
-    operations=CALLS,
-    peer_name="inductor",
-    bar=NOT_SLOWER,
-    group=CALL_GROUP,
+def packaged(operands: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+    program = torch.export.export(OneKernel(), operands)
+    return torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package(program))
+
+
+def one_kernel(device: str, make: Callable[[tuple[torch.Tensor, ...]], Callable[..., Any]]) -> Side:
+    operands = (torch.linspace(0, 1, 16).to(device),)
+    return compiled_side(device, make(operands), operands, lambda result: result, CALLS)
+
+
+def call_case(what: str, ours: Callable[..., Any], peer_device: str, peer: Callable[..., Any], peer_name: str) -> Case:
+    return Case(
+        f"a call of {what} on 16 elements",
+        ours=lambda: one_kernel(DEVICE, ours),
+        peer=lambda: one_kernel(peer_device, peer),
+        operations=CALLS,
+        peer_name=peer_name,
+        bar=NOT_SLOWER,
+        group=CALL_GROUP,
+    )
+
+
+CALL_CASES = (
+    call_case("one kernel", compiled, "cpu", compiled, "inductor"),
+    call_case("a package of one kernel", packaged, "cpu", packaged, "a package on the CPU"),
+    call_case("a package of one kernel", packaged, DEVICE, compiled, "the Python wrapper"),
 )
 
 # Memory ---------------------------------------------------------------------------------------------------------------
@@ -284,7 +304,7 @@ CASES = [
     *(product_case(product, dtype) for dtype in (torch.float32, torch.bfloat16) for product in PRODUCTS),
     *(model_case(model, make) for model in MODELS for make in (inference, training)),
     *START_CASES,
-    CALL_CASE,
+    *CALL_CASES,
     *(memory_case(model) for model in MODELS),
 ]
 

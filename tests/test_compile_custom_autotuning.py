@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch._inductor import config as inductor_config
 from torch._inductor import select_algorithm
+from torch._inductor.autotune_process import AsyncAutotuner, AutotuneProcessPool
+from torch._inductor.exc import InductorError
 from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
 
-from tests.compiled import generated
+from tests.compiled import generated, kernels
 
 Tensor = torch.Tensor
 OPTIONS: dict[str, Any] = {"max_autotune": True}
@@ -37,8 +40,13 @@ def product_in_parts(a: Tensor, b: Tensor, parts: int = 2) -> Tensor:
     return torch.stack([x @ y for x, y in zip(a.chunk(parts, 1), b.chunk(parts), strict=True)]).sum(0)
 
 
-def custom_product(name: str) -> Any:
-    @torch.library.custom_op(f"torch_mtia_tests::{name}", mutates_args=())
+def a_name(of: str) -> str:
+    """Of an operator that no other has had in this process: Inductor keeps what it measured of operators."""
+    return f"torch_mtia_tests::{of}_{uuid.uuid4().hex}"
+
+
+def custom_product() -> Any:
+    @torch.library.custom_op(a_name("product"), mutates_args=())
     def product(a: Tensor, b: Tensor, parts: int = 1) -> Tensor:
         return product_in_parts(a, b, parts)
 
@@ -54,8 +62,8 @@ def assert_close(actual: object, expected: object) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_decompositions_compete_and_the_best_is_inlined(rounds: list[list[str]]) -> None:
-    product = custom_product("product")
+def test_decompositions_compete_with_the_operator(rounds: list[list[str]]) -> None:
+    product = custom_product()
     configs = [CustomOpConfig(product_in_parts, parts=2), CustomOpConfig(product_in_parts, parts=4)]
     register_custom_op_autotuning(product, configs)
     a, b = operands(64, 64)
@@ -64,8 +72,47 @@ def test_decompositions_compete_and_the_best_is_inlined(rounds: list[list[str]])
     assert [len(names) for names in rounds if "product" in names[0]] == [3]
 
 
+def test_the_code_has_the_best_decomposition_and_not_the_operator() -> None:
+    @torch.library.custom_op(a_name("slow_sum"), mutates_args=())
+    def slow_sum(x: Tensor) -> Tensor:
+        for _ in range(20):
+            x = x + 0
+        return x + 1
+
+    slow_sum.register_fake(torch.empty_like)
+
+    def quick_sum(x: Tensor) -> Tensor:
+        return x + 1
+
+    register_custom_op_autotuning(slow_sum, [CustomOpConfig(quick_sum)])
+    x = torch.randn(1 << 18).to("mtia")
+    result, code = generated(lambda x: F.relu(slow_sum(x)), x, options=OPTIONS)
+    assert torch.equal(result, F.relu(x + 1))
+    assert "torch.ops.torch_mtia_tests" not in code
+    assert kernels(code)
+    assert "extern_kernels." not in code
+
+
+def test_choices_may_be_measured_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = 0
+    replay = torch.accelerator.Graph.replay
+
+    def counted(graph: Any) -> None:
+        nonlocal replays
+        replays += 1
+        replay(graph)
+
+    monkeypatch.setattr(torch.accelerator.Graph, "replay", counted)
+    product = custom_product()
+    register_custom_op_autotuning(product, [CustomOpConfig(product_in_parts, parts=2)], benchmark_with_cudagraphs=True)
+    a, b = operands(64, 64)
+    result, _ = generated(product, a, b, options=OPTIONS)
+    assert_close(result, a @ b)
+    assert replays > 2
+
+
 def test_a_function_of_the_shapes_names_the_decompositions(rounds: list[list[str]]) -> None:
-    product = custom_product("product_by_shape")
+    product = custom_product()
     seen: list[torch.device] = []
 
     def configs(tensors: dict[str, Tensor]) -> list[CustomOpConfig]:
@@ -83,7 +130,7 @@ def test_a_function_of_the_shapes_names_the_decompositions(rounds: list[list[str
 
 
 def test_ranges_of_a_size_have_a_choice_each(rounds: list[list[str]]) -> None:
-    product = custom_product("product_by_range")
+    product = custom_product()
     register_custom_op_autotuning(
         product,
         [CustomOpConfig(product_in_parts, parts=2), CustomOpConfig(product_in_parts, parts=4)],
@@ -101,3 +148,13 @@ def test_ranges_of_a_size_have_a_choice_each(rounds: list[list[str]]) -> None:
         a, b = operands(rows, 16)
         assert_close(function(a, b), a @ b)  # type: ignore[no-untyped-call]
     assert len(rounds) == measured
+
+
+def test_custom_operators_are_refused_in_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AutotuneProcessPool, "_shutdown_for_inactivity", False)
+    monkeypatch.setattr(AsyncAutotuner, "choice_hash_to_future", {})
+    product = custom_product()
+    register_custom_op_autotuning(product, [CustomOpConfig(product_in_parts, parts=2)])
+    options = OPTIONS | {"pipeline_max_autotune_gemm": True, "benchmark_epilogue_fusion": False}
+    with pytest.raises(InductorError, match="AttributeError: 'NoneType' object has no attribute '__getitem__'"):
+        generated(product, *operands(16, 16), options=options)

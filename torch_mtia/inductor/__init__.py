@@ -24,18 +24,19 @@ def choices_for_mtia() -> MTIAChoices:
 
 
 def register() -> None:
-    """Has Inductor learn of the device when it is imported."""
-    after_import("torch._inductor.decomposition", _register_decompositions)
-    register_device_type()
-
-
-def register_device_type() -> None:
     """Announces template heuristics, benchmarker and so on, kept by device type; again for a new one."""
+    after_import("torch._dynamo", _register_tracing)
     after_import("torch._dynamo.device_interface", _register_device_interface)
     after_import(torch_version.TEMPLATE_HEURISTICS, _register_template_heuristics)
     after_import("torch._inductor.runtime.benchmarking", _register_benchmarker)
     after_import("torch._inductor.codegen.python_wrapper_mtia", _register_backend)
     after_import("torch._inductor.codegen.mtia.device_op_overrides", _register_device_op_overrides)
+
+
+def _register_tracing(module: ModuleType) -> None:
+    from torch_mtia.inductor import tracing
+
+    tracing.register(module)
 
 
 def _register_device_interface(module: ModuleType) -> None:
@@ -46,12 +47,6 @@ def _register_device_interface(module: ModuleType) -> None:
 
     for name in (device_type(), *(f"{device_type()}:{index}" for index in range(DeviceInterface.device_count()))):
         module.register_interface_for_device(name, DeviceInterface)
-
-
-def _register_decompositions(module: ModuleType) -> None:
-    from torch_mtia.inductor import decompositions
-
-    decompositions.register(module.decompositions)
 
 
 def _register_template_heuristics(_module: ModuleType) -> None:
@@ -69,18 +64,18 @@ def _register_benchmarker(module: ModuleType) -> None:
 def _register_backend(_module: ModuleType) -> None:
     """Before upstream registers its own, which it does where there is none."""
     from torch._inductor.codegen.common import register_backend_for_device
-    from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
-    from torch._inductor.codegen.triton import TritonScheduling
     from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
 
     from torch_mtia.inductor import config
+    from torch_mtia.inductor.cpp_wrapper import MTIACppWrapper
+    from torch_mtia.inductor.scheduling import MTIAScheduling
     from torch_mtia.inductor.wrapper import MTIAWrapper
 
     register_backend_for_device(
         device_type(),
-        TritonScheduling,
+        MTIAScheduling,
         MTIAWrapper,
-        CppWrapperGpu,
+        MTIACppWrapper,
         WrapperFxCodegen,
         device_custom_config=config,  # type: ignore[arg-type] # a module, whose class install_config_module sets
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._inductor import config
 from torch._inductor.choices import InductorChoices
+from torch._inductor.lookup_table.choices import LookupTableChoices
 from torch._inductor.runtime.hints import ReductionHint
 from torch._inductor.runtime.runtime_utils import next_power_of_2
 from torch._inductor.select_algorithm import ExternKernelChoice
@@ -31,8 +32,18 @@ LONGEST_ROW = 1 << 16
 MOST_PADDING = 4
 
 
-class MTIAChoices(InductorChoices):
-    """Upstream's choices, but for kernels on mtia."""
+class MTIAChoices(LookupTableChoices):
+    """Upstream's choices, but for kernels on mtia. Those of `torch._inductor.config.lookup_table.table` come first."""
+
+    def _get_lookup_table(self) -> dict[str, list[dict[str, Any]]]:
+        """Upstream's needs CUDA."""
+        return config.lookup_table.table or {}
+
+    @staticmethod
+    def _get_device_key(device: torch.device) -> str | None:  # type: ignore[override] # upstream's keeps its answers
+        if device.type == door.device_type():
+            return str(door.device_module().get_device_properties(device.index)["architecture"])
+        return LookupTableChoices._get_device_key(device)
 
     def uuid(self) -> str:
         """For the keys of Inductor's caches."""

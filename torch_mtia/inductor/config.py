@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING
 
 from torch.utils._config_module import install_config_module
 
+from torch_mtia.inductor.cache_key import identity
+
 max_kernel_io_buffers: int | None = None
 """How many different buffers a Triton kernel may read and write, or None; at least 2. For devices whose kernels take a
 limited number of arguments. Holds for every kernel that compiled code launches: see guardrails.py."""
+
+_identity: str = identity()
+"""Not to be set: this version of the package, for the keys of caches."""
 
 if TYPE_CHECKING:
     from torch.utils._config_typing import *  # noqa: F403 - what install_config_module adds, such as patch

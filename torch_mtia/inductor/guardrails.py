@@ -87,6 +87,22 @@ def check_kernel(name: str, source: str, operators: str) -> None:
         )
 
 
+class ChecksKernels:
+    """A part of the classes that write code around kernels: what they write keeps to the limit."""
+
+    def define_kernel(
+        self,
+        kernel_name: str,
+        kernel_body: str,
+        metadata: str | None = None,
+        gpu: bool = True,
+        cpp_definition: str | None = None,
+    ) -> None:
+        if gpu:
+            check_kernel(kernel_name, kernel_body, metadata or "")
+        super().define_kernel(kernel_name, kernel_body, metadata, gpu, cpp_definition)  # type: ignore[misc]
+
+
 def _buffers(boxes: list[ir.TensorBox]) -> set[str]:
     """What is read for these operands: for one that is inlined, the buffers that its expression reads."""
     names: set[str] = set()

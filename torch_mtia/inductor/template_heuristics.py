@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch._inductor.kernel.bmm import aten_bmm_dtype, bmm_template
 from torch._inductor.kernel.mm import aten_mm_dtype, decompose_k_subgraph_template, mm_template
 from torch._inductor.kernel.mm_plus_mm import mm_plus_mm_template
+from torch._inductor.kernel_inputs import MMKernelInputs
+from torch._inductor.lowering import lowerings
 from torch._inductor.template_heuristics import triton as upstream
 from torch._inductor.template_heuristics.aten import ATenConfigHeuristics
 from torch._inductor.template_heuristics.decompose_k import DecomposeKConfigHeuristics
@@ -45,7 +48,18 @@ class AddMatMul(_Tiles, upstream.MTIAAddMMTemplateConfigHeuristic):
 
 
 class ScaledMatMul(_Tiles, upstream.MTIAScaledMMTemplateConfigHeuristic):
-    pass
+    def _get_acc_type(self, _dtype: torch.dtype) -> str:
+        """Upstream's has sums for a result of e5m2 in e5m2, at which Triton aborts the process."""
+        return "tl.float32"
+
+    def adjust_kernel_inputs(self, kernel_inputs: Any, op_name: str) -> Any:
+        """Upstream's asserts that two scales of one number have equally many dimensions."""
+        mat_a, mat_b, *scales, bias = (*kernel_inputs.nodes(), None)[:5]
+        view = lowerings[torch.ops.aten.view]
+        scales = [view(scale, [1, 1]) if len(scale.get_size()) < 2 else scale for scale in scales]
+        nodes = [mat_a, mat_b, *scales, *([] if bias is None else [bias])]
+        adjusted = MMKernelInputs(nodes, out_dtype=kernel_inputs.out_dtype(), mat1_idx=0, mat2_idx=1)
+        return super().adjust_kernel_inputs(adjusted, op_name)
 
 
 class IntegerMatMul(_Tiles, upstream.MTIAInt8MMTemplateConfigHeuristic):

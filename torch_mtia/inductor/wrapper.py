@@ -13,8 +13,8 @@ from torch_mtia.door import device_type
 from torch_mtia.inductor import guardrails
 
 
-class _WritesForMTIA(PythonWrapperCodegen):
-    """What both wrappers do: they check that kernels keep to the limit on buffers."""
+class _AllocatesForMTIA(guardrails.ChecksKernels, PythonWrapperCodegen):
+    """What both wrappers do."""
 
     def make_allocation(self, name: str, device: torch.device, *args: Any, **kwargs: Any) -> str:
         """By the quick function, which upstream takes for the devices that it lists. It allocates on ours."""
@@ -22,23 +22,12 @@ class _WritesForMTIA(PythonWrapperCodegen):
             device = torch.device("mtia", device.index)
         return super().make_allocation(name, device, *args, **kwargs)  # type: ignore[no-any-return,no-untyped-call]
 
-    def define_kernel(
-        self,
-        kernel_name: str,
-        kernel_body: str,
-        metadata: str | None = None,
-        gpu: bool = True,
-        cpp_definition: str | None = None,
-    ) -> None:
-        guardrails.check_kernel(kernel_name, kernel_body, metadata or "")
-        super().define_kernel(kernel_name, kernel_body, metadata, gpu, cpp_definition)
 
-
-class MTIASubgraphWrapper(_WritesForMTIA, SubgraphPythonWrapperCodegen):
+class MTIASubgraphWrapper(_AllocatesForMTIA, SubgraphPythonWrapperCodegen):
     """Writes functions that the main one calls: branches, bodies of loops, parts between what no graph can capture."""
 
 
-class MTIAWrapper(_WritesForMTIA, PythonWrapperMtia):
+class MTIAWrapper(_AllocatesForMTIA, PythonWrapperMtia):
     """Writes the main function."""
 
     @staticmethod
