@@ -238,6 +238,19 @@ def test_float8(name: str, dtype: torch.dtype, wide: torch.dtype) -> None:
     [("float8e5", torch.float8_e5m2), ("float8e4nv", torch.float8_e4m3fn), ("float8e5b16", torch.float8_e5m2fnuz),
      ("float8e4b8", torch.float8_e4m3fnuz)],
 )  # fmt: skip
+def test_what_is_too_large_for_float8_becomes_the_largest_number(name: str, dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    x = torch.full((N,), largest)
+    x[:6] = torch.tensor([largest * 1.2, 1e30, math.inf, -largest * 1.2, -1e30, -math.inf])
+    back = run(f"x.to(tl.{name}).to(tl.uint8, bitcast=True)", x, out=torch.uint8).view(dtype)
+    assert torch.equal(back.float(), x.clamp(-largest, largest))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("float8e5", torch.float8_e5m2), ("float8e4nv", torch.float8_e4m3fn), ("float8e5b16", torch.float8_e5m2fnuz),
+     ("float8e4b8", torch.float8_e4m3fnuz)],
+)  # fmt: skip
 @pytest.mark.parametrize("number", [0.0, -1.5, 240.0, 3 * 2.0**-10, float("nan")])
 def test_float8_constants(name: str, dtype: torch.dtype, number: float) -> None:
     kept = torch.arange(N) % 256 < 100

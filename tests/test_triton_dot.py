@@ -108,6 +108,54 @@ def test_matmul_with_loop_carried_pointers_and_accumulator() -> None:
     assert torch.allclose(c.float(), a @ b, atol=2e-2)
 
 
+def test_persistent_programs_take_tiles_in_turns() -> None:
+    @triton.jit
+    def kernel(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+        columns = tl.cdiv(N, BN)
+        tiles = tl.cdiv(M, BM) * columns
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+            m = tile // columns * BM + tl.arange(0, BM)
+            n = tile % columns * BN + tl.arange(0, BN)
+            acc = tl.zeros((BM, BN), tl.float32)
+            for step in range(tl.cdiv(K, BK)):
+                k = step * BK + tl.arange(0, BK)
+                x = tl.load(a + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
+                y = tl.load(b + k[:, None] * N + n[None, :], mask=(k[:, None] < K) & (n[None, :] < N), other=0.0)
+                acc = tl.dot(x, y, acc)
+            tl.store(c + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
+
+    a, b = (torch.randint(-4, 5, shape).float() for shape in ((50, 70), (70, 40)))
+    for programs in (1, 3, 40):
+        c = torch.zeros(50, 40)
+        kernel[(programs,)](a, b, c, 50, 40, 70, BM=16, BN=16, BK=32)
+        assert torch.equal(c, a @ b)
+
+
+def test_weights_of_four_bits() -> None:
+    """Two to a byte, with a scale and a zero for each group of rows."""
+
+    @triton.jit
+    def kernel(x, packed, scale, zero, out, N, K, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+        m, n = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
+        acc = tl.zeros((BM, BN), tl.float32)
+        for group in range(K // GROUP):
+            byte = group * (GROUP // 2) + tl.arange(0, GROUP // 2)
+            k = group * GROUP + tl.arange(0, GROUP)
+            both = tl.load(packed + n[:, None] * (K // 2) + byte[None, :])
+            w = tl.join(both & 15, both >> 4).reshape(BN, GROUP).to(tl.float32)
+            w = (w - tl.load(zero + group * N + n)[:, None]) * tl.load(scale + group * N + n)[:, None]
+            acc += tl.dot(tl.load(x + m[:, None] * K + k[None, :]), w.T)
+        tl.store(out + m[:, None] * N + n[None, :], acc)
+
+    m, n, k, group = 16, 64, 128, 32
+    weight = torch.randint(0, 16, (n, k), dtype=torch.uint8)
+    scale, zero = 2.0 ** torch.randint(-2, 3, (k // group, n)), torch.randint(0, 16, (k // group, n)).float()
+    x, out = torch.randint(-4, 5, (m, k)).float(), torch.zeros(m, n)
+    kernel[(n // 32,)](x, weight[:, ::2] | weight[:, 1::2] << 4, scale, zero, out, n, k, BM=m, BN=32, GROUP=group)
+    wide = (weight - zero.repeat_interleave(group, 0).t()) * scale.repeat_interleave(group, 0).t()
+    assert torch.equal(out, x @ wide.t())
+
+
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2", "bf16", "e2m1"])
 def test_scaled(kind: str) -> None:
     @triton.jit

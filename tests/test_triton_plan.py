@@ -130,7 +130,7 @@ strips of 16 lanes, 0 bytes of scratch memory
       over 1024, 16 at a time
       reads %powers_8 from #1
       ends along dimension 0 where %mask_0 is false
-      past the caches if 512 <= programs
+      past the caches if 4096 <= programs
         and not(%numbers_2 == %0)
   8 return
 """,
@@ -194,7 +194,7 @@ strips of 16 lanes, 0 bytes of scratch memory
       ends along dimension 0 where %mask_0 is false
       at once if (%row_2 == %2) or (((%row_2 + 4096) <= %2) or ((%2 + 4096) <= %row_2))
         and (%weight == %2) or (((%weight + 4096) <= %2) or ((%2 + 4096) <= %weight))
-      past the caches if 512 <= programs
+      past the caches if 4096 <= programs
         and not((%row_2 == %2) or (%weight == %2))
       otherwise by way of #1
  16     store #1 to %4

@@ -322,7 +322,7 @@ strips of 16 lanes, 0 bytes of scratch memory
       over 1024, 16 at a time
       loads %5
       at once if (%y == %x) or (((%y + 4096) <= %x) or ((%x + 4096) <= %y))
-      past the caches if 512 <= programs
+      past the caches if 4096 <= programs
         and not(%y == %x)
       otherwise by way of #1
   2     store #1 to %2

@@ -546,3 +546,23 @@ def test_topk_flip_and_histogram() -> None:
     assert torch.equal(top, x.topk(8).values)
     assert torch.equal(flipped, x.flip(0))
     assert torch.equal(counts, torch.bincount(x[:60], minlength=16).int())
+
+
+def test_the_divergence_of_rows() -> None:
+    """As torch.nn.functional.kl_div computes it, in blocks of columns."""
+
+    @triton.jit
+    def kernel(logs, target, out, N, BLOCK: tl.constexpr):
+        total = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, N, BLOCK):
+            i = start + tl.arange(0, BLOCK)
+            t = tl.load(target + tl.program_id(0) * N + i, i < N, other=0.0)
+            x = tl.load(logs + tl.program_id(0) * N + i, i < N, other=0.0)
+            total += tl.where(t > 0, t * (tl.log(t) - x), 0.0)
+        tl.store(out + tl.program_id(0), tl.sum(total))
+
+    logs, target = torch.randn(5, 300).log_softmax(1), torch.randn(5, 300).relu()
+    target /= target.sum(1, keepdim=True)
+    out = torch.zeros(5)
+    kernel[(5,)](logs, target, out, 300, BLOCK=128)
+    torch.testing.assert_close(out, torch.nn.functional.kl_div(logs, target, reduction="none").sum(1))

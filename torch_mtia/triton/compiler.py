@@ -49,6 +49,7 @@ class MTIAOptions:
     debug: bool = False
     sanitize_overflow: bool = True
     enable_fp_fusion: bool = True
+    saturate_fp8: bool = True  # what is too large becomes the largest number; if not, what PyTorch makes of it
     default_dot_input_precision: str = "ieee"
     allowed_dot_input_precisions: tuple[str, ...] = ("tf32", "tf32x3", "ieee", "bf16x3", "bf16x6", "hf32")
     supported_fp8_dtypes: tuple[str, ...] = ("fp8e5", "fp8e4nv", "fp8e4b15", "fp8e4b8", "fp8e5b16")
@@ -255,7 +256,7 @@ class MTIABackend(BaseBackend):
             raise ValueError("a plan is only to be read: override the stage before, .ttir, or the one behind, .llir")
         plan = stage.plan
         with _compiling():
-            program = emit_program(plan, options.arch, options.enable_fp_fusion)
+            program = emit_program(plan, options.arch, options.enable_fp_fusion, options.saturate_fp8)
         metadata["name"] = plan.name
         metadata["shared"] = 0
         metadata["tmem_size"] = 0

@@ -124,10 +124,10 @@ def _narrow_small(b: Builder, value: Value, format_: Format, toward_zero: bool) 
         )
     is_small = b.icmp("ult", magnitude, b.integer_like((128 - format_.bias) << 23, bits))
     code = b.select(is_small, subnormal, normal)
-    limit = format_.largest if format_.saturates or format_.infinity is None else format_.infinity
-    too_large = b.icmp("ugt", code, b.integer_like(limit, bits))
-    code = b.select(too_large, b.integer_like(limit, bits), code)
-    if toward_zero and format_.infinity is not None and not format_.saturates:
+    beyond = format_.largest if b.saturates_fp8 and format_.bits == 8 else format_.overflow
+    too_large = b.icmp("ugt", code, b.integer_like(format_.largest, bits))
+    code = b.select(too_large, b.integer_like(beyond, bits), code)
+    if toward_zero and beyond == format_.infinity:
         overflow = b.icmp("ult", magnitude, b.integer_like(0x7F800000, bits))
         capped = b.binary_intrinsic("umin", code, b.integer_like(format_.largest, bits))
         code = b.select(overflow, capped, code)

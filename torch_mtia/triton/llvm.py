@@ -43,8 +43,9 @@ class CarriedLoop:
 class Builder:
     """Appends instructions to the function that is being written."""
 
-    def __init__(self, features: frozenset[str], contract: bool) -> None:
+    def __init__(self, features: frozenset[str], contract: bool, saturates_fp8: bool) -> None:
         self.features = features
+        self.saturates_fp8 = saturates_fp8
         self.flags = " contract" if contract else ""
         self.lines: list[str] = []
         self.entry: list[str] = []  # stack slots

@@ -25,9 +25,9 @@ class Target:
 
 
 class Environment:
-    def __init__(self, plan: Plan, features: frozenset[str], contract: bool) -> None:
+    def __init__(self, plan: Plan, features: frozenset[str], contract: bool, saturates_fp8: bool) -> None:
         self.module = plan.module
-        self.b = Builder(features, contract)
+        self.b = Builder(features, contract, saturates_fp8)
         self.checks_bounds = plan.checks_bounds
         self.scalars: dict[Tensor, Lane] = {}
         self.distances: dict[Tensor, Value] = {}  # of what loops move

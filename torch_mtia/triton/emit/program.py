@@ -26,8 +26,8 @@ class Program:
     cost: int  # of one program, in nanoseconds
 
 
-def emit_program(plan: Plan, architecture: str, contract: bool) -> Program:
-    env = Environment(plan, machine.level(architecture).features, contract)
+def emit_program(plan: Plan, architecture: str, contract: bool, saturates_fp8: bool) -> Program:
+    env = Environment(plan, machine.level(architecture).features, contract, saturates_fp8)
     b = env.b
     parameters: list[Value] = []
     for number, (argument, divisor) in enumerate(zip(plan.arguments, plan.divisors, strict=True)):

@@ -15,7 +15,7 @@ class Format:
     largest: int  # code of the largest finite number
     infinity: int | None  # its code
     nan: int
-    saturates: bool  # what is too large becomes the largest number, as on CUDA
+    overflow: int  # what PyTorch makes of numbers that are too large
 
     @property
     def bits(self) -> int:
@@ -23,12 +23,12 @@ class Format:
 
 
 FORMATS = {
-    "f16": Format(5, 10, 15, 0x7BFF, 0x7C00, 0x7E00, False),
-    "f8E5M2": Format(5, 2, 15, 0x7B, 0x7C, 0x7F, True),
-    "f8E4M3FN": Format(4, 3, 7, 0x7E, None, 0x7F, True),
-    "f8E5M2FNUZ": Format(5, 2, 16, 0x7F, None, 0x80, True),
-    "f8E4M3FNUZ": Format(4, 3, 8, 0x7F, None, 0x80, True),
-    "f8E4M3B11FNUZ": Format(4, 3, 11, 0x7F, None, 0x80, True),
+    "f16": Format(5, 10, 15, 0x7BFF, 0x7C00, 0x7E00, 0x7C00),
+    "f8E5M2": Format(5, 2, 15, 0x7B, 0x7C, 0x7F, 0x7C),
+    "f8E4M3FN": Format(4, 3, 7, 0x7E, None, 0x7F, 0x7E),
+    "f8E5M2FNUZ": Format(5, 2, 16, 0x7F, None, 0x80, 0x80),
+    "f8E4M3FNUZ": Format(4, 3, 8, 0x7F, None, 0x80, 0x80),
+    "f8E4M3B11FNUZ": Format(4, 3, 11, 0x7F, None, 0x80, 0x7F),
 }
 WIDE = {"f32": "float", "f64": "double"}
 NARROW = ("f16", "bf16", *(name for name in FORMATS if name != "f16"))
