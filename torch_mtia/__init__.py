@@ -77,11 +77,10 @@ def _autoload() -> None:
             "profiler. Import torch_mtia directly after torch, or leave TORCH_DEVICE_BACKEND_AUTOLOAD unset, so that "
             "`import torch` loads it."
         )
-    from torch_mtia import autograd_threads, distributed, inductor, kernels, multiprocessing, upstream_gates
+    from torch_mtia import autograd_threads, distributed, inductor, kernels, upstream_gates
 
     upstream_gates.apply(torch.__version__)
     inductor.register()
-    multiprocessing.register_reduction()
     distributed.register()
     autograd_threads.settle_at_exit()
     if settings.privateuse1:

@@ -36,11 +36,12 @@ def _settle() -> None:
     """Waits until every device's thread has taken part in a backward, and then until all of them are idle."""
     if device_module()._is_in_bad_fork() or not _engine_states():
         return
-    for index in range(device_module().device_count()):
-        leaf = torch.empty(0, device=f"{device_type()}:{index}", requires_grad=True)  # there may be no memory left
-        # Not Tensor.backward, whose check of a gradient imports modules: those that run text (as namedtuple does) make
-        # Python forget that an interrupt ends the process.
-        _engine_run_backward((leaf.relu(),), (leaf.detach(),), False, False, (), True, True)
+    with torch.inference_mode(False), torch.enable_grad():  # a script may end with gradients switched off
+        for index in range(device_module().device_count()):
+            leaf = torch.empty(0, device=f"{device_type()}:{index}", requires_grad=True)  # there may be no memory left
+            # Not Tensor.backward, whose check of a gradient imports modules: those that run text (as namedtuple does)
+            # make Python forget that an interrupt ends the process.
+            _engine_run_backward((leaf.relu(),), (leaf.detach(),), False, False, (), True, True)
     # A thread that waits for the GIL sleeps too; so it gets the chance to take it before each look.
     asleep = 0
     for _ in range(_MAX_POLLS):

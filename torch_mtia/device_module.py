@@ -114,6 +114,7 @@ def set_device(device: Device) -> None:
 
 _exchange_device = _C._exchange_device
 _maybe_exchange_device = _C._maybe_exchange_device
+_DeviceGuard = _C.DeviceGuard
 
 
 class device:

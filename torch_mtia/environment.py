@@ -76,8 +76,8 @@ def _parse_memory(text: str) -> int | None:
     if match is None:
         raise ValueError
     size = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[(match[2] or "").upper()]
-    if size < MIN_MEMORY:
-        raise ValueError(f"{size} bytes are too few")
+    if not MIN_MEMORY <= size < 1 << 63:
+        raise ValueError(f"{size} bytes are too {'few' if size < MIN_MEMORY else 'many'}")
     return size
 
 

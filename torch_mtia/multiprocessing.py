@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.multiprocessing import reductions
 
 from torch_mtia.door import device_type
 
@@ -28,14 +26,13 @@ def _rebuild_storage(data: bytes, device: torch.device) -> torch.UntypedStorage:
     return storage
 
 
-def _reduce_storage(storage: torch.UntypedStorage) -> Reduction:
-    if storage.device.type != device_type():
-        reduction: Reduction = reductions.reduce_storage(storage)
-        return reduction
-    host = storage.cpu()
-    return _rebuild_storage, (ctypes.string_at(host.data_ptr(), host.nbytes()), storage.device)
-
-
-def register_reduction() -> None:
+def sent_by_copy(original: Callable[[torch.UntypedStorage], Reduction]) -> Callable[[torch.UntypedStorage], Reduction]:
     """Takes the place of PyTorch's reduction of storages, which knows no `mtia`; the others it still reduces."""
-    ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
+
+    def reduce_storage(storage: torch.UntypedStorage) -> Reduction:
+        if storage.device.type != device_type():
+            return original(storage)
+        host = storage.cpu()
+        return _rebuild_storage, (ctypes.string_at(host.data_ptr(), host.nbytes()), storage.device)
+
+    return reduce_storage

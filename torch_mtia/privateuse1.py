@@ -71,7 +71,7 @@ def open_door(name: str, driver: str | Path | None = None) -> None:
     distributed.register()
     upstream_gates.apply_again(torch.__version__)
     after_import("torch._dynamo.eval_frame", _leave_out_device_module)
-    inductor.register_device_type()
+    inductor.register()
     kernels.register()
 
 

@@ -5,7 +5,6 @@ docs/distributed.md.
 from __future__ import annotations
 
 from datetime import timedelta
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,27 +24,14 @@ BACKEND = "tmccl"
 
 
 def register() -> None:
-    """Makes the backend known, as the default one for tensors of the devices. Again, when another door opens."""
+    """Makes the backend known, as the default one for tensors of the devices. When another door opens, again what is
+    kept by device type; gates do the rest."""
     if not dist.is_available():
         return
-    names = dist.Backend
-    device = door.device_type()
-    after_import("torch.testing._internal.distributed.fake_pg", _serve_dry_runs)
     after_import("torch.distributed.tensor._ops", attention.register)
     after_import("torch.distributed._symmetric_memory", symmetric_memory.register)
-    if not hasattr(names, BACKEND.upper()):
-        names.register_backend(BACKEND, _create, devices=[device, "cpu"])
-        return
-    names.default_device_backend_map.pop("mtia", None)
-    names.default_device_backend_map[device] = BACKEND
-    names.backend_capability[BACKEND] = [device, "cpu"]
-
-
-def _serve_dry_runs(_: ModuleType) -> None:
-    """Has the backend `fake`, which that module makes known, serve tensors of the devices."""
-    device = door.device_type()
-    if device not in (devices := dist.Backend.backend_capability[dist.Backend.FAKE]):
-        devices.append(device)
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(BACKEND, _create, devices=[door.device_type(), "cpu"])
 
 
 def records(group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:

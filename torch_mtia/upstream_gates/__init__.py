@@ -1,8 +1,9 @@
 """Doors that PyTorch opens by a literal list of devices which lacks `mtia`: opened here, in one table.
 
-Nothing else in torch_mtia assigns to anything in torch or triton. A row of GATES (table.py) says what is replaced, in
-which versions, why, and how to tell that upstream no longer needs it; a test asks that of every row. To add one: write
-the replacement in the module of its kind, add the row.
+Nothing else in torch_mtia assigns to anything in torch, triton or torchao. A row of GATES (table.py, and for
+torch.distributed distributed_table.py) says what is replaced, in which versions, why, and how to tell that upstream no
+longer needs it; a test asks that of every row. To add one: write the replacement in the module of its kind, a check
+that runs what upstream has in probes.py, inductor_probes.py or distributed_probes.py, and the row.
 
 A gate is applied to a module when that module is imported, and at once if it already is. Nothing is imported for it.
 """
@@ -10,6 +11,7 @@ A gate is applied to a module when that module is imported, and at once if it al
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -17,9 +19,10 @@ from typing import Any
 
 from torch_mtia.import_hooks import after_import
 from torch_mtia.upstream_gates.gate import Gate
-from torch_mtia.upstream_gates.table import GATES, GATES_OF_OTHER_NAMES
+from torch_mtia.upstream_gates.other_names_table import GATES_OF_OTHER_NAMES
+from torch_mtia.upstream_gates.table import GATES
 
-__all__ = ["GATES", "GATES_OF_OTHER_NAMES", "Gate", "apply", "apply_again", "originals"]
+__all__ = ["GATES", "GATES_OF_OTHER_NAMES", "Gate", "apply", "apply_again", "originals", "present"]
 
 originals: dict[tuple[str, str], Any] = {}
 """What was replaced, by module and name."""
@@ -27,27 +30,38 @@ _replaced: dict[int, tuple[Any, Any]] = {}
 """By id, replacements and what they replaced: for modules that import a name by value after it was replaced."""
 
 
-def _open(gate: Gate, module: ModuleType) -> None:
-    key = (module.__name__, gate.name)
-    if key not in originals:
-        holder, attribute = _place(gate, module)
-        present = getattr(holder, attribute, None)
-        _, originals[key] = _replaced.get(id(present), (present, present))
-        if originals[key] is present:
-            _replace(gate, module)
+def present(gate: Gate, module: ModuleType) -> Any:
+    """What is in the gate's place now."""
+    holder, key = _place(gate, module)
+    return getattr(holder, key, None) if gate.entry is None else holder.get(key)
 
 
-def _place(gate: Gate, module: ModuleType) -> tuple[Any, str]:
+def _place(gate: Gate, module: ModuleType) -> tuple[Any, Any]:
+    """An object and the name of its attribute, or a table and the key of its entry."""
+    if gate.entry is not None:
+        return operator.attrgetter(gate.name.partition("[")[0])(module), gate.entry()
     *owner, attribute = gate.name.split(".")
     return functools.reduce(getattr, owner, module), attribute
 
 
+def _open(gate: Gate, name: str, _imported: ModuleType) -> None:
+    module, key = sys.modules[name], (name, gate.name)
+    if key not in originals:
+        now = present(gate, module)
+        _, originals[key] = _replaced.get(id(now), (now, now))
+        if originals[key] is now:
+            _replace(gate, module)
+
+
 def _replace(gate: Gate, module: ModuleType) -> None:
-    holder, attribute = _place(gate, module)
-    present = getattr(holder, attribute, None)
-    replacement = gate.replace(present)
-    _replaced[id(replacement)] = (replacement, present)
-    setattr(holder, attribute, replacement)
+    original = originals[module.__name__, gate.name]
+    replacement = gate.replace(original)
+    _replaced[id(replacement)] = (replacement, original)
+    holder, key = _place(gate, module)
+    if gate.entry is None:
+        setattr(holder, key, replacement)
+    else:
+        holder[key] = replacement
 
 
 def apply_again(torch_version: str) -> None:
@@ -65,4 +79,4 @@ def apply(torch_version: str, gates: Sequence[Gate] = GATES) -> None:
     for gate in gates:
         if (major, minor) in gate.versions:
             for name in gate.modules:
-                after_import(name, functools.partial(_open, gate))
+                after_import(gate.filled_by or name, functools.partial(_open, gate, name))

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import torch
-
-
-def copying_ahead(code: CodeType) -> CodeType:
-    """Asks whether there is an accelerator, in place of torch.cuda."""
-    return code.replace(co_names=tuple("accelerator" if name == "cuda" else name for name in code.co_names))
 
 
 def behind_the_current_stream(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,7 +29,7 @@ def pinned_where_not_shared(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def staged_in_pinned_memory(original: Callable[..., Any]) -> Callable[..., Any]:
     def _stage_untyped_storage(self: Any, storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-        if self.allocates_pinned_memory and storage not in self._cached_storage_mapping:
+        if getattr(self, "allocates_pinned_memory", False) and storage not in self._cached_storage_mapping:
             pinned = torch.empty(storage.size(), dtype=torch.uint8, pin_memory=True)
             self._cached_storage_mapping[storage] = pinned.untyped_storage()
         return original(self, storage, *args, **kwargs)

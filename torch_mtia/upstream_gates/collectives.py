@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from datetime import timedelta
-from types import CodeType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from torch_mtia.distributed import backend_of
-from torch_mtia.door import device_module, device_type
+from torch_mtia.door import device_module
 
 log = logging.getLogger(__name__)
 
@@ -56,23 +55,6 @@ def bytes_that_outweigh_the_latency(_: Callable[..., int]) -> Callable[..., int]
         return int(target_efficiency / (1 - target_efficiency) * roofline.COLLECTIVE_LATENCY_US / per_byte_us)
 
     return compute_min_saturation_bytes
-
-
-def on_the_device(code: CodeType) -> CodeType:
-    """Asks the device's module, in place of torch.cuda, and names the device."""
-
-    def renamed(constant: Any) -> Any:
-        if isinstance(constant, CodeType):
-            return on_the_device(constant)
-        return constant.replace("cuda:", f"{device_type()}:") if isinstance(constant, str) else constant
-
-    names = tuple(device_type() if name == "cuda" else name for name in code.co_names)
-    return code.replace(co_names=names, co_consts=tuple(map(renamed, code.co_consts)))
-
-
-def without_nccl(code: CodeType) -> CodeType:
-    """Asks whether there is torch.distributed, in place of NCCL."""
-    return code.replace(co_names=tuple("is_available" if n == "is_nccl_available" else n for n in code.co_names))
 
 
 def choices_timed_on_the_device(_: Any) -> Any:

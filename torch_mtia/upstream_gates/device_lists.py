@@ -1,79 +1,110 @@
-"""Gates in functions that ask whether a device is in a list that they write out."""
+"""Gates in lists of devices that upstream writes out, and in functions that name one device, or what is its alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import CodeType
+import re
+from collections.abc import Callable, Mapping
+from types import CodeType, FunctionType
 from typing import Any
+
+import torch
 
 from torch_mtia._versions import SUPPORTED_TORCH
 from torch_mtia.door import device_type
 from torch_mtia.upstream_gates.gate import Gate
 
+Versions = tuple[tuple[int, int], ...]
 
-def device_list(name: str, module: str, why: str, versions: tuple[tuple[int, int], ...] = SUPPORTED_TORCH) -> Gate:
-    """A gate in a function that asks whether a device is in a tuple, or a set, that it writes out.
 
-    The code of the function is replaced, and not the function, which upstream keeps in tables too.
+def device_list(
+    name: str,
+    module: str,
+    why: str,
+    versions: Versions = SUPPORTED_TORCH,
+    *,
+    in_place_of: str | None = None,
+    is_function: bool = True,
+    also_in: tuple[str, ...] = (),
+    **entry: Any,
+) -> Gate:
+    """A gate in a function that asks whether a device is in a list that it writes out, or in the list itself.
+
+    The code of a function is replaced, and not the function, which upstream keeps in tables too.
+
+    Args:
+        also_in: other modules that have imported the list by value.
+        entry: the fields of Gate of that name and the one beside it, for a list in a table.
+        in_place_of: the device whose place ours takes, for a list that the function makes when it runs: one that no
+            process has beside ours, or "mtia" where ours has another name.
     """
+
+    def opened(value: Any) -> Any:
+        if isinstance(value, CodeType):
+            return value.replace(co_consts=tuple(map(opened, value.co_consts)))
+        if value is not None and value == in_place_of:
+            return device_type()
+        if not isinstance(value, tuple | frozenset | list):
+            return value
+        if in_place_of is not None:
+            return type(value)(map(opened, value))
+        if not is_device_list(value) or device_type() in value:
+            return value
+        return type(value)([*value, device_type()])
+
+    return Gate(
+        name=f"{name}.__code__" if is_function else name,
+        modules=(module, *also_in),
+        why=why,
+        replace=opened,
+        is_needed=lambda value: not _names(value, device_type()),
+        versions=versions,
+        by_name=True,
+        **entry,
+    )
+
+
+def named_instead(
+    name: str, module: str, why: str, names: Mapping[str, Callable[[], str]], versions: Versions = SUPPORTED_TORCH
+) -> Gate:
+    """A gate in a function that names what one device alone has: it names something else, as `names` says."""
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, CodeType):
+            attributes = (names[each]() if each in names else each for each in value.co_names)
+            return value.replace(co_names=tuple(attributes), co_consts=tuple(map(renamed, value.co_consts)))
+        if isinstance(value, str):
+            return re.sub("|".join(rf"\b{old}\b" for old in names), lambda found: names[found[0]](), value)
+        return value
+
     return Gate(
         name=f"{name}.__code__",
         modules=(module,),
         why=why,
-        replace=_adds_device(lambda constant: "cuda" in constant and "xpu" in constant),
-        is_needed=lambda code: not _lists_mtia(code),
+        replace=renamed,
+        is_needed=lambda code: renamed(code) != code and not _names(code, device_type()),
         versions=versions,
         by_name=True,
     )
 
 
-def append_device(devices: list[str]) -> list[str]:
-    """In place: other modules have the same list."""
-    if device_type() not in devices:
-        devices.append(device_type())
-    return devices
+def with_another_cuda(function: Any, cuda: Any) -> Any:
+    """Upstream's own code, for which `torch.cuda` is that object."""
+
+    class Torch:
+        def __getattr__(self, name: str) -> Any:
+            return cuda if name == "cuda" else getattr(torch, name)
+
+    scope = {**function.__globals__, "torch": Torch()}
+    return FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
 
 
-def _adds_device(listed: Callable[[Any], bool]) -> Callable[[CodeType], CodeType]:
-    """Makes a function's code with the device in each tuple, or set, among its constants for which `listed` is true."""
-
-    def replace(code: CodeType) -> CodeType:
-        return code.replace(co_consts=tuple(map(extended, code.co_consts)))
-
-    def extended(constant: Any) -> Any:
-        if isinstance(constant, CodeType):
-            return replace(constant)
-        if isinstance(constant, tuple | frozenset) and listed(constant):
-            return type(constant)([*constant, device_type()])
-        return constant
-
-    return replace
+def is_device_list(value: Any) -> bool:
+    return isinstance(value, tuple | frozenset | list) and "cuda" in value and "xpu" in value
 
 
-def renamed(name: str, module: str, why: str, versions: tuple[tuple[int, int], ...] = SUPPORTED_TORCH) -> Gate:
-    """A gate, for a device of another name, in a function that writes "mtia" out: which is then no device."""
-    return Gate(
-        name=f"{name}.__code__",
-        modules=(module,),
-        why=why,
-        replace=_rename,
-        is_needed=lambda code: _rename(code) != code,
-        versions=versions,
-    )
-
-
-def _rename(constant: Any) -> Any:
-    if isinstance(constant, CodeType):
-        return constant.replace(co_consts=tuple(map(_rename, constant.co_consts)))
-    if isinstance(constant, tuple | frozenset):
-        return type(constant)(map(_rename, constant))
-    return device_type() if constant == "mtia" else constant
-
-
-def _lists_mtia(code: CodeType) -> bool:
-    return any(
-        _lists_mtia(constant)
-        if isinstance(constant, CodeType)
-        else isinstance(constant, tuple | frozenset) and "mtia" in constant
-        for constant in code.co_consts
-    )
+def _names(value: Any, device: str) -> bool:
+    """Whether a list, or the code of a function, names the device."""
+    parts = (*value.co_consts, *value.co_names) if isinstance(value, CodeType) else value
+    if isinstance(parts, tuple | frozenset | list):
+        return any(_names(part, device) for part in parts)
+    return bool(parts == device)

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import torch
 
-from torch_mtia.door import device_module, device_type
-
-
-def capturable_on_mtia(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    def _get_capturable_supported_devices(supports_xla: bool = True) -> list[str]:
-        if torch._jit_internal.is_scripting():  # functional optimizers, whose parameters are never capturable
-            return original(supports_xla)
-        return [*original(supports_xla), device_type()]
-
-    return _get_capturable_supported_devices
+from torch_mtia.door import device_module, device_type, dispatch_key
 
 
 def profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,6 +168,28 @@ def functional_tensors_as_they_are(original: Callable[..., str]) -> Callable[...
     return _str_intern
 
 
-def norm_of_mtia(code: CodeType) -> CodeType:
-    """In place of a device that no process has beside this one."""
-    return code.replace(co_consts=tuple("mtia" if constant == "xpu" else constant for constant in code.co_consts))
+def autocast_key() -> Any:
+    """Under which PyTorch finds what is done under autocast."""
+    return torch._C._parse_dispatch_key(f"Autocast{dispatch_key()}")
+
+
+def autocast_as_of_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Those that let autocast of CUDA through let ours through."""
+
+    def _compute_keyset(args: Any, kwargs: Any, non_fallthrough_keys: Any) -> Any:
+        keys = original(args, kwargs, non_fallthrough_keys)
+        return keys if non_fallthrough_keys.has(torch._C.DispatchKey.AutocastCUDA) else keys.remove(autocast_key())
+
+    return _compute_keyset
+
+
+def flex_attention_in_short(_: None) -> Callable[..., Any]:
+    """What upstream's function does for CUDA."""
+
+    def flex_attention_autocast(*args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype(device_type())
+        operands = torch.amp.autocast_mode._cast(args[:3], device_type(), dtype)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(autocast_key())):
+            return torch.ops.higher_order.flex_attention(*operands, *args[3:], **kwargs)
+
+    return flex_attention_autocast

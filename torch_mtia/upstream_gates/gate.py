@@ -14,7 +14,8 @@ class Gate:
     """One name in PyTorch that is replaced."""
 
     name: str
-    """The attribute, by its path in the module. One that is missing is added; its original is None."""
+    """The attribute, by its path in the module. One that is missing is added; its original is None. With `entry`: the
+    path of a table and, in brackets, how the entry is called here."""
     modules: tuple[str, ...]
     """The modules that have it: the one that defines it, and those that import it by value."""
     why: str
@@ -26,3 +27,7 @@ class Gate:
     """The versions (major, minor) of PyTorch in which it is replaced."""
     by_name: bool = False
     """Whether the replacement holds for the name that the device has when it is made; another opens it again."""
+    entry: Callable[[], Any] | None = None
+    """Makes the key, where one entry of a table is replaced."""
+    filled_by: str = ""
+    """The module whose import fills the table, where that is another one."""

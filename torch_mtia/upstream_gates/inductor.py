@@ -7,27 +7,28 @@ import functools
 import hashlib
 import operator
 from collections.abc import Callable
-from types import FunctionType
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._ordered_set import OrderedSet
 
+from torch_mtia import _C
 from torch_mtia.door import device_module, device_type
+from torch_mtia.upstream_gates import device_lists, inductor_probes
 from torch_mtia.upstream_gates.gate import Gate
 
 
-def system_with_mtia(original: Callable[[], dict[str, Any]]) -> Any:
-    @functools.cache
-    def get_system() -> dict[str, Any]:
+def times_of_the_device(original: Callable[[], Path]) -> Any:
+    def get_local_cache_path() -> Path:
         from torch_mtia.inductor.cache_key import identity
 
-        system, ours = original(), identity()
-        digest = hashlib.sha256(f"{system['hash']} {ours}".encode()).hexdigest()
-        return {**system, "mtia": ours, "hash": digest}
+        path = original()
+        return path.with_name(hashlib.sha256(f"{path.name} {identity()}".encode()).hexdigest())
 
-    return staticmethod(get_system)
+    return staticmethod(get_local_cache_path)
 
 
 def results_apart(original: Callable[..., torch.fx.Graph]) -> Callable[..., torch.fx.Graph]:
@@ -48,7 +49,6 @@ def results_apart(original: Callable[..., torch.fx.Graph]) -> Callable[..., torc
                 node.meta["val"] = node.meta.pop("values")
         return merged
 
-    fx_graph_cse.__module__ = __name__
     return fx_graph_cse
 
 
@@ -78,11 +78,20 @@ def nothing_into_itself(original: dict[Any, Any]) -> dict[Any, Any]:
         )
 
     puts = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
-    return _OfMtia({**original, **{name: replaced(original[name]) for name in puts}})
+    return {**original, **{name: replaced(original[name]) for name in puts}}
 
 
-class _OfMtia(dict[Any, Any]):
-    """Tells the table apart from upstream's."""
+def converting_as_eager(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    @functools.wraps(original)
+    def _create_compile_options(self: Any, cfg: Any, compile_meta: dict[str, Any]) -> dict[str, Any]:
+        from torch._inductor.runtime.hints import HeuristicType
+
+        options = original(self, cfg, compile_meta)
+        if self.device_props.type == device_type() and self.heuristic_type != HeuristicType.USER_AUTOTUNE:
+            options["saturate_fp8"] = False
+        return options
+
+    return _create_compile_options
 
 
 def choices_for_mtia(original: Callable[[], Any] | None) -> Callable[[], Any]:
@@ -119,29 +128,18 @@ def number_of_processors(original: Callable[[], int]) -> Callable[[], int]:
     return get_max_num_sms
 
 
-class _TorchWithMtiaAsCuda:
-    """What the log of autotuning takes for torch."""
-
-    class cuda:
-        @staticmethod
-        def get_device_name() -> str:
-            return str(device_module().get_device_properties()["name"])
-
-        device_count = device_module().device_count
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
 def log_of_mtia(original: Any) -> Callable[..., None]:
-    of_mtia = FunctionType(original.__code__, {**original.__globals__, "torch": _TorchWithMtiaAsCuda()})
+    device = SimpleNamespace(
+        get_device_name=lambda: str(device_module().get_device_properties()["name"]),
+        device_count=lambda: device_module().device_count(),
+    )
+    of_mtia = device_lists.with_another_cuda(original, device)
 
     @functools.wraps(original)
     def log_autotuning_results(self: Any, name: str, input_nodes: list[Any], *args: Any) -> None:
         is_ours = any(node.get_device().type == device_type() for node in input_nodes)
         (of_mtia if is_ours else original)(self, name, input_nodes, *args)
 
-    log_autotuning_results.__module__ = __name__
     return log_autotuning_results
 
 
@@ -192,16 +190,6 @@ def quotients_of_their_type(original: Callable[[Any, Any], Any]) -> Any:
     return staticmethod(floordiv)
 
 
-def codegen_within_limit(original: Callable[..., Any]) -> Callable[..., Any]:
-    def codegen_and_compile(*args: Any, **kwargs: Any) -> Any:
-        from torch_mtia.inductor import guardrails
-
-        with guardrails.limited():
-            return original(*args, **kwargs)
-
-    return codegen_and_compile
-
-
 def block_sizes(name: str, of: str) -> Gate:
     """A gate in the function that lists the configurations that are tried for a kind of generated kernel."""
 
@@ -215,8 +203,40 @@ def block_sizes(name: str, of: str) -> Gate:
         modules=("torch._inductor.runtime.triton_heuristics",),
         why="Block sizes are listed for GPUs, and depend on which GPU the process has, not on the kernel's device.",
         replace=replace,
-        is_needed=lambda original: "mtia" not in original.__module__,
+        is_needed=functools.partial(inductor_probes.tries_several_sizes, of),
     )
+
+
+def builtin_launchers(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _build_fast_launcher(self: Any, launcher: Any) -> Callable[..., None] | None:
+        from torch._inductor import config
+
+        if self.device_props.type != device_type():
+            return original(self, launcher)  # type: ignore[no-any-return]
+        if launcher.store_cubin:
+            return functools.partial(_store_and_launch, self, launcher)
+        if not self.inductor_meta.get("use_fast_triton_launcher", config.use_fast_triton_launcher):
+            return None
+        from torch_mtia.inductor.fast_launcher import make_fast_launcher
+
+        return make_fast_launcher(launcher)
+
+    return _build_fast_launcher
+
+
+def _store_and_launch(autotuner: Any, launcher: Any, *args: Any, stream: int) -> None:
+    """While a package is made: upstream stores the image at the first launch alone, under the name that the kernel has
+    in its package, which those of other packages of this process have too."""
+    autotuner.save_gpu_kernel(stream, launcher)
+    launcher(*args, stream=stream)
+
+
+def builtin_run(original: Callable[..., Any]) -> Callable[..., Any]:
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from torch.autograd import profiler
+    from torch.utils._debug_mode import _mode
+
+    return _C._fast_run(CachingAutotuner, original, vars(profiler), vars(_mode))
 
 
 def check_nan_within_mask(original: Callable[..., None]) -> Callable[..., None]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
 
-from torch_mtia.distributed import BACKEND
 from torch_mtia.door import device_module, device_type
 
 
@@ -25,11 +24,6 @@ def any_hook(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, hook)
 
     return _check_comm_hook
-
-
-def batch_norm_of_mtia(code: CodeType) -> CodeType:
-    """In place of a device that no process has beside this one."""
-    return code.replace(co_consts=tuple("mtia" if constant == "hpu" else constant for constant in code.co_consts))
 
 
 def swapped(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,8 +148,3 @@ COPIES: dict[str, Callable[[object], Callable[..., Any]]] = {
     "_gather": gather,
     "_gather_out": gather_out,
 }
-
-
-def gradient_by_reduce_scatter(code: CodeType) -> CodeType:
-    """In place of the backend of a device that no process has beside this one."""
-    return code.replace(co_names=tuple(BACKEND.upper() if name == "XCCL" else name for name in code.co_names))

@@ -34,6 +34,11 @@ def with_the_backend_of_the_accelerator(original: Callable[..., Any]) -> Callabl
     return _new_process_group_helper
 
 
+def backends_of_devices(original: dict[str, str]) -> dict[str, str]:
+    """With the device under the name that it has now."""
+    return {device: name for device, name in original.items() if name != BACKEND} | {device_type(): BACKEND}
+
+
 def monitored_by_the_store(original: Callable[..., Any]) -> Callable[..., Any]:
     def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
         backend = backend_of(group or torch.distributed.group.WORLD)

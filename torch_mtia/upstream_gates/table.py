@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
-import inspect
+import functools
 
 import torch
 
-from torch_mtia import streams, torch_version
-from torch_mtia.distributed import attention, symmetric_memory
+from torch_mtia import _C, multiprocessing, torch_version
 from torch_mtia.door import device_type
+from torch_mtia.inductor import decompositions
 from torch_mtia.upstream_gates import (
-    checkpoints,
-    collectives,
+    autotuning,
     device_lists,
     eager,
+    fusion,
     graphs,
     inductor,
+    inductor_probes,
     nested,
-    parallel,
-    process_groups,
+    packages,
+    probes,
+    quantization,
     random_state,
 )
+from torch_mtia.upstream_gates.distributed_table import DISTRIBUTED_GATES
 from torch_mtia.upstream_gates.gate import Gate
 
-_CAPTURABLE_OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
-
 GATES: tuple[Gate, ...] = (
-    Gate(
-        name="_get_capturable_supported_devices",
-        modules=("torch.optim.optimizer", *(f"torch.optim.{name}" for name in _CAPTURABLE_OPTIMIZERS)),
-        why="Optimizers with capturable=True assert that their parameters are on one of the devices it lists.",
-        replace=eager.capturable_on_mtia,
-        is_needed=lambda original: "mtia" not in original(),
+    *DISTRIBUTED_GATES,
+    device_lists.device_list(
+        "_get_capturable_supported_devices",
+        "torch.optim.optimizer",
+        "Optimizers with capturable=True assert that their parameters are on one of the devices it lists.",
     ),
     Gate(
         name="profile._parse_kineto_results",
         modules=("torch.autograd.profiler",),
         why="The profiler credits the device's time and memory to operators only for the devices it lists.",
         replace=eager.profile_of_mtia,
-        is_needed=lambda original: "DeviceType.MTIA" not in inspect.getsource(original),
+        is_needed=probes.credits_nothing,
     ),
     Gate(
         name="Tensor._reduce_ex_internal",
@@ -46,29 +46,89 @@ GATES: tuple[Gate, ...] = (
         why="Tensors of mtia are pickled as copies on the CPU: memory that they share is lost, what requires a "
         "gradient cannot be loaded, and a file in the old format loads wrong values.",
         replace=eager.pickled_by_storage,
-        is_needed=lambda original: '"maia", "mtia"' in inspect.getsource(original),
+        is_needed=probes.pickles_no_storage,
     ),
     Gate(
         name="Tensor.__deepcopy__",
         modules=("torch._tensor",),
         why="Tensors of mtia are cloned, so that copies of two that share memory no longer do.",
         replace=eager.copied_by_storage,
-        is_needed=lambda original: '"xla", "mtia"' in inspect.getsource(original),
+        is_needed=probes.copies_apart,
     ),
     Gate(
         name="Tensor.new",
         modules=("torch._tensor",),
         why="The legacy constructor, with which SparseAdam makes its updates, knows a list of devices without mtia.",
         replace=eager.new_on_mtia,
-        is_needed=lambda original: "mtia" not in getattr(original, "__module__", ""),
+        is_needed=probes.makes_no_tensor,
+    ),
+    device_lists.device_list(
+        "norm",
+        "torch.functional",
+        "torch.norm and Tensor.norm are torch.linalg.vector_norm on devices that they list, elsewhere an operator that "
+        "DTensor divides wrongly.",
+        in_place_of="xpu",
     ),
     Gate(
-        name="norm.__code__",
-        modules=("torch.functional",),
-        why="torch.norm and Tensor.norm are torch.linalg.vector_norm on devices that they list, elsewhere an operator "
-        "that DTensor divides wrongly.",
-        replace=eager.norm_of_mtia,
-        is_needed=lambda code: "mtia" not in code.co_consts,
+        name="_compute_keyset",
+        modules=("torch._ops",),
+        why="Operators that take functions, Triton kernels of a compiled program among them, fail under autocast of "
+        "other devices than those that they list.",
+        replace=eager.autocast_as_of_cuda,
+        is_needed=probes.stops_at_autocast,
+    ),
+    Gate(
+        name="flex_attention.py_kernels[autocast]",
+        modules=("torch._higher_order_ops.flex_attention",),
+        why="FlexAttention, which takes functions too, casts its operands under autocast of listed devices.",
+        replace=eager.flex_attention_in_short,
+        is_needed=lambda original: original is None,
+        by_name=True,
+        entry=eager.autocast_key,
+    ),
+    Gate(
+        name="decompositions[masked_fill]",
+        modules=("torch._inductor.decomposition",),
+        why="A mask filled with a scalar tensor of the CPU is refused for devices that are not listed.",
+        replace=decompositions.masked_fill_of_a_scalar,
+        is_needed=inductor_probes.fills_with_no_scalar,
+        entry=lambda: torch.ops.aten.masked_fill.Tensor,
+    ),
+    Gate(
+        name="decompositions[index_add]",
+        modules=("torch._inductor.decomposition",),
+        why="It becomes an atomic addition of each element, which x86 has not for floating-point numbers.",
+        replace=decompositions.whole,
+        is_needed=inductor_probes.divides_index_add,
+        entry=lambda: torch.ops.aten.index_add.default,
+    ),
+    Gate(
+        name="decompositions[_scaled_mm]",
+        modules=("torch._inductor.decomposition",),
+        why="Upstream's lowering of a scaled product leaves out the scale of its result.",
+        replace=decompositions.with_the_scale_of_the_result,
+        is_needed=inductor_probes.leaves_out_the_scale,
+        entry=lambda: torch.ops.aten._scaled_mm.default,
+    ),
+    *(
+        Gate(
+            name=f"decompositions[{name}]",
+            modules=("torch._inductor.decomposition",),
+            why="Its lowering counts the elements of several dimensions in the order of memory.",
+            replace=functools.partial(decompositions.of_one_dimension, name),
+            is_needed=functools.partial(inductor_probes.counts_in_order_of_memory, name),
+            entry=functools.partial(getattr, getattr(torch.ops.aten, name), "default"),
+        )
+        for name in ("argmax", "argmin")
+    ),
+    Gate(
+        name="ForkingPickler._extra_reducers[UntypedStorage]",
+        modules=("multiprocessing.reduction",),
+        why="Storages that are sent to another process are shared memory, of CUDA or of the CPU.",
+        replace=multiprocessing.sent_by_copy,
+        is_needed=probes.sends_no_storage,
+        entry=lambda: torch.UntypedStorage,
+        filled_by="torch.multiprocessing",
     ),
     Gate(
         name="is_current_stream_capturing",
@@ -84,14 +144,14 @@ GATES: tuple[Gate, ...] = (
         why="A driver of Triton takes any address: one for another device would crash on tensors of mtia. And what "
         "could not be loaded would be launched all the same, the second time.",
         replace=eager.refusing_elsewhere,
-        is_needed=lambda original: "mtia" not in inspect.getsource(original),
+        is_needed=probes.launches_elsewhere,
     ),
     Gate(
         name="CompiledKernel.launch_metadata",
         modules=("triton.compiler.compiler",),
         why="Every launch gathers what only hooks read, hooks or none: half a microsecond of four.",
         replace=eager.no_metadata_without_hooks,
-        is_needed=lambda original: "calls" not in inspect.getsource(original),
+        is_needed=probes.gathers_without_hooks,
     ),
     Gate(
         name="_empty_strided_mtia",
@@ -101,11 +161,11 @@ GATES: tuple[Gate, ...] = (
         is_needed=eager.is_compiled_out,
     ),
     Gate(
-        name="CacheBase.get_system",
+        name="CacheBase.get_local_cache_path",
         modules=("torch._inductor.codecache",),
-        why="The keys of Inductor's caches name the GPU and Triton, not the version of an out-of-tree backend.",
-        replace=inductor.system_with_mtia,
-        is_needed=lambda original: "mtia" not in original(),
+        why="The file with the times of choices that were measured is one for each GPU, and for all other devices.",
+        replace=inductor.times_of_the_device,
+        is_needed=inductor_probes.file_of_times_is_of_no_device,
     ),
     Gate(
         name="fx_graph_cse",
@@ -113,35 +173,35 @@ GATES: tuple[Gate, ...] = (
         why="Of two equal operators with several results one is dropped, even if results of both are returned: they "
         "share memory then, and a backward writes over what the user has, as it takes it for its own copy.",
         replace=inductor.results_apart,
-        is_needed=lambda original: "mtia" not in original.__module__,
+        is_needed=probes.merges_returned_results,
     ),
     Gate(
         name="inplaceable_ops",
         modules=("torch._inductor.fx_passes.reinplace",),
         why="A tensor that is put into itself is written to while it is still read: x.index_put((i,), x).",
         replace=inductor.nothing_into_itself,
-        is_needed=lambda original: not isinstance(original, inductor._OfMtia),
+        is_needed=probes.puts_into_itself,
     ),
     Gate(
         name="run_and_save_rng_state.__class__.__call__",
         modules=("torch._prims.rng_prims",),
         why="Random operators that the backward runs again, with fallback_random, save their state on listed devices.",
         replace=random_state.saving_of_mtia,
-        is_needed=lambda original: "mtia" not in original.__module__,
+        is_needed=probes.saves_no_state,
     ),
     Gate(
         name="run_with_rng_state.__class__.__call__",
         modules=("torch._prims.rng_prims",),
         why="And run in that state on listed devices.",
         replace=random_state.restoring_of_mtia,
-        is_needed=lambda original: "mtia" not in original.__module__,
+        is_needed=probes.restores_no_state,
     ),
     Gate(
         name="check_nan",
         modules=("torch._inductor.codegen.common",),
         why="runtime_triton_nan_asserts checks what lies beyond a tensor's end too, where log(0) is no error.",
         replace=inductor.check_nan_within_mask,
-        is_needed=lambda original: "mask" not in inspect.getsource(original),
+        is_needed=inductor_probes.checks_beyond_the_end,
     ),
     Gate(
         name="TritonOverrides.floordiv",
@@ -149,7 +209,42 @@ GATES: tuple[Gate, ...] = (
         why="Quotients of narrow integers are int32 in the code: what follows does not wrap around, which gives wrong "
         "results, and reductions in loops do not compile.",
         replace=inductor.quotients_of_their_type,
-        is_needed=lambda original: "to_dtype" not in inspect.getsource(original),
+        is_needed=inductor_probes.quotients_are_wider,
+    ),
+    Gate(
+        name="CachingAutotuner._create_compile_options",
+        modules=("torch._inductor.runtime.triton_heuristics",),
+        why="Conversions to fp8 in compiled code give what operators give, also of what is too large: infinity for "
+        "e5m2. Kernels of Triton saturate, and so do the program's own.",
+        replace=inductor.converting_as_eager,
+        is_needed=inductor_probes.saturates_fp8,
+    ),
+    device_lists.device_list(
+        "_is_valid_woq_optimization_pattern",
+        "torch._inductor.fx_passes.quantization",
+        "A product with a converted int8 weight, scaled, becomes one operator on devices that it lists.",
+    ),
+    Gate(
+        name="CachingAutotuner._build_fast_launcher",
+        modules=("torch._inductor.runtime.triton_heuristics",),
+        why="Once the configuration of a kernel is chosen, a builtin function launches it on CUDA, elsewhere one in "
+        "Python.",
+        replace=inductor.builtin_launchers,
+        is_needed=inductor_probes.launches_with_python,
+    ),
+    Gate(
+        name="CachingAutotuner.run",
+        modules=("torch._inductor.runtime.triton_heuristics",),
+        why="What finds that launcher and calls it is Python too, and takes longer than to launch.",
+        replace=inductor.builtin_run,
+        is_needed=inductor_probes.finds_launchers_with_python,
+    ),
+    Gate(
+        name="_DeviceGuard",
+        modules=("torch.mtia",),
+        why="Generated code enters the device by a class of Python; `torch.cuda` has a quicker one for it.",
+        replace=lambda _original: _C.DeviceGuard,
+        is_needed=lambda original: original is None,
     ),
     Gate(
         name="inductor_choices_class",
@@ -168,28 +263,28 @@ GATES: tuple[Gate, ...] = (
         ),
         why="Inductor's worker processes load the device as `import torch` does, also if it was imported by name.",
         replace=inductor.environment_with_autoload,
-        is_needed=lambda original: "TORCH_DEVICE_BACKEND_AUTOLOAD" not in original.__code__.co_consts,
+        is_needed=inductor_probes.leaves_workers_without,
     ),
     Gate(
         name="is_big_gpu",
         modules=("torch._inductor.utils",),
         why="Inductor has GEMM templates for devices of 68 processors or more; mtia has as many as its host has cores.",
         replace=inductor.is_big_device,
-        is_needed=lambda original: not original(torch.device("mtia", 0)),
+        is_needed=inductor_probes.has_no_templates_on_few_processors,
     ),
     Gate(
         name="get_max_num_sms",
         modules=("torch._inductor.utils",),
         why="It asks torch.cuda for the number of processors whatever the device.",
         replace=inductor.number_of_processors,
-        is_needed=lambda original: "mtia" not in original.__module__,
+        is_needed=inductor_probes.counts_no_processors,
     ),
     Gate(
         name="DebugFormatter.log_autotuning_results",
         modules=("torch._inductor.debug",),
         why="The log of autotuning names torch.cuda's device, and raises where there is none.",
         replace=inductor.log_of_mtia,
-        is_needed=lambda original: "mtia" not in original.__module__,
+        is_needed=inductor_probes.logs_another_device,
     ),
     Gate(
         name="_conv_determine_backend_memory_format",
@@ -197,14 +292,14 @@ GATES: tuple[Gate, ...] = (
         why="Says whether a convolution will return channels last, for compiled code, which asserts it; for backends "
         "it does not know it says no. Convolutions of mtia are those of the CPU.",
         replace=inductor.convolution_format,
-        is_needed=lambda original: "mtia" not in original.__module__,
+        is_needed=probes.takes_channels_last_away,
     ),
     Gate(
         name="hash_storage",
         modules=("torch.utils._content_store",),
         why="The minifier saves the inputs of a graph under names that it computes on listed devices.",
         replace=eager.hash_on_the_cpu,
-        is_needed=lambda original: "mtia" not in original.__module__,
+        is_needed=probes.hashes_nothing,
     ),
     Gate(
         name="_str_intern",
@@ -220,41 +315,36 @@ GATES: tuple[Gate, ...] = (
         why="Attention over jagged tensors uses kernels of CUDA, or strided nested tensors, which assert that they "
         "are on a listed device.",
         replace=nested.attending_by_sequence,
-        is_needed=lambda original: "mtia" not in original.__module__,
+        is_needed=probes.attends_to_nothing,
     ),
     Gate(
         name="get_split_k",
         modules=("torch._inductor.kernel.flex.flex_decoding",),
         why="FlexAttention for few queries divides the keys by the number of processors of torch.cuda's device.",
         replace=inductor.split_keys,
-        is_needed=lambda original: "mtia" not in original.__module__,
+        is_needed=inductor_probes.splits_for_no_device,
     ),
     Gate(
         name="needs_fallback_due_to_atomic_add_limitations",
         modules=("torch._inductor.utils", "torch._inductor.lowering"),
         why="It says for a GPU where atomic additions are slow: x86 has none of floating-point numbers.",
         replace=inductor.atomic_additions_are_slow,
-        is_needed=lambda original: "mtia" not in original.__module__,
+        is_needed=inductor_probes.adds_atomically,
     ),
     Gate(
         name="fallback_node_due_to_unsupported_type",
         modules=("torch._inductor.lowering", "torch._inductor.graph"),
         why="Operators are inlined into one kernel without a limit on its buffers; this decides about each of them.",
         replace=inductor.keeps_to_buffer_limit,
-        is_needed=lambda original: "mtia" not in original.__module__,
-    ),
-    Gate(
-        name="_InProcessFxCompile.codegen_and_compile",
-        modules=("torch._inductor.compile_fx",),
-        why="The limit on buffers holds for combined kernels too, which only a setting bounds.",
-        replace=inductor.codegen_within_limit,
-        is_needed=lambda original: "mtia" not in original.__module__,
+        is_needed=inductor_probes.knows_no_limit_on_buffers,
     ),
     inductor.block_sizes("pointwise", of="pointwise"),
     inductor.block_sizes("_reduction_configs", of="reduction"),
     inductor.block_sizes("_persistent_reduction_configs", of="persistent_reduction"),
     device_lists.device_list(
-        "_validate_device", "torch.nn.attention.flex_attention", "FlexAttention refuses devices that it does not list."
+        "_validate_device",
+        "torch.nn.attention.flex_attention",
+        "FlexAttention refuses devices that it does not list.",
     ),
     device_lists.device_list(
         "associative_scan",
@@ -263,10 +353,14 @@ GATES: tuple[Gate, ...] = (
         versions=torch_version.before(2, 14),
     ),
     device_lists.device_list(
-        "tuned_mm.__wrapped__", "torch._inductor.kernel.mm", "mm(out_dtype=...) is refused for devices not listed."
+        "tuned_mm.__wrapped__",
+        "torch._inductor.kernel.mm",
+        "mm(out_dtype=...) is refused for devices not listed.",
     ),
     device_lists.device_list(
-        "tuned_bmm.__wrapped__", "torch._inductor.kernel.bmm", "bmm(out_dtype=...) is refused for devices not listed."
+        "tuned_bmm.__wrapped__",
+        "torch._inductor.kernel.bmm",
+        "bmm(out_dtype=...) is refused for devices not listed.",
     ),
     Gate(
         name="check_multiple_devices_or_any_cpu_nodes",
@@ -281,246 +375,209 @@ GATES: tuple[Gate, ...] = (
         why="mode='reduce-overhead' records and replays CUDA graphs only. The other way in, config.cudagraph_policy, "
         "takes whole functions and not the parts between what cannot be captured.",
         replace=graphs.graphs_on_mtia,
-        is_needed=lambda original: "cudagraph_trees" in inspect.getsource(original),
+        is_needed=inductor_probes.records_no_graph,
     ),
     Gate(
         name="maybe_handle_backward_generation",
         modules=("torch._inductor.output_code",),
         why="A backward that is not recorded looks for the CUDA graphs of its forward, and asserts there are some.",
         replace=graphs.backward_without_trees,
-        is_needed=lambda original: "cudagraph_trees" in inspect.getsource(original),
+        is_needed=inductor_probes.backward_needs_trees,
     ),
     Gate(
-        name="_new_process_group_helper",
-        modules=("torch.distributed.distributed_c10d",),
-        why="A group without a backend is taken for one of gloo where there is no NCCL, and DDP asks it for that one.",
-        replace=process_groups.with_the_backend_of_the_accelerator,
-        is_needed=lambda original: "BackendType.GLOO" in inspect.getsource(original),
+        name="DEVICE_TO_ATEN",
+        modules=("torch._inductor.codegen.cpp_utils", "torch._inductor.codegen.cpp_wrapper_cpu"),
+        why="C++ code is generated for listed devices.",
+        replace=packages.named_in_cpp,
+        is_needed=lambda original: device_type() not in original,
+        by_name=True,
     ),
     Gate(
-        name="monitored_barrier",
-        modules=("torch.distributed.distributed_c10d", "torch.distributed"),
-        why="It is for gloo only, by name.",
-        replace=process_groups.monitored_by_the_store,
-        is_needed=lambda original: "Backend.GLOO" in inspect.getsource(original),
+        name="CachingAutotuner.save_gpu_kernel",
+        modules=("torch._inductor.runtime.triton_heuristics",),
+        why="The compiled kernel that goes into a package is looked for under the names of other devices.",
+        replace=packages.image_of_mtia,
+        is_needed=inductor_probes.finds_no_image,
     ),
     Gate(
-        name="ProcessGroup._get_sequence_number_for_group",
-        modules=("torch._C._distributed_c10d",),
-        why="Groups have the sequence numbers of listed backends.",
-        replace=process_groups.numbers_of_the_device,
-        is_needed=lambda original: "mtia" not in (getattr(original, "__module__", None) or ""),
+        name="DeferredTritonCallWrapper._get_cpp_param_type",
+        modules=("torch._inductor.codegen.cpp_wrapper_gpu",),
+        why="A number that a kernel takes as float64 is cut to float32 on its way, or to an integer.",
+        replace=packages.numbers_in_full,
+        is_needed=inductor_probes.cuts_numbers,
     ),
     Gate(
-        name="_set_pg_timeout",
-        modules=("torch.distributed.distributed_c10d",),
-        why="It sets the timeout of listed backends.",
-        replace=process_groups.with_timeouts_of_the_device,
-        is_needed=lambda original: "isinstance(backend, ProcessGroupGloo)" in inspect.getsource(original),
+        name="get_cpp_torch_device_options",
+        modules=("torch._inductor.cpp_builder",),
+        why="Generated C++ is compiled with the headers and libraries of listed devices.",
+        replace=packages.built_for_mtia,
+        is_needed=inductor_probes.links_no_device,
     ),
     Gate(
-        name="_create_c10d_store",
-        modules=("torch.distributed.rendezvous",),
-        why="Processes that torchrun restarts find in its store the addresses of those that have died, and fail.",
-        replace=process_groups.with_keys_of_this_attempt,
-        is_needed=lambda original: "mtia" not in original.__module__,
+        name="get_cpp_wrapper_config",
+        modules=("torch._inductor.compile_fx",),
+        why="With cpp_wrapper, kernels are compiled at the first call, by a header that includes CUDA's.",
+        replace=packages.kernels_with_the_code,
+        is_needed=inductor_probes.compiles_kernels_at_the_first_call,
+    ),
+    device_lists.device_list(
+        "GraphLowering.codegen_with_cpp_wrapper",
+        "torch._inductor.graph",
+        "Kernels of a package are tuned before it is written on listed devices only.",
+    ),
+    device_lists.device_list(
+        "_is_gpu_triton_backend",
+        "torch._inductor.scheduler",
+        "Reductions over different dimensions of one tensor are fused on listed devices only.",
     ),
     Gate(
-        name="_write_files_from_queue.__code__",
-        modules=("torch.distributed.checkpoint.filesystem",),
-        why="While a checkpoint is written, what is next is copied to the CPU, if torch.cuda is available.",
-        replace=checkpoints.copying_ahead,
-        is_needed=lambda code: "cuda" in code.co_names,
+        name="prepare_softmax_extra_check",
+        modules=("torch._inductor.fx_passes.post_grad",),
+        why="A softmax over rows that are too long to be kept reads them twice, not three times, on listed devices.",
+        replace=fusion.online_softmax,
+        is_needed=inductor_probes.reads_rows_three_times,
     ),
     Gate(
-        name="DefaultStager.stage",
-        modules=("torch.distributed.checkpoint.staging",),
-        why="A stream of its own copies what is saved to the CPU, and does not wait for the step that makes it: the "
-        "checkpoint is of a step before, or torn.",
-        replace=checkpoints.behind_the_current_stream,
-        is_needed=lambda original: "wait_stream" not in inspect.getsource(original),
+        name="check_device",
+        modules=("torch._inductor.fx_passes.pad_mm",),
+        why="Operands of products are padded, where force_shape_pad asks for it, on listed devices.",
+        replace=fusion.padded_where_asked_for,
+        is_needed=inductor_probes.never_pads,
+    ),
+    device_lists.device_list(
+        "use_native_matmul",
+        "torch._inductor.kernel.mm_common",
+        "Products are generated as reductions, where native_matmul asks for it, on listed devices.",
     ),
     Gate(
-        name="StateDictStager.__init__",
-        modules=("torch.distributed.checkpoint._state_dict_stager",),
-        why="What is saved is staged in pinned memory if torch.cuda is available, which registers memory as pinned.",
-        replace=checkpoints.pinned_where_not_shared,
-        is_needed=lambda original: "torch.cuda" in inspect.getsource(original),
+        name="lowerings[addmm]",
+        modules=("torch._inductor.lowering",),
+        why="With max_autotune, a bias of no dimension is an IndexError, and one of NaN is added although beta=0.",
+        replace=fusion.addmm_of_every_bias,
+        is_needed=inductor_probes.adds_what_beta_leaves_out,
+        entry=lambda: torch.ops.aten.addmm.default,
+        filled_by="torch._inductor.kernel.mm",
     ),
     Gate(
-        name="StateDictStager._stage_untyped_storage",
-        modules=("torch.distributed.checkpoint._state_dict_stager",),
-        why="And here: memory that the device has allocated is pinned.",
-        replace=checkpoints.staged_in_pinned_memory,
-        is_needed=lambda original: "pin_memory_utils" in inspect.getsource(original),
+        name="lowerings[baddbmm]",
+        modules=("torch._inductor.lowering",),
+        why="So is that of baddbmm.",
+        replace=fusion.baddbmm_without_what_is_left_out,
+        is_needed=inductor_probes.adds_what_beta_leaves_out_of_batches,
+        entry=lambda: torch.ops.aten.baddbmm.default,
+        filled_by="torch._inductor.kernel.bmm",
+    ),
+    *(
+        Gate(
+            name=f"lowerings[{name}.dtype]",
+            modules=("torch._inductor.lowering",),
+            why="With native_matmul, the result has the dtype of the operands and not the one that was asked for.",
+            replace=fusion.generated_but_for_other_dtypes,
+            is_needed=functools.partial(inductor_probes.generates_no_other_dtype, getattr(torch, name)),
+            entry=functools.partial(getattr, getattr(torch.ops.aten, name), "dtype"),
+            filled_by=f"torch._inductor.kernel.{name}",
+        )
+        for name in ("mm", "bmm")
     ),
     Gate(
-        name="get_gpu_dram_gbps",
-        modules=("torch._inductor.utils", "torch.utils._runtime_estimation"),
-        why="Schedules for overlap ask Triton's driver for the clock and the width of the memory's bus.",
-        replace=collectives.bandwidth_of_the_device,
-        is_needed=lambda original: "triton.testing" in inspect.getsource(original),
+        name="lowerings[addmm.dtype]",
+        modules=("torch._inductor.lowering",),
+        why="The lowering of addmm is taken for the one with out_dtype as well, and has no such argument.",
+        replace=fusion.addmm_with_out_dtype,
+        is_needed=functools.partial(inductor_probes.has_no_out_dtype, torch.addmm),
+        entry=lambda: torch.ops.aten.addmm.dtype,
+        filled_by="torch._inductor.kernel.mm",
     ),
     Gate(
-        name="get_device_tflops",
-        modules=("torch._inductor.utils", "torch.utils._runtime_estimation"),
-        why="They take a product for free where torch.cuda is not available.",
-        replace=collectives.teraflops_of_the_device,
-        is_needed=lambda original: "torch.cuda.is_available" in inspect.getsource(original),
+        name="lowerings[baddbmm.dtype]",
+        modules=("torch._inductor.lowering",),
+        why="And that of baddbmm.",
+        replace=fusion.baddbmm_with_out_dtype,
+        is_needed=functools.partial(inductor_probes.has_no_out_dtype, torch.baddbmm),
+        entry=lambda: torch.ops.aten.baddbmm.dtype,
+        filled_by="torch._inductor.kernel.bmm",
     ),
     Gate(
-        name="estimate_nccl_collective_runtime_impl",
-        modules=("torch._inductor.comm_analysis",),
-        why="Collectives are taken to be those of an A100 with NVLink.",
-        replace=collectives.time_of_shared_memory,
-        is_needed=lambda original: "_nccl_best_algo_time" in inspect.getsource(original),
+        name="flop_registry[baddbmm]",
+        modules=("torch.utils.flop_counter",),
+        why="And its number of operations, which max_autotune asks for.",
+        replace=fusion.operations_with_out_dtype,
+        is_needed=inductor_probes.counts_out_dtype_as_a_shape,
+        entry=lambda: torch.ops.aten.baddbmm,
     ),
     Gate(
-        name="compute_min_saturation_bytes",
-        modules=("torch._inductor.comm_analysis",),
-        why="And the sizes of buckets are.",
-        replace=collectives.bytes_that_outweigh_the_latency,
-        is_needed=lambda original: "INTERCONNECT_PROFILES" in inspect.getsource(original),
+        name="decomposition_table[baddbmm.dtype]",
+        modules=("torch._decomp",),
+        why="The decomposition of baddbmm is taken for the one with out_dtype as well, and takes that for beta.",
+        replace=fusion.batched_with_out_dtype,
+        is_needed=inductor_probes.takes_out_dtype_for_beta,
+        entry=lambda: torch.ops.aten.baddbmm.dtype,
+        filled_by="torch._meta_registrations",
+    ),
+    device_lists.named_instead(
+        "is_b2b_gemm_good_on",
+        "torch._inductor.fx_passes.b2b_gemm",
+        "Two products in a row become one kernel, where b2b_gemm_pass asks for it, on listed devices.",
+        {"is_cuda": lambda: f"is_{device_type()}"},
     ),
     Gate(
-        name="_benchmark_collective_with_cuda_events_impl.__code__",
-        modules=("torch._inductor.fx_passes.node_runtime_estimation",),
-        why="Collectives are timed by events of torch.cuda.",
-        replace=collectives.on_the_device,
-        is_needed=lambda code: collectives.on_the_device(code) != code,
+        name="is_int_mm",
+        modules=("torch._higher_order_ops.out_dtype",),
+        why="out_dtype(mm, torch.int32, ...) is a product of int8 on CUDA and XPU, elsewhere one of int32.",
+        replace=quantization.integers_on_mtia,
+        is_needed=inductor_probes.multiplies_wider_integers,
     ),
     Gate(
-        name="AlgorithmSelectorCache.benchmark_collective_choice",
+        name="_check_hardware_support",
+        modules=("torchao.float8.inference", "torchao.quantization.quant_api"),
+        why="Products of two fp8 tensors are refused without a CUDA device that has them, or an XPU.",
+        replace=quantization.scaled_products_on_mtia,
+        is_needed=inductor_probes.refuses_fp8,
+    ),
+    Gate(
+        name="Int4TilePackedTo4dTensor.from_hp",
+        modules=("torchao.quantization.quantize_.workflows.int4.int4_tile_packed_to_4d_tensor",),
+        why="Weights of 4 bits are packed if torch.cuda's device has tensor cores.",
+        replace=quantization.packed_on_mtia,
+        is_needed=inductor_probes.packs_no_4_bits,
+    ),
+    Gate(
+        name="AlgorithmSelectorCache.benchmark_choices",
         modules=("torch._inductor.select_algorithm",),
-        why="Choices for operators that communicate are timed by torch.cuda.",
-        replace=collectives.choices_timed_on_the_device,
-        is_needed=lambda original: "cuda:" in inspect.getsource(original),
+        why="Choices are measured one after the other, and the shortest time wins, by however little: on a processor "
+        "that others use as well, and beside operators that are as quick as their templates, that is chance.",
+        replace=autotuning.measured_in_turns,
+        is_needed=inductor_probes.measures_once,
     ),
     Gate(
-        name="AllocateLine._codegen_comm_buffer.__code__",
-        modules=("torch._inductor.codegen.wrapper",),
-        why="Compiled code allocates symmetric memory on cuda.",
-        replace=collectives.on_the_device,
-        is_needed=lambda code: collectives.on_the_device(code) != code,
-    ),
-    *(
-        Gate(
-            name=f"{name}.__code__",
-            modules=("torch._inductor.fx_passes.micro_pipeline_tp",),
-            why="Products are overlapped with collectives where the wheel has NCCL.",
-            replace=collectives.without_nccl,
-            is_needed=lambda code: "is_nccl_available" in code.co_names,
-        )
-        for name in ("fuse_all_gather_matmul", "fuse_matmul_reduce_scatter")
-    ),
-    *(
-        Gate(
-            name=f"{name}.__code__",
-            modules=("torch.distributed._symmetric_memory",),
-            why="Functions of symmetric memory use the streams and events of torch.cuda.",
-            replace=collectives.on_the_device,
-            is_needed=lambda code: collectives.on_the_device(code) != code,
-        )
-        for name in symmetric_memory.FUNCTIONS_OF_CUDA
-    ),
-    Gate(
-        name="_sleep",
-        modules=("torch.mtia",),
-        why="And torch.cuda._sleep.",
-        replace=lambda _: streams.sleep,
-        is_needed=lambda original: original is None,
-    ),
-    Gate(
-        name="DistributedDataParallel._check_comm_hook",
-        modules=("torch.nn.parallel.distributed",),
-        why="The hooks that compress gradients to bfloat16 are refused without NCCL or XCCL.",
-        replace=parallel.any_hook,
-        is_needed=lambda original: "mtia" not in original.__module__,
-    ),
-    Gate(
-        name="custom_ops",
-        modules=("torch.distributed.tensor.experimental._context_parallel._attention",),
-        why="Context parallelism knows the attention of CUDA devices.",
-        replace=attention.with_rings,
-        is_needed=lambda operators: not any("overrideable" in str(operator) for operator in operators),
-    ),
-    Gate(
-        name="_AllGatherBase.backward.__code__",
-        modules=("torch.distributed.nn.functional",),
-        why="The gradient of all_gather_into_tensor is there for listed backends.",
-        replace=parallel.gradient_by_reduce_scatter,
-        is_needed=lambda code: "XCCL" in code.co_names,
-    ),
-    Gate(
-        name="SyncBatchNorm.forward.__code__",
-        modules=("torch.nn.modules.batchnorm",),
-        why="SyncBatchNorm refuses devices that it does not list.",
-        replace=parallel.batch_norm_of_mtia,
-        is_needed=lambda code: "mtia" not in code.co_consts,
-    ),
-    *(
-        Gate(
-            name=name,
-            modules=("torch._C",),
-            why="Copies between devices of one process, of which DataParallel is made, are in wheels for CUDA only.",
-            replace=replace,
-            is_needed=lambda original: original is None,
-        )
-        for name, replace in parallel.COPIES.items()
-    ),
-)
-
-# For devices that are not called mtia: see torch_mtia/privateuse1.py.
-GATES_OF_OTHER_NAMES: tuple[Gate, ...] = (
-    Gate(
-        name="GPU_TYPES",
-        modules=("torch._inductor.utils",),
-        why="Inductor generates Triton kernels, and does what else accelerators need, for devices that it lists.",
-        replace=device_lists.append_device,
-        is_needed=lambda original: "mtia" in original,
-    ),
-    Gate(
-        name="GPU_BENCHMARK_DEVICE_TYPES",
-        modules=("torch._inductor.runtime.benchmarking",),
-        why="Kernels are measured on devices that it lists.",
-        replace=lambda original: (*original, device_type()),
-        is_needed=lambda original: "mtia" in original,
-    ),
-    device_lists.renamed(
-        "has_triton.__wrapped__",
-        "torch.utils._triton",
-        "It says of devices it lists that they have Triton.",
-        versions=torch_version.before(2, 14),
-    ),
-    device_lists.renamed("is_compile_supported", "torch._dynamo.utils", "It says what torch.compile supports."),
-    device_lists.renamed(
-        "native_layer_norm.__wrapped__",
-        "torch._refs",
-        "The dtype that the statistics of layer norm have depends on the device.",
-    ),
-    Gate(
-        name="TransformerEncoder.forward",
-        modules=("torch.nn.modules.transformer",),
-        why="In evaluation with a padding mask it makes strided nested tensors, and there are none on such a device.",
-        replace=nested.padded_as_it_is,
-        is_needed=lambda original: "mtia" not in original.__module__,
-    ),
-    Gate(
-        name="Module._apply",
-        modules=("torch.nn.modules.module",),
-        why="A module that moves to such a device gets new parameters, one for each place: what two parts shared, as a "
-        "language model its embedding, they no longer would.",
-        replace=eager.keeping_what_is_shared,
-        is_needed=lambda original: "mtia" not in original.__module__,
-    ),
-    Gate(
-        name="_move_states_to_device",
-        modules=(
-            "torch.distributed.fsdp._fully_shard._fsdp_init",
-            "torch.distributed.fsdp._init_utils",
+        name="AlgorithmSelectorCache.benchmark_in_sub_process",
+        modules=("torch._inductor.select_algorithm",),
+        why="So they are in another process, which makes up the blocks of FlexAttention's masks too: a kernel that "
+        "finds none has nothing to do.",
+        replace=autotuning.measured_in_turns_elsewhere,
+        is_needed=lambda measure: (
+            inductor_probes.measures_once_elsewhere(measure) or inductor_probes.makes_up_operands_elsewhere(measure)
         ),
-        why="FSDP sets a parameter's data to what is on the device, which PyTorch refuses for a device of such a name.",
-        replace=parallel.swapped,
-        is_needed=lambda original: "mtia" not in original.__module__,
+    ),
+    Gate(
+        name="AsyncAutotuner.get_results",
+        modules=("torch._inductor.autotune_process",),
+        why="And with pipeline_max_autotune_gemm.",
+        replace=autotuning.measured_in_turns_in_the_pipeline,
+        is_needed=inductor_probes.measures_once_in_the_pipeline,
+    ),
+    Gate(
+        name="AsyncAutotuner.start",
+        modules=("torch._inductor.autotune_process",),
+        why="With pipeline_max_autotune_gemm, another process measures while this one compiles, on the same cores.",
+        replace=autotuning.measured_while_nothing_is_compiled,
+        is_needed=inductor_probes.measures_at_once,
+    ),
+    Gate(
+        name="Benchmarker.benchmark_gpu_with_cuda_graph",
+        modules=("torch._inductor.runtime.benchmarking",),
+        why="Operators of one's own are measured in CUDA graphs, where benchmark_with_cudagraphs asks for it.",
+        replace=autotuning.replayed_from_a_graph,
+        is_needed=lambda measure: probes.raises(measure, None, lambda: None),
     ),
 )

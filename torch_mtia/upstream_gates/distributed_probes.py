@@ -1,0 +1,161 @@
+"""The checks of distributed_table.py: see probes.py."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from torch_mtia.upstream_gates.probes import DEVICE, Function, raises, with_values, with_variable
+
+
+@contextlib.contextmanager
+def _group() -> Iterator[Any]:
+    """A process group of this process alone."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    from torch_mtia.distributed import BACKEND
+
+    dist.init_process_group(BACKEND, store=HashStore(), rank=0, world_size=1)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def has_no_default_backend(make_group: Function) -> bool:
+    """A group for which nobody has named a backend."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    with with_values(dist.distributed_c10d, _new_process_group_helper=make_group):
+        dist.init_process_group(store=HashStore(), rank=0, world_size=1)
+    try:
+        return dist.get_backend() == "undefined"
+    finally:
+        dist.destroy_process_group()
+
+
+def monitors_no_barrier(monitored_barrier: Function) -> bool:
+    with _group() as group:
+        return raises(monitored_barrier, group)
+
+
+def has_no_sequence_number(sequence_number: Function) -> bool:
+    with _group() as group:
+        return raises(sequence_number, group)
+
+
+def sets_no_timeout(set_timeout: Function) -> bool:
+    with _group() as group:
+        backend = group._get_backend(torch.device(DEVICE))
+        before, other = backend.options._timeout, timedelta(seconds=77)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            set_timeout(other, group)
+        try:
+            return bool(backend.options._timeout != other)
+        finally:
+            backend._set_default_timeout(before)
+
+
+def finds_keys_of_the_dead(create_store: Function) -> bool:
+    """A process that torchrun has restarted reads what the one before it has written."""
+    from torch._C._distributed_c10d import TCPStore
+
+    agent = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    with with_variable("TORCHELASTIC_USE_AGENT_STORE", "True"):
+        dead, alive = (create_store("localhost", agent.port, 0, 1, timedelta(seconds=30)) for _ in range(2))
+    dead.set("address", "gone")
+    dead.get("address")  # the store has it
+    return bool(alive.check(["address"]))
+
+
+def refuses_compression(check_hook: Function) -> bool:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    def throw(kind: type[Exception], message: str) -> None:
+        raise kind(message)
+
+    return raises(check_hook, SimpleNamespace(device_type=DEVICE, _log_and_throw=throw), bf16_compress_hook)
+
+
+def times_no_collective(benchmark: Function) -> bool:
+    """A choice for an operator that communicates."""
+    from torch._inductor import select_algorithm
+
+    output = torch.ones(2, device=DEVICE)
+    tensors = SimpleNamespace(unpack=lambda: ((), output))
+    arguments = SimpleNamespace(get_benchmark_tensors=lambda _: tensors)
+    choice = SimpleNamespace(name="choice", benchmark_collective=lambda *_, out: out.add_(1))
+    with _group(), with_values(select_algorithm, log=logging.getLogger("torch_mtia.none")):
+        return raises(benchmark, choice, arguments) or not math.isfinite(benchmark(choice, arguments))
+
+
+def has_no_bandwidth(gigabytes_per_second: Callable[[], float]) -> bool:
+    return raises(gigabytes_per_second) or not 0 < gigabytes_per_second() < math.inf
+
+
+def has_no_products(teraflops: Callable[[torch.dtype], float]) -> bool:
+    return raises(teraflops, torch.float32) or teraflops(torch.float32) <= 0
+
+
+def exceeds_memory(milliseconds: Function) -> bool:
+    """A collective takes less time than reading what it transfers."""
+    from torch._inductor.comm_analysis import NCCL_COLL
+
+    from torch_mtia.inductor import roofline
+
+    num_bytes, bandwidth = 1 << 30, 20.0
+    with with_values(roofline, memory_bandwidth=lambda: bandwidth):
+        return bool(milliseconds(num_bytes, 2, NCCL_COLL.ALL_REDUCE) < num_bytes / bandwidth / 1e6)
+
+
+def buckets_for_another_latency(saturation_bytes: Function) -> bool:
+    """The bytes that are to take nine tenths of a collective's time take more or less of it."""
+    from torch._inductor.comm_analysis import NCCL_COLL
+
+    from torch_mtia.inductor import roofline
+
+    with with_values(roofline, memory_bandwidth=lambda: 20.0):
+        num_bytes = saturation_bytes(2, NCCL_COLL.ALL_REDUCE)
+        share = 1 - roofline.COLLECTIVE_LATENCY_US / roofline.collective_us("all_reduce", num_bytes, 2)
+    return not 0.85 < share < 0.95
+
+
+def stages_at_once(stage: Function) -> bool:
+    """The stream that copies does not wait for the current one."""
+    streams: list[Any] = []
+    stager = SimpleNamespace(
+        _staging_stream=SimpleNamespace(wait_stream=streams.append, wait_event=streams.append),
+        _config=SimpleNamespace(use_async_staging=False),
+        _stage=lambda *_, **__: None,
+    )
+    stage(stager, {})
+    return not streams
+
+
+def pins_nothing(initialize: Function) -> bool:
+    from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+
+    stager = StateDictStager.__new__(StateDictStager)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        initialize(stager, True)
+    staged: Any = stager.stage({"x": torch.ones(1000, device=DEVICE)})
+    return not staged["x"].is_pinned()
+
+
+def stages_unpinned(stage_storage: Function) -> bool:
+    from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+
+    staged = stage_storage(StateDictStager(pin_memory=True), torch.ones(1000, device=DEVICE).untyped_storage())
+    return not staged.is_pinned()

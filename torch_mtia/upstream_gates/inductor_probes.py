@@ -1,0 +1,478 @@
+"""The checks of table.py of what Inductor does: see probes.py."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+
+from torch_mtia.upstream_gates.probes import DEVICE, Function, processors, raises, with_values, with_variable
+
+# Decompositions -------------------------------------------------------------------------------------------------------
+
+
+def fills_with_no_scalar(masked_fill: Function) -> bool:
+    x = torch.ones(2, device=DEVICE)
+    return raises(masked_fill, x, x > 0, torch.tensor(2.0))
+
+
+def divides_index_add(index_add: Function) -> bool:
+    x = torch.ones(3, device=DEVICE)
+    return index_add(x, 0, torch.tensor([1], device=DEVICE), torch.ones(1, device=DEVICE)) is not NotImplemented
+
+
+def counts_in_order_of_memory(name: str, decomposition: Function | None) -> bool:
+    """argmax, or argmin, of values that are computed in the same kernel from a tensor that is not contiguous."""
+    from torch._inductor import config
+    from torch._inductor.decomposition import decompositions
+
+    operator = getattr(torch, name)
+    key = getattr(torch.ops.aten, name).default
+    x = torch.arange(60).view(4, 5, 3).flip(0).permute(2, 0, 1).to(DEVICE)
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return operator(x.to(torch.int16) * 2)  # type: ignore[no-any-return]
+
+    replaced = decompositions.pop(key, None)
+    if decomposition is not None:
+        decompositions[key] = decomposition
+    try:
+        # With fallback_random Inductor takes the table itself, and not a copy from before.
+        with config.patch(fallback_random=True, force_disable_caches=True):
+            torch._dynamo.reset()
+            return not torch.equal(torch.compile(doubled)(x), doubled(x))
+    finally:
+        decompositions.pop(key, None)
+        if replaced is not None:
+            decompositions[key] = replaced
+
+
+# Inductor -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _lowering() -> Iterator[None]:
+    """As while Inductor lowers a graph on mtia."""
+    from torch._inductor.virtualized import V
+
+    with V.set_graph_handler(SimpleNamespace(device_types={DEVICE}, env={})):  # type: ignore[arg-type]
+        yield
+
+
+def file_of_times_is_of_no_device(path_of_file: Callable[[], Path]) -> bool:
+    from torch._inductor.cache_key import SYSTEM_CACHE_KEY_STRATEGY
+
+    return path_of_file().name == SYSTEM_CACHE_KEY_STRATEGY.key_from_json({})
+
+
+def checks_beyond_the_end(check_nan: Function) -> bool:
+    from torch._inductor.codegen import common
+    from torch._inductor.utils import IndentedBuffer
+    from torch._inductor.virtualized import V
+
+    axis = SimpleNamespace(mask_name=lambda: "xmask", is_reduction=False)
+    kernel = SimpleNamespace(range_trees=[axis], filter_masks=lambda _: None)
+    scheduling = SimpleNamespace(current_device=torch.device(DEVICE, 0), device_types={DEVICE})
+
+    class Value:
+        mask_vars: ClassVar = {"xmask"}
+
+    code = IndentedBuffer()
+    with (
+        V.set_graph_handler(scheduling),  # type: ignore[arg-type]
+        V.set_kernel_handler(kernel),
+        with_values(common, get_current_backend=lambda: "triton"),
+    ):
+        check_nan(code, Value())
+    return "xmask" not in code.getvalue()
+
+
+def quotients_are_wider(floordiv: Function) -> bool:
+    from torch._inductor.ops_handler import MockHandler
+    from torch._inductor.virtualized import V
+
+    with V.set_ops_handler(MockHandler()):
+        written = str(floordiv(*(SimpleNamespace(dtype=torch.int8) for _ in range(2))))
+    return "int32" in written and "to_dtype" not in written
+
+
+def launches_with_python(build_fast_launcher: Function) -> bool:
+    """A kernel that is compiled for mtia."""
+    from torch._inductor import config
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    built: list[object] = []
+
+    def build(self: Any, launcher: Any) -> None:
+        built.append(build_fast_launcher(self, launcher))
+
+    x = torch.ones(3, device=DEVICE)
+    with with_values(CachingAutotuner, _build_fast_launcher=build), config.patch(force_disable_caches=True):
+        torch.compile(lambda x: x + 2)(x)
+    return built == [None]
+
+
+def finds_launchers_with_python(run: Function) -> bool:
+    from torch._inductor.runtime import triton_heuristics
+
+    tuner = triton_heuristics.CachingAutotuner.__new__(triton_heuristics.CachingAutotuner)
+    tuner._cached_launcher = dict
+    files: list[str] = []
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, *_: files.append(frame.f_code.co_filename))
+    try:
+        run(tuner, stream=0)
+    finally:
+        sys.setprofile(before)
+    return triton_heuristics.__file__ in files
+
+
+def leaves_workers_without(environment: Callable[[], dict[str, str]]) -> bool:
+    with with_variable("TORCH_DEVICE_BACKEND_AUTOLOAD", "0"):
+        return environment()["TORCH_DEVICE_BACKEND_AUTOLOAD"] != "1"
+
+
+def has_no_templates_on_few_processors(is_big_gpu: Function) -> bool:
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    forget = getattr(is_big_gpu, "cache_clear", lambda: None)
+    forget()
+    few = SimpleNamespace(type=DEVICE, multi_processor_count=2, major=None)
+    try:
+        with with_values(DeviceProperties, create=lambda _: few):
+            return not is_big_gpu(torch.device(DEVICE, 0))
+    finally:
+        forget()
+
+
+def counts_no_processors(count: Callable[[], int]) -> bool:
+    return raises(count) or count() != processors()
+
+
+def logs_another_device(log: Function) -> bool:
+    text = io.StringIO()
+    formatter = SimpleNamespace(fopen_context=lambda *_, **__: contextlib.nullcontext(text))
+    node = SimpleNamespace(get_device=lambda: torch.device(DEVICE, 0))
+
+    class Choice:
+        info_dict = dict
+
+    failed = raises(log, formatter, "mm", [node], {Choice(): 1.0}, 0.0, 0.0, None)
+    return failed or torch.mtia.get_device_properties(0)["name"] not in text.getvalue()
+
+
+def splits_for_no_device(split_keys: Function) -> bool:
+    with _lowering():
+        return raises(split_keys, 1, 1, 1024)
+
+
+def adds_atomically(needs_fallback: Function) -> bool:
+    with _lowering():
+        return not needs_fallback(torch.float32)
+
+
+def knows_no_limit_on_buffers(falls_back: Function) -> bool:
+    """An operator of three results is lowered to one kernel where two buffers are allowed."""
+    from torch_mtia.inductor import config
+
+    node = torch.fx.Graph().call_function(torch.ops.aten.native_layer_norm.default)
+    node.meta["val"] = tuple(torch.empty(2, device=DEVICE) for _ in range(3))
+    with _lowering(), config.patch(max_kernel_io_buffers=2):
+        return not falls_back(node)
+
+
+def tries_several_sizes(of: str, configurations: Function) -> bool:
+    """Of a kernel for which autotuning was not asked for. `of`: "pointwise", "reduction" or "persistent_reduction"."""
+    from torch._inductor.runtime.hints import DeviceProperties, ReductionHint
+
+    device = DeviceProperties.create(torch.device(DEVICE, 0))
+    known = {"inductor_meta": {"reduction_hint": ReductionHint.DEFAULT}, "triton_meta": {"device": device}}
+    if of == "pointwise":
+        return len(configurations({"x": 1 << 20}, **known, return_configs=True)) > 1
+    sizes = {"x": 4096, "r0_": 64}
+    if of == "reduction":
+        return len(configurations(size_hints=sizes, **known)) > 1
+    return len(configurations(sizes, ReductionHint.DEFAULT, **known)) > 1
+
+
+# Fusion and lowering --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _with_entry(table: dict[Any, Any], key: Any, value: Any) -> Iterator[None]:
+    from torch._inductor import config
+
+    before = table[key]
+    table[key] = value
+    try:
+        with config.patch(force_disable_caches=True):  # what is there was compiled with the other entry
+            yield
+    finally:
+        table[key] = before
+
+
+def _compiles(function: Function, *args: Any, **options: Any) -> bool:
+    torch._dynamo.reset()
+    inputs = (torch.ones(sizes, dtype=dtype, device=DEVICE) for sizes, dtype in args)
+    settings: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
+    compiled = torch.compile(lambda *operands: function(*operands, **options), options=settings, fullgraph=True)
+    return not raises(compiled, *inputs)
+
+
+def reads_rows_three_times(check: Function) -> bool:
+    value = SimpleNamespace(device=torch.device(DEVICE))
+    return not check(SimpleNamespace(kwargs={"x": SimpleNamespace(meta={"val": value})}))
+
+
+def never_pads(check_device: Function) -> bool:
+    from torch._inductor import config
+
+    x = torch.empty(1, device=DEVICE)
+    with config.patch(force_shape_pad=True):
+        return not check_device(x, x)
+
+
+def adds_what_beta_leaves_out(lowering: Function) -> bool:
+    """Or fails for a bias of no dimension."""
+    from torch._inductor.lowering import lowerings
+
+    float32 = torch.float32
+    with _with_entry(lowerings, torch.ops.aten.addmm.default, lowering):
+        if not _compiles(torch.addmm, ((), float32), ((2, 3), float32), ((3, 4), float32)):
+            return True
+        return _adds_nan(torch.addmm, (4,), (2, 3), (3, 4))
+
+
+def adds_what_beta_leaves_out_of_batches(lowering: Function) -> bool:
+    from torch._inductor.lowering import lowerings
+
+    with _with_entry(lowerings, torch.ops.aten.baddbmm.default, lowering):
+        return _adds_nan(torch.baddbmm, (2, 2, 4), (2, 2, 3), (2, 3, 4))
+
+
+def _adds_nan(operator: Function, bias: tuple[int, ...], *operands: tuple[int, ...]) -> bool:
+    torch._dynamo.reset()
+    settings: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
+    left_out = torch.compile(lambda *operands: operator(*operands, beta=0), options=settings)
+    nothing = torch.full(bias, math.nan, device=DEVICE)
+    return bool(left_out(nothing, *(torch.ones(sizes, device=DEVICE) for sizes in operands)).isnan().any())
+
+
+def generates_no_other_dtype(operator: Function, lowering: Function) -> bool:
+    from torch._inductor.lowering import lowerings
+
+    batch = (2,) if operator is torch.bmm else ()
+    overload = getattr(torch.ops.aten, operator.__name__).dtype
+    a, b = (torch.ones(*batch, *sizes, dtype=torch.bfloat16, device=DEVICE) for sizes in ((32, 16), (16, 32)))
+    torch._dynamo.reset()
+    with _with_entry(lowerings, overload, lowering):
+        compiled = torch.compile(
+            lambda a, b: operator(a, b, out_dtype=torch.float32), options={"triton.native_matmul": True}
+        )
+        return bool(compiled(a, b).dtype != torch.float32)
+
+
+def has_no_out_dtype(operator: Function, lowering: Function) -> bool:
+    from torch._inductor.lowering import lowerings
+
+    batch = (1,) if operator is torch.baddbmm else ()
+    overload = getattr(torch.ops.aten, operator.__name__).dtype
+    operands = (((*batch, 2, 4), torch.float32), ((*batch, 2, 3), torch.bfloat16), ((*batch, 3, 4), torch.bfloat16))
+    with _with_entry(lowerings, overload, lowering):
+        return not _compiles(operator, *operands, out_dtype=torch.float32)
+
+
+def counts_out_dtype_as_a_shape(count: Function) -> bool:
+    x = torch.empty(1, 1, 1)
+    return raises(count, x, x, x, torch.float32, out_val=x)
+
+
+def takes_out_dtype_for_beta(decomposition: Function) -> bool:
+    operands = [torch.ones(1, 1, 1, dtype=dtype, device=DEVICE) for dtype in (torch.float32, *[torch.bfloat16] * 2)]
+    return raises(decomposition, *operands, torch.float32, beta=2)
+
+
+# Numbers of 8 and 4 bits ----------------------------------------------------------------------------------------------
+
+
+def saturates_fp8(compile_options: Function) -> bool:
+    generated = SimpleNamespace(device_props=SimpleNamespace(type=DEVICE), heuristic_type=None)
+    compile_meta = {"num_warps": 1, "num_stages": 1, "debug": False}
+    return bool(compile_options(generated, None, compile_meta).get("saturate_fp8", True))
+
+
+def leaves_out_the_scale(decomposition: Function | None) -> bool:
+    a, b = torch.ones(16, 16, device=DEVICE), torch.ones(16, 16, device=DEVICE).t()
+    scale = torch.tensor(2.0, device=DEVICE)
+    float8 = torch.float8_e4m3fn
+    product = decomposition and decomposition(a.to(float8), b.to(float8), scale, scale, None, scale, float8)
+    return not isinstance(product, torch.Tensor) or product[0, 0].item() != 32.0
+
+
+def multiplies_wider_integers(is_int_mm: Function) -> bool:
+    x = torch.empty(1, 1, dtype=torch.int8, device=DEVICE)
+    return not is_int_mm(torch.ops.aten.mm.default, torch.int32, (x, x))
+
+
+def refuses_fp8(check: Function) -> bool:
+    from torchao.quantization.granularity import PerTensor
+
+    return raises(check, (PerTensor(), PerTensor()))
+
+
+def packs_no_4_bits(pack: Function) -> bool:
+    return raises(pack, torch.ones(16, 128, dtype=torch.bfloat16, device=DEVICE), [1, 32])
+
+
+# Autotuning -----------------------------------------------------------------------------------------------------------
+
+
+def measures_once(benchmark_choices: Function) -> bool:
+    """Two choices that are equally quick."""
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    measured: list[str] = []
+    tensors = SimpleNamespace(output_tensor=torch.empty(1, device=DEVICE))
+
+    def measure(choice: str, _arguments: object) -> float:
+        measured.append(choice)
+        return 1.0
+
+    with with_values(
+        AlgorithmSelectorCache, benchmark_choice=staticmethod(measure), _is_extern=staticmethod(lambda _: True)
+    ):
+        benchmark_choices(["a", "b"], SimpleNamespace(get_benchmark_tensors=lambda _: tensors))
+    return len(measured) <= 2
+
+
+_LAYOUT = SimpleNamespace(device=torch.device(DEVICE))
+
+
+class _Choice:
+    layout = _LAYOUT
+    bmreq = "request"
+    hash_key = staticmethod(lambda: "choice")
+
+
+def measures_once_elsewhere(benchmark_in_sub_process: Function) -> bool:
+    """Two choices that are equally quick."""
+    return len(_measured_elsewhere(benchmark_in_sub_process, None)) <= 2
+
+
+def makes_up_operands_elsewhere(benchmark_in_sub_process: Function) -> bool:
+    """The choices are measured in another process, which is not told how their operands are made."""
+    return bool(_measured_elsewhere(benchmark_in_sub_process, {0: lambda _: torch.empty(0)}))
+
+
+def _measured_elsewhere(benchmark_in_sub_process: Function, input_gen_fns: Any) -> list[object]:
+    from torch._inductor import autotune_process
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    measured: list[object] = []
+
+    def measure(choices: list[object]) -> dict[object, float]:
+        measured.extend(choices)
+        return dict.fromkeys(choices, 1.0)
+
+    with (
+        with_values(autotune_process, benchmark_in_sub_process=measure),
+        with_values(AlgorithmSelectorCache, benchmark_in_current_process=staticmethod(lambda *_, **__: {})),
+    ):
+        benchmark_in_sub_process([_Choice(), _Choice()], [], _LAYOUT, input_gen_fns)
+    return measured
+
+
+@contextlib.contextmanager
+def _pool_that_finds_all_equal() -> Iterator[list[object]]:
+    """Collects what the other process is given to measure."""
+    from torch._inductor import autotune_process
+
+    submitted: list[object] = []
+
+    def submit(_function: object, request: object) -> SimpleNamespace:
+        submitted.append(request)
+        return SimpleNamespace(result=lambda: 1.0)
+
+    pool = SimpleNamespace(submit=submit)
+    with (
+        with_values(autotune_process, AutotuneProcessPool=SimpleNamespace(get_instance=lambda: pool)),
+        with_values(autotune_process.AsyncAutotuner, choice_hash_to_future={}),
+    ):
+        yield submitted
+
+
+def measures_at_once(start: Function) -> bool:
+    with _pool_that_finds_all_equal() as submitted:
+        start([_Choice()], "key")
+    return bool(submitted)
+
+
+def measures_once_in_the_pipeline(get_results: Function) -> bool:
+    """Two choices that are equally quick."""
+    from torch._inductor.autotune_process import AsyncAutotuner
+
+    with _pool_that_finds_all_equal() as submitted:
+        AsyncAutotuner.choice_hash_to_future["choicekey"] = SimpleNamespace(result=lambda: 1.0)
+        get_results([_Choice(), _Choice()], "key")
+    return not submitted
+
+
+# Packages -------------------------------------------------------------------------------------------------------------
+
+
+def finds_no_image(save_kernel: Function) -> bool:
+    """Of a kernel that is compiled for mtia, for a package."""
+    import triton
+    from torch._inductor.codecache import CudaKernelParamCache
+
+    saved: list[object] = []
+    image = SimpleNamespace(asm={}, kernel=b"image", metadata=SimpleNamespace(name="kernel"), num_warps=1, shared=0)
+    launcher = SimpleNamespace(
+        bin=image, config=triton.Config({}), def_args=[], call_args=[], global_scratch=None, profile_scratch=None
+    )
+    tuner = SimpleNamespace(
+        inductor_meta={"kernel_name": "kernel"}, triton_meta={}, device_props=SimpleNamespace(type=DEVICE)
+    )
+    with with_values(CudaKernelParamCache, set=lambda _key, _params, image, *_: saved.append(image)):
+        return raises(save_kernel, tuner, None, launcher) or saved != [b"image"]
+
+
+def cuts_numbers(type_of: Function) -> bool:
+    import sympy
+
+    written = [type_of(SimpleNamespace(kernel_name=""), "x", kind, {"x": "fp64"}) for kind in (float, sympy.Expr)]
+    return written != ["double x"] * 2
+
+
+def links_no_device(build_options: Function) -> bool:
+    *_, libraries, _ = build_options(DEVICE)
+    return not any(DEVICE in library for library in libraries)
+
+
+def compiles_kernels_at_the_first_call(settings: Function) -> bool:
+    return not settings(log_cudagraph_skip=False)["triton.autotune_at_compile_time"]
+
+
+# mode="reduce-overhead" -----------------------------------------------------------------------------------------------
+
+
+def records_no_graph(cudagraphify: Function) -> bool:
+    options = {"device_index": 0, "stack_traces": [], "is_backward": False, "is_inference": True}
+    model = cudagraphify(lambda inputs: [inputs[0] + 1], **options)
+    return raises(model, [torch.ones(2, device=DEVICE)])
+
+
+def backward_needs_trees(handle_backward: Function) -> bool:
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+
+    compiled = SimpleNamespace(
+        current_callable=lambda inputs: inputs, fx_kwargs={"is_backward": True}, device_types={DEVICE}
+    )
+    return raises(handle_backward, compiled, BoxedDeviceIndex(None))

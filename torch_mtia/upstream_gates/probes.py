@@ -1,0 +1,247 @@
+"""What upstream's functions do today: the checks of table.py that have to run a function to tell.
+
+Each takes what is in a gate's place and is true as long as that does not do for mtia what the gate is for. They ask for
+behaviour, not for who wrote the function: what upstream will write is as welcome as our replacement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from torch_mtia.door import device_type
+
+DEVICE = "mtia"
+Function = Callable[..., Any]
+
+
+def raises(function: Function, *args: Any, **kwargs: Any) -> bool:
+    try:
+        function(*args, **kwargs)
+    except Exception:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def with_values(holder: Any, **values: Any) -> Iterator[None]:
+    """While it lasts, a module or a class has other attributes."""
+    before = {name: getattr(holder, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(holder, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(holder, name, value)
+
+
+@contextlib.contextmanager
+def with_variable(name: str, value: str) -> Iterator[None]:
+    """While it lasts, the environment has a variable."""
+    before = dict(os.environ)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        os.environ.update(before)
+
+
+def processors() -> int:
+    return int(torch.mtia.get_device_properties(0)["multi_processor_count"])
+
+
+# Tensors and the profiler ---------------------------------------------------------------------------------------------
+
+
+def credits_nothing(parse_results: Function) -> bool:
+    """Neither the time that the device takes nor the memory, to the operator that causes them."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.MTIA]
+    x = torch.ones(1000, device=DEVICE)
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        x.add(1)
+        torch.mtia.synchronize()
+    events = parse_results(profile.profiler, profile.profiler.kineto_results)
+    sums = [
+        event
+        for event in events
+        if event.name == "aten::add" and event.device_type == torch._C._autograd.DeviceType.CPU
+    ]
+    return not all(event.kernels and event.device_memory_usage for event in sums)
+
+
+def pickles_no_storage(reduce_ex: Function) -> bool:
+    _, arguments = reduce_ex(torch.ones(2, device=DEVICE), 2)
+    return not any(isinstance(each, torch.UntypedStorage | torch.TypedStorage) for each in arguments)
+
+
+def copies_apart(deepcopy: Function) -> bool:
+    """What two tensors share, their copies do not."""
+    x, memo = torch.ones(4, device=DEVICE), dict[int, Any]()
+    return len({deepcopy(each, memo).untyped_storage().data_ptr() for each in (x, x[2:])}) == 2
+
+
+def hashes_nothing(hash_storage: Function) -> bool:
+    return raises(hash_storage, torch.ones(4, device=DEVICE).untyped_storage())
+
+
+def makes_no_tensor(new: Function) -> bool:
+    return raises(new, torch.ones(2, device=DEVICE), 3)
+
+
+def stops_at_autocast(compute_keyset: Function) -> bool:
+    """An operator that lets autocast of CUDA through does not that of mtia."""
+    passing = torch.ops.higher_order.cond.non_fallthrough_keys
+    with torch.autocast(DEVICE):
+        keys = compute_keyset((torch.ones(1, device=DEVICE),), {}, passing)
+    return bool(keys.has(torch._C._parse_dispatch_key("AutocastMTIA")))
+
+
+def attends_to_nothing(jagged_attention: Function) -> bool:
+    values = torch.ones(3, 2, 4, device=DEVICE)
+    offsets = torch.tensor([0, 1, 3], device=DEVICE)
+    queries = torch.nested.nested_tensor_from_jagged(values, offsets).transpose(1, 2)
+    return raises(jagged_attention, queries, queries, queries)
+
+
+def sends_no_storage(reduce: Function) -> bool:
+    """Storages to another process."""
+
+    def sent() -> torch.UntypedStorage:
+        rebuild, arguments = reduce(torch.ones(2, device=DEVICE).untyped_storage())
+        storage: torch.UntypedStorage = rebuild(*arguments)
+        return storage
+
+    return raises(sent) or sent().device.type != DEVICE
+
+
+# Triton ---------------------------------------------------------------------------------------------------------------
+
+
+def launches_elsewhere(init_handles: Function) -> bool:
+    """A kernel of another device's driver takes a tensor of mtia."""
+    from triton.compiler import compiler
+
+    utils = SimpleNamespace(
+        load_binary=lambda *_: (1, 1, 0, 0, 1 << 20), get_device_properties=lambda _: {"max_shared_mem": 0}
+    )
+    driver = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_target=lambda: SimpleNamespace(warp_size=1),
+        launcher_cls=lambda *_: lambda *_: None,
+        utils=utils,
+    )
+    metadata = SimpleNamespace(shared=0, num_warps=1)
+    kernel = SimpleNamespace(
+        module=None,
+        function=None,
+        _run=None,
+        metadata=metadata,
+        metadata_group={},
+        src=None,
+        name="",
+        kernel=b"",
+        hash="",
+    )
+    with with_values(compiler, driver=SimpleNamespace(active=driver), max_shared_mem=lambda _: 0):
+        init_handles(kernel)
+    return not raises(kernel._run, torch.ones(1, device=DEVICE))
+
+
+def gathers_without_hooks(launch_metadata: Function) -> bool:
+    kernel = SimpleNamespace(_init_handles=lambda: None, name="", function=None, src=None)
+    return launch_metadata(kernel, (1,), 0) is not None
+
+
+# Graphs of operators --------------------------------------------------------------------------------------------------
+
+
+def _call(graph: torch.fx.Graph, function: Any, *args: Any, value: Any) -> torch.fx.Node:
+    node = graph.call_function(function, args)
+    node.meta["val"] = value
+    return node
+
+
+def merges_returned_results(cse: Function) -> bool:
+    """Of two operators of two results each one is left, though the results of both are returned."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.ones(2, 3, device=DEVICE)
+    results = []
+    for _ in range(2):
+        value = torch.max(x.meta["val"], 0)
+        both = _call(graph, torch.ops.aten.max.dim, x, 0, value=value)
+        results.append(_call(graph, operator.getitem, both, 0, value=value[0]))
+    graph.output(tuple(results))
+    return len(cse(graph).find_nodes(op="call_function", target=torch.ops.aten.max.dim)) == 1
+
+
+def puts_into_itself(table: dict[Any, Any]) -> bool:
+    """A tensor is put into itself in place."""
+    from torch._inductor.fx_passes import reinplace
+
+    graph = torch.fx.Graph()
+    given, index = graph.placeholder("x"), graph.placeholder("i")
+    given.meta["val"] = torch.ones(4, device=DEVICE)
+    index.meta["val"] = torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    x = _call(graph, torch.ops.aten.sin.default, given, value=torch.ones(4, device=DEVICE))
+    put = torch.ops.aten.index_put.default
+    graph.output(_call(graph, put, x, [index], x, value=torch.ones(4, device=DEVICE)))
+    with with_values(reinplace, inplaceable_ops=table):
+        reinplace.reinplace_inplaceable_ops_core(graph)
+    return not graph.find_nodes(op="call_function", target=put)
+
+
+def saves_no_state(call: Function) -> bool:
+    from torch._prims.rng_prims import run_and_save_rng_state as save
+
+    with with_values(type(save), __call__=call):  # which calls the operator again
+        return raises(save, torch.ops.aten.rand.default, [2], device=torch.device(DEVICE))
+
+
+def restores_no_state(call: Function) -> bool:
+    from torch._prims.rng_prims import run_with_rng_state as run
+
+    with with_values(type(run), __call__=call):
+        return raises(run, torch.mtia.get_rng_state(), torch.ops.aten.rand.default, [2], device=torch.device(DEVICE))
+
+
+def takes_channels_last_away(conv_format: Function) -> bool:
+    x, weight = (torch.ones(2, 3, 4, 4, device=DEVICE).to(memory_format=torch.channels_last) for _ in range(2))
+    backend: Any = torch._C._ConvBackend.Overrideable  # type: ignore[attr-defined] # as it is called
+    return bool(conv_format(x, weight, backend) != torch.channels_last)
+
+
+# Devices of another name ----------------------------------------------------------------------------------------------
+
+
+def makes_strided_nested_tensors(forward: Function) -> bool:
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 1).eval().to(device_type())
+    x, padding = torch.ones(1, 2, 16, device=device_type()), torch.tensor([[False, True]], device=device_type())
+    with torch.no_grad():
+        return raises(forward, encoder, x, src_key_padding_mask=padding)
+
+
+def parts_what_is_shared(apply: Function) -> bool:
+    """A module's parameter that two of its parts share."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    with with_values(torch.nn.Module, _apply=apply):
+        module.to(device_type())
+    return module[1].weight is not module[0].weight
+
+
+def moves_no_parameter(move: Function) -> bool:
+    return raises(move, [torch.nn.Parameter(torch.ones(2))], [], torch.device(device_type(), 0))
+
+
+def divides_layer_norm(layer_norm: Function) -> bool:
+    return layer_norm(torch.ones(2, 3, device=device_type()), [3], None, None, 1e-5) is not NotImplemented
