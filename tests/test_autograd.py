@@ -203,6 +203,19 @@ def test_gradients_cross_devices(run_script: RunScript) -> None:
     finished.output()
 
 
+@pytest.mark.parametrize("ending", ["torch.set_grad_enabled(False)", "torch.inference_mode().__enter__()"])
+def test_a_script_may_end_without_gradients(run_script: RunScript, ending: str) -> None:
+    finished = run_script(f"""
+        import torch
+        x = torch.ones(3, device="mtia", requires_grad=True)
+        (x * 2).sum().backward()
+        assert x.grad.tolist() == [2.0] * 3
+        mode = {ending}
+    """)
+    finished.output()
+    assert "atexit" not in finished.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_script_may_end_right_after_its_first_backward(run_script: RunScript, devices: int) -> None:

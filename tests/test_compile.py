@@ -161,14 +161,33 @@ def test_a_name_longer_than_an_image_has_room_for() -> None:
     assert any(len(name) > 127 for name in kernels("\n".join(code)))
 
 
-@pytest.mark.in_tree("the key of the cache says mtia")
 def test_cached_code_belongs_to_this_version_of_the_package() -> None:
+    from torch._inductor.utils import fresh_cache
+
+    from torch_mtia.inductor import cache_key, config
+
+    def misses() -> int:
+        torch._dynamo.reset()
+        counters.clear()
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(3, device="mtia"))
+        return counters["inductor"]["fxgraph_cache_miss"]
+
+    assert config._identity == cache_key.identity()
+    with fresh_cache():
+        assert [misses(), misses()] == [1, 0]
+        with config.patch(_identity="another version"):
+            assert [misses(), misses()] == [1, 0]
+
+
+def test_measured_times_belong_to_this_version_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.codecache import CacheBase
 
-    from torch_mtia.inductor.cache_key import identity
+    from torch_mtia.inductor import cache_key
 
-    system = CacheBase.get_system()
-    assert system["mtia"] == identity()  # type: ignore[typeddict-item]
+    path = CacheBase.get_local_cache_path()
+    monkeypatch.setattr(cache_key, "identity", lambda: "another version")
+    assert CacheBase.get_local_cache_path().parent == path.parent
+    assert CacheBase.get_local_cache_path() != path
 
 
 def test_what_chooses_code_by_version_is_part_of_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,10 +97,13 @@ def test_flex_attention_and_its_gradients() -> None:
 
 
 def test_flex_attention_of_one_query_divides_the_keys() -> None:
-    query, key, value = on_device(1, 4, 1, 16), on_device(1, 4, 256, 16), on_device(1, 4, 256, 16)
-    result, code = generated(flex_attention, query, key, value, fullgraph=True)
+    query, key, value = on_device(1, 1, 1, 16), on_device(1, 1, 256, 16), on_device(1, 1, 256, 16)
+    with fresh_cache():  # other tests compile it for other numbers of processors
+        result, code = generated(flex_attention, query, key, value, fullgraph=True)
     torch.testing.assert_close(result, F.scaled_dot_product_attention(query, key, value), rtol=1e-4, atol=1e-4)
-    assert "SPLIT_KV" in code
+    parts = re.search(r"SPLIT_KV : tl.constexpr = (\d+)$", code, re.MULTILINE)
+    assert parts is not None
+    assert int(parts[1]) > 1
 
 
 @pytest.mark.parametrize("operator", [torch.mm, torch.bmm])
@@ -184,6 +187,15 @@ def test_custom_operators() -> None:
     torch.testing.assert_close(result, (x * 2).sin() * y * 2 + 1)
     assert "torch.ops.torch_mtia_tests.sine_times" in code
     assert "torch.ops.torch_mtia_tests.increment" in code
+
+
+def test_a_custom_operator_of_any_size_is_compiled_once() -> None:
+    compiled = torch.compile(lambda x, y: sine_times(x * 2, y).sum(0), dynamic=True)
+    counters.clear()
+    for rows in (3, 5, 9):
+        x, y = on_device(rows, 4), on_device(rows, 4)
+        torch.testing.assert_close(compiled(x, y), ((x * 2).sin() * y).sum(0))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.fixture
@@ -277,20 +289,6 @@ def test_running_out_of_memory_in_compiled_code_leaves_the_device_usable() -> No
     assert (x + 1).sum().item() == 1 << 20
 
 
-def with_cpp_wrapper(x: Tensor) -> object:
-    return torch.compile(torch.sin, options={"cpp_wrapper": True})(x)
-
-
-def ahead_of_time(x: Tensor) -> object:
-    return torch._inductor.aoti_compile_and_package(torch.export.export(torch.nn.ReLU(), (x,)))
-
-
-@pytest.mark.parametrize("compiles", [with_cpp_wrapper, ahead_of_time])
-def test_what_generates_cpp_says_that_mtia_has_none(compiles: Callable[[Tensor], object]) -> None:
-    with pytest.raises(Exception, match=r"mtia has no C\+\+ wrapper: AOTInductor"):
-        compiles(on_device(3))
-
-
 # And the rest ---------------------------------------------------------------------------------------------------------
 
 
@@ -355,13 +353,6 @@ def test_autocast() -> None:
     torch.testing.assert_close(result, function(x), rtol=1e-2, atol=1e-2)
 
 
-def test_an_exported_program_runs_compiled() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()).to("mtia")
-    x = on_device(3, 4)
-    program = torch.export.export(model, (x,))
-    torch.testing.assert_close(generated(program.module(), x)[0], model(x))
-
-
 def test_numbers_are_rounded_before_they_are_compared() -> None:
     x = torch.full((10,), 0.3, dtype=torch.bfloat16, device="mtia")
     result, code = generated(lambda x: x > 0.3, x)
@@ -408,12 +399,26 @@ def test_data_dependent_sizes() -> None:
     assert result.shape == (3, 5)
 
 
+@pytest.mark.parametrize(("pool", "allocations"), [("none", 5), ("intermediates", 3), ("outputs", 2), ("combined", 1)])
+def test_buffers_are_planned_into_pools_on_request(pool: str, allocations: int) -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        a = x @ x
+        b = a.sin() @ x
+        c = b.cos() @ a
+        return c.sum(1), (c @ b).exp()
+
+    x = on_device(64, 64) / 8
+    result, code = generated(function, x, options={"memory_planning": True, "memory_pool": pool})
+    torch.testing.assert_close(result, function(x))
+    assert len(re.findall(r"^ +pool\d = empty_strided_mtia\(", code, re.MULTILINE)) == allocations
+
+
 def test_row_reductions_are_read_once_and_compiled_once() -> None:
     counters.clear()
     x = on_device(16, 3000)
     result, code = generated(lambda x: torch.softmax(x, -1), x)
     torch.testing.assert_close(result, torch.softmax(x, -1))
-    assert kernels(code) == ["triton_per_fused__softmax_0"]
+    assert kernels(code) == ["triton_per_fused__softmax_prepare_softmax_online_0"]
     assert code.count("tl.load(") == 1
     assert not [name for name in counters["inductor"] if "benchmark" in name]
 
