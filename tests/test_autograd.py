@@ -217,7 +217,7 @@ def test_a_script_may_end_without_gradients(run_script: RunScript, ending: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.wide), 4])
 def test_a_script_may_end_right_after_its_first_backward(run_script: RunScript, devices: int) -> None:
     script = """
     import torch

@@ -107,7 +107,13 @@ def test_the_stream_is_the_one_that_work_goes_to(run_script: RunScript) -> None:
     assert not [line for line in lines if "stream 0 " in line]
 
 
-@pytest.mark.parametrize("where", ["current_stream(1)", "current_stream('mtia:1')", "device(1)"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "current_stream(1)",
+        *(pytest.param(w, marks=pytest.mark.wide) for w in ("current_stream('mtia:1')", "device(1)")),
+    ],
+)
 def test_the_current_stream_of_another_device_is_not_traced(run_script: RunScript, where: str) -> None:
     """Upstream takes that of the current device, and what is computed would not be waited for."""
     inside = where.startswith("device")

@@ -202,7 +202,7 @@ def test_the_caches_of_one_process_serve_another(run_script: RunScript, tmp_path
     ("after", "arguments", "operator"),
     [
         ("aot", ["minify", "--no-isolate"], r"torch\.ops\.aten\.(\w+)\."),
-        pytest.param("dynamo", ["minify"], r"= torch\.(\w+)\(", marks=pytest.mark.slow),
+        pytest.param("dynamo", ["minify"], r"= torch\.(\w+)\(", marks=pytest.mark.wide),
     ],
 )
 def test_the_minifier_finds_the_operator_that_cannot_be_compiled(

@@ -31,7 +31,7 @@ def run_demo(run_script: RunScript, name: str, *options: str) -> Finished:
     [
         ("train_digits.py", ("--epochs", "2"), 0.5),
         pytest.param("train_digits.py", ("--epochs", "2", "--compile"), 0.5, marks=pytest.mark.slow),
-        pytest.param("train_text.py", ("--steps", "25"), 0.8, marks=pytest.mark.slow),
+        pytest.param("train_text.py", ("--steps", "25"), 0.8, marks=[pytest.mark.slow, pytest.mark.wide]),
     ],
     ids=["digits", "digits, compiled", "text"],
 )

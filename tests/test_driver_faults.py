@@ -268,6 +268,7 @@ def test_free_memory_stays_free_when_what_lies_behind_it_cannot_be_mapped(run_ca
     assert results == [["no error"]]
 
 
+@pytest.mark.wide
 def test_functions_that_fail_under_the_copying_fallback_are_named(run_cases: Any, faulty_driver: Path) -> None:
     results = run_cases(cases(WITHOUT_HOST_VIEW), defect="no host view")
     for said, function in zip(results, WITHOUT_HOST_VIEW, strict=True):
