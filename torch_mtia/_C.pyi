@@ -147,6 +147,21 @@ def _fast_launcher(
 def _fast_run(
     autotuner: type, original: Callable[..., object], profiler: dict[str, object], debug_mode: dict[str, object], /
 ) -> Callable[..., object]: ...
+class PreparedCall:
+    """A function of generated code as a list of operations: see torch_mtia/inductor/prepared_call.py.
+
+    Args:
+        registers: how many values it keeps; the first are its parameters.
+        operations: each a name and what it reads and writes. Where a value is read, a register is a tuple of its
+            number, and anything else is a constant.
+        results: what it returns.
+    """
+
+    def __new__(
+        cls, registers: int, parameters: int, operations: tuple[tuple[Any, ...], ...], results: tuple[Any, ...], /
+    ) -> PreparedCall: ...
+    def __call__(self, *args: object) -> tuple[Any, ...]: ...
+
 def _exchange_device(device: int) -> int: ...
 def _maybe_exchange_device(device: int) -> int: ...
 def _default_generator(device: int) -> torch.Generator: ...

@@ -29,6 +29,9 @@ void bind_hooks(pybind11::module_& module);
 // _launch_host_function: Python functions as work of a stream.
 void bind_host_function(pybind11::module_& module);
 
+// PreparedCall, see torch_mtia/inductor/prepared_call.py.
+void bind_prepared_call(pybind11::module_& module);
+
 // Kernel and KernelLauncher, of which Triton's driver for mtia is made.
 void bind_triton_launcher(pybind11::module_& module);
 

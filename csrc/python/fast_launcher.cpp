@@ -1,17 +1,20 @@
 // What Inductor calls in place of the Python function that it writes for a kernel: see
 // torch_mtia/inductor/fast_launcher.py.
+#include <c10/util/SmallVector.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "bindings.h"
-#include "triton_launcher.h"
+#include "fast_launcher.h"
 
 namespace py = pybind11;
 
@@ -53,38 +56,60 @@ bool is_same(const py::object& before, PyObject* now) {
          PyObject_RichCompareBool(before.ptr(), now, Py_EQ) == 1;
 }
 
-bool update_grid(FastLauncher& self, PyObject* const* args, PyObject* names) {
+PyObject* stream_keyword() {
+  static PyObject* const names = PyTuple_Pack(1, PyUnicode_InternFromString("stream"));
+  return names;
+}
+
+// A tensor may be among the numbers only where it is a Python object, and then one that was not there before.
+bool update_grid(FastLauncher& self, const ArgumentValue* values, PyObject* stream) {
   if (std::equal(self.known.begin(), self.known.end(), self.numbers.begin(), self.numbers.end(),
-                 [&](const py::object& before, Py_ssize_t place) { return is_same(before, args[place]); })) {
+                 [&](const py::object& before, Py_ssize_t place) { return is_same(before, values[place].object); })) {
     return true;
   }
-  PyObject* result = PyObject_Vectorcall(self.compute_grid.ptr(), args, self.count, names);
-  if (result == nullptr) return false;
-  Py_DECREF(result);
+  const auto objects = as_objects(values, self.count);
+  c10::SmallVector<PyObject*, 64> args;
+  for (const py::object& object : objects) args.push_back(object.ptr());
+  args.push_back(stream);
+  const auto result = py::reinterpret_steal<py::object>(
+      PyObject_Vectorcall(self.compute_grid.ptr(), args.data(), self.count, stream_keyword()));
+  if (!result) return false;
   self.known.clear();
-  for (const Py_ssize_t place : self.numbers) self.known.push_back(py::reinterpret_borrow<py::object>(args[place]));
+  for (const Py_ssize_t place : self.numbers) self.known.push_back(objects[static_cast<size_t>(place)]);
   self.grid = recorded_grid;
   return true;
 }
 
 constexpr const char* kCapsule = "torch_mtia.FastLauncher";
 
+FastLauncher& of_capsule(PyObject* capsule) {
+  return *static_cast<FastLauncher*>(PyCapsule_GetPointer(capsule, kCapsule));
+}
+
+bool is_watched(const FastLauncher& self) {
+  return !is_empty_hook(self.enter_hook.ptr()) || !is_empty_hook(self.exit_hook.ptr());
+}
+
+bool launch(FastLauncher& self, const ArgumentValue* values, PyObject* stream) {
+  if (!update_grid(self, values, stream)) return false;
+  const Grid grid = self.grid;  // another thread may change it as soon as this one gives up the GIL, to launch
+  std::array<ArgumentValue, kMaxValues> launched;
+  std::transform(self.places.begin(), self.places.end(), launched.begin(),
+                 [&](Py_ssize_t place) { return place < 0 ? ArgumentValue{Py_None} : values[place]; });
+  return launch_kernel(*self.layout, grid, stream, self.function.ptr(), launched.data(), self.places.size());
+}
+
 PyObject* fast_launch(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   HANDLE_TH_ERRORS
-  auto& self = *static_cast<FastLauncher*>(PyCapsule_GetPointer(capsule, kCapsule));
+  FastLauncher& self = of_capsule(capsule);
   const bool as_upstream_calls_it =
       static_cast<size_t>(count) == self.count && names != nullptr && PyTuple_GET_SIZE(names) == 1;
-  if (!as_upstream_calls_it || !is_empty_hook(self.enter_hook.ptr()) || !is_empty_hook(self.exit_hook.ptr())) {
+  if (!as_upstream_calls_it || is_watched(self)) {
     return PyObject_Vectorcall(self.launcher.ptr(), args, static_cast<size_t>(count), names);
   }
-  if (!update_grid(self, args, names)) return nullptr;
-  const Grid grid = self.grid;  // another thread may change it as soon as this one gives up the GIL, to launch
-  std::array<PyObject*, kMaxValues> values;
-  std::transform(self.places.begin(), self.places.end(), values.begin(),
-                 [&](Py_ssize_t place) { return place < 0 ? Py_None : args[place]; });
-  if (!launch_kernel(*self.layout, grid, args[count], self.function.ptr(), values.data(), self.places.size())) {
-    return nullptr;
-  }
+  c10::SmallVector<ArgumentValue, 64> values;
+  for (size_t i = 0; i < self.count; ++i) values.push_back({args[i]});
+  if (!launch(self, values.data(), args[count])) return nullptr;
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -93,6 +118,7 @@ PyObject* fast_launch(PyObject* capsule, PyObject* const* args, Py_ssize_t count
 struct UpstreamRun {
   py::object run;
   py::dict profiler, debug_mode;
+  py::object replacement;
 };
 
 bool is_set(const py::dict& module, PyObject* name) {
@@ -106,23 +132,33 @@ UpstreamRun*& upstream_run() {
   return instance;
 }
 
+// Whether somebody watches the launches of all kernels.
+bool are_launches_watched() {
+  static PyObject* const profiles = PyUnicode_InternFromString("_is_profiler_enabled");
+  static PyObject* const debugs = PyUnicode_InternFromString("_ACTIVE_DEBUG_MODE_COUNT");
+  const UpstreamRun& upstream = *upstream_run();
+  return is_set(upstream.profiler, profiles) || is_set(upstream.debug_mode, debugs);
+}
+
+// New; null: raised in Python.
+py::object cached_launcher(PyObject* autotuner) {
+  static PyObject* const name = PyUnicode_InternFromString("_cached_launcher");
+  return py::reinterpret_steal<py::object>(PyObject_GetAttr(autotuner, name));
+}
+
 // As upstream's begins: with its launcher, once there is one. All else is upstream's own.
 PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   HANDLE_TH_ERRORS
-  static PyObject* const cached = PyUnicode_InternFromString("_cached_launcher");
-  static PyObject* const profiles = PyUnicode_InternFromString("_is_profiler_enabled");
-  static PyObject* const debugs = PyUnicode_InternFromString("_ACTIVE_DEBUG_MODE_COUNT");
-  static PyObject* const stream = PyUnicode_InternFromString("stream");
-  const UpstreamRun& upstream = *upstream_run();
-  if (names != nullptr && PyTuple_GET_SIZE(names) == 1 && PyTuple_GET_ITEM(names, 0) == stream &&
-      !is_set(upstream.profiler, profiles) && !is_set(upstream.debug_mode, debugs)) {
-    const auto launcher = py::reinterpret_steal<py::object>(PyObject_GetAttr(self, cached));
+  const bool as_generated = names != nullptr && PyTuple_GET_SIZE(names) == 1 &&
+                            PyTuple_GET_ITEM(names, 0) == PyTuple_GET_ITEM(stream_keyword(), 0);
+  if (as_generated && !are_launches_watched()) {
+    const py::object launcher = cached_launcher(self);
     if (!launcher) return nullptr;
     if (!launcher.is_none()) return PyObject_Vectorcall(launcher.ptr(), args, static_cast<size_t>(count), names);
   }
   std::vector<PyObject*> all{self};
   all.insert(all.end(), args, args + count + (names == nullptr ? 0 : PyTuple_GET_SIZE(names)));
-  return PyObject_Vectorcall(upstream.run.ptr(), all.data(), static_cast<size_t>(count) + 1, names);
+  return PyObject_Vectorcall(upstream_run()->run.ptr(), all.data(), static_cast<size_t>(count) + 1, names);
   END_HANDLE_TH_ERRORS
 }
 
@@ -134,9 +170,10 @@ PyMethodDef run_method{"run", reinterpret_cast<PyCFunction>(&run), METH_FASTCALL
                        "run($self, /, *args, stream, benchmark_run=False, **kwargs)\n--\n\n"};
 
 py::object make_run(const py::type& autotuner, py::object original, py::dict profiler, py::dict debug_mode) {
-  upstream_run() = new UpstreamRun{std::move(original), std::move(profiler), std::move(debug_mode)};
-  return py::reinterpret_steal<py::object>(
+  auto replacement = py::reinterpret_steal<py::object>(
       PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(autotuner.ptr()), &run_method));
+  upstream_run() = new UpstreamRun{std::move(original), std::move(profiler), std::move(debug_mode), replacement};
+  return replacement;
 }
 
 py::object make_fast_launcher(py::object launcher, py::object compute_grid, py::object triton_launcher,
@@ -159,6 +196,35 @@ py::object make_fast_launcher(py::object launcher, py::object compute_grid, py::
 }
 
 }  // namespace
+
+std::vector<py::object> as_objects(const ArgumentValue* values, size_t count) {
+  std::vector<py::object> objects;
+  for (const ArgumentValue& value : std::span(values, count)) {
+    PyObject* object = value.object == nullptr ? THPVariable_Wrap(*value.tensor) : Py_NewRef(value.object);
+    if (object == nullptr) throw py::error_already_set();
+    objects.push_back(py::reinterpret_steal<py::object>(object));
+  }
+  return objects;
+}
+
+py::object fast_launcher_of(PyObject* autotuner, size_t count) {
+  static PyObject* const name = PyUnicode_InternFromString("run");
+  const UpstreamRun* upstream = upstream_run();
+  const bool is_ours = upstream != nullptr && _PyType_Lookup(Py_TYPE(autotuner), name) == upstream->replacement.ptr();
+  if (!is_ours || are_launches_watched()) return {};
+  py::object launcher = cached_launcher(autotuner);
+  if (!launcher) throw py::error_already_set();
+  if (!PyCFunction_CheckExact(launcher.ptr()) ||
+      PyCFunction_GET_FUNCTION(launcher.ptr()) != reinterpret_cast<PyCFunction>(&fast_launch)) {
+    return {};
+  }
+  const FastLauncher& self = of_capsule(PyCFunction_GET_SELF(launcher.ptr()));
+  return self.count == count && !is_watched(self) ? launcher : py::object();
+}
+
+bool launch(const py::object& launcher, const ArgumentValue* values, PyObject* stream) {
+  return launch(of_capsule(PyCFunction_GET_SELF(launcher.ptr())), values, stream);
+}
 
 void bind_fast_launcher(py::module_& module) {
   module.attr("_record_grid") = py::reinterpret_steal<py::object>(PyCFunction_New(&record_grid_method, nullptr));

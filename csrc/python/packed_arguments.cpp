@@ -116,8 +116,7 @@ bool fail_pointer(const Slot& slot, const std::string& what, c10::Device device)
   return false;
 }
 
-bool pack_tensor(const Slot& slot, PyObject* value, c10::Device device, std::byte* to) {
-  const at::Tensor& tensor = THPVariable_Unpack(value);
+bool pack_tensor(const Slot& slot, const at::Tensor& tensor, c10::Device device, std::byte* to) {
   if (tensor.device() != device) [[unlikely]]
     return fail_pointer(slot, "a tensor on " + tensor.device().str(), device);
   return write(to, reinterpret_cast<mtia_device_ptr>(tensor.data_ptr()));
@@ -152,7 +151,7 @@ bool pack_object(const Slot& slot, PyObject* value, c10::Device device, std::byt
 // Tensors, objects with data_ptr(), addresses, and None, which is a null pointer.
 bool pack_pointer(const Slot& slot, PyObject* value, c10::Device device, std::byte* to) {
   if (THPVariable_Check(value)) [[likely]]
-    return pack_tensor(slot, value, device, to);
+    return pack_tensor(slot, THPVariable_Unpack(value), device, to);
   if (value == Py_None) return write(to, mtia_device_ptr{0});
   if (PyLong_Check(value)) return pack_address(slot, value, to);
   return pack_object(slot, value, device, to);
@@ -200,9 +199,10 @@ bool read_text(PyObject* object, std::string& text) {
   return true;
 }
 
-bool pack_argument(const Argument& argument, PyObject* value, c10::Device device, std::byte* to);
+bool pack_argument(const Argument& argument, ArgumentValue value, c10::Device device, std::byte* to);
 
-bool pack_arguments(const std::vector<Argument>& arguments, PyObject* const* values, size_t count, c10::Device device,
+template <typename Value>
+bool pack_arguments(const std::vector<Argument>& arguments, const Value* values, size_t count, c10::Device device,
                     std::byte* to) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const Argument& argument = arguments[i];
@@ -214,7 +214,7 @@ bool pack_arguments(const std::vector<Argument>& arguments, PyObject* const* val
                    argument.name.c_str(), i + 1, count);
       return false;
     }
-    if (!pack_argument(argument, values[i], device, to)) return false;
+    if (!pack_argument(argument, ArgumentValue{values[i]}, device, to)) return false;
   }
   return true;
 }
@@ -231,11 +231,16 @@ bool pack_elements(const Argument& argument, PyObject* value, c10::Device device
                         static_cast<size_t>(PySequence_Fast_GET_SIZE(elements.get())), device, to);
 }
 
-bool pack_argument(const Argument& argument, PyObject* value, c10::Device device, std::byte* to) {
-  if (argument.kind == Argument::Kind::kSlot) [[likely]]
-    return argument.slot.pack(argument.slot, value, device, to + argument.slot.offset);
-  if (argument.decompose == nullptr) return pack_elements(argument, value, device, to);
-  const Owned parts(PyObject_CallOneArg(argument.decompose, value));
+bool pack_argument(const Argument& argument, ArgumentValue value, c10::Device device, std::byte* to) {
+  if (argument.kind == Argument::Kind::kSlot && value.object != nullptr) [[likely]]
+    return argument.slot.pack(argument.slot, value.object, device, to + argument.slot.offset);
+  if (argument.kind == Argument::Kind::kSlot && argument.slot.pack == pack_pointer)
+    return pack_tensor(argument.slot, *value.tensor, device, to + argument.slot.offset);
+  const Owned object(value.object == nullptr ? THPVariable_Wrap(*value.tensor) : Py_NewRef(value.object));
+  if (argument.kind == Argument::Kind::kSlot)
+    return argument.slot.pack(argument.slot, object.get(), device, to + argument.slot.offset);
+  if (argument.decompose == nullptr) return pack_elements(argument, object.get(), device, to);
+  const Owned parts(PyObject_CallOneArg(argument.decompose, object.get()));
   return parts != nullptr && pack_elements(argument, parts.get(), device, to);
 }
 
@@ -297,7 +302,7 @@ bool ArgumentLayout::parse_tuple(PyObject* entry, Argument& argument) {
   return true;
 }
 
-bool ArgumentLayout::pack(PyObject* const* values, size_t count, c10::Device device, PackedArguments& to) const {
+bool ArgumentLayout::pack(const ArgumentValue* values, size_t count, c10::Device device, PackedArguments& to) const {
   return pack_arguments(arguments_, values, count, device, to.bytes.data());
 }
 

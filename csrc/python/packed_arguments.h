@@ -1,6 +1,7 @@
 // Python arguments of a Triton kernel as the packed block of Note [Kernel image].
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <Python.h>
 #include <c10/core/Device.h>
 
@@ -17,6 +18,12 @@ inline constexpr uint32_t kMaxPackedArguments = 4096;
 
 struct PackedArguments {
   alignas(16) std::array<std::byte, kMaxPackedArguments> bytes;  // written as far as the layout says
+};
+
+// The value of an argument: a Python object, or a tensor that no Python object stands for yet. Borrowed.
+struct ArgumentValue {
+  PyObject* object = nullptr;
+  const at::Tensor* tensor = nullptr;
 };
 
 // One value in the block.
@@ -52,7 +59,7 @@ class ArgumentLayout {
   // of constexpr are not looked at, so they may be left out at the end; and more than there are arguments are ignored.
   // Raises, in Python, naming the argument, for a value that is missing or does not fit and returns false: see
   // PackFunction in the source for what each type takes. Tensors must lie on `device`.
-  bool pack(PyObject* const* values, size_t count, c10::Device device, PackedArguments& to) const;
+  bool pack(const ArgumentValue* values, size_t count, c10::Device device, PackedArguments& to) const;
 
  private:
   bool parse_entry(PyObject* entry, Argument& argument);

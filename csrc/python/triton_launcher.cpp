@@ -1,5 +1,6 @@
 #include "bindings.h"
 
+#include <c10/util/SmallVector.h>
 #include <structmember.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -179,7 +180,7 @@ std::optional<MTIAStream> read_stream(PyObject* value, c10::DeviceIndex device) 
 }  // namespace
 
 bool launch_kernel(const ArgumentLayout& layout, const Grid& grid, PyObject* stream_handle, PyObject* function,
-                   PyObject* const* values, size_t count) {
+                   const ArgumentValue* values, size_t count) {
   const MTIAKernel* kernel = read_kernel(function);
   if (kernel == nullptr) return false;
   const auto stream = read_stream(stream_handle, kernel->device());
@@ -201,8 +202,10 @@ namespace {
 
 bool launch(const ArgumentLayout& layout, PyObject* const* args, size_t count) {
   Grid grid{};
-  return read_grid(args, grid) && launch_kernel(layout, grid, args[kStream], args[kFunction],
-                                                args + kFirstKernelArgument, count - kFirstKernelArgument);
+  if (!read_grid(args, grid)) return false;
+  c10::SmallVector<ArgumentValue, 64> values;
+  for (size_t i = kFirstKernelArgument; i < count; ++i) values.push_back({args[i]});
+  return launch_kernel(layout, grid, args[kStream], args[kFunction], values.data(), values.size());
 }
 
 PyObject* launcher_call(PyObject* object, PyObject* const* args, size_t flags, PyObject* keywords) {

@@ -26,6 +26,6 @@ const ArgumentLayout* layout_of(PyObject* launcher);
 // Launches a torch_mtia._C.Kernel in the stream of a handle, with one value for each argument of the layout. Raises in
 // Python and returns false for what does not fit.
 bool launch_kernel(const ArgumentLayout& layout, const Grid& grid, PyObject* stream_handle, PyObject* function,
-                   PyObject* const* values, size_t count);
+                   const ArgumentValue* values, size_t count);
 
 }  // namespace torch_mtia

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._inductor import ir
+from torch._inductor import config, ir
 from torch._inductor.codegen.python_wrapper_mtia import PythonWrapperMtia
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.utils import IndentedBuffer
 
 from torch_mtia.door import device_type
 from torch_mtia.inductor import guardrails
@@ -42,3 +43,9 @@ class MTIAWrapper(_AllocatesForMTIA, PythonWrapperMtia):
         assert subgraph_name is not None
         assert parent_wrapper is not None
         return MTIASubgraphWrapper(subgraph_name, parent_wrapper, partition_signatures)
+
+    def generate_after_suffix(self, result: IndentedBuffer) -> None:
+        super().generate_after_suffix(result)
+        prepare = "prepare_runner(runner)" if config.graph_partition else "prepare(call)"
+        result.writeline(f"from torch_mtia.inductor.prepared_call import {prepare.split('(')[0]}")
+        result.writeline(f"call = {prepare}")

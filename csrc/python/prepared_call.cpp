@@ -1,0 +1,434 @@
+// A function of generated code as a list of operations: see torch_mtia/inductor/prepared_call.py.
+#include <ATen/core/Tensor.h>
+#include <ATen/native/mtia/EmptyTensor.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/SmallVector.h>
+#include <pybind11/pybind11.h>
+#include <structmember.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/inductor/inductor_ops.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "../device/MTIAStream.h"
+#include "bindings.h"
+#include "fast_launcher.h"
+
+namespace py = pybind11;
+
+namespace torch_mtia {
+namespace {
+
+using Sizes = c10::SmallVector<int64_t, 8>;
+
+// A value of the function: a Python object, a tensor that has none yet, or both.
+struct Register {
+  py::object object;
+  at::Tensor tensor;  // goes first: a Python object that is the last to hold its tensor does not outlive itself
+
+  PyObject* as_object() {
+    if (!object) {
+      TORCH_CHECK(tensor.defined(), "generated code reads a variable that has no value");
+      object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+      if (!object) throw py::error_already_set();
+    }
+    return object.ptr();
+  }
+  const at::Tensor& as_tensor() {
+    if (!tensor.defined()) {
+      TORCH_CHECK_TYPE(object && THPVariable_Check(object.ptr()), "generated code expected a tensor");
+      tensor = THPVariable_Unpack(object.ptr());
+    }
+    return tensor;
+  }
+};
+
+struct State {
+  c10::SmallVector<Register, 64> registers;
+  std::optional<c10::DeviceGuard> guard;
+};
+
+// A register, or a constant, which is borrowed.
+struct Operand {
+  int index = -1;
+  PyObject* constant = nullptr;
+
+  PyObject* as_object(State& state) const { return index < 0 ? constant : state.registers[index].as_object(); }
+  ArgumentValue as_value(State& state) const {
+    if (index < 0) return {constant};
+    Register& value = state.registers[index];
+    return value.object ? ArgumentValue{value.object.ptr()} : ArgumentValue{nullptr, &value.tensor};
+  }
+  int64_t as_integer(State& state) const {
+    const int64_t value = PyLong_AsLongLong(as_object(state));
+    if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return value;
+  }
+};
+
+using Operands = std::vector<Operand>;
+
+Sizes as_integers(const Operands& operands, State& state) {
+  Sizes values;
+  for (const Operand& operand : operands) values.push_back(operand.as_integer(state));
+  return values;
+}
+
+py::object as_tuple(const Operands& operands, State& state) {
+  auto result = py::reinterpret_steal<py::object>(PyTuple_New(static_cast<Py_ssize_t>(operands.size())));
+  if (!result) throw py::error_already_set();
+  for (size_t i = 0; i < operands.size(); ++i) {
+    PyTuple_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(operands[i].as_object(state)));
+  }
+  return result;
+}
+
+py::object call(PyObject* function, PyObject* const* args, size_t count) {
+  auto result = py::reinterpret_steal<py::object>(PyObject_Vectorcall(function, args, count, nullptr));
+  if (!result) throw py::error_already_set();
+  return result;
+}
+
+// Operations ----------------------------------------------------------------------------------------------------------
+
+void assign(State& state, const std::vector<int>& to, py::handle values) {
+  const auto items =
+      py::reinterpret_steal<py::object>(PySequence_Fast(values.ptr(), "cannot unpack what is no sequence"));
+  if (!items) throw py::error_already_set();
+  const auto count = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
+  TORCH_CHECK_VALUE(count == to.size(), "expected ", to.size(), " values to unpack, got ", count);
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* item = PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i));
+    state.registers[to[i]] = {py::reinterpret_borrow<py::object>(item), {}};
+  }
+}
+
+struct Unpack {
+  std::vector<int> to;
+  int from;
+  void run(State& state) const { assign(state, to, state.registers[from].as_object()); }
+};
+
+struct Clear {
+  int list;
+  void run(State& state) const {
+    PyObject* object = state.registers[list].as_object();
+    if (PyList_SetSlice(object, 0, PyList_GET_SIZE(object), nullptr) != 0) throw py::error_already_set();
+  }
+};
+
+struct Copy {
+  int to, from;
+  void run(State& state) const { state.registers[to] = state.registers[from]; }
+};
+
+struct Free {
+  int index;
+  void run(State& state) const {
+    state.registers[index].tensor.reset();
+    state.registers[index].object = {};
+  }
+};
+
+// Upstream's assert_size_stride, which is asked where it is not plain that all is well.
+struct Check {
+  PyObject* upstream;
+  int index;
+  Operands sizes, strides;
+  PyObject* what;
+  void run(State& state) const {
+    Register& value = state.registers[index];
+    const at::Tensor& tensor = value.as_tensor();
+    const auto equals = [&](int64_t is, const Operand& wanted) { return is == wanted.as_integer(state); };
+    if (std::equal(tensor.sizes().begin(), tensor.sizes().end(), sizes.begin(), sizes.end(), equals) &&
+        std::equal(tensor.strides().begin(), tensor.strides().end(), strides.begin(), strides.end(), equals)) {
+      return;
+    }
+    const py::object size = as_tuple(sizes, state), stride = as_tuple(strides, state);
+    const std::array args{value.as_object(), size.ptr(), stride.ptr(), what};
+    call(upstream, args.data(), args.size());
+  }
+};
+
+// Upstream's copy_if_misaligned.
+struct Align {
+  PyObject* upstream;
+  int index;
+  void run(State& state) const {
+    constexpr uintptr_t kAlignment = 16;
+    Register& value = state.registers[index];
+    const at::Tensor& tensor = value.as_tensor();
+    if (tensor.has_storage() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0) return;
+    const std::array args{value.as_object()};
+    value = {call(upstream, args.data(), args.size()), {}};
+  }
+};
+
+struct Allocate {
+  int to;
+  Operands sizes, strides;
+  at::ScalarType dtype;
+  void run(State& state) const {
+    state.registers[to] = {{},
+                           at::Tensor(at::detail::empty_strided_mtia(
+                               as_integers(sizes, state), as_integers(strides, state), at::TensorOptions(dtype)))};
+  }
+};
+
+struct View {
+  int to, from;
+  Operands sizes, strides;
+  Operand offset;
+  void run(State& state) const {
+    state.registers[to] = {
+        {},
+        torch::inductor::_reinterpret_tensor(state.registers[from].as_tensor(), as_integers(sizes, state),
+                                             as_integers(strides, state), offset.as_integer(state))};
+  }
+};
+
+struct Stream {
+  int to;
+  c10::DeviceIndex device;
+  void run(State& state) const {
+    state.registers[to].object =
+        py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(MTIAStream::current(device).core().handle()));
+  }
+};
+
+struct Launch {
+  PyObject* kernel;
+  Operands arguments;
+  int stream;
+  void run(State& state) const {
+    c10::SmallVector<ArgumentValue, 64> values;
+    for (const Operand& argument : arguments) values.push_back(argument.as_value(state));
+    PyObject* handle = state.registers[stream].as_object();
+    if (const py::object launcher = fast_launcher_of(kernel, values.size())) {
+      if (!launch(launcher, values.data(), handle)) throw py::error_already_set();
+      return;
+    }
+    static PyObject* const run_name = PyUnicode_InternFromString("run");
+    static PyObject* const keywords = PyTuple_Pack(1, PyUnicode_InternFromString("stream"));
+    std::vector<PyObject*> args{kernel};
+    for (const Operand& argument : arguments) args.push_back(argument.as_object(state));
+    args.push_back(handle);
+    if (!py::reinterpret_steal<py::object>(
+            PyObject_VectorcallMethod(run_name, args.data(), args.size() - 1, keywords))) {
+      throw py::error_already_set();
+    }
+  }
+};
+
+// A statement of another form, as a function of what it reads that returns what it writes.
+struct Call {
+  PyObject* function;
+  Operands arguments;
+  std::vector<int> to;
+  void run(State& state) const {
+    c10::SmallVector<PyObject*, 16> args;
+    for (const Operand& argument : arguments) args.push_back(argument.as_object(state));
+    py::object result = call(function, args.data(), args.size());
+    if (to.size() == 1) {
+      state.registers[to[0]] = {std::move(result), {}};
+    } else if (!to.empty()) {
+      assign(state, to, result);
+    }
+  }
+};
+
+struct Enter {
+  c10::DeviceIndex device;
+  void run(State& state) const { state.guard.emplace(c10::Device(device_type(), device)); }
+};
+
+struct Exit {
+  void run(State& state) const { state.guard.reset(); }
+};
+
+using Operation =
+    std::variant<Unpack, Clear, Copy, Free, Check, Align, Allocate, View, Stream, Launch, Call, Enter, Exit>;
+
+// What they are made of
+// ------------------------------------------------------------------------------------------------
+
+struct Program {
+  size_t registers = 0, parameters = 0;
+  std::vector<Operation> operations;
+  Operands results;
+};
+
+// Reads an operation, a tuple of a name and fields, whose Python objects it borrows.
+class Reader {
+ public:
+  explicit Reader(py::tuple fields, size_t registers) : fields_(std::move(fields)), registers_(registers) {}
+
+  PyObject* object() { return next().ptr(); }
+  int index() { return checked_index(next().cast<int>()); }
+  c10::DeviceIndex device() {
+    const auto device = next().cast<c10::DeviceIndex>();
+    check_device_index(device);
+    return device;
+  }
+  at::ScalarType dtype() { return reinterpret_cast<THPDtype*>(next().ptr())->scalar_type; }
+  std::vector<int> indices() {
+    std::vector<int> result;
+    for (const py::handle value : next()) result.push_back(checked_index(value.cast<int>()));
+    return result;
+  }
+  Operand operand() { return operand(next()); }
+  Operands operands() {
+    Operands result;
+    for (const py::handle value : next()) result.push_back(operand(value));
+    return result;
+  }
+
+ private:
+  py::handle next() { return PyTuple_GET_ITEM(fields_.ptr(), place_++); }
+  int checked_index(int index) const {
+    TORCH_CHECK_INDEX(index >= 0 && static_cast<size_t>(index) < registers_, "there is no register ", index);
+    return index;
+  }
+  // A register is a tuple of its number; nothing else is a tuple.
+  Operand operand(py::handle value) const {
+    if (!PyTuple_Check(value.ptr())) return {-1, value.ptr()};
+    return {checked_index(py::handle(PyTuple_GET_ITEM(value.ptr(), 0)).cast<int>())};
+  }
+
+  py::tuple fields_;
+  size_t registers_;
+  Py_ssize_t place_ = 1;
+};
+
+// The fields of each are read in the order in which braces evaluate.
+Operation read_operation(const std::string& name, Reader& r) {
+  if (name == "unpack") return Unpack{r.indices(), r.index()};
+  if (name == "clear") return Clear{r.index()};
+  if (name == "copy") return Copy{r.index(), r.index()};
+  if (name == "free") return Free{r.index()};
+  if (name == "check") return Check{r.object(), r.index(), r.operands(), r.operands(), r.object()};
+  if (name == "align") return Align{r.object(), r.index()};
+  if (name == "allocate") return Allocate{r.index(), r.operands(), r.operands(), r.dtype()};
+  if (name == "view") return View{r.index(), r.index(), r.operands(), r.operands(), r.operand()};
+  if (name == "stream") return Stream{r.index(), r.device()};
+  if (name == "launch") return Launch{r.object(), r.operands(), r.index()};
+  if (name == "call") return Call{r.object(), r.operands(), r.indices()};
+  if (name == "enter") return Enter{r.device()};
+  if (name == "exit") return Exit{};
+  throw py::value_error("there is no operation " + name);
+}
+
+// PreparedCall
+// ---------------------------------------------------------------------------------------------------------
+
+struct PyPreparedCall {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  PyObject* source;  // what the program borrows from
+  Program* program;  // owned
+};
+
+PyObject* prepared_call(PyObject* object, PyObject* const* args, size_t flags, PyObject* keywords) {
+  HANDLE_TH_ERRORS
+  // The registers are freed before the object that is called, which may be dropped meanwhile.
+  const auto self = py::reinterpret_borrow<py::object>(object);
+  const Program& program = *reinterpret_cast<PyPreparedCall*>(object)->program;
+  const auto count = static_cast<size_t>(PyVectorcall_NARGS(flags));
+  TORCH_CHECK_TYPE(count == program.parameters && (keywords == nullptr || PyTuple_GET_SIZE(keywords) == 0),
+                   "prepared code takes ", program.parameters, " arguments by position, got ", count);
+  State state;
+  state.registers.resize(program.registers);
+  for (size_t i = 0; i < count; ++i) state.registers[i].object = py::reinterpret_borrow<py::object>(args[i]);
+  for (const Operation& operation : program.operations) {
+    std::visit([&](const auto& it) { it.run(state); }, operation);
+  }
+  return as_tuple(program.results, state).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* new_prepared_call(PyTypeObject* type, PyObject* args, PyObject* /*keywords*/) {
+  HANDLE_TH_ERRORS
+  auto program = std::make_unique<Program>();
+  Py_ssize_t registers = 0;
+  Py_ssize_t parameters = 0;
+  PyObject* operations = nullptr;
+  PyObject* results = nullptr;
+  if (PyArg_ParseTuple(args, "nnO!O!:PreparedCall", &registers, &parameters, &PyTuple_Type, &operations, &PyTuple_Type,
+                       &results) == 0) {
+    return nullptr;
+  }
+  TORCH_CHECK_VALUE(0 <= parameters && parameters <= registers, "every parameter has a register");
+  program->registers = static_cast<size_t>(registers);
+  program->parameters = static_cast<size_t>(parameters);
+  for (const py::handle operation : py::reinterpret_borrow<py::tuple>(operations)) {
+    const auto fields = py::reinterpret_borrow<py::tuple>(operation);
+    Reader reader(fields, program->registers);
+    program->operations.push_back(read_operation(fields[0].cast<std::string>(), reader));
+  }
+  const py::tuple returned = py::make_tuple("return", py::reinterpret_borrow<py::object>(results));
+  program->results = Reader(returned, program->registers).operands();
+  auto* self = reinterpret_cast<PyPreparedCall*>(type->tp_alloc(type, 0));
+  if (self == nullptr) return nullptr;
+  self->vectorcall = prepared_call;
+  self->source = PyTuple_Pack(2, operations, results);
+  self->program = program.release();
+  return reinterpret_cast<PyObject*>(self);
+  END_HANDLE_TH_ERRORS
+}
+
+int traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(reinterpret_cast<PyPreparedCall*>(object)->source);
+  return 0;
+}
+
+// Functions of generated code and the module that they belong to refer to one another.
+int clear(PyObject* object) {
+  auto* self = reinterpret_cast<PyPreparedCall*>(object);
+  *self->program = Program{.parameters = std::numeric_limits<size_t>::max()};  // a call raises from now on
+  Py_CLEAR(self->source);
+  return 0;
+}
+
+void dealloc(PyObject* object) {
+  PyObject_GC_UnTrack(object);
+  auto* self = reinterpret_cast<PyPreparedCall*>(object);
+  const std::unique_ptr<Program> program(self->program);
+  Py_XDECREF(self->source);
+  PyTypeObject* type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+}  // namespace
+
+void bind_prepared_call(py::module_& module) {
+  static std::array<PyMemberDef, 2> members{
+      PyMemberDef{"__vectorcalloffset__", T_PYSSIZET, offsetof(PyPreparedCall, vectorcall), READONLY, nullptr},
+      PyMemberDef{}};
+  static std::array<PyType_Slot, 7> slots{PyType_Slot{Py_tp_new, reinterpret_cast<void*>(&new_prepared_call)},
+                                          PyType_Slot{Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},
+                                          PyType_Slot{Py_tp_traverse, reinterpret_cast<void*>(&traverse)},
+                                          PyType_Slot{Py_tp_clear, reinterpret_cast<void*>(&clear)},
+                                          PyType_Slot{Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
+                                          PyType_Slot{Py_tp_members, members.data()},
+                                          PyType_Slot{}};
+  static PyType_Spec spec{"torch_mtia._C.PreparedCall", sizeof(PyPreparedCall), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots.data()};
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr) throw py::error_already_set();
+  module.attr("PreparedCall") = py::reinterpret_steal<py::object>(type);
+}
+
+}  // namespace torch_mtia

@@ -1,0 +1,282 @@
+"""Functions of generated code run as one native call."""
+
+from __future__ import annotations
+
+import gc
+import textwrap
+import traceback
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.utils import fresh_cache
+from torch.nn import functional as F
+
+from torch_mtia import _C
+from torch_mtia.door import device_type
+from torch_mtia.inductor.prepared_call import prepare
+
+Tensor = torch.Tensor
+guards: Any = torch._C._dynamo.guards
+
+SCOPE = {
+    "torch": torch,
+    "assert_size_stride": guards.assert_size_stride,
+    "copy_if_misaligned": guards.copy_if_misaligned,
+    "empty_strided_mtia": guards._empty_strided_mtia,
+    "reinterpret_tensor": guards._reinterpret_tensor,
+    "get_raw_stream": _C._current_raw_stream,
+}
+
+
+def written(directory: Path, body: str, parameters: str = "args") -> Callable[..., Any]:
+    """A function of that body, in a file, as generated code is."""
+    file = directory / "generated.py"
+    file.write_text(f"\n\ndef call({parameters}):\n" + textwrap.indent(textwrap.dedent(body).strip(), "    ") + "\n")
+    scope: dict[str, Any] = dict(SCOPE)
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    function = scope["call"]
+    assert isinstance(function, FunctionType)
+    return function
+
+
+def on_device(*shape: int) -> Tensor:
+    return torch.arange(float(torch.Size(shape).numel())).view(shape).to(device_type())
+
+
+STATEMENTS: dict[str, tuple[str, list[Any]]] = {
+    "unpack": ("a, b = args\nargs.clear()\nreturn (b, a, )", [1, "x"]),
+    "one value": ("a, = args\nargs.clear()\nreturn (a, a, None, 3, -2, 'x', -1.5, )", [[7]]),
+    "nothing": ("args.clear()\nreturn ()", []),
+    "expressions": ("a, b = args\nc = a * b + 1\nreturn (c - 1, (c, a), float('inf'), )", [3, 4]),
+    "several at once": ("a, b = args\nc, (d, e) = divmod(a, b), (a, b)\nreturn (c, d, e, )", [17, 5]),
+    "in place": ("a, b = args\na += b\nassert a > b\nb = a; del a\nreturn (b, )", [17, 5]),
+    "attributes": ("a, = args\na.append(1)\na[0] = 5\nreturn (len(a), a[0], )", [[0]]),
+    "annotated": ("a, = args\nb: int = a + 1\nreturn (b, )", [4]),
+    "written again": ("a, = args\nb = a\ndel a\na = b + 1\nb = a\ndel b\nb = 4\nreturn (a, b, )", [4]),
+    "shadows": ("torch, = args\nempty_strided_mtia = torch + 1\nreturn (torch, empty_strided_mtia, )", [4]),
+}
+
+
+@pytest.mark.parametrize("case", STATEMENTS, ids=str)
+def test_statements_do_what_they_do_in_python(case: str, tmp_path: Path) -> None:
+    body, args = STATEMENTS[case]
+    plain = written(tmp_path, body)
+    prepared = prepare(plain)
+    assert type(prepared) is _C.PreparedCall
+    given = [list(args), list(args)]
+    if args and isinstance(args[0], list):
+        given[1][0] = list(args[0])
+    assert prepared(given[0]) == plain(given[1])
+    assert given[0] == given[1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a, = args\nif a: return (a, )\nreturn ()",
+        "for a in args:\n    pass\nreturn ()",
+        "with torch.no_grad():\n    a, = args\nreturn (a, )",
+        "a = [x for x in args]\nreturn (a, )",
+        "a = lambda: args\nreturn (a, )",
+        "a, = args\nreturn a",
+        "a, = args",
+        "global b\nb, = args\nreturn (b, )",
+        "import math\nreturn (math.pi, )",
+    ],
+    ids=["if", "for", "with", "comprehension", "lambda", "no tuple", "no return", "global", "import"],
+)
+def test_what_does_not_run_straight_through_stays_python(body: str, tmp_path: Path) -> None:
+    plain = written(tmp_path, body)
+    assert prepare(plain) is plain
+
+
+def test_a_function_without_a_file_stays_python(tmp_path: Path) -> None:
+    plain = written(tmp_path, "a, = args\nreturn (a, )")
+    Path(plain.__code__.co_filename).unlink()
+    assert prepare(plain) is plain
+
+
+def test_buffers_views_and_sizes_that_are_numbers(tmp_path: Path) -> None:
+    call = prepare(
+        written(
+            tmp_path,
+            f"""
+            s0, a = args
+            args.clear()
+            assert_size_stride(a, (s0, 4), (4, 1), 'input')
+            with torch.{device_type()}._DeviceGuard(0):
+                pass
+                a = copy_if_misaligned(a)
+                b = empty_strided_mtia((2 * s0, 4), (4, 1), torch.float64)
+                reinterpret_tensor(b, (s0, 4), (4, 1), 4 * s0).copy_(a)
+                c = reinterpret_tensor(b, (4, s0), (1, 4), 4 * s0); del b  # reuse
+            return (c, reinterpret_tensor(c, (s0, ), (4, ), 1), s0, )
+            """,
+        )
+    )
+    a = on_device(6, 4)
+    turned, column, size = call([6, a])
+    assert torch.equal(turned, a.double().t())
+    assert torch.equal(column, a[:, 1].double())
+    assert size == 6
+    assert turned.untyped_storage().nbytes() == 2 * 6 * 4 * 8
+
+
+@pytest.mark.parametrize(
+    "given", [on_device(4, 6).t(), on_device(6, 3), on_device(24)], ids=["strides", "sizes", "axes"]
+)
+def test_what_has_another_layout_is_refused_in_upstreams_words(given: Tensor, tmp_path: Path) -> None:
+    plain = written(tmp_path, "a, = args\nargs.clear()\nassert_size_stride(a, (6, 4), (4, 1), 'input')\nreturn (a, )")
+    errors = []
+    for call in (plain, prepare(plain)):
+        with pytest.raises(AssertionError) as error:
+            call([given])
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
+
+
+def test_empty_tensors_have_any_layout(tmp_path: Path) -> None:
+    plain = written(tmp_path, "a, = args\nassert_size_stride(a, (6, 4), (4, 1), 'input')\nreturn (a, )")
+    empty = on_device(0, 3)
+    assert prepare(plain)([empty])[0] is empty
+    assert plain([empty])[0] is empty
+
+
+def test_misaligned_inputs_are_copied(tmp_path: Path) -> None:
+    call = prepare(written(tmp_path, "a, = args\na = copy_if_misaligned(a)\nreturn (a, )"))
+    x = on_device(9)
+    assert call([x])[0] is x
+    (copied,) = call([x[1:]])
+    assert torch.equal(copied, x[1:])
+    assert copied.data_ptr() % 16 == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "args", "error", "message"),
+    [
+        ("a, b = args\nreturn (a, )", [1], ValueError, "expected 2 values to unpack, got 1"),
+        ("a, = args\nb = a.missing\nreturn (b, )", [1], AttributeError, "missing"),
+        ("a, = args\nb = empty_strided_mtia((a, ), (1, ), torch.float32)\nreturn (b, )", ["x"], TypeError, "int"),
+        ("a, = args\nb = reinterpret_tensor(a, (1, ), (1, ), 0)\nreturn (b, )", [1], TypeError, "tensor"),
+        ("a, = args\ndel a\nb = (a, )\nreturn (b, )", [1], RuntimeError, "no value"),
+    ],
+    ids=["count", "attribute", "size", "view", "deleted"],
+)
+def test_errors(body: str, args: list[Any], error: type[Exception], message: str, tmp_path: Path) -> None:
+    call = prepare(written(tmp_path, body))
+    assert type(call) is _C.PreparedCall
+    with pytest.raises(error, match=message):
+        call(args)
+
+
+def test_errors_of_python_show_the_line_of_the_generated_code(tmp_path: Path) -> None:
+    call = prepare(written(tmp_path, "a, = args\nb = a + 1\nc = b + 'x'\nreturn (c, )"))
+    with pytest.raises(TypeError) as error:
+        call([1])
+    last = traceback.extract_tb(error.value.__traceback__)[-1]
+    assert (last.filename, last.line) == (str(tmp_path / "generated.py"), "c = b + 'x'")
+
+
+def test_what_is_deleted_is_freed_at_once(tmp_path: Path) -> None:
+    freed: list[bool] = []
+    plain = written(
+        tmp_path,
+        """
+        a, note = args
+        args.clear()
+        b = empty_strided_mtia((4, ), (1, ), torch.float32)
+        note('a')
+        del a
+        note('-')
+        return (b, )
+        """,
+    )
+    for call in (plain, prepare(plain)):
+        tensors = [on_device(3)]
+        alive = weakref.ref(tensors[0])
+        call([tensors.pop(), lambda _what, alive=alive: freed.append(alive() is None)])
+    assert freed == [False, True] * 2
+
+
+class Marker:
+    pass
+
+
+def test_prepared_code_is_freed_with_its_module(tmp_path: Path) -> None:
+    plain = written(tmp_path, "a, = args\nb = a + 1\nreturn (b, )")
+    scope = plain.__globals__
+    scope["call"], scope["marker"] = prepare(plain), Marker()
+    alive = weakref.ref(scope["marker"])
+    del plain, scope
+    gc.collect()
+    assert alive() is None
+
+
+# Compiled functions ---------------------------------------------------------------------------------------------------
+
+
+def module_of(function: Callable[..., Any], *args: Any, **options: Any) -> ModuleType:
+    """The generated code of a compiled function, after a call."""
+    torch._dynamo.reset()
+    with fresh_cache(), torch.no_grad():
+        torch.compile(function, **options)(*args)
+        return PyCodeCache.modules[-1]
+
+
+def branches(x: Tensor) -> tuple[Tensor, ...]:
+    y = torch.softmax(x, 0) @ x.t()
+    return y, y.sort(-1).values[1:], x.sum(), x[:, 1:].t() + 1, y.argmax(-1)
+
+
+def ten(x: Tensor) -> Tensor:
+    for axis in range(10):
+        x = torch.softmax(x + axis, axis % 2)
+    return x
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "one kernel": (lambda x: x.sin() + 1, {}),
+    "ten kernels": (ten, {}),
+    "products, views and operators of PyTorch": (branches, {}),
+    "symbolic sizes": (branches, {"dynamic": True}),
+    "the CPU between": (lambda x: (x.sum().cpu() + 1).to(device_type()) * x, {}),
+    "in place": (lambda x: x.add_(1).t().mul_(2), {}),
+    "a convolution": (lambda x: F.conv2d(x[None, None], x[None, None, :3, :3]).relu(), {}),
+    "constants": (lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], device=x.device), {}),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS, ids=str)
+def test_compiled_functions_are_prepared_and_do_what_their_source_says(name: str) -> None:
+    function, options = PROGRAMS[name]
+    module = module_of(function, on_device(6, 6), **options)
+    assert type(module.call.__func__) is _C.PreparedCall
+    args = [6, on_device(6, 6) / 7] if "dynamic" in options else [on_device(6, 6) / 7]
+    plain, prepared = ([x.clone() if isinstance(x, Tensor) else x for x in args] for _ in range(2))
+    expected = module.Runner.call(module.runner, plain[:])
+    torch.testing.assert_close(module.call(prepared[:]), expected, rtol=0, atol=0)
+    torch.testing.assert_close(prepared, plain, rtol=0, atol=0)
+
+
+def test_functions_that_are_partly_captured_are_prepared_too() -> None:
+    module = module_of(lambda x: (x + 1).sum().cpu() * 2, on_device(6, 6), mode="reduce-overhead")
+    assert module.runner.partitions
+    assert type(module.call.__func__) is _C.PreparedCall
+
+
+def test_gradients_of_prepared_code() -> None:
+    torch._dynamo.reset()
+    x = on_device(6, 6) / 7
+    gradients = []
+    for call in (ten, torch.compile(ten), torch.compile(ten)):
+        leaf = x.clone().requires_grad_()
+        call(leaf).square().sum().backward()
+        gradients.append(leaf.grad)
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0])

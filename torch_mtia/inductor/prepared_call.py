@@ -1,0 +1,254 @@
+"""Runs a function of generated code as one native call.
+
+Inductor writes Python functions whose statements allocate, launch and free. `prepare` reads the source of one, and what
+it returns carries the same statements out in the same order: those of the forms below natively
+(csrc/python/prepared_call.cpp), with tensors that become Python objects only where Python sees them; all others as
+Python functions of their own.
+
+    a, b = args; args.clear()                              assert_size_stride(a, (16, ), (1, ), 'input')
+    a = copy_if_misaligned(a)                              c = empty_strided_mtia((16, ), (1, ), torch.float32)
+    raw_stream0 = get_raw_stream(0)                        kernel.run(a, c, 16, stream=raw_stream0)
+    d = reinterpret_tensor(c, (4, 4), (4, 1), 0)           del a
+    d = c                                                  with torch.mtia._DeviceGuard(0): ...
+    return (c, d, )
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+from torch_mtia import _C
+from torch_mtia.door import device_type
+
+Operation = tuple[Any, ...]
+
+guards: Any = torch._C._dynamo.guards
+
+
+def prepare_runner(runner: Any) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """The main function of a module of generated code, and those that it is divided into, prepared."""
+    runner.partitions = [prepare(partition) for partition in runner.partitions]
+    runner.call = prepare(runner.call)
+    return runner.call  # type: ignore[no-any-return]
+
+
+def prepare(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What does the same as a function of generated code, or a method, quicker; the function itself if it does not run
+    straight from its first statement to its last."""
+    if isinstance(function, MethodType):
+        prepared = prepare(function.__func__)
+        return function if prepared is function.__func__ else MethodType(prepared, function.__self__)
+    try:
+        return _Preparation(function).result()  # type: ignore[arg-type]
+    except _CannotBePrepared:
+        return function
+
+
+class _CannotBePrepared(Exception):
+    pass
+
+
+class _Preparation:
+    """Translates one function.
+
+    Attributes:
+        names: the function's variables, by register.
+        temporaries: registers of values that have no name, freed behind the statement that reads them.
+        parts: definitions of the functions for statements of other forms, compiled together at the end.
+    """
+
+    def __init__(self, function: FunctionType) -> None:
+        self.scope = function.__globals__
+        self.file = function.__code__.co_filename
+        definition = _definition(function.__code__)
+        parameters = [argument.arg for argument in definition.args.args]
+        stored = [node.id for node in ast.walk(definition) if isinstance(node, ast.Name) and not _is_read(node)]
+        self.names = {name: number for number, name in enumerate(dict.fromkeys([*parameters, *stored]))}
+        self.count = len(self.names)
+        self.num_parameters = len(parameters)
+        self.operations: list[Operation] = []
+        self.temporaries: list[int] = []
+        self.parts: list[ast.stmt] = []
+        self.results: list[Any] = []
+        *body, last = definition.body
+        for statement in body:
+            self.translate(statement)
+        if not (isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple)):
+            raise _CannotBePrepared
+        self.results = [self.operand(value) for value in last.value.elts]
+
+    def result(self) -> _C.PreparedCall:
+        functions: dict[str, Any] = {}
+        exec(compile(ast.Module(self.parts, []), self.file, "exec"), self.scope, functions)
+        operations = [
+            ("call", functions[operation[1]], *operation[2:]) if operation[0] == "call" else operation
+            for operation in self.operations
+        ]
+        return _C.PreparedCall(self.count, self.num_parameters, tuple(operations), tuple(self.results))
+
+    # Statements -------------------------------------------------------------------------------------------------------
+
+    def translate(self, statement: ast.stmt) -> None:
+        match statement:
+            case ast.Pass():
+                pass
+            case ast.Delete(targets):
+                for target in targets:
+                    self.operations.append(("free", self.names[_name(target)]))
+            case ast.With([ast.withitem(ast.Call(guard, [ast.Constant(int(index))]), None)], body) if (
+                ast.unparse(guard) == f"torch.{device_type()}._DeviceGuard"
+            ):
+                self.operations.append(("enter", index))
+                for inner in body:
+                    self.translate(inner)
+                self.operations.append(("exit",))
+            case ast.Assign([target], value):
+                self.translate_assignment(statement, target, value)
+            case ast.Expr(ast.Call() as call):
+                self.translate_call(statement, call)
+            case ast.Expr() | ast.Assert() | ast.AugAssign() | ast.AnnAssign():
+                self.translate_to_python(statement)
+            case _:
+                raise _CannotBePrepared
+        self.operations += [("free", register) for register in self.temporaries]
+        self.temporaries.clear()
+
+    def translate_assignment(self, statement: ast.stmt, target: ast.expr, value: ast.expr) -> None:
+        match target, value:
+            case ast.Tuple(elements), ast.Name(name) if name in self.names and all(
+                isinstance(element, ast.Name) for element in elements
+            ):
+                registers = [self.names[_name(element)] for element in elements]
+                self.operations.append(("unpack", registers, self.names[name]))
+            case ast.Name(to), ast.Name(name) if name in self.names:
+                self.operations.append(("copy", self.names[to], self.names[name]))
+            case ast.Name(to), ast.Call(ast.Name(called), arguments, []) if called not in self.names:
+                if not self.translate_making(self.names[to], self.scope.get(called), arguments):
+                    self.translate_to_python(statement)
+            case _:
+                self.translate_to_python(statement)
+
+    def translate_making(self, to: int, function: object, arguments: list[ast.expr]) -> bool:
+        """Whether `to = function(arguments)` has one of the forms; if so, it is translated."""
+        match function, arguments:
+            case guards.copy_if_misaligned, [ast.Name(name)] if self.names.get(name) == to:
+                self.operations.append(("align", function, to))
+            case guards._empty_strided_mtia, [ast.Tuple(sizes), ast.Tuple(strides), dtype]:
+                value = eval(ast.unparse(dtype), self.scope)
+                if not isinstance(value, torch.dtype):
+                    return False
+                self.operations.append(("allocate", to, self.operands(sizes), self.operands(strides), value))
+            case guards._reinterpret_tensor, [ast.Name(name), ast.Tuple(sizes), ast.Tuple(strides), offset] if (
+                name in self.names
+            ):
+                layout = (self.operands(sizes), self.operands(strides), self.operand(offset))
+                self.operations.append(("view", to, self.names[name], *layout))
+            case _C._current_raw_stream, [ast.Constant(int(index))]:
+                self.operations.append(("stream", to, index))
+            case _:
+                return False
+        return True
+
+    def translate_call(self, statement: ast.stmt, call: ast.Call) -> None:
+        match call:
+            case ast.Call(ast.Attribute(ast.Name(name), "clear"), [], []) if name in self.names:
+                self.operations.append(("clear", self.names[name]))
+            case ast.Call(
+                ast.Name(called), [ast.Name(name), ast.Tuple(sizes), ast.Tuple(strides), ast.Constant(str(what))], []
+            ) if name in self.names and self.scope.get(called) is guards.assert_size_stride:
+                layout = (self.operands(sizes), self.operands(strides))
+                self.operations.append(("check", guards.assert_size_stride, self.names[name], *layout, what))
+            case ast.Call(
+                ast.Attribute(ast.Name(called), "run"), arguments, [ast.keyword("stream", ast.Name(stream))]
+            ) if stream in self.names and isinstance(self.scope.get(called), CachingAutotuner):
+                operands = self.operands(arguments)
+                self.operations.append(("launch", self.scope[called], operands, self.names[stream]))
+            case _:
+                self.translate_to_python(statement)
+
+    def translate_to_python(self, statement: ast.stmt) -> None:
+        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id in self.names]
+        written = list(dict.fromkeys(node.id for node in names if not _is_read(node)))
+        read = [node.id for node in names if _is_read(node)]
+        if isinstance(statement, ast.AugAssign):
+            read += written
+        values: list[ast.expr] = [ast.Name(name, ast.Load()) for name in written]
+        returned = ast.Return(values[0] if len(values) == 1 else ast.Tuple(values, ast.Load()))
+        self.call_python(statement, read, [statement, returned], [self.names[name] for name in written])
+
+    def call_python(self, at: ast.stmt | ast.expr, read: list[str], body: list[ast.stmt], to: list[int]) -> None:
+        """Has `body` executed, as the body of a function of the variables that it reads."""
+        if any(isinstance(node, (ast.Lambda, ast.comprehension, ast.NamedExpr)) for node in ast.walk(at)):
+            raise _CannotBePrepared  # whose variables are others
+        read = list(dict.fromkeys(read))
+        name = f"part_{len(self.parts)}"
+        arguments = ast.arguments([], [ast.arg(name) for name in read], None, [], [], None, [])
+        part = ast.FunctionDef(name, arguments, body, [])
+        for new in (part, body[-1]):
+            ast.copy_location(new, at)
+        self.parts.append(ast.fix_missing_locations(part))
+        self.operations.append(("call", name, [(self.names[name],) for name in read], to))
+
+    # What they read ---------------------------------------------------------------------------------------------------
+
+    def operands(self, values: list[ast.expr]) -> list[Any]:
+        return [self.operand(value) for value in values]
+
+    def operand(self, value: ast.expr) -> Any:
+        """A register, as a tuple of its number, or a constant. What is more than that goes to a register first."""
+        match value:
+            case ast.Constant() | ast.UnaryOp(ast.USub(), ast.Constant(int() | float())):
+                return ast.literal_eval(value)
+            case ast.Name(name) if name in self.names:
+                return (self.names[name],)
+        register = self.count
+        self.count += 1
+        self.temporaries.append(register)
+        match value:
+            case ast.Call(ast.Name(called), arguments, []) if called not in self.names and self.translate_making(
+                register, self.scope.get(called), arguments
+            ):
+                pass
+            case _:
+                read = [n.id for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in self.names]
+                self.call_python(value, read, [ast.Return(value)], [register])
+        return (register,)
+
+
+def _definition(code: CodeType) -> ast.FunctionDef:
+    """The function's source, with the lines that it has in its file."""
+    try:
+        lines = Path(code.co_filename).read_text().splitlines(keepends=True)
+    except OSError as error:
+        raise _CannotBePrepared from error
+    first = code.co_firstlineno - 1
+    indent = _indent(lines[first])
+    inside = range(first + 1, len(lines))
+    last = next((i for i in inside if lines[i].strip() and _indent(lines[i]) <= indent), len(lines))
+    [definition] = ast.parse(textwrap.dedent("".join(lines[first:last]))).body
+    if not isinstance(definition, ast.FunctionDef):
+        raise _CannotBePrepared
+    ast.increment_lineno(definition, first)
+    return definition
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _is_read(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Load)
+
+
+def _name(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    raise _CannotBePrepared
