@@ -212,8 +212,18 @@ def program_of_one_kernel(x: torch.Tensor) -> torch.Tensor:
     return x.sin() + 1
 
 
+def program_of_ten_kernels(x: torch.Tensor) -> torch.Tensor:
+    """Each needs all that the one before gave."""
+    for index in range(10):
+        x = (x + index).softmax(index % 2)
+    return x
+
+
 class OneKernel(torch.nn.Module):
     forward = staticmethod(program_of_one_kernel)
+
+
+Make = Callable[[tuple[torch.Tensor, ...]], Callable[..., Any]]
 
 
 def compiled(_operands: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
@@ -221,30 +231,44 @@ def compiled(_operands: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
     return torch.compile(program_of_one_kernel)
 
 
+def ten_compiled(_operands: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(program_of_ten_kernels)
+
+
 def packaged(operands: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
     program = torch.export.export(OneKernel(), operands)
     return torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package(program))
 
 
-def one_kernel(device: str, make: Callable[[tuple[torch.Tensor, ...]], Callable[..., Any]]) -> Side:
-    operands = (torch.linspace(0, 1, 16).to(device),)
+def call_side(device: str, make: Make, shape: tuple[int, ...]) -> Side:
+    operands = (torch.linspace(0, 1, 16).view(shape).to(device),)
     return compiled_side(device, make(operands), operands, lambda result: result, CALLS)
 
 
-def call_case(what: str, ours: Callable[..., Any], peer_device: str, peer: Callable[..., Any], peer_name: str) -> Case:
+def call_case(
+    what: str,
+    ours: Make,
+    peer_device: str,
+    peer: Make,
+    peer_name: str,
+    shape: tuple[int, ...] = (16,),
+    bar: float = 1.0,
+) -> Case:
     return Case(
         f"a call of {what} on 16 elements",
-        ours=lambda: one_kernel(DEVICE, ours),
-        peer=lambda: one_kernel(peer_device, peer),
+        ours=lambda: call_side(DEVICE, ours, shape),
+        peer=lambda: call_side(peer_device, peer, shape),
         operations=CALLS,
         peer_name=peer_name,
-        bar=NOT_SLOWER,
+        bar=Bar(ratio=bar),
         group=CALL_GROUP,
     )
 
 
 CALL_CASES = (
     call_case("one kernel", compiled, "cpu", compiled, "inductor"),
+    call_case("ten kernels", ten_compiled, "cpu", ten_compiled, "inductor", (4, 4), 1.5),
     call_case("a package of one kernel", packaged, "cpu", packaged, "a package on the CPU"),
     call_case("a package of one kernel", packaged, DEVICE, compiled, "the Python wrapper"),
 )

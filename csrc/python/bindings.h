@@ -15,6 +15,9 @@ void bind_device_guard(pybind11::module_& module);
 // _bind_stream_backend(): adds StreamBackend(engine, name, timeout), a backend of process groups.
 void bind_distributed(pybind11::module_& module);
 
+// _make_get_current_stream and others, which make functions that Dynamo calls before a graph: see dynamo.cpp.
+void bind_dynamo(pybind11::module_& module);
+
 // _empty_strided(sizes, strides, dtype), with which code that Inductor generates allocates (wrapper.py in
 // torch/_inductor/codegen): torch.empty_strided on the current device, quicker, with no Python arguments to parse but
 // tuples of ints and a dtype.

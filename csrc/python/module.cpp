@@ -112,6 +112,7 @@ PYBIND11_MODULE(_C, m) {
   bind_device_module(m);
   bind_device_guard(m);
   bind_distributed(m);
+  bind_dynamo(m);
   bind_triton_launcher(m);
   bind_empty_strided(m);
   bind_fast_launcher(m);

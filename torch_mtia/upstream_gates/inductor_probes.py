@@ -124,14 +124,51 @@ def finds_launchers_with_python(run: Function) -> bool:
 
     tuner = triton_heuristics.CachingAutotuner.__new__(triton_heuristics.CachingAutotuner)
     tuner._cached_launcher = dict
+    return triton_heuristics.__file__ in _files_entered(lambda: run(tuner, stream=0))
+
+
+def asks_for_streams_in_python(get_current_stream: Function) -> bool:
+    from torch._dynamo import utils
+
+    return utils.__file__ in _files_entered(lambda: get_current_stream(torch.device(DEVICE, 0)))
+
+
+def keeps_streams_in_python(store: Function) -> bool:
+    from torch._dynamo import graph_bytecode_inputs
+
+    kept = dict(graph_bytecode_inputs.index_to_external_object_weakref)
+    try:
+        return graph_bytecode_inputs.__file__ in _files_entered(store)
+    finally:
+        graph_bytecode_inputs.index_to_external_object_weakref.update(kept)
+
+
+def begins_records_in_python(enter: Function) -> bool:
+    from torch._dynamo import utils
+
+    return utils.__file__ in _files_entered(enter)
+
+
+def ends_records_in_python(leave: Function) -> bool:
+    from torch._dynamo import utils
+
+    def end() -> None:
+        with contextlib.suppress(AttributeError):  # of what is no record
+            leave(None)
+
+    return utils.__file__ in _files_entered(end)
+
+
+def _files_entered(call: Callable[[], object]) -> list[str]:
+    """The source files of the Python functions that it calls."""
     files: list[str] = []
     before = sys.getprofile()
     sys.setprofile(lambda frame, *_: files.append(frame.f_code.co_filename))
     try:
-        run(tuner, stream=0)
+        call()
     finally:
         sys.setprofile(before)
-    return triton_heuristics.__file__ in files
+    return files
 
 
 def leaves_workers_without(environment: Callable[[], dict[str, str]]) -> bool:

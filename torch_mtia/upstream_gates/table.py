@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from torch_mtia import _C, multiprocessing, torch_version
+from torch_mtia import multiprocessing, torch_version
 from torch_mtia.door import device_type
 from torch_mtia.inductor import decompositions
 from torch_mtia.upstream_gates import (
@@ -23,10 +23,12 @@ from torch_mtia.upstream_gates import (
     quantization,
     random_state,
 )
+from torch_mtia.upstream_gates.calls_table import CALL_GATES
 from torch_mtia.upstream_gates.distributed_table import DISTRIBUTED_GATES
 from torch_mtia.upstream_gates.gate import Gate
 
 GATES: tuple[Gate, ...] = (
+    *CALL_GATES,
     *DISTRIBUTED_GATES,
     device_lists.device_list(
         "_get_capturable_supported_devices",
@@ -223,28 +225,6 @@ GATES: tuple[Gate, ...] = (
         "_is_valid_woq_optimization_pattern",
         "torch._inductor.fx_passes.quantization",
         "A product with a converted int8 weight, scaled, becomes one operator on devices that it lists.",
-    ),
-    Gate(
-        name="CachingAutotuner._build_fast_launcher",
-        modules=("torch._inductor.runtime.triton_heuristics",),
-        why="Once the configuration of a kernel is chosen, a builtin function launches it on CUDA, elsewhere one in "
-        "Python.",
-        replace=inductor.builtin_launchers,
-        is_needed=inductor_probes.launches_with_python,
-    ),
-    Gate(
-        name="CachingAutotuner.run",
-        modules=("torch._inductor.runtime.triton_heuristics",),
-        why="What finds that launcher and calls it is Python too, and takes longer than to launch.",
-        replace=inductor.builtin_run,
-        is_needed=inductor_probes.finds_launchers_with_python,
-    ),
-    Gate(
-        name="_DeviceGuard",
-        modules=("torch.mtia",),
-        why="Generated code enters the device by a class of Python; `torch.cuda` has a quicker one for it.",
-        replace=lambda _original: _C.DeviceGuard,
-        is_needed=lambda original: original is None,
     ),
     Gate(
         name="inductor_choices_class",

@@ -1,0 +1,30 @@
+"""What compiled code calls before each graph, as builtin functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_mtia import _C
+
+Function = Callable[..., Any]
+
+
+def get_current_stream(original: Function) -> Function:
+    return _C._make_get_current_stream(original)
+
+
+def store_weak_references(_original: Function) -> Function:
+    from torch._dynamo import graph_bytecode_inputs
+
+    return _C._make_store_weak_references(graph_bytecode_inputs.index_to_external_object_weakref)
+
+
+def record_enter(original: Function) -> Function:
+    from torch.autograd import profiler
+
+    return _C._make_record_enter(original, vars(profiler))
+
+
+def record_exit(original: Function) -> Function:
+    return _C._make_record_exit(original)
