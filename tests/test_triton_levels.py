@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
+from scipy import special
 from triton_language import tensors_on_mtia  # noqa: F401
 
 from torch_mtia.triton.architecture import usable
@@ -36,6 +38,53 @@ def test_conversions_masks_and_rounding(level: str) -> None:
     assert torch.equal(half, x.half())
     assert torch.equal(brain, x.bfloat16())
     assert torch.equal(back, half.float() + x.floor())
+
+
+@triton.jit
+def narrowing_kernel(x, z, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(z + i, tl.load(x + i).to(z.dtype.element_ty))
+
+
+@pytest.mark.parametrize("block", [8, 1024])
+@pytest.mark.parametrize("mixed", [False, True], ids=["neighbours", "mixed"])
+def test_every_bfloat16_and_what_lies_between_rounds_to_the_nearest_even(level: str, mixed: bool, block: int) -> None:
+    high, low = np.arange(1 << 16, dtype=np.uint32), np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=np.uint32)
+    bits = (high << 16 | low[:, None]).ravel()
+    if mixed:  # subnormal numbers, infinities and NaNs among others
+        np.random.default_rng(0).shuffle(bits)
+    numbers = bits.view(np.float32)
+    expected = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    expected[np.isnan(numbers)] = (bits[np.isnan(numbers)] >> 16 | 0x40).astype(np.uint16)  # quiet, with its sign
+    x = torch.from_numpy(numbers).to("mtia")
+    z = torch.zeros(bits.size, dtype=torch.bfloat16)
+    narrowing_kernel[(bits.size // block,)](x, z, N=block, arch=level)
+    np.testing.assert_array_equal(z.cpu().view(torch.int16).numpy().view(np.uint16), expected)
+
+
+@triton.jit
+def error_function_kernel(x, z, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(z + i, tl.erf(tl.load(x + i)))
+
+
+@pytest.mark.parametrize("block", [8, 1024])
+def test_the_error_function(level: str, block: int) -> None:
+    magnitudes = np.concatenate([np.linspace(0, 4.5, 1 << 15), np.geomspace(1e-38, 1e38, 1 << 15)]).astype(np.float32)
+    numbers = np.concatenate([magnitudes, -magnitudes])
+    numbers[:4] = [0.0, np.nan, np.inf, 1e-45]
+    numbers[magnitudes.size :][:4] = [-0.0, -np.nan, -np.inf, -1e-45]
+    z = torch.zeros(numbers.size)
+    error_function_kernel[(numbers.size // block,)](torch.from_numpy(numbers).to("mtia"), z, N=block, arch=level)
+    actual, exact = z.cpu().numpy(), special.erf(numbers.astype(np.float64))
+    known = ~np.isnan(numbers)
+    np.testing.assert_array_equal(np.isnan(actual), ~known)
+    unit = np.maximum(np.abs(exact) * 2.0**-23, 2.0**-149)
+    assert np.max(np.abs(actual - exact)[known] / unit[known]) < 1.2
+    positive, negative = np.split(actual.view(np.uint32), 2)
+    np.testing.assert_array_equal(negative[known[: magnitudes.size]], positive[known[: magnitudes.size]] | 1 << 31)
+    assert np.abs(actual[known]).max() == 1.0
+    assert (actual[numbers > 4] == 1.0).all()
 
 
 @triton.jit

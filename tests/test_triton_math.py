@@ -175,7 +175,7 @@ def test_special_values(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["tanh", "sinh", "asinh", "atan", "asin", "atanh", "expm1", "log1p", "cbrt"])
+@pytest.mark.parametrize("name", ["tanh", "sinh", "asinh", "atan", "asin", "atanh", "expm1", "log1p", "cbrt", "erf"])
 def test_an_odd_function_keeps_the_sign_of_zero(name: str, dtype: torch.dtype) -> None:
     x = torch.zeros(N, dtype=dtype)
     x[::2] = -0.0

@@ -391,7 +391,7 @@ def test_stores_share_what_they_read_and_compute() -> None:
     tensors = [torch.randn(512) for _ in range(4)]
     compiled = two_stores_kernel[(1,)](*tensors, 200, N=256)
     reads = compiled.asm["llir"].count("= load <")
-    assert reads == 2 + 3, "of two operands, and of three buffers for pointers that overlap"
+    assert reads == 2 + 3 * 2, "of two operands, and, two strips in a round, of three buffers for pointers that overlap"
 
 
 def test_indices_are_read_before_a_block_behind_a_return_overwrites_them() -> None:
@@ -491,4 +491,4 @@ def test_what_is_fetched_ahead_is_not_looked_up_behind_the_end_of_a_buffer() -> 
     compiled = kernel[(1,)](z, x, order, ROWS=64, COLUMNS=16)
     assert torch.equal(z, torch.cat([order.int() * 3, x.view(64, 3, 16)[:, 0].flatten()]))
     assert re.search(r"loads %\d+\n +reads %rows\w* from", compiled.asm["plan"])
-    assert compiled.asm["llir"].count("call void @llvm.prefetch") == 1  # of `order`
+    assert compiled.asm["llir"].count("call void @llvm.prefetch") == 2  # of `order`, two strips in a round

@@ -127,7 +127,7 @@ strips of 16 lanes, 0 bytes of scratch memory
       keeps %powers_8 in #1
       in any order, 4 accumulators of 16 lanes
   7 store %5 to %2
-      over 1024, 16 at a time
+      over 1024, 16 at a time, 2 strips in a round
       reads %powers_8 from #1
       ends along dimension 0 where %mask_0 is false
       past the caches if 4096 <= programs
@@ -189,7 +189,7 @@ strips of 16 lanes, 0 bytes of scratch memory
  13 %scale_15 = arith.divf %scale, %scale_14
  14 %2 = tt.addptr %out, %row_1
  15 store %10 to %4
-      over 1024, 16 at a time
+      over 1024, 16 at a time, 2 strips in a round
       loads %row_5, %9
       ends along dimension 0 where %mask_0 is false
       at once if (%row_2 == %2) or (((%row_2 + 4096) <= %2) or ((%2 + 4096) <= %row_2))
@@ -198,7 +198,7 @@ strips of 16 lanes, 0 bytes of scratch memory
         and not((%row_2 == %2) or (%weight == %2))
       otherwise by way of #1
  16     store #1 to %4
-          over 1024, 16 at a time
+          over 1024, 16 at a time, 2 strips in a round
           ends along dimension 0 where %mask_0 is false
  17 return
 """,
@@ -217,14 +217,14 @@ strips of 16 lanes, 0 bytes of scratch memory
   1 %0 = 32
   2 %1 = 0
   3 evaluate %total -> #1
-      over 32 x 64, 16 at a time along dimension 1
+      over 32 x 64, 16 at a time along dimension 1, 2 strips in a round
   4 for %_ from %1 to %K by %0
       carries %at_a moved from %15 by %3, then %at_a_5
       carries %at_b moved from %22 by %2, then %at_b_6
       carries %total_1 in #1, from %total, then %total_4
     do
   5     evaluate %total_3 -> #2
-          over 32 x 64, 16 at a time along dimension 1
+          over 32 x 64, 16 at a time along dimension 1, 2 strips in a round
           loads %total_3
           moves %at_b from %22
   6     multiply #1 += %total_2 @ #2
@@ -235,7 +235,7 @@ strips of 16 lanes, 0 bytes of scratch memory
           moves %at_a from %15
           moves %at_b from %22
   7 store %total_0#2 to %26
-      over 32 x 64, 16 at a time along dimension 1
+      over 32 x 64, 16 at a time along dimension 1, 2 strips in a round
       reads %total_0#2 from #1
       outside of the innermost loop: %24
   8 return
@@ -256,13 +256,13 @@ strips of 16 lanes, 0 bytes of scratch memory
       over 32 x 32, 16 at a time along dimension 0, written along 1
       loads %17
   2 store %17 to %10
-      over 32 x 32, 16 at a time along dimension 1
+      over 32 x 32, 16 at a time along dimension 1, 2 strips in a round
       reads %17 from #2
       outside of the innermost loop: %7
       at once if ((%x + 4096) <= %out) or ((%out + 4096) <= %x)
       otherwise by way of #1
   3     store #1 to %10
-          over 32 x 32, 16 at a time along dimension 1
+          over 32 x 32, 16 at a time along dimension 1, 2 strips in a round
           outside of the innermost loop: %7
   4 return
 """,
@@ -285,26 +285,26 @@ strips of 16 lanes, 131072 bytes of scratch memory
       over 128 x 128, 16 at a time along dimension 0, written along 1
       loads %19
   3 store %19 to %12
-      over 128 x 128, 16 at a time along dimension 1
+      over 128 x 128, 16 at a time along dimension 1, 2 strips in a round
       reads %19 from #2
       outside of the innermost loop: %9
       at once if ((%x + 65536) <= %out) or ((%out + 65536) <= %x)
       otherwise by way of #1
   4     store #1 to %12
-          over 128 x 128, 16 at a time along dimension 1
+          over 128 x 128, 16 at a time along dimension 1, 2 strips in a round
           outside of the innermost loop: %9
   5 %out_0 = tt.addptr %out, %1
   6 evaluate %25 -> #4, in squares turned in registers
       over 128 x 128, 16 at a time along dimension 0, written along 1
       loads %25
   7 store %25 to %23
-      over 128 x 128, 16 at a time along dimension 1
+      over 128 x 128, 16 at a time along dimension 1, 2 strips in a round
       reads %25 from #4
       outside of the innermost loop: %21
       at once if ((%x + 131072) <= %out_0) or ((%out_0 + 65536) <= (%x + 65536))
       otherwise by way of #3
   8     store #3 to %23
-          over 128 x 128, 16 at a time along dimension 1
+          over 128 x 128, 16 at a time along dimension 1, 2 strips in a round
           outside of the innermost loop: %21
   9 return
 """,
@@ -345,7 +345,7 @@ strips of 16 lanes, 0 bytes of scratch memory
       loads %13
       in any order, 4 strips side by side
   2 store %14 to %6
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       reads %14 from #1
   3 return
 """,
@@ -381,7 +381,7 @@ strips of 16 lanes, 0 bytes of scratch memory
       over 4 x 64, 4 at a time along dimension 0
       loads %4
   2 store %5 to %1
-      over 4 x 64, 16 at a time along dimension 1
+      over 4 x 64, 16 at a time along dimension 1, 2 strips in a round
       reads %5 from #1
       outside of the innermost loop: %place_2
   3 return

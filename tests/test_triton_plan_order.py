@@ -123,18 +123,18 @@ strips of 16 lanes, 0 bytes of scratch memory
   2 %1 = 3
   3 %2 = 0
   4 evaluate %values_1 -> #1
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       loads %values_1
   5 for %_ from %2 to %1 by %0
       carries %values_5 in #1, from %values_1, then %values_6
     do
   6     %values_6 = tt.gather %values_5, %values_3 with #1, #2
-          over 64, 16 at a time
+          over 64, 16 at a time, 2 strips in a round
   7     evaluate %values_6 -> #1
-          over 64, 16 at a time
+          over 64, 16 at a time, 2 strips in a round
           reads %values_6 from #2
   8 store %values_4 to %6
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       reads %values_4 from #1
   9 return
 """,
@@ -153,18 +153,18 @@ strips of 16 lanes, 0 bytes of scratch memory
   1 %0 = 1
   2 %1 = 0
   3 evaluate %4 -> #1, %7 -> #2
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       loads %4, %7
   4 for %_ from %1 to %n by %0
       carries %one in #1, from %4, then %other_0
       carries %other_0 in #2, from %7, then %one
     do
   5     evaluate %other_0 -> #1, %one -> #2
-          over 64, 16 at a time
+          over 64, 16 at a time, 2 strips in a round
           reads %other_0 from #2
           reads %one from #1
   6 store %other#0 to %9
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       reads %other#0 from #1
   7 return
 """,
@@ -181,7 +181,7 @@ strips of 16 lanes, 0 bytes of scratch memory
 #2: 16 x i32 on the stack, steps 2 to 3
 
   1 evaluate %6 -> #1
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       loads %6
   2 %7 = tt.histogram %6 with #1, #2
       over 16, 16 at a time
@@ -203,7 +203,7 @@ strips of 16 lanes, 0 bytes of scratch memory
 #1: 64 x f32 on the stack, steps 1 to 2
 
   1 evaluate %7 -> #1
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       loads %7
   2 %8 = tt.atomic_rmw %4, %7, %0
       over 64, one by one
@@ -224,7 +224,7 @@ strips of 16 lanes, 0 bytes of scratch memory
 
   1 %1 = arith.sitofp %limit
   2 evaluate %values_1 -> #1
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       loads %values_1
   3 while
       carries %values_5 in #1, from %values_1, then %values_4
@@ -235,14 +235,14 @@ strips of 16 lanes, 0 bytes of scratch memory
           in any order, 2 accumulators of 16 lanes
   5     %5 = arith.cmpf olt %4, %1
   6     evaluate %values_5 -> #2
-          over 64, 16 at a time
+          over 64, 16 at a time, 2 strips in a round
           reads %values_5 from #1
     do, if %5
   7     evaluate %values_4 -> #1
-          over 64, 16 at a time
+          over 64, 16 at a time, 2 strips in a round
           reads %values_3 from #2
   8 store %values_2 to %3
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       reads %values_2 from #2
   9 return
 """,
@@ -261,19 +261,19 @@ strips of 16 lanes, 0 bytes of scratch memory
   1 %0 = 0
   2 %1 = arith.cmpi sgt %flag, %0
   3 evaluate %values_1 -> #1
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       loads %values_1
   4 if %1, for %2 -> #2
     then
   5     evaluate %values_2 -> #2
-          over 64, 16 at a time
+          over 64, 16 at a time, 2 strips in a round
           reads %values_1 from #1
     else
   6     evaluate %values_1 -> #2
-          over 64, 16 at a time
+          over 64, 16 at a time, 2 strips in a round
           reads %values_1 from #1
   7 store %2 to %4
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       reads %2 from #2
   8 return
 """,
@@ -299,12 +299,12 @@ strips of 16 lanes, 0 bytes of scratch memory
   6 return
     ^2():
   7 store %6 to %3
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       loads %6
       at once if (%x == %out) or (((%x + 256) <= %out) or ((%out + 256) <= %x))
       otherwise by way of #1
   8     store #1 to %3
-          over 64, 16 at a time
+          over 64, 16 at a time, 2 strips in a round
   9 return
 """,
         )
@@ -319,14 +319,14 @@ strips of 16 lanes, 0 bytes of scratch memory
 #1: 1024 x f32 on the stack, steps 1 to 2
 
   1 store %6 to %2
-      over 1024, 16 at a time
+      over 1024, 16 at a time, 2 strips in a round
       loads %5
       at once if (%y == %x) or (((%y + 4096) <= %x) or ((%x + 4096) <= %y))
       past the caches if 4096 <= programs
         and not(%y == %x)
       otherwise by way of #1
   2     store #1 to %2
-          over 1024, 16 at a time
+          over 1024, 16 at a time, 2 strips in a round
   3 return
 """,
         )
@@ -342,16 +342,16 @@ strips of 16 lanes, 0 bytes of scratch memory
 #2: 64 x f32 on the stack, steps 1 to 3
 
   1 store %3 to %2, %6 to %5
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       loads %values_1
       at once if (%z == %x) or (((%z + 256) <= %x) or ((%x + 256) <= %z))
         and (%z == %y) or (((%z + 256) <= %y) or ((%y + 256) <= %z))
         and (%x == %y) or (((%x + 256) <= %y) or ((%y + 256) <= %x))
       otherwise by way of #1, #2
   2     store #1 to %2
-          over 64, 16 at a time
+          over 64, 16 at a time, 2 strips in a round
   3     store #2 to %5
-          over 64, 16 at a time
+          over 64, 16 at a time, 2 strips in a round
   4 return
 """,
         )
@@ -367,19 +367,19 @@ strips of 16 lanes, 0 bytes of scratch memory
 #2: 64 x f32 on the stack, steps 3 to 4
 
   1 evaluate %values_1 -> #1
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       loads %values_1
   2 store %3 to %2
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       reads %values_1 from #1
   3 store %5 to %values_0
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       loads %4
       reads %values_1 from #1
       at once if (%y == %x) or (((%y + 256) <= %x) or ((%x + 256) <= %y))
       otherwise by way of #2
   4     store #2 to %values_0
-          over 64, 16 at a time
+          over 64, 16 at a time, 2 strips in a round
   5 return
 """,
         )
@@ -394,13 +394,13 @@ strips of 16 lanes, 0 bytes of scratch memory
 #1: 128 x f32 on the stack, steps 1 to 3
 
   1 evaluate %both_1 -> #1
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       loads %both_1
   2 evaluate %both_4 -> #1+4
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       loads %both_4
   3 store %both_5 to %2
-      over 128, 16 at a time
+      over 128, 16 at a time, 2 strips in a round
       reads %both_5 from #1
   4 return
 """,
@@ -414,7 +414,7 @@ kernel assertion(%x: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
 
   1 tt.assert %1
-      over 64, 16 at a time
+      over 64, 16 at a time, 2 strips in a round
       loads %values_2
   2 return
 """,

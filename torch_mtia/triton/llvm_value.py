@@ -111,6 +111,11 @@ def constant_vector(values: Sequence[int], element: str) -> Value:
     return Value("<" + ", ".join(f"{element} {value}" for value in values) + ">", vector_type(len(values), element))
 
 
+def floating_vector(values: Sequence[float], element: str) -> Value:
+    listed = ", ".join(f"{element} {float_literal(value, element)}" for value in values)
+    return Value(f"<{listed}>", vector_type(len(values), element))
+
+
 def iota(lanes: int, element: str) -> Value:
     return constant_vector(range(lanes), element)
 

@@ -9,6 +9,7 @@ from torch_mtia.triton.emit.ends import first_beyond
 from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.strip import ZERO, Strip
 from torch_mtia.triton.lanes import Index, Lane
+from torch_mtia.triton.llvm_value import integer
 from torch_mtia.triton.plan.plan import Nest
 
 Cache = Mapping[tuple[object, ...], Lane]
@@ -24,15 +25,17 @@ def loop_over(env: Environment, nest: Nest, body: Callable[[Strip], None]) -> No
     b, shape, dim = env.b, nest.shape, nest.dim
     ends = {d: first_beyond(env, nest.sources, end) for d, end in nest.ends.items()}
     index: list[Lane | None] = [None] * len(shape)
-    with contextlib.ExitStack() as stack, env.repeated(nest.strips):
+    with contextlib.ExitStack() as stack, env.repeated(nest.strips // nest.together):
         for d, size in enumerate(shape):
             if d != dim:
                 index[d] = Lane(stack.enter_context(b.loop(0, size, 1, ends.get(d))))
         outer = hoist(env, nest, index)
-        along = stack.enter_context(b.loop(0, shape[dim], max(nest.lanes, 1), ends.get(dim)))
-        index[dim] = Lane(along, 1 if nest.lanes else 0)
-        with env.counted():
-            body(Strip(env, nest.sources, complete(index), nest.lanes, nest.saves, outer))
+        width = max(nest.lanes, 1)
+        first = stack.enter_context(b.loop(0, shape[dim], nest.together * width, ends.get(dim)))
+        for number in range(nest.together):
+            index[dim] = Lane(b.add(first, integer(number * width, "i32")), 1 if nest.lanes else 0)
+            with env.counted():
+                body(Strip(env, nest.sources, complete(index), nest.lanes, nest.saves, outer))
 
 
 def hoist(env: Environment, nest: Nest, index: Sequence[Lane | None]) -> Cache:

@@ -118,6 +118,7 @@ class Nest:
     saves: Mapping[Value, Buffer] = dataclasses.field(default_factory=dict)  # written when they are first evaluated
     hoisted: tuple[tuple[Value, Dims], ...] = ()  # evaluated outside of the innermost loop, at these dimensions
     ends: Mapping[int, End] = dataclasses.field(default_factory=dict)  # by dimension
+    together: int = 1  # strips in a round of the innermost loop
 
     @property
     def strips(self) -> int:

@@ -38,6 +38,8 @@ from torch_mtia.triton.plan.plan import (
 )
 
 MAX_STORES = 4  # in a nest
+LIGHT = 20  # the cost of a strip below which
+STRIPS_TOGETHER = 2  # are in one round of a loop
 STACK_LIMIT = 16 << 10  # bytes of one buffer
 STACK_TOTAL = 48 << 10
 
@@ -304,8 +306,9 @@ class Planner:
         buffers = {value: self.save_buffer(value, dim) for value in saves}
         lanes = 0 if one_by_one else self.lanes_along(shape, dim)
         sources, hoisted = self.sources(roots), self.hoisted(roots, shape, dim, lanes)
+        together = self._together(roots, shape, dim, lanes)
         self.held.update(buffers)
-        return Nest(shape, dim, lanes, tuple(roots), sources, buffers, hoisted, limits)
+        return Nest(shape, dim, lanes, tuple(roots), sources, buffers, hoisted, limits, together)
 
     def plain_nest(self, shape: Shape, dim: int, *, one_by_one: bool = False, roots: Sequence[Value] = ()) -> Nest:
         """Loops in which nothing is kept, and tensors are only read at other places than their own."""
@@ -315,6 +318,13 @@ class Planner:
     def lanes_along(self, shape: Shape, dim: int) -> int:
         width = min(self.lanes, shape[dim])
         return width if width > 1 else 0
+
+    def _together(self, roots: Sequence[Value], shape: Shape, dim: int, lanes: int) -> int:
+        """Strips in a round of the innermost loop: several if what is to be done takes no longer than the loop."""
+        loads = filter(self.strides.is_plain_load, self.available.reach(roots, shape)[0])
+        known = dict.fromkeys(loads, RELOAD)
+        cost = sum(cost_of(root, self.available, self.strides, known) for root in roots)
+        return STRIPS_TOGETHER if lanes and cost < LIGHT and shape[dim] % (STRIPS_TOGETHER * lanes) == 0 else 1
 
     def hoisted(self, roots: Sequence[Value], shape: Shape, inner: int, lanes: int) -> tuple[tuple[Value, Dims], ...]:
         """What does not change in the innermost loop, and the dimensions of the nest that its own are; None where it is
@@ -375,7 +385,8 @@ class Planner:
         else:
             lanes = self.lanes_along(shape, dim)
             hoisted = self.hoisted(roots, shape, dim, lanes)
-            nest = Nest(shape, dim, lanes, tuple(roots), sources, buffers, hoisted)
+            together = self._together(roots, shape, dim, lanes)
+            nest = Nest(shape, dim, lanes, tuple(roots), sources, buffers, hoisted, together=together)
             self.add(Evaluate(nest, tuple(writes)))
         self.held.update(buffers)
         for (value, buffer), (_, target) in zip(writes, work, strict=True):

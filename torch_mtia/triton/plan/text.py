@@ -81,7 +81,7 @@ class _Lines:
         size = " x ".join(map(str, nest.shape))
         along = f" along dimension {nest.dim}" if len(nest.shape) > 1 else ""
         strips = f"{nest.lanes} at a time{along}" if nest.lanes else "one by one"
-        self.add(f"  over {size}, {strips}")
+        self.add(f"  over {size}, {strips}" + (f", {nest.together} strips in a round" if nest.together > 1 else ""))
         self.sources(nest.sources, nest.roots)
         for value, buffer in nest.saves.items():
             self.add(f"  keeps {value} in {self.buffer(buffer)}")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torch_mtia.triton.vecmath.exponential import (
-    exp2_single,
-)
+from torch_mtia.triton.vecmath.exponential import EXP2_SINGLE, nearest_integer, power_of_two
 from torch_mtia.triton.vecmath.number import FUNCTIONS, Number, function, through_double
 
 # Error function -------------------------------------------------------------------------------------------------------
@@ -34,14 +32,63 @@ ERFCX = (
 )  # fmt: skip
 
 
+# The series for sixteen f32 are around the multiples of STEP
+STEP = 0.125
+ENTRIES = 32
+
+
+def _series(center: float) -> list[float]:
+    """The coefficients of erf's series around `center` up to the fifth: derivatives are Hermite's polynomials."""
+    slope = 2 / math.sqrt(math.pi) * math.exp(-center * center)
+    hermite = [1.0, 2 * center]
+    for n in range(1, 4):
+        hermite.append(2 * center * hermite[n] - 2 * n * hermite[n - 1])
+    return [math.erf(center), *(slope * (-1) ** n * hermite[n] / math.factorial(n + 1) for n in range(5))]
+
+
+def _with_fifth(series: list[float], fifth: float) -> list[float]:
+    """The series with another coefficient of r**5. By Chebyshev's polynomial, for |r| <= h = STEP / 2, r**5 is
+    5/4 h**2 r**3 - 5/16 h**4 r, but for at most h**5 / 16."""
+    first, second, third, fourth = series[1:5]
+    rest, h = series[5] - fifth, STEP / 2
+    return [series[0], first - 5 / 16 * h**4 * rest, second, third + 5 / 4 * h**2 * rest, fourth]
+
+
+FIFTH = _series(0.0)[5]  # one for all, which needs no table
+_CENTERED = [_with_fifth(_series(n * STEP), FIFTH) for n in range(ENTRIES - 1)]
+_CENTERED.append(_with_fifth([1.0, 0.0, 0.0, 0.0, 0.0, 0.0], FIFTH))  # from here on erf is 1
+_CENTERED[0][1] -= 1.0  # erf(x) - x: small numbers come out with more digits
+ERF_SERIES = list(zip(*_CENTERED, strict=True))  # coefficient by coefficient
+
+
+def _erf_of_sixteen(x: Number) -> Number:
+    """By the series around the nearest multiple of 1/8; AVX-512 looks up one of 32 numbers for each lane at once."""
+    size = abs(x)
+    last = (ENTRIES - 0.75) * STEP
+    size = size.constant(last).where(size.compare("ogt", last), size)
+    magic = 1.5 * 2.0**23 * STEP  # leaves a multiple of 1/8, and its number in the last bits
+    shifted = size + magic
+    rest = size - (shifted - magic)
+    value, *coefficients = (shifted.looked_up(table) for table in ERF_SERIES)
+    series = x.constant(FIFTH)
+    for coefficient in reversed(coefficients):
+        series = series.fma(rest, coefficient)
+    value = rest.where(rest.compare("ogt", value), value)  # around 0 alone
+    return series.fma(rest, value).sign_of(x)
+
+
 @function("erf")
 def _erf(x: Number) -> Number:
+    if "avx512" in x.b.features and x.value.type == "<16 x float>":
+        return _erf_of_sixteen(x)
     size = abs(x)
     square = x * x
     if x.single:
         near = x.fma(square.polynomial(ERF_SMALL_SINGLE), x)
         t = size.constant(4.0).where(size.compare("ogt", 4.0), size)
-        far = 1.0 - exp2_single(t.polynomial(ERF_LARGE_SINGLE))
+        logarithm = t.polynomial(ERF_LARGE_SINGLE)
+        n, power = nearest_integer(logarithm)  # not below -26: one step is enough
+        far = 1.0 - (logarithm - n).polynomial((1.0, *EXP2_SINGLE)) * power_of_two(n, power)
         return near.where(size.compare("olt", 0.7), far.sign_of(x))
     near = x.fma(square.polynomial(ERF_SMALL_DOUBLE), x)
     far = (1.0 - _erfc_positive(size)).sign_of(x)
