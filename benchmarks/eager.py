@@ -116,6 +116,23 @@ LARGE: tuple[Operator, ...] = (
     ),
 )
 
+# Steps, batch, features; as many hidden ones.
+RECURRENT: tuple[Operator, ...] = tuple(
+    Operator(
+        f"LSTM {steps} x {batch} x {features}, {str(dtype).removeprefix('torch.')}",
+        lambda x, h, c, *weights: torch.lstm(x, (h, c), weights, True, 1, 0.0, False, False, False)[0],
+        lambda steps=steps, batch=batch, features=features, dtype=dtype: [  # type: ignore[misc]
+            normal(steps, batch, features, dtype=dtype),
+            *(normal(1, batch, features, dtype=dtype) for _ in range(2)),
+            *(normal(4 * features, features, dtype=dtype) / 16 for _ in range(2)),
+            *(normal(4 * features, dtype=dtype) for _ in range(2)),
+        ],
+        SUMS if dtype == torch.float32 else BF16_SUMS,
+    )
+    for steps, batch, features in ((512, 1, 64), (512, 8, 128))
+    for dtype in (torch.float32, torch.bfloat16)
+)
+
 SMALL_GROUP = Group("the small operators", Bar(ratio=1.0))
 TRAINING_STEPS = 8  # between two waits for the device
 OPTIMIZER_STEPS = 4
@@ -162,6 +179,7 @@ def training_case(name: str, prepare: Callable[[str], Side]) -> Case:
 CASES = (
     *(operator_case(row, "small ", SMALL_CALLS, Bar(ratio=0.9), SMALL_GROUP, backward=False) for row in SMALL),
     *(operator_case(row, "", row.calls, Bar(ratio=0.95), None, way) for row in LARGE for way in (False, True)),
+    *(operator_case(row, "", row.calls, Bar(ratio=1.0), None, way) for row in RECURRENT for way in (False, True)),
     adamw_case("foreach", Bar(ratio=0.95)),
     adamw_case("fused", Bar()),
     training_case("digits", lambda device: digits_step(device)),

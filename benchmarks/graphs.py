@@ -229,6 +229,7 @@ CASES: Sequence[Case] = (
         f"nn.LSTM over {LSTM_STEPS} steps",
         ours=lambda: captured_side(layer("mtia")),
         peer=lambda: on("cpu", *layer("cpu")),
+        bar=Bar(ratio=1.0),
         tolerance=SUMS,
     ),
 )

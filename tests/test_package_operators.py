@@ -64,6 +64,15 @@ def test_numbers_that_a_call_leaves_out_are_passed(make_package: MakePackage) ->
     torch.testing.assert_close(load(path)(*of_device).cpu(), x.index_add(0, index, values) + 1)
 
 
+def test_a_recurrent_layer_is_one_call(make_package: MakePackage) -> None:
+    layer = nn.LSTM(5, 7, num_layers=2, bidirectional=True)
+    x = torch.randn(6, 3, 5)
+    path = make_package(copy.deepcopy(layer).to("mtia"), x.to("mtia"), **SHORT)
+    result: tuple[Tensor, tuple[Tensor, Tensor]] = load(path)(x.to("mtia"))
+    for ours, theirs in zip((result[0], *result[1]), (layer(x)[0], *layer(x)[1]), strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_number_that_is_read_from_a_tensor_is_not_cut(make_package: MakePackage, dtype: torch.dtype) -> None:
     x, factor = torch.ones(4, device="mtia"), torch.tensor(3.25, dtype=dtype, device="mtia")

@@ -123,6 +123,7 @@ void* MemoryOffer::take(size_t nbytes) {
     piece.taken = true;
     return piece.address;
   }
+  if (refuses_others_) throw Refused{nbytes};
   return nullptr;
 }
 

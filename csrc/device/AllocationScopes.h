@@ -66,6 +66,11 @@ class MemoryOffer {
 
   void add(void* host_address, size_t nbytes);
   void close() { open_ = false; }  // offers nothing any more
+  // From now on an allocation of other bytes raises Refused: to learn what code asks for, before it runs.
+  void refuse_others() { refuses_others_ = true; }
+  struct Refused {
+    size_t nbytes;
+  };
 
  private:
   friend class PassThroughAllocator;
@@ -80,6 +85,7 @@ class MemoryOffer {
   MemoryOffer* const previous_;
   c10::SmallVector<Piece, 4> pieces_;
   bool open_ = true;
+  bool refuses_others_ = false;
 };
 
 }  // namespace torch_mtia

@@ -1,7 +1,8 @@
 """Generates the C functions by which packages of AOTInductor call operators: c_shim_mtia.h, and CShims_*.cpp.
 
-They are those that Inductor takes for granted on every device, `torchgen.aoti.fallback_ops`. They call the dispatcher;
-what is not among them, generated code calls through libtorch's proxy executor, by the operator's schema.
+They are those that Inductor takes for granted on every device, `torchgen.aoti.fallback_ops`, and one that it has a
+lowering for. They call the dispatcher; what is not among them, generated code calls through libtorch's proxy executor,
+by the operator's schema.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from torchgen.gen_aoti_c_shim import gen_aoti_c_shim, get_fallback_op_name
 from torchgen.model import BackendIndex, DispatchKey, NativeFunction, Variant
 
 NUM_SOURCES = 4
+
+_OPERATORS = inductor_fallback_ops | {"aten.mkldnn_rnn_layer.default": {}}
 
 _CATCH = "AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({"
 _SOURCE = """\
@@ -38,7 +41,7 @@ def sources(functions: list[NativeFunction], indices: dict[DispatchKey, BackendI
 
 def _of_packages(functions: list[NativeFunction]) -> list[NativeFunction]:
     by_name = {get_fallback_op_name(function): function for function in functions}
-    return [by_name[name] for name in sorted(by_name.keys() & inductor_fallback_ops.keys())]
+    return [by_name[name] for name in sorted(by_name.keys() & _OPERATORS.keys())]
 
 
 def _source(functions: list[NativeFunction], indices: dict[DispatchKey, BackendIndex]) -> str:
@@ -61,7 +64,7 @@ def _definition(function: NativeFunction, indices: dict[DispatchKey, BackendInde
 def _generate(functions: list[NativeFunction], indices: dict[DispatchKey, BackendIndex], header: bool) -> str:
     text = gen_aoti_c_shim(
         functions,
-        inductor_fallback_ops,
+        _OPERATORS,
         func_group_mapping={},
         dispatch_key=None,
         backend_indices=indices,
