@@ -1,11 +1,23 @@
-// Matrix products: what they cost and what is checked, addmv, and those that convert their operands.
+// Matrix products: what they cost and what is checked, which library computes them, addmv, and those that convert their
+// operands.
+//
+// Note [Products of fp32]
+// ATen leaves products of fp32 to MKL, which does without AVX-512 on processors that are not Intel's: 116 of the 260
+// GFLOP/s that oneDNN reaches on one core of a Zen 5. ATen has oneDNN too, behind an operator for what Inductor fuses
+// on the CPU. It takes longer to begin, and where one of the matrices is narrow MKL is the quicker one.
+// torch.backends.mkldnn.flags(enabled=False) leaves all to MKL, and gives the CPU device's results to the last bit.
+#include <ATen/Context.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/addmm_native.h>
 #include <ATen/ops/addmv_native.h>
+#include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mm_native.h>
 
 #include "CPUKernelLaunch.h"
 #include "CPUKernels.h"
@@ -29,6 +41,52 @@ void check_product_dtypes(const char* name, const at::Tensor& left, const at::Te
               ": out_dtype must be the dtype of the inputs, or float32 for half and bfloat16 inputs");
 }
 
+bool is_quicker_in_onednn(const at::Tensor& left, const at::Tensor& right) {
+  static const bool mkl_is_slow =
+      at::globalContext().hasMKLDNN() && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_is("intel") == 0;
+  constexpr int64_t kLeastRows = 8;
+  constexpr int64_t kLeastColumns = 32;
+  constexpr int64_t kLeastProducts = int64_t{4} << 20;
+  if (!mkl_is_slow || left.scalar_type() != at::kFloat || !at::globalContext().userEnabledMkldnn()) return false;
+  const int64_t rows = left.size(0);
+  const int64_t depth = left.size(1);
+  const int64_t columns = right.size(1);
+  const bool is_plain = (right.stride(1) == 1 && right.stride(0) >= columns) ||
+                        (right.stride(0) == 1 && right.stride(1) >= depth);  // oneDNN takes it as it is
+  return is_plain && rows >= kLeastRows && columns >= kLeastColumns && depth >= kLeastRows &&
+         static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(depth) >= kLeastProducts;
+}
+
+// Whether it is the same for each row of a product.
+bool is_row(const at::Tensor& self, int64_t columns) {
+  const bool is_repeated = self.dim() == 1 || (self.dim() == 2 && (self.size(0) == 1 || self.stride(0) == 0));
+  return is_repeated && self.size(-1) == columns && self.stride(-1) == 1 && self.scalar_type() == at::kFloat;
+}
+
+// left @ right + bias; see Note [Products of fp32].
+void multiply_in_onednn(const at::Tensor& left, const at::Tensor& right, const std::optional<at::Tensor>& bias,
+                        const at::Tensor& out) {
+  using Linear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
+                            c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
+  static const auto linear =
+      c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "").typed<Linear>();
+  const int64_t columns = right.size(1);
+  const at::Tensor weight =
+      at::native::as_strided_tensorimpl(right, {columns, right.size(0)}, {right.stride(1), right.stride(0)});
+  const auto row = bias ? std::optional(at::native::as_strided_tensorimpl(*bias, {columns}, {1})) : std::nullopt;
+  const auto multiply = [&] {
+    return linear.redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), left, weight, row, "none",
+                             c10::List<std::optional<at::Scalar>>(), std::nullopt);
+  };
+  if (!out.is_contiguous()) {
+    out.copy_(multiply());
+    return;
+  }
+  OutputOffer offer(out);
+  std::array results{multiply()};
+  offer.settle(results);
+}
+
 }  // namespace
 
 uint64_t product_cost(const at::Tensor& left, const at::Tensor& right) {
@@ -36,15 +94,6 @@ uint64_t product_cost(const at::Tensor& left, const at::Tensor& right) {
               "expected m1 and m2 to have the same dtype, but got: ", left.dtype(), " != ", right.dtype());
   const int64_t columns = right.dim() > 1 ? right.size(-1) : 1;
   return cost_of_operations(2 * static_cast<uint64_t>(left.numel()) * static_cast<uint64_t>(columns));
-}
-
-void mm_out_check(const at::Tensor& /*self*/, const at::Tensor& /*mat2*/, const at::Tensor& out) {
-  at::assert_no_internal_overlap(out);
-}
-
-void addmm_out_check(const at::Tensor& self, const at::Tensor& /*mat1*/, const at::Tensor& /*mat2*/,
-                     const at::Scalar& /*beta*/, const at::Scalar& /*alpha*/, const at::Tensor& out) {
-  check_bias(self, out, "addmm_out");
 }
 
 void addmm_activation_out_check(const at::Tensor& self, const at::Tensor& /*mat1*/, const at::Tensor& /*mat2*/,
@@ -56,6 +105,35 @@ void addmm_activation_out_check(const at::Tensor& self, const at::Tensor& /*mat1
 }  // namespace torch_mtia
 
 namespace at::native {
+
+TORCH_IMPL_FUNC(mm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tensor& out) {
+  at::assert_no_internal_overlap(out);
+  torch_mtia::run_cpu_kernel(
+      {{"aten::mm", "mm_out_cpu"}, 1, torch_mtia::product_cost(self, mat2)}, out.device(),
+      [](const Tensor& self, const Tensor& mat2, bool in_onednn, const Tensor& out) {
+        if (in_onednn) return torch_mtia::multiply_in_onednn(self, mat2, std::nullopt, out);
+        torch_mtia::StructuredCall<structured_mm_out_cpu, 1>::run(self, mat2, out);
+      },
+      torch_mtia::keep(self), torch_mtia::keep(mat2), torch_mtia::keep(torch_mtia::is_quicker_in_onednn(self, mat2)),
+      torch_mtia::keep_output(out));
+}
+
+TORCH_IMPL_FUNC(addmm_out_mtia)
+(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
+ const Tensor& out) {
+  torch_mtia::check_bias(self, out, "addmm_out");
+  const bool in_onednn = torch_mtia::is_quicker_in_onednn(mat1, mat2) && torch_mtia::is_row(self, mat2.size(1)) &&
+                         beta.equal(1.0) && alpha.equal(1.0);
+  torch_mtia::run_cpu_kernel(
+      {{"aten::addmm", "addmm_out_cpu"}, 1, torch_mtia::product_cost(mat1, mat2)}, out.device(),
+      [](const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
+         bool in_onednn, const Tensor& out) {
+        if (in_onednn) return torch_mtia::multiply_in_onednn(mat1, mat2, self, out);
+        torch_mtia::StructuredCall<structured_addmm_out_cpu, 1>::run(self, mat1, mat2, beta, alpha, out);
+      },
+      torch_mtia::keep(self), torch_mtia::keep(mat1), torch_mtia::keep(mat2), torch_mtia::keep(beta),
+      torch_mtia::keep(alpha), torch_mtia::keep(in_onednn), torch_mtia::keep_output(out));
+}
 
 TORCH_IMPL_FUNC(addmv_out_mtia)
 (const Tensor& self, const Tensor& mat, const Tensor& vec, const Scalar& beta, const Scalar& alpha, const Tensor& out) {

@@ -1,0 +1,164 @@
+"""Products of fp32, which one of two libraries computes: Note [Products of fp32] in csrc/aten/MatMul.cpp."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from torch_mtia.door import device_module, device_type
+
+Tensor = torch.Tensor
+
+# Rows, columns, depth: what oneDNN computes where it is the quicker one, and what is too small or too narrow for it.
+LARGE = [(128, 256, 160), (8, 1024, 600), (2000, 32, 129), (1024, 1024, 8)]
+SMALL = [(7, 4096, 512), (2048, 31, 300), (1500, 1500, 7), (64, 64, 64), (0, 256, 512), (128, 256, 0)]
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: x,
+    "columns": lambda x: x.t().contiguous().t(),
+    "rows with gaps": lambda x: torch.cat([x, x], 1)[:, : x.size(1)],
+    "columns with gaps": lambda x: torch.cat([x.t(), x.t()], 1)[:, : x.size(0)].t(),
+    "every second number": lambda x: torch.stack([x, x], -1).flatten(1)[:, ::2],
+    "negated": lambda x: torch._neg_view(x.neg()),
+}
+
+
+def close(result: Tensor, left: Tensor, right: Tensor, bias: Tensor | None = None) -> None:
+    """To what fp32 can be wrong by."""
+    exact = left.double() @ right.double()
+    error = 1e-6 * (left.double().abs() @ right.double().abs()) + 1e-6
+    if bias is not None:
+        exact, error = exact + bias.double(), error + 1e-6 * bias.double().abs()
+    assert result.shape == exact.shape
+    assert ((result.cpu().double() - exact).abs() <= error).all()
+
+
+@pytest.mark.parametrize("sizes", [*LARGE, *SMALL], ids=str)
+def test_sizes(sizes: tuple[int, int, int]) -> None:
+    rows, columns, depth = sizes
+    left, right, bias = torch.randn(rows, depth), torch.randn(depth, columns), torch.randn(columns)
+    a, b, c = (x.to(device_type()) for x in (left, right, bias))
+    close(a @ b, left, right)
+    close(torch.addmm(c, a, b), left, right, bias)
+    close(F.linear(a, b.t().contiguous(), c), left, right, bias)
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.product(LAYOUTS, LAYOUTS)))
+def test_layouts(one: str, other: str) -> None:
+    left, right, bias = torch.randn(128, 160), torch.randn(160, 256), torch.randn(256)
+    a, b = LAYOUTS[one](left.to(device_type())), LAYOUTS[other](right.to(device_type()))
+    close(a @ b, left, right)
+    close(torch.addmm(bias.to(device_type()), a, b), left, right, bias)
+
+
+def test_operands_that_repeat() -> None:
+    left, right = torch.randn(1, 160).expand(128, 160), torch.randn(160, 1).expand(160, 256)
+    close(left.to(device_type())[:1].expand(128, 160) @ right.to(device_type())[:, :1].expand(160, 256), left, right)
+    x = torch.randn(160, 160)
+    close(x.to(device_type()) @ x.to(device_type()), x, x)
+    y = x.to(device_type())
+    close(y @ y.t(), x, x.t())
+
+
+@pytest.mark.parametrize("shape", [(256,), (1, 256), (1,), (128, 1), (128, 256), ()], ids=str)
+@pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0, 1), (0.5, 1), (1, -2)])
+def test_what_is_added(shape: tuple[int, ...], beta: float, alpha: float) -> None:
+    left, right, bias = torch.randn(128, 160), torch.randn(160, 256), torch.randn(shape)
+    a, b, c = (x.to(device_type()) for x in (left, right, bias))
+    close(torch.addmm(c, a, b, beta=beta, alpha=alpha), alpha * left, right, beta * bias)
+    close(torch.addmm(c.expand(128, 256), a, b, beta=beta, alpha=alpha), alpha * left, right, beta * bias)
+
+
+def test_what_is_added_may_be_a_part_of_something() -> None:
+    left, right, bias = torch.randn(128, 160), torch.randn(160, 256), torch.randn(512)
+    a, b, c = (x.to(device_type()) for x in (left, right, bias))
+    close(torch.addmm(c[::2], a, b), left, right, bias[::2])
+    close(torch.addmm(c[3:259], a, b), left, right, bias[3:259])
+    close(c[:256].expand(128, 256).clone().addmm_(a, b), left, right, bias[:256])
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "rows with gaps"])
+def test_results_go_where_they_belong(layout: str) -> None:
+    left, right, bias = torch.randn(128, 160), torch.randn(160, 256), torch.randn(256)
+    a, b, c = (x.to(device_type()) for x in (left, right, bias))
+    around = torch.full((128, 512), 7.0, device=device_type())
+    out = {
+        "rows": around[:, :256].clone(),
+        "columns": around[:, :256].t().clone().t(),
+        "rows with gaps": around[:, :256],
+    }
+    given, strides = out[layout], out[layout].stride()
+    assert torch.mm(a, b, out=given) is given
+    close(given, left, right)
+    torch.addmm(c, a, b, out=given)
+    close(given, left, right, bias)
+    assert given.stride() == strides
+    assert (around[:, 256:] == 7).all()
+
+
+def test_operands_of_the_size_of_the_result() -> None:
+    """oneDNN is offered the memory of the result, and copies operands of this size meanwhile."""
+    left, right, bias = torch.randn(256, 256), torch.randn(256, 256), torch.randn(256)
+    for one, other in itertools.product(LAYOUTS, LAYOUTS):
+        a, b = LAYOUTS[one](left.to(device_type())), LAYOUTS[other](right.to(device_type()))
+        close(torch.addmm(bias.to(device_type()), a, b), left, right, bias)
+
+
+def test_values_that_are_no_numbers() -> None:
+    left, right = torch.randn(128, 160), torch.randn(160, 256)
+    left[3, 5], left[4, 6], right[7, 9] = float("nan"), float("inf"), float("-inf")
+    result, expected = (left.to(device_type()) @ right.to(device_type())).cpu(), left @ right
+    torch.testing.assert_close(result, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+    result = torch.full((128, 256), float("nan"), device=device_type())
+    close(torch.addmm(result, torch.ones(128, 160, device=device_type()), right.clamp(-3, 3).to(device_type()), beta=0),
+          torch.ones(128, 160), right.clamp(-3, 3))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.int64])
+def test_other_dtypes_are_as_on_the_cpu(dtype: torch.dtype) -> None:
+    left, right = torch.randn(128, 160).mul(9).to(dtype), torch.randn(160, 256).mul(9).to(dtype)
+    assert torch.equal((left.to(device_type()) @ right.to(device_type())).cpu(), left @ right)
+
+
+@pytest.mark.parametrize("sizes", LARGE, ids=str)
+def test_without_onednn_results_are_those_of_the_cpu(sizes: tuple[int, int, int]) -> None:
+    """Decided by the call, whenever the work is done."""
+    rows, columns, depth = sizes
+    left, right, bias = torch.randn(rows, depth), torch.randn(depth, columns), torch.randn(columns)
+    a, b, c = (x.to(device_type()) for x in (left, right, bias))
+    with torch.backends.mkldnn.flags(enabled=False):
+        result, with_bias = a @ b, torch.addmm(c, a, b)
+        expected, expected_with_bias = left @ right, torch.addmm(bias, left, right)
+    assert torch.equal(result.cpu(), expected)
+    assert torch.equal(with_bias.cpu(), expected_with_bias)
+
+
+def test_gradients() -> None:
+    left, right, bias = torch.randn(128, 160), torch.randn(160, 256), torch.randn(256)
+    a, b, c = (x.to(device_type()).requires_grad_() for x in (left, right, bias))
+    gradient = torch.randn(128, 256)
+    torch.addmm(c, a, b).backward(gradient.to(device_type()))
+    assert a.grad is not None
+    assert b.grad is not None
+    assert c.grad is not None
+    close(a.grad, gradient, right.t())
+    close(b.grad, left.t(), gradient)
+    torch.testing.assert_close(c.grad.cpu(), gradient.sum(0))
+
+
+def test_captured_and_compiled() -> None:
+    left, right, bias = torch.randn(128, 160), torch.randn(160, 256), torch.randn(256)
+    a, b, c = (x.to(device_type()) for x in (left, right, bias))
+    graph = device_module().MTIAGraph()
+    with device_module().graph(graph):
+        result = torch.addmm(c, a, b)
+    for factor in (1, 3):
+        a.copy_(left * factor)
+        graph.replay()
+        close(result, left * factor, right, bias)
+    compiled = torch.compile(lambda a, b, c: torch.addmm(c, a, b) * 2)
+    close(compiled(a, b, c) / 2, left * 3, right, bias)
