@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 from compile import AUTOTUNED, PRODUCTS, SEED, Product
-from timing import DEVICE
-from torch._inductor.async_compile import AsyncCompile
+from timing import DEVICE, wait_for_compile_workers
 from torch.nn import functional as F
 
 from torch_mtia.door import device_module
@@ -58,12 +57,6 @@ def cases() -> list[tuple[Product, torch.dtype]]:
 def name(product: Product, dtype: torch.dtype) -> str:
     rows, columns, depth, activation = product
     return f"{rows} x {columns} x {depth} {activation.__name__} {str(dtype).removeprefix('torch.')}"
-
-
-def wait_for_compile_workers() -> None:
-    """They take the cores while they start, which is after the first compilation."""
-    torch.compile(lambda x: x + 1)(torch.ones(3, device=DEVICE))
-    AsyncCompile.wait_pool_ready()
 
 
 def in_a_fresh_process(threads: int) -> dict[str, list[float]]:

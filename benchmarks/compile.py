@@ -17,7 +17,7 @@ import torch
 from compile_models import MODELS, Model, Shape
 from compile_programs import BF16, PROGRAMS, SUMS, Program
 from compile_start import started
-from timing import DEVICE, Bar, Case, Group, Side, main, on
+from timing import DEVICE, Bar, Case, Group, Side, main, on, wait_for_compile_workers
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
@@ -39,6 +39,7 @@ def compiled_side(
     device: str, function: Callable[..., Any], operands: Any, compared: Callable[[Any], object], calls: int = 1
 ) -> Side:
     outputs: list[Any] = [None]
+    wait_for_compile_workers()
 
     def run() -> None:
         for _ in range(calls):

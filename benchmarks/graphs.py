@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from timing import Bar, Case, Side, Tolerance, main, on
+from timing import Bar, Case, Side, Tolerance, main, on, wait_for_compile_workers
 from torch import nn
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
@@ -137,6 +137,7 @@ def compiled_step(device: str, length: int) -> Side:
     step, restore = step_of_text(device, length, "reduce-overhead" if device == "mtia" else "default")
     for _ in range(3):  # compiles, records
         step()
+    wait_for_compile_workers()
     restore()
     losses: list[torch.Tensor] = []
 

@@ -60,6 +60,14 @@ def on(device: str, run: Callable[[], object], result: Callable[[], object]) -> 
     return Side(run, torch.accelerator.synchronize if device == DEVICE else lambda: None, result)
 
 
+def wait_for_compile_workers() -> None:
+    """They take the cores while they start, which is after the first compilation."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    torch.compile(lambda x: x + 1)(torch.ones(3, device=DEVICE))
+    AsyncCompile.wait_pool_ready()
+
+
 @dataclasses.dataclass(frozen=True)
 class Bar:
     """What a case has to reach. All that are given must hold."""
