@@ -34,9 +34,9 @@ fall back to the CPU's kernels ([fallback.md](fallback.md)).
 | list | generated: ATen's slow path for a list of tensors, as one work item where the lists are alike |
 | own | written in `csrc/aten` |
 
-Products of fp32 (`mm`, `addmm`, and what is made of them: `linear`, `matmul` of matrices) run in oneDNN on processors with
-AVX-512 that are not Intel's, where they are not small or narrow: the CPU device leaves them to MKL, which does without
-AVX-512 there and takes twice as long. Their last bits differ from the CPU device's;
+Products of fp32 (`mm`, `addmm`, and what is made of them: `linear`, `matmul` of matrices) run in oneDNN on processors
+with AVX-512 that are not Intel's, where they are not small or narrow: the CPU device leaves them to MKL, which does
+without AVX-512 there and takes twice as long. Their last bits differ from the CPU device's;
 `torch.backends.mkldnn.flags(enabled=False)` around the call leaves them to MKL too.
 
 An entry stands for all forms of its operator (functional, in place, `out=`) that PyTorch derives from it. Dtypes are
