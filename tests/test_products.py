@@ -81,6 +81,14 @@ def test_what_is_added_may_be_a_part_of_something() -> None:
     close(c[:256].expand(128, 256).clone().addmm_(a, b), left, right, bias[:256])
 
 
+def test_what_is_added_may_be_a_row_of_the_result() -> None:
+    left, right, bias = torch.randn(512, 160), torch.randn(160, 256), torch.randn(256)
+    a, b, out = (x.to(device_type()) for x in (left, right, bias.repeat(512, 1)))
+    for row in (0, 300, 511):
+        out.copy_(bias.to(device_type()))
+        close(torch.addmm(out[row], a, b, out=out), left, right, bias)
+
+
 @pytest.mark.parametrize("layout", ["rows", "columns", "rows with gaps"])
 def test_results_go_where_they_belong(layout: str) -> None:
     left, right, bias = torch.randn(128, 160), torch.randn(160, 256), torch.randn(256)

@@ -122,8 +122,9 @@ TORCH_IMPL_FUNC(addmm_out_mtia)
 (const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
  const Tensor& out) {
   torch_mtia::check_bias(self, out, "addmm_out");
+  // oneDNN reads the bias while it writes the result.
   const bool in_onednn = torch_mtia::is_quicker_in_onednn(mat1, mat2) && torch_mtia::is_row(self, mat2.size(1)) &&
-                         beta.equal(1.0) && alpha.equal(1.0);
+                         beta.equal(1.0) && alpha.equal(1.0) && !self.is_alias_of(out);
   torch_mtia::run_cpu_kernel(
       {{"aten::addmm", "addmm_out_cpu"}, 1, torch_mtia::product_cost(mat1, mat2)}, out.device(),
       [](const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
