@@ -48,6 +48,31 @@ def test_the_launcher_is_a_builtin_function_unless_that_is_declined(fast: bool, 
     assert torch.equal(out, x * 2 + 1)
 
 
+def test_kernels_without_a_number_are_launched_at_every_call() -> None:
+    """Those of lists, whose sizes are constants, and a program's own whose grid is one."""
+    compiled = torch.compile(lambda *tensors: torch._foreach_add(list(tensors), 1.0))
+    for seed in range(4):
+        tensors = [on_device(70 + i) * seed for i in range(3)]
+        for result, tensor in zip(compiled(*tensors), tensors, strict=True):
+            assert torch.equal(result, tensor + 1)
+
+
+def test_a_compiled_optimizer_goes_on() -> None:
+    parameters = [torch.nn.Parameter(on_device(70 + i)) for i in range(3)]
+    optimizer = torch.optim.SGD(parameters, lr=0.5, momentum=0.5)
+    expected = [torch.nn.Parameter(p.detach().cpu().clone()) for p in parameters]
+    of_the_cpu = torch.optim.SGD(expected, lr=0.5, momentum=0.5)
+    step = torch.compile(optimizer.step)
+    for _ in range(4):
+        for parameter, other in zip(parameters, expected, strict=True):
+            other.grad = other.detach() / 2 + 1
+            parameter.grad = other.grad.to("mtia")
+        step()
+        of_the_cpu.step()
+        for parameter, other in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(parameter.detach().cpu(), other.detach())
+
+
 def test_the_grid_follows_the_sizes() -> None:
     """In two threads, which launch one kernel in turns."""
     compiled = torch.compile(lambda x: x * 2 + 1, dynamic=True)

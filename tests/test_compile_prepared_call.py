@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import textwrap
 import traceback
@@ -49,6 +50,8 @@ def on_device(*shape: int) -> Tensor:
     return torch.arange(float(torch.Size(shape).numel())).view(shape).to(device_type())
 
 
+GUARD = f"torch.{device_type()}._DeviceGuard(0)"
+
 STATEMENTS: dict[str, tuple[str, list[Any]]] = {
     "unpack": ("a, b = args\nargs.clear()\nreturn (b, a, )", [1, "x"]),
     "one value": ("a, = args\nargs.clear()\nreturn (a, a, None, 3, -2, 'x', -1.5, )", [[7]]),
@@ -59,6 +62,10 @@ STATEMENTS: dict[str, tuple[str, list[Any]]] = {
     "attributes": ("a, = args\na.append(1)\na[0] = 5\nreturn (len(a), a[0], )", [[0]]),
     "annotated": ("a, = args\nb: int = a + 1\nreturn (b, )", [4]),
     "written again": ("a, = args\nb = a\ndel a\na = b + 1\nb = a\ndel b\nb = 4\nreturn (a, b, )", [4]),
+    "clears a dictionary": ("a, b = args\nargs.clear()\nb.clear()\nreturn (a, len(b), )", [3, {1: 2}]),
+    "the rest": ("a, *b = args\nargs.clear()\nreturn (b, a, )", [1, 2, 3]),
+    "chained": ("a, b = args\na = c = a if b else b\nreturn (a, c, )", [5, 0]),
+    "several lines": ("a, = args\nb = (\n    a +\n\n    1\n)\nc = 'x' \\\n    'y'\nreturn (b, c, )", [5]),
     "shadows": ("torch, = args\nempty_strided_mtia = torch + 1\nreturn (torch, empty_strided_mtia, )", [4]),
 }
 
@@ -69,9 +76,7 @@ def test_statements_do_what_they_do_in_python(case: str, tmp_path: Path) -> None
     plain = written(tmp_path, body)
     prepared = prepare(plain)
     assert type(prepared) is _C.PreparedCall
-    given = [list(args), list(args)]
-    if args and isinstance(args[0], list):
-        given[1][0] = list(args[0])
+    given = [copy.deepcopy(args), copy.deepcopy(args)]
     assert prepared(given[0]) == plain(given[1])
     assert given[0] == given[1]
 
@@ -88,12 +93,54 @@ def test_statements_do_what_they_do_in_python(case: str, tmp_path: Path) -> None
         "a, = args",
         "global b\nb, = args\nreturn (b, )",
         "import math\nreturn (math.pi, )",
+        "return (*args, )",
+        f"with {GUARD}:\n    with {GUARD}:\n        a = 1\nreturn (a, )",
     ],
-    ids=["if", "for", "with", "comprehension", "lambda", "no tuple", "no return", "global", "import"],
+    ids=[
+        "if",
+        "for",
+        "with",
+        "comprehension",
+        "lambda",
+        "no tuple",
+        "no return",
+        "global",
+        "import",
+        "stars",
+        "guards",
+    ],
 )
 def test_what_does_not_run_straight_through_stays_python(body: str, tmp_path: Path) -> None:
     plain = written(tmp_path, body)
     assert prepare(plain) is plain
+
+
+@pytest.mark.parametrize("parameters", ["args=()", "*args", "args, /", "*, args", "**args"])
+def test_parameters_that_are_not_plain_stay_python(parameters: str, tmp_path: Path) -> None:
+    plain = written(tmp_path, "return ()", parameters)
+    assert prepare(plain) is plain
+
+
+def test_characters_that_end_lines_elsewhere_do_not_here(tmp_path: Path) -> None:
+    body = '# \f \u2028 \x85\na, = args\nb = \'x \u2028\\n\'\nc = """p\n    q"""\nreturn (a, b, c, )'
+    plain = written(tmp_path, body)
+    prepared = prepare(plain)
+    assert type(prepared) is _C.PreparedCall
+    assert prepared([1]) == plain([1])
+
+
+def test_while_launches_block_errors_name_lines_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = written(tmp_path, "a, = args\nreturn (a, )")
+    monkeypatch.setenv("TORCH_MTIA_LAUNCH_BLOCKING", "1")
+    assert prepare(plain) is plain
+
+
+def test_prepared_code_may_be_referred_to_weakly(tmp_path: Path) -> None:
+    prepared = prepare(written(tmp_path, "return ()"))
+    alive = weakref.ref(prepared)
+    assert alive() is prepared
+    del prepared
+    assert alive() is None
 
 
 def test_a_function_without_a_file_stays_python(tmp_path: Path) -> None:
@@ -262,6 +309,27 @@ def test_compiled_functions_are_prepared_and_do_what_their_source_says(name: str
     expected = module.Runner.call(module.runner, plain[:])
     torch.testing.assert_close(module.call(prepared[:]), expected, rtol=0, atol=0)
     torch.testing.assert_close(prepared, plain, rtol=0, atol=0)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "no partitions": {"graph_partition": False},
+    "no checks": {"size_asserts": False, "alignment_asserts": False},
+    "planned memory": {"memory_planning": True},
+    "synchronized": {"triton.debug_sync_kernel": True, "triton.debug_sync_graph": True},
+    "hooks": {"generate_intermediate_hooks": True},
+    "combined kernels": {"combo_kernels": True},
+    "several kernels": {"triton.multi_kernel": 1},
+    "values checked": {"nan_asserts": True},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_settings_change_no_result(settings: str) -> None:
+    x = on_device(6, 6) / 7
+    torch._dynamo.reset()
+    results = torch.compile(branches, options=SETTINGS[settings])(x)
+    for result, expected in zip(results, branches(x), strict=True):
+        torch.testing.assert_close(result, expected)
 
 
 def test_functions_that_are_partly_captured_are_prepared_too() -> None:

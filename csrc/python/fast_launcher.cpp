@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -35,7 +36,7 @@ struct FastLauncher {
   const ArgumentLayout* layout = nullptr;
 
   std::vector<py::object> known;  // the numbers that `grid` belongs to
-  Grid grid{};
+  std::optional<Grid> grid;       // none before the first call
 };
 
 // Where `record_grid` leaves the grid that this thread asked for.
@@ -52,7 +53,7 @@ PyObject* record_grid(PyObject* /*module*/, PyObject* const* args, Py_ssize_t co
 // Of a float it says no, which only means that the grid is computed.
 bool is_same(const py::object& before, PyObject* now) {
   if (before.ptr() == now) return true;
-  return PyLong_CheckExact(before.ptr()) && PyLong_CheckExact(now) &&
+  return now != nullptr && PyLong_CheckExact(before.ptr()) && PyLong_CheckExact(now) &&
          PyObject_RichCompareBool(before.ptr(), now, Py_EQ) == 1;
 }
 
@@ -61,9 +62,9 @@ PyObject* stream_keyword() {
   return names;
 }
 
-// A tensor may be among the numbers only where it is a Python object, and then one that was not there before.
 bool update_grid(FastLauncher& self, const ArgumentValue* values, PyObject* stream) {
-  if (std::equal(self.known.begin(), self.known.end(), self.numbers.begin(), self.numbers.end(),
+  if (self.grid &&
+      std::equal(self.known.begin(), self.known.end(), self.numbers.begin(), self.numbers.end(),
                  [&](const py::object& before, Py_ssize_t place) { return is_same(before, values[place].object); })) {
     return true;
   }
@@ -92,7 +93,7 @@ bool is_watched(const FastLauncher& self) {
 
 bool launch(FastLauncher& self, const ArgumentValue* values, PyObject* stream) {
   if (!update_grid(self, values, stream)) return false;
-  const Grid grid = self.grid;  // another thread may change it as soon as this one gives up the GIL, to launch
+  const Grid grid = *self.grid;  // another thread may change it as soon as this one gives up the GIL, to launch
   std::array<ArgumentValue, kMaxValues> launched;
   std::transform(self.places.begin(), self.places.end(), launched.begin(),
                  [&](Py_ssize_t place) { return place < 0 ? ArgumentValue{Py_None} : values[place]; });

@@ -125,7 +125,11 @@ struct Clear {
   int list;
   void run(State& state) const {
     PyObject* object = state.registers[list].as_object();
-    if (PyList_SetSlice(object, 0, PyList_GET_SIZE(object), nullptr) != 0) throw py::error_already_set();
+    if (PyList_CheckExact(object)) {
+      if (PyList_SetSlice(object, 0, PyList_GET_SIZE(object), nullptr) != 0) throw py::error_already_set();
+    } else {
+      py::reinterpret_borrow<py::object>(object).attr("clear")();
+    }
   }
 };
 
@@ -251,7 +255,10 @@ struct Call {
 
 struct Enter {
   c10::DeviceIndex device;
-  void run(State& state) const { state.guard.emplace(c10::Device(device_type(), device)); }
+  void run(State& state) const {
+    check_device_index(device);
+    state.guard.emplace(c10::Device(device_type(), device));
+  }
 };
 
 struct Exit {
@@ -277,11 +284,7 @@ class Reader {
 
   PyObject* object() { return next().ptr(); }
   int index() { return checked_index(next().cast<int>()); }
-  c10::DeviceIndex device() {
-    const auto device = next().cast<c10::DeviceIndex>();
-    check_device_index(device);
-    return device;
-  }
+  c10::DeviceIndex device() { return next().cast<c10::DeviceIndex>(); }
   at::ScalarType dtype() { return reinterpret_cast<THPDtype*>(next().ptr())->scalar_type; }
   std::vector<int> indices() {
     std::vector<int> result;
@@ -335,6 +338,7 @@ Operation read_operation(const std::string& name, Reader& r) {
 
 struct PyPreparedCall {
   PyObject_HEAD vectorcallfunc vectorcall;
+  PyObject* weak_references;
   PyObject* source;  // what the program borrows from
   Program* program;  // owned
 };
@@ -404,6 +408,7 @@ int clear(PyObject* object) {
 void dealloc(PyObject* object) {
   PyObject_GC_UnTrack(object);
   auto* self = reinterpret_cast<PyPreparedCall*>(object);
+  if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
   const std::unique_ptr<Program> program(self->program);
   Py_XDECREF(self->source);
   PyTypeObject* type = Py_TYPE(object);
@@ -414,8 +419,9 @@ void dealloc(PyObject* object) {
 }  // namespace
 
 void bind_prepared_call(py::module_& module) {
-  static std::array<PyMemberDef, 2> members{
+  static std::array<PyMemberDef, 3> members{
       PyMemberDef{"__vectorcalloffset__", T_PYSSIZET, offsetof(PyPreparedCall, vectorcall), READONLY, nullptr},
+      PyMemberDef{"__weaklistoffset__", T_PYSSIZET, offsetof(PyPreparedCall, weak_references), READONLY, nullptr},
       PyMemberDef{}};
   static std::array<PyType_Slot, 7> slots{PyType_Slot{Py_tp_new, reinterpret_cast<void*>(&new_prepared_call)},
                                           PyType_Slot{Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},

@@ -16,7 +16,7 @@ Python functions of their own.
 from __future__ import annotations
 
 import ast
-import textwrap
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from torch_mtia import _C
+from torch_mtia import _C, environment
 from torch_mtia.door import device_type
 
 Operation = tuple[Any, ...]
@@ -42,7 +42,9 @@ def prepare_runner(runner: Any) -> Callable[[list[Any]], tuple[Any, ...]]:
 
 def prepare(function: Callable[..., Any]) -> Callable[..., Any]:
     """What does the same as a function of generated code, or a method, quicker; the function itself if it does not run
-    straight from its first statement to its last."""
+    straight from its first statement to its last, or if errors are to name its lines."""
+    if environment.LAUNCH_BLOCKING.read(os.environ):
+        return function
     if isinstance(function, MethodType):
         prepared = prepare(function.__func__)
         return function if prepared is function.__func__ else MethodType(prepared, function.__self__)
@@ -69,7 +71,7 @@ class _Preparation:
         self.scope = function.__globals__
         self.file = function.__code__.co_filename
         definition = _definition(function.__code__)
-        parameters = [argument.arg for argument in definition.args.args]
+        parameters = _parameters(definition.args)
         stored = [node.id for node in ast.walk(definition) if isinstance(node, ast.Name) and not _is_read(node)]
         self.names = {name: number for number, name in enumerate(dict.fromkeys([*parameters, *stored]))}
         self.count = len(self.names)
@@ -105,6 +107,8 @@ class _Preparation:
                     self.operations.append(("free", self.names[_name(target)]))
             case ast.With([ast.withitem(ast.Call(guard, [ast.Constant(int(index))]), None)], body) if (
                 ast.unparse(guard) == f"torch.{device_type()}._DeviceGuard"
+                and "torch" not in self.names
+                and not any(isinstance(inner, ast.With) for inner in body)
             ):
                 self.operations.append(("enter", index))
                 for inner in body:
@@ -114,7 +118,7 @@ class _Preparation:
                 self.translate_assignment(statement, target, value)
             case ast.Expr(ast.Call() as call):
                 self.translate_call(statement, call)
-            case ast.Expr() | ast.Assert() | ast.AugAssign() | ast.AnnAssign():
+            case ast.Assign() | ast.Expr() | ast.Assert() | ast.AugAssign() | ast.AnnAssign(value=ast.expr()):
                 self.translate_to_python(statement)
             case _:
                 raise _CannotBePrepared
@@ -130,8 +134,8 @@ class _Preparation:
                 self.operations.append(("unpack", registers, self.names[name]))
             case ast.Name(to), ast.Name(name) if name in self.names:
                 self.operations.append(("copy", self.names[to], self.names[name]))
-            case ast.Name(to), ast.Call(ast.Name(called), arguments, []) if called not in self.names:
-                if not self.translate_making(self.names[to], self.scope.get(called), arguments):
+            case ast.Name(to), ast.Call(ast.Name(called), arguments, []):
+                if not self.translate_making(self.names[to], self.known(called), arguments):
                     self.translate_to_python(statement)
             case _:
                 self.translate_to_python(statement)
@@ -142,7 +146,7 @@ class _Preparation:
             case guards.copy_if_misaligned, [ast.Name(name)] if self.names.get(name) == to:
                 self.operations.append(("align", function, to))
             case guards._empty_strided_mtia, [ast.Tuple(sizes), ast.Tuple(strides), dtype]:
-                value = eval(ast.unparse(dtype), self.scope)
+                value = None if self.reads(dtype) else eval(ast.unparse(dtype), self.scope)
                 if not isinstance(value, torch.dtype):
                     return False
                 self.operations.append(("allocate", to, self.operands(sizes), self.operands(strides), value))
@@ -163,12 +167,12 @@ class _Preparation:
                 self.operations.append(("clear", self.names[name]))
             case ast.Call(
                 ast.Name(called), [ast.Name(name), ast.Tuple(sizes), ast.Tuple(strides), ast.Constant(str(what))], []
-            ) if name in self.names and self.scope.get(called) is guards.assert_size_stride:
+            ) if name in self.names and self.known(called) is guards.assert_size_stride:
                 layout = (self.operands(sizes), self.operands(strides))
                 self.operations.append(("check", guards.assert_size_stride, self.names[name], *layout, what))
             case ast.Call(
                 ast.Attribute(ast.Name(called), "run"), arguments, [ast.keyword("stream", ast.Name(stream))]
-            ) if stream in self.names and isinstance(self.scope.get(called), CachingAutotuner):
+            ) if stream in self.names and isinstance(self.known(called), CachingAutotuner):
                 operands = self.operands(arguments)
                 self.operations.append(("launch", self.scope[called], operands, self.names[stream]))
             case _:
@@ -205,43 +209,51 @@ class _Preparation:
     def operand(self, value: ast.expr) -> Any:
         """A register, as a tuple of its number, or a constant. What is more than that goes to a register first."""
         match value:
-            case ast.Constant() | ast.UnaryOp(ast.USub(), ast.Constant(int() | float())):
-                return ast.literal_eval(value)
+            case ast.Constant(constant):
+                return constant
+            case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as constant)):
+                return -constant
             case ast.Name(name) if name in self.names:
                 return (self.names[name],)
+            case ast.Starred():
+                raise _CannotBePrepared
         register = self.count
         self.count += 1
         self.temporaries.append(register)
         match value:
-            case ast.Call(ast.Name(called), arguments, []) if called not in self.names and self.translate_making(
-                register, self.scope.get(called), arguments
+            case ast.Call(ast.Name(called), arguments, []) if self.translate_making(
+                register, self.known(called), arguments
             ):
                 pass
             case _:
-                read = [n.id for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in self.names]
-                self.call_python(value, read, [ast.Return(value)], [register])
+                self.call_python(value, self.reads(value), [ast.Return(value)], [register])
         return (register,)
+
+    def known(self, name: str) -> Any:
+        """What a name stands for that is none of the function's variables."""
+        return None if name in self.names else self.scope.get(name)
+
+    def reads(self, value: ast.expr) -> list[str]:
+        return [node.id for node in ast.walk(value) if isinstance(node, ast.Name) and node.id in self.names]
 
 
 def _definition(code: CodeType) -> ast.FunctionDef:
     """The function's source, with the lines that it has in its file."""
     try:
-        lines = Path(code.co_filename).read_text().splitlines(keepends=True)
-    except OSError as error:
+        module = ast.parse(Path(code.co_filename).read_bytes())
+    except (OSError, SyntaxError) as error:
         raise _CannotBePrepared from error
-    first = code.co_firstlineno - 1
-    indent = _indent(lines[first])
-    inside = range(first + 1, len(lines))
-    last = next((i for i in inside if lines[i].strip() and _indent(lines[i]) <= indent), len(lines))
-    [definition] = ast.parse(textwrap.dedent("".join(lines[first:last]))).body
-    if not isinstance(definition, ast.FunctionDef):
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef) and (node.name, node.lineno) == (code.co_name, code.co_firstlineno):
+            return node
+    raise _CannotBePrepared
+
+
+def _parameters(arguments: ast.arguments) -> list[str]:
+    others = (arguments.posonlyargs, arguments.vararg, arguments.kwonlyargs, arguments.kwarg, arguments.defaults)
+    if any(others):
         raise _CannotBePrepared
-    ast.increment_lineno(definition, first)
-    return definition
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
+    return [argument.arg for argument in arguments.args]
 
 
 def _is_read(node: ast.Name) -> bool:
