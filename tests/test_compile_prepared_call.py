@@ -222,6 +222,16 @@ def test_errors(body: str, args: list[Any], error: type[Exception], message: str
         call(args)
 
 
+def test_a_device_that_there_is_none_of_is_refused_as_in_python(tmp_path: Path) -> None:
+    errors = []
+    plain = written(tmp_path, "raw_stream99 = get_raw_stream(99)\nreturn (raw_stream99, )")
+    for call in (plain, prepare(plain)):
+        with pytest.raises(RuntimeError) as error:
+            call([])
+        errors.append(str(error.value).splitlines()[0])
+    assert errors[0] == errors[1]
+
+
 def test_errors_of_python_show_the_line_of_the_generated_code(tmp_path: Path) -> None:
     call = prepare(written(tmp_path, "a, = args\nb = a + 1\nc = b + 'x'\nreturn (c, )"))
     with pytest.raises(TypeError) as error:

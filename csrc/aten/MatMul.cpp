@@ -74,16 +74,9 @@ void multiply_in_onednn(const at::Tensor& left, const at::Tensor& right, const s
   const at::Tensor weight =
       at::native::as_strided_tensorimpl(right, {columns, right.size(0)}, {right.stride(1), right.stride(0)});
   const auto row = bias ? std::optional(at::native::as_strided_tensorimpl(*bias, {columns}, {1})) : std::nullopt;
-  const auto multiply = [&] {
-    return linear.redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), left, weight, row, "none",
-                             c10::List<std::optional<at::Scalar>>(), std::nullopt);
-  };
-  if (!out.is_contiguous()) {
-    out.copy_(multiply());
-    return;
-  }
   OutputOffer offer(out);
-  std::array results{multiply()};
+  std::array results{linear.redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), left, weight, row, "none",
+                                       c10::List<std::optional<at::Scalar>>(), std::nullopt)};
   offer.settle(results);
 }
 

@@ -19,7 +19,8 @@ bool same_layout(const at::Tensor& left, const at::Tensor& right) {
 
 OutputOffer::OutputOffer(at::TensorList outputs) : outputs_(outputs) {
   for (const at::Tensor& output : outputs) {
-    if (output.defined()) offer_.add(output.mutable_data_ptr(), output.nbytes());
+    if (output.defined() && output.is_non_overlapping_and_dense())
+      offer_.add(output.mutable_data_ptr(), output.nbytes());
   }
 }
 

@@ -10,7 +10,8 @@
 namespace torch_mtia {
 
 // Offers the bytes of the outputs, as Note [Offered memory] says, to whatever runs while it lives. Undefined outputs
-// stand for results that nobody wants.
+// stand for results that nobody wants. What lies between the elements of an output is not offered, and so neither is
+// such an output.
 class OutputOffer {
  public:
   explicit OutputOffer(at::TensorList outputs);

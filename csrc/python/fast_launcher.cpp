@@ -16,6 +16,7 @@
 
 #include "bindings.h"
 #include "fast_launcher.h"
+#include "triton_launcher.h"
 
 namespace py = pybind11;
 
@@ -60,6 +61,16 @@ bool is_same(const py::object& before, PyObject* now) {
 PyObject* stream_keyword() {
   static PyObject* const names = PyTuple_Pack(1, PyUnicode_InternFromString("stream"));
   return names;
+}
+
+std::vector<py::object> as_objects(const ArgumentValue* values, size_t count) {
+  std::vector<py::object> objects;
+  for (const ArgumentValue& value : std::span(values, count)) {
+    PyObject* object = value.object == nullptr ? THPVariable_Wrap(*value.tensor) : Py_NewRef(value.object);
+    if (object == nullptr) throw py::error_already_set();
+    objects.push_back(py::reinterpret_steal<py::object>(object));
+  }
+  return objects;
 }
 
 bool update_grid(FastLauncher& self, const ArgumentValue* values, PyObject* stream) {
@@ -122,6 +133,11 @@ struct UpstreamRun {
   py::object replacement;
 };
 
+PyObject* run_name() {
+  static PyObject* const name = PyUnicode_InternFromString("run");
+  return name;
+}
+
 bool is_set(const py::dict& module, PyObject* name) {
   PyObject* value = PyDict_GetItemWithError(module.ptr(), name);
   return value == nullptr || PyObject_IsTrue(value) != 0;
@@ -163,6 +179,23 @@ PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject*
   END_HANDLE_TH_ERRORS
 }
 
+// The builtin function of a kernel that is called with `count` arguments beside the stream. Null: its Python method has
+// more to do, as no configuration is chosen yet, or somebody watches launches or has replaced the method.
+py::object fast_launcher_of(PyObject* autotuner, size_t count) {
+  const UpstreamRun* upstream = upstream_run();
+  const bool is_ours =
+      upstream != nullptr && _PyType_Lookup(Py_TYPE(autotuner), run_name()) == upstream->replacement.ptr();
+  if (!is_ours || are_launches_watched()) return {};
+  py::object launcher = cached_launcher(autotuner);
+  if (!launcher) throw py::error_already_set();
+  if (!PyCFunction_CheckExact(launcher.ptr()) ||
+      PyCFunction_GET_FUNCTION(launcher.ptr()) != reinterpret_cast<PyCFunction>(&fast_launch)) {
+    return {};
+  }
+  const FastLauncher& self = of_capsule(PyCFunction_GET_SELF(launcher.ptr()));
+  return self.count == count && !is_watched(self) ? launcher : py::object();
+}
+
 PyMethodDef record_grid_method{"record_grid", reinterpret_cast<PyCFunction>(&record_grid), METH_FASTCALL, nullptr};
 PyMethodDef fast_launch_method{"launcher", reinterpret_cast<PyCFunction>(&fast_launch), METH_FASTCALL | METH_KEYWORDS,
                                nullptr};
@@ -198,33 +231,16 @@ py::object make_fast_launcher(py::object launcher, py::object compute_grid, py::
 
 }  // namespace
 
-std::vector<py::object> as_objects(const ArgumentValue* values, size_t count) {
-  std::vector<py::object> objects;
-  for (const ArgumentValue& value : std::span(values, count)) {
-    PyObject* object = value.object == nullptr ? THPVariable_Wrap(*value.tensor) : Py_NewRef(value.object);
-    if (object == nullptr) throw py::error_already_set();
-    objects.push_back(py::reinterpret_steal<py::object>(object));
+bool run_kernel(PyObject* autotuner, const ArgumentValue* values, size_t count, PyObject* stream) {
+  if (const py::object launcher = fast_launcher_of(autotuner, count)) {
+    return launch(of_capsule(PyCFunction_GET_SELF(launcher.ptr())), values, stream);
   }
-  return objects;
-}
-
-py::object fast_launcher_of(PyObject* autotuner, size_t count) {
-  static PyObject* const name = PyUnicode_InternFromString("run");
-  const UpstreamRun* upstream = upstream_run();
-  const bool is_ours = upstream != nullptr && _PyType_Lookup(Py_TYPE(autotuner), name) == upstream->replacement.ptr();
-  if (!is_ours || are_launches_watched()) return {};
-  py::object launcher = cached_launcher(autotuner);
-  if (!launcher) throw py::error_already_set();
-  if (!PyCFunction_CheckExact(launcher.ptr()) ||
-      PyCFunction_GET_FUNCTION(launcher.ptr()) != reinterpret_cast<PyCFunction>(&fast_launch)) {
-    return {};
-  }
-  const FastLauncher& self = of_capsule(PyCFunction_GET_SELF(launcher.ptr()));
-  return self.count == count && !is_watched(self) ? launcher : py::object();
-}
-
-bool launch(const py::object& launcher, const ArgumentValue* values, PyObject* stream) {
-  return launch(of_capsule(PyCFunction_GET_SELF(launcher.ptr())), values, stream);
+  const auto objects = as_objects(values, count);
+  c10::SmallVector<PyObject*, 64> args{autotuner};
+  for (const py::object& object : objects) args.push_back(object.ptr());
+  args.push_back(stream);
+  return static_cast<bool>(py::reinterpret_steal<py::object>(
+      PyObject_VectorcallMethod(run_name(), args.data(), count + 1, stream_keyword())));
 }
 
 void bind_fast_launcher(py::module_& module) {

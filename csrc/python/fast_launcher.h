@@ -1,23 +1,16 @@
-// Launching a kernel of generated code once its configuration is chosen.
+// Launching kernels of generated code.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <Python.h>
 
 #include <cstddef>
-#include <vector>
 
-#include "triton_launcher.h"
+#include "packed_arguments.h"
 
 namespace torch_mtia {
 
-// The builtin function with which a kernel of generated code, a CachingAutotuner, is launched when called with `count`
-// arguments beside the stream. Null: its Python method `run` has more to do, as no configuration is chosen yet, or
-// somebody watches launches or has replaced the method.
-pybind11::object fast_launcher_of(PyObject* autotuner, size_t count);
-
-// With as many values as it was asked for. Raises in Python and returns false for what does not fit.
-bool launch(const pybind11::object& fast_launcher, const ArgumentValue* values, PyObject* stream);
-
-std::vector<pybind11::object> as_objects(const ArgumentValue* values, size_t count);
+// What `autotuner.run(*values, stream=stream)` of a CachingAutotuner does. Raises in Python, or as C++ does, and
+// returns false for what does not fit.
+bool run_kernel(PyObject* autotuner, const ArgumentValue* values, size_t count, PyObject* stream);
 
 }  // namespace torch_mtia

@@ -207,8 +207,9 @@ struct Stream {
   int to;
   c10::DeviceIndex device;
   void run(State& state) const {
-    state.registers[to].object =
-        py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(MTIAStream::current(device).core().handle()));
+    check_device_index(device);
+    state.registers[to] = {
+        py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(MTIAStream::current(device).core().handle())), {}};
   }
 };
 
@@ -219,18 +220,7 @@ struct Launch {
   void run(State& state) const {
     c10::SmallVector<ArgumentValue, 64> values;
     for (const Operand& argument : arguments) values.push_back(argument.as_value(state));
-    PyObject* handle = state.registers[stream].as_object();
-    if (const py::object launcher = fast_launcher_of(kernel, values.size())) {
-      if (!launch(launcher, values.data(), handle)) throw py::error_already_set();
-      return;
-    }
-    static PyObject* const run_name = PyUnicode_InternFromString("run");
-    static PyObject* const keywords = PyTuple_Pack(1, PyUnicode_InternFromString("stream"));
-    std::vector<PyObject*> args{kernel};
-    for (const Operand& argument : arguments) args.push_back(argument.as_object(state));
-    args.push_back(handle);
-    if (!py::reinterpret_steal<py::object>(
-            PyObject_VectorcallMethod(run_name, args.data(), args.size() - 1, keywords))) {
+    if (!run_kernel(kernel, values.data(), values.size(), state.registers[stream].as_object())) {
       throw py::error_already_set();
     }
   }

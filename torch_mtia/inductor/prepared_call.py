@@ -79,7 +79,6 @@ class _Preparation:
         self.operations: list[Operation] = []
         self.temporaries: list[int] = []
         self.parts: list[ast.stmt] = []
-        self.results: list[Any] = []
         *body, last = definition.body
         for statement in body:
             self.translate(statement)
@@ -181,7 +180,7 @@ class _Preparation:
     def translate_to_python(self, statement: ast.stmt) -> None:
         names = [node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id in self.names]
         written = list(dict.fromkeys(node.id for node in names if not _is_read(node)))
-        read = [node.id for node in names if _is_read(node)]
+        read = self.reads(statement)
         if isinstance(statement, ast.AugAssign):
             read += written
         values: list[ast.expr] = [ast.Name(name, ast.Load()) for name in written]
@@ -233,8 +232,8 @@ class _Preparation:
         """What a name stands for that is none of the function's variables."""
         return None if name in self.names else self.scope.get(name)
 
-    def reads(self, value: ast.expr) -> list[str]:
-        return [node.id for node in ast.walk(value) if isinstance(node, ast.Name) and node.id in self.names]
+    def reads(self, node: ast.AST) -> list[str]:
+        return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and _is_read(n) and n.id in self.names]
 
 
 def _definition(code: CodeType) -> ast.FunctionDef:

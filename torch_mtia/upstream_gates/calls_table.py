@@ -27,7 +27,7 @@ CALL_GATES: tuple[Gate, ...] = (
         modules=("torch._dynamo.utils",),
         why="Where there is an accelerator, every compiled call, also of the CPU, asks for the current stream before "
         "the graph. With the three below it took a quarter of the call of a small kernel, as all are Python functions.",
-        replace=dynamo.get_current_stream,
+        replace=_C._make_get_current_stream,
         is_needed=inductor_probes.asks_for_streams_in_python,
     ),
     Gate(
@@ -48,7 +48,7 @@ CALL_GATES: tuple[Gate, ...] = (
         name="record_pregraph_bytecode_exit",
         modules=("torch._dynamo.utils",),
         why="And that they are.",
-        replace=dynamo.record_exit,
+        replace=_C._make_record_exit,
         is_needed=inductor_probes.ends_records_in_python,
     ),
     Gate(

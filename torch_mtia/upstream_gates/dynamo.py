@@ -10,10 +10,6 @@ from torch_mtia import _C
 Function = Callable[..., Any]
 
 
-def get_current_stream(original: Function) -> Function:
-    return _C._make_get_current_stream(original)
-
-
 def store_weak_references(_original: Function) -> Function:
     from torch._dynamo import graph_bytecode_inputs
 
@@ -24,7 +20,3 @@ def record_enter(original: Function) -> Function:
     from torch.autograd import profiler
 
     return _C._make_record_enter(original, vars(profiler))
-
-
-def record_exit(original: Function) -> Function:
-    return _C._make_record_exit(original)
