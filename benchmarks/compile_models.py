@@ -144,10 +144,11 @@ class Model:
         return self.make.__name__
 
 
+LLAMA = Model(llama, text_loss)
 MODELS = (
     Model(bert, text_loss),
     Model(gpt2, text_loss),
-    Model(llama, text_loss),
+    LLAMA,
     Model(resnet, image_loss),
     Model(mixer, image_loss),
 )

@@ -1,6 +1,6 @@
 """The first calls of compiled functions, in this process. compile.py runs it, with empty or filled caches.
 
-python benchmarks/compile_start.py mtia programs      # or models; prints seconds
+python benchmarks/compile_start.py mtia programs      # or models, lengths; prints seconds
 """
 
 from __future__ import annotations
@@ -15,22 +15,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from compile_models import MODELS, Model, Shape
+from compile_models import LLAMA, MODELS, Model, Shape
 from compile_programs import PROGRAMS, Program
 from timing import Side
 
+LENGTHS = range(16, 136, 12)  # of sequences, of the model of changing lengths
 LOADED = "PyCodeCache.load_by_key_path"  # upstream's name for running generated code, which compiles its kernels
 
 
 def first_calls(what: str, device: str) -> dict[str, float]:
-    """Seconds of the first calls of all programs, or training steps of all models, until their results are there; and
-    of these, what the kernels took, after they were generated. Imports that both devices need are left out."""
+    """Seconds of the first calls of all programs, or training steps of all models, or of Llama's with `LENGTHS`, until
+    their results are there; and of these, what the kernels took, after they were generated. Imports that both devices
+    need are left out."""
     import torch._dynamo.utils
     import torch._inductor.compile_fx
 
     torch.ones(1, device=device).sum().item()
-    calls = [of_model(model, device) for model in MODELS] if what == "models" else []
-    calls += [of_program(program, device) for program in PROGRAMS] if what == "programs" else []
+    calls = {
+        "programs": lambda: [of_program(program, device) for program in PROGRAMS],
+        "models": lambda: [of_model(model, device, [Shape(layers=2)]) for model in MODELS],
+        "lengths": lambda: [of_model(LLAMA, device, [Shape(layers=2, tokens=length) for length in LENGTHS])],
+    }[what]()
     total = kernels = 0.0
     for call in calls:
         start = time.perf_counter()
@@ -48,10 +53,9 @@ def of_program(program: Program, device: str) -> Callable[[], object]:
     return lambda: torch.compile(program.function)(*operands)
 
 
-def of_model(model: Model, device: str) -> Callable[[], object]:
-    shape = Shape(layers=2)
-    network = model.make(shape).to(device)
-    return lambda: model.loss(torch.compile(network), shape, device).backward()
+def of_model(model: Model, device: str, shapes: list[Shape]) -> Callable[[], object]:
+    network = torch.compile(model.make(shapes[0]).to(device))
+    return lambda: [model.loss(network, shape, device).backward() for shape in shapes]
 
 
 def started(what: str, device: str, key: str, warm: bool) -> Side:

@@ -16,8 +16,11 @@ Python functions of their own.
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -49,13 +52,27 @@ def prepare(function: Callable[..., Any]) -> Callable[..., Any]:
         prepared = prepare(function.__func__)
         return function if prepared is function.__func__ else MethodType(prepared, function.__self__)
     try:
-        return _Preparation(function).result()  # type: ignore[arg-type]
+        with _collector_paused():
+            return _Preparation(function).result()  # type: ignore[arg-type]
     except _CannotBePrepared:
         return function
 
 
 class _CannotBePrepared(Exception):
     pass
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A syntax tree is some thousand objects that die at once; while they live, the collector would search all that a
+    process has compiled, which takes longer than to prepare it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Preparation:
@@ -70,12 +87,12 @@ class _Preparation:
     def __init__(self, function: FunctionType) -> None:
         self.scope = function.__globals__
         self.file = function.__code__.co_filename
-        definition = _definition(function.__code__)
-        parameters = _parameters(definition.args)
-        stored = [node.id for node in ast.walk(definition) if isinstance(node, ast.Name) and not _is_read(node)]
-        self.names = {name: number for number, name in enumerate(dict.fromkeys([*parameters, *stored]))}
+        code = function.__code__
+        definition = _definition(code)
+        _refuse_other_parameters(definition.args)
+        self.names = {name: number for number, name in enumerate(code.co_varnames)}
         self.count = len(self.names)
-        self.num_parameters = len(parameters)
+        self.num_parameters = code.co_argcount
         self.operations: list[Operation] = []
         self.temporaries: list[int] = []
         self.parts: list[ast.stmt] = []
@@ -145,7 +162,7 @@ class _Preparation:
             case guards.copy_if_misaligned, [ast.Name(name)] if self.names.get(name) == to:
                 self.operations.append(("align", function, to))
             case guards._empty_strided_mtia, [ast.Tuple(sizes), ast.Tuple(strides), dtype]:
-                value = None if self.reads(dtype) else eval(ast.unparse(dtype), self.scope)
+                value = None if self.variables(dtype)[0] else eval(ast.unparse(dtype), self.scope)
                 if not isinstance(value, torch.dtype):
                     return False
                 self.operations.append(("allocate", to, self.operands(sizes), self.operands(strides), value))
@@ -178,27 +195,20 @@ class _Preparation:
                 self.translate_to_python(statement)
 
     def translate_to_python(self, statement: ast.stmt) -> None:
-        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id in self.names]
-        written = list(dict.fromkeys(node.id for node in names if not _is_read(node)))
-        read = self.reads(statement)
+        read, written = self.variables(statement)
         if isinstance(statement, ast.AugAssign):
-            read += written
-        values: list[ast.expr] = [ast.Name(name, ast.Load()) for name in written]
-        returned = ast.Return(values[0] if len(values) == 1 else ast.Tuple(values, ast.Load()))
-        self.call_python(statement, read, [statement, returned], [self.names[name] for name in written])
+            read |= written
+        place = _place(statement)
+        values: list[ast.expr] = [ast.Name(name, ast.Load(), **place) for name in written]
+        returned = ast.Return(values[0] if len(values) == 1 else ast.Tuple(values, ast.Load(), **place), **place)
+        self.call_python(read, [statement, returned], list(written.values()), place)
 
-    def call_python(self, at: ast.stmt | ast.expr, read: list[str], body: list[ast.stmt], to: list[int]) -> None:
+    def call_python(self, read: dict[str, int], body: list[ast.stmt], to: list[int], place: dict[str, Any]) -> None:
         """Has `body` executed, as the body of a function of the variables that it reads."""
-        if any(isinstance(node, (ast.Lambda, ast.comprehension, ast.NamedExpr)) for node in ast.walk(at)):
-            raise _CannotBePrepared  # whose variables are others
-        read = list(dict.fromkeys(read))
         name = f"part_{len(self.parts)}"
-        arguments = ast.arguments([], [ast.arg(name) for name in read], None, [], [], None, [])
-        part = ast.FunctionDef(name, arguments, body, [])
-        for new in (part, body[-1]):
-            ast.copy_location(new, at)
-        self.parts.append(ast.fix_missing_locations(part))
-        self.operations.append(("call", name, [(self.names[name],) for name in read], to))
+        arguments = ast.arguments([], [ast.arg(name, **place) for name in read], None, [], [], None, [])
+        self.parts.append(ast.FunctionDef(name, arguments, body, [], **place))
+        self.operations.append(("call", name, [(register,) for register in read.values()], to))
 
     # What they read ---------------------------------------------------------------------------------------------------
 
@@ -225,15 +235,25 @@ class _Preparation:
             ):
                 pass
             case _:
-                self.call_python(value, self.reads(value), [ast.Return(value)], [register])
+                place = _place(value)
+                self.call_python(self.variables(value)[0], [ast.Return(value, **place)], [register], place)
         return (register,)
 
     def known(self, name: str) -> Any:
         """What a name stands for that is none of the function's variables."""
         return None if name in self.names else self.scope.get(name)
 
-    def reads(self, node: ast.AST) -> list[str]:
-        return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and _is_read(n) and n.id in self.names]
+    def variables(self, node: ast.AST) -> tuple[dict[str, int], dict[str, int]]:
+        """The function's variables that a statement or an expression reads, and those that it writes."""
+        read: dict[str, int] = {}
+        written: dict[str, int] = {}
+        for part in ast.walk(node):
+            match part:
+                case ast.Name(name, context) if name in self.names:
+                    (read if isinstance(context, ast.Load) else written)[name] = self.names[name]
+                case ast.Lambda() | ast.comprehension() | ast.NamedExpr():
+                    raise _CannotBePrepared  # whose variables are others
+        return read, written
 
 
 def _definition(code: CodeType) -> ast.FunctionDef:
@@ -242,21 +262,22 @@ def _definition(code: CodeType) -> ast.FunctionDef:
         module = ast.parse(Path(code.co_filename).read_bytes())
     except (OSError, SyntaxError) as error:
         raise _CannotBePrepared from error
-    for node in ast.walk(module):
+    classes = [node.body for node in module.body if isinstance(node, ast.ClassDef)]
+    for node in itertools.chain(module.body, *classes):
         if isinstance(node, ast.FunctionDef) and (node.name, node.lineno) == (code.co_name, code.co_firstlineno):
             return node
     raise _CannotBePrepared
 
 
-def _parameters(arguments: ast.arguments) -> list[str]:
+def _refuse_other_parameters(arguments: ast.arguments) -> None:
     others = (arguments.posonlyargs, arguments.vararg, arguments.kwonlyargs, arguments.kwarg, arguments.defaults)
     if any(others):
         raise _CannotBePrepared
-    return [argument.arg for argument in arguments.args]
 
 
-def _is_read(node: ast.Name) -> bool:
-    return isinstance(node.ctx, ast.Load)
+def _place(node: ast.stmt | ast.expr) -> dict[str, Any]:
+    """Where it stands in the file, for nodes that are made in its place."""
+    return {place: getattr(node, place) for place in ("lineno", "col_offset", "end_lineno", "end_col_offset")}
 
 
 def _name(node: ast.expr) -> str:
