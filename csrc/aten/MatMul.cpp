@@ -19,6 +19,8 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mm_native.h>
 
+#include <cstring>
+
 #include "CPUKernelLaunch.h"
 #include "CPUKernels.h"
 #include "MTIANativeFunctions.h"
@@ -60,7 +62,22 @@ bool is_quicker_in_onednn(const at::Tensor& left, const at::Tensor& right) {
 // Whether it is the same for each row of a product.
 bool is_row(const at::Tensor& self, int64_t columns) {
   const bool is_repeated = self.dim() == 1 || (self.dim() == 2 && (self.size(0) == 1 || self.stride(0) == 0));
-  return is_repeated && self.size(-1) == columns && self.stride(-1) == 1 && self.scalar_type() == at::kFloat;
+  return is_repeated && self.size(-1) == columns && self.stride(-1) == 1 && !self.is_neg() && !self.is_conj();
+}
+
+// Whether it is quicker to put the bias into a result row by row than through an iterator, as ATen does: some 0.3 us.
+bool is_quick_to_fill(const at::Tensor& bias, const at::Tensor& out) {
+  constexpr size_t kMostBytes = size_t{16} << 10;
+  return is_row(bias, out.size(1)) && bias.scalar_type() == out.scalar_type() && out.stride(1) == 1 &&
+         out.nbytes() <= kMostBytes && !bias.is_alias_of(out);
+}
+
+void fill_rows(const at::Tensor& row, const at::Tensor& out) {
+  const size_t size = static_cast<size_t>(out.size(1)) * out.itemsize();
+  const size_t step = static_cast<size_t>(out.stride(0)) * out.itemsize();
+  const void* const from = row.const_data_ptr();
+  auto* to = static_cast<char*>(out.mutable_data_ptr());
+  for (int64_t i = 0; i < out.size(0); ++i, to += step) std::memcpy(to, from, size);
 }
 
 // left @ right + bias; see Note [Products of fp32].
@@ -118,15 +135,18 @@ TORCH_IMPL_FUNC(addmm_out_mtia)
   // oneDNN reads the bias while it writes the result.
   const bool in_onednn = torch_mtia::is_quicker_in_onednn(mat1, mat2) && torch_mtia::is_row(self, mat2.size(1)) &&
                          beta.equal(1.0) && alpha.equal(1.0) && !self.is_alias_of(out);
+  const bool fills_rows = !in_onednn && !beta.equal(0.0) && torch_mtia::is_quick_to_fill(self, out);
   torch_mtia::run_cpu_kernel(
       {{"aten::addmm", "addmm_out_cpu"}, 1, torch_mtia::product_cost(mat1, mat2)}, out.device(),
       [](const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta, const Scalar& alpha,
-         bool in_onednn, const Tensor& out) {
+         bool in_onednn, bool fills_rows, const Tensor& out) {
         if (in_onednn) return torch_mtia::multiply_in_onednn(mat1, mat2, self, out);
-        torch_mtia::StructuredCall<structured_addmm_out_cpu, 1>::run(self, mat1, mat2, beta, alpha, out);
+        if (fills_rows) torch_mtia::fill_rows(self, out);
+        torch_mtia::StructuredCall<structured_addmm_out_cpu, 1>::run(fills_rows ? out : self, mat1, mat2, beta, alpha,
+                                                                     out);
       },
       torch_mtia::keep(self), torch_mtia::keep(mat1), torch_mtia::keep(mat2), torch_mtia::keep(beta),
-      torch_mtia::keep(alpha), torch_mtia::keep(in_onednn), torch_mtia::keep_output(out));
+      torch_mtia::keep(alpha), torch_mtia::keep(in_onednn), torch_mtia::keep(fills_rows), torch_mtia::keep_output(out));
 }
 
 TORCH_IMPL_FUNC(addmv_out_mtia)
