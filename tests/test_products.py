@@ -15,7 +15,9 @@ Tensor = torch.Tensor
 
 # Rows, columns, depth: what oneDNN computes where it is the quicker one, and what is too small or too narrow for it.
 LARGE = [(128, 256, 160), (8, 1024, 600), (2000, 32, 129), (1024, 1024, 8)]
-SMALL = [(7, 4096, 512), (2048, 31, 300), (1500, 1500, 7), (64, 64, 64), (0, 256, 512), (128, 256, 0)]
+# One row, which a loop of the device's own multiplies there.
+ROW = [(1, 256, 64), (1, 1, 1), (1, 7, 31), (1, 33, 129), (1, 300, 500), (1, 5, 16), (1, 1, 47), (1, 700, 731)]
+SMALL = [(7, 4096, 512), (2048, 31, 300), (1500, 1500, 7), (64, 64, 64), (1, 8, 0), (0, 256, 512), (128, 256, 0)]
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "rows": lambda x: x,
@@ -37,7 +39,7 @@ def close(result: Tensor, left: Tensor, right: Tensor, bias: Tensor | None = Non
     assert ((result.cpu().double() - exact).abs() <= error).all()
 
 
-@pytest.mark.parametrize("sizes", [*LARGE, *SMALL], ids=str)
+@pytest.mark.parametrize("sizes", [*LARGE, *ROW, *SMALL], ids=str)
 def test_sizes(sizes: tuple[int, int, int]) -> None:
     rows, columns, depth = sizes
     left, right, bias = torch.randn(rows, depth), torch.randn(depth, columns), torch.randn(columns)
@@ -47,9 +49,10 @@ def test_sizes(sizes: tuple[int, int, int]) -> None:
     close(F.linear(a, b.t().contiguous(), c), left, right, bias)
 
 
+@pytest.mark.parametrize("rows", [1, 128])
 @pytest.mark.parametrize(("one", "other"), list(itertools.product(LAYOUTS, LAYOUTS)))
-def test_layouts(one: str, other: str) -> None:
-    left, right, bias = torch.randn(128, 160), torch.randn(160, 256), torch.randn(256)
+def test_layouts(one: str, other: str, rows: int) -> None:
+    left, right, bias = torch.randn(rows, 160), torch.randn(160, 256), torch.randn(256)
     a, b = LAYOUTS[one](left.to(device_type())), LAYOUTS[other](right.to(device_type()))
     close(a @ b, left, right)
     close(torch.addmm(bias.to(device_type()), a, b), left, right, bias)
@@ -132,7 +135,71 @@ def test_other_dtypes_are_as_on_the_cpu(dtype: torch.dtype) -> None:
     assert torch.equal((left.to(device_type()) @ right.to(device_type())).cpu(), left @ right)
 
 
-@pytest.mark.parametrize("sizes", LARGE, ids=str)
+SUMMANDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "row": lambda x: x[0],
+    "row of a matrix": lambda x: x[1:2],
+    "row, expanded": lambda x: x[0].expand(x.shape),
+    "row, negated": lambda x: torch._neg_view(x[0].neg()),
+    "row with gaps": lambda x: torch.stack([x[0], x[0]], -1).flatten()[::2],
+    "number": lambda x: x[0, 0],
+    "column": lambda x: x[:, :1],
+    "matrix": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("summand", SUMMANDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("sizes", [(3, 5, 4), (5, 256, 64), (1, 64, 20), (4, 3, 0)], ids=str)
+def test_sums_of_few_numbers(sizes: tuple[int, int, int], dtype: torch.dtype, summand: str) -> None:
+    """Of small integers, so that they are exact."""
+    rows, columns, depth = sizes
+    left, right, matrix = (
+        torch.randint(-1, 2, shape).to(dtype) for shape in ((rows, depth), (depth, columns), (max(rows, 2), columns))
+    )
+
+    def summand_of(x: Tensor) -> Tensor:
+        chosen = SUMMANDS[summand](x)
+        return chosen[:rows] if chosen.dim() == 2 and chosen.size(0) != 1 else chosen
+
+    bias, around = summand_of(matrix), torch.full((rows, columns + 3), 7, dtype=dtype)
+    a, b, ours = (x.to(device_type()) for x in (left, right, around))
+    c = summand_of(matrix.to(device_type()))
+    for beta, alpha in ((1, 1), (0, 1), (2, -1)):
+        expected = torch.addmm(bias, left, right, beta=beta, alpha=alpha)
+        assert torch.equal(torch.addmm(c, a, b, beta=beta, alpha=alpha).cpu(), expected)
+        around[:, :columns] = expected
+        torch.addmm(c, a, b, beta=beta, alpha=alpha, out=ours[:, :columns])
+        assert torch.equal(ours.cpu(), around)
+
+
+def test_a_row_is_added_to_a_result_that_it_is_part_of() -> None:
+    left, right, matrix = torch.randn(3, 4), torch.randn(4, 5), torch.randn(3, 5)
+    a, b, out = (x.to(device_type()) for x in (left, right, matrix))
+    torch.addmm(out[1], a, b, out=out)
+    close(out, left, right, matrix[1])
+
+
+def test_a_row_times_a_matrix_on_a_busy_stream_and_captured() -> None:
+    left, right, bias = torch.randn(1, 100), torch.randn(300, 100), torch.randn(300)
+    a, b, c = (x.to(device_type()) for x in (left, right, bias))
+    large = torch.randn(1024, 1024, device=device_type())
+    large @ large
+    close(F.linear(a, b, c), left, right.t(), bias)
+    close(a @ b.t(), left, right.t())
+    out = torch.full((1, 600), 7.0, device=device_type())
+    torch.mm(a, b.t(), out=out[:, ::2])
+    close(out[:, ::2], left, right.t())
+    assert (out[:, 1::2] == 7).all()
+    graph = device_module().MTIAGraph()
+    with device_module().graph(graph):
+        result = F.linear(a, b, c)
+    for factor in (1, -2):
+        a.copy_(left * factor)
+        graph.replay()
+        close(result, left * factor, right.t(), bias)
+
+
+@pytest.mark.parametrize("sizes", [*LARGE, *ROW], ids=str)
 def test_without_onednn_results_are_those_of_the_cpu(sizes: tuple[int, int, int]) -> None:
     """Decided by the call, whenever the work is done."""
     rows, columns, depth = sizes

@@ -36,7 +36,8 @@ fall back to the CPU's kernels ([fallback.md](fallback.md)).
 
 Products of fp32 (`mm`, `addmm`, and what is made of them: `linear`, `matmul` of matrices) run in oneDNN on processors
 with AVX-512 that are not Intel's, where they are not small or narrow: the CPU device leaves them to MKL, which does
-without AVX-512 there and takes twice as long. Their last bits differ from the CPU device's;
+without AVX-512 there and takes twice as long. One row times a matrix of up to 512K numbers whose columns are contiguous
+(the transposed weight of `linear`) is a loop of the device's own there. Their last bits differ from the CPU device's;
 `torch.backends.mkldnn.flags(enabled=False)` around the call leaves them to MKL too.
 
 An entry stands for all forms of its operator (functional, in place, `out=`) that PyTorch derives from it. Dtypes are
