@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -237,3 +239,25 @@ def test_captured_and_compiled() -> None:
         close(result, left * factor, right, bias)
     compiled = torch.compile(lambda a, b, c: torch.addmm(c, a, b) * 2)
     close(compiled(a, b, c) / 2, left * 3, right, bias)
+
+
+def test_a_small_product_starts_no_threads() -> None:
+    """torch.set_num_threads gives MKL a number of its own, which goes before OpenMP's for the launching thread."""
+    a, b = torch.randn(64, 10).to(device_type()), torch.randn(10, 512).to(device_type())
+    device_module().synchronize()
+    before = torch.get_num_threads()
+    counts: list[int] = []
+
+    def multiply() -> None:
+        for _ in range(2):
+            counts.append(len(os.listdir("/proc/self/task")))
+            _ = a @ b
+
+    torch.set_num_threads(2)
+    try:
+        thread = threading.Thread(target=multiply)
+        thread.start()
+        thread.join()
+    finally:
+        torch.set_num_threads(before)
+    assert len(set(counts)) == 1
