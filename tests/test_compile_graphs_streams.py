@@ -209,3 +209,20 @@ def test_threads_train_one_network_in_streams_of_their_own() -> None:
     for results in found:
         torch.testing.assert_close(results, expected)
     assert skipped() == 0
+
+
+def test_streams_of_recordings_take_no_part_in_replays() -> None:
+    """Nothing is done there that a replay could wait for, nor do they wait for replays."""
+    fast = compiled(lambda x: (x @ x).relu())
+    x = torch.rand(64, 64, device="mtia")
+    kept = [fast(x) for _ in range(4)]  # results in use move away
+    torch.mtia.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.MTIA]) as profile:
+        kept += [fast(x) for _ in range(4)]
+        torch.mtia.synchronize()
+    names = [event.name for event in profile.events()]
+    assert any("mm" in name for name in names)
+    assert "mtia::stream_wait_event" not in names
+    for result in kept:
+        torch.testing.assert_close(result.cpu(), (x.cpu() @ x.cpu()).relu())
+    assert skipped() == 0

@@ -137,7 +137,7 @@ void MTIAStream::synchronize_all(c10::DeviceIndex device) {
 
 std::vector<MTIAStream> MTIAStream::others() const {
   std::vector<MTIAStream> found;
-  for (c10::StreamId id = 0; id < kNumStreams; ++id) {
+  for (c10::StreamId id = 0; id < kFirstOfRecordings; ++id) {
     const auto* stream = device_streams[device_].streams[id].load(std::memory_order_acquire);
     if (stream != nullptr && stream != core_ && stream->graph() == nullptr) found.push_back(MTIAStream(device_, id));
   }

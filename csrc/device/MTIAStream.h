@@ -64,7 +64,8 @@ class MTIAStream {
   // Work submitted later waits for all that `other`, of any device, was given before.
   void wait_for(const MTIAStream& other) const;
 
-  // The device's other streams that there are, but those that are captured.
+  // The device's other streams that there are, but those that are captured and those for recordings: what is done there
+  // is captured, so they have nothing to do and nothing to wait for.
   std::vector<MTIAStream> others() const;
   // Waits for all of those.
   void wait_for_others() const;
@@ -72,6 +73,7 @@ class MTIAStream {
  private:
   // Pools, in the order of their ids.
   enum Pool : int { kNormal, kHigh, kRecording, kNumPools };
+  static constexpr int kFirstOfRecordings = 1 + kRecording * kStreamsPerPool;
   static constexpr int kNumStreams = 1 + kNumPools * kStreamsPerPool;
 
   struct DeviceStreams {
