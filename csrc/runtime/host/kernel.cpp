@@ -26,6 +26,11 @@ void print(void* /*sink*/, const char* text, uint64_t size) {
   std::fflush(stdout);
 }
 
+// Launches that are estimated to take less are timed the first few times, and then now and then.
+constexpr uint64_t kShortLaunchNs = 1000;
+constexpr uint32_t kFirstLaunches = 16;
+constexpr uint32_t kLaunchesForEachTimed = 16;
+
 uint64_t now_ns() {
   return static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -81,7 +86,7 @@ class Kernel::Launch {
 
   // Valid while this object lives.
   mtia_work describe(int32_t num_threads) {
-    const uint64_t cost = multiply_or_max(kernel_->cost_per_program(), static_cast<uint64_t>(programs_));
+    const uint64_t cost = this->cost();
     mtia_work work{};
     work.struct_size = sizeof(work);
     work.flags = MTIA_WORK_MAY_RUN_INLINE | MTIA_WORK_CAPTURABLE;
@@ -113,18 +118,21 @@ class Kernel::Launch {
   }
   Launch(const Launch&) = default;
 
+  uint64_t cost() const { return multiply_or_max(kernel_->cost_per_program(), static_cast<uint64_t>(programs_)); }
+
   mtia_status run(const mtia_work_context& context) noexcept {
     mtia_error_cell error;
     error.reported = 0;
     const mtia_kernel_context kernel_context = describe_context(&error);
-    const uint64_t start = now_ns();
+    const bool is_timed = kernel_->times_next(cost());
+    const uint64_t start = is_timed ? now_ns() : 0;
     const int32_t threads = static_cast<int32_t>(std::min<int64_t>(context.num_threads, programs_));
     if (threads <= 1) {
       run_range(kernel_context, 0, programs_);
     } else {
       run_on(threads, kernel_context);
     }
-    kernel_->measured(multiply_or_max(now_ns() - start, static_cast<uint64_t>(threads)), programs_);
+    if (is_timed) kernel_->measured(multiply_or_max(now_ns() - start, static_cast<uint64_t>(threads)), programs_);
     if (__atomic_load_n(&error.reported, __ATOMIC_ACQUIRE) == 0) [[likely]]
       return MTIA_SUCCESS;
     return fail(error);
@@ -222,6 +230,13 @@ mtia_status Kernel::launch(Stream& stream, const mtia_kernel_launch& launch) con
   static_assert(alignof(Launch) <= 16 && sizeof(Launch) % alignof(mtia_span) == 0);
   Launch block(*this, launch, programs);
   return stream.launch(block.describe(launch.num_threads));
+}
+
+bool Kernel::times_next(uint64_t cost) const {
+  if (cost >= kShortLaunchNs) return true;
+  const uint32_t number = num_short_launches_.load(std::memory_order_relaxed);
+  num_short_launches_.store(number + 1, std::memory_order_relaxed);  // one that is lost does not matter
+  return number < kFirstLaunches || number % kLaunchesForEachTimed == 0;
 }
 
 // How long programs really take is worth more than any estimate, which knows no trip counts. Half of the new figure,

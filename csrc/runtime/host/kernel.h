@@ -28,6 +28,9 @@ class Kernel : public std::enable_shared_from_this<Kernel> {
  private:
   class Launch;
 
+  // Whether the next launch, with these estimated nanoseconds, is timed: long ones always, short ones now and then, as
+  // reading the clock takes as long as some of them.
+  bool times_next(uint64_t cost) const;
   // Estimated nanoseconds of one program.
   uint64_t cost_per_program() const { return cost_per_program_.load(std::memory_order_relaxed); }
   void measured(uint64_t nanoseconds, int64_t programs) const;
@@ -37,6 +40,7 @@ class Kernel : public std::enable_shared_from_this<Kernel> {
   const Parallelism parallelism_;
   const int64_t host_offset_;
   mutable std::atomic<uint64_t> cost_per_program_;
+  mutable std::atomic<uint32_t> num_short_launches_{0};
 };
 
 // What an mtia_module stands for. Its one function is the kernel.
