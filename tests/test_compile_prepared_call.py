@@ -8,13 +8,16 @@ import textwrap
 import traceback
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 import torch
+import triton
 from torch._inductor.codecache import PyCodeCache
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional as F
 
@@ -66,6 +69,7 @@ STATEMENTS: dict[str, tuple[str, list[Any]]] = {
     "the rest": ("a, *b = args\nargs.clear()\nreturn (b, a, )", [1, 2, 3]),
     "chained": ("a, b = args\na = c = a if b else b\nreturn (a, c, )", [5, 0]),
     "several lines": ("a, = args\nb = (\n    a +\n\n    1\n)\nc = 'x' \\\n    'y'\nreturn (b, c, )", [5]),
+    "large numbers": ("a, = args\nreturn (a, 18446744073709551615, -9223372036854775808, 2**70, )", [5]),
     "shadows": ("torch, = args\nempty_strided_mtia = torch + 1\nreturn (torch, empty_strided_mtia, )", [4]),
 }
 
@@ -358,3 +362,144 @@ def test_gradients_of_prepared_code() -> None:
         gradients.append(leaf.grad)
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0])
+
+
+# Launches ------------------------------------------------------------------------------------------------------------
+
+
+def in_turns(x: Tensor) -> Tensor:
+    """Small kernels, each of which needs all that the one before gave."""
+    for index in range(4):
+        x = (x + index).softmax(index % 2)
+    return x
+
+
+def prepared_in_turns(x: Tensor, **options: Any) -> tuple[Callable[..., Any], list[Any]]:
+    """The same, compiled and called, and the kernels of its code."""
+    torch.compiler.reset()
+    with fresh_cache():
+        compiled = torch.compile(in_turns, **options)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x).cpu(), in_turns(x.cpu()))
+        kernels = [kernel for name, kernel in vars(PyCodeCache.modules[-1]).items() if name.startswith("triton_")]
+    assert len(kernels) == 4
+    return compiled, kernels
+
+
+def test_every_launch_is_seen_while_somebody_watches() -> None:
+    x = on_device(4, 4)
+    compiled, _ = prepared_in_turns(x)
+    expected = compiled(x)
+    seen: list[str] = []
+    for chain in (triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook):
+        hook = lambda metadata: seen.append(metadata.get()["name"])  # noqa: E731
+        chain.add(hook)
+        try:
+            assert torch.equal(compiled(x), expected)
+        finally:
+            chain.remove(hook)
+        assert torch.equal(compiled(x), expected)
+    assert len(seen) == 8
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        compiled(x)
+    assert sum(event.name.startswith("triton_") for event in profile.events()) == 4
+
+
+def test_a_launcher_that_changes_is_noticed() -> None:
+    x = on_device(4, 4)
+    compiled, kernels = prepared_in_turns(x)
+    expected = compiled(x)
+    launched: list[Any] = []
+    usual = kernels[1]._cached_launcher
+    kernels[1]._cached_launcher = lambda *args, stream: launched.append(args) or usual(*args, stream=stream)
+    assert torch.equal(compiled(x), expected)
+    assert len(launched) == 1
+    kernels[1]._cached_launcher = usual
+    assert torch.equal(compiled(x), expected)
+    assert len(launched) == 1
+
+
+def test_a_method_that_is_replaced_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = on_device(4, 4)
+    compiled, kernels = prepared_in_turns(x)
+    expected = compiled(x)
+    runs: list[Any] = []
+    run = CachingAutotuner.run
+    with monkeypatch.context() as patch:
+        patch.setattr(CachingAutotuner, "run", lambda self, *args, **kw: runs.append(self) or run(self, *args, **kw))
+        assert torch.equal(compiled(x), expected)
+    assert runs == kernels
+    assert torch.equal(compiled(x), expected)
+    assert runs == kernels
+
+
+def test_launches_behind_code_of_python_see_what_it_changed() -> None:
+    x = on_device(4, 4)
+    launched: list[Any] = []
+
+    @torch.library.custom_op(f"mtia_test::watches{id(launched)}", mutates_args=())
+    def watches(x: Tensor) -> Tensor:
+        if switched_on[0]:
+            triton.knobs.runtime.launch_enter_hook.add(launched.append)
+        return x.clone()
+
+    watches.register_fake(torch.empty_like)
+    switched_on = [False]
+    compiled = torch.compile(lambda x: watches((x + 1).softmax(0)).softmax(1))
+    expected = compiled(x)
+    assert torch.equal(compiled(x), expected)
+    switched_on[0] = True
+    try:
+        assert torch.equal(compiled(x), expected)
+    finally:
+        triton.knobs.runtime.launch_enter_hook.remove(launched.append)
+    assert len(launched) == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sizes_change_between_calls(dynamic: bool) -> None:
+    x = on_device(4, 4)
+    compiled, _ = prepared_in_turns(x, dynamic=dynamic)
+    for size in (4, 5, 7, 4, 9, 5):
+        given = on_device(size, size + 1)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(given).cpu(), in_turns(given.cpu()))
+
+
+def test_launches_go_to_the_stream_of_the_call_and_into_graphs() -> None:
+    x = on_device(4, 4)
+    compiled, _ = prepared_in_turns(x)
+    other = torch.mtia.Stream()
+    other.wait_stream(torch.mtia.current_stream())
+    with torch.mtia.stream(other):
+        on_other = compiled(x)
+        graph = torch.mtia.MTIAGraph()
+        with torch.mtia.graph(graph):
+            captured = compiled(x)
+    torch.mtia.synchronize()
+    x.mul_(-0.5)
+    torch.mtia.synchronize()
+    graph.replay()
+    torch.testing.assert_close(on_other.cpu(), in_turns(on_device(4, 4).cpu()))
+    torch.testing.assert_close(captured.cpu(), in_turns(x.cpu()))
+
+
+def test_threads_call_the_same_code_at_once() -> None:
+    x = on_device(4, 4)
+    compiled, _ = prepared_in_turns(x)
+
+    def call(seed: int) -> bool:
+        given = on_device(4, 4) / (seed + 1)
+        expected = in_turns(given.cpu())
+        return all(torch.allclose(compiled(given).cpu(), expected) for _ in range(200))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(call, range(8)))
+
+
+def test_an_unloaded_kernel_is_refused() -> None:
+    x = on_device(4, 4)
+    compiled, kernels = prepared_in_turns(x)
+    kernels[2].launchers[0].__globals__["function"].unload()
+    with pytest.raises(RuntimeError, match="was unloaded"):
+        compiled(x)

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -73,12 +74,14 @@ std::vector<py::object> as_objects(const ArgumentValue* values, size_t count) {
   return objects;
 }
 
+bool has_grid_for(const FastLauncher& self, const ArgumentValue* values) {
+  return self.grid &&
+         std::equal(self.known.begin(), self.known.end(), self.numbers.begin(), self.numbers.end(),
+                    [&](const py::object& before, Py_ssize_t place) { return is_same(before, values[place].object); });
+}
+
 bool update_grid(FastLauncher& self, const ArgumentValue* values, PyObject* stream) {
-  if (self.grid &&
-      std::equal(self.known.begin(), self.known.end(), self.numbers.begin(), self.numbers.end(),
-                 [&](const py::object& before, Py_ssize_t place) { return is_same(before, values[place].object); })) {
-    return true;
-  }
+  if (has_grid_for(self, values)) return true;
   const auto objects = as_objects(values, self.count);
   c10::SmallVector<PyObject*, 64> args;
   for (const py::object& object : objects) args.push_back(object.ptr());
@@ -98,16 +101,11 @@ FastLauncher& of_capsule(PyObject* capsule) {
   return *static_cast<FastLauncher*>(PyCapsule_GetPointer(capsule, kCapsule));
 }
 
-bool is_watched(const FastLauncher& self) {
-  return !is_empty_hook(self.enter_hook.ptr()) || !is_empty_hook(self.exit_hook.ptr());
-}
-
 bool launch(FastLauncher& self, const ArgumentValue* values, PyObject* stream) {
   if (!update_grid(self, values, stream)) return false;
   const Grid grid = *self.grid;  // another thread may change it as soon as this one gives up the GIL, to launch
-  std::array<ArgumentValue, kMaxValues> launched;
-  std::transform(self.places.begin(), self.places.end(), launched.begin(),
-                 [&](Py_ssize_t place) { return place < 0 ? ArgumentValue{Py_None} : values[place]; });
+  c10::SmallVector<ArgumentValue, 64> launched;
+  for (const Py_ssize_t place : self.places) launched.push_back(place < 0 ? ArgumentValue{Py_None} : values[place]);
   return launch_kernel(*self.layout, grid, stream, self.function.ptr(), launched.data(), self.places.size());
 }
 
@@ -116,7 +114,7 @@ PyObject* fast_launch(PyObject* capsule, PyObject* const* args, Py_ssize_t count
   FastLauncher& self = of_capsule(capsule);
   const bool as_upstream_calls_it =
       static_cast<size_t>(count) == self.count && names != nullptr && PyTuple_GET_SIZE(names) == 1;
-  if (!as_upstream_calls_it || is_watched(self)) {
+  if (!as_upstream_calls_it || !is_empty_hook(self.enter_hook.ptr()) || !is_empty_hook(self.exit_hook.ptr())) {
     return PyObject_Vectorcall(self.launcher.ptr(), args, static_cast<size_t>(count), names);
   }
   c10::SmallVector<ArgumentValue, 64> values;
@@ -179,21 +177,8 @@ PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject*
   END_HANDLE_TH_ERRORS
 }
 
-// The builtin function of a kernel that is called with `count` arguments beside the stream. Null: its Python method has
-// more to do, as no configuration is chosen yet, or somebody watches launches or has replaced the method.
-py::object fast_launcher_of(PyObject* autotuner, size_t count) {
-  const UpstreamRun* upstream = upstream_run();
-  const bool is_ours =
-      upstream != nullptr && _PyType_Lookup(Py_TYPE(autotuner), run_name()) == upstream->replacement.ptr();
-  if (!is_ours || are_launches_watched()) return {};
-  py::object launcher = cached_launcher(autotuner);
-  if (!launcher) throw py::error_already_set();
-  if (!PyCFunction_CheckExact(launcher.ptr()) ||
-      PyCFunction_GET_FUNCTION(launcher.ptr()) != reinterpret_cast<PyCFunction>(&fast_launch)) {
-    return {};
-  }
-  const FastLauncher& self = of_capsule(PyCFunction_GET_SELF(launcher.ptr()));
-  return self.count == count && !is_watched(self) ? launcher : py::object();
+FastLauncher& of_launcher(const py::object& launcher) {
+  return of_capsule(PyCFunction_GET_SELF(launcher.ptr()));
 }
 
 PyMethodDef record_grid_method{"record_grid", reinterpret_cast<PyCFunction>(&record_grid), METH_FASTCALL, nullptr};
@@ -231,10 +216,82 @@ py::object make_fast_launcher(py::object launcher, py::object compute_grid, py::
 
 }  // namespace
 
-bool run_kernel(PyObject* autotuner, const ArgumentValue* values, size_t count, PyObject* stream) {
-  if (const py::object launcher = fast_launcher_of(autotuner, count)) {
-    return launch(of_capsule(PyCFunction_GET_SELF(launcher.ptr())), values, stream);
+LaunchCheck::LaunchCheck() : are_watched_(upstream_run() == nullptr || are_launches_watched()) {}
+
+bool LaunchCheck::is_empty(const py::object& hook) {
+  if (hook.ptr() != empty_hook_ && !is_empty_hook(hook.ptr())) return false;
+  empty_hook_ = hook.ptr();
+  return true;
+}
+
+py::object LaunchCheck::launcher_of(PyObject* autotuner) {
+  if (are_watched_) return {};
+  PyTypeObject* type = Py_TYPE(autotuner);
+  if (type != type_ && _PyType_Lookup(type, run_name()) != upstream_run()->replacement.ptr()) return {};
+  type_ = type;
+  py::object launcher = cached_launcher(autotuner);
+  if (!launcher) throw py::error_already_set();
+  if (!PyCFunction_CheckExact(launcher.ptr()) ||
+      PyCFunction_GET_FUNCTION(launcher.ptr()) != reinterpret_cast<PyCFunction>(&fast_launch)) {
+    return {};
   }
+  const FastLauncher& self = of_launcher(launcher);
+  return is_empty(self.enter_hook) && is_empty(self.exit_hook) ? launcher : py::object();
+}
+
+std::unique_ptr<const BoundLaunch> BoundLaunch::make(PyObject* autotuner, const ArgumentValue* values, size_t count) {
+  const auto is_open = [&](Py_ssize_t place) {
+    return place >= 0 && values[place].object == nullptr && values[place].tensor == nullptr;
+  };
+  py::object launcher = LaunchCheck().launcher_of(autotuner);
+  if (!launcher) return nullptr;
+  const FastLauncher& fast = of_launcher(launcher);
+  const MTIAKernel* kernel = loaded_kernel(fast.function.ptr());
+  if (fast.count != count || kernel == nullptr || !has_grid_for(fast, values)) return nullptr;
+  std::unique_ptr<BoundLaunch> self(new BoundLaunch);
+  std::vector<ArgumentValue> launched;
+  for (size_t argument = 0; argument < fast.places.size(); ++argument) {
+    const Py_ssize_t place = fast.places[argument];
+    if (is_open(place)) {
+      const auto pointer = fast.layout->place_of_pointer(argument);
+      if (!pointer) return nullptr;
+      const auto tensor = std::count_if(values, values + place, [](const ArgumentValue& value) {
+        return value.object == nullptr && value.tensor == nullptr;
+      });
+      self->pointers_.emplace_back(*pointer, static_cast<size_t>(tensor));
+    }
+    launched.push_back(place < 0 || is_open(place) ? ArgumentValue{Py_None} : values[place]);
+  }
+  PackedArguments packed;
+  if (!fast.layout->pack(launched.data(), launched.size(), {device_type(), kernel->device()}, packed)) {
+    throw py::error_already_set();
+  }
+  self->packed_.assign(packed.bytes.begin(), packed.bytes.begin() + fast.layout->size());
+  self->function_ = fast.function.ptr();
+  self->kernel_ = kernel;
+  self->grid_ = *fast.grid;
+  self->launcher_ = std::move(launcher);
+  return self;
+}
+
+bool BoundLaunch::launch(const MTIAStream& stream, const at::Tensor* const* tensors) const {
+  const c10::Device device(device_type(), kernel_->device());
+  if (stream.device() != device.index()) return false;
+  PackedArguments packed;
+  std::copy(packed_.begin(), packed_.end(), packed.bytes.begin());
+  for (const auto& [place, index] : pointers_) {
+    const at::Tensor& tensor = *tensors[index];
+    if (tensor.device() != device) return false;
+    const auto pointer = reinterpret_cast<mtia_device_ptr>(tensor.data_ptr());
+    std::memcpy(packed.bytes.data() + place, &pointer, sizeof(pointer));
+  }
+  kernel_->launch(stream, grid_, packed.bytes.data(), static_cast<uint32_t>(packed_.size()));
+  return true;
+}
+
+bool run_kernel(PyObject* autotuner, const ArgumentValue* values, size_t count, PyObject* stream) {
+  const py::object launcher = LaunchCheck().launcher_of(autotuner);
+  if (launcher && of_launcher(launcher).count == count) return launch(of_launcher(launcher), values, stream);
   const auto objects = as_objects(values, count);
   c10::SmallVector<PyObject*, 64> args{autotuner};
   for (const py::object& object : objects) args.push_back(object.ptr());

@@ -302,6 +302,12 @@ bool ArgumentLayout::parse_tuple(PyObject* entry, Argument& argument) {
   return true;
 }
 
+std::optional<uint32_t> ArgumentLayout::place_of_pointer(size_t argument) const {
+  const Argument& it = arguments_[argument];
+  if (it.kind != Argument::Kind::kSlot || it.slot.pack != pack_pointer) return std::nullopt;
+  return it.slot.offset;
+}
+
 bool ArgumentLayout::pack(const ArgumentValue* values, size_t count, c10::Device device, PackedArguments& to) const {
   return pack_arguments(arguments_, values, count, device, to.bytes.data());
 }

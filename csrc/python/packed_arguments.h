@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,9 @@ class ArgumentLayout {
   // Raises, in Python, naming the argument, for a value that is missing or does not fit and returns false: see
   // PackFunction in the source for what each type takes. Tensors must lie on `device`.
   bool pack(const ArgumentValue* values, size_t count, c10::Device device, PackedArguments& to) const;
+
+  // Where in the block the pointer of an argument lies; empty: it is none.
+  std::optional<uint32_t> place_of_pointer(size_t argument) const;
 
  private:
   bool parse_entry(PyObject* entry, Argument& argument);

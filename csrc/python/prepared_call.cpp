@@ -22,6 +22,7 @@
 #include <variant>
 #include <vector>
 
+#include "../core/BlockingWait.h"
 #include "../device/MTIAStream.h"
 #include "bindings.h"
 #include "fast_launcher.h"
@@ -33,45 +34,61 @@ namespace {
 
 using Sizes = c10::SmallVector<int64_t, 8>;
 
-// A value of the function: a Python object, a tensor that has none yet, or both.
+// A value of the function: a Python object, a tensor or a stream that has none yet, or both.
 struct Register {
   py::object object;
   at::Tensor tensor;  // goes first: a Python object that is the last to hold its tensor does not outlive itself
+  std::optional<MTIAStream> stream;
 
   PyObject* as_object() {
     if (!object) {
-      TORCH_CHECK(tensor.defined(), "generated code reads a variable that has no value");
-      object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+      TORCH_CHECK(tensor.defined() || stream, "generated code reads a variable that has no value");
+      object = py::reinterpret_steal<py::object>(stream ? PyLong_FromVoidPtr(stream->core().handle())
+                                                        : THPVariable_Wrap(tensor));
       if (!object) throw py::error_already_set();
     }
     return object.ptr();
   }
+  // Needs no GIL where `tensor` is there.
+  bool is_tensor() {
+    if (tensor.defined()) return true;
+    if (!object || !THPVariable_Check(object.ptr())) return false;
+    tensor = THPVariable_Unpack(object.ptr());
+    return true;
+  }
   const at::Tensor& as_tensor() {
-    if (!tensor.defined()) {
-      TORCH_CHECK_TYPE(object && THPVariable_Check(object.ptr()), "generated code expected a tensor");
-      tensor = THPVariable_Unpack(object.ptr());
-    }
+    TORCH_CHECK_TYPE(is_tensor(), "generated code expected a tensor");
     return tensor;
   }
 };
 
+// Note [The GIL in prepared code]
+// Launches give the GIL up, because small kernels run within them, and the operations that need it take it back: `run`
+// of each says so, by `needs_gil`. Between two launches there is often nothing but memory, so a sequence of small
+// kernels runs without taking it once. While nobody else can run Python code on this thread, nothing that decides how a
+// kernel is launched changes here, so it is looked at once for all launches up to the next operation that calls Python.
 struct State {
   c10::SmallVector<Register, 64> registers;
   std::optional<c10::DeviceGuard> guard;
+  c10::SmallVector<const BoundLaunch*, 32> bound;  // of the launches that were looked at; null: by `run_kernel`
+  std::optional<core::WithoutGil> without_gil;     // goes first
 };
 
 // A register, or a constant, which is borrowed.
 struct Operand {
   int index = -1;
   PyObject* constant = nullptr;
+  std::optional<int64_t> integer;  // what the constant is
 
   PyObject* as_object(State& state) const { return index < 0 ? constant : state.registers[index].as_object(); }
   ArgumentValue as_value(State& state) const {
     if (index < 0) return {constant};
     Register& value = state.registers[index];
-    return value.object ? ArgumentValue{value.object.ptr()} : ArgumentValue{nullptr, &value.tensor};
+    return value.tensor.defined() && !value.object ? ArgumentValue{nullptr, &value.tensor}
+                                                   : ArgumentValue{value.as_object()};
   }
   int64_t as_integer(State& state) const {
+    if (integer) return *integer;
     const int64_t value = PyLong_AsLongLong(as_object(state));
     if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
     return value;
@@ -84,6 +101,11 @@ Sizes as_integers(const Operands& operands, State& state) {
   Sizes values;
   for (const Operand& operand : operands) values.push_back(operand.as_integer(state));
   return values;
+}
+
+bool are_integers(const Operands& operands) {
+  return std::all_of(operands.begin(), operands.end(),
+                     [](const Operand& operand) { return operand.integer.has_value(); });
 }
 
 py::object as_tuple(const Operands& operands, State& state) {
@@ -103,6 +125,13 @@ py::object call(PyObject* function, PyObject* const* args, size_t count) {
 
 // Operations ----------------------------------------------------------------------------------------------------------
 
+struct WithGil {
+  static bool needs_gil(const State& /*state*/) { return true; }
+};
+struct WithoutPython {
+  static bool needs_gil(const State& /*state*/) { return false; }
+};
+
 void assign(State& state, const std::vector<int>& to, py::handle values) {
   const auto items =
       py::reinterpret_steal<py::object>(PySequence_Fast(values.ptr(), "cannot unpack what is no sequence"));
@@ -115,13 +144,13 @@ void assign(State& state, const std::vector<int>& to, py::handle values) {
   }
 }
 
-struct Unpack {
+struct Unpack : WithGil {
   std::vector<int> to;
   int from;
   void run(State& state) const { assign(state, to, state.registers[from].as_object()); }
 };
 
-struct Clear {
+struct Clear : WithGil {
   int list;
   void run(State& state) const {
     PyObject* object = state.registers[list].as_object();
@@ -133,13 +162,21 @@ struct Clear {
   }
 };
 
-struct Copy {
+struct Copy : WithGil {
   int to, from;
   void run(State& state) const { state.registers[to] = state.registers[from]; }
 };
 
+// A copy of what is not read again.
+struct Move {
+  int to, from;
+  bool needs_gil(const State& state) const { return static_cast<bool>(state.registers[to].object); }
+  void run(State& state) const { state.registers[to] = std::exchange(state.registers[from], {}); }
+};
+
 struct Free {
   int index;
+  bool needs_gil(const State& state) const { return static_cast<bool>(state.registers[index].object); }
   void run(State& state) const {
     state.registers[index].tensor.reset();
     state.registers[index].object = {};
@@ -147,7 +184,7 @@ struct Free {
 };
 
 // Upstream's assert_size_stride, which is asked where it is not plain that all is well.
-struct Check {
+struct Check : WithGil {
   PyObject* upstream;
   int index;
   Operands sizes, strides;
@@ -167,7 +204,7 @@ struct Check {
 };
 
 // Upstream's copy_if_misaligned.
-struct Align {
+struct Align : WithGil {
   PyObject* upstream;
   int index;
   void run(State& state) const {
@@ -184,6 +221,8 @@ struct Allocate {
   int to;
   Operands sizes, strides;
   at::ScalarType dtype;
+  bool is_constant = are_integers(sizes) && are_integers(strides);
+  bool needs_gil(const State& state) const { return !is_constant || state.registers[to].object; }
   void run(State& state) const {
     state.registers[to] = {{},
                            at::Tensor(at::detail::empty_strided_mtia(
@@ -195,6 +234,10 @@ struct View {
   int to, from;
   Operands sizes, strides;
   Operand offset;
+  bool is_constant = are_integers(sizes) && are_integers(strides) && offset.integer;
+  bool needs_gil(const State& state) const {
+    return !is_constant || state.registers[to].object || !state.registers[from].tensor.defined();
+  }
   void run(State& state) const {
     state.registers[to] = {
         {},
@@ -206,10 +249,10 @@ struct View {
 struct Stream {
   int to;
   c10::DeviceIndex device;
+  bool needs_gil(const State& state) const { return static_cast<bool>(state.registers[to].object); }
   void run(State& state) const {
     check_device_index(device);
-    state.registers[to] = {
-        py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(MTIAStream::current(device).core().handle())), {}};
+    state.registers[to] = {{}, {}, MTIAStream::current(device)};
   }
 };
 
@@ -217,17 +260,65 @@ struct Launch {
   PyObject* kernel;
   Operands arguments;
   int stream;
-  void run(State& state) const {
+  size_t number = 0;              // among the program's launches
+  std::vector<Launch*> together;  // with the first: the launches up to the next operation that calls Python
+  // What it was bound to, the last is what it is. Others of this thread's or another's calls may still use the rest.
+  std::vector<std::unique_ptr<const BoundLaunch>> bound = {};
+
+  bool needs_gil(const State& state) const {
+    return number >= state.bound.size() || state.bound[number] == nullptr ||
+           std::any_of(arguments.begin(), arguments.end(), [&](const Operand& argument) {
+             return argument.index >= 0 && !state.registers[argument.index].tensor.defined();
+           });
+  }
+  void run(State& state) {
+    if (number >= state.bound.size()) look_at_kernels(state);
+    if (!run_bound(state)) run_unbound(state);
+  }
+
+ private:
+  void look_at_kernels(State& state) const {
+    LaunchCheck check;
+    for (const Launch* launch : together) {
+      const bool is_current = !launch->bound.empty() && check.is_current(launch->kernel, *launch->bound.back());
+      state.bound.push_back(is_current ? launch->bound.back().get() : nullptr);
+    }
+  }
+
+  bool run_bound(State& state) const {
+    const BoundLaunch* launch = state.bound[number];
+    const auto& on = state.registers[stream].stream;
+    if (launch == nullptr || !on) return false;
+    c10::SmallVector<const at::Tensor*, 64> tensors;
+    for (const Operand& argument : arguments) {
+      if (argument.index < 0) continue;
+      Register& value = state.registers[argument.index];
+      if (!value.is_tensor()) return false;
+      tensors.push_back(&value.tensor);
+    }
+    if (!state.without_gil) state.without_gil.emplace();
+    return launch->launch(*on, tensors.data());
+  }
+
+  void run_unbound(State& state) {
+    state.without_gil.reset();
     c10::SmallVector<ArgumentValue, 64> values;
     for (const Operand& argument : arguments) values.push_back(argument.as_value(state));
     if (!run_kernel(kernel, values.data(), values.size(), state.registers[stream].as_object())) {
       throw py::error_already_set();
     }
+    if (state.bound[number] != nullptr) return;
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (arguments[i].index < 0) continue;
+      if (!state.registers[arguments[i].index].is_tensor()) return;  // a number, which may be another next time
+      values[i] = {};
+    }
+    if (auto launch = BoundLaunch::make(kernel, values.data(), values.size())) bound.push_back(std::move(launch));
   }
 };
 
 // A statement of another form, as a function of what it reads that returns what it writes.
-struct Call {
+struct Call : WithGil {
   PyObject* function;
   Operands arguments;
   std::vector<int> to;
@@ -243,7 +334,7 @@ struct Call {
   }
 };
 
-struct Enter {
+struct Enter : WithoutPython {
   c10::DeviceIndex device;
   void run(State& state) const {
     check_device_index(device);
@@ -251,12 +342,12 @@ struct Enter {
   }
 };
 
-struct Exit {
+struct Exit : WithoutPython {
   void run(State& state) const { state.guard.reset(); }
 };
 
 using Operation =
-    std::variant<Unpack, Clear, Copy, Free, Check, Align, Allocate, View, Stream, Launch, Call, Enter, Exit>;
+    std::variant<Unpack, Clear, Copy, Move, Free, Check, Align, Allocate, View, Stream, Launch, Call, Enter, Exit>;
 
 // What they are made of
 // ------------------------------------------------------------------------------------------------
@@ -296,8 +387,12 @@ class Reader {
   }
   // A register is a tuple of its number; nothing else is a tuple.
   Operand operand(py::handle value) const {
-    if (!PyTuple_Check(value.ptr())) return {-1, value.ptr()};
-    return {checked_index(py::handle(PyTuple_GET_ITEM(value.ptr(), 0)).cast<int>())};
+    if (PyTuple_Check(value.ptr())) {
+      return {checked_index(py::handle(PyTuple_GET_ITEM(value.ptr(), 0)).cast<int>()), nullptr, std::nullopt};
+    }
+    int overflow = 1;
+    const int64_t integer = PyLong_Check(value.ptr()) ? PyLong_AsLongLongAndOverflow(value.ptr(), &overflow) : 0;
+    return {-1, value.ptr(), overflow == 0 ? std::optional(integer) : std::nullopt};
   }
 
   py::tuple fields_;
@@ -307,20 +402,34 @@ class Reader {
 
 // The fields of each are read in the order in which braces evaluate.
 Operation read_operation(const std::string& name, Reader& r) {
-  if (name == "unpack") return Unpack{r.indices(), r.index()};
-  if (name == "clear") return Clear{r.index()};
-  if (name == "copy") return Copy{r.index(), r.index()};
+  if (name == "unpack") return Unpack{{}, r.indices(), r.index()};
+  if (name == "clear") return Clear{{}, r.index()};
+  if (name == "copy") return Copy{{}, r.index(), r.index()};
+  if (name == "move") return Move{r.index(), r.index()};
   if (name == "free") return Free{r.index()};
-  if (name == "check") return Check{r.object(), r.index(), r.operands(), r.operands(), r.object()};
-  if (name == "align") return Align{r.object(), r.index()};
+  if (name == "check") return Check{{}, r.object(), r.index(), r.operands(), r.operands(), r.object()};
+  if (name == "align") return Align{{}, r.object(), r.index()};
   if (name == "allocate") return Allocate{r.index(), r.operands(), r.operands(), r.dtype()};
   if (name == "view") return View{r.index(), r.index(), r.operands(), r.operands(), r.operand()};
   if (name == "stream") return Stream{r.index(), r.device()};
-  if (name == "launch") return Launch{r.object(), r.operands(), r.index()};
-  if (name == "call") return Call{r.object(), r.operands(), r.indices()};
-  if (name == "enter") return Enter{r.device()};
+  if (name == "launch") return Launch{r.object(), r.operands(), r.index(), 0, {}};
+  if (name == "call") return Call{{}, r.object(), r.operands(), r.indices()};
+  if (name == "enter") return Enter{{}, r.device()};
   if (name == "exit") return Exit{};
   throw py::value_error("there is no operation " + name);
+}
+
+void number_launches(std::vector<Operation>& operations) {
+  size_t count = 0;
+  Launch* first = nullptr;
+  for (Operation& operation : operations) {
+    if (std::holds_alternative<Call>(operation)) first = nullptr;
+    auto* launch = std::get_if<Launch>(&operation);
+    if (launch == nullptr) continue;
+    launch->number = count++;
+    first = first == nullptr ? launch : first;
+    first->together.push_back(launch);
+  }
 }
 
 // PreparedCall
@@ -337,16 +446,22 @@ PyObject* prepared_call(PyObject* object, PyObject* const* args, size_t flags, P
   HANDLE_TH_ERRORS
   // The registers are freed before the object that is called, which may be dropped meanwhile.
   const auto self = py::reinterpret_borrow<py::object>(object);
-  const Program& program = *reinterpret_cast<PyPreparedCall*>(object)->program;
+  Program& program = *reinterpret_cast<PyPreparedCall*>(object)->program;
   const auto count = static_cast<size_t>(PyVectorcall_NARGS(flags));
   TORCH_CHECK_TYPE(count == program.parameters && (keywords == nullptr || PyTuple_GET_SIZE(keywords) == 0),
                    "prepared code takes ", program.parameters, " arguments by position, got ", count);
-  State state;
+  State state;  // goes before the GIL is needed for anything else
   state.registers.resize(program.registers);
   for (size_t i = 0; i < count; ++i) state.registers[i].object = py::reinterpret_borrow<py::object>(args[i]);
-  for (const Operation& operation : program.operations) {
-    std::visit([&](const auto& it) { it.run(state); }, operation);
+  for (Operation& operation : program.operations) {
+    std::visit(
+        [&](auto& it) {
+          if (it.needs_gil(state)) state.without_gil.reset();
+          it.run(state);
+        },
+        operation);
   }
+  state.without_gil.reset();
   return as_tuple(program.results, state).release().ptr();
   END_HANDLE_TH_ERRORS
 }
@@ -370,6 +485,7 @@ PyObject* new_prepared_call(PyTypeObject* type, PyObject* args, PyObject* /*keyw
     Reader reader(fields, program->registers);
     program->operations.push_back(read_operation(fields[0].cast<std::string>(), reader));
   }
+  number_launches(program->operations);
   const py::tuple returned = py::make_tuple("return", py::reinterpret_borrow<py::object>(results));
   program->results = Reader(returned, program->registers).operands();
   auto* self = reinterpret_cast<PyPreparedCall*>(type->tp_alloc(type, 0));

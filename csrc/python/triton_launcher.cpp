@@ -179,6 +179,10 @@ std::optional<MTIAStream> read_stream(PyObject* value, c10::DeviceIndex device) 
 
 }  // namespace
 
+const MTIAKernel* loaded_kernel(PyObject* function) {
+  return Py_TYPE(function) == kernel_type ? reinterpret_cast<PyKernel*>(function)->kernel : nullptr;
+}
+
 bool launch_kernel(const ArgumentLayout& layout, const Grid& grid, PyObject* stream_handle, PyObject* function,
                    const ArgumentValue* values, size_t count) {
   const MTIAKernel* kernel = read_kernel(function);

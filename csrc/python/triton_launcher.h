@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../device/MTIAKernel.h"
 #include "packed_arguments.h"
 
 namespace torch_mtia {
@@ -22,6 +23,9 @@ bool read_grid(PyObject* const* values, Grid& grid);
 
 // The layout of a torch_mtia._C.KernelLauncher. Null: raised TypeError in Python.
 const ArgumentLayout* layout_of(PyObject* launcher);
+
+// The kernel of a torch_mtia._C.Kernel; null: it was unloaded.
+const MTIAKernel* loaded_kernel(PyObject* function);
 
 // Launches a torch_mtia._C.Kernel in the stream of a handle, with one value for each argument of the layout. Raises in
 // Python and returns false for what does not fit.

@@ -120,7 +120,7 @@ class _Preparation:
                 pass
             case ast.Delete(targets):
                 for target in targets:
-                    self.operations.append(("free", self.names[_name(target)]))
+                    self.free(self.names[_name(target)])
             case ast.With([ast.withitem(ast.Call(guard, [ast.Constant(int(index))]), None)], body) if (
                 ast.unparse(guard) == f"torch.{device_type()}._DeviceGuard"
                 and "torch" not in self.names
@@ -140,6 +140,13 @@ class _Preparation:
                 raise _CannotBePrepared
         self.operations += [("free", register) for register in self.temporaries]
         self.temporaries.clear()
+
+    def free(self, register: int) -> None:
+        match self.operations:
+            case [*_, ("copy", to, from_)] if from_ == register != to:  # `d = c; del c`
+                self.operations[-1] = ("move", to, from_)
+            case _:
+                self.operations.append(("free", register))
 
     def translate_assignment(self, statement: ast.stmt, target: ast.expr, value: ast.expr) -> None:
         match target, value:
