@@ -318,3 +318,29 @@ def test_16_bits_are_rounded_as_eager_operators_round_where_that_is_asked_for(ex
         result, _ = generated(function, x)
     assert torch.equal(result, function(x)) == exact
     torch.testing.assert_close(result, function(x), rtol=1.6e-2, atol=1e-2)
+
+
+# Transposed operands --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float64, FLOAT32, BFLOAT16, torch.int8, torch.bool])
+@pytest.mark.parametrize("shape", [(3, 300), (129, 33), (160, 96), (1000, 77)])
+def test_a_transposed_operand_is_added_bit_for_bit(shape: tuple[int, int], dtype: torch.dtype, threads: int) -> None:
+    x, y = (torch.randint(-100, 100, size).to(dtype) for size in (shape, shape[::-1]))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        result, _ = compiled(lambda x, y: x.t() + y, x, y)
+        assert torch.equal(result.cpu(), x.t() + y)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_large_result_with_a_transposed_operand_is_written_past_the_caches() -> None:
+    x, y = torch.randn(2049, 2080), torch.randn(2080, 2049)
+    result, _ = compiled(lambda x, y: x.t() + y, x, y)
+    assert torch.equal(result.cpu(), x.t() + y)
+    in_place = y.to("mtia")
+    torch.compile(lambda x, y: y.add_(x.t()))(x.to("mtia"), in_place)
+    assert torch.equal(in_place.cpu(), x.t() + y)

@@ -289,6 +289,7 @@ strips of 16 lanes, 131072 bytes of scratch memory
       reads %19 from #2
       outside of the innermost loop: %9
       at once if ((%x + 65536) <= %out) or ((%out + 65536) <= %x)
+      past the caches if 256 <= programs
       otherwise by way of #1
   4     store #1 to %12
           over 128 x 128, 16 at a time along dimension 1, 2 strips in a round
@@ -302,6 +303,7 @@ strips of 16 lanes, 131072 bytes of scratch memory
       reads %25 from #4
       outside of the innermost loop: %21
       at once if ((%x + 131072) <= %out_0) or ((%out_0 + 65536) <= (%x + 65536))
+      past the caches if 256 <= programs
       otherwise by way of #3
   8     store #3 to %23
           over 128 x 128, 16 at a time along dimension 1, 2 strips in a round

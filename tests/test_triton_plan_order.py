@@ -402,6 +402,7 @@ strips of 16 lanes, 0 bytes of scratch memory
   3 store %both_5 to %2
       over 128, 16 at a time, 2 strips in a round
       reads %both_5 from #1
+      past the caches if 32768 <= programs
   4 return
 """,
         )

@@ -36,9 +36,9 @@ def transpose(env: Environment, step: Transpose) -> None:
     b, width, shape = env.b, step.lanes, step.target.shape
     index: list[Lane | None] = [None] * len(shape)
     with env.counted(step.value.type.numel // width**2), contextlib.ExitStack() as stack:
-        for d, size in enumerate(shape):
+        for d in sorted(range(len(shape)), key=lambda d: d == step.along):  # whole cache lines, one after the other
             stride = width if d in (step.along, step.across) else 1
-            index[d] = Lane(stack.enter_context(b.loop(0, size, stride)))
+            index[d] = Lane(stack.enter_context(b.loop(0, shape[d], stride)))
         corner = complete(index)
 
         def place(varying: int, other: int, number: int) -> Index:
