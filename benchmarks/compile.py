@@ -18,7 +18,7 @@ import torch
 from compile_models import MODELS, Model, Shape
 from compile_programs import BF16, PROGRAMS, SUMS, Program
 from compile_start import LENGTHS, started
-from timing import DEVICE, Bar, Case, Group, Side, main, on, wait_for_compile_workers
+from timing import DEVICE, Bar, Case, Group, Side, main, on, wait_for_compile_workers, work_of
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
@@ -72,6 +72,7 @@ def program_cases(program: Program) -> list[Case]:
             bar=NOT_SLOWER,
             group=group,
             tolerance=program.tolerance,
+            work=lambda: work_of(program.function, program.operands),
         )
 
     return [case("inductor", torch.compile, PROGRAM_GROUP), case("eager", lambda function: function, EAGER_GROUP)]
@@ -100,11 +101,16 @@ AUTOTUNED: dict[str, Any] = {
 }
 
 
+def product_operands(product: Product, dtype: torch.dtype) -> list[torch.Tensor]:
+    rows, columns, depth, _ = product
+    x, weight, bias = torch.randn(rows, depth), torch.randn(columns, depth), torch.randn(columns)
+    return [operand.to(dtype) for operand in (x, weight / depth**0.5, bias)]
+
+
 def product_side(device: str, product: Product, dtype: torch.dtype) -> Side:
     torch.manual_seed(SEED)
-    rows, columns, depth, activation = product
-    x, weight, bias = torch.randn(rows, depth), torch.randn(columns, depth), torch.randn(columns)
-    operands = [operand.to(device, dtype) for operand in (x, weight / depth**0.5, bias)]
+    activation = product[3]
+    operands = [operand.to(device) for operand in product_operands(product, dtype)]
     torch._dynamo.reset()
 
     def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -125,6 +131,7 @@ def product_case(product: Product, dtype: torch.dtype) -> Case:
         peer_name="eager",
         group=MATMUL_GROUP,
         tolerance=BF16 if dtype == torch.bfloat16 else SUMS,
+        work=lambda: work_of(F.linear, lambda: product_operands(product, dtype)),
     )
 
 

@@ -77,7 +77,7 @@ def adamw(
 def adamw_on(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     count = len(tensors) // 4
     adamw(*(list(tensors[i * count : (i + 1) * count]) for i in range(4)))
-    return tensors[:count]
+    return [*tensors[:count], *tensors[2 * count :]]
 
 
 def adamw_operands() -> Sequence[torch.Tensor]:

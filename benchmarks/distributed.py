@@ -236,12 +236,12 @@ def main() -> int:
                 ours, peer = (
                     [max(times) for times in zip(*of_side, strict=True)] for of_side in zip(*of_ranks, strict=True)
                 )
-                rows.append(describe(case, 0.0, ours, peer))
+                rows.append(describe(case, None, ours, peer))
                 print(line(cells(rows[-1])), flush=True)
             for name, (function, most_us) in asynchrony.items() if ranks == RANKS[0] else ():
                 times = [processes.run(function)[0] for _ in range(4)]
                 bar = Bar(most_us=most_us)
-                row = describe(Case(name, unused, bar=bar), 0.0, times)
+                row = describe(Case(name, unused, bar=bar), None, times)
                 rows.append(dataclasses.replace(row, bar=str(bar), passed=bar.is_met(row.ours_us, row.ours_us)))
                 print(line(cells(rows[-1])), flush=True)
     if options.json is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import gc
 import io
 import json
@@ -31,6 +32,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from torch_mtia.door import device_type
 
@@ -108,6 +112,27 @@ class Tolerance:
 
 
 @dataclasses.dataclass(frozen=True)
+class Work:
+    """What cannot be done without: see Note [Roof]."""
+
+    bytes_moved: int
+    flops: int = 0
+    dtype: torch.dtype = torch.float32  # of the factors of products
+
+
+# Upstream counts those of floating-point numbers.
+INTEGER_PRODUCTS = {torch.ops.aten._int_mm: lambda a, b, **_: 2 * a[0] * a[1] * b[1]}
+
+
+def work_of(function: Callable[..., Any], operands: Callable[[], Sequence[torch.Tensor]]) -> Work:
+    """Of a function that reads its operands and writes its results once: found from shapes, nothing is computed."""
+    with FakeTensorMode(), FlopCounterMode(display=False, custom_mapping=INTEGER_PRODUCTS) as counter:
+        read = list(operands())
+        written = [tensor for tensor in pytree.tree_leaves(function(*read)) if isinstance(tensor, torch.Tensor)]
+    return Work(sum(tensor.nbytes for tensor in [*read, *written]), counter.get_total_flops(), read[0].dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class Case:
     name: str
     ours: Callable[[], Side]  # these two prepare operands, untimed
@@ -116,7 +141,7 @@ class Case:
     peer_name: str = "cpu"
     bar: Bar = dataclasses.field(default_factory=Bar)
     note: str = ""
-    bytes_moved: int = 0  # by one operation, if memory bandwidth limits it
+    work: Callable[[], Work] | None = None  # of one operation
     group: Group | None = None
     most_samples: int | None = None  # for cases that take long
     tolerance: Tolerance | None = None  # None: what torch.testing allows for the dtype
@@ -135,6 +160,7 @@ class Row:
     samples: int
     bar: str
     passed: bool | None
+    roof_us: float | None = None  # the least that the machine takes for the work, if a case states that
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,12 +195,41 @@ def repetitions_for(side: Side) -> int:
     return repetitions
 
 
-def copy_bandwidth() -> float:
-    """Bytes per microsecond, read and written, of the CPU's own copy between warm pages."""
-    source = torch.ones(2**28, dtype=torch.uint8)
+# Note [Roof]
+# The least time for the work of a case on this machine, with as many threads: for the bytes that have to move (operands
+# once, results once), what the CPU's own copy of that many takes, so that small work is held against the caches; for
+# the operations of matrix products, what the fastest of the CPU's own square products takes for as many. Both are
+# measured in the process of the peer, when a case first asks. What reads more than it writes may be above its roof.
+
+
+def roof_us(work: Work) -> float:
+    return max(work.bytes_moved / copy_bandwidth(work.bytes_moved), work.flops and work.flops / flop_rate(work.dtype))
+
+
+@functools.cache
+def copy_bandwidth(moved: int) -> float:
+    """Bytes per microsecond, read and written, of the CPU's own copy between warm pages, `moved` bytes in all."""
+    source = torch.ones(moved // 2, dtype=torch.uint8)
     destination = torch.zeros_like(source)
-    side = Side(lambda: destination.copy_(source), lambda: None, lambda: None)
-    return 2 * source.nbytes / (min(seconds(side, 1) for _ in range(9)) * 1e6)
+    return moved / fastest_us(lambda: destination.copy_(source))
+
+
+@functools.cache
+def flop_rate(dtype: torch.dtype) -> float:
+    """Operations per microsecond, two for each pair of factors, of the CPU's own products of matrices."""
+
+    def rate(size: int) -> float:
+        a, b = (torch.ones(size, size).to(dtype) for _ in range(2))
+        multiply = torch._int_mm if dtype == torch.int8 else torch.mm
+        return 2 * size**3 / fastest_us(lambda: multiply(a, b))
+
+    return max(rate(size) for size in (256, 512, 1024, 2048))
+
+
+def fastest_us(run: Callable[[], object]) -> float:
+    side = Side(run, lambda: None, lambda: None)
+    repetitions = repetitions_for(side)
+    return min(seconds(side, repetitions) for _ in range(9)) / repetitions * 1e6
 
 
 class Worker:
@@ -195,8 +250,8 @@ class Worker:
         """Seconds of one run."""
         return float(self._ask("sample"))
 
-    def copy_bandwidth(self) -> float:
-        return float(self._ask("copy_bandwidth"))
+    def roof_us(self, work: Work) -> float:
+        return float(self._ask("roof", work))
 
     def _ask(self, *question: Any) -> Any:
         self._connection.send(question)
@@ -232,7 +287,7 @@ class Worker:
                 elif question == "sample":
                     answer = seconds(side, repetitions) / repetitions
                 else:
-                    answer = copy_bandwidth()
+                    answer = roof_us(arguments[0])
                 connection.send((answer, None))
             except BaseException:
                 connection.send((None, traceback.format_exc()))
@@ -257,16 +312,15 @@ class Sides:
             order = range(len(workers)) if sample % 2 == 0 else reversed(range(len(workers)))
             for i in order:
                 times[i].append(workers[i].sample() / case.operations * 1e6)
-        floor_us = case.bytes_moved / self.peer.copy_bandwidth() if case.bytes_moved else 0.0
-        return describe(case, floor_us, *times)
+        roof = None if case.work is None else self.peer.roof_us(case.work())
+        return describe(case, roof, *times)
 
 
-def describe(case: Case, floor_us: float, ours: list[float], peer: list[float] | None = None) -> Row:
+def describe(case: Case, roof: float | None, ours: list[float], peer: list[float] | None = None) -> Row:
     ours_low, ours_us, ours_high = statistics.quantiles(ours, n=4)
     if peer is None:
         return Row(case.name, ours_us, (ours_low, ours_high), "", None, None, None, case.note, len(ours), "", None)
     peer_low, peer_us, peer_high = statistics.quantiles(peer, n=4)
-    notes = [note for note, holds in ((case.note, case.note), (MEMORY_FLOOR, ours_us <= 1.1 * floor_us)) if holds]
     return Row(
         name=case.name,
         ours_us=ours_us,
@@ -275,10 +329,11 @@ def describe(case: Case, floor_us: float, ours: list[float], peer: list[float] |
         peer_us=peer_us,
         peer_iqr=(peer_low, peer_high),
         ratio=peer_us / ours_us,
-        note=", ".join(notes),
+        note=case.note,
         samples=len(ours),
         bar=str(case.bar),
         passed=case.bar.is_met(ours_us, peer_us) if str(case.bar) else None,
+        roof_us=roof,
     )
 
 
@@ -333,6 +388,11 @@ def microseconds(median: float | None, quartiles: tuple[float, float] | None) ->
     return f"{median:.{digits}f} [{quartiles[0]:.{digits}f}, {quartiles[1]:.{digits}f}]"
 
 
+def of_roof(ours_us: float, roof: float | None) -> str:
+    """The share of what the machine can do: 1 is the roof."""
+    return "" if roof is None else f"{roof / ours_us:.2f}"
+
+
 def cells(row: Row) -> tuple[str, ...]:
     return (
         row.name,
@@ -340,14 +400,15 @@ def cells(row: Row) -> tuple[str, ...]:
         row.peer,
         microseconds(row.peer_us, row.peer_iqr),
         "" if row.ratio is None else f"{row.ratio:.3f}",
+        of_roof(row.ours_us, row.roof_us),
         row.bar,
         verdict(row.passed),
         row.note,
     )
 
 
-HEADINGS = ("case", "ours us [quartiles]", "peer", "peer us [quartiles]", "ratio", "bar", "", "note")
-WIDTHS = (38, 28, 12, 28, 6, 18, 4, 12)
+HEADINGS = ("case", "ours us [quartiles]", "peer", "peer us [quartiles]", "ratio", "of roof", "bar", "", "note")
+WIDTHS = (38, 28, 12, 28, 6, 7, 18, 4, 12)
 
 
 def line(row: Sequence[str]) -> str:

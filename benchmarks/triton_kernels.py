@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import triton_programs as programs
-from timing import Bar, Case, Group, Side, Tolerance, main, on
+from timing import Bar, Case, Group, Side, Tolerance, main, on, work_of
 from torch.nn import functional as F
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -50,7 +50,6 @@ class Kernel:
     bar: Bar = REACHES_THE_CPU
     group: Group | None = KERNELS
     tolerance: Tolerance | None = None
-    bytes_moved: int = 0
     compared: Callable[[torch.Tensor], torch.Tensor] = lambda result: result
 
 
@@ -95,7 +94,6 @@ KERNEL_ROWS: tuple[Kernel, ...] = (
         triton_vector_add.add,
         torch.add,
         lambda: [normal(16 * MEBI), normal(16 * MEBI)],
-        bytes_moved=3 * 4 * 16 * MEBI,
     ),
     Kernel(
         "silu(x) * y 16M",
@@ -200,7 +198,7 @@ def case(kernel: Kernel) -> Case:
         bar=kernel.bar,
         group=kernel.group,
         tolerance=kernel.tolerance,
-        bytes_moved=kernel.bytes_moved,
+        work=lambda: work_of(kernel.peer, kernel.operands),
     )
 
 
