@@ -321,6 +321,7 @@ def describe(case: Case, roof: float | None, ours: list[float], peer: list[float
     if peer is None:
         return Row(case.name, ours_us, (ours_low, ours_high), "", None, None, None, case.note, len(ours), "", None)
     peer_low, peer_us, peer_high = statistics.quantiles(peer, n=4)
+    is_at_floor = roof is not None and ours_us <= 1.1 * roof
     return Row(
         name=case.name,
         ours_us=ours_us,
@@ -329,7 +330,7 @@ def describe(case: Case, roof: float | None, ours: list[float], peer: list[float
         peer_us=peer_us,
         peer_iqr=(peer_low, peer_high),
         ratio=peer_us / ours_us,
-        note=case.note,
+        note=", ".join(note for note in (case.note, MEMORY_FLOOR * is_at_floor) if note),
         samples=len(ours),
         bar=str(case.bar),
         passed=case.bar.is_met(ours_us, peer_us) if str(case.bar) else None,

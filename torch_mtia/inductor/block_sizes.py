@@ -18,9 +18,8 @@ from torch_mtia.door import device_type
 
 # A program is a call: its cost does not show from 512 elements on (gelu: 6.4 with 512, 7.0 with 1024, 7.1 with 2048).
 POINTWISE = 1024
-# Of a transposed operand, several cache lines both ways, within the first-level cache (x.t() + y on an AMD EPYC of the
-# Zen 5 kind, as benchmarks/compile.py measures it: 3.4 with 64 x 32 and 64 x 64, 2.15 with 128 x 32, 1.6 to 2.1 with
-# 128 x 64).
+# Of a transposed operand, several cache lines both ways, within the first-level cache (x.t() + y, in milliseconds on an
+# AMD EPYC of the Zen 5 kind: 3.4 with 64 x 16, 64 x 32 and 64 x 64, 2.1 with 128 x 32, 1.5 with 128 x 64).
 TILES = {1: {"XBLOCK": POINTWISE}, 2: {"XBLOCK": 128, "YBLOCK": 64}, 3: {"XBLOCK": 16, "YBLOCK": 8, "ZBLOCK": 8}}
 # Rows that are shorter share a program.
 SHORT_ROW = 1024

@@ -17,7 +17,7 @@ from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 # relu with a sum behind it, in microseconds, by the caches and through them: 4 MB 179, 78 and 282, 140; 8 MB 332, 186
 # and 404, 295; 16 MB 381, 369 and 785, 653.
 STREAMING_BYTES = 16 << 20
-STREAM_OF_BYTES = 1 << 9  # neighbours, at least
+STREAM_OF_BYTES = 1 << 9  # neighbours, at least: short pieces here and there take longer
 
 
 @plans("tt.store")
