@@ -106,28 +106,36 @@ def test_products_reductions_and_exponentials(level: str) -> None:
 
 
 @triton.jit
-def product_kernel(x, y, z, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, transposed: tl.constexpr):
+def product_kernel(x, y, z, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, left: tl.constexpr, right: tl.constexpr):
+    """`left` and `right`: how the operands lie in memory."""
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
-    left = tl.load(x + m[:, None] * K + k[None, :])
-    if transposed:
-        right = tl.trans(tl.load(y + n[:, None] * K + k[None, :]))
+    if left == "rows":
+        left = tl.load(x + m[:, None] * K + k[None, :])
     else:
+        left = tl.load(x + k[None, :] * M + m[:, None])
+    if right == "rows":
         right = tl.load(y + k[:, None] * N + n[None, :])
+    elif right == "columns":
+        right = tl.load(y + n[None, :] * K + k[:, None])
+    else:
+        right = tl.trans(tl.load(y + n[:, None] * K + k[None, :]))
     product = tl.dot(left, right, out_dtype=z.dtype.element_ty)
     tl.store(z + m[:, None] * N + n[None, :], product + tl.sum(right.to(z.dtype.element_ty), 0)[None, :])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int8])
-@pytest.mark.parametrize("shape", [(64, 32, 256), (16, 64, 2), (2, 4, 8)])
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("shape", [(64, 32, 256), (16, 64, 2), (2, 4, 8), (4, 16, 4)])
+@pytest.mark.parametrize("left", ["rows", "columns"])
+@pytest.mark.parametrize("right", ["rows", "columns", "transposed"])
 def test_products_of_narrow_numbers(
-    level: str, dtype: torch.dtype, shape: tuple[int, int, int], transposed: bool
+    level: str, dtype: torch.dtype, shape: tuple[int, int, int], left: str, right: str
 ) -> None:
     m, n, k = shape
     x, y = torch.randint(-4, 5, (m, k)), torch.randint(-4, 5, (k, n))
     z = torch.zeros(m, n, dtype=torch.int32 if dtype == torch.int8 else torch.float32)
-    right = (y.t() if transposed else y).contiguous()
-    product_kernel[(1,)](x.to(dtype), right.to(dtype), z, M=m, N=n, K=k, transposed=transposed, arch=level)
+    in_memory = (x if left == "rows" else x.t()).to(dtype), (y if right == "rows" else y.t()).to(dtype)
+    given = [operand.contiguous() for operand in in_memory]
+    product_kernel[(1,)](*given, z, M=m, N=n, K=k, left=left, right=right, arch=level)
     assert torch.equal(z.double(), x.double() @ y.double() + y.double().sum(0))
 
 

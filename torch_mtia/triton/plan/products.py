@@ -13,7 +13,7 @@ import math
 
 from torch_mtia.triton.analyses.strides import is_linear
 from torch_mtia.triton.ir.attributes import Bits
-from torch_mtia.triton.ir.elements import is_float_element
+from torch_mtia.triton.ir.elements import element_size, is_float_element
 from torch_mtia.triton.ir.module import Op, Value
 from torch_mtia.triton.ir.ops import is_load, splat_constant
 from torch_mtia.triton.ir.unsupported import Unsupported
@@ -45,7 +45,7 @@ def _dot(planner: Planner, op: Op) -> None:
     inner, pairs = shape_of(left)[-1], _pairs(planner, op)
     packed = pairs or element
     one_by_one: Buffer | Value
-    one_by_one = left if _reads_directly(planner, left, packed) else _pack(planner, op, left, packed)
+    one_by_one = left if _reads_directly(planner, left, packed, bool(pairs)) else _pack(planner, op, left, packed)
     upcoming = _upcoming(planner, op, right)
     if pairs:
         inner //= 2
@@ -96,12 +96,14 @@ def _is_linear(planner: Planner, pointer: Value) -> bool:
     return is_linear(planner.moved.get(pointer, pointer))
 
 
-def _reads_directly(planner: Planner, value: Value, element: str) -> bool:
+def _reads_directly(planner: Planner, value: Value, element: str, in_pairs: bool) -> bool:
     """Whether the elements of the left operand are as easy to read where they are as in a buffer."""
     if value.type.element != element or value in planner.held or planner.checks_bounds or len(shape_of(value)) > 3:
         return False
     op = value.op
-    return op is not None and is_load(op) and len(op.operands) == 1 and _is_linear(planner, op.operands[0])
+    if op is None or not is_load(op) or len(op.operands) != 1 or not _is_linear(planner, op.operands[0]):
+        return False
+    return not in_pairs or planner.strides.strides(op.operands[0])[-1] == element_size(element)
 
 
 def _add_product(planner: Planner, op: Op, operands: _Operands, initial: Value, element: str) -> None:
