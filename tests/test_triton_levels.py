@@ -124,7 +124,7 @@ def product_kernel(x, y, z, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, l
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8])
-@pytest.mark.parametrize("shape", [(64, 32, 256), (16, 64, 2), (2, 4, 8), (4, 16, 4)])
+@pytest.mark.parametrize("shape", [(64, 32, 256), (16, 64, 2), (2, 4, 8), (4, 16, 4), (8, 256, 64)])
 @pytest.mark.parametrize("left", ["rows", "columns"])
 @pytest.mark.parametrize("right", ["rows", "columns", "transposed"])
 def test_products_of_narrow_numbers(
@@ -136,6 +136,16 @@ def test_products_of_narrow_numbers(
     in_memory = (x if left == "rows" else x.t()).to(dtype), (y if right == "rows" else y.t()).to(dtype)
     given = [operand.contiguous() for operand in in_memory]
     product_kernel[(1,)](*given, z, M=m, N=n, K=k, left=left, right=right, arch=level)
+    assert torch.equal(z.double(), x.double() @ y.double() + y.double().sum(0))
+
+
+def test_products_of_integers_are_exact_at_the_ends_of_their_range(level: str) -> None:
+    m, n, k = 8, 32, 1024
+    ends = torch.tensor([-128, -127, -1, 0, 1, 127], dtype=torch.int8)
+    x, y = (ends[torch.randint(len(ends), shape)] for shape in ((m, k), (k, n)))
+    x[:2], y[:, :16] = torch.tensor([[-128], [127]], dtype=torch.int8), -128
+    z = torch.zeros(m, n, dtype=torch.int32)
+    product_kernel[(1,)](x, y, z, M=m, N=n, K=k, left="rows", right="rows", arch=level)
     assert torch.equal(z.double(), x.double() @ y.double() + y.double().sum(0))
 
 

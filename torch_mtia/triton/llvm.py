@@ -379,6 +379,10 @@ class Builder:
             distance *= 2
         return result
 
+    def opaque(self, vector: Value) -> Value:
+        """A vector that LLVM's passes know nothing about."""
+        return self.define(vector.type, f'call {vector.type} asm "", "=v,0"({vector})')
+
     def splat(self, value: Value, lanes: int) -> Value:
         if not lanes:
             return value

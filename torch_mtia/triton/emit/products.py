@@ -10,12 +10,12 @@ from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.environment import Environment, memory_type
 from torch_mtia.triton.emit.loops import loop_over
 from torch_mtia.triton.emit.strip import Strip
-from torch_mtia.triton.ir.elements import is_float_element
+from torch_mtia.triton.ir.elements import element_size, is_float_element
 from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.ir.ops import pointee_size
-from torch_mtia.triton.lanes import Lane, materialize
+from torch_mtia.triton.lanes import Index, Lane, materialize
 from torch_mtia.triton.llvm_value import Value, integer, vector_type, zero
-from torch_mtia.triton.plan.plan import Buffer, Clear, Convert, Multiply, Pack
+from torch_mtia.triton.plan.plan import Buffer, Clear, Convert, Multiply, Pack, per_word
 
 CACHE_LINE = 64
 CHUNK = 4 * CACHE_LINE  # of rows of the left operand, to fetch at once
@@ -24,7 +24,7 @@ AT_ONCE = 4  # products in a round of the loop over them
 
 
 def pack(env: Environment, step: Pack) -> None:
-    loop_over(env, step.nest, lambda strip: (_pack_pairs if step.pairs else _pack_one)(env, step, strip))
+    loop_over(env, step.nest, lambda strip: (_pack_words if step.words else _pack_one)(env, step, strip))
 
 
 def _pack_one(env: Environment, step: Pack, strip: Strip) -> None:
@@ -34,21 +34,36 @@ def _pack_one(env: Environment, step: Pack, strip: Strip) -> None:
         wide = floats.convert(b, lane, source, target.element)
     else:
         wide = b.cast("sext", lane, target.element)
-    write_buffer(env, target, strip.index, Lane(wide, None if strip.width else 0), strip.width)
+    write_packed(env, target, strip.index, Lane(wide, None if strip.width else 0), strip.width)
 
 
-def _pack_pairs(env: Environment, step: Pack, strip: Strip) -> None:
-    """Two rows in one."""
-    b, source, element = env.b, step.value.type.element, step.pairs
-    *outer, pair, column = strip.index
-    halves = []
-    for number in range(2):
-        line = Lane(b.add(b.mul(pair.value, integer(2, "i32")), integer(number, "i32")))
+def write_packed(env: Environment, target: Buffer, index: Index, lane: Lane, width: int) -> None:
+    """To a buffer, which may be one of panels: strips lie inside of one."""
+    if len(target.shape) > len(index):
+        *outer, row, column = index
+        bits = integer(target.shape[-1].bit_length() - 1, "i32")
+        panel = Lane(env.b.binary("lshr", column.value, bits))
+        inside = Lane(env.b.binary("and", column.value, integer(target.shape[-1] - 1, "i32")), column.stride)
+        index = (*outer, panel, row, inside)
+    write_buffer(env, target, index, lane, width)
+
+
+def _pack_words(env: Environment, step: Pack, strip: Strip) -> None:
+    """Several rows in one."""
+    b, source, element = env.b, step.value.type.element, step.words
+    *outer, word, column = strip.index
+    count = per_word(element)
+    whole = None
+    for number in range(count):
+        line = Lane(b.add(b.mul(word.value, integer(count, "i32")), integer(number, "i32")))
         lane = materialize(b, strip.value(step.value, (*outer, line, column)), strip.width)
         narrow = floats.convert(b, lane, source, element) if element == "bf16" else b.cast("sext", lane, element)
-        halves.append(b.cast("zext", narrow, "i32"))
-    high = b.binary("shl", halves[1], b.integer_like(16, halves[1]))
-    write_buffer(env, step.target, strip.index, Lane(b.binary("or", halves[0], high), None), strip.width)
+        part = b.cast("zext", narrow, "i32")
+        if whole is not None:
+            part = b.binary("or", whole, b.binary("shl", part, b.integer_like(number * 32 // count, part)))
+        whole = part
+    assert whole is not None
+    write_packed(env, step.target, strip.index, Lane(whole, None), strip.width)
 
 
 def convert(env: Environment, step: Convert) -> None:
@@ -86,9 +101,10 @@ def multiply(env: Environment, step: Multiply) -> None:
         with (
             b.loop(0, n, step.lanes * step.vectors) as column,
             b.loop(0, inner, step.depth) as first,
-            b.loop(0, m, step.rows) as row,
         ):
-            kernel.emit(row, column, first)
+            kernel.prepare(column, first)
+            with b.loop(0, m, step.rows) as row:
+                kernel.emit(row, column, first)
 
 
 def _matrix(env: Environment, buffer: Buffer, number: Value, elements: int) -> Value:
@@ -112,10 +128,10 @@ def _left_address(
     assert left.op is not None
     pointer = left.op.operands[0]
     outer = [] if not batch else [Lane(number)]
-    pair = integer(2 if step.pairs else 1, "i32")
+    count = integer(per_word(step.words) if step.words else 1, "i32")
 
     def in_place(row: Value, column: Value) -> Value:
-        index = (*outer, Lane(row), Lane(b.mul(column, pair)))
+        index = (*outer, Lane(row), Lane(b.mul(column, count)))
         return env.host_address(Strip(env, step.sources, index, 0).value(pointer).value)
 
     return in_place
@@ -131,25 +147,54 @@ class _RegisterKernel:
     left: Callable[[Value, Value], Value]  # see _left_address
     right: Value
     target: Value  # the matrix of it
+    offset: Value | None = None  # what `prepare` has added to the left operand
+    excess: list[Value] = dataclasses.field(default_factory=list)  # and to the sums of each column
+
+    def prepare(self, column: Value, first: Value) -> None:
+        """What the tiles of a column share. The instruction for words of i8 takes the left operand for unsigned: it
+        gets it with 128 added to each number, and the sums are too large by 128 times those of the right one's columns.
+        """
+        if self.step.words != "i8":
+            return
+        b, step = self.env.b, self.step
+        # Opaque, or LLVM would add to the one number before it is in all lanes, which is an instruction more.
+        self.offset = b.opaque(integer(_OFFSET, self._vector("i32")))
+        summed = b.open_loop(0, step.depth, 1, [zero(self._vector("i32"))] * step.vectors)
+        k = b.add(first, summed.counter)
+        vectors = [self._right_vector(column, k, v) for v in range(step.vectors)]
+        self.excess = b.close_loop(
+            summed,
+            [self._add_words(held, self.offset, right) for held, right in zip(summed.carried, vectors, strict=True)],
+        )
+
+    def _vector(self, element: str) -> str:
+        return vector_type(self.step.lanes, element) if self.step.lanes > 1 else element
+
+    def _right_vector(self, column: Value, line: Value, number: int) -> Value:
+        b, step = self.env.b, self.step
+        element = "i32" if step.words else memory_type(step.target.element)
+        panel = b.mul(b.sext(column, "i64"), integer(step.inner, "i64"))
+        start = b.add(panel, b.mul(b.sext(line, "i64"), integer(step.lanes * step.vectors, "i64")))
+        start = b.add(start, integer(number * step.lanes, "i64"))
+        return b.load(self._vector(element), b.element_address(self.right, element, start), step.target.size)
+
+    def _target_address(self, line: Value, column: Value, number: int) -> Value:
+        b, target = self.env.b, self.step.target
+        start = b.add(b.mul(b.sext(line, "i64"), integer(target.shape[-1], "i64")), b.sext(column, "i64"))
+        start = b.add(start, integer(number * self.step.lanes, "i64"))
+        return b.element_address(self.target, memory_type(target.element), start)
 
     def emit(self, row: Value, column: Value, first: Value) -> None:
         """The tile at `row` and `column`, with the products from `first` on."""
-        b, step, width = self.env.b, self.step, self.step.lanes
-        sum_, size = memory_type(step.target.element), step.target.size
-        element = "i32" if step.pairs else sum_
-        n = integer(step.target.shape[-1], "i64")
-
-        def vector(element: str) -> str:
-            return vector_type(width, element) if width > 1 else element
-
-        def vector_address(matrix: Value, line: Value, number: int) -> Value:
-            start = b.add(b.mul(b.sext(line, "i64"), n), b.sext(column, "i64"))
-            return b.element_address(matrix, sum_, b.add(start, integer(number * width, "i64")))
-
+        b, step, width, size = self.env.b, self.step, self.step.lanes, self.step.target.size
+        sum_ = memory_type(step.target.element)
+        element, alignment = ("i32", element_size(step.words)) if step.words else (sum_, size)
         places = [(b.add(row, integer(r, "i32")), v) for r in range(step.rows) for v in range(step.vectors)]
-        targets = [vector_address(self.target, line, v) for line, v in places]
-        zeros = zero(vector(sum_))
-        sums = [zeros if step.from_zero else b.load(vector(sum_), address, size) for address in targets]
+        targets = [self._target_address(line, column, v) for line, v in places]
+        zeros = zero(self._vector(sum_))
+        sums = [zeros if step.from_zero else b.load(self._vector(sum_), address, size) for address in targets]
+        if self.excess:
+            sums = [b.sub(value, self.excess[v]) for value, (_, v) in zip(sums, places, strict=True)]
         self._fetch_upcoming(row, column, first)
         chunk = min(CHUNK // size, step.depth) if isinstance(step.left, Tensor) else step.depth
         chunks = b.open_loop(0, step.depth, chunk, sums)
@@ -160,11 +205,13 @@ class _RegisterKernel:
         following = products.carried
         for number in range(at_once):
             k = b.add(b.add(start, products.counter), integer(number, "i32"))
-            vectors = [b.load(vector(element), vector_address(self.right, k, v), size) for v in range(step.vectors)]
+            vectors = [self._right_vector(column, k, v) for v in range(step.vectors)]
             held, following = following, []
             for r in range(step.rows):
-                one = b.load(element, self.left(b.add(row, integer(r, "i32")), k), 2 if step.pairs else size)
+                one = b.load(element, self.left(b.add(row, integer(r, "i32")), k), alignment)
                 factor = b.splat(one, width) if width > 1 else one
+                if self.offset is not None:
+                    factor = b.binary("xor", factor, self.offset)
                 for v in range(step.vectors):
                     following.append(self._add_product(held[r * step.vectors + v], factor, vectors[v]))
         sums = b.close_loop(chunks, b.close_loop(products, following))
@@ -173,13 +220,19 @@ class _RegisterKernel:
 
     def _add_product(self, held: Value, left: Value, right: Value) -> Value:
         b = self.env.b
-        if self.step.pairs:
-            name, element = _ADD_PAIRS[self.step.pairs]
-            halves = [b.define(f"<32 x {element}>", f"bitcast {value} to <32 x {element}>") for value in (left, right)]
-            return b.intrinsic(name, held.type, held, *halves)
+        if self.step.words:
+            return self._add_words(held, left, right)
         if is_float_element(self.step.target.element):
             return b.fma(left, right, held)
         return b.add(held, b.mul(left, right))
+
+    def _add_words(self, held: Value, left: Value, right: Value) -> Value:
+        b, words, lanes = self.env.b, self.step.words, self.step.lanes
+        parts = vector_type(lanes * per_word(words), "bfloat" if words == "bf16" else words)
+        left, right = (b.define(parts, f"bitcast {value} to {parts}") for value in (left, right))
+        if words == "i16":
+            return b.add(held, b.intrinsic(_ADD_PAIRS[lanes], held.type, left, right))
+        return b.intrinsic(_ADD_TO_SUM[words], held.type, held, left, right)
 
     def _fetch_left(self, row: Value, start: Value, count: int) -> None:
         """What the tile below needs of the left operand for `count` products."""
@@ -196,7 +249,7 @@ class _RegisterKernel:
         b, step, upcoming = self.env.b, self.step, self.step.upcoming
         if upcoming is None:
             return
-        source_rows = 2 if step.pairs else 1
+        source_rows = per_word(step.words) if step.words else 1
         per_line = CACHE_LINE // pointee_size(upcoming)
         lines_a_row = max(step.vectors * step.lanes // per_line, 1)
         lines, tiles = step.depth * source_rows * lines_a_row, step.target.shape[-2] // step.rows
@@ -211,8 +264,11 @@ class _RegisterKernel:
             b.prefetch(self.env.host_address(Strip(self.env, step.sources, index, 0).value(upcoming.operands[0]).value))
 
 
-# By the format of the pairs: the instruction that adds both products to a lane of 32 bits.
-_ADD_PAIRS = {
-    "bf16": ("llvm.x86.avx512bf16.dpbf16ps.512", "bfloat"),
-    "i16": ("llvm.x86.avx512.vpdpwssd.512", "i16"),
+_OFFSET = -0x7F7F7F80  # 128 in each byte
+# By the format of the words: the instruction that adds the products to a lane of 32 bits.
+_ADD_TO_SUM = {
+    "bf16": "llvm.x86.avx512bf16.dpbf16ps.512",
+    "i8": "llvm.x86.avx512.vpdpbusd.512",
 }
+# By the lanes: the instruction that adds the products of both numbers of 16 bits in a word.
+_ADD_PAIRS = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "llvm.x86.sse2.pmadd.wd"}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 
 from torch_mtia.triton import floats
-from torch_mtia.triton.emit.access import read_buffer, write_buffer
+from torch_mtia.triton.emit.access import read_buffer
 from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.loops import loop_over
+from torch_mtia.triton.emit.products import write_packed
 from torch_mtia.triton.emit.strip import Strip
 from torch_mtia.triton.ir.elements import NARROW
 from torch_mtia.triton.lanes import Lane
@@ -25,7 +26,7 @@ def decode(env: Environment, step: Decode) -> None:
         number = _element(env, step, strip, table)
         if step.scales is not None:
             number = env.b.binary("fmul", number, _factor(env, step, step.scales, strip))
-        write_buffer(env, step.target, strip.index, Lane(number), 0)
+        write_packed(env, step.target, strip.index, Lane(number), 0)
 
     loop_over(env, step.nest, body)
 
@@ -44,7 +45,7 @@ def _element(env: Environment, step: Decode, strip: Strip, table: Value | None) 
 
 
 def _factor(env: Environment, step: Decode, scales: Buffer, strip: Strip) -> Value:
-    b, shape = env.b, step.target.shape
+    b, shape = env.b, step.nest.shape
     group = shape[step.inner] // scales.shape[-1]
     *outer, row, column = strip.index
     along, other = (column, row) if step.inner == len(shape) - 1 else (row, column)

@@ -237,14 +237,20 @@ class Scan(Step):
 # Matrix products ------------------------------------------------------------------------------------------------------
 
 
+def per_word(element: str) -> int:
+    """How many numbers share 32 bits."""
+    return 4 // element_size(element)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pack(Step):
-    """A tensor, converted, in row-major order. `pairs`: a format of 16 bits, of which two rows share 32 bits."""
+    """A tensor, converted, in row-major order, or in panels: each has so many of its columns, and all of its rows.
+    `words`: a format of 8 or 16 bits, of which several rows share 32 bits."""
 
     nest: Nest
     value: Value
     target: Buffer
-    pairs: str = ""
+    words: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -266,10 +272,10 @@ class Multiply(Step):
     """target += left @ right (= with `from_zero`), for every matrix of a batch."""
 
     left: Buffer | Value  # in a buffer in row-major order, or read where it was loaded from
-    right: Buffer  # in row-major order
+    right: Buffer  # in panels of as many columns as there are accumulators
     target: Buffer
     inner: int  # elements of a row of `left`, rows of `right`
-    pairs: str  # the 16-bit format of which each element, of 32 bits, holds two; none if empty
+    words: str  # the format of which each element, of 32 bits, holds several; none if empty
     upcoming: Op | None  # a load: behind its rows lies, most likely, the right operand of the next product
     rows: int  # of accumulators that stay in registers
     vectors: int  # of each row of them

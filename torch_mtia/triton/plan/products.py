@@ -1,9 +1,10 @@
 """Matrix products: operands packed into buffers, and accumulators that stay in registers.
 
-The right operand is read in vectors along its rows, the left one element by element, broadcast. Narrow floating-point
-operands are widened to f32 while they are packed, so every product is exact before it is added. Where the processor
-has instructions that add two products of 16-bit numbers to one of 32 bits, the operands are packed as pairs of such
-numbers, neighbours along the inner dimension, instead.
+The right operand is read in vectors along its rows, the left one element by element, broadcast. What the accumulators
+need of the right operand at a time, a panel of its columns, lies in one piece: it stays in the first-level cache.
+Narrow floating-point operands are widened to f32 while they are packed, so every product is exact before it is added.
+Where the processor has instructions that add two products of 16-bit numbers, or four of 8-bit numbers, to one of 32
+bits, the operands are packed as words of such numbers, neighbours along the inner dimension, instead.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch_mtia.triton.ir.module import Op, Value
 from torch_mtia.triton.ir.ops import is_load, splat_constant
 from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan.control import assign
-from torch_mtia.triton.plan.plan import Buffer, Clear, Convert, Decode, Multiply, Pack, row_major
+from torch_mtia.triton.plan.plan import Buffer, Clear, Convert, Decode, Multiply, Pack, Shape, per_word, row_major
 from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 
 RIGHT_BYTES = 32 << 10  # of the right operand to keep in the first-level cache
@@ -32,9 +33,9 @@ _FORMATS = {0: "f8E4M3FN", 1: "f8E5M2", 4: "e2m1", 5: "bf16", 6: "f16"}
 @dataclasses.dataclass(frozen=True)
 class _Operands:
     left: Buffer | Value
-    right: Buffer
+    right: Buffer  # in panels
     inner: int
-    pairs: str = ""
+    words: str = ""
     upcoming: Op | None = None
 
 
@@ -42,20 +43,21 @@ class _Operands:
 def _dot(planner: Planner, op: Op) -> None:
     left, right, initial = op.operands
     element = _compute_element(op)
-    inner, pairs = shape_of(left)[-1], _pairs(planner, op)
-    packed = pairs or element
+    inner, words = shape_of(left)[-1], _words(planner, op)
+    packed = words or element
     one_by_one: Buffer | Value
-    one_by_one = left if _reads_directly(planner, left, packed, bool(pairs)) else _pack(planner, op, left, packed)
+    one_by_one = left if _reads_directly(planner, left, packed, bool(words)) else _pack(planner, op, left, packed)
     upcoming = _upcoming(planner, op, right)
-    if pairs:
-        inner //= 2
+    if words:
+        inner //= per_word(words)
         if isinstance(one_by_one, Buffer):
             one_by_one = dataclasses.replace(
                 one_by_one, shape=(*one_by_one.shape[:-1], inner), strides=(), element="i32"
             )
-        operands = _Operands(one_by_one, _pack_pairs(planner, op, right, pairs), inner, pairs, upcoming)
+        packed_right = _pack_words(planner, op, right, words)
     else:
-        operands = _Operands(one_by_one, _pack(planner, op, right, element), inner, upcoming=upcoming)
+        packed_right = _pack_panels(planner, op, right, element)
+    operands = _Operands(one_by_one, packed_right, inner, words, upcoming)
     _add_product(planner, op, operands, initial, element)
 
 
@@ -69,16 +71,20 @@ def _compute_element(op: Op) -> str:
     raise Unsupported(f"a dot product with results of type {accumulator}", op.location)
 
 
-def _pairs(planner: Planner, op: Op) -> str:
-    """The 16-bit format that the operands are packed in pairs of, if there is an instruction for them."""
+def _words(planner: Planner, op: Op) -> str:
+    """The format that the operands are packed in words of, if there is an instruction for them."""
     (left, right), result = (operand.type for operand in op.operands[:2]), op.results[0].type
     inner, columns = shape_of(op.operands[1])[-2:]
-    if inner < 2 or columns < planner.lanes:
+    if columns < planner.lanes:
         return ""
     elements = {left.element, right.element}
-    if "bf16" in planner.features and elements <= BF16_HOLDS and is_float_element(result.element):
-        return "bf16"
-    return "i16" if "vnni" in planner.features and elements == {"i8"} and result.element == "i32" else ""
+    if elements == {"i8"} and result.element == "i32":
+        format_ = "i8" if "vnni" in planner.features and inner >= per_word("i8") else "i16"
+    elif "bf16" in planner.features and elements <= BF16_HOLDS and is_float_element(result.element):
+        format_ = "bf16"
+    else:
+        return ""
+    return format_ if inner >= per_word(format_) else ""
 
 
 def _upcoming(planner: Planner, op: Op, right: Value) -> Op | None:
@@ -96,14 +102,14 @@ def _is_linear(planner: Planner, pointer: Value) -> bool:
     return is_linear(planner.moved.get(pointer, pointer))
 
 
-def _reads_directly(planner: Planner, value: Value, element: str, in_pairs: bool) -> bool:
+def _reads_directly(planner: Planner, value: Value, element: str, in_words: bool) -> bool:
     """Whether the elements of the left operand are as easy to read where they are as in a buffer."""
     if value.type.element != element or value in planner.held or planner.checks_bounds or len(shape_of(value)) > 3:
         return False
     op = value.op
     if op is None or not is_load(op) or len(op.operands) != 1 or not _is_linear(planner, op.operands[0]):
         return False
-    return not in_pairs or planner.strides.strides(op.operands[0])[-1] == element_size(element)
+    return not in_words or planner.strides.strides(op.operands[0])[-1] == element_size(element)
 
 
 def _add_product(planner: Planner, op: Op, operands: _Operands, initial: Value, element: str) -> None:
@@ -121,7 +127,7 @@ def _add_product(planner: Planner, op: Op, operands: _Operands, initial: Value, 
             assign(planner, op, [(initial, target)])
         else:
             _pack_into(planner, op, initial, target)
-    _multiply(planner, operands, target, starts_at_zero)
+    _multiply(planner, op, operands, target, starts_at_zero)
     if not direct:
         nest = planner.plain_nest(shape, len(shape) - 1)
         planner.add(Convert(nest, target, planner.destination(result)))
@@ -150,29 +156,65 @@ def _pack(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
 
 
 def _pack_into(planner: Planner, op: Op, value: Value, target: Buffer) -> None:
-    planner.add(Pack(planner.nest(op, [value], target.shape), value, target))
+    planner.add(Pack(planner.nest(op, [value], shape_of(value)), value, target))
 
 
-def _pack_pairs(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
-    """The right operand with two of its rows in one, as numbers of `element`."""
-    *batch, inner, n = shape = shape_of(value)
-    target = planner.new_buffer((*batch, inner // 2, n), "i32")
-    last = len(shape) - 1
-    if not planner.strides.is_plain_load(value) or planner.best_dimension([value], shape) != last:
-        planner.row_major_buffer(value, op)
-    planner.add(Pack(planner.plain_nest(target.shape, last, roots=[value]), value, target, element))
+def _pack_panels(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
+    """The right operand as numbers of `element`."""
+    shape = shape_of(value)
+    panels = _panels(shape, _accumulators(planner, op, element))
+    if panels == shape:
+        return _pack(planner, op, value, element)
+    target = planner.new_buffer(panels, element)
+    _pack_into(planner, op, value, target)
     return target
 
 
-def _multiply(planner: Planner, operands: _Operands, target: Buffer, from_zero: bool) -> None:
-    inner = operands.inner
-    *_, m, n = target.shape
-    lanes = min(planner.lanes if target.size <= 4 else planner.lanes // 2, n)
-    # As square as fits, leaving registers for the operands.
+def _pack_words(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
+    """The right operand with several of its rows in one, as numbers of `element`."""
+    *batch, inner, n = shape = shape_of(value)
+    words = (*batch, inner // per_word(element), n)
+    target = planner.new_buffer(_panels(words, _accumulators(planner, op, "i32")), "i32")
+    last = len(shape) - 1
+    if not planner.strides.is_plain_load(value) or planner.best_dimension([value], shape) != last:
+        planner.row_major_buffer(value, op)
+    planner.add(Pack(planner.plain_nest(words, last, roots=[value]), value, target, element))
+    return target
+
+
+@dataclasses.dataclass(frozen=True)
+class _Accumulators:
+    """What stays in registers."""
+
+    rows: int
+    vectors: int  # of each row
+    lanes: int
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+
+def _accumulators(planner: Planner, op: Op, element: str) -> _Accumulators:
+    """As square as fits, leaving registers for the operands."""
+    m, n = shape_of(op.results[0])[-2:]
+    lanes = min(planner.lanes if element_size(element) <= 4 else planner.lanes // 2, n)
     registers = 32 if planner.lanes == 16 else 16
     vectors = min(4 if registers == 32 else 2, n // lanes)
-    rows = max(min((16 if registers == 32 else 8) // vectors, m), 1)
-    depth = min(inner, max(RIGHT_BYTES // (n * target.size), LEAST_DEPTH))
+    return _Accumulators(max(min((16 if registers == 32 else 8) // vectors, m), 1), vectors, lanes)
+
+
+def _panels(shape: Shape, accumulators: _Accumulators) -> Shape:
+    """Of a right operand of that shape, if it has more columns than the accumulators."""
+    *batch, inner, n = shape
+    width = accumulators.columns
+    return (*batch, n // width, inner, width) if n > width else shape
+
+
+def _multiply(planner: Planner, op: Op, operands: _Operands, target: Buffer, from_zero: bool) -> None:
+    inner = operands.inner
+    tile = _accumulators(planner, op, target.element)
+    depth = min(inner, max(RIGHT_BYTES // (tile.columns * target.size), LEAST_DEPTH))
     if from_zero and depth < inner:
         planner.add(Clear(planner.plain_nest(target.shape, len(target.shape) - 1), target))
         from_zero = False
@@ -184,11 +226,11 @@ def _multiply(planner: Planner, operands: _Operands, target: Buffer, from_zero: 
             operands.right,
             target,
             inner,
-            operands.pairs,
+            operands.words,
             operands.upcoming,
-            rows,
-            vectors,
-            lanes,
+            tile.rows,
+            tile.vectors,
+            tile.lanes,
             depth,
             from_zero,
             planner.sources([*in_place, *behind]),
@@ -238,7 +280,8 @@ def _decode(
 ) -> Buffer:
     source = planner.row_major_buffer(value, op)
     scales = planner.row_major_buffer(scale, op) if scale is not None else None
-    target = planner.new_buffer(shape, "f32")
+    is_right = inner == len(shape) - 2
+    target = planner.new_buffer(_panels(shape, _accumulators(planner, op, "f32")) if is_right else shape, "f32")
     nest = planner.plain_nest(shape, len(shape) - 1, one_by_one=True)
     planner.add(Decode(nest, source, scales, target, format_, inner, packed))
     return target

@@ -190,7 +190,7 @@ def _scan(lines: _Lines, step: plan.Scan) -> None:
 
 
 def _pack(lines: _Lines, step: plan.Pack) -> None:
-    form = f"in pairs of {step.pairs}" if step.pairs else f"as {step.target.element}"
+    form = f"in words of {step.words}" if step.words else f"as {step.target.element}"
     lines.begin(f"pack {step.value} -> {lines.buffer(step.target)}, {form}")
     lines.nest(step.nest)
 
