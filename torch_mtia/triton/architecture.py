@@ -5,27 +5,37 @@ Processes that only compile ask it, so it cannot come from the device's properti
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from pathlib import Path
 
-# Of the psABI, and two above its highest; highest first: the flags that Linux lists, for what both the processor and
+# Of the psABI, and three above its highest; highest first: the flags that Linux lists, for what both the processor and
 # the system offer.
 AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2"})
 AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+AMX = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
 LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("x86-64-v4-amx", AVX2 | AVX512 | AMX | {"avx512_vnni", "avx512_bf16"}),
     ("x86-64-v4-bf16", AVX2 | AVX512 | {"avx512_vnni", "avx512_bf16"}),
     ("x86-64-v4-vnni", AVX2 | AVX512 | {"avx512_vnni"}),
     ("x86-64-v4", AVX2 | AVX512),
     ("x86-64-v3", AVX2),
     ("x86-64", frozenset()),
 )
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 @functools.cache
 def usable() -> tuple[str, ...]:
     """The levels whose code this machine can run."""
-    flags = _flags()
+    flags = _flags() if _may_use_tiles() else _flags() - AMX
     return tuple(name for name, required in LEVELS if required <= flags)
+
+
+def _may_use_tiles() -> bool:
+    """Linux gives a process the registers of AMX only on request, which holds for all of its threads; the driver asks
+    too (csrc/runtime/host/cpu_features.cpp)."""
+    return _flags() >= AMX and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 def architecture() -> str:

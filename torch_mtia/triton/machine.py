@@ -40,16 +40,23 @@ _VNNI = dataclasses.replace(
     image_features=_V4.image_features | abi.CPU_AVX512_VNNI,
     extensions="+avx512vnni",
 )
+_BF16 = dataclasses.replace(
+    _VNNI,
+    features=_VNNI.features | {"bf16"},
+    image_features=_VNNI.image_features | abi.CPU_AVX512_BF16,
+    extensions=f"{_VNNI.extensions},+avx512bf16",
+)
 LEVELS = {
     "x86-64": Level("x86-64", 4, frozenset(), 0, 128),
     "x86-64-v3": Level("x86-64-v3", 8, frozenset({"sse4.1", "avx2", "fma", "f16c"}), abi.CPU_AVX2_FMA, 256),
     "x86-64-v4": _V4,
     "x86-64-v4-vnni": _VNNI,
-    "x86-64-v4-bf16": dataclasses.replace(
-        _VNNI,
-        features=_VNNI.features | {"bf16"},
-        image_features=_VNNI.image_features | abi.CPU_AVX512_BF16,
-        extensions="+avx512vnni,+avx512bf16",
+    "x86-64-v4-bf16": _BF16,
+    "x86-64-v4-amx": dataclasses.replace(
+        _BF16,
+        features=_BF16.features | {"amx"},
+        image_features=_BF16.image_features | abi.CPU_AMX_BF16 | abi.CPU_AMX_INT8,
+        extensions=f"{_BF16.extensions},+amx-tile,+amx-bf16,+amx-int8",
     ),
 }
 

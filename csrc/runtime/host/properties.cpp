@@ -9,6 +9,9 @@
 #include <cstring>
 #include <string>
 
+#include "../mtia_runtime.h"
+#include "cpu_features.h"
+
 namespace torch_mtia::runtime::host {
 namespace {
 
@@ -27,8 +30,8 @@ std::string processor_name() {
   return name;
 }
 
-// The psABI level, and two above its highest: torch_mtia/triton/architecture.py has the same. What the operating system
-// does not save at a context switch does not count.
+// The psABI level, and three above its highest: torch_mtia/triton/architecture.py has the same. What the operating
+// system does not save at a context switch does not count.
 const char* architecture() {
   __builtin_cpu_init();
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
@@ -38,6 +41,8 @@ const char* architecture() {
                   __builtin_cpu_supports("avx512vl");
   const bool vnni = v4 && __builtin_cpu_supports("avx512vnni");
   const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16") && !__builtin_cpu_supports("amx-bf16");
+  constexpr uint64_t kTiles = MTIA_CPU_AMX_BF16 | MTIA_CPU_AMX_INT8;
+  if (vnni && __builtin_cpu_supports("avx512bf16") && (cpu_features() & kTiles) == kTiles) return "x86-64-v4-amx";
   if (bf16) return "x86-64-v4-bf16";
   if (vnni) return "x86-64-v4-vnni";
   return v4 ? "x86-64-v4" : v3 ? "x86-64-v3" : "x86-64";

@@ -91,7 +91,7 @@ def multiply(env: Environment, step: Multiply) -> None:
         env.counted(count * inner * (m // step.rows) * (n // step.lanes // step.vectors)),
         b.loop(0, count, 1) as number,
     ):
-        kernel = _RegisterKernel(
+        kernel = (_TileKernel if step.tiles else _RegisterKernel)(
             env,
             step,
             _left_address(env, step, batch, number, m),
@@ -138,22 +138,111 @@ def _left_address(
 
 
 @dataclasses.dataclass
-class _RegisterKernel:
-    """What computes one tile of accumulators, over `depth` products. It also starts to fetch what is needed next: the
-    right operand, and rows of a left operand that is read in place, too far apart for the processor to guess."""
+class _Kernel:
+    """What computes one tile of accumulators, over `depth` products. It also starts to fetch what is needed next."""
 
     env: Environment
     step: Multiply
     left: Callable[[Value, Value], Value]  # see _left_address
     right: Value
     target: Value  # the matrix of it
+
+    def prepare(self, column: Value, first: Value) -> None:
+        """What the tiles of a column share."""
+
+    def emit(self, row: Value, column: Value, first: Value) -> None:
+        """The tile at `row` and `column`, with the products from `first` on."""
+        raise NotImplementedError
+
+    def _right_address(self, column: Value, line: Value, number: int) -> Value:
+        b, step = self.env.b, self.step
+        panel = b.mul(b.sext(column, "i64"), integer(step.inner, "i64"))
+        start = b.add(panel, b.mul(b.sext(line, "i64"), integer(step.lanes * step.vectors, "i64")))
+        start = b.add(start, integer(number * step.lanes, "i64"))
+        return b.element_address(self.right, memory_type(step.target.element), start)
+
+    def _target_address(self, line: Value, column: Value, number: int) -> Value:
+        b, target = self.env.b, self.step.target
+        start = b.add(b.mul(b.sext(line, "i64"), integer(target.shape[-1], "i64")), b.sext(column, "i64"))
+        start = b.add(start, integer(number * self.step.lanes, "i64"))
+        return b.element_address(self.target, memory_type(target.element), start)
+
+    def _fetch_upcoming(self, row: Value, column: Value, first: Value) -> None:
+        """The share of one tile in as many rows of the upcoming right operand as all tiles use up of this one."""
+        b, step, upcoming = self.env.b, self.step, self.step.upcoming
+        if upcoming is None:
+            return
+        source_rows = per_word(step.words) if step.words else 1
+        per_line = CACHE_LINE // pointee_size(upcoming)
+        lines_a_row = max(step.vectors * step.lanes // per_line, 1)
+        lines, tiles = step.depth * source_rows * lines_a_row, step.target.shape[-2] // step.rows
+        share = -(-lines // tiles)
+        start = b.mul(b.binary("udiv", row, integer(step.rows, "i32")), integer(share, "i32"))
+        behind = b.mul(b.add(first, integer(step.inner, "i32")), integer(source_rows, "i32"))
+        for number in range(min(share, MOST_FETCHES)):
+            line = b.add(start, integer(number, "i32"))
+            k = b.add(behind, b.binary("udiv", line, integer(lines_a_row, "i32")))
+            place = b.mul(b.binary("urem", line, integer(lines_a_row, "i32")), integer(per_line, "i32"))
+            index = (Lane(k), Lane(b.add(column, place)))
+            b.prefetch(self.env.host_address(Strip(self.env, step.sources, index, 0).value(upcoming.operands[0]).value))
+
+
+class _TileKernel(_Kernel):
+    """In AMX's registers of 16 rows of 16 words: four of accumulators, two of each operand."""
+
+    def emit(self, row: Value, column: Value, first: Value) -> None:
+        b, step = self.env.b, self.step
+        self.env.tiles = True
+        size = integer(step.target.size, "i64")
+        target_stride = b.mul(integer(step.target.shape[-1], "i64"), size)
+        right_stride = b.mul(integer(step.lanes * step.vectors, "i64"), size)
+        rows = [b.add(row, integer(r * step.lanes, "i32")) for r in range(step.rows // step.lanes)]
+        sums = [(r, v) for r in range(len(rows)) for v in range(step.vectors)]
+        for r, v in sums:
+            if step.from_zero:
+                self._tile("tilezero", _sum(r, v))
+            else:
+                self._tile("tileloadd64", _sum(r, v), self._target_address(rows[r], column, v), target_stride)
+        self._fetch_upcoming(row, column, first)
+        with b.loop(0, step.depth, step.lanes) as counter:
+            k = b.add(first, counter)
+            for r, line in enumerate(rows):
+                start = self.left(line, k)
+                self._tile("tileloadd64", _LEFT + r, start, self._distance(start, line, k))
+            for v in range(step.vectors):
+                self._tile("tileloadd64", _RIGHT + v, self._right_address(column, k, v), right_stride)
+            for r, v in sums:
+                self._tile(_ADD_TILES[step.words], _sum(r, v), integer(_LEFT + r, "i8"), integer(_RIGHT + v, "i8"))
+        for r, v in sums:
+            self._tile("tilestored64", _sum(r, v), self._target_address(rows[r], column, v), target_stride)
+
+    def _tile(self, name: str, number: int, *operands: Value) -> None:
+        self.env.b.intrinsic(f"llvm.x86.{name}", "void", integer(number, "i8"), *operands)
+
+    def _distance(self, start: Value, line: Value, k: Value) -> Value:
+        """Bytes from one row of the left operand to the next."""
+        b = self.env.b
+        below = self.left(b.add(line, integer(1, "i32")), k)
+        addresses = [b.define("i64", f"ptrtoint {address} to i64") for address in (below, start)]
+        return b.sub(*addresses)
+
+
+def _sum(row: int, column: int) -> int:
+    """The tile of accumulators."""
+    return 2 * row + column
+
+
+@dataclasses.dataclass
+class _RegisterKernel(_Kernel):
+    """In vectors. Rows of a left operand that is read in place are too far apart for the processor to guess: they are
+    fetched too."""
+
     offset: Value | None = None  # what `prepare` has added to the left operand
     excess: list[Value] = dataclasses.field(default_factory=list)  # and to the sums of each column
 
     def prepare(self, column: Value, first: Value) -> None:
-        """What the tiles of a column share. The instruction for words of i8 takes the left operand for unsigned: it
-        gets it with 128 added to each number, and the sums are too large by 128 times those of the right one's columns.
-        """
+        """The instruction for words of i8 takes the left operand for unsigned: it gets each number with 128 added, and
+        the sums are too large by 128 times those of the right one's columns."""
         if self.step.words != "i8":
             return
         b, step = self.env.b, self.step
@@ -171,21 +260,10 @@ class _RegisterKernel:
         return vector_type(self.step.lanes, element) if self.step.lanes > 1 else element
 
     def _right_vector(self, column: Value, line: Value, number: int) -> Value:
-        b, step = self.env.b, self.step
-        element = "i32" if step.words else memory_type(step.target.element)
-        panel = b.mul(b.sext(column, "i64"), integer(step.inner, "i64"))
-        start = b.add(panel, b.mul(b.sext(line, "i64"), integer(step.lanes * step.vectors, "i64")))
-        start = b.add(start, integer(number * step.lanes, "i64"))
-        return b.load(self._vector(element), b.element_address(self.right, element, start), step.target.size)
-
-    def _target_address(self, line: Value, column: Value, number: int) -> Value:
-        b, target = self.env.b, self.step.target
-        start = b.add(b.mul(b.sext(line, "i64"), integer(target.shape[-1], "i64")), b.sext(column, "i64"))
-        start = b.add(start, integer(number * self.step.lanes, "i64"))
-        return b.element_address(self.target, memory_type(target.element), start)
+        element = "i32" if self.step.words else memory_type(self.step.target.element)
+        return self.env.b.load(self._vector(element), self._right_address(column, line, number), self.step.target.size)
 
     def emit(self, row: Value, column: Value, first: Value) -> None:
-        """The tile at `row` and `column`, with the products from `first` on."""
         b, step, width, size = self.env.b, self.step, self.step.lanes, self.step.target.size
         sum_ = memory_type(step.target.element)
         element, alignment = ("i32", element_size(step.words)) if step.words else (sum_, size)
@@ -244,26 +322,9 @@ class _RegisterKernel:
             for place in range(0, count, CACHE_LINE // self.step.target.size):
                 b.prefetch(self.left(below, b.add(start, integer(place, "i32"))))
 
-    def _fetch_upcoming(self, row: Value, column: Value, first: Value) -> None:
-        """The share of one tile in as many rows of the upcoming right operand as all tiles use up of this one."""
-        b, step, upcoming = self.env.b, self.step, self.step.upcoming
-        if upcoming is None:
-            return
-        source_rows = per_word(step.words) if step.words else 1
-        per_line = CACHE_LINE // pointee_size(upcoming)
-        lines_a_row = max(step.vectors * step.lanes // per_line, 1)
-        lines, tiles = step.depth * source_rows * lines_a_row, step.target.shape[-2] // step.rows
-        share = -(-lines // tiles)
-        start = b.mul(b.binary("udiv", row, integer(step.rows, "i32")), integer(share, "i32"))
-        behind = b.mul(b.add(first, integer(step.inner, "i32")), integer(source_rows, "i32"))
-        for number in range(min(share, MOST_FETCHES)):
-            line = b.add(start, integer(number, "i32"))
-            k = b.add(behind, b.binary("udiv", line, integer(lines_a_row, "i32")))
-            place = b.mul(b.binary("urem", line, integer(lines_a_row, "i32")), integer(per_line, "i32"))
-            index = (Lane(k), Lane(b.add(column, place)))
-            b.prefetch(self.env.host_address(Strip(self.env, step.sources, index, 0).value(upcoming.operands[0]).value))
 
-
+_LEFT, _RIGHT = 4, 6  # tiles of the operands
+_ADD_TILES = {"bf16": "tdpbf16ps", "i8": "tdpbssd"}
 _OFFSET = -0x7F7F7F80  # 128 in each byte
 # By the format of the words: the instruction that adds the products to a lane of 32 bits.
 _ADD_TO_SUM = {

@@ -17,6 +17,8 @@ from torch_mtia.triton.llvm_value import Value, integer
 from torch_mtia.triton.plan.plan import Plan
 
 INSTRUCTIONS_PER_NANOSECOND = 3.0
+# Palette 1, and for each of the eight tiles 64 bytes a row, as numbers of 16 bits, and 16 rows.
+TILE_CONFIGURATION = [1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +77,8 @@ def _emit_entry(env: Environment, plan: Plan, parameters: list[Value], hidden: l
         begin, loop, done = b.label("begin"), b.label("programs"), b.label("done")
         b.branch(b.icmp("slt", first, last), begin, done)
         b.start(begin)  # not before: an empty grid is zero somewhere
+        if env.tiles:
+            b.intrinsic("llvm.x86.ldtilecfg", "void", b.constant_array(TILE_CONFIGURATION, "i8"))
         row = b.binary("udiv", first, grid_x)
         start = [b.sub(first, b.mul(row, grid_x)), b.binary("urem", row, grid_y), b.binary("udiv", row, grid_y)]
         start = [b.trunc(part, "i32") for part in start]
@@ -106,6 +110,8 @@ def _emit_entry(env: Environment, plan: Plan, parameters: list[Value], hidden: l
         for phi in (number, *place):
             phi.finish()
         b.start(done)
+        if env.tiles:
+            b.intrinsic("llvm.x86.tilerelease", "void")
         if env.streams:  # such stores become visible to other threads only behind this
             b.intrinsic("llvm.x86.sse.sfence", "void")
         b.emit("ret void")

@@ -277,6 +277,7 @@ class Multiply(Step):
     inner: int  # elements of a row of `left`, rows of `right`
     words: str  # the format of which each element, of 32 bits, holds several; none if empty
     upcoming: Op | None  # a load: behind its rows lies, most likely, the right operand of the next product
+    tiles: bool  # whether each 16 vectors of the accumulators, one below the other, are a register of AMX
     rows: int  # of accumulators that stay in registers
     vectors: int  # of each row of them
     lanes: int

@@ -24,6 +24,7 @@ from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 
 RIGHT_BYTES = 32 << 10  # of the right operand to keep in the first-level cache
 LEAST_DEPTH = 64  # products to add before the accumulators go to memory
+TILE = 16  # rows of a tile of AMX, and words of each
 BF16_HOLDS = frozenset({"bf16", "f8E5M2", "f8E4M3FN", "f8E5M2FNUZ", "f8E4M3FNUZ"})
 
 # triton::ScaleDotElemType
@@ -82,9 +83,21 @@ def _words(planner: Planner, op: Op) -> str:
         format_ = "i8" if "vnni" in planner.features and inner >= per_word("i8") else "i16"
     elif "bf16" in planner.features and elements <= BF16_HOLDS and is_float_element(result.element):
         format_ = "bf16"
+        if "amx" in planner.features and not _in_tiles(planner, op, format_):
+            return ""  # processors with AMX multiply bf16 without it slower than they multiply f32
     else:
         return ""
     return format_ if inner >= per_word(format_) else ""
+
+
+def _in_tiles(planner: Planner, op: Op, words: str) -> bool:
+    """Whether the product is made of whole tiles of AMX."""
+    m, n = shape_of(op.results[0])[-2:]
+    return (
+        "amx" in planner.features
+        and words in ("bf16", "i8")
+        and min(m, n, shape_of(op.operands[0])[-1] // per_word(words)) >= TILE
+    )
 
 
 def _upcoming(planner: Planner, op: Op, right: Value) -> Op | None:
@@ -174,7 +187,7 @@ def _pack_words(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
     """The right operand with several of its rows in one, as numbers of `element`."""
     *batch, inner, n = shape = shape_of(value)
     words = (*batch, inner // per_word(element), n)
-    target = planner.new_buffer(_panels(words, _accumulators(planner, op, "i32")), "i32")
+    target = planner.new_buffer(_panels(words, _accumulators(planner, op, "i32", element)), "i32")
     last = len(shape) - 1
     if not planner.strides.is_plain_load(value) or planner.best_dimension([value], shape) != last:
         planner.row_major_buffer(value, op)
@@ -186,6 +199,7 @@ def _pack_words(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
 class _Accumulators:
     """What stays in registers."""
 
+    tiles: bool
     rows: int
     vectors: int  # of each row
     lanes: int
@@ -195,13 +209,15 @@ class _Accumulators:
         return self.vectors * self.lanes
 
 
-def _accumulators(planner: Planner, op: Op, element: str) -> _Accumulators:
+def _accumulators(planner: Planner, op: Op, element: str, words: str = "") -> _Accumulators:
     """As square as fits, leaving registers for the operands."""
     m, n = shape_of(op.results[0])[-2:]
+    if words and _in_tiles(planner, op, words):
+        return _Accumulators(True, min(2 * TILE, m), min(2, n // TILE), TILE)
     lanes = min(planner.lanes if element_size(element) <= 4 else planner.lanes // 2, n)
     registers = 32 if planner.lanes == 16 else 16
     vectors = min(4 if registers == 32 else 2, n // lanes)
-    return _Accumulators(max(min((16 if registers == 32 else 8) // vectors, m), 1), vectors, lanes)
+    return _Accumulators(False, max(min((16 if registers == 32 else 8) // vectors, m), 1), vectors, lanes)
 
 
 def _panels(shape: Shape, accumulators: _Accumulators) -> Shape:
@@ -213,7 +229,7 @@ def _panels(shape: Shape, accumulators: _Accumulators) -> Shape:
 
 def _multiply(planner: Planner, op: Op, operands: _Operands, target: Buffer, from_zero: bool) -> None:
     inner = operands.inner
-    tile = _accumulators(planner, op, target.element)
+    tile = _accumulators(planner, op, target.element, operands.words)
     depth = min(inner, max(RIGHT_BYTES // (tile.columns * target.size), LEAST_DEPTH))
     if from_zero and depth < inner:
         planner.add(Clear(planner.plain_nest(target.shape, len(target.shape) - 1), target))
@@ -228,6 +244,7 @@ def _multiply(planner: Planner, op: Op, operands: _Operands, target: Buffer, fro
             inner,
             operands.words,
             operands.upcoming,
+            tile.tiles,
             tile.rows,
             tile.vectors,
             tile.lanes,

@@ -207,7 +207,10 @@ def _multiply(lines: _Lines, step: plan.Multiply) -> None:
     lines.begin(f"multiply {target} {'=' if step.from_zero else '+='} {left} @ {right}")
     rows, n = step.target.shape[-2:]
     lines.add(f"  {rows} x {step.inner} @ {step.inner} x {n}, {step.depth} products at a time")
-    lines.add(f"  accumulators: {step.rows} x {step.vectors} vectors of {step.lanes} lanes")
+    if step.tiles:
+        lines.add(f"  accumulators: {step.rows // step.lanes} x {step.vectors} tiles of {step.lanes} x {step.lanes}")
+    else:
+        lines.add(f"  accumulators: {step.rows} x {step.vectors} vectors of {step.lanes} lanes")
     if step.upcoming is not None:
         lines.add(f"  fetches what is behind {step.upcoming.results[0]}")
     lines.sources(step.sources, [step.left] if isinstance(step.left, Value) else [])
