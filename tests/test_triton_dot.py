@@ -167,6 +167,61 @@ def test_weights_of_four_bits() -> None:
     assert torch.equal(out, x @ wide.t())
 
 
+@triton.jit
+def dequantized_kernel(
+    x, weight, scale, out, again, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, layout: tl.constexpr
+):
+    m, n, k = tl.arange(0, M)[:, None], tl.arange(0, N), tl.arange(0, K)
+    if layout == "rows":
+        both = tl.load(weight + k[:, None] * N + n[None, :])
+    elif layout == "columns":
+        both = tl.load(weight + n[None, :] * K + k[:, None])
+    else:
+        both = tl.trans(tl.load(weight + n[:, None] * K + k[None, :]))
+    scales = tl.load(scale + n)
+    low = ((both & 15).to(tl.int8) - 8).to(tl.bfloat16)
+    high = (both >> 4).to(tl.bfloat16) * scales[None, :]
+    product = tl.dot(tl.load(x + m * K + k[None, :]), low)
+    product = tl.dot(tl.load(x + m * K + k[None, :]), high, product)
+    tl.store(out + m * N + n[None, :], product)
+    if again is not None:
+        tl.store(again + k[:, None] * N + n[None, :], high)
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "transposed"])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_weights_that_are_computed_in_bfloat16(layout: str, again: bool, rows: int) -> None:
+    n, k = 128, 32
+    weight = torch.randint(0, 256, (k, n), dtype=torch.uint8)
+    scale, x = (2.0 ** torch.randint(-2, 3, (n,))).bfloat16(), torch.randint(-4, 5, (rows, k)).bfloat16()
+    out, high = torch.zeros(rows, n), torch.zeros(k, n).bfloat16()
+    given = (weight if layout == "rows" else weight.t()).contiguous()
+    dequantized_kernel[(1,)](x, given, scale, out, high if again else None, M=rows, N=n, K=k, layout=layout)
+    expected = (weight >> 4).float() * scale.float()
+    assert torch.equal(out, x.float() @ ((weight & 15).float() - 8) + x.float() @ expected)
+    assert not again or torch.equal(high.float(), expected)
+
+
+@triton.jit
+def small_integers_kernel(x, signed, unsigned, small, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x, small_x = tl.load(x + i), tl.load(small + i)
+    tl.store(signed + i, x.to(tl.int8, bitcast=True).to(tl.bfloat16))
+    tl.store(unsigned + i, x.to(tl.bfloat16))
+    tl.store(signed + N + i, small_x.to(tl.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_every_number_of_eight_bits_is_a_bfloat16(dtype: torch.dtype) -> None:
+    x = torch.arange(256, dtype=torch.uint8)
+    signed, unsigned = torch.zeros(512).bfloat16(), torch.zeros(256).bfloat16()
+    small_integers_kernel[(1,)](x, signed, unsigned, x.view(dtype), N=256)
+    assert torch.equal(signed[:256], x.view(torch.int8).bfloat16())
+    assert torch.equal(unsigned, x.bfloat16())
+    assert torch.equal(signed[256:].nan_to_num(1e9), x.view(dtype).bfloat16().nan_to_num(1e9))
+
+
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2", "bf16", "e2m1"])
 def test_scaled(kind: str) -> None:
     @triton.jit

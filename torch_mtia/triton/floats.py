@@ -117,6 +117,12 @@ def _narrow_bf16_by_bits(b: Builder, value: Value, toward_zero: bool) -> Value:
     return b.cast("trunc", result, "i16")
 
 
+def upper_half(b: Builder, value: Value) -> Value:
+    """An f32 that is a bf16, as such."""
+    bits = b.bitcast(value, "i32")
+    return b.cast("trunc", b.binary("lshr", bits, b.integer_like(16, bits)), "i16")
+
+
 def _narrow_small(b: Builder, value: Value, format_: Format, toward_zero: bool) -> Value:
     bits = b.bitcast(value, "i32")
     magnitude = b.binary("and", bits, b.integer_like(0x7FFFFFFF, bits))
@@ -168,6 +174,8 @@ def convert(b: Builder, value: Value, source: str, target: str, toward_zero: boo
     """Between any two floating-point element types."""
     if source == target:
         return value
+    if target == "bf16" and source not in WIDE and FORMATS[source].bits == 8:
+        return upper_half(b, widen(b, value, source))
     return narrow(b, widen(b, value, source), target, toward_zero)
 
 

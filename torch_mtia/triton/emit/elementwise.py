@@ -364,6 +364,8 @@ def _int_to_float(b: Builder, op: Op, operands: list[Value]) -> Value:
     name = op.name.removeprefix("arith.")
     if target in WIDE:
         return b.cast(name, value, WIDE[target])
+    if target == "bf16" and bits_of(element_of(value)) <= 8:
+        return floats.upper_half(b, b.cast(name, value, "float"))
     # Through f64, so that the one rounding is the last.
     wide = "double" if bits_of(element_of(value)) > 24 else "float"
     return floats.narrow(b, b.cast(name, value, wide), target)

@@ -189,10 +189,24 @@ def _pack_words(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
     words = (*batch, inner // per_word(element), n)
     target = planner.new_buffer(_panels(words, _accumulators(planner, op, "i32", element)), "i32")
     last = len(shape) - 1
-    if not planner.strides.is_plain_load(value) or planner.best_dimension([value], shape) != last:
+    if planner.best_dimension([value], shape) != last or not _is_evaluated_once(planner, op, value):
         planner.row_major_buffer(value, op)
     planner.add(Pack(planner.plain_nest(words, last, roots=[value]), value, target, element))
     return target
+
+
+def _is_evaluated_once(planner: Planner, op: Op, value: Value) -> bool:
+    """Whether nobody else needs what leads to the tensor, and its rows are rows in memory."""
+    if planner.strides.is_plain_load(value) or value in planner.held:
+        return True
+    if planner.is_needed_behind(value, op) or planner.prepare(op, [value], shape_of(value)):
+        return False
+    order, _ = planner.available.reach([value], shape_of(value))
+    return all(each.op is None or each.op.name != "tt.trans" for each in order) and all(
+        planner.strides.strides(load.op.operands[0])[-1] in (0, element_size(load.type.element))
+        for load in order
+        if load.op is not None and is_load(load.op) and shape_of(load)[-1] > 1
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +230,7 @@ def _accumulators(planner: Planner, op: Op, element: str, words: str = "") -> _A
         return _Accumulators(True, min(2 * TILE, m), min(2, n // TILE), TILE)
     lanes = min(planner.lanes if element_size(element) <= 4 else planner.lanes // 2, n)
     registers = 32 if planner.lanes == 16 else 16
-    vectors = min(4 if registers == 32 else 2, n // lanes)
+    vectors = min((4 if m > 2 else 8) if registers == 32 else 2, n // lanes)
     return _Accumulators(False, max(min((16 if registers == 32 else 8) // vectors, m), 1), vectors, lanes)
 
 
