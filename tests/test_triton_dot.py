@@ -68,16 +68,21 @@ def test_dtypes(operand: torch.dtype, result: torch.dtype, out: tl.dtype, add: b
 
 
 @pytest.mark.parametrize("columns", [8, 128])
-def test_batches(columns: int) -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_batches(columns: int, turned: bool) -> None:
     @triton.jit
-    def kernel(x, y, z, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    def kernel(x, y, z, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, turned: tl.constexpr):
         b, m, n, k = tl.arange(0, B), tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
         x = tl.load(x + (b[:, None, None] * M + m[None, :, None]) * K + k[None, None, :])
-        y = tl.load(y + (b[:, None, None] * K + k[None, :, None]) * N + n[None, None, :])
+        if turned:
+            y = tl.load(y + b[:, None, None] * K * N + k[None, :, None] + n[None, None, :] * K)
+        else:
+            y = tl.load(y + (b[:, None, None] * K + k[None, :, None]) * N + n[None, None, :])
         tl.store(z + (b[:, None, None] * M + m[None, :, None]) * N + n[None, None, :], tl.dot(x, y))
 
     x, y, z = torch.randn(4, 16, 32), torch.randn(4, 32, columns), torch.zeros(4, 16, columns)
-    kernel[(1,)](x, y, z, B=4, M=16, N=columns, K=32)
+    given = y.transpose(1, 2).contiguous() if turned else y
+    kernel[(1,)](x, given, z, B=4, M=16, N=columns, K=32, turned=turned)
     assert torch.allclose(z, x @ y, atol=1e-4)
 
 
@@ -117,6 +122,33 @@ def test_matmul_with_loop_carried_pointers_and_accumulator() -> None:
     a, b, c = torch.randn(50, 70), torch.randn(70, 40), torch.zeros(50, 40, dtype=torch.float16)
     kernel[(4, 3)](a, b, c, 50, 40, 70, BM=16, BN=16, BK=32)
     assert torch.allclose(c.float(), a @ b, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("sizes", [(50, 200, 70), (33, 129, 64), (16, 128, 128)])
+def test_matmul_of_batches_with_a_weight_that_lies_by_columns(dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
+    @triton.jit
+    def kernel(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, out: tl.constexpr):
+        a += tl.program_id(2) * M * K
+        b += tl.program_id(2) * N * K
+        c += tl.program_id(2) * M * N
+        m = tl.program_id(0) * BM + tl.arange(0, BM)[:, None]
+        n = tl.program_id(1) * BN + tl.arange(0, BN)[None, :]
+        total = tl.zeros((BM, BN), out)
+        for first in range(0, K, BK):
+            k = first + tl.arange(0, BK)
+            x = tl.load(a + m * K + k[None, :], mask=(m < M) & (k[None, :] < K), other=0)
+            y = tl.load(b + n * K + k[:, None], mask=(n < N) & (k[:, None] < K), other=0)
+            total = tl.dot(x, y, total, out_dtype=out)
+        tl.store(c + m * N + n, total, mask=(m < M) & (n < N))
+
+    m, n, k = sizes
+    a, b = (torch.randint(-4, 5, shape).to(dtype) for shape in ((2, m, k), (2, n, k)))
+    out = torch.int32 if dtype == torch.int8 else torch.float32
+    c = torch.zeros(2, m, n, dtype=out)
+    grid = (triton.cdiv(m, 32), triton.cdiv(n, 128), 2)
+    kernel[grid](a, b, c, m, n, k, BM=32, BN=128, BK=64, out=tl.int32 if dtype == torch.int8 else tl.float32)
+    assert torch.equal(c.double(), a.double() @ b.double().transpose(1, 2))
 
 
 def test_persistent_programs_take_tiles_in_turns() -> None:

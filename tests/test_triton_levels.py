@@ -123,16 +123,19 @@ def product_kernel(x, y, z, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, l
     tl.store(z + m[:, None] * N + n[None, :], product + tl.sum(right.to(z.dtype.element_ty), 0)[None, :])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8])
+OPERANDS = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", OPERANDS)
 @pytest.mark.parametrize("shape", [(64, 32, 256), (16, 64, 2), (2, 4, 8), (4, 16, 4), (8, 256, 64)])
 @pytest.mark.parametrize("left", ["rows", "columns"])
 @pytest.mark.parametrize("right", ["rows", "columns", "transposed"])
-def test_products_of_narrow_numbers(
+def test_products_of_operands_in_any_order(
     level: str, dtype: torch.dtype, shape: tuple[int, int, int], left: str, right: str
 ) -> None:
     m, n, k = shape
     x, y = torch.randint(-4, 5, (m, k)), torch.randint(-4, 5, (k, n))
-    z = torch.zeros(m, n, dtype=torch.int32 if dtype == torch.int8 else torch.float32)
+    z = torch.zeros(m, n, dtype={torch.int8: torch.int32, torch.float64: torch.float64}.get(dtype, torch.float32))
     in_memory = (x if left == "rows" else x.t()).to(dtype), (y if right == "rows" else y.t()).to(dtype)
     given = [operand.contiguous() for operand in in_memory]
     product_kernel[(1,)](*given, z, M=m, N=n, K=k, left=left, right=right, arch=level)

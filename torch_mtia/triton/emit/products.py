@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -24,17 +25,23 @@ AT_ONCE = 4  # products in a round of the loop over them
 
 
 def pack(env: Environment, step: Pack) -> None:
+    if step.turned:
+        _pack_turned(env, step)
+        return
     loop_over(env, step.nest, lambda strip: (_pack_words if step.words else _pack_one)(env, step, strip))
 
 
 def _pack_one(env: Environment, step: Pack, strip: Strip) -> None:
-    b, source, target = env.b, step.value.type.element, step.target
-    lane = strip.vector(step.value)
+    number = _number(env, step, strip.vector(step.value))
+    write_packed(env, step.target, strip.index, Lane(number, None if strip.width else 0), strip.width)
+
+
+def _number(env: Environment, step: Pack, value: Value) -> Value:
+    """Elements in the format that they are packed in."""
+    source, target = step.value.type.element, step.words or step.target.element
     if is_float_element(source):
-        wide = floats.convert(b, lane, source, target.element)
-    else:
-        wide = b.cast("sext", lane, target.element)
-    write_packed(env, target, strip.index, Lane(wide, None if strip.width else 0), strip.width)
+        return floats.convert(env.b, value, source, target)
+    return env.b.cast("sext", value, target)
 
 
 def write_packed(env: Environment, target: Buffer, index: Index, lane: Lane, width: int) -> None:
@@ -50,20 +57,37 @@ def write_packed(env: Environment, target: Buffer, index: Index, lane: Lane, wid
 
 def _pack_words(env: Environment, step: Pack, strip: Strip) -> None:
     """Several rows in one."""
-    b, source, element = env.b, step.value.type.element, step.words
+    b, count = env.b, per_word(step.words)
     *outer, word, column = strip.index
-    count = per_word(element)
     whole = None
     for number in range(count):
         line = Lane(b.add(b.mul(word.value, integer(count, "i32")), integer(number, "i32")))
         lane = materialize(b, strip.value(step.value, (*outer, line, column)), strip.width)
-        narrow = floats.convert(b, lane, source, element) if element == "bf16" else b.cast("sext", lane, element)
-        part = b.cast("zext", narrow, "i32")
+        part = b.cast("zext", _number(env, step, lane), "i32")
         if whole is not None:
             part = b.binary("or", whole, b.binary("shl", part, b.integer_like(number * 32 // count, part)))
         whole = part
     assert whole is not None
     write_packed(env, step.target, strip.index, Lane(whole, None), strip.width)
+
+
+def _pack_turned(env: Environment, step: Pack) -> None:
+    b, lanes, count = env.b, step.nest.lanes, per_word(step.words) if step.words else 1
+    row = vector_type(lanes, memory_type(step.target.element))
+    *batch, words, columns = step.nest.shape
+    with contextlib.ExitStack() as stack, env.counted(step.nest.strips // lanes):
+        outer = [Lane(stack.enter_context(b.loop(0, size, 1))) for size in batch]
+        column = stack.enter_context(b.loop(0, columns, lanes))
+        word = stack.enter_context(b.loop(0, words, lanes))
+        along = Lane(b.mul(word, integer(count, "i32")), 1)
+        rows = []
+        for number in range(lanes):
+            index = (*outer, along, Lane(b.add(column, integer(number, "i32"))))
+            numbers = _number(env, step, Strip(env, step.nest.sources, index, lanes * count).vector(step.value))
+            rows.append(b.define(row, f"bitcast {numbers} to {row}"))
+        for number, vector in enumerate(b.transpose(rows)):
+            index = (*outer, Lane(b.add(word, integer(number, "i32"))), Lane(column, 1))
+            write_packed(env, step.target, index, Lane(vector, None), lanes)
 
 
 def convert(env: Environment, step: Convert) -> None:

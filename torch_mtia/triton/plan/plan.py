@@ -245,12 +245,14 @@ def per_word(element: str) -> int:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pack(Step):
     """A tensor, converted, in row-major order, or in panels: each has so many of its columns, and all of its rows.
-    `words`: a format of 8 or 16 bits, of which several rows share 32 bits."""
+    `words`: a format of 8 or 16 bits, of which several rows share 32 bits. Where it is `turned`, words lie side by side
+    in memory: strips go along the rows, and are turned in registers."""
 
     nest: Nest
     value: Value
     target: Buffer
     words: str = ""
+    turned: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

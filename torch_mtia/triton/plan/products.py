@@ -179,7 +179,10 @@ def _pack_panels(planner: Planner, op: Op, value: Value, element: str) -> Buffer
     if panels == shape:
         return _pack(planner, op, value, element)
     target = planner.new_buffer(panels, element)
-    _pack_into(planner, op, value, target)
+    if _is_turned(planner, value, shape):
+        planner.add(Pack(planner.plain_nest(shape, len(shape) - 1, roots=[value]), value, target, turned=True))
+    else:
+        _pack_into(planner, op, value, target)
     return target
 
 
@@ -189,10 +192,22 @@ def _pack_words(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
     words = (*batch, inner // per_word(element), n)
     target = planner.new_buffer(_panels(words, _accumulators(planner, op, "i32", element)), "i32")
     last = len(shape) - 1
-    if planner.best_dimension([value], shape) != last or not _is_evaluated_once(planner, op, value):
+    turned = _is_turned(planner, value, words)
+    by_rows = planner.best_dimension([value], shape) == last
+    if not turned and not (by_rows and _is_evaluated_once(planner, op, value)):
         planner.row_major_buffer(value, op)
-    planner.add(Pack(planner.plain_nest(words, last, roots=[value]), value, target, element))
+    planner.add(Pack(planner.plain_nest(words, last, roots=[value]), value, target, element, turned))
     return target
+
+
+def _is_turned(planner: Planner, value: Value, shape: Shape) -> bool:
+    """Whether evaluating a right operand is nothing but reading it, by columns; `shape` is that of its words."""
+    columns = planner.best_dimension([value], shape_of(value)) == len(shape) - 2
+    if not columns or min(shape[-2:]) < planner.lanes:
+        return False
+    while value not in planner.held and value.op is not None and value.op.name == "tt.trans":
+        (value,) = value.op.operands
+    return value in planner.held or planner.strides.is_plain_load(value)
 
 
 def _is_evaluated_once(planner: Planner, op: Op, value: Value) -> bool:

@@ -191,6 +191,7 @@ def _scan(lines: _Lines, step: plan.Scan) -> None:
 
 def _pack(lines: _Lines, step: plan.Pack) -> None:
     form = f"in words of {step.words}" if step.words else f"as {step.target.element}"
+    form += ", turned" if step.turned else ""
     lines.begin(f"pack {step.value} -> {lines.buffer(step.target)}, {form}")
     lines.nest(step.nest)
 
