@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -193,6 +195,78 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
-        ACCUMULATOR=tl.int32 if integers else tl.float32,
+        ACCUMULATOR=tl.int32 if integers else tl.float64 if a.dtype == torch.float64 else tl.float32,
     )
+    return out
+
+
+GROUP = 64  # rows of weights that share a scale
+
+
+@triton.jit
+def int4_matmul_kernel(
+    x_pointer,
+    weight_pointer,
+    scale_pointer,
+    out_pointer,
+    N,
+    K,
+    M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Of few rows and weights of four bits: a byte has one of the first half of its group, and one of the second."""
+    m = tl.arange(0, M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, GROUP // 2)
+    accumulator = tl.zeros((M, BLOCK_N), tl.float32)
+    for group in range(K // GROUP):
+        both = tl.load(weight_pointer + (group * (GROUP // 2) + k)[:, None] * N + n[None, :])
+        x = x_pointer + m[:, None] * K + group * GROUP + k[None, :]
+        low = ((both & 15).to(tl.int8) - 8).to(tl.bfloat16)
+        high = ((both >> 4).to(tl.int8) - 8).to(tl.bfloat16)
+        product = tl.dot(tl.load(x + GROUP // 2), high, tl.dot(tl.load(x), low))
+        accumulator += product * tl.load(scale_pointer + group * N + n)[None, :]
+    tl.store(out_pointer + m[:, None] * N + n[None, :], accumulator.to(tl.bfloat16))
+
+
+def int4_matmul(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """x @ w, of a power of two of rows; `weight` has K / 2 rows, `scale` K / GROUP."""
+    (m, k), n = x.shape, weight.shape[1]
+    out = torch.empty(m, n, device=x.device, dtype=x.dtype)
+    int4_matmul_kernel[(n // 128,)](x, weight, scale, out, n, k, M=m, BLOCK_N=128, GROUP=GROUP)
+    return out
+
+
+@triton.jit
+def decoding_kernel(
+    q_pointer, k_pointer, v_pointer, out_pointer, length, scale, DIMENSION: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Attention of one query of each head to all of its keys."""
+    head = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, DIMENSION)
+    q = tl.load(q_pointer + head * DIMENSION + d).to(tl.float32) * scale
+    maximum, total = -float("inf"), 0.0
+    accumulator = tl.zeros((DIMENSION,), tl.float32)
+    for first in range(0, length, BLOCK):
+        row = first + tl.arange(0, BLOCK)
+        place = (head * length + row)[:, None] * DIMENSION + d[None, :]
+        k = tl.load(k_pointer + place, row[:, None] < length, other=0.0)
+        scores = tl.where(row < length, tl.sum(q[None, :] * k.to(tl.float32), axis=1), -float("inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, axis=0))
+        weights = tl.exp2(scores - new_maximum)
+        correction = tl.exp2(maximum - new_maximum)
+        v = tl.load(v_pointer + place, row[:, None] < length, other=0.0)
+        accumulator = accumulator * correction + tl.sum(weights[:, None] * v.to(tl.float32), axis=0)
+        total = total * correction + tl.sum(weights, axis=0)
+        maximum = new_maximum
+    tl.store(out_pointer + head * DIMENSION + d, (accumulator / total).to(out_pointer.dtype.element_ty))
+
+
+def decoding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Of contiguous (batch, heads, 1, dimension) and (batch, heads, length, dimension)."""
+    batch, heads, length, dimension = k.shape
+    out = torch.empty_like(q)
+    scale = math.log2(math.e) / math.sqrt(dimension)
+    decoding_kernel[(batch * heads,)](q, k, v, out, length, scale, DIMENSION=dimension, BLOCK=128)
     return out
