@@ -152,6 +152,48 @@ def test_products_of_integers_are_exact_at_the_ends_of_their_range(level: str) -
     assert torch.equal(z.double(), x.double() @ y.double() + y.double().sum(0))
 
 
+@triton.jit
+def scaled_kernel(
+    x, sx, y, sy, z, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, kind: tl.constexpr, along_k: tl.constexpr
+):
+    """Numbers of four bits share bytes along K, or along the other dimension of their operand."""
+    MX: tl.constexpr = M if along_k or kind != "e2m1" else M // 2
+    KX: tl.constexpr = K // 2 if along_k and kind == "e2m1" else K
+    NX: tl.constexpr = N if along_k or kind != "e2m1" else N // 2
+    m, n, g = tl.arange(0, M)[:, None], tl.arange(0, N), tl.arange(0, K // 32)[None, :]
+    x = tl.load(x + tl.arange(0, MX)[:, None] * KX + tl.arange(0, KX)[None, :])
+    y = tl.load(y + tl.arange(0, KX)[:, None] * NX + tl.arange(0, NX)[None, :])
+    sx, sy = tl.load(sx + m * (K // 32) + g), tl.load(sy + n[:, None] * (K // 32) + g)
+    z += m * N + n[None, :]
+    tl.store(z, tl.dot_scaled(x, sx, kind, y, sy, kind, lhs_k_pack=along_k, rhs_k_pack=along_k))
+
+
+@pytest.mark.parametrize(("kind", "along_k"), [("e4m3", True), ("bf16", True), ("e2m1", True), ("e2m1", False)])
+@pytest.mark.parametrize("shape", [(16, 128, 64), (2, 4, 32), (32, 2, 128)])
+def test_scaled_products(level: str, kind: str, along_k: bool, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    codes = torch.randint(0, 16, (m, k), dtype=torch.uint8), torch.randint(0, 16, (k, n), dtype=torch.uint8)
+    wide = [numbers[code.long()] for code in codes]
+    if kind == "e2m1":
+        dims = (1, 0) if along_k else (0, 1)
+        halves = [code.unflatten(dim, (-1, 2)).unbind(dim + 1) for code, dim in zip(codes, dims, strict=True)]
+        given = [(low | high << 4).contiguous() for low, high in halves]
+    else:
+        given = [value.to({"e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16}[kind]) for value in wide]
+    sx, sy = (torch.randint(125, 130, (rows, k // 32), dtype=torch.uint8) for rows in (m, n))
+    sx[1, 0] = 0  # 2 ** -127, of which nothing is left of a sum
+    z = torch.zeros(m, n)
+    scaled_kernel[(1,)](given[0], sx, given[1], sy, z, M=m, N=n, K=k, kind=kind, along_k=along_k, arch=level)
+    left = wide[0].double() * torch.exp2(sx.double() - 127).repeat_interleave(32, 1)
+    right = wide[1].double() * torch.exp2(sy.double() - 127).repeat_interleave(32, 1).t()
+    assert torch.equal(z, (left @ right).float())
+    sx[0, 0] = 255
+    scaled_kernel[(1,)](given[0], sx, given[1], sy, z, M=m, N=n, K=k, kind=kind, along_k=along_k, arch=level)
+    assert z[0].isnan().all()
+    assert not z[1:].isnan().any()
+
+
 def test_fused_multiply_add_rounds_once_without_the_instruction(level: str) -> None:
     @triton.jit
     def kernel(x, y, z, w, N: tl.constexpr):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 from torch_mtia.triton import floats
 from torch_mtia.triton.emit.access import read_buffer
 from torch_mtia.triton.emit.environment import Environment
@@ -12,59 +10,72 @@ from torch_mtia.triton.emit.products import write_packed
 from torch_mtia.triton.emit.strip import Strip
 from torch_mtia.triton.ir.elements import NARROW
 from torch_mtia.triton.lanes import Lane
-from torch_mtia.triton.llvm_value import Value, floating, integer
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value, floating_bits, integer, vector_type
 from torch_mtia.triton.plan.plan import Buffer, Decode
 
-# The numbers of four bits, as f32
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_E2M1_BIAS, _E2M1_MANTISSA = 1, 1
 
 
 def decode(env: Environment, step: Decode) -> None:
-    table = _table(env) if step.format == "e2m1" else None
-
     def body(strip: Strip) -> None:
-        number = _element(env, step, strip, table)
+        number = _element(env, step, strip)
         if step.scales is not None:
             number = env.b.binary("fmul", number, _factor(env, step, step.scales, strip))
-        write_packed(env, step.target, strip.index, Lane(number), 0)
+        write_packed(env, step.target, strip.index, Lane(number, None if strip.width else 0), strip.width)
 
     loop_over(env, step.nest, body)
 
 
-def _element(env: Environment, step: Decode, strip: Strip, table: Value | None) -> Value:
-    b, index = env.b, list(strip.index)
-    if table is None:
-        code = read_buffer(env, step.source, tuple(index), 0).value
+def _element(env: Environment, step: Decode, strip: Strip) -> Value:
+    b, index, width = env.b, list(strip.index), strip.width
+    if step.format != "e2m1":
+        code = read_buffer(env, step.source, strip.index, width).value
         return floats.widen(b, code, step.source.element if step.source.element in NARROW else step.format)
-    position = index[step.packed].value
-    index[step.packed] = Lane(b.binary("lshr", position, integer(1, "i32")))
-    byte = b.zext(read_buffer(env, step.source, tuple(index), 0).value, "i32")
-    shift = b.binary("shl", b.binary("and", position, integer(1, "i32")), integer(2, "i32"))
-    code = b.binary("and", b.binary("lshr", byte, shift), integer(15, "i32"))
-    return b.load("float", b.element_address(table, "float", b.zext(code, "i64")), 4)
+    position = index[step.packed]
+    half = b.binary("lshr", position.value, integer(1, "i32"))
+    if width and position.stride == 1:  # two lanes share a byte
+        index[step.packed] = Lane(half, 1)
+        bytes_ = read_buffer(env, step.source, tuple(index), width // 2).value
+        if width > 2:
+            both = b.shuffle(bytes_, None, [lane // 2 for lane in range(width)])
+        else:
+            both = b.splat(b.extract(bytes_, 0), width)
+        shift = Value("<" + ", ".join(f"i32 {lane % 2 * 4}" for lane in range(width)) + ">", vector_type(width, "i32"))
+    else:
+        index[step.packed] = Lane(half)
+        both = read_buffer(env, step.source, tuple(index), width).value
+        shift = b.splat(b.binary("shl", b.binary("and", position.value, integer(1, "i32")), integer(2, "i32")), width)
+    return _widened_e2m1(b, b.binary("lshr", b.cast("zext", both, "i32"), shift))
+
+
+def _widened_e2m1(b: Builder, code: Value) -> Value:
+    """The lower four bits, as f32: with its exponent in place, the number is too small by a power of two."""
+    magnitude = b.binary("and", code, b.integer_like(7, code))
+    placed = b.bitcast(b.binary("shl", magnitude, b.integer_like(23 - _E2M1_MANTISSA, code)), "float")
+    scaled = b.binary("fmul", placed, floating_bits((254 - _E2M1_BIAS) << 23, placed.type))
+    sign = b.binary("shl", b.binary("and", code, b.integer_like(8, code)), b.integer_like(28, code))
+    return b.bitcast(b.binary("or", b.bitcast(scaled, "i32"), sign), "float")
 
 
 def _factor(env: Environment, step: Decode, scales: Buffer, strip: Strip) -> Value:
+    """The scale of a strip inside of a group, or of one of as many rows of scales."""
     b, shape = env.b, step.nest.shape
     group = shape[step.inner] // scales.shape[-1]
     *outer, row, column = strip.index
     along, other = (column, row) if step.inner == len(shape) - 1 else (row, column)
     place = Lane(b.binary("udiv", along.value, integer(group, "i32")))
-    code = read_buffer(env, scales, (*outer, other, place), 0).value
-    return floats.widen(b, code, scales.element) if scales.element in NARROW else _power_of_two(env, code)
+    width = strip.width if other is column else 0
+    code = read_buffer(env, scales, (*outer, other, place), width).value
+    factor = floats.widen(b, code, scales.element) if scales.element in NARROW else _power_of_two(b, code)
+    return factor if width else b.splat(factor, strip.width)
 
 
-def _power_of_two(env: Environment, code: Value) -> Value:
+def _power_of_two(b: Builder, code: Value) -> Value:
     """E8M0: 2 ** (code - 127), of which the least is subnormal in f32; 255 is a NaN."""
-    b = env.b
-    wide = b.zext(code, "i32")
-    bits = b.binary("shl", wide, integer(23, "i32"))
-    bits = b.select(b.icmp("eq", wide, integer(0, "i32")), integer(0x400000, "i32"), bits)
+    wide = b.cast("zext", code, "i32")
+    bits = b.binary("shl", wide, b.integer_like(23, wide))
+    bits = b.select(b.icmp("eq", wide, b.integer_like(0, wide)), b.integer_like(0x400000, wide), bits)
     value = b.bitcast(bits, "float")
-    return b.select(b.icmp("eq", wide, integer(255, "i32")), floating(float("nan"), "float"), value)
-
-
-def _table(env: Environment) -> Value:
-    values = [*_E2M1, *(-value for value in _E2M1)]
-    bits = [struct.unpack("<I", struct.pack("<f", value))[0] for value in values]
-    return env.b.constant_array(bits, "i32")
+    nan = b.float_like(float("nan"), value)
+    return b.select(b.icmp("eq", wide, b.integer_like(255, wide)), nan, value)

@@ -19,7 +19,18 @@ from torch_mtia.triton.ir.module import Op, Value
 from torch_mtia.triton.ir.ops import is_load, splat_constant
 from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan.control import assign
-from torch_mtia.triton.plan.plan import Buffer, Clear, Convert, Decode, Multiply, Pack, Shape, per_word, row_major
+from torch_mtia.triton.plan.plan import (
+    Buffer,
+    Clear,
+    Convert,
+    Decode,
+    Multiply,
+    Pack,
+    Shape,
+    innermost_first,
+    per_word,
+    row_major,
+)
 from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 
 RIGHT_BYTES = 32 << 10  # of the right operand to keep in the first-level cache
@@ -324,10 +335,17 @@ def _decode(
     inner: int,
     packed: int,
 ) -> Buffer:
-    source = planner.row_major_buffer(value, op)
-    scales = planner.row_major_buffer(scale, op) if scale is not None else None
-    is_right = inner == len(shape) - 2
+    source, is_right = planner.row_major_buffer(value, op), inner == len(shape) - 2
+    scales = None
+    one_by_one = False
+    if scale is not None and is_right:  # a strip goes along the columns, each of which has a row of scales
+        rows = shape_of(scale)
+        scales = planner.new_buffer(rows, scale.type.element, innermost_first(rows, len(rows) - 2))
+        planner.materialize([scale], op, [scales])
+    elif scale is not None:
+        scales = planner.row_major_buffer(scale, op)
+        one_by_one = shape[inner] // scales.shape[-1] < planner.lanes_along(shape, inner)
     target = planner.new_buffer(_panels(shape, _accumulators(planner, op, "f32")) if is_right else shape, "f32")
-    nest = planner.plain_nest(shape, len(shape) - 1, one_by_one=True)
+    nest = planner.plain_nest(shape, len(shape) - 1, one_by_one=one_by_one)
     planner.add(Decode(nest, source, scales, target, format_, inner, packed))
     return target
