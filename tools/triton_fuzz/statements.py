@@ -285,12 +285,15 @@ def convert(b: Builder) -> bool:
     return True
 
 
+DOTS = ((FP32, FP32), (FP16, FP32), (INT8, INT32))  # the interpreter does not compute in bfloat16
+
+
 @statement(8)
 def dot(b: Builder) -> bool:
     """Of square tiles, a batch of them if there are three dimensions."""
     if len(b.tile) == 1 or b.tile[-1] != b.tile[-2]:
         return False
-    dtype, result = b.random.choice(((FP32, FP32), (FP16, FP32), (INT8, INT32)))
+    dtype, result = b.random.choice(DOTS)
     left, right = b.operand(dtype, b.tile), b.operand(dtype, b.tile)
     if left.shape != b.tile or right.shape != b.tile:
         return False
@@ -306,6 +309,33 @@ def dot(b: Builder) -> bool:
         return False
     options = f', input_precision="ieee", out_dtype=tl.{result.name}'
     b.define(f"tl.dot({', '.join(names)}{options})", b.tile, result, min(bound, result.limit), quantum)
+    return True
+
+
+@statement(5)
+def dot_of_matrices(b: Builder) -> bool:
+    """Of what lies in memory, by rows or by columns."""
+    if len(b.tile) != 2:
+        return False
+    dtype, result = b.random.choice(DOTS)
+    pointers = [pointer for pointer in b.pointers if pointer.memory.dtype == dtype]
+    if not pointers and (b.depth > 0 or len(b.pointers) > 6):
+        return False
+    pointers = pointers or [b.buffer(dtype)]
+    rows, columns = b.tile
+    inner = 2 ** b.random.randrange(((b.region - 4) // max(b.tile)).bit_length())
+    left, right = b.random.choice(pointers), b.random.choice(pointers)
+    bound = inner * max(left.memory.bound, 2) * max(right.memory.bound, 2)
+    quantum = left.memory.quantum + right.memory.quantum
+    if result.floating and not is_exact(result, bound, quantum):
+        return False
+    operands = []
+    for pointer, first, second in ((left, rows, inner), (right, inner, columns)):
+        distances = b.random.choice(((second, 1), (1, first)))
+        place = f"tl.arange(0, {first})[:, None] * {distances[0]} + tl.arange(0, {second})[None, :] * {distances[1]}"
+        operands.append(f"tl.load({pointer.name} + pid * {b.region} + {place})")
+    options = f'input_precision="ieee", out_dtype=tl.{result.name}'
+    b.define(f"tl.dot({', '.join(operands)}, {options})", b.tile, result, min(bound, result.limit), quantum)
     return True
 
 
