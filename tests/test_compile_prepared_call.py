@@ -411,7 +411,12 @@ def test_a_launcher_that_changes_is_noticed() -> None:
     expected = compiled(x)
     launched: list[Any] = []
     usual = kernels[1]._cached_launcher
-    kernels[1]._cached_launcher = lambda *args, stream: launched.append(args) or usual(*args, stream=stream)
+
+    def launch(*args: Any, stream: int) -> Any:
+        launched.append(args)
+        return usual(*args, stream=stream)
+
+    kernels[1]._cached_launcher = launch
     assert torch.equal(compiled(x), expected)
     assert len(launched) == 1
     kernels[1]._cached_launcher = usual
@@ -424,9 +429,14 @@ def test_a_method_that_is_replaced_is_called(monkeypatch: pytest.MonkeyPatch) ->
     compiled, kernels = prepared_in_turns(x)
     expected = compiled(x)
     runs: list[Any] = []
-    run = CachingAutotuner.run
+    usual: Any = CachingAutotuner.run
+
+    def run(self: CachingAutotuner, *args: Any, **named: Any) -> Any:
+        runs.append(self)
+        return usual(self, *args, **named)
+
     with monkeypatch.context() as patch:
-        patch.setattr(CachingAutotuner, "run", lambda self, *args, **kw: runs.append(self) or run(self, *args, **kw))
+        patch.setattr(CachingAutotuner, "run", run)
         assert torch.equal(compiled(x), expected)
     assert runs == kernels
     assert torch.equal(compiled(x), expected)
