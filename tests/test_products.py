@@ -261,3 +261,31 @@ def test_a_small_product_starts_no_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert len(set(counts)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("layout", ["plain", "gap", "transposed"])
+def test_a_result_goes_into_a_lazy_conjugate(layout: str, dtype: torch.dtype) -> None:
+    left, right, bias = (torch.randn(size, dtype=dtype) for size in ((8, 7), (7, 5), (5,)))
+
+    def results(device: str) -> list[torch.Tensor]:
+        a, b, c = (tensor.to(device) for tensor in (left, right, bias))
+        storage = {"plain": (8, 5), "gap": (8, 7), "transposed": (5, 8)}[layout]
+
+        def out() -> torch.Tensor:
+            whole = torch.ones(storage, dtype=dtype, device=device)
+            return {"plain": whole, "gap": whole[:, 1:6], "transposed": whole.t()}[layout].conj()
+
+        single = c.expand(8, 5).contiguous()
+        return [
+            torch.mm(a, b, out=out()),
+            torch.addmm(c, a, b, out=out()),
+            torch.addmm(single, a, b, out=out()),
+            out().addmm_(a, b),
+            out().addmm_(a, b, beta=0),
+            torch.mv(b, c, out=out()[:7, 0]),
+        ]
+
+    for ours, expected in zip(results("mtia"), results("cpu"), strict=True):
+        assert ours.is_conj() == expected.is_conj()
+        torch.testing.assert_close(ours.cpu(), expected)

@@ -197,11 +197,13 @@ class StructuredCall final : public Kernel {
     StructuredCall call;
     call.note_outputs(std::tie(arguments...), std::make_index_sequence<kOutputs>());
     call.impl(arguments...);
-    // A kernel may leave a result lazily conjugate (linalg_lu_solve does), but only the alias has that bit.
-    for (const at::Tensor* output : call.outputs_) {
-      if (!output->is_conj()) continue;
-      output->_set_conj(false);
-      at::native::conj_physical_(const_cast<at::Tensor&>(*output));
+    // A kernel may leave a result lazily conjugate (linalg_lu_solve does), but only the alias has that bit. An output
+    // that was given as a conjugate stays one.
+    for (size_t i = 0; i < kOutputs; ++i) {
+      const at::Tensor& output = *call.outputs_[i];
+      if (output.is_conj() == call.were_conjugate_[i]) continue;
+      output._set_conj(call.were_conjugate_[i]);
+      at::native::conj_physical_(const_cast<at::Tensor&>(output));
     }
   }
   const at::Tensor& maybe_get_output(int64_t index) override { return *outputs_.at(static_cast<size_t>(index)); }
@@ -210,8 +212,10 @@ class StructuredCall final : public Kernel {
   template <typename Arguments, size_t... kIndex>
   void note_outputs(const Arguments& arguments, std::index_sequence<kIndex...>) {
     outputs_ = {&std::get<std::tuple_size_v<Arguments> - kOutputs + kIndex>(arguments)...};
+    were_conjugate_ = {outputs_[kIndex]->is_conj()...};
   }
   std::array<const at::Tensor*, kOutputs> outputs_{};
+  std::array<bool, kOutputs> were_conjugate_{};
 };
 
 }  // namespace torch_mtia

@@ -84,7 +84,7 @@ bool is_row(const at::Tensor& self, int64_t columns) {
 bool is_quick_to_fill(const at::Tensor& bias, const at::Tensor& out) {
   constexpr size_t kMostBytes = size_t{16} << 10;
   return is_row(bias, out.size(1)) && bias.scalar_type() == out.scalar_type() && out.stride(1) == 1 &&
-         out.nbytes() <= kMostBytes && !bias.is_alias_of(out);
+         out.nbytes() <= kMostBytes && !bias.is_alias_of(out) && !out.is_conj() && !out.is_neg();
 }
 
 void fill_rows(const at::Tensor& row, const at::Tensor& out) {
