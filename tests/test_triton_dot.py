@@ -284,6 +284,29 @@ def test_scaled(kind: str) -> None:
 
 
 @triton.jit
+def four_bits_kernel(x, s, y, z):
+    m, n = tl.arange(0, 16)[:, None], tl.arange(0, 32)[None, :]
+    codes = tl.load(x + m * 16 + tl.arange(0, 16)[None, :])
+    y = tl.load(y + tl.arange(0, 32)[:, None] * 32 + n)
+    tl.store(z + m * 32 + n, tl.dot_scaled(codes, tl.load(s + m), "e2m1", y, None, "bf16"))
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_numbers_of_four_bits_are_not_flushed_to_zero(flush: bool) -> None:
+    codes = torch.arange(32, dtype=torch.uint8).repeat(16, 1) % 16
+    packed, scales = codes[:, 0::2] | codes[:, 1::2] << 4, torch.full((16, 1), 127, dtype=torch.uint8)
+    z = torch.zeros(16, 32)
+    torch.set_flush_denormal(flush)
+    try:
+        four_bits_kernel[(1,)](packed, scales, torch.eye(32).bfloat16(), z)
+        torch.mtia.synchronize()
+    finally:
+        torch.set_flush_denormal(False)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    assert torch.equal(z, values[codes.long()])
+
+
+@triton.jit
 def power_kernel(x, z, COUNT: tl.constexpr, N: tl.constexpr):
     i = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
     factor = tl.load(x + i)

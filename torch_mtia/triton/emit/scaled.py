@@ -11,7 +11,7 @@ from torch_mtia.triton.emit.strip import Strip
 from torch_mtia.triton.ir.elements import NARROW
 from torch_mtia.triton.lanes import Lane
 from torch_mtia.triton.llvm import Builder
-from torch_mtia.triton.llvm_value import Value, floating_bits, integer, vector_type
+from torch_mtia.triton.llvm_value import Value, integer, vector_type
 from torch_mtia.triton.plan.plan import Buffer, Decode
 
 _E2M1_BIAS, _E2M1_MANTISSA = 1, 1
@@ -50,12 +50,14 @@ def _element(env: Environment, step: Decode, strip: Strip) -> Value:
 
 
 def _widened_e2m1(b: Builder, code: Value) -> Value:
-    """The lower four bits, as f32: with its exponent in place, the number is too small by a power of two."""
+    """The lower four bits, as f32. No number on the way is subnormal: torch.set_flush_denormal would make it zero."""
     magnitude = b.binary("and", code, b.integer_like(7, code))
-    placed = b.bitcast(b.binary("shl", magnitude, b.integer_like(23 - _E2M1_MANTISSA, code)), "float")
-    scaled = b.binary("fmul", placed, floating_bits((254 - _E2M1_BIAS) << 23, placed.type))
+    least = (127 - _E2M1_BIAS) << 23
+    normal = b.add(b.binary("shl", magnitude, b.integer_like(23 - _E2M1_MANTISSA, code)), b.integer_like(least, code))
+    small = b.mul(magnitude, b.integer_like(least, code))  # 0 and 0.5
+    bits = b.select(b.icmp("ult", magnitude, b.integer_like(1 << _E2M1_MANTISSA, code)), small, normal)
     sign = b.binary("shl", b.binary("and", code, b.integer_like(8, code)), b.integer_like(28, code))
-    return b.bitcast(b.binary("or", b.bitcast(scaled, "i32"), sign), "float")
+    return b.bitcast(b.binary("or", bits, sign), "float")
 
 
 def _factor(env: Environment, step: Decode, scales: Buffer, strip: Strip) -> Value:
