@@ -70,7 +70,10 @@ class IntegerMatMul(_Tiles, upstream.MTIAInt8MMTemplateConfigHeuristic):
 
 
 class SumOfMatMuls(_Tiles, upstream.MTIAMMPlusMMTemplateConfigHeuristic):
-    pass
+    def __init__(self) -> None:
+        """Upstream takes none but tiles whose K is below the operands': short sums have one too."""
+        super().__init__()
+        self.mm_configs = configurations((*TILES, (64, 64, 32)))
 
 
 HEURISTICS: tuple[tuple[Any, str | None, type], ...] = (
