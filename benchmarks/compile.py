@@ -141,7 +141,7 @@ def product_case(product: Product, dtype: torch.dtype) -> Case:
 def inference(device: str, model: Model) -> Side:
     torch.manual_seed(SEED)
     torch._dynamo.reset()
-    network = torch.compile(model.make(SHAPE).to(device).eval())
+    network = torch.compile(model.make(SHAPE).to(device).eval(), options={"freezing": True})
 
     @torch.no_grad()
     def run() -> torch.Tensor:

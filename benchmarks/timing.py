@@ -44,6 +44,7 @@ DEVICE = device_type()
 # glibc hands large blocks back to the kernel and gets fresh pages each time. The CPU's best settings keep them.
 PEER_SETTINGS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
 MINIMUM_SAMPLE_SECONDS = 0.01
+PAUSE_SECONDS = 0.02  # between samples
 NOISE = 0.97  # of a bar "not below 1.0"
 SAME_KERNEL = "same kernel"  # notes of rows that stay out of the mean
 MEMORY_FLOOR = "memory floor"
@@ -187,6 +188,14 @@ def seconds(side: Side, repetitions: int) -> float:
     return time.perf_counter() - start
 
 
+def sample(side: Side, repetitions: int) -> float:
+    """Seconds of one run. Before it, a pause in which the other side's OpenMP threads end their spinning, some 10 ms."""
+    if side.measure is None:
+        time.sleep(PAUSE_SECONDS)
+        seconds(side, 1)
+    return seconds(side, repetitions) / repetitions
+
+
 def repetitions_for(side: Side) -> int:
     """How many runs make a sample that is long enough to measure."""
     repetitions = 1
@@ -285,7 +294,7 @@ class Worker:
                     gc.collect()
                     gc.disable()
                 elif question == "sample":
-                    answer = seconds(side, repetitions) / repetitions
+                    answer = sample(side, repetitions)
                 else:
                     answer = roof_us(arguments[0])
                 connection.send((answer, None))

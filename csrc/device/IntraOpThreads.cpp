@@ -1,0 +1,98 @@
+#include "IntraOpThreads.h"
+
+#include <ATen/Parallel.h>
+#include <omp.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <latch>
+
+// The functions of OpenMP come from torch's own libgomp. The library is linked without -fopenmp, because a second libgomp
+// in the process would have a second set of threads.
+
+// MKL's number for the calling thread; 0: the process's, which torch.set_num_threads sets, and which goes before
+// OpenMP's. Returns what it was. Absent where torch was built without MKL.
+extern "C" [[gnu::weak]] int MKL_Set_Num_Threads_Local(int num_threads);
+
+namespace torch_mtia {
+namespace {
+
+// Note [Helpers stay off the core of their master]
+// A thread that has done its part of a region spins until the others have done theirs. A helper on the same core does
+// not run meanwhile, for the rest of a time slice, and the kernel may take several to move it to a core that has become
+// free: on two cores, where a thread of the host computes while work arrives, steps of 8 ms took up to 50. New threads
+// start on the core of their parent, too. So helpers may run on any core but that of their master, who spins there
+// whenever they have work.
+class Helpers {
+ public:
+  // The calling thread, their master, is about to open regions of `num_threads`.
+  void keep_off_this_core(int num_threads) {
+    const int core = sched_getcpu();
+    if (core == core_ && num_threads == num_threads_) [[likely]]
+      return;
+    if (unavailable_ || core < 0 || num_threads > kMostThreads || omp_get_proc_bind() != omp_proc_bind_false) return;
+    if (num_threads > num_threads_) find(num_threads);
+    num_threads_ = num_threads;  // smaller regions end the threads that they do not need
+    core_ = core;
+    cpu_set_t cores;
+    unavailable_ = sched_getaffinity(0, sizeof(cores), &cores) != 0;
+    CPU_CLR(core, &cores);
+    if (unavailable_ || CPU_COUNT(&cores) == 0) return;
+    for (int i = 1; i < num_threads; ++i) {
+      if (threads_[i] == threads_[0]) return;  // OpenMP has a limit
+      // Somebody else may have opened a smaller region, and another process may have the number now.
+      if (syscall(SYS_tgkill, getpid(), threads_[i], 0) != 0) return forget();
+      unavailable_ = sched_setaffinity(threads_[i], sizeof(cores), &cores) != 0;
+    }
+  }
+
+  void forget() { num_threads_ = 0; }
+
+ private:
+  // More take longer to move than one of them may delay the others.
+  static constexpr int kMostThreads = 8;
+
+  // They answer from a region. All sleep until the last has answered: it may share a core with another.
+  void find(int num_threads) {
+    std::latch answers(num_threads);
+    at::parallel_for(0, num_threads, 1, [&](int64_t begin, int64_t end) {
+      std::fill(threads_.begin() + begin, threads_.begin() + end, gettid());
+      answers.arrive_and_wait(end - begin);
+    });
+  }
+
+  std::array<pid_t, kMostThreads> threads_{};  // by their number in a region; the first is the master
+  int num_threads_ = 0;
+  int core_ = -1;
+  bool unavailable_ = false;
+};
+
+constinit thread_local Helpers helpers;
+
+}  // namespace
+
+// at::set_num_threads would change the process-wide default and MKL's setting too; OpenMP's is per thread.
+IntraOpThreads::IntraOpThreads(int num_threads)
+    : previous_(omp_get_max_threads()), changed_(num_threads != previous_) {
+  if (changed_) {
+    omp_set_num_threads(num_threads);
+    if (MKL_Set_Num_Threads_Local != nullptr) previous_of_mkl_ = MKL_Set_Num_Threads_Local(num_threads);
+  }
+  if (num_threads > 1) helpers.keep_off_this_core(num_threads);
+}
+
+IntraOpThreads::~IntraOpThreads() {
+  if (!changed_) return;
+  omp_set_num_threads(previous_);
+  if (MKL_Set_Num_Threads_Local != nullptr) MKL_Set_Num_Threads_Local(previous_of_mkl_);
+}
+
+void release_intra_op_threads() {
+  helpers.forget();
+  omp_pause_resource_all(omp_pause_soft);  // settings stay
+}
+
+}  // namespace torch_mtia
