@@ -10,8 +10,8 @@
 #include <array>
 #include <latch>
 
-// The functions of OpenMP come from torch's own libgomp. The library is linked without -fopenmp, because a second libgomp
-// in the process would have a second set of threads.
+// The functions of OpenMP come from torch's own libgomp. The library is linked without -fopenmp, because a second
+// libgomp in the process would have a second set of threads.
 
 // MKL's number for the calling thread; 0: the process's, which torch.set_num_threads sets, and which goes before
 // OpenMP's. Returns what it was. Absent where torch was built without MKL.
@@ -30,16 +30,15 @@ class Helpers {
  public:
   // The calling thread, their master, is about to open regions of `num_threads`.
   void keep_off_this_core(int num_threads) {
-    const int core = sched_getcpu();
-    if (core == core_ && num_threads == num_threads_) [[likely]]
+    if (num_threads == num_threads_ && sched_getcpu() == core_) [[likely]]
       return;
-    if (unavailable_ || core < 0 || num_threads > kMostThreads || omp_get_proc_bind() != omp_proc_bind_false) return;
+    if (unavailable_ || num_threads > kMostThreads || omp_get_proc_bind() != omp_proc_bind_false) return;
     if (num_threads > num_threads_) find(num_threads);
     num_threads_ = num_threads;  // smaller regions end the threads that they do not need
-    core_ = core;
+    core_ = sched_getcpu();
     cpu_set_t cores;
-    unavailable_ = sched_getaffinity(0, sizeof(cores), &cores) != 0;
-    CPU_CLR(core, &cores);
+    unavailable_ = core_ < 0 || sched_getaffinity(0, sizeof(cores), &cores) != 0;
+    CPU_CLR(core_, &cores);
     if (unavailable_ || CPU_COUNT(&cores) == 0) return;
     for (int i = 1; i < num_threads; ++i) {
       if (threads_[i] == threads_[0]) return;  // OpenMP has a limit
@@ -75,8 +74,7 @@ constinit thread_local Helpers helpers;
 }  // namespace
 
 // at::set_num_threads would change the process-wide default and MKL's setting too; OpenMP's is per thread.
-IntraOpThreads::IntraOpThreads(int num_threads)
-    : previous_(omp_get_max_threads()), changed_(num_threads != previous_) {
+IntraOpThreads::IntraOpThreads(int num_threads) : previous_(omp_get_max_threads()), changed_(num_threads != previous_) {
   if (changed_) {
     omp_set_num_threads(num_threads);
     if (MKL_Set_Num_Threads_Local != nullptr) previous_of_mkl_ = MKL_Set_Num_Threads_Local(num_threads);

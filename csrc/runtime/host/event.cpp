@@ -19,14 +19,14 @@ void Record::complete() noexcept {
   time_ns_ = now_ns();
   const std::lock_guard lock(mutex_);
   complete_.store(true, std::memory_order_release);
-  completed_.notify_all();
+  completed_.wake_all();
 }
 
 void Record::wait() noexcept {
   if (is_complete() || stream_.runs_on_this_thread()) return;
   stream_.urge();
   std::unique_lock lock(mutex_);
-  completed_.wait(lock, [this] { return is_complete(); });
+  while (!is_complete()) completed_.wait(lock);
 }
 
 void Event::record(Stream& stream) {

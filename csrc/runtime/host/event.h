@@ -9,7 +9,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -17,6 +16,7 @@
 #include "../mtia_runtime.h"
 #include "capture.h"
 #include "stream.h"
+#include "wait_queue.h"
 
 namespace torch_mtia::runtime::host {
 
@@ -35,7 +35,7 @@ class Record {
   std::atomic<bool> complete_{false};
   int64_t time_ns_ = 0;
   std::mutex mutex_;
-  std::condition_variable completed_;
+  WaitQueue completed_;
 };
 
 // Thread safe.

@@ -102,7 +102,7 @@ void Executor::hand_over() noexcept {
   asleep_ = false;
   work_arrived_.notify_one();
   wanted_ = kNobody;
-  work_done_.notify_all();
+  work_done_.wake_all();
 }
 
 void Executor::start_thread() {
@@ -165,7 +165,7 @@ void Executor::finish_item(QueueSlot* slot) noexcept {
   busy_.fetch_sub(kQueued, std::memory_order_release);
   if (completed_ >= wanted_) {
     wanted_ = kNobody;
-    work_done_.notify_all();
+    work_done_.wake_all();
   }
 }
 

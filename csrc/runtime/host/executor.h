@@ -20,6 +20,7 @@
 
 #include "../mtia_runtime.h"
 #include "queue_slot.h"
+#include "wait_queue.h"
 
 namespace torch_mtia::runtime::host {
 
@@ -110,7 +111,7 @@ class Executor {
   // Held only for moments, never while an item runs.
   alignas(64) std::mutex mutex_;
   std::condition_variable work_arrived_;
-  std::condition_variable work_done_;
+  WaitQueue work_done_;
   QueueSlot* first_ = nullptr;
   QueueSlot* last_ = nullptr;
   QueueSlotPool slots_;
