@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._inductor.config as inductor_config
 from compile_models import MODELS, Model, Shape
 from compile_programs import BF16, PROGRAMS, SUMS, Program
 from compile_start import LENGTHS, started
@@ -141,12 +142,14 @@ def product_case(product: Product, dtype: torch.dtype) -> Case:
 def inference(device: str, model: Model) -> Side:
     torch.manual_seed(SEED)
     torch._dynamo.reset()
-    network = torch.compile(model.make(SHAPE).to(device).eval(), options={"freezing": True})
+    network = torch.compile(model.make(SHAPE).to(device).eval())
 
     @torch.no_grad()
     def run() -> torch.Tensor:
         return model.loss(network, SHAPE, device)
 
+    with inductor_config.patch(freezing=True):  # Dynamo asks the configuration too, so options are not enough
+        run()
     return compiled_side(device, run, (), lambda loss: loss)
 
 

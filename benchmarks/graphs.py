@@ -76,7 +76,7 @@ def capture_of_chain(length: int) -> Side:
 
 
 def step_of_text(
-    device: str, length: int, compile_mode: str | None = None
+    device: str, length: int, compile_mode: str | None = None, *, capturable: bool = False
 ) -> tuple[Callable[[], torch.Tensor], Callable[[], None]]:
     """A training step of the example's transformer, and what puts its state back to the start."""
     import train_text
@@ -84,7 +84,7 @@ def step_of_text(
     torch.manual_seed(SEED)
     shape = train_text.Shape(alphabet=96, context=length, layers=4, width=128)
     model = train_text.GPT(shape).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True, capturable=device == "mtia")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True, capturable=capturable)
     characters = torch.randint(shape.alphabet, (BATCH, length + 1)).to(device)
     inputs, targets = characters[:, :-1].contiguous(), characters[:, 1:].contiguous()
     start = [parameter.detach().clone() for parameter in model.parameters()]
@@ -124,7 +124,7 @@ def eager_step(device: str, length: int) -> Side:
 
 
 def captured_step(length: int) -> Side:
-    step, restore = step_of_text("mtia", length)
+    step, restore = step_of_text("mtia", length, capturable=True)
     step()  # makes the optimizer's state
     losses: list[torch.Tensor] = []
     graph = captured(lambda: losses.append(step()))
