@@ -189,7 +189,7 @@ def seconds(side: Side, repetitions: int) -> float:
 
 
 def sample(side: Side, repetitions: int) -> float:
-    """Seconds of one run. Before it, a pause in which the other side's OpenMP threads end their spinning, some 10 ms."""
+    """Seconds of one run. In the pause before it, the OpenMP threads of the other side end their spinning (10 ms)."""
     if side.measure is None:
         time.sleep(PAUSE_SECONDS)
         seconds(side, 1)
