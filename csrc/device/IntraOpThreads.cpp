@@ -41,7 +41,6 @@ class Helpers {
     CPU_CLR(core_, &cores);
     if (unavailable_ || CPU_COUNT(&cores) == 0) return;
     for (int i = 1; i < num_threads; ++i) {
-      if (threads_[i] == threads_[0]) return;  // OpenMP has a limit
       // Somebody else may have opened a smaller region, and another process may have the number now.
       if (syscall(SYS_tgkill, getpid(), threads_[i], 0) != 0) return forget();
       unavailable_ = sched_setaffinity(threads_[i], sizeof(cores), &cores) != 0;
@@ -71,11 +70,20 @@ class Helpers {
 
 constinit thread_local Helpers helpers;
 
+// oneDNN leaves parts of its products out where a region has fewer threads than OpenMP promised.
+int threads_that_openmp_gives(int num_threads) {
+  if (num_threads <= 1) return 1;
+  if (omp_get_dynamic() != 0) omp_set_dynamic(0);
+  return omp_get_max_active_levels() == 0 ? 1 : std::min(num_threads, omp_get_thread_limit());
+}
+
 }  // namespace
 
 // at::set_num_threads would change the process-wide default and MKL's setting too; OpenMP's is per thread.
-IntraOpThreads::IntraOpThreads(int num_threads) : previous_(omp_get_max_threads()), changed_(num_threads != previous_) {
-  if (changed_) {
+IntraOpThreads::IntraOpThreads(int num_threads) : previous_(omp_get_max_threads()) {
+  num_threads = threads_that_openmp_gives(num_threads);
+  if (num_threads != previous_) {
+    changed_ = true;
     omp_set_num_threads(num_threads);
     if (MKL_Set_Num_Threads_Local != nullptr) previous_of_mkl_ = MKL_Set_Num_Threads_Local(num_threads);
   }

@@ -3,7 +3,7 @@
 
 namespace torch_mtia {
 
-// Limits them for the duration of a scope, which is on a thread that may have so many.
+// How many there are for the duration of a scope, unless OpenMP allows fewer. On a thread that may have so many.
 class IntraOpThreads {
  public:
   explicit IntraOpThreads(int num_threads);
@@ -13,7 +13,7 @@ class IntraOpThreads {
 
  private:
   const int previous_;
-  const bool changed_;
+  bool changed_ = false;
   int previous_of_mkl_ = 0;
 };
 

@@ -1,6 +1,7 @@
 // The order of work, who runs it, and with how many threads.
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <array>
 #include <atomic>
@@ -333,6 +334,29 @@ TEST(who_waits_gives_up_the_interpreters_lock_and_threads) {
     CHECK_EQ(GivenUp::threads, 1);
   }
   finish(stream);
+}
+
+TEST(threads_may_wait_when_no_file_descriptors_are_left) {
+  core::Stream& stream = new_stream();
+  Gate gate;
+  hold(stream, gate);
+  rlimit before;
+  CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::atomic<int> waiting{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      ++waiting;
+      finish(stream);
+    });
+  }
+  while (waiting < 3) std::this_thread::yield();
+  gate.open();
+  for (std::thread& thread : threads) thread.join();
+  setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(stream.is_idle());
 }
 
 TEST(a_wait_that_takes_no_time_keeps_the_threads) {
