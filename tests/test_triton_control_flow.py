@@ -31,6 +31,52 @@ def test_while_with_tensors_and_break_conditions() -> None:
     assert torch.equal(z, v * 100 + steps)
 
 
+def test_branches_of_few_operations_on_elements() -> None:
+    """Both branches are done, and the result is selected: by a scalar, in loops, more than one, one within another."""
+
+    @triton.jit
+    def kernel(x, y, z, flag, n, N: tl.constexpr):
+        i = tl.arange(0, N)
+        a, b = tl.load(x + i), tl.load(y + i)
+        for step in range(n):
+            if step % 2 == flag:
+                a, b = a + b, b * 3
+            else:
+                a, b = b, a - step
+            if flag > 0:  # noqa: SIM102
+                if step > 1:
+                    a = a ^ b
+        tl.store(z + i, a - b)
+
+    x, y = torch.randint(-99, 99, (2, 37), dtype=torch.int32)
+    x, y = torch.nn.functional.pad(x, (0, 27)), torch.nn.functional.pad(y, (0, 27))
+    for flag in (0, 1, 2):
+        for n in (0, 1, 4):
+            z = torch.zeros_like(x)
+            kernel[(1,)](x, y, z, flag, n, N=64)
+            a, b = x, y
+            for step in range(n):
+                a, b = (a + b, b * 3) if step % 2 == flag else (b, a - step)
+                a = a ^ b if flag > 0 and step > 1 else a
+            assert torch.equal(z, a - b)
+
+
+def test_a_branch_that_is_not_taken_does_not_divide() -> None:
+    @triton.jit
+    def kernel(x, z, d, N: tl.constexpr):
+        i = tl.arange(0, N)
+        v = tl.load(x + i)
+        if d != 0:
+            v = v // d
+        tl.store(z + i, v)
+
+    x = torch.arange(-32, 32, dtype=torch.int32)
+    for d in (0, 3):
+        z = torch.zeros_like(x)
+        kernel[(1,)](x, z, d, N=64)
+        assert torch.equal(z, x if d == 0 else torch.div(x, d, rounding_mode="trunc"))
+
+
 def test_branches_with_tensors_and_scalars() -> None:
     @triton.jit
     def kernel(x, z, n, N: tl.constexpr):

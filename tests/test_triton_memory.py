@@ -243,6 +243,42 @@ def test_descriptors_made_on_the_host() -> None:
     assert torch.equal(z, x + 1)
 
 
+@pytest.mark.parametrize("padding", ["zero", "nan"])
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_descriptors_of_the_host_beside_other_arguments(padding: str, rounds: bool, rank: int) -> None:
+    """Rows that lie apart, blocks beyond the ends, and numbers that are rounded to TF32 as they are loaded."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    @triton.jit
+    def kernel(addend, source, z, target, n, RANK: tl.constexpr, BLOCK: tl.constexpr):
+        i = tl.program_id(0) * BLOCK
+        at = [i] if RANK == 1 else [0, i] if RANK == 2 else [0, 0, i]
+        numbers = source.load(at)
+        target.store(at, numbers + addend)
+        flat = tl.reshape(numbers, numbers.numel)
+        tl.store(z + tl.program_id(0) * flat.numel + tl.arange(0, flat.numel), flat, mask=tl.arange(0, flat.numel) < n)
+
+    whole = torch.randn(*(8, 4)[2 - rank + 1 :], 48) if rank > 1 else torch.randn(48)
+    x, target = whole[..., :20], torch.zeros_like(whole)[..., :20]
+    block = [*(8, 4)[2 - rank + 1 :], 16] if rank > 1 else [16]
+    size = torch.Size(block).numel()
+    descriptor = TensorDescriptor(x, list(x.shape), list(x.stride()), block, padding, round_f32_to_tf32=rounds)
+    z = torch.zeros(2 * size)
+    targets = TensorDescriptor.from_tensor(target, block)
+    compiled = kernel[(2,)](0.5, descriptor, z, targets, 2 * size, RANK=rank, BLOCK=16)
+    assert " if %" not in compiled.asm["plan"]  # which would have loops and buffers of its own
+
+    expected = x.cpu()
+    if rounds:
+        bits = expected.contiguous().view(torch.int32)
+        expected = ((bits + 4095 + (bits >> 13 & 1)) & -8192).view(torch.float32)
+    assert torch.equal(target.cpu(), expected + 0.5)
+    padded = torch.nn.functional.pad(expected, (0, 12), value=float("nan") if padding == "nan" else 0.0)
+    blocks = torch.stack([part.flatten() for part in padded.split(16, -1)]).flatten()
+    assert torch.equal(z.cpu().nan_to_num(7), blocks.nan_to_num(7))
+
+
 @triton.jit
 def transposed_copy_kernel(x, z, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -28,15 +28,17 @@ from triton.backends.compiler import BaseBackend, GPUTarget
 
 from torch_mtia import environment
 from torch_mtia.source_digest import source_digest
-from torch_mtia.torch_version import rewrite_block_pointers, run_passes
+from torch_mtia.torch_version import descriptors_round, rewrite_block_pointers, run_passes
 from torch_mtia.triton import abi
 from torch_mtia.triton.architecture import architecture
+from torch_mtia.triton.ir.simplify import UNIT
 
 if TYPE_CHECKING:
     from torch_mtia.triton.plan.plan import Plan
 
 # Kind and size of each argument, bytes of scratch memory, estimated nanoseconds of one program.
 DESCRIPTION = re.compile(r"[;#] mtia arguments=(\S*) scratch=(\d+) cost=(\d+)\n")
+_DESCRIPTOR = re.compile(r"!tt\.tensordesc<(?:tensor<)?((?:\d+x)+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +218,7 @@ class MTIABackend(BaseBackend):
     def make_ttir(module: Any) -> Any:
         from triton._C.libtriton import ir, passes
 
+        units = _unit_strides(module)
         manager = ir.pass_manager(module.context)
         manager.enable_debug()
         passes.common.add_inliner(manager)
@@ -230,6 +233,9 @@ class MTIABackend(BaseBackend):
         passes.common.add_symbol_dce(manager)
         passes.ttir.add_loop_unroll(manager)
         run_passes(manager, module, "make_ttir")
+        kernel = module.get_function(module.get_entry_func_name())
+        for argument in units:
+            kernel.set_arg_attr(argument, UNIT, 1)
         return module
 
     @staticmethod
@@ -293,3 +299,19 @@ class MTIABackend(BaseBackend):
             cpu_features=machine.level(options.arch).image_features,
             cost_per_program=int(match[3]),
         )
+
+
+def _unit_strides(module: Any) -> list[int]:
+    """The arguments that are 1, by their positions behind rewrite_tensor_descriptor_to_pointer: the last stride of each
+    descriptor made on the host, as the pass takes it apart, and as the front end passes it beside the descriptor."""
+    kernel = module.get_function(module.get_entry_func_name())
+    units, position = [], 0
+    for kind in module.get_function_signature(kernel):
+        if match := _DESCRIPTOR.match(kind):
+            rank = match[1].count("x")
+            flags = 1 + descriptors_round()
+            units += [position + 2 * rank, position + 2 * rank + flags + 2 * rank]
+            position += 1 + 2 * rank + flags
+        else:
+            position += 1
+    return units
