@@ -5,6 +5,8 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -296,6 +298,50 @@ TEST(wrong_devices_and_null_handles_are_refused_with_a_message) {
   CHECK_EQ(api().stream_create(-1, 0, nullptr, &stream), MTIA_ERROR_INVALID_DEVICE);
   CHECK_EQ(api().stream_synchronize(nullptr), MTIA_ERROR_INVALID_VALUE);
   CHECK_EQ(api().device_synchronize(7), MTIA_ERROR_INVALID_DEVICE);
+}
+
+// What a thread keeps for its waits is gone when this one's destructor waits: it was made before.
+struct WaitsAtExit {
+  core::Stream* stream = nullptr;
+  Gate* gate = nullptr;
+  int* bytes = nullptr;
+  ~WaitsAtExit() {
+    std::FILE* files[8];  // with the lowest descriptors that are free
+    for (std::FILE*& file : files) file = std::tmpfile();
+    hold(*stream, *gate);
+    std::thread opener([this] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      gate->open();
+    });
+    stream->wait_until_idle();
+    opener.join();
+    for (std::FILE* file : files) {
+      std::fseek(file, 0, SEEK_END);
+      *bytes += static_cast<int>(std::ftell(file));
+      std::fclose(file);
+    }
+  }
+};
+
+TEST(a_thread_that_ends_can_wait_and_touches_no_file_of_others) {
+  core::Stream& stream = new_stream();
+  Gate first;
+  Gate second;
+  int bytes = 0;
+  std::thread([&] {
+    thread_local WaitsAtExit last;
+    last.stream = &stream;
+    last.gate = &second;
+    last.bytes = &bytes;
+    hold(stream, first);
+    std::thread opener([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      first.open();
+    });
+    stream.wait_until_idle();
+    opener.join();
+  }).join();
+  CHECK_EQ(bytes, 0);
 }
 
 // Opens the gate when a wait begins: without that, the test would wait for ever.
