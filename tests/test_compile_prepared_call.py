@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -24,6 +24,9 @@ from torch.nn import functional as F
 from torch_mtia import _C
 from torch_mtia.door import device_type
 from torch_mtia.inductor.prepared_call import prepare
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
 
 Tensor = torch.Tensor
 guards: Any = torch._C._dynamo.guards
@@ -513,3 +516,43 @@ def test_an_unloaded_kernel_is_refused() -> None:
     kernels[2].launchers[0].__globals__["function"].unload()
     with pytest.raises(RuntimeError, match="was unloaded"):
         compiled(x)
+
+
+def test_kernels_may_be_unloaded_while_other_threads_launch_them(run_script: RunScript) -> None:
+    script = run_script(
+        """
+        import threading, time
+        import torch
+        from torch._inductor.codecache import PyCodeCache
+        def in_turns(x):
+            for index in range(24):
+                x = (x + index / 10).softmax(index % 2)
+            return x
+        x = torch.arange(16.).reshape(4, 4).to("mtia")
+        compiled = torch.compile(in_turns)
+        for _ in range(3):
+            expected = compiled(x).cpu()
+        errors = []
+        def call():
+            while True:
+                try:
+                    assert torch.equal(compiled(x).cpu(), expected)
+                except Exception as error:
+                    errors.append(error)
+                    if loaded == 0:
+                        return
+        kernels = [value for name, value in vars(PyCodeCache.modules[-1]).items() if name.startswith("triton_")]
+        loaded = len(kernels)
+        threads = [threading.Thread(target=call) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for kernel in reversed(kernels):
+            time.sleep(0.005)
+            kernel.launchers[0].__globals__["function"].unload()
+            loaded -= 1
+        for thread in threads:
+            thread.join()
+        print({"was unloaded" in str(error) for error in errors})
+        """
+    )
+    assert script.output().strip() == "{True}"

@@ -246,7 +246,7 @@ std::unique_ptr<const BoundLaunch> BoundLaunch::make(PyObject* autotuner, const 
   py::object launcher = LaunchCheck().launcher_of(autotuner);
   if (!launcher) return nullptr;
   const FastLauncher& fast = of_launcher(launcher);
-  const MTIAKernel* kernel = loaded_kernel(fast.function.ptr());
+  auto kernel = loaded_kernel(fast.function.ptr());
   if (fast.count != count || kernel == nullptr || !has_grid_for(fast, values)) return nullptr;
   std::unique_ptr<BoundLaunch> self(new BoundLaunch);
   std::vector<ArgumentValue> launched;
@@ -268,7 +268,7 @@ std::unique_ptr<const BoundLaunch> BoundLaunch::make(PyObject* autotuner, const 
   }
   self->packed_.assign(packed.bytes.begin(), packed.bytes.begin() + fast.layout->size());
   self->function_ = fast.function.ptr();
-  self->kernel_ = kernel;
+  self->kernel_ = std::move(kernel);
   self->grid_ = *fast.grid;
   self->launcher_ = std::move(launcher);
   return self;

@@ -40,7 +40,7 @@ class BoundLaunch {
 
   pybind11::object launcher_;  // keeps the rest
   PyObject* function_ = nullptr;
-  const MTIAKernel* kernel_ = nullptr;
+  std::shared_ptr<const MTIAKernel> kernel_;  // another thread may unload it just before a launch
   Grid grid_{};
   std::vector<std::byte> packed_;
   std::vector<std::pair<uint32_t, size_t>> pointers_;  // where in the block they lie, and which tensors they are of

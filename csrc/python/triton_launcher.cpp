@@ -28,7 +28,7 @@ namespace {
 // ----------------------------------------------------------
 
 struct PyKernel {
-  PyObject_HEAD MTIAKernel* kernel;  // owned; null: unloaded
+  PyObject_HEAD std::shared_ptr<const MTIAKernel> kernel;  // null: unloaded
 };
 
 PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -43,32 +43,28 @@ PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   }
   const std::string_view bytes(PyBytes_AS_STRING(image), static_cast<size_t>(PyBytes_GET_SIZE(image)));
   check_device_index(static_cast<c10::DeviceIndex>(std::clamp(device, -1, 127)));
-  auto kernel = std::make_unique<MTIAKernel>(static_cast<c10::DeviceIndex>(device), name, bytes);
+  auto kernel = std::make_shared<const MTIAKernel>(static_cast<c10::DeviceIndex>(device), name, bytes);
   auto* self = reinterpret_cast<PyKernel*>(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
-  self->kernel = kernel.release();
+  std::construct_at(&self->kernel, std::move(kernel));
   return reinterpret_cast<PyObject*>(self);
   END_HANDLE_TH_ERRORS
 }
 
-void unload(PyKernel* self) {
-  const std::unique_ptr<MTIAKernel> kernel(std::exchange(self->kernel, nullptr));
-}
-
 void kernel_dealloc(PyObject* object) {
-  unload(reinterpret_cast<PyKernel*>(object));
+  std::destroy_at(&reinterpret_cast<PyKernel*>(object)->kernel);
   PyTypeObject* type = Py_TYPE(object);
   type->tp_free(object);
   Py_DECREF(type);
 }
 
 PyObject* kernel_unload(PyObject* object, PyObject* /*unused*/) {
-  unload(reinterpret_cast<PyKernel*>(object));
+  reinterpret_cast<PyKernel*>(object)->kernel.reset();
   Py_RETURN_NONE;
 }
 
 PyObject* kernel_repr(PyObject* object) {
-  const MTIAKernel* kernel = reinterpret_cast<PyKernel*>(object)->kernel;
+  const auto& kernel = reinterpret_cast<PyKernel*>(object)->kernel;
   if (kernel == nullptr) return PyUnicode_FromString("<kernel, unloaded>");
   return PyUnicode_FromFormat("<kernel %s on %s>", kernel->name().c_str(), device_name(kernel->device()).c_str());
 }
@@ -151,13 +147,13 @@ bool read_grid(PyObject* const* args, Grid& grid) {
 
 namespace {
 
-const MTIAKernel* read_kernel(PyObject* function) {
+std::shared_ptr<const MTIAKernel> read_kernel(PyObject* function) {
   if (Py_TYPE(function) != kernel_type) {
     PyErr_Format(PyExc_TypeError, "the function of a launch on mtia is a torch_mtia._C.Kernel, not %s",
                  Py_TYPE(function)->tp_name);
     return nullptr;
   }
-  const MTIAKernel* kernel = reinterpret_cast<PyKernel*>(function)->kernel;
+  const auto& kernel = reinterpret_cast<PyKernel*>(function)->kernel;
   if (kernel == nullptr) {
     PyErr_SetString(PyExc_RuntimeError, "this kernel was unloaded and cannot be launched any more; compile it again");
   }
@@ -179,13 +175,13 @@ std::optional<MTIAStream> read_stream(PyObject* value, c10::DeviceIndex device) 
 
 }  // namespace
 
-const MTIAKernel* loaded_kernel(PyObject* function) {
+std::shared_ptr<const MTIAKernel> loaded_kernel(PyObject* function) {
   return Py_TYPE(function) == kernel_type ? reinterpret_cast<PyKernel*>(function)->kernel : nullptr;
 }
 
 bool launch_kernel(const ArgumentLayout& layout, const Grid& grid, PyObject* stream_handle, PyObject* function,
                    const ArgumentValue* values, size_t count) {
-  const MTIAKernel* kernel = read_kernel(function);
+  const auto kernel = read_kernel(function);  // another thread may unload it as soon as this one gives up the GIL
   if (kernel == nullptr) return false;
   const auto stream = read_stream(stream_handle, kernel->device());
   if (!stream) return false;

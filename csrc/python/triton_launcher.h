@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "../device/MTIAKernel.h"
 #include "packed_arguments.h"
@@ -24,8 +25,8 @@ bool read_grid(PyObject* const* values, Grid& grid);
 // The layout of a torch_mtia._C.KernelLauncher. Null: raised TypeError in Python.
 const ArgumentLayout* layout_of(PyObject* launcher);
 
-// The kernel of a torch_mtia._C.Kernel; null: it was unloaded.
-const MTIAKernel* loaded_kernel(PyObject* function);
+// The kernel of a torch_mtia._C.Kernel, which outlives it for the holder; null: it was unloaded.
+std::shared_ptr<const MTIAKernel> loaded_kernel(PyObject* function);
 
 // Launches a torch_mtia._C.Kernel in the stream of a handle, with one value for each argument of the layout. Raises in
 // Python and returns false for what does not fit.
