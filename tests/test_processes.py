@@ -316,3 +316,21 @@ def test_tensors_may_die_on_any_thread(run_script: RunScript) -> None:
         """
     )
     finished.output()
+
+
+def test_files_are_not_taken_for_those_of_waits(run_script: RunScript) -> None:
+    """A program may close all files, as daemons do, and others get their numbers."""
+    run_script(
+        """
+        import os, tempfile, torch
+        x = torch.ones(1000, 1000, device="mtia")
+        (x @ x).sum()
+        torch.mtia.synchronize()
+        os.closerange(3, 100)
+        files = [tempfile.TemporaryFile() for _ in range(10)]
+        for _ in range(3):
+            (x @ x).sum()
+            torch.mtia.synchronize()
+        assert [os.fstat(file.fileno()).st_size for file in files] == [0] * 10
+        """
+    ).output()

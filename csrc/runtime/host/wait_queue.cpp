@@ -1,51 +1,72 @@
 #include "wait_queue.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <thread>
-#include <utility>
 
 namespace torch_mtia::runtime::host {
 namespace {
 
-// Of one thread; empty when nobody has written to it. Only numbers, so it is there until the thread has ended.
-struct Pipe {
-  int read_end = -1;  // none: for want of file descriptors, or the thread is about to end
-  int write_end = -1;
+// Of one thread; empty when nobody has written to it. Has no destructor, so it is there until the thread has ended.
+class Pipe {
+ public:
+  // Programs close files that they do not know, and the numbers are other files' then.
+  void open() noexcept {
+    if (is_whole()) return;
+    int ends[2];
+    struct stat file;
+    if (is_over_ || pipe2(ends, O_CLOEXEC) != 0) return forget();
+    fstat(ends[0], &file);
+    read_end_ = ends[0];
+    write_end_ = ends[1];
+    number_ = file.st_ino;
+  }
+  // For good: destructors of the thread's other variables may still wait.
+  void close() noexcept {
+    if (is_whole()) {
+      ::close(read_end_);
+      ::close(write_end_);
+    }
+    forget();
+    is_over_ = true;
+  }
 
+  // False without a pipe: for want of file descriptors, or at the end of the thread.
   bool read() noexcept {
     char byte;
     ssize_t count;
-    do count = ::read(read_end, &byte, 1);
+    do count = ::read(read_end_, &byte, 1);
     while (count < 0 && errno == EINTR);
     return count == 1;
   }
   void write() noexcept {
     const char byte = 0;
-    while (::write(write_end, &byte, 1) < 0 && errno == EINTR) {
+    while (::write(write_end_, &byte, 1) < 0 && errno == EINTR) {
     }
   }
+
+ private:
+  bool is_whole() const noexcept { return is_ours(read_end_) && is_ours(write_end_); }
+  bool is_ours(int end) const noexcept {
+    struct stat file;
+    return end >= 0 && fstat(end, &file) == 0 && S_ISFIFO(file.st_mode) && file.st_ino == number_;
+  }
+  void forget() noexcept { read_end_ = write_end_ = -1; }
+
+  int read_end_ = -1;
+  int write_end_ = -1;
+  ino_t number_ = 0;
+  bool is_over_ = false;
 };
 
 constinit thread_local Pipe pipe_of_thread;
 
-// Destructors of the thread's other variables may still wait, when the descriptors are another file's already.
-struct OpenPipe {
-  OpenPipe() {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) == 0) pipe_of_thread = {ends[0], ends[1]};
-  }
-  ~OpenPipe() {
-    const Pipe pipe = std::exchange(pipe_of_thread, Pipe{});
-    if (pipe.read_end < 0) return;
-    close(pipe.read_end);
-    close(pipe.write_end);
-  }
-  OpenPipe(const OpenPipe&) = delete;
-  OpenPipe& operator=(const OpenPipe&) = delete;
+struct ClosesPipe {
+  ~ClosesPipe() { pipe_of_thread.close(); }
 };
 
 }  // namespace
@@ -57,11 +78,12 @@ struct WaitQueue::Sleeper {
 };
 
 void WaitQueue::wait(std::unique_lock<std::mutex>& lock) noexcept {
-  thread_local const OpenPipe open;
+  [[maybe_unused]] thread_local const ClosesPipe at_end_of_thread;
+  pipe_of_thread.open();
   Sleeper self{pipe_of_thread, first_};
   first_ = &self;
   lock.unlock();
-  // Without a pipe, for want of file descriptors, the caller looks again and again.
+  // Without a pipe the caller looks again and again.
   if (!self.pipe.read()) std::this_thread::sleep_for(std::chrono::microseconds(50));
   lock.lock();
   if (self.is_woken) return;
