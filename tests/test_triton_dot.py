@@ -236,6 +236,63 @@ def test_weights_that_are_computed_in_bfloat16(layout: str, again: bool, rows: i
 
 
 @triton.jit
+def halves_kernel(x, weight, out, again, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, rounds: tl.constexpr):
+    """Products that add to each other, and to what the loop carries."""
+    m, n, k = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :], tl.arange(0, K)
+    total = tl.load(out + m * N + n)
+    for round in range(rounds):
+        both = tl.load(weight + (round * K + k)[:, None] * N + n)
+        left = tl.load(x + m * K + k[None, :])
+        low, high = (both & 15).to(tl.bfloat16), (both >> 4).to(tl.bfloat16)
+        total = tl.dot(left, high, tl.dot(left, low, total))
+        if again:
+            tl.store(weight + (round * K + k)[:, None] * N + n, both + 1)
+            tl.store(again + (round * K + k)[:, None] * N + n, high)
+    tl.store(out + m * N + n, total)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("rows", [1, 4, 8, 64])
+@pytest.mark.parametrize("columns", [16, 256])
+def test_products_that_add_to_each_other_share_what_they_read(again: bool, rows: int, columns: int) -> None:
+    k, rounds = 32, 3
+    weight = torch.randint(0, 256, (rounds * k, columns), dtype=torch.uint8)
+    x, out = torch.randint(-4, 5, (rows, k)).bfloat16(), torch.randint(-4, 5, (rows, columns)).float()
+    high = torch.zeros(rounds * k, columns).bfloat16()
+    expected = out + (x.float() @ ((weight & 15).float() + (weight >> 4).float()).view(rounds, k, columns)).sum(0)
+    given = weight.clone()
+    halves_kernel[(1,)](x, given, out, high if again else None, M=rows, N=columns, K=k, rounds=rounds)
+    assert torch.equal(out, expected)
+    assert torch.equal(given, weight + 1 if again else weight)
+    assert not again or torch.equal(high, (weight >> 4).bfloat16())
+
+
+@triton.jit
+def square_kernel(x, z, N: tl.constexpr, rounds: tl.constexpr, sums: tl.constexpr):
+    """The right operand is what the products are added to."""
+    i = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    x = tl.load(x + i)
+    total = x
+    for _ in range(rounds):
+        initial = total.to(sums)
+        total = tl.dot(x, total, tl.dot(x, total, initial, out_dtype=sums), out_dtype=sums).to(x.dtype)
+    tl.store(z + i, total)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sums"), [(torch.float32, tl.float32), (torch.bfloat16, tl.float32), (torch.float16, tl.float16)]
+)
+@pytest.mark.parametrize("size", [4, 16])
+def test_a_right_operand_that_is_added_to(dtype: torch.dtype, sums: tl.dtype, size: int) -> None:
+    x, z = torch.eye(size).roll(1, 0).to(dtype), torch.zeros(size, size, dtype=dtype)
+    square_kernel[(1,)](x, z, N=size, rounds=3, sums=sums)
+    expected = x.float()
+    for _ in range(3):
+        expected = 2 * x.float() @ expected + expected
+    assert torch.equal(z.float(), expected)
+
+
+@triton.jit
 def small_integers_kernel(x, signed, unsigned, small, N: tl.constexpr):
     i = tl.arange(0, N)
     x, small_x = tl.load(x + i), tl.load(small + i)

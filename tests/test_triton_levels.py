@@ -153,6 +153,150 @@ def test_products_of_integers_are_exact_at_the_ends_of_their_range(level: str) -
 
 
 @triton.jit
+def packed_kernel(
+    x,
+    weight,
+    scale,
+    out,
+    rows,
+    N,
+    K,
+    M: tl.constexpr,
+    BN: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    signed: tl.constexpr,
+    high_first: tl.constexpr,
+    joined: tl.constexpr,
+):
+    """A byte has a number of the first half of its group, and one of the second."""
+    m, n = tl.arange(0, M)[:, None], tl.program_id(0) * BN + tl.arange(0, BN)[None, :]
+    k = tl.arange(0, GROUP // 2)
+    total = tl.zeros((M, BN), tl.float32)
+    for group in range(K // GROUP):
+        both = tl.load(weight + (group * (GROUP // 2) + k)[:, None] * N + n, mask=n < N, other=0)
+        if signed:
+            low, high = both << 4 >> 4, both >> 4
+        else:
+            low, high = (both & 15).to(tl.int8) - ZERO, ((both & 240) >> 4).to(tl.int8) - ZERO
+        if high_first:
+            low, high = high, low
+        at = x + m * K + group * GROUP + k[None, :]
+        first, second = tl.load(at, mask=m < rows, other=0.0), tl.load(at + GROUP // 2, mask=m < rows, other=0.0)
+        if joined:
+            product = tl.dot(second, high.to(x.dtype.element_ty), tl.dot(first, low.to(x.dtype.element_ty)))
+        else:
+            product = tl.dot(first, low.to(x.dtype.element_ty)) + tl.dot(second, high.to(x.dtype.element_ty))
+        total += product * tl.load(scale + group * N + n, mask=n < N, other=0.0)
+    tl.store(out + m * N + n, total, mask=(m < rows) & (n < N))
+
+
+def halves_of_bytes(weight: torch.Tensor, group: int, high_first: bool) -> torch.Tensor:
+    first, second = (weight & 15).to(torch.uint8).unflatten(0, (-1, 2, group // 2)).unbind(1)
+    low, high = (second, first) if high_first else (first, second)
+    packed: torch.Tensor = (low | high << 4).flatten(0, 1)
+    return packed
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("rows", "columns", "group"), [(1, 128, 64), (2, 300, 32), (3, 64, 4), (7, 48, 16), (17, 130, 64)]
+)
+@pytest.mark.parametrize(
+    ("signed", "high_first", "joined"), [(False, False, True), (True, True, True), (True, False, False)]
+)
+def test_products_with_two_weights_in_a_byte(
+    level: str,
+    dtype: torch.dtype,
+    rows: int,
+    columns: int,
+    group: int,
+    signed: bool,
+    high_first: bool,
+    joined: bool,
+) -> None:
+    inner = 3 * group
+    weight = torch.randint(-8, 8, (inner, columns))
+    packed = halves_of_bytes(weight if signed else weight + 8, group, high_first)
+    scale = 2.0 ** torch.randint(-2, 3, (inner // group, columns))
+    x, out = torch.randint(-4, 5, (rows, inner)).to(dtype), torch.zeros(rows, columns)
+    for block in (32, 128):
+        packed_kernel[(triton.cdiv(columns, block),)](
+            x,
+            packed.view(torch.int8) if signed else packed,
+            scale,
+            out.zero_(),
+            rows,
+            columns,
+            inner,
+            M=triton.next_power_of_2(rows),
+            BN=block,
+            GROUP=group,
+            ZERO=8,
+            signed=signed,
+            high_first=high_first,
+            joined=joined,
+            arch=level,
+        )
+        wide = weight * scale.repeat_interleave(group, 0)
+        assert torch.equal(out, (x.double() @ wide.double()).float())
+
+
+@triton.jit
+def decode(word, kind: tl.constexpr):
+    """What some few bits mean."""
+    if kind == "steps":  # rounded, and in no order
+        bits = word & 15
+        return tl.exp2(bits.to(tl.float32) * 0.3) * tl.where(bits < 7, -1.0, 0.37)
+    if kind == "scattered":
+        return ((word & 0x15) * 3).to(tl.float32) - 0.5
+    if kind == "five":
+        return ((word >> 2) & 31).to(tl.float32) - 16
+    if kind == "six":
+        return (word & 63).to(tl.float32)
+    if kind == "top":
+        return (word >> (word.dtype.primitive_bitwidth - 4)).to(tl.float32)
+    return (word & 3).to(tl.float32) * ((word >> 2) & 3).to(tl.float32)
+
+
+@triton.jit
+def decoded_product_kernel(
+    x, word, out, again, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, kind: tl.constexpr, shifts: tl.constexpr
+):
+    m, n, k = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :], tl.arange(0, K)
+    words = tl.load(word + k[:, None] * N + n)
+    if shifts:
+        words = words >> (k[:, None] % 2).to(words.dtype)
+    right = decode(words, kind).to(tl.bfloat16)
+    tl.store(out + m * N + n, tl.dot(tl.load(x + m * K + k[None, :]), right))
+    tl.debug_barrier()
+    words = tl.load(word + k[:, None] * N + n)
+    if shifts:
+        words = words >> (k[:, None] % 2).to(words.dtype)
+    tl.store(again + k[:, None] * N + n, decode(words, kind).to(tl.bfloat16))
+
+
+@pytest.mark.parametrize("kind", ["steps", "scattered", "five", "six", "top", "product"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_numbers_that_depend_on_few_bits_are_the_same_in_a_product(
+    level: str, kind: str, dtype: torch.dtype, rows: int
+) -> None:
+    n, k = 64, 32
+    ends = torch.iinfo(dtype)
+    words = torch.randint(ends.min, ends.max, (k, n)).to(dtype)
+    x = torch.zeros(rows, k).bfloat16()
+    for line in range(k):
+        x.zero_()
+        x[line % rows, line] = 1.0
+        out, again = torch.zeros(rows, n), torch.zeros(k, n).bfloat16()
+        decoded_product_kernel[(1,)](
+            x, words, out, again, M=rows, N=n, K=k, kind=kind, shifts=line % 2 == 1, arch=level
+        )
+        assert torch.equal(out[line % rows], again[line].float())
+
+
+@triton.jit
 def scaled_kernel(
     x, sx, y, sy, z, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, kind: tl.constexpr, along_k: tl.constexpr
 ):

@@ -58,6 +58,18 @@ def matmul(a, b, c, K, M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def halves(x, weight, out, K, M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
+    rows, columns, inner = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :], tl.arange(0, BLOCK)
+    total = tl.zeros((M, N), tl.float32)
+    for first in range(0, K, BLOCK):
+        both = tl.load(weight + (first + inner)[:, None] * N + columns)
+        at = x + rows * K + 2 * first + inner[None, :]
+        total = tl.dot(tl.load(at), (both & 15).to(tl.bfloat16), total)
+        total = tl.dot(tl.load(at + BLOCK), (both >> 4).to(tl.bfloat16), total)
+    tl.store(out + rows * N + columns, total)
+
+
+@triton.jit
 def transpose(out, x, N: tl.constexpr):
     i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
     tl.store(out + i * N + j, tl.load(x + j * N + i))
@@ -239,6 +251,82 @@ strips of 16 lanes, 0 bytes of scratch memory
       reads %total_0#2 from #1
       outside of the innermost loop: %24
   8 return
+""",
+        )
+
+    def test_weights_of_four_bits_are_looked_up_where_few_rows_are_multiplied(self) -> None:
+        operands = torch.bfloat16, torch.uint8, F32, 128
+        plan = plan_of(halves, *operands, arch="x86-64-v4-bf16", M=1, N=128, BLOCK=32)
+        self.assertExpectedInline(
+            plan,
+            """\
+kernel halves(%x: ptr, %weight: ptr, %out: ptr, %K: i32)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 128 x f32 on the stack, steps 4 to 9
+
+  1 %0 = 32
+  2 %1 = 0
+  3 %5 = 2
+  4 evaluate %total -> #1
+      over 1 x 128, 16 at a time along dimension 1, 2 strips in a round
+  5 for %first from %1 to %K by %0
+      carries %total_2 in #1, from %total, then %total_23
+    do
+  6     %at_11 = arith.muli %first, %5
+  7     %at_12 = tt.addptr %x, %at_11
+  8     multiply #1 += %total_15 @ %total_17 + %total_20 @ %total_22
+          1 x 16 @ 16 x 128, 16 products at a time
+          accumulators: 1 x 8 vectors of 16 lanes
+          fetches what is behind %both_10
+          looks %total_17 up by bits 0 to 3 of %both_10
+          looks %total_22 up by bits 4 to 7 of %both_10
+          loads %total_15, %both_10, %total_20
+  9 store %total_1 to %11
+      over 1 x 128, 16 at a time along dimension 1, 2 strips in a round
+      reads %total_1 from #1
+      past the caches if 32768 <= programs
+ 10 return
+""",
+        )
+
+    def test_weights_of_four_bits_are_packed_together_for_more_rows(self) -> None:
+        operands = torch.bfloat16, torch.uint8, F32, 128
+        plan = plan_of(halves, *operands, arch="x86-64-v4-bf16", M=16, N=128, BLOCK=32)
+        self.assertExpectedInline(
+            plan,
+            """\
+kernel halves(%x: ptr, %weight: ptr, %out: ptr, %K: i32)
+strips of 16 lanes, 0 bytes of scratch memory
+
+#1: 2048 x f32 on the stack, steps 4 to 9
+#2: 2048 x i32 on the stack, steps 7 to 8
+#3: 2048 x i32 on the stack, steps 7 to 8
+
+  1 %0 = 32
+  2 %1 = 0
+  3 %6 = 2
+  4 evaluate %total -> #1
+      over 16 x 128, 16 at a time along dimension 1, 2 strips in a round
+  5 for %first from %1 to %K by %0
+      carries %total_7 in #1, from %total, then %total_29
+    do
+  6     %at_16 = arith.muli %first, %6
+  7     pack %total_23 -> #2, %total_28 -> #3, in words of bf16
+          looks %total_23 up by bits 0 to 3 of %both_15
+          looks %total_28 up by bits 4 to 7 of %both_15
+          over 16 x 128, 16 at a time along dimension 1, 4 strips in a round
+          loads %both_15
+  8     multiply #1 += %total_21 @ #2 + %total_26 @ #3
+          16 x 16 @ 16 x 128, 16 products at a time
+          accumulators: 4 x 4 vectors of 16 lanes
+          loads %total_21, %total_26
+  9 store %total_6 to %18
+      over 16 x 128, 16 at a time along dimension 1, 2 strips in a round
+      reads %total_6 from #1
+      outside of the innermost loop: %15
+      past the caches if 2048 <= programs
+ 10 return
 """,
         )
 

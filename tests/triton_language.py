@@ -58,7 +58,7 @@ def run(expression: str, *operands: torch.Tensor, out: torch.dtype | None = None
     return result.cpu()
 
 
-def plan_of(kernel: Any, *arguments: Any, **constants: Any) -> str:
+def plan_of(kernel: Any, *arguments: Any, arch: str = "x86-64-v4", **constants: Any) -> str:
     """The plan of a kernel, for a machine with AVX-512."""
-    compiled = kernel.warmup(*arguments, grid=(1,), arch="x86-64-v4", **constants)
+    compiled = kernel.warmup(*arguments, grid=(1,), arch=arch, **constants)
     return str(compiled.asm["plan"])

@@ -237,9 +237,10 @@ class Builder:
     def store(self, value: Value, address: Value, align: int) -> None:
         self.emit(f"store {value}, ptr {address.ref}, align {align}")
 
-    def prefetch(self, address: Value) -> None:
-        """Starts to fetch what will be read at an address, which need not be valid."""
-        self.intrinsic("llvm.prefetch.p0", "void", address, integer(0, "i32"), integer(3, "i32"), integer(1, "i32"))
+    def prefetch(self, address: Value, level: int = 1) -> None:
+        """Starts to fetch what will be read at an address, which need not be valid, into a level of the caches."""
+        locality = integer(4 - level, "i32")
+        self.intrinsic("llvm.prefetch.p0", "void", address, integer(0, "i32"), locality, integer(1, "i32"))
 
     def offset(self, pointer: Value, bytes_: Value | int) -> Value:
         if isinstance(bytes_, int):

@@ -35,7 +35,7 @@ def loop_over(env: Environment, nest: Nest, body: Callable[[Strip], None]) -> No
         for number in range(nest.together):
             index[dim] = Lane(b.add(first, integer(number * width, "i32")), 1 if nest.lanes else 0)
             with env.counted():
-                body(Strip(env, nest.sources, complete(index), nest.lanes, nest.saves, outer))
+                body(Strip(env, nest.sources, complete(index), nest.lanes, nest.saves, outer, number * width))
 
 
 def hoist(env: Environment, nest: Nest, index: Sequence[Lane | None]) -> Cache:

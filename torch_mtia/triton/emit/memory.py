@@ -26,6 +26,7 @@ from torch_mtia.triton.llvm_value import Value, integer, vector_type
 from torch_mtia.triton.plan.plan import Do, Steps, Store, StoreStaged
 
 PREFETCH_BYTES = 2 << 10
+CACHE_LINE = 64
 # Keeps LLVM from taking what is loaded for what was there before; the processor keeps loads in order by itself.
 COMPILER_FENCE = 'fence syncscope("singlethread") acq_rel'
 
@@ -139,6 +140,8 @@ def _fetch_ahead(strip: Strip, pointer: Tensor, address: Lane, index: Index) -> 
     sources = Available(strip.sources.held, strip.sources.moved)
     _, size = memory_element(pointer)
     if not strip.width or address.stride != size or shape is None:
+        return
+    if strip.place is None or strip.place * size % CACHE_LINE:  # a neighbour fetches
         return
     along = next((d for d, lane in enumerate(index) if lane.stride == 1), None)
     if along is None:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 
 from torch_mtia.triton import floats
+from torch_mtia.triton.analyses.few_bits import FewBits
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.environment import Environment, memory_type
 from torch_mtia.triton.emit.loops import loop_over
@@ -15,30 +16,40 @@ from torch_mtia.triton.ir.elements import element_size, is_float_element
 from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.ir.ops import pointee_size
 from torch_mtia.triton.lanes import Index, Lane, materialize
-from torch_mtia.triton.llvm_value import Value, integer, vector_type, zero
-from torch_mtia.triton.plan.plan import Buffer, Clear, Convert, Multiply, Pack, per_word
+from torch_mtia.triton.llvm_value import Value, bits_of, constant_vector, element_of, integer, vector_type, zero
+from torch_mtia.triton.plan.plan import Buffer, Clear, Convert, Factors, Multiply, Pack, Sources, per_word
 
 CACHE_LINE = 64
 CHUNK = 4 * CACHE_LINE  # of rows of the left operand, to fetch at once
 MOST_FETCHES = 16  # at once
+FETCH_BYTES = 8 << 10  # of the right operand, before what is fetched is needed
 AT_ONCE = 4  # products in a round of the loop over them
+LOOKED_UP = 16  # bits of a number in a word that is looked up
 
 
 def pack(env: Environment, step: Pack) -> None:
     if step.turned:
         _pack_turned(env, step)
         return
-    loop_over(env, step.nest, lambda strip: (_pack_words if step.words else _pack_one)(env, step, strip))
+    words = [_Words(env, each.value, step.words, each.few_bits) for each in step.tensors] if step.words else []
+
+    def body(strip: Strip) -> None:
+        if words:
+            rows = [(*row, strip.index[-1]) for row in _of_words(env, strip.index[:-1], step.words)]
+            numbers = [each.at(strip, rows) for each in words]
+        else:
+            numbers = [
+                _number(env, strip.vector(each.value), each.value.type.element, each.target.element)
+                for each in step.tensors
+            ]
+        for number, each in zip(numbers, step.tensors, strict=True):
+            write_packed(env, each.target, strip.index, Lane(number, None if strip.width else 0), strip.width)
+
+    loop_over(env, step.nest, body)
 
 
-def _pack_one(env: Environment, step: Pack, strip: Strip) -> None:
-    number = _number(env, step, strip.vector(step.value))
-    write_packed(env, step.target, strip.index, Lane(number, None if strip.width else 0), strip.width)
-
-
-def _number(env: Environment, step: Pack, value: Value) -> Value:
-    """Elements in the format that they are packed in."""
-    source, target = step.value.type.element, step.words or step.target.element
+def _number(env: Environment, value: Value, source: str, target: str) -> Value:
+    """Elements of a type in the format that they are packed in."""
     if is_float_element(source):
         return floats.convert(env.b, value, source, target)
     return env.b.cast("sext", value, target)
@@ -55,25 +66,73 @@ def write_packed(env: Environment, target: Buffer, index: Index, lane: Lane, wid
     write_buffer(env, target, index, lane, width)
 
 
-def _pack_words(env: Environment, step: Pack, strip: Strip) -> None:
-    """Several rows in one."""
-    b, count = env.b, per_word(step.words)
-    *outer, word, column = strip.index
-    whole = None
-    for number in range(count):
-        line = Lane(b.add(b.mul(word.value, integer(count, "i32")), integer(number, "i32")))
-        lane = materialize(b, strip.value(step.value, (*outer, line, column)), strip.width)
-        part = b.cast("zext", _number(env, step, lane), "i32")
-        if whole is not None:
-            part = b.binary("or", whole, b.binary("shl", part, b.integer_like(number * 32 // count, part)))
-        whole = part
-    assert whole is not None
-    write_packed(env, step.target, strip.index, Lane(whole, None), strip.width)
+class _Words:
+    """What makes strips of words of a tensor, each of several of its rows."""
+
+    def __init__(self, env: Environment, value: Tensor, words: str, few_bits: FewBits | None) -> None:
+        self.env, self.value, self.words, self.few_bits = env, value, words, few_bits
+        self.table = None if few_bits is None else self._table(few_bits)
+
+    def at(self, strip: Strip, rows: list[Index]) -> Value:
+        """Those of the rows that share them."""
+        b, count = self.env.b, len(rows)
+        whole = None
+        for number, index in enumerate(rows):
+            part = self._part(strip, index)
+            if whole is not None:
+                part = b.binary("or", whole, b.binary("shl", part, b.integer_like(number * 32 // count, part)))
+            whole = part
+        assert whole is not None
+        return self._look_up(whole)
+
+    def _part(self, strip: Strip, index: Index) -> Value:
+        """The numbers of one row, or what they are looked up by."""
+        b, few_bits = self.env.b, self.few_bits
+        if few_bits is None:
+            value = materialize(b, strip.value(self.value, index), strip.width)
+            return b.cast("zext", _number(self.env, value, self.value.type.element, self.words), "i32")
+        value = materialize(b, strip.value(few_bits.source, index), strip.width)
+        if bits_of(element_of(value)) <= LOOKED_UP:
+            return b.cast("zext", value, "i32")
+        value = b.cast("trunc", b.binary("lshr", value, b.integer_like(few_bits.first, value)), "i32")
+        return b.binary("and", value, b.integer_like((1 << LOOKED_UP) - 1, value))
+
+    def _look_up(self, words: Value) -> Value:
+        b = self.env.b
+        if self.few_bits is None or self.table is None:
+            return words
+        if element_size(self.few_bits.source.type.element) * 8 <= LOOKED_UP:
+            words = b.binary("lshr", words, b.integer_like(self.few_bits.first, words))
+        indices = b.define(self.table.type, f"bitcast {words} to {self.table.type}")
+        found = b.intrinsic("llvm.x86.avx512.permvar.hi.512", self.table.type, self.table, indices)
+        return b.define(words.type, f"bitcast {found} to {words.type}")
+
+    def _table(self, few_bits: FewBits) -> Value:
+        """The numbers by the five lowest bits of an index, of which those above the few do not matter."""
+        source = few_bits.source.type.element
+        halves = []
+        for first in (0, 16):
+            strip = Strip(self.env, Sources({}, {}), (), 16)
+            numbers = [(first + lane) % (1 << few_bits.count) << few_bits.first for lane in range(16)]
+            strip.cache[few_bits.source,] = Lane(constant_vector(numbers, source), None)
+            halves.append(_number(self.env, strip.vector(self.value), self.value.type.element, self.words))
+        low, high = halves
+        return self.env.b.shuffle(low, high, range(32))
+
+
+def _of_words(env: Environment, index: Index, words: str) -> list[Index]:
+    """The rows that share words; `index` ends with that of the words."""
+    b, count = env.b, per_word(words)
+    *outer, word = index
+    first = b.mul(word.value, integer(count, "i32"))
+    return [(*outer, Lane(b.add(first, integer(number, "i32")))) for number in range(count)]
 
 
 def _pack_turned(env: Environment, step: Pack) -> None:
     b, lanes, count = env.b, step.nest.lanes, per_word(step.words) if step.words else 1
-    row = vector_type(lanes, memory_type(step.target.element))
+    (packed,) = step.tensors
+    value, target = packed.value, packed.target
+    row = vector_type(lanes, memory_type(target.element))
     *batch, words, columns = step.nest.shape
     with contextlib.ExitStack() as stack, env.counted(step.nest.strips // lanes):
         outer = [Lane(stack.enter_context(b.loop(0, size, 1))) for size in batch]
@@ -83,11 +142,12 @@ def _pack_turned(env: Environment, step: Pack) -> None:
         rows = []
         for number in range(lanes):
             index = (*outer, along, Lane(b.add(column, integer(number, "i32"))))
-            numbers = _number(env, step, Strip(env, step.nest.sources, index, lanes * count).vector(step.value))
+            values = Strip(env, step.nest.sources, index, lanes * count).vector(value)
+            numbers = _number(env, values, value.type.element, step.words or target.element)
             rows.append(b.define(row, f"bitcast {numbers} to {row}"))
         for number, vector in enumerate(b.transpose(rows)):
             index = (*outer, Lane(b.add(word, integer(number, "i32"))), Lane(column, 1))
-            write_packed(env, step.target, index, Lane(vector, None), lanes)
+            write_packed(env, target, index, Lane(vector, None), lanes)
 
 
 def convert(env: Environment, step: Convert) -> None:
@@ -115,11 +175,18 @@ def multiply(env: Environment, step: Multiply) -> None:
         env.counted(count * inner * (m // step.rows) * (n // step.lanes // step.vectors)),
         b.loop(0, count, 1) as number,
     ):
+        index = tuple(Lane(number) for _ in batch)  # at most one, where it is used
         kernel = (_TileKernel if step.tiles else _RegisterKernel)(
             env,
             step,
-            _left_address(env, step, batch, number, m),
-            _matrix(env, step.right, number, inner * n),
+            index,
+            [_left_address(env, step, each.left, index, number, m) for each in step.products],
+            [
+                _right_address(env, step, each.right, number, n)
+                if isinstance(each.right, Buffer)
+                else _Evaluated(env, step, each)
+                for each in step.products
+            ],
             _matrix(env, target, number, m * n),
         )
         with (
@@ -136,11 +203,14 @@ def _matrix(env: Environment, buffer: Buffer, number: Value, elements: int) -> V
     return env.b.element_address(env.address_of(buffer), memory_type(buffer.element), offset)
 
 
+LeftAddress = Callable[[Value, Value], Value]  # of the element at (row, column) of one matrix of the left operand
+RightAddress = Callable[[Value, Value, int], Value]  # of a vector of a panel: (its first column, row, which one)
+
+
 def _left_address(
-    env: Environment, step: Multiply, batch: list[int], number: Value, rows: int
-) -> Callable[[Value, Value], Value]:
-    """What gives the address of the element at (row, column) of one matrix of the left operand."""
-    b, left, inner = env.b, step.left, step.inner
+    env: Environment, step: Multiply, left: Buffer | Tensor, batch: Index, number: Value, rows: int
+) -> LeftAddress:
+    b, inner = env.b, step.inner
     if isinstance(left, Buffer):
         matrix, memory = _matrix(env, left, number, rows * inner), memory_type(left.element)
 
@@ -151,14 +221,41 @@ def _left_address(
         return packed
     assert left.op is not None
     pointer = left.op.operands[0]
-    outer = [] if not batch else [Lane(number)]
     count = integer(per_word(step.words) if step.words else 1, "i32")
 
     def in_place(row: Value, column: Value) -> Value:
-        index = (*outer, Lane(row), Lane(b.mul(column, count)))
+        index = (*batch, Lane(row), Lane(b.mul(column, count)))
         return env.host_address(Strip(env, step.sources, index, 0).value(pointer).value)
 
     return in_place
+
+
+def _right_address(env: Environment, step: Multiply, right: Buffer, number: Value, columns: int) -> RightAddress:
+    b, matrix = env.b, _matrix(env, right, number, step.inner * columns)
+
+    def packed(column: Value, line: Value, vector: int) -> Value:
+        panel = b.mul(b.sext(column, "i64"), integer(step.inner, "i64"))
+        start = b.add(panel, b.mul(b.sext(line, "i64"), integer(step.lanes * step.vectors, "i64")))
+        start = b.add(start, integer(vector * step.lanes, "i64"))
+        return b.element_address(matrix, memory_type(step.target.element), start)
+
+    return packed
+
+
+class _Evaluated:
+    """A right operand that is evaluated where it is multiplied."""
+
+    def __init__(self, env: Environment, step: Multiply, factors: Factors) -> None:
+        assert isinstance(factors.right, Tensor)
+        self.env, self.value, self.element = env, factors.right, step.target.element
+        self.words = _Words(env, factors.right, step.words, factors.few_bits) if step.words else None
+
+    def vector(self, strip: Strip, rows: list[Index]) -> Value:
+        """What `rows` are, or the words that they share."""
+        if self.words is not None:
+            return self.words.at(strip, rows)
+        value = materialize(self.env.b, strip.value(self.value, rows[0]), strip.width)
+        return _number(self.env, value, self.value.type.element, self.element)
 
 
 @dataclasses.dataclass
@@ -167,8 +264,9 @@ class _Kernel:
 
     env: Environment
     step: Multiply
-    left: Callable[[Value, Value], Value]  # see _left_address
-    right: Value
+    batch: Index  # of the matrix, in a batch
+    left: list[LeftAddress]
+    right: list[RightAddress | _Evaluated]
     target: Value  # the matrix of it
 
     def prepare(self, column: Value, first: Value) -> None:
@@ -178,13 +276,6 @@ class _Kernel:
         """The tile at `row` and `column`, with the products from `first` on."""
         raise NotImplementedError
 
-    def _right_address(self, column: Value, line: Value, number: int) -> Value:
-        b, step = self.env.b, self.step
-        panel = b.mul(b.sext(column, "i64"), integer(step.inner, "i64"))
-        start = b.add(panel, b.mul(b.sext(line, "i64"), integer(step.lanes * step.vectors, "i64")))
-        start = b.add(start, integer(number * step.lanes, "i64"))
-        return b.element_address(self.right, memory_type(step.target.element), start)
-
     def _target_address(self, line: Value, column: Value, number: int) -> Value:
         b, target = self.env.b, self.step.target
         start = b.add(b.mul(b.sext(line, "i64"), integer(target.shape[-1], "i64")), b.sext(column, "i64"))
@@ -193,22 +284,45 @@ class _Kernel:
 
     def _fetch_upcoming(self, row: Value, column: Value, first: Value) -> None:
         """The share of one tile in as many rows of the upcoming right operand as all tiles use up of this one."""
-        b, step, upcoming = self.env.b, self.step, self.step.upcoming
-        if upcoming is None:
+        b, step = self.env.b, self.step
+        if step.upcoming is None:
             return
-        source_rows = per_word(step.words) if step.words else 1
-        per_line = CACHE_LINE // pointee_size(upcoming)
-        lines_a_row = max(step.vectors * step.lanes // per_line, 1)
-        lines, tiles = step.depth * source_rows * lines_a_row, step.target.shape[-2] // step.rows
+        lines, tiles = step.depth * self._lines_a_row(), step.target.shape[-2] // step.rows
         share = -(-lines // tiles)
         start = b.mul(b.binary("udiv", row, integer(step.rows, "i32")), integer(share, "i32"))
-        behind = b.mul(b.add(first, integer(step.inner, "i32")), integer(source_rows, "i32"))
+        behind = b.add(first, integer(step.inner, "i32"))
         for number in range(min(share, MOST_FETCHES)):
-            line = b.add(start, integer(number, "i32"))
-            k = b.add(behind, b.binary("udiv", line, integer(lines_a_row, "i32")))
-            place = b.mul(b.binary("urem", line, integer(lines_a_row, "i32")), integer(per_line, "i32"))
-            index = (Lane(k), Lane(b.add(column, place)))
-            b.prefetch(self.env.host_address(Strip(self.env, step.sources, index, 0).value(upcoming.operands[0]).value))
+            self._fetch_line(column, behind, b.add(start, integer(number, "i32")))
+
+    def _fetch_row(self, column: Value, row: Value) -> None:
+        """What is as far behind a row of the right operand as memory takes to answer: in the next round, or later."""
+        step = self.step
+        if step.upcoming is None:
+            return
+        rows = per_word(step.words) if step.words else 1
+        bytes_ = rows * step.target.shape[-1] * pointee_size(step.upcoming)
+        behind = self.env.b.add(row, integer(max(step.inner, FETCH_BYTES // bytes_), "i32"))
+        for line in range(self._lines_a_row()):
+            self._fetch_line(column, behind, integer(line, "i32"), level=2)
+
+    def _lines_a_row(self) -> int:
+        """Lines of the cache that a row of the upcoming right operand, of numbers or words, takes in memory."""
+        step = self.step
+        assert step.upcoming is not None
+        rows = per_word(step.words) if step.words else 1
+        return rows * max(step.vectors * step.lanes * pointee_size(step.upcoming) // CACHE_LINE, 1)
+
+    def _fetch_line(self, column: Value, first: Value, line: Value, level: int = 1) -> None:
+        """One of those that row `first` of the right operand, and what is behind it, takes in memory."""
+        b, step = self.env.b, self.step
+        assert step.upcoming is not None
+        rows, per_line = per_word(step.words) if step.words else 1, CACHE_LINE // pointee_size(step.upcoming)
+        lines_a_row = integer(self._lines_a_row() // rows, "i32")
+        k = b.add(b.mul(first, integer(rows, "i32")), b.binary("udiv", line, lines_a_row))
+        place = b.mul(b.binary("urem", line, lines_a_row), integer(per_line, "i32"))
+        index = (Lane(k), Lane(b.add(column, place)))
+        address = Strip(self.env, step.sources, index, 0).value(step.upcoming.operands[0]).value
+        b.prefetch(self.env.host_address(address), level)
 
 
 class _TileKernel(_Kernel):
@@ -228,13 +342,15 @@ class _TileKernel(_Kernel):
             else:
                 self._tile("tileloadd64", _sum(r, v), self._target_address(rows[r], column, v), target_stride)
         self._fetch_upcoming(row, column, first)
+        (right,) = self.right
+        assert not isinstance(right, _Evaluated)
         with b.loop(0, step.depth, step.lanes) as counter:
             k = b.add(first, counter)
             for r, line in enumerate(rows):
-                start = self.left(line, k)
+                start = self.left[0](line, k)
                 self._tile("tileloadd64", _LEFT + r, start, self._distance(start, line, k))
             for v in range(step.vectors):
-                self._tile("tileloadd64", _RIGHT + v, self._right_address(column, k, v), right_stride)
+                self._tile("tileloadd64", _RIGHT + v, right(column, k, v), right_stride)
             for r, v in sums:
                 self._tile(_ADD_TILES[step.words], _sum(r, v), integer(_LEFT + r, "i8"), integer(_RIGHT + v, "i8"))
         for r, v in sums:
@@ -246,7 +362,7 @@ class _TileKernel(_Kernel):
     def _distance(self, start: Value, line: Value, k: Value) -> Value:
         """Bytes from one row of the left operand to the next."""
         b = self.env.b
-        below = self.left(b.add(line, integer(1, "i32")), k)
+        below = self.left[0](b.add(line, integer(1, "i32")), k)
         addresses = [b.define("i64", f"ptrtoint {address} to i64") for address in (below, start)]
         return b.sub(*addresses)
 
@@ -274,7 +390,7 @@ class _RegisterKernel(_Kernel):
         self.offset = b.opaque(integer(_OFFSET, self._vector("i32")))
         summed = b.open_loop(0, step.depth, 1, [zero(self._vector("i32"))] * step.vectors)
         k = b.add(first, summed.counter)
-        vectors = [self._right_vector(column, k, v) for v in range(step.vectors)]
+        (vectors,) = self._right_vectors(column, k)
         self.excess = b.close_loop(
             summed,
             [self._add_words(held, self.offset, right) for held, right in zip(summed.carried, vectors, strict=True)],
@@ -283,9 +399,21 @@ class _RegisterKernel(_Kernel):
     def _vector(self, element: str) -> str:
         return vector_type(self.step.lanes, element) if self.step.lanes > 1 else element
 
-    def _right_vector(self, column: Value, line: Value, number: int) -> Value:
-        element = "i32" if self.step.words else memory_type(self.step.target.element)
-        return self.env.b.load(self._vector(element), self._right_address(column, line, number), self.step.target.size)
+    def _right_vectors(self, column: Value, line: Value) -> list[list[Value]]:
+        """Of each product, what the accumulators need of a row of the right operand."""
+        b, step = self.env.b, self.step
+        element = "i32" if step.words else memory_type(step.target.element)
+        # One strip, and the same indices for all: what they have in common is evaluated once.
+        strip = Strip(self.env, step.sources, (), step.lanes, place=None)
+        places = [Lane(b.add(column, integer(v * step.lanes, "i32")), 1) for v in range(step.vectors)]
+        index = (*self.batch, Lane(line))
+        lines = _of_words(self.env, index, step.words) if step.words else [index]
+        return [
+            [right.vector(strip, [(*of, place) for of in lines]) for place in places]
+            if isinstance(right, _Evaluated)
+            else [b.load(self._vector(element), right(column, line, v), step.target.size) for v in range(step.vectors)]
+            for right in self.right
+        ]
 
     def emit(self, row: Value, column: Value, first: Value) -> None:
         b, step, width, size = self.env.b, self.step, self.step.lanes, self.step.target.size
@@ -297,25 +425,30 @@ class _RegisterKernel(_Kernel):
         sums = [zeros if step.from_zero else b.load(self._vector(sum_), address, size) for address in targets]
         if self.excess:
             sums = [b.sub(value, self.excess[v]) for value, (_, v) in zip(sums, places, strict=True)]
-        self._fetch_upcoming(row, column, first)
-        chunk = min(CHUNK // size, step.depth) if isinstance(step.left, Tensor) else step.depth
+        evaluated = any(isinstance(each, _Evaluated) for each in self.right)
+        if not evaluated:
+            self._fetch_upcoming(row, column, first)
+        in_place = any(isinstance(each.left, Tensor) for each in step.products)
+        chunk = min(CHUNK // size, step.depth) if in_place else step.depth
         chunks = b.open_loop(0, step.depth, chunk, sums)
         start = b.add(first, chunks.counter)
         self._fetch_left(row, start, chunk)
-        at_once = min(AT_ONCE, chunk)
+        at_once = 1 if evaluated else min(AT_ONCE, chunk)
         products = b.open_loop(0, chunk, at_once, chunks.carried)
         following = products.carried
         for number in range(at_once):
             k = b.add(b.add(start, products.counter), integer(number, "i32"))
-            vectors = [self._right_vector(column, k, v) for v in range(step.vectors)]
-            held, following = following, []
-            for r in range(step.rows):
-                one = b.load(element, self.left(b.add(row, integer(r, "i32")), k), alignment)
-                factor = b.splat(one, width) if width > 1 else one
-                if self.offset is not None:
-                    factor = b.binary("xor", factor, self.offset)
-                for v in range(step.vectors):
-                    following.append(self._add_product(held[r * step.vectors + v], factor, vectors[v]))
+            if evaluated:
+                self._fetch_row(column, k)
+            for left, vectors in zip(self.left, self._right_vectors(column, k), strict=True):
+                held, following = following, []
+                for r in range(step.rows):
+                    one = b.load(element, left(b.add(row, integer(r, "i32")), k), alignment)
+                    factor = b.splat(one, width) if width > 1 else one
+                    if self.offset is not None:
+                        factor = b.binary("xor", factor, self.offset)
+                    for v in range(step.vectors):
+                        following.append(self._add_product(held[r * step.vectors + v], factor, vectors[v]))
         sums = b.close_loop(chunks, b.close_loop(products, following))
         for address, value in zip(targets, sums, strict=True):
             b.store(value, address, size)
@@ -338,13 +471,16 @@ class _RegisterKernel(_Kernel):
 
     def _fetch_left(self, row: Value, start: Value, count: int) -> None:
         """What the tile below needs of the left operand for `count` products."""
-        if isinstance(self.step.left, Buffer):
-            return
         b, rows = self.env.b, self.step.rows
-        for r in range(rows):
-            below = b.add(row, integer(rows + r, "i32"))
-            for place in range(0, count, CACHE_LINE // self.step.target.size):
-                b.prefetch(self.left(below, b.add(start, integer(place, "i32"))))
+        if rows == self.step.target.shape[-2]:
+            return
+        for factors, left in zip(self.step.products, self.left, strict=True):
+            if isinstance(factors.left, Buffer):
+                continue
+            for r in range(rows):
+                below = b.add(row, integer(rows + r, "i32"))
+                for place in range(0, count, CACHE_LINE // self.step.target.size):
+                    b.prefetch(left(below, b.add(start, integer(place, "i32"))))
 
 
 _LEFT, _RIGHT = 4, 6  # tiles of the operands

@@ -32,6 +32,7 @@ class Strip:
         width: int,
         saves: Mapping[Tensor, Buffer] | None = None,
         outer: Mapping[tuple[object, ...], Lane] | None = None,
+        place: int | None = 0,
     ) -> None:
         self.env = env
         self.b: Builder = env.b
@@ -39,6 +40,7 @@ class Strip:
         self.index = index
         self.width = width
         self.saves = saves or {}
+        self.place = place  # of its first element in a round of the loop; None if it does not fetch ahead
         # What was evaluated outside of the innermost loop stays valid inside.
         self.cache: dict[tuple[object, ...], Lane] = dict(outer or {})
 

@@ -11,11 +11,13 @@ from torch_mtia.triton.plan.plan import (
     Buffer,
     Call,
     Carried,
+    Factors,
     For,
     If,
     Lifetime,
     MapElements,
     Nest,
+    Packed,
     Sources,
     Step,
     Steps,
@@ -97,7 +99,7 @@ def _buffers(part: object) -> Iterator[Buffer]:
                 yield from _buffers(item)
     elif isinstance(part, Mapping):
         yield from _buffers(tuple(part.values()))
-    elif isinstance(part, (Step, Nest, Sources, Carried)):
+    elif isinstance(part, (Step, Nest, Sources, Carried, Factors, Packed)):
         yield from _buffers(tuple(getattr(part, field.name) for field in dataclasses.fields(part)))  # type: ignore[arg-type]
 
 

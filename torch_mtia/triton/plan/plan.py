@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from torch_mtia.triton.analyses.few_bits import FewBits
 from torch_mtia.triton.analyses.loops import Step as Move
 from torch_mtia.triton.analyses.masks import End, ReductionEnd
 from torch_mtia.triton.analyses.symbolic import Expression
@@ -243,14 +244,20 @@ def per_word(element: str) -> int:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Packed:
+    value: Value
+    target: Buffer
+    few_bits: FewBits | None = None  # that words are looked up by
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Pack(Step):
-    """A tensor, converted, in row-major order, or in panels: each has so many of its columns, and all of its rows.
+    """Tensors, converted, in row-major order, or in panels: each has so many of their columns, and all of their rows.
     `words`: a format of 8 or 16 bits, of which several rows share 32 bits. Where it is `turned`, words lie side by side
     in memory: strips go along the rows, and are turned in registers."""
 
     nest: Nest
-    value: Value
-    target: Buffer
+    tensors: tuple[Packed, ...]
     words: str = ""
     turned: bool = False
 
@@ -270,11 +277,19 @@ class Decode(Step):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Multiply(Step):
-    """target += left @ right (= with `from_zero`), for every matrix of a batch."""
+class Factors:
+    """The operands of a product."""
 
     left: Buffer | Value  # in a buffer in row-major order, or read where it was loaded from
-    right: Buffer  # in panels of as many columns as there are accumulators
+    right: Buffer | Value  # in panels of as many columns as there are accumulators, or evaluated where it is needed
+    few_bits: FewBits | None = None  # that the words of `right` are looked up by, if it is evaluated
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Multiply(Step):
+    """target += the sum of left @ right (= with `from_zero`), for every matrix of a batch."""
+
+    products: tuple[Factors, ...]
     target: Buffer
     inner: int  # elements of a row of `left`, rows of `right`
     words: str  # the format of which each element, of 32 bits, holds several; none if empty
@@ -286,6 +301,11 @@ class Multiply(Step):
     depth: int  # products that are added before the accumulators go to memory
     from_zero: bool
     sources: Sources
+
+    @property
+    def roots(self) -> list[Value]:
+        """What is evaluated."""
+        return [each for factors in self.products for each in (factors.left, factors.right) if isinstance(each, Value)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -69,6 +69,7 @@ class Planner:
         self.strides = StrideAnalysis()
         self.steps: list[Step] = []
         self.put_off: dict[Op, list[Op]] = {}  # stores, to the one that they share a nest with
+        self.joined: dict[Op, list[Op]] = {}  # products, to the one that adds to them in the same loop
         self.destinations: dict[Value, Buffer] = {}  # of carried values that results of statements replace
         self.storages = 0
         self.stack_size = 0
@@ -310,10 +311,12 @@ class Planner:
         self.held.update(buffers)
         return Nest(shape, dim, lanes, tuple(roots), sources, buffers, hoisted, limits, together)
 
-    def plain_nest(self, shape: Shape, dim: int, *, one_by_one: bool = False, roots: Sequence[Value] = ()) -> Nest:
+    def plain_nest(
+        self, shape: Shape, dim: int, *, one_by_one: bool = False, roots: Sequence[Value] = (), together: int = 1
+    ) -> Nest:
         """Loops in which nothing is kept, and tensors are only read at other places than their own."""
         lanes = 0 if one_by_one else self.lanes_along(shape, dim)
-        return Nest(shape, dim, lanes, tuple(roots), self.sources(roots))
+        return Nest(shape, dim, lanes, tuple(roots), self.sources(roots), together=together)
 
     def lanes_along(self, shape: Shape, dim: int) -> int:
         width = min(self.lanes, shape[dim])

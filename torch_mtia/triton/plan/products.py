@@ -5,6 +5,9 @@ need of the right operand at a time, a panel of its columns, lies in one piece: 
 Narrow floating-point operands are widened to f32 while they are packed, so every product is exact before it is added.
 Where the processor has instructions that add two products of 16-bit numbers, or four of 8-bit numbers, to one of 32
 bits, the operands are packed as words of such numbers, neighbours along the inner dimension, instead.
+
+Where the left operand has few rows, packing would take longer than multiplying: the right operand is evaluated where it
+is multiplied. Decoded weights depend on few bits of what was loaded (analyses/few_bits.py): their words are looked up.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from torch_mtia.triton.analyses.cost import cost_of
+from torch_mtia.triton.analyses.few_bits import FewBits, few_bits
 from torch_mtia.triton.analyses.strides import is_linear
 from torch_mtia.triton.ir.attributes import Bits
 from torch_mtia.triton.ir.elements import element_size, is_float_element
 from torch_mtia.triton.ir.module import Op, Value
-from torch_mtia.triton.ir.ops import is_load, splat_constant
+from torch_mtia.triton.ir.ops import is_fused, is_load, splat_constant
 from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan.control import assign
 from torch_mtia.triton.plan.plan import (
@@ -24,8 +29,10 @@ from torch_mtia.triton.plan.plan import (
     Clear,
     Convert,
     Decode,
+    Factors,
     Multiply,
     Pack,
+    Packed,
     Shape,
     innermost_first,
     per_word,
@@ -33,6 +40,11 @@ from torch_mtia.triton.plan.plan import (
 )
 from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 
+LEAST_VECTORS = 4  # of accumulators in a row, where the right operand is not packed: what is read at once
+MOST_COST = 80  # of evaluating an element of the right operand again and again in the code
+INDEX_BITS = 5  # of the instruction that looks up numbers of 16 bits in a vector
+LIGHT_TOGETHER = 4  # strips of what is looked up: what they load is next to each other
+MOST_VECTORS = 8  # of a row of accumulators
 RIGHT_BYTES = 32 << 10  # of the right operand to keep in the first-level cache
 LEAST_DEPTH = 64  # products to add before the accumulators go to memory
 TILE = 16  # rows of a tile of AMX, and words of each
@@ -42,35 +54,95 @@ BF16_HOLDS = frozenset({"bf16", "f8E5M2", "f8E4M3FN", "f8E5M2FNUZ", "f8E4M3FNUZ"
 _FORMATS = {0: "f8E4M3FN", 1: "f8E5M2", 4: "e2m1", 5: "bf16", 6: "f16"}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Operands:
-    left: Buffer | Value
-    right: Buffer  # in panels
-    inner: int
-    words: str = ""
-    upcoming: Op | None = None
-
-
 @plans("tt.dot")
 def _dot(planner: Planner, op: Op) -> None:
-    left, right, initial = op.operands
-    element = _compute_element(op)
-    inner, words = shape_of(left)[-1], _words(planner, op)
-    packed = words or element
-    one_by_one: Buffer | Value
-    one_by_one = left if _reads_directly(planner, left, packed, bool(words)) else _pack(planner, op, left, packed)
-    upcoming = _upcoming(planner, op, right)
+    following = _following(planner, op)
+    if following is not None:
+        planner.joined[following] = [*planner.joined.pop(op, []), op]
+        return
+    ops = [*planner.joined.pop(op, []), op]
+    (left, right), element, words = op.operands[:2], _compute_element(op), _words(planner, op)
+    inner = shape_of(left)[-1] // (per_word(words) if words else 1)
+    evaluated = _is_evaluated(planner, op, [each.operands[1] for each in ops])
+    operands = _Operands(
+        tuple(_factors(planner, op, ops, evaluated)), inner, words, _upcoming(planner, op, right, evaluated)
+    )
+    _add_products(planner, op, operands, ops[0].operands[2], element)
+
+
+def _following(planner: Planner, op: Op) -> Op | None:
+    """The product that alone adds to this one, if one loop can do both, and reads once what their right operands have
+    in common: the two halves of bytes that hold two numbers."""
+    (result,) = op.results
+    user = next(iter(result.users), None)
+    if user is None or user.name != "tt.dot" or len(result.users) > 1 or user.block is not op.block:
+        return None
+    if user.operands[2] is not result or result in user.operands[:2] or result.type.element != _compute_element(op):
+        return None
+    words = _words(planner, op)
+    if shape_of(user.operands[0]) != shape_of(op.operands[0]) or _words(planner, user) != words:
+        return None
+    if words == "i8" or (words and _in_tiles(planner, op, words)):
+        return None
+    if any(not is_fused(between) for between in op.block.ops[op.position + 1 : user.position]):
+        return None
+    rights = [op.operands[1], user.operands[1]]
+    if not all(_is_evaluated_by_rows(planner, user, right) for right in rights):
+        return None
+    if not words and not _is_evaluated(planner, user, rights):
+        return None
+    first, second = (
+        {value for value in planner.available.reach([right], ())[0] if is_load(value.op)} for right in rights
+    )
+    return user if first & second else None
+
+
+def _factors(planner: Planner, op: Op, ops: list[Op], evaluated: bool) -> list[Factors]:
+    """The operands of products of which `op` is the last one, as the loop over them wants them."""
+    element, words = _compute_element(op), _words(planner, op)
+    rights = [each.operands[1] for each in ops]
+    again = evaluated and _accumulators_of_all_rows(planner, op, element).columns < shape_of(rights[0])[-1]
+    lefts = [_left(planner, op, each.operands[0], words or element, bool(words), again) for each in ops]
+    if evaluated:
+        looked_up = [_few_bits(planner, right, words) for right in rights]
+        return [Factors(*each) for each in zip(lefts, rights, looked_up, strict=True)]
     if words:
-        inner //= per_word(words)
-        if isinstance(one_by_one, Buffer):
-            one_by_one = dataclasses.replace(
-                one_by_one, shape=(*one_by_one.shape[:-1], inner), strides=(), element="i32"
-            )
-        packed_right = _pack_words(planner, op, right, words)
+        packed = _pack_words(planner, op, rights, words)
     else:
-        packed_right = _pack_panels(planner, op, right, element)
-    operands = _Operands(one_by_one, packed_right, inner, words, upcoming)
-    _add_product(planner, op, operands, initial, element)
+        packed = [_pack_panels(planner, op, right, element) for right in rights]
+    return [Factors(*each) for each in zip(lefts, packed, strict=True)]
+
+
+def _left(planner: Planner, op: Op, left: Value, element: str, in_words: bool, again: bool) -> Buffer | Value:
+    """`again`: whether it is read several times."""
+    if not again and _reads_directly(planner, left, element, in_words):
+        return left
+    packed = _pack(planner, op, left, element)
+    if not in_words:
+        return packed
+    shape = (*packed.shape[:-1], packed.shape[-1] // per_word(element))
+    return dataclasses.replace(packed, shape=shape, strides=(), element="i32")
+
+
+def _is_evaluated(planner: Planner, op: Op, rights: list[Value]) -> bool:
+    """Whether to evaluate right operands where they are multiplied: of few rows, each element is needed once."""
+    shape, rows, words = shape_of(rights[0]), shape_of(op.results[0])[-2], _words(planner, op)
+    return (
+        rows * LEAST_VECTORS <= _registers(planner)
+        and shape[-1] >= planner.lanes
+        and len(shape) <= 3
+        and words != "i8"  # which needs the sums of its columns first
+        and not (words and _in_tiles(planner, op, words))
+        and sum(cost_of(right, planner.available, planner.strides) for right in rights) <= MOST_COST
+        and (len(rights) > 1 or _is_evaluated_by_rows(planner, op, rights[0]))
+    )
+
+
+def _few_bits(planner: Planner, right: Value, words: str) -> FewBits | None:
+    """What the words of a right operand can be looked up by, in a vector with all of them."""
+    if words != "bf16":
+        return None
+    return few_bits(right, planner.available, INDEX_BITS)
 
 
 def _compute_element(op: Op) -> str:
@@ -111,15 +183,19 @@ def _in_tiles(planner: Planner, op: Op, words: str) -> bool:
     )
 
 
-def _upcoming(planner: Planner, op: Op, right: Value) -> Op | None:
+def _upcoming(planner: Planner, op: Op, right: Value, evaluated: bool) -> Op | None:
     """The load of the right operand, if it is in a loop: mostly the next round reads the rows behind it."""
     parent = op.block.region.parent
     if parent is None or parent.name != "scf.for" or len(shape_of(right)) != 2 or right in planner.held:
         return None
-    if right.op is None or not is_load(right.op):
-        return None
-    pointer = right.op.operands[0]
-    return right.op if _is_linear(planner, pointer) and not planner.available.reads_buffers(pointer) else None
+    loads = planner.available.reach([right], shape_of(right))[0] if evaluated else [right]
+    for load in loads:
+        if is_load(load.op) and load.type.shape == right.type.shape:
+            assert load.op is not None
+            pointer = load.op.operands[0]
+            if _is_linear(planner, pointer) and not planner.available.reads_buffers(pointer):
+                return load.op
+    return None
 
 
 def _is_linear(planner: Planner, pointer: Value) -> bool:
@@ -136,14 +212,28 @@ def _reads_directly(planner: Planner, value: Value, element: str, in_words: bool
     return not in_words or planner.strides.strides(op.operands[0])[-1] == element_size(element)
 
 
-def _add_product(planner: Planner, op: Op, operands: _Operands, initial: Value, element: str) -> None:
-    """The result of `op`: initial + left @ right, computed in `element`."""
+@dataclasses.dataclass(frozen=True)
+class _Operands:
+    products: tuple[Factors, ...]
+    inner: int
+    words: str = ""
+    upcoming: Op | None = None
+
+    @property
+    def evaluated(self) -> list[Value]:
+        return [each.right for each in self.products if isinstance(each.right, Value)]
+
+
+def _add_products(planner: Planner, op: Op, operands: _Operands, initial: Value, element: str) -> None:
+    """The result of `op`: initial + the sum of left @ right, computed in `element`."""
     (result,) = op.results
     shape = shape_of(result)
     starts_at_zero = initial.op is not None and _is_zero(initial.op)
     direct = result.type.element == element
     target = planner.destination(result) if direct else planner.new_buffer(shape, element)
-    storages = {buffer.storage for buffer in (operands.left, operands.right) if isinstance(buffer, Buffer)}
+    read = [*planner.sources(operands.evaluated).held.values()]
+    read += [each for of in operands.products for each in (of.left, of.right) if isinstance(each, Buffer)]
+    storages = {buffer.storage for buffer in read}
     if not target.row_major() or target.storage in storages:
         target = planner.destination(result, row_major(shape))
     if not starts_at_zero and planner.held.get(initial) is not target:
@@ -180,7 +270,7 @@ def _pack(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
 
 
 def _pack_into(planner: Planner, op: Op, value: Value, target: Buffer) -> None:
-    planner.add(Pack(planner.nest(op, [value], shape_of(value)), value, target))
+    planner.add(Pack(planner.nest(op, [value], shape_of(value)), (Packed(value, target),)))
 
 
 def _pack_panels(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
@@ -191,24 +281,31 @@ def _pack_panels(planner: Planner, op: Op, value: Value, element: str) -> Buffer
         return _pack(planner, op, value, element)
     target = planner.new_buffer(panels, element)
     if _is_turned(planner, value, shape):
-        planner.add(Pack(planner.plain_nest(shape, len(shape) - 1, roots=[value]), value, target, turned=True))
+        planner.add(
+            Pack(planner.plain_nest(shape, len(shape) - 1, roots=[value]), (Packed(value, target),), turned=True)
+        )
     else:
         _pack_into(planner, op, value, target)
     return target
 
 
-def _pack_words(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
-    """The right operand with several of its rows in one, as numbers of `element`."""
-    *batch, inner, n = shape = shape_of(value)
+def _pack_words(planner: Planner, op: Op, values: list[Value], element: str) -> list[Buffer]:
+    """Right operands with several of their rows in one, as numbers of `element`."""
+    *batch, inner, n = shape = shape_of(values[0])
     words = (*batch, inner // per_word(element), n)
-    target = planner.new_buffer(_panels(words, _accumulators(planner, op, "i32", element)), "i32")
+    panels = _panels(words, _accumulators(planner, op, "i32", element))
     last = len(shape) - 1
-    turned = _is_turned(planner, value, words)
-    by_rows = planner.best_dimension([value], shape) == last
-    if not turned and not (by_rows and _is_evaluated_once(planner, op, value)):
-        planner.row_major_buffer(value, op)
-    planner.add(Pack(planner.plain_nest(words, last, roots=[value]), value, target, element, turned))
-    return target
+    turned = len(values) == 1 and _is_turned(planner, values[0], words)
+    if not turned and not (len(values) > 1 or _is_evaluated_by_rows(planner, op, values[0])):
+        planner.row_major_buffer(values[0], op)
+    packed = tuple(
+        Packed(value, planner.new_buffer(panels, "i32"), None if turned else _few_bits(planner, value, element))
+        for value in values
+    )
+    light = all(each.few_bits is not None for each in packed)
+    together = min(LIGHT_TOGETHER, n // planner.lanes) if light else 1
+    planner.add(Pack(planner.plain_nest(words, last, roots=values, together=together), packed, element, turned))
+    return [each.target for each in packed]
 
 
 def _is_turned(planner: Planner, value: Value, shape: Shape) -> bool:
@@ -219,6 +316,11 @@ def _is_turned(planner: Planner, value: Value, shape: Shape) -> bool:
     while value not in planner.held and value.op is not None and value.op.name == "tt.trans":
         (value,) = value.op.operands
     return value in planner.held or planner.strides.is_plain_load(value)
+
+
+def _is_evaluated_by_rows(planner: Planner, op: Op, value: Value) -> bool:
+    shape = shape_of(value)
+    return planner.best_dimension([value], shape) == len(shape) - 1 and _is_evaluated_once(planner, op, value)
 
 
 def _is_evaluated_once(planner: Planner, op: Op, value: Value) -> bool:
@@ -255,9 +357,21 @@ def _accumulators(planner: Planner, op: Op, element: str, words: str = "") -> _A
     if words and _in_tiles(planner, op, words):
         return _Accumulators(True, min(2 * TILE, m), min(2, n // TILE), TILE)
     lanes = min(planner.lanes if element_size(element) <= 4 else planner.lanes // 2, n)
-    registers = 32 if planner.lanes == 16 else 16
-    vectors = min((4 if m > 2 else 8) if registers == 32 else 2, n // lanes)
-    return _Accumulators(False, max(min((16 if registers == 32 else 8) // vectors, m), 1), vectors, lanes)
+    registers = _registers(planner)
+    vectors = min((4 if m > 2 else 8) if registers == 16 else 2, n // lanes)
+    return _Accumulators(False, max(min(registers // vectors, m), 1), vectors, lanes)
+
+
+def _accumulators_of_all_rows(planner: Planner, op: Op, element: str) -> _Accumulators:
+    """For a right operand that is evaluated where it is needed: once, if no other rows need it."""
+    m, n = shape_of(op.results[0])[-2:]
+    lanes = planner.lanes if element_size(element) <= 4 else planner.lanes // 2
+    return _Accumulators(False, m, min(_registers(planner) // m, MOST_VECTORS, n // lanes), lanes)
+
+
+def _registers(planner: Planner) -> int:
+    """For accumulators; as many remain for the operands."""
+    return 16 if planner.lanes == 16 else 8
 
 
 def _panels(shape: Shape, accumulators: _Accumulators) -> Shape:
@@ -269,17 +383,19 @@ def _panels(shape: Shape, accumulators: _Accumulators) -> Shape:
 
 def _multiply(planner: Planner, op: Op, operands: _Operands, target: Buffer, from_zero: bool) -> None:
     inner = operands.inner
-    tile = _accumulators(planner, op, target.element, operands.words)
-    depth = min(inner, max(RIGHT_BYTES // (tile.columns * target.size), LEAST_DEPTH))
+    if operands.evaluated:
+        tile, depth = _accumulators_of_all_rows(planner, op, target.element), inner
+    else:
+        tile = _accumulators(planner, op, target.element, operands.words)
+        depth = min(inner, max(RIGHT_BYTES // (tile.columns * target.size * len(operands.products)), LEAST_DEPTH))
     if from_zero and depth < inner:
         planner.add(Clear(planner.plain_nest(target.shape, len(target.shape) - 1), target))
         from_zero = False
-    in_place = [operands.left.op.operands[0]] if isinstance(operands.left, Value) and operands.left.op else []
+    in_place = [each.left.op.operands[0] for each in operands.products if isinstance(each.left, Value) and each.left.op]
     behind = [operands.upcoming.operands[0]] if operands.upcoming is not None else []
     planner.add(
         Multiply(
-            operands.left,
-            operands.right,
+            operands.products,
             target,
             inner,
             operands.words,
@@ -290,7 +406,7 @@ def _multiply(planner: Planner, op: Op, operands: _Operands, target: Buffer, fro
             tile.lanes,
             depth,
             from_zero,
-            planner.sources([*in_place, *behind]),
+            planner.sources([*in_place, *behind, *operands.evaluated]),
         )
     )
 
@@ -315,7 +431,7 @@ def _dot_scaled(planner: Planner, op: Op) -> None:
     decoded = _decode(planner, op, left, left_scale, (*batch, m, inner), left_format, rank - 1, along)
     along = rank - 2 if packed_right else rank - 1
     right_decoded = _decode(planner, op, right, right_scale, (*batch, inner, n), right_format, rank - 2, along)
-    _add_product(planner, op, _Operands(decoded, right_decoded, inner), initial, "f32")
+    _add_products(planner, op, _Operands((Factors(decoded, right_decoded),), inner), initial, "f32")
 
 
 def _format(op: Op, number: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch_mtia.triton.analyses.availability import Available
+from torch_mtia.triton.analyses.few_bits import FewBits
 from torch_mtia.triton.analyses.masks import End
 from torch_mtia.triton.analyses.symbolic import TRUE, Expression, conjuncts
 from torch_mtia.triton.ir.attributes import Dense
@@ -89,6 +90,11 @@ class _Lines:
             self.add(f"  outside of the innermost loop: {_names(value for value, _ in nest.hoisted)}")
         for dimension, end in nest.ends.items():
             self.add(f"  ends along dimension {dimension} {_end(end)}")
+
+    def few_bits(self, value: Value, few_bits: FewBits | None) -> None:
+        if few_bits is not None:
+            last = few_bits.first + few_bits.count - 1
+            self.add(f"  looks {value} up by bits {few_bits.first} to {last} of {few_bits.source}")
 
     def sources(self, sources: Sources, roots: Iterable[Value]) -> None:
         evaluated, _ = Available(sources.held, sources.moved).reach(list(roots), ())
@@ -190,9 +196,12 @@ def _scan(lines: _Lines, step: plan.Scan) -> None:
 
 
 def _pack(lines: _Lines, step: plan.Pack) -> None:
-    form = f"in words of {step.words}" if step.words else f"as {step.target.element}"
+    form = f"in words of {step.words}" if step.words else f"as {step.tensors[0].target.element}"
     form += ", turned" if step.turned else ""
-    lines.begin(f"pack {step.value} -> {lines.buffer(step.target)}, {form}")
+    packed = ", ".join(f"{each.value} -> {lines.buffer(each.target)}" for each in step.tensors)
+    lines.begin(f"pack {packed}, {form}")
+    for each in step.tensors:
+        lines.few_bits(each.value, each.few_bits)
     lines.nest(step.nest)
 
 
@@ -203,9 +212,11 @@ def _decode(lines: _Lines, step: plan.Decode) -> None:
 
 
 def _multiply(lines: _Lines, step: plan.Multiply) -> None:
-    left = lines.buffer(step.left) if isinstance(step.left, Buffer) else str(step.left)
-    target, right = lines.buffer(step.target), lines.buffer(step.right)
-    lines.begin(f"multiply {target} {'=' if step.from_zero else '+='} {left} @ {right}")
+    def operand(of: Buffer | Value) -> str:
+        return lines.buffer(of) if isinstance(of, Buffer) else str(of)
+
+    products = " + ".join(f"{operand(each.left)} @ {operand(each.right)}" for each in step.products)
+    lines.begin(f"multiply {lines.buffer(step.target)} {'=' if step.from_zero else '+='} {products}")
     rows, n = step.target.shape[-2:]
     lines.add(f"  {rows} x {step.inner} @ {step.inner} x {n}, {step.depth} products at a time")
     if step.tiles:
@@ -214,7 +225,10 @@ def _multiply(lines: _Lines, step: plan.Multiply) -> None:
         lines.add(f"  accumulators: {step.rows} x {step.vectors} vectors of {step.lanes} lanes")
     if step.upcoming is not None:
         lines.add(f"  fetches what is behind {step.upcoming.results[0]}")
-    lines.sources(step.sources, [step.left] if isinstance(step.left, Value) else [])
+    for each in step.products:
+        if isinstance(each.right, Value):
+            lines.few_bits(each.right, each.few_bits)
+    lines.sources(step.sources, step.roots)
 
 
 def _convert(lines: _Lines, step: plan.Convert) -> None:
