@@ -521,7 +521,7 @@ def test_an_unloaded_kernel_is_refused() -> None:
 def test_kernels_may_be_unloaded_while_other_threads_launch_them(run_script: RunScript) -> None:
     script = run_script(
         """
-        import threading, time
+        import threading
         import torch
         from torch._inductor.codecache import PyCodeCache
         def in_turns(x):
@@ -533,6 +533,7 @@ def test_kernels_may_be_unloaded_while_other_threads_launch_them(run_script: Run
         for _ in range(3):
             expected = compiled(x).cpu()
         errors = []
+        called = threading.Semaphore(0)
         def call():
             while True:
                 try:
@@ -541,13 +542,16 @@ def test_kernels_may_be_unloaded_while_other_threads_launch_them(run_script: Run
                     errors.append(error)
                     if loaded == 0:
                         return
+                finally:
+                    called.release()
         kernels = [value for name, value in vars(PyCodeCache.modules[-1]).items() if name.startswith("triton_")]
         loaded = len(kernels)
         threads = [threading.Thread(target=call) for _ in range(2)]
         for thread in threads:
             thread.start()
         for kernel in reversed(kernels):
-            time.sleep(0.005)
+            for _ in range(10):
+                called.acquire()
             kernel.launchers[0].__globals__["function"].unload()
             loaded -= 1
         for thread in threads:

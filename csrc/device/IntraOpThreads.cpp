@@ -43,7 +43,7 @@ class Helpers {
     for (int i = 1; i < num_threads; ++i) {
       // Somebody else may have opened a smaller region, and another process may have the number now.
       if (syscall(SYS_tgkill, getpid(), threads_[i], 0) != 0) return forget();
-      unavailable_ = sched_setaffinity(threads_[i], sizeof(cores), &cores) != 0;
+      if (sched_setaffinity(threads_[i], sizeof(cores), &cores) != 0) unavailable_ = true;
     }
   }
 

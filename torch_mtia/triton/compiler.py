@@ -28,7 +28,7 @@ from triton.backends.compiler import BaseBackend, GPUTarget
 
 from torch_mtia import environment
 from torch_mtia.source_digest import source_digest
-from torch_mtia.torch_version import descriptors_round, rewrite_block_pointers, run_passes
+from torch_mtia.torch_version import rewrite_block_pointers, run_passes
 from torch_mtia.triton import abi
 from torch_mtia.triton.architecture import architecture
 from torch_mtia.triton.ir.simplify import UNIT
@@ -303,15 +303,17 @@ class MTIABackend(BaseBackend):
 
 def _unit_strides(module: Any) -> list[int]:
     """The arguments that are 1, by their positions behind rewrite_tensor_descriptor_to_pointer: the last stride of each
-    descriptor made on the host, as the pass takes it apart, and as the front end passes it beside the descriptor."""
+    descriptor made on the host, in both places (launch.py)."""
+    from torch_mtia.triton.launch import taken_apart
+
     kernel = module.get_function(module.get_entry_func_name())
     units, position = [], 0
     for kind in module.get_function_signature(kernel):
         if match := _DESCRIPTOR.match(kind):
             rank = match[1].count("x")
-            flags = 1 + descriptors_round()
-            units += [position + 2 * rank, position + 2 * rank + flags + 2 * rank]
-            position += 1 + 2 * rank + flags
+            parts = len(taken_apart("", rank))
+            units += [position + 2 * rank, position + parts + 2 * rank - 1]
+            position += parts
         else:
             position += 1
     return units

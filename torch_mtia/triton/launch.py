@@ -39,13 +39,16 @@ def entry(name: str, kind: Any) -> Entry:
 
 
 def _descriptor_entry(name: str, dtype: str, rank: int) -> Entry:
-    """A tensor descriptor made on the host.
-
-    The kernel gets it twice: as Triton's pass rewrite_tensor_descriptor_to_pointer takes it apart, and the shape and
-    strides once more, as the front end passes them beside every descriptor.
-    """
-    types = [f"*{dtype}", *["i64"] * (2 * rank), *["i1"] * (1 + descriptors_round()), *["i32"] * rank, *["i64"] * rank]
+    """A tensor descriptor made on the host."""
+    types = [*taken_apart(dtype, rank), *["i32"] * rank, *["i64"] * rank]
     return (name, [(name, kind) for kind in types], decompose_descriptor)
+
+
+def taken_apart(dtype: str, rank: int) -> list[str]:
+    """What Triton's pass rewrite_tensor_descriptor_to_pointer makes of a descriptor: its address, shape, strides, and
+    flags. Behind it the kernel gets the shape and the strides once more, as the front end passes them beside every
+    descriptor."""
+    return [f"*{dtype}", *["i64"] * (2 * rank), *["i1"] * (1 + descriptors_round())]
 
 
 def decompose_descriptor(descriptor: Any) -> tuple[Any, ...]:
