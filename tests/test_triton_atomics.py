@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from triton_language import tensors_on_mtia, with_source  # noqa: F401
 
+from torch_mtia.triton.architecture import usable
+
 pytestmark = pytest.mark.usefixtures("tensors_on_mtia")
 
 
@@ -54,6 +56,42 @@ def test_read_modify_write(name: str, dtype: torch.dtype) -> None:
     # Triton makes of a maximum of floats one of integers for the positive and one for the negative: in that order.
     if not (dtype.is_floating_point and name in ("max", "min")):
         assert torch.equal(old, olds)
+
+
+@triton.jit
+def neighbours_kernel(x, total, size, shift, ROWS: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr):
+    row, i = tl.arange(0, ROWS), tl.arange(0, N)
+    value = tl.load(x + row[:, None] * N + i[None, :])
+    place = total + (row[:, None] + tl.program_id(0)) % 4 * shift + i[None, :]
+    if MASKED:
+        tl.atomic_add(place, value, mask=(i[None, :] < size) & (i[None, :] % 37 != 5))
+    else:
+        tl.atomic_add(place, value)
+    tl.atomic_add(
+        total + tl.program_id(0) % N, tl.full((), 1, value.dtype)
+    )  # a swap of another size, at the same places
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("arch", usable())
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.int64, torch.uint32, torch.float32, torch.float64, torch.float16, torch.bfloat16]
+)
+def test_sums_of_neighbours(dtype: torch.dtype, arch: str, masked: bool) -> None:
+    programs, rows, columns, size = 32, 4, 64, 51
+    x = torch.randint(0, 2, (rows, columns), device="cpu").to(dtype)  # whose sums no format rounds
+    for shift in (0, 1, 8, 64):
+        total = torch.zeros(3 * shift + columns, dtype=torch.int64, device="cpu")
+        column = torch.arange(columns, device="cpu")
+        taken = (column < size) & (column % 37 != 5) if masked else torch.ones_like(column, dtype=torch.bool)
+        for program in range(programs):
+            for row in range(rows):
+                first = (row + program) % 4 * shift
+                total[first : first + columns] += torch.where(taken, x[row].long(), 0)
+            total[program % columns] += 1
+        out = torch.zeros(total.shape, dtype=dtype)
+        neighbours_kernel[(programs,)](x.to("mtia"), out, size, shift, ROWS=rows, N=columns, MASKED=masked, arch=arch)
+        assert torch.equal(out.cpu().long(), total)
 
 
 def test_scalars_and_compare_and_swap() -> None:

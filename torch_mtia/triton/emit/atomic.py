@@ -1,8 +1,10 @@
-"""Atomic read-modify-write operations and compare-and-swap, one element after the other."""
+"""Atomic read-modify-write operations and compare-and-swap, one element after the other; sums of neighbours in pieces
+as long as the processor swaps at once. Both are atomic beside each other: each holds the cache line."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from torch_mtia.triton import floats
 from torch_mtia.triton.emit import bounds
@@ -12,12 +14,13 @@ from torch_mtia.triton.emit.loops import loop_over
 from torch_mtia.triton.emit.memory import memory_element
 from torch_mtia.triton.emit.registry import statement
 from torch_mtia.triton.emit.strip import Strip
-from torch_mtia.triton.ir.elements import NARROW, WIDE
+from torch_mtia.triton.ir.elements import NARROW, WIDE, element_size, is_float_element
 from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.ir.unsupported import Unsupported
-from torch_mtia.triton.lanes import Lane
-from torch_mtia.triton.llvm_value import Value, zero
+from torch_mtia.triton.lanes import Lane, materialize
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value, integer, lanes_of, zero
 from torch_mtia.triton.plan.plan import Do
 
 # triton::RMWOp
@@ -28,6 +31,11 @@ _ORDERS = {1: "monotonic", 2: "acquire", 3: "release", 4: "acq_rel"}
 
 def _order(op: Op) -> str:
     return _ORDERS.get(op.attributes.get("sem", 4), "acq_rel")
+
+
+def _failure(op: Op) -> str:
+    """The order of a swap that found something else."""
+    return {"release": "monotonic", "acq_rel": "acquire"}.get(_order(op), _order(op))
 
 
 @statement("tt.atomic_rmw")
@@ -42,6 +50,9 @@ def _rmw(env: Environment, do: Do) -> None:
     def one(address: Value, operands: list[Value]) -> Value:
         return _read_modify_write(env, op, kind, address, operands[0], value.type.element)
 
+    if do.nests and do.nests[0].lanes:
+        loop_over(env, do.nests[0], lambda strip: _add_neighbours(env, op, strip, kind, one))
+        return
     _each(env, do, pointer, [value], mask, one)
 
 
@@ -55,10 +66,9 @@ def _cas(env: Environment, do: Do) -> None:
         element = operands[0].type
         integer_type = {"float": "i32", "double": "i64"}.get(element, element)
         compared, stored = (b.bitcast(operand, integer_type) for operand in operands)
-        failure = {"release": "monotonic", "acq_rel": "acquire"}.get(_order(op), _order(op))
         pair = b.define(
             f"{{ {integer_type}, i1 }}",
-            f"cmpxchg ptr {address.ref}, {compared}, {stored} {_order(op)} {failure}",
+            f"cmpxchg ptr {address.ref}, {compared}, {stored} {_order(op)} {_failure(op)}",
         )
         old = b.define(integer_type, f"extractvalue {{ {integer_type}, i1 }} {pair.ref}, 0")
         return b.bitcast(old, element)
@@ -120,30 +130,77 @@ def _read_modify_write(env: Environment, op: Op, kind: str, address: Value, valu
 
 
 def _by_swapping(env: Environment, op: Op, kind: str, address: Value, value: Value, element: str) -> Value:
-    """Tries until nobody else wrote in between: for formats that the machine has no atomic operation for."""
+    """Tries until nobody else wrote in between: for formats that the machine has no atomic operation for, and for a
+    vector of neighbours, which lie in one piece of its size."""
     b = env.b
-    integer_type = {"float": "i32", "double": "i64"}.get(value.type, value.type)
+    size = element_size(element)
+    integer_type = f"i{8 * size * max(lanes_of(value), 1)}"
     head, done, before = b.label("swap"), b.label("swapped"), b.block
-    first = b.load(integer_type, address, int(integer_type[1:]) // 8)
+    first = b.load(integer_type, address, size)
     b.jump(head)
     b.start(head)
     seen = Value(b.name(), integer_type)
     slot = len(b.lines)
     b.lines.append("")
-    old, new = floats.widen(b, b.bitcast(seen, value.type), element), floats.widen(b, value, element)
-    if kind in ("add", "fadd"):
-        total = b.binary("fadd", old, new)
-    elif kind in ("max", "min"):
-        total = b.select(b.fcmp("olt" if kind == "max" else "ogt", old, new), new, old)
-    elif kind == "xchg":
-        total = new
-    else:
-        raise Unsupported(f"atomic {kind} of {element}", op.location)
-    stored = b.bitcast(floats.narrow(b, total, element), integer_type)
-    pair = b.define(f"{{ {integer_type}, i1 }}", f"cmpxchg ptr {address.ref}, {seen}, {stored} acq_rel acquire")
+    old = b.define(value.type, f"bitcast {seen} to {value.type}")
+    new = _combined(b, op, kind, old, value, element)
+    stored = b.define(integer_type, f"bitcast {new} to {integer_type}")
+    pair = b.define(
+        f"{{ {integer_type}, i1 }}", f"cmpxchg ptr {address.ref}, {seen}, {stored} {_order(op)} {_failure(op)}"
+    )
     found = b.define(integer_type, f"extractvalue {{ {integer_type}, i1 }} {pair.ref}, 0")
     success = b.define("i1", f"extractvalue {{ {integer_type}, i1 }} {pair.ref}, 1")
     b.lines[slot] = f"  {seen.ref} = phi {integer_type} [ {first.ref}, %{before} ], [ {found.ref}, %{b.block} ]"
     b.branch(success, done, head)
     b.start(done)
-    return b.bitcast(seen, value.type)
+    return old
+
+
+def _combined(b: Builder, op: Op, kind: str, old: Value, value: Value, element: str) -> Value:
+    if not is_float_element(element):
+        return b.add(old, value)
+    left, right = floats.widen(b, old, element), floats.widen(b, value, element)
+    if kind in ("add", "fadd"):
+        result = b.binary("fadd", left, right)
+    elif kind in ("max", "min"):
+        result = b.select(b.fcmp("olt" if kind == "max" else "ogt", left, right), right, left)
+    elif kind == "xchg":
+        result = right
+    else:
+        raise Unsupported(f"atomic {kind} of {element}", op.location)
+    return floats.narrow(b, result, element)
+
+
+def _add_neighbours(
+    env: Environment, op: Op, strip: Strip, kind: str, one: Callable[[Value, list[Value]], Value]
+) -> None:
+    """A strip that lies side by side and begins where a piece does takes a swap for each piece, unless some of it is
+    masked off."""
+    b, width = env.b, strip.width
+    pointer, tensor = op.operands[:2]
+    address, values = strip.value(pointer), strip.vector(tensor)
+    flags = strip.vector(op.operands[2]) if len(op.operands) > 2 else None
+    _, size = memory_element(pointer)
+    piece = min(width, (16 if "sse4.1" in env.b.features else 8) // size)
+    apart, done = b.label("apart"), b.label("added")
+    if address.stride == size:
+        host = env.host_address(address.value)
+        begins = b.binary("and", b.define("i64", f"ptrtoint {host} to i64"), integer(piece * size - 1, "i64"))
+        fits = b.icmp("eq", begins, integer(0, "i64"))
+        if flags is not None:
+            fits = b.binary("and", fits, b.intrinsic(f"llvm.vector.reduce.and.v{width}i1", "i1", flags))
+        together = b.label("together")
+        b.branch(fits, together, apart)
+        b.start(together)
+        for first in range(0, width, piece):
+            part = b.shuffle(values, None, range(first, first + piece))
+            _by_swapping(env, op, kind, b.offset(host, first * size), part, tensor.type.element)
+        b.jump(done)
+    else:
+        b.jump(apart)
+    b.start(apart)
+    addresses = materialize(b, address, width)
+    with b.loop(0, width, 1) as lane, b.when(b.extract(flags, lane)) if flags is not None else nullcontext():
+        one(env.host_address(b.extract(addresses, lane)), [b.extract(values, lane)])
+    b.jump(done)
+    b.start(done)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch_mtia.triton.analyses import symbolic
 from torch_mtia.triton.analyses.aliasing import has_read, may_write_at_once
 from torch_mtia.triton.analyses.symbolic import TRUE, Expression
+from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.ir.ops import is_scalar, pointee_size, store_operands
 from torch_mtia.triton.ir.unsupported import Unsupported
@@ -18,6 +19,8 @@ from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 # and 404, 295; 16 MB 381, 369 and 785, 653.
 STREAMING_BYTES = 16 << 20
 STREAM_OF_BYTES = 1 << 9  # neighbours, at least: short pieces here and there take longer
+
+ATOMIC_SUMS = (4, 5)  # triton::RMWOp: of integers, of floats
 
 
 @plans("tt.store")
@@ -120,10 +123,25 @@ def _atomic(planner: Planner, op: Op) -> None:
         return
     if hazards := planner.available.hazardous(op.operands):
         planner.materialize(hazards, op)
-    target = planner.destination(result) if result.users else None
     shape = shape_of(result)
+    if _adds_neighbours(planner, op):
+        dim = planner.best_dimension(op.operands, shape)
+        mask = op.operands[2] if len(op.operands) > 2 else None
+        planner.add(Do(op, (planner.nest(op, op.operands, shape, dim=dim, mask=mask),), writes=(None,)))
+        return
+    target = planner.destination(result) if result.users else None
     nest = planner.nest(op, op.operands, shape, dim=len(shape) - 1, one_by_one=True)
     planner.add(Do(op, (nest,), writes=(target,)))
+
+
+def _adds_neighbours(planner: Planner, op: Op) -> bool:
+    """Whether numbers side by side are added to, and nobody asks what was there before."""
+    (result,) = op.results
+    is_sum = op.attributes.get("atomic_rmw_op") in ATOMIC_SUMS and not result.users
+    if not is_sum or planner.checks_bounds:  # checks look at each element by itself
+        return False
+    dim = planner.best_dimension(op.operands, shape_of(result))
+    return planner.strides.strides(op.operands[0])[dim] == element_size(result.type.element)
 
 
 @plans("tt.assert")
