@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton_language import tensors_on_mtia  # noqa: F401
+from triton_language import tensors_on_mtia, with_source  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("tensors_on_mtia")
 
@@ -149,6 +149,49 @@ def test_matmul_of_batches_with_a_weight_that_lies_by_columns(dtype: torch.dtype
     grid = (triton.cdiv(m, 32), triton.cdiv(n, 128), 2)
     kernel[grid](a, b, c, m, n, k, BM=32, BN=128, BK=64, out=tl.int32 if dtype == torch.int8 else tl.float32)
     assert torch.equal(c.double(), a.double() @ b.double().transpose(1, 2))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("grid", [(1, 1, 1), (8, 3, 1), (9, 5, 2), (17, 1, 3), (3, 20, 2), (40, 41, 1)])
+def test_programs_that_share_operands_run_once_each(grid: tuple[int, int, int], threads: int) -> None:
+    @triton.jit
+    def kernel(a, b, c, runs, SIZE: tl.constexpr):
+        x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+        left = tl.load(a + (z * tl.num_programs(0) + x) * SIZE * SIZE + i * SIZE + j)
+        right = tl.load(b + (z * tl.num_programs(1) + y) * SIZE * SIZE + i * SIZE + j)
+        tile = (z * tl.num_programs(0) + x) * tl.num_programs(1) + y
+        tl.store(c + tile * SIZE * SIZE + i * SIZE + j, tl.dot(left, right))
+        tl.store(runs + tile, tl.load(runs + tile) + 1)
+
+    x, y, z = grid
+    a, b = (torch.randint(-4, 5, (z, size, 16, 16)).float() for size in (x, y))
+    c, runs = torch.full((z, x, y, 16, 16), torch.nan), torch.zeros(z, x, y, dtype=torch.int32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        compiled = kernel[grid](a, b, c, runs, SIZE=16)
+        torch.mtia.synchronize()
+    finally:
+        torch.set_num_threads(before)
+    assert "programs run in bands" in compiled.asm["plan"]
+    assert torch.equal(runs, torch.ones_like(runs))
+    assert torch.equal(c, a[:, :, None] @ b[:, None])
+
+
+@pytest.mark.parametrize("waits", ["tl.atomic_add(c, 0.0)", "tl.load(c, volatile=True)"])
+def test_programs_that_may_wait_for_each_other_start_in_order(waits: str) -> None:
+    @triton.jit
+    def kernel(a, c):
+        i, j = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
+        left = tl.load(a + (tl.program_id(0) * 16 + i) * 16 + j)
+        right = tl.load(a + (tl.program_id(1) * 16 + i) * 16 + j)
+        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        tl.store(c + tile * 256 + i * 16 + j, tl.dot(left, right))
+        WAITS  # noqa: B018, F821
+
+    compiled = with_source(kernel, WAITS=waits).warmup(torch.float32, torch.float32, grid=(1,))
+    assert "programs run in bands" not in compiled.asm["plan"]
 
 
 def test_persistent_programs_take_tiles_in_turns() -> None:

@@ -206,7 +206,7 @@ strips of 16 lanes, 0 bytes of scratch memory
       over 64, 16 at a time, 2 strips in a round
       loads %7
   2 %8 = tt.atomic_rmw %4, %7, %0
-      over 64, one by one
+      over 64, 16 at a time, 2 strips in a round
       reads %7 from #1
   3 return
 """,

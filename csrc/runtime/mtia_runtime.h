@@ -224,9 +224,10 @@ typedef struct mtia_tracer {
  * The entry runs the programs [first_program, last_program) of the grid, in ascending order:
  *   void entry(const void* packed_arguments, const mtia_kernel_context* context,
  *              int64_t first_program, int64_t last_program, void* scratch)
- * Programs are numbered with x fastest: program x + grid[0] * (y + grid[1] * z). A launch calls the entry for disjoint
- * ranges that cover the grid, on several threads; each thread takes its ranges in ascending order, and a range starts
- * only when all lower ones have, so a program may wait for a lower one. `scratch` is `scratch_size` bytes, aligned to
+ * Programs are numbered with x fastest: program x + grid[0] * (y + grid[1] * z). An image in which no program can wait
+ * for another may number them otherwise. A launch calls the entry for disjoint ranges that cover the grid, on several
+ * threads; each thread takes its ranges in ascending order, and a range starts only when all lower ones have, so a
+ * program may wait for a lower one. `scratch` is `scratch_size` bytes, aligned to
  * 64, that nobody else uses during the call; their contents are undefined. It is null if scratch_size is 0.
  *
  * Arguments are packed in the order of mtia_kernel_argument, each aligned to its own size; the block is as long as its

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from torch_mtia.triton import abi, image, machine
 from torch_mtia.triton.emit import atomic, places, printing, remarks  # noqa: F401  (register their operations)
@@ -12,13 +14,16 @@ from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.parameters import CONTEXT, GRID, HOST_OFFSET, PROGRAM, SCRATCH
 from torch_mtia.triton.ir.elements import element_size, is_float_element, llvm_element
 from torch_mtia.triton.ir.module import Value as Tensor
-from torch_mtia.triton.llvm import Phi
+from torch_mtia.triton.llvm import Builder, Phi
 from torch_mtia.triton.llvm_value import Value, integer
 from torch_mtia.triton.plan.plan import Plan
 
 INSTRUCTIONS_PER_NANOSECOND = 3.0
 # Palette 1, and for each of the eight tiles 64 bytes a row, as numbers of 16 bits, and 16 rows.
 TILE_CONFIGURATION = [1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8]
+BAND = 8  # programs in x
+
+Run: TypeAlias = Callable[[Sequence[Value]], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,26 +78,39 @@ def _emit_entry(env: Environment, plan: Plan, parameters: list[Value], hidden: l
                 values.append(b.load(parameter.type, address, argument.size))
         host_offset = b.load("i64", b.offset(CONTEXT, abi.KERNEL_CONTEXT_HOST_OFFSET), 8)
         grid = [b.load("i32", b.offset(CONTEXT, abi.KERNEL_CONTEXT_GRID + 4 * axis), 4) for axis in range(3)]
-        grid_x, grid_y = (b.zext(size, "i64") for size in grid[:2])
-        begin, loop, done = b.label("begin"), b.label("programs"), b.label("done")
+        begin, done = b.label("begin"), b.label("done")
         b.branch(b.icmp("slt", first, last), begin, done)
         b.start(begin)  # not before: an empty grid is zero somewhere
         if env.tiles:
             b.intrinsic("llvm.x86.ldtilecfg", "void", b.constant_array(TILE_CONFIGURATION, "i8"))
-        row = b.binary("udiv", first, grid_x)
-        start = [b.sub(first, b.mul(row, grid_x)), b.binary("urem", row, grid_y), b.binary("udiv", row, grid_y)]
-        start = [b.trunc(part, "i32") for part in start]
-        b.jump(loop)
-        b.start(loop)
-        number = Phi(b, "i64")
-        number.incoming.append((first, begin))
+
+        def run(place: Sequence[Value]) -> None:
+            passed = [*values, CONTEXT, SCRATCH, host_offset, *place, *grid]
+            assert len(passed) == len(parameters) + len(hidden)
+            b.emit(f"call void @program({', '.join(map(str, passed))})")
+
+        (_in_bands if plan.in_bands else _in_rows)(b, grid, first, last, run)
+        b.jump(done)
+        b.start(done)
+        if env.tiles:
+            b.intrinsic("llvm.x86.tilerelease", "void")
+        if env.streams:  # such stores become visible to other threads only behind this
+            b.intrinsic("llvm.x86.sse.sfence", "void")
+        b.emit("ret void")
+
+
+def _in_rows(b: Builder, grid: Sequence[Value], first: Value, last: Value, run: Run) -> None:
+    """Program x + grid[0] * (y + grid[1] * z) is the one with that number."""
+    grid_x, grid_y = (b.zext(size, "i64") for size in grid[:2])
+    row = b.binary("udiv", first, grid_x)
+    start = [b.sub(first, b.mul(row, grid_x)), b.binary("urem", row, grid_y), b.binary("udiv", row, grid_y)]
+    start = [b.trunc(part, "i32") for part in start]
+    before = b.block
+    with _numbers(b, first, last):
         place = [Phi(b, "i32") for _ in start]
-        for phi, value in zip(place, start, strict=True):
-            phi.incoming.append((value, begin))
-        x, y, z = (phi.value for phi in place)
-        passed = [*values, CONTEXT, SCRATCH, host_offset, x, y, z, *grid]
-        b.emit(f"call void @program({', '.join(map(str, passed))})")
+        run([phi.value for phi in place])
         # Counting on takes less than two divisions, which small programs would notice.
+        x, y, z = (phi.value for phi in place)
         zero, one = integer(0, "i32"), integer(1, "i32")
         next_x, next_y = b.add(x, one), b.add(y, one)
         wraps_x = b.icmp("eq", next_x, grid[0])
@@ -102,17 +120,40 @@ def _emit_entry(env: Environment, plan: Plan, parameters: list[Value], hidden: l
             b.select(wraps_y, zero, b.select(wraps_x, next_y, y)),
             b.select(wraps_y, b.add(z, one), z),
         )
-        for phi, value in zip(place, following, strict=True):
+        for phi, initial, value in zip(place, start, following, strict=True):
+            phi.incoming.append((initial, before))
             phi.add(value)
-        next_number = b.add(number.value, integer(1, "i64"))
-        number.add(next_number)
-        b.branch(b.icmp("slt", next_number, last), loop, done)
-        for phi in (number, *place):
             phi.finish()
-        b.start(done)
-        if env.tiles:
-            b.intrinsic("llvm.x86.tilerelease", "void")
-        if env.streams:  # such stores become visible to other threads only behind this
-            b.intrinsic("llvm.x86.sse.sfence", "void")
-        b.emit("ret void")
-    assert len(passed) == len(parameters) + len(hidden)
+
+
+def _in_bands(b: Builder, grid: Sequence[Value], first: Value, last: Value, run: Run) -> None:
+    """The grid is cut into bands of neighbours in x, and a band is gone through row by row: what the programs of a row
+    share is still in the caches for the next one of them, and what those of a column share for the next row."""
+    grid_x, grid_y = (b.zext(size, "i64") for size in grid[:2])
+
+    def divided(number: Value, by: Value) -> tuple[Value, Value]:
+        return b.binary("udiv", number, by), b.binary("urem", number, by)
+
+    plane, width = b.mul(grid_x, grid_y), integer(BAND, "i64")
+    with _numbers(b, first, last) as number:
+        z, in_plane = divided(number, plane)
+        band, in_band = divided(in_plane, b.mul(grid_y, width))
+        left = b.mul(band, width)
+        y, across = divided(in_band, b.binary_intrinsic("umin", b.sub(grid_x, left), width))
+        run([b.trunc(value, "i32") for value in (b.add(left, across), y, z)])
+
+
+@contextlib.contextmanager
+def _numbers(b: Builder, first: Value, last: Value) -> Iterator[Value]:
+    """A loop over numbers from `first` to `last`, of which there is one."""
+    before, head, done = b.block, b.label("programs"), b.label("ran")
+    b.jump(head)
+    b.start(head)
+    number = Phi(b, "i64")
+    number.incoming.append((first, before))
+    yield number.value
+    following = b.add(number.value, integer(1, "i64"))
+    number.add(following)
+    number.finish()
+    b.branch(b.icmp("slt", following, last), head, done)
+    b.start(done)

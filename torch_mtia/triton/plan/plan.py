@@ -428,3 +428,4 @@ class Plan:
     lifetimes: Mapping[Storage, Lifetime]
     offsets: Mapping[Storage, int]  # in scratch memory; those that are not in use at one time may share it
     scratch_size: int  # bytes, of one program
+    in_bands: bool  # whether programs run in bands of the grid (_in_bands in emit/program.py), not in rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch_mtia.triton.analyses.sharing import shares_operands
 from torch_mtia.triton.ir.module import Module
 from torch_mtia.triton.ir.ops import is_scalar
 from torch_mtia.triton.ir.unsupported import Unsupported
@@ -36,4 +37,5 @@ def plan_kernel(module: Module, lanes: int, features: frozenset[str], checks_bou
         used,
         places,
         max((offset + aligned(storage.bytes) for storage, offset in places.items()), default=0),
+        shares_operands(kernel.body),
     )

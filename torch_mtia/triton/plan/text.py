@@ -24,6 +24,8 @@ def plan_text(of: Plan) -> str:
     lines.body(of.body)
     arguments = ", ".join(f"{value}: {value.type.element}" for value in of.arguments)
     head = [f"kernel {of.name}({arguments})", f"strips of {of.lanes} lanes, {of.scratch_size} bytes of scratch memory"]
+    if of.in_bands:
+        head.append("programs run in bands of the grid")
     buffers = [lines.storage(storage) for storage in sorted(of.lifetimes, key=lambda storage: storage.number)]
     return "\n".join([*head, "", *buffers, *([""] if buffers else []), *lines.lines]) + "\n"
 
