@@ -92,6 +92,60 @@ def test_any_layout_is_copied(
     assert torch.equal(copied(source, destination, False), SOURCES[frm](whole).to(dtypes[1]))
 
 
+ORDERS = [(0, 1, 2), (0, 2, 1), (2, 1, 0), (1, 2, 0)]  # of dimensions in memory
+ROOMS = [(order, padding) for order in ORDERS for padding in (0, 3)]
+
+
+def room(
+    bits: torch.Tensor, sides: tuple[int, ...], order: tuple[int, ...], padding: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory of the given bits, as far as they go, and a tensor of these sides in it; rows are padded."""
+    shape = [sides[d] + padding for d in order]
+    count = shape[0] * shape[1] * shape[2]
+    memory = bits[:count].view(shape)
+    view = memory.permute([order.index(d) for d in range(3)])
+    return memory, view[tuple(slice(side) for side in sides)]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int8, torch.bfloat16, torch.float32, torch.complex64, torch.complex128], ids=str
+)
+@pytest.mark.parametrize("sides", [(1, 8, 8), (3, 7, 9), (2, 65, 130), (1, 513, 33), (9, 16, 300)], ids=str)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_matrices_are_turned(device: torch.device, direction: str, sides: tuple[int, ...], dtype: torch.dtype) -> None:
+    from_device, to_device = (torch.device("cpu") if word == "host" else device for word in direction.split(" to "))
+    words = (sides[0] + 3) * (sides[1] + 3) * (sides[2] + 3)
+    high = 2 if dtype == torch.bool else 256
+    bits = torch.randint(0, high, (words * dtype.itemsize,), dtype=torch.uint8).view(dtype)
+    background = torch.ones(words * dtype.itemsize, dtype=torch.uint8).view(dtype)
+    for frm in ROOMS:
+        _, source = room(bits, sides, *frm)
+        _, moved_source = room(bits.to(from_device), sides, *frm)
+        for to in ROOMS:
+            expected, view = room(background.clone(), sides, *to)
+            view.copy_(source)
+            memory, view = room(background.to(to_device, copy=True), sides, *to)
+            view.copy_(moved_source)
+            assert torch.equal(memory.cpu().view(torch.uint8), expected.view(torch.uint8)), (frm, to)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_large_matrices_are_turned(device: torch.device, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for shape in ((1000, 2048), (2, 1023, 517), (4, 33, 64, 65)):
+            x = torch.randn(shape)
+            turned = x.to(device).transpose(-1, -2).contiguous()
+            assert torch.equal(turned.cpu(), x.transpose(-1, -2))
+        images = x.to(device).to(memory_format=torch.channels_last)
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(images.cpu(), x)
+        assert torch.equal(images.contiguous().cpu(), x)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (1, 1, 1)], ids=str)
 @pytest.mark.parametrize("to", [torch.float32, torch.int64], ids=str)
 def test_scalars_and_empty_tensors_are_copied(device: torch.device, shape: tuple[int, ...], to: torch.dtype) -> None:

@@ -299,6 +299,62 @@ def test_transposing(dtype: torch.dtype, m: int, n: int) -> None:
 
 
 @triton.jit
+def turned_store_kernel(x, y, out, again, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, kind: tl.constexpr):
+    """Reads along n, writes along m."""
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    mask = (m < M) & (n < N)
+    value = tl.load(x + m * N + n, mask, other=7.0)
+    if kind == "two":
+        value = value * 2 + tl.load(y + m * N + n, mask, other=1.0)
+    elif kind == "other mask":
+        mask = mask & ((m + n) % 3 != 1)
+    elif kind == "a vector":
+        value += tl.load(y + m, m < M)
+    tl.store(out + n * M + m, value, mask)
+    if kind == "again":  # also what the store before leaves out
+        tl.store(again + m * N + n, value + 1, n < N)
+
+
+@pytest.mark.parametrize("kind", ["one", "two", "other mask", "a vector", "again"])
+@pytest.mark.parametrize("sizes", [(32, 64), (33, 70), (5, 100), (64, 3), (1, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int64], ids=str)
+def test_stores_along_another_dimension_than_loads(dtype: torch.dtype, sizes: tuple[int, int], kind: str) -> None:
+    rows, columns = sizes
+    x, y = (torch.randint(-9, 9, sizes).to(dtype) for _ in range(2))
+    for block in ((32, 32), (16, 64), (64, 8)):
+        out = torch.full((columns, rows), 99).to(dtype)
+        grid = (triton.cdiv(rows, block[0]), triton.cdiv(columns, block[1]))
+        again = torch.full((grid[0] * block[0], columns), 99).to(dtype)
+        turned_store_kernel[grid](x, y, out, again, rows, columns, *block, kind=kind)
+        expected = x.double()
+        if kind == "two":
+            expected = expected * 2 + y
+        elif kind == "a vector":
+            expected = expected + y.view(-1)[:rows, None]
+        elif kind == "other mask":
+            m, n = torch.arange(rows)[:, None], torch.arange(columns)
+            expected = torch.where((m + n) % 3 != 1, expected, 99)
+        assert torch.equal(out.double(), expected.t())
+        if kind == "again":
+            assert torch.equal(again[:rows].double(), expected + 1)
+            assert torch.equal(again[rows:], torch.full_like(again[rows:], 8))
+
+
+def test_a_matrix_is_turned_in_place() -> None:
+    @triton.jit
+    def kernel(x, N: tl.constexpr):
+        m, n = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+        tl.store(x + n * N + m, tl.load(x + m * N + n))
+        tl.store(x + m * N + n, tl.load(x + m * N + n) + 1)
+
+    x = torch.randn(64, 64)
+    expected = x.t() + 1
+    kernel[(1,)](x, N=64)
+    assert torch.equal(x, expected)
+
+
+@triton.jit
 def shifted_kernel(x, z, size, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(z + i, tl.load(x + i, i < size, other=0) + 1, i < size)

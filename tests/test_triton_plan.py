@@ -337,22 +337,16 @@ strips of 16 lanes, 0 bytes of scratch memory
 kernel transpose(%out: ptr, %x: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
 
-#1: 1024 x f32 on the stack, steps 2 to 3
-#2: 1024 x f32 on the stack, steps 1 to 2
+#1: 1024 x f32 on the stack, steps 1 to 2
 
-  1 evaluate %17 -> #2, in squares turned in registers
+  1 evaluate %17 -> #1, in squares turned in registers
       over 32 x 32, 16 at a time along dimension 0, written along 1
       loads %17
   2 store %17 to %10
       over 32 x 32, 16 at a time along dimension 1, 2 strips in a round
-      reads %17 from #2
+      reads %17 from #1
       outside of the innermost loop: %7
-      at once if ((%x + 4096) <= %out) or ((%out + 4096) <= %x)
-      otherwise by way of #1
-  3     store #1 to %10
-          over 32 x 32, 16 at a time along dimension 1, 2 strips in a round
-          outside of the innermost loop: %7
-  4 return
+  3 return
 """,
         )
 
@@ -361,42 +355,30 @@ strips of 16 lanes, 0 bytes of scratch memory
             plan_of(two_transposes, F32, F32, N=128),
             """\
 kernel two_transposes(%out: ptr, %x: ptr)
-strips of 16 lanes, 131072 bytes of scratch memory
+strips of 16 lanes, 65536 bytes of scratch memory
 
-#1: 16384 x f32 in scratch memory at 65536, steps 3 to 4
-#2: 16384 x f32 in scratch memory at 0, steps 2 to 3
-#3: 16384 x f32 in scratch memory at 65536, steps 7 to 8
-#4: 16384 x f32 in scratch memory at 0, steps 6 to 7
+#1: 16384 x f32 in scratch memory at 0, steps 2 to 3
+#2: 16384 x f32 in scratch memory at 0, steps 5 to 6
 
   1 %1 = 16384
-  2 evaluate %19 -> #2, in squares turned in registers
+  2 evaluate %19 -> #1, in squares turned in registers
       over 128 x 128, 16 at a time along dimension 0, written along 1
       loads %19
   3 store %19 to %12
       over 128 x 128, 16 at a time along dimension 1, 2 strips in a round
-      reads %19 from #2
+      reads %19 from #1
       outside of the innermost loop: %9
-      at once if ((%x + 65536) <= %out) or ((%out + 65536) <= %x)
       past the caches if 256 <= programs
-      otherwise by way of #1
-  4     store #1 to %12
-          over 128 x 128, 16 at a time along dimension 1, 2 strips in a round
-          outside of the innermost loop: %9
-  5 %out_0 = tt.addptr %out, %1
-  6 evaluate %25 -> #4, in squares turned in registers
+  4 %out_0 = tt.addptr %out, %1
+  5 evaluate %25 -> #2, in squares turned in registers
       over 128 x 128, 16 at a time along dimension 0, written along 1
       loads %25
-  7 store %25 to %23
+  6 store %25 to %23
       over 128 x 128, 16 at a time along dimension 1, 2 strips in a round
-      reads %25 from #4
+      reads %25 from #2
       outside of the innermost loop: %21
-      at once if ((%x + 131072) <= %out_0) or ((%out_0 + 65536) <= (%x + 65536))
       past the caches if 256 <= programs
-      otherwise by way of #3
-  8     store #3 to %23
-          over 128 x 128, 16 at a time along dimension 1, 2 strips in a round
-          outside of the innermost loop: %21
-  9 return
+  7 return
 """,
         )
 

@@ -2,8 +2,9 @@
 //
 // torch's own copy_ handles shapes, quantization and named tensors and calls _copy_from for a device such as ours. A
 // copy between equal layouts is a copy of bytes by the driver; any other one runs ATen's CPU copy loop in the stream,
-// over host aliases on either side; without a host view, on the host, over copies (Fallback.h). A copy that touches
-// host memory waits for the stream before it returns, unless the host bytes were few enough to be taken along.
+// or one that turns matrices (TransposedCopy.h), over host aliases on either side; without a host view, on the host,
+// over copies (Fallback.h). A copy that touches host memory waits for the stream before it returns, unless the host
+// bytes were few enough to be taken along.
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/core/Tensor.h>
@@ -24,6 +25,7 @@
 #include "Launch.h"
 #include "MTIANativeFunctions.h"
 #include "Pointwise.h"
+#include "TransposedCopy.h"
 
 namespace torch_mtia {
 namespace {
@@ -92,9 +94,11 @@ void run_copy_loop(at::TensorIteratorBase& iter, const MTIAStream& stream) {
   const auto& from = iter.tensor_base(1);
   const bool converts =
       iter.dtype(0) != iter.dtype(1) || to.is_conj() != from.is_conj() || to.is_neg() != from.is_neg();
-  launch_iterator(iter, stream, "aten::copy_", CPUOperand::kBuffer, converts, [](at::TensorIteratorBase& host_iter) {
-    at::native::copy_stub(c10::kCPU, static_cast<at::TensorIterator&>(host_iter), /*non_blocking=*/false);
-  });
+  launch_iterator(iter, stream, "aten::copy_", CPUOperand::kBuffer, converts,
+                  [converts](at::TensorIteratorBase& host_iter) {
+                    if (!converts && copy_transposed(host_iter)) return;
+                    at::native::copy_stub(c10::kCPU, static_cast<at::TensorIterator&>(host_iter), false);
+                  });
 }
 
 // A copy that is not one of bytes, where the host cannot reach the device's memory: through the host, which waits.

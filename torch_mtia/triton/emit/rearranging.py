@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
+from torch_mtia.triton.emit.ends import first_beyond
 from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.loops import complete, loop_over
 from torch_mtia.triton.emit.registry import statement
@@ -35,10 +36,11 @@ def copy(env: Environment, step: Copy) -> None:
 def transpose(env: Environment, step: Transpose) -> None:
     b, width, shape = env.b, step.lanes, step.target.shape
     index: list[Lane | None] = [None] * len(shape)
+    ends = {d: first_beyond(env, step.sources, end) for d, end in step.ends.items()}
     with env.counted(step.value.type.numel // width**2), contextlib.ExitStack() as stack:
         for d in sorted(range(len(shape)), key=lambda d: d == step.along):  # whole cache lines, one after the other
             stride = width if d in (step.along, step.across) else 1
-            index[d] = Lane(stack.enter_context(b.loop(0, shape[d], stride)))
+            index[d] = Lane(stack.enter_context(b.loop(0, shape[d], stride, ends.get(d))))
         corner = complete(index)
 
         def place(varying: int, other: int, number: int) -> Index:

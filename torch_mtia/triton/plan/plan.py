@@ -168,6 +168,7 @@ class Transpose(Step):
     across: int
     lanes: int
     sources: Sources
+    ends: Mapping[int, End]  # by dimension
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from torch_mtia.triton.analyses.availability import Available
 from torch_mtia.triton.analyses.cost import DEAR, RELOAD, cost_of
 from torch_mtia.triton.analyses.liveness import is_used_elsewhere, needed_from
 from torch_mtia.triton.analyses.loops import moved_operands
-from torch_mtia.triton.analyses.masks import ends
+from torch_mtia.triton.analyses.masks import End, ends
 from torch_mtia.triton.analyses.strides import StrideAnalysis
 from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Block, Module, Op, Value
@@ -300,10 +300,10 @@ class Planner:
         """Loops in which `op` evaluates `roots`; where `mask` is false, it does nothing. What they keep is held behind
         them."""
         saves = self.prepare(op, roots, shape)
-        limits = ends(mask, shape, self.strides, self.held, saves) if mask is not None else {}
+        limits = self._ends(mask, shape, saves)
         if dim is None:
             dim = self.best_dimension(roots, shape)
-        self._transpose_loads(roots, shape, dim)
+        self._transpose_loads(roots, shape, dim, mask)
         buffers = {value: self.save_buffer(value, dim) for value in saves}
         lanes = 0 if one_by_one else self.lanes_along(shape, dim)
         sources, hoisted = self.sources(roots), self.hoisted(roots, shape, dim, lanes)
@@ -360,9 +360,10 @@ class Planner:
         op: Op,
         into: Sequence[Buffer] | None = None,
         dim: int | None = None,
+        mask: Value | None = None,
     ) -> list[Buffer]:
         """Evaluates tensors of one shape into buffers in one nest; those that are held stay where they are unless
-        `into` names another. Otherwise they are held behind it."""
+        `into` names another. Otherwise they are held behind it. `op` does nothing where `mask` is false."""
         shape = shape_of(values[0])
         work: list[tuple[Value, Buffer | None]] = []
         for number, value in enumerate(values):
@@ -370,33 +371,47 @@ class Planner:
             if (target is not None or value not in self.held) and (value, target) not in work:
                 work.append((value, target))
         if work:
-            self._evaluate(work, op, shape, dim)
+            self._evaluate(work, op, shape, dim, mask)
         return list(into) if into is not None else [self.held[value] for value in values]
 
-    def _evaluate(self, work: Sequence[tuple[Value, Buffer | None]], op: Op, shape: Shape, dim: int | None) -> None:
+    def _evaluate(
+        self,
+        work: Sequence[tuple[Value, Buffer | None]],
+        op: Op,
+        shape: Shape,
+        dim: int | None,
+        mask: Value | None,
+    ) -> None:
         roots = [value for value, _ in work]
         saves = [value for value in self.prepare(op, roots, shape) if value not in roots]
         if dim is None:
             dim = self.best_dimension(roots, shape)
         buffers = {value: self.save_buffer(value, dim) for value in saves}
         writes = [(value, target if target is not None else self.save_buffer(value, dim)) for value, target in work]
-        sources = self.sources(roots)
         (value, buffer), *others = writes
         across = buffer.strides.index(1) if 1 in buffer.strides else dim
-        if not others and not saves and self._is_square(value, dim, across):
-            self.add(Transpose(value, buffer, dim, across, self.lanes, sources))
+        if not others and not saves and self.is_square(value, dim, across):
+            self.add(self._transpose(value, buffer, dim, across, mask))
         else:
             lanes = self.lanes_along(shape, dim)
             hoisted = self.hoisted(roots, shape, dim, lanes)
             together = self._together(roots, shape, dim, lanes)
-            nest = Nest(shape, dim, lanes, tuple(roots), sources, buffers, hoisted, together=together)
+            nest = Nest(shape, dim, lanes, tuple(roots), self.sources(roots), buffers, hoisted, together=together)
             self.add(Evaluate(nest, tuple(writes)))
         self.held.update(buffers)
         for (value, buffer), (_, target) in zip(writes, work, strict=True):
             if target is None:
                 self.held[value] = buffer
 
-    def _transpose_loads(self, roots: Sequence[Value], shape: Shape, dim: int) -> None:
+    def _transpose(self, value: Value, buffer: Buffer, along: int, across: int, mask: Value | None) -> Transpose:
+        limits = self._ends(mask, shape_of(value), [value])
+        sources = self.sources([value, mask] if limits and mask is not None else [value])
+        return Transpose(value, buffer, along, across, self.lanes, sources, limits)
+
+    def _ends(self, mask: Value | None, shape: Shape, saves: Sequence[Value]) -> dict[int, End]:
+        return {} if mask is None else ends(mask, shape, self.strides, self.held, saves)
+
+    def _transpose_loads(self, roots: Sequence[Value], shape: Shape, dim: int, mask: Value | None) -> None:
         """Reads, before the nest and in squares, what lies side by side along another dimension than its strips."""
         order, at_index = self.available.reach(roots, shape)
         for value in order:
@@ -406,12 +421,12 @@ class Planner:
             strides = self.strides.strides(value.op.operands[0])
             size = element_size(value.type.element)
             along = next((d for d, stride in enumerate(strides) if stride == size and shape[d] > 1), dim)
-            if strides[dim] not in (0, size) and self._is_square(value, along, dim):
+            if strides[dim] not in (0, size) and self.is_square(value, along, dim):
                 buffer = self.save_buffer(value, dim)
-                self.add(Transpose(value, buffer, along, dim, self.lanes, self.sources([value])))
+                self.add(self._transpose(value, buffer, along, dim, mask))
                 self.held[value] = buffer
 
-    def _is_square(self, value: Value, along: int, across: int) -> bool:
+    def is_square(self, value: Value, along: int, across: int) -> bool:
         """Whether a tensor can be transposed in registers."""
         shape = shape_of(value)
         return along != across and min(shape[along], shape[across]) >= self.lanes and value.type.element != "i1"

@@ -11,6 +11,7 @@ from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.ir.ops import is_scalar, pointee_size, store_operands
 from torch_mtia.triton.ir.unsupported import Unsupported
+from torch_mtia.triton.plan.dimensions import dimension_votes
 from torch_mtia.triton.plan.plan import Do, Nest, Store, StoreStaged
 from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 
@@ -41,6 +42,8 @@ def _may_share_a_nest(planner: Planner, stores: Sequence[Op]) -> Expression | No
     along which neighbours lie, or where it takes a load to know what is written."""
     shape = shape_of(stores[0].operands[0])
     dims = {planner.best_dimension(store.operands, shape) for store in stores}
+    if any(_turned_to(planner, store) is not None for store in stores):
+        return None
     places = [place for store in stores for place in (store.operands[0], *store.operands[2:])]
     if len(dims) > 1 or planner.available.hazardous(places):
         return None
@@ -61,6 +64,9 @@ def _store_alone(planner: Planner, op: Op) -> None:
     if is_scalar(pointer):
         planner.add(Do(op))
         return
+    along = _turned_to(planner, op)
+    if along is not None:
+        planner.held[value] = planner.materialize([value], op, [planner.save_buffer(value, along)], mask=mask)[0]
     at_once = _at_once(planner, [op])
     # What reads memory is read now; but the value, if it is only the program that can tell whether that is needed.
     places = [pointer, *([mask] if mask is not None else []), *([value] if at_once is None else [])]
@@ -68,6 +74,22 @@ def _store_alone(planner: Planner, op: Op) -> None:
     if early:
         planner.materialize(early, op, dim=planner.best_dimension(op.operands, shape_of(pointer)))
     _store_strips(planner, [op], TRUE if at_once is None else at_once)
+
+
+def _turned_to(planner: Planner, op: Op) -> int | None:
+    """The dimension along which a store writes neighbours, if its value is computed along another one: it is turned in
+    registers on its way into a buffer, since writing lane by lane takes several times as long."""
+    pointer, value, _ = store_operands(op)
+    if is_scalar(pointer):
+        return None
+    shape = shape_of(value)
+    strides = planner.strides.strides(pointer)
+    along = next((d for d, stride in enumerate(strides) if stride == pointee_size(op) and shape[d] > 1), None)
+    votes = dimension_votes([value], shape, planner.held, planner.strides)
+    computed = max(range(len(shape)), key=votes.__getitem__)
+    if along is None or votes[computed] <= votes[along] or not planner.is_square(value, computed, along):
+        return None
+    return along
 
 
 def _store_strips(planner: Planner, stores: Sequence[Op], at_once: Expression) -> None:

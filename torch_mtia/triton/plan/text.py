@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch_mtia.triton.analyses.availability import Available
@@ -90,7 +90,10 @@ class _Lines:
             self.add(f"  keeps {value} in {self.buffer(buffer)}")
         if nest.hoisted:
             self.add(f"  outside of the innermost loop: {_names(value for value, _ in nest.hoisted)}")
-        for dimension, end in nest.ends.items():
+        self.ends(nest.ends)
+
+    def ends(self, ends: Mapping[int, End]) -> None:
+        for dimension, end in ends.items():
             self.add(f"  ends along dimension {dimension} {_end(end)}")
 
     def few_bits(self, value: Value, few_bits: FewBits | None) -> None:
@@ -145,6 +148,7 @@ def _transpose(lines: _Lines, step: plan.Transpose) -> None:
     size = " x ".join(map(str, step.target.shape))
     lines.add(f"  over {size}, {step.lanes} at a time along dimension {step.along}, written along {step.across}")
     lines.sources(step.sources, [step.value])
+    lines.ends(step.ends)
 
 
 def _copy(lines: _Lines, step: plan.Copy) -> None:
