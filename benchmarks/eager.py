@@ -66,6 +66,12 @@ SMALL: tuple[Operator, ...] = (
 LARGE: tuple[Operator, ...] = (
     Operator("gelu 16M", F.gelu, lambda: [normal(16 * MEBIBYTE)]),
     Operator("add 16M", torch.add, lambda: [normal(16 * MEBIBYTE), normal(16 * MEBIBYTE)]),
+    Operator("transposed copy 2048 x 2048", lambda x: x.t().contiguous(), lambda: [normal(2048, 2048)]),
+    Operator(
+        "copy to channels last 32 x 64 x 56 x 56",
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+        lambda: [normal(32, 64, 56, 56)],
+    ),
     Operator("sum 16M", torch.sum, lambda: [normal(16 * MEBIBYTE)], LONG_SUMS),
     Operator("softmax 4K x 4K", lambda x: torch.softmax(x, -1), lambda: [normal(4096, 4096)]),
     Operator(
