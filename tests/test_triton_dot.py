@@ -194,6 +194,38 @@ def test_programs_that_may_wait_for_each_other_start_in_order(waits: str) -> Non
     assert "programs run in bands" not in compiled.asm["plan"]
 
 
+@triton.jit
+def wrapping_kernel(
+    x, y, z, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, along: tl.constexpr, ROWS: tl.constexpr,
+    DEPTH: tl.constexpr, out: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    m, n = (row % M)[:, None], tl.arange(0, N)
+    total = tl.zeros((ROWS, N), out)
+    for first in range(0, 2 * K if along else K, DEPTH):
+        k = first + tl.arange(0, DEPTH)
+        if along:
+            k %= K
+        left, right = tl.load(x + m * K + k[None, :]), tl.load(y + (n % 24)[None, :] * K + k[:, None])
+        total = tl.dot(left, right, total, out_dtype=out)
+    tl.store(z + row[:, None] * N + n[None, :], total)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
+@pytest.mark.parametrize("along", [False, True])
+@pytest.mark.parametrize("rows", [16, 64])
+def test_rows_that_begin_anew_at_the_end_of_a_matrix(dtype: torch.dtype, along: bool, rows: int) -> None:
+    """As the templates of Inductor have them, the rows in place; `along` too, where they cannot be read in place."""
+    sums, out = (torch.int32, tl.int32) if dtype == torch.int8 else (torch.float32, tl.float32)
+    x, y = (torch.randint(-4, 5, shape).to(dtype) for shape in ((27, 96), (24, 96)))
+    z = torch.zeros(128, 64, dtype=sums)
+    kernel = wrapping_kernel[(128 // rows,)](x, y, z, M=27, N=64, K=96, along=along, ROWS=rows, DEPTH=32, out=out)
+    expected = (x.double() @ y.double().t())[torch.arange(128) % 27][:, torch.arange(64) % 24]
+    assert torch.equal(z.double(), expected * (2 if along else 1))
+    if dtype == torch.float32:
+        assert ("+= %" in kernel.asm["plan"]) == (not along)  # a tensor, not a buffer
+
+
 def test_persistent_programs_take_tiles_in_turns() -> None:
     @triton.jit
     def kernel(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):

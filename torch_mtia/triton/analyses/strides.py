@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch_mtia.triton.analyses.loops import origin
 from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Op, Value
-from torch_mtia.triton.ir.ops import Elements, Linear, facts, operand_dims, pointee_size, splat_constant
+from torch_mtia.triton.ir.ops import Dims, Elements, Linear, facts, operand_dims, pointee_size, splat_constant
 
 Strides = tuple["int | None", ...]
 
@@ -17,23 +17,33 @@ _FROM_END_TO_END = {
     Linear.SAME, Linear.WIDENED, Linear.CONSTANT, Linear.RANGE, Linear.SUM, Linear.DIFFERENCE, Linear.PRODUCT,
     Linear.OFFSET,
 }  # fmt: skip
+_WRAPS = {Linear.REMAINDER, Linear.REMAINDER_UNSIGNED}
 _UNCHANGED = {
     Linear.REINTERPRETED, Linear.WIDENED, Linear.WIDENED_UNSIGNED, Linear.REMAINDER, Linear.REMAINDER_UNSIGNED,
 }  # fmt: skip
 
 
-def is_linear(value: Value) -> bool:
-    """Whether strides hold from end to end."""
-    seen: set[Value] = set()
+def is_linear(value: Value, along: int | None = None) -> bool:
+    """Whether strides hold from end to end. Of a matrix, it may be asked about one dimension alone: along the others,
+    indices may then wrap around after a constant (`rows % m`)."""
+    seen: set[tuple[Value, Dims]] = set()
 
-    def visit(value: Value) -> bool:
-        if value.type.shape is None or value in seen:
+    def visit(value: Value, dims: Dims) -> bool:
+        if value.type.shape is None or (value, dims) in seen:
             return True
-        seen.add(value)
-        known = None if value.op is None else facts(value.op)
-        return known is not None and known.linear in _FROM_END_TO_END and all(map(visit, value.op.operands))  # type: ignore[union-attr]
+        seen.add((value, dims))
+        op = value.op
+        known = None if op is None else facts(op)
+        if op is None or known is None:
+            return False
+        wraps = known.linear in _WRAPS and along is not None and along not in dims
+        if wraps and number_everywhere(op.operands[1]) is None:
+            return False
+        if not wraps and known.linear not in _FROM_END_TO_END:
+            return False
+        return all(visit(operand, operand_dims(op, operand, dims)) for operand in op.operands)
 
-    return visit(value)
+    return visit(value, tuple(range(len(value.type.shape or ()))))
 
 
 class StrideAnalysis:

@@ -203,7 +203,8 @@ def _matrix(env: Environment, buffer: Buffer, number: Value, elements: int) -> V
     return env.b.element_address(env.address_of(buffer), memory_type(buffer.element), offset)
 
 
-LeftAddress = Callable[[Value, Value], Value]  # of the element at (row, column) of one matrix of the left operand
+LeftRow = Callable[[Value], Value]  # the address of the element in a column
+LeftAddress = Callable[[Value], LeftRow]  # of a row of one matrix of the left operand
 RightAddress = Callable[[Value, Value, int], Value]  # of a vector of a panel: (its first column, row, which one)
 
 
@@ -214,18 +215,27 @@ def _left_address(
     if isinstance(left, Buffer):
         matrix, memory = _matrix(env, left, number, rows * inner), memory_type(left.element)
 
-        def packed(row: Value, column: Value) -> Value:
-            place = b.add(b.mul(b.sext(row, "i64"), integer(inner, "i64")), b.sext(column, "i64"))
-            return b.element_address(matrix, memory, place)
+        def packed(row: Value) -> LeftRow:
+            start = b.mul(b.sext(row, "i64"), integer(inner, "i64"))
+            return lambda column: b.element_address(matrix, memory, b.add(start, b.sext(column, "i64")))
 
         return packed
     assert left.op is not None
     pointer = left.op.operands[0]
     count = integer(per_word(step.words) if step.words else 1, "i32")
 
-    def in_place(row: Value, column: Value) -> Value:
-        index = (*batch, Lane(row), Lane(b.mul(column, count)))
-        return env.host_address(Strip(env, step.sources, index, 0).value(pointer).value)
+    def in_place(row: Value) -> LeftRow:
+        """Where its elements are at equal distances, the index arithmetic is that of the first one."""
+
+        def at(column: Lane, width: int) -> Lane:
+            return Strip(env, step.sources, (*batch, Lane(row), column), width).value(pointer)
+
+        first = at(Lane(integer(0, "i32"), 1), step.lanes)
+        if first.stride is None:
+            return lambda column: env.host_address(at(Lane(b.mul(column, count)), 0).value)
+        start = env.host_address(first.value)
+        distance = integer(first.stride, "i64") if isinstance(first.stride, int) else first.stride
+        return lambda column: b.element_address(start, "i8", b.mul(b.sext(b.mul(column, count), "i64"), distance))
 
     return in_place
 
@@ -347,7 +357,7 @@ class _TileKernel(_Kernel):
         with b.loop(0, step.depth, step.lanes) as counter:
             k = b.add(first, counter)
             for r, line in enumerate(rows):
-                start = self.left[0](line, k)
+                start = self.left[0](line)(k)
                 self._tile("tileloadd64", _LEFT + r, start, self._distance(start, line, k))
             for v in range(step.vectors):
                 self._tile("tileloadd64", _RIGHT + v, right(column, k, v), right_stride)
@@ -362,7 +372,7 @@ class _TileKernel(_Kernel):
     def _distance(self, start: Value, line: Value, k: Value) -> Value:
         """Bytes from one row of the left operand to the next."""
         b = self.env.b
-        below = self.left[0](b.add(line, integer(1, "i32")), k)
+        below = self.left[0](b.add(line, integer(1, "i32")))(k)
         addresses = [b.define("i64", f"ptrtoint {address} to i64") for address in (below, start)]
         return b.sub(*addresses)
 
@@ -428,6 +438,7 @@ class _RegisterKernel(_Kernel):
         evaluated = any(isinstance(each, _Evaluated) for each in self.right)
         if not evaluated:
             self._fetch_upcoming(row, column, first)
+        lines = [[left(b.add(row, integer(r, "i32"))) for r in range(step.rows)] for left in self.left]
         in_place = any(isinstance(each.left, Tensor) for each in step.products)
         chunk = min(CHUNK // size, step.depth) if in_place else step.depth
         chunks = b.open_loop(0, step.depth, chunk, sums)
@@ -440,10 +451,10 @@ class _RegisterKernel(_Kernel):
             k = b.add(b.add(start, products.counter), integer(number, "i32"))
             if evaluated:
                 self._fetch_row(column, k)
-            for left, vectors in zip(self.left, self._right_vectors(column, k), strict=True):
+            for left, vectors in zip(lines, self._right_vectors(column, k), strict=True):
                 held, following = following, []
                 for r in range(step.rows):
-                    one = b.load(element, left(b.add(row, integer(r, "i32")), k), alignment)
+                    one = b.load(element, left[r](k), alignment)
                     factor = b.splat(one, width) if width > 1 else one
                     if self.offset is not None:
                         factor = b.binary("xor", factor, self.offset)
@@ -478,9 +489,9 @@ class _RegisterKernel(_Kernel):
             if isinstance(factors.left, Buffer):
                 continue
             for r in range(rows):
-                below = b.add(row, integer(rows + r, "i32"))
+                below = left(b.add(row, integer(rows + r, "i32")))
                 for place in range(0, count, CACHE_LINE // self.step.target.size):
-                    b.prefetch(left(below, b.add(start, integer(place, "i32"))))
+                    b.prefetch(below(b.add(start, integer(place, "i32"))))
 
 
 _LEFT, _RIGHT = 4, 6  # tiles of the operands

@@ -115,7 +115,8 @@ def _factors(planner: Planner, op: Op, ops: list[Op], evaluated: bool) -> list[F
 
 def _left(planner: Planner, op: Op, left: Value, element: str, in_words: bool, again: bool) -> Buffer | Value:
     """`again`: whether it is read several times."""
-    if not again and _reads_directly(planner, left, element, in_words):
+    in_tiles = in_words and _in_tiles(planner, op, element)
+    if not again and _reads_directly(planner, left, element, in_words, in_tiles):
         return left
     packed = _pack(planner, op, left, element)
     if not in_words:
@@ -193,21 +194,24 @@ def _upcoming(planner: Planner, op: Op, right: Value, evaluated: bool) -> Op | N
         if is_load(load.op) and load.type.shape == right.type.shape:
             assert load.op is not None
             pointer = load.op.operands[0]
-            if _is_linear(planner, pointer) and not planner.available.reads_buffers(pointer):
+            if _is_linear(planner, pointer, 0) and not planner.available.reads_buffers(pointer):
                 return load.op
     return None
 
 
-def _is_linear(planner: Planner, pointer: Value) -> bool:
-    return is_linear(planner.moved.get(pointer, pointer))
+def _is_linear(planner: Planner, pointer: Value, along: int | None = None) -> bool:
+    return is_linear(planner.moved.get(pointer, pointer), along)
 
 
-def _reads_directly(planner: Planner, value: Value, element: str, in_words: bool) -> bool:
+def _reads_directly(planner: Planner, value: Value, element: str, in_words: bool, in_tiles: bool) -> bool:
     """Whether the elements of the left operand are as easy to read where they are as in a buffer."""
     if value.type.element != element or value in planner.held or planner.checks_bounds or len(shape_of(value)) > 3:
         return False
     op = value.op
-    if op is None or not is_load(op) or len(op.operands) != 1 or not _is_linear(planner, op.operands[0]):
+    if op is None or not is_load(op) or len(op.operands) != 1:
+        return False
+    along = None if in_tiles else len(shape_of(value)) - 1  # a tile has its rows at one distance
+    if not _is_linear(planner, op.operands[0], along):
         return False
     return not in_words or planner.strides.strides(op.operands[0])[-1] == element_size(element)
 
