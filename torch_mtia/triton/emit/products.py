@@ -8,13 +8,15 @@ from collections.abc import Callable
 
 from torch_mtia.triton import floats
 from torch_mtia.triton.analyses.few_bits import FewBits
+from torch_mtia.triton.analyses.strides import is_linear
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.environment import Environment, memory_type
 from torch_mtia.triton.emit.loops import loop_over
+from torch_mtia.triton.emit.memory import load_lane
 from torch_mtia.triton.emit.strip import Strip
 from torch_mtia.triton.ir.elements import element_size, is_float_element
 from torch_mtia.triton.ir.module import Value as Tensor
-from torch_mtia.triton.ir.ops import pointee_size
+from torch_mtia.triton.ir.ops import is_load, pointee_size
 from torch_mtia.triton.lanes import Index, Lane, materialize
 from torch_mtia.triton.llvm_value import Value, bits_of, constant_vector, element_of, integer, vector_type, zero
 from torch_mtia.triton.plan.plan import Buffer, Clear, Convert, Factors, Multiply, Pack, Sources, per_word
@@ -137,17 +139,42 @@ def _pack_turned(env: Environment, step: Pack) -> None:
     with contextlib.ExitStack() as stack, env.counted(step.nest.strips // lanes):
         outer = [Lane(stack.enter_context(b.loop(0, size, 1))) for size in batch]
         column = stack.enter_context(b.loop(0, columns, lanes))
+        lines = [
+            _line(env, step, value, (*outer, Lane(b.add(column, integer(number, "i32")))), lanes * count)
+            for number in range(lanes)
+        ]
         word = stack.enter_context(b.loop(0, words, lanes))
-        along = Lane(b.mul(word, integer(count, "i32")), 1)
+        along = b.mul(word, integer(count, "i32"))
         rows = []
-        for number in range(lanes):
-            index = (*outer, along, Lane(b.add(column, integer(number, "i32"))))
-            values = Strip(env, step.nest.sources, index, lanes * count).vector(value)
-            numbers = _number(env, values, value.type.element, step.words or target.element)
+        for line in lines:
+            numbers = _number(env, line(along), value.type.element, step.words or target.element)
             rows.append(b.define(row, f"bitcast {numbers} to {row}"))
         for number, vector in enumerate(b.transpose(rows)):
             index = (*outer, Lane(b.add(word, integer(number, "i32"))), Lane(column, 1))
             write_packed(env, target, index, Lane(vector, None), lanes)
+
+
+def _line(env: Environment, step: Pack, value: Tensor, column: Index, width: int) -> Callable[[Value], Value]:
+    """What reads strips of a column of a right operand, by their first row. Where the column is at equal distances in
+    memory, the index arithmetic is that of its beginning."""
+    b, sources, op = env.b, step.nest.sources, value.op
+
+    def at(row: Value, of: Tensor) -> Lane:
+        return Strip(env, sources, (*column[:-1], Lane(row, 1), column[-1]), width).value(of)
+
+    if op is not None and is_load(op) and len(op.operands) == 1 and value not in sources.held:
+        (pointer,) = op.operands
+        if is_linear(sources.moved.get(pointer, pointer), len(column) - 1):
+            first = at(integer(0, "i32"), pointer)
+            if isinstance(first.stride, int):
+                size = integer(first.stride, "i64")
+
+                def read(row: Value) -> Value:
+                    address = b.add(first.value, b.mul(b.sext(row, "i64"), size))
+                    return materialize(b, load_lane(env, op, Lane(address, first.stride), None, None, width), width)
+
+                return read
+    return lambda row: materialize(b, at(row, value), width)
 
 
 def convert(env: Environment, step: Convert) -> None:

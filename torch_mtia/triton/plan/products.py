@@ -194,7 +194,8 @@ def _upcoming(planner: Planner, op: Op, right: Value, evaluated: bool) -> Op | N
         if is_load(load.op) and load.type.shape == right.type.shape:
             assert load.op is not None
             pointer = load.op.operands[0]
-            if _is_linear(planner, pointer, 0) and not planner.available.reads_buffers(pointer):
+            by_columns = planner.strides.strides(pointer)[0] == element_size(load.type.element)
+            if not by_columns and _is_linear(planner, pointer, 0) and not planner.available.reads_buffers(pointer):
                 return load.op
     return None
 
