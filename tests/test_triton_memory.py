@@ -371,6 +371,25 @@ def test_a_store_does_not_disturb_what_it_has_still_to_read(shift: int) -> None:
 
 
 @triton.jit
+def shifted_block_kernel(x, z, rows, columns, stride, M: tl.constexpr, N: tl.constexpr):
+    m, n = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+    mask = (m < rows) & (n < columns)
+    tl.store(z + m * stride + n, tl.load(x + m * stride + n, mask, other=0) + 1, mask)
+
+
+@pytest.mark.parametrize("shift", [-70, -1, 0, 1, 70, 2048])
+@pytest.mark.parametrize("sizes", [(16, 64), (16, 50), (13, 64), (13, 50), (0, 64), (100, 100)])
+def test_blocks_within_and_across_the_edges_of_a_matrix(sizes: tuple[int, int], shift: int) -> None:
+    """A block within them is stored without a mask, if it need not be kept until all is read."""
+    memory = torch.arange(6000, dtype=torch.int32)
+    expected, (rows, columns) = memory.clone(), (min(size, most) for size, most in zip(sizes, (16, 64), strict=True))
+    place = torch.arange(rows)[:, None] * 80 + torch.arange(columns)[None, :]
+    expected[1024 + shift + place] = memory[1024 + place] + 1
+    shifted_block_kernel[(1,)](memory[1024:], memory[1024 + shift :], *sizes, 80, M=16, N=64)
+    assert torch.equal(memory, expected)
+
+
+@triton.jit
 def padded_softmax_kernel(x, z, kept, columns, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     mask = i < columns

@@ -59,6 +59,16 @@ def comparisons(mask: Value) -> set[Value]:
     return {value for value in seen if value.op is not None and value.op.name == "arith.cmpi"}
 
 
+def is_all_of(mask: Value, comparisons: Collection[Op]) -> bool:
+    """Whether a mask is true where all of some comparisons are."""
+    op = mask.op
+    if op is None or op in comparisons:
+        return op is not None
+    return (op.name == "arith.andi" or op.name in _PASSED_ON) and all(
+        is_all_of(operand, comparisons) for operand in op.operands
+    )
+
+
 def ends(
     mask: Value, shape: tuple[int, ...], strides: StrideAnalysis, held: Collection[Value], saves: Sequence[Value]
 ) -> dict[int, End]:

@@ -16,6 +16,20 @@ from torch_mtia.triton.plan.plan import Sources
 
 def first_beyond(env: Environment, sources: Sources, end: End) -> Value:
     """The i32 index from which on the comparison is false; the size where it is true again behind."""
+    b = env.b
+    count, rises = _count(env, sources, end)
+    return b.trunc(b.select(rises, count, integer(end.size, "i64")), "i32")
+
+
+def is_true_throughout(env: Environment, sources: Sources, end: End) -> Value:
+    """The i1 whether the comparison is true for all indices."""
+    b = env.b
+    count, rises = _count(env, sources, end)
+    return b.binary("and", rises, b.icmp("eq", count, integer(end.size, "i64")))
+
+
+def _count(env: Environment, sources: Sources, end: End) -> tuple[Value, Value]:
+    """(for how many indices the comparison is true, i64; whether they are the first ones, i1, or nothing is known)"""
     b, size = env.b, end.size
     place = [ZERO] * len(end.comparison.operands[0].type.shape or ())
     strip = Strip(env, sources, tuple(place), 0)
@@ -29,8 +43,7 @@ def first_beyond(env: Environment, sources: Sources, end: End) -> Value:
     count = b.binary_intrinsic("smax", count, integer(0, "i64"))
     # An index that wraps, or one of 32 bits that it was made of, is below the bound again.
     goes_on = b.icmp("eq", b.sub(last, start), integer(size - 1, "i64"))
-    rises = b.binary("and", goes_on, b.icmp("sle", start, last))
-    return b.trunc(b.select(rises, count, integer(size, "i64")), "i32")
+    return count, b.binary("and", goes_on, b.icmp("sle", start, last))
 
 
 def reduction_limit(

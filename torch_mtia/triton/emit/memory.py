@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from torch_mtia.triton.analyses.availability import Available
@@ -9,6 +10,7 @@ from torch_mtia.triton.analyses.strides import is_linear
 from torch_mtia.triton.analyses.symbolic import TRUE
 from torch_mtia.triton.emit import bounds
 from torch_mtia.triton.emit.access import Pointers, is_true, read, read_buffer, write, write_buffer
+from torch_mtia.triton.emit.ends import is_true_throughout
 from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.loops import loop_over
 from torch_mtia.triton.emit.parameters import GRID, HOST_OFFSET, PROGRAM
@@ -23,7 +25,7 @@ from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.lanes import Index, Lane, add_strides, affine_rule, materialize, scale_stride, widened
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, integer, vector_type
-from torch_mtia.triton.plan.plan import Do, Steps, Store, StoreStaged
+from torch_mtia.triton.plan.plan import Do, Nest, Steps, Store, StoreStaged
 
 PREFETCH_BYTES = 2 << 10
 CACHE_LINE = 64
@@ -187,11 +189,40 @@ def _scalar_store(env: Environment, do: Do) -> None:
 
 
 def store(env: Environment, step: Store, run: Callable[[Environment, Steps], None]) -> None:
-    """Reads and writes in one nest; where `at_once` is false, it writes to buffers that are copied afterwards, by what
-    `run` writes for steps."""
-    b = env.b
+    """Reads and writes in one nest, without a mask where it is true throughout; where `at_once` is false, it writes to
+    buffers that are copied afterwards, by what `run` writes for steps."""
+    b, nest = env.b, step.nest
     at_once = None if step.at_once is TRUE else evaluate(env, step.at_once)
     streams = None if step.streams is None else evaluate(env, step.streams)
+    if nest.whole is None:
+        _store(env, step, nest, at_once, streams, run)
+        return
+    simple = integer(1, "i1") if at_once is None else at_once
+    for end in nest.ends.values():
+        simple = b.binary("and", simple, is_true_throughout(env, nest.sources, end))
+    whole, partly, done = b.label("whole"), b.label("partly"), b.label("stored")
+    b.branch(simple, whole, partly)
+    b.start(whole)
+    cost = env.cost
+    sources = dataclasses.replace(nest.sources, true=frozenset({nest.whole}))
+    _store(env, step, dataclasses.replace(nest, sources=sources, ends={}), None, streams, run)
+    env.cost = cost  # of one of the two
+    b.jump(done)
+    b.start(partly)
+    _store(env, step, nest, at_once, streams, run)
+    b.jump(done)
+    b.start(done)
+
+
+def _store(
+    env: Environment,
+    step: Store,
+    nest: Nest,
+    at_once: Value | None,
+    streams: Value | None,
+    run: Callable[[Environment, Steps], None],
+) -> None:
+    b = env.b
 
     def body(strip: Strip) -> None:
         lanes = [[strip.value(root) for root in each.operands] for each in step.stores]
@@ -210,7 +241,7 @@ def store(env: Environment, step: Store, run: Callable[[Environment, Steps], Non
             b.jump(done)
             b.start(done)
 
-    loop_over(env, step.nest, body)
+    loop_over(env, nest, body)
     if at_once is not None:
         with b.when(b.binary("xor", at_once, integer(1, "i1"))):
             run(env, step.afterwards)

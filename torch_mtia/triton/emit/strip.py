@@ -19,6 +19,7 @@ from torch_mtia.triton.llvm_value import Value, integer, undefined
 from torch_mtia.triton.plan.plan import Buffer, Sources
 
 ZERO = Lane(integer(0, "i32"))  # the index along a dimension that is broadcast
+TRUE = Lane(integer(1, "i1"))
 
 
 class Strip:
@@ -48,6 +49,8 @@ class Strip:
         """The strip of a tensor at `index`, of a scalar itself."""
         if value.type.shape is None:
             return self.env.scalar(value)
+        if value in self.sources.true:
+            return TRUE
         index = self.index if index is None else index
         key = (value, *map(id, index))
         found = self.cache.get(key)

@@ -98,6 +98,7 @@ class Sources:
 
     held: Mapping[Value, Buffer]
     moved: Mapping[Value, Value]  # by a loop, from where they were before
+    true: frozenset[Value] = frozenset()  # masks, where the program knows that they are
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,6 +121,7 @@ class Nest:
     hoisted: tuple[tuple[Value, Dims], ...] = ()  # evaluated outside of the innermost loop, at these dimensions
     ends: Mapping[int, End] = dataclasses.field(default_factory=dict)  # by dimension
     together: int = 1  # strips in a round of the innermost loop
+    whole: Value | None = None  # the mask, if it is true throughout where no loop ends early; not said of every one
 
     @property
     def strips(self) -> int:

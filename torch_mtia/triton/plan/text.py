@@ -95,6 +95,8 @@ class _Lines:
     def ends(self, ends: Mapping[int, End]) -> None:
         for dimension, end in ends.items():
             self.add(f"  ends along dimension {dimension} {_end(end)}")
+        if nest.whole is not None:
+            self.add(f"  without {nest.whole} where no loop ends early")
 
     def few_bits(self, value: Value, few_bits: FewBits | None) -> None:
         if few_bits is not None:
