@@ -226,6 +226,37 @@ def test_rows_that_begin_anew_at_the_end_of_a_matrix(dtype: torch.dtype, along: 
         assert ("+= %" in kernel.asm["plan"]) == (not along)  # a tensor, not a buffer
 
 
+@triton.jit
+def linear_kernel(
+    x, weight, bias, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, sums: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, K)
+    mask = (m[:, None] < M) & (n[None, :] < N)
+    initial = tl.load(bias + tl.broadcast_to(n[None, :], (ROWS, COLUMNS)), mask).to(sums)
+    left, right = tl.load(x + (m % M)[:, None] * K + k[None, :]), tl.load(weight + (n % N)[None, :] * K + k[:, None])
+    total = tl.dot(left, right, initial, out_dtype=sums)
+    tl.store(out + m[:, None] * N + n[None, :], tl.maximum(total, 0), mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("sizes", [(64, 128), (64, 100), (50, 64), (33, 130), (5, 7)])
+def test_sums_that_begin_with_a_bias(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
+    """Of blocks that lie inside of a matrix, and of such that lie across its edges."""
+    m, n = sizes
+    sums, out = (torch.int32, tl.int32) if dtype == torch.int8 else (torch.float32, tl.float32)
+    x, weight, bias = (torch.randint(-4, 5, shape).to(dtype) for shape in ((m, 96), (n, 96), (n,)))
+    x, weight = (torch.nn.functional.pad(each, (0, 32)) for each in (x, weight))
+    z = torch.full((m + 1, n), -1, dtype=sums)
+    grid = (triton.cdiv(m, 32), triton.cdiv(n, 64))
+    kernel = linear_kernel[grid](x, weight, bias, z, M=m, N=n, K=128, ROWS=32, COLUMNS=64, sums=out)
+    assert torch.equal(z[:m].double(), (x.double() @ weight.double().t() + bias.double()).clamp(min=0))
+    assert torch.equal(z[m], torch.full_like(z[m], -1)), "it wrote behind the last row"
+    assert "= %initial" in kernel.asm["plan"]
+
+
 def test_persistent_programs_take_tiles_in_turns() -> None:
     @triton.jit
     def kernel(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):

@@ -458,8 +458,7 @@ class _RegisterKernel(_Kernel):
         element, alignment = ("i32", element_size(step.words)) if step.words else (sum_, size)
         places = [(b.add(row, integer(r, "i32")), v) for r in range(step.rows) for v in range(step.vectors)]
         targets = [self._target_address(line, column, v) for line, v in places]
-        zeros = zero(self._vector(sum_))
-        sums = [zeros if step.from_zero else b.load(self._vector(sum_), address, size) for address in targets]
+        sums = [self._initial(*place, column, address) for place, address in zip(places, targets, strict=True)]
         if self.excess:
             sums = [b.sub(value, self.excess[v]) for value, (_, v) in zip(sums, places, strict=True)]
         evaluated = any(isinstance(each, _Evaluated) for each in self.right)
@@ -490,6 +489,16 @@ class _RegisterKernel(_Kernel):
         sums = b.close_loop(chunks, b.close_loop(products, following))
         for address, value in zip(targets, sums, strict=True):
             b.store(value, address, size)
+
+    def _initial(self, line: Value, number: int, column: Value, address: Value) -> Value:
+        """What products are added to."""
+        b, step = self.env.b, self.step
+        vector = self._vector(memory_type(step.target.element))
+        if step.initial is not None:
+            place = Lane(b.add(column, integer(number * step.lanes, "i32")), 1)
+            strip = Strip(self.env, step.sources, (*self.batch, Lane(line), place), step.lanes, place=None)
+            return strip.vector(step.initial)
+        return zero(vector) if step.from_zero else b.load(vector, address, step.target.size)
 
     def _add_product(self, held: Value, left: Value, right: Value) -> Value:
         b = self.env.b

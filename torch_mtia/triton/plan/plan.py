@@ -290,7 +290,7 @@ class Factors:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Multiply(Step):
-    """target += the sum of left @ right (= with `from_zero`), for every matrix of a batch."""
+    """target += the sum of left @ right (= with `from_zero`; = `initial` +), for every matrix of a batch."""
 
     products: tuple[Factors, ...]
     target: Buffer
@@ -303,12 +303,14 @@ class Multiply(Step):
     lanes: int
     depth: int  # products that are added before the accumulators go to memory
     from_zero: bool
+    initial: Value | None  # what the accumulators begin with, evaluated there; None: zeros, or what the target holds
     sources: Sources
 
     @property
     def roots(self) -> list[Value]:
         """What is evaluated."""
-        return [each for factors in self.products for each in (factors.left, factors.right) if isinstance(each, Value)]
+        parts = [each for factors in self.products for each in (factors.left, factors.right)]
+        return [each for each in (*parts, self.initial) if isinstance(each, Value)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

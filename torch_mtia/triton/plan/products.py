@@ -41,6 +41,7 @@ from torch_mtia.triton.plan.plan import (
 from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 
 LEAST_VECTORS = 4  # of accumulators in a row, where the right operand is not packed: what is read at once
+MOST_COST_OF_SUM = 40  # of evaluating an element of what products are added to in the accumulators: a masked bias
 MOST_COST = 80  # of evaluating an element of the right operand again and again in the code
 INDEX_BITS = 5  # of the instruction that looks up numbers of 16 bits in a vector
 LIGHT_TOGETHER = 4  # strips of what is looked up: what they load is next to each other
@@ -235,21 +236,41 @@ def _add_products(planner: Planner, op: Op, operands: _Operands, initial: Value,
     shape = shape_of(result)
     starts_at_zero = initial.op is not None and _is_zero(initial.op)
     direct = result.type.element == element
+    tile, depth = _block(planner, op, operands, element)
+    in_registers = direct and depth == operands.inner and _is_read_by_rows(planner, initial, tile)
     target = planner.destination(result) if direct else planner.new_buffer(shape, element)
     read = [*planner.sources(operands.evaluated).held.values()]
     read += [each for of in operands.products for each in (of.left, of.right) if isinstance(each, Buffer)]
     storages = {buffer.storage for buffer in read}
     if not target.row_major() or target.storage in storages:
         target = planner.destination(result, row_major(shape))
-    if not starts_at_zero and planner.held.get(initial) is not target:
+    if not starts_at_zero and not in_registers and planner.held.get(initial) is not target:
         if direct:
             assign(planner, op, [(initial, target)])
         else:
             _pack_into(planner, op, initial, target)
-    _multiply(planner, op, operands, target, starts_at_zero)
+    if starts_at_zero and depth < operands.inner:
+        planner.add(Clear(planner.plain_nest(target.shape, len(target.shape) - 1), target))
+        starts_at_zero = False
+    _multiply(planner, operands, target, tile, depth, starts_at_zero, initial if in_registers else None)
     if not direct:
         nest = planner.plain_nest(shape, len(shape) - 1)
         planner.add(Convert(nest, target, planner.destination(result)))
+
+
+def _is_read_by_rows(planner: Planner, initial: Value, tile: _Accumulators) -> bool:
+    """Whether what products are added to is as easy to evaluate in the accumulators as to read there: a bias."""
+    shape = shape_of(initial)
+    return (
+        not tile.tiles
+        and tile.lanes == planner.lanes
+        and len(shape) <= 3
+        and initial not in planner.held
+        and planner.available.is_fused(initial)
+        and not planner.available.reads_buffers(initial)
+        and planner.best_dimension([initial], shape) == len(shape) - 1
+        and cost_of(initial, planner.available, planner.strides) <= MOST_COST_OF_SUM
+    )
 
 
 def _is_zero(op: Op) -> bool:
@@ -386,23 +407,32 @@ def _panels(shape: Shape, accumulators: _Accumulators) -> Shape:
     return (*batch, n // width, inner, width) if n > width else shape
 
 
-def _multiply(planner: Planner, op: Op, operands: _Operands, target: Buffer, from_zero: bool) -> None:
-    inner = operands.inner
+def _block(planner: Planner, op: Op, operands: _Operands, element: str) -> tuple[_Accumulators, int]:
+    """What stays in registers, and how many products are added before it goes to memory."""
     if operands.evaluated:
-        tile, depth = _accumulators_of_all_rows(planner, op, target.element), inner
-    else:
-        tile = _accumulators(planner, op, target.element, operands.words)
-        depth = min(inner, max(RIGHT_BYTES // (tile.columns * target.size * len(operands.products)), LEAST_DEPTH))
-    if from_zero and depth < inner:
-        planner.add(Clear(planner.plain_nest(target.shape, len(target.shape) - 1), target))
-        from_zero = False
+        return _accumulators_of_all_rows(planner, op, element), operands.inner
+    tile = _accumulators(planner, op, element, operands.words)
+    bytes_ = tile.columns * element_size(element) * len(operands.products)
+    return tile, min(operands.inner, max(RIGHT_BYTES // bytes_, LEAST_DEPTH))
+
+
+def _multiply(
+    planner: Planner,
+    operands: _Operands,
+    target: Buffer,
+    tile: _Accumulators,
+    depth: int,
+    from_zero: bool,
+    initial: Value | None,
+) -> None:
     in_place = [each.left.op.operands[0] for each in operands.products if isinstance(each.left, Value) and each.left.op]
     behind = [operands.upcoming.operands[0]] if operands.upcoming is not None else []
+    read = [*in_place, *behind, *operands.evaluated, *([] if initial is None else [initial])]
     planner.add(
         Multiply(
             operands.products,
             target,
-            inner,
+            operands.inner,
             operands.words,
             operands.upcoming,
             tile.tiles,
@@ -411,7 +441,8 @@ def _multiply(planner: Planner, op: Op, operands: _Operands, target: Buffer, fro
             tile.lanes,
             depth,
             from_zero,
-            planner.sources([*in_place, *behind, *operands.evaluated]),
+            initial,
+            planner.sources(read),
         )
     )
 

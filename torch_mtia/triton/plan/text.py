@@ -224,7 +224,8 @@ def _multiply(lines: _Lines, step: plan.Multiply) -> None:
         return lines.buffer(of) if isinstance(of, Buffer) else str(of)
 
     products = " + ".join(f"{operand(each.left)} @ {operand(each.right)}" for each in step.products)
-    lines.begin(f"multiply {lines.buffer(step.target)} {'=' if step.from_zero else '+='} {products}")
+    sums = f"= {step.initial} +" if step.initial is not None else "=" if step.from_zero else "+="
+    lines.begin(f"multiply {lines.buffer(step.target)} {sums} {products}")
     rows, n = step.target.shape[-2:]
     lines.add(f"  {rows} x {step.inner} @ {step.inner} x {n}, {step.depth} products at a time")
     if step.tiles:
