@@ -194,7 +194,7 @@ def store(env: Environment, step: Store, run: Callable[[Environment, Steps], Non
     b, nest = env.b, step.nest
     at_once = None if step.at_once is TRUE else evaluate(env, step.at_once)
     streams = None if step.streams is None else evaluate(env, step.streams)
-    if nest.whole is None:
+    if step.whole is None:
         _store(env, step, nest, at_once, streams, run)
         return
     simple = integer(1, "i1") if at_once is None else at_once
@@ -204,7 +204,7 @@ def store(env: Environment, step: Store, run: Callable[[Environment, Steps], Non
     b.branch(simple, whole, partly)
     b.start(whole)
     cost = env.cost
-    sources = dataclasses.replace(nest.sources, true=frozenset({nest.whole}))
+    sources = dataclasses.replace(nest.sources, true=frozenset({step.whole}))
     _store(env, step, dataclasses.replace(nest, sources=sources, ends={}), None, streams, run)
     env.cost = cost  # of one of the two
     b.jump(done)

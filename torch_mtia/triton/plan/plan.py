@@ -121,7 +121,6 @@ class Nest:
     hoisted: tuple[tuple[Value, Dims], ...] = ()  # evaluated outside of the innermost loop, at these dimensions
     ends: Mapping[int, End] = dataclasses.field(default_factory=dict)  # by dimension
     together: int = 1  # strips in a round of the innermost loop
-    whole: Value | None = None  # the mask, if it is true throughout where no loop ends early; not said of every one
 
     @property
     def strips(self) -> int:
@@ -191,6 +190,7 @@ class Store(Step):
     staged: tuple[Buffer, ...] = ()
     afterwards: Steps = ()
     streams: Expression | None = None
+    whole: Value | None = None  # the mask, if it is true throughout where no loop ends early; not said of every one
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

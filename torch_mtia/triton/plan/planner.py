@@ -9,14 +9,14 @@ rearranging.py, which `plans` registers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from torch_mtia.triton.analyses.availability import Available
 from torch_mtia.triton.analyses.cost import DEAR, RELOAD, cost_of
 from torch_mtia.triton.analyses.liveness import is_used_elsewhere, needed_from
 from torch_mtia.triton.analyses.loops import moved_operands
-from torch_mtia.triton.analyses.masks import End, ends, is_all_of
+from torch_mtia.triton.analyses.masks import End, ends
 from torch_mtia.triton.analyses.strides import StrideAnalysis
 from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Block, Module, Op, Value
@@ -309,15 +309,7 @@ class Planner:
         sources, hoisted = self.sources(roots), self.hoisted(roots, shape, dim, lanes)
         together = self._together(roots, shape, dim, lanes)
         self.held.update(buffers)
-        whole = mask if self._is_often_whole(mask, limits) else None
-        return Nest(shape, dim, lanes, tuple(roots), sources, buffers, hoisted, limits, together, whole)
-
-    def _is_often_whole(self, mask: Value | None, limits: Mapping[int, End]) -> bool:
-        """Whether a mask is worth code of its own for where it is true throughout: that of a matrix cut into blocks, of
-        which few lie across its edges."""
-        if mask is None or len(limits) < 2 or self.checks_bounds:
-            return False
-        return is_all_of(mask, {end.comparison for end in limits.values()})
+        return Nest(shape, dim, lanes, tuple(roots), sources, buffers, hoisted, limits, together)
 
     def plain_nest(
         self, shape: Shape, dim: int, *, one_by_one: bool = False, roots: Sequence[Value] = (), together: int = 1

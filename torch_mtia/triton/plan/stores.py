@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from torch_mtia.triton.analyses import symbolic
 from torch_mtia.triton.analyses.aliasing import has_read, may_write_at_once
+from torch_mtia.triton.analyses.masks import is_all_of
 from torch_mtia.triton.analyses.symbolic import TRUE, Expression
 from torch_mtia.triton.ir.elements import element_size
-from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.ir.module import Op, Value
 from torch_mtia.triton.ir.ops import is_scalar, pointee_size, store_operands
 from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan.dimensions import dimension_votes
@@ -100,16 +101,26 @@ def _store_strips(planner: Planner, stores: Sequence[Op], at_once: Expression) -
     dim = planner.best_dimension(roots, shape)
     masks = {store_operands(store)[2] for store in stores}
     staged = [planner.save_buffer(store.operands[1], dim) for store in stores] if at_once is not TRUE else []
-    nest = planner.nest(op, roots, shape, dim=dim, mask=masks.pop() if len(masks) == 1 else None)
+    mask = masks.pop() if len(masks) == 1 else None
+    nest = planner.nest(op, roots, shape, dim=dim, mask=mask)
     before = dict(planner.held)
     with planner.collected() as afterwards:
         for store, buffer in zip(stores, staged, strict=False):
-            pointer, _, mask = store_operands(store)
-            places = [pointer, *([mask] if mask is not None else [])]
-            planner.add(StoreStaged(planner.nest(store, places, shape, dim=dim, mask=mask), store, buffer))
+            pointer, _, own = store_operands(store)
+            places = [pointer, *([own] if own is not None else [])]
+            planner.add(StoreStaged(planner.nest(store, places, shape, dim=dim, mask=own), store, buffer))
     planner.after_branch(before)
     streams = _write_much(stores, dim)
-    planner.add(Store(nest, tuple(stores), at_once, tuple(staged), tuple(afterwards), streams))
+    whole = mask if _is_often_whole(planner, mask, nest) else None
+    planner.add(Store(nest, tuple(stores), at_once, tuple(staged), tuple(afterwards), streams, whole))
+
+
+def _is_often_whole(planner: Planner, mask: Value | None, nest: Nest) -> bool:
+    """Whether a mask is worth code of its own for where it is true throughout: that of a matrix cut into blocks, of
+    which few lie across its edges."""
+    if mask is None or len(nest.ends) < 2 or planner.checks_bounds:
+        return False
+    return is_all_of(mask, {end.comparison for end in nest.ends.values()})
 
 
 def _write_much(stores: Sequence[Op], dim: int) -> Expression | None:

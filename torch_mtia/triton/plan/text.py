@@ -95,8 +95,6 @@ class _Lines:
     def ends(self, ends: Mapping[int, End]) -> None:
         for dimension, end in ends.items():
             self.add(f"  ends along dimension {dimension} {_end(end)}")
-        if nest.whole is not None:
-            self.add(f"  without {nest.whole} where no loop ends early")
 
     def few_bits(self, value: Value, few_bits: FewBits | None) -> None:
         if few_bits is not None:
@@ -162,6 +160,8 @@ def _store(lines: _Lines, step: plan.Store) -> None:
     stored = ", ".join(f"{store.operands[1]} to {store.operands[0]}" for store in step.stores)
     lines.begin(f"store {stored}")
     lines.nest(step.nest)
+    if step.whole is not None:
+        lines.add(f"  without {step.whole} where no loop ends early")
     if step.at_once is not TRUE:
         lines.condition("at once", step.at_once)
     if step.streams is not None:
