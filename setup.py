@@ -54,6 +54,7 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_comp
 # What C++ extensions may include: installed under torch_mtia/include/torch_mtia, in the same folders.
 PUBLIC_HEADERS = (
     "runtime/mtia_runtime.h",
+    "core/Operands.h",
     "core/WorkItem.h",
     "device/Extension.h",
     "device/Program.h",
@@ -218,7 +219,7 @@ setup(
             sources(
                 "csrc/runtime/loader.cpp",
                 "csrc/runtime/machine_memory.cpp",
-                *(f"csrc/{layer}/*.cpp" for layer in ("core", "collectives", "device", "aten", "distributed", "aoti")),
+                *(f"csrc/{layer}/*.cpp" for layer in ("core", "sanitizer", "collectives", "device", "aten", "distributed", "aoti")),
             ),
             depends=["csrc/device/exports.map"],
             include_dirs=[str(ROOT / "csrc"), str(ROOT / "csrc" / "aten"), str(ROOT / GENERATED)],

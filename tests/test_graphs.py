@@ -317,6 +317,7 @@ def test_threads_capture_on_streams_of_their_own() -> None:
     def work(number: int) -> float:
         x = torch.zeros(100, device="mtia")
         stream = torch.mtia.Stream()
+        stream.wait_stream(torch.mtia.current_stream())
         with torch.mtia.stream(stream):
             for _ in range(5):
                 graph = torch.accelerator.Graph()

@@ -14,6 +14,7 @@ LAYERS = (
     "csrc/collectives",
     "csrc/runtime",
     "csrc/core",
+    "csrc/sanitizer",
     "csrc/device",
     "csrc/aten",
     "csrc/distributed",

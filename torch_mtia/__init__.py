@@ -83,6 +83,10 @@ def _autoload() -> None:
     inductor.register()
     distributed.register()
     autograd_threads.settle_at_exit()
+    if settings.sanitize:
+        from torch_mtia import sanitizer
+
+        sanitizer.watch_process(settings.sanitize)
     if settings.privateuse1:
         from torch_mtia import privateuse1
 

@@ -20,6 +20,7 @@ MAX_DEVICES = 64
 MIN_MEMORY = 64 << 20
 LOGS = ("launch",)
 KERNELS = ("aten", "triton", "auto")
+CHECKS = ("streams", "memory", "init")
 LIBRARY_FOLDER = Path(__file__).resolve().parent / "lib"
 BUNDLED_DRIVERS = {"host": LIBRARY_FOLDER / "libmtia_host.so"}
 
@@ -52,6 +53,7 @@ class Settings:
     launch_blocking: bool
     delay: int  # a seed; 0: no delays
     check_bounds: bool
+    sanitize: frozenset[str]  # of CHECKS
     runtime: Path  # the driver's library
     log: frozenset[str]  # of LOGS
     privateuse1: str  # the name for the other door; "": the devices are mtia
@@ -122,6 +124,13 @@ def _parse_privateuse1(text: str) -> str:
     return check_device_name(text) if text else ""
 
 
+def _parse_sanitize(text: str) -> frozenset[str]:
+    checks = frozenset(text.split(",")) if text else frozenset()
+    if not checks <= set(CHECKS):
+        raise ValueError
+    return checks
+
+
 def _parse_system_root(text: str) -> str:
     if text and not Path(text).is_dir():
         raise ValueError("no such folder")
@@ -173,6 +182,14 @@ CHECK_BOUNDS = Variable(
     "`0` or `1`",
     "With `1`, Triton kernels that touch memory outside of every live tensor's bytes raise an error that names the "
     "kernel, the program and the line. For debugging.",
+)
+SANITIZE = Variable(
+    "TORCH_MTIA_SANITIZE",
+    "",
+    _parse_sanitize,
+    f"a list, separated by commas, of {', '.join(f'`{name}`' for name in CHECKS)}; or nothing",
+    "What the sanitizer looks for, from the start of the process on; it says what it found when the process ends "
+    "(sanitizer.md). For debugging.",
 )
 RUNTIME = Variable(
     "TORCH_MTIA_RUNTIME",
@@ -228,6 +245,7 @@ VARIABLES: tuple[
     LAUNCH_BLOCKING,
     DELAY,
     CHECK_BOUNDS,
+    SANITIZE,
     RUNTIME,
     LOG,
     PRIVATEUSE1,
@@ -250,6 +268,7 @@ def read(environ: Mapping[str, str]) -> Settings:
         launch_blocking=LAUNCH_BLOCKING.read(environ),
         delay=DELAY.read(environ),
         check_bounds=CHECK_BOUNDS.read(environ),
+        sanitize=SANITIZE.read(environ),
         runtime=RUNTIME.read(environ),
         log=LOG.read(environ),
         privateuse1=PRIVATEUSE1.read(environ),

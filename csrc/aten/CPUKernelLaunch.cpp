@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "HostAlias.h"
+
 namespace torch_mtia {
 namespace {
 
@@ -102,14 +104,10 @@ void CPUKernelLaunch::wait() {
   if (error_) std::rethrow_exception(error_);
 }
 
-uint32_t list_accesses(const PooledAliases& tensors, mtia_access* list, uint32_t capacity) noexcept {
-  uint32_t count = 0;
+void list_operands(const PooledAliases& tensors, core::OperandSink& sink) {
   for (const PooledAlias* tensor : tensors) {
-    if (!tensor->on_device()) continue;
-    if (count < capacity) list[count] = tensor->access();
-    ++count;
+    if (tensor->on_device()) list_operand(tensor->get(), tensor->writes(), sink);
   }
-  return count;
 }
 
 }  // namespace torch_mtia

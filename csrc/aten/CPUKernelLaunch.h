@@ -103,7 +103,7 @@ struct IntoOutputs {
 };
 
 void unite_inputs_with_outputs(const PooledAliases& tensors);
-uint32_t list_accesses(const PooledAliases& tensors, mtia_access* list, uint32_t capacity) noexcept;
+void list_operands(const PooledAliases& tensors, core::OperandSink& sink);
 
 template <typename Run, typename... Kept>
 class CPUKernelWork {
@@ -148,8 +148,8 @@ class CPUKernelWork {
     }
   }
 
-  uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept {
-    return list_accesses(const_cast<CPUKernelWork*>(this)->tensors(), list, capacity);
+  void list_operands(core::OperandSink& sink) const {
+    torch_mtia::list_operands(const_cast<CPUKernelWork*>(this)->tensors(), sink);
   }
 
  private:

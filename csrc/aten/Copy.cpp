@@ -44,6 +44,10 @@ class StagedCopy {
     from_ = staged_.get();
   }
 
+  void list_operands(core::OperandSink& sink) const {
+    sink.add({reinterpret_cast<uint64_t>(HostView::to_device(to_)), size_, {}, {}, 1, /*writes=*/true, ""});
+  }
+
   void operator()() const {
     if (from_ == nullptr) throw std::bad_alloc();  // in detach
     std::memcpy(to_, from_, size_);

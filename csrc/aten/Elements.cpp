@@ -15,7 +15,8 @@ Elements::Elements(std::initializer_list<const at::TensorBase*> tensors, int num
   int operand = 0;
   for (const at::TensorBase* tensor : tensors) {
     const void* data = operand < num_outputs ? tensor->mutable_data_ptr() : tensor->const_data_ptr();
-    operands_[operand++] = {HostView::to_host(data), static_cast<int64_t>(tensor->element_size())};
+    operands_[operand++] = {HostView::to_host(data), static_cast<int64_t>(tensor->element_size()),
+                            tensor->scalar_type()};
     all_contiguous = all_contiguous && tensor->is_contiguous();
   }
   if (all_contiguous) return;
@@ -27,20 +28,19 @@ Elements::Elements(std::initializer_list<const at::TensorBase*> tensors, int num
   }
 }
 
-uint32_t Elements::accesses(mtia_access* list, uint32_t capacity) const noexcept {
-  const auto count = static_cast<uint32_t>(num_operands_);
-  for (uint32_t operand = 0; operand < std::min(count, capacity); ++operand) {
+void Elements::list_operands(core::OperandSink& sink) const {
+  for (int operand = 0; operand < num_operands_; ++operand) {
     const Operand& of = operands_[operand];
-    int64_t size = of.element_size;
+    const auto address = reinterpret_cast<uint64_t>(HostView::to_device(of.data));
+    const auto size = static_cast<uint64_t>(of.element_size);
+    const bool writes = operand < num_outputs_;
     if (contiguous()) {
-      size *= numel_;
+      sink.add({address, size, {&numel_, 1}, {&of.element_size, 1}, 1, writes, c10::toString(of.dtype)});
     } else {
-      for (size_t dim = 0; dim < sizes_.size(); ++dim) size += (sizes_[dim] - 1) * stride(operand, dim);
+      const std::span strides(strides_.data() + operand * sizes_.size(), sizes_.size());
+      sink.add({address, size, sizes_, strides, 1, writes, c10::toString(of.dtype)});
     }
-    const auto address = reinterpret_cast<mtia_device_ptr>(HostView::to_device(of.data));
-    list[operand] = {{address, static_cast<uint64_t>(size)}, static_cast<int>(operand) < num_outputs_};
   }
-  return count;
 }
 
 }  // namespace torch_mtia

@@ -8,7 +8,7 @@
 #include <initializer_list>
 #include <vector>
 
-#include "../runtime/mtia_runtime.h"
+#include "../core/Operands.h"
 
 namespace torch_mtia {
 
@@ -48,13 +48,13 @@ class Elements {
     walk(operand, first, count, [&](int64_t i, char* address) { *reinterpret_cast<T*>(address) = values[i]; });
   }
 
-  // See mtia_work.accesses.
-  uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept;
+  void list_operands(core::OperandSink& sink) const;
 
  private:
   struct Operand {
     void* data;
     int64_t element_size;
+    c10::ScalarType dtype;
   };
 
   int64_t stride(int operand, int64_t dim) const { return strides_[operand * sizes_.size() + dim]; }

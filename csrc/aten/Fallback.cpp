@@ -194,6 +194,7 @@ class FallbackCall {
   struct TensorAlias {
     at::Tensor device;
     at::Tensor host;
+    bool writes = false;  // the kernel, says its schema
   };
 
   template <typename Visit>
@@ -285,18 +286,20 @@ class FallbackCall {
     }
     const bool is_sparse = tensor.layout() == at::kSparse;
     const c10::Storage storage = is_sparse ? c10::Storage() : to_host_storage(tensor);
-    for (const auto& known : tensors_) {
-      if (known.device.is_same(tensor)) return known.host;
+    for (auto& known : tensors_) {
+      if (!known.device.is_same(tensor)) continue;
+      known.writes = known.writes || writes_argument_;
+      return known.host;
     }
     if (is_sparse) {
       const SparseParts parts = parts_of(tensor);
       at::Tensor host =
           make_sparse(c10::DispatchKey::SparseCPU, tensor, {to_host(parts.indices), to_host(parts.values)});
-      tensors_.push_back({tensor, host});
+      tensors_.push_back({tensor, host, writes_argument_});
       return host;
     }
     at::Tensor host = host_alias(tensor, storage);
-    tensors_.push_back({tensor, host});
+    tensors_.push_back({tensor, host, writes_argument_});
     return host;
   }
 
@@ -376,6 +379,15 @@ class FallbackCall {
       }
     }
 
+    void list_operands(core::OperandSink& sink) const {
+      for (const auto& [device, host, writes] : call_->tensors_) {
+        if (device.layout() != at::kStrided) continue;
+        const auto size = static_cast<int64_t>(device.itemsize());
+        sink.add({reinterpret_cast<uint64_t>(device.const_data_ptr()), static_cast<uint64_t>(size), device.sizes(),
+                  device.strides(), size, writes, c10::toString(device.scalar_type())});
+      }
+    }
+
     void operator()() {
       try {
         if (call_->error_) return;
@@ -433,7 +445,7 @@ class FallbackCall {
     if (copies_back) current_stream(device_).wait();  // before the host's memory goes
     // Indexed, because the parts of a sparse tensor become tensors of the list.
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      const auto [device, host] = tensors_[i];
+      const auto [device, host, writes] = tensors_[i];
       if (host.layout() == at::kSparse) {
         const SparseParts parts = parts_of(host);
         set_sparse(device, host, {to_device(parts.indices), to_device(parts.values)});

@@ -61,4 +61,11 @@ at::Tensor zeros_on_host(const at::TensorBase& tensor) {
   return zeros;
 }
 
+void list_operand(const at::Tensor& alias, bool writes, core::OperandSink& sink) {
+  const auto size = static_cast<int64_t>(alias.itemsize());
+  const auto address = reinterpret_cast<uint64_t>(HostView::to_device(alias.const_data_ptr()));
+  sink.add({address, static_cast<uint64_t>(size), alias.sizes(), alias.strides(), size, writes,
+            c10::toString(alias.scalar_type())});
+}
+
 }  // namespace torch_mtia

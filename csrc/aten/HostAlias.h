@@ -8,6 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "../core/Operands.h"
+
 namespace torch_mtia {
 
 // Same sizes, strides, offset, dtype and conjugate and negative bits. Of a CPU tensor: an alias of its own bytes.
@@ -15,6 +17,9 @@ namespace torch_mtia {
 at::Tensor host_alias(const at::TensorBase& tensor, bool for_write);
 // The same over `storage` in place of the view of the tensor's own.
 at::Tensor host_alias(const at::TensorBase& tensor, c10::Storage storage);
+
+// The memory of a host alias of a device tensor.
+void list_operand(const at::Tensor& alias, bool writes, core::OperandSink& sink);
 
 // A CPU tensor with the same sizes, strides, dtype and, for a number that Python wrapped, the same standing in type
 // promotion, and bytes of its own.

@@ -43,10 +43,10 @@ struct WithIntraOpThreads {
   {
     callable.detach();
   }
-  uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept
-    requires core::ListsAccesses<Callable>
+  void list_operands(core::OperandSink& sink) const
+    requires core::ListsOperands<Callable>
   {
-    return callable.accesses(list, capacity);
+    callable.list_operands(sink);
   }
 };
 

@@ -13,19 +13,6 @@ namespace {
 
 using OwnedTensor = c10::MaybeOwned<at::TensorBase>;
 
-// From the lowest to the highest address that an operand touches.
-mtia_span span_of(const at::TensorIteratorBase& iter, int arg) noexcept {
-  int64_t lowest = 0;
-  int64_t highest = iter.element_size(arg);
-  const auto strides = iter.strides(arg);
-  for (int dim = 0; dim < iter.ndim(); ++dim) {
-    const int64_t reach = (iter.shape()[dim] - 1) * strides[dim];
-    (reach < 0 ? lowest : highest) += reach;
-  }
-  const auto address = reinterpret_cast<int64_t>(HostView::to_device(iter.operand(arg).data));
-  return {static_cast<mtia_device_ptr>(address + lowest), static_cast<uint64_t>(highest - lowest)};
-}
-
 at::Tensor empty_on_host_like(const at::Tensor& tensor, at::ScalarType dtype) {
   if (tensor.is_non_overlapping_and_dense()) {
     return at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), dtype);
@@ -102,11 +89,12 @@ bool cast_scalars(at::TensorIteratorBase& iter, Casts casts) {
 }
 
 CastingOperands take_casting_operands(const at::TensorIteratorBase& iter, Casts casts) {
-  CastingOperands operands{{}, {}, iter.noutputs()};
+  CastingOperands operands{{}, {}, {}, iter.noutputs()};
   operands.tensors.reserve(iter.ntensors());
   operands.dtypes.reserve(iter.ntensors());
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
     operands.dtypes.push_back(loop_dtype(iter, arg, casts));
+    operands.on_device.push_back(on_device(iter, arg));
     if (on_device(iter, arg)) {
       operands.tensors.push_back(host_alias(iter.tensor_base(arg), arg < iter.noutputs()));
     } else {
@@ -195,14 +183,14 @@ bool converts(const c10::Scalar& value, at::ScalarType dtype) {
   }
 }
 
-uint32_t list_accesses(const at::TensorIteratorBase& iter, mtia_access* list, uint32_t capacity) noexcept {
-  uint32_t count = 0;
+void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink) {
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
     if (!on_device(iter, arg)) continue;
-    if (count < capacity) list[count] = {span_of(iter, arg), arg < iter.noutputs()};
-    ++count;
+    const auto size = static_cast<uint64_t>(iter.element_size(arg));
+    const auto address = reinterpret_cast<uint64_t>(HostView::to_device(iter.operand(arg).data));
+    sink.add(
+        {address, size, iter.shape(), iter.strides(arg), 1, arg < iter.noutputs(), c10::toString(iter.dtype(arg))});
   }
-  return count;
 }
 
 }  // namespace torch_mtia

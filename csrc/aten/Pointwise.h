@@ -91,11 +91,26 @@ bool cast_scalars(at::TensorIteratorBase& iter, Casts casts);
 // casts, iterates over the casts, and writes the results back.
 struct CastingOperands {
   std::vector<at::Tensor> tensors;  // outputs first
+  std::vector<bool> on_device;
   std::vector<at::ScalarType> dtypes;
   int num_outputs;
 };
 CastingOperands take_casting_operands(const at::TensorIteratorBase& iter, Casts casts);
 void run_with_casts(const CastingOperands& operands, c10::function_ref<void(at::TensorIterator&)> loop);
+
+template <typename Loop>
+struct CastingWork {
+  CastingOperands operands;
+  Loop loop;
+
+  void operator()() const { run_with_casts(operands, loop); }
+  void list_operands(core::OperandSink& sink) const {
+    for (size_t arg = 0; arg < operands.tensors.size(); ++arg) {
+      if (!operands.on_device[arg]) continue;
+      list_operand(operands.tensors[arg], static_cast<int>(arg) < operands.num_outputs, sink);
+    }
+  }
+};
 
 // An iterator over no elements with the dtypes that the loop sees, with which a loop raises its dtype errors. Numbers
 // stay numbers: for those loops may have another kernel.
@@ -113,8 +128,8 @@ C10_ALWAYS_INLINE core::WorkInfo describe(const at::TensorIteratorBase& iter, co
   return info;
 }
 
-// See mtia_work.accesses. The data pointers of `iter` are host addresses.
-uint32_t list_accesses(const at::TensorIteratorBase& iter, mtia_access* list, uint32_t capacity) noexcept;
+// The data pointers of `iter` are host addresses.
+void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink);
 
 // The work item of a built iterator. It runs the caller's loop on the caller's iterator as long as it stays on the
 // caller's thread.
@@ -133,9 +148,8 @@ class PointwiseWork {
     }
   }
 
-  uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept {
-    if (copy_error_ != nullptr) return 0;
-    return list_accesses(owned_ != nullptr ? *owned_->iter : *iter_, list, capacity);
+  void list_operands(core::OperandSink& sink) const {
+    if (copy_error_ == nullptr) torch_mtia::list_operands(owned_ != nullptr ? *owned_->iter : *iter_, sink);
   }
 
   void operator()() {
@@ -213,7 +227,7 @@ class DeviceLoop {
     };
     if (C10_UNLIKELY(needs_casts)) {
       launch(stream, describe(iter, op_.name),
-             [operands = take_casting_operands(iter, casts_), loop] { run_with_casts(operands, loop); });
+             CastingWork<decltype(loop)>{take_casting_operands(iter, casts_), std::move(loop)});
     } else {
       launch_iterator(iter, stream, op_.name, CPUOperand::kScalar, /*reads_tensors=*/false, loop);
     }

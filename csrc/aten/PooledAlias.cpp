@@ -100,16 +100,4 @@ void PooledAlias::give_back() noexcept {
   stock.aliases[stock.size++] = alias_.unsafeReleaseTensorImpl();
 }
 
-mtia_access PooledAlias::access() const noexcept {
-  int64_t lowest = 0;
-  int64_t highest = alias_.numel() == 0 ? 0 : 1;
-  for (int64_t dim = 0; dim < alias_.dim() && highest > 0; ++dim) {
-    const int64_t reach = (alias_.size(dim) - 1) * alias_.stride(dim);
-    (reach < 0 ? lowest : highest) += reach;
-  }
-  const auto item = static_cast<int64_t>(alias_.itemsize());
-  const auto first = reinterpret_cast<int64_t>(HostView::to_device(alias_.const_data_ptr())) + lowest * item;
-  return {{static_cast<mtia_device_ptr>(first), static_cast<uint64_t>((highest - lowest) * item)}, writes_};
-}
-
 }  // namespace torch_mtia

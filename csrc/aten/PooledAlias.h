@@ -9,7 +9,7 @@
 
 #include <utility>
 
-#include "../runtime/mtia_runtime.h"
+#include "../core/Operands.h"
 #include "Dtypes.h"
 
 namespace torch_mtia {
@@ -52,7 +52,6 @@ class PooledAlias {
   bool writes() const { return writes_; }
   // Whether it stands in a list behind another tensor.
   bool follows_in_list() const { return follows_in_list_; }
-  mtia_access access() const noexcept;
 
  private:
   void give_back() noexcept;

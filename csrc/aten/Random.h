@@ -40,7 +40,7 @@ struct RandomWork {
     }
     at::parallel_for(0, num_pieces, grain, [&](int64_t begin, int64_t end) { body(state, elements, begin, end); });
   }
-  uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept { return elements.accesses(list, capacity); }
+  void list_operands(core::OperandSink& sink) const { elements.list_operands(sink); }
 };
 
 struct DrawInfo {

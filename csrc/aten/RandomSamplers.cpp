@@ -166,10 +166,9 @@ struct Multinomial {
     });
   }
 
-  uint32_t accesses(mtia_access* list, uint32_t capacity) const noexcept {
-    const uint32_t written = result.accesses(list, capacity);
-    const uint32_t listed = std::min(written, capacity);
-    return written + weights.accesses(list + listed, capacity - listed);
+  void list_operands(core::OperandSink& sink) const {
+    result.list_operands(sink);
+    weights.list_operands(sink);
   }
 
  private:

@@ -32,7 +32,8 @@ struct BlockAllocator::State {
   Windows windows;
   PendingFrees pending{windows};
 
-  // BlockAllocator::allocate, for any block.
+  // BlockAllocator::allocate: the first has a way without a look at the driver for small blocks.
+  Block* allocate_quickly(size_t size, Stream* stream);
   Block* allocate(size_t size, Stream* stream);
   Segments::Attempt try_allocate(size_t size, size_t requested, Stream* stream, TraceContext& context,
                                  bool may_collect);

@@ -8,6 +8,7 @@
 
 #include "AllocatorState.h"
 #include "HostCache.h"
+#include "Observer.h"
 
 namespace torch_mtia::core {
 namespace {
@@ -48,14 +49,21 @@ BlockAllocator* BlockAllocator::create(int32_t device, OptionsSource options) {
 }
 
 Block* BlockAllocator::allocate(size_t size, Stream* stream) {
-  if (size <= kSmallRequest && !state_->history.enabled()) [[likely]] {
-    const std::lock_guard lock(state_->mutex);
-    state_->release_completed_locked();
-    Block* block = state_->segments.allocate_parked(round_up(std::max<size_t>(size, 1), kBlockRounding), size, stream);
+  Block* block = state_->allocate_quickly(size, stream);
+  if (Observer* told = current_observer()) [[unlikely]]
+    told->allocated(block->address, block->size, block->pool->id != PoolId{});
+  return block;
+}
+
+Block* BlockAllocator::State::allocate_quickly(size_t size, Stream* stream) {
+  if (size <= kSmallRequest && !history.enabled()) [[likely]] {
+    const std::lock_guard lock(mutex);
+    release_completed_locked();
+    Block* block = segments.allocate_parked(round_up(std::max<size_t>(size, 1), kBlockRounding), size, stream);
     if (block != nullptr) [[likely]]
       return block;
   }
-  return state_->allocate(size, stream);
+  return allocate(size, stream);
 }
 
 Block* BlockAllocator::State::allocate(size_t size, Stream* stream) {
@@ -94,6 +102,8 @@ Segments::Attempt BlockAllocator::State::try_allocate(size_t size, size_t reques
 }
 
 void BlockAllocator::free(Block* block) noexcept {
+  if (Observer* told = current_observer()) [[unlikely]]
+    told->freed(block->address);
   const TraceContext context = state_->history.context_of_free();
   const std::lock_guard lock(state_->mutex);
   state_->segments.take_back(block, context);
@@ -102,6 +112,8 @@ void BlockAllocator::free(Block* block) noexcept {
 }
 
 void BlockAllocator::free_while_running(Block* block) noexcept {
+  if (Observer* told = current_observer()) [[unlikely]]
+    told->freed(block->address);
   const std::lock_guard lock(state_->mutex);
   state_->segments.take_back(block, /*context=*/nullptr);
   state_->segments.release(block);

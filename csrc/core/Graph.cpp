@@ -6,6 +6,7 @@
 
 #include "BlockingWait.h"
 #include "DriverInfo.h"
+#include "Observer.h"
 #include "Stream.h"
 
 namespace torch_mtia::core {
@@ -37,6 +38,8 @@ bool Graph::any_capture() {
 }
 
 void Graph::begin_capture(Stream& stream) {
+  if (Observer* told = current_observer()) [[unlikely]]
+    told->captures(*this);
   runtime::call(&mtia_runtime_api::stream_begin_capture, stream.handle());
   origin_ = &stream;
   try {
@@ -146,6 +149,8 @@ std::vector<GraphNode> Graph::nodes() const {
 }
 
 void Graph::launch(Stream& stream, const mtia_graph_parameters* parameters) {
+  if (Observer* told = current_observer()) [[unlikely]]
+    told->launches(*this, stream);
   stream.launch_graph(exec_, parameters);
 }
 

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "Event.h"
 #include "Graph.h"
@@ -9,6 +10,42 @@
 namespace torch_mtia::core {
 
 constinit ErrorRaiser error_raiser = nullptr;
+constinit std::atomic<Observer*> observer{nullptr};
+
+namespace {
+
+void tell_wait(const Stream& stream) {
+  if (Observer* told = current_observer()) [[unlikely]]
+    told->host_waited(stream);
+}
+
+struct Copied {
+  uint64_t to;  // 0: host memory
+  uint64_t from;
+  uint64_t size;
+};
+
+void list_copied(const void* work, OperandSink& sink) {
+  const auto& [to, from, size] = *static_cast<const Copied*>(work);
+  if (from != 0) sink.add({from, size, {}, {}, 1, /*writes=*/false, ""});
+  if (to != 0) sink.add({to, size, {}, {}, 1, /*writes=*/true, ""});
+}
+
+}  // namespace
+
+void Stream::tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind) const {
+  const Copied copied{kind == MTIA_COPY_DEVICE_TO_HOST ? 0 : to, kind == MTIA_COPY_HOST_TO_DEVICE ? 0 : from, size};
+  if (Observer* told = current_observer()) told->submits(*this, "copy", &list_copied, &copied);
+}
+
+void Stream::list_spans(const void* work, OperandSink& sink) {
+  const auto& of = *static_cast<const mtia_work*>(work);
+  std::vector<mtia_access> list(of.accesses(of.args, nullptr, 0));
+  of.accesses(of.args, list.data(), static_cast<uint32_t>(list.size()));
+  for (const mtia_access& each : list) {
+    sink.add({each.span.address, each.span.size, {}, {}, 1, each.writes != 0, ""});
+  }
+}
 
 Stream* Stream::create(int32_t device, int32_t priority) {
   std::unique_ptr<Stream> stream(new Stream(device, priority));
@@ -32,11 +69,14 @@ void Stream::refuse(mtia_status status, const std::string& function) {
 bool Stream::query() const {
   const mtia_status status = runtime::driver().stream_query(handle_);
   if (status != MTIA_ERROR_NOT_READY) runtime::check(status, &mtia_runtime_api::stream_query);
+  if (status == MTIA_SUCCESS) tell_wait(*this);
   return status == MTIA_SUCCESS;
 }
 
 bool Stream::is_idle() const {
-  return graph() == nullptr && runtime::driver().stream_query(handle_) == MTIA_SUCCESS;
+  if (graph() != nullptr || runtime::driver().stream_query(handle_) != MTIA_SUCCESS) return false;
+  tell_wait(*this);
+  return true;
 }
 
 void Stream::wait_until_idle() {
@@ -50,7 +90,9 @@ bool Stream::wait_unless_captured() {
     const BlockingWait wait(driver.stream_query(handle_) == MTIA_ERROR_NOT_READY);
     return driver.stream_synchronize(handle_);  // of an idle stream too: only the driver knows of a kernel that failed
   }();
-  if (status == MTIA_SUCCESS || status == MTIA_ERROR_NOT_SUPPORTED) return status == MTIA_SUCCESS;
+  if (status == MTIA_ERROR_NOT_SUPPORTED) return false;
+  tell_wait(*this);
+  if (status == MTIA_SUCCESS) return true;
   if (status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status, &mtia_runtime_api::stream_synchronize);
   // If the work threw a C++ exception, that is here already and wins; else the failure is the driver's own.
   record_error("work", nullptr, driver.last_error_message());
@@ -58,6 +100,8 @@ bool Stream::wait_unless_captured() {
 }
 
 void Stream::wait(const Event& event) {
+  if (Observer* told = current_observer()) [[unlikely]]
+    told->waits(*this, event);
   submit(&mtia_runtime_api::stream_wait_event, handle_, event.handle());
   Graph::notice_join(*this);
 }

@@ -11,6 +11,7 @@
 
 #include "../runtime/loader.h"
 #include "BlockingWait.h"
+#include "Observer.h"
 #include "RunningWork.h"
 #include "WorkItem.h"
 
@@ -50,7 +51,11 @@ class Stream {
   // They return at once, and failures of the work show at the next synchronizing call. With launch blocking they return
   // when the work is done, and raise its failure as raise_error does. Throw runtime::DriverError for what cannot be
   // submitted (bad fork, device lost, not to be captured); a graph that lacks it becomes invalid.
-  void launch(const mtia_work& work) { submit(&mtia_runtime_api::stream_launch, handle_, &work); }
+  void launch(const mtia_work& work) {
+    if (Observer* told = current_observer()) [[unlikely]]
+      told->submits(*this, work.name, work.accesses != nullptr ? &list_spans : nullptr, &work);
+    submit(&mtia_runtime_api::stream_launch, handle_, &work);
+  }
   // With launch blocking, throws what the callable threw: another thread may be launching into the stream, too.
   template <typename Callable>
   void launch(const WorkInfo& info, Callable&& callable) {
@@ -65,19 +70,31 @@ class Stream {
     const bool throws =
         launch_blocking_ && graph() == nullptr && (!RunningWork::on_this_thread() || RunningWork::on_this_thread(this));
     block.error = throws ? &error : nullptr;
-    launch(make_work(info, block));
+    if (Observer* told = current_observer()) [[unlikely]] {
+      Observer::List list = nullptr;
+      if constexpr (ListsOperands<Callable>) list = &WorkBlock<Callable>::list_operands;
+      told->submits(*this, info.name, list, &block);
+    }
+    const mtia_work work = make_work(info, block);
+    submit(&mtia_runtime_api::stream_launch, handle_, &work);
     if (error) [[unlikely]]
       std::rethrow_exception(error);
   }
   // `size` bytes, between device memory and what `kind` says.
   void copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind) {
+    if (current_observer() != nullptr) [[unlikely]]
+      tell_copy(to, from, size, kind);
     submit(&mtia_runtime_api::memory_copy, handle_, to, from, size, kind);
   }
   // `count` elements with a pattern.
   void fill(mtia_device_ptr to, const void* pattern, uint32_t pattern_size, uint64_t count) {
+    if (current_observer() != nullptr) [[unlikely]]
+      tell_copy(to, 0, pattern_size * count, MTIA_COPY_HOST_TO_DEVICE);
     submit(&mtia_runtime_api::memory_fill, handle_, to, pattern, pattern_size, count);
   }
-  void launch_kernel(const mtia_kernel_launch& launch) {
+  void launch_kernel(const char* name, const mtia_kernel_launch& launch) {
+    if (Observer* told = current_observer()) [[unlikely]]
+      told->submits(*this, name, nullptr, &launch);
     submit(&mtia_runtime_api::stream_launch_kernel, handle_, &launch);
   }
   // `parameters` may be null.
@@ -124,6 +141,8 @@ class Stream {
   }
   // The driver has not taken the work, or, with launch blocking, the work has failed.
   [[noreturn]] void refuse(mtia_status status, const std::string& function);
+  void tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind) const;
+  static void list_spans(const void* work, OperandSink& sink);
   void set_graph(Graph* graph) { graph_.store(graph, std::memory_order_release); }
 
   Stream(int32_t device, int32_t priority)

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../runtime/mtia_runtime.h"
+#include "Operands.h"
 
 namespace torch_mtia::core {
 
@@ -33,11 +34,9 @@ concept Detachable = requires(Callable& callable) {
   { callable.detach() } noexcept;
 };
 
-// A callable that knows which device memory it touches: see mtia_work.accesses.
+// A callable that knows which device memory it touches.
 template <typename Callable>
-concept ListsAccesses = requires(const Callable& callable, mtia_access* list, uint32_t capacity) {
-  { callable.accesses(list, capacity) } -> std::same_as<uint32_t>;
-};
+concept ListsOperands = requires(const Callable& callable, OperandSink& sink) { callable.list_operands(sink); };
 
 // The argument block of a C++ work item: the callable and the name its errors are reported under. Callable:
 // void(const mtia_work_context&), callable any number of times, movable without throwing.
@@ -71,8 +70,13 @@ struct WorkBlock {
     if constexpr (Detachable<Callable>) block->callable.detach();
   }
   static void destroy(void* args) noexcept { static_cast<WorkBlock*>(args)->~WorkBlock(); }
+  static void list_operands(const void* args, OperandSink& sink) {
+    static_cast<const WorkBlock*>(args)->callable.list_operands(sink);
+  }
   static uint32_t accesses(const void* args, mtia_access* list, uint32_t capacity) noexcept {
-    return static_cast<const WorkBlock*>(args)->callable.accesses(list, capacity);
+    SpanSink spans(list, capacity);
+    list_operands(args, spans);
+    return spans.count();
   }
 };
 
@@ -92,7 +96,7 @@ mtia_work make_work(const WorkInfo& info, WorkBlock<Callable>& block) {
   work.name = info.name;
   work.cost = info.cost;
   work.num_threads = info.num_threads;
-  if constexpr (ListsAccesses<Callable>) work.accesses = &WorkBlock<Callable>::accesses;
+  if constexpr (ListsOperands<Callable>) work.accesses = &WorkBlock<Callable>::accesses;
   return work;
 }
 

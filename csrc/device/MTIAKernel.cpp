@@ -47,7 +47,7 @@ void MTIAKernel::launch(const MTIAStream& stream, const std::array<int32_t, 3>& 
     launch.live_ranges = live_ranges.empty() ? &kNothing : live_ranges.data();  // null would mean: no checks
     launch.num_live_ranges = live_ranges.size();
   }
-  stream.core().launch_kernel(launch);
+  stream.core().launch_kernel(name_.c_str(), launch);
 }
 
 }  // namespace torch_mtia

@@ -35,6 +35,9 @@ void bind_host_function(pybind11::module_& module);
 // PreparedCall, see torch_mtia/inductor/prepared_call.py.
 void bind_prepared_call(pybind11::module_& module);
 
+// _sanitizer_start, _sanitizer_stop and _sanitizer_take, see torch_mtia/sanitizer.
+void bind_sanitizer(pybind11::module_& module);
+
 // Kernel and KernelLauncher, of which Triton's driver for mtia is made.
 void bind_triton_launcher(pybind11::module_& module);
 

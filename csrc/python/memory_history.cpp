@@ -9,13 +9,8 @@
 
 #include "../core/Stream.h"
 #include "../device/MTIACachingAllocator.h"
+#include "frames.h"
 #include "hooks.h"
-
-// The header that declares these, torch/csrc/profiler/python/combined_traceback.h, includes one that wheels lack.
-namespace torch {
-TORCH_API std::vector<pybind11::object> py_symbolize(std::vector<CapturedTraceback*>& to_symbolize);
-TORCH_PYTHON_API void installCapturedTracebackPython();
-}  // namespace torch
 
 namespace torch_mtia {
 namespace {
@@ -51,34 +46,6 @@ const char* name_of(core::TraceAction action) {
 int64_t handle_of(const core::Stream* stream) {
   return stream == nullptr ? 0 : reinterpret_cast<int64_t>(stream->handle());
 }
-
-// Turns contexts into lists of frames, all at once, because looking up symbols is slow.
-class Frames {
- public:
-  void set(py::dict target, const core::TraceContext& context) {
-    target["frames"] = py::list();
-    if (context == nullptr) return;
-    targets_.push_back({std::move(target), index_of(static_cast<CapturedTraceback*>(context.get()))});
-    contexts_.push_back(context);
-  }
-
-  void resolve() {
-    const std::vector<py::object> frames = torch::py_symbolize(tracebacks_);
-    for (auto& [target, index] : targets_) target["frames"] = frames.at(index);
-  }
-
- private:
-  size_t index_of(CapturedTraceback* traceback) {
-    const auto [entry, is_new] = indices_.try_emplace(traceback, tracebacks_.size());
-    if (is_new) tracebacks_.push_back(traceback);
-    return entry->second;
-  }
-
-  std::vector<CapturedTraceback*> tracebacks_;
-  std::unordered_map<CapturedTraceback*, size_t> indices_;
-  std::vector<std::pair<py::dict, size_t>> targets_;
-  std::vector<core::TraceContext> contexts_;  // keep the tracebacks alive
-};
 
 py::dict describe(const core::SegmentSnapshot& segment, c10::DeviceIndex device, Frames& frames) {
   size_t allocated = 0;

@@ -117,6 +117,7 @@ PYBIND11_MODULE(_C, m) {
   bind_empty_strided(m);
   bind_fast_launcher(m);
   bind_prepared_call(m);
+  bind_sanitizer(m);
   py::class_<GraphOutputs>(m, "GraphOutputs")
       .def(py::init<std::vector<at::Tensor>, c10::MempoolId_t>(), py::arg("tensors"), py::arg("pool"))
       .def("move_away", &GraphOutputs::move_away)

@@ -457,7 +457,7 @@ TEST(a_graph_that_lacks_what_its_stream_refused_is_invalid) {
   CHECK_CONTAINS(refused([&] { stream.launch(work); }), "stream_launch");
   CHECK_CONTAINS(refused([&] { stream.copy(0, 0, 1, MTIA_COPY_DEVICE_TO_DEVICE); }), "memory_copy");
   CHECK_CONTAINS(refused([&] { stream.fill(0, "", 1, 1); }), "memory_fill");
-  CHECK_CONTAINS(refused([&] { stream.launch_kernel(kernel); }), "stream_launch_kernel");
+  CHECK_CONTAINS(refused([&] { stream.launch_kernel("kernel", kernel); }), "stream_launch_kernel");
   CHECK_CONTAINS(refused([&] { inner.launch(stream, nullptr); }), "launch of another one");
   CHECK_CONTAINS(refused([&] { stream.wait(outside); }), "outside the capture");
 }

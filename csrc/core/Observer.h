@@ -1,0 +1,44 @@
+// Who wants to know what touches memory, and what waits for what: the sanitizer (csrc/sanitizer). No PyTorch.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "Operands.h"
+
+namespace torch_mtia::core {
+
+class Event;
+class Graph;
+class Stream;
+
+// Called on the thread that does what is told, before it is done; of waits, after it. Any number of threads at a time.
+class Observer {
+ public:
+  // `list` tells what the work touches; null: nobody knows.
+  using List = void (*)(const void* work, OperandSink& sink);
+  virtual void submits(const Stream& stream, const char* name, List list, const void* work) = 0;
+  virtual void records(const Event& event, const Stream& stream) = 0;
+  virtual void waits(const Stream& stream, const Event& event) = 0;
+  virtual void host_waited(const Stream& stream) = 0;
+  virtual void host_waited(const Event& event) = 0;
+  virtual void destroys(const Event& event) noexcept = 0;
+  // Work that is submitted while a stream has a graph becomes part of it.
+  virtual void captures(const Graph& graph) = 0;
+  virtual void launches(const Graph& graph, const Stream& stream) = 0;
+  // `is_private`: of a graph, which goes on using it when the program has freed it.
+  virtual void allocated(uint64_t address, uint64_t size, bool is_private) = 0;
+  virtual void freed(uint64_t address) noexcept = 0;
+
+ protected:
+  ~Observer() = default;
+};
+
+// Null: nobody. An observer lives as long as the process: a thread may be about to call it when it is replaced.
+extern constinit std::atomic<Observer*> observer;
+
+inline Observer* current_observer() {
+  return observer.load(std::memory_order_acquire);
+}
+
+}  // namespace torch_mtia::core

@@ -1,0 +1,59 @@
+// The device memory that work touches, tensor by tensor. No PyTorch.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "../runtime/mtia_runtime.h"
+
+namespace torch_mtia::core {
+
+// Elements at address + the sum of index * stride * stride_unit, in bytes, for each index below a dimension's size.
+struct Operand {
+  uint64_t address;
+  uint64_t element_size;
+  std::span<const int64_t> sizes;
+  std::span<const int64_t> strides;
+  int64_t stride_unit;  // 1, or the size of an element
+  bool writes;          // what is written may be read, too
+  const char* dtype;    // its name for people; "" for bytes
+};
+
+// Takes what a piece of work lists.
+class OperandSink {
+ public:
+  virtual void add(const Operand& operand) = 0;
+
+ protected:
+  ~OperandSink() = default;
+};
+
+// As mtia_work.accesses has them: from the first to the last byte.
+class SpanSink final : public OperandSink {
+ public:
+  SpanSink(mtia_access* list, uint32_t capacity) : list_(list), capacity_(capacity) {}
+
+  void add(const Operand& operand) override {
+    int64_t lowest = 0;
+    int64_t highest = static_cast<int64_t>(operand.element_size);
+    for (size_t d = 0; d < operand.sizes.size(); ++d) {
+      if (operand.sizes[d] == 0) highest = lowest = 0;
+    }
+    for (size_t d = 0; d < operand.sizes.size() && highest > 0; ++d) {
+      const int64_t reach = (operand.sizes[d] - 1) * operand.strides[d] * operand.stride_unit;
+      (reach < 0 ? lowest : highest) += reach;
+    }
+    if (count_ < capacity_) {
+      list_[count_] = {{operand.address + lowest, static_cast<uint64_t>(highest - lowest)}, operand.writes};
+    }
+    ++count_;
+  }
+  uint32_t count() const { return count_; }
+
+ private:
+  mtia_access* list_;
+  uint32_t capacity_;
+  uint32_t count_ = 0;
+};
+
+}  // namespace torch_mtia::core

@@ -1,0 +1,72 @@
+#include "../sanitizer/Sanitizer.h"
+
+#include "../core/Stream.h"
+#include "../device/MTIAStream.h"
+#include "bindings.h"
+#include "frames.h"
+
+namespace torch_mtia {
+namespace {
+
+namespace py = pybind11;
+
+const char* name_of(sanitizer::FindingKind kind) {
+  switch (kind) {
+    case sanitizer::FindingKind::kRace:
+      return "race";
+    case sanitizer::FindingKind::kFreedTooEarly:
+      return "freed too early";
+    case sanitizer::FindingKind::kUseAfterFree:
+      return "use after free";
+    case sanitizer::FindingKind::kUninitialized:
+      return "uninitialized";
+  }
+  return "unknown";
+}
+
+py::dict describe(const sanitizer::Item& item, size_t operand, Frames& frames) {
+  const sanitizer::Operand& what = item.operands[operand];
+  const auto stream = MTIAStream::of(*static_cast<const core::Stream*>(item.stream));
+  py::dict result;
+  result["operator"] = item.name;
+  result["device"] = static_cast<int>(stream.unwrap().device_index());
+  result["stream"] = stream.unwrap().id();
+  result["tensor"] = what.type;
+  result["address"] = what.region.begin();
+  result["size"] = what.region.end() - what.region.begin();
+  result["writes"] = what.writes;
+  frames.set(result, item.context);
+  return result;
+}
+
+py::list take() {
+  Frames frames;
+  py::list list;
+  for (const sanitizer::Finding& finding : sanitizer::Sanitizer::take()) {
+    py::dict entry;
+    entry["kind"] = name_of(finding.kind);
+    entry["access"] = describe(*finding.item, finding.operand, frames);
+    if (finding.earlier != nullptr) entry["earlier"] = describe(*finding.earlier, finding.earlier_operand, frames);
+    py::dict memory;
+    frames.set(memory, finding.memory);
+    entry["memory"] = memory;
+    list.append(entry);
+  }
+  frames.resolve();
+  return list;
+}
+
+}  // namespace
+
+void bind_sanitizer(py::module_& m) {
+  m.def("_sanitizer_start", [](bool order, bool freed, bool initialized) {
+    torch::installCapturedTracebackPython();
+    sanitizer::Sanitizer::start({order, freed, initialized}, []() -> sanitizer::Context {
+      return torch::CapturedTraceback::gather(/*python=*/true, /*script=*/false, /*cpp=*/false);
+    });
+  });
+  m.def("_sanitizer_stop", &sanitizer::Sanitizer::stop);
+  m.def("_sanitizer_take", &take);
+}
+
+}  // namespace torch_mtia

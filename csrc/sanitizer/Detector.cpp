@@ -1,0 +1,178 @@
+#include "Detector.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace torch_mtia::sanitizer {
+namespace {
+
+// Of a cell: so many tensors that share bytes, none of which covers all of them, are hardly met.
+constexpr size_t kMaxTouches = 64;
+
+bool is_known(const std::vector<Finding>& findings, FindingKind kind, const std::shared_ptr<const Item>& earlier) {
+  return std::any_of(findings.begin(), findings.end(),
+                     [&](const Finding& each) { return each.kind == kind && each.earlier == earlier; });
+}
+
+}  // namespace
+
+std::vector<Finding> Detector::submit(Item submitted) {
+  const auto item = std::make_shared<Item>(std::move(submitted));
+  std::vector<Finding> findings;
+  const std::lock_guard lock(mutex_);
+  item->timeline = clocks_.timeline_of(item->stream);
+  item->time = clocks_.submit(item->timeline);
+  if (!item->is_listed) ++unlisted_;
+  // What it reads first: an operand in place is read before it is written.
+  for (const bool writes : {false, true}) {
+    for (size_t operand = 0; operand < item->operands.size(); ++operand) {
+      const Operand& each = item->operands[operand];
+      if (each.writes != writes || each.region.empty()) continue;
+      check_memory(item, operand, findings);
+      check_cells(item, operand, findings);
+    }
+  }
+  return findings;
+}
+
+void Detector::record(const void* event, const void* stream) {
+  const std::lock_guard lock(mutex_);
+  clocks_.record(event, clocks_.timeline_of(stream));
+}
+
+void Detector::wait(const void* stream, const void* event) {
+  const std::lock_guard lock(mutex_);
+  clocks_.wait(clocks_.timeline_of(stream), event);
+}
+
+void Detector::forget(const void* event) {
+  const std::lock_guard lock(mutex_);
+  clocks_.forget(event);
+}
+
+void Detector::host_waits_for_stream(const void* stream) {
+  const std::lock_guard lock(mutex_);
+  clocks_.host_waits_for_stream(clocks_.timeline_of(stream));
+}
+
+void Detector::host_waits_for_event(const void* event) {
+  const std::lock_guard lock(mutex_);
+  clocks_.host_waits_for_event(event);
+}
+
+void Detector::allocate(uint64_t address, uint64_t size, bool is_private, bool is_written, Context context) {
+  const std::lock_guard lock(mutex_);
+  auto block = blocks_.lower_bound(address);
+  if (block != blocks_.begin() && std::prev(block)->first + std::prev(block)->second.size > address) --block;
+  while (block != blocks_.end() && block->first < address + size) block = blocks_.erase(block);
+  blocks_[address] = {size, /*is_live=*/true, is_private, std::move(context)};
+  const auto [first, last] = cut(address, address + size);
+  for (auto cell = first; cell != last; ++cell) cell->second.unwritten = is_written ? 0 : unlisted_;
+}
+
+void Detector::free(uint64_t address, Context context) {
+  const std::lock_guard lock(mutex_);
+  const auto block = blocks_.find(address);
+  if (block == blocks_.end() || block->second.is_private) return;  // allocated before anybody looked, or in use
+  block->second.is_live = false;
+  block->second.context = context;
+  const auto [first, last] = cut(address, address + block->second.size);
+  for (auto cell = first; cell != last; ++cell) {
+    for (Touch& touch : cell->second.touches) {
+      if (!std::exchange(touch.was_freed, true)) touch.freed = context;
+    }
+  }
+}
+
+const Detector::Block* Detector::block_at(uint64_t address) const {
+  auto block = blocks_.upper_bound(address);
+  if (block == blocks_.begin()) return nullptr;
+  --block;
+  return address < block->first + block->second.size ? &block->second : nullptr;
+}
+
+void Detector::check_memory(const std::shared_ptr<const Item>& item, size_t operand,
+                            std::vector<Finding>& findings) const {
+  if (!checks_.freed || is_known(findings, FindingKind::kUseAfterFree, nullptr)) return;
+  const Block* block = block_at(item->operands[operand].region.begin());
+  if (block == nullptr || block->is_live) return;
+  findings.push_back({.kind = FindingKind::kUseAfterFree, .item = item, .operand = operand, .memory = block->context});
+}
+
+void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) {
+  const auto& [region, writes, type] = item->operands[operand];
+  const auto [first, last] = cut(region.begin(), region.end());
+  for (auto cell = first; cell != last; ++cell) {
+    const uint64_t begin = cell->first;
+    Cell& known = cell->second;
+    if (!region.overlaps(begin, known.end)) continue;
+    check_order(item, operand, known, findings);
+    if (!writes && known.unwritten == unlisted_ && checks_.initialized &&
+        !is_known(findings, FindingKind::kUninitialized, nullptr)) {
+      const Block* block = block_at(begin);
+      findings.push_back({.kind = FindingKind::kUninitialized,
+                          .item = item,
+                          .operand = operand,
+                          .memory = block != nullptr ? block->context : nullptr});
+    }
+    if (writes) known.unwritten = 0;
+    auto& touches = known.touches;
+    if (region.contains(begin, known.end)) {
+      // Whoever is behind this item is behind what this item is behind; and what it is not behind was found here.
+      const Clock& clock = clocks_.of(item->timeline);
+      std::erase_if(touches, [&](const Touch& touch) {
+        return writes || (!touch.what().writes && clock.at(touch.item->timeline) >= touch.item->time);
+      });
+    }
+    if (touches.size() == kMaxTouches) touches.erase(touches.begin());
+    touches.push_back({item, operand});
+  }
+  if (!writes || !region.is_dense()) return;
+  // All is the same in them now.
+  const uint64_t begin = first->first;
+  Cell whole{.end = region.end(), .touches = {{item, operand}}};
+  cells_.erase(first, last);
+  cells_.emplace(begin, std::move(whole));
+}
+
+void Detector::check_order(const std::shared_ptr<const Item>& item, size_t operand, const Cell& cell,
+                           std::vector<Finding>& findings) const {
+  if (!checks_.order) return;
+  const Operand& later = item->operands[operand];
+  const Clock& clock = clocks_.of(item->timeline);
+  for (const Touch& touch : cell.touches) {
+    if (touch.item == item || !(touch.what().writes || later.writes)) continue;
+    if (clock.at(touch.item->timeline) >= touch.item->time || !touch.what().region.overlaps(later.region)) continue;
+    const FindingKind kind = touch.was_freed ? FindingKind::kFreedTooEarly : FindingKind::kRace;
+    if (is_known(findings, kind, touch.item)) continue;
+    findings.push_back({kind, item, operand, touch.item, touch.operand, touch.freed});
+  }
+}
+
+void Detector::cut_at(uint64_t address) {
+  auto cell = cells_.upper_bound(address);
+  if (cell == cells_.begin()) return;
+  --cell;
+  if (cell->first == address || cell->second.end <= address) return;
+  Cell behind = cell->second;
+  cell->second.end = address;
+  cells_.emplace_hint(std::next(cell), address, std::move(behind));
+}
+
+std::pair<Detector::Cells::iterator, Detector::Cells::iterator> Detector::cut(uint64_t begin, uint64_t end) {
+  cut_at(begin);
+  cut_at(end);
+  auto cell = cells_.lower_bound(begin);
+  uint64_t at = begin;
+  while (at < end) {
+    const uint64_t next = cell == cells_.end() ? end : std::min(cell->first, end);
+    if (at < next) cells_.emplace_hint(cell, at, Cell{.end = next, .touches = {}});
+    at = next;
+    if (at == end) break;
+    at = cell->second.end;
+    ++cell;
+  }
+  return {cells_.lower_bound(begin), cells_.lower_bound(end)};
+}
+
+}  // namespace torch_mtia::sanitizer

@@ -1,0 +1,117 @@
+// Finds work that touches memory at the wrong time. No PyTorch.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "Clocks.h"
+#include "Region.h"
+
+namespace torch_mtia::sanitizer {
+
+using Context = std::shared_ptr<void>;  // where in the program something was done
+
+// One of the tensors that an item reads or writes.
+struct Operand {
+  Region region;
+  bool writes = false;
+  std::string type;  // for people, such as "float32[4, 8]"
+};
+
+// One item of work, as it was submitted.
+struct Item {
+  std::string name;
+  const void* stream = nullptr;
+  bool is_listed = true;  // false: nobody knows what it touches
+  std::vector<Operand> operands;
+  Context context;
+
+  size_t timeline = 0;
+  uint64_t time = 0;
+};
+
+enum class FindingKind {
+  kRace,           // two items touch the same bytes in no order, and one of them writes
+  kFreedTooEarly,  // the same, where the memory was freed in between and given to another tensor
+  kUseAfterFree,   // an item touches memory that was freed before it was submitted
+  kUninitialized,  // an item reads bytes that nothing has written since they were allocated
+};
+
+struct Finding {
+  FindingKind kind;
+  std::shared_ptr<const Item> item;
+  size_t operand;
+  std::shared_ptr<const Item> earlier = nullptr;  // of the first two kinds
+  size_t earlier_operand = 0;
+  Context memory = nullptr;  // where it was freed, or allocated if it is not initialized
+};
+
+struct Checks {
+  bool order = true;
+  bool freed = true;
+  bool initialized = true;
+};
+
+// Of one device. Thread safe.
+class Detector {
+ public:
+  explicit Detector(Checks checks) : checks_(checks) {}
+
+  // What is wrong with an item that is being submitted.
+  std::vector<Finding> submit(Item item);
+
+  void record(const void* event, const void* stream);
+  void wait(const void* stream, const void* event);
+  void forget(const void* event);
+  void host_waits_for_stream(const void* stream);
+  void host_waits_for_event(const void* event);
+
+  // `is_private`: it stays in use when it is freed. `is_written`: it has been written to, for all that is known.
+  void allocate(uint64_t address, uint64_t size, bool is_private, bool is_written, Context context);
+  void free(uint64_t address, Context context);
+
+ private:
+  struct Touch {
+    std::shared_ptr<const Item> item;
+    size_t operand;
+    bool was_freed = false;   // the memory, since
+    Context freed = nullptr;  // where
+
+    const Operand& what() const { return item->operands[operand]; }
+  };
+  // Bytes of which all the same is known, from the key in the map to `end`.
+  struct Cell {
+    uint64_t end;
+    uint64_t unwritten = 0;      // not written since, by the count of unlisted items; 0: it was, for all that is known
+    std::vector<Touch> touches;  // that later items have to be behind
+  };
+  struct Block {
+    uint64_t size;
+    bool is_live;
+    bool is_private;
+    Context context;  // where it was allocated; of one that is not live, where it was freed
+  };
+  using Cells = std::map<uint64_t, Cell>;
+
+  void check_memory(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) const;
+  void check_cells(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings);
+  void check_order(const std::shared_ptr<const Item>& item, size_t operand, const Cell& cell,
+                   std::vector<Finding>& findings) const;
+  // Cuts cells so that one begins at `begin` and one ends at `end`, fills gaps, and gives those in between.
+  std::pair<Cells::iterator, Cells::iterator> cut(uint64_t begin, uint64_t end);
+  void cut_at(uint64_t address);
+  const Block* block_at(uint64_t address) const;
+
+  const Checks checks_;
+  std::mutex mutex_;
+  Clocks clocks_;
+  uint64_t unlisted_ = 1;  // items, any of which may have written anything
+  Cells cells_;
+  std::map<uint64_t, Block> blocks_;
+};
+
+}  // namespace torch_mtia::sanitizer

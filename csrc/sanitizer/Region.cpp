@@ -1,0 +1,84 @@
+#include "Region.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace torch_mtia::sanitizer {
+
+Region::Region(uint64_t address, uint64_t element_size, std::span<const int64_t> sizes,
+               std::span<const int64_t> strides)
+    : begin_(address), end_(address), run_(element_size) {
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 0) run_ = 0;
+    if (sizes[d] <= 1 || strides[d] == 0) continue;
+    const auto size = static_cast<uint64_t>(sizes[d]);
+    const auto stride = static_cast<uint64_t>(std::abs(strides[d]));
+    if (strides[d] < 0) begin_ -= (size - 1) * stride;
+    grid_.push_back({size, stride, 0});
+  }
+  std::sort(grid_.begin(), grid_.end(), [](const Dimension& a, const Dimension& b) { return a.stride < b.stride; });
+  // From the smallest stride on: what is as long as the distance to its neighbour is one run with it.
+  std::vector<Dimension> kept;
+  uint64_t reach = run_;
+  for (const Dimension& each : grid_) {
+    if (kept.empty() && each.stride <= reach) {
+      reach = run_ = (each.size - 1) * each.stride + run_;
+      continue;
+    }
+    if (!kept.empty() && kept.back().stride * kept.back().size == each.stride) {
+      kept.back().size *= each.size;
+    } else {
+      kept.push_back({each.size, each.stride, reach});
+    }
+    reach += (each.size - 1) * each.stride;
+  }
+  std::reverse(kept.begin(), kept.end());
+  grid_ = std::move(kept);
+  end_ = begin_ + (run_ == 0 ? 0 : reach);
+}
+
+bool Region::meets(std::span<const Dimension> grid, uint64_t first, uint64_t last, uint64_t begin, uint64_t end) {
+  if (first >= end || last <= begin || first >= last) return false;
+  if (grid.empty()) return true;
+  const auto [size, stride, reach] = grid.front();
+  // Of what lies at the indices, the first that ends behind `begin` and the last that begins before `end`.
+  const uint64_t low = begin < first + reach ? 0 : (begin - first - reach) / stride + 1;
+  const uint64_t high = std::min((end - 1 - first) / stride, size - 1);
+  if (low > high) return false;
+  const uint64_t inside = begin <= first ? 0 : (begin - first + stride - 1) / stride;
+  if (inside < size && first + inside * stride + reach <= end) return true;
+  for (uint64_t index = low; index <= high; ++index) {
+    const uint64_t at = first + index * stride;
+    if (meets(grid.subspan(1), at, at + reach, begin, end)) return true;
+  }
+  return false;
+}
+
+uint64_t Region::num_runs() const {
+  uint64_t count = 1;
+  for (const Dimension& each : grid_) {
+    if (__builtin_mul_overflow(count, each.size, &count)) return std::numeric_limits<uint64_t>::max();
+  }
+  return count;
+}
+
+bool Region::overlaps(const Region& other) const {
+  if (empty() || other.empty() || begin_ >= other.end_ || other.begin_ >= end_) return false;
+  if (is_dense()) return other.overlaps(begin_, end_);
+  if (other.is_dense()) return overlaps(other.begin_, other.end_);
+  return num_runs() <= other.num_runs() ? other.meets_runs_of(*this) : meets_runs_of(other);
+}
+
+bool Region::meets_runs_of(const Region& other) const {
+  std::vector<uint64_t> index(other.grid_.size(), 0);
+  for (;;) {
+    uint64_t at = other.begin_;
+    for (size_t d = 0; d < index.size(); ++d) at += index[d] * other.grid_[d].stride;
+    if (overlaps(at, at + other.run_)) return true;
+    size_t d = index.size();
+    while (d > 0 && ++index[d - 1] == other.grid_[d - 1].size) index[--d] = 0;
+    if (d == 0) return false;
+  }
+}
+
+}  // namespace torch_mtia::sanitizer

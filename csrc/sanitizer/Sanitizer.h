@@ -1,0 +1,49 @@
+// Watches the process's devices, and keeps what it finds until somebody asks. No PyTorch.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "../core/Graph.h"
+#include "../core/Observer.h"
+#include "Detector.h"
+
+namespace torch_mtia::sanitizer {
+
+// Leaked: any thread may be about to call it.
+class Sanitizer final : public core::Observer {
+ public:
+  using ContextOf = Context (*)();  // where in the program the calling thread is
+
+  // Watches from now on, with nothing known of what was before.
+  static void start(Checks checks, ContextOf context);
+  static void stop();
+  static bool is_running() { return core::current_observer() != nullptr; }
+  // What was found since the last call.
+  static std::vector<Finding> take();
+
+  void submits(const core::Stream& stream, const char* name, List list, const void* work) override;
+  void records(const core::Event& event, const core::Stream& stream) override;
+  void waits(const core::Stream& stream, const core::Event& event) override;
+  void host_waited(const core::Stream& stream) override;
+  void host_waited(const core::Event& event) override;
+  void destroys(const core::Event& event) noexcept override;
+  void captures(const core::Graph& graph) override;
+  void launches(const core::Graph& graph, const core::Stream& stream) override;
+  void allocated(uint64_t address, uint64_t size, bool is_private) override;
+  void freed(uint64_t address) noexcept override;
+
+ private:
+  Sanitizer(Checks checks, ContextOf context) : detector_(checks), context_of_(context) {}
+  void keep(std::vector<Finding> findings);
+
+  Detector detector_;
+  const ContextOf context_of_;
+  std::mutex mutex_;
+  // What the nodes of a graph touch.
+  std::unordered_map<const core::Graph*, std::vector<Operand>> graphs_;
+};
+
+}  // namespace torch_mtia::sanitizer

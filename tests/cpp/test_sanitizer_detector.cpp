@@ -1,0 +1,170 @@
+// What the detector finds in sequences of submissions, and what it does not.
+#include "sanitizer/Detector.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+
+namespace torch_mtia::test {
+namespace {
+
+using namespace sanitizer;
+
+// Streams and events are addresses.
+const char kStreams[3] = {};
+const void* const kMain = &kStreams[0];
+const void* const kSide = &kStreams[1];
+const void* const kThird = &kStreams[2];
+const char kEvents[2] = {};
+const void* const kEvent = &kEvents[0];
+const void* const kOther = &kEvents[1];
+
+constexpr uint64_t kX = 1 << 20;
+
+Operand read(uint64_t address, uint64_t size) {
+  return {Region::dense(address, size), false, "x"};
+}
+Operand write(uint64_t address, uint64_t size) {
+  return {Region::dense(address, size), true, "x"};
+}
+// Of a matrix with rows of 64 bytes.
+Operand columns(int64_t first, int64_t count, bool writes) {
+  const int64_t sizes[] = {16, count};
+  const int64_t strides[] = {64, 1};
+  return {Region(kX + first, 1, sizes, strides), writes, "columns"};
+}
+
+std::string kinds(const std::vector<Finding>& findings) {
+  std::string text;
+  for (const Finding& each : findings) {
+    constexpr const char* kNames[] = {"race", "freed too early", "use after free", "uninitialized"};
+    text += (text.empty() ? "" : ", ") + std::string(kNames[static_cast<int>(each.kind)]);
+    if (each.earlier != nullptr) text += " with " + each.earlier->name;
+  }
+  return text;
+}
+
+struct Device {
+  Detector detector{Checks{}};
+
+  std::string submit(const void* stream, const char* name, std::vector<Operand> operands) {
+    return kinds(detector.submit(
+        {.name = name, .stream = stream, .is_listed = true, .operands = std::move(operands), .context = {}}));
+  }
+  void allocate(uint64_t address, uint64_t size, bool is_private = false) {
+    detector.allocate(address, size, is_private, /*is_written=*/is_private, nullptr);
+  }
+};
+
+TEST(streams_without_order_race) {
+  Device device;
+  CHECK_EQ(device.submit(kMain, "fill", {write(kX, 64)}), "");
+  CHECK_EQ(device.submit(kSide, "sum", {read(kX + 32, 8)}), "race with fill");
+  CHECK_EQ(device.submit(kSide, "add", {read(kX + 64, 8)}), "");
+  CHECK_EQ(device.submit(kThird, "mul", {read(kX, 64), write(kX, 64)}), "race with fill, race with sum");
+}
+
+TEST(events_order) {
+  Device device;
+  device.submit(kMain, "fill", {write(kX, 64)});
+  device.detector.record(kEvent, kMain);
+  device.submit(kMain, "zero", {write(kX + 64, 64)});
+  device.detector.wait(kSide, kEvent);
+  CHECK_EQ(device.submit(kSide, "sum", {read(kX, 64)}), "");
+  CHECK_EQ(device.submit(kSide, "late", {read(kX, 128)}), "race with zero");
+  // What a stream waited for is passed on.
+  device.detector.record(kOther, kSide);
+  device.detector.wait(kThird, kOther);
+  CHECK_EQ(device.submit(kThird, "third", {write(kX, 64)}), "");
+}
+
+TEST(an_event_stands_for_what_was_before_its_last_record) {
+  Device device;
+  device.detector.record(kEvent, kMain);
+  device.submit(kMain, "fill", {write(kX, 64)});
+  device.detector.wait(kSide, kEvent);
+  CHECK_EQ(device.submit(kSide, "sum", {read(kX, 64)}), "race with fill");
+  device.detector.record(kEvent, kMain);
+  device.detector.wait(kSide, kEvent);
+  CHECK_EQ(device.submit(kSide, "sum", {read(kX, 64)}), "");
+}
+
+TEST(the_host_orders_what_it_waited_for) {
+  Device device;
+  device.submit(kMain, "fill", {write(kX, 64)});
+  device.detector.host_waits_for_stream(kMain);
+  CHECK_EQ(device.submit(kSide, "sum", {read(kX, 64)}), "");
+  device.submit(kMain, "again", {write(kX + 64, 64)});
+  device.detector.record(kEvent, kMain);
+  device.detector.host_waits_for_event(kEvent);
+  CHECK_EQ(device.submit(kThird, "sum", {read(kX, 128)}), "");
+}
+
+TEST(reads_do_not_race_and_writes_race_with_all_of_them) {
+  Device device;
+  device.submit(kMain, "a", {read(kX, 64)});
+  device.submit(kSide, "b", {read(kX, 64)});
+  device.submit(kMain, "c", {read(kX, 32)});
+  CHECK_EQ(device.submit(kThird, "w", {write(kX, 64)}), "race with b, race with c, race with a");
+  CHECK_EQ(device.submit(kThird, "w", {write(kX, 64)}), "");
+}
+
+TEST(columns_of_a_matrix_are_apart) {
+  Device device;
+  device.submit(kMain, "left", {columns(0, 32, true)});
+  CHECK_EQ(device.submit(kSide, "right", {columns(32, 32, true)}), "");
+  CHECK_EQ(device.submit(kThird, "both", {columns(16, 32, false)}), "race with left, race with right");
+}
+
+TEST(memory_that_another_stream_uses_is_freed_too_early) {
+  Device device;
+  device.allocate(kX, 64);
+  device.submit(kMain, "fill", {write(kX, 64)});
+  device.detector.record(kEvent, kMain);
+  device.detector.wait(kSide, kEvent);
+  device.submit(kSide, "sum", {read(kX, 64)});
+  device.detector.free(kX, nullptr);
+  device.allocate(kX, 32);
+  CHECK_EQ(device.submit(kMain, "next", {write(kX, 32)}), "freed too early with sum");
+}
+
+TEST(memory_is_live_and_written_before_it_is_read) {
+  Device device;
+  device.allocate(kX, 128);
+  CHECK_EQ(device.submit(kMain, "half", {write(kX, 64)}), "");
+  CHECK_EQ(device.submit(kMain, "sum", {read(kX, 64)}), "");
+  CHECK_EQ(device.submit(kMain, "all", {read(kX, 128)}), "uninitialized");
+  device.detector.free(kX, nullptr);
+  CHECK_EQ(device.submit(kMain, "late", {write(kX, 64)}), "use after free");
+  device.allocate(kX, 128);
+  CHECK_EQ(device.submit(kMain, "copy", {read(kX, 64)}), "uninitialized");
+  CHECK_EQ(device.submit(kMain, "in place", {read(kX + 64, 64), write(kX + 64, 64)}), "uninitialized");
+  CHECK_EQ(device.submit(kMain, "other", {read(1, 64)}), "");  // nobody knows of it
+}
+
+TEST(what_nobody_lists_may_have_written) {
+  Device device;
+  device.allocate(kX, 128);
+  device.detector.submit({.name = "kernel", .stream = kMain, .is_listed = false, .operands = {}, .context = {}});
+  CHECK_EQ(device.submit(kMain, "sum", {read(kX, 128)}), "");
+  device.allocate(2 * kX, 128);
+  CHECK_EQ(device.submit(kMain, "sum", {read(2 * kX, 128)}), "uninitialized");
+}
+
+TEST(memory_of_graphs_is_used_when_it_is_freed) {
+  Device device;
+  device.allocate(kX, 128, /*is_private=*/true);
+  device.detector.free(kX, nullptr);
+  CHECK_EQ(device.submit(kMain, "graph", {read(kX, 128), write(kX, 64)}), "");
+}
+
+}  // namespace
+}  // namespace torch_mtia::test
+
+int main(int argc, char** argv) {
+  return torch_mtia::test::run_tests(argc, argv);
+}

@@ -1,0 +1,1 @@
+"""Programs with one fault each, and what mends it."""

@@ -1,0 +1,159 @@
+"""The sanitizer finds the fault of every program in tests/sanitizer, and nothing once it is mended."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from sanitizer import memory, streams
+from sanitizer.corpus import Program
+
+from torch_mtia import sanitizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import RunScript
+
+PROGRAMS = [*streams.RACES, *streams.FREED, *memory.UNINITIALIZED]
+RUN = """
+import sys
+import torch
+from torch_mtia import sanitizer
+
+main, side, third = torch.mtia.current_stream(), torch.Stream("mtia"), torch.Stream("mtia")
+with sanitizer.enabled():
+    exec(compile({text!r}, "program.py", "exec"))
+for report in sanitizer.reports():
+    print(report.to_json())
+"""
+
+
+def reports_of(text: str) -> list[sanitizer.Report]:
+    names = {
+        "torch": torch,
+        "main": torch.mtia.current_stream(),
+        "side": torch.Stream("mtia"),
+        "third": torch.Stream("mtia"),
+    }
+    torch.mtia.synchronize()
+    sanitizer.reports().clear()
+    with sanitizer.enabled():
+        exec(compile(text, "program.py", "exec"), names)
+    torch.mtia.synchronize()
+    found = list(sanitizer.reports())
+    sanitizer.reports().clear()
+    return found
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_faults_are_found(program: Program) -> None:
+    found = reports_of(program.faulty)
+    assert {report.kind for report in found} == {program.kind}, "\n\n".join(map(str, found))
+    accesses = [access for access in (found[0].access, found[0].earlier) if access is not None]
+    assert tuple(access.operator for access in accesses) == program.operators
+    assert any(frame.file == "program.py" for frame in found[0].access.frames)  # the earlier one may be of backward()
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_what_mends_them_is_not_reported(program: Program) -> None:
+    found = reports_of(program.mended)
+    assert not found, "\n\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("program", streams.BETWEEN_DEVICES, ids=lambda program: program.name)
+def test_devices(program: Program, run_script: RunScript) -> None:
+    faulty, mended = (
+        run_script(RUN.format(text=text), TORCH_MTIA_DEVICES="2") for text in (program.faulty, program.mended)
+    )
+    (report,) = map(json.loads, faulty.stdout.splitlines())
+    assert report["kind"] == program.kind
+    assert (report["access"]["operator"], report["earlier"]["operator"]) == program.operators
+    assert mended.stdout == ""
+
+
+def test_a_report_says_what_happened_where_and_what_to_write() -> None:
+    race = streams.RACES[0]
+    (report,) = reports_of(race.faulty)
+    text = re.sub(r"stream [1-9]\d*", "stream N", str(report))
+    text = re.sub(r"(?m)^    (?!program).*\n", "", text)
+    assert (
+        text
+        == """\
+Race: two pieces of work touch the same memory in no order, and one of them writes
+  aten::exp reads Float[1000] on stream N of device 0
+    program.py:4 in <module>
+  aten::normal_ writes Float[1000] on the default stream of device 0, submitted before
+    program.py:1 in <module>
+  To mend it: before the later one, call wait_stream(stream 0) of stream N, or wait for an event."""
+    )
+
+
+def test_what_is_found_again_at_the_same_lines_is_counted() -> None:
+    (report,) = reports_of("x = torch.empty(10, device='mtia')\nfor _ in range(5):\n    x + 1\n")
+    assert report.count == 5
+    assert "(5 times)" in str(report)
+
+
+def test_only_what_was_asked_for_is_looked_for() -> None:
+    sanitizer.reports().clear()
+    for checks, expected in ((["memory"], 0), (["init"], 1), ([], 1)):
+        with sanitizer.enabled(*checks):
+            torch.empty(10, device="mtia") + 1
+        assert len(sanitizer.reports()) == expected
+        sanitizer.reports().clear()
+    torch.empty(10, device="mtia") + 1
+    assert not sanitizer.reports()
+    with pytest.raises(ValueError, match="there is no check 'races'; there are streams, memory, init"):
+        sanitizer.start("races")
+
+
+SCRIPT = """
+import sys
+import torch
+print(sys.argv[1:], __name__)
+x = torch.empty(10, device="mtia")
+y = x + 1
+"""
+
+
+def test_a_script_is_run_under_the_sanitizer(run_script: RunScript, tmp_path: Path) -> None:
+    script, reports = tmp_path / "faulty.py", tmp_path / "reports.jsonl"
+    script.write_text(SCRIPT)
+    options = ["--json", str(reports), "--error-exitcode", "7", str(script), "--epochs", "3"]
+    finished = run_script(
+        f"import subprocess, sys\n"
+        f"done = subprocess.run([sys.executable, '-m', 'torch_mtia.sanitize', *{options!r}])\n"
+        f"print(done.returncode)\n"
+    )
+    assert finished.stdout.splitlines()[-1] == "7"
+    assert "['--epochs', '3'] __main__" in finished.stdout
+    assert "Uninitialized: work reads memory" in finished.stderr
+    assert "torch_mtia sanitizer: 1 report\n" in finished.stderr
+    assert json.loads(reports.read_text())["access"]["operator"] == "aten::add"
+
+
+def test_the_environment_asks_for_it(run_script: RunScript) -> None:
+    finished = run_script(SCRIPT, TORCH_MTIA_SANITIZE="streams,memory")
+    assert finished.stderr == "torch_mtia sanitizer: no reports\n"
+    finished = run_script(SCRIPT, TORCH_MTIA_SANITIZE="init")
+    assert "torch_mtia sanitizer: 1 report\n" in finished.stderr
+
+
+def test_a_pytest_plugin_makes_tests_fail(run_script: RunScript, tmp_path: Path) -> None:
+    test = tmp_path / "test_example.py"
+    test.write_text(
+        "import torch\n"
+        "def test_right():\n    torch.zeros(3, device='mtia') + 1\n"
+        "def test_wrong():\n    torch.empty(3, device='mtia') + 1\n"
+    )
+    finished = run_script(
+        "import subprocess, sys\n"
+        "subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'torch_mtia.sanitizer.pytest_plugin', "
+        f"'-p', 'no:cacheprovider', '--sanitize-device', 'init', {str(test)!r}])\n"
+    )
+    assert "1 failed, 1 passed" in finished.stdout
+    assert "test_example.py:5 in test_wrong" in finished.stdout
