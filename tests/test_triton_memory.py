@@ -355,6 +355,42 @@ def test_a_matrix_is_turned_in_place() -> None:
 
 
 @triton.jit
+def one_comparison_kernel(x, p, q, size, N: tl.constexpr, kind: tl.constexpr):
+    """Masks rows and columns by one comparison."""
+    i = tl.arange(0, N)
+    inside = i < size
+    at = i[:, None] * N + i[None, :]
+    value = tl.load(x + at)
+    if kind == "computed" or kind == "computed, turned":
+        value = tl.exp2(value)
+        tl.store(p + at, value, inside[:, None])
+    else:
+        tl.store(p + tl.trans(at), value, inside[:, None])
+    value += 0 * tl.load(p)
+    if kind == "computed, turned" or kind == "stored across, turned":
+        tl.store(q + at, tl.trans(value), inside[:, None])
+    else:
+        tl.store(q + at, value, inside[None, :])
+
+
+@pytest.mark.parametrize("kind", ["computed", "computed, turned", "stored across", "stored across, turned"])
+def test_one_comparison_of_rows_and_columns(kind: str) -> None:
+    for n, size in ((32, 5), (64, 16), (64, 33)):
+        x = torch.randint(-3, 3, (n, n)).float()
+        p, q = torch.full((n, n), 99.0), torch.full((n, n), 99.0)
+        expected_p, expected_q = p.clone(), q.clone()
+        one_comparison_kernel[(1,)](x, p, q, size, N=n, kind=kind)
+        value = x.exp2() if "computed" in kind else x
+        expected_p[:size] = value[:size]
+        if "turned" in kind:
+            expected_q[:size] = value.t()[:size]
+        else:
+            expected_q[:, :size] = value[:, :size]
+        assert torch.equal(p, expected_p if "computed" in kind else expected_p.t())
+        assert torch.equal(q, expected_q)
+
+
+@triton.jit
 def shifted_kernel(x, z, size, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(z + i, tl.load(x + i, i < size, other=0) + 1, i < size)

@@ -566,3 +566,18 @@ def test_the_divergence_of_rows() -> None:
     out = torch.zeros(5)
     kernel[(5,)](logs, target, out, 300, BLOCK=128)
     torch.testing.assert_close(out, torch.nn.functional.kl_div(logs, target, reduction="none").sum(1))
+
+
+def test_one_comparison_of_rows_and_columns() -> None:
+    @triton.jit
+    def kernel(x, y, z, size, N: tl.constexpr, axis: tl.constexpr):
+        i = tl.arange(0, N)
+        inside, at = i < size, i[:, None] * N + i[None, :]
+        by_row = tl.load(x + at, inside[:, None], other=0)
+        tl.store(z + i, tl.sum(by_row + tl.load(y + at, inside[None, :], other=0), axis))
+
+    x, y, z = torch.randint(9, (64, 64)), torch.randint(9, (64, 64)), torch.empty(64, dtype=torch.int64)
+    for axis in (0, 1):
+        kernel[(1,)](x, y, z, 33, N=64, axis=axis)
+        inside = torch.arange(64) < 33
+        assert torch.equal(z, (x * inside[:, None] + y * inside).sum(axis))

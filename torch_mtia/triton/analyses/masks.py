@@ -17,7 +17,6 @@ from torch_mtia.triton.ir.ops import (
     Dims,
     Kind,
     is_elementwise,
-    is_fused,
     load_operands,
     operand_dims,
     splat_constant,
@@ -43,20 +42,25 @@ class End:
         return bool(self.comparison.attributes["predicate"] == LESS_OR_EQUAL)
 
 
-def comparisons(mask: Value) -> set[Value]:
-    """The comparisons that all have to be true where a mask is."""
-    seen: set[Value] = set()
+def comparisons(mask: Value) -> set[tuple[Op, Dims]]:
+    """The comparisons that all have to be true where a mask is, each with the dimensions of the mask that its own are:
+    rows and columns may be compared by one operation."""
+    seen: set[tuple[Value, Dims]] = set()
+    found: set[tuple[Op, Dims]] = set()
 
-    def visit(value: Value) -> None:
-        if value in seen:
+    def visit(value: Value, dims: Dims) -> None:
+        op = value.op
+        if op is None or (value, dims) in seen:
             return
-        seen.add(value)
-        if value.op is not None and (value.op.name == "arith.andi" or value.op.name in _PASSED_ON):
-            for operand in value.op.operands:
-                visit(operand)
+        seen.add((value, dims))
+        if op.name == "arith.cmpi":
+            found.add((op, dims))
+        elif op.name == "arith.andi" or op.name in _PASSED_ON:
+            for operand in op.operands:
+                visit(operand, operand_dims(op, operand, dims))
 
-    visit(mask)
-    return {value for value in seen if value.op is not None and value.op.name == "arith.cmpi"}
+    visit(mask, tuple(range(len(mask.type.shape or ()))))
+    return found
 
 
 def is_all_of(mask: Value, comparisons: Collection[Op]) -> bool:
@@ -84,7 +88,7 @@ def ends(
         seen.add((value, dims))
         if op.name == "arith.cmpi":
             d = _dimension(op, dims, strides)
-            if d is not None and d not in found and all(_is_used_only_under(save, value) for save in saves):
+            if d is not None and d not in found and all(_is_used_only_under(save, op, dims) for save in saves):
                 found[d] = End(op, dims.index(d), shape[d])
         elif op.name in ("arith.andi", "tt.broadcast", "tt.expand_dims"):
             for operand in op.operands:
@@ -105,8 +109,8 @@ def _dimension(op: Op, dims: Dims, strides: StrideAnalysis) -> int | None:
     return moving[0][1] if len(moving) == 1 and moving[0][0] == 1 else None
 
 
-def _is_used_only_under(value: Value, comparison: Value) -> bool:
-    """Whether it makes no difference what a value is where the comparison is false."""
+def _is_used_only_under(value: Value, comparison: Op, dims: Dims) -> bool:
+    """Whether it makes no difference what a value is where the comparison, along `dims` of it, is false."""
     seen: set[Value] = set()
 
     def visit(value: Value) -> bool:
@@ -126,8 +130,9 @@ def _is_used_only_under(value: Value, comparison: Value) -> bool:
             if value is not pointer or mask is None:
                 return False
         if mask is not None:
-            return comparison in comparisons(mask)
-        return bool(user.results) and is_fused(user) and all(map(visit, user.results))
+            return (comparison, dims) in comparisons(mask)
+        # Through anything else, as tt.trans, it is used at other places.
+        return bool(user.results) and is_elementwise(user) and all(map(visit, user.results))
 
     return visit(value)
 
