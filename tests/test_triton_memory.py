@@ -390,6 +390,25 @@ def test_one_comparison_of_rows_and_columns(kind: str) -> None:
         assert torch.equal(q, expected_q)
 
 
+def test_a_long_chain_behind_a_masked_store() -> None:
+    @triton.jit
+    def kernel(x, p, q, size, N: tl.constexpr):
+        i = tl.arange(0, N)
+        at, inside = i[:, None] * N + i[None, :], (i < size)[:, None]
+        value = tl.load(x + at, inside)
+        total = value
+        for _ in tl.static_range(3000):
+            total += value
+        tl.store(p + tl.trans(at), value, inside)
+        tl.store(q + at, total, inside)
+
+    x, p, q = torch.randint(9, (16, 16)), torch.zeros(16, 16), torch.zeros(16, 16)
+    kernel[(1,)](x, p, q, 7, N=16)
+    x[7:] = 0
+    assert torch.equal(p, x.t().float())
+    assert torch.equal(q, x.float() * 3001)
+
+
 @triton.jit
 def shifted_kernel(x, z, size, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -111,30 +111,32 @@ def _dimension(op: Op, dims: Dims, strides: StrideAnalysis) -> int | None:
 
 def _is_used_only_under(value: Value, comparison: Op, dims: Dims) -> bool:
     """Whether it makes no difference what a value is where the comparison, along `dims` of it, is false."""
-    seen: set[Value] = set()
-
-    def visit(value: Value) -> bool:
-        if value in seen:
-            return True
-        seen.add(value)
-        return all(is_harmless(value, user) for user in value.users)
-
-    def is_harmless(value: Value, user: Op) -> bool:
-        mask: Value | None = None
-        if user.name == "arith.select" and value is not user.operands[0] and value is not user.operands[2]:
-            mask = user.operands[0]
-        elif user.name == "tt.store" and len(user.operands) == 3 and value not in (user.operands[0], user.operands[2]):
-            mask = user.operands[2]
-        elif user.name == "tt.load":
-            pointer, mask, _ = load_operands(user)
-            if value is not pointer or mask is None:
+    pending, seen = [value], {value}
+    while pending:
+        value = pending.pop()
+        for user in value.users:
+            mask = _mask_over(value, user)
+            if mask is not None:
+                if (comparison, dims) not in comparisons(mask):
+                    return False
+            elif not user.results or not is_elementwise(user):  # tt.trans, for one, uses it at other places
                 return False
-        if mask is not None:
-            return (comparison, dims) in comparisons(mask)
-        # Through anything else, as tt.trans, it is used at other places.
-        return bool(user.results) and is_elementwise(user) and all(map(visit, user.results))
+            else:
+                pending += [result for result in user.results if result not in seen]
+                seen.update(user.results)
+    return True
 
-    return visit(value)
+
+def _mask_over(value: Value, user: Op) -> Value | None:
+    """Where it is false, `user` does not look at `value`."""
+    if user.name == "arith.select" and value is not user.operands[0] and value is not user.operands[2]:
+        return user.operands[0]
+    if user.name == "tt.store" and len(user.operands) == 3 and value not in (user.operands[0], user.operands[2]):
+        return user.operands[2]
+    if user.name == "tt.load":
+        pointer, mask, _ = load_operands(user)
+        return mask if value is pointer else None
+    return None
 
 
 # Reductions -----------------------------------------------------------------------------------------------------------
