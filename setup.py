@@ -219,7 +219,10 @@ setup(
             sources(
                 "csrc/runtime/loader.cpp",
                 "csrc/runtime/machine_memory.cpp",
-                *(f"csrc/{layer}/*.cpp" for layer in ("core", "sanitizer", "collectives", "device", "aten", "distributed", "aoti")),
+                *(
+                    f"csrc/{layer}/*.cpp"
+                    for layer in ("core", "sanitizer", "collectives", "device", "aten", "distributed", "aoti")
+                ),
             ),
             depends=["csrc/device/exports.map"],
             include_dirs=[str(ROOT / "csrc"), str(ROOT / "csrc" / "aten"), str(ROOT / GENERATED)],
