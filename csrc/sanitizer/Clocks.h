@@ -32,7 +32,7 @@ class Clock {
   std::vector<uint64_t> times_;
 };
 
-// Streams and events are known by their addresses.
+// Streams are known by their addresses, events by their handles, which outlive a move.
 class Clocks {
  public:
   // The timeline of a stream: a number from 0 on.

@@ -16,13 +16,19 @@ bool is_known(const std::vector<Finding>& findings, FindingKind kind, const std:
 
 }  // namespace
 
+void Detector::restart(Checks checks) {
+  const std::lock_guard lock(mutex_);
+  state_ = State();
+  state_.checks = checks;
+}
+
 std::vector<Finding> Detector::submit(Item submitted) {
   const auto item = std::make_shared<Item>(std::move(submitted));
   std::vector<Finding> findings;
   const std::lock_guard lock(mutex_);
-  item->timeline = clocks_.timeline_of(item->stream);
-  item->time = clocks_.submit(item->timeline);
-  if (!item->is_listed) ++unlisted_;
+  item->timeline = state_.clocks.timeline_of(item->stream);
+  item->time = state_.clocks.submit(item->timeline);
+  if (!item->is_listed) ++state_.unlisted;
   // What it reads first: an operand in place is read before it is written.
   for (const bool writes : {false, true}) {
     for (size_t operand = 0; operand < item->operands.size(); ++operand) {
@@ -37,43 +43,43 @@ std::vector<Finding> Detector::submit(Item submitted) {
 
 void Detector::record(const void* event, const void* stream) {
   const std::lock_guard lock(mutex_);
-  clocks_.record(event, clocks_.timeline_of(stream));
+  state_.clocks.record(event, state_.clocks.timeline_of(stream));
 }
 
 void Detector::wait(const void* stream, const void* event) {
   const std::lock_guard lock(mutex_);
-  clocks_.wait(clocks_.timeline_of(stream), event);
+  state_.clocks.wait(state_.clocks.timeline_of(stream), event);
 }
 
 void Detector::forget(const void* event) {
   const std::lock_guard lock(mutex_);
-  clocks_.forget(event);
+  state_.clocks.forget(event);
 }
 
 void Detector::host_waits_for_stream(const void* stream) {
   const std::lock_guard lock(mutex_);
-  clocks_.host_waits_for_stream(clocks_.timeline_of(stream));
+  state_.clocks.host_waits_for_stream(state_.clocks.timeline_of(stream));
 }
 
 void Detector::host_waits_for_event(const void* event) {
   const std::lock_guard lock(mutex_);
-  clocks_.host_waits_for_event(event);
+  state_.clocks.host_waits_for_event(event);
 }
 
 void Detector::allocate(uint64_t address, uint64_t size, bool is_private, bool is_written, Context context) {
   const std::lock_guard lock(mutex_);
-  auto block = blocks_.lower_bound(address);
-  if (block != blocks_.begin() && std::prev(block)->first + std::prev(block)->second.size > address) --block;
-  while (block != blocks_.end() && block->first < address + size) block = blocks_.erase(block);
-  blocks_[address] = {size, /*is_live=*/true, is_private, std::move(context)};
+  auto block = state_.blocks.lower_bound(address);
+  if (block != state_.blocks.begin() && std::prev(block)->first + std::prev(block)->second.size > address) --block;
+  while (block != state_.blocks.end() && block->first < address + size) block = state_.blocks.erase(block);
+  state_.blocks[address] = {size, /*is_live=*/true, is_private, std::move(context)};
   const auto [first, last] = cut(address, address + size);
-  for (auto cell = first; cell != last; ++cell) cell->second.unwritten = is_written ? 0 : unlisted_;
+  for (auto cell = first; cell != last; ++cell) cell->second.unwritten = is_written ? 0 : state_.unlisted;
 }
 
 void Detector::free(uint64_t address, Context context) {
   const std::lock_guard lock(mutex_);
-  const auto block = blocks_.find(address);
-  if (block == blocks_.end() || block->second.is_private) return;  // allocated before anybody looked, or in use
+  const auto block = state_.blocks.find(address);
+  if (block == state_.blocks.end() || block->second.is_private) return;  // allocated before anybody looked, or in use
   block->second.is_live = false;
   block->second.context = context;
   const auto [first, last] = cut(address, address + block->second.size);
@@ -85,15 +91,15 @@ void Detector::free(uint64_t address, Context context) {
 }
 
 const Detector::Block* Detector::block_at(uint64_t address) const {
-  auto block = blocks_.upper_bound(address);
-  if (block == blocks_.begin()) return nullptr;
+  auto block = state_.blocks.upper_bound(address);
+  if (block == state_.blocks.begin()) return nullptr;
   --block;
   return address < block->first + block->second.size ? &block->second : nullptr;
 }
 
 void Detector::check_memory(const std::shared_ptr<const Item>& item, size_t operand,
                             std::vector<Finding>& findings) const {
-  if (!checks_.freed || is_known(findings, FindingKind::kUseAfterFree, nullptr)) return;
+  if (!state_.checks.freed || is_known(findings, FindingKind::kUseAfterFree, nullptr)) return;
   const Block* block = block_at(item->operands[operand].region.begin());
   if (block == nullptr || block->is_live) return;
   findings.push_back({.kind = FindingKind::kUseAfterFree, .item = item, .operand = operand, .memory = block->context});
@@ -107,7 +113,7 @@ void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t opera
     Cell& known = cell->second;
     if (!region.overlaps(begin, known.end)) continue;
     check_order(item, operand, known, findings);
-    if (!writes && known.unwritten == unlisted_ && checks_.initialized &&
+    if (!writes && known.unwritten == state_.unlisted && state_.checks.initialized &&
         !is_known(findings, FindingKind::kUninitialized, nullptr)) {
       const Block* block = block_at(begin);
       findings.push_back({.kind = FindingKind::kUninitialized,
@@ -119,7 +125,7 @@ void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t opera
     auto& touches = known.touches;
     if (region.contains(begin, known.end)) {
       // Whoever is behind this item is behind what this item is behind; and what it is not behind was found here.
-      const Clock& clock = clocks_.of(item->timeline);
+      const Clock& clock = state_.clocks.of(item->timeline);
       std::erase_if(touches, [&](const Touch& touch) {
         return writes || (!touch.what().writes && clock.at(touch.item->timeline) >= touch.item->time);
       });
@@ -131,15 +137,15 @@ void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t opera
   // All is the same in them now.
   const uint64_t begin = first->first;
   Cell whole{.end = region.end(), .touches = {{item, operand}}};
-  cells_.erase(first, last);
-  cells_.emplace(begin, std::move(whole));
+  state_.cells.erase(first, last);
+  state_.cells.emplace(begin, std::move(whole));
 }
 
 void Detector::check_order(const std::shared_ptr<const Item>& item, size_t operand, const Cell& cell,
                            std::vector<Finding>& findings) const {
-  if (!checks_.order) return;
+  if (!state_.checks.order) return;
   const Operand& later = item->operands[operand];
-  const Clock& clock = clocks_.of(item->timeline);
+  const Clock& clock = state_.clocks.of(item->timeline);
   for (const Touch& touch : cell.touches) {
     if (touch.item == item || !(touch.what().writes || later.writes)) continue;
     if (clock.at(touch.item->timeline) >= touch.item->time || !touch.what().region.overlaps(later.region)) continue;
@@ -150,29 +156,29 @@ void Detector::check_order(const std::shared_ptr<const Item>& item, size_t opera
 }
 
 void Detector::cut_at(uint64_t address) {
-  auto cell = cells_.upper_bound(address);
-  if (cell == cells_.begin()) return;
+  auto cell = state_.cells.upper_bound(address);
+  if (cell == state_.cells.begin()) return;
   --cell;
   if (cell->first == address || cell->second.end <= address) return;
   Cell behind = cell->second;
   cell->second.end = address;
-  cells_.emplace_hint(std::next(cell), address, std::move(behind));
+  state_.cells.emplace_hint(std::next(cell), address, std::move(behind));
 }
 
 std::pair<Detector::Cells::iterator, Detector::Cells::iterator> Detector::cut(uint64_t begin, uint64_t end) {
   cut_at(begin);
   cut_at(end);
-  auto cell = cells_.lower_bound(begin);
+  auto cell = state_.cells.lower_bound(begin);
   uint64_t at = begin;
   while (at < end) {
-    const uint64_t next = cell == cells_.end() ? end : std::min(cell->first, end);
-    if (at < next) cells_.emplace_hint(cell, at, Cell{.end = next, .touches = {}});
+    const uint64_t next = cell == state_.cells.end() ? end : std::min(cell->first, end);
+    if (at < next) state_.cells.emplace_hint(cell, at, Cell{.end = next, .touches = {}});
     at = next;
     if (at == end) break;
     at = cell->second.end;
     ++cell;
   }
-  return {cells_.lower_bound(begin), cells_.lower_bound(end)};
+  return {state_.cells.lower_bound(begin), state_.cells.lower_bound(end)};
 }
 
 }  // namespace torch_mtia::sanitizer

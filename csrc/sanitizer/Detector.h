@@ -56,10 +56,11 @@ struct Checks {
   bool initialized = true;
 };
 
-// Of one device. Thread safe.
+// Of all devices, whose addresses differ. Thread safe.
 class Detector {
  public:
-  explicit Detector(Checks checks) : checks_(checks) {}
+  // Forgets everything.
+  void restart(Checks checks);
 
   // What is wrong with an item that is being submitted.
   std::vector<Finding> submit(Item item);
@@ -106,12 +107,15 @@ class Detector {
   void cut_at(uint64_t address);
   const Block* block_at(uint64_t address) const;
 
-  const Checks checks_;
+  struct State {
+    Checks checks;
+    Clocks clocks;
+    uint64_t unlisted = 1;  // items, any of which may have written anything
+    Cells cells;
+    std::map<uint64_t, Block> blocks;
+  };
   std::mutex mutex_;
-  Clocks clocks_;
-  uint64_t unlisted_ = 1;  // items, any of which may have written anything
-  Cells cells_;
-  std::map<uint64_t, Block> blocks_;
+  State state_;
 };
 
 }  // namespace torch_mtia::sanitizer

@@ -1,5 +1,6 @@
 #include "Sanitizer.h"
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -9,15 +10,6 @@
 
 namespace torch_mtia::sanitizer {
 namespace {
-
-struct Findings {
-  std::mutex mutex;
-  std::vector<Finding> list;
-};
-Findings& findings() {
-  static Findings& instance = *std::make_unique<Findings>().release();  // leaked, as the sanitizer
-  return instance;
-}
 
 class OperandsOf final : public core::OperandSink {
  public:
@@ -41,25 +33,33 @@ class OperandsOf final : public core::OperandSink {
 
 }  // namespace
 
+Sanitizer& Sanitizer::get() {
+  static Sanitizer& instance = *std::unique_ptr<Sanitizer>(new Sanitizer()).release();  // leaked, see the class
+  return instance;
+}
+
 void Sanitizer::start(Checks checks, ContextOf context) {
-  core::observer = std::unique_ptr<Sanitizer>(new Sanitizer(checks, context)).release();
+  Sanitizer& instance = get();
+  instance.context_of_ = context;
+  instance.detector_.restart(checks);
+  core::observer = &instance;
 }
 
 void Sanitizer::stop() {
   core::observer = nullptr;
+  get().detector_.restart({});
 }
 
 std::vector<Finding> Sanitizer::take() {
-  Findings& all = findings();
-  const std::lock_guard lock(all.mutex);
-  return std::exchange(all.list, {});
+  Sanitizer& instance = get();
+  const std::lock_guard lock(instance.mutex_);
+  return std::exchange(instance.findings_, {});
 }
 
 void Sanitizer::keep(std::vector<Finding> found) {
   if (found.empty()) return;
-  Findings& all = findings();
-  const std::lock_guard lock(all.mutex);
-  for (Finding& each : found) all.list.push_back(std::move(each));
+  const std::lock_guard lock(mutex_);
+  for (Finding& each : found) findings_.push_back(std::move(each));
 }
 
 // What running work submits is part of it: it lists what it touches as a whole.
@@ -77,15 +77,15 @@ void Sanitizer::submits(const core::Stream& stream, const char* name, List list,
                          .stream = &stream,
                          .is_listed = list != nullptr,
                          .operands = std::move(listed.operands),
-                         .context = context_of_()}));
+                         .context = context()}));
 }
 
 void Sanitizer::records(const core::Event& event, const core::Stream& stream) {
-  if (stream.graph() == nullptr) detector_.record(&event, &stream);
+  if (stream.graph() == nullptr) detector_.record(event.handle(), &stream);
 }
 
 void Sanitizer::waits(const core::Stream& stream, const core::Event& event) {
-  if (stream.graph() == nullptr) detector_.wait(&stream, &event);
+  if (stream.graph() == nullptr) detector_.wait(&stream, event.handle());
 }
 
 void Sanitizer::host_waited(const core::Stream& stream) {
@@ -93,11 +93,11 @@ void Sanitizer::host_waited(const core::Stream& stream) {
 }
 
 void Sanitizer::host_waited(const core::Event& event) {
-  detector_.host_waits_for_event(&event);
+  detector_.host_waits_for_event(event.handle());
 }
 
 void Sanitizer::destroys(const core::Event& event) noexcept {
-  detector_.forget(&event);
+  detector_.forget(event.handle());
 }
 
 void Sanitizer::captures(const core::Graph& graph) {
@@ -111,18 +111,17 @@ void Sanitizer::launches(const core::Graph& graph, const core::Stream& stream) {
     const std::lock_guard lock(mutex_);
     operands = graphs_[&graph];
   }
-  keep(detector_.submit(
-      {.name = "graph", .stream = &stream, .operands = std::move(operands), .context = context_of_()}));
+  keep(detector_.submit({.name = "graph", .stream = &stream, .operands = std::move(operands), .context = context()}));
 }
 
 void Sanitizer::allocated(uint64_t address, uint64_t size, bool is_private) {
   // What running work or a graph writes first is not seen.
   const bool is_seen = !is_private && !core::RunningWork::on_this_thread();
-  detector_.allocate(address, size, is_private, /*is_written=*/!is_seen, is_seen ? context_of_() : nullptr);
+  detector_.allocate(address, size, is_private, /*is_written=*/!is_seen, is_seen ? context() : nullptr);
 }
 
 void Sanitizer::freed(uint64_t address) noexcept {
-  detector_.free(address, core::RunningWork::on_this_thread() ? nullptr : context_of_());
+  detector_.free(address, core::RunningWork::on_this_thread() ? nullptr : context());
 }
 
 }  // namespace torch_mtia::sanitizer

@@ -1,7 +1,7 @@
 // Watches the process's devices, and keeps what it finds until somebody asks. No PyTorch.
 #pragma once
 
-#include <memory>
+#include <atomic>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -36,12 +36,15 @@ class Sanitizer final : public core::Observer {
   void freed(uint64_t address) noexcept override;
 
  private:
-  Sanitizer(Checks checks, ContextOf context) : detector_(checks), context_of_(context) {}
+  static Sanitizer& get();
+  Sanitizer() = default;
   void keep(std::vector<Finding> findings);
+  Context context() const { return context_of_.load(std::memory_order_relaxed)(); }
 
   Detector detector_;
-  const ContextOf context_of_;
+  std::atomic<ContextOf> context_of_{nullptr};
   std::mutex mutex_;
+  std::vector<Finding> findings_;
   // What the nodes of a graph touch.
   std::unordered_map<const core::Graph*, std::vector<Operand>> graphs_;
 };

@@ -49,7 +49,7 @@ std::string kinds(const std::vector<Finding>& findings) {
 }
 
 struct Device {
-  Detector detector{Checks{}};
+  Detector detector;
 
   std::string submit(const void* stream, const char* name, std::vector<Operand> operands) {
     return kinds(detector.submit(

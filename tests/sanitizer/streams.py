@@ -405,4 +405,22 @@ main.wait_stream(side)
         "batch.record_stream(main)",
         ("aten::fill_", "aten::exp"),
     ),
+    Program(
+        "many tensors that a side stream reads are freed, and their memory is used again",
+        "freed too early",
+        """
+tensors = [torch.ones(1 << 18, device="mtia") for _ in range(20)]
+side.wait_stream(main)
+for tensor in tensors:
+    with side:
+        y = tensor.exp()
+    MEND
+del tensor, tensors
+for _ in range(30):
+    z = torch.zeros(1 << 18, device="mtia")
+main.wait_stream(side)
+""",
+        "tensor.record_stream(side)",
+        ("copy", "aten::exp"),
+    ),
 ]
