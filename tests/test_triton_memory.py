@@ -445,6 +445,25 @@ def test_blocks_within_and_across_the_edges_of_a_matrix(sizes: tuple[int, int], 
 
 
 @triton.jit
+def far_rows_kernel(z, start, bound, N: tl.constexpr):
+    row, column = tl.arange(0, N), tl.arange(0, N)
+    mask = (start + row.to(tl.int64) < bound)[:, None] & (column < N)[None, :]
+    tl.store(z + row[:, None] * N + column[None, :], 1, mask)
+
+
+@pytest.mark.parametrize(
+    ("start", "bound"),
+    [(1, -(1 << 63)), (1, -(1 << 63) + 5), ((1 << 63) - 16, (1 << 63) - 1), ((1 << 63) - 20, -(1 << 63)),
+     ((1 << 63) - 8, (1 << 63) - 4), (-(1 << 63), (1 << 63) - 1), (1 << 40, (1 << 40) + 3)],
+)  # fmt: skip
+def test_rows_and_a_bound_at_the_ends_of_64_bits(start: int, bound: int) -> None:
+    z = torch.zeros(16, 16, dtype=torch.int32)
+    far_rows_kernel[(1,)](z, start, bound, N=16)
+    wrapped = (torch.arange(16, dtype=torch.int64, device="cpu") + start) < bound
+    assert torch.equal(z.cpu(), wrapped.int()[:, None].expand(16, 16))
+
+
+@triton.jit
 def padded_softmax_kernel(x, z, kept, columns, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     mask = i < columns

@@ -36,7 +36,8 @@ def _count(env: Environment, sources: Sources, end: End) -> tuple[Value, Value]:
     start, bound = (b.sext(strip.value(operand).value, "i64") for operand in end.comparison.operands)
     place[end.axis] = Lane(integer(size - 1, "i32"))
     last = b.sext(Strip(env, sources, tuple(place), 0).value(end.comparison.operands[0]).value, "i64")
-    count = b.sub(b.binary_intrinsic("smin", bound, b.add(start, integer(size, "i64"))), start)
+    # Saturated: the difference of indices of 64 bits may take more.
+    count = b.binary_intrinsic("smin", b.binary_intrinsic("ssub.sat", bound, start), integer(size, "i64"))
     if end.includes_bound:
         count = b.add(count, integer(1, "i64"))
     count = b.binary_intrinsic("smin", count, integer(size, "i64"))
