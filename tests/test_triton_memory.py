@@ -464,6 +464,24 @@ def test_rows_and_a_bound_at_the_ends_of_64_bits(start: int, bound: int) -> None
 
 
 @triton.jit
+def wrapping_bound_kernel(z, rows, FAR: tl.constexpr, N: tl.constexpr):
+    row, column = tl.arange(0, N), tl.arange(0, N)
+    bound = (row * FAR).to(tl.int64) - row.to(tl.int64) * FAR + rows  # changes where the 32 bits wrap
+    mask = (row < bound)[:, None] & (column < N)[None, :]
+    tl.store(z + row[:, None] * N + column[None, :], 1, mask)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("far", [1 << 30, -(1 << 30)])
+def test_a_bound_that_wraps_before_it_is_widened(far: int, rows: int) -> None:
+    z = torch.zeros(16, 16, dtype=torch.int32)
+    wrapping_bound_kernel[(1,)](z, rows, FAR=far, N=16)
+    row = torch.arange(16, dtype=torch.int64, device="cpu")
+    expected = row < (row * far).int().long() - row * far + rows
+    assert torch.equal(z.cpu(), expected.int()[:, None].expand(16, 16))
+
+
+@triton.jit
 def padded_softmax_kernel(x, z, kept, columns, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     mask = i < columns

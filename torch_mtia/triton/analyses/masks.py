@@ -105,8 +105,21 @@ def _dimension(op: Op, dims: Dims, strides: StrideAnalysis) -> int | None:
         return None
     if any(stride != 0 for stride in strides.strides(right)):
         return None
+    # Of several numbers that change, each may wrap at 32 bits at a place of its own before it is widened.
+    if _ranges(left, {}) != 1 or _ranges(right, {}) != 0:
+        return None
     moving = [(stride, d) for stride, d in zip(strides.strides(left), dims, strict=True) if stride != 0]
     return moving[0][1] if len(moving) == 1 and moving[0][0] == 1 else None
+
+
+def _ranges(value: Value, known: dict[Value, int]) -> int:
+    """How many times a linear value is made of a range."""
+    op = value.op
+    if op is None or value.type.shape is None:
+        return 0
+    if value not in known:
+        known[value] = int(op.name == "tt.make_range") + sum(_ranges(operand, known) for operand in op.operands)
+    return known[value]
 
 
 def _is_used_only_under(value: Value, comparison: Op, dims: Dims) -> bool:
