@@ -381,10 +381,7 @@ class FallbackCall {
 
     void list_operands(core::OperandSink& sink) const {
       for (const auto& [device, host, writes] : call_->tensors_) {
-        if (device.layout() != at::kStrided) continue;
-        const auto size = static_cast<int64_t>(device.itemsize());
-        sink.add({reinterpret_cast<uint64_t>(device.const_data_ptr()), static_cast<uint64_t>(size), device.sizes(),
-                  device.strides(), size, writes, c10::toString(device.scalar_type())});
+        if (device.layout() == at::kStrided) list_operand(host, writes, sink);
       }
     }
 

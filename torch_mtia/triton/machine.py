@@ -30,7 +30,7 @@ class Level:
 _V4 = Level(
     "x86-64-v4",
     16,
-    frozenset({"sse4.1", "avx2", "fma", "f16c", "avx512"}),
+    frozenset({"cx16", "sse4.1", "avx2", "fma", "f16c", "avx512"}),
     abi.CPU_AVX2_FMA | abi.CPU_AVX512_SKX,
     512,
 )
@@ -48,7 +48,7 @@ _BF16 = dataclasses.replace(
 )
 LEVELS = {
     "x86-64": Level("x86-64", 4, frozenset(), 0, 128),
-    "x86-64-v3": Level("x86-64-v3", 8, frozenset({"sse4.1", "avx2", "fma", "f16c"}), abi.CPU_AVX2_FMA, 256),
+    "x86-64-v3": Level("x86-64-v3", 8, frozenset({"cx16", "sse4.1", "avx2", "fma", "f16c"}), abi.CPU_AVX2_FMA, 256),
     "x86-64-v4": _V4,
     "x86-64-v4-vnni": _VNNI,
     "x86-64-v4-bf16": _BF16,
