@@ -183,13 +183,32 @@ bool converts(const c10::Scalar& value, at::ScalarType dtype) {
   }
 }
 
+namespace {
+
+void list_operand(const at::TensorIteratorBase& iter, int arg, at::IntArrayRef sizes, at::IntArrayRef strides,
+                  core::OperandSink& sink) {
+  if (!on_device(iter, arg)) return;
+  const auto size = static_cast<uint64_t>(iter.element_size(arg));
+  const auto address = reinterpret_cast<uint64_t>(HostView::to_device(iter.operand(arg).data));
+  sink.add({address, size, sizes, strides, 1, arg < iter.noutputs(), c10::toString(iter.dtype(arg))});
+}
+
+}  // namespace
+
 void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink) {
+  for (int arg = 0; arg < iter.ntensors(); ++arg) list_operand(iter, arg, iter.shape(), iter.strides(arg), sink);
+}
+
+void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink, at::IntArrayRef indexed_sizes,
+                   at::IntArrayRef indexed_strides) {
+  const int input = iter.noutputs();
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
-    if (!on_device(iter, arg)) continue;
-    const auto size = static_cast<uint64_t>(iter.element_size(arg));
-    const auto address = reinterpret_cast<uint64_t>(HostView::to_device(iter.operand(arg).data));
-    sink.add(
-        {address, size, iter.shape(), iter.strides(arg), 1, arg < iter.noutputs(), c10::toString(iter.dtype(arg))});
+    c10::DimVector sizes(iter.shape()), strides(iter.strides(arg));
+    if (arg == input) {
+      sizes.append(indexed_sizes.begin(), indexed_sizes.end());
+      strides.append(indexed_strides.begin(), indexed_strides.end());
+    }
+    list_operand(iter, arg, sizes, strides, sink);
   }
 }
 

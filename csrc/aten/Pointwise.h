@@ -130,6 +130,14 @@ C10_ALWAYS_INLINE core::WorkInfo describe(const at::TensorIteratorBase& iter, co
 
 // The data pointers of `iter` are host addresses.
 void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink);
+// The same for the stub of index, which goes through its input along dimensions that the iterator lacks: their sizes,
+// and strides in bytes.
+void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink, at::IntArrayRef indexed_sizes,
+                   at::IntArrayRef indexed_strides);
+template <typename... Args>
+void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink, const Args&... /*of the stub*/) {
+  list_operands(iter, sink);
+}
 
 // The work item of a built iterator. It runs the caller's loop on the caller's iterator as long as it stays on the
 // caller's thread.
@@ -149,7 +157,13 @@ class PointwiseWork {
   }
 
   void list_operands(core::OperandSink& sink) const {
-    if (copy_error_ == nullptr) torch_mtia::list_operands(owned_ != nullptr ? *owned_->iter : *iter_, sink);
+    if (copy_error_ != nullptr) return;
+    const at::TensorIteratorBase& iter = owned_ != nullptr ? *owned_->iter : *iter_;
+    if constexpr (requires(const Loop& loop) { loop.list_operands(iter, sink); }) {
+      (owned_ != nullptr ? owned_->loop : *loop_).list_operands(iter, sink);
+    } else {
+      torch_mtia::list_operands(iter, sink);
+    }
   }
 
   void operator()() {
@@ -203,6 +217,24 @@ bool converts(const T& /*value*/, at::ScalarType /*dtype*/) {
   return true;
 }
 
+// A stub's loop with its arguments behind the iterator.
+template <typename Iterator, typename... Args>
+struct KeptLoop {
+  void (*cpu_loop)(Iterator&, Args...);
+  std::tuple<decltype(keep(std::declval<const Args&>()))...> arguments;
+
+  void operator()(at::TensorIterator& iter) const { run(iter); }
+  void operator()(at::TensorIteratorBase& iter) const { run(iter); }
+  void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink) const {
+    std::apply([&](const auto&... kept) { torch_mtia::list_operands(iter, sink, kept.get()...); }, arguments);
+  }
+
+ private:
+  void run(auto& iter) const {
+    std::apply([&](const auto&... kept) { cpu_loop(static_cast<Iterator&>(iter), kept.get()...); }, arguments);
+  }
+};
+
 // One stub's loop and what is known about it. Shared by all stubs of one signature, so that a stub costs little code.
 template <typename Iterator, typename... Args>
 class DeviceLoop {
@@ -222,12 +254,10 @@ class DeviceLoop {
     check_arguments(iter, args...);
     if (iter.numel() == 0) return;
     const MTIAStream stream = current_stream(iter.device(0));
-    auto loop = [cpu_loop = cpu_loop_, arguments = std::make_tuple(keep(args)...)](auto& host_iter) {
-      std::apply([&](const auto&... kept) { cpu_loop(static_cast<Iterator&>(host_iter), kept.get()...); }, arguments);
-    };
+    KeptLoop<Iterator, Args...> loop{cpu_loop_, {keep(args)...}};
     if (C10_UNLIKELY(needs_casts)) {
       launch(stream, describe(iter, op_.name),
-             CastingWork<decltype(loop)>{take_casting_operands(iter, casts_), std::move(loop)});
+             CastingWork{take_casting_operands(iter, casts_), std::move(loop)});
     } else {
       launch_iterator(iter, stream, op_.name, CPUOperand::kScalar, /*reads_tensors=*/false, loop);
     }
