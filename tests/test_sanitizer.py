@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from sanitizer import memory, streams
+from sanitizer import graphs, memory, streams
 from sanitizer.corpus import Program
 
 from torch_mtia import sanitizer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import RunScript
 
-PROGRAMS = [*streams.RACES, *streams.FREED, *memory.UNINITIALIZED]
+PROGRAMS = [*streams.RACES, *streams.FREED, *memory.UNINITIALIZED, *graphs.CAPTURED]
 RUN = """
 import sys
 import torch

@@ -27,6 +27,8 @@ Captures& captures() {
 
 Graph::~Graph() {
   destroy();
+  if (Observer* told = current_observer()) [[unlikely]]
+    told->destroys(*this);
 }
 
 bool Graph::is_supported() {
@@ -81,6 +83,8 @@ void Graph::notice_join(Stream& stream) {
 
 void Graph::end_capture() {
   Stream& origin = *std::exchange(origin_, nullptr);
+  if (Observer* told = current_observer()) [[unlikely]]
+    told->has_captured(*this);
   Captures& all = captures();
   {
     const std::lock_guard lock(all.mutex);

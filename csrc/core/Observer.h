@@ -23,9 +23,11 @@ class Observer {
   virtual void host_waited(const Stream& stream) = 0;
   virtual void host_waited(const Event& event) = 0;
   virtual void destroys(const Event& event) noexcept = 0;
-  // Work that is submitted while a stream has a graph becomes part of it.
+  // What is submitted, recorded and waited for while a stream has a graph becomes part of it.
   virtual void captures(const Graph& graph) = 0;
+  virtual void has_captured(const Graph& graph) noexcept = 0;
   virtual void launches(const Graph& graph, const Stream& stream) = 0;
+  virtual void destroys(const Graph& graph) noexcept = 0;
   // `is_private`: of a graph, which goes on using it when the program has freed it.
   virtual void allocated(uint64_t address, uint64_t size, bool is_private) = 0;
   virtual void freed(uint64_t address) noexcept = 0;

@@ -100,10 +100,10 @@ bool Stream::wait_unless_captured() {
 }
 
 void Stream::wait(const Event& event) {
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->waits(*this, event);
   submit(&mtia_runtime_api::stream_wait_event, handle_, event.handle());
   Graph::notice_join(*this);
+  if (Observer* told = current_observer()) [[unlikely]]
+    told->waits(*this, event);
 }
 
 std::optional<WorkError> Stream::take_error() {

@@ -42,6 +42,11 @@ void Sanitizer::start(Checks checks, ContextOf context) {
   Sanitizer& instance = get();
   instance.context_of_ = context;
   instance.detector_.restart(checks);
+  {
+    const std::lock_guard lock(instance.mutex_);
+    instance.checks_ = checks;
+    instance.graphs_.clear();
+  }
   core::observer = &instance;
 }
 
@@ -62,30 +67,55 @@ void Sanitizer::keep(std::vector<Finding> found) {
   for (Finding& each : found) findings_.push_back(std::move(each));
 }
 
+// Null: nobody watched when it was captured.
+std::shared_ptr<Sanitizer::Captured> Sanitizer::captured(const core::Graph* graph) {
+  const std::lock_guard lock(mutex_);
+  const auto found = graphs_.find(graph);
+  return found != graphs_.end() ? found->second : nullptr;
+}
+
+std::vector<std::shared_ptr<Sanitizer::Captured>> Sanitizer::capturing() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Captured>> all;
+  for (const auto& [graph, of] : graphs_) {
+    if (of->is_capturing) all.push_back(of);
+  }
+  return all;
+}
+
 // What running work submits is part of it: it lists what it touches as a whole.
 void Sanitizer::submits(const core::Stream& stream, const char* name, List list, const void* work) {
   if (core::RunningWork::on_this_thread()) return;
   OperandsOf listed;
   if (list != nullptr) list(work, listed);
-  if (const core::Graph* graph = stream.graph()) {
+  Item item{.name = name != nullptr ? name : "work",
+            .stream = &stream,
+            .is_listed = list != nullptr,
+            .operands = std::move(listed.operands),
+            .context = context()};
+  const core::Graph* graph = stream.graph();
+  if (graph == nullptr) return keep(detector_.submit(std::move(item)));
+  const std::shared_ptr<Captured> of = captured(graph);
+  if (of == nullptr) return;
+  {
     const std::lock_guard lock(mutex_);
-    auto& operands = graphs_[graph];
-    for (Operand& each : listed.operands) operands.push_back(std::move(each));
-    return;
+    of->is_listed = of->is_listed && item.is_listed;
+    of->operands.insert(of->operands.end(), item.operands.begin(), item.operands.end());
   }
-  keep(detector_.submit({.name = name != nullptr ? name : "work",
-                         .stream = &stream,
-                         .is_listed = list != nullptr,
-                         .operands = std::move(listed.operands),
-                         .context = context()}));
+  keep(of->nodes.submit(std::move(item)));
 }
 
 void Sanitizer::records(const core::Event& event, const core::Stream& stream) {
-  if (stream.graph() == nullptr) detector_.record(event.handle(), &stream);
+  const core::Graph* graph = stream.graph();
+  if (graph == nullptr) return detector_.record(event.handle(), &stream);
+  detector_.forget(event.handle());
+  if (const auto of = captured(graph)) of->nodes.record(event.handle(), &stream);
 }
 
 void Sanitizer::waits(const core::Stream& stream, const core::Event& event) {
-  if (stream.graph() == nullptr) detector_.wait(&stream, event.handle());
+  const core::Graph* graph = stream.graph();
+  if (graph == nullptr) return detector_.wait(&stream, event.handle());
+  if (const auto of = captured(graph)) of->nodes.wait(&stream, event.handle());
 }
 
 void Sanitizer::host_waited(const core::Stream& stream) {
@@ -101,27 +131,46 @@ void Sanitizer::destroys(const core::Event& event) noexcept {
 }
 
 void Sanitizer::captures(const core::Graph& graph) {
+  const auto of = std::make_shared<Captured>();
+  const std::lock_guard lock(mutex_);
+  of->nodes.restart(checks_);
+  graphs_[&graph] = of;
+}
+
+void Sanitizer::has_captured(const core::Graph& graph) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = graphs_.find(&graph);
+  if (found != graphs_.end()) found->second->is_capturing = false;
+}
+
+void Sanitizer::destroys(const core::Graph& graph) noexcept {
   const std::lock_guard lock(mutex_);
   graphs_.erase(&graph);
 }
 
 void Sanitizer::launches(const core::Graph& graph, const core::Stream& stream) {
-  std::vector<Operand> operands;
-  {
+  Item item{.name = "graph", .stream = &stream, .is_listed = false, .context = context()};
+  if (const auto of = captured(&graph)) {
     const std::lock_guard lock(mutex_);
-    operands = graphs_[&graph];
+    item.is_listed = of->is_listed;
+    item.operands = of->operands;
   }
-  keep(detector_.submit({.name = "graph", .stream = &stream, .operands = std::move(operands), .context = context()}));
+  keep(detector_.submit(std::move(item)));
 }
 
+// The memory of a graph is free for its later nodes, but stays in use for everybody else.
 void Sanitizer::allocated(uint64_t address, uint64_t size, bool is_private) {
-  // What running work or a graph writes first is not seen.
-  const bool is_seen = !is_private && !core::RunningWork::on_this_thread();
-  detector_.allocate(address, size, is_private, /*is_written=*/!is_seen, is_seen ? context() : nullptr);
+  const bool is_seen = !core::RunningWork::on_this_thread();  // what running work writes first is not
+  const Context where = is_seen ? context() : nullptr;
+  detector_.allocate(address, size, is_private, /*is_written=*/!is_seen || is_private, where);
+  if (!is_private) return;
+  for (const auto& of : capturing()) of->nodes.allocate(address, size, /*is_private=*/false, !is_seen, where);
 }
 
 void Sanitizer::freed(uint64_t address) noexcept {
-  detector_.free(address, core::RunningWork::on_this_thread() ? nullptr : context());
+  const Context where = core::RunningWork::on_this_thread() ? nullptr : context();
+  detector_.free(address, where);
+  for (const auto& of : capturing()) of->nodes.free(address, where);
 }
 
 }  // namespace torch_mtia::sanitizer

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -31,7 +32,9 @@ class Sanitizer final : public core::Observer {
   void host_waited(const core::Event& event) override;
   void destroys(const core::Event& event) noexcept override;
   void captures(const core::Graph& graph) override;
+  void has_captured(const core::Graph& graph) noexcept override;
   void launches(const core::Graph& graph, const core::Stream& stream) override;
+  void destroys(const core::Graph& graph) noexcept override;
   void allocated(uint64_t address, uint64_t size, bool is_private) override;
   void freed(uint64_t address) noexcept override;
 
@@ -41,12 +44,22 @@ class Sanitizer final : public core::Observer {
   void keep(std::vector<Finding> findings);
   Context context() const { return context_of_.load(std::memory_order_relaxed)(); }
 
+  // Of a graph that was captured while this watched.
+  struct Captured {
+    Detector nodes;  // finds what is wrong among them
+    bool is_capturing = true;
+    bool is_listed = true;
+    std::vector<Operand> operands;  // of all nodes
+  };
+  std::shared_ptr<Captured> captured(const core::Graph* graph);
+  std::vector<std::shared_ptr<Captured>> capturing();
+
   Detector detector_;
   std::atomic<ContextOf> context_of_{nullptr};
   std::mutex mutex_;
+  Checks checks_;
   std::vector<Finding> findings_;
-  // What the nodes of a graph touch.
-  std::unordered_map<const core::Graph*, std::vector<Operand>> graphs_;
+  std::unordered_map<const core::Graph*, std::shared_ptr<Captured>> graphs_;
 };
 
 }  // namespace torch_mtia::sanitizer
