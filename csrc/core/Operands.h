@@ -14,9 +14,10 @@ struct Operand {
   uint64_t element_size;
   std::span<const int64_t> sizes;
   std::span<const int64_t> strides;
-  int64_t stride_unit;  // 1, or the size of an element
-  bool writes;          // what is written may be read, too
-  const char* dtype;    // its name for people; "" for bytes
+  int64_t stride_unit;    // 1, or the size of an element
+  bool writes;            // what is written may be read, too
+  const char* dtype;      // its name for people; "" for bytes
+  bool is_moved = false;  // read to be sent as it is: nothing need have written it
 };
 
 // Takes what a piece of work lists.

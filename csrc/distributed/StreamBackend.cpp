@@ -56,19 +56,30 @@ at::Tensor flat(const at::Tensor& tensor) {
   return tensor.is_contiguous() ? tensor.view({-1}) : tensor;
 }
 
+// Who sends the tensors only reads them.
+bool is_sender(const c10d::BroadcastOptions& options, int rank) {
+  return options.rootRank == rank;
+}
+template <typename Other>
+bool is_sender(const Other& /*argument*/, int /*rank*/) {
+  return false;
+}
+
 // `function` raises what is kept in the outcome, too, for those who wait for the work in other streams.
 template <typename Function>
-void launch(const MTIAStream& stream, const char* name, std::shared_ptr<Outcome> outcome, Function function) {
+void launch(const MTIAStream& stream, const char* name, std::shared_ptr<Outcome> outcome, Function function,
+            CollectiveOperands operands = {}) {
   core::WorkInfo info{};
   info.name = name;
   info.flags = MTIA_WORK_CAPTURABLE;  // never on the caller: it waits for peers
-  stream.core().launch(info, [outcome = std::move(outcome), function = std::move(function)](const mtia_work_context&) {
+  auto run = [outcome = std::move(outcome), function = std::move(function)] {
     try {
       function(*outcome);
     } catch (...) {
       outcome->fail();
     }
-  });
+  };
+  stream.core().launch(info, CollectiveWork{std::move(run), std::move(operands)});
 }
 
 // The collectives of a graph run in the order in which they were called, those of other groups, too: side by side, two
@@ -221,7 +232,7 @@ uint64_t StreamBackend::getSequenceNumberForGroup() {
 
 StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* name, c10::Device device,
                                                  const Tensors& used, Tensors outputs, Call call,
-                                                 const Staging& staging) {
+                                                 const Staging& staging, CollectiveOperands operands) {
   if (device.is_cpu()) {
     const auto run = [engine = host_engine_, call = std::move(call)] { call(*engine); };
     return host_work_of(type, next_outcome(name, used), std::move(outputs), run, /*is_message=*/false);
@@ -232,12 +243,13 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
   wait_for_the_one_captured_before(stream);
   auto outcome = next_outcome(name, used);
   staging.copy_in(stream);
-  launch(stream, name, outcome, [engine = engine_, mutex = engine_mutex_, call = std::move(call)](Outcome& result) {
+  const auto run = [engine = engine_, mutex = engine_mutex_, call = std::move(call)](Outcome& result) {
     const std::lock_guard<std::mutex> lock(*mutex);
     result.begin();
     call(*engine);
     result.end();
-  });
+  };
+  launch(stream, name, outcome, run, std::move(operands));
   staging.copy_out(stream, outputs);
   return work_of(type, stream, std::move(outcome), std::move(outputs));
 }
@@ -247,11 +259,13 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
                                                  const Arguments&... arguments) {
   const Tensors used = tensors_of(arguments...);
   const auto outputs = [](const auto& first, const auto&... /*others*/) { return tensors_of(first); };
+  const bool sends = (is_sender(arguments, getRank()) || ...);
   Staging staging;
   auto call = engine_call(engine_dtypes_, function, staging.of(arguments)...);
   return collective(
       type, name, device_of(used), used, outputs(arguments...),
-      [call = std::move(call)](c10d::Backend& engine) { call(engine)->wait(); }, staging);
+      [call = std::move(call)](c10d::Backend& engine) { call(engine)->wait(); }, staging,
+      CollectiveOperands(used, sends ? Tensors{} : outputs(arguments...)));
 }
 
 template <typename... Parameters, typename... Arguments>
@@ -265,10 +279,17 @@ StreamBackend::WorkPtr StreamBackend::reduction(c10d::OpType type, const char* n
                      used[0].scalar_type(), " and ", tensor.scalar_type());
   }
   const Reduction reduction(operation, used[0].scalar_type(), engine_dtypes_);
+  const Tensors written = outputs(arguments...);
+  const bool in_place = used.size() == written.size();
   if (const at::Tensor factor = Reduction::factor_of(operation); factor.defined()) used.push_back(factor);
   Staging staging;
   auto call = engine_reduction(function, reduction, staging.of(arguments)...);
-  return collective(type, name, device, used, outputs(arguments...), std::move(call), staging);
+  Tensors reduced;
+  for (const at::Tensor& tensor : used) {
+    if (in_place || !is_among(tensor, written)) reduced.push_back(tensor);
+  }
+  return collective(type, name, device, used, written, std::move(call), staging,
+                    CollectiveOperands(used, written, reduced));
 }
 
 StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* name, const Tensors& tensors, Post post,
@@ -295,13 +316,14 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
     *posted = post(*engine);
   });
   streams.arrivals.wait_for(streams.posts);
-  launch(streams.arrivals, name, outcome, [posted, type](Outcome& result) {
+  const auto wait = [posted, type](Outcome& result) {
     if (!*posted) return;  // the other item has said why
     (*posted)->wait();
     if (type == c10d::OpType::RECVANYSOURCE) result.set_source_rank((*posted)->sourceRank());
     posted->reset();
     result.end();
-  });
+  };
+  launch(streams.arrivals, name, outcome, wait, CollectiveOperands(tensors, outputs));
   staging.copy_out(streams.arrivals, outputs);
   return work_of(type, streams.arrivals, std::move(outcome), outputs);
 }
@@ -472,7 +494,7 @@ StreamBackend::WorkPtr StreamBackend::barrier(const c10d::BarrierOptions& option
   if (!options.device_ids.empty()) device = index_or_current(static_cast<c10::DeviceIndex>(options.device_ids[0]));
   return collective(
       c10d::OpType::BARRIER, "c10d::barrier", c10::Device(device_type(), device), {}, {},
-      [options](c10d::Backend& engine) { engine.barrier(options)->wait(); }, Staging());
+      [options](c10d::Backend& engine) { engine.barrier(options)->wait(); }, Staging(), CollectiveOperands());
 }
 
 void StreamBackend::abort() {

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "../device/MTIAStream.h"
+#include "CollectiveWork.h"
 #include "Engine.h"
 #include "HostWork.h"
 #include "StreamWork.h"
@@ -128,7 +129,7 @@ class StreamBackend final : public c10d::Backend {
   WorkPtr allreduce_sparse_coo(const at::Tensor& tensor, const c10d::AllreduceOptions& options);
   // Both give their work the `name`, a literal.
   WorkPtr collective(c10d::OpType type, const char* name, c10::Device device, const Tensors& used, Tensors outputs,
-                     Call call, const Staging& staging);
+                     Call call, const Staging& staging, CollectiveOperands operands);
   WorkPtr message(c10d::OpType type, const char* name, const Tensors& tensors, Post post, const Staging& staging);
   template <typename... Parameters, typename... Arguments>
   WorkPtr collective(c10d::OpType type, const char* name, Function<Parameters...> function,

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../core/BlockingWait.h"
+#include "CollectiveWork.h"
 
 namespace torch_mtia {
 
@@ -106,9 +107,10 @@ void StreamWork::synchronize() {
   core::WorkInfo info{};
   info.name = "c10d::wait";
   info.flags = MTIA_WORK_CAPTURABLE;  // behind the event, never on the caller
-  current.core().launch(info, [outcome = outcome_](const mtia_work_context&) {
+  const auto raise_error = [outcome = outcome_] {
     if (const auto error = outcome->error()) std::rethrow_exception(error);
-  });
+  };
+  current.core().launch(info, CollectiveWork{raise_error, CollectiveOperands()});
 }
 
 bool StreamWork::wait(std::chrono::milliseconds timeout) {

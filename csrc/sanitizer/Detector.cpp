@@ -106,14 +106,16 @@ void Detector::check_memory(const std::shared_ptr<const Item>& item, size_t oper
 }
 
 void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) {
-  const auto& [region, writes, type] = item->operands[operand];
+  const Operand& what = item->operands[operand];
+  const Region& region = what.region;
+  const bool writes = what.writes;
   const auto [first, last] = cut(region.begin(), region.end());
   for (auto cell = first; cell != last; ++cell) {
     const uint64_t begin = cell->first;
     Cell& known = cell->second;
     if (!region.overlaps(begin, known.end)) continue;
     check_order(item, operand, known, findings);
-    if (!writes && known.unwritten == state_.unlisted && state_.checks.initialized &&
+    if (!writes && !what.is_moved && known.unwritten == state_.unlisted && state_.checks.initialized &&
         !is_known(findings, FindingKind::kUninitialized, nullptr)) {
       const Block* block = block_at(begin);
       findings.push_back({.kind = FindingKind::kUninitialized,

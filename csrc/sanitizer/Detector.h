@@ -19,7 +19,8 @@ using Context = std::shared_ptr<void>;  // where in the program something was do
 struct Operand {
   Region region;
   bool writes = false;
-  std::string type;  // for people, such as "float32[4, 8]"
+  std::string type;       // for people, such as "float32[4, 8]"
+  bool is_moved = false;  // read to be sent as it is
 };
 
 // One item of work, as it was submitted.

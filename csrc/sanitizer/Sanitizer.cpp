@@ -16,7 +16,8 @@ class OperandsOf final : public core::OperandSink {
   void add(const core::Operand& each) override {
     std::vector<int64_t> strides(each.strides.begin(), each.strides.end());
     for (int64_t& stride : strides) stride *= each.stride_unit;
-    operands.push_back({Region(each.address, each.element_size, each.sizes, strides), each.writes, type_of(each)});
+    operands.push_back(
+        {Region(each.address, each.element_size, each.sizes, strides), each.writes, type_of(each), each.is_moved});
   }
 
   std::vector<Operand> operands;

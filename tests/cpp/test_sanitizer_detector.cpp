@@ -162,6 +162,15 @@ TEST(memory_of_graphs_is_used_when_it_is_freed) {
   CHECK_EQ(device.submit(kMain, "graph", {read(kX, 128), write(kX, 64)}), "");
 }
 
+TEST(what_is_moved_need_not_be_written) {
+  Device device;
+  device.allocate(kX, 128);
+  Operand sent = read(kX, 128);
+  sent.is_moved = true;
+  CHECK_EQ(device.submit(kMain, "send", {sent}), "");
+  CHECK_EQ(device.submit(kMain, "sum", {read(kX, 128)}), "uninitialized");
+}
+
 }  // namespace
 }  // namespace torch_mtia::test
 

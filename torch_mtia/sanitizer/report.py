@@ -43,6 +43,10 @@ class Access:
             f"{self.operator} {'writes' if self.writes else 'reads'} {self.tensor} on {stream} of device {self.device}"
         )
 
+    @property
+    def is_collective(self) -> bool:
+        return self.operator.startswith("c10d::")
+
 
 @dataclasses.dataclass
 class Report:
@@ -74,6 +78,10 @@ class Report:
                 f"stream {self.access.stream}.wait_stream(stream {self.earlier.stream})"
             )
         later, earlier = self.access.stream, self.earlier.stream
+        if self.earlier.is_collective:
+            return f"before the later one, call wait() of what {self.earlier.operator} returned, in stream {later}"
+        if self.access.is_collective:
+            return f"before the collective is called, let the current stream wait: wait_stream(stream {earlier})"
         return f"before the later one, call wait_stream(stream {earlier}) of stream {later}, or wait for an event"
 
     def __str__(self) -> str:

@@ -1,0 +1,36 @@
+#include "CollectiveWork.h"
+
+#include <algorithm>
+
+#include "../device/Door.h"
+#include "../device/HostView.h"
+
+namespace torch_mtia {
+
+bool is_among(const at::Tensor& tensor, const std::vector<at::Tensor>& list) {
+  return std::any_of(list.begin(), list.end(), [&](const at::Tensor& each) { return each.is_same(tensor); });
+}
+
+CollectiveOperands::CollectiveOperands(const std::vector<at::Tensor>& used, const std::vector<at::Tensor>& written,
+                                       const std::vector<at::Tensor>& reduced) {
+  if (!HostView::available()) return;  // it has pinned memory instead: see Staging.h
+  for (const at::Tensor& tensor : used) {
+    if (!is_ours(tensor.device()) || tensor.layout() != at::kStrided) continue;
+    operands_.push_back({reinterpret_cast<uint64_t>(tensor.const_data_ptr()), static_cast<int64_t>(tensor.itemsize()),
+                         tensor.sizes().vec(), tensor.strides().vec(), c10::toString(tensor.scalar_type()),
+                         is_among(tensor, written), is_among(tensor, reduced)});
+  }
+}
+
+void CollectiveOperands::list(core::OperandSink& sink) const {
+  for (const Each& each : operands_) {
+    const auto add = [&](bool writes) {
+      sink.add({each.address, static_cast<uint64_t>(each.element_size), each.sizes, each.strides, each.element_size,
+                writes, each.dtype, /*is_moved=*/!each.is_reduced});
+    };
+    if (!each.is_written || each.is_reduced) add(/*writes=*/false);
+    if (each.is_written) add(/*writes=*/true);
+  }
+}
+
+}  // namespace torch_mtia

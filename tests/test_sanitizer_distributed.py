@@ -1,0 +1,63 @@
+"""The sanitizer follows collectives and messages, and every process of a job says what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from sanitizer import collectives
+from sanitizer.corpus import Program
+
+from torch_mtia import sanitizer
+from torch_mtia.conformance.ranks import Ranks
+
+RANKS = 2
+PROGRAMS = [*collectives.RACES, *collectives.UNINITIALIZED]
+
+
+@pytest.fixture(scope="module", params=["memory", "network"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    machine = {"memory": "", "network": "%p"}[request.param]
+    with Ranks(RANKS, "mtia", environ=[{"TORCH_MTIA_MACHINE": machine}] * RANKS) as processes:
+        yield processes
+
+
+def found_by(rank: int, text: str) -> list[sanitizer.Report]:
+    names = {
+        "torch": torch,
+        "dist": dist,
+        "rank": rank,
+        "main": torch.mtia.current_stream(),
+        "side": torch.Stream("mtia"),
+    }
+    torch.mtia.synchronize()
+    sanitizer.reports().clear()
+    with sanitizer.enabled():
+        exec(compile(text, "program.py", "exec"), names)
+    torch.mtia.synchronize()
+    found = list(sanitizer.reports())
+    sanitizer.reports().clear()
+    return found
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_faults_are_found(ranks: Ranks, program: Program) -> None:
+    found = [report for each in ranks.run(found_by, program.faulty) for report in each]
+    assert {report.kind for report in found} == {program.kind}, "\n\n".join(map(str, found))
+    accesses = [access for access in (found[0].access, found[0].earlier) if access is not None]
+    assert tuple(access.operator for access in accesses) == program.operators
+    assert any(frame.file == "program.py" for frame in found[0].access.frames)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_what_mends_them_is_not_reported(ranks: Ranks, program: Program) -> None:
+    found = [report for each in ranks.run(found_by, program.mended) for report in each]
+    assert not found, "\n\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("name", collectives.RIGHT)
+def test_right_programs_are_not_reported(ranks: Ranks, name: str) -> None:
+    found = [report for each in ranks.run(found_by, collectives.RIGHT[name]) for report in each]
+    assert not found, "\n\n".join(map(str, found))
