@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from sanitizer import graphs, memory, streams
+from sanitizer import graphs, host, memory, streams
 from sanitizer.corpus import Program
 
 from torch_mtia import sanitizer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import RunScript
 
-PROGRAMS = [*streams.RACES, *streams.FREED, *memory.UNINITIALIZED, *graphs.CAPTURED]
+PROGRAMS = [*streams.RACES, *streams.FREED, *memory.UNINITIALIZED, *graphs.CAPTURED, *host.RACES]
 RUN = """
 import sys
 import torch
@@ -61,6 +61,12 @@ def test_faults_are_found(program: Program) -> None:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_what_mends_them_is_not_reported(program: Program) -> None:
     found = reports_of(program.mended)
+    assert not found, "\n\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("name", host.RIGHT)
+def test_right_programs_are_not_reported(name: str) -> None:
+    found = reports_of(host.RIGHT[name])
     assert not found, "\n\n".join(map(str, found))
 
 

@@ -78,8 +78,9 @@ uint64_t address(const void* pointer) {
   return reinterpret_cast<uint64_t>(pointer);
 }
 
-void copy_bytes(const MTIAStream& stream, void* to, const void* from, size_t size, mtia_copy_kind kind) {
-  stream.core().copy(address(to), address(from), size, kind);
+void copy_bytes(const MTIAStream& stream, void* to, const void* from, size_t size, mtia_copy_kind kind,
+                bool is_waited_for = true) {
+  stream.core().copy(address(to), address(from), size, kind, is_waited_for);
 }
 
 // ATen's loop would find it out on the stream, and dtypes are checked at the call.
@@ -146,7 +147,8 @@ void copy_between_devices(at::TensorIterator& iter) {
 // Submits a copy between pinned host memory and the device, and does not wait.
 void copy_pinned(at::TensorIterator& iter, const at::Tensor& host, const MTIAStream& stream, mtia_copy_kind kind) {
   if (is_flat(iter)) {
-    copy_bytes(stream, iter.data_ptr(0), iter.data_ptr(1), iter.numel() * iter.element_size(0), kind);
+    copy_bytes(stream, iter.data_ptr(0), iter.data_ptr(1), iter.numel() * iter.element_size(0), kind,
+               /*is_waited_for=*/false);
   } else {
     run_copy_loop(iter, stream);
   }

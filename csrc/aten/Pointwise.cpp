@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "../device/MTIAHostAllocator.h"
 #include "HostAlias.h"
 
 namespace torch_mtia {
@@ -185,22 +186,26 @@ bool converts(const c10::Scalar& value, at::ScalarType dtype) {
 
 namespace {
 
-void list_operand(const at::TensorIteratorBase& iter, int arg, at::IntArrayRef sizes, at::IntArrayRef strides,
-                  core::OperandSink& sink) {
-  if (!on_device(iter, arg)) return;
+void list_operand(const at::TensorIteratorBase& iter, int arg, CPUOperand host_operand, core::OperandSink& sink,
+                  at::IntArrayRef sizes, at::IntArrayRef strides) {
+  void* const data = iter.operand(arg).data;
+  // Copies of memory that is not pinned are waited for.
+  if (!on_device(iter, arg) && (host_operand == CPUOperand::kScalar || !is_pinned(data))) return;
   const auto size = static_cast<uint64_t>(iter.element_size(arg));
-  const auto address = reinterpret_cast<uint64_t>(HostView::to_device(iter.operand(arg).data));
+  const auto address = reinterpret_cast<uint64_t>(on_device(iter, arg) ? HostView::to_device(data) : data);
   sink.add({address, size, sizes, strides, 1, arg < iter.noutputs(), c10::toString(iter.dtype(arg))});
 }
 
 }  // namespace
 
-void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink) {
-  for (int arg = 0; arg < iter.ntensors(); ++arg) list_operand(iter, arg, iter.shape(), iter.strides(arg), sink);
+void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OperandSink& sink) {
+  for (int arg = 0; arg < iter.ntensors(); ++arg) {
+    list_operand(iter, arg, host_operand, sink, iter.shape(), iter.strides(arg));
+  }
 }
 
-void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink, at::IntArrayRef indexed_sizes,
-                   at::IntArrayRef indexed_strides) {
+void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OperandSink& sink,
+                   at::IntArrayRef indexed_sizes, at::IntArrayRef indexed_strides) {
   const int input = iter.noutputs();
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
     c10::DimVector sizes(iter.shape()), strides(iter.strides(arg));
@@ -208,7 +213,7 @@ void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink, 
       sizes.append(indexed_sizes.begin(), indexed_sizes.end());
       strides.append(indexed_strides.begin(), indexed_strides.end());
     }
-    list_operand(iter, arg, sizes, strides, sink);
+    list_operand(iter, arg, host_operand, sink, sizes, strides);
   }
 }
 

@@ -129,14 +129,15 @@ C10_ALWAYS_INLINE core::WorkInfo describe(const at::TensorIteratorBase& iter, co
 }
 
 // The data pointers of `iter` are host addresses.
-void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink);
+void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OperandSink& sink);
 // The same for the stub of index, which goes through its input along dimensions that the iterator lacks: their sizes,
 // and strides in bytes.
-void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink, at::IntArrayRef indexed_sizes,
-                   at::IntArrayRef indexed_strides);
+void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OperandSink& sink,
+                   at::IntArrayRef indexed_sizes, at::IntArrayRef indexed_strides);
 template <typename... Args>
-void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink, const Args&... /*of the stub*/) {
-  list_operands(iter, sink);
+void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OperandSink& sink,
+                   const Args&... /*of the stub*/) {
+  list_operands(iter, host_operand, sink);
 }
 
 // The work item of a built iterator. It runs the caller's loop on the caller's iterator as long as it stays on the
@@ -159,10 +160,10 @@ class PointwiseWork {
   void list_operands(core::OperandSink& sink) const {
     if (copy_error_ != nullptr) return;
     const at::TensorIteratorBase& iter = owned_ != nullptr ? *owned_->iter : *iter_;
-    if constexpr (requires(const Loop& loop) { loop.list_operands(iter, sink); }) {
-      (owned_ != nullptr ? owned_->loop : *loop_).list_operands(iter, sink);
+    if constexpr (requires(const Loop& loop) { loop.list_operands(iter, host_operand_, sink); }) {
+      (owned_ != nullptr ? owned_->loop : *loop_).list_operands(iter, host_operand_, sink);
     } else {
-      torch_mtia::list_operands(iter, sink);
+      torch_mtia::list_operands(iter, host_operand_, sink);
     }
   }
 
@@ -225,8 +226,9 @@ struct KeptLoop {
 
   void operator()(at::TensorIterator& iter) const { run(iter); }
   void operator()(at::TensorIteratorBase& iter) const { run(iter); }
-  void list_operands(const at::TensorIteratorBase& iter, core::OperandSink& sink) const {
-    std::apply([&](const auto&... kept) { torch_mtia::list_operands(iter, sink, kept.get()...); }, arguments);
+  void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OperandSink& sink) const {
+    std::apply([&](const auto&... kept) { torch_mtia::list_operands(iter, host_operand, sink, kept.get()...); },
+               arguments);
   }
 
  private:

@@ -31,6 +31,11 @@ class Observer {
   // `is_private`: of a graph, which goes on using it when the program has freed it.
   virtual void allocated(uint64_t address, uint64_t size, bool is_private) = 0;
   virtual void freed(uint64_t address) noexcept = 0;
+  // The calling thread reads or writes memory of the host.
+  virtual void touches(const char* name, List list, const void* work) = 0;
+  // A function of the host is about to be submitted. Returns its number, for RunningWork.
+  virtual uint64_t submits_host_function(const Stream& stream) = 0;
+  virtual void ended_host_function(uint64_t number) noexcept = 0;
 
  protected:
   ~Observer() = default;

@@ -5,6 +5,8 @@
 // may wait for this one. See Note [Memory of running work] in BlockAllocator.h.
 #pragma once
 
+#include <cstdint>
+
 namespace torch_mtia::core {
 
 class Stream;
@@ -12,12 +14,20 @@ class Stream;
 // For the duration of a scope the calling thread is inside an item of `stream`, and a window of it is open.
 class RunningWork {
  public:
-  explicit RunningWork(const Stream& stream) noexcept : stream_(&stream), outer_(innermost) { innermost = this; }
+  // `host_function`: its number, of the observer (Observer.h). 0: it has none.
+  explicit RunningWork(const Stream& stream, uint64_t host_function = 0) noexcept
+      : stream_(&stream), host_function_(host_function), outer_(innermost) {
+    innermost = this;
+  }
   ~RunningWork() { innermost = outer_; }
   RunningWork(const RunningWork&) = delete;
   RunningWork& operator=(const RunningWork&) = delete;
 
   static bool on_this_thread() noexcept { return innermost != nullptr; }
+  // What the calling thread is inside of directly; null: nothing.
+  static const RunningWork* current() noexcept { return innermost; }
+  const Stream& stream() const { return *stream_; }
+  uint64_t host_function() const { return host_function_; }
   // Directly, or through an item of another stream.
   static bool on_this_thread(const Stream* stream) noexcept {
     const RunningWork* work = innermost;
@@ -29,6 +39,7 @@ class RunningWork {
   [[gnu::tls_model("initial-exec")]] static constinit thread_local const RunningWork* innermost;
 
   const Stream* const stream_;
+  const uint64_t host_function_;
   const RunningWork* const outer_;
 };
 

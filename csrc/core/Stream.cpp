@@ -20,7 +20,7 @@ void tell_wait(const Stream& stream) {
 }
 
 struct Copied {
-  uint64_t to;  // 0: host memory
+  uint64_t to;  // 0: not listed
   uint64_t from;
   uint64_t size;
 };
@@ -33,8 +33,9 @@ void list_copied(const void* work, OperandSink& sink) {
 
 }  // namespace
 
-void Stream::tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind) const {
-  const Copied copied{kind == MTIA_COPY_DEVICE_TO_HOST ? 0 : to, kind == MTIA_COPY_HOST_TO_DEVICE ? 0 : from, size};
+void Stream::tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, bool is_waited_for) const {
+  const Copied copied{is_waited_for && kind == MTIA_COPY_DEVICE_TO_HOST ? 0 : to,
+                      is_waited_for && kind == MTIA_COPY_HOST_TO_DEVICE ? 0 : from, size};
   if (Observer* told = current_observer()) told->submits(*this, "copy", &list_copied, &copied);
 }
 

@@ -80,16 +80,17 @@ class Stream {
     if (error) [[unlikely]]
       std::rethrow_exception(error);
   }
-  // `size` bytes, between device memory and what `kind` says.
-  void copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind) {
+  // `size` bytes, between device memory and what `kind` says. `is_waited_for`: what is of the host is not used by
+  // others meanwhile, because the caller waits.
+  void copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, bool is_waited_for = true) {
     if (current_observer() != nullptr) [[unlikely]]
-      tell_copy(to, from, size, kind);
+      tell_copy(to, from, size, kind, is_waited_for);
     submit(&mtia_runtime_api::memory_copy, handle_, to, from, size, kind);
   }
   // `count` elements with a pattern.
   void fill(mtia_device_ptr to, const void* pattern, uint32_t pattern_size, uint64_t count) {
     if (current_observer() != nullptr) [[unlikely]]
-      tell_copy(to, 0, pattern_size * count, MTIA_COPY_HOST_TO_DEVICE);
+      tell_copy(to, 0, pattern_size * count, MTIA_COPY_HOST_TO_DEVICE, /*is_waited_for=*/true);
     submit(&mtia_runtime_api::memory_fill, handle_, to, pattern, pattern_size, count);
   }
   void launch_kernel(const char* name, const mtia_kernel_launch& launch) {
@@ -141,7 +142,7 @@ class Stream {
   }
   // The driver has not taken the work, or, with launch blocking, the work has failed.
   [[noreturn]] void refuse(mtia_status status, const std::string& function);
-  void tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind) const;
+  void tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, bool is_waited_for) const;
   static void list_spans(const void* work, OperandSink& sink);
   void set_graph(Graph* graph) { graph_.store(graph, std::memory_order_release); }
 

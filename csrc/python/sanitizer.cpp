@@ -1,5 +1,6 @@
 #include "../sanitizer/Sanitizer.h"
 
+#include "../aten/HostAccesses.h"
 #include "../core/Stream.h"
 #include "../device/MTIAStream.h"
 #include "bindings.h"
@@ -26,11 +27,15 @@ const char* name_of(sanitizer::FindingKind kind) {
 
 py::dict describe(const sanitizer::Item& item, size_t operand, Frames& frames) {
   const sanitizer::Operand& what = item.operands[operand];
-  const auto stream = MTIAStream::of(*static_cast<const core::Stream*>(item.stream));
   py::dict result;
   result["operator"] = item.name;
-  result["device"] = static_cast<int>(stream.unwrap().device_index());
-  result["stream"] = stream.unwrap().id();
+  result["device"] = py::none();
+  result["stream"] = py::none();
+  if (item.stream != nullptr) {
+    const auto stream = MTIAStream::of(*static_cast<const core::Stream*>(item.stream));
+    result["device"] = static_cast<int>(stream.unwrap().device_index());
+    result["stream"] = stream.unwrap().id();
+  }
   result["tensor"] = what.type;
   result["address"] = what.region.begin();
   result["size"] = what.region.end() - what.region.begin();
@@ -64,8 +69,13 @@ void bind_sanitizer(py::module_& m) {
     sanitizer::Sanitizer::start({order, freed, initialized}, []() -> sanitizer::Context {
       return torch::CapturedTraceback::gather(/*python=*/true, /*script=*/false, /*cpp=*/false);
     });
+    watch_host_accesses(order);
   });
-  m.def("_sanitizer_stop", &sanitizer::Sanitizer::stop);
+  m.def("_sanitizer_stop", [] {
+    watch_host_accesses(false);
+    sanitizer::Sanitizer::stop();
+  });
+  m.def("_sanitizer_reads", [](const char* name, const at::Tensor& tensor) { tell_host_read(name, tensor); });
   m.def("_sanitizer_take", &take);
 }
 

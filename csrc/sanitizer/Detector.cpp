@@ -26,8 +26,8 @@ std::vector<Finding> Detector::submit(Item submitted) {
   const auto item = std::make_shared<Item>(std::move(submitted));
   std::vector<Finding> findings;
   const std::lock_guard lock(mutex_);
-  item->timeline = state_.clocks.timeline_of(item->stream);
-  item->time = state_.clocks.submit(item->timeline);
+  if (!set_time(*item)) return {};
+  if (!state_.functions.empty()) item->clock = std::make_shared<const Clock>(state_.clocks.of(item->timeline));
   if (!item->is_listed) ++state_.unlisted;
   // What it reads first: an operand in place is read before it is written.
   for (const bool writes : {false, true}) {
@@ -39,6 +39,38 @@ std::vector<Finding> Detector::submit(Item submitted) {
     }
   }
   return findings;
+}
+
+bool Detector::set_time(Item& item) {
+  Clocks& clocks = state_.clocks;
+  item.timeline = clocks.timeline_of(item.stream);
+  if (item.function == 0) {
+    item.time = clocks.submit(item.timeline);
+    return true;
+  }
+  const auto found = state_.functions.find(item.function);
+  if (found == state_.functions.end()) return false;
+  const auto& [stream, timeline] = found->second;
+  if (item.stream == stream) {
+    item.timeline = timeline;
+    item.time = clocks.of(timeline).at(timeline);
+  } else {
+    item.time = clocks.submit(item.timeline, timeline);
+  }
+  return true;
+}
+
+void Detector::begin_function(uint64_t number, const void* stream) {
+  const std::lock_guard lock(mutex_);
+  state_.functions[number] = {stream, state_.clocks.begin_function(state_.clocks.timeline_of(stream))};
+}
+
+void Detector::end_function(uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = state_.functions.find(number);
+  if (found == state_.functions.end()) return;
+  state_.clocks.end_function(state_.clocks.timeline_of(found->second.stream), found->second.timeline);
+  state_.functions.erase(found);
 }
 
 void Detector::record(const void* event, const void* stream) {
@@ -150,7 +182,9 @@ void Detector::check_order(const std::shared_ptr<const Item>& item, size_t opera
   const Clock& clock = state_.clocks.of(item->timeline);
   for (const Touch& touch : cell.touches) {
     if (touch.item == item || !(touch.what().writes || later.writes)) continue;
-    if (clock.at(touch.item->timeline) >= touch.item->time || !touch.what().region.overlaps(later.region)) continue;
+    if (clock.at(touch.item->timeline) >= touch.item->time) continue;
+    if (touch.item->clock != nullptr && touch.item->clock->at(item->timeline) >= item->time) continue;
+    if (!touch.what().region.overlaps(later.region)) continue;
     const FindingKind kind = touch.was_freed ? FindingKind::kFreedTooEarly : FindingKind::kRace;
     if (is_known(findings, kind, touch.item)) continue;
     findings.push_back({kind, item, operand, touch.item, touch.operand, touch.freed});

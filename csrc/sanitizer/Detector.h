@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "Clocks.h"
@@ -26,13 +27,17 @@ struct Operand {
 // One item of work, as it was submitted.
 struct Item {
   std::string name;
-  const void* stream = nullptr;
-  bool is_listed = true;  // false: nobody knows what it touches
+  const void* stream = nullptr;  // null: the host does it itself
+  uint64_t function = 0;         // the number of the function of the host that does it or submits it; 0: none
+  bool is_listed = true;         // false: nobody knows what it touches
   std::vector<Operand> operands;
   Context context;
 
   size_t timeline = 0;
   uint64_t time = 0;
+  // What it is behind, while functions of the host are on their way: what they do is told when they run, which may be
+  // later than what is behind them. Else null.
+  std::shared_ptr<const Clock> clock = nullptr;
 };
 
 enum class FindingKind {
@@ -66,6 +71,9 @@ class Detector {
   // What is wrong with an item that is being submitted.
   std::vector<Finding> submit(Item item);
 
+  void begin_function(uint64_t number, const void* stream);
+  void end_function(uint64_t number);
+
   void record(const void* event, const void* stream);
   void wait(const void* stream, const void* event);
   void forget(const void* event);
@@ -98,7 +106,13 @@ class Detector {
     Context context;  // where it was allocated; of one that is not live, where it was freed
   };
   using Cells = std::map<uint64_t, Cell>;
+  struct Function {
+    const void* stream;
+    size_t timeline;
+  };
 
+  // False: of a function that nobody knows.
+  bool set_time(Item& item);
   void check_memory(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) const;
   void check_cells(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings);
   void check_order(const std::shared_ptr<const Item>& item, size_t operand, const Cell& cell,
@@ -114,6 +128,7 @@ class Detector {
     uint64_t unlisted = 1;  // items, any of which may have written anything
     Cells cells;
     std::map<uint64_t, Block> blocks;
+    std::unordered_map<uint64_t, Function> functions;  // by number
   };
   std::mutex mutex_;
   State state_;

@@ -84,13 +84,15 @@ std::vector<std::shared_ptr<Sanitizer::Captured>> Sanitizer::capturing() {
   return all;
 }
 
-// What running work submits is part of it: it lists what it touches as a whole.
+// What running work submits is part of it: it lists what it touches as a whole. But for functions of the host.
 void Sanitizer::submits(const core::Stream& stream, const char* name, List list, const void* work) {
-  if (core::RunningWork::on_this_thread()) return;
+  const core::RunningWork* running = core::RunningWork::current();
+  if (running != nullptr && running->host_function() == 0) return;
   OperandsOf listed;
   if (list != nullptr) list(work, listed);
   Item item{.name = name != nullptr ? name : "work",
             .stream = &stream,
+            .function = running != nullptr ? running->host_function() : 0,
             .is_listed = list != nullptr,
             .operands = std::move(listed.operands),
             .context = context()};
@@ -172,6 +174,28 @@ void Sanitizer::freed(uint64_t address) noexcept {
   const Context where = core::RunningWork::on_this_thread() ? nullptr : context();
   detector_.free(address, where);
   for (const auto& of : capturing()) of->nodes.free(address, where);
+}
+
+void Sanitizer::touches(const char* name, List list, const void* work) {
+  const core::RunningWork* running = core::RunningWork::current();
+  if (running != nullptr && running->host_function() == 0) return;
+  OperandsOf listed;
+  list(work, listed);
+  keep(detector_.submit({.name = name,
+                         .stream = running != nullptr ? &running->stream() : nullptr,
+                         .function = running != nullptr ? running->host_function() : 0,
+                         .operands = std::move(listed.operands),
+                         .context = context()}));
+}
+
+uint64_t Sanitizer::submits_host_function(const core::Stream& stream) {
+  const uint64_t number = ++num_host_functions_;
+  detector_.begin_function(number, &stream);
+  return number;
+}
+
+void Sanitizer::ended_host_function(uint64_t number) noexcept {
+  detector_.end_function(number);
 }
 
 }  // namespace torch_mtia::sanitizer

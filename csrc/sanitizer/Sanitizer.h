@@ -37,6 +37,9 @@ class Sanitizer final : public core::Observer {
   void destroys(const core::Graph& graph) noexcept override;
   void allocated(uint64_t address, uint64_t size, bool is_private) override;
   void freed(uint64_t address) noexcept override;
+  void touches(const char* name, List list, const void* work) override;
+  uint64_t submits_host_function(const core::Stream& stream) override;
+  void ended_host_function(uint64_t number) noexcept override;
 
  private:
   static Sanitizer& get();
@@ -56,6 +59,7 @@ class Sanitizer final : public core::Observer {
 
   Detector detector_;
   std::atomic<ContextOf> context_of_{nullptr};
+  std::atomic<uint64_t> num_host_functions_{0};
   std::mutex mutex_;
   Checks checks_;
   std::vector<Finding> findings_;

@@ -162,6 +162,42 @@ TEST(memory_of_graphs_is_used_when_it_is_freed) {
   CHECK_EQ(device.submit(kMain, "graph", {read(kX, 128), write(kX, 64)}), "");
 }
 
+TEST(the_host_is_behind_what_it_has_waited_for) {
+  Device device;
+  device.submit(kMain, "copy", {write(kX, 64)});
+  CHECK_EQ(device.submit(nullptr, "item", {read(kX, 64)}), "race with copy");
+  device.detector.host_waits_for_stream(kMain);
+  CHECK_EQ(device.submit(nullptr, "sum", {read(kX, 64)}), "");
+  CHECK_EQ(device.submit(nullptr, "fill", {write(kX, 64)}), "");
+  // All that is submitted is behind what the host has done.
+  CHECK_EQ(device.submit(kSide, "back", {read(kX, 64)}), "");
+  CHECK_EQ(device.submit(nullptr, "again", {write(kX, 64)}), "race with back");
+}
+
+TEST(a_function_of_the_host_is_part_of_its_stream) {
+  Device device;
+  const auto does = [&](uint64_t function, const void* stream, const char* name, Operand operand) {
+    return kinds(device.detector.submit(
+        {.name = name, .stream = stream, .function = function, .operands = {std::move(operand)}, .context = {}}));
+  };
+  device.submit(kMain, "before", {write(kX, 64)});
+  device.detector.begin_function(1, kMain);
+  device.submit(kMain, "behind", {write(kX + 64, 64)});
+  CHECK_EQ(does(1, kMain, "sum", read(kX, 64)), "");
+  CHECK_EQ(does(1, kMain, "sum", read(kX + 64, 64)), "");  // it comes later
+  CHECK_EQ(does(1, kSide, "submitted", read(kX, 64)), "");
+  device.submit(kThird, "elsewhere", {write(3 * kX, 64)});
+  CHECK_EQ(does(1, kMain, "sum", read(3 * kX, 64)), "race with elsewhere");
+  CHECK_EQ(does(1, kMain, "fill", write(2 * kX, 64)), "");
+  CHECK_EQ(device.submit(kMain, "last", {read(2 * kX, 64)}), "");
+  CHECK_EQ(device.submit(kThird, "third", {read(2 * kX, 64)}), "race with fill");
+  // The next one is behind the first.
+  device.detector.end_function(1);
+  device.detector.begin_function(2, kMain);
+  CHECK_EQ(does(2, kMain, "fill", write(2 * kX, 32)), "race with third");
+  CHECK_EQ(does(1, kMain, "nobody", write(kX, 64)), "");  // it has ended
+}
+
 TEST(what_is_moved_need_not_be_written) {
   Device device;
   device.allocate(kX, 128);

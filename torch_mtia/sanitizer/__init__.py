@@ -21,9 +21,20 @@ from collections.abc import Collection, Iterator
 from typing import TextIO
 
 from torch_mtia.environment import CHECKS
+from torch_mtia.sanitizer import host_reads
 from torch_mtia.sanitizer.report import Access, Frame, Report, reports_of
 
-__all__ = ["CHECKS", "Access", "Frame", "Report", "enabled", "print_reports", "reports", "start", "stop"]
+__all__ = [
+    "CHECKS",
+    "Access",
+    "Frame",
+    "Report",
+    "enabled",
+    "print_reports",
+    "reports",
+    "start",
+    "stop",
+]
 
 _found: list[Report] = []
 
@@ -38,6 +49,8 @@ def start(*checks: str) -> None:
     if unknown:
         raise ValueError(f"there is no check {', '.join(map(repr, unknown))}; there are {', '.join(CHECKS)}")
     chosen = checks or CHECKS
+    if "streams" in chosen:
+        host_reads.watch()
     _C._sanitizer_start("streams" in chosen, "memory" in chosen, "init" in chosen)
 
 
@@ -45,6 +58,7 @@ def stop() -> None:
     """Watches no more. Reports stay."""
     from torch_mtia import _C
 
+    host_reads.leave()
     _C._sanitizer_stop()
 
 

@@ -26,11 +26,11 @@ class Frame(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """An item of work that touches a tensor's memory."""
+    """An item of work that touches a tensor's memory, or the host itself."""
 
     operator: str
-    device: int
-    stream: int  # torch.Stream.stream_id; 0: the default stream
+    device: int | None  # None: the host, without a stream
+    stream: int | None  # torch.Stream.stream_id; 0: the default stream
     tensor: str  # dtype and sizes, or a number of bytes
     address: int
     size: int  # bytes, from the first to the last
@@ -38,10 +38,13 @@ class Access:
     frames: tuple[Frame, ...]  # innermost first
 
     def __str__(self) -> str:
-        stream = f"stream {self.stream}" if self.stream else "the default stream"
-        return (
-            f"{self.operator} {'writes' if self.writes else 'reads'} {self.tensor} on {stream} of device {self.device}"
-        )
+        return f"{self.operator} {'writes' if self.writes else 'reads'} {self.tensor} on {self.where}"
+
+    @property
+    def where(self) -> str:
+        if self.stream is None:
+            return "the host"
+        return f"{f'stream {self.stream}' if self.stream else 'the default stream'} of device {self.device}"
 
     @property
     def is_collective(self) -> bool:
@@ -78,6 +81,8 @@ class Report:
                 f"stream {self.access.stream}.wait_stream(stream {self.earlier.stream})"
             )
         later, earlier = self.access.stream, self.earlier.stream
+        if later is None:
+            return f"before it, let the host wait: synchronize() of stream {earlier}, or of an event recorded there"
         if self.earlier.is_collective:
             return f"before the later one, call wait() of what {self.earlier.operator} returned, in stream {later}"
         if self.access.is_collective:
