@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from sanitizer import graphs, host, memory, streams
+from sanitizer import captures, graphs, host, memory, streams
 from sanitizer.corpus import Program
 
 from torch_mtia import sanitizer
@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
     from tests.conftest import RunScript
 
-PROGRAMS = [*streams.RACES, *streams.FREED, *memory.UNINITIALIZED, *graphs.CAPTURED, *host.RACES]
+PROGRAMS = [
+    *streams.RACES,
+    *streams.FREED,
+    *memory.UNINITIALIZED,
+    *captures.CAPTURED,
+    *host.RACES,
+    *graphs.FREED,
+    *graphs.RACES,
+]
 RUN = """
 import sys
 import torch

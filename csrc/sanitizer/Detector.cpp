@@ -114,12 +114,24 @@ void Detector::free(uint64_t address, Context context) {
   if (block == state_.blocks.end() || block->second.is_private) return;  // allocated before anybody looked, or in use
   block->second.is_live = false;
   block->second.context = context;
+  if (block->second.number != 0) state_.held[block->second.number] = {/*was_freed=*/true, context};
   const auto [first, last] = cut(address, address + block->second.size);
   for (auto cell = first; cell != last; ++cell) {
     for (Touch& touch : cell->second.touches) {
       if (!std::exchange(touch.was_freed, true)) touch.freed = context;
     }
   }
+}
+
+uint64_t Detector::hold(uint64_t address) {
+  const std::lock_guard lock(mutex_);
+  Block* block = block_at(address);
+  if (block == nullptr || !block->is_live || block->is_private) return 0;
+  if (block->number == 0) {
+    block->number = state_.held.size() + 1;
+    state_.held[block->number] = {};
+  }
+  return block->number;
 }
 
 const Detector::Block* Detector::block_at(uint64_t address) const {
@@ -132,9 +144,17 @@ const Detector::Block* Detector::block_at(uint64_t address) const {
 void Detector::check_memory(const std::shared_ptr<const Item>& item, size_t operand,
                             std::vector<Finding>& findings) const {
   if (!state_.checks.freed || is_known(findings, FindingKind::kUseAfterFree, nullptr)) return;
-  const Block* block = block_at(item->operands[operand].region.begin());
-  if (block == nullptr || block->is_live) return;
-  findings.push_back({.kind = FindingKind::kUseAfterFree, .item = item, .operand = operand, .memory = block->context});
+  const auto found = [&](const Context& freed) {
+    findings.push_back({.kind = FindingKind::kUseAfterFree, .item = item, .operand = operand, .memory = freed});
+  };
+  const Operand& what = item->operands[operand];
+  if (what.block != 0) {
+    const auto held = state_.held.find(what.block);
+    if (held != state_.held.end() && held->second.was_freed) found(held->second.context);
+    return;
+  }
+  const Block* block = block_at(what.region.begin());
+  if (block != nullptr && !block->is_live) found(block->context);
 }
 
 void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "Clocks.h"
@@ -22,6 +23,7 @@ struct Operand {
   bool writes = false;
   std::string type;       // for people, such as "float32[4, 8]"
   bool is_moved = false;  // read to be sent as it is
+  uint64_t block = 0;     // what hold() has said of it, for graphs
 };
 
 // One item of work, as it was submitted.
@@ -84,6 +86,10 @@ class Detector {
   void allocate(uint64_t address, uint64_t size, bool is_private, bool is_written, Context context);
   void free(uint64_t address, Context context);
 
+  // A number for the block that an address lies in, which stands for this very block when others have its memory. 0:
+  // there is none, or it stays in use when it is freed.
+  uint64_t hold(uint64_t address);
+
  private:
   struct Touch {
     std::shared_ptr<const Item> item;
@@ -103,7 +109,12 @@ class Detector {
     uint64_t size;
     bool is_live;
     bool is_private;
-    Context context;  // where it was allocated; of one that is not live, where it was freed
+    Context context;      // where it was allocated; of one that is not live, where it was freed
+    uint64_t number = 0;  // of one that is held
+  };
+  struct Held {
+    bool was_freed = false;
+    Context context = nullptr;  // where
   };
   using Cells = std::map<uint64_t, Cell>;
   struct Function {
@@ -121,6 +132,7 @@ class Detector {
   std::pair<Cells::iterator, Cells::iterator> cut(uint64_t begin, uint64_t end);
   void cut_at(uint64_t address);
   const Block* block_at(uint64_t address) const;
+  Block* block_at(uint64_t address) { return const_cast<Block*>(std::as_const(*this).block_at(address)); }
 
   struct State {
     Checks checks;
@@ -128,6 +140,7 @@ class Detector {
     uint64_t unlisted = 1;  // items, any of which may have written anything
     Cells cells;
     std::map<uint64_t, Block> blocks;
+    std::unordered_map<uint64_t, Held> held;           // blocks, by number
     std::unordered_map<uint64_t, Function> functions;  // by number
   };
   std::mutex mutex_;

@@ -103,7 +103,10 @@ void Sanitizer::submits(const core::Stream& stream, const char* name, List list,
   {
     const std::lock_guard lock(mutex_);
     of->is_listed = of->is_listed && item.is_listed;
-    of->operands.insert(of->operands.end(), item.operands.begin(), item.operands.end());
+    for (Operand each : item.operands) {
+      each.block = detector_.hold(each.region.begin());
+      of->operands.push_back(std::move(each));
+    }
   }
   keep(of->nodes.submit(std::move(item)));
 }

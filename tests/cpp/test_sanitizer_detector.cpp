@@ -198,6 +198,22 @@ TEST(a_function_of_the_host_is_part_of_its_stream) {
   CHECK_EQ(does(1, kMain, "nobody", write(kX, 64)), "");  // it has ended
 }
 
+TEST(a_block_that_is_held_is_not_its_successor) {
+  Device device;
+  device.allocate(kX, 128);
+  Operand operand = write(kX, 64);
+  operand.block = device.detector.hold(kX + 32);
+  CHECK_EQ(device.submit(kMain, "graph", {operand}), "");
+  device.detector.free(kX, nullptr);
+  CHECK_EQ(device.submit(kMain, "graph", {operand}), "use after free");
+  device.allocate(kX, 128);
+  CHECK_EQ(device.submit(kMain, "graph", {operand}), "use after free");
+  CHECK_EQ(device.submit(kMain, "fill", {write(kX, 64)}), "");
+  CHECK_EQ(device.detector.hold(3 * kX), uint64_t{0});
+  device.allocate(2 * kX, 128, /*is_private=*/true);
+  CHECK_EQ(device.detector.hold(2 * kX), uint64_t{0});
+}
+
 TEST(what_is_moved_need_not_be_written) {
   Device device;
   device.allocate(kX, 128);

@@ -1,118 +1,113 @@
-"""Faults inside of captured graphs, which every replay repeats."""
+"""Graphs that outlive what they read, and memory that is used through its address alone."""
 
 from __future__ import annotations
 
 from sanitizer.corpus import Program
 
-CAPTURED = [
+FREED = [
     Program(
-        "a branch of a graph does not wait for what it reads",
+        "the input of a graph is freed before it is replayed",
+        "use after free",
+        """
+x = torch.ones(1000, device="mtia")
+graph = torch.mtia.MTIAGraph()
+with torch.mtia.graph(graph):
+    y = x * 2
+kept = None
+MEND
+del x
+graph.replay()
+""",
+        "kept = x",
+        ("graph",),
+    ),
+    Program(
+        "the input of a graph is freed, and its memory is another tensor's",
+        "use after free",
+        """
+x = torch.ones(1 << 20, device="mtia")
+graph = torch.mtia.MTIAGraph()
+with torch.mtia.graph(graph):
+    y = x * 2
+kept = None
+MEND
+del x
+other = torch.zeros(1 << 20, device="mtia")
+graph.replay()
+""",
+        "kept = x",
+        ("graph",),
+    ),
+    Program(
+        "weights are replaced and not changed, and a graph goes on with the old ones",
+        "use after free",
+        """
+weight, x = torch.ones(64, 64, device="mtia"), torch.ones(4, 64, device="mtia")
+graph = torch.mtia.MTIAGraph()
+with torch.mtia.graph(graph):
+    y = x @ weight
+averaged, old = weight * 0.5, None
+MEND
+weight = averaged
+graph.replay()
+""",
+        "old = weight",
+        ("graph",),
+    ),
+    Program(
+        "an extension keeps an address, and nobody the tensor",
+        "use after free",
+        """
+def as_an_extension_does(tensor):
+    storage = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), tensor.device, tensor.nbytes)
+    return torch.empty(0, device="mtia").set_(storage, 0, tensor.shape, tensor.stride())
+x = torch.ones(1 << 20, device="mtia")
+seen, kept = as_an_extension_does(x), None
+MEND
+del x
+y = seen.sum()
+""",
+        "kept = x",
+        ("aten::sum",),
+    ),
+]
+
+RACES = [
+    Program(
+        "a graph is replayed again while a side stream reads its result",
         "race",
         """
 x = torch.ones(1000, device="mtia")
 graph = torch.mtia.MTIAGraph()
 with torch.mtia.graph(graph):
-    main = torch.mtia.current_stream()
-    side.wait_stream(main)
-    doubled = x * 2
-    MEND
-    with side:
-        result = doubled.exp()
-    main.wait_stream(side)
-""",
-        "side.wait_stream(main)",
-        ("aten::exp", "aten::mul"),
-    ),
-    Program(
-        "two branches of a graph add to one sum",
-        "race",
-        """
-x, total = torch.ones(1000, device="mtia"), torch.zeros(1000, device="mtia")
-graph = torch.mtia.MTIAGraph()
-with torch.mtia.graph(graph):
-    main = torch.mtia.current_stream()
-    side.wait_stream(main)
-    third.wait_stream(main)
-    with side:
-        total.add_(x)
-    MEND
-    with third:
-        total.add_(x)
-    main.wait_stream(side)
-    main.wait_stream(third)
-""",
-        "third.wait_stream(side)",
-        ("aten::add", "aten::add"),
-    ),
-    Program(
-        "a graph goes on while a branch of it still reads",
-        "race",
-        """
-x = torch.ones(1000, device="mtia")
-graph = torch.mtia.MTIAGraph()
-with torch.mtia.graph(graph):
-    main = torch.mtia.current_stream()
-    side.wait_stream(main)
-    with side:
-        result = x.exp()
-    MEND
-    x.zero_()
-    main.wait_stream(side)
+    y = x * 2
+graph.replay()
+side.wait_stream(main)
+with side:
+    z = y.exp()
+MEND
+graph.replay()
+main.wait_stream(side)
 """,
         "main.wait_stream(side)",
-        ("copy", "aten::exp"),
+        ("graph", "aten::exp"),
     ),
     Program(
-        "a temporary of a graph is freed while another branch reads it",
-        "freed too early",
-        """
-x = torch.ones(1000, device="mtia")
-graph = torch.mtia.MTIAGraph()
-with torch.mtia.graph(graph):
-    main = torch.mtia.current_stream()
-    doubled = x * 2
-    side.wait_stream(main)
-    with side:
-        result = doubled.exp()
-    MEND
-    del doubled
-    again = x + 1
-    main.wait_stream(side)
-""",
-        "doubled.record_stream(side)",
-        ("aten::add", "aten::exp"),
-    ),
-    Program(
-        "an event of a graph is recorded before what is to be waited for",
+        "the static input of a graph is filled while it is being replayed on a side stream",
         "race",
         """
-x = torch.ones(1000, device="mtia")
+x, batch = torch.ones(1000, device="mtia"), torch.full((1000,), 2.0, device="mtia")
 graph = torch.mtia.MTIAGraph()
 with torch.mtia.graph(graph):
-    main = torch.mtia.current_stream()
-    is_done = main.record_event()
-    doubled = x * 2
-    MEND
-    side.wait_event(is_done)
-    with side:
-        result = doubled.exp()
-    main.wait_stream(side)
+    y = x * 2
+side.wait_stream(main)
+with side:
+    graph.replay()
+MEND
+x.copy_(batch)
+main.wait_stream(side)
 """,
-        "is_done = main.record_event()",
-        ("aten::exp", "aten::mul"),
-    ),
-    Program(
-        "a graph reads a buffer that it has not filled",
-        "uninitialized",
-        """
-x = torch.ones(1000, device="mtia")
-graph = torch.mtia.MTIAGraph()
-with torch.mtia.graph(graph):
-    total = torch.empty_like(x)
-    MEND
-    total += x
-""",
-        "total.zero_()",
-        ("aten::add",),
+        "main.wait_stream(side)",
+        ("copy", "graph"),
     ),
 ]
