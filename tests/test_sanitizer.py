@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from sanitizer import captures, graphs, host, memory, streams
+from sanitizer import captures, graphs, host, leaks, memory, streams
 from sanitizer.corpus import Program
 
 from torch_mtia import sanitizer
@@ -75,6 +75,37 @@ def test_what_mends_them_is_not_reported(program: Program) -> None:
 @pytest.mark.parametrize("name", host.RIGHT)
 def test_right_programs_are_not_reported(name: str) -> None:
     found = reports_of(host.RIGHT[name])
+    assert not found, "\n\n".join(map(str, found))
+
+
+def leaks_of(text: str) -> list[sanitizer.Report]:
+    names = {"torch": torch}
+    sanitizer.reports().clear()
+    with sanitizer.enabled("memory"):
+        exec(compile(text, "program.py", "exec"), names)
+        sanitizer.find_leaks()
+    found = list(sanitizer.reports())
+    sanitizer.reports().clear()
+    return found
+
+
+@pytest.mark.parametrize("program", leaks.LEAKS, ids=lambda program: program.name)
+def test_leaks_are_found(program: Program) -> None:
+    found = leaks_of(program.faulty)
+    assert found, "no report"
+    assert {report.kind for report in found} == {"leak"}
+    assert any(frame.file == "program.py" for frame in found[0].access.frames)
+    assert "Leak: the same lines allocate more and more" in str(found[0])
+
+
+@pytest.mark.parametrize("program", leaks.LEAKS, ids=lambda program: program.name)
+def test_what_mends_leaks_is_not_reported(program: Program) -> None:
+    assert not leaks_of(program.mended)
+
+
+@pytest.mark.parametrize("name", leaks.RIGHT)
+def test_what_programs_work_with_all_the_time_is_no_leak(name: str) -> None:
+    found = leaks_of(leaks.RIGHT[name])
     assert not found, "\n\n".join(map(str, found))
 
 

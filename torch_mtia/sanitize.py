@@ -26,9 +26,13 @@ def main() -> None:
     sys.argv = [options.script, *options.arguments]
     sys.path[0] = str(Path(options.script).resolve().parent)
     sanitizer.start(*checks)
+    names = {}
     try:
-        runpy.run_path(options.script, run_name="__main__")
+        names = runpy.run_path(options.script, run_name="__main__")  # kept: what they refer to is not freed yet
     finally:
+        if "memory" in checks:
+            sanitizer.find_leaks()
+        names.clear()
         sanitizer.stop()
         sanitizer.print_reports()
         if options.json:

@@ -61,6 +61,23 @@ py::list take() {
   return list;
 }
 
+// Where it was allocated, and what has become of it, counted in items of work.
+py::list live_blocks() {
+  Frames frames;
+  py::list list;
+  for (const sanitizer::LiveBlock& block : sanitizer::Sanitizer::live_blocks()) {
+    py::dict entry;
+    entry["address"] = block.address;
+    entry["size"] = block.size;
+    entry["allocated"] = block.allocated;
+    entry["used"] = block.used;
+    frames.set(entry, block.context);
+    list.append(entry);
+  }
+  frames.resolve();
+  return list;
+}
+
 }  // namespace
 
 void bind_sanitizer(py::module_& m) {
@@ -77,6 +94,7 @@ void bind_sanitizer(py::module_& m) {
   });
   m.def("_sanitizer_reads", [](const char* name, const at::Tensor& tensor) { tell_host_read(name, tensor); });
   m.def("_sanitizer_take", &take);
+  m.def("_sanitizer_live_blocks", &live_blocks);
 }
 
 }  // namespace torch_mtia

@@ -27,6 +27,7 @@ std::vector<Finding> Detector::submit(Item submitted) {
   std::vector<Finding> findings;
   const std::lock_guard lock(mutex_);
   if (!set_time(*item)) return {};
+  item->number = ++state_.num_items;
   if (!state_.functions.empty()) item->clock = std::make_shared<const Clock>(state_.clocks.of(item->timeline));
   if (!item->is_listed) ++state_.unlisted;
   // What it reads first: an operand in place is read before it is written.
@@ -103,7 +104,7 @@ void Detector::allocate(uint64_t address, uint64_t size, bool is_private, bool i
   auto block = state_.blocks.lower_bound(address);
   if (block != state_.blocks.begin() && std::prev(block)->first + std::prev(block)->second.size > address) --block;
   while (block != state_.blocks.end() && block->first < address + size) block = state_.blocks.erase(block);
-  state_.blocks[address] = {size, /*is_live=*/true, is_private, std::move(context)};
+  state_.blocks[address] = {size, /*is_live=*/true, is_private, std::move(context), state_.num_items};
   const auto [first, last] = cut(address, address + size);
   for (auto cell = first; cell != last; ++cell) cell->second.unwritten = is_written ? 0 : state_.unlisted;
 }
@@ -132,6 +133,22 @@ uint64_t Detector::hold(uint64_t address) {
     state_.held[block->number] = {};
   }
   return block->number;
+}
+
+std::vector<LiveBlock> Detector::live_blocks() {
+  const std::lock_guard lock(mutex_);
+  std::vector<LiveBlock> result;
+  auto cell = state_.cells.begin();
+  for (const auto& [address, block] : state_.blocks) {
+    if (!block.is_live || block.is_private || block.context == nullptr) continue;
+    uint64_t used = 0;
+    while (cell != state_.cells.end() && cell->second.end <= address) ++cell;
+    for (auto each = cell; each != state_.cells.end() && each->first < address + block.size; ++each) {
+      for (const Touch& touch : each->second.touches) used = std::max(used, touch.item->number);
+    }
+    result.push_back({address, block.size, block.context, block.allocated, used});
+  }
+  return result;
 }
 
 const Detector::Block* Detector::block_at(uint64_t address) const {

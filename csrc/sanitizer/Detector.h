@@ -37,9 +37,19 @@ struct Item {
 
   size_t timeline = 0;
   uint64_t time = 0;
+  uint64_t number = 0;  // of all items, in order
   // What it is behind, while functions of the host are on their way: what they do is told when they run, which may be
   // later than what is behind them. Else null.
   std::shared_ptr<const Clock> clock = nullptr;
+};
+
+// Memory that nobody has freed.
+struct LiveBlock {
+  uint64_t address;
+  uint64_t size;
+  Context context;     // where it was allocated
+  uint64_t allocated;  // the number of the last item before
+  uint64_t used;       // of the last item that has touched it; 0: none
 };
 
 enum class FindingKind {
@@ -90,6 +100,9 @@ class Detector {
   // there is none, or it stays in use when it is freed.
   uint64_t hold(uint64_t address);
 
+  // Those whose allocation was seen, but for private ones.
+  std::vector<LiveBlock> live_blocks();
+
  private:
   struct Touch {
     std::shared_ptr<const Item> item;
@@ -110,6 +123,7 @@ class Detector {
     bool is_live;
     bool is_private;
     Context context;      // where it was allocated; of one that is not live, where it was freed
+    uint64_t allocated;   // the number of the last item before
     uint64_t number = 0;  // of one that is held
   };
   struct Held {
@@ -140,6 +154,7 @@ class Detector {
     uint64_t unlisted = 1;  // items, any of which may have written anything
     Cells cells;
     std::map<uint64_t, Block> blocks;
+    uint64_t num_items = 0;
     std::unordered_map<uint64_t, Held> held;           // blocks, by number
     std::unordered_map<uint64_t, Function> functions;  // by number
   };

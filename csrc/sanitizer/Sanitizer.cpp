@@ -62,6 +62,10 @@ std::vector<Finding> Sanitizer::take() {
   return std::exchange(instance.findings_, {});
 }
 
+std::vector<LiveBlock> Sanitizer::live_blocks() {
+  return get().detector_.live_blocks();
+}
+
 void Sanitizer::keep(std::vector<Finding> found) {
   if (found.empty()) return;
   const std::lock_guard lock(mutex_);

@@ -24,6 +24,7 @@ class Sanitizer final : public core::Observer {
   static bool is_running() { return core::current_observer() != nullptr; }
   // What was found since the last call.
   static std::vector<Finding> take();
+  static std::vector<LiveBlock> live_blocks();
 
   void submits(const core::Stream& stream, const char* name, List list, const void* work) override;
   void records(const core::Event& event, const core::Stream& stream) override;

@@ -223,6 +223,23 @@ TEST(what_is_moved_need_not_be_written) {
   CHECK_EQ(device.submit(kMain, "sum", {read(kX, 128)}), "uninitialized");
 }
 
+TEST(blocks_that_are_alive_know_when_they_were_used) {
+  Device device;
+  const auto context = std::make_shared<int>();
+  for (const uint64_t at : {kX, 2 * kX, 3 * kX}) {
+    device.detector.allocate(at, 128, /*is_private=*/false, /*is_written=*/false, context);
+    device.submit(kMain, "fill", {write(at, 128)});
+  }
+  device.submit(kMain, "sum", {read(kX + 64, 8)});
+  device.detector.free(2 * kX, nullptr);
+  const std::vector<LiveBlock> blocks = device.detector.live_blocks();
+  CHECK_EQ(blocks.size(), size_t{2});
+  CHECK_EQ(blocks[0].allocated, uint64_t{0});
+  CHECK_EQ(blocks[0].used, uint64_t{4});
+  CHECK_EQ(blocks[1].allocated, uint64_t{2});
+  CHECK_EQ(blocks[1].used, uint64_t{3});
+}
+
 }  // namespace
 }  // namespace torch_mtia::test
 

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator
 from typing import TextIO
 
 from torch_mtia.environment import CHECKS
-from torch_mtia.sanitizer import host_reads
+from torch_mtia.sanitizer import host_reads, leaks
 from torch_mtia.sanitizer.report import Access, Frame, Report, reports_of
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Frame",
     "Report",
     "enabled",
+    "find_leaks",
     "print_reports",
     "reports",
     "start",
@@ -86,6 +87,11 @@ def reports() -> list[Report]:
     return _found
 
 
+def find_leaks() -> None:
+    """Adds what is a leak now to the reports: see docs/sanitizer.md. At the end of a program, while it is watched."""
+    _found.extend(leaks.find())
+
+
 def print_reports(file: TextIO | None = None) -> None:
     """To stderr, or to `file`."""
     found = reports()
@@ -97,4 +103,10 @@ def print_reports(file: TextIO | None = None) -> None:
 def watch_process(checks: Collection[str]) -> None:
     """start(), and print_reports() when the process ends. What TORCH_MTIA_SANITIZE does."""
     start(*checks)
-    atexit.register(print_reports)
+    atexit.register(_finish, "memory" in checks)
+
+
+def _finish(finds_leaks: bool) -> None:
+    if finds_leaks:
+        find_leaks()
+    print_reports()

@@ -53,7 +53,7 @@ class Access:
 
 @dataclasses.dataclass
 class Report:
-    """One finding. `kind` is "race", "freed too early", "use after free" or "uninitialized"."""
+    """One finding. `kind` is "race", "freed too early", "use after free", "uninitialized" or "leak"."""
 
     kind: str
     access: Access
@@ -118,7 +118,7 @@ def reports_of(findings: Iterable[Mapping[str, Any]]) -> list[Report]:
             finding["kind"],
             _access(finding["access"]),
             _access(finding["earlier"]) if "earlier" in finding else None,
-            _frames(finding["memory"]),
+            frames_of(finding["memory"]),
         )
         for finding in findings
     ]
@@ -126,10 +126,10 @@ def reports_of(findings: Iterable[Mapping[str, Any]]) -> list[Report]:
 
 def _access(entry: Mapping[str, Any]) -> Access:
     named = {field.name: entry[field.name] for field in dataclasses.fields(Access) if field.name != "frames"}
-    return Access(**named, frames=_frames(entry))
+    return Access(**named, frames=frames_of(entry))
 
 
-def _frames(entry: Mapping[str, Any]) -> tuple[Frame, ...]:
+def frames_of(entry: Mapping[str, Any]) -> tuple[Frame, ...]:
     return tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in entry["frames"])
 
 
@@ -137,7 +137,10 @@ def _lines(operator: str, frames: tuple[Frame, ...]) -> tuple[object, ...]:
     return (operator, *(frame[:2] for frame in frames))
 
 
-def _indented(frames: tuple[Frame, ...]) -> list[str]:
+def own_lines(frames: tuple[Frame, ...]) -> list[Frame]:
     """The program's own lines; those of PyTorch and of this package only where there are no others."""
-    own = [frame for frame in frames if not frame.file.startswith(PACKAGES)] or list(frames)
-    return [f"    {frame}" for frame in own] or ["    on a thread without Python code"]
+    return [frame for frame in frames if not frame.file.startswith(PACKAGES)] or list(frames)
+
+
+def _indented(frames: tuple[Frame, ...]) -> list[str]:
+    return [f"    {frame}" for frame in own_lines(frames)] or ["    on a thread without Python code"]
