@@ -11,6 +11,7 @@ import torch
 from sanitizer import captures, graphs, host, leaks, memory, streams
 from sanitizer.corpus import Program
 
+import torch_mtia
 from torch_mtia import sanitizer
 
 if TYPE_CHECKING:
@@ -202,3 +203,110 @@ def test_a_pytest_plugin_makes_tests_fail(run_script: RunScript, tmp_path: Path)
     )
     assert "1 failed, 1 passed" in finished.stdout
     assert "test_example.py:5 in test_wrong" in finished.stdout
+
+
+SUPPRESSIONS = """\
+# kind       operator    file:function
+uninitialized aten::add  */faulty.py:*   # a test of suppressions
+
+race          *          *:*             # there is none
+"""
+
+
+def test_a_file_names_reports_that_are_left_out_and_why(run_script: RunScript, tmp_path: Path) -> None:
+    script, file = tmp_path / "faulty.py", tmp_path / "suppressions.txt"
+    script.write_text(SCRIPT)
+    file.write_text(SUPPRESSIONS)
+    options = ["--suppressions", str(file), str(script)]
+    finished = run_script(
+        f"import subprocess, sys\n"
+        f"sys.exit(subprocess.run([sys.executable, '-m', 'torch_mtia.sanitize', *{options!r}]).returncode)\n"
+    )
+    assert finished.returncode == 0
+    assert finished.stderr.splitlines() == [
+        f"torch_mtia sanitizer: {file}:2 suppressed 1: a test of suppressions",
+        f"torch_mtia sanitizer: {file}:4 suppressed nothing",
+        "torch_mtia sanitizer: no reports",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("race aten::add *:*", "suppressions.txt:1: say behind a # why"),
+        ("race aten::add  # no place", "suppressions.txt:1: expected a kind, an operator and a file:function"),
+    ],
+)
+def test_a_suppression_without_a_reason_is_an_error(line: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "suppressions.txt"
+    file.write_text(line)
+    with pytest.raises(ValueError, match=message):
+        sanitizer.suppress(file)
+
+
+@pytest.mark.parametrize(("line", "status"), [("x + 1", 1), ("x.zero_()", 3)])
+def test_a_script_that_ends_itself_has_the_status_of_its_reports(
+    run_script: RunScript, tmp_path: Path, line: str, status: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys, torch\nx = torch.empty(10, device='mtia')\n{line}\nsys.exit(3)\n")
+    finished = run_script(
+        f"import subprocess, sys\n"
+        f"sys.exit(subprocess.run([sys.executable, '-m', 'torch_mtia.sanitize', {str(script)!r}]).returncode)\n"
+    )
+    assert finished.returncode == status
+
+
+PARENT = """
+import multiprocessing, sys
+import torch
+def faulty():
+    torch.empty(10, device="mtia") + 1
+if __name__ == "__main__":
+    processes = [multiprocessing.get_context(way).Process(target=faulty) for way in ("spawn", "fork")]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+"""
+
+
+def test_processes_that_a_script_starts_are_watched_too(run_script: RunScript, tmp_path: Path) -> None:
+    script, file = tmp_path / "parent.py", tmp_path / "reports.jsonl"
+    script.write_text(PARENT)
+    options = ["--json", str(file), "--error-exitcode", "7", str(script)]
+    finished = run_script(
+        f"import subprocess, sys\n"
+        f"sys.exit(subprocess.run([sys.executable, '-m', 'torch_mtia.sanitize', *{options!r}]).returncode)\n"
+    )
+    assert finished.returncode == 7, finished.stderr
+    assert finished.stderr.count("Uninitialized: work reads memory") == 2
+    reports = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len({report["process"] for report in reports}) == 2
+    assert {report["rank"] for report in reports} == {None}
+
+
+def test_a_test_fails_for_what_another_process_has_found(run_script: RunScript, tmp_path: Path) -> None:
+    test = tmp_path / "test_example.py"
+    test.write_text(
+        "import subprocess, sys\n"
+        "SCRIPT = 'import torch; torch.empty(3, device=\"mtia\") + 1'\n"
+        "def test_wrong():\n    subprocess.run([sys.executable, '-c', SCRIPT], check=True)\n"
+    )
+    finished = run_script(
+        "import subprocess, sys\n"
+        "subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'torch_mtia.sanitizer.pytest_plugin', "
+        f"'-p', 'no:cacheprovider', '--sanitize-device', 'init', {str(test)!r}])\n"
+    )
+    assert "1 failed" in finished.stdout
+    assert "Uninitialized: work reads memory" in finished.stdout
+
+
+def test_it_says_what_it_cannot_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    counts = {"scale": 3, "shift": 5, sanitizer.HOST_FUNCTION: 7}
+    monkeypatch.setattr(torch_mtia._C, "_sanitizer_unlisted", lambda: counts)
+    sanitizer.print_reports()
+    assert capsys.readouterr().err.splitlines() == [
+        "torch_mtia sanitizer: not checked, because nobody says what it touches: shift (5 times), scale (3 times)",
+        "torch_mtia sanitizer: no reports",
+    ]

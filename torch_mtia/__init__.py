@@ -84,9 +84,9 @@ def _autoload() -> None:
     distributed.register()
     autograd_threads.settle_at_exit()
     if settings.sanitize:
-        from torch_mtia import sanitizer
+        from torch_mtia.sanitizer import process
 
-        sanitizer.watch_process(settings.sanitize)
+        process.watch(settings)
     if settings.privateuse1:
         from torch_mtia import privateuse1
 

@@ -54,6 +54,8 @@ class Settings:
     delay: int  # a seed; 0: no delays
     check_bounds: bool
     sanitize: frozenset[str]  # of CHECKS
+    sanitize_json: str  # a file; "": none
+    sanitize_suppressions: str  # a file; "": none
     runtime: Path  # the driver's library
     log: frozenset[str]  # of LOGS
     privateuse1: str  # the name for the other door; "": the devices are mtia
@@ -137,6 +139,12 @@ def _parse_system_root(text: str) -> str:
     return text
 
 
+def _parse_file(text: str) -> str:
+    if text and not Path(text).is_file():
+        raise ValueError("no such file")
+    return text
+
+
 def _parse_kernels(text: str) -> str:
     if text not in KERNELS:
         raise ValueError
@@ -190,6 +198,21 @@ SANITIZE = Variable(
     f"a list, separated by commas, of {', '.join(f'`{name}`' for name in CHECKS)}; or nothing",
     "What the sanitizer looks for, from the start of the process on; it says what it found when the process ends "
     "(sanitizer.md). For debugging.",
+)
+SANITIZE_JSON = Variable(
+    "TORCH_MTIA_SANITIZE_JSON",
+    "",
+    lambda text: text,
+    "a file, or nothing",
+    "Where each process under the sanitizer appends its reports when it ends, a line of JSON for each, with its rank "
+    "and number.",
+)
+SANITIZE_SUPPRESSIONS = Variable(
+    "TORCH_MTIA_SANITIZE_SUPPRESSIONS",
+    "",
+    _parse_file,
+    "a file, or nothing",
+    "Which reports of the sanitizer are left out, and why (sanitizer.md).",
 )
 RUNTIME = Variable(
     "TORCH_MTIA_RUNTIME",
@@ -246,6 +269,8 @@ VARIABLES: tuple[
     DELAY,
     CHECK_BOUNDS,
     SANITIZE,
+    SANITIZE_JSON,
+    SANITIZE_SUPPRESSIONS,
     RUNTIME,
     LOG,
     PRIVATEUSE1,
@@ -269,6 +294,8 @@ def read(environ: Mapping[str, str]) -> Settings:
         delay=DELAY.read(environ),
         check_bounds=CHECK_BOUNDS.read(environ),
         sanitize=SANITIZE.read(environ),
+        sanitize_json=SANITIZE_JSON.read(environ),
+        sanitize_suppressions=SANITIZE_SUPPRESSIONS.read(environ),
         runtime=RUNTIME.read(environ),
         log=LOG.read(environ),
         privateuse1=PRIVATEUSE1.read(environ),

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
+import tempfile
 from pathlib import Path
 
 from torch_mtia import sanitizer
+from torch_mtia.sanitizer import process
 
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m torch_mtia.sanitize", description=__doc__)
     parser.add_argument("--checks", default=",".join(sanitizer.CHECKS), help="what to look for (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write each report as a line of JSON, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append each report as a line of JSON, too")
+    parser.add_argument("--suppressions", type=Path, metavar="FILE", help="which reports to leave out, and why")
     parser.add_argument(
         "--error-exitcode", type=int, default=1, metavar="N", help="of the process, if there are reports (default: 1)"
     )
@@ -23,22 +26,36 @@ def main() -> None:
     checks = options.checks.split(",")
     if not set(checks) <= set(sanitizer.CHECKS):
         parser.error(f"--checks: a list, separated by commas, of {', '.join(sanitizer.CHECKS)}")
+    if options.suppressions:
+        try:
+            sanitizer.suppress(options.suppressions)
+        except (OSError, ValueError) as error:
+            parser.error(f"--suppressions: {error}")
     sys.argv = [options.script, *options.arguments]
     sys.path[0] = str(Path(options.script).resolve().parent)
-    sanitizer.start(*checks)
-    names = {}
-    try:
-        names = runpy.run_path(options.script, run_name="__main__")  # kept: what they refer to is not freed yet
-    finally:
-        if "memory" in checks:
-            sanitizer.find_leaks()
-        names.clear()
-        sanitizer.stop()
-        sanitizer.print_reports()
-        if options.json:
-            options.json.write_text("".join(f"{report.to_json()}\n" for report in sanitizer.reports()))
-    if sanitizer.reports():
-        sys.exit(options.error_exitcode)
+    with tempfile.TemporaryDirectory() as folder:
+        json_file, finds_leaks = options.json or Path(folder) / "reports", "memory" in checks
+        others = process.Others(options.checks, json_file, options.suppressions)
+        process.follow_forks(json_file, finds_leaks)
+        sanitizer.start(*checks)
+        names, end = {}, None
+        try:
+            names = runpy.run_path(options.script, run_name="__main__")  # kept: what they refer to is not freed yet
+        except SystemExit as ended:
+            end = ended
+        finally:
+            if finds_leaks:
+                sanitizer.find_leaks()
+            names.clear()
+            sanitizer.stop()
+            sanitizer.print_reports()
+            process.append(json_file)
+        if elsewhere := len(others.new_reports()):
+            print(f"torch_mtia sanitizer: {elsewhere} more of other processes", file=sys.stderr)
+        if sanitizer.reports() or elsewhere:
+            sys.exit(options.error_exitcode)
+        if end is not None:
+            raise end
 
 
 if __name__ == "__main__":

@@ -94,6 +94,7 @@ void bind_sanitizer(py::module_& m) {
   });
   m.def("_sanitizer_reads", [](const char* name, const at::Tensor& tensor) { tell_host_read(name, tensor); });
   m.def("_sanitizer_take", &take);
+  m.def("_sanitizer_unlisted", &sanitizer::Sanitizer::unlisted);
   m.def("_sanitizer_live_blocks", &live_blocks);
 }
 

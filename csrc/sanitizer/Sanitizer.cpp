@@ -47,6 +47,7 @@ void Sanitizer::start(Checks checks, ContextOf context) {
     const std::lock_guard lock(instance.mutex_);
     instance.checks_ = checks;
     instance.graphs_.clear();
+    instance.unlisted_.clear();
   }
   core::observer = &instance;
 }
@@ -64,6 +65,12 @@ std::vector<Finding> Sanitizer::take() {
 
 std::vector<LiveBlock> Sanitizer::live_blocks() {
   return get().detector_.live_blocks();
+}
+
+std::map<std::string, uint64_t> Sanitizer::unlisted() {
+  Sanitizer& instance = get();
+  const std::lock_guard lock(instance.mutex_);
+  return instance.unlisted_;
 }
 
 void Sanitizer::keep(std::vector<Finding> found) {
@@ -93,7 +100,12 @@ void Sanitizer::submits(const core::Stream& stream, const char* name, List list,
   const core::RunningWork* running = core::RunningWork::current();
   if (running != nullptr && running->host_function() == 0) return;
   OperandsOf listed;
-  if (list != nullptr) list(work, listed);
+  if (list != nullptr) {
+    list(work, listed);
+  } else {
+    const std::lock_guard lock(mutex_);
+    ++unlisted_[name != nullptr ? name : "work"];
+  }
   Item item{.name = name != nullptr ? name : "work",
             .stream = &stream,
             .function = running != nullptr ? running->host_function() : 0,

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -25,6 +27,8 @@ class Sanitizer final : public core::Observer {
   // What was found since the last call.
   static std::vector<Finding> take();
   static std::vector<LiveBlock> live_blocks();
+  // Work of which nobody knows what it touches: how much there was of each name.
+  static std::map<std::string, uint64_t> unlisted();
 
   void submits(const core::Stream& stream, const char* name, List list, const void* work) override;
   void records(const core::Event& event, const core::Stream& stream) override;
@@ -64,6 +68,7 @@ class Sanitizer final : public core::Observer {
   std::mutex mutex_;
   Checks checks_;
   std::vector<Finding> findings_;
+  std::map<std::string, uint64_t> unlisted_;
   std::unordered_map<const core::Graph*, std::shared_ptr<Captured>> graphs_;
 };
 

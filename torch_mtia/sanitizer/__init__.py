@@ -14,14 +14,14 @@ on how quick anything was: what is in no order is found where it went well, too.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
 from torch_mtia.environment import CHECKS
-from torch_mtia.sanitizer import host_reads, leaks
+from torch_mtia.sanitizer import host_reads, leaks, process, suppressions
 from torch_mtia.sanitizer.report import Access, Frame, Report, reports_of
 
 __all__ = [
@@ -35,9 +35,14 @@ __all__ = [
     "reports",
     "start",
     "stop",
+    "suppress",
 ]
 
+HOST_FUNCTION = "mtia::host_function"  # what it submits, and what it touches of the host, is known by itself
+MOST_NAMES = 5  # in one line
+
 _found: list[Report] = []
+_suppressions: list[suppressions.Suppression] = []
 
 
 def start(*checks: str) -> None:
@@ -79,6 +84,8 @@ def reports() -> list[Report]:
 
     known = {report.key: report for report in _found}
     for report in reports_of(_C._sanitizer_take()):
+        if _is_suppressed(report):
+            continue
         first = known.setdefault(report.key, report)
         if first is report:
             _found.append(report)
@@ -89,7 +96,13 @@ def reports() -> list[Report]:
 
 def find_leaks() -> None:
     """Adds what is a leak now to the reports: see docs/sanitizer.md. At the end of a program, while it is watched."""
-    _found.extend(leaks.find())
+    _found.extend(leak for leak in leaks.find() if not _is_suppressed(leak))
+
+
+def suppress(file: Path) -> None:
+    """Reports that the file names are left out from now on, but counted. Raises ValueError for a line that it does not
+    understand, and for one without a reason."""
+    _suppressions.extend(suppressions.read(file))
 
 
 def print_reports(file: TextIO | None = None) -> None:
@@ -97,16 +110,32 @@ def print_reports(file: TextIO | None = None) -> None:
     found = reports()
     for report in found:
         print(report, end="\n\n", file=file or sys.stderr)
-    print(f"torch_mtia sanitizer: {len(found) or 'no'} report{'s' * (len(found) != 1)}", file=file or sys.stderr)
+    for line in [*map(str, _suppressions), *_unchecked()]:
+        print(f"torch_mtia sanitizer: {line}", file=file or sys.stderr)
+    number = f"{len(found) or 'no'} report{'s' * (len(found) != 1)}"
+    print(f"torch_mtia sanitizer{_who()}: {number}", file=file or sys.stderr)
 
 
-def watch_process(checks: Collection[str]) -> None:
-    """start(), and print_reports() when the process ends. What TORCH_MTIA_SANITIZE does."""
-    start(*checks)
-    atexit.register(_finish, "memory" in checks)
+def _unchecked() -> list[str]:
+    from torch_mtia import _C
+
+    counts = {name: count for name, count in _C._sanitizer_unlisted().items() if name != HOST_FUNCTION}
+    if not counts:
+        return []
+    names = sorted(counts, key=lambda name: -counts[name])
+    listed = ", ".join(f"{name} ({counts[name]} times)" for name in names[:MOST_NAMES])
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return [f"not checked, because nobody says what it touches: {listed}{more}"]
 
 
-def _finish(finds_leaks: bool) -> None:
-    if finds_leaks:
-        find_leaks()
-    print_reports()
+def _is_suppressed(report: Report) -> bool:
+    for suppression in _suppressions:
+        if suppression.suppresses(report):
+            suppression.count += 1
+            return True
+    return False
+
+
+def _who() -> str:
+    rank = process.rank()
+    return "" if rank is None else f", rank {rank}"

@@ -1,12 +1,18 @@
-"""pytest -p torch_mtia.sanitizer.pytest_plugin --sanitize-device CHECKS: tests fail in which something is found."""
+"""pytest -p torch_mtia.sanitizer.pytest_plugin --sanitize-device CHECKS: tests fail in which something is found, by
+this process or by one that it has started."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
 from torch_mtia import sanitizer
+from torch_mtia.sanitizer import process
+
+_others = pytest.StashKey[process.Others]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -16,23 +22,57 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="let tests fail in which torch_mtia's sanitizer finds something: a list, separated by commas, of "
         f"{', '.join(sanitizer.CHECKS)}",
     )
+    parser.addoption(
+        "--sanitize-suppressions", metavar="FILE", type=Path, help="which of its reports to leave out, and why"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    checks = config.getoption("--sanitize-device")
-    if checks:
-        try:
-            sanitizer.start(*checks.split(","))
-        except ValueError as error:
-            raise pytest.UsageError(f"--sanitize-device: {error}") from None
+    checks, suppressions = config.getoption("--sanitize-device"), config.getoption("--sanitize-suppressions")
+    starts_workers = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")  # pytest-xdist
+    if not checks or starts_workers:
+        return
+    try:
+        sanitizer.start(*checks.split(","))
+        if suppressions is not None:
+            sanitizer.suppress(suppressions)
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(f"--sanitize-device: {error}") from None
+    folder = tempfile.TemporaryDirectory()
+    config.add_cleanup(folder.cleanup)
+    config.stash[_others] = process.Others(checks, Path(folder.name) / "reports", suppressions)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    if not item.config.getoption("--sanitize-device"):
+    if _others not in item.config.stash:
         return (yield)
     sanitizer.reports().clear()
     result = yield
-    if found := sanitizer.reports():
-        pytest.fail("\n\n".join(map(str, found)), pytrace=False)
+    _fail_for([str(report) for report in sanitizer.reports()], item.config.stash[_others])
     return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Processes of fixtures end here."""
+    result = yield
+    if _others in item.config.stash:
+        _fail_for([], item.config.stash[_others])
+    return result
+
+
+def _fail_for(found: list[str], others: process.Others) -> None:
+    found += [_description(report) for report in others.new_reports()]
+    if found:
+        pytest.fail("\n\n".join(found), pytrace=False)
+
+
+def _description(report: dict[str, object]) -> str:
+    who = f"process {report['process']}" if report["rank"] is None else f"rank {report['rank']}"
+    return f"found by {who}:\n{report['text']}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for suppression in sanitizer._suppressions:
+        terminalreporter.write_line(f"torch_mtia sanitizer: {suppression}")

@@ -99,9 +99,9 @@ class Report:
             lines += _indented(self.memory)
         return "\n".join([*lines, f"  To mend it: {self.remedy}."])
 
-    def to_json(self) -> str:
+    def to_json(self, **more: object) -> str:
         """One line."""
-        return json.dumps(dataclasses.asdict(self) | {"remedy": self.remedy})
+        return json.dumps(dataclasses.asdict(self) | {"remedy": self.remedy} | more)
 
 
 _TITLES = {

@@ -1,0 +1,62 @@
+"""Reports that a program is known for, and that somebody has found to be all right.
+
+A file has a line for each:
+
+    # kind        operator       file:function       the reason, after a #
+    race          aten::add      */metrics.py:log    # the number is only shown, and may be that of another step
+    use-after-free *             *:*                 # the extension keeps the memory alive by itself
+
+Kind, operator and place are patterns of fnmatch. A place is one of the lines that the report names, of either side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from torch_mtia.sanitizer.report import Report
+
+
+@dataclasses.dataclass
+class Suppression:
+    """A line of a file."""
+
+    source: str  # the file and the line
+    kind: str
+    operator: str
+    place: str  # file:function
+    reason: str
+    count: int = 0  # of what it has suppressed
+
+    def suppresses(self, report: Report) -> bool:
+        accesses = [access for access in (report.access, report.earlier) if access is not None]
+        frames = [frame for access in accesses for frame in access.frames] + list(report.memory)
+        return (
+            fnmatchcase(report.kind.replace(" ", "-"), self.kind)
+            and any(fnmatchcase(access.operator, self.operator) for access in accesses)
+            and (self.place == "*:*" or any(fnmatchcase(f"{each.file}:{each.function}", self.place) for each in frames))
+        )
+
+    def __str__(self) -> str:
+        if not self.count:
+            return f"{self.source} suppressed nothing"
+        return f"{self.source} suppressed {self.count}: {self.reason}"
+
+
+def read(path: Path) -> list[Suppression]:
+    """Raises ValueError, with the line, for what it does not understand, and for a line without a reason."""
+    found = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        source = f"{path}:{number}"
+        rule, _, reason = line.partition("#")
+        fields = rule.split()
+        if len(fields) != 3 or ":" not in fields[2]:
+            raise ValueError(f"{source}: expected a kind, an operator and a file:function, got {rule.strip()!r}")
+        if not reason.strip():
+            raise ValueError(f"{source}: say behind a # why that is all right")
+        kind, operator, place = fields
+        found.append(Suppression(source, kind, operator, place, reason.strip()))
+    return found
