@@ -212,15 +212,17 @@ def make_graphed_callables(
     pool = device_module().graph_pool_handle() if pool is None else pool
     stream = device_module().Stream()
     stream.wait_stream(device_module().current_stream())
-    with device_module().stream(stream):
-        for graphed in all_graphed:
-            for _ in range(num_warmup_iters):
-                graphed.run_forward()
-                if any(graphed.differentiable):
-                    graphed.prepare_backward()
-                    graphed.run_backward()
-            graphed.forget_autograd()
-    device_module().current_stream().wait_stream(stream)
+    try:
+        with device_module().stream(stream):
+            for graphed in all_graphed:
+                for _ in range(num_warmup_iters):
+                    graphed.run_forward()
+                    if any(graphed.differentiable):
+                        graphed.prepare_backward()
+                        graphed.run_backward()
+                graphed.forget_autograd()
+    finally:  # of what raises, too: the arguments are freed then
+        device_module().current_stream().wait_stream(stream)
     for graphed in all_graphed:
         with device_module().graph(graphed.forward_graph, pool=pool, stream=stream):
             graphed.run_forward()
