@@ -205,6 +205,29 @@ def test_a_pytest_plugin_makes_tests_fail(run_script: RunScript, tmp_path: Path)
     assert "test_example.py:5 in test_wrong" in finished.stdout
 
 
+LEAKING = """
+import torch
+x, outputs = torch.ones(1000, device="mtia"), []
+for _ in range(30):
+    outputs.append(x * 2)
+"""
+
+
+def test_leaks_are_looked_for_when_a_script_ends(run_script: RunScript, tmp_path: Path) -> None:
+    finished = run_script(LEAKING, TORCH_MTIA_SANITIZE="memory")
+    assert "Leak: the same lines allocate more and more" in finished.stderr
+    assert "torch_mtia sanitizer: 1 report\n" in finished.stderr
+    script = tmp_path / "leaking.py"
+    script.write_text(LEAKING)
+    options = ["--checks", "memory", str(script)]
+    finished = run_script(
+        f"import subprocess, sys\n"
+        f"sys.exit(subprocess.run([sys.executable, '-m', 'torch_mtia.sanitize', *{options!r}]).returncode)\n"
+    )
+    assert finished.returncode == 1
+    assert "28 blocks of 114688 bytes in all are left of" in finished.stderr
+
+
 SUPPRESSIONS = """\
 # kind       operator    file:function
 uninitialized aten::add  */faulty.py:*   # a test of suppressions

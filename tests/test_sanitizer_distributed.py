@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,6 +14,11 @@ from sanitizer.corpus import Program
 
 from torch_mtia import sanitizer
 from torch_mtia.conformance.ranks import Ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import RunScript
 
 RANKS = 2
 PROGRAMS = [*collectives.RACES, *collectives.UNINITIALIZED]
@@ -61,3 +68,32 @@ def test_what_mends_them_is_not_reported(ranks: Ranks, program: Program) -> None
 def test_right_programs_are_not_reported(ranks: Ranks, name: str) -> None:
     found = [report for each in ranks.run(found_by, collectives.RIGHT[name]) for report in each]
     assert not found, "\n\n".join(map(str, found))
+
+
+JOB = """
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group()
+x = torch.ones(1000, device="mtia")
+work = dist.all_reduce(x, async_op=True)
+if dist.get_rank() == 1:
+    y = x + 1
+work.wait()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_a_job_append_their_reports_to_one_file(run_script: RunScript, tmp_path: Path) -> None:
+    script, file = tmp_path / "train.py", tmp_path / "reports.jsonl"
+    script.write_text(JOB)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    options = ["-m", "torch_mtia.sanitize", "--json", str(file), str(script)]
+    finished = run_script(
+        f"import subprocess, sys\nsys.exit(subprocess.run([sys.executable, *{torchrun!r}, *{options!r}]).returncode)\n"
+    )
+    assert finished.returncode != 0
+    assert "torch_mtia sanitizer, rank 1: 1 report" in finished.stderr
+    (report,) = map(json.loads, file.read_text().splitlines())
+    assert (report["kind"], report["rank"]) == ("race", 1)
+    assert "call wait() of what c10d::allreduce returned" in report["remedy"]
