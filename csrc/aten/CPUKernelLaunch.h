@@ -17,6 +17,7 @@
 
 #include "KeptArguments.h"
 #include "Launch.h"
+#include "ListNumbers.h"
 #include "Operator.h"
 #include "OutputOffer.h"
 #include "Shapes.h"
@@ -150,6 +151,7 @@ class CPUKernelWork {
 
   void list_operands(core::OperandSink& sink) const {
     torch_mtia::list_operands(const_cast<CPUKernelWork*>(this)->tensors(), sink);
+    std::apply([&](const Kept&... kept) { (list_numbers(kept.get(), sink), ...); }, arguments_);
   }
 
  private:

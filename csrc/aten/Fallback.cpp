@@ -44,6 +44,7 @@
 #include "FallbackControl.h"
 #include "HostAlias.h"
 #include "Launch.h"
+#include "ListNumbers.h"
 #include "Operator.h"
 #include "Sparse.h"
 
@@ -195,6 +196,7 @@ class FallbackCall {
     at::Tensor device;
     at::Tensor host;
     bool writes = false;  // the kernel, says its schema
+    bool overwrites = false;
   };
 
   template <typename Visit>
@@ -233,6 +235,7 @@ class FallbackCall {
     const bool writes_unmarked = find_traits(op_).writes_unmarked;
     for (size_t i = 0; i < arguments.size(); ++i) {
       writes_argument_ = writes_unmarked || is_written(arguments[i]);
+      overwrites_argument_ = arguments[i].is_out();
       auto& value = (*stack_)[first_argument_ + i];
       value = to_host(value);
     }
@@ -289,17 +292,18 @@ class FallbackCall {
     for (auto& known : tensors_) {
       if (!known.device.is_same(tensor)) continue;
       known.writes = known.writes || writes_argument_;
+      known.overwrites = known.overwrites && overwrites_argument_;
       return known.host;
     }
     if (is_sparse) {
       const SparseParts parts = parts_of(tensor);
       at::Tensor host =
           make_sparse(c10::DispatchKey::SparseCPU, tensor, {to_host(parts.indices), to_host(parts.values)});
-      tensors_.push_back({tensor, host, writes_argument_});
+      tensors_.push_back({tensor, host, writes_argument_, overwrites_argument_});
       return host;
     }
     at::Tensor host = host_alias(tensor, storage);
-    tensors_.push_back({tensor, host, writes_argument_});
+    tensors_.push_back({tensor, host, writes_argument_, overwrites_argument_});
     return host;
   }
 
@@ -365,6 +369,26 @@ class FallbackCall {
     op_.redispatchBoxed(c10::DispatchKeySet(key_), stack_);
   }
 
+  // Before the kernel has run, what it is given beside tensors of the device; afterwards, the tensors that it has made.
+  void list_values(core::OperandSink& sink) const {
+    const bool is_done = done_.load(std::memory_order_acquire);
+    if (is_done && error_) return;
+    for (size_t i = first_argument_; i < stack_->size(); ++i) {
+      const c10::IValue& value = (*stack_)[i];
+      for_each_tensor(value, [&](const at::Tensor& tensor) {
+        const auto is_it = [&](const TensorAlias& known) { return known.host.is_same(tensor); };
+        if (tensor.layout() != at::kStrided || std::any_of(tensors_.begin(), tensors_.end(), is_it)) return;
+        if (is_done) {
+          list_operand(tensor, /*writes=*/true, sink, /*overwrites=*/true);
+        } else {
+          list_host_operand(tensor, /*writes=*/false, sink);
+        }
+      });
+      if (value.isScalar()) list_numbers(value.toScalar(), sink);
+      if (value.isDoubleList()) list_numbers(at::ArrayRef<double>(value.toDoubleVector()), sink);
+    }
+  }
+
   // The kernel as a work item. The caller waits for it, so it refers to the call, and it can run only once.
   class KernelWork {
    public:
@@ -380,9 +404,10 @@ class FallbackCall {
     }
 
     void list_operands(core::OperandSink& sink) const {
-      for (const auto& [device, host, writes] : call_->tensors_) {
-        if (device.layout() == at::kStrided) list_operand(host, writes, sink);
+      for (const auto& [device, host, writes, overwrites] : call_->tensors_) {
+        if (device.layout() == at::kStrided) list_operand(host, writes, sink, overwrites);
       }
+      call_->list_values(sink);
     }
 
     void operator()() {
@@ -442,7 +467,7 @@ class FallbackCall {
     if (copies_back) current_stream(device_).wait();  // before the host's memory goes
     // Indexed, because the parts of a sparse tensor become tensors of the list.
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      const auto [device, host, writes] = tensors_[i];
+      const auto [device, host, writes, overwrites] = tensors_[i];
       if (host.layout() == at::kSparse) {
         const SparseParts parts = parts_of(host);
         set_sparse(device, host, {to_device(parts.indices), to_device(parts.values)});
@@ -558,6 +583,7 @@ class FallbackCall {
   c10::Device device_{device_type(), 0};
   int64_t numel_ = 0;
   bool writes_argument_ = false;  // the one that is being converted
+  bool overwrites_argument_ = false;
   bool seeds_default_generator_ = false;
   std::atomic<bool> done_{false};
   std::exception_ptr error_;

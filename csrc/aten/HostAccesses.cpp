@@ -36,8 +36,15 @@ bool is_pinned_host(const at::Tensor& tensor) {
 void list_accesses(const void* work, core::OperandSink& sink) {
   for (const auto& [tensor, writes] : *static_cast<const std::vector<Access>*>(work)) {
     const auto size = static_cast<int64_t>(tensor.itemsize());
-    sink.add({reinterpret_cast<uint64_t>(tensor.const_data_ptr()), static_cast<uint64_t>(size), tensor.sizes(),
-              tensor.strides(), size, writes, c10::toString(tensor.scalar_type())});
+    core::Operand operand{reinterpret_cast<uint64_t>(tensor.const_data_ptr()),
+                          static_cast<uint64_t>(size),
+                          tensor.sizes(),
+                          tensor.strides(),
+                          size,
+                          writes,
+                          c10::toString(tensor.scalar_type())};
+    operand.is_shared = true;
+    sink.add_host(operand);
   }
 }
 

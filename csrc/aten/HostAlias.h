@@ -19,7 +19,9 @@ at::Tensor host_alias(const at::TensorBase& tensor, bool for_write);
 at::Tensor host_alias(const at::TensorBase& tensor, c10::Storage storage);
 
 // The memory of a host alias of a device tensor.
-void list_operand(const at::Tensor& alias, bool writes, core::OperandSink& sink);
+void list_operand(const at::Tensor& alias, bool writes, core::OperandSink& sink, bool overwrites = false);
+// A tensor of the host's own.
+void list_host_operand(const at::TensorBase& tensor, bool writes, core::OperandSink& sink);
 
 // A CPU tensor with the same sizes, strides, dtype and, for a number that Python wrapped, the same standing in type
 // promotion, and bytes of its own.

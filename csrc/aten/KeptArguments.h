@@ -2,7 +2,8 @@
 //
 // keep(argument) gives an object whose get() yields, any number of times, what the kernel takes for that argument;
 // zeros() is the same with zeros on the host in place of the device's data. keep_output(tensor) is keep for a tensor
-// that the kernel writes. To support another type, add an overload of keep.
+// all of which the kernel writes and nothing of which it reads, keep_in_place(tensor) for one that it changes. To
+// support another type, add an overload of keep.
 #pragma once
 
 #include <ATen/core/IListRef.h>
@@ -155,6 +156,9 @@ inline KeptTensor keep(const at::TensorBase& tensor) {
   return {PooledAlias(tensor, /*for_write=*/false)};
 }
 inline KeptOutput keep_output(const at::TensorBase& tensor) {
+  return {{PooledAlias(tensor, /*for_write=*/true, /*follows_in_list=*/false, /*overwrites=*/true)}};
+}
+inline KeptOutput keep_in_place(const at::TensorBase& tensor) {
   return {{PooledAlias(tensor, /*for_write=*/true)}};
 }
 
@@ -166,17 +170,17 @@ inline KeptOptionalTensor keep(const at::OptionalTensorRef& tensor) {
 }
 
 // Of an argument that the kernel writes, though its type does not say so.
-inline KeptOptionalTensor keep_output(const std::optional<at::Tensor>& tensor) {
+inline KeptOptionalTensor keep_in_place(const std::optional<at::Tensor>& tensor) {
   return tensor ? KeptOptionalTensor{PooledAlias(*tensor, /*for_write=*/true)} : KeptOptionalTensor{};
 }
 
 template <typename List>
-KeptTensorList keep_list(const List& list, bool for_write) {
+KeptTensorList keep_list(const List& list, bool for_write, bool overwrites = false) {
   KeptTensorList kept;
   kept.tensors.reserve(list.size());
   kept.aliases.reserve(list.size());
   for (const at::Tensor& tensor : list) {
-    kept.tensors.emplace_back(tensor, for_write, /*follows_in_list=*/!kept.tensors.empty());
+    kept.tensors.emplace_back(tensor, for_write, /*follows_in_list=*/!kept.tensors.empty(), overwrites);
     kept.aliases.push_back(kept.tensors.back().get());
   }
   return kept;
@@ -188,6 +192,9 @@ inline KeptTensorList keep(const at::ITensorListRef& list) {
   return keep_list(list, /*for_write=*/false);
 }
 inline KeptTensorList keep_output(at::TensorList list) {
+  return keep_list(list, /*for_write=*/true, /*overwrites=*/true);
+}
+inline KeptTensorList keep_in_place(at::TensorList list) {
   return keep_list(list, /*for_write=*/true);
 }
 

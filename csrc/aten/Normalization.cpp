@@ -131,7 +131,7 @@ namespace {
 using torch_mtia::has_channels;
 using torch_mtia::is_given;
 using torch_mtia::keep;
-using torch_mtia::keep_output;
+using torch_mtia::keep_in_place;
 using torch_mtia::MaybeTensor;
 using torch_mtia::or_undefined;
 using torch_mtia::statistics;
@@ -246,7 +246,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_on_host(const Tensor& input, const
   constexpr auto run = [](auto&&... arguments) { return batch_norm_host(arguments...); };
   auto [output, mean, invstd] = torch_mtia::make_with_cpu_kernel<3>(
       {"aten::native_batch_norm", kBatchNormWeight}, input.device(), shapes(), run, keep(input), keep(weight),
-      keep(bias), keep_output(running_mean), keep_output(running_var), keep(training), keep(momentum), keep(eps));
+      keep(bias), keep_in_place(running_mean), keep_in_place(running_var), keep(training), keep(momentum), keep(eps));
   return {output, mean, invstd};
 }
 
@@ -294,7 +294,7 @@ std::tuple<Tensor, Tensor> batch_norm_update_stats_mtia(const Tensor& input, con
   constexpr auto run = [](auto&&... arguments) { return batch_norm_update_stats_host(arguments...); };
   auto [mean, var] = torch_mtia::make_with_cpu_kernel<2>(
       {"aten::batch_norm_update_stats", kBatchNormWeight}, input.device(), shapes(), run, keep(input),
-      keep_output(running_mean), keep_output(running_var), keep(momentum));
+      keep_in_place(running_mean), keep_in_place(running_var), keep(momentum));
   return {mean, var};
 }
 

@@ -189,11 +189,25 @@ namespace {
 void list_operand(const at::TensorIteratorBase& iter, int arg, CPUOperand host_operand, core::OperandSink& sink,
                   at::IntArrayRef sizes, at::IntArrayRef strides) {
   void* const data = iter.operand(arg).data;
-  // Copies of memory that is not pinned are waited for.
-  if (!on_device(iter, arg) && (host_operand == CPUOperand::kScalar || !is_pinned(data))) return;
-  const auto size = static_cast<uint64_t>(iter.element_size(arg));
-  const auto address = reinterpret_cast<uint64_t>(on_device(iter, arg) ? HostView::to_device(data) : data);
-  sink.add({address, size, sizes, strides, 1, arg < iter.noutputs(), c10::toString(iter.dtype(arg))});
+  const bool is_output = arg < iter.noutputs();
+  core::Operand operand{reinterpret_cast<uint64_t>(data),
+                        static_cast<uint64_t>(iter.element_size(arg)),
+                        sizes,
+                        strides,
+                        /*stride_unit=*/1,
+                        is_output,
+                        c10::toString(iter.dtype(arg))};
+  if (on_device(iter, arg)) {
+    operand.address = reinterpret_cast<uint64_t>(HostView::to_device(data));
+    operand.overwrites = is_output;
+    sink.add(operand);
+  } else if (const auto& original = iter.operand(arg).original_tensor_base(); original.defined()) {
+    list_host_operand(original, is_output, sink);  // as it was before its cast
+  } else {
+    // A copy of memory that is not pinned is waited for.
+    operand.is_shared = host_operand == CPUOperand::kBuffer && is_pinned(data);
+    sink.add_host(operand);
+  }
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "HostAlias.h"
 #include "KeptArguments.h"
 #include "Launch.h"
+#include "ListNumbers.h"
 #include "Operator.h"
 
 namespace torch_mtia {
@@ -106,9 +107,14 @@ struct CastingWork {
   void operator()() const { run_with_casts(operands, loop); }
   void list_operands(core::OperandSink& sink) const {
     for (size_t arg = 0; arg < operands.tensors.size(); ++arg) {
-      if (!operands.on_device[arg]) continue;
-      list_operand(operands.tensors[arg], static_cast<int>(arg) < operands.num_outputs, sink);
+      const bool is_output = static_cast<int>(arg) < operands.num_outputs;
+      if (operands.on_device[arg]) {
+        list_operand(operands.tensors[arg], is_output, sink, /*overwrites=*/is_output);
+      } else {
+        list_host_operand(operands.tensors[arg], is_output, sink);
+      }
     }
+    loop.list_numbers(sink);
   }
 };
 
@@ -229,6 +235,10 @@ struct KeptLoop {
   void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OperandSink& sink) const {
     std::apply([&](const auto&... kept) { torch_mtia::list_operands(iter, host_operand, sink, kept.get()...); },
                arguments);
+    list_numbers(sink);
+  }
+  void list_numbers(core::OperandSink& sink) const {
+    std::apply([&](const auto&... kept) { (torch_mtia::list_numbers(kept.get(), sink), ...); }, arguments);
   }
 
  private:
@@ -258,8 +268,7 @@ class DeviceLoop {
     const MTIAStream stream = current_stream(iter.device(0));
     KeptLoop<Iterator, Args...> loop{cpu_loop_, {keep(args)...}};
     if (C10_UNLIKELY(needs_casts)) {
-      launch(stream, describe(iter, op_.name),
-             CastingWork{take_casting_operands(iter, casts_), std::move(loop)});
+      launch(stream, describe(iter, op_.name), CastingWork{take_casting_operands(iter, casts_), std::move(loop)});
     } else {
       launch_iterator(iter, stream, op_.name, CPUOperand::kScalar, /*reads_tensors=*/false, loop);
     }

@@ -19,7 +19,8 @@ namespace torch_mtia {
 class PooledAlias {
  public:
   PooledAlias() = default;  // stands for an undefined tensor
-  PooledAlias(const at::TensorBase& tensor, bool for_write, bool follows_in_list = false);
+  // `overwrites`: all of it is written, and nothing of it is read before.
+  PooledAlias(const at::TensorBase& tensor, bool for_write, bool follows_in_list = false, bool overwrites = false);
   ~PooledAlias() {
     if (alias_.defined()) give_back();
   }
@@ -29,6 +30,7 @@ class PooledAlias {
         on_device_(other.on_device_),
         writes_(other.writes_),
         follows_in_list_(other.follows_in_list_),
+        overwrites_(other.overwrites_),
         nbytes_(other.nbytes_) {}
   PooledAlias& operator=(PooledAlias&&) = delete;
 
@@ -50,6 +52,7 @@ class PooledAlias {
 
   bool on_device() const { return on_device_; }
   bool writes() const { return writes_; }
+  bool overwrites() const { return overwrites_; }
   // Whether it stands in a list behind another tensor.
   bool follows_in_list() const { return follows_in_list_; }
 
@@ -61,6 +64,7 @@ class PooledAlias {
   bool on_device_ = false;
   bool writes_ = false;
   bool follows_in_list_ = false;
+  bool overwrites_ = false;
   size_t nbytes_ = 0;
 };
 

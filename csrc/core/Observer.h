@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
 #include "Operands.h"
 
@@ -12,12 +13,22 @@ class Event;
 class Graph;
 class Stream;
 
+// `list` tells what work touches; null: nobody knows.
+using OperandList = void (*)(const void* work, OperandSink& sink);
+
+// Runs an item in place of the stream: on the thread that runs it, each time that it runs, until the item dies.
+class RunObserver {
+ public:
+  virtual ~RunObserver() = default;
+  virtual mtia_status run(const mtia_work& work, OperandList list, const mtia_work_context* context) = 0;
+};
+
 // Called on the thread that does what is told, before it is done; of waits, after it. Any number of threads at a time.
 class Observer {
  public:
-  // `list` tells what the work touches; null: nobody knows.
-  using List = void (*)(const void* work, OperandSink& sink);
-  virtual void submits(const Stream& stream, const char* name, List list, const void* work) = 0;
+  using List = OperandList;
+  // The result, unless it is null, runs the work; of a copy, a fill or a kernel nobody asks it.
+  virtual std::shared_ptr<RunObserver> submits(const Stream& stream, const char* name, List list, const void* work) = 0;
   virtual void records(const Event& event, const Stream& stream) = 0;
   virtual void waits(const Stream& stream, const Event& event) = 0;
   virtual void host_waited(const Stream& stream) = 0;

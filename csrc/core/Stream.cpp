@@ -6,6 +6,7 @@
 
 #include "Event.h"
 #include "Graph.h"
+#include "ObservedWork.h"
 
 namespace torch_mtia::core {
 
@@ -20,23 +21,46 @@ void tell_wait(const Stream& stream) {
 }
 
 struct Copied {
-  uint64_t to;  // 0: not listed
+  uint64_t to;
   uint64_t from;
   uint64_t size;
+  mtia_copy_kind kind;
+  bool is_waited_for;
 };
 
 void list_copied(const void* work, OperandSink& sink) {
-  const auto& [to, from, size] = *static_cast<const Copied*>(work);
-  if (from != 0) sink.add({from, size, {}, {}, 1, /*writes=*/false, ""});
-  if (to != 0) sink.add({to, size, {}, {}, 1, /*writes=*/true, ""});
+  const auto& [to, from, size, kind, is_waited_for] = *static_cast<const Copied*>(work);
+  const auto list = [&](uint64_t address, bool writes, bool is_host) {
+    Operand operand{address, size, {}, {}, 1, writes, ""};
+    operand.is_shared = is_host && !is_waited_for;
+    is_host ? sink.add_host(operand) : sink.add(operand);
+  };
+  list(from, /*writes=*/false, kind == MTIA_COPY_HOST_TO_DEVICE);
+  list(to, /*writes=*/true, kind == MTIA_COPY_DEVICE_TO_HOST);
 }
 
 }  // namespace
 
+void Stream::launch_observed(Observer& told, const mtia_work& work, OperandList list) {
+  std::shared_ptr<RunObserver> observer = told.submits(*this, work.name, list, work.args);
+  if (observer == nullptr) return submit(&mtia_runtime_api::stream_launch, handle_, &work);
+  ObservedWork observed(std::move(observer), work, list);
+  const mtia_work wrapped = observed.work();
+  submit(&mtia_runtime_api::stream_launch, handle_, &wrapped);
+}
+
 void Stream::tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, bool is_waited_for) const {
-  const Copied copied{is_waited_for && kind == MTIA_COPY_DEVICE_TO_HOST ? 0 : to,
-                      is_waited_for && kind == MTIA_COPY_HOST_TO_DEVICE ? 0 : from, size};
+  const Copied copied{to, from, size, kind, is_waited_for};
   if (Observer* told = current_observer()) told->submits(*this, "copy", &list_copied, &copied);
+}
+
+void Stream::tell_fill(uint64_t to, uint64_t size) const {
+  const mtia_span filled{to, size};
+  const auto list = [](const void* work, OperandSink& sink) {
+    const auto& [address, size] = *static_cast<const mtia_span*>(work);
+    sink.add({address, size, {}, {}, 1, /*writes=*/true, ""});
+  };
+  if (Observer* told = current_observer()) told->submits(*this, "fill", list, &filled);
 }
 
 void Stream::list_spans(const void* work, OperandSink& sink) {

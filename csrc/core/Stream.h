@@ -70,13 +70,14 @@ class Stream {
     const bool throws =
         launch_blocking_ && graph() == nullptr && (!RunningWork::on_this_thread() || RunningWork::on_this_thread(this));
     block.error = throws ? &error : nullptr;
-    if (Observer* told = current_observer()) [[unlikely]] {
-      Observer::List list = nullptr;
-      if constexpr (ListsOperands<Callable>) list = &WorkBlock<Callable>::list_operands;
-      told->submits(*this, info.name, list, &block);
-    }
     const mtia_work work = make_work(info, block);
-    submit(&mtia_runtime_api::stream_launch, handle_, &work);
+    if (Observer* told = current_observer()) [[unlikely]] {
+      OperandList list = nullptr;
+      if constexpr (ListsOperands<Callable>) list = &WorkBlock<Callable>::list_operands;
+      launch_observed(*told, work, list);
+    } else {
+      submit(&mtia_runtime_api::stream_launch, handle_, &work);
+    }
     if (error) [[unlikely]]
       std::rethrow_exception(error);
   }
@@ -90,7 +91,7 @@ class Stream {
   // `count` elements with a pattern.
   void fill(mtia_device_ptr to, const void* pattern, uint32_t pattern_size, uint64_t count) {
     if (current_observer() != nullptr) [[unlikely]]
-      tell_copy(to, 0, pattern_size * count, MTIA_COPY_HOST_TO_DEVICE, /*is_waited_for=*/true);
+      tell_fill(to, pattern_size * count);
     submit(&mtia_runtime_api::memory_fill, handle_, to, pattern, pattern_size, count);
   }
   void launch_kernel(const char* name, const mtia_kernel_launch& launch) {
@@ -142,7 +143,9 @@ class Stream {
   }
   // The driver has not taken the work, or, with launch blocking, the work has failed.
   [[noreturn]] void refuse(mtia_status status, const std::string& function);
+  void launch_observed(Observer& told, const mtia_work& work, OperandList list);
   void tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, bool is_waited_for) const;
+  void tell_fill(uint64_t to, uint64_t size) const;
   static void list_spans(const void* work, OperandSink& sink);
   void set_graph(Graph* graph) { graph_.store(graph, std::memory_order_release); }
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from torchgen.api import structured
 from torchgen.api.types import Binding, kernel_signature
 from torchgen.context import native_function_manager
-from torchgen.model import Argument, BackendIndex, ListType, NativeFunction, NativeFunctionsGroup
+from torchgen.model import Argument, BackendIndex, ListType, NativeFunction, NativeFunctionsGroup, SchemaKind
 
 from tools.codegen.merge import CPUKernel, OverlayError
 
@@ -248,7 +248,9 @@ def _launch(
     least_cost: str = "0",
 ) -> str:
     """The call of run_cpu_kernel, after `checks`; `made`: what the kernel writes and the caller does not pass."""
-    keep = [f"torch_mtia::keep{'_output' if _is_written(b) else ''}({b.name})" for b in bindings]
+    changes = function.func.kind() in (SchemaKind.inplace, SchemaKind.mutable)
+    keep_written = "keep_in_place" if changes else "keep_output"
+    keep = [f"torch_mtia::{keep_written if _is_written(b) else 'keep'}({b.name})" for b in bindings]
     keep += [f"torch_mtia::keep_output({name})" for name in made]
     info = _info(function, bindings, kernel, least_cost)
     device = f"{made[0]}.device()" if made else _device(bindings)
