@@ -20,7 +20,7 @@ MAX_DEVICES = 64
 MIN_MEMORY = 64 << 20
 LOGS = ("launch",)
 KERNELS = ("aten", "triton", "auto")
-CHECKS = ("streams", "memory", "init")
+CHECKS = ("streams", "memory", "init", "numbers")
 LIBRARY_FOLDER = Path(__file__).resolve().parent / "lib"
 BUNDLED_DRIVERS = {"host": LIBRARY_FOLDER / "libmtia_host.so"}
 

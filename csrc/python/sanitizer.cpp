@@ -1,10 +1,14 @@
 #include "../sanitizer/Sanitizer.h"
 
 #include "../aten/HostAccesses.h"
+#include "../core/RunningWork.h"
 #include "../core/Stream.h"
+#include "../device/MTIAFunctions.h"
 #include "../device/MTIAStream.h"
+#include "../runtime/loader.h"
 #include "bindings.h"
 #include "frames.h"
+#include "place.h"
 
 namespace torch_mtia {
 namespace {
@@ -21,8 +25,38 @@ const char* name_of(sanitizer::FindingKind kind) {
       return "use after free";
     case sanitizer::FindingKind::kUninitialized:
       return "uninitialized";
+    case sanitizer::FindingKind::kNotFinite:
+      return "not finite";
   }
   return "unknown";
+}
+
+py::list describe(const Lines& lines) {
+  py::list list;
+  for (const Line& each : lines) {
+    py::dict frame;
+    frame["filename"] = each.file;
+    frame["line"] = each.line;
+    frame["name"] = each.function;
+    list.append(frame);
+  }
+  return list;
+}
+
+py::dict frames_of(std::shared_ptr<void> traceback, Frames& frames) {
+  py::dict result;
+  frames.set(result, traceback);
+  return result;
+}
+
+void add_place(py::dict& target, const sanitizer::Context& context, Frames& frames) {
+  const auto* place = static_cast<const Place*>(context.get());
+  frames.set(target, place != nullptr ? place->here : nullptr);
+  target["node"] = place != nullptr ? place->node : "";
+  target["forward"] = frames_of(place != nullptr ? place->forward : nullptr, frames);
+  py::dict backward;
+  backward["frames"] = place != nullptr && place->backward != nullptr ? describe(*place->backward) : py::list();
+  target["backward"] = backward;
 }
 
 py::dict describe(const sanitizer::Item& item, size_t operand, Frames& frames) {
@@ -40,11 +74,28 @@ py::dict describe(const sanitizer::Item& item, size_t operand, Frames& frames) {
   result["address"] = what.region.begin();
   result["size"] = what.region.end() - what.region.begin();
   result["writes"] = what.writes;
-  frames.set(result, item.context);
+  add_place(result, item.context, frames);
   return result;
 }
 
+// What is not finite is known when work has run. Errors of work stay with the streams.
+void wait_for_numbers() {
+  const bool has_work = runtime::is_initialized() && !core::RunningWork::on_this_thread();
+  if (!sanitizer::Sanitizer::watches_numbers() || !has_work) return;
+  const core::WithoutGil without_gil;
+  try {
+    for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
+      const MTIAStream first = MTIAStream::default_stream(device);
+      first.core().wait_unless_captured();
+      for (const MTIAStream& other : first.others()) other.core().wait_unless_captured();
+    }
+  } catch (const runtime::DriverError&) {
+    // Nothing runs in a child that was forked, nor on a device that is lost.
+  }
+}
+
 py::list take() {
+  wait_for_numbers();
   Frames frames;
   py::list list;
   for (const sanitizer::Finding& finding : sanitizer::Sanitizer::take()) {
@@ -53,8 +104,11 @@ py::list take() {
     entry["access"] = describe(*finding.item, finding.operand, frames);
     if (finding.earlier != nullptr) entry["earlier"] = describe(*finding.earlier, finding.earlier_operand, frames);
     py::dict memory;
-    frames.set(memory, finding.memory);
+    add_place(memory, finding.memory, frames);
     entry["memory"] = memory;
+    entry["nan"] = finding.numbers.nan;
+    entry["infinite"] = finding.numbers.infinite;
+    entry["reads_infinite"] = finding.given.infinite != 0;
     list.append(entry);
   }
   frames.resolve();
@@ -71,7 +125,7 @@ py::list live_blocks() {
     entry["size"] = block.size;
     entry["allocated"] = block.allocated;
     entry["used"] = block.used;
-    frames.set(entry, block.context);
+    add_place(entry, block.context, frames);
     list.append(entry);
   }
   frames.resolve();
@@ -81,16 +135,18 @@ py::list live_blocks() {
 }  // namespace
 
 void bind_sanitizer(py::module_& m) {
-  m.def("_sanitizer_start", [](bool order, bool freed, bool initialized) {
+  m.def("_sanitizer_start", [](bool order, bool freed, bool initialized, bool numbers) {
     torch::installCapturedTracebackPython();
-    sanitizer::Sanitizer::start({order, freed, initialized}, []() -> sanitizer::Context {
-      return torch::CapturedTraceback::gather(/*python=*/true, /*script=*/false, /*cpp=*/false);
-    });
+    follow_forward(true);
+    sanitizer::Sanitizer::start({order, freed, initialized}, numbers,
+                                []() -> sanitizer::Context { return Place::current(); });
     watch_host_accesses(order);
   });
   m.def("_sanitizer_stop", [] {
+    wait_for_numbers();
     watch_host_accesses(false);
     sanitizer::Sanitizer::stop();
+    follow_forward(false);
   });
   m.def("_sanitizer_reads", [](const char* name, const at::Tensor& tensor) { tell_host_read(name, tensor); });
   m.def("_sanitizer_take", &take);

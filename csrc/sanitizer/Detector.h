@@ -57,6 +57,19 @@ enum class FindingKind {
   kFreedTooEarly,  // the same, where the memory was freed in between and given to another tensor
   kUseAfterFree,   // an item touches memory that was freed before it was submitted
   kUninitialized,  // an item reads bytes that nothing has written since they were allocated
+  kNotFinite,      // an item makes NaN or infinity of numbers that are finite: see Numbers.h
+};
+
+// How many of some numbers are not finite. Of a complex number each part counts.
+struct NonFinite {
+  uint64_t nan = 0;
+  uint64_t infinite = 0;
+
+  bool any() const { return (nan | infinite) != 0; }
+  void operator+=(const NonFinite& other) {
+    nan += other.nan;
+    infinite += other.infinite;
+  }
 };
 
 struct Finding {
@@ -66,6 +79,8 @@ struct Finding {
   std::shared_ptr<const Item> earlier = nullptr;  // of the first two kinds
   size_t earlier_operand = 0;
   Context memory = nullptr;  // where it was freed, or allocated if it is not initialized
+  NonFinite numbers = {};    // of the operand, if it is not finite
+  NonFinite given = {};      // among what the item reads
 };
 
 struct Checks {

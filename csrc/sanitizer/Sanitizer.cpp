@@ -4,32 +4,24 @@
 #include <string>
 #include <utility>
 
+#include "../core/DriverInfo.h"
 #include "../core/Event.h"
 #include "../core/RunningWork.h"
 #include "../core/Stream.h"
+#include "NamedOperand.h"
+#include "Numbers.h"
 
 namespace torch_mtia::sanitizer {
 namespace {
 
 class OperandsOf final : public core::OperandSink {
  public:
-  void add(const core::Operand& each) override {
-    std::vector<int64_t> strides(each.strides.begin(), each.strides.end());
-    for (int64_t& stride : strides) stride *= each.stride_unit;
-    operands.push_back(
-        {Region(each.address, each.element_size, each.sizes, strides), each.writes, type_of(each), each.is_moved});
+  void add(const core::Operand& each) override { operands.push_back(name(each)); }
+  void add_host(const core::Operand& each) override {
+    if (each.is_shared) operands.push_back(name(each));
   }
 
   std::vector<Operand> operands;
-
- private:
-  static std::string type_of(const core::Operand& each) {
-    if (each.dtype[0] == '\0') return std::to_string(each.element_size) + " bytes";
-    std::string text = each.dtype;
-    text += '[';
-    for (size_t d = 0; d < each.sizes.size(); ++d) text += (d == 0 ? "" : ", ") + std::to_string(each.sizes[d]);
-    return text + ']';
-  }
 };
 
 }  // namespace
@@ -39,8 +31,9 @@ Sanitizer& Sanitizer::get() {
   return instance;
 }
 
-void Sanitizer::start(Checks checks, ContextOf context) {
+void Sanitizer::start(Checks checks, bool numbers, ContextOf context) {
   Sanitizer& instance = get();
+  instance.watches_numbers_ = numbers;
   instance.context_of_ = context;
   instance.detector_.restart(checks);
   {
@@ -54,6 +47,7 @@ void Sanitizer::start(Checks checks, ContextOf context) {
 
 void Sanitizer::stop() {
   core::observer = nullptr;
+  get().watches_numbers_ = false;
   get().detector_.restart({});
 }
 
@@ -96,9 +90,10 @@ std::vector<std::shared_ptr<Sanitizer::Captured>> Sanitizer::capturing() {
 }
 
 // What running work submits is part of it: it lists what it touches as a whole. But for functions of the host.
-void Sanitizer::submits(const core::Stream& stream, const char* name, List list, const void* work) {
+std::shared_ptr<core::RunObserver> Sanitizer::submits(const core::Stream& stream, const char* name, List list,
+                                                      const void* work) {
   const core::RunningWork* running = core::RunningWork::current();
-  if (running != nullptr && running->host_function() == 0) return;
+  if (running != nullptr && running->host_function() == 0) return nullptr;
   OperandsOf listed;
   if (list != nullptr) {
     list(work, listed);
@@ -110,21 +105,29 @@ void Sanitizer::submits(const core::Stream& stream, const char* name, List list,
             .stream = &stream,
             .function = running != nullptr ? running->host_function() : 0,
             .is_listed = list != nullptr,
-            .operands = std::move(listed.operands),
             .context = context()};
-  const core::Graph* graph = stream.graph();
-  if (graph == nullptr) return keep(detector_.submit(std::move(item)));
-  const std::shared_ptr<Captured> of = captured(graph);
-  if (of == nullptr) return;
-  {
-    const std::lock_guard lock(mutex_);
-    of->is_listed = of->is_listed && item.is_listed;
-    for (Operand each : item.operands) {
-      each.block = detector_.hold(each.region.begin());
-      of->operands.push_back(std::move(each));
-    }
+  std::shared_ptr<core::RunObserver> observer;
+  if (watches_numbers_ && list != nullptr && core::driver_info().can(MTIA_CAPABILITY_HOST_VIEW)) {
+    observer = std::make_shared<NumbersObserver>(
+        item, [] { return get().watches_numbers_.load(std::memory_order_relaxed); },
+        [](Finding finding) { get().keep({std::move(finding)}); });
   }
-  keep(of->nodes.submit(std::move(item)));
+  item.operands = std::move(listed.operands);
+  const core::Graph* graph = stream.graph();
+  if (graph == nullptr) {
+    keep(detector_.submit(std::move(item)));
+  } else if (const std::shared_ptr<Captured> of = captured(graph)) {
+    {
+      const std::lock_guard lock(mutex_);
+      of->is_listed = of->is_listed && item.is_listed;
+      for (Operand each : item.operands) {
+        each.block = detector_.hold(each.region.begin());
+        of->operands.push_back(std::move(each));
+      }
+    }
+    keep(of->nodes.submit(std::move(item)));
+  }
+  return observer;
 }
 
 void Sanitizer::records(const core::Event& event, const core::Stream& stream) {

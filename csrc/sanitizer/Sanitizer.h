@@ -21,16 +21,18 @@ class Sanitizer final : public core::Observer {
   using ContextOf = Context (*)();  // where in the program the calling thread is
 
   // Watches from now on, with nothing known of what was before.
-  static void start(Checks checks, ContextOf context);
+  static void start(Checks checks, bool numbers, ContextOf context);
   static void stop();
   static bool is_running() { return core::current_observer() != nullptr; }
+  static bool watches_numbers() { return get().watches_numbers_; }
   // What was found since the last call.
   static std::vector<Finding> take();
   static std::vector<LiveBlock> live_blocks();
   // Work of which nobody knows what it touches: how much there was of each name.
   static std::map<std::string, uint64_t> unlisted();
 
-  void submits(const core::Stream& stream, const char* name, List list, const void* work) override;
+  std::shared_ptr<core::RunObserver> submits(const core::Stream& stream, const char* name, List list,
+                                             const void* work) override;
   void records(const core::Event& event, const core::Stream& stream) override;
   void waits(const core::Stream& stream, const core::Event& event) override;
   void host_waited(const core::Stream& stream) override;
@@ -65,6 +67,7 @@ class Sanitizer final : public core::Observer {
   Detector detector_;
   std::atomic<ContextOf> context_of_{nullptr};
   std::atomic<uint64_t> num_host_functions_{0};
+  std::atomic<bool> watches_numbers_{false};
   std::mutex mutex_;
   Checks checks_;
   std::vector<Finding> findings_;

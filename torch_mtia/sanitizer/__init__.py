@@ -1,4 +1,5 @@
-"""Finds work that touches memory at the wrong time: in no order, after it was freed, before it was written.
+"""Finds work that touches memory at the wrong time: in no order, after it was freed, before it was written. And work
+that makes NaN or infinity.
 
     python -m torch_mtia.sanitize script.py  # says what is wrong, and where, on stderr
     TORCH_MTIA_SANITIZE=streams,memory python script.py
@@ -36,6 +37,7 @@ __all__ = [
     "start",
     "stop",
     "suppress",
+    "unchecked",
 ]
 
 HOST_FUNCTION = "mtia::host_function"  # what it submits, and what it touches of the host, is known by itself
@@ -43,12 +45,13 @@ MOST_NAMES = 5  # in one line
 
 _found: list[Report] = []
 _suppressions: list[suppressions.Suppression] = []
+_asked: set[str] = set()  # checks
 
 
 def start(*checks: str) -> None:
     """Watches all devices of the process from now on, with nothing known of what was before. `checks`, of CHECKS:
     "streams": work of several streams in no order; "memory": memory that was freed; "init": memory that nothing has
-    written. None: all of them. Raises ValueError for another name."""
+    written; "numbers": work that makes NaN or infinity. None: all of them. Raises ValueError for another name."""
     from torch_mtia import _C
 
     unknown = sorted(set(checks) - set(CHECKS))
@@ -57,11 +60,13 @@ def start(*checks: str) -> None:
     chosen = checks or CHECKS
     if "streams" in chosen:
         host_reads.watch()
-    _C._sanitizer_start("streams" in chosen, "memory" in chosen, "init" in chosen)
+    _C._sanitizer_start("streams" in chosen, "memory" in chosen, "init" in chosen, "numbers" in chosen)
+    _asked.clear()
+    _asked.update(chosen)
 
 
 def stop() -> None:
-    """Watches no more. Reports stay."""
+    """Watches no more. Reports stay. With "numbers", waits for what was submitted."""
     from torch_mtia import _C
 
     host_reads.leave()
@@ -76,6 +81,22 @@ def enabled(*checks: str) -> Iterator[None]:
         yield
     finally:
         stop()
+
+
+def unchecked() -> list[str]:
+    """What start() was asked to look for and cannot see, with the reason."""
+    from torch_mtia import _C
+
+    found = []
+    if "numbers" in _asked and "host_view" not in _C._driver_info()["capabilities"]:
+        found.append("numbers, because the driver gives the host no view of the device's memory")
+    counts = {name: count for name, count in _C._sanitizer_unlisted().items() if name != HOST_FUNCTION}
+    if counts:
+        names = sorted(counts, key=lambda name: -counts[name])
+        listed = ", ".join(f"{name} ({counts[name]} times)" for name in names[:MOST_NAMES])
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        found.append(f"{listed}{more}, because nobody says what it touches")
+    return found
 
 
 def reports() -> list[Report]:
@@ -110,22 +131,10 @@ def print_reports(file: TextIO | None = None) -> None:
     found = reports()
     for report in found:
         print(report, end="\n\n", file=file or sys.stderr)
-    for line in [*map(str, _suppressions), *_unchecked()]:
+    for line in [*map(str, _suppressions), *(f"not checked: {each}" for each in unchecked())]:
         print(f"torch_mtia sanitizer: {line}", file=file or sys.stderr)
     number = f"{len(found) or 'no'} report{'s' * (len(found) != 1)}"
     print(f"torch_mtia sanitizer{_who()}: {number}", file=file or sys.stderr)
-
-
-def _unchecked() -> list[str]:
-    from torch_mtia import _C
-
-    counts = {name: count for name, count in _C._sanitizer_unlisted().items() if name != HOST_FUNCTION}
-    if not counts:
-        return []
-    names = sorted(counts, key=lambda name: -counts[name])
-    listed = ", ".join(f"{name} ({counts[name]} times)" for name in names[:MOST_NAMES])
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return [f"not checked, because nobody says what it touches: {listed}{more}"]
 
 
 def _is_suppressed(report: Report) -> bool:

@@ -36,6 +36,27 @@ class Access:
     size: int  # bytes, from the first to the last
     writes: bool
     frames: tuple[Frame, ...]  # innermost first
+    # Of what backward() submits:
+    node: str = ""  # of autograd
+    forward: tuple[Frame, ...] = ()  # where the operator was called that made the node
+    backward: tuple[Frame, ...] = ()  # where backward() was called
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """The same for what was submitted at the same lines of the program."""
+        frames = (*self.frames, None, *self.forward, None, *self.backward)
+        return (self.operator, self.node, *(frame and frame[:2] for frame in frames))
+
+    @property
+    def lines(self) -> list[str]:
+        """Where it was submitted."""
+        lines = [] if self.node and not self.frames else _indented(self.frames)
+        if self.node:
+            lines.append(f"    in {self.node} of backward(){', called at' if self.backward else ''}")
+            lines += [f"  {line}" for line in _indented(self.backward) if self.backward]
+        if self.forward:
+            lines += ["    of the operator called at", *(f"  {line}" for line in _indented(self.forward))]
+        return lines
 
     def __str__(self) -> str:
         return f"{self.operator} {'writes' if self.writes else 'reads'} {self.tensor} on {self.where}"
@@ -53,25 +74,29 @@ class Access:
 
 @dataclasses.dataclass
 class Report:
-    """One finding. `kind` is "race", "freed too early", "use after free", "uninitialized" or "leak"."""
+    """One finding. `kind` is "race", "freed too early", "use after free", "uninitialized", "not finite" or "leak"."""
 
     kind: str
     access: Access
     earlier: Access | None  # the other one of a race, which was submitted before
     memory: tuple[Frame, ...]  # where the memory was freed, or allocated if nothing has written to it
+    nan: int = 0  # how many numbers of the access are NaN, if it is not finite
+    infinite: int = 0
+    reads_infinite: bool = False  # what it reads is infinite in part, and nowhere NaN
     count: int = 1  # how often it was found at these lines
 
     @property
     def key(self) -> tuple[object, ...]:
         """The same for findings at the same lines of the program."""
-        places = [_lines(access.operator, access.frames) for access in (self.access, self.earlier) if access]
-        return (self.kind, *places)
+        return (self.kind, *(access.place for access in (self.access, self.earlier) if access))
 
     @property
     def remedy(self) -> str:
         """What to write instead."""
         if self.kind == "uninitialized":
             return "write all of it first: torch.zeros() or fill_() in place of torch.empty(), or read less"
+        if self.kind == "not finite":
+            return "keep what it reads in the range of the operation, as with clamp(), an epsilon or a wider dtype"
         if self.kind == "use after free":
             return "keep a tensor that shares the memory until the work is submitted"
         assert self.earlier is not None
@@ -91,13 +116,20 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{_TITLES[self.kind]}{f' ({self.count} times)' if self.count > 1 else ''}", f"  {self.access}"]
-        lines += _indented(self.access.frames)
+        lines += self.access.lines
+        if self.kind == "not finite":
+            reads = "is infinite in part, and nowhere NaN" if self.reads_infinite else "is finite"
+            lines += [f"  of the result {' and '.join(self._numbers())}; what it reads {reads}"]
         if self.earlier is not None:
-            lines += [f"  {self.earlier}, submitted before", *_indented(self.earlier.frames)]
+            lines += [f"  {self.earlier}, submitted before", *self.earlier.lines]
         if self.memory:
             lines += ["  the memory was allocated" if self.kind == "uninitialized" else "  the memory was freed"]
             lines += _indented(self.memory)
         return "\n".join([*lines, f"  To mend it: {self.remedy}."])
+
+    def _numbers(self) -> list[str]:
+        counts = ((self.nan, "NaN"), (self.infinite, "infinite"))
+        return [f"{count} {'are' if count > 1 else 'is'} {name}" for count, name in counts if count]
 
     def to_json(self, **more: object) -> str:
         """One line."""
@@ -108,8 +140,29 @@ _TITLES = {
     "race": "Race: two pieces of work touch the same memory in no order, and one of them writes",
     "freed too early": "Freed too early: memory is used again while another stream still works on it",
     "use after free": "Use after free: work touches memory that was freed before",
+    "not finite": "Not finite: work makes NaN or infinity, which nothing that it reads has",
     "uninitialized": "Uninitialized: work reads memory that nothing has written since it was allocated",
 }
+
+
+# Nodes of autograd whose formulas divide by 0 and the like, and put a number in place of what comes of it.
+_REPLACED_LATER = frozenset(
+    f"{name}Backward{number}"
+    for name in (
+        "Angle",
+        "Cdist",
+        "LinalgVectorNorm",
+        "Norm",
+        "Renorm",
+        "Sgn",
+        "Sinc",
+        "Std",
+        "StdMean",
+        "Xlog1Py",
+        "Xlogy",
+    )
+    for number in range(4)
+) | {"PowBackward1"}
 
 
 def reports_of(findings: Iterable[Mapping[str, Any]]) -> list[Report]:
@@ -119,22 +172,28 @@ def reports_of(findings: Iterable[Mapping[str, Any]]) -> list[Report]:
             _access(finding["access"]),
             _access(finding["earlier"]) if "earlier" in finding else None,
             frames_of(finding["memory"]),
+            finding["nan"],
+            finding["infinite"],
+            finding["reads_infinite"],
         )
         for finding in findings
+        if finding["kind"] != "not finite" or finding["access"]["node"] not in _REPLACED_LATER
     ]
 
 
 def _access(entry: Mapping[str, Any]) -> Access:
-    named = {field.name: entry[field.name] for field in dataclasses.fields(Access) if field.name != "frames"}
-    return Access(**named, frames=frames_of(entry))
+    places = ("frames", "forward", "backward")
+    named = {field.name: entry[field.name] for field in dataclasses.fields(Access) if field.name not in places}
+    return Access(
+        **named,
+        frames=frames_of(entry),
+        forward=frames_of(entry["forward"]),
+        backward=frames_of(entry["backward"]),
+    )
 
 
 def frames_of(entry: Mapping[str, Any]) -> tuple[Frame, ...]:
     return tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in entry["frames"])
-
-
-def _lines(operator: str, frames: tuple[Frame, ...]) -> tuple[object, ...]:
-    return (operator, *(frame[:2] for frame in frames))
 
 
 def own_lines(frames: tuple[Frame, ...]) -> list[Frame]:

@@ -1,0 +1,135 @@
+#include "place.h"
+
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/node.h>
+
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+
+namespace torch_mtia {
+namespace {
+
+namespace py = pybind11;
+
+// Note [Forward and backward]
+// A node of autograd has the number that comes next on its thread when its operator is called, and RecordFunction tells
+// that number. An operator that makes no node leaves it to the next one. So what was called last under a number has
+// made the node: a row of the last numbers of each thread is enough.
+class ForwardCalls {
+ public:
+  void add(uint64_t thread, uint64_t number, std::shared_ptr<torch::CapturedTraceback> place) {
+    const std::lock_guard lock(mutex_);
+    auto& calls = threads_[thread];
+    if (calls.empty()) calls.resize(kCalls);
+    calls[number % kCalls] = {number, std::move(place)};
+  }
+  std::shared_ptr<torch::CapturedTraceback> find(uint64_t thread, uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    const auto calls = threads_.find(thread);
+    if (calls == threads_.end()) return nullptr;
+    const Call& call = calls->second[number % kCalls];
+    return call.number == number ? call.place : nullptr;
+  }
+  void clear() {
+    std::unordered_map<uint64_t, std::vector<Call>> old;
+    const std::lock_guard lock(mutex_);
+    old.swap(threads_);
+  }
+
+ private:
+  static constexpr size_t kCalls = size_t{1} << 16;
+  struct Call {
+    uint64_t number = 0;
+    std::shared_ptr<torch::CapturedTraceback> place;
+  };
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, std::vector<Call>> threads_;
+};
+
+ForwardCalls& forward_calls() {
+  static ForwardCalls& instance = *std::make_unique<ForwardCalls>().release();  // threads of autograd outlive all
+  return instance;
+}
+
+std::shared_ptr<torch::CapturedTraceback> traceback() {
+  return torch::CapturedTraceback::gather(/*python=*/true, /*script=*/false, /*cpp=*/false);
+}
+
+std::unique_ptr<at::ObserverContext> called(const at::RecordFunction& function) {
+  if (function.seqNr() >= 0) {
+    forward_calls().add(at::RecordFunction::currentThreadId(), function.seqNr(), traceback());
+  }
+  return nullptr;
+}
+
+std::string text_of(PyObject* text) {
+  const char* utf8 = PyUnicode_AsUTF8(text);
+  if (utf8 == nullptr) PyErr_Clear();
+  return utf8 != nullptr ? utf8 : "?";
+}
+
+// The frames of a thread that waits for autograd's engine; empty: it does not.
+Lines lines_of_waiting(PyThreadState* thread) {
+  Lines lines;
+  auto frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(thread)));
+  while (frame) {
+    auto* of = reinterpret_cast<PyFrameObject*>(frame.ptr());
+    PyCodeObject* code = PyFrame_GetCode(of);
+    lines.push_back({text_of(code->co_filename), PyFrame_GetLineNumber(of), text_of(code->co_name)});
+    Py_DECREF(code);
+    if (lines.size() == 1 && lines.front().function != "_engine_run_backward") return {};
+    frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(of)));
+  }
+  return lines;
+}
+
+// Where backward() was called whose work the calling thread does; null: several threads wait for one, or none does.
+// Looked up once for each call.
+std::shared_ptr<const Lines> place_of_backward() {
+  thread_local int last_task = -1;
+  thread_local std::shared_ptr<const Lines> last;
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task == last_task) return last;
+  last_task = task;
+  last = nullptr;
+  const py::gil_scoped_acquire gil;
+  size_t waiting = 0;
+  for (auto* thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); thread != nullptr;
+       thread = PyThreadState_Next(thread)) {
+    Lines lines = lines_of_waiting(thread);
+    if (lines.empty()) continue;
+    ++waiting;
+    last = std::make_shared<const Lines>(std::move(lines));
+  }
+  if (waiting != 1) last = nullptr;
+  return last;
+}
+
+}  // namespace
+
+std::shared_ptr<Place> Place::current() {
+  auto place = std::make_shared<Place>();
+  place->here = traceback();
+  if (const auto node = torch::autograd::get_current_node()) {
+    place->node = node->name();
+    place->forward = forward_calls().find(node->thread_id(), node->sequence_nr());
+    place->backward = place_of_backward();
+  }
+  return place;
+}
+
+void follow_forward(bool on) {
+  static std::optional<at::CallbackHandle> callback;
+  if (on && !callback) {
+    callback = at::addGlobalCallback(at::RecordFunctionCallback(&called).scopes({at::RecordScope::FUNCTION}));
+  } else if (!on && callback) {
+    at::removeCallback(*callback);
+    callback.reset();
+    forward_calls().clear();
+  }
+}
+
+}  // namespace torch_mtia

@@ -1,0 +1,24 @@
+// An operand as findings keep it. No PyTorch.
+#pragma once
+
+#include "../core/Operands.h"
+#include "Detector.h"
+
+namespace torch_mtia::sanitizer {
+
+inline Operand name(const core::Operand& operand) {
+  std::vector<int64_t> strides(operand.strides.begin(), operand.strides.end());
+  for (int64_t& stride : strides) stride *= operand.stride_unit;
+  std::string type = std::to_string(operand.element_size) + " bytes";
+  if (operand.dtype[0] != '\0') {
+    type = std::string(operand.dtype) + '[';
+    for (size_t d = 0; d < operand.sizes.size(); ++d) {
+      type += (d == 0 ? "" : ", ") + std::to_string(operand.sizes[d]);
+    }
+    type += ']';
+  }
+  return {Region(operand.address, operand.element_size, operand.sizes, strides), operand.writes, std::move(type),
+          operand.is_moved};
+}
+
+}  // namespace torch_mtia::sanitizer

@@ -1,0 +1,398 @@
+"""Work that makes NaN or infinity out of finite numbers."""
+
+from __future__ import annotations
+
+from sanitizer.corpus import Program
+
+NUMBERS = [
+    Program(
+        "the logarithm of a probability of 0",
+        "not finite",
+        """
+p = torch.tensor([0.5, 0.5, 0.0], device="mtia")
+MEND
+entropy = -(p * p.log()).sum()
+""",
+        "p = p.clamp(min=1e-8)",
+        ("aten::log",),
+    ),
+    Program(
+        "the square root of 0, differentiated",
+        "not finite",
+        """
+x = torch.zeros(4, device="mtia", requires_grad=True)
+y = x
+MEND
+y.sqrt().sum().backward()
+""",
+        "y = x + 1e-6",
+        ("aten::div",),
+    ),
+    Program(
+        "the length of a vector of zeros, differentiated",
+        "not finite",
+        """
+x = torch.zeros(4, device="mtia", requires_grad=True)
+length = (x * x).sum()
+MEND
+length.sqrt().backward()
+""",
+        "length = length + 1e-12",
+        ("aten::div",),
+    ),
+    Program(
+        "the mean of what a mask selects, which is nothing",
+        "not finite",
+        """
+losses = torch.ones(10, device="mtia")
+mask = losses > 2
+MEND
+loss = losses[mask].mean()
+""",
+        "mask[0] = True",
+        ("aten::mean",),
+    ),
+    Program(
+        "a loss over targets that are all ignored",
+        "not finite",
+        """
+logits = torch.randn(4, 10, device="mtia")
+targets = torch.full((4,), -100, device="mtia")
+MEND
+loss = torch.nn.functional.cross_entropy(logits, targets)
+""",
+        "targets[0] = 1",
+        ("aten::nll_loss_forward",),
+    ),
+    Program(
+        "a product of matrices that float16 does not hold",
+        "not finite",
+        """
+x = torch.full((64, 64), 100.0, device="mtia", dtype=torch.half)
+MEND
+y = x @ x
+""",
+        "x = x / 100",
+        ("aten::mm",),
+    ),
+    Program(
+        "a conversion to float16 of what that does not hold",
+        "not finite",
+        """
+x = torch.full((10,), 1e6, device="mtia")
+MEND
+y = x.half()
+""",
+        "x = x.clamp(max=65504)",
+        ("aten::copy_",),
+    ),
+    Program(
+        "a softmax by hand that does not subtract the maximum",
+        "not finite",
+        """
+x = torch.tensor([1000.0, 0.0], device="mtia")
+MEND
+e = x.exp()
+p = e / e.sum()
+""",
+        "x = x - x.max()",
+        ("aten::exp",),
+    ),
+    Program(
+        "a softmax over a row that is masked throughout",
+        "not finite",
+        """
+scores = torch.zeros(4, 4, device="mtia")
+mask = torch.ones(4, 4, device="mtia", dtype=torch.bool).tril(-1)
+MEND
+p = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+""",
+        "mask = mask | torch.eye(4, device='mtia', dtype=torch.bool)",
+        ("aten::_softmax",),
+    ),
+    Program(
+        "a sum in the space of logarithms, of nothing but log(0)",
+        "not finite",
+        """
+x = torch.full((4,), float("-inf"), device="mtia")
+MEND
+largest = x.max()
+y = (x - largest).exp().sum().log() + largest
+""",
+        "x[0] = 0",
+        ("aten::add",),
+    ),
+    Program(
+        "the variance of one number",
+        "not finite",
+        """
+x = torch.ones(1, device="mtia")
+MEND
+y = x.var()
+""",
+        "x = torch.ones(4, device='mtia')",
+        ("aten::var",),
+    ),
+    Program(
+        "an angle whose cosine was rounded up beyond 1",
+        "not finite",
+        """
+cosine = torch.full((3,), 1.0000001, device="mtia")
+MEND
+angle = cosine.acos()
+""",
+        "cosine = cosine.clamp(-1, 1)",
+        ("aten::acos",),
+    ),
+    Program(
+        "log1p at the end of its range",
+        "not finite",
+        """
+p = torch.ones(3, device="mtia")
+MEND
+y = (-p).log1p()
+""",
+        "p = p * (1 - 1e-6)",
+        ("aten::log1p",),
+    ),
+    Program(
+        "logit of a probability of 1",
+        "not finite",
+        """
+p = torch.full((3,), 20.0, device="mtia").sigmoid()
+eps = None
+MEND
+y = p.logit(eps)
+""",
+        "eps = 1e-6",
+        ("aten::logit",),
+    ),
+    Program(
+        "a normalization by a standard deviation of 0",
+        "not finite",
+        """
+x = torch.ones(8, 4, device="mtia")
+std = x.std(0)
+MEND
+y = (x - x.mean(0)) / std
+""",
+        "std = std + 1e-5",
+        ("aten::div",),
+    ),
+    Program(
+        "a layer normalization without an epsilon",
+        "not finite",
+        """
+x, eps = torch.ones(8, 4, device="mtia"), 0.0
+MEND
+y = torch.nn.functional.layer_norm(x, (4,), eps=eps)
+""",
+        "eps = 1e-5",
+        ("aten::native_layer_norm",),
+    ),
+    Program(
+        "a learning rate with which the weights grow beyond all bounds",
+        "not finite",
+        """
+w = torch.nn.Parameter(torch.full((4,), 2.0, device="mtia"))
+lr = 10.0
+MEND
+optimizer = torch.optim.SGD([w], lr=lr)
+for _ in range(8):
+    optimizer.zero_grad()
+    (w**4).sum().backward()
+    optimizer.step()
+""",
+        "lr = 1e-3",
+        ("aten::pow",),
+    ),
+    Program(
+        "Adam without an epsilon, and a gradient of 0",
+        "not finite",
+        """
+w = torch.nn.Parameter(torch.ones(4, device="mtia"))
+w.grad, eps = torch.zeros(4, device="mtia"), 0.0
+MEND
+torch.optim.Adam([w], eps=eps, fused=True).step()
+""",
+        "eps = 1e-8",
+        ("aten::_fused_adam_",),
+    ),
+    Program(
+        "a power below 1 of 0, differentiated",
+        "not finite",
+        """
+x = torch.zeros(4, device="mtia", requires_grad=True)
+y = x
+MEND
+y.pow(0.5).sum().backward()
+""",
+        "y = x + 1e-6",
+        ("aten::pow",),
+    ),
+    Program(
+        "the angle of a vector of zeros, differentiated",
+        "not finite",
+        """
+x = torch.zeros(4, device="mtia", requires_grad=True)
+y = torch.zeros(4, device="mtia", requires_grad=True)
+other = y
+MEND
+torch.atan2(x, other).sum().backward()
+""",
+        "other = y + 1e-6",
+        ("aten::reciprocal",),
+    ),
+    Program(
+        "a loss scale that float16 does not hold in backward",
+        "not finite",
+        """
+layer = torch.nn.Linear(16, 16, device="mtia", dtype=torch.half)
+x = torch.full((64, 16), 4.0, device="mtia", dtype=torch.half)
+scale = 65536.0
+MEND
+scaler = torch.amp.GradScaler("mtia", init_scale=scale)
+scaler.scale(layer(x).float().sum()).backward()
+""",
+        "scale = 8.0",
+        ("aten::copy_",),
+    ),
+    Program(
+        "a division in place by 0",
+        "not finite",
+        """
+x, total = torch.ones(10, device="mtia"), torch.zeros((), device="mtia")
+MEND
+x[2:5].div_(total)
+""",
+        "total += 1",
+        ("aten::div",),
+    ),
+    Program(
+        "a side stream divides by 0",
+        "not finite",
+        """
+x = torch.zeros(10, device="mtia")
+MEND
+side.wait_stream(main)
+with side:
+    y = x.reciprocal()
+main.wait_stream(side)
+""",
+        "x += 1",
+        ("aten::reciprocal",),
+    ),
+    Program(
+        "an operator that falls back",
+        "not finite",
+        """
+x = torch.zeros(4, device="mtia")
+MEND
+y = torch.special.scaled_modified_bessel_k0(x) + torch.special.spherical_bessel_j0(x)
+""",
+        "x += 1",
+        ("aten::special_scaled_modified_bessel_k0",),
+    ),
+    Program(
+        "a graph is replayed with numbers that it was not captured with",
+        "not finite",
+        """
+x = torch.ones(4, device="mtia")
+graph = torch.mtia.MTIAGraph()
+with torch.mtia.graph(graph):
+    y = x.log()
+x.zero_()
+MEND
+graph.replay()
+""",
+        "x += 1",
+        ("aten::log",),
+    ),
+    Program(
+        "a graph with a backward() in it is replayed at 0",
+        "not finite",
+        """
+x = torch.ones(4, device="mtia", requires_grad=True)
+graph = torch.mtia.MTIAGraph()
+torch.autograd.grad(x.sqrt().sum(), x)
+with torch.mtia.graph(graph):
+    (gradient,) = torch.autograd.grad(x.sqrt().sum(), x)
+x.detach().zero_()
+MEND
+graph.replay()
+""",
+        "x.detach().add_(1)",
+        ("aten::div",),
+    ),
+]
+
+# Infinity and NaN on purpose, and what only passes them on.
+FINE = {
+    "numbers that a program is given": """
+inf = float("inf")
+x = torch.ones(2, 4, device="mtia")
+torch.full((4,), inf, device="mtia")
+x.clone().fill_(float("nan"))
+mask = torch.full((4, 4), -inf, device="mtia").triu(1)
+(x @ torch.ones(4, 4, device="mtia") + mask[:2]).softmax(-1)
+x.masked_fill(x > 0, -inf)
+torch.where(x > 0, -inf, x)
+x * inf
+x.clamp(min=-inf, max=inf)
+torch.nn.functional.pad(x, (1, 1), value=-inf)
+x.half() + inf
+x.index_fill(1, torch.tensor([1], device="mtia"), inf)
+x.scatter(1, torch.zeros(2, 1, dtype=torch.long, device="mtia"), inf)
+x[0, 0] = inf
+x.nan_to_num(nan=float("nan"))
+torch._foreach_mul_([torch.ones(3, device="mtia")], inf)
+x.div(torch.tensor(float("nan")))
+""",
+    "what comes from the host": """
+torch.tensor([1.0, float("nan")], device="mtia").half()
+torch.tensor([1.0, float("inf")]).half().to("mtia", torch.float)
+torch.tensor([[1.0, float("inf")]]).t().to("mtia") + 1
+x = torch.ones(3, device="mtia")
+x.copy_(torch.tensor([float("nan"), 1.0, float("inf")]))
+x.sum()
+""",
+    "what is passed on": """
+x = torch.tensor([1.0, float("nan"), 3.0], device="mtia")
+x[torch.tensor([2, 1], device="mtia")]
+x.index_select(0, torch.tensor([1], device="mtia"))
+x.add_(1).mul_(2)
+x.cumsum(0)
+x.masked_fill_(torch.tensor([True, False, False], device="mtia"), 0)
+x.index_add_(0, torch.tensor([0], device="mtia"), torch.ones(1, device="mtia"))
+torch.cat([x, x]).sort()
+torch.nn.functional.layer_norm(x, (3,))
+x.flip(0).roll(1).expand(4, 3).contiguous()
+""",
+    "memory that is only written": """
+x = torch.ones(1 << 16, device="mtia")
+y = torch.full((1 << 16,), float("nan"), device="mtia")
+torch.add(x, 1, out=y)
+del y
+z = torch.empty(1 << 16, device="mtia")
+torch.exp(x, out=z)
+torch.stack([x, z]).sum()
+""",
+    "integers and booleans": """
+x = torch.tensor([0x7f800000, -1], dtype=torch.int32, device="mtia")
+(x * 2, x == x, x.view(torch.float).isnan())
+""",
+    "pooling pads with what is never taken": """
+x = torch.randn(1, 1, 4, 4, device="mtia", requires_grad=True)
+torch.nn.functional.max_pool2d(x, 3, padding=1).sum().backward()
+""",
+    "attention with a causal mask": """
+q, k, v = (torch.randn(1, 2, 8, 16, device="mtia", requires_grad=True) for _ in range(3))
+torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+""",
+    "norms and deviations of 0, whose derivative PyTorch masks": """
+x = torch.zeros(4, device="mtia", requires_grad=True)
+x.norm().backward()
+torch.linalg.vector_norm(x).backward()
+x.std().backward()
+""",
+}

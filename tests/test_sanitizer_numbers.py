@@ -1,0 +1,254 @@
+"""The sanitizer finds who makes NaN and infinity, and says where in forward and backward."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from sanitizer import numbers
+from test_sanitizer import reports_of
+
+from torch_mtia import sanitizer
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
+
+
+def lines_of(frames: tuple[sanitizer.Frame, ...]) -> list[int]:
+    return [frame.line for frame in frames if frame.file == "program.py"]
+
+
+FLOATS = (
+    torch.half,
+    torch.bfloat16,
+    torch.float,
+    torch.double,
+    torch.complex64,
+    torch.complex128,
+)
+SHORT_FLOATS = (torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz)
+
+
+@pytest.mark.parametrize("text", numbers.FINE.values(), ids=numbers.FINE)
+def test_what_is_on_purpose_or_passed_on_is_not_reported(text: str) -> None:
+    found = reports_of(text)
+    assert not found, "\n\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("size", [1, 5, 1023, 1024, 1025, 5000])
+def test_numbers_are_counted(dtype: torch.dtype, size: int) -> None:
+    x = torch.ones(size, dtype=dtype, device="mtia")
+    x[:: max(size // 3, 1)] = 0
+    zeros = int((x.cpu() == 0).sum())
+    with sanitizer.enabled("numbers"):
+        x.log()
+    (report,) = sanitizer.reports()
+    sanitizer.reports().clear()
+    assert (report.kind, report.nan, report.infinite) == ("not finite", 0, zeros)
+
+
+@pytest.mark.parametrize("dtype", SHORT_FLOATS, ids=str)
+def test_short_dtypes_have_nan(dtype: torch.dtype) -> None:
+    x = torch.full((100,), 1e6, device="mtia")
+    expected = x.cpu().to(dtype).float()
+    with sanitizer.enabled("numbers"):
+        x.to(dtype)
+        x.div(1e6).to(dtype)
+    found = list(sanitizer.reports())
+    sanitizer.reports().clear()
+    counts = [(int(expected.isnan().sum()), int(expected.isinf().sum()))]
+    assert [(report.nan, report.infinite) for report in found] == [each for each in counts if any(each)]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[::2],
+        lambda x: x[:, 1:3],
+        lambda x: x.t()[1:],
+        lambda x: x.unfold(0, 3, 2),
+        lambda x: x[3, 2],
+        lambda x: x[:, None, :].expand(8, 5, 4),
+    ],
+)
+def test_only_what_is_written_counts(view: object) -> None:
+    assert callable(view)
+    x = torch.zeros(8, 4, device="mtia")
+    result = torch.full((8, 4), float("nan"), device="mtia")
+    with sanitizer.enabled("numbers"):
+        view(x).reciprocal()
+        if not view(result).numel() > result.numel():
+            torch.add(view(x), 1, out=view(result).clone())
+    (report,) = sanitizer.reports()
+    sanitizer.reports().clear()
+    assert report.infinite == view(x).numel()
+
+
+def test_each_replay_is_looked_at() -> None:
+    text = """
+x = torch.ones(4, device="mtia")
+graph = torch.mtia.MTIAGraph()
+with torch.mtia.graph(graph):
+    y = x.log() + 1
+for number in (1, 0, 2, 0):
+    x.fill_(number)
+    graph.replay()
+"""
+    (report,) = reports_of(text)
+    assert (report.count, report.access.operator) == (2, "aten::log")
+    assert lines_of(report.access.frames) == [5]
+
+
+def test_nothing_is_looked_at_once_it_is_off() -> None:
+    x, graph = torch.ones(4, device="mtia"), torch.mtia.MTIAGraph()
+    with sanitizer.enabled("numbers"), torch.mtia.graph(graph):
+        x.log()
+    x.zero_()
+    graph.replay()
+    x.log()
+    assert not sanitizer.reports()
+
+
+def test_work_on_busy_streams_is_waited_for() -> None:
+    x = torch.zeros(1 << 20, device="mtia")
+    side = torch.Stream("mtia")
+    with sanitizer.enabled("numbers"):
+        a = torch.ones(512, 512, device="mtia")
+        for _ in range(10):
+            a = a @ a / 512
+        side.wait_stream(torch.mtia.current_stream())
+        with side:
+            x.reciprocal()
+        assert [report.access.operator for report in sanitizer.reports()] == ["aten::reciprocal"]
+    sanitizer.reports().clear()
+
+
+BACKWARD = """\
+def forward(x):
+    flat = x.view(4)
+    return flat.sqrt().sum()
+x = torch.zeros(2, 2, device="mtia", requires_grad=True)
+loss = forward(x)
+loss.backward()
+"""
+
+
+def test_a_report_of_backward_names_its_node_and_where_both_were_called() -> None:
+    (report,) = reports_of(BACKWARD)
+    text = re.sub(r"(?m)^ +(?!program)\S+:\d+ in .*\n", "", str(report))
+    assert (
+        text
+        == """\
+Not finite: work makes NaN or infinity, which nothing that it reads has
+  aten::div writes Float[4] on the default stream of device 0
+    in SqrtBackward0 of backward(), called at
+      program.py:6 in <module>
+    of the operator called at
+      program.py:3 in forward
+      program.py:5 in <module>
+  of the result 4 are infinite; what it reads is finite
+  To mend it: keep what it reads in the range of the operation, as with clamp(), an epsilon or a wider dtype."""
+    )
+
+
+@pytest.mark.parametrize(
+    "call", ["torch.autograd.grad(loss, x, retain_graph=True)", "loss.backward(retain_graph=True)"]
+)
+def test_calls_of_backward_are_told_apart(call: str) -> None:
+    text = BACKWARD.replace("loss.backward()", f"for _ in range(3):\n    {call}\n{call}")
+    found = reports_of(text)
+    assert [(lines_of(report.access.backward), report.count) for report in found] == [([7], 3), ([8], 1)]
+    assert all(report.access.node == "SqrtBackward0" for report in found)
+
+
+def test_a_function_of_python_has_its_lines() -> None:
+    text = """
+class Root(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sqrt()
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad / x.sqrt()
+x = torch.zeros(4, device="mtia", requires_grad=True)
+Root.apply(x).sum().backward()
+"""
+    (report,) = reports_of(text)
+    assert report.access.node == "RootBackward"
+    assert lines_of(report.access.frames) == [10]
+    assert lines_of(report.access.forward) == lines_of(report.access.backward) == [12]
+
+
+def test_forwards_of_several_threads_are_told_apart() -> None:
+    found = []
+
+    def train(power: float) -> None:
+        x = torch.zeros(4, device="mtia", requires_grad=True)
+        losses.append(x.pow(power).sum() if power < 1 else x.sqrt().sum())
+
+    losses: list[torch.Tensor] = []
+    with sanitizer.enabled("numbers"):
+        for power in (0.5, 1):
+            thread = threading.Thread(target=train, args=(power,))
+            thread.start()
+            thread.join()
+        for loss in losses:
+            loss.backward()
+        found = list(sanitizer.reports())
+    sanitizer.reports().clear()
+    assert [report.access.node for report in found] == ["PowBackward0", "SqrtBackward0"]
+    assert {report.access.forward[0].function for report in found} == {"train"}
+
+
+def test_races_of_backward_have_lines(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+import torch
+from torch_mtia import sanitizer
+
+side = torch.Stream("mtia")
+x = torch.ones(1000, device="mtia", requires_grad=True)
+with sanitizer.enabled("streams"):
+    y = x.exp()
+    y.sum().backward()
+    with side:
+        x.grad + 1
+for report in sanitizer.reports():
+    print(report.earlier.node, report.earlier.forward[0].line, report.earlier.backward[-1].line)
+"""
+    )
+    assert finished.stdout.split() == ["ExpBackward0", "8", "9"]
+
+
+def test_two_devices(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+import torch
+from torch_mtia import sanitizer
+
+with sanitizer.enabled():
+    x = torch.zeros(10, device="mtia:1")
+    x.to("mtia:0").add(1).log()
+    x.log()
+    x.to("mtia:0")
+for report in sanitizer.reports():
+    print(report.kind, report.access.device)
+""",
+        TORCH_MTIA_DEVICES="2",
+    )
+    assert finished.stdout == "not finite 1\n"
+
+
+def test_the_process_waits_for_its_work_before_it_says_what_was_found(run_script: RunScript) -> None:
+    finished = run_script(
+        "import torch\nx = torch.zeros(1 << 20, device='mtia')\nfor _ in range(5):\n    y = x.exp()\nx.reciprocal()\n",
+        TORCH_MTIA_SANITIZE="numbers",
+    )
+    assert "aten::reciprocal writes Float[1048576]" in finished.stderr
+    assert finished.stderr.endswith("torch_mtia sanitizer: 1 report\n")
