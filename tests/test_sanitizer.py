@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from sanitizer import captures, graphs, host, leaks, memory, numbers, streams
-from sanitizer.corpus import Program
+import triton
+from sanitizer import captures, graphs, host, kernels, leaks, memory, numbers, streams
+from sanitizer.corpus import Program, triton_kernel
 
 import torch_mtia
 from torch_mtia import sanitizer
@@ -27,6 +28,7 @@ PROGRAMS = [
     *host.RACES,
     *graphs.FREED,
     *graphs.RACES,
+    *kernels.PROGRAMS,
     *numbers.NUMBERS,
 ]
 RUN = """
@@ -45,6 +47,8 @@ for report in sanitizer.reports():
 def reports_of(text: str) -> list[sanitizer.Report]:
     names = {
         "torch": torch,
+        "triton": triton,
+        "triton_kernel": triton_kernel,
         "main": torch.mtia.current_stream(),
         "side": torch.Stream("mtia"),
         "third": torch.Stream("mtia"),
@@ -155,7 +159,8 @@ def test_only_what_was_asked_for_is_looked_for() -> None:
         sanitizer.reports().clear()
     torch.empty(10, device="mtia") + 1
     assert not sanitizer.reports()
-    with pytest.raises(ValueError, match="there is no check 'races'; there are streams, memory, init, numbers"):
+    known = "streams, memory, init, kernels, numbers"
+    with pytest.raises(ValueError, match=f"there is no check 'races'; there are {known}"):
         sanitizer.start("races")
 
 

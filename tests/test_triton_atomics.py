@@ -101,11 +101,11 @@ def test_scalars_and_compare_and_swap() -> None:
             pass
         tl.store(z, tl.load(z) + 1)
         tl.atomic_xchg(lock, 0)
-        i = tl.arange(0, N)
-        tl.store(old + i, tl.atomic_cas(old + i, i, i * 2))
+        i = tl.program_id(0) * N + tl.arange(0, N)
+        tl.store(old + i, tl.atomic_cas(old + i, i % N, i))
 
     lock, z = torch.zeros(1, dtype=torch.int32), torch.zeros(1)
-    old = torch.tensor([0, 1, 5, 3], dtype=torch.int32)
+    old = torch.tensor([0, 1, 5, 3], dtype=torch.int32).repeat(7)
     kernel[(7,)](lock, z, old, N=4)
     assert lock.item() == 0
     assert z.item() == 7

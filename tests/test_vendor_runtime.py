@@ -315,3 +315,16 @@ def test_processes_communicate(driver: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_the_sanitizer_says_that_it_cannot_see_numbers(run: Callable[..., Finished]) -> None:
+    finished = run("""
+        import torch
+        from torch_mtia import sanitizer
+
+        with sanitizer.enabled():
+            torch.zeros(4, device="mtia").log()
+        sanitizer.print_reports()
+    """)
+    assert "cannot check numbers: the driver gives the host no view of the device's memory\n" in finished.stderr
+    assert finished.stderr.endswith("torch_mtia sanitizer: no reports\n")

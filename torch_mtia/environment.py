@@ -20,7 +20,7 @@ MAX_DEVICES = 64
 MIN_MEMORY = 64 << 20
 LOGS = ("launch",)
 KERNELS = ("aten", "triton", "auto")
-CHECKS = ("streams", "memory", "init", "numbers")
+CHECKS = ("streams", "memory", "init", "kernels", "numbers")
 LIBRARY_FOLDER = Path(__file__).resolve().parent / "lib"
 BUNDLED_DRIVERS = {"host": LIBRARY_FOLDER / "libmtia_host.so"}
 
@@ -309,6 +309,21 @@ def read(environ: Mapping[str, str]) -> Settings:
 def settings() -> Settings:
     """The settings of this process, read at the first call: later changes of the environment have no effect."""
     return read(os.environ)
+
+
+class _Watching:
+    """Whether somebody follows the accesses of kernels."""
+
+    is_wanted = False
+
+
+def watch_kernels(wanted: bool) -> None:
+    """Whether Triton kernels that are compiled from now on let their accesses be followed, as the sanitizer asks."""
+    _Watching.is_wanted = wanted
+
+
+def kernels_are_watched() -> bool:
+    return _Watching.is_wanted or settings().check_bounds
 
 
 def device_type() -> str:

@@ -13,6 +13,17 @@ class Event;
 class Graph;
 class Stream;
 
+// Watches the launches of a kernel: one, or all those of a graph's node.
+class KernelWatcher : public mtia_kernel_watch {
+ public:
+  virtual ~KernelWatcher() = default;
+  // The programs of a launch have run, all on one thread. Called on any thread.
+  virtual void finished() noexcept = 0;
+
+ protected:
+  explicit KernelWatcher(const mtia_kernel_watch& watch) : mtia_kernel_watch(watch) {}
+};
+
 // `list` tells what work touches; null: nobody knows.
 using OperandList = void (*)(const void* work, OperandSink& sink);
 
@@ -27,8 +38,11 @@ class RunObserver {
 class Observer {
  public:
   using List = OperandList;
-  // The result, unless it is null, runs the work; of a copy, a fill or a kernel nobody asks it.
+  // The result, unless it is null, runs the work; of a copy or a fill nobody asks it.
   virtual std::shared_ptr<RunObserver> submits(const Stream& stream, const char* name, List list, const void* work) = 0;
+  // A kernel. Null: nobody watches it.
+  virtual std::shared_ptr<KernelWatcher> submits(const Stream& stream, const char* name,
+                                                 const mtia_kernel_launch& launch) = 0;
   virtual void records(const Event& event, const Stream& stream) = 0;
   virtual void waits(const Stream& stream, const Event& event) = 0;
   virtual void host_waited(const Stream& stream) = 0;

@@ -72,6 +72,31 @@ void Stream::list_spans(const void* work, OperandSink& sink) {
   }
 }
 
+// An item behind the kernel says that it has run, and keeps the watcher as long as the driver keeps the kernel.
+void Stream::launch_watched(Observer& told, const char* name, const mtia_kernel_launch& launch) {
+  struct Finish {
+    std::shared_ptr<KernelWatcher> watcher;
+    void operator()(const mtia_work_context& /*context*/) const noexcept { watcher->finished(); }
+  };
+  WorkBlock<Finish> finish{{told.submits(*this, name, launch)}, "sanitizer"};
+  KernelWatcher* const watcher = finish.callable.watcher.get();
+  mtia_kernel_launch watched = launch;
+  if (watcher == nullptr) {
+    watched.live_ranges = nullptr;  // they were for the watcher
+    return submit(&mtia_runtime_api::stream_launch_kernel, handle_, &watched);
+  }
+  watched.num_threads = 1;
+  watched.watch = watcher;
+  try {
+    submit(&mtia_runtime_api::stream_launch_kernel, handle_, &watched);
+  } catch (...) {
+    watcher->finished();
+    throw;
+  }
+  const mtia_work work = make_work({finish.name}, finish);
+  submit(&mtia_runtime_api::stream_launch, handle_, &work);
+}
+
 Stream* Stream::create(int32_t device, int32_t priority) {
   std::unique_ptr<Stream> stream(new Stream(device, priority));
   runtime::call(&mtia_runtime_api::stream_create, device, priority, /*tag=*/stream.get(), &stream->handle_);

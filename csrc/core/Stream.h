@@ -96,7 +96,7 @@ class Stream {
   }
   void launch_kernel(const char* name, const mtia_kernel_launch& launch) {
     if (Observer* told = current_observer()) [[unlikely]]
-      told->submits(*this, name, nullptr, &launch);
+      return launch_watched(*told, name, launch);
     submit(&mtia_runtime_api::stream_launch_kernel, handle_, &launch);
   }
   // `parameters` may be null.
@@ -146,6 +146,7 @@ class Stream {
   void launch_observed(Observer& told, const mtia_work& work, OperandList list);
   void tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, bool is_waited_for) const;
   void tell_fill(uint64_t to, uint64_t size) const;
+  void launch_watched(Observer& told, const char* name, const mtia_kernel_launch& launch);
   static void list_spans(const void* work, OperandSink& sink);
   void set_graph(Graph* graph) { graph_.store(graph, std::memory_order_release); }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../core/DriverInfo.h"
+#include "../core/Observer.h"
 #include "MTIACachingAllocator.h"
 
 namespace torch_mtia {
@@ -42,7 +43,7 @@ void MTIAKernel::launch(const MTIAStream& stream, const std::array<int32_t, 3>& 
   launch.packed_arguments_size = packed_arguments_size;
   launch.packed_arguments = packed_arguments;
   std::vector<mtia_span> live_ranges;
-  if (C10_UNLIKELY(check_bounds_)) {
+  if (C10_UNLIKELY(check_bounds_ || core::current_observer() != nullptr)) {
     live_ranges = MTIACachingAllocator::of(device_).live_ranges();
     launch.live_ranges = live_ranges.empty() ? &kNothing : live_ranges.data();  // null would mean: no checks
     launch.num_live_ranges = live_ranges.size();

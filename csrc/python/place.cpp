@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
 
+#include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -58,11 +60,25 @@ std::shared_ptr<torch::CapturedTraceback> traceback() {
   return torch::CapturedTraceback::gather(/*python=*/true, /*script=*/false, /*cpp=*/false);
 }
 
+// Operators made of others of which one divides by 0 and the like, and another one puts a number in its place.
+constexpr std::string_view kReplaceNumbers[] = {"aten::_safe_softmax", "aten::linalg_pinv"};
+thread_local int numbers_replaced = 0;  // how many of them the thread is inside of
+
+bool replaces_numbers(const at::RecordFunction& function) {
+  return std::find(std::begin(kReplaceNumbers), std::end(kReplaceNumbers), function.name()) !=
+         std::end(kReplaceNumbers);
+}
+
 std::unique_ptr<at::ObserverContext> called(const at::RecordFunction& function) {
+  if (replaces_numbers(function)) ++numbers_replaced;
   if (function.seqNr() >= 0) {
     forward_calls().add(at::RecordFunction::currentThreadId(), function.seqNr(), traceback());
   }
   return nullptr;
+}
+
+void returned(const at::RecordFunction& function, at::ObserverContext* /*context*/) {
+  if (replaces_numbers(function) && numbers_replaced > 0) --numbers_replaced;
 }
 
 std::string text_of(PyObject* text) {
@@ -113,6 +129,7 @@ std::shared_ptr<const Lines> place_of_backward() {
 std::shared_ptr<Place> Place::current() {
   auto place = std::make_shared<Place>();
   place->here = traceback();
+  place->replaces_numbers = numbers_replaced > 0;
   if (const auto node = torch::autograd::get_current_node()) {
     place->node = node->name();
     place->forward = forward_calls().find(node->thread_id(), node->sequence_nr());
@@ -124,7 +141,8 @@ std::shared_ptr<Place> Place::current() {
 void follow_forward(bool on) {
   static std::optional<at::CallbackHandle> callback;
   if (on && !callback) {
-    callback = at::addGlobalCallback(at::RecordFunctionCallback(&called).scopes({at::RecordScope::FUNCTION}));
+    callback =
+        at::addGlobalCallback(at::RecordFunctionCallback(&called, &returned).scopes({at::RecordScope::FUNCTION}));
   } else if (!on && callback) {
     at::removeCallback(*callback);
     callback.reset();

@@ -19,6 +19,7 @@ using Lines = std::vector<Line>;  // innermost first
 
 struct Place {
   std::shared_ptr<torch::CapturedTraceback> here;
+  bool replaces_numbers = false;  // another number is put in the place of what is not finite
   // In backward(): the node of autograd, where the operator was called that made it, and where backward() was.
   std::string node;
   std::shared_ptr<torch::CapturedTraceback> forward;

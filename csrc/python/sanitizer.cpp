@@ -25,10 +25,21 @@ const char* name_of(sanitizer::FindingKind kind) {
       return "use after free";
     case sanitizer::FindingKind::kUninitialized:
       return "uninitialized";
+    case sanitizer::FindingKind::kOutOfBounds:
+      return "out of bounds";
+    case sanitizer::FindingKind::kProgramRace:
+      return "race between programs";
+    case sanitizer::FindingKind::kLaneConflict:
+      return "several values";
     case sanitizer::FindingKind::kNotFinite:
       return "not finite";
   }
   return "unknown";
+}
+
+py::object describe(const std::shared_ptr<const sanitizer::KernelLine>& line) {
+  if (line == nullptr) return py::none();
+  return py::make_tuple(line->file, line->line, line->argument);
 }
 
 py::list describe(const Lines& lines) {
@@ -52,6 +63,7 @@ py::dict frames_of(std::shared_ptr<void> traceback, Frames& frames) {
 void add_place(py::dict& target, const sanitizer::Context& context, Frames& frames) {
   const auto* place = static_cast<const Place*>(context.get());
   frames.set(target, place != nullptr ? place->here : nullptr);
+  target["replaces_numbers"] = place != nullptr && place->replaces_numbers;
   target["node"] = place != nullptr ? place->node : "";
   target["forward"] = frames_of(place != nullptr ? place->forward : nullptr, frames);
   py::dict backward;
@@ -59,8 +71,7 @@ void add_place(py::dict& target, const sanitizer::Context& context, Frames& fram
   target["backward"] = backward;
 }
 
-py::dict describe(const sanitizer::Item& item, size_t operand, Frames& frames) {
-  const sanitizer::Operand& what = item.operands[operand];
+py::dict describe(const sanitizer::Item& item, Frames& frames) {
   py::dict result;
   result["operator"] = item.name;
   result["device"] = py::none();
@@ -70,11 +81,30 @@ py::dict describe(const sanitizer::Item& item, size_t operand, Frames& frames) {
     result["device"] = static_cast<int>(stream.unwrap().device_index());
     result["stream"] = stream.unwrap().id();
   }
+  add_place(result, item.context, frames);
+  return result;
+}
+
+py::dict describe(const sanitizer::Item& item, size_t operand, Frames& frames) {
+  const sanitizer::Operand& what = item.operands[operand];
+  py::dict result = describe(item, frames);
   result["tensor"] = what.type;
   result["address"] = what.region.begin();
   result["size"] = what.region.end() - what.region.begin();
   result["writes"] = what.writes;
-  add_place(result, item.context, frames);
+  result["line"] = describe(what.line);
+  result["program"] = py::none();
+  return result;
+}
+
+py::dict describe(const sanitizer::Item& item, const sanitizer::KernelAccess& access, Frames& frames) {
+  py::dict result = describe(item, frames);
+  result["tensor"] = std::to_string(access.size) + (access.size == 1 ? " byte" : " bytes");
+  result["address"] = access.address;
+  result["size"] = access.size;
+  result["writes"] = access.writes;
+  result["line"] = describe(access.line);
+  result["program"] = py::make_tuple(access.program[0], access.program[1], access.program[2]);
   return result;
 }
 
@@ -101,7 +131,13 @@ py::list take() {
   for (const sanitizer::Finding& finding : sanitizer::Sanitizer::take()) {
     py::dict entry;
     entry["kind"] = name_of(finding.kind);
-    entry["access"] = describe(*finding.item, finding.operand, frames);
+    if (const sanitizer::KernelFinding* kernel = finding.kernel.get()) {
+      entry["access"] = describe(*finding.item, kernel->access, frames);
+      if (kernel->earlier) entry["earlier"] = describe(*finding.item, *kernel->earlier, frames);
+      entry["bounds"] = py::make_tuple(kernel->tensor.address, kernel->tensor.size);
+    } else {
+      entry["access"] = describe(*finding.item, finding.operand, frames);
+    }
     if (finding.earlier != nullptr) entry["earlier"] = describe(*finding.earlier, finding.earlier_operand, frames);
     py::dict memory;
     add_place(memory, finding.memory, frames);
@@ -135,10 +171,10 @@ py::list live_blocks() {
 }  // namespace
 
 void bind_sanitizer(py::module_& m) {
-  m.def("_sanitizer_start", [](bool order, bool freed, bool initialized, bool numbers) {
+  m.def("_sanitizer_start", [](bool order, bool freed, bool initialized, bool kernels, bool numbers) {
     torch::installCapturedTracebackPython();
     follow_forward(true);
-    sanitizer::Sanitizer::start({order, freed, initialized}, numbers,
+    sanitizer::Sanitizer::start({order, freed, initialized, kernels}, numbers,
                                 []() -> sanitizer::Context { return Place::current(); });
     watch_host_accesses(order);
   });
@@ -148,6 +184,7 @@ void bind_sanitizer(py::module_& m) {
     sanitizer::Sanitizer::stop();
     follow_forward(false);
   });
+  m.def("_sanitizer_wait", &sanitizer::Sanitizer::wait, py::call_guard<py::gil_scoped_release>());
   m.def("_sanitizer_reads", [](const char* name, const at::Tensor& tensor) { tell_host_read(name, tensor); });
   m.def("_sanitizer_take", &take);
   m.def("_sanitizer_unlisted", &sanitizer::Sanitizer::unlisted);

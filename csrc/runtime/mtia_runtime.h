@@ -218,7 +218,7 @@ typedef struct mtia_tracer {
  *
  *   offset 0              mtia_kernel_image_header
  *   header_size           mtia_kernel_argument[num_arguments]
- *   relocations_offset    uint64_t[num_relocations]: offsets of 8-byte words to which the load address is added
+ *   relocations_offset    uint64_t[num_relocations]: offsets in the code of 8-byte words to which its address is added
  *   code_offset           code and read-only data, aligned to 4096
  *
  * The entry runs the programs [first_program, last_program) of the grid, in ascending order:
@@ -310,6 +310,42 @@ typedef struct mtia_error_cell {
   char message[256];
 } mtia_error_cell;
 
+/* Note [Watched kernels]
+ * A kernel may be compiled to ask, before each access, which lanes may go on, and to say what they are about to do: for
+ * checks (live_ranges), and for who follows what a launch touches. It asks the watch of its context. Without one, and
+ * where the context is too short to have one, all lanes go on.
+ *
+ * Programs ask for a strip of up to 64 lanes at a time. Each program that begins says so once (`site` null), and so
+ * does each statement that stores, every time it runs (`lanes` 0): lanes of one run that have one address are in no
+ * order. */
+
+/* What a site does. */
+#define MTIA_SITE_READS UINT64_C(1)
+#define MTIA_SITE_WRITES UINT64_C(2)
+#define MTIA_SITE_ATOMIC UINT64_C(4)   /* in one piece; so are volatile loads */
+#define MTIA_SITE_ACQUIRES UINT64_C(8) /* what the program does behind it comes after what others have released there \
+                                        */
+#define MTIA_SITE_RELEASES UINT64_C(16)
+
+/* A place in a kernel's source that accesses memory. It is a constant of the image. */
+typedef struct mtia_site {
+  uint32_t number; /* among those of the image, from 0 on */
+  uint32_t kind;   /* MTIA_SITE_* */
+  uint32_t size;   /* bytes of an element */
+  int32_t line;
+  int64_t argument_offset; /* in the packed block, of the pointer that addresses are computed from; -1: not known */
+  const char* file;
+  const char* argument; /* the pointer's name; "": not known */
+} mtia_site;
+
+/* `access` gives the lanes that may go on, of `lanes`, a bit for each. They access `addresses`, or, if that is null,
+ * address + stride * lane: device addresses. `values` are what is to be stored, one for each lane, or null. */
+typedef struct mtia_kernel_watch {
+  uint64_t (*access)(const struct mtia_kernel_watch* watch, const struct mtia_kernel_context* context,
+                     const mtia_site* site, int32_t program_x, int32_t program_y, int32_t program_z, uint64_t address,
+                     int64_t stride, const uint64_t* addresses, uint64_t lanes, const void* values);
+} mtia_kernel_watch;
+
 /* What all programs of a launch share. */
 typedef struct mtia_kernel_context {
   uint32_t struct_size;
@@ -321,9 +357,11 @@ typedef struct mtia_kernel_context {
   const mtia_span* live_ranges; /* see mtia_kernel_launch */
   uint64_t num_live_ranges;
   const void* const* rare_functions; /* MTIA_CAPABILITY_RARE_FUNCTIONS, else null */
+  const mtia_kernel_watch* watch;    /* the launch's; else one of the driver's own if there are live_ranges, or null */
 } mtia_kernel_context;
 
-/* One launch of a kernel. The driver reads everything it points to before stream_launch_kernel returns. */
+/* One launch of a kernel. The driver reads everything it points to before stream_launch_kernel returns, but for
+ * `watch`, which must stay until the launch has run for the last time. */
 typedef struct mtia_kernel_launch {
   uint32_t struct_size;
   int32_t num_threads; /* threads that the launching thread would use */
@@ -335,6 +373,7 @@ typedef struct mtia_kernel_launch {
    * checks. */
   const mtia_span* live_ranges;
   uint64_t num_live_ranges;
+  const mtia_kernel_watch* watch; /* see Note [Watched kernels]; null: none. A driver that cannot call it ignores it. */
 } mtia_kernel_launch;
 #define MTIA_KERNEL_LAUNCH_SIZE_1 56u
 

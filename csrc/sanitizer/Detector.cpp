@@ -22,7 +22,7 @@ void Detector::restart(Checks checks) {
   state_.checks = checks;
 }
 
-std::vector<Finding> Detector::submit(Item submitted) {
+std::vector<Finding> Detector::submit(Item submitted, std::vector<KernelFinding> found) {
   const auto item = std::make_shared<Item>(std::move(submitted));
   std::vector<Finding> findings;
   const std::lock_guard lock(mutex_);
@@ -30,14 +30,11 @@ std::vector<Finding> Detector::submit(Item submitted) {
   item->number = ++state_.num_items;
   if (!state_.functions.empty()) item->clock = std::make_shared<const Clock>(state_.clocks.of(item->timeline));
   if (!item->is_listed) ++state_.unlisted;
-  // What it reads first: an operand in place is read before it is written.
-  for (const bool writes : {false, true}) {
-    for (size_t operand = 0; operand < item->operands.size(); ++operand) {
-      const Operand& each = item->operands[operand];
-      if (each.writes != writes || each.region.empty()) continue;
-      check_memory(item, operand, findings);
-      check_cells(item, operand, findings);
-    }
+  for (KernelFinding& each : found) check_kernel(item, std::move(each), findings);
+  for (size_t operand = 0; operand < item->operands.size(); ++operand) {
+    if (item->operands[operand].region.empty()) continue;
+    check_memory(item, operand, findings);
+    check_cells(item, operand, findings);
   }
   return findings;
 }
@@ -158,6 +155,17 @@ const Detector::Block* Detector::block_at(uint64_t address) const {
   return address < block->first + block->second.size ? &block->second : nullptr;
 }
 
+void Detector::check_kernel(const std::shared_ptr<const Item>& item, KernelFinding found,
+                            std::vector<Finding>& findings) const {
+  const bool leaves = found.kind == FindingKind::kOutOfBounds;
+  if (leaves ? !state_.checks.freed : !state_.checks.kernels) return;
+  const Block* block = leaves ? block_at(found.tensor.address) : nullptr;
+  findings.push_back({.kind = found.kind,
+                      .item = item,
+                      .memory = block != nullptr ? block->context : nullptr,
+                      .kernel = std::make_shared<KernelFinding>(std::move(found))});
+}
+
 void Detector::check_memory(const std::shared_ptr<const Item>& item, size_t operand,
                             std::vector<Finding>& findings) const {
   if (!state_.checks.freed || is_known(findings, FindingKind::kUseAfterFree, nullptr)) return;
@@ -165,8 +173,8 @@ void Detector::check_memory(const std::shared_ptr<const Item>& item, size_t oper
     findings.push_back({.kind = FindingKind::kUseAfterFree, .item = item, .operand = operand, .memory = freed});
   };
   const Operand& what = item->operands[operand];
-  if (what.block != 0) {
-    const auto held = state_.held.find(what.block);
+  if (what.block != nullptr && *what.block != 0) {
+    const auto held = state_.held.find(*what.block);
     if (held != state_.held.end() && held->second.was_freed) found(held->second.context);
     return;
   }

@@ -5,88 +5,21 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "Clocks.h"
+#include "Findings.h"
 #include "Region.h"
 
 namespace torch_mtia::sanitizer {
-
-using Context = std::shared_ptr<void>;  // where in the program something was done
-
-// One of the tensors that an item reads or writes.
-struct Operand {
-  Region region;
-  bool writes = false;
-  std::string type;       // for people, such as "float32[4, 8]"
-  bool is_moved = false;  // read to be sent as it is
-  uint64_t block = 0;     // what hold() has said of it, for graphs
-};
-
-// One item of work, as it was submitted.
-struct Item {
-  std::string name;
-  const void* stream = nullptr;  // null: the host does it itself
-  uint64_t function = 0;         // the number of the function of the host that does it or submits it; 0: none
-  bool is_listed = true;         // false: nobody knows what it touches
-  std::vector<Operand> operands;
-  Context context;
-
-  size_t timeline = 0;
-  uint64_t time = 0;
-  uint64_t number = 0;  // of all items, in order
-  // What it is behind, while functions of the host are on their way: what they do is told when they run, which may be
-  // later than what is behind them. Else null.
-  std::shared_ptr<const Clock> clock = nullptr;
-};
-
-// Memory that nobody has freed.
-struct LiveBlock {
-  uint64_t address;
-  uint64_t size;
-  Context context;     // where it was allocated
-  uint64_t allocated;  // the number of the last item before
-  uint64_t used;       // of the last item that has touched it; 0: none
-};
-
-enum class FindingKind {
-  kRace,           // two items touch the same bytes in no order, and one of them writes
-  kFreedTooEarly,  // the same, where the memory was freed in between and given to another tensor
-  kUseAfterFree,   // an item touches memory that was freed before it was submitted
-  kUninitialized,  // an item reads bytes that nothing has written since they were allocated
-  kNotFinite,      // an item makes NaN or infinity of numbers that are finite: see Numbers.h
-};
-
-// How many of some numbers are not finite. Of a complex number each part counts.
-struct NonFinite {
-  uint64_t nan = 0;
-  uint64_t infinite = 0;
-
-  bool any() const { return (nan | infinite) != 0; }
-  void operator+=(const NonFinite& other) {
-    nan += other.nan;
-    infinite += other.infinite;
-  }
-};
-
-struct Finding {
-  FindingKind kind;
-  std::shared_ptr<const Item> item;
-  size_t operand;
-  std::shared_ptr<const Item> earlier = nullptr;  // of the first two kinds
-  size_t earlier_operand = 0;
-  Context memory = nullptr;  // where it was freed, or allocated if it is not initialized
-  NonFinite numbers = {};    // of the operand, if it is not finite
-  NonFinite given = {};      // among what the item reads
-};
 
 struct Checks {
   bool order = true;
   bool freed = true;
   bool initialized = true;
+  bool kernels = true;
 };
 
 // Of all devices, whose addresses differ. Thread safe.
@@ -95,8 +28,8 @@ class Detector {
   // Forgets everything.
   void restart(Checks checks);
 
-  // What is wrong with an item that is being submitted.
-  std::vector<Finding> submit(Item item);
+  // What is wrong with an item that is being submitted. `found`: what kernels of it did.
+  std::vector<Finding> submit(Item item, std::vector<KernelFinding> found = {});
 
   void begin_function(uint64_t number, const void* stream);
   void end_function(uint64_t number);
@@ -153,6 +86,7 @@ class Detector {
 
   // False: of a function that nobody knows.
   bool set_time(Item& item);
+  void check_kernel(const std::shared_ptr<const Item>& item, KernelFinding found, std::vector<Finding>& findings) const;
   void check_memory(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) const;
   void check_cells(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings);
   void check_order(const std::shared_ptr<const Item>& item, size_t operand, const Cell& cell,

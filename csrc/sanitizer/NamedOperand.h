@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../core/Operands.h"
-#include "Detector.h"
+#include "Findings.h"
 
 namespace torch_mtia::sanitizer {
 
@@ -17,8 +17,10 @@ inline Operand name(const core::Operand& operand) {
     }
     type += ']';
   }
-  return {Region(operand.address, operand.element_size, operand.sizes, strides), operand.writes, std::move(type),
-          operand.is_moved};
+  return {.region = Region(operand.address, operand.element_size, operand.sizes, strides),
+          .writes = operand.writes,
+          .type = std::move(type),
+          .is_moved = operand.is_moved};
 }
 
 }  // namespace torch_mtia::sanitizer

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "../core/Observer.h"
-#include "Detector.h"
+#include "Findings.h"
 
 namespace torch_mtia::sanitizer {
 

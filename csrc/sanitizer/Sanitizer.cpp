@@ -1,5 +1,7 @@
 #include "Sanitizer.h"
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,6 +15,8 @@
 
 namespace torch_mtia::sanitizer {
 namespace {
+
+constexpr std::chrono::seconds kLongestWait{60};
 
 class OperandsOf final : public core::OperandSink {
  public:
@@ -35,6 +39,7 @@ void Sanitizer::start(Checks checks, bool numbers, ContextOf context) {
   Sanitizer& instance = get();
   instance.watches_numbers_ = numbers;
   instance.context_of_ = context;
+  instance.log_.clear();
   instance.detector_.restart(checks);
   {
     const std::lock_guard lock(instance.mutex_);
@@ -47,8 +52,13 @@ void Sanitizer::start(Checks checks, bool numbers, ContextOf context) {
 
 void Sanitizer::stop() {
   core::observer = nullptr;
+  get().log_.clear();
   get().watches_numbers_ = false;
   get().detector_.restart({});
+}
+
+void Sanitizer::wait() {
+  get().log_.wait(kLongestWait);
 }
 
 std::vector<Finding> Sanitizer::take() {
@@ -58,6 +68,7 @@ std::vector<Finding> Sanitizer::take() {
 }
 
 std::vector<LiveBlock> Sanitizer::live_blocks() {
+  wait();
   return get().detector_.live_blocks();
 }
 
@@ -65,6 +76,11 @@ std::map<std::string, uint64_t> Sanitizer::unlisted() {
   Sanitizer& instance = get();
   const std::lock_guard lock(instance.mutex_);
   return instance.unlisted_;
+}
+
+void Sanitizer::count_unlisted(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  ++unlisted_[name];
 }
 
 void Sanitizer::keep(std::vector<Finding> found) {
@@ -89,22 +105,42 @@ std::vector<std::shared_ptr<Sanitizer::Captured>> Sanitizer::capturing() {
   return all;
 }
 
+// A replay reads what was there at its capture, whoever has that memory now.
+void Sanitizer::add(const core::Graph* graph, Item item, Node node) {
+  const std::shared_ptr<Captured> of = captured(graph);
+  if (of == nullptr) return;
+  for (Operand& each : node.operands) {
+    const auto block = std::make_shared<uint64_t>(0);
+    each.block = block;
+    log_.add([this, block, address = each.region.begin()] { *block = detector_.hold(address); });
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    of->nodes.push_back(std::move(node));
+  }
+  keep(of->order.submit(std::move(item)));
+}
+
 // What running work submits is part of it: it lists what it touches as a whole. But for functions of the host.
 std::shared_ptr<core::RunObserver> Sanitizer::submits(const core::Stream& stream, const char* name, List list,
                                                       const void* work) {
   const core::RunningWork* running = core::RunningWork::current();
   if (running != nullptr && running->host_function() == 0) return nullptr;
+  if (name == nullptr) name = "work";
   OperandsOf listed;
   if (list != nullptr) {
     list(work, listed);
   } else {
-    const std::lock_guard lock(mutex_);
-    ++unlisted_[name != nullptr ? name : "work"];
+    count_unlisted(name);
   }
-  Item item{.name = name != nullptr ? name : "work",
+  // What it reads first: an operand in place is read before it is written.
+  std::stable_partition(listed.operands.begin(), listed.operands.end(),
+                        [](const Operand& each) { return !each.writes; });
+  Item item{.name = name,
             .stream = &stream,
             .function = running != nullptr ? running->host_function() : 0,
             .is_listed = list != nullptr,
+            .operands = {},
             .context = context()};
   std::shared_ptr<core::RunObserver> observer;
   if (watches_numbers_ && list != nullptr && core::driver_info().can(MTIA_CAPABILITY_HOST_VIEW)) {
@@ -113,52 +149,82 @@ std::shared_ptr<core::RunObserver> Sanitizer::submits(const core::Stream& stream
         [](Finding finding) { get().keep({std::move(finding)}); });
   }
   item.operands = std::move(listed.operands);
-  const core::Graph* graph = stream.graph();
-  if (graph == nullptr) {
-    keep(detector_.submit(std::move(item)));
-  } else if (const std::shared_ptr<Captured> of = captured(graph)) {
-    {
-      const std::lock_guard lock(mutex_);
-      of->is_listed = of->is_listed && item.is_listed;
-      for (Operand each : item.operands) {
-        each.block = detector_.hold(each.region.begin());
-        of->operands.push_back(std::move(each));
-      }
-    }
-    keep(of->nodes.submit(std::move(item)));
+  if (const core::Graph* graph = stream.graph()) {
+    Node node{.name = name, .is_listed = item.is_listed, .operands = item.operands};
+    add(graph, std::move(item), std::move(node));
+  } else {
+    log_.add([this, item = std::move(item)]() mutable { keep(detector_.submit(std::move(item))); });
   }
   return observer;
 }
 
+std::shared_ptr<core::KernelWatcher> Sanitizer::submits(const core::Stream& stream, const char* name,
+                                                        const mtia_kernel_launch& launch) {
+  const core::RunningWork* running = core::RunningWork::current();
+  if (running != nullptr && running->host_function() == 0) return nullptr;
+  if (std::any_of(launch.grid, launch.grid + 3, [](int32_t size) { return size <= 0; })) return nullptr;
+  const auto watcher = std::make_shared<Watcher>(launch);
+  const Node node{.name = name, .operands = {}, .kernel = watcher};
+  Item item{.name = name,
+            .stream = &stream,
+            .function = running != nullptr ? running->host_function() : 0,
+            .operands = {},
+            .context = context()};
+  if (const core::Graph* graph = stream.graph()) {
+    item.is_listed = false;  // until it is replayed
+    add(graph, std::move(item), node);
+  } else {
+    submit(std::move(item), {&node, 1});
+  }
+  return watcher;
+}
+
+void Sanitizer::submit(Item item, std::span<const Node> nodes) {
+  const std::shared_ptr<Log::Entry> place = log_.reserve();
+  await(std::move(item), nodes,
+        [this, place](Item complete, std::vector<KernelFinding> found, const std::vector<std::string>& unfollowed) {
+          for (const std::string& name : unfollowed) count_unlisted(name);
+          log_.fill(*place, [this, complete = std::move(complete), found = std::move(found)]() mutable {
+            keep(detector_.submit(std::move(complete), std::move(found)));
+          });
+        });
+}
+
 void Sanitizer::records(const core::Event& event, const core::Stream& stream) {
   const core::Graph* graph = stream.graph();
-  if (graph == nullptr) return detector_.record(event.handle(), &stream);
-  detector_.forget(event.handle());
-  if (const auto of = captured(graph)) of->nodes.record(event.handle(), &stream);
+  if (graph == nullptr) {
+    log_.add([this, handle = event.handle(), &stream] { detector_.record(handle, &stream); });
+    return;
+  }
+  log_.add([this, handle = event.handle()] { detector_.forget(handle); });
+  if (const auto of = captured(graph)) of->order.record(event.handle(), &stream);
 }
 
 void Sanitizer::waits(const core::Stream& stream, const core::Event& event) {
   const core::Graph* graph = stream.graph();
-  if (graph == nullptr) return detector_.wait(&stream, event.handle());
-  if (const auto of = captured(graph)) of->nodes.wait(&stream, event.handle());
+  if (graph == nullptr) {
+    log_.add([this, handle = event.handle(), &stream] { detector_.wait(&stream, handle); });
+  } else if (const auto of = captured(graph)) {
+    of->order.wait(&stream, event.handle());
+  }
 }
 
 void Sanitizer::host_waited(const core::Stream& stream) {
-  detector_.host_waits_for_stream(&stream);
+  log_.add([this, &stream] { detector_.host_waits_for_stream(&stream); });
 }
 
 void Sanitizer::host_waited(const core::Event& event) {
-  detector_.host_waits_for_event(event.handle());
+  log_.add([this, handle = event.handle()] { detector_.host_waits_for_event(handle); });
 }
 
 void Sanitizer::destroys(const core::Event& event) noexcept {
-  detector_.forget(event.handle());
+  log_.add([this, handle = event.handle()] { detector_.forget(handle); });
 }
 
 void Sanitizer::captures(const core::Graph& graph) {
   const auto of = std::make_shared<Captured>();
   const std::lock_guard lock(mutex_);
-  of->nodes.restart(checks_);
+  of->order.restart(checks_);
   graphs_[&graph] = of;
 }
 
@@ -174,28 +240,33 @@ void Sanitizer::destroys(const core::Graph& graph) noexcept {
 }
 
 void Sanitizer::launches(const core::Graph& graph, const core::Stream& stream) {
-  Item item{.name = "graph", .stream = &stream, .is_listed = false, .context = context()};
+  Item item{.name = "graph", .stream = &stream, .operands = {}, .context = context()};
+  std::vector<Node> nodes;
   if (const auto of = captured(&graph)) {
     const std::lock_guard lock(mutex_);
-    item.is_listed = of->is_listed;
-    item.operands = of->operands;
+    nodes = of->nodes;
+  } else {
+    item.is_listed = false;  // captured before anybody looked
+    count_unlisted(item.name);
   }
-  keep(detector_.submit(std::move(item)));
+  submit(std::move(item), nodes);
 }
 
 // The memory of a graph is free for its later nodes, but stays in use for everybody else.
 void Sanitizer::allocated(uint64_t address, uint64_t size, bool is_private) {
   const bool is_seen = !core::RunningWork::on_this_thread();  // what running work writes first is not
   const Context where = is_seen ? context() : nullptr;
-  detector_.allocate(address, size, is_private, /*is_written=*/!is_seen || is_private, where);
+  log_.add([this, address, size, is_private, is_written = !is_seen || is_private, where] {
+    detector_.allocate(address, size, is_private, is_written, where);
+  });
   if (!is_private) return;
-  for (const auto& of : capturing()) of->nodes.allocate(address, size, /*is_private=*/false, !is_seen, where);
+  for (const auto& of : capturing()) of->order.allocate(address, size, /*is_private=*/false, !is_seen, where);
 }
 
 void Sanitizer::freed(uint64_t address) noexcept {
   const Context where = core::RunningWork::on_this_thread() ? nullptr : context();
-  detector_.free(address, where);
-  for (const auto& of : capturing()) of->nodes.free(address, where);
+  log_.add([this, address, where] { detector_.free(address, where); });
+  for (const auto& of : capturing()) of->order.free(address, where);
 }
 
 void Sanitizer::touches(const char* name, List list, const void* work) {
@@ -203,21 +274,22 @@ void Sanitizer::touches(const char* name, List list, const void* work) {
   if (running != nullptr && running->host_function() == 0) return;
   OperandsOf listed;
   list(work, listed);
-  keep(detector_.submit({.name = name,
-                         .stream = running != nullptr ? &running->stream() : nullptr,
-                         .function = running != nullptr ? running->host_function() : 0,
-                         .operands = std::move(listed.operands),
-                         .context = context()}));
+  Item item{.name = name,
+            .stream = running != nullptr ? &running->stream() : nullptr,
+            .function = running != nullptr ? running->host_function() : 0,
+            .operands = std::move(listed.operands),
+            .context = context()};
+  log_.add([this, item = std::move(item)]() mutable { keep(detector_.submit(std::move(item))); });
 }
 
 uint64_t Sanitizer::submits_host_function(const core::Stream& stream) {
   const uint64_t number = ++num_host_functions_;
-  detector_.begin_function(number, &stream);
+  log_.add([this, number, &stream] { detector_.begin_function(number, &stream); });
   return number;
 }
 
 void Sanitizer::ended_host_function(uint64_t number) noexcept {
-  detector_.end_function(number);
+  log_.add([this, number] { detector_.end_function(number); });
 }
 
 }  // namespace torch_mtia::sanitizer

@@ -12,6 +12,8 @@
 #include "../core/Graph.h"
 #include "../core/Observer.h"
 #include "Detector.h"
+#include "KernelItem.h"
+#include "Log.h"
 
 namespace torch_mtia::sanitizer {
 
@@ -23,6 +25,8 @@ class Sanitizer final : public core::Observer {
   // Watches from now on, with nothing known of what was before.
   static void start(Checks checks, bool numbers, ContextOf context);
   static void stop();
+  // BLOCKS until all kernels have run that were launched so far: what they touch is not known before.
+  static void wait();
   static bool is_running() { return core::current_observer() != nullptr; }
   static bool watches_numbers() { return get().watches_numbers_; }
   // What was found since the last call.
@@ -33,6 +37,8 @@ class Sanitizer final : public core::Observer {
 
   std::shared_ptr<core::RunObserver> submits(const core::Stream& stream, const char* name, List list,
                                              const void* work) override;
+  std::shared_ptr<core::KernelWatcher> submits(const core::Stream& stream, const char* name,
+                                               const mtia_kernel_launch& launch) override;
   void records(const core::Event& event, const core::Stream& stream) override;
   void waits(const core::Stream& stream, const core::Event& event) override;
   void host_waited(const core::Stream& stream) override;
@@ -52,18 +58,23 @@ class Sanitizer final : public core::Observer {
   static Sanitizer& get();
   Sanitizer() = default;
   void keep(std::vector<Finding> findings);
+  // An item of these nodes, in its place in the log.
+  void submit(Item item, std::span<const Node> nodes);
   Context context() const { return context_of_.load(std::memory_order_relaxed)(); }
 
   // Of a graph that was captured while this watched.
   struct Captured {
-    Detector nodes;  // finds what is wrong among them
+    Detector order;  // of its nodes
     bool is_capturing = true;
-    bool is_listed = true;
-    std::vector<Operand> operands;  // of all nodes
+    std::vector<Node> nodes;
   };
   std::shared_ptr<Captured> captured(const core::Graph* graph);
   std::vector<std::shared_ptr<Captured>> capturing();
+  // A node of a graph.
+  void add(const core::Graph* graph, Item item, Node node);
+  void count_unlisted(const std::string& name);
 
+  Log log_;
   Detector detector_;
   std::atomic<ContextOf> context_of_{nullptr};
   std::atomic<uint64_t> num_host_functions_{0};

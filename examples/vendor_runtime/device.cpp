@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "bounds.h"
 #include "image.h"
 #include "protocol.h"
 #include "rare_functions.h"
@@ -175,6 +176,7 @@ class Device {
     if (header.num_live_ranges >= 0) context.live_ranges = live_ranges.empty() ? &kNothing : live_ranges.data();
     context.num_live_ranges = live_ranges.size();
     context.rare_functions = rare_functions();
+    if (context.live_ranges != nullptr) context.watch = &bounds_watch;
 
     const std::unique_ptr<char, void (*)(void*)> scratch(
         static_cast<char*>(std::aligned_alloc(64, (image->scratch_size() + 63) / 64 * 64)), &std::free);

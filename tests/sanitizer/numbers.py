@@ -283,6 +283,20 @@ main.wait_stream(side)
         ("aten::reciprocal",),
     ),
     Program(
+        "an alignment of more targets than there are steps",
+        "not finite",
+        """
+log_probs = torch.randn(8, 4, 20, device="mtia").log_softmax(2)
+targets = torch.randint(1, 20, (4, 10), device="mtia")
+num_targets = torch.full((4,), 10)
+MEND
+lengths = torch.full((4,), 8), num_targets
+loss = torch.nn.functional.ctc_loss(log_probs, targets, *lengths, reduction="sum")
+""",
+        "num_targets.fill_(3)",
+        ("aten::_ctc_loss",),
+    ),
+    Program(
         "an operator that falls back",
         "not finite",
         """
@@ -394,5 +408,16 @@ x = torch.zeros(4, device="mtia", requires_grad=True)
 x.norm().backward()
 torch.linalg.vector_norm(x).backward()
 x.std().backward()
+torch.ones(3, device="mtia", requires_grad=True).mul(0).cumprod(0).sum().backward()
+""",
+    "operators made of others, of which one replaces what another one makes": """
+torch.ops.aten._safe_softmax(torch.full((2, 3), float("-inf"), device="mtia"), 1)
+torch.linalg.pinv(torch.zeros(3, 3, device="mtia"))
+""",
+    "a loss over alignments, which keeps the logarithms of probabilities of 0": """
+log_probs = torch.randn(50, 4, 20, device="mtia").log_softmax(2)
+targets = torch.randint(1, 20, (4, 10), device="mtia")
+lengths = torch.full((4,), 50), torch.full((4,), 10)
+torch.nn.functional.ctc_loss(log_probs, targets, *lengths)
 """,
 }

@@ -1,5 +1,5 @@
-"""Finds work that touches memory at the wrong time: in no order, after it was freed, before it was written. And work
-that makes NaN or infinity.
+"""Finds work that touches memory at the wrong time: in no order, after it was freed, before it was written. And Triton
+kernels whose programs are in each other's way, or that leave a tensor, and work that makes NaN or infinity.
 
     python -m torch_mtia.sanitize script.py  # says what is wrong, and where, on stderr
     TORCH_MTIA_SANITIZE=streams,memory python script.py
@@ -9,8 +9,9 @@ that makes NaN or infinity.
     for report in torch_mtia.sanitizer.reports():
         print(report)
 
-Every operator, copy, event and allocation of the process is followed when it is submitted. So a report does not depend
-on how quick anything was: what is in no order is found where it went well, too. docs/sanitizer.md explains reports.
+Every operator, copy, event and allocation of the process is followed when it is submitted, and every access of Triton
+kernels that are compiled meanwhile when they run. So a report does not depend on how quick anything was: what is in no
+order is found where it went well, too. docs/sanitizer.md explains reports.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from torch_mtia.environment import CHECKS
+from torch_mtia.environment import CHECKS, watch_kernels
 from torch_mtia.sanitizer import host_reads, leaks, process, suppressions
 from torch_mtia.sanitizer.report import Access, Frame, Report, reports_of
 
@@ -50,26 +51,30 @@ _asked: set[str] = set()  # checks
 
 def start(*checks: str) -> None:
     """Watches all devices of the process from now on, with nothing known of what was before. `checks`, of CHECKS:
-    "streams": work of several streams in no order; "memory": memory that was freed; "init": memory that nothing has
-    written; "numbers": work that makes NaN or infinity. None: all of them. Raises ValueError for another name."""
+    "streams": work of several streams in no order; "memory": memory that was freed, and kernels that leave a tensor;
+    "init": memory that nothing has written; "kernels": programs and lanes of a kernel that are in each other's way;
+    "numbers": work that makes NaN or infinity. None: all of them. Raises ValueError for another name."""
     from torch_mtia import _C
 
     unknown = sorted(set(checks) - set(CHECKS))
     if unknown:
         raise ValueError(f"there is no check {', '.join(map(repr, unknown))}; there are {', '.join(CHECKS)}")
-    chosen = checks or CHECKS
+    chosen = frozenset(checks or CHECKS)
+    watch_kernels(True)
     if "streams" in chosen:
         host_reads.watch()
-    _C._sanitizer_start("streams" in chosen, "memory" in chosen, "init" in chosen, "numbers" in chosen)
+    _C._sanitizer_start(*(check in chosen for check in CHECKS))
     _asked.clear()
     _asked.update(chosen)
 
 
 def stop() -> None:
-    """Watches no more. Reports stay. With "numbers", waits for what was submitted."""
+    """Watches no more, once what was launched has run. Reports stay."""
     from torch_mtia import _C
 
+    watch_kernels(False)
     host_reads.leave()
+    _C._sanitizer_wait()
     _C._sanitizer_stop()
 
 
@@ -100,9 +105,11 @@ def unchecked() -> list[str]:
 
 
 def reports() -> list[Report]:
-    """What was found since the list was last cleared. What is found again at the same lines is counted."""
+    """What was found since the list was last cleared. What is found again at the same lines is counted. It waits for
+    kernels that were launched: what they touch is known when they have run."""
     from torch_mtia import _C
 
+    _C._sanitizer_wait()
     known = {report.key: report for report in _found}
     for report in reports_of(_C._sanitizer_take()):
         if _is_suppressed(report):

@@ -71,9 +71,11 @@ def find() -> list[Leak]:
         if len(left) < REPEATS:
             continue
         size = sum(block["size"] for block in left)
-        access = Access("allocation", None, None, f"{size} bytes", left[0]["address"], left[0]["size"], False, frames)
+        access = Access(
+            "allocation", None, None, f"{size} bytes", left[0]["address"], left[0]["size"], False, frames=frames
+        )
         in_python = any(_lies_in(block, held) for block in left)
-        leaks.append(Leak("leak", access, None, (), len(left), size, in_python))
+        leaks.append(Leak("leak", access, None, (), count=len(left), size=size, in_python=in_python))
     return sorted(leaks, key=lambda leak: -leak.size)
 
 

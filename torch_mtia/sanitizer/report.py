@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "<frozen runpy>")
+_TRITON = importlib.util.find_spec("triton")
+PACKAGES = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parent.parent),
+    *([str(Path(_TRITON.origin).parent)] if _TRITON is not None and _TRITON.origin is not None else []),
+    "<frozen runpy>",
+)
 
 
 class Frame(NamedTuple):
@@ -24,9 +31,20 @@ class Frame(NamedTuple):
         return f"{self.file}:{self.line} in {self.function}"
 
 
+class KernelLine(NamedTuple):
+    """A line of a kernel that accesses memory."""
+
+    file: str
+    line: int
+    argument: str  # through which pointer; "": it is not known
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}{f', through argument {self.argument}' if self.argument else ''}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """An item of work that touches a tensor's memory, or the host itself."""
+    """An item of work that touches a tensor's memory."""
 
     operator: str
     device: int | None  # None: the host, without a stream
@@ -35,31 +53,17 @@ class Access:
     address: int
     size: int  # bytes, from the first to the last
     writes: bool
-    frames: tuple[Frame, ...]  # innermost first
+    line: KernelLine | None = None  # of a kernel
+    program: tuple[int, int, int] | None = None  # of a kernel, where it matters
+    frames: tuple[Frame, ...] = ()  # innermost first
     # Of what backward() submits:
     node: str = ""  # of autograd
     forward: tuple[Frame, ...] = ()  # where the operator was called that made the node
     backward: tuple[Frame, ...] = ()  # where backward() was called
 
-    @property
-    def place(self) -> tuple[object, ...]:
-        """The same for what was submitted at the same lines of the program."""
-        frames = (*self.frames, None, *self.forward, None, *self.backward)
-        return (self.operator, self.node, *(frame and frame[:2] for frame in frames))
-
-    @property
-    def lines(self) -> list[str]:
-        """Where it was submitted."""
-        lines = [] if self.node and not self.frames else _indented(self.frames)
-        if self.node:
-            lines.append(f"    in {self.node} of backward(){', called at' if self.backward else ''}")
-            lines += [f"  {line}" for line in _indented(self.backward) if self.backward]
-        if self.forward:
-            lines += ["    of the operator called at", *(f"  {line}" for line in _indented(self.forward))]
-        return lines
-
     def __str__(self) -> str:
-        return f"{self.operator} {'writes' if self.writes else 'reads'} {self.tensor} on {self.where}"
+        program = f"program {self.program} of " if self.program else ""
+        return f"{program}{self.operator} {'writes' if self.writes else 'reads'} {self.tensor} on {self.where}"
 
     @property
     def where(self) -> str:
@@ -71,15 +75,35 @@ class Access:
     def is_collective(self) -> bool:
         return self.operator.startswith("c10d::")
 
+    @property
+    def place(self) -> tuple[object, ...]:
+        """The same for what was done at the same lines of the program."""
+        frames = (*self.frames, None, *self.forward, None, *self.backward)
+        return (self.operator, self.line, self.node, *(frame and frame[:2] for frame in frames))
+
+    def lines(self) -> list[str]:
+        """Of text: where it is done."""
+        lines = [f"    {self.line}"] if self.line else []
+        if self.frames or not self.node:
+            lines += _indented(self.frames)
+        if self.node:
+            lines.append(f"    in {self.node} of backward(){', called at' if self.backward else ''}")
+            lines += [f"  {line}" for line in _indented(self.backward) if self.backward]
+        if self.forward:
+            lines += ["    of the operator called at", *(f"  {line}" for line in _indented(self.forward))]
+        return lines
+
 
 @dataclasses.dataclass
 class Report:
-    """One finding. `kind` is "race", "freed too early", "use after free", "uninitialized", "not finite" or "leak"."""
+    """One finding. `kind` is "race", "freed too early", "use after free", "uninitialized", "out of bounds",
+    "race between programs", "several values", "not finite" or "leak"."""
 
     kind: str
     access: Access
     earlier: Access | None  # the other one of a race, which was submitted before
-    memory: tuple[Frame, ...]  # where the memory was freed, or allocated if nothing has written to it
+    memory: tuple[Frame, ...]  # where the memory was freed, or allocated if nothing has written to it, or of the tensor
+    bounds: tuple[int, int] | None = None  # address and bytes of the tensor that is left
     nan: int = 0  # how many numbers of the access are NaN, if it is not finite
     infinite: int = 0
     reads_infinite: bool = False  # what it reads is infinite in part, and nowhere NaN
@@ -99,6 +123,8 @@ class Report:
             return "keep what it reads in the range of the operation, as with clamp(), an epsilon or a wider dtype"
         if self.kind == "use after free":
             return "keep a tensor that shares the memory until the work is submitted"
+        if self.kind in _REMEDIES:
+            return _REMEDIES[self.kind]
         assert self.earlier is not None
         if self.kind == "freed too early":
             return (
@@ -116,14 +142,22 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{_TITLES[self.kind]}{f' ({self.count} times)' if self.count > 1 else ''}", f"  {self.access}"]
-        lines += self.access.lines
+        lines += self.access.lines()
         if self.kind == "not finite":
             reads = "is infinite in part, and nowhere NaN" if self.reads_infinite else "is finite"
             lines += [f"  of the result {' and '.join(self._numbers())}; what it reads {reads}"]
-        if self.earlier is not None:
-            lines += [f"  {self.earlier}, submitted before", *self.earlier.lines]
+        if self.kind == "race between programs":  # of one launch
+            assert self.earlier is not None
+            lines += [f"  {self.earlier}, of the same launch", f"    {self.earlier.line}"]
+        elif self.earlier is not None:
+            lines += [f"  {self.earlier}, submitted before", *self.earlier.lines()]
+        if self.bounds is not None:
+            lines.append(f"  {_distance(self.access, *self.bounds)}")
         if self.memory:
-            lines += ["  the memory was allocated" if self.kind == "uninitialized" else "  the memory was freed"]
+            if self.kind == "out of bounds":
+                lines.append("  the tensor was allocated")
+            else:
+                lines += ["  the memory was allocated" if self.kind == "uninitialized" else "  the memory was freed"]
             lines += _indented(self.memory)
         return "\n".join([*lines, f"  To mend it: {self.remedy}."])
 
@@ -136,21 +170,32 @@ class Report:
         return json.dumps(dataclasses.asdict(self) | {"remedy": self.remedy} | more)
 
 
+_REMEDIES = {
+    "out of bounds": "mask the lanes that are beyond the tensor, or pass the right size and strides",
+    "race between programs": "give each element to one program, use tl.atomic_add, or let one wait for the other by "
+    "an atomic operation that releases and one that acquires",
+    "several values": "let lanes of one store have different addresses, or use an atomic operation",
+}
 _TITLES = {
     "race": "Race: two pieces of work touch the same memory in no order, and one of them writes",
     "freed too early": "Freed too early: memory is used again while another stream still works on it",
     "use after free": "Use after free: work touches memory that was freed before",
     "not finite": "Not finite: work makes NaN or infinity, which nothing that it reads has",
     "uninitialized": "Uninitialized: work reads memory that nothing has written since it was allocated",
+    "out of bounds": "Out of bounds: a kernel leaves the tensor that it was given; the access was left out",
+    "race between programs": "Race between programs: two programs of a launch touch the same memory in no order, and "
+    "one of them writes",
+    "several values": "Several values: lanes of one store write different values to one address",
 }
 
 
 # Nodes of autograd whose formulas divide by 0 and the like, and put a number in place of what comes of it.
-_REPLACED_LATER = frozenset(
+_REPLACING_NODES = frozenset(
     f"{name}Backward{number}"
     for name in (
         "Angle",
         "Cdist",
+        "Cumprod",
         "LinalgVectorNorm",
         "Norm",
         "Renorm",
@@ -165,6 +210,13 @@ _REPLACED_LATER = frozenset(
 ) | {"PowBackward1"}
 
 
+def _is_deliberate(entry: Mapping[str, Any]) -> bool:
+    """Whether PyTorch's own code makes what is not finite, and uses it for no result."""
+    # The loss comes first; what is kept for backward() has three dimensions, and log(0) in it.
+    keeps_probabilities = entry["operator"] == "aten::_ctc_loss" and entry["tensor"].count(",") == 2
+    return entry["replaces_numbers"] or entry["node"] in _REPLACING_NODES or keeps_probabilities
+
+
 def reports_of(findings: Iterable[Mapping[str, Any]]) -> list[Report]:
     return [
         Report(
@@ -172,20 +224,22 @@ def reports_of(findings: Iterable[Mapping[str, Any]]) -> list[Report]:
             _access(finding["access"]),
             _access(finding["earlier"]) if "earlier" in finding else None,
             frames_of(finding["memory"]),
+            finding["bounds"] if finding["kind"] == "out of bounds" else None,
             finding["nan"],
             finding["infinite"],
             finding["reads_infinite"],
         )
         for finding in findings
-        if finding["kind"] != "not finite" or finding["access"]["node"] not in _REPLACED_LATER
+        if finding["kind"] != "not finite" or not _is_deliberate(finding["access"])
     ]
 
 
 def _access(entry: Mapping[str, Any]) -> Access:
-    places = ("frames", "forward", "backward")
+    places = ("line", "frames", "forward", "backward")
     named = {field.name: entry[field.name] for field in dataclasses.fields(Access) if field.name not in places}
     return Access(
         **named,
+        line=KernelLine(*entry["line"]) if entry["line"] else None,
         frames=frames_of(entry),
         forward=frames_of(entry["forward"]),
         backward=frames_of(entry["backward"]),
@@ -194,6 +248,16 @@ def _access(entry: Mapping[str, Any]) -> Access:
 
 def frames_of(entry: Mapping[str, Any]) -> tuple[Frame, ...]:
     return tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in entry["frames"])
+
+
+def _distance(access: Access, address: int, size: int) -> str:
+    """Where an access is that leaves a tensor."""
+    behind = access.address - (address + size)
+    if behind >= 0:
+        return f"{behind} bytes behind the end of the tensor, which has {size} bytes"
+    if access.address < address:
+        return f"{address - access.address} bytes before the tensor, which has {size} bytes"
+    return f"across the end of the tensor, which has {size} bytes"
 
 
 def own_lines(frames: tuple[Frame, ...]) -> list[Frame]:

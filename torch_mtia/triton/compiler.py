@@ -47,7 +47,7 @@ class MTIAOptions:
 
     arch: str = "x86-64"
     backend_name: str = "mtia"
-    check_bounds: bool = False
+    instrument: bool = False  # so that accesses can be watched: Note [Watched kernels] in mtia_runtime.h
     debug: bool = False
     sanitize_overflow: bool = True
     enable_fp_fusion: bool = True
@@ -179,7 +179,7 @@ class MTIABackend(BaseBackend):
         # Inductor's targets may have a capability, a pair of numbers, in the place of an architecture.
         arch = self.target.arch if isinstance(self.target.arch, str) else architecture()
         arguments.setdefault("arch", str(knobs.runtime.override_arch or arch))
-        arguments.setdefault("check_bounds", environment.settings().check_bounds)
+        arguments.setdefault("instrument", environment.kernels_are_watched())
         if not arguments.get("debug"):
             arguments["sanitize_overflow"] = False  # its checks are asserts, which then do nothing but take time
         if "extern_libs" in arguments and isinstance(arguments["extern_libs"], dict):
@@ -250,7 +250,7 @@ class MTIABackend(BaseBackend):
             parsed = parser.parse(parser.generic_text(module))
             simplify(parsed)
             level = machine.level(options.arch)
-            plan = plan_kernel(parsed, level.lanes, level.features, options.check_bounds)
+            plan = plan_kernel(parsed, level.lanes, level.features, options.instrument)
             return PlanStage(plan, plan_text(plan))
 
     @staticmethod

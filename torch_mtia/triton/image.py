@@ -163,11 +163,6 @@ def build(
     )
     relocations_offset = -(-(abi.KERNEL_IMAGE_HEADER.size + len(table)) // 8) * 8
     code_offset = -(-(relocations_offset + 8 * len(words)) // PAGE) * PAGE
-    # The loader adds the image's address to each word, so these hold offsets from the start of the image.
-    body = bytearray(code)
-    for place in words:
-        value = struct.unpack_from("<Q", body, place)[0]
-        struct.pack_into("<Q", body, place, value + code_offset)
     header = abi.KERNEL_IMAGE_HEADER.pack(
         abi.KERNEL_IMAGE_MAGIC,
         abi.KERNEL_IMAGE_VERSION,
@@ -189,8 +184,8 @@ def build(
     image[: len(header)] = header
     image[abi.KERNEL_IMAGE_HEADER.size : abi.KERNEL_IMAGE_HEADER.size + len(table)] = table
     for number, place in enumerate(words):
-        struct.pack_into("<Q", image, relocations_offset + 8 * number, code_offset + place)
-    return bytes(image) + bytes(body)
+        struct.pack_into("<Q", image, relocations_offset + 8 * number, place)
+    return bytes(image) + code
 
 
 def read(image: bytes) -> Image:

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "bounds.h"
 #include "cost.h"
 #include "device.h"
 #include "error.h"
@@ -82,6 +83,9 @@ class Kernel::Launch {
         arguments_(launch.packed_arguments),
         live_ranges_(launch.live_ranges),
         num_live_ranges_(launch.live_ranges != nullptr ? launch.num_live_ranges : 0),
+        watch_(launch.watch != nullptr         ? launch.watch
+               : launch.live_ranges != nullptr ? &bounds_watch
+                                               : nullptr),
         programs_(programs) {}
 
   // Valid while this object lives.
@@ -148,6 +152,7 @@ class Kernel::Launch {
     context.live_ranges = live_ranges_;
     context.num_live_ranges = num_live_ranges_;
     context.rare_functions = rare_functions();
+    context.watch = watch_;
     return context;
   }
 
@@ -213,6 +218,7 @@ class Kernel::Launch {
   const void* arguments_;
   const mtia_span* live_ranges_;
   uint64_t num_live_ranges_;
+  const mtia_kernel_watch* watch_;
   int64_t programs_;
 };
 

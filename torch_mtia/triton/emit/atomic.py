@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from torch_mtia.triton import floats
-from torch_mtia.triton.emit import bounds
+from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import write_buffer
 from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.loops import loop_over
@@ -89,8 +89,8 @@ def _each(
     _, size = memory_element(pointer)
 
     def element(address: Lane, values: list[Lane], flag: Lane | None) -> Value:
-        if env.checks_bounds:
-            flag = bounds.checked(b, op, address, size, flag, 0)
+        if env.instrumented:
+            flag = watching.allowed(env, op, address, size, flag, 0)
         if flag is None:
             return one(env.host_address(address.value), [lane.value for lane in values])
         before, yes, done = b.block, b.label("atomic"), b.label("atomic_done")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch_mtia.triton.emit.parameters import HOST_OFFSET, SCRATCH
 from torch_mtia.triton.ir.elements import llvm_element
-from torch_mtia.triton.ir.module import Block
+from torch_mtia.triton.ir.module import Block, Op
 from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.lanes import Lane
 from torch_mtia.triton.llvm import Builder
@@ -28,7 +28,8 @@ class Environment:
     def __init__(self, plan: Plan, features: frozenset[str], contract: bool, saturates_fp8: bool) -> None:
         self.module = plan.module
         self.b = Builder(features, contract, saturates_fp8)
-        self.checks_bounds = plan.checks_bounds
+        self.instrumented = plan.instrumented
+        self.sites: dict[Op, Value] = {}  # constants that describe accesses, in a kernel that is instrumented
         self.scalars: dict[Tensor, Lane] = {}
         self.distances: dict[Tensor, Value] = {}  # of what loops move
         self.targets: dict[Block, Target] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_mtia.triton.emit.bounds import check_assertion
 from torch_mtia.triton.emit.environment import Environment
+from torch_mtia.triton.emit.errors import check_assertion
 from torch_mtia.triton.emit.registry import ELEMENTWISE
 from torch_mtia.triton.emit.strip import apply
 from torch_mtia.triton.ir.module import Block, Region

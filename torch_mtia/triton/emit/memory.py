@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch_mtia.triton.analyses.availability import Available
 from torch_mtia.triton.analyses.strides import is_linear
 from torch_mtia.triton.analyses.symbolic import TRUE
-from torch_mtia.triton.emit import bounds
+from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import Pointers, is_true, read, read_buffer, write, write_buffer
 from torch_mtia.triton.emit.ends import is_true_throughout
 from torch_mtia.triton.emit.environment import Environment
@@ -107,8 +107,8 @@ def load_lane(env: Environment, op: Op, address: Lane, mask: Lane | None, other:
     if pointer.type.pointee.startswith("tensor"):
         raise Unsupported("a load through a block pointer that was not rewritten", op.location)
     memory, size = memory_element(pointer)
-    if env.checks_bounds:
-        mask = bounds.checked(env.b, op, address, size, mask, width)
+    if env.instrumented:
+        mask = watching.allowed(env, op, address, size, mask, width)
     if other is not None:
         other = _to_memory(env.b, other, pointer)
     pointers = pointers_of(env, address, width)
@@ -175,15 +175,17 @@ def _scalar_load(env: Environment, op: Op) -> None:
 def store_lane(env: Environment, op: Op, address: Lane, value: Lane, mask: Lane | None, width: int) -> None:
     pointer = op.operands[0]
     memory, size = memory_element(pointer)
-    if env.checks_bounds:
-        mask = bounds.checked(env.b, op, address, size, mask, width)
     stored = _to_memory(env.b, value, pointer)
+    if env.instrumented:
+        mask = watching.allowed(env, op, address, size, mask, width, materialize(env.b, stored, width))
     write(env.b, pointers_of(env, address, width), memory, size, width, stored, mask)
 
 
 @statement("tt.store")
 def _scalar_store(env: Environment, do: Do) -> None:
     pointer, value, mask = store_operands(do.op)
+    if env.instrumented:
+        watching.begin_store(env, do.op, memory_element(pointer)[1])
     flag = env.scalar(mask) if mask is not None else None
     store_lane(env, do.op, env.scalar(pointer), env.scalar(value), flag, 0)
 
@@ -192,6 +194,9 @@ def store(env: Environment, step: Store, run: Callable[[Environment, Steps], Non
     """Reads and writes in one nest, without a mask where it is true throughout; where `at_once` is false, it writes to
     buffers that are copied afterwards, by what `run` writes for steps."""
     b, nest = env.b, step.nest
+    if env.instrumented:
+        for each in step.stores:
+            watching.begin_store(env, each, memory_element(each.operands[0])[1])
     at_once = None if step.at_once is TRUE else evaluate(env, step.at_once)
     streams = None if step.streams is None else evaluate(env, step.streams)
     if step.whole is None:

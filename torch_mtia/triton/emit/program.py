@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from torch_mtia.triton import abi, image, machine
-from torch_mtia.triton.emit import atomic, places, printing, remarks  # noqa: F401  (register their operations)
+from torch_mtia.triton.emit import atomic, places, printing, remarks, watching  # noqa: F401  (register their operations)
 from torch_mtia.triton.emit.control import run_body
 from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.parameters import CONTEXT, GRID, HOST_OFFSET, PROGRAM, SCRATCH
@@ -47,6 +47,8 @@ def emit_program(plan: Plan, architecture: str, contract: bool, saturates_fp8: b
 
     with b.function("program", "void", [*parameters, *hidden], noalias=(SCRATCH, CONTEXT)):
         env.leave.append(leave)
+        if env.instrumented:
+            watching.begin_program(env)
         run_body(env, plan.body)
         env.leave.pop()
     _emit_entry(env, plan, parameters, hidden)

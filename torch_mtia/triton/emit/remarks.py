@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torch_mtia.triton.emit.bounds import check_assertion
 from torch_mtia.triton.emit.environment import Environment
+from torch_mtia.triton.emit.errors import check_assertion
 from torch_mtia.triton.emit.loops import loop_over
 from torch_mtia.triton.emit.registry import statement
 from torch_mtia.triton.plan.plan import Do

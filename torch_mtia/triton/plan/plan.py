@@ -429,7 +429,7 @@ class Plan:
     divisors: tuple[int, ...]  # a power of two that divides each argument
     body: Body
     lanes: int
-    checks_bounds: bool
+    instrumented: bool
     lifetimes: Mapping[Storage, Lifetime]
     offsets: Mapping[Storage, int]  # in scratch memory; those that are not in use at one time may share it
     scratch_size: int  # bytes, of one program

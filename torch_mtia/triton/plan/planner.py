@@ -58,11 +58,11 @@ def plans(*names: str) -> Callable[[F], F]:
 
 
 class Planner:
-    def __init__(self, module: Module, lanes: int, features: frozenset[str], checks_bounds: bool) -> None:
+    def __init__(self, module: Module, lanes: int, features: frozenset[str], instrumented: bool) -> None:
         self.module = module
         self.lanes = lanes
         self.features = features
-        self.checks_bounds = checks_bounds
+        self.instrumented = instrumented
         self.held: dict[Value, Buffer] = {}
         self.moved: dict[Value, Value] = {}
         self.available = Available(self.held, self.moved)  # always what is in both now

@@ -207,7 +207,7 @@ def _is_linear(planner: Planner, pointer: Value, along: int | None = None) -> bo
 
 def _reads_directly(planner: Planner, value: Value, element: str, in_words: bool, in_tiles: bool) -> bool:
     """Whether the elements of the left operand are as easy to read where they are as in a buffer."""
-    if value.type.element != element or value in planner.held or planner.checks_bounds or len(shape_of(value)) > 3:
+    if value.type.element != element or value in planner.held or planner.instrumented or len(shape_of(value)) > 3:
         return False
     op = value.op
     if op is None or not is_load(op) or len(op.operands) != 1:

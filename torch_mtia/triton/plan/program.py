@@ -13,7 +13,7 @@ from torch_mtia.triton.plan.plan import Plan
 from torch_mtia.triton.plan.planner import Planner
 
 
-def plan_kernel(module: Module, lanes: int, features: frozenset[str], checks_bounds: bool) -> Plan:
+def plan_kernel(module: Module, lanes: int, features: frozenset[str], instrumented: bool) -> Plan:
     """For a processor with vectors of `lanes` numbers of 32 bits, and with `features` (machine.py)."""
     kernel = module.kernel
     arguments = kernel.body.blocks[0].arguments
@@ -21,7 +21,7 @@ def plan_kernel(module: Module, lanes: int, features: frozenset[str], checks_bou
         raise Unsupported("a tensor as argument of a kernel", kernel.location)
     attributes = kernel.argument_attributes or [{}] * len(arguments)
     divisors = [each.get("tt.divisibility", 1) for each in attributes]
-    planner = Planner(module, lanes, features, checks_bounds)
+    planner = Planner(module, lanes, features, instrumented)
     planner.leave.append(lambda _returning, values: leave_with_scalars(planner, values))
     body = plan_body(planner, kernel.body)
     used = lifetimes(body)
@@ -33,7 +33,7 @@ def plan_kernel(module: Module, lanes: int, features: frozenset[str], checks_bou
         tuple(divisor & -divisor for divisor in divisors),
         body,
         lanes,
-        checks_bounds,
+        instrumented,
         used,
         places,
         max((offset + aligned(storage.bytes) for storage, offset in places.items()), default=0),

@@ -55,7 +55,7 @@ def _at_once(planner: Planner, stores: Sequence[Op]) -> Expression | None:
     target = stores[0].operands[0]
     if max(shape_of(target)) == target.type.numel <= planner.lanes:
         return TRUE  # one strip
-    return may_write_at_once(stores, planner.available, planner.strides, checked=planner.checks_bounds)
+    return may_write_at_once(stores, planner.available, planner.strides, checked=planner.instrumented)
 
 
 def _store_alone(planner: Planner, op: Op) -> None:
@@ -110,7 +110,7 @@ def _store_strips(planner: Planner, stores: Sequence[Op], at_once: Expression) -
             places = [pointer, *([own] if own is not None else [])]
             planner.add(StoreStaged(planner.nest(store, places, shape, dim=dim, mask=own), store, buffer))
     planner.after_branch(before)
-    streams = _write_much(stores, dim)
+    streams = None if planner.instrumented else _write_much(stores, dim)
     whole = mask if _is_often_whole(planner, mask, nest) else None
     planner.add(Store(nest, tuple(stores), at_once, tuple(staged), tuple(afterwards), streams, whole))
 
@@ -118,7 +118,7 @@ def _store_strips(planner: Planner, stores: Sequence[Op], at_once: Expression) -
 def _is_often_whole(planner: Planner, mask: Value | None, nest: Nest) -> bool:
     """Whether a mask is worth code of its own for where it is true throughout: that of a matrix cut into blocks, of
     which few lie across its edges."""
-    if mask is None or len(nest.ends) < 2 or planner.checks_bounds:
+    if mask is None or len(nest.ends) < 2 or planner.instrumented:
         return False
     return is_all_of(mask, {end.comparison for end in nest.ends.values()})
 
@@ -171,7 +171,7 @@ def _adds_neighbours(planner: Planner, op: Op) -> bool:
     """Whether numbers side by side are added to, and nobody asks what was there before."""
     (result,) = op.results
     is_sum = op.attributes.get("atomic_rmw_op") in ATOMIC_SUMS and not result.users
-    if not is_sum or planner.checks_bounds:  # checks look at each element by itself
+    if not is_sum or planner.instrumented:  # checks look at each element by itself
         return False
     dim = planner.best_dimension(op.operands, shape_of(result))
     return planner.strides.strides(op.operands[0])[dim] == element_size(result.type.element)

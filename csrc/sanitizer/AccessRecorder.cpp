@@ -1,0 +1,381 @@
+#include "AccessRecorder.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <span>
+
+namespace torch_mtia::sanitizer {
+namespace {
+
+// `count` bits from `first` on.
+constexpr uint64_t bits(uint32_t first, uint32_t count) {
+  return (count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << first;
+}
+
+// Bytes that one line of the kernel touches, from low to high addresses.
+class Runs {
+ public:
+  void add(uint64_t begin, uint64_t end) {
+    if (!runs_.empty() && runs_.back().end == begin) {
+      runs_.back().end = end;
+    } else {
+      runs_.push_back({begin, end});
+    }
+  }
+
+  // As few operands as there are stretches of runs that are alike.
+  void list(bool writes, const std::shared_ptr<const KernelLine>& line, std::vector<Operand>& operands) const {
+    for (size_t first = 0; first < runs_.size();) {
+      const uint64_t size = runs_[first].end - runs_[first].begin;
+      const uint64_t stride = first + 1 < runs_.size() ? runs_[first + 1].begin - runs_[first].begin : 0;
+      size_t last = first + 1;
+      while (last < runs_.size() && runs_[last].end - runs_[last].begin == size &&
+             runs_[last].begin - runs_[last - 1].begin == stride) {
+        ++last;
+      }
+      const auto count = static_cast<int64_t>(last - first);
+      const int64_t sizes[] = {count};
+      const int64_t strides[] = {static_cast<int64_t>(stride)};
+      operands.push_back({Region(runs_[first].begin, size, sizes, strides), writes,
+                          std::to_string(static_cast<uint64_t>(count) * size) + " bytes", line});
+      first = last;
+    }
+  }
+
+ private:
+  struct Run {
+    uint64_t begin;
+    uint64_t end;
+  };
+  std::vector<Run> runs_;
+};
+
+}  // namespace
+
+AccessRecorder::AccessRecorder(std::vector<mtia_span> live, std::vector<std::byte> arguments)
+    : live_(std::move(live)), arguments_(std::move(arguments)), records_(1) {}
+
+uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_site* source,
+                                const std::array<int32_t, 3>& program, uint64_t address, int64_t stride,
+                                const uint64_t* addresses, uint64_t lanes, const void* values) {
+  if (source == nullptr) {
+    begin_program(context, program);
+    return 0;
+  }
+  Site& site = site_of(*source);
+  if (lanes == 0) {
+    site.record = 0;
+    return 0;
+  }
+  const auto address_of = [&](uint32_t lane) {
+    return addresses != nullptr ? addresses[lane] : address + static_cast<uint64_t>(int64_t{lane} * stride);
+  };
+  // Calls body(first lane, how many) for neighbours.
+  const auto for_each_run = [&](uint64_t left, auto&& body) {
+    const bool is_dense = addresses == nullptr && stride == static_cast<int64_t>(site.size);
+    while (left != 0) {
+      const auto first = static_cast<uint32_t>(std::countr_zero(left));
+      auto count = static_cast<uint32_t>(std::countr_one(left >> first));
+      if (!is_dense) {
+        const uint64_t begin = address_of(first);
+        uint32_t near = 1;
+        while (near < count && address_of(first + near) == begin + uint64_t{near} * site.size) ++near;
+        count = near;
+      }
+      body(first, count);
+      left &= ~bits(first, count);
+    }
+  };
+
+  uint64_t allowed = lanes;
+  if (site.tensor.size != 0) {
+    const auto is_inside = [&](uint64_t begin, uint64_t size) {
+      return site.tensor.address <= begin && begin + size <= site.tensor.address + site.tensor.size;
+    };
+    for_each_run(lanes, [&](uint32_t first, uint32_t count) {
+      if (is_inside(address_of(first), uint64_t{count} * site.size)) [[likely]]
+        return;
+      for (uint32_t lane = first; lane < first + count; ++lane) {
+        if (is_inside(address_of(lane), site.size)) continue;
+        allowed &= ~bits(lane, 1);
+        report(FindingKind::kOutOfBounds, record_of(site, source->number), 0, address_of(lane));
+      }
+    });
+  }
+  if ((site.kind & MTIA_SITE_ACQUIRES) != 0) {
+    for (uint64_t left = allowed; left != 0; left &= left - 1) acquire(address_of(std::countr_zero(left)));
+  }
+  if (values != nullptr) {
+    const bool may_meet = addresses != nullptr || std::abs(stride) < int64_t{site.size};
+    std::array<uint64_t, 64> all;
+    for (uint64_t left = allowed; left != 0; left &= left - 1) {
+      all[std::countr_zero(left)] = address_of(std::countr_zero(left));
+    }
+    check_lanes(context, site, source->number, all.data(), allowed, values, may_meet);
+  }
+  for_each_run(allowed, [&](uint32_t first, uint32_t count) {
+    const uint64_t begin = address_of(first);
+    touch(site, source->number, begin, begin + uint64_t{count} * site.size);
+  });
+  if ((site.kind & MTIA_SITE_RELEASES) != 0) {
+    for (uint64_t left = allowed; left != 0; left &= left - 1) release(address_of(std::countr_zero(left)));
+    ++epoch_;
+    ++moment_;
+  }
+  return allowed;
+}
+
+void AccessRecorder::begin_program(const mtia_kernel_context& context, const std::array<int32_t, 3>& program) {
+  std::copy_n(context.grid, 3, grid_.begin());
+  program_ = static_cast<uint32_t>(program[0] + int64_t{grid_[0]} * (program[1] + int64_t{grid_[1]} * program[2]));
+  epoch_ = 0;
+  known_.clear();
+  ++moment_;
+}
+
+AccessRecorder::Site& AccessRecorder::site_of(const mtia_site& source) {
+  if (source.number >= sites_.size()) sites_.resize(source.number + 1);
+  Site& site = sites_[source.number];
+  if (site.source == &source) [[likely]]
+    return site;
+  site.source = &source;
+  site.line = std::make_shared<KernelLine>(KernelLine{source.file, source.line, source.argument});
+  site.kind = source.kind;
+  site.size = source.size;
+  const int64_t offset = source.argument_offset;
+  if (offset < 0 || static_cast<uint64_t>(offset) + sizeof(uint64_t) > arguments_.size()) return site;
+  uint64_t pointer = 0;
+  std::memcpy(&pointer, arguments_.data() + offset, sizeof(pointer));
+  if (const mtia_span* tensor = live_at(pointer)) site.tensor = *tensor;
+  return site;
+}
+
+uint32_t AccessRecorder::record_of(Site& site, uint32_t number) {
+  if (site.record == 0 || site.moment != moment_) {
+    site.record = static_cast<uint32_t>(records_.size());
+    site.moment = moment_;
+    records_.push_back({program_, epoch_, number});
+  }
+  return site.record;
+}
+
+const mtia_span* AccessRecorder::live_at(uint64_t address) const {
+  const auto behind = std::upper_bound(live_.begin(), live_.end(), address,
+                                       [](uint64_t at, const mtia_span& span) { return at < span.address; });
+  if (behind == live_.begin()) return nullptr;
+  const mtia_span& span = *std::prev(behind);
+  return address - span.address < span.size ? &span : nullptr;
+}
+
+// Memory -------------------------------------------------------------------------------------------------------------
+
+void AccessRecorder::touch(Site& site, uint32_t number, uint64_t begin, uint64_t end) {
+  const uint32_t record = record_of(site, number);
+  while (begin < end) {
+    Chunk& chunk = page_at(begin).chunks[begin % kPage / kChunk];
+    const auto first = static_cast<uint32_t>(begin % kChunk);
+    const auto last = static_cast<uint32_t>(std::min<uint64_t>(end - begin + first, kChunk));
+    if (chunk.parts == nullptr && last - first == kChunk) {
+      touch(chunk.whole, site, record, begin);
+    } else {
+      const auto shift = std::min<uint32_t>(static_cast<uint32_t>(std::countr_zero(first | last)), 5);
+      Cell after = chunk.whole;
+      if (chunk.parts == nullptr) touch(after, site, record, begin);
+      if (chunk.parts != nullptr || after != chunk.whole) {
+        if (chunk.parts == nullptr || chunk.shift > shift) split(chunk, shift);
+        const uint64_t base = begin - first;
+        for (uint32_t part = first >> chunk.shift; part < last >> chunk.shift; ++part) {
+          touch(chunk.parts[part], site, record, base + (uint64_t{part} << chunk.shift));
+        }
+      }
+    }
+    begin += last - first;
+  }
+}
+
+void AccessRecorder::touch(Cell& cell, const Site& site, uint32_t record, uint64_t address) {
+  const bool reads = (site.kind & MTIA_SITE_READS) != 0;
+  if (reads && cell.writer == 0 && cell.needs == 0) cell.needs = record;
+  if ((site.kind & MTIA_SITE_WRITES) == 0) {
+    if (cell.last_reader == record) return;
+    check_order(cell.writer, site, record, address);
+    if (cell.first_reader == 0 || is_behind(records_[cell.first_reader])) cell.first_reader = record;
+    cell.last_reader = record;
+    return;
+  }
+  if (cell.writer != record) check_order(cell.writer, site, record, address);
+  check_order(cell.first_reader, site, record, address);
+  check_order(cell.last_reader, site, record, address);
+  cell.writer = record;
+  cell.first_reader = cell.last_reader = 0;
+}
+
+AccessRecorder::Page& AccessRecorder::page_at(uint64_t address) {
+  const uint64_t number = address / kPage;
+  auto& [known, page] = recent_[number % recent_.size()];
+  if (page == nullptr || known != number) {
+    std::unique_ptr<Page>& kept = pages_[number];
+    if (kept == nullptr) kept = std::make_unique<Page>();
+    known = number;
+    page = kept.get();
+  }
+  return *page;
+}
+
+void AccessRecorder::split(Chunk& chunk, uint32_t shift) {
+  auto parts = std::make_unique<Cell[]>(kChunk >> shift);
+  for (uint32_t part = 0; part < kChunk >> shift; ++part) {
+    parts[part] = chunk.parts == nullptr ? chunk.whole : chunk.parts[(part << shift) >> chunk.shift];
+  }
+  chunk.parts = std::move(parts);
+  chunk.shift = shift;
+}
+
+const AccessRecorder::Cell& AccessRecorder::cell_at(uint64_t address) {
+  const Chunk& chunk = page_at(address).chunks[address % kPage / kChunk];
+  return chunk.parts == nullptr ? chunk.whole : chunk.parts[address % kChunk >> chunk.shift];
+}
+
+// What earlier strips have stored is in memory; what this one stores is in `values`.
+void AccessRecorder::check_lanes(const mtia_kernel_context& context, Site& site, uint32_t number,
+                                 const uint64_t* addresses, uint64_t lanes, const void* values, bool may_meet) {
+  const auto* const stored = static_cast<const std::byte*>(values);
+  const auto value_of = [&](int lane) { return stored + static_cast<size_t>(lane) * site.size; };
+  const bool is_first = site.record == 0 || site.moment != moment_;
+  for (uint64_t left = lanes; left != 0; left &= left - 1) {
+    const int lane = std::countr_zero(left);
+    const void* there = nullptr;
+    if (may_meet) {
+      for (uint64_t before = lanes & (bits(0, static_cast<uint32_t>(lane))); before != 0; before &= before - 1) {
+        const int other = std::countr_zero(before);
+        if (addresses[other] == addresses[lane]) there = value_of(other);
+      }
+    }
+    if (there == nullptr && !is_first && cell_at(addresses[lane]).writer == site.record) {
+      there = reinterpret_cast<const void*>(addresses[lane] + static_cast<uint64_t>(context.host_offset));
+    }
+    if (there == nullptr || std::memcmp(there, value_of(lane), site.size) == 0) continue;
+    report(FindingKind::kLaneConflict, record_of(site, number), 0, addresses[lane]);
+    return;
+  }
+}
+
+// Order: see Note [Programs in order] --------------------------------------------------------------------------------
+
+bool AccessRecorder::is_behind(const Record& record) const {
+  if (record.program == program_) return true;
+  const auto known = std::lower_bound(known_.begin(), known_.end(), std::pair(record.program, uint32_t{0}));
+  return known != known_.end() && known->first == record.program && known->second > record.epoch;
+}
+
+void AccessRecorder::check_order(uint32_t earlier, const Site& site, uint32_t record, uint64_t address) {
+  if (earlier == 0 || is_behind(records_[earlier])) return;
+  if ((site.kind & sites_[records_[earlier].site].kind & MTIA_SITE_ATOMIC) != 0) return;
+  report(FindingKind::kProgramRace, record, earlier, address);
+}
+
+namespace {
+
+template <typename Known>
+void join(Known& known, const Known& other) {
+  Known joined;
+  joined.reserve(known.size() + other.size());
+  auto one = known.begin();
+  for (const auto& entry : other) {
+    while (one != known.end() && one->first < entry.first) joined.push_back(*one++);
+    joined.push_back(entry);
+    if (one != known.end() && one->first == entry.first) {
+      joined.back().second = std::max(one->second, entry.second);
+      ++one;
+    }
+  }
+  joined.insert(joined.end(), one, known.end());
+  known = std::move(joined);
+}
+
+}  // namespace
+
+void AccessRecorder::acquire(uint64_t address) {
+  const auto told = released_.find(address);
+  if (told != released_.end()) join(known_, told->second);
+}
+
+void AccessRecorder::release(uint64_t address) {
+  Known& told = released_[address];
+  if (!known_.empty()) join(told, known_);
+  const std::pair own(program_, epoch_ + 1);
+  const auto place = std::lower_bound(told.begin(), told.end(), std::pair(program_, uint32_t{0}));
+  if (place != told.end() && place->first == program_) {
+    place->second = own.second;
+  } else {
+    told.insert(place, own);
+  }
+}
+
+// Results ------------------------------------------------------------------------------------------------------------
+
+void AccessRecorder::report(FindingKind kind, uint32_t record, uint32_t earlier, uint64_t address) {
+  const uint32_t site = records_[record].site;
+  if (!known_findings_.insert({kind, site, records_[earlier].site}).second) return;
+  findings_.push_back({.kind = kind,
+                       .access = describe(record, address),
+                       .earlier = earlier != 0 ? std::optional(describe(earlier, address)) : std::nullopt,
+                       .tensor = sites_[site].tensor});
+}
+
+KernelAccess AccessRecorder::describe(uint32_t record, uint64_t address) const {
+  const Record& of = records_[record];
+  const Site& site = sites_[of.site];
+  const auto x = static_cast<uint32_t>(grid_[0]);
+  const auto y = static_cast<uint32_t>(grid_[1]);
+  return {.line = site.line,
+          .program = {static_cast<int32_t>(of.program % x), static_cast<int32_t>(of.program / x % y),
+                      static_cast<int32_t>(of.program / x / y)},
+          .address = address,
+          .size = site.size,
+          .writes = (site.kind & MTIA_SITE_WRITES) != 0,
+          .is_atomic = (site.kind & MTIA_SITE_ATOMIC) != 0};
+}
+
+AccessRecorder::Launch AccessRecorder::take() {
+  Launch launch;
+  launch.was_followed = moment_ != 0;
+  launch.findings = std::move(findings_);
+  std::map<uint32_t, Runs> read;  // by sites
+  std::map<uint32_t, Runs> written;
+  const auto add = [&](const Cell& cell, uint64_t begin, uint64_t end) {
+    if (cell.needs != 0) read[records_[cell.needs].site].add(begin, end);
+    if (cell.writer != 0) written[records_[cell.writer].site].add(begin, end);
+  };
+  std::vector<uint64_t> numbers;
+  for (const auto& [number, page] : pages_) numbers.push_back(number);
+  std::sort(numbers.begin(), numbers.end());
+  for (const uint64_t number : numbers) {
+    uint64_t at = number * kPage;
+    for (const Chunk& chunk : pages_[number]->chunks) {
+      if (chunk.parts == nullptr) add(chunk.whole, at, at + kChunk);
+      const uint64_t size = uint64_t{1} << chunk.shift;
+      for (uint64_t part = 0; chunk.parts != nullptr && part < kChunk / size; ++part) {
+        add(chunk.parts[part], at + part * size, at + (part + 1) * size);
+      }
+      at += kChunk;
+    }
+  }
+  for (const auto& [site, runs] : read) runs.list(/*writes=*/false, sites_[site].line, launch.operands);
+  for (const auto& [site, runs] : written) runs.list(/*writes=*/true, sites_[site].line, launch.operands);
+
+  moment_ = 0;
+  sites_.clear();
+  records_.resize(1);
+  pages_.clear();
+  recent_ = {};
+  released_.clear();
+  findings_.clear();
+  known_findings_.clear();
+  return launch;
+}
+
+}  // namespace torch_mtia::sanitizer

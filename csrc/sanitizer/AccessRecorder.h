@@ -1,0 +1,119 @@
+// What the programs of one launch of a kernel do to memory. No PyTorch.
+//
+// Note [Programs in order]
+// Programs of a launch run in no order, but for what they say to each other through atomics: what a program did before
+// a release has happened before what another one does behind an acquire of the same address that came later. Here they
+// run one after the other, so only the one that runs needs to know whom it is behind; each address of an atomic keeps
+// what it was told. Programs count their releases: an access of program p in its epoch e is known to whom knows p up to
+// a later epoch.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "../runtime/mtia_runtime.h"
+#include "Findings.h"
+
+namespace torch_mtia::sanitizer {
+
+// Used by one thread at a time.
+class AccessRecorder {
+ public:
+  // Accesses must stay in the tensor of `live`, disjoint and ascending, that their pointer argument belongs to. A
+  // pointer that belongs to none, or is computed, may lead anywhere. `arguments` are packed.
+  AccessRecorder(std::vector<mtia_span> live, std::vector<std::byte> arguments);
+
+  // As mtia_kernel_watch.access.
+  uint64_t access(const mtia_kernel_context& context, const mtia_site* site, const std::array<int32_t, 3>& program,
+                  uint64_t address, int64_t stride, const uint64_t* addresses, uint64_t lanes, const void* values);
+
+  struct Launch {
+    bool was_followed = false;      // false: nobody knows what it did
+    std::vector<Operand> operands;  // what it read before it wrote that itself; then what it wrote
+    std::vector<KernelFinding> findings;
+  };
+  // What happened since the last call, as one launch.
+  Launch take();
+
+ private:
+  using Known = std::vector<std::pair<uint32_t, uint32_t>>;  // programs, ascending, and up to which epochs
+  struct Record {
+    uint32_t program;
+    uint32_t epoch;
+    uint32_t site;
+  };
+  // Of bytes of which all the same is known: indices of records_, 0 for none. Readers are those since the last write.
+  struct Cell {
+    uint32_t writer = 0;
+    uint32_t first_reader = 0;
+    uint32_t last_reader = 0;
+    uint32_t needs = 0;  // read before anything of the launch had written it
+    bool operator==(const Cell&) const = default;
+  };
+  static constexpr uint64_t kChunk = 64;
+  struct Chunk {
+    Cell whole;
+    std::unique_ptr<Cell[]> parts;  // of 1 << shift bytes; null: `whole` holds for all of it
+    uint32_t shift = 0;
+  };
+  static constexpr uint64_t kPage = 4096;
+  struct Page {
+    std::array<Chunk, kPage / kChunk> chunks;
+  };
+  struct Site {
+    const mtia_site* source = nullptr;
+    std::shared_ptr<const KernelLine> line;
+    uint32_t kind = 0;
+    uint32_t size = 0;
+    uint32_t record = 0;  // of what it does now; 0: it needs a new one
+    uint64_t moment = 0;  // to which the record belongs
+    mtia_span tensor{};   // that the pointer argument belongs to; empty: not known
+  };
+
+  void begin_program(const mtia_kernel_context& context, const std::array<int32_t, 3>& program);
+  Site& site_of(const mtia_site& source);
+  uint32_t record_of(Site& site, uint32_t number);
+  const mtia_span* live_at(uint64_t address) const;
+
+  void touch(Site& site, uint32_t number, uint64_t begin, uint64_t end);
+  void touch(Cell& cell, const Site& site, uint32_t record, uint64_t address);
+  Page& page_at(uint64_t address);
+  static void split(Chunk& chunk, uint32_t shift);
+  const Cell& cell_at(uint64_t address);
+
+  void check_lanes(const mtia_kernel_context& context, Site& site, uint32_t number, const uint64_t* addresses,
+                   uint64_t lanes, const void* values, bool may_meet);
+  bool is_behind(const Record& record) const;
+  void check_order(uint32_t earlier, const Site& site, uint32_t record, uint64_t address);
+  void report(FindingKind kind, uint32_t record, uint32_t earlier, uint64_t address);
+  KernelAccess describe(uint32_t record, uint64_t address) const;
+  void acquire(uint64_t address);
+  void release(uint64_t address);
+
+  std::vector<mtia_span> live_;
+  std::vector<std::byte> arguments_;
+
+  std::array<int32_t, 3> grid_{};
+  uint32_t program_ = 0;
+  uint32_t epoch_ = 0;
+  Known known_;
+  uint64_t moment_ = 0;  // grows when program_ or epoch_ changes; 0: no program has begun
+  std::vector<Site> sites_;
+  std::vector<Record> records_;
+  std::unordered_map<uint64_t, std::unique_ptr<Page>> pages_;
+  std::array<std::pair<uint64_t, Page*>, 16> recent_{};  // pages, by their lowest bits
+  std::unordered_map<uint64_t, Known> released_;
+  std::vector<KernelFinding> findings_;
+  std::set<std::tuple<FindingKind, uint32_t, uint32_t>> known_findings_;  // by sites
+};
+
+}  // namespace torch_mtia::sanitizer

@@ -1,0 +1,93 @@
+#include "KernelItem.h"
+
+#include <cstddef>
+#include <utility>
+
+namespace torch_mtia::sanitizer {
+namespace {
+
+using Complete = std::function<void(Item item, std::vector<KernelFinding> found, std::vector<std::string> unfollowed)>;
+
+struct Awaited {
+  std::mutex mutex;
+  Item item;
+  std::vector<Node> nodes;
+  std::vector<KernelFinding> found;
+  std::vector<std::string> unfollowed;
+  size_t missing = 1;  // kernels, and whoever sets them up
+  Complete complete;
+
+  void arrive() {
+    {
+      const std::lock_guard lock(mutex);
+      if (--missing != 0) return;
+    }
+    for (Node& node : nodes) {
+      item.is_listed = item.is_listed && node.is_listed;
+      for (Operand& operand : node.operands) item.operands.push_back(std::move(operand));
+    }
+    complete(std::move(item), std::move(found), std::move(unfollowed));
+  }
+
+  void receive(size_t index, AccessRecorder::Launch launch) {
+    {
+      const std::lock_guard lock(mutex);
+      Node& node = nodes[index];
+      node.operands = std::move(launch.operands);
+      node.is_listed = launch.was_followed;
+      if (!launch.was_followed) unfollowed.push_back(node.name);
+      for (KernelFinding& each : launch.findings) found.push_back(std::move(each));
+    }
+    arrive();
+  }
+};
+
+}  // namespace
+
+Watcher::Watcher(const mtia_kernel_launch& launch)
+    : KernelWatcher({&access}),
+      recorder_(std::vector(launch.live_ranges, launch.live_ranges + launch.num_live_ranges),
+                std::vector(static_cast<const std::byte*>(launch.packed_arguments),
+                            static_cast<const std::byte*>(launch.packed_arguments) + launch.packed_arguments_size)) {}
+
+// The recorder is used by the thread that runs the launch, and one launch runs at a time.
+uint64_t Watcher::access(const mtia_kernel_watch* watch, const mtia_kernel_context* context, const mtia_site* site,
+                         int32_t program_x, int32_t program_y, int32_t program_z, uint64_t address, int64_t stride,
+                         const uint64_t* addresses, uint64_t lanes, const void* values) {
+  auto& self = *static_cast<Watcher*>(const_cast<mtia_kernel_watch*>(watch));
+  return self.recorder_.access(*context, site, {program_x, program_y, program_z}, address, stride, addresses, lanes,
+                               values);
+}
+
+void Watcher::expect(Give give) {
+  const std::lock_guard lock(mutex_);
+  expected_.push_back(std::move(give));
+}
+
+void Watcher::finished() noexcept {
+  AccessRecorder::Launch launch = recorder_.take();
+  Give give;
+  {
+    const std::lock_guard lock(mutex_);
+    if (expected_.empty()) return;  // launched when nobody watched
+    give = std::move(expected_.front());
+    expected_.pop_front();
+  }
+  give(std::move(launch));
+}
+
+void await(Item item, std::span<const Node> nodes, Complete complete) {
+  const auto awaited = std::make_shared<Awaited>();
+  awaited->item = std::move(item);
+  awaited->nodes.assign(nodes.begin(), nodes.end());
+  awaited->complete = std::move(complete);
+  for (const Node& node : nodes) awaited->missing += node.kernel != nullptr ? 1 : 0;
+  for (size_t index = 0; index < nodes.size(); ++index) {
+    if (nodes[index].kernel == nullptr) continue;
+    nodes[index].kernel->expect(
+        [awaited, index](AccessRecorder::Launch launch) { awaited->receive(index, std::move(launch)); });
+  }
+  awaited->arrive();
+}
+
+}  // namespace torch_mtia::sanitizer

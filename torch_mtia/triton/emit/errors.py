@@ -1,0 +1,58 @@
+"""How a program reports an error: that an assertion failed."""
+
+from __future__ import annotations
+
+from torch_mtia.triton import abi
+from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
+from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.lanes import Lane, materialize
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value, integer, lanes_of
+
+REPORT = "report_error"
+
+
+def report(b: Builder, message: str, line: int) -> None:
+    """Writes the error to the launch's error cell, unless another program was first."""
+    if REPORT not in b.functions:
+        _define_report(b)
+    text = b.string(message.encode()[: abi.ERROR_CELL_MESSAGE_COUNT - 1])
+    programs = ", ".join(map(str, PROGRAM))
+    b.emit(f"call void @{REPORT}(ptr {CONTEXT.ref}, {programs}, i32 {line}, ptr {text.ref})")
+
+
+def _define_report(b: Builder) -> None:
+    context, line, text = Value("%context", "ptr"), Value("%line", "i32"), Value("%text", "ptr")
+    programs = [Value(f"%program_{axis}", "i32") for axis in "xyz"]
+    with b.function(REPORT, "void", [context, *programs, line, text], "noinline cold #0"):
+        cell = b.load("ptr", b.offset(context, abi.KERNEL_CONTEXT_ERROR_CELL), 8)
+        swapped = b.define("{ i64, i1 }", f"cmpxchg ptr {cell.ref}, i64 0, i64 1 acq_rel monotonic")
+        won = b.define("i1", f"extractvalue {{ i64, i1 }} {swapped.ref}, 1")
+        with b.when(won):
+            for number, program in enumerate(programs):
+                b.store(program, b.offset(cell, abi.ERROR_CELL_PROGRAM + 4 * number), 4)
+            b.store(line, b.offset(cell, abi.ERROR_CELL_LINE), 4)
+            head, done, before = b.label("copy"), b.label("copied"), b.block
+            b.jump(head)
+            b.start(head)
+            position, following = b.name(), b.name()
+            b.emit(f"{position} = phi i64 [ 0, %{before} ], [ {following}, %{head} ]")
+            here = Value(position, "i64")
+            character = b.load("i8", b.element_address(text, "i8", here), 1)
+            b.store(character, b.offset(b.offset(cell, abi.ERROR_CELL_MESSAGE), here), 1)
+            b.emit(f"{following} = add i64 {position}, 1")
+            last = b.icmp("eq", character, integer(0, "i8"))
+            b.branch(last, done, head)
+            b.start(done)
+        b.emit("ret void")
+
+
+def check_assertion(b: Builder, op: Op, condition: Lane, width: int) -> None:
+    """Reports the assertion's message if a lane of the condition is false."""
+    flags = materialize(b, condition, 0 if condition.uniform else width)
+    failed = b.binary("xor", flags, b.integer_like(-1, flags))
+    lanes = lanes_of(failed)
+    any_failed = b.intrinsic(f"llvm.vector.reduce.or.v{lanes}i1", "i1", failed) if lanes else failed
+    message = f"device assertion failed: {op.attributes['message']}"
+    with b.when(any_failed):
+        report(b, message, op.location.line)

@@ -1,0 +1,153 @@
+"""Asks before each access which lanes may go on, and says what they are about to do: Note [Watched kernels] in
+mtia_runtime.h. Only where a kernel is compiled to be watched: it is several times slower then."""
+
+from __future__ import annotations
+
+from torch_mtia.triton import abi, image
+from torch_mtia.triton.emit.environment import Environment
+from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
+from torch_mtia.triton.ir.elements import element_size
+from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.ir.module import Value as Tensor
+from torch_mtia.triton.lanes import Lane, materialize
+from torch_mtia.triton.llvm import Builder
+from torch_mtia.triton.llvm_value import Value, element_of, integer, vector_type
+
+ACCESS = "watched_access"
+_NULL = Value("null", "ptr")
+_NONE = integer(0, "i64")
+_ACQUIRING, _RELEASING = (2, 4), (3, 4)  # triton::MemSemantic
+_EXCHANGE = 10  # triton::RMWOp
+_SAME_BASE = ("tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.bitcast", "tt.trans", "tt.reshape")
+
+
+def begin_program(env: Environment) -> None:
+    _ask(env.b, _NULL, _NONE, _NONE, _NULL, _NONE, _NULL)
+
+
+def begin_store(env: Environment, op: Op, size: int) -> None:
+    """Before each run of a statement that stores elements of `size` bytes."""
+    _ask(env.b, _site(env, op, size), _NONE, _NONE, _NULL, _NONE, _NULL)
+
+
+def allowed(
+    env: Environment, op: Op, address: Lane, size: int, mask: Lane | None, width: int, stored: Value | None = None
+) -> Lane:
+    """The mask of the lanes that may go on, of those of `mask`. `stored`: what the strip writes to memory."""
+    b, site = env.b, _site(env, op, size)
+    values = _NULL
+    if stored is not None:
+        values = b.alloca(max(width, 1), element_of(stored))
+        b.store(stored, values, size)
+    if not width or (stored is None and address.uniform and (mask is None or mask.uniform)):
+        wanted = integer(1, "i64") if mask is None else b.zext(mask.value, "i64")
+        granted = _ask(b, site, address.value, _NONE, _NULL, wanted, values)
+        return Lane(b.trunc(granted, "i1"))
+    wanted = integer((1 << width) - 1, "i64")
+    if mask is not None:
+        bits = b.define(f"i{width}", f"bitcast {materialize(b, mask, width)} to i{width}")
+        wanted = b.zext(bits, "i64") if width < 64 else bits
+    if address.stride is None:
+        addresses = b.alloca(width, "i64")
+        b.store(address.value, addresses, 8)
+        granted = _ask(b, site, _NONE, _NONE, addresses, wanted, values)
+    else:
+        stride = integer(address.stride, "i64") if isinstance(address.stride, int) else address.stride
+        granted = _ask(b, site, address.value, stride, _NULL, wanted, values)
+    bits = b.define(f"i{width}", f"trunc {granted} to i{width}") if width < 64 else granted
+    type = vector_type(width, "i1")
+    return Lane(b.define(type, f"bitcast {bits} to {type}"), None)
+
+
+def _ask(
+    b: Builder, site: Value, address: Value, stride: Value, addresses: Value, lanes: Value, values: Value
+) -> Value:
+    if ACCESS not in b.functions:
+        _define_access(b)
+    passed = [CONTEXT, site, *PROGRAM, address, stride, addresses, lanes, values]
+    return b.define("i64", f"call i64 @{ACCESS}({', '.join(map(str, passed))})")
+
+
+def _define_access(b: Builder) -> None:
+    """Asks the watch, if there is one."""
+    context, lanes = Value("%context", "ptr"), Value("%lanes", "i64")
+    programs = [Value(f"%program_{axis}", "i32") for axis in "xyz"]
+    described = [Value("%address", "i64"), Value("%stride", "i64"), Value("%addresses", "ptr")]
+    parameters = [context, Value("%site", "ptr"), *programs, *described, lanes, Value("%values", "ptr")]
+    with b.function(ACCESS, "i64", parameters, "noinline #0"):
+        look, ask, all_ = b.label("look"), b.label("ask"), b.label("all")
+        size = b.load("i32", b.offset(context, abi.KERNEL_CONTEXT_STRUCT_SIZE), 4)
+        b.branch(b.icmp("ugt", size, integer(abi.KERNEL_CONTEXT_WATCH, "i32")), look, all_)
+        b.start(look)
+        watch = b.load("ptr", b.offset(context, abi.KERNEL_CONTEXT_WATCH), 8)
+        b.branch(b.define("i1", f"icmp eq ptr {watch.ref}, null"), all_, ask)
+        b.start(ask)
+        function = b.load("ptr", b.offset(watch, abi.KERNEL_WATCH_ACCESS), 8)
+        granted = b.define("i64", f"call i64 {function.ref}({', '.join(map(str, [watch, *parameters]))})")
+        b.emit(f"ret {granted}")
+        b.start(all_)
+        b.emit(f"ret {lanes}")
+
+
+# Sites ----------------------------------------------------------------------------------------------------------------
+
+
+def _site(env: Environment, op: Op, size: int) -> Value:
+    """Its constant, an mtia_site."""
+    found = env.sites.get(op)
+    if found is not None:
+        return found
+    b = env.b
+    argument = pointer_argument(op.operands[0])
+    arguments = env.module.kernel.body.blocks[0].arguments
+    offset, name = -1, ""
+    if argument is not None and argument in arguments:
+        packed, _ = image.lay_out([image.Argument(0, element_size(each.type.element)) for each in arguments])
+        offset, name = packed[arguments.index(argument)], argument.name.lstrip("%")
+    file, named = b.string(op.location.file.encode()), b.string(name.encode())
+    fields = f"i32 {len(env.sites)}, i32 {_kind(op)}, i32 {size}, i32 {op.location.line}, i64 {offset}, {file}, {named}"
+    ref = f"@site{len(env.sites)}"
+    b.globals.append(f"{ref} = private constant {{ i32, i32, i32, i32, i64, ptr, ptr }} {{ {fields} }}, align 8")
+    env.sites[op] = Value(ref, "ptr")
+    return env.sites[op]
+
+
+def _kind(op: Op) -> int:
+    if op.name == "tt.store":
+        return abi.SITE_WRITES
+    if op.name == "tt.load":
+        # Others see what a volatile load looks at written in one piece.
+        is_volatile = op.attributes.get("isVolatile")
+        return abi.SITE_READS | (abi.SITE_ATOMIC | abi.SITE_ACQUIRES if is_volatile else 0)
+    order, is_used = op.attributes.get("sem", 4), bool(op.results[0].users)
+    kind = abi.SITE_WRITES | abi.SITE_ATOMIC
+    if is_used or op.attributes.get("atomic_rmw_op") != _EXCHANGE:
+        kind |= abi.SITE_READS
+    if is_used and order in _ACQUIRING:
+        kind |= abi.SITE_ACQUIRES
+    return kind | (abi.SITE_RELEASES if order in _RELEASING else 0)
+
+
+def pointer_argument(pointer: Tensor, moved: tuple[Tensor, ...] = ()) -> Tensor | None:
+    """What a pointer is computed from, by adding to it: an argument of a function, or one of `moved`."""
+    value = pointer
+    while value not in moved:
+        op = value.op
+        if op is None:
+            assert value.block is not None
+            loop = value.block.region.parent
+            if loop is None:
+                return value
+            if loop.name != "scf.for" or value.number == 0:
+                return None
+            following = value.block.terminator.operands[value.number - 1]
+            if pointer_argument(following, (*moved, value)) is not value:
+                return None
+            value = loop.operands[2 + value.number]
+        elif op.name == "scf.for":
+            value = op.regions[0].blocks[0].arguments[value.number + 1]
+        elif op.name in _SAME_BASE:
+            value = op.operands[0]
+        else:
+            return None
+    return value
