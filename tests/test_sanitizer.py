@@ -136,9 +136,9 @@ def test_a_report_says_what_happened_where_and_what_to_write() -> None:
         text
         == """\
 Race: two pieces of work touch the same memory in no order, and one of them writes
-  aten::exp reads Float[1000] on stream N of device 0
+  aten::exp reads float32[1000] on stream N of device 0
     program.py:4 in <module>
-  aten::normal_ writes Float[1000] on the default stream of device 0, submitted before
+  aten::normal_ writes float32[1000] on the default stream of device 0, submitted before
     program.py:1 in <module>
   To mend it: before the later one, call wait_stream(stream 0) of stream N, or wait for an event."""
     )

@@ -144,7 +144,7 @@ def test_a_report_of_backward_names_its_node_and_where_both_were_called() -> Non
         text
         == """\
 Not finite: work makes NaN or infinity, which nothing that it reads has
-  aten::div writes Float[4] on the default stream of device 0
+  aten::div writes float32[4] on the default stream of device 0
     in SqrtBackward0 of backward(), called at
       program.py:6 in <module>
     of the operator called at
@@ -250,5 +250,5 @@ def test_the_process_waits_for_its_work_before_it_says_what_was_found(run_script
         "import torch\nx = torch.zeros(1 << 20, device='mtia')\nfor _ in range(5):\n    y = x.exp()\nx.reciprocal()\n",
         TORCH_MTIA_SANITIZE="numbers",
     )
-    assert "aten::reciprocal writes Float[1048576]" in finished.stderr
+    assert "aten::reciprocal writes float32[1048576]" in finished.stderr
     assert finished.stderr.endswith("torch_mtia sanitizer: 1 report\n")

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "../device/HostView.h"
+#include "../device/ScalarTypes.h"
 
 namespace torch_mtia {
 
@@ -35,10 +36,10 @@ void Elements::list_operands(core::OperandSink& sink) const {
     const auto size = static_cast<uint64_t>(of.element_size);
     const bool writes = operand < num_outputs_;
     if (contiguous()) {
-      sink.add({address, size, {&numel_, 1}, {&of.element_size, 1}, 1, writes, c10::toString(of.dtype), writes});
+      sink.add({address, size, {&numel_, 1}, {&of.element_size, 1}, 1, writes, dtype_name(of.dtype), writes});
     } else {
       const std::span strides(strides_.data() + operand * sizes_.size(), sizes_.size());
-      sink.add({address, size, sizes_, strides, 1, writes, c10::toString(of.dtype), writes});
+      sink.add({address, size, sizes_, strides, 1, writes, dtype_name(of.dtype), writes});
     }
   }
 }

@@ -13,6 +13,7 @@
 
 #include "../core/Observer.h"
 #include "../device/MTIAHostAllocator.h"
+#include "../device/ScalarTypes.h"
 
 namespace torch_mtia {
 namespace {
@@ -42,7 +43,7 @@ void list_accesses(const void* work, core::OperandSink& sink) {
                           tensor.strides(),
                           size,
                           writes,
-                          c10::toString(tensor.scalar_type())};
+                          dtype_name(tensor.scalar_type())};
     operand.is_shared = true;
     sink.add_host(operand);
   }

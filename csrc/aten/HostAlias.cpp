@@ -9,6 +9,7 @@
 #include <new>
 
 #include "../device/HostView.h"
+#include "../device/ScalarTypes.h"
 
 namespace torch_mtia {
 
@@ -65,13 +66,13 @@ void list_operand(const at::Tensor& alias, bool writes, core::OperandSink& sink,
   const auto size = static_cast<int64_t>(alias.itemsize());
   const auto address = reinterpret_cast<uint64_t>(HostView::to_device(alias.const_data_ptr()));
   sink.add({address, static_cast<uint64_t>(size), alias.sizes(), alias.strides(), size, writes,
-            c10::toString(alias.scalar_type()), overwrites});
+            dtype_name(alias.scalar_type()), overwrites});
 }
 
 void list_host_operand(const at::TensorBase& tensor, bool writes, core::OperandSink& sink) {
   const auto size = static_cast<int64_t>(tensor.itemsize());
   sink.add_host({reinterpret_cast<uint64_t>(tensor.const_data_ptr()), static_cast<uint64_t>(size), tensor.sizes(),
-                 tensor.strides(), size, writes, c10::toString(tensor.scalar_type())});
+                 tensor.strides(), size, writes, dtype_name(tensor.scalar_type())});
 }
 
 }  // namespace torch_mtia

@@ -25,7 +25,7 @@ void list_numbers(const T& value, core::OperandSink& sink) {
                  {},
                  1,
                  /*writes=*/false,
-                 sizeof(T) == sizeof(double) ? "Double" : "Float"});
+                 sizeof(T) == sizeof(double) ? "float64" : "float32"});
 }
 
 inline void list_numbers(const c10::Scalar& value, core::OperandSink& sink) {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "../device/MTIAHostAllocator.h"
+#include "../device/ScalarTypes.h"
 #include "HostAlias.h"
 
 namespace torch_mtia {
@@ -196,7 +197,8 @@ void list_operand(const at::TensorIteratorBase& iter, int arg, CPUOperand host_o
                         strides,
                         /*stride_unit=*/1,
                         is_output,
-                        c10::toString(iter.dtype(arg))};
+                        dtype_name(iter.dtype(arg))};
+  if (iter.tensor_base(arg).defined()) operand.shape = iter.tensor_base(arg).sizes();  // the iterator's is coalesced
   if (on_device(iter, arg)) {
     operand.address = reinterpret_cast<uint64_t>(HostView::to_device(data));
     operand.overwrites = is_output;

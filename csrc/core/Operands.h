@@ -14,12 +14,13 @@ struct Operand {
   uint64_t element_size;
   std::span<const int64_t> sizes;
   std::span<const int64_t> strides;
-  int64_t stride_unit;      // 1, or the size of an element
-  bool writes;              // what is written may be read, too
-  const char* dtype;        // its name for people; "" for bytes
-  bool overwrites = false;  // all of it is written, and nothing of it is read before
-  bool is_moved = false;    // read to be sent as it is: nothing need have written it
-  bool is_shared = false;   // of the host's memory: the program may use it, too, while the work runs
+  int64_t stride_unit;                  // 1, or the size of an element
+  bool writes;                          // what is written may be read, too
+  const char* dtype;                    // its name for people; "" for bytes
+  bool overwrites = false;              // all of it is written, and nothing of it is read before
+  bool is_moved = false;                // read to be sent as it is: nothing need have written it
+  std::span<const int64_t> shape = {};  // the tensor's, for people, where the sizes are others
+  bool is_shared = false;               // of the host's memory: the program may use it, too, while the work runs
 };
 
 // Takes what a piece of work lists.

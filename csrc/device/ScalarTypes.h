@@ -6,6 +6,11 @@
 
 namespace torch_mtia {
 
+// As PyTorch writes it, such as "float32".
+inline const char* dtype_name(c10::ScalarType type) {
+  return c10::getDtypeNames(type).first.data();  // of a literal
+}
+
 constexpr bool is_supported(c10::ScalarType type) {
   using enum c10::ScalarType;
   switch (type) {

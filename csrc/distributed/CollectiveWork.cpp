@@ -4,6 +4,7 @@
 
 #include "../device/Door.h"
 #include "../device/HostView.h"
+#include "../device/ScalarTypes.h"
 
 namespace torch_mtia {
 
@@ -17,7 +18,7 @@ CollectiveOperands::CollectiveOperands(const std::vector<at::Tensor>& used, cons
   for (const at::Tensor& tensor : used) {
     if (!is_ours(tensor.device()) || tensor.layout() != at::kStrided) continue;
     operands_.push_back({reinterpret_cast<uint64_t>(tensor.const_data_ptr()), static_cast<int64_t>(tensor.itemsize()),
-                         tensor.sizes().vec(), tensor.strides().vec(), c10::toString(tensor.scalar_type()),
+                         tensor.sizes().vec(), tensor.strides().vec(), dtype_name(tensor.scalar_type()),
                          is_among(tensor, written), is_among(tensor, reduced)});
   }
 }

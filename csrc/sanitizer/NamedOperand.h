@@ -12,9 +12,8 @@ inline Operand name(const core::Operand& operand) {
   std::string type = std::to_string(operand.element_size) + " bytes";
   if (operand.dtype[0] != '\0') {
     type = std::string(operand.dtype) + '[';
-    for (size_t d = 0; d < operand.sizes.size(); ++d) {
-      type += (d == 0 ? "" : ", ") + std::to_string(operand.sizes[d]);
-    }
+    const auto shape = operand.shape.empty() ? operand.sizes : operand.shape;
+    for (size_t d = 0; d < shape.size(); ++d) type += (d == 0 ? "" : ", ") + std::to_string(shape[d]);
     type += ']';
   }
   return {.region = Region(operand.address, operand.element_size, operand.sizes, strides),

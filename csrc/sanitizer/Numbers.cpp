@@ -112,18 +112,18 @@ struct Numbers::Format {
 };
 
 const Numbers::Format Numbers::kFormats[] = {
-    {"Float", 4, &count_float},
-    {"BFloat16", 2, &count_bfloat16},
-    {"Half", 2, &count_half},
-    {"Double", 8, &count_double},
-    {"ComplexFloat", 4, &count_float},
-    {"ComplexDouble", 8, &count_double},
-    {"ComplexHalf", 2, &count_half},
-    {"Float8_e5m2", 1, &count_float8_e5m2},
-    {"Float8_e4m3fn", 1, &count_float8_e4m3fn},
-    {"Float8_e5m2fnuz", 1, &count_float8_fnuz},
-    {"Float8_e4m3fnuz", 1, &count_float8_fnuz},
-    {"Float8_e8m0fnu", 1, &count_float8_e8m0fnu},
+    {"float32", 4, &count_float},
+    {"bfloat16", 2, &count_bfloat16},
+    {"float16", 2, &count_half},
+    {"float64", 8, &count_double},
+    {"complex64", 4, &count_float},
+    {"complex128", 8, &count_double},
+    {"complex32", 2, &count_half},
+    {"float8_e5m2", 1, &count_float8_e5m2},
+    {"float8_e4m3fn", 1, &count_float8_e4m3fn},
+    {"float8_e5m2fnuz", 1, &count_float8_fnuz},
+    {"float8_e4m3fnuz", 1, &count_float8_fnuz},
+    {"float8_e8m0fnu", 1, &count_float8_e8m0fnu},
 };
 
 Numbers::Numbers(const core::Operand& operand, int64_t host_offset) {

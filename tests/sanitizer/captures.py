@@ -60,7 +60,7 @@ with torch.mtia.graph(graph):
     main.wait_stream(side)
 """,
         "main.wait_stream(side)",
-        ("copy", "aten::exp"),
+        ("fill", "aten::exp"),
     ),
     Program(
         "a temporary of a graph is freed while another branch reads it",

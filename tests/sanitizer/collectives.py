@@ -75,7 +75,7 @@ part.zero_()
 work.wait()
 """,
         "work.wait()",
-        ("copy", "c10d::_allgather_base"),
+        ("fill", "c10d::_allgather_base"),
     ),
     Program(
         "a sum's part is read before wait()",

@@ -449,7 +449,7 @@ z = torch.zeros(1 << 18, device="mtia")
 main.wait_stream(side)
 """,
         "x.record_stream(side)",
-        ("copy", "kernel"),
+        ("fill", "kernel"),
     ),
     Program(
         "a grid that is rounded down",

@@ -349,7 +349,7 @@ z = torch.zeros(1 << 20, device="mtia")
 main.wait_stream(side)
 """,
         "x.record_stream(side)",
-        ("copy", "aten::exp"),
+        ("fill", "aten::exp"),
     ),
     Program(
         "a temporary of a function is used by a stream that outlives it",
@@ -385,7 +385,7 @@ with side:
 main.wait_stream(side)
 """,
         "x.record_stream(main)",
-        ("copy", "aten::exp"),
+        ("fill", "aten::exp"),
     ),
     Program(
         "a batch is prefetched into memory that the step still reads",
@@ -421,6 +421,6 @@ for _ in range(30):
 main.wait_stream(side)
 """,
         "tensor.record_stream(side)",
-        ("copy", "aten::exp"),
+        ("fill", "aten::exp"),
     ),
 ]
