@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
-#include <map>
 #include <span>
 
 namespace torch_mtia::sanitizer {
@@ -15,48 +14,62 @@ constexpr uint64_t bits(uint32_t first, uint32_t count) {
   return (count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << first;
 }
 
+// More operands of a line than these become one, of all its runs.
+constexpr size_t kMaxOperands = 256;
+
 // Bytes that one line of the kernel touches, from low to high addresses.
 class Runs {
  public:
   void add(uint64_t begin, uint64_t end) {
-    if (!runs_.empty() && runs_.back().end == begin) {
-      runs_.back().end = end;
+    if (!runs_.empty() && runs_.back().second == begin) {
+      runs_.back().second = end;
     } else {
-      runs_.push_back({begin, end});
+      runs_.emplace_back(begin, end);
     }
   }
 
   // As few operands as there are stretches of runs that are alike.
-  void list(bool writes, const std::shared_ptr<const KernelLine>& line, std::vector<Operand>& operands) const {
-    for (size_t first = 0; first < runs_.size();) {
-      const uint64_t size = runs_[first].end - runs_[first].begin;
-      const uint64_t stride = first + 1 < runs_.size() ? runs_[first + 1].begin - runs_[first].begin : 0;
-      size_t last = first + 1;
-      while (last < runs_.size() && runs_[last].end - runs_[last].begin == size &&
-             runs_[last].begin - runs_[last - 1].begin == stride) {
-        ++last;
-      }
-      const auto count = static_cast<int64_t>(last - first);
-      const int64_t sizes[] = {count};
-      const int64_t strides[] = {static_cast<int64_t>(stride)};
-      operands.push_back({Region(runs_[first].begin, size, sizes, strides), writes,
-                          std::to_string(static_cast<uint64_t>(count) * size) + " bytes", line});
+  void list(bool writes, const std::shared_ptr<const KernelLine>& line, std::vector<Operand>& operands) {
+    uint64_t bytes = 0;
+    for (const auto& [begin, end] : runs_) bytes += end - begin;
+    const std::string type = std::to_string(bytes) + " bytes";
+    std::vector<Operand> found;
+    for (size_t first = 0; first < runs_.size() && found.size() <= kMaxOperands;) {
+      const size_t last = behind_those_like(first);
+      const auto& [begin, end] = runs_[first];
+      const int64_t sizes[] = {static_cast<int64_t>(last - first)};
+      const int64_t strides[] = {last - first > 1 ? static_cast<int64_t>(runs_[first + 1].first - begin) : 0};
+      found.push_back({Region(begin, end - begin, sizes, strides), writes, type, line});
       first = last;
+    }
+    if (found.size() > kMaxOperands) {
+      operands.push_back({Region(std::move(runs_)), writes, type, line});
+    } else {
+      operands.insert(operands.end(), found.begin(), found.end());
     }
   }
 
  private:
-  struct Run {
-    uint64_t begin;
-    uint64_t end;
-  };
-  std::vector<Run> runs_;
+  // The first run behind `first` that has not its size, or not the distance that the one before it has.
+  size_t behind_those_like(size_t first) const {
+    size_t last = first + 1;
+    if (last == runs_.size()) return last;
+    const uint64_t size = runs_[first].second - runs_[first].first;
+    const uint64_t stride = runs_[last].first - runs_[first].first;
+    while (last < runs_.size() && runs_[last].second - runs_[last].first == size &&
+           runs_[last].first - runs_[last - 1].first == stride) {
+      ++last;
+    }
+    return last;
+  }
+
+  std::vector<std::pair<uint64_t, uint64_t>> runs_;
 };
 
 }  // namespace
 
 AccessRecorder::AccessRecorder(std::vector<mtia_span> live, std::vector<std::byte> arguments)
-    : live_(std::move(live)), arguments_(std::move(arguments)), records_(1) {}
+    : live_(std::move(live)), arguments_(std::move(arguments)), records_(1), recent_(1 << kRecentBits) {}
 
 uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_site* source,
                                 const std::array<int32_t, 3>& program, uint64_t address, int64_t stride,
@@ -108,13 +121,16 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
   if ((site.kind & MTIA_SITE_ACQUIRES) != 0) {
     for (uint64_t left = allowed; left != 0; left &= left - 1) acquire(address_of(std::countr_zero(left)));
   }
-  if (values != nullptr) {
-    const bool may_meet = addresses != nullptr || std::abs(stride) < int64_t{site.size};
-    std::array<uint64_t, 64> all;
-    for (uint64_t left = allowed; left != 0; left &= left - 1) {
-      all[std::countr_zero(left)] = address_of(std::countr_zero(left));
+  if (values != nullptr && allowed != 0) {
+    const auto low = static_cast<uint32_t>(std::countr_zero(allowed));
+    const auto high = 63 - static_cast<uint32_t>(std::countl_zero(allowed));
+    // Neighbours differ from each other.
+    const bool is_dense = addresses == nullptr && stride == static_cast<int64_t>(site.size);
+    if (!is_dense || was_stored(site, address_of(low), address_of(high) + site.size)) {
+      std::array<uint64_t, 64> all;
+      for (uint32_t lane = low; lane <= high; ++lane) all[lane] = address_of(lane);
+      check_lanes(context, site, source->number, all.data(), allowed, values);
     }
-    check_lanes(context, site, source->number, all.data(), allowed, values, may_meet);
   }
   for_each_run(allowed, [&](uint32_t first, uint32_t count) {
     const uint64_t begin = address_of(first);
@@ -215,7 +231,7 @@ void AccessRecorder::touch(Cell& cell, const Site& site, uint32_t record, uint64
 
 AccessRecorder::Page& AccessRecorder::page_at(uint64_t address) {
   const uint64_t number = address / kPage;
-  auto& [known, page] = recent_[number % recent_.size()];
+  auto& [known, page] = recent_[number * 0x9E3779B97F4A7C15 >> (64 - kRecentBits)];
   if (page == nullptr || known != number) {
     std::unique_ptr<Page>& kept = pages_[number];
     if (kept == nullptr) kept = std::make_unique<Page>();
@@ -239,20 +255,32 @@ const AccessRecorder::Cell& AccessRecorder::cell_at(uint64_t address) {
   return chunk.parts == nullptr ? chunk.whole : chunk.parts[address % kChunk >> chunk.shift];
 }
 
+bool AccessRecorder::was_stored(const Site& site, uint64_t begin, uint64_t end) {
+  if (site.record == 0 || site.moment != moment_) return false;  // it is the first
+  while (begin < end) {
+    const Chunk& chunk = page_at(begin).chunks[begin % kPage / kChunk];
+    const uint64_t last = std::min(end, (begin / kChunk + 1) * kChunk);
+    if (chunk.parts == nullptr && chunk.whole.writer == site.record) return true;
+    for (uint64_t at = begin; chunk.parts != nullptr && at < last; at += uint64_t{1} << chunk.shift) {
+      if (cell_at(at).writer == site.record) return true;
+    }
+    begin = last;
+  }
+  return false;
+}
+
 // What earlier strips have stored is in memory; what this one stores is in `values`.
 void AccessRecorder::check_lanes(const mtia_kernel_context& context, Site& site, uint32_t number,
-                                 const uint64_t* addresses, uint64_t lanes, const void* values, bool may_meet) {
+                                 const uint64_t* addresses, uint64_t lanes, const void* values) {
   const auto* const stored = static_cast<const std::byte*>(values);
   const auto value_of = [&](int lane) { return stored + static_cast<size_t>(lane) * site.size; };
   const bool is_first = site.record == 0 || site.moment != moment_;
   for (uint64_t left = lanes; left != 0; left &= left - 1) {
     const int lane = std::countr_zero(left);
     const void* there = nullptr;
-    if (may_meet) {
-      for (uint64_t before = lanes & (bits(0, static_cast<uint32_t>(lane))); before != 0; before &= before - 1) {
-        const int other = std::countr_zero(before);
-        if (addresses[other] == addresses[lane]) there = value_of(other);
-      }
+    for (uint64_t before = lanes & bits(0, static_cast<uint32_t>(lane)); before != 0; before &= before - 1) {
+      const int other = std::countr_zero(before);
+      if (addresses[other] == addresses[lane]) there = value_of(other);
     }
     if (there == nullptr && !is_first && cell_at(addresses[lane]).writer == site.record) {
       there = reinterpret_cast<const void*>(addresses[lane] + static_cast<uint64_t>(context.host_offset));
@@ -344,8 +372,8 @@ AccessRecorder::Launch AccessRecorder::take() {
   Launch launch;
   launch.was_followed = moment_ != 0;
   launch.findings = std::move(findings_);
-  std::map<uint32_t, Runs> read;  // by sites
-  std::map<uint32_t, Runs> written;
+  std::vector<Runs> read(sites_.size());
+  std::vector<Runs> written(sites_.size());
   const auto add = [&](const Cell& cell, uint64_t begin, uint64_t end) {
     if (cell.needs != 0) read[records_[cell.needs].site].add(begin, end);
     if (cell.writer != 0) written[records_[cell.writer].site].add(begin, end);
@@ -364,14 +392,18 @@ AccessRecorder::Launch AccessRecorder::take() {
       at += kChunk;
     }
   }
-  for (const auto& [site, runs] : read) runs.list(/*writes=*/false, sites_[site].line, launch.operands);
-  for (const auto& [site, runs] : written) runs.list(/*writes=*/true, sites_[site].line, launch.operands);
+  for (size_t site = 0; site < sites_.size(); ++site) {
+    read[site].list(/*writes=*/false, sites_[site].line, launch.operands);
+  }
+  for (size_t site = 0; site < sites_.size(); ++site) {
+    written[site].list(/*writes=*/true, sites_[site].line, launch.operands);
+  }
 
   moment_ = 0;
   sites_.clear();
   records_.resize(1);
   pages_.clear();
-  recent_ = {};
+  std::fill(recent_.begin(), recent_.end(), std::pair<uint64_t, Page*>());
   released_.clear();
   findings_.clear();
   known_findings_.clear();

@@ -90,8 +90,10 @@ class AccessRecorder {
   static void split(Chunk& chunk, uint32_t shift);
   const Cell& cell_at(uint64_t address);
 
+  // Whether a strip that begins here has lanes that this run of the statement has been to before.
+  bool was_stored(const Site& site, uint64_t begin, uint64_t end);
   void check_lanes(const mtia_kernel_context& context, Site& site, uint32_t number, const uint64_t* addresses,
-                   uint64_t lanes, const void* values, bool may_meet);
+                   uint64_t lanes, const void* values);
   bool is_behind(const Record& record) const;
   void check_order(uint32_t earlier, const Site& site, uint32_t record, uint64_t address);
   void report(FindingKind kind, uint32_t record, uint32_t earlier, uint64_t address);
@@ -110,7 +112,8 @@ class AccessRecorder {
   std::vector<Site> sites_;
   std::vector<Record> records_;
   std::unordered_map<uint64_t, std::unique_ptr<Page>> pages_;
-  std::array<std::pair<uint64_t, Page*>, 16> recent_{};  // pages, by their lowest bits
+  static constexpr int kRecentBits = 10;
+  std::vector<std::pair<uint64_t, Page*>> recent_;  // a cache of pages, by a hash of their numbers
   std::unordered_map<uint64_t, Known> released_;
   std::vector<KernelFinding> findings_;
   std::set<std::tuple<FindingKind, uint32_t, uint32_t>> known_findings_;  // by sites

@@ -37,6 +37,18 @@ Region::Region(uint64_t address, uint64_t element_size, std::span<const int64_t>
   end_ = begin_ + (run_ == 0 ? 0 : reach);
 }
 
+Region::Region(std::vector<std::pair<uint64_t, uint64_t>> runs)
+    : begin_(runs.front().first),
+      end_(runs.back().second),
+      run_(runs.front().second - runs.front().first),
+      scattered_(std::make_shared<const std::vector<std::pair<uint64_t, uint64_t>>>(std::move(runs))) {}
+
+bool Region::meets_scattered(uint64_t begin, uint64_t end) const {
+  const auto first = std::upper_bound(scattered_->begin(), scattered_->end(), begin,
+                                      [](uint64_t at, const auto& run) { return at < run.second; });
+  return first != scattered_->end() && first->first < end && begin < end;
+}
+
 bool Region::meets(std::span<const Dimension> grid, uint64_t first, uint64_t last, uint64_t begin, uint64_t end) {
   if (first >= end || last <= begin || first >= last) return false;
   if (grid.empty()) return true;
@@ -66,6 +78,12 @@ bool Region::overlaps(const Region& other) const {
   if (empty() || other.empty() || begin_ >= other.end_ || other.begin_ >= end_) return false;
   if (is_dense()) return other.overlaps(begin_, end_);
   if (other.is_dense()) return overlaps(other.begin_, other.end_);
+  if (scattered_ != nullptr || other.scattered_ != nullptr) {
+    const Region& one = scattered_ != nullptr ? *this : other;
+    const Region& two = scattered_ != nullptr ? other : *this;
+    return std::any_of(one.scattered_->begin(), one.scattered_->end(),
+                       [&](const auto& run) { return two.overlaps(run.first, run.second); });
+  }
   return num_runs() <= other.num_runs() ? other.meets_runs_of(*this) : meets_runs_of(other);
 }
 
