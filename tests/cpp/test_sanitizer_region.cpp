@@ -77,6 +77,22 @@ TEST(halves_of_rows_are_apart) {
   CHECK(Region(4096, 4, sizes, std::vector<int64_t>{64, 4}).is_dense());
 }
 
+TEST(runs_here_and_there_meet_what_is_in_them) {
+  const Region scattered({{100, 104}, {200, 208}, {216, 220}});
+  CHECK_EQ(scattered.begin(), uint64_t{100});
+  CHECK_EQ(scattered.end(), uint64_t{220});
+  CHECK(!scattered.is_dense());
+  CHECK(scattered.overlaps(103, 150) && scattered.overlaps(0, 1000) && scattered.overlaps(219, 220));
+  CHECK(!scattered.overlaps(104, 200) && !scattered.overlaps(208, 216) && !scattered.overlaps(220, 300));
+  CHECK(scattered.overlaps(Region::dense(207, 1)) && Region::dense(207, 1).overlaps(scattered));
+  CHECK(!Region::dense(208, 8).overlaps(scattered));
+  CHECK(scattered.overlaps(Region({{96, 100}, {103, 104}})) && !scattered.overlaps(Region({{96, 100}, {104, 200}})));
+  const int64_t sizes[] = {4};
+  const int64_t strides[] = {16};
+  CHECK(scattered.overlaps(Region(204, 4, sizes, strides)));
+  CHECK(!scattered.overlaps(Region(208, 4, sizes, strides)));
+}
+
 }  // namespace
 }  // namespace torch_mtia::test
 

@@ -1,0 +1,251 @@
+"""What the sanitizer says of Triton kernels, and that right ones give no reports. The faults are in tests/sanitizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from torch_mtia import sanitizer
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
+
+
+@triton.jit
+def double_kernel(x, out, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + offsets, 2 * tl.load(x + offsets, mask=offsets < n), mask=offsets < n)
+
+
+@triton.jit
+def careless_kernel(x, out, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + offsets, 2 * tl.load(x + offsets), mask=offsets < n)
+
+
+@triton.jit
+def histogram_kernel(x, bins):
+    bin = bins + tl.load(x + tl.program_id(0))
+    tl.store(bin, tl.load(bin) + 1)
+
+
+@triton.jit
+def asserting_kernel(x, out, n):
+    tl.device_assert(n < 3, "n is small")
+    tl.store(out, tl.load(x))
+
+
+@pytest.fixture(autouse=True)
+def watched() -> Iterator[None]:
+    torch.mtia.synchronize()
+    sanitizer.reports().clear()
+    with sanitizer.enabled():
+        yield
+    sanitizer.reports().clear()
+
+
+def launch_double(x: torch.Tensor, out: torch.Tensor, **options: Any) -> None:
+    double_kernel[(triton.cdiv(x.numel(), 256),)](x, out, x.numel(), BLOCK=256, **options)
+
+
+def text_of(report: sanitizer.Report) -> str:
+    """Without what a test is run by."""
+    return re.sub(r"(?m)^    (?!.*test_sanitizer_kernels).*\n", "", str(report)).replace(__file__, "test.py")
+
+
+def line_of(kernel: Any, text: str) -> int:
+    lines, first = kernel.raw_src, kernel.starting_line_number
+    return int(first) + next(number for number, line in enumerate(lines) if text in line)
+
+
+def test_an_access_that_leaves_its_tensor_is_told_and_left_out() -> None:
+    x, out = torch.ones(1000, device="mtia"), torch.zeros(900, device="mtia")
+    neighbour = torch.zeros(900, device="mtia")
+    careless_kernel[(4,)](x, out, 1000, BLOCK=256)
+    reads, writes = sorted(sanitizer.reports(), key=lambda report: report.access.writes)
+    assert neighbour.sum() == 0
+    assert out.sum() == 2 * 900
+    assert reads.bounds == (x.data_ptr(), 4000)
+    assert writes.access.line is not None
+    assert writes.access.line.argument == "out"
+    assert writes.access.program == (3, 0, 0)
+    assert re.sub(r":\d+ in", ":N in", text_of(reads)) == (
+        "Out of bounds: a kernel leaves the tensor that it was given; the access was left out\n"
+        "  program (3, 0, 0) of careless_kernel reads 4 bytes on the default stream of device 0\n"
+        f"    test.py:{line_of(careless_kernel, 'tl.store')}, through argument x\n"
+        "    test.py:N in test_an_access_that_leaves_its_tensor_is_told_and_left_out\n"
+        "  0 bytes behind the end of the tensor, which has 4000 bytes\n"
+        "  the tensor was allocated\n"
+        "    test.py:N in test_an_access_that_leaves_its_tensor_is_told_and_left_out\n"
+        "  To mend it: mask the lanes that are beyond the tensor, or pass the right size and strides."
+    )
+
+
+def test_a_race_between_programs_names_both() -> None:
+    x, bins = torch.arange(8, device="mtia") % 5, torch.zeros(5, dtype=torch.int32, device="mtia")
+    histogram_kernel[(8,)](x, bins)
+    (report,) = sanitizer.reports()
+    assert report.earlier is not None
+    assert (report.access.program, report.earlier.program) == ((5, 0, 0), (0, 0, 0))
+    assert (report.access.writes, report.earlier.writes) == (False, True)
+    same = "program (0, 0, 0) of histogram_kernel writes 4 bytes on the default stream of device 0, of the same launch"
+    assert same in str(report)
+
+
+def test_elements_that_nothing_has_written_are_known() -> None:
+    x, out = torch.empty(1000, device="mtia"), torch.empty(1000, device="mtia")
+    x[::2] = 1
+    x[1::2] = 2
+    launch_double(x, out)
+    assert out.sum().item() == 3000
+    assert not sanitizer.reports()
+    y = torch.empty(1000, device="mtia")
+    launch_double(y, out)
+    (report,) = sanitizer.reports()
+    assert report.kind == "uninitialized"
+    assert report.access.line is not None
+    assert report.access.line.argument == "x"
+
+
+def test_what_comes_behind_a_kernel_is_looked_at_when_the_kernel_has_run() -> None:
+    """A launch that is queued behind something slow, on a stream that another one does not wait for."""
+    side = torch.Stream("mtia")
+    x, out = torch.ones(1 << 20, device="mtia"), torch.zeros(1 << 20, device="mtia")
+    for _ in range(20):
+        x = x.sin()
+    launch_double(x, out)
+    with side:
+        total = out.sum()
+    del x, total
+    torch.mtia.current_stream().wait_stream(side)
+    assert out.sum().isfinite()
+    (report,) = sanitizer.reports()
+    assert report.kind == "race"
+    assert report.earlier is not None
+    assert report.earlier.operator == "double_kernel"
+
+
+def test_each_replay_of_a_graph_is_followed() -> None:
+    x, out = torch.ones(1000, device="mtia"), torch.zeros(1000, device="mtia")
+    index = torch.arange(5, device="mtia")
+    bins = torch.zeros(5, dtype=torch.int32, device="mtia")
+    launch_double(x, out)
+    histogram_kernel[(5,)](index, bins)
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        launch_double(x, out)
+        histogram_kernel[(5,)](index, bins)
+        total = out.sum()
+    graph.replay()
+    assert total == 2000
+    assert not sanitizer.reports()
+    index.zero_()  # programs meet in this replay
+    graph.replay()
+    assert {report.kind for report in sanitizer.reports()} == {"race between programs"}
+    sanitizer.reports().clear()
+    side = torch.Stream("mtia")
+    with side:
+        graph.replay()  # nothing makes it wait
+    assert "race" in {report.kind for report in sanitizer.reports()}
+    torch.mtia.synchronize()
+
+
+def test_a_kernel_writes_what_a_later_node_of_its_graph_reads() -> None:
+    x = torch.ones(1000, device="mtia")
+    out = torch.empty(1000, device="mtia")
+    launch_double(x, torch.zeros(1000, device="mtia"))
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        launch_double(x, out)
+        total = out.sum()
+    graph.replay()
+    assert total == 2000
+    assert not sanitizer.reports()
+
+
+def test_a_kernel_that_fails_does_not_hold_the_others_up() -> None:
+    x, out = torch.ones(10, device="mtia"), torch.zeros(10, device="mtia")
+    asserting_kernel[(1,)](x, out, 5, debug=True)
+    with pytest.raises(RuntimeError, match="n is small"):
+        torch.mtia.synchronize()
+    assert not sanitizer.reports()
+    torch.empty(10, device="mtia") + 1
+    assert len(sanitizer.reports()) == 1
+
+
+def test_launches_that_nobody_can_follow_are_counted(capfd: pytest.CaptureFixture[str]) -> None:
+    x, out = torch.ones(1000, device="mtia"), torch.empty(1000, device="mtia")
+    launch_double(x, out, instrument=False)
+    out.sum()  # it may have been written
+    sanitizer.print_reports()
+    assert re.search(r"1 launches of kernels could not be followed.*: double_kernel", capfd.readouterr().err)
+    assert not sanitizer.reports()
+
+
+def test_results_are_those_of_kernels_that_nobody_watches() -> None:
+    for size in (1, 17, 1000):
+        x = torch.randn(size, device="mtia")
+        watched, unwatched = torch.zeros(size, device="mtia"), torch.zeros(size, device="mtia")
+        launch_double(x, watched)
+        launch_double(x, unwatched, instrument=False)
+        assert torch.equal(watched, unwatched)
+
+
+COMPILED = """
+import torch
+from torch_mtia import sanitizer
+
+def step(x, table, index):
+    rows = torch.nn.functional.embedding(index, table)
+    scaled = torch.nn.functional.layer_norm(rows, rows.shape[-1:]).softmax(-1)
+    return (scaled @ x).relu().sum() + torch.zeros_like(table).index_add_(0, index, rows).amax(0).cumsum(0).mean()
+
+with sanitizer.enabled():
+    x, table = (torch.randn(33, 33, device="mtia", requires_grad=True) for _ in range(2))
+    index = torch.randint(0, 33, (50,), device="mtia")
+    for mode in (None, "reduce-overhead"):
+        compiled = torch.compile(step, mode=mode)
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            compiled(x, table, index).backward()
+        torch.compiler.reset()
+sanitizer.print_reports()
+"""
+
+
+def test_compiled_code_gives_no_reports(run_script: RunScript) -> None:
+    finished = run_script(COMPILED)
+    assert finished.stderr.splitlines()[-1] == "torch_mtia sanitizer: no reports", finished.stderr
+
+
+TWO_DEVICES = """
+import sys
+import torch
+sys.path.insert(0, {folder!r})
+from sanitizer.corpus import triton_kernel
+from torch_mtia import sanitizer
+
+kernel = triton_kernel('''
+def kernel(x, out, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    tl.store(out + lanes, tl.load(x + lanes))
+''')
+with sanitizer.enabled():
+    with torch.device("mtia:1"), torch.mtia.device(1):
+        kernel[(1,)](torch.ones(60), torch.zeros(64), BLOCK=64)
+(report,) = sanitizer.reports()
+print(report.kind, report.access.device, report.bounds[1])
+"""
+
+
+def test_a_kernel_of_another_device(run_script: RunScript) -> None:
+    folder = str(Path(__file__).parent)
+    finished = run_script(TWO_DEVICES.format(folder=folder), TORCH_MTIA_DEVICES="2")
+    assert finished.stdout == "out of bounds 1 240\n"
