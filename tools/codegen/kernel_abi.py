@@ -19,7 +19,12 @@ MODULE = ROOT / "torch_mtia" / "triton" / "abi.py"
 
 CONSTANTS = ("MTIA_KERNEL_IMAGE_", "MTIA_CPU_", "MTIA_SITE_")  # those whose names begin so
 PACKED = ("mtia_kernel_image_header", "mtia_kernel_argument")  # written as a whole
-ACCESSED = ("mtia_kernel_context", "mtia_kernel_watch", "mtia_site", "mtia_error_cell")  # field by field, by generated code
+ACCESSED = (
+    "mtia_kernel_context",
+    "mtia_kernel_watch",
+    "mtia_site",
+    "mtia_error_cell",
+)  # field by field, by generated code
 SIZES = {"char": 1, "int32_t": 4, "uint32_t": 4, "int64_t": 8, "uint64_t": 8, "mtia_device_ptr": 8}
 FORMATS = {"char": "s", "int32_t": "i", "uint32_t": "I", "int64_t": "q", "uint64_t": "Q"}
 

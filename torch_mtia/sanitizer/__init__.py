@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -54,6 +54,12 @@ def start(*checks: str) -> None:
     "streams": work of several streams in no order; "memory": memory that was freed, and kernels that leave a tensor;
     "init": memory that nothing has written; "kernels": programs and lanes of a kernel that are in each other's way;
     "numbers": work that makes NaN or infinity. None: all of them. Raises ValueError for another name."""
+    start_process(checks)
+    _compile_here(True)
+
+
+def start_process(checks: Collection[str]) -> None:
+    """start() in a process whose environment asks for it: Inductor's processes know it, too."""
     from torch_mtia import _C
 
     unknown = sorted(set(checks) - set(CHECKS))
@@ -74,8 +80,25 @@ def stop() -> None:
 
     watch_kernels(False)
     host_reads.leave()
+    _compile_here(False)
     _C._sanitizer_wait()
     _C._sanitizer_stop()
+
+
+_compile_threads: list[int | None] = []  # Inductor's, while kernels are watched
+
+
+def _compile_here(wanted: bool) -> None:
+    """Whether Inductor compiles kernels in this process: its others do not know that they are watched."""
+    if wanted == bool(_compile_threads):
+        return
+    from torch._inductor import config
+
+    if wanted:
+        _compile_threads.append(config.compile_threads)
+        config.compile_threads = 1
+    else:
+        config.compile_threads = _compile_threads.pop()
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ def watch(settings: Settings) -> None:
     """From now on, and says what it found when the process ends."""
     from torch_mtia import sanitizer
 
-    sanitizer.start(*settings.sanitize)
+    sanitizer.start_process(settings.sanitize)
     if settings.sanitize_suppressions:
         sanitizer.suppress(Path(settings.sanitize_suppressions))
     json_file = Path(settings.sanitize_json) if settings.sanitize_json else None
