@@ -44,9 +44,9 @@ struct Awaited {
 
 }  // namespace
 
-Watcher::Watcher(const mtia_kernel_launch& launch)
+Watcher::Watcher(const mtia_kernel_launch& launch, bool checks_bounds)
     : KernelWatcher({&access}),
-      recorder_(std::vector(launch.live_ranges, launch.live_ranges + launch.num_live_ranges),
+      recorder_(std::vector(launch.live_ranges, launch.live_ranges + (checks_bounds ? launch.num_live_ranges : 0)),
                 std::vector(static_cast<const std::byte*>(launch.packed_arguments),
                             static_cast<const std::byte*>(launch.packed_arguments) + launch.packed_arguments_size)) {}
 

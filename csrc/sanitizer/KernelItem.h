@@ -20,7 +20,8 @@ class Watcher final : public core::KernelWatcher {
   // Where what a launch has done goes.
   using Give = std::function<void(AccessRecorder::Launch launch)>;
 
-  explicit Watcher(const mtia_kernel_launch& launch);
+  // `checks_bounds`: lanes stop that leave the live range of the launch which their argument belongs to.
+  Watcher(const mtia_kernel_launch& launch, bool checks_bounds);
 
   // Of the next launch that nobody expects yet.
   void expect(Give give);

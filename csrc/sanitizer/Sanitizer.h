@@ -79,6 +79,7 @@ class Sanitizer final : public core::Observer {
   std::atomic<ContextOf> context_of_{nullptr};
   std::atomic<uint64_t> num_host_functions_{0};
   std::atomic<bool> watches_numbers_{false};
+  std::atomic<bool> checks_bounds_{false};
   std::mutex mutex_;
   Checks checks_;
   std::vector<Finding> findings_;
