@@ -30,6 +30,7 @@ PROGRAMS = [
     *graphs.RACES,
     *kernels.PROGRAMS,
     *numbers.NUMBERS,
+    *numbers.KERNELS,
 ]
 RUN = """
 import sys

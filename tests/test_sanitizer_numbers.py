@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -125,6 +126,45 @@ def test_work_on_busy_streams_is_waited_for() -> None:
             x.reciprocal()
         assert [report.access.operator for report in sanitizer.reports()] == ["aten::reciprocal"]
     sanitizer.reports().clear()
+
+
+def test_a_report_of_a_kernel_names_the_line_that_made_it() -> None:
+    found = reports_of(numbers.KERNELS[1].faulty)
+    assert [report.access.program for report in found] == [(0, 0, 0)]
+    (report,) = found
+    assert report.access.line is not None
+    assert report.earlier is not None
+    assert report.earlier.line is not None
+    assert report.earlier.line.argument == "out"
+    source = Path(report.access.line.file).read_text().splitlines()
+    assert "values / tl.sqrt(variance)" in source[report.access.line.line - 1]
+    assert (report.nan, report.infinite) == (64, 0)
+    assert "\n  of the result 64 are NaN; what it reads is finite\n" in str(report)
+
+
+COMPILED = """
+import torch
+from torch_mtia import sanitizer
+
+def loss(x):
+    return (x * 2).sqrt().sum()
+
+x = torch.zeros(64, device="mtia", requires_grad=True)
+step = torch.compile(loss)
+with sanitizer.enabled("numbers"):
+    for _ in range(2):
+        step(x).backward()
+for report in sanitizer.reports():
+    access = report.access
+    print(report.kind, report.count, access.operator, access.node, [frame.line for frame in access.backward][-1:])
+"""
+
+
+def test_compiled_code_has_kernels_of_its_own(run_script: RunScript) -> None:
+    finished = run_script(COMPILED)
+    kind, count, operator, node, lines = finished.stdout.strip().rsplit(" ", 4)
+    assert (kind, count, node, lines) == ("not finite", "2", "CompiledFunctionBackward", "[12]")
+    assert operator.startswith("triton_poi_fused_")
 
 
 BACKWARD = """\

@@ -315,15 +315,22 @@ class _Watching:
     """Whether somebody follows the accesses of kernels."""
 
     is_wanted = False
+    wants_numbers = False
 
 
-def watch_kernels(wanted: bool) -> None:
-    """Whether Triton kernels that are compiled from now on let their accesses be followed, as the sanitizer asks."""
+def watch_kernels(wanted: bool, numbers: bool = False) -> None:
+    """Whether Triton kernels that are compiled from now on let their accesses be followed, as the sanitizer asks, and
+    with `numbers` what they compute."""
     _Watching.is_wanted = wanted
+    _Watching.wants_numbers = wanted and numbers
 
 
 def kernels_are_watched() -> bool:
     return _Watching.is_wanted or settings().check_bounds
+
+
+def numbers_are_watched() -> bool:
+    return _Watching.wants_numbers
 
 
 def device_type() -> str:

@@ -326,6 +326,12 @@ typedef struct mtia_error_cell {
 #define MTIA_SITE_ACQUIRES UINT64_C(8) /* what the program does behind it comes after what others have released there \
                                         */
 #define MTIA_SITE_RELEASES UINT64_C(16)
+/* No access: an operation that makes, in these lanes, NaN of operands that are not NaN, or infinity of finite ones. Lanes
+ * that are masked off later are told, too. All lanes go on. */
+#define MTIA_SITE_COMPUTES UINT64_C(32)
+/* Elements are floating-point numbers: of their size as IEEE has them, or bfloat16. */
+#define MTIA_SITE_FLOAT UINT64_C(64)
+#define MTIA_SITE_BFLOAT16 UINT64_C(128)
 
 /* A place in a kernel's source that accesses memory. It is a constant of the image. */
 typedef struct mtia_site {

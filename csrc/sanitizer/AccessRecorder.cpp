@@ -78,6 +78,10 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
     begin_program(context, program);
     return 0;
   }
+  if ((source->kind & MTIA_SITE_COMPUTES) != 0) {
+    compute(*source, lanes);
+    return lanes;
+  }
   Site& site = site_of(*source);
   if (lanes == 0) {
     site.record = 0;
@@ -121,6 +125,14 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
   if ((site.kind & MTIA_SITE_ACQUIRES) != 0) {
     for (uint64_t left = allowed; left != 0; left &= left - 1) acquire(address_of(std::countr_zero(left)));
   }
+  if (watches_numbers_ && (site.kind & (MTIA_SITE_FLOAT | MTIA_SITE_BFLOAT16)) != 0) {
+    std::array<uint64_t, 64> all;
+    for (uint64_t left = allowed; left != 0; left &= left - 1) {
+      all[std::countr_zero(left)] = address_of(std::countr_zero(left));
+    }
+    const bool is_single = lanes == 1 && addresses == nullptr && stride == 0;
+    check_numbers(context, site, *source, all.data(), allowed, values, is_single);
+  }
   if (values != nullptr && allowed != 0) {
     const auto low = static_cast<uint32_t>(std::countr_zero(allowed));
     const auto high = 63 - static_cast<uint32_t>(std::countl_zero(allowed));
@@ -149,6 +161,8 @@ void AccessRecorder::begin_program(const mtia_kernel_context& context, const std
   program_ = static_cast<uint32_t>(program[0] + int64_t{grid_[0]} * (program[1] + int64_t{grid_[1]} * program[2]));
   epoch_ = 0;
   known_.clear();
+  given_ = {};
+  computed_.clear();
   ++moment_;
 }
 
@@ -291,6 +305,69 @@ void AccessRecorder::check_lanes(const mtia_kernel_context& context, Site& site,
   }
 }
 
+// Numbers ------------------------------------------------------------------------------------------------------------
+
+void AccessRecorder::compute(const mtia_site& source, uint64_t lanes) {
+  if (!watches_numbers_) return;
+  for (auto& [known, known_lanes] : computed_) {
+    if (known != &source) continue;
+    known_lanes |= lanes;
+    return;
+  }
+  if (computed_.size() < kMaxComputed) computed_.emplace_back(&source, lanes);
+}
+
+NonFinite AccessRecorder::classify(const void* number, const Site& site) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, number, site.size);
+  bits &= (uint64_t{1} << (8 * site.size - 1)) - 1;  // without the sign
+  const uint64_t infinity = (site.kind & MTIA_SITE_BFLOAT16) != 0 ? 0x7f80
+                            : site.size == 8                      ? uint64_t{0x7ff} << 52
+                            : site.size == 4                      ? 0x7f800000
+                                                                  : 0x7c00;
+  return {.nan = bits > infinity ? 1U : 0U, .infinite = bits == infinity ? 1U : 0U};
+}
+
+// What a program stores comes of constants, of what it has read, and of what it has computed. Lanes of its vectors are
+// those of the elements, but where one number is made of many: NaN that is no constant was computed in any lane.
+void AccessRecorder::check_numbers(const mtia_kernel_context& context, const Site& site, const mtia_site& source,
+                                   const uint64_t* addresses, uint64_t lanes, const void* values, bool is_single) {
+  NonFinite found;
+  uint64_t where = 0;
+  for (uint64_t left = lanes; left != 0; left &= left - 1) {
+    const int lane = std::countr_zero(left);
+    const void* number =
+        values != nullptr ? static_cast<const std::byte*>(values) + static_cast<size_t>(lane) * site.size
+                          : reinterpret_cast<const void*>(addresses[lane] + static_cast<uint64_t>(context.host_offset));
+    const NonFinite each = classify(number, site);
+    if (each.any()) where |= bits(static_cast<uint32_t>(lane), 1);
+    found += each;
+  }
+  if (!found.any()) return;
+  if (values == nullptr) {
+    if ((site.kind & MTIA_SITE_READS) != 0) given_ += found;
+    return;
+  }
+  if (found.nan != 0 ? given_.nan != 0 : given_.any()) return;
+  const bool in_any_lane = is_single || found.nan != 0;
+  const auto made =
+      std::find_if(computed_.begin(), computed_.end(), [&](const auto& each) { return (each.second & where) != 0; });
+  const auto* by = made != computed_.end()             ? made->first
+                   : in_any_lane && !computed_.empty() ? computed_.front().first
+                                                       : nullptr;
+  if (by == nullptr || !known_findings_.emplace(FindingKind::kNotFinite, by->number, source.number).second) return;
+  const uint64_t address = addresses[std::countr_zero(where)];
+  const auto program = program_at(program_);
+  const auto line = std::make_shared<KernelLine>(KernelLine{by->file, by->line, ""});
+  findings_.push_back(
+      {.kind = FindingKind::kNotFinite,
+       .access = {.line = line, .program = program, .address = address, .size = site.size, .writes = true},
+       .earlier =
+           KernelAccess{.line = site.line, .program = program, .address = address, .size = site.size, .writes = true},
+       .numbers = found,
+       .given = given_});
+}
+
 // Order: see Note [Programs in order] --------------------------------------------------------------------------------
 
 bool AccessRecorder::is_behind(const Record& record) const {
@@ -354,14 +431,17 @@ void AccessRecorder::report(FindingKind kind, uint32_t record, uint32_t earlier,
                        .tensor = sites_[site].tensor});
 }
 
+std::array<int32_t, 3> AccessRecorder::program_at(uint32_t number) const {
+  const auto x = static_cast<uint32_t>(grid_[0]);
+  const auto y = static_cast<uint32_t>(grid_[1]);
+  return {static_cast<int32_t>(number % x), static_cast<int32_t>(number / x % y), static_cast<int32_t>(number / x / y)};
+}
+
 KernelAccess AccessRecorder::describe(uint32_t record, uint64_t address) const {
   const Record& of = records_[record];
   const Site& site = sites_[of.site];
-  const auto x = static_cast<uint32_t>(grid_[0]);
-  const auto y = static_cast<uint32_t>(grid_[1]);
   return {.line = site.line,
-          .program = {static_cast<int32_t>(of.program % x), static_cast<int32_t>(of.program / x % y),
-                      static_cast<int32_t>(of.program / x / y)},
+          .program = program_at(of.program),
           .address = address,
           .size = site.size,
           .writes = (site.kind & MTIA_SITE_WRITES) != 0,

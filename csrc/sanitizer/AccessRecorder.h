@@ -31,6 +31,8 @@ class AccessRecorder {
   // Accesses must stay in the tensor of `live`, disjoint and ascending, that their pointer argument belongs to. A
   // pointer that belongs to none, or is computed, may lead anywhere. `arguments` are packed.
   AccessRecorder(std::vector<mtia_span> live, std::vector<std::byte> arguments);
+  // From now on reports NaN and infinity that programs make and store: see Note [Numbers] in Numbers.h.
+  void watch_numbers() { watches_numbers_ = true; }
 
   // As mtia_kernel_watch.access.
   uint64_t access(const mtia_kernel_context& context, const mtia_site* site, const std::array<int32_t, 3>& program,
@@ -96,7 +98,12 @@ class AccessRecorder {
                    uint64_t lanes, const void* values);
   bool is_behind(const Record& record) const;
   void check_order(uint32_t earlier, const Site& site, uint32_t record, uint64_t address);
+  void compute(const mtia_site& source, uint64_t lanes);
+  static NonFinite classify(const void* number, const Site& site);
+  void check_numbers(const mtia_kernel_context& context, const Site& site, const mtia_site& source,
+                     const uint64_t* addresses, uint64_t lanes, const void* values, bool is_single);
   void report(FindingKind kind, uint32_t record, uint32_t earlier, uint64_t address);
+  std::array<int32_t, 3> program_at(uint32_t number) const;
   KernelAccess describe(uint32_t record, uint64_t address) const;
   void acquire(uint64_t address);
   void release(uint64_t address);
@@ -115,6 +122,11 @@ class AccessRecorder {
   static constexpr int kRecentBits = 10;
   std::vector<std::pair<uint64_t, Page*>> recent_;  // a cache of pages, by a hash of their numbers
   std::unordered_map<uint64_t, Known> released_;
+  // Of the program that runs: what it has read that is not finite, and what has made such numbers, in which lanes.
+  static constexpr size_t kMaxComputed = 64;
+  bool watches_numbers_ = false;
+  NonFinite given_;
+  std::vector<std::pair<const mtia_site*, uint64_t>> computed_;
   std::vector<KernelFinding> findings_;
   std::set<std::tuple<FindingKind, uint32_t, uint32_t>> known_findings_;  // by sites
 };

@@ -158,12 +158,14 @@ const Detector::Block* Detector::block_at(uint64_t address) const {
 void Detector::check_kernel(const std::shared_ptr<const Item>& item, KernelFinding found,
                             std::vector<Finding>& findings) const {
   const bool leaves = found.kind == FindingKind::kOutOfBounds;
-  if (leaves ? !state_.checks.freed : !state_.checks.kernels) return;
+  if (found.kind != FindingKind::kNotFinite && (leaves ? !state_.checks.freed : !state_.checks.kernels)) return;
   const Block* block = leaves ? block_at(found.tensor.address) : nullptr;
   findings.push_back({.kind = found.kind,
                       .item = item,
                       .memory = block != nullptr ? block->context : nullptr,
-                      .kernel = std::make_shared<KernelFinding>(std::move(found))});
+                      .kernel = std::make_shared<KernelFinding>(found),
+                      .numbers = found.numbers,
+                      .given = found.given});
 }
 
 void Detector::check_memory(const std::shared_ptr<const Item>& item, size_t operand,

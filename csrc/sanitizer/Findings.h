@@ -96,8 +96,10 @@ struct KernelAccess {
 struct KernelFinding {
   FindingKind kind;
   KernelAccess access;
-  std::optional<KernelAccess> earlier;  // by another program
+  std::optional<KernelAccess> earlier;  // by another program; of numbers, the store
   mtia_span tensor{};                   // that the pointer belongs to; empty: not known
+  NonFinite numbers = {};               // that are stored
+  NonFinite given = {};                 // among what the program has read
 };
 
 struct Finding {

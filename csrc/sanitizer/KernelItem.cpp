@@ -44,11 +44,13 @@ struct Awaited {
 
 }  // namespace
 
-Watcher::Watcher(const mtia_kernel_launch& launch, bool checks_bounds)
+Watcher::Watcher(const mtia_kernel_launch& launch, bool checks_bounds, bool watches_numbers)
     : KernelWatcher({&access}),
       recorder_(std::vector(launch.live_ranges, launch.live_ranges + (checks_bounds ? launch.num_live_ranges : 0)),
                 std::vector(static_cast<const std::byte*>(launch.packed_arguments),
-                            static_cast<const std::byte*>(launch.packed_arguments) + launch.packed_arguments_size)) {}
+                            static_cast<const std::byte*>(launch.packed_arguments) + launch.packed_arguments_size)) {
+  if (watches_numbers) recorder_.watch_numbers();
+}
 
 // The recorder is used by the thread that runs the launch, and one launch runs at a time.
 uint64_t Watcher::access(const mtia_kernel_watch* watch, const mtia_kernel_context* context, const mtia_site* site,

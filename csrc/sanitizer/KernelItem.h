@@ -21,7 +21,7 @@ class Watcher final : public core::KernelWatcher {
   using Give = std::function<void(AccessRecorder::Launch launch)>;
 
   // `checks_bounds`: lanes stop that leave the live range of the launch which their argument belongs to.
-  Watcher(const mtia_kernel_launch& launch, bool checks_bounds);
+  Watcher(const mtia_kernel_launch& launch, bool checks_bounds, bool watches_numbers);
 
   // Of the next launch that nobody expects yet.
   void expect(Give give);

@@ -164,7 +164,7 @@ std::shared_ptr<core::KernelWatcher> Sanitizer::submits(const core::Stream& stre
   const core::RunningWork* running = core::RunningWork::current();
   if (running != nullptr && running->host_function() == 0) return nullptr;
   if (std::any_of(launch.grid, launch.grid + 3, [](int32_t size) { return size <= 0; })) return nullptr;
-  const auto watcher = std::make_shared<Watcher>(launch, checks_bounds_);
+  const auto watcher = std::make_shared<Watcher>(launch, checks_bounds_, watches_numbers_);
   const Node node{.name = name, .operands = {}, .kernel = watcher};
   Item item{.name = name,
             .stream = &stream,

@@ -340,8 +340,109 @@ graph.replay()
     ),
 ]
 
+KERNELS = [
+    Program(
+        "a softmax in a kernel that does not subtract the maximum",
+        "not finite",
+        """
+kernel = triton_kernel('''
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    values = tl.load(x + offsets, mask=offsets < n, other=-float("inf"))
+    MEND
+    e = tl.exp(values)
+    tl.store(out + offsets, e / tl.sum(e), mask=offsets < n)
+''')
+x, out = torch.linspace(0, 1000, 100, device="mtia"), torch.zeros(100, device="mtia")
+kernel[(1,)](x, out, 100, BLOCK=128)
+""",
+        "values -= tl.max(values)",
+        ("kernel", "kernel"),
+    ),
+    Program(
+        "a normalization in a kernel without an epsilon",
+        "not finite",
+        """
+kernel = triton_kernel('''
+def kernel(x, out, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + offsets)
+    values -= tl.sum(values) / BLOCK
+    variance = tl.sum(values * values) / BLOCK
+    MEND
+    tl.store(out + offsets, values / tl.sqrt(variance))
+''')
+x, out = torch.ones(4, 64, device="mtia"), torch.zeros(4, 64, device="mtia")
+kernel[(4,)](x, out, BLOCK=64)
+""",
+        "variance += 1e-5",
+        ("kernel", "kernel"),
+    ),
+    Program(
+        "a row of a kernel's softmax that is masked throughout",
+        "not finite",
+        """
+kernel = triton_kernel('''
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    wanted = offsets < n
+    MEND
+    values = tl.where(wanted, tl.load(x + offsets), -float("inf"))
+    e = tl.exp(values - tl.max(values))
+    tl.store(out + offsets, e / tl.sum(e))
+''')
+x, out = torch.ones(64, device="mtia"), torch.zeros(64, device="mtia")
+kernel[(1,)](x, out, 0, BLOCK=64)
+""",
+        "wanted = offsets <= n",
+        ("kernel", "kernel"),
+    ),
+    Program(
+        "a kernel stores as float16 what that does not hold",
+        "not finite",
+        """
+kernel = triton_kernel('''
+def kernel(x, out, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    total = tl.load(x + offsets) * 1000
+    MEND
+    tl.store(out + offsets, total.to(tl.float16))
+''')
+x, out = torch.full((64,), 100.0, device="mtia"), torch.zeros(64, device="mtia", dtype=torch.half)
+kernel[(1,)](x, out, BLOCK=64)
+""",
+        "total = tl.minimum(total, 65504.0)",
+        ("kernel", "kernel"),
+    ),
+]
+
 # Infinity and NaN on purpose, and what only passes them on.
 FINE = {
+    "lanes of a kernel that are masked off, and constants": """
+kernel = triton_kernel('''
+def kernel(x, out, n, scale, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < n
+    values = tl.load(x + offsets, mask=mask, other=0.0)
+    tl.store(out + offsets, tl.log(values) / values, mask=mask)
+    tl.store(out + BLOCK + offsets, tl.where(mask, values, -float("inf")))
+    tl.store(out + 2 * BLOCK + offsets, values * scale, mask=mask)
+    tl.store(out + 3 * BLOCK, tl.max(tl.where(mask & (offsets < 0), values, -float("inf"))))
+''')
+x, out = torch.full((100,), 2.0, device="mtia"), torch.zeros(1000, device="mtia")
+kernel[(1,)](x, out, 100, float("inf"), BLOCK=128)
+""",
+    "numbers that a kernel passes on": """
+kernel = triton_kernel('''
+def kernel(x, out, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + offsets)
+    tl.store(out + offsets, (values - tl.max(values)) * 2)
+''')
+x, out = torch.ones(4, 64, device="mtia"), torch.zeros(4, 64, device="mtia")
+x[1, 5], x[3, 7] = float("nan"), float("-inf")
+kernel[(4,)](x, out, BLOCK=64)
+""",
     "numbers that a program is given": """
 inf = float("inf")
 x = torch.ones(2, 4, device="mtia")

@@ -66,7 +66,7 @@ def start_process(checks: Collection[str]) -> None:
     if unknown:
         raise ValueError(f"there is no check {', '.join(map(repr, unknown))}; there are {', '.join(CHECKS)}")
     chosen = frozenset(checks or CHECKS)
-    watch_kernels(True)
+    watch_kernels(True, numbers="numbers" in chosen)
     if "streams" in chosen:
         host_reads.watch()
     _C._sanitizer_start(*(check in chosen for check in CHECKS))

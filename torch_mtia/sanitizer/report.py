@@ -101,7 +101,8 @@ class Report:
 
     kind: str
     access: Access
-    earlier: Access | None  # the other one of a race, which was submitted before
+    # The other one of a race, which was submitted before; of a kernel's numbers that are not finite, the store.
+    earlier: Access | None
     memory: tuple[Frame, ...]  # where the memory was freed, or allocated if nothing has written to it, or of the tensor
     bounds: tuple[int, int] | None = None  # address and bytes of the tensor that is left
     nan: int = 0  # how many numbers of the access are NaN, if it is not finite
@@ -144,9 +145,11 @@ class Report:
         lines = [f"{_TITLES[self.kind]}{f' ({self.count} times)' if self.count > 1 else ''}", f"  {self.access}"]
         lines += self.access.lines()
         if self.kind == "not finite":
+            if self.earlier is not None:
+                lines.append(f"  stored at {self.earlier.line}")
             reads = "is infinite in part, and nowhere NaN" if self.reads_infinite else "is finite"
             lines += [f"  of the result {' and '.join(self._numbers())}; what it reads {reads}"]
-        if self.kind == "race between programs":  # of one launch
+        elif self.kind == "race between programs":  # of one launch
             assert self.earlier is not None
             lines += [f"  {self.earlier}, of the same launch", f"    {self.earlier.line}"]
         elif self.earlier is not None:

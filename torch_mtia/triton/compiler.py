@@ -47,6 +47,7 @@ class MTIAOptions:
 
     arch: str = "x86-64"
     backend_name: str = "mtia"
+    follow_numbers: bool = False  # with `instrument`: so that what makes NaN or infinity is told
     instrument: bool = False  # so that accesses can be watched: Note [Watched kernels] in mtia_runtime.h
     debug: bool = False
     sanitize_overflow: bool = True
@@ -180,6 +181,7 @@ class MTIABackend(BaseBackend):
         arch = self.target.arch if isinstance(self.target.arch, str) else architecture()
         arguments.setdefault("arch", str(knobs.runtime.override_arch or arch))
         arguments.setdefault("instrument", environment.kernels_are_watched())
+        arguments.setdefault("follow_numbers", environment.numbers_are_watched())
         if not arguments.get("debug"):
             arguments["sanitize_overflow"] = False  # its checks are asserts, which then do nothing but take time
         if "extern_libs" in arguments and isinstance(arguments["extern_libs"], dict):
@@ -262,7 +264,9 @@ class MTIABackend(BaseBackend):
             raise ValueError("a plan is only to be read: override the stage before, .ttir, or the one behind, .llir")
         plan = stage.plan
         with _compiling():
-            program = emit_program(plan, options.arch, options.enable_fp_fusion, options.saturate_fp8)
+            program = emit_program(
+                plan, options.arch, options.enable_fp_fusion, options.saturate_fp8, options.follow_numbers
+            )
         metadata["name"] = plan.name
         metadata["shared"] = 0
         metadata["tmem_size"] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_mtia.triton.emit import memory, products, rearranging, scaled
+from torch_mtia.triton.emit import memory, products, rearranging, scaled, watching
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.elementwise import constant_value
 from torch_mtia.triton.emit.environment import Environment, Target
@@ -40,7 +40,10 @@ def _do(env: Environment, do: plan.Do) -> None:
             SCALARS[op.name](env, op)
         elif op.name in ELEMENTWISE:
             lanes = [env.scalar(operand) for operand in op.operands]
-            env.scalars.update(zip(op.results, apply(env.b, op, lanes, 0), strict=True))
+            results = apply(env.b, op, lanes, 0)
+            if env.follows_numbers:
+                watching.computed(env, op, lanes, results, 0)
+            env.scalars.update(zip(op.results, results, strict=True))
         else:
             raise Unsupported(f"operation {op.name}")
     except Unsupported as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.errors import check_assertion
 from torch_mtia.triton.emit.registry import ELEMENTWISE
@@ -38,6 +39,8 @@ def _inline_block(env: Environment, block: Block, environment: dict[Tensor, Lane
             results = inline(env, callee.body, lanes, width)
         elif op.name in ELEMENTWISE:
             results = apply(env.b, op, lanes, width)
+            if env.follows_numbers:
+                watching.computed(env, op, lanes, results, width)
         elif op.name == "tt.assert":
             check_assertion(env.b, op, lanes[0], width)
             continue

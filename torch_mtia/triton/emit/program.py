@@ -33,8 +33,11 @@ class Program:
     cost: int  # of one program, in nanoseconds
 
 
-def emit_program(plan: Plan, architecture: str, contract: bool, saturates_fp8: bool) -> Program:
+def emit_program(
+    plan: Plan, architecture: str, contract: bool, saturates_fp8: bool, follows_numbers: bool = False
+) -> Program:
     env = Environment(plan, machine.level(architecture).features, contract, saturates_fp8)
+    env.follows_numbers = follows_numbers and plan.instrumented
     b = env.b
     parameters: list[Value] = []
     for number, (argument, divisor) in enumerate(zip(plan.arguments, plan.divisors, strict=True)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch_mtia.triton import vecmath
+from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.registry import ELEMENTWISE, PLACED
@@ -78,6 +79,8 @@ class Strip:
         elif op.name in ELEMENTWISE:
             lanes = [self.value(operand, index) for operand in op.operands]
             results = apply(self.b, op, lanes, self.width)
+            if self.env.follows_numbers:
+                watching.computed(self.env, op, lanes, results, self.width)
             for result, computed in zip(op.results, results, strict=True):
                 if result is not value:
                     place = (result, *map(id, index))

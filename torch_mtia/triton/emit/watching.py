@@ -59,6 +59,80 @@ def allowed(
     return Lane(b.define(type, f"bitcast {bits} to {type}"), None)
 
 
+# What makes NaN or infinity -------------------------------------------------------------------------------------------
+
+COMPUTED = "watched_computed"
+# In bits, without the sign: infinity. NaN is more.
+_INFINITY = {"f64": 0x7FF << 52, "f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80}
+_REINTERPRETS = ("arith.bitcast", "tt.bitcast", "arith.constant", "arith.select")  # makes no numbers
+
+
+def computed(env: Environment, op: Op, operands: list[Lane], results: list[Lane], width: int) -> None:
+    """Says in which lanes an operation makes NaN of operands that are not NaN, or infinity of finite ones."""
+    if op.name in _REINTERPRETS:
+        return
+    b = env.b
+    for value, lane in zip(op.results, results, strict=True):
+        element = value.type.element
+        if element not in _INFINITY:
+            continue
+        wide = 0 if lane.uniform else width
+        made_nan, made_infinity = _not_finite(b, element, materialize(b, lane, wide))
+        for each, given in zip(op.operands, operands, strict=True):
+            if each.type.element not in _INFINITY:
+                continue
+            given_nan, given_infinity = _not_finite(b, each.type.element, materialize(b, given, wide))
+            either = b.binary("or", given_nan, given_infinity)
+            made_nan = b.select(given_nan, b.integer_like(0, made_nan), made_nan)
+            made_infinity = b.select(either, b.integer_like(0, made_infinity), made_infinity)
+        made = b.binary("or", made_nan, made_infinity)
+        if not wide:
+            lanes = b.select(made, integer(-1, "i64"), integer(0, "i64"))
+        else:
+            bits = b.define(f"i{wide}", f"bitcast {made} to i{wide}")
+            lanes = b.zext(bits, "i64") if wide < 64 else bits
+        _tell_computed(b, _computing_site(env, op, element_size(element)), lanes)
+
+
+def _not_finite(b: Builder, element: str, value: Value) -> tuple[Value, Value]:
+    """Whether it is NaN, and whether it is infinite."""
+    type = {"f64": "i64", "f32": "i32"}.get(element, "i16")
+    bits = b.bitcast(value, type)
+    infinity = _INFINITY[element]
+    magnitude = b.binary("and", bits, b.integer_like((1 << (8 * element_size(element) - 1)) - 1, bits))
+    return (
+        b.icmp("ugt", magnitude, b.integer_like(infinity, magnitude)),
+        b.icmp("eq", magnitude, b.integer_like(infinity, magnitude)),
+    )
+
+
+def _tell_computed(b: Builder, site: Value, lanes: Value) -> None:
+    if COMPUTED not in b.functions:
+        _define_computed(b)
+    b.emit(f"call void @{COMPUTED}({', '.join(map(str, [CONTEXT, site, *PROGRAM, lanes]))})")
+
+
+def _define_computed(b: Builder) -> None:
+    if ACCESS not in b.functions:
+        _define_access(b)
+    context, site, lanes = Value("%context", "ptr"), Value("%site", "ptr"), Value("%lanes", "i64")
+    programs = [Value(f"%program_{axis}", "i32") for axis in "xyz"]
+    with b.function(COMPUTED, "void", [context, site, *programs, lanes], "noinline #0"):
+        some, none = b.label("some"), b.label("none")
+        b.branch(b.icmp("ne", lanes, _NONE), some, none)
+        b.start(some)
+        passed = [context, site, *programs, _NONE, _NONE, _NULL, lanes, _NULL]
+        b.emit(f"call i64 @{ACCESS}({', '.join(map(str, passed))})")
+        b.emit("ret void")
+        b.start(none)
+        b.emit("ret void")
+
+
+def _computing_site(env: Environment, op: Op, size: int) -> Value:
+    found = env.sites.get(op)
+    return found if found is not None else _describe(env, op, abi.SITE_COMPUTES, size, -1, "")
+
+
 def _ask(
     b: Builder, site: Value, address: Value, stride: Value, addresses: Value, lanes: Value, values: Value
 ) -> Value:
@@ -97,15 +171,22 @@ def _site(env: Environment, op: Op, size: int) -> Value:
     found = env.sites.get(op)
     if found is not None:
         return found
-    b = env.b
     argument = pointer_argument(op.operands[0])
     arguments = env.module.kernel.body.blocks[0].arguments
     offset, name = -1, ""
     if argument is not None and argument in arguments:
         packed, _ = image.lay_out([image.Argument(0, element_size(each.type.element)) for each in arguments])
         offset, name = packed[arguments.index(argument)], argument.name.lstrip("%")
+    return _describe(env, op, _kind(op) | _NUMBERS.get(op.operands[0].type.pointee, 0), size, offset, name)
+
+
+_NUMBERS = dict.fromkeys(("f64", "f32", "f16"), abi.SITE_FLOAT) | {"bf16": abi.SITE_BFLOAT16}
+
+
+def _describe(env: Environment, op: Op, kind: int, size: int, offset: int, name: str) -> Value:
+    b = env.b
     file, named = b.string(op.location.file.encode()), b.string(name.encode())
-    fields = f"i32 {len(env.sites)}, i32 {_kind(op)}, i32 {size}, i32 {op.location.line}, i64 {offset}, {file}, {named}"
+    fields = f"i32 {len(env.sites)}, i32 {kind}, i32 {size}, i32 {op.location.line}, i64 {offset}, {file}, {named}"
     ref = f"@site{len(env.sites)}"
     b.globals.append(f"{ref} = private constant {{ i32, i32, i32, i32, i64, ptr, ptr }} {{ {fields} }}, align 8")
     env.sites[op] = Value(ref, "ptr")
