@@ -119,8 +119,8 @@ def test_kernels_are_compiled_with_the_setting_that_was_read(run_script: RunScri
         from triton.backends.compiler import GPUTarget
         os.environ["TORCH_MTIA_CHECK_BOUNDS"] = "0"
         backend = MTIABackend(GPUTarget("mtia", architecture(), 32))
-        checked, unchecked = backend.parse_options({}), backend.parse_options({"check_bounds": False})
-        print(checked.check_bounds, checked.hash() != unchecked.hash())
+        checked, unchecked = backend.parse_options({}), backend.parse_options({"instrument": False})
+        print(checked.instrument, checked.hash() != unchecked.hash())
         """,
         TORCH_MTIA_CHECK_BOUNDS="1",
     )

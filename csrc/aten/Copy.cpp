@@ -79,8 +79,8 @@ uint64_t address(const void* pointer) {
 }
 
 void copy_bytes(const MTIAStream& stream, void* to, const void* from, size_t size, mtia_copy_kind kind,
-                bool is_waited_for = true) {
-  stream.core().copy(address(to), address(from), size, kind, is_waited_for);
+                core::CopyUse use = core::CopyUse::kWaitedFor) {
+  stream.core().copy(address(to), address(from), size, kind, use);
 }
 
 // ATen's loop would find it out on the stream, and dtypes are checked at the call.
@@ -148,7 +148,7 @@ void copy_between_devices(at::TensorIterator& iter) {
 void copy_pinned(at::TensorIterator& iter, const at::Tensor& host, const MTIAStream& stream, mtia_copy_kind kind) {
   if (is_flat(iter)) {
     copy_bytes(stream, iter.data_ptr(0), iter.data_ptr(1), iter.numel() * iter.element_size(0), kind,
-               /*is_waited_for=*/false);
+               core::CopyUse::kNotWaitedFor);
   } else {
     run_copy_loop(iter, stream);
   }

@@ -352,8 +352,8 @@ class FallbackCall {
     const auto device = reinterpret_cast<uint64_t>(alias.device.data()) + range.begin;
     const auto host = reinterpret_cast<uint64_t>(alias.address) + range.begin;
     const bool to_host = kind == MTIA_COPY_DEVICE_TO_HOST;
-    current_stream(device_).core().copy(to_host ? host : device, to_host ? device : host, range.end - range.begin,
-                                        kind);
+    current_stream(device_).core().copy(to_host ? host : device, to_host ? device : host, range.end - range.begin, kind,
+                                        core::CopyUse::kByFallback);
   }
 
   void run_kernel() {

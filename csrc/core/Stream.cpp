@@ -25,14 +25,15 @@ struct Copied {
   uint64_t from;
   uint64_t size;
   mtia_copy_kind kind;
-  bool is_waited_for;
+  CopyUse use;
 };
 
 void list_copied(const void* work, OperandSink& sink) {
-  const auto& [to, from, size, kind, is_waited_for] = *static_cast<const Copied*>(work);
+  const auto& [to, from, size, kind, use] = *static_cast<const Copied*>(work);
   const auto list = [&](uint64_t address, bool writes, bool is_host) {
     Operand operand{address, size, {}, {}, 1, writes, ""};
-    operand.is_shared = is_host && !is_waited_for;
+    operand.is_shared = is_host && use == CopyUse::kNotWaitedFor;
+    operand.is_moved = !writes && use == CopyUse::kByFallback;
     is_host ? sink.add_host(operand) : sink.add(operand);
   };
   list(from, /*writes=*/false, kind == MTIA_COPY_HOST_TO_DEVICE);
@@ -49,8 +50,8 @@ void Stream::launch_observed(Observer& told, const mtia_work& work, OperandList 
   submit(&mtia_runtime_api::stream_launch, handle_, &wrapped);
 }
 
-void Stream::tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, bool is_waited_for) const {
-  const Copied copied{to, from, size, kind, is_waited_for};
+void Stream::tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, CopyUse use) const {
+  const Copied copied{to, from, size, kind, use};
   if (Observer* told = current_observer()) told->submits(*this, "copy", &list_copied, &copied);
 }
 

@@ -21,6 +21,13 @@ class Event;
 class Graph;
 class Stream;
 
+// What becomes of a copy between host and device, for observers.
+enum class CopyUse {
+  kWaitedFor,     // the caller waits before anybody else may use the memory of the host
+  kNotWaitedFor,  // somebody may use it too early
+  kByFallback,    // kWaitedFor, of bytes that a kernel may not look at
+};
+
 // The first exception that work of a stream threw since the last synchronizing call.
 struct WorkError {
   std::exception_ptr exception;  // null: the driver itself reported the failure, described by `message`
@@ -81,11 +88,10 @@ class Stream {
     if (error) [[unlikely]]
       std::rethrow_exception(error);
   }
-  // `size` bytes, between device memory and what `kind` says. `is_waited_for`: what is of the host is not used by
-  // others meanwhile, because the caller waits.
-  void copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, bool is_waited_for = true) {
+  // `size` bytes, between device memory and what `kind` says.
+  void copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, CopyUse use = CopyUse::kWaitedFor) {
     if (current_observer() != nullptr) [[unlikely]]
-      tell_copy(to, from, size, kind, is_waited_for);
+      tell_copy(to, from, size, kind, use);
     submit(&mtia_runtime_api::memory_copy, handle_, to, from, size, kind);
   }
   // `count` elements with a pattern.
@@ -144,7 +150,7 @@ class Stream {
   // The driver has not taken the work, or, with launch blocking, the work has failed.
   [[noreturn]] void refuse(mtia_status status, const std::string& function);
   void launch_observed(Observer& told, const mtia_work& work, OperandList list);
-  void tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, bool is_waited_for) const;
+  void tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, CopyUse use) const;
   void tell_fill(uint64_t to, uint64_t size) const;
   void launch_watched(Observer& told, const char* name, const mtia_kernel_launch& launch);
   static void list_spans(const void* work, OperandSink& sink);

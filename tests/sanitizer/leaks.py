@@ -13,7 +13,6 @@ weight = torch.ones(64, 64, device="mtia", requires_grad=True)
 total = torch.zeros((), device="mtia")
 for _ in range(20):
     loss = (weight * 2).exp().mean()
-    loss.backward(retain_graph=True)
     MEND
     total = total + loss
 """,

@@ -35,7 +35,10 @@ class Leak(Report):
     @property
     def remedy(self) -> str:
         if self.in_python:
-            return "remove what is not used any more from the list, dict or exception that refers to the tensors"
+            return (
+                "remove what is not used any more from the list, dict or exception that refers to the tensors; "
+                "what has a graph keeps that, too, unless it is detached"
+            )
         return (
             "no tensor of Python has the memory, so graphs of autograd or an extension do: "
             "add up loss.item() or loss.detach() in place of losses"

@@ -136,7 +136,8 @@ class Report:
         if later is None:
             return f"before it, let the host wait: synchronize() of stream {earlier}, or of an event recorded there"
         if self.earlier.is_collective:
-            return f"before the later one, call wait() of what {self.earlier.operator} returned, in stream {later}"
+            where = "" if self.access.is_collective else f", in stream {later}"
+            return f"before the later one, call wait() of what {self.earlier.operator} returned{where}"
         if self.access.is_collective:
             return f"before the collective is called, let the current stream wait: wait_stream(stream {earlier})"
         return f"before the later one, call wait_stream(stream {earlier}) of stream {later}, or wait for an event"
