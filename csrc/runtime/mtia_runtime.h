@@ -323,9 +323,8 @@ typedef struct mtia_error_cell {
 #define MTIA_SITE_READS UINT64_C(1)
 #define MTIA_SITE_WRITES UINT64_C(2)
 #define MTIA_SITE_ATOMIC UINT64_C(4) /* in one piece; so are volatile loads */
-#define MTIA_SITE_ACQUIRES                                                                   \
-  UINT64_C(8) /* what the program does behind it comes after what others have released there \
-               */
+/* What the program does behind it comes after what others have released there. */
+#define MTIA_SITE_ACQUIRES UINT64_C(8)
 #define MTIA_SITE_RELEASES UINT64_C(16)
 /* No access: an operation that makes, in these lanes, NaN of operands that are not NaN, or infinity of finite ones.
  * Lanes that are masked off later are told, too. All lanes go on. */
