@@ -87,12 +87,24 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
     site.record = 0;
     return 0;
   }
+  const bool is_dense = addresses == nullptr && stride == static_cast<int64_t>(site.size);
+  const auto is_inside = [&](uint64_t begin, uint64_t size) {
+    return site.tensor.size == 0 ||
+           (site.tensor.address <= begin && begin + size <= site.tensor.address + site.tensor.size);
+  };
+  // Most strips are neighbours without anything special.
+  if (is_dense && (lanes & (lanes + 1)) == 0 && (site.kind & (MTIA_SITE_ACQUIRES | MTIA_SITE_RELEASES)) == 0) {
+    const uint64_t size = uint64_t{site.size} * static_cast<uint32_t>(std::popcount(lanes));
+    if (is_inside(address, size) && (values == nullptr || !was_stored(site, address, address + size))) [[likely]] {
+      touch(site, source->number, address, address + size);
+      return lanes;
+    }
+  }
   const auto address_of = [&](uint32_t lane) {
     return addresses != nullptr ? addresses[lane] : address + static_cast<uint64_t>(int64_t{lane} * stride);
   };
   // Calls body(first lane, how many) for neighbours.
   const auto for_each_run = [&](uint64_t left, auto&& body) {
-    const bool is_dense = addresses == nullptr && stride == static_cast<int64_t>(site.size);
     while (left != 0) {
       const auto first = static_cast<uint32_t>(std::countr_zero(left));
       auto count = static_cast<uint32_t>(std::countr_one(left >> first));
@@ -109,9 +121,6 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
 
   uint64_t allowed = lanes;
   if (site.tensor.size != 0) {
-    const auto is_inside = [&](uint64_t begin, uint64_t size) {
-      return site.tensor.address <= begin && begin + size <= site.tensor.address + site.tensor.size;
-    };
     for_each_run(lanes, [&](uint32_t first, uint32_t count) {
       if (is_inside(address_of(first), uint64_t{count} * site.size)) [[likely]]
         return;
@@ -136,8 +145,6 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
   if (values != nullptr && allowed != 0) {
     const auto low = static_cast<uint32_t>(std::countr_zero(allowed));
     const auto high = 63 - static_cast<uint32_t>(std::countl_zero(allowed));
-    // Neighbours differ from each other.
-    const bool is_dense = addresses == nullptr && stride == static_cast<int64_t>(site.size);
     if (!is_dense || was_stored(site, address_of(low), address_of(high) + site.size)) {
       std::array<uint64_t, 64> all;
       for (uint32_t lane = low; lane <= high; ++lane) all[lane] = address_of(lane);
