@@ -335,8 +335,8 @@ NonFinite AccessRecorder::classify(const void* number, const Site& site) {
   return {.nan = bits > infinity ? 1U : 0U, .infinite = bits == infinity ? 1U : 0U};
 }
 
-// What a program stores comes of constants, of what it has read, and of what it has computed. Lanes of its vectors are
-// those of the elements, but where one number is made of many: NaN that is no constant was computed in any lane.
+// What a program stores comes of constants, of what it has read, and of what it has computed. A lane of a vector is the
+// same element throughout, but where one number is made of many: NaN, which is no constant, was computed in any lane.
 void AccessRecorder::check_numbers(const mtia_kernel_context& context, const Site& site, const mtia_site& source,
                                    const uint64_t* addresses, uint64_t lanes, const void* values, bool is_single) {
   NonFinite found;
@@ -356,12 +356,14 @@ void AccessRecorder::check_numbers(const mtia_kernel_context& context, const Sit
     return;
   }
   if (found.nan != 0 ? given_.nan != 0 : given_.any()) return;
-  const bool in_any_lane = is_single || found.nan != 0;
-  const auto made =
-      std::find_if(computed_.begin(), computed_.end(), [&](const auto& each) { return (each.second & where) != 0; });
-  const auto* by = made != computed_.end()             ? made->first
-                   : in_any_lane && !computed_.empty() ? computed_.front().first
-                                                       : nullptr;
+  // Infinity in one number for all lanes may be a constant, and what has made infinity in some lanes masked off.
+  const auto makes_it = [&](const std::pair<const mtia_site*, uint64_t>& each) {
+    if (is_single && found.nan == 0) return each.second == ~uint64_t{0};
+    return (each.second & where) != 0;
+  };
+  const auto made = std::find_if(computed_.begin(), computed_.end(), makes_it);
+  const mtia_site* by = made != computed_.end() ? made->first : nullptr;
+  if (by == nullptr && found.nan != 0 && !computed_.empty()) by = computed_.front().first;
   if (by == nullptr || !known_findings_.emplace(FindingKind::kNotFinite, by->number, source.number).second) return;
   const uint64_t address = addresses[std::countr_zero(where)];
   const auto program = program_at(program_);

@@ -78,7 +78,7 @@ class Access:
     @property
     def place(self) -> tuple[object, ...]:
         """The same for what was done at the same lines of the program."""
-        frames = (*self.frames, None, *self.forward, None, *self.backward)
+        frames = (*own_lines(self.frames), None, *own_lines(self.forward), None, *own_lines(self.backward))
         return (self.operator, self.line, self.node, *(frame and frame[:2] for frame in frames))
 
     def lines(self) -> list[str]:

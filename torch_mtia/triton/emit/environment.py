@@ -30,6 +30,7 @@ class Environment:
         self.b = Builder(features, contract, saturates_fp8)
         self.instrumented = plan.instrumented
         self.follows_numbers = False  # of an instrumented kernel: what it computes, too
+        self.selects_infinity = False  # see watching.selects_infinity
         self.sites: dict[Op, Value] = {}  # constants that describe accesses, in a kernel that is instrumented
         self.scalars: dict[Tensor, Lane] = {}
         self.distances: dict[Tensor, Value] = {}  # of what loops move

@@ -38,6 +38,7 @@ def emit_program(
 ) -> Program:
     env = Environment(plan, machine.level(architecture).features, contract, saturates_fp8)
     env.follows_numbers = follows_numbers and plan.instrumented
+    env.selects_infinity = env.follows_numbers and watching.selects_infinity(plan.module)
     b = env.b
     parameters: list[Value] = []
     for number, (argument, divisor) in enumerate(zip(plan.arguments, plan.divisors, strict=True)):

@@ -6,8 +6,9 @@ from __future__ import annotations
 from torch_mtia.triton import abi, image
 from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
+from torch_mtia.triton.ir.attributes import Dense, float_bits
 from torch_mtia.triton.ir.elements import element_size
-from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.ir.module import Module, Op
 from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Builder
@@ -85,13 +86,38 @@ def computed(env: Environment, op: Op, operands: list[Lane], results: list[Lane]
             either = b.binary("or", given_nan, given_infinity)
             made_nan = b.select(given_nan, b.integer_like(0, made_nan), made_nan)
             made_infinity = b.select(either, b.integer_like(0, made_infinity), made_infinity)
-        made = b.binary("or", made_nan, made_infinity)
+        made = made_nan if env.selects_infinity else b.binary("or", made_nan, made_infinity)
         if not wide:
             lanes = b.select(made, integer(-1, "i64"), integer(0, "i64"))
         else:
             bits = b.define(f"i{wide}", f"bitcast {made} to i{wide}")
             lanes = b.zext(bits, "i64") if wide < 64 else bits
         _tell_computed(b, _computing_site(env, op, element_size(element)), lanes)
+
+
+def selects_infinity(module: Module) -> bool:
+    """Whether a kernel puts an infinite constant in the place of numbers, as `tl.where(mask, x, -float("inf"))` does.
+    Whether it stores that one, or one that it has made in the same lanes and masked off, is not known."""
+    return any(
+        op.name == "arith.select" and any(map(_is_infinite, op.operands[1:]))
+        for function in module.functions.values()
+        for op in function.body.walk()
+    )
+
+
+def _is_infinite(value: Tensor) -> bool:
+    """Whether it is such a constant."""
+    op = value.op
+    while op is not None and op.name == "tt.splat":
+        op = op.operands[0].op
+    element = value.type.element
+    if op is None or op.name != "arith.constant" or element not in _INFINITY:
+        return False
+    constant = op.attributes["value"]
+    if isinstance(constant, Dense):
+        constant = constant.values[0]
+    sign = 1 << (8 * element_size(element) - 1)
+    return float_bits(constant, element) & ~sign == _INFINITY[element]
 
 
 def _not_finite(b: Builder, element: str, value: Value) -> tuple[Value, Value]:
