@@ -358,6 +358,7 @@ void AccessRecorder::check_numbers(const mtia_kernel_context& context, const Sit
   if (found.nan != 0 ? given_.nan != 0 : given_.any()) return;
   // Infinity in one number for all lanes may be a constant, and what has made infinity in some lanes masked off.
   const auto makes_it = [&](const std::pair<const mtia_site*, uint64_t>& each) {
+    if (found.nan == 0 && (each.first->kind & MTIA_SITE_FLOAT) != 0) return false;  // that made NaN
     if (is_single && found.nan == 0) return each.second == ~uint64_t{0};
     return (each.second & where) != 0;
   };

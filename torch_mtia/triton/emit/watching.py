@@ -156,7 +156,10 @@ def _define_computed(b: Builder) -> None:
 
 def _computing_site(env: Environment, op: Op, size: int) -> Value:
     found = env.sites.get(op)
-    return found if found is not None else _describe(env, op, abi.SITE_COMPUTES, size, -1, "")
+    if found is not None:
+        return found
+    only_nan = abi.SITE_FLOAT if env.selects_infinity else 0
+    return _describe(env, op, abi.SITE_COMPUTES | only_nan, size, -1, "")
 
 
 def _ask(
