@@ -34,11 +34,22 @@ def watch(settings: Settings) -> None:
 
 
 def follow_forks(json_file: Path | None, finds_leaks: bool) -> None:
-    """Lets processes that multiprocessing forks say what they have found: it ends them without atexit."""
-    from torch_mtia import sanitizer
+    """Lets processes that multiprocessing forks say what they have found: it ends them without atexit. Those of one
+    that has used the device cannot use it, and may have locks of its threads that nobody opens: they say nothing."""
+    from torch_mtia.door import device_module
 
-    os.register_at_fork(before=sanitizer.reports, after_in_child=lambda: sanitizer.reports().clear())
-    util.register_after_fork(finish, lambda _: util.Finalize(None, finish, (json_file, finds_leaks), exitpriority=0))
+    was_used = False
+
+    def before() -> None:
+        nonlocal was_used
+        was_used = device_module().is_initialized()
+
+    def in_child(_: object) -> None:
+        if not was_used:
+            util.Finalize(None, finish, (json_file, finds_leaks), exitpriority=0)
+
+    os.register_at_fork(before=before, after_in_child=lambda: atexit.unregister(finish) if was_used else None)
+    util.register_after_fork(finish, in_child)
 
 
 def finish(json_file: Path | None, finds_leaks: bool) -> None:
