@@ -56,8 +56,55 @@ ForwardCalls& forward_calls() {
   return instance;
 }
 
+// Note [Stacks inside of stacks]
+// When a traceback dies, PyTorch keeps its code objects until the next one is gathered, and drops them then under a
+// lock that the first takes, too. To drop them may run finalizers of the program, which free tensors, and where that is
+// the sanitizer wants to know. So there is no traceback of what happens while one is gathered, on any thread; and they
+// die then only, when nobody holds a lock of the sanitizer's.
+class DeadTracebacks {
+ public:
+  void add(std::shared_ptr<torch::CapturedTraceback> traceback) {
+    const std::lock_guard lock(mutex_);
+    dead_.push_back(std::move(traceback));
+  }
+  void drop() {
+    std::vector<std::shared_ptr<torch::CapturedTraceback>> dead;
+    {
+      const std::lock_guard lock(mutex_);
+      dead.swap(dead_);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<torch::CapturedTraceback>> dead_;
+};
+
+DeadTracebacks& dead_tracebacks() {
+  static DeadTracebacks& instance = *std::make_unique<DeadTracebacks>().release();  // leaked: they die at exit, too
+  return instance;
+}
+
+struct Gathering {
+  static bool is_under_way;  // guarded by the GIL
+  Gathering() { is_under_way = true; }
+  ~Gathering() { is_under_way = false; }
+};
+bool Gathering::is_under_way = false;
+
+// Null: see Note [Stacks inside of stacks].
 std::shared_ptr<torch::CapturedTraceback> traceback() {
-  return torch::CapturedTraceback::gather(/*python=*/true, /*script=*/false, /*cpp=*/false);
+  if (Py_IsInitialized() == 0) return nullptr;
+  const py::gil_scoped_acquire gil;
+  if (Gathering::is_under_way) return nullptr;
+  const Gathering gathering;
+  dead_tracebacks().drop();
+  std::shared_ptr<torch::CapturedTraceback> gathered =
+      torch::CapturedTraceback::gather(/*python=*/true, /*script=*/false, /*cpp=*/false);
+  torch::CapturedTraceback* const address = gathered.get();
+  return {address, [gathered = std::move(gathered)](torch::CapturedTraceback* /*address*/) mutable {
+            dead_tracebacks().add(std::move(gathered));
+          }};
 }
 
 // Operators made of others of which one divides by 0 and the like, and another one puts a number in its place.
