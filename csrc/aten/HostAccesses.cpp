@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../core/Observer.h"
+#include "../device/Door.h"
 #include "../device/MTIAHostAllocator.h"
 #include "../device/ScalarTypes.h"
 
@@ -44,8 +45,12 @@ void list_accesses(const void* work, core::OperandSink& sink) {
                           size,
                           writes,
                           dtype_name(tensor.scalar_type())};
-    operand.is_shared = true;
-    sink.add_host(operand);
+    if (is_ours(tensor.device())) {
+      sink.add(operand);
+    } else {
+      operand.is_shared = true;
+      sink.add_host(operand);
+    }
   }
 }
 
@@ -59,9 +64,10 @@ bool reads_elements(const c10::OperatorHandle& op) {
     return result.alias_info() != nullptr && !result.alias_info()->isWrite();
   });
   const std::string& name = op.schema().name();
-  constexpr std::string_view kOthers[] = {
-      "aten::_to_copy", "aten::_pin_memory", "aten::_unsafe_view", "aten::is_same_size",   "aten::is_pinned",
-      "aten::set_",     "aten::resize_",     "aten::resize_as_",   "aten::_reshape_alias", "aten::record_stream"};
+  constexpr std::string_view kOthers[] = {"aten::_to_copy",      "aten::_pin_memory", "aten::_unsafe_view",
+                                          "aten::is_same_size",  "aten::is_pinned",   "aten::set_",
+                                          "aten::resize_",       "aten::resize_as_",  "aten::_reshape_alias",
+                                          "aten::record_stream", "aten::is_set_to"};
   return !is_view && !name.ends_with("_like") && !name.starts_with("aten::new_") &&
          std::find(std::begin(kOthers), std::end(kOthers), name) == std::end(kOthers);
 }
@@ -134,7 +140,7 @@ void watch_host_accesses(bool watch) {
 
 void tell_host_read(const char* name, const at::Tensor& tensor) {
   core::Observer* told = core::current_observer();
-  if (told == nullptr || !is_pinned_host(tensor)) return;
+  if (told == nullptr || !(is_ours(tensor.device()) || is_pinned_host(tensor))) return;
   const std::vector<Access> accesses{{tensor, /*writes=*/false}};
   told->touches(name, &list_accesses, &accesses);
 }

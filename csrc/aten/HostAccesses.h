@@ -9,8 +9,8 @@ namespace torch_mtia {
 // Whether the observer is told of operators on tensors of the CPU in pinned memory, on any thread.
 void watch_host_accesses(bool watch);
 
-// Tells the observer that the host reads a tensor without an operator, or may do so from now on. Nothing unless it is
-// one of the CPU in pinned memory.
+// Tells the observer that the host reads a tensor by itself, or may do so from now on: one of the device, or one of the
+// CPU in pinned memory. Of others it is not told.
 void tell_host_read(const char* name, const at::Tensor& tensor);
 
 }  // namespace torch_mtia

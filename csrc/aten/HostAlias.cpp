@@ -62,11 +62,12 @@ at::Tensor zeros_on_host(const at::TensorBase& tensor) {
   return zeros;
 }
 
-void list_operand(const at::Tensor& alias, bool writes, core::OperandSink& sink, bool overwrites) {
+void list_operand(const at::Tensor& alias, bool writes, core::OperandSink& sink, bool overwrites, bool picks,
+                  bool is_moved) {
   const auto size = static_cast<int64_t>(alias.itemsize());
   const auto address = reinterpret_cast<uint64_t>(HostView::to_device(alias.const_data_ptr()));
   sink.add({address, static_cast<uint64_t>(size), alias.sizes(), alias.strides(), size, writes,
-            dtype_name(alias.scalar_type()), overwrites});
+            dtype_name(alias.scalar_type()), overwrites, picks, is_moved});
 }
 
 void list_host_operand(const at::TensorBase& tensor, bool writes, core::OperandSink& sink) {

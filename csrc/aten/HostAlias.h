@@ -19,7 +19,8 @@ at::Tensor host_alias(const at::TensorBase& tensor, bool for_write);
 at::Tensor host_alias(const at::TensorBase& tensor, c10::Storage storage);
 
 // The memory of a host alias of a device tensor.
-void list_operand(const at::Tensor& alias, bool writes, core::OperandSink& sink, bool overwrites = false);
+void list_operand(const at::Tensor& alias, bool writes, core::OperandSink& sink, bool overwrites = false,
+                  bool picks = false, bool is_moved = false);
 // A tensor of the host's own.
 void list_host_operand(const at::TensorBase& tensor, bool writes, core::OperandSink& sink);
 

@@ -155,6 +155,24 @@ KeptValue<T> keep(const T& value) {
 inline KeptTensor keep(const at::TensorBase& tensor) {
   return {PooledAlias(tensor, /*for_write=*/false)};
 }
+// What it holds goes to the result as it is, or nowhere.
+inline KeptTensor keep_moved(const at::TensorBase& tensor) {
+  KeptTensor kept = keep(tensor);
+  kept.tensor.set_moved(true);
+  return kept;
+}
+// Data chooses what is read of it.
+inline KeptTensor keep_table(const at::TensorBase& tensor) {
+  KeptTensor kept = keep(tensor);
+  kept.tensor.set_picks();
+  return kept;
+}
+// A term of a sum. With a factor of 0 it is not looked at.
+inline KeptTensor keep_term(const at::TensorBase& tensor, const at::Scalar& factor) {
+  KeptTensor kept = keep(tensor);
+  kept.tensor.set_moved(factor.equal(0.0));
+  return kept;
+}
 inline KeptOutput keep_output(const at::TensorBase& tensor) {
   return {{PooledAlias(tensor, /*for_write=*/true, /*follows_in_list=*/false, /*overwrites=*/true)}};
 }

@@ -175,7 +175,7 @@ TORCH_IMPL_FUNC(addmm_out_mtia)
         torch_mtia::StructuredCall<structured_addmm_out_cpu, 1>::run(fills_rows ? out : self, mat1, mat2, beta, alpha,
                                                                      out);
       },
-      torch_mtia::keep(self), torch_mtia::keep(mat1), torch_mtia::keep(mat2), torch_mtia::keep(beta),
+      torch_mtia::keep_term(self, beta), torch_mtia::keep(mat1), torch_mtia::keep(mat2), torch_mtia::keep(beta),
       torch_mtia::keep(alpha), torch_mtia::keep(product), torch_mtia::keep(fills_rows), torch_mtia::keep_output(out));
 }
 
@@ -187,7 +187,7 @@ TORCH_IMPL_FUNC(addmv_out_mtia)
   torch_mtia::run_cpu_kernel(
       {{"aten::addmv", "addmv_out_cpu"}, 1, torch_mtia::product_cost(mat, vec)}, out.device(),
       [](const auto&... kept) { torch_mtia::StructuredCall<structured_addmv_out_cpu, 1>::run(kept...); },
-      torch_mtia::keep(*bias), torch_mtia::keep(mat), torch_mtia::keep(vec), torch_mtia::keep(beta),
+      torch_mtia::keep_term(*bias, beta), torch_mtia::keep(mat), torch_mtia::keep(vec), torch_mtia::keep(beta),
       torch_mtia::keep(alpha), torch_mtia::keep_output(out));
 }
 

@@ -188,7 +188,7 @@ bool converts(const c10::Scalar& value, at::ScalarType dtype) {
 namespace {
 
 void list_operand(const at::TensorIteratorBase& iter, int arg, CPUOperand host_operand, core::OperandSink& sink,
-                  at::IntArrayRef sizes, at::IntArrayRef strides) {
+                  at::IntArrayRef sizes, at::IntArrayRef strides, bool picks = false) {
   void* const data = iter.operand(arg).data;
   const bool is_output = arg < iter.noutputs();
   core::Operand operand{reinterpret_cast<uint64_t>(data),
@@ -202,6 +202,8 @@ void list_operand(const at::TensorIteratorBase& iter, int arg, CPUOperand host_o
   if (on_device(iter, arg)) {
     operand.address = reinterpret_cast<uint64_t>(HostView::to_device(data));
     operand.overwrites = is_output;
+    operand.picks = picks;
+    operand.is_moved = !is_output && host_operand == CPUOperand::kBuffer && on_device(iter, 0);  // a copy
     sink.add(operand);
   } else if (const auto& original = iter.operand(arg).original_tensor_base(); original.defined()) {
     list_host_operand(original, is_output, sink);  // as it was before its cast
@@ -229,7 +231,7 @@ void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, 
       sizes.append(indexed_sizes.begin(), indexed_sizes.end());
       strides.append(indexed_strides.begin(), indexed_strides.end());
     }
-    list_operand(iter, arg, host_operand, sink, sizes, strides);
+    list_operand(iter, arg, host_operand, sink, sizes, strides, /*picks=*/arg == input);
   }
 }
 

@@ -31,6 +31,8 @@ class PooledAlias {
         writes_(other.writes_),
         follows_in_list_(other.follows_in_list_),
         overwrites_(other.overwrites_),
+        is_moved_(other.is_moved_),
+        picks_(other.picks_),
         nbytes_(other.nbytes_) {}
   PooledAlias& operator=(PooledAlias&&) = delete;
 
@@ -53,6 +55,12 @@ class PooledAlias {
   bool on_device() const { return on_device_; }
   bool writes() const { return writes_; }
   bool overwrites() const { return overwrites_; }
+  // What it holds goes to the result as it is, or nowhere: nothing need have written it.
+  bool is_moved() const { return is_moved_; }
+  void set_moved(bool is_moved) { is_moved_ = is_moved; }
+  // Data chooses what is read of it.
+  bool picks() const { return picks_; }
+  void set_picks() { picks_ = true; }
   // Whether it stands in a list behind another tensor.
   bool follows_in_list() const { return follows_in_list_; }
 
@@ -65,6 +73,8 @@ class PooledAlias {
   bool writes_ = false;
   bool follows_in_list_ = false;
   bool overwrites_ = false;
+  bool is_moved_ = false;
+  bool picks_ = false;
   size_t nbytes_ = 0;
 };
 

@@ -18,6 +18,7 @@ struct Operand {
   bool writes;                          // what is written may be read, too
   const char* dtype;                    // its name for people; "" for bytes
   bool overwrites = false;              // all of it is written, and nothing of it is read before
+  bool picks = false;                   // data chooses what is read of it
   bool is_moved = false;                // read to be sent as it is: nothing need have written it
   std::span<const int64_t> shape = {};  // the tensor's, for people, where the sizes are others
   bool is_shared = false;               // of the host's memory: the program may use it, too, while the work runs

@@ -33,7 +33,7 @@ void list_copied(const void* work, OperandSink& sink) {
   const auto list = [&](uint64_t address, bool writes, bool is_host) {
     Operand operand{address, size, {}, {}, 1, writes, ""};
     operand.is_shared = is_host && use == CopyUse::kNotWaitedFor;
-    operand.is_moved = !writes && use == CopyUse::kByFallback;
+    operand.is_moved = !writes && (use == CopyUse::kByFallback || kind == MTIA_COPY_DEVICE_TO_DEVICE);
     is_host ? sink.add_host(operand) : sink.add(operand);
   };
   list(from, /*writes=*/false, kind == MTIA_COPY_HOST_TO_DEVICE);

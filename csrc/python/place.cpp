@@ -108,7 +108,7 @@ std::shared_ptr<torch::CapturedTraceback> traceback() {
 }
 
 // Operators made of others of which one divides by 0 and the like, and another one puts a number in its place.
-constexpr std::string_view kReplaceNumbers[] = {"aten::_safe_softmax", "aten::linalg_pinv"};
+constexpr std::string_view kReplaceNumbers[] = {"aten::_safe_softmax", "aten::linalg_pinv", "aten::poisson_nll_loss"};
 thread_local int numbers_replaced = 0;  // how many of them the thread is inside of
 
 bool replaces_numbers(const at::RecordFunction& function) {

@@ -113,6 +113,7 @@ void wait_for_numbers() {
   const bool has_work = runtime::is_initialized() && !core::RunningWork::on_this_thread();
   if (!sanitizer::Sanitizer::watches_numbers() || !has_work) return;
   const core::WithoutGil without_gil;
+  const sanitizer::Sanitizer::OwnWait own;
   try {
     for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
       const MTIAStream first = MTIAStream::default_stream(device);

@@ -9,6 +9,8 @@
 namespace torch_mtia::sanitizer {
 namespace {
 
+constexpr uint64_t kNumbers = MTIA_SITE_FLOAT | MTIA_SITE_BFLOAT16;
+
 // `count` bits from `first` on.
 constexpr uint64_t bits(uint32_t first, uint32_t count) {
   return (count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << first;
@@ -68,8 +70,13 @@ class Runs {
 
 }  // namespace
 
-AccessRecorder::AccessRecorder(std::vector<mtia_span> live, std::vector<std::byte> arguments)
-    : live_(std::move(live)), arguments_(std::move(arguments)), records_(1), recent_(1 << kRecentBits) {}
+AccessRecorder::AccessRecorder(std::optional<std::vector<mtia_span>> live, std::vector<std::byte> arguments)
+    : live_(live.value_or(std::vector<mtia_span>())),
+      checks_bounds_(live.has_value()),
+      arguments_(std::move(arguments)),
+      records_(1),
+      nodes_(1),
+      recent_(1 << kRecentBits) {}
 
 uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_site* source,
                                 const std::array<int32_t, 3>& program, uint64_t address, int64_t stride,
@@ -89,11 +96,13 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
   }
   const bool is_dense = addresses == nullptr && stride == static_cast<int64_t>(site.size);
   const auto is_inside = [&](uint64_t begin, uint64_t size) {
-    return site.tensor.size == 0 ||
-           (site.tensor.address <= begin && begin + size <= site.tensor.address + site.tensor.size);
+    const mtia_span* tensor = site.tensor.size != 0 ? &site.tensor : live_at(begin);
+    return !checks_bounds_ ||
+           (tensor != nullptr && tensor->address <= begin && begin + size <= tensor->address + tensor->size);
   };
   // Most strips are neighbours without anything special.
-  if (is_dense && (lanes & (lanes + 1)) == 0 && (site.kind & (MTIA_SITE_ACQUIRES | MTIA_SITE_RELEASES)) == 0) {
+  const uint64_t special = MTIA_SITE_ACQUIRES | MTIA_SITE_RELEASES | (watches_numbers_ ? kNumbers : 0);
+  if (is_dense && (lanes & (lanes + 1)) == 0 && (site.kind & special) == 0) {
     const uint64_t size = uint64_t{site.size} * static_cast<uint32_t>(std::popcount(lanes));
     if (is_inside(address, size) && (values == nullptr || !was_stored(site, address, address + size))) [[likely]] {
       touch(site, source->number, address, address + size);
@@ -120,7 +129,7 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
   };
 
   uint64_t allowed = lanes;
-  if (site.tensor.size != 0) {
+  if (checks_bounds_) {
     for_each_run(lanes, [&](uint32_t first, uint32_t count) {
       if (is_inside(address_of(first), uint64_t{count} * site.size)) [[likely]]
         return;
@@ -134,7 +143,7 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
   if ((site.kind & MTIA_SITE_ACQUIRES) != 0) {
     for (uint64_t left = allowed; left != 0; left &= left - 1) acquire(address_of(std::countr_zero(left)));
   }
-  if (watches_numbers_ && (site.kind & (MTIA_SITE_FLOAT | MTIA_SITE_BFLOAT16)) != 0) {
+  if (watches_numbers_ && (site.kind & kNumbers) != 0) {
     std::array<uint64_t, 64> all;
     for (uint64_t left = allowed; left != 0; left &= left - 1) {
       all[std::countr_zero(left)] = address_of(std::countr_zero(left));
@@ -234,20 +243,38 @@ void AccessRecorder::touch(Site& site, uint32_t number, uint64_t begin, uint64_t
 }
 
 void AccessRecorder::touch(Cell& cell, const Site& site, uint32_t record, uint64_t address) {
-  const bool reads = (site.kind & MTIA_SITE_READS) != 0;
-  if (reads && cell.writer == 0 && cell.needs == 0) cell.needs = record;
-  if ((site.kind & MTIA_SITE_WRITES) == 0) {
-    if (cell.last_reader == record) return;
-    check_order(cell.writer, site, record, address);
-    if (cell.first_reader == 0 || is_behind(records_[cell.first_reader])) cell.first_reader = record;
-    cell.last_reader = record;
-    return;
+  const bool writes = (site.kind & MTIA_SITE_WRITES) != 0;
+  const bool is_atomic = (site.kind & MTIA_SITE_ATOMIC) != 0;
+  if ((site.kind & MTIA_SITE_READS) != 0 && cell.last_writer == 0 && cell.needs == 0) cell.needs = record;
+  uint32_t& list = is_atomic ? cell.atomics : cell.loads;
+  if (!writes && list != 0 && nodes_[list].record == record) return;
+  const auto check = [&](uint32_t first, bool only_writes) {
+    for (uint32_t node = first; node != 0; node = nodes_[node].next) {
+      const uint32_t earlier = nodes_[node].record;
+      if (!only_writes || (sites_[records_[earlier].site].kind & MTIA_SITE_WRITES) != 0)
+        check_order(earlier, site, record, address);
+    }
+  };
+  check_order(cell.writer, site, record, address);
+  if (!is_atomic) check(cell.atomics, /*only_writes=*/!writes);
+  if (writes) {
+    check(cell.loads, /*only_writes=*/false);
+    cell.last_writer = record;
   }
-  if (cell.writer != record) check_order(cell.writer, site, record, address);
-  check_order(cell.first_reader, site, record, address);
-  check_order(cell.last_reader, site, record, address);
+  if (is_atomic || !writes) return add(list, record);
   cell.writer = record;
-  cell.first_reader = cell.last_reader = 0;
+  cell.loads = cell.atomics = 0;
+}
+
+// What is behind the last access of a program is behind its others.
+void AccessRecorder::add(uint32_t& list, uint32_t record) {
+  uint32_t next = list;
+  if (next != 0 && records_[nodes_[next].record].program == program_) {
+    if (nodes_[next].record == record) return;
+    next = nodes_[next].next;
+  }
+  list = static_cast<uint32_t>(nodes_.size());
+  nodes_.push_back({record, next});
 }
 
 AccessRecorder::Page& AccessRecorder::page_at(uint64_t address) {
@@ -281,9 +308,9 @@ bool AccessRecorder::was_stored(const Site& site, uint64_t begin, uint64_t end) 
   while (begin < end) {
     const Chunk& chunk = page_at(begin).chunks[begin % kPage / kChunk];
     const uint64_t last = std::min(end, (begin / kChunk + 1) * kChunk);
-    if (chunk.parts == nullptr && chunk.whole.writer == site.record) return true;
+    if (chunk.parts == nullptr && chunk.whole.last_writer == site.record) return true;
     for (uint64_t at = begin; chunk.parts != nullptr && at < last; at += uint64_t{1} << chunk.shift) {
-      if (cell_at(at).writer == site.record) return true;
+      if (cell_at(at).last_writer == site.record) return true;
     }
     begin = last;
   }
@@ -303,7 +330,7 @@ void AccessRecorder::check_lanes(const mtia_kernel_context& context, Site& site,
       const int other = std::countr_zero(before);
       if (addresses[other] == addresses[lane]) there = value_of(other);
     }
-    if (there == nullptr && !is_first && cell_at(addresses[lane]).writer == site.record) {
+    if (there == nullptr && !is_first && cell_at(addresses[lane]).last_writer == site.record) {
       there = reinterpret_cast<const void*>(addresses[lane] + static_cast<uint64_t>(context.host_offset));
     }
     if (there == nullptr || std::memcmp(there, value_of(lane), site.size) == 0) continue;
@@ -466,7 +493,7 @@ AccessRecorder::Launch AccessRecorder::take() {
   std::vector<Runs> written(sites_.size());
   const auto add = [&](const Cell& cell, uint64_t begin, uint64_t end) {
     if (cell.needs != 0) read[records_[cell.needs].site].add(begin, end);
-    if (cell.writer != 0) written[records_[cell.writer].site].add(begin, end);
+    if (cell.last_writer != 0) written[records_[cell.last_writer].site].add(begin, end);
   };
   std::vector<uint64_t> numbers;
   for (const auto& [number, page] : pages_) numbers.push_back(number);
@@ -492,6 +519,7 @@ AccessRecorder::Launch AccessRecorder::take() {
   moment_ = 0;
   sites_.clear();
   records_.resize(1);
+  nodes_.resize(1);
   pages_.clear();
   std::fill(recent_.begin(), recent_.end(), std::pair<uint64_t, Page*>());
   released_.clear();

@@ -28,9 +28,9 @@ namespace torch_mtia::sanitizer {
 // Used by one thread at a time.
 class AccessRecorder {
  public:
-  // Accesses must stay in the tensor of `live`, disjoint and ascending, that their pointer argument belongs to. A
-  // pointer that belongs to none, or is computed, may lead anywhere. `arguments` are packed.
-  AccessRecorder(std::vector<mtia_span> live, std::vector<std::byte> arguments);
+  // Accesses must stay in the tensor of `live`, disjoint and ascending, that their pointer argument belongs to, and in
+  // any of them if it is not known. Null: they may lead anywhere. `arguments` are packed.
+  AccessRecorder(std::optional<std::vector<mtia_span>> live, std::vector<std::byte> arguments);
   // From now on reports NaN and infinity that programs make and store: see Note [Numbers] in Numbers.h.
   void watch_numbers() { watches_numbers_ = true; }
 
@@ -55,11 +55,17 @@ class AccessRecorder {
   };
   // Of bytes of which all the same is known: indices of records_, 0 for none. Readers are those since the last write.
   struct Cell {
-    uint32_t writer = 0;
-    uint32_t first_reader = 0;
-    uint32_t last_reader = 0;
-    uint32_t needs = 0;  // read before anything of the launch had written it
+    uint32_t writer = 0;       // by a store
+    uint32_t last_writer = 0;  // by a store or an atomic
+    uint32_t needs = 0;        // read before anything of the launch had written it
+    uint32_t loads = 0;        // since the store: a list in nodes_, the last access of each program
+    uint32_t atomics = 0;      // the same
     bool operator==(const Cell&) const = default;
+  };
+  // Lists share their ends, so that cells may be copied.
+  struct Node {
+    uint32_t record;
+    uint32_t next;  // 0: none
   };
   static constexpr uint64_t kChunk = 64;
   struct Chunk {
@@ -88,6 +94,7 @@ class AccessRecorder {
 
   void touch(Site& site, uint32_t number, uint64_t begin, uint64_t end);
   void touch(Cell& cell, const Site& site, uint32_t record, uint64_t address);
+  void add(uint32_t& list, uint32_t record);
   Page& page_at(uint64_t address);
   static void split(Chunk& chunk, uint32_t shift);
   const Cell& cell_at(uint64_t address);
@@ -109,6 +116,7 @@ class AccessRecorder {
   void release(uint64_t address);
 
   std::vector<mtia_span> live_;
+  bool checks_bounds_;
   std::vector<std::byte> arguments_;
 
   std::array<int32_t, 3> grid_{};
@@ -118,6 +126,7 @@ class AccessRecorder {
   uint64_t moment_ = 0;  // grows when program_ or epoch_ changes; 0: no program has begun
   std::vector<Site> sites_;
   std::vector<Record> records_;
+  std::vector<Node> nodes_;
   std::unordered_map<uint64_t, std::unique_ptr<Page>> pages_;
   static constexpr int kRecentBits = 10;
   std::vector<std::pair<uint64_t, Page*>> recent_;  // a cache of pages, by a hash of their numbers

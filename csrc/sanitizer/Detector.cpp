@@ -36,6 +36,7 @@ std::vector<Finding> Detector::submit(Item submitted, std::vector<KernelFinding>
     check_memory(item, operand, findings);
     check_cells(item, operand, findings);
   }
+  if (item->copies) pass_on_unwritten(item->operands[0].region, item->operands[1].region);
   return findings;
 }
 
@@ -158,14 +159,15 @@ const Detector::Block* Detector::block_at(uint64_t address) const {
 void Detector::check_kernel(const std::shared_ptr<const Item>& item, KernelFinding found,
                             std::vector<Finding>& findings) const {
   const bool leaves = found.kind == FindingKind::kOutOfBounds;
-  if (found.kind != FindingKind::kNotFinite && (leaves ? !state_.checks.freed : !state_.checks.kernels)) return;
-  const Block* block = leaves ? block_at(found.tensor.address) : nullptr;
+  if (leaves ? !state_.checks.freed : !state_.checks.kernels) return;
+  const bool is_wild = leaves && found.tensor.size == 0;
+  const Block* block = leaves ? block_at(is_wild ? found.access.address : found.tensor.address) : nullptr;
+  if (is_wild && block != nullptr && !block->is_live) found.kind = FindingKind::kUseAfterFree;
+  if (is_wild && found.kind == FindingKind::kOutOfBounds) block = nullptr;
   findings.push_back({.kind = found.kind,
                       .item = item,
                       .memory = block != nullptr ? block->context : nullptr,
-                      .kernel = std::make_shared<KernelFinding>(found),
-                      .numbers = found.numbers,
-                      .given = found.given});
+                      .kernel = std::make_shared<KernelFinding>(std::move(found))});
 }
 
 void Detector::check_memory(const std::shared_ptr<const Item>& item, size_t operand,
@@ -189,12 +191,18 @@ void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t opera
   const Region& region = what.region;
   const bool writes = what.writes;
   const auto [first, last] = cut(region.begin(), region.end());
+  const auto is_unwritten = [&](const Cell& cell) { return cell.unwritten == state_.unlisted; };
+  const bool needs_all = !writes && !what.is_moved && !what.picks;
+  // Of what data chooses from, some must be written.
+  const bool has_none = what.picks && std::all_of(first, last, [&](const auto& cell) {
+                          return is_unwritten(cell.second) || !region.overlaps(cell.first, cell.second.end);
+                        });
   for (auto cell = first; cell != last; ++cell) {
     const uint64_t begin = cell->first;
     Cell& known = cell->second;
     if (!region.overlaps(begin, known.end)) continue;
     check_order(item, operand, known, findings);
-    if (!writes && !what.is_moved && known.unwritten == state_.unlisted && state_.checks.initialized &&
+    if ((needs_all || has_none) && is_unwritten(known) && state_.checks.initialized &&
         !is_known(findings, FindingKind::kUninitialized, nullptr)) {
       const Block* block = block_at(begin);
       findings.push_back({.kind = FindingKind::kUninitialized,
@@ -220,6 +228,19 @@ void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t opera
   Cell whole{.end = region.end(), .touches = {{item, operand}}};
   state_.cells.erase(first, last);
   state_.cells.emplace(begin, std::move(whole));
+}
+
+void Detector::pass_on_unwritten(const Region& from, const Region& to) {
+  if (!from.is_dense() || !to.is_dense()) return;
+  std::vector<std::pair<uint64_t, uint64_t>> unwritten;
+  const auto [first, last] = cut(from.begin(), from.end());
+  for (auto cell = first; cell != last; ++cell) {
+    if (cell->second.unwritten == state_.unlisted) unwritten.emplace_back(cell->first, cell->second.end);
+  }
+  for (const auto& [begin, end] : unwritten) {
+    const auto [low, high] = cut(to.begin() + (begin - from.begin()), to.begin() + (end - from.begin()));
+    for (auto cell = low; cell != high; ++cell) cell->second.unwritten = state_.unlisted;
+  }
 }
 
 void Detector::check_order(const std::shared_ptr<const Item>& item, size_t operand, const Cell& cell,

@@ -89,6 +89,8 @@ class Detector {
   void check_kernel(const std::shared_ptr<const Item>& item, KernelFinding found, std::vector<Finding>& findings) const;
   void check_memory(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) const;
   void check_cells(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings);
+  // The bytes of a copy are as initialized as those that it copies.
+  void pass_on_unwritten(const Region& from, const Region& to);
   void check_order(const std::shared_ptr<const Item>& item, size_t operand, const Cell& cell,
                    std::vector<Finding>& findings) const;
   // Cuts cells so that one begins at `begin` and one ends at `end`, fills gaps, and gives those in between.

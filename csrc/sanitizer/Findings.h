@@ -30,6 +30,7 @@ struct Operand {
   std::string type;                                  // for people, such as "float32[4, 8]"
   std::shared_ptr<const KernelLine> line = nullptr;  // of a kernel
   bool is_moved = false;                             // read to be sent as it is
+  bool picks = false;                                // data chooses what is read of it
   std::shared_ptr<const uint64_t> block = nullptr;   // of a graph: what hold() has said of it
 };
 
@@ -39,6 +40,7 @@ struct Item {
   const void* stream = nullptr;   // null: the host does it itself
   uint64_t function = 0;          // the number of the function of the host that does it or submits it; 0: none
   bool is_listed = true;          // false: nobody knows what it touches
+  bool copies = false;            // the first of its two operands to the second one
   std::vector<Operand> operands;  // in the order in which it comes to them
   Context context;
 

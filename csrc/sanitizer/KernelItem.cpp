@@ -1,6 +1,7 @@
 #include "KernelItem.h"
 
 #include <cstddef>
+#include <optional>
 #include <utility>
 
 namespace torch_mtia::sanitizer {
@@ -46,7 +47,9 @@ struct Awaited {
 
 Watcher::Watcher(const mtia_kernel_launch& launch, bool checks_bounds, bool watches_numbers)
     : KernelWatcher({&access}),
-      recorder_(std::vector(launch.live_ranges, launch.live_ranges + (checks_bounds ? launch.num_live_ranges : 0)),
+      recorder_(checks_bounds
+                    ? std::optional(std::vector(launch.live_ranges, launch.live_ranges + launch.num_live_ranges))
+                    : std::nullopt,
                 std::vector(static_cast<const std::byte*>(launch.packed_arguments),
                             static_cast<const std::byte*>(launch.packed_arguments) + launch.packed_arguments_size)) {
   if (watches_numbers) recorder_.watch_numbers();

@@ -19,7 +19,8 @@ inline Operand name(const core::Operand& operand) {
   return {.region = Region(operand.address, operand.element_size, operand.sizes, strides),
           .writes = operand.writes,
           .type = std::move(type),
-          .is_moved = operand.is_moved};
+          .is_moved = operand.is_moved,
+          .picks = operand.picks};
 }
 
 }  // namespace torch_mtia::sanitizer

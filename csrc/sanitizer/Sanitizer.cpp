@@ -150,6 +150,9 @@ std::shared_ptr<core::RunObserver> Sanitizer::submits(const core::Stream& stream
         [](Finding finding) { get().keep({std::move(finding)}); });
   }
   item.operands = std::move(listed.operands);
+  const auto length = [](const Operand& each) { return each.region.end() - each.region.begin(); };
+  item.copies = item.name == "copy" && item.operands.size() == 2 && item.operands[0].is_moved &&
+                length(item.operands[0]) == length(item.operands[1]);
   if (const core::Graph* graph = stream.graph()) {
     Node node{.name = name, .is_listed = item.is_listed, .operands = item.operands};
     add(graph, std::move(item), std::move(node));
@@ -210,7 +213,10 @@ void Sanitizer::waits(const core::Stream& stream, const core::Event& event) {
   }
 }
 
+thread_local int Sanitizer::OwnWait::count = 0;
+
 void Sanitizer::host_waited(const core::Stream& stream) {
+  if (OwnWait::is_under_way()) return;
   log_.add([this, &stream] { detector_.host_waits_for_stream(&stream); });
 }
 

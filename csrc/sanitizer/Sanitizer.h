@@ -29,6 +29,18 @@ class Sanitizer final : public core::Observer {
   static void wait();
   static bool is_running() { return core::current_observer() != nullptr; }
   static bool watches_numbers() { return get().watches_numbers_; }
+  // While it lives, what this thread waits for orders nothing: the program would not have waited.
+  class OwnWait {
+   public:
+    OwnWait() { ++count; }
+    ~OwnWait() { --count; }
+    OwnWait(const OwnWait&) = delete;
+    OwnWait& operator=(const OwnWait&) = delete;
+    static bool is_under_way() { return count != 0; }
+
+   private:
+    static thread_local int count;
+  };
   // What was found since the last call.
   static std::vector<Finding> take();
   static std::vector<LiveBlock> live_blocks();

@@ -35,7 +35,7 @@ void report(mtia_error_cell& cell, const mtia_site& site, const int32_t (&progra
 uint64_t access(const mtia_kernel_watch* /*watch*/, const mtia_kernel_context* context, const mtia_site* site,
                 int32_t program_x, int32_t program_y, int32_t program_z, uint64_t address, int64_t stride,
                 const uint64_t* addresses, uint64_t lanes, const void* /*values*/) {
-  if ((site->kind & MTIA_SITE_COMPUTES) != 0) return lanes;
+  if (lanes == 0 || (site->kind & MTIA_SITE_COMPUTES) != 0) return lanes;
   uint64_t inside = lanes;
   for (uint64_t left = lanes; left != 0; left &= left - 1) {
     const int lane = __builtin_ctzll(left);

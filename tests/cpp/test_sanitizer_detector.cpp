@@ -202,7 +202,7 @@ TEST(a_block_that_is_held_is_not_its_successor) {
   Device device;
   device.allocate(kX, 128);
   Operand operand = write(kX, 64);
-  operand.block = device.detector.hold(kX + 32);
+  operand.block = std::make_shared<const uint64_t>(device.detector.hold(kX + 32));
   CHECK_EQ(device.submit(kMain, "graph", {operand}), "");
   device.detector.free(kX, nullptr);
   CHECK_EQ(device.submit(kMain, "graph", {operand}), "use after free");

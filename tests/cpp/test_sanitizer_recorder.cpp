@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,7 +34,7 @@ struct Kernel {
   AccessRecorder recorder;
   std::array<int32_t, 3> program{};
 
-  explicit Kernel(std::vector<mtia_span> live = {}, std::vector<std::byte> arguments = {})
+  explicit Kernel(std::optional<std::vector<mtia_span>> live = std::nullopt, std::vector<std::byte> arguments = {})
       : recorder(std::move(live), std::move(arguments)) {
     sites.reserve(64);
     context.struct_size = sizeof(context);
@@ -141,7 +142,7 @@ TEST(programs_that_touch_what_another_one_writes_are_found) {
   kernel.begin(2);
   kernel.access(load, 124, 2);
   kernel.access(store, 0, 16);
-  CHECK_EQ(kernel.findings(), "1 of 2 with 2 of 0, 2 of 2 with 1 of 0");
+  CHECK_EQ(kernel.findings(), "1 of 2 with 2 of 0, 2 of 2 with 1 of 1");
 }
 
 TEST(programs_are_in_order_behind_atomics_that_acquire_what_was_released) {
@@ -214,6 +215,41 @@ TEST(atomics_do_not_race_with_each_other_but_with_plain_accesses) {
   CHECK_EQ(kernel.findings(), "1 of 2 with 2 of 1");
 }
 
+TEST(an_atomic_does_not_hide_what_its_program_did_before) {
+  Kernel kernel;
+  const auto* load = kernel.site(kLoad);
+  const auto* store = kernel.site(kStore);
+  const auto* relaxed = kernel.site(kRelaxed);
+  kernel.begin(0);
+  kernel.access(store, 0);
+  kernel.access(relaxed, 0);
+  kernel.begin(1);
+  kernel.access(relaxed, 0);
+  CHECK_EQ(kernel.findings(), "3 of 1 with 2 of 0");
+  kernel.begin(0);
+  kernel.access(load, 0);
+  kernel.access(relaxed, 0);
+  kernel.begin(1);
+  kernel.access(relaxed, 0);
+  CHECK_EQ(kernel.findings(), "3 of 1 with 1 of 0");
+}
+
+TEST(all_that_have_read_are_remembered) {
+  Kernel kernel;
+  const auto* load = kernel.site(kLoad);
+  const auto* store = kernel.site(kStore);
+  const auto* ticket = kernel.site(kAtomic);
+  for (int program = 0; program < 5; ++program) {
+    kernel.begin(program);
+    kernel.access(load, 0);
+    if (program != 2) kernel.access(ticket, 128);
+  }
+  kernel.begin(5);
+  kernel.access(ticket, 128);
+  kernel.access(store, 0);
+  CHECK_EQ(kernel.findings(), "2 of 5 with 1 of 2");
+}
+
 TEST(lanes_of_one_store_may_only_agree) {
   Kernel kernel;
   const auto* store = kernel.site(kStore);
@@ -239,18 +275,27 @@ TEST(lanes_that_leave_the_tensor_of_their_argument_stop) {
   const uint64_t address = Kernel::kBase + 256;
   std::vector<std::byte> arguments(8);
   std::memcpy(arguments.data(), &address, sizeof(address));
-  Kernel kernel({{Kernel::kBase, 128}, {Kernel::kBase + 256, 100}, {Kernel::kBase + 512, 512}}, arguments);
+  Kernel kernel(std::vector<mtia_span>{{Kernel::kBase, 128}, {Kernel::kBase + 256, 100}, {Kernel::kBase + 512, 512}},
+                arguments);
   const auto* load = kernel.site(kLoad, 4, 0);
   const auto* unknown = kernel.site(kLoad);
   kernel.begin(0);
   CHECK_EQ(kernel.access(load, 256, 25), (uint64_t{1} << 25) - 1);
   CHECK_EQ(kernel.access(unknown, 512, 16), uint64_t{0xFFFF});
+  CHECK_EQ(kernel.access(unknown, 112, 4), (uint64_t{1} << 4) - 1);
   CHECK_EQ(kernel.findings(), "");
   kernel.begin(7);
   CHECK_EQ(kernel.access(load, 256 + 92, 4), uint64_t{3});
   CHECK_EQ(kernel.findings(), "1 of 7");
   kernel.begin(0);
   CHECK_EQ(kernel.access(load, 512, 4), uint64_t{0});  // of another tensor
+  CHECK_EQ(kernel.findings(), "1 of 0");
+}
+
+TEST(where_nothing_is_alive_all_lanes_stop) {
+  Kernel kernel(std::vector<mtia_span>{});
+  kernel.begin(0);
+  CHECK_EQ(kernel.access(kernel.site(kStore), 0, 4), uint64_t{0});
   CHECK_EQ(kernel.findings(), "1 of 0");
 }
 

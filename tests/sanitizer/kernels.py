@@ -9,6 +9,38 @@ from sanitizer.corpus import Program
 
 LEAVING = [
     Program(
+        "one of two pointers is used as if both tensors were as long",
+        "out of bounds",
+        """
+kernel = triton_kernel('''
+def kernel(a, b, n, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(tl.where(offsets < 8, a + offsets, b + (offsets.to(tl.int64) << 30)), 1.0, mask=offsets < n)
+''')
+a, b, n = torch.zeros(8, device="mtia"), torch.zeros(8, device="mtia"), 16
+MEND
+kernel[(1,)](a, b, n, BLOCK=16)
+""",
+        "n = 8",
+        ("kernel",),
+    ),
+    Program(
+        "a tensor of no elements is stored to",
+        "out of bounds",
+        """
+kernel = triton_kernel('''
+def kernel(out):
+    tl.store(out, 1.0)
+''')
+size = 0
+MEND
+out = torch.zeros(size, device="mtia")
+kernel[(1,)](out)
+""",
+        "size = 1",
+        ("kernel",),
+    ),
+    Program(
         "no mask at the tail of what is read",
         "out of bounds",
         """
@@ -138,6 +170,38 @@ kernel[(1,)](table, index, out, BLOCK=16)
 ]
 
 PROGRAMS_RACE = [
+    Program(
+        "one program clears a sum to which all add",
+        "race between programs",
+        """
+kernel = triton_kernel('''
+def kernel(x, total, clear: tl.constexpr):
+    if clear and tl.program_id(0) == 0:
+        tl.store(total, 0.0)
+    tl.atomic_add(total, tl.load(x + tl.program_id(0)))
+''')
+x, total, clear = torch.ones(4, device="mtia"), torch.zeros(1, device="mtia"), True
+MEND
+kernel[(4,)](x, total, clear)
+""",
+        "clear = False",
+        ("kernel", "kernel"),
+    ),
+    Program(
+        "an atomic operation within one program is used between several",
+        "race between programs",
+        """
+kernel = triton_kernel('''
+def kernel(total, scope: tl.constexpr):
+    tl.atomic_add(total, 1.0, scope=scope)
+''')
+total, scope = torch.zeros(1, device="mtia"), "cta"
+MEND
+kernel[(4,)](total, scope)
+""",
+        'scope = "gpu"',
+        ("kernel", "kernel"),
+    ),
     Program(
         "programs overlap by an element",
         "race between programs",

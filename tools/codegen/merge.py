@@ -36,6 +36,8 @@ _ALLOWED_FIELDS = {
         "checks",
         "weight",
         "product",
+        "moves",
+        "picks",
         "waits",
         "capturable",
         "host_view",
@@ -92,6 +94,10 @@ class CPUKernel:
     """How many times longer it takes than moving its tensors."""
     product: tuple[str, ...] = ()
     """The two arguments whose product costs the time."""
+    moves: str = ""
+    """The argument that goes to the result as it is, where nothing else does: what it holds need not be initialized."""
+    picks: str = ""
+    """The argument of which data chooses what is read: of what it holds, some need not be initialized."""
     is_own: bool = False
     """Whether the CPU kernel is ours, in csrc/aten/CPUKernels.h."""
     is_composite: bool = False
@@ -198,8 +204,8 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
             )
         if "runs" in row:
             cpu_kernels[func.partition("(")[0]] = _cpu_kernel(row, place, upstream)
-        elif {"shape", "checks", "weight", "product"} & set(row):
-            raise OverlayError(f"{place}: `shape`, `checks`, `weight` and `product` belong to `runs`")
+        elif {"shape", "checks", "weight", "product", "moves", "picks"} & set(row):
+            raise OverlayError(f"{place}: `shape`, `checks`, `weight`, `product`, `moves` and `picks` belong to `runs`")
         if "device_check" in row:
             target["device_check"] = row["device_check"]
         target.setdefault("dispatch", {"__line__": row["__line__"]})["MTIA"] = row["dispatch"]["MTIA"]
@@ -356,6 +362,9 @@ def _cpu_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, A
     arguments = {argument.name for argument in FunctionSchema.parse(row["func"]).arguments.flat_all}
     if "product" in row and not (isinstance(product, list) and len(product) == 2 and arguments.issuperset(product)):
         raise OverlayError(f"{place}: `product` is two arguments of the operator, not {product!r}")
+    for field in ("moves", "picks"):
+        if field in row and row[field] not in arguments:
+            raise OverlayError(f"{place}: `{field}` is an argument of the operator, not {row[field]!r}")
     composite = (upstream[row["func"]].get("dispatch") or {}).get("CompositeExplicitAutograd")
     return CPUKernel(
         place=place,
@@ -366,5 +375,7 @@ def _cpu_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, A
         checks=row.get("checks"),
         weight=weight,
         product=tuple(product),
+        moves=row.get("moves", ""),
+        picks=row.get("picks", ""),
         is_composite=runs == composite,
     )

@@ -121,10 +121,17 @@ def unchecked() -> list[str]:
     counts = {name: count for name, count in _C._sanitizer_unlisted().items() if name != HOST_FUNCTION}
     if counts:
         names = sorted(counts, key=lambda name: -counts[name])
-        listed = ", ".join(f"{name} ({counts[name]} times)" for name in names[:MOST_NAMES])
+        listed = ", ".join(f"{name} ({_times(counts[name])})" for name in names[:MOST_NAMES])
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        found.append(f"{listed}{more}, because nobody says what it touches")
+        found.append(
+            f"{listed}{more}, compiled or captured before the sanitizer began, or of a driver or an extension that "
+            "does not say what it touches"
+        )
     return found
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def reports() -> list[Report]:

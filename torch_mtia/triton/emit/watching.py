@@ -19,6 +19,7 @@ _NULL = Value("null", "ptr")
 _NONE = integer(0, "i64")
 _ACQUIRING, _RELEASING = (2, 4), (3, 4)  # triton::MemSemantic
 _EXCHANGE = 10  # triton::RMWOp
+_WITHIN_PROGRAM = 2  # triton::MemSyncScope, cta
 _SAME_BASE = ("tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.bitcast", "tt.trans", "tt.reshape")
 
 
@@ -230,9 +231,12 @@ def _kind(op: Op) -> int:
         is_volatile = op.attributes.get("isVolatile")
         return abi.SITE_READS | (abi.SITE_ATOMIC | abi.SITE_ACQUIRES if is_volatile else 0)
     order, is_used = op.attributes.get("sem", 4), bool(op.results[0].users)
-    kind = abi.SITE_WRITES | abi.SITE_ATOMIC
+    kind = abi.SITE_WRITES
     if is_used or op.attributes.get("atomic_rmw_op") != _EXCHANGE:
         kind |= abi.SITE_READS
+    if op.attributes.get("scope") == _WITHIN_PROGRAM:  # to other programs it is a load and a store
+        return kind
+    kind |= abi.SITE_ATOMIC
     if is_used and order in _ACQUIRING:
         kind |= abi.SITE_ACQUIRES
     return kind | (abi.SITE_RELEASES if order in _RELEASING else 0)
