@@ -159,7 +159,7 @@ const Detector::Block* Detector::block_at(uint64_t address) const {
 void Detector::check_kernel(const std::shared_ptr<const Item>& item, KernelFinding found,
                             std::vector<Finding>& findings) const {
   const bool leaves = found.kind == FindingKind::kOutOfBounds;
-  if (leaves ? !state_.checks.freed : !state_.checks.kernels) return;
+  if (found.kind != FindingKind::kNotFinite && (leaves ? !state_.checks.freed : !state_.checks.kernels)) return;
   const bool is_wild = leaves && found.tensor.size == 0;
   const Block* block = leaves ? block_at(is_wild ? found.access.address : found.tensor.address) : nullptr;
   if (is_wild && block != nullptr && !block->is_live) found.kind = FindingKind::kUseAfterFree;
@@ -167,7 +167,9 @@ void Detector::check_kernel(const std::shared_ptr<const Item>& item, KernelFindi
   findings.push_back({.kind = found.kind,
                       .item = item,
                       .memory = block != nullptr ? block->context : nullptr,
-                      .kernel = std::make_shared<KernelFinding>(std::move(found))});
+                      .kernel = std::make_shared<KernelFinding>(found),
+                      .numbers = found.numbers,
+                      .given = found.given});
 }
 
 void Detector::check_memory(const std::shared_ptr<const Item>& item, size_t operand,
