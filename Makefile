@@ -34,7 +34,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-text test test-privateuse1 test-wide conformance build bench fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheel clean
+.PHONY: help demo demo-text test test-privateuse1 test-sanitized test-wide conformance build bench fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -73,6 +73,12 @@ test-privateuse1: $(BUILT) $(VENV)/test  ## run the Python tests with the device
 	perl -pi -e 's/\bmtia\b(?!\.host_runtime|\/)/acme/g; s/\bis_mtia\b/is_acme/g; s/\b(Autograd|Autocast)?MTIA\b/$$1PrivateUse1/g' tests_acme/*.py tests_acme/sanitizer/*.py
 	TORCH_MTIA_PRIVATEUSE1=acme $(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests_acme
 	rm -rf tests_acme
+
+test-sanitized: $(BUILT) $(VENV)/test  ## run the Python tests and the demos under torch_mtia.sanitize
+	$(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile -p torch_mtia.sanitizer.pytest_plugin \
+	  --sanitize-device streams,memory --ignore-glob 'tests/test_sanitizer*.py' tests
+	for demo in digits text; do \
+	  $(BIN)/python -m torch_mtia.sanitize --checks streams,memory examples/train_$$demo.py || exit 1; done
 
 test-wide: $(BUILT) $(VENV)/test  ## run the sweeps that are too long for make test
 	$(BIN)/python -m pytest -n $(MAX_JOBS) -m wide tests

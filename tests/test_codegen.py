@@ -98,7 +98,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
         row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", product="[self, mat2]"),
         "`product` is two arguments of the operator, not ['self', 'mat2']",
     ),
-    "weight without runs": (row(RELU, weight=2), "`shape`, `checks`, `weight`, `product`, `moves` and `picks` belong to `runs`"),
+    "weight without runs": (
+        row(RELU, weight=2),
+        "`shape`, `checks`, `weight`, `product`, `moves` and `picks` belong to `runs`",
+    ),
     "waits, and does not": (row(RELU, waits=False), "`waits` is True, or says when, and not False"),
     "capturable by assertion": (row(RELU, capturable=True), "`capturable` can only be False, and not True"),
     "a trait by denial": (row(RELU, takes_pivots=False), "`takes_pivots` can only be True, and not False"),

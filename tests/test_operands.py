@@ -76,8 +76,12 @@ LIES = textwrap.dedent("""
 
 def test_the_driver_sees_lies(run_script: RunScript, watching_driver: Path, tmp_path: Path) -> None:
     findings = tmp_path / "findings"
-    environment = {"MTIA_TEST_DRIVER": str(HOST_DRIVER), "MTIA_TEST_FINDINGS": str(findings)}
-    finished = run_script(LIES, TORCH_MTIA_RUNTIME=str(watching_driver), **environment)
+    finished = run_script(
+        LIES,
+        TORCH_MTIA_RUNTIME=str(watching_driver),
+        MTIA_TEST_DRIVER=str(HOST_DRIVER),
+        MTIA_TEST_FINDINGS=str(findings),
+    )
     assert finished.output().splitlines() == [
         "honest 0001020304050607",
         "reads more 5b5b5b5b5b5b5b5b",

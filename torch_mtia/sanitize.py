@@ -53,6 +53,8 @@ def main() -> None:
         if elsewhere := len(others.new_reports()):
             print(f"torch_mtia sanitizer: {elsewhere} more of other processes", file=sys.stderr)
         if sanitizer.reports() or elsewhere:
+            if end is not None and end.code is not None and not isinstance(end.code, int):
+                print(end.code, file=sys.stderr)  # as Python does
             sys.exit(options.error_exitcode)
         if end is not None:
             raise end

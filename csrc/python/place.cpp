@@ -25,15 +25,17 @@ class ForwardCalls {
   void add(uint64_t thread, uint64_t number, std::shared_ptr<torch::CapturedTraceback> place) {
     const std::lock_guard lock(mutex_);
     auto& calls = threads_[thread];
-    if (calls.empty()) calls.resize(kCalls);
-    calls[number % kCalls] = {number, std::move(place)};
+    const size_t index = number % kCalls;
+    if (index >= calls.size()) calls.resize(std::min(kCalls, std::max(index + 1, 2 * calls.size())));
+    calls[index] = {number, std::move(place)};
   }
   std::shared_ptr<torch::CapturedTraceback> find(uint64_t thread, uint64_t number) {
     const std::lock_guard lock(mutex_);
     const auto calls = threads_.find(thread);
     if (calls == threads_.end()) return nullptr;
-    const Call& call = calls->second[number % kCalls];
-    return call.number == number ? call.place : nullptr;
+    const size_t index = number % kCalls;
+    if (index >= calls->second.size() || calls->second[index].number != number) return nullptr;
+    return calls->second[index].place;
   }
   void clear() {
     std::unordered_map<uint64_t, std::vector<Call>> old;

@@ -144,7 +144,8 @@ std::shared_ptr<core::RunObserver> Sanitizer::submits(const core::Stream& stream
             .operands = {},
             .context = context()};
   std::shared_ptr<core::RunObserver> observer;
-  if (watches_numbers_ && list != nullptr && core::driver_info().can(MTIA_CAPABILITY_HOST_VIEW)) {
+  const bool moves_others = item.name.starts_with("c10d::");  // numbers of other processes
+  if (watches_numbers_ && list != nullptr && !moves_others && core::driver_info().can(MTIA_CAPABILITY_HOST_VIEW)) {
     observer = std::make_shared<NumbersObserver>(
         item, [] { return get().watches_numbers_.load(std::memory_order_relaxed); },
         [](Finding finding) { get().keep({std::move(finding)}); });

@@ -231,19 +231,6 @@ y.pow(0.5).sum().backward()
         ("aten::pow",),
     ),
     Program(
-        "the angle of a vector of zeros, differentiated",
-        "not finite",
-        """
-x = torch.zeros(4, device="mtia", requires_grad=True)
-y = torch.zeros(4, device="mtia", requires_grad=True)
-other = y
-MEND
-torch.atan2(x, other).sum().backward()
-""",
-        "other = y + 1e-6",
-        ("aten::reciprocal",),
-    ),
-    Program(
         "a loss scale that float16 does not hold in backward",
         "not finite",
         """

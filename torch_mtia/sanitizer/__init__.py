@@ -47,6 +47,7 @@ MOST_NAMES = 5  # in one line
 _found: list[Report] = []
 _suppressions: list[suppressions.Suppression] = []
 _asked: set[str] = set()  # checks
+_running: set[str] = set()  # the same, until stop()
 
 
 def start(*checks: str) -> None:
@@ -70,14 +71,16 @@ def start_process(checks: Collection[str]) -> None:
     if "streams" in chosen:
         host_reads.watch()
     _C._sanitizer_start(*(check in chosen for check in CHECKS))
-    _asked.clear()
-    _asked.update(chosen)
+    for checks_of in (_asked, _running):
+        checks_of.clear()
+        checks_of.update(chosen)
 
 
 def stop() -> None:
     """Watches no more, once what was launched has run. Reports stay."""
     from torch_mtia import _C
 
+    _running.clear()
     watch_kernels(False)
     host_reads.leave()
     _compile_here(False)
@@ -103,12 +106,15 @@ def _compile_here(wanted: bool) -> None:
 
 @contextlib.contextmanager
 def enabled(*checks: str) -> Iterator[None]:
-    """start() before and stop() after a `with` statement."""
+    """start() before and stop() after a `with` statement. What was watched before is watched anew behind it."""
+    before = tuple(_running)
     start(*checks)
     try:
         yield
     finally:
         stop()
+        if before:
+            start(*before)
 
 
 def unchecked() -> list[str]:

@@ -44,12 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    if _others not in item.config.stash:
-        return (yield)
-    sanitizer.reports().clear()
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     result = yield
-    _fail_for([str(report) for report in sanitizer.reports()], item.config.stash[_others])
+    _fail_for_reports(item)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    result = yield
+    _fail_for_reports(item)
     return result
 
 
@@ -57,13 +61,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """Processes of fixtures end here."""
     result = yield
-    if _others in item.config.stash:
-        _fail_for([], item.config.stash[_others])
+    _fail_for_reports(item)
     return result
 
 
-def _fail_for(found: list[str], others: process.Others) -> None:
-    found += [_description(report) for report in others.new_reports()]
+def _fail_for_reports(item: pytest.Item) -> None:
+    if _others not in item.config.stash:
+        return
+    found = [str(report) for report in sanitizer.reports()]
+    sanitizer.reports().clear()
+    found += [_description(report) for report in item.config.stash[_others].new_reports()]
     if found:
         pytest.fail("\n\n".join(found), pytrace=False)
 

@@ -1,7 +1,7 @@
 """What the sanitizer costs: the same work on the device with it and without it.
 
-    python benchmarks/sanitizer.py
-    python benchmarks/sanitizer.py --cases 'kernel'
+    python benchmarks/sanitizing.py
+    python benchmarks/sanitizing.py --cases 'kernel'
 
 A ratio of 0.5 is twice the time.
 """
