@@ -104,7 +104,8 @@ def wide(*tests: str) -> list[object]:
 @pytest.mark.parametrize(
     "tests",
     [
-        "operators/forward/*/float32",
+        "operators/forward/[ab]*/float32",
+        *wide("operators/forward/*/float32"),
         *wide("operators/forward/*/int64", "operators/forward/*/bfloat16", "operators/forward/*/complex64"),
         *wide("operators/forward/*/bool", "operators/inplace/*/float32", "operators/out/*/float32"),
         *wide("operators/strides/*/float32", "operators/noncontiguous/*/float32", "operators/broadcasting/*"),

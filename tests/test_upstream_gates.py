@@ -87,7 +87,8 @@ def test_nothing_but_gates_assigns_to_anything_in_torch_or_triton() -> None:
             is_kept_for_others = any(name in ast.unparse(expression) for name in STATE_THAT_OTHERS_KEEP)
             if isinstance(root, ast.Name) and root.id in upstream and not is_kept_for_others:
                 found.append(f"{path.relative_to(package)}:{expression.lineno}")
-    assert not [place for place in found if not place.startswith("upstream_gates/")]
+    # The sanitizer puts back what it changes when it stops.
+    assert not [place for place in found if not place.startswith(("upstream_gates/", "sanitizer/"))]
 
 
 def test_what_is_registered_in_place_of_upstreams_own_is_needed() -> None:
