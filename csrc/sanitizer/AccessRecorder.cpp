@@ -481,8 +481,7 @@ KernelAccess AccessRecorder::describe(uint32_t record, uint64_t address) const {
           .program = program_at(of.program),
           .address = address,
           .size = site.size,
-          .writes = (site.kind & MTIA_SITE_WRITES) != 0,
-          .is_atomic = (site.kind & MTIA_SITE_ATOMIC) != 0};
+          .writes = (site.kind & MTIA_SITE_WRITES) != 0};
 }
 
 AccessRecorder::Launch AccessRecorder::take() {

@@ -91,7 +91,6 @@ struct KernelAccess {
   uint64_t address = 0;
   uint32_t size = 0;
   bool writes = false;
-  bool is_atomic = false;
 };
 
 // Of what a kernel does.

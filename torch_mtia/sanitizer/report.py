@@ -118,12 +118,6 @@ class Report:
     @property
     def remedy(self) -> str:
         """What to write instead."""
-        if self.kind == "uninitialized":
-            return "write all of it first: torch.zeros() or fill_() in place of torch.empty(), or read less"
-        if self.kind == "not finite":
-            return "keep what it reads in the range of the operation, as with clamp(), an epsilon or a wider dtype"
-        if self.kind == "use after free":
-            return "keep a tensor that shares the memory until the work is submitted"
         if self.kind in _REMEDIES:
             return _REMEDIES[self.kind]
         assert self.earlier is not None
@@ -175,6 +169,9 @@ class Report:
 
 
 _REMEDIES = {
+    "uninitialized": "write all of it first: torch.zeros() or fill_() in place of torch.empty(), or read less",
+    "not finite": "keep what it reads in the range of the operation, as with clamp(), an epsilon or a wider dtype",
+    "use after free": "keep a tensor that shares the memory until the work is submitted",
     "out of bounds": "mask the lanes that are beyond the tensor, or pass the right size and strides",
     "race between programs": "give each element to one program, use tl.atomic_add, or let one wait for the other by "
     "an atomic operation that releases and one that acquires",
