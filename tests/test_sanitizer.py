@@ -220,6 +220,7 @@ LEAKING = """
 import torch
 x, outputs = torch.ones(1000, device="mtia"), []
 for _ in range(30):
+    x = x + 1
     outputs.append(x * 2)
 """
 
@@ -276,6 +277,17 @@ def test_a_suppression_without_a_reason_is_an_error(line: str, message: str, tmp
     file.write_text(line)
     with pytest.raises(ValueError, match=message):
         sanitizer.suppress(file)
+
+
+def test_what_pytorch_does_on_purpose_is_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "def _forward_metadata_inference():\n    torch.empty(3, device='mtia') + 1\n_forward_metadata_inference()\n"
+    for file, expected in (("/x/torch/distributed/pipelining/stage.py", 0), ("/x/stage.py", 1)):
+        with sanitizer.enabled("init"):
+            exec(compile(text, file, "exec"), {"torch": torch})
+        assert len(sanitizer.reports()) == expected
+        sanitizer.print_reports()
+        assert "suppressed 1: only the shapes of it are used" in capsys.readouterr().err
+        sanitizer.reports().clear()
 
 
 @pytest.mark.parametrize(("line", "status"), [("x + 1", 1), ("x.zero_()", 3)])

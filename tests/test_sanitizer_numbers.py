@@ -293,3 +293,20 @@ def test_the_process_waits_for_its_work_before_it_says_what_was_found(run_script
     )
     assert "aten::reciprocal writes float32[1048576]" in finished.stderr
     assert finished.stderr.endswith("torch_mtia sanitizer: 1 report\n")
+
+
+def test_scalers_of_gradients_are_put_back_and_those_derived_from_them_watched() -> None:
+    scale = torch.amp.GradScaler.scale
+    x = torch.ones(4, device="mtia", dtype=torch.half, requires_grad=True)
+    with sanitizer.enabled("numbers"):
+        assert torch.amp.GradScaler.scale is not scale
+
+        class Scaler(torch.amp.GradScaler):
+            def scale(self, outputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+                return outputs * 60000.0
+
+        (gradient,) = torch.autograd.grad(Scaler("mtia").scale((x * 4).float().sum()), x)
+        assert gradient.isinf().all()
+    assert torch.amp.GradScaler.scale is scale
+    assert not hasattr(Scaler.scale, "__wrapped__")
+    assert not sanitizer.reports()

@@ -5,10 +5,8 @@
 #include <torch/csrc/autograd/node.h>
 
 #include <algorithm>
-#include <iterator>
 #include <mutex>
 #include <optional>
-#include <string_view>
 #include <unordered_map>
 
 namespace torch_mtia {
@@ -109,17 +107,50 @@ std::shared_ptr<torch::CapturedTraceback> traceback() {
           }};
 }
 
-// Operators made of others of which one divides by 0 and the like, and another one puts a number in its place.
-constexpr std::string_view kReplaceNumbers[] = {"aten::_safe_softmax", "aten::linalg_pinv", "aten::poisson_nll_loss"};
-thread_local int numbers_replaced = 0;  // how many of them the thread is inside of
+Composites& composites() {
+  static Composites& instance = *std::make_unique<Composites>().release();  // any thread may be in an operator
+  return instance;
+}
+thread_local std::shared_ptr<CompositeCall> innermost;  // that the thread is in
 
-bool replaces_numbers(const at::RecordFunction& function) {
-  return std::find(std::begin(kReplaceNumbers), std::end(kReplaceNumbers), function.name()) !=
-         std::end(kReplaceNumbers);
+void enter(const std::string& name) {
+  for (CompositeCall* call = innermost.get(); call != nullptr; call = call->outer.get()) {
+    if (name == call->replacer) call->has_replaced = true;
+  }
+  const auto found = composites().find(name);
+  if (found == composites().end()) return;
+  innermost = std::make_shared<CompositeCall>(found->first, found->second, innermost);
+}
+
+void leave(const std::string& name) {
+  if (innermost != nullptr && innermost->name == name) innermost = std::shared_ptr(innermost->outer);
+}
+
+// Those of the last calls of backward(), of which few are under way at a time.
+class ScaledTasks {
+ public:
+  void add(int task) {
+    const std::lock_guard lock(mutex_);
+    tasks_[next_++ % tasks_.size()] = task;
+  }
+  bool has(int task) {
+    const std::lock_guard lock(mutex_);
+    return std::find(tasks_.begin(), tasks_.end(), task) != tasks_.end();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<int> tasks_ = std::vector<int>(64, -1);
+  size_t next_ = 0;
+};
+
+ScaledTasks& scaled_tasks() {
+  static ScaledTasks& instance = *std::make_unique<ScaledTasks>().release();  // threads of autograd outlive all
+  return instance;
 }
 
 std::unique_ptr<at::ObserverContext> called(const at::RecordFunction& function) {
-  if (replaces_numbers(function)) ++numbers_replaced;
+  enter(function.name());
   if (function.seqNr() >= 0) {
     forward_calls().add(at::RecordFunction::currentThreadId(), function.seqNr(), traceback());
   }
@@ -127,7 +158,7 @@ std::unique_ptr<at::ObserverContext> called(const at::RecordFunction& function) 
 }
 
 void returned(const at::RecordFunction& function, at::ObserverContext* /*context*/) {
-  if (replaces_numbers(function) && numbers_replaced > 0) --numbers_replaced;
+  leave(function.name());
 }
 
 std::string text_of(PyObject* text) {
@@ -178,13 +209,22 @@ std::shared_ptr<const Lines> place_of_backward() {
 std::shared_ptr<Place> Place::current() {
   auto place = std::make_shared<Place>();
   place->here = traceback();
-  place->replaces_numbers = numbers_replaced > 0;
+  place->within = innermost;
   if (const auto node = torch::autograd::get_current_node()) {
     place->node = node->name();
     place->forward = forward_calls().find(node->thread_id(), node->sequence_nr());
     place->backward = place_of_backward();
+    place->is_scaled = scaled_tasks().has(torch::autograd::get_current_graph_task_id());
   }
   return place;
+}
+
+void follow_composites(Composites followed) {
+  if (composites().empty()) composites() = std::move(followed);
+}
+
+void gradients_are_scaled() {
+  scaled_tasks().add(torch::autograd::get_current_graph_task_id());
 }
 
 void follow_forward(bool on) {

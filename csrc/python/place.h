@@ -1,8 +1,11 @@
 // Where in the program something is done, also in backward(), which runs on threads without Python code.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "frames.h"
@@ -17,9 +20,21 @@ struct Line {
 };
 using Lines = std::vector<Line>;  // innermost first
 
+// A call of an operator that is made of others, one of which may put numbers in place of what the rest has made.
+struct CompositeCall {
+  CompositeCall(const std::string& of, const std::string& by, std::shared_ptr<CompositeCall> around)
+      : name(of), replacer(by), outer(std::move(around)), has_replaced(by.empty()) {}
+
+  const std::string& name;
+  const std::string& replacer;  // empty: it always does
+  const std::shared_ptr<CompositeCall> outer;
+  std::atomic<bool> has_replaced;
+};
+
 struct Place {
   std::shared_ptr<torch::CapturedTraceback> here;
-  bool replaces_numbers = false;  // another number is put in the place of what is not finite
+  std::shared_ptr<const CompositeCall> within;  // innermost; null: of none
+  bool is_scaled = false;                       // in backward() of what GradScaler.scale() has returned
   // In backward(): the node of autograd, where the operator was called that made it, and where backward() was.
   std::string node;
   std::shared_ptr<torch::CapturedTraceback> forward;
@@ -28,6 +43,13 @@ struct Place {
   // Of the calling thread.
   static std::shared_ptr<Place> current();
 };
+
+// The operators that CompositeCall is about, each with what replaces its numbers. Only the first call counts.
+using Composites = std::unordered_map<std::string, std::string>;
+void follow_composites(Composites composites);
+
+// The backward() that the calling thread is in is one of scaled gradients.
+void gradients_are_scaled();
 
 // From now on remembers, or no more, where operators are called that autograd makes nodes of.
 void follow_forward(bool on);

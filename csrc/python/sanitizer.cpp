@@ -9,6 +9,7 @@
 #include "bindings.h"
 #include "frames.h"
 #include "place.h"
+#include "site.h"
 
 namespace torch_mtia {
 namespace {
@@ -63,7 +64,13 @@ py::dict frames_of(std::shared_ptr<void> traceback, Frames& frames) {
 void add_place(py::dict& target, const sanitizer::Context& context, Frames& frames) {
   const auto* place = static_cast<const Place*>(context.get());
   frames.set(target, place != nullptr ? place->here : nullptr);
-  target["replaces_numbers"] = place != nullptr && place->replaces_numbers;
+  py::list within;  // operators made of others, whose numbers were replaced
+  for (const CompositeCall* call = place != nullptr ? place->within.get() : nullptr; call != nullptr;
+       call = call->outer.get()) {
+    if (call->has_replaced) within.append(call->name);
+  }
+  target["within"] = within;
+  target["is_scaled"] = place != nullptr && place->is_scaled;
   target["node"] = place != nullptr ? place->node : "";
   target["forward"] = frames_of(place != nullptr ? place->forward : nullptr, frames);
   py::dict backward;
@@ -152,17 +159,21 @@ py::list take() {
   return list;
 }
 
-// Where it was allocated, and what has become of it, counted in items of work.
+// By sites: the frames of each, and what has become of its blocks, counted in items of work.
 py::list live_blocks() {
   Frames frames;
   py::list list;
-  for (const sanitizer::LiveBlock& block : sanitizer::Sanitizer::live_blocks()) {
+  for (const auto& [site, blocks] : sanitizer::Sanitizer::live_blocks()) {
     py::dict entry;
-    entry["address"] = block.address;
-    entry["size"] = block.size;
-    entry["allocated"] = block.allocated;
-    entry["used"] = block.used;
-    add_place(entry, block.context, frames);
+    entry["executions"] = site.executions;
+    entry["rises"] = site.rises;
+    entry["last_rise"] = site.last_rise;
+    py::list described;
+    for (const sanitizer::LiveBlock& block : blocks) {
+      described.append(py::make_tuple(block.address, block.size, block.execution, block.allocated, block.used));
+    }
+    entry["blocks"] = described;
+    add_place(entry, site.context, frames);
     list.append(entry);
   }
   frames.resolve();
@@ -172,13 +183,17 @@ py::list live_blocks() {
 }  // namespace
 
 void bind_sanitizer(py::module_& m) {
-  m.def("_sanitizer_start", [](bool order, bool freed, bool initialized, bool kernels, bool numbers) {
-    torch::installCapturedTracebackPython();
-    follow_forward(true);
-    sanitizer::Sanitizer::start({order, freed, initialized, kernels}, numbers,
-                                []() -> sanitizer::Context { return Place::current(); });
-    watch_host_accesses(order);
-  });
+  m.def("_sanitizer_start",
+        [](bool order, bool freed, bool initialized, bool kernels, bool numbers, const Composites& composites) {
+          torch::installCapturedTracebackPython();
+          know_modules();
+          follow_composites(composites);
+          follow_forward(true);
+          sanitizer::Sanitizer::start(
+              {order, freed, initialized, kernels}, numbers, []() -> sanitizer::Context { return Place::current(); },
+              &site_of_caller);
+          watch_host_accesses(order);
+        });
   m.def("_sanitizer_stop", [] {
     wait_for_numbers();
     watch_host_accesses(false);
@@ -187,6 +202,7 @@ void bind_sanitizer(py::module_& m) {
   });
   m.def("_sanitizer_wait", &sanitizer::Sanitizer::wait, py::call_guard<py::gil_scoped_release>());
   m.def("_sanitizer_reads", [](const char* name, const at::Tensor& tensor) { tell_host_read(name, tensor); });
+  m.def("_sanitizer_gradients_are_scaled", &gradients_are_scaled);
   m.def("_sanitizer_take", &take);
   m.def("_sanitizer_unlisted", &sanitizer::Sanitizer::unlisted);
   m.def("_sanitizer_live_blocks", &live_blocks);

@@ -16,6 +16,15 @@ bool is_known(const std::vector<Finding>& findings, FindingKind kind, const std:
 
 }  // namespace
 
+void Site::allocate(uint64_t frees_now, Context where) {
+  if (executions == 0 || frees != frees_now) ++executions;
+  frees = frees_now;
+  context = std::move(where);
+  if (++alive <= most_alive) return;
+  most_alive = alive;
+  if (std::exchange(last_rise, executions) != executions) ++rises;
+}
+
 void Detector::restart(Checks checks) {
   const std::lock_guard lock(mutex_);
   state_ = State();
@@ -97,12 +106,22 @@ void Detector::host_waits_for_event(const void* event) {
   state_.clocks.host_waits_for_event(event);
 }
 
-void Detector::allocate(uint64_t address, uint64_t size, bool is_private, bool is_written, Context context) {
+void Detector::allocate(uint64_t address, uint64_t size, bool is_private, bool is_written, Context context,
+                        uint64_t site) {
   const std::lock_guard lock(mutex_);
   auto block = state_.blocks.lower_bound(address);
   if (block != state_.blocks.begin() && std::prev(block)->first + std::prev(block)->second.size > address) --block;
-  while (block != state_.blocks.end() && block->first < address + size) block = state_.blocks.erase(block);
-  state_.blocks[address] = {size, /*is_live=*/true, is_private, std::move(context), state_.num_items};
+  while (block != state_.blocks.end() && block->first < address + size) {
+    if (block->second.is_live) leave_site(block->second);
+    block = state_.blocks.erase(block);
+  }
+  Block& added = state_.blocks[address] = {size, /*is_live=*/true, is_private, context, state_.num_items};
+  if (site != 0 && !is_private) {
+    Site& of = state_.sites[site];
+    of.allocate(state_.num_frees, std::move(context));
+    added.site = site;
+    added.execution = of.executions;
+  }
   const auto [first, last] = cut(address, address + size);
   for (auto cell = first; cell != last; ++cell) cell->second.unwritten = is_written ? 0 : state_.unlisted;
 }
@@ -111,6 +130,8 @@ void Detector::free(uint64_t address, Context context) {
   const std::lock_guard lock(mutex_);
   const auto block = state_.blocks.find(address);
   if (block == state_.blocks.end() || block->second.is_private) return;  // allocated before anybody looked, or in use
+  if (block->second.is_live) leave_site(block->second);
+  if (context != nullptr) ++state_.num_frees;
   block->second.is_live = false;
   block->second.context = context;
   if (block->second.number != 0) state_.held[block->second.number] = {/*was_freed=*/true, context};
@@ -133,19 +154,29 @@ uint64_t Detector::hold(uint64_t address) {
   return block->number;
 }
 
-std::vector<LiveBlock> Detector::live_blocks() {
+void Detector::leave_site(const Block& block) {
+  const auto site = state_.sites.find(block.site);
+  if (site != state_.sites.end()) --site->second.alive;
+}
+
+std::vector<LiveSite> Detector::live_blocks() {
   const std::lock_guard lock(mutex_);
-  std::vector<LiveBlock> result;
+  std::unordered_map<uint64_t, LiveSite> sites;
   auto cell = state_.cells.begin();
   for (const auto& [address, block] : state_.blocks) {
-    if (!block.is_live || block.is_private || block.context == nullptr) continue;
+    if (!block.is_live || block.site == 0) continue;
     uint64_t used = 0;
     while (cell != state_.cells.end() && cell->second.end <= address) ++cell;
     for (auto each = cell; each != state_.cells.end() && each->first < address + block.size; ++each) {
       for (const Touch& touch : each->second.touches) used = std::max(used, touch.item->number);
     }
-    result.push_back({address, block.size, block.context, block.allocated, used});
+    LiveSite& of = sites[block.site];
+    of.site = state_.sites.at(block.site);
+    of.blocks.push_back({address, block.size, block.execution, block.allocated, used});
   }
+  std::vector<LiveSite> result;
+  result.reserve(sites.size());
+  for (auto& [number, each] : sites) result.push_back(std::move(each));
   return result;
 }
 

@@ -41,15 +41,16 @@ class Detector {
   void host_waits_for_event(const void* event);
 
   // `is_private`: it stays in use when it is freed. `is_written`: it has been written to, for all that is known.
-  void allocate(uint64_t address, uint64_t size, bool is_private, bool is_written, Context context);
+  // `site`: the same number for what the same lines of the program allocate; 0: nobody knows them.
+  void allocate(uint64_t address, uint64_t size, bool is_private, bool is_written, Context context, uint64_t site = 0);
   void free(uint64_t address, Context context);
 
   // A number for the block that an address lies in, which stands for this very block when others have its memory. 0:
   // there is none, or it stays in use when it is freed.
   uint64_t hold(uint64_t address);
 
-  // Those whose allocation was seen, but for private ones.
-  std::vector<LiveBlock> live_blocks();
+  // What is alive of all sites, but for private blocks.
+  std::vector<LiveSite> live_blocks();
 
  private:
   struct Touch {
@@ -70,9 +71,11 @@ class Detector {
     uint64_t size;
     bool is_live;
     bool is_private;
-    Context context;      // where it was allocated; of one that is not live, where it was freed
-    uint64_t allocated;   // the number of the last item before
-    uint64_t number = 0;  // of one that is held
+    Context context;     // where it was allocated; of one that is not live, where it was freed
+    uint64_t allocated;  // the number of the last item before
+    uint64_t site = 0;
+    uint64_t execution = 0;  // of the site
+    uint64_t number = 0;     // of one that is held
   };
   struct Held {
     bool was_freed = false;
@@ -96,6 +99,8 @@ class Detector {
   // Cuts cells so that one begins at `begin` and one ends at `end`, fills gaps, and gives those in between.
   std::pair<Cells::iterator, Cells::iterator> cut(uint64_t begin, uint64_t end);
   void cut_at(uint64_t address);
+  // A block of a site is no more.
+  void leave_site(const Block& block);
   const Block* block_at(uint64_t address) const;
   Block* block_at(uint64_t address) { return const_cast<Block*>(std::as_const(*this).block_at(address)); }
 
@@ -106,6 +111,8 @@ class Detector {
     Cells cells;
     std::map<uint64_t, Block> blocks;
     uint64_t num_items = 0;
+    std::unordered_map<uint64_t, Site> sites;          // by number
+    uint64_t num_frees = 0;                            // by the program
     std::unordered_map<uint64_t, Held> held;           // blocks, by number
     std::unordered_map<uint64_t, Function> functions;  // by number
   };

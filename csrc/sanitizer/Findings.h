@@ -56,9 +56,27 @@ struct Item {
 struct LiveBlock {
   uint64_t address;
   uint64_t size;
-  Context context;     // where it was allocated
+  uint64_t execution;  // of its site
   uint64_t allocated;  // the number of the last item before
   uint64_t used;       // of the last item that has touched it; 0: none
+};
+
+// Where a program allocates, and how often it did. What a site allocates while nothing is freed is one execution.
+struct Site {
+  uint64_t executions = 0;
+  uint64_t rises = 0;      // executions in which it had more blocks alive than ever before
+  uint64_t last_rise = 0;  // the number of the last one of them
+  uint64_t alive = 0;      // blocks
+  uint64_t most_alive = 0;
+  uint64_t frees = 0;         // of all sites, when it allocated last
+  Context context = nullptr;  // where it is, by its last block
+
+  void allocate(uint64_t frees_now, Context where);
+};
+
+struct LiveSite {
+  Site site;
+  std::vector<LiveBlock> blocks;
 };
 
 enum class FindingKind {

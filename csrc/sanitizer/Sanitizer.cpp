@@ -35,10 +35,11 @@ Sanitizer& Sanitizer::get() {
   return instance;
 }
 
-void Sanitizer::start(Checks checks, bool numbers, ContextOf context) {
+void Sanitizer::start(Checks checks, bool numbers, ContextOf context, SiteOf site) {
   Sanitizer& instance = get();
   instance.watches_numbers_ = numbers;
   instance.context_of_ = context;
+  instance.site_of_ = checks.freed ? site : nullptr;
   instance.checks_bounds_ = checks.freed;
   instance.log_.clear();
   instance.detector_.restart(checks);
@@ -68,7 +69,7 @@ std::vector<Finding> Sanitizer::take() {
   return std::exchange(instance.findings_, {});
 }
 
-std::vector<LiveBlock> Sanitizer::live_blocks() {
+std::vector<LiveSite> Sanitizer::live_blocks() {
   wait();
   return get().detector_.live_blocks();
 }
@@ -264,8 +265,10 @@ void Sanitizer::launches(const core::Graph& graph, const core::Stream& stream) {
 void Sanitizer::allocated(uint64_t address, uint64_t size, bool is_private) {
   const bool is_seen = !core::RunningWork::on_this_thread();  // what running work writes first is not
   const Context where = is_seen ? context() : nullptr;
-  log_.add([this, address, size, is_private, is_written = !is_seen || is_private, where] {
-    detector_.allocate(address, size, is_private, is_written, where);
+  const SiteOf site_of = is_seen && !is_private ? site_of_.load(std::memory_order_relaxed) : nullptr;
+  const uint64_t site = site_of != nullptr ? site_of() : 0;
+  log_.add([this, address, size, is_private, is_written = !is_seen || is_private, where, site] {
+    detector_.allocate(address, size, is_private, is_written, where, site);
   });
   if (!is_private) return;
   for (const auto& of : capturing()) of->order.allocate(address, size, /*is_private=*/false, !is_seen, where);

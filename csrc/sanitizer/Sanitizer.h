@@ -21,9 +21,10 @@ namespace torch_mtia::sanitizer {
 class Sanitizer final : public core::Observer {
  public:
   using ContextOf = Context (*)();  // where in the program the calling thread is
+  using SiteOf = uint64_t (*)();    // see Detector::allocate
 
   // Watches from now on, with nothing known of what was before.
-  static void start(Checks checks, bool numbers, ContextOf context);
+  static void start(Checks checks, bool numbers, ContextOf context, SiteOf site);
   static void stop();
   // BLOCKS until all kernels have run that were launched so far: what they touch is not known before.
   static void wait();
@@ -43,7 +44,7 @@ class Sanitizer final : public core::Observer {
   };
   // What was found since the last call.
   static std::vector<Finding> take();
-  static std::vector<LiveBlock> live_blocks();
+  static std::vector<LiveSite> live_blocks();
   // Work of which nobody knows what it touches: how much there was of each name.
   static std::map<std::string, uint64_t> unlisted();
 
@@ -89,6 +90,7 @@ class Sanitizer final : public core::Observer {
   Log log_;
   Detector detector_;
   std::atomic<ContextOf> context_of_{nullptr};
+  std::atomic<SiteOf> site_of_{nullptr};  // null: nobody looks for leaks
   std::atomic<uint64_t> num_host_functions_{0};
   std::atomic<bool> watches_numbers_{false};
   std::atomic<bool> checks_bounds_{false};

@@ -227,17 +227,42 @@ TEST(blocks_that_are_alive_know_when_they_were_used) {
   Device device;
   const auto context = std::make_shared<int>();
   for (const uint64_t at : {kX, 2 * kX, 3 * kX}) {
-    device.detector.allocate(at, 128, /*is_private=*/false, /*is_written=*/false, context);
+    device.detector.allocate(at, 128, /*is_private=*/false, /*is_written=*/false, context, /*site=*/1);
     device.submit(kMain, "fill", {write(at, 128)});
   }
   device.submit(kMain, "sum", {read(kX + 64, 8)});
   device.detector.free(2 * kX, nullptr);
-  const std::vector<LiveBlock> blocks = device.detector.live_blocks();
+  const std::vector<LiveBlock> blocks = device.detector.live_blocks().at(0).blocks;
   CHECK_EQ(blocks.size(), size_t{2});
   CHECK_EQ(blocks[0].allocated, uint64_t{0});
   CHECK_EQ(blocks[0].used, uint64_t{4});
   CHECK_EQ(blocks[1].allocated, uint64_t{2});
   CHECK_EQ(blocks[1].used, uint64_t{3});
+}
+
+TEST(a_site_counts_executions_and_those_in_which_it_became_more) {
+  Device device;
+  const auto context = std::make_shared<int>();
+  const auto allocate = [&](uint64_t at) { device.detector.allocate(at, 128, false, false, context, /*site=*/1); };
+  const auto site = [&] { return device.detector.live_blocks().at(0).site; };
+  const auto free = [&](uint64_t at, const Context& where) { device.detector.free(at, where); };
+  for (uint64_t at = 1; at <= 5; ++at) allocate(at * kX);  // nothing is freed in between
+  CHECK_EQ(site().executions, uint64_t{1});
+  CHECK_EQ(site().rises, uint64_t{1});
+  free(5 * kX, context);
+  allocate(5 * kX);  // as many as before
+  CHECK_EQ(site().executions, uint64_t{2});
+  CHECK_EQ(site().rises, uint64_t{1});
+  device.detector.allocate(9 * kX, 128, false, false, context, /*site=*/2);
+  free(9 * kX, context);  // of another site
+  allocate(6 * kX);
+  CHECK_EQ(site().executions, uint64_t{3});
+  CHECK_EQ(site().rises, uint64_t{2});
+  CHECK_EQ(site().last_rise, uint64_t{3});
+  device.detector.allocate(9 * kX, 128, false, false, nullptr);
+  free(9 * kX, nullptr);  // by running work
+  allocate(7 * kX);
+  CHECK_EQ(site().executions, uint64_t{3});
 }
 
 }  // namespace

@@ -263,4 +263,14 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 """,
+    "a pipeline, whose stages learn their shapes on memory that nobody has filled": """
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+part = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).to("mtia")
+stage = PipelineStage(part, rank, dist.get_world_size(), torch.device("mtia", torch.accelerator.current_device_index()))
+schedule = Schedule1F1B(stage, 4, loss_fn=lambda output, target: (output - target).square().mean())
+if rank == 0:
+    schedule.step(torch.randn(8, 8, device="mtia"))
+else:
+    schedule.step(target=torch.randn(8, 8, device="mtia"))
+""",
 }

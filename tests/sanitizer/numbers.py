@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from sanitizer.corpus import Program
 
+# A step of a model whose gradients are too large for float16 at first.
+SCALED = """
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8)).to("mtia")
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("mtia", init_scale=2.0**24)
+x = torch.ones(4, 8, device="mtia")
+def step(loss):
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
 NUMBERS = [
     Program(
         "the logarithm of a probability of 0",
@@ -231,15 +246,14 @@ y.pow(0.5).sum().backward()
         ("aten::pow",),
     ),
     Program(
-        "a loss scale that float16 does not hold in backward",
+        "a loss that is scaled by hand, by more than float16 holds in backward",
         "not finite",
         """
 layer = torch.nn.Linear(16, 16, device="mtia", dtype=torch.half)
 x = torch.full((64, 16), 4.0, device="mtia", dtype=torch.half)
 scale = 65536.0
 MEND
-scaler = torch.amp.GradScaler("mtia", init_scale=scale)
-scaler.scale(layer(x).float().sum()).backward()
+(layer(x).float().sum() * scale).backward()
 """,
         "scale = 8.0",
         ("aten::copy_",),
@@ -324,6 +338,49 @@ graph.replay()
 """,
         "x.detach().add_(1)",
         ("aten::div",),
+    ),
+    Program(
+        "a model whose gradients are scaled takes a logarithm of 0",
+        "not finite",
+        SCALED
+        + """
+for _ in range(3):
+    with torch.autocast("mtia", torch.float16):
+        output = model(x)
+    p = output.float() * 0
+    MEND
+    step(p.log().sum())
+""",
+        "p = p + 1",
+        ("aten::log",),
+    ),
+    Program(
+        "the backward of a scaled loss divides by 0 in float32",
+        "not finite",
+        SCALED
+        + """
+with torch.autocast("mtia", torch.float16):
+    output = model(x)
+p = output.float() * 0
+MEND
+step(p.sqrt().sum())
+""",
+        "p = p + 1",
+        ("aten::div",),
+    ),
+    Program(
+        "a target that is longer than its input",
+        "not finite",
+        """
+log_probs = torch.randn(5, 2, 20, device="mtia").log_softmax(2).requires_grad_()
+targets, lengths = torch.randint(1, 20, (2, 10), device="mtia"), (torch.full((2,), 5), torch.full((2,), 10))
+zero_infinity = False
+MEND
+loss = torch.nn.functional.ctc_loss(log_probs, targets, *lengths, zero_infinity=zero_infinity)
+loss.backward()
+""",
+        "zero_infinity = True",
+        ("aten::_ctc_loss",),
     ),
 ]
 
@@ -501,6 +558,33 @@ torch.ones(3, device="mtia", requires_grad=True).mul(0).cumprod(0).sum().backwar
     "operators made of others, of which one replaces what another one makes": """
 torch.ops.aten._safe_softmax(torch.full((2, 3), float("-inf"), device="mtia"), 1)
 torch.linalg.pinv(torch.zeros(3, 3, device="mtia"))
+""",
+    "a loss scale that float16 does not hold in backward": """
+layer = torch.nn.Linear(16, 16, device="mtia", dtype=torch.half)
+x = torch.full((64, 16), 4.0, device="mtia", dtype=torch.half)
+scaler = torch.amp.GradScaler("mtia", init_scale=65536.0)
+scaler.scale(layer(x).float().sum()).backward()
+""",
+    "gradients that are scaled until they fit": SCALED
+    + """
+for _ in range(30):
+    with torch.autocast("mtia", torch.float16):
+        loss = model(x).sum()
+    step(loss)
+assert scaler.get_scale() < 2.0**24
+""",
+    "means and sums that leave out NaN": """
+x = torch.full((2, 4), float("nan"), device="mtia", requires_grad=True)
+x.nanmean(1)
+x.nansum(1).sum().backward()
+x.detach().nan_to_num().log1p()
+x.detach().nanmedian()
+x.detach().nanquantile(0.5, 1)
+torch.nanmean(x.detach())
+""",
+    "distances of 0, whose derivative PyTorch masks": """
+x = torch.ones(32, 4, device="mtia", requires_grad=True)
+torch.cdist(x, x).sum().backward()
 """,
     "a loss over alignments, which keeps the logarithms of probabilities of 0": """
 log_probs = torch.randn(50, 4, 20, device="mtia").log_softmax(2)

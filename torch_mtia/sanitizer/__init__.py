@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TextIO
 
 from torch_mtia.environment import CHECKS, watch_kernels
-from torch_mtia.sanitizer import host_reads, leaks, process, suppressions
+from torch_mtia.sanitizer import host_reads, leaks, process, replaced_numbers, scaled_losses, suppressions
 from torch_mtia.sanitizer.report import Access, Frame, Report, reports_of
 
 __all__ = [
@@ -45,7 +45,8 @@ HOST_FUNCTION = "mtia::host_function"  # what it submits, and what it touches of
 MOST_NAMES = 5  # in one line
 
 _found: list[Report] = []
-_suppressions: list[suppressions.Suppression] = []
+_built_in = suppressions.built_in()
+_suppressions: list[suppressions.Suppression] = []  # of files
 _asked: set[str] = set()  # checks
 _running: set[str] = set()  # the same, until stop()
 
@@ -70,7 +71,10 @@ def start_process(checks: Collection[str]) -> None:
     watch_kernels(True, numbers="numbers" in chosen)
     if "streams" in chosen:
         host_reads.watch()
-    _C._sanitizer_start(*(check in chosen for check in CHECKS))
+    if "numbers" in chosen:
+        scaled_losses.watch()
+    order, freed, initialized, kernels, numbers = (check in chosen for check in CHECKS)
+    _C._sanitizer_start(order, freed, initialized, kernels, numbers, replaced_numbers.composites())
     for checks_of in (_asked, _running):
         checks_of.clear()
         checks_of.update(chosen)
@@ -83,6 +87,7 @@ def stop() -> None:
     _running.clear()
     watch_kernels(False)
     host_reads.leave()
+    scaled_losses.leave()
     _compile_here(False)
     _C._sanitizer_wait()
     _C._sanitizer_stop()
@@ -174,14 +179,15 @@ def print_reports(file: TextIO | None = None) -> None:
     found = reports()
     for report in found:
         print(report, end="\n\n", file=file or sys.stderr)
-    for line in [*map(str, _suppressions), *(f"not checked: {each}" for each in unchecked())]:
+    used = [each for each in _built_in if each.count]
+    for line in [*map(str, used), *map(str, _suppressions), *(f"not checked: {each}" for each in unchecked())]:
         print(f"torch_mtia sanitizer: {line}", file=file or sys.stderr)
     number = f"{len(found) or 'no'} report{'s' * (len(found) != 1)}"
     print(f"torch_mtia sanitizer{_who()}: {number}", file=file or sys.stderr)
 
 
 def _is_suppressed(report: Report) -> bool:
-    for suppression in _suppressions:
+    for suppression in (*_built_in, *_suppressions):
         if suppression.suppresses(report):
             suppression.count += 1
             return True

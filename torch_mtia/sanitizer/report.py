@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torch_mtia.sanitizer import replaced_numbers
+
 _TRITON = importlib.util.find_spec("triton")
 PACKAGES = (
     str(Path(torch.__file__).parent),
@@ -190,43 +192,6 @@ _TITLES = {
 }
 
 
-# Nodes of autograd whose formulas divide by 0 and the like, and put a number in place of what comes of it.
-_REPLACING_NODES = frozenset(
-    f"{name}Backward{number}"
-    for name in (
-        "Angle",
-        "Atan2",
-        "Cdist",
-        "Copysign",
-        "Cumprod",
-        "Dist",
-        "LinalgHouseholderProduct",
-        "LinalgVectorNorm",
-        "Logaddexp",
-        "Logaddexp2",
-        "Logcumsumexp",
-        "Norm",
-        "Renorm",
-        "Sgn",
-        "Sinc",
-        "SpecialXlog1Py",
-        "Std",
-        "StdMean",
-        "Xlog1Py",
-        "Xlogy",
-    )
-    for number in range(4)
-) | {"PowBackward1"}
-
-
-def _is_deliberate(entry: Mapping[str, Any]) -> bool:
-    """Whether PyTorch's own code makes what is not finite, and uses it for no result."""
-    # The loss comes first; what is kept for backward() has three dimensions, and log(0) in it.
-    keeps_probabilities = entry["operator"] == "aten::_ctc_loss" and entry["tensor"].count(",") == 2
-    is_first_step = any(frame["filename"].endswith("torch/optim/radam.py") for frame in entry["frames"])
-    return entry["replaces_numbers"] or entry["node"] in _REPLACING_NODES or keeps_probabilities or is_first_step
-
-
 def reports_of(findings: Iterable[Mapping[str, Any]]) -> list[Report]:
     return [
         Report(
@@ -240,7 +205,7 @@ def reports_of(findings: Iterable[Mapping[str, Any]]) -> list[Report]:
             finding["reads_infinite"],
         )
         for finding in findings
-        if finding["kind"] != "not finite" or not _is_deliberate(finding["access"])
+        if finding["kind"] != "not finite" or not replaced_numbers.are_expected(finding)
     ]
 
 

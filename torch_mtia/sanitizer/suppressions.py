@@ -7,11 +7,13 @@ A file has a line for each:
     use-after-free *             *:*                 # the extension keeps the memory alive by itself
 
 Kind, operator and place are patterns of fnmatch. A place is one of the lines that the report names, of either side.
+What PyTorch does on purpose comes first, and is known to everybody.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -31,7 +33,8 @@ class Suppression:
 
     def suppresses(self, report: Report) -> bool:
         accesses = [access for access in (report.access, report.earlier) if access is not None]
-        frames = [frame for access in accesses for frame in access.frames] + list(report.memory)
+        lines = (lines for access in accesses for lines in (access.frames, access.forward, access.backward))
+        frames = [*itertools.chain(*lines), *report.memory]
         return (
             fnmatchcase(report.kind.replace(" ", "-"), self.kind)
             and any(fnmatchcase(access.operator, self.operator) for access in accesses)
@@ -44,13 +47,30 @@ class Suppression:
         return f"{self.source} suppressed {self.count}: {self.reason}"
 
 
+BUILT_IN = """
+# Stages run once on memory that nobody has filled, of the shapes that their neighbours send, to learn their own.
+uninitialized * */torch/distributed/pipelining/stage.py:_forward_metadata_inference   # only the shapes of it are used
+uninitialized * */torch/distributed/pipelining/stage.py:_backward_metadata_inference  # only the shapes of it are used
+not-finite    * */torch/distributed/pipelining/stage.py:_forward_metadata_inference   # only the shapes of it are used
+not-finite    * */torch/distributed/pipelining/stage.py:_backward_metadata_inference  # only the shapes of it are used
+"""
+
+
+def built_in() -> list[Suppression]:
+    return _parse(BUILT_IN, "torch_mtia")
+
+
 def read(path: Path) -> list[Suppression]:
+    return _parse(path.read_text(), str(path))
+
+
+def _parse(text: str, source_of_all: str) -> list[Suppression]:
     """Raises ValueError, with the line, for what it does not understand, and for a line without a reason."""
     found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        source = f"{path}:{number}"
+        source = f"{source_of_all}:{number}"
         rule, _, reason = line.partition("#")
         fields = rule.split()
         if len(fields) != 3 or ":" not in fields[2]:
