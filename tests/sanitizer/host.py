@@ -243,6 +243,11 @@ torch.mtia.synchronize()
 
 # What many programs do, and rightly.
 RIGHT = {
+    "a list of numbers of the device": """
+x = torch.arange(6, device="mtia")
+assert x.tolist() == [0, 1, 2, 3, 4, 5]
+assert x.view(2, 3).mul_(2).tolist() == [[0, 2, 4], [6, 8, 10]]
+""",
     "a prefetcher copies the next batch while the step uses the last one": """
 batches = [torch.full((1000,), float(i)).pin_memory() for i in range(4)]
 def load(batch):

@@ -29,7 +29,8 @@ def _told(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def told(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        _C._sanitizer_reads(f"Tensor.{name}()", tensor)
+        if tensor.is_cpu:  # of a device they copy, and wait for it
+            _C._sanitizer_reads(f"Tensor.{name}()", tensor)
         return method(tensor, *args, **kwargs)
 
     return told
