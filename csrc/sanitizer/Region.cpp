@@ -43,27 +43,33 @@ Region::Region(std::vector<std::pair<uint64_t, uint64_t>> runs)
       run_(runs.front().second - runs.front().first),
       scattered_(std::make_shared<const std::vector<std::pair<uint64_t, uint64_t>>>(std::move(runs))) {}
 
-bool Region::meets_scattered(uint64_t begin, uint64_t end) const {
-  const auto first = std::upper_bound(scattered_->begin(), scattered_->end(), begin,
-                                      [](uint64_t at, const auto& run) { return at < run.second; });
-  return first != scattered_->end() && first->first < end && begin < end;
+uint64_t Region::next_scattered(uint64_t address) const {
+  const auto run = std::upper_bound(scattered_->begin(), scattered_->end(), address,
+                                    [](uint64_t at, const auto& each) { return at < each.second; });
+  return run != scattered_->end() ? std::max(address, run->first) : kNone;
 }
 
-bool Region::meets(std::span<const Dimension> grid, uint64_t first, uint64_t last, uint64_t begin, uint64_t end) {
-  if (first >= end || last <= begin || first >= last) return false;
-  if (grid.empty()) return true;
+uint64_t Region::next(std::span<const Dimension> grid, uint64_t first, uint64_t last, uint64_t address) {
+  if (address >= last || first >= last) return kNone;
+  if (grid.empty() || address <= first) return std::max(address, first);
   const auto [size, stride, reach] = grid.front();
-  // Of what lies at the indices, the first that ends behind `begin` and the last that begins before `end`.
-  const uint64_t low = begin < first + reach ? 0 : (begin - first - reach) / stride + 1;
-  const uint64_t high = std::min((end - 1 - first) / stride, size - 1);
-  if (low > high) return false;
-  const uint64_t inside = begin <= first ? 0 : (begin - first + stride - 1) / stride;
-  if (inside < size && first + inside * stride + reach <= end) return true;
-  for (uint64_t index = low; index <= high; ++index) {
+  // From the first that ends behind the address on. What lies at the next index may come first, if they overlap.
+  uint64_t found = kNone;
+  for (uint64_t index = address < first + reach ? 0 : (address - first - reach) / stride + 1; index < size; ++index) {
     const uint64_t at = first + index * stride;
-    if (meets(grid.subspan(1), at, at + reach, begin, end)) return true;
+    if (at >= found) break;
+    found = std::min(found, next(grid.subspan(1), at, at + reach, address));
   }
-  return false;
+  return found;
+}
+
+bool Region::contains_all(const Region& other) const {
+  if (is_dense()) return contains(other.begin_, other.end_);
+  if (scattered_ != nullptr || other.scattered_ != nullptr) return scattered_ == other.scattered_;
+  // Each run of the other one lies in the run at the same place of the grid.
+  const auto is_alike = [](const Dimension& a, const Dimension& b) { return a.size == b.size && a.stride == b.stride; };
+  return other.begin_ + other.run_ <= begin_ + run_ &&
+         std::equal(grid_.begin(), grid_.end(), other.grid_.begin(), other.grid_.end(), is_alike);
 }
 
 uint64_t Region::num_runs() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <utility>
@@ -13,6 +14,8 @@ namespace torch_mtia::sanitizer {
 // What lies side by side is one run, so of a dense tensor there is one. Or runs here and there.
 class Region {
  public:
+  static constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
+
   Region() = default;  // no bytes
   // Elements of `element_size` bytes; strides, of either sign, are in bytes.
   Region(uint64_t address, uint64_t element_size, std::span<const int64_t> sizes, std::span<const int64_t> strides);
@@ -25,12 +28,18 @@ class Region {
   uint64_t end() const { return end_; }  // behind the last byte
   bool is_dense() const { return grid_.empty() && scattered_ == nullptr; }
 
-  bool overlaps(const Region& other) const;
-  bool overlaps(uint64_t begin, uint64_t end) const {
-    return scattered_ == nullptr ? meets(grid_, begin_, end_, begin, end) : meets_scattered(begin, end);
+  // The first byte at `address` or behind it; kNone: there is none.
+  uint64_t next(uint64_t address) const {
+    return scattered_ == nullptr ? next(grid_, begin_, end_, address) : next_scattered(address);
   }
+  bool overlaps(const Region& other) const;
+  bool overlaps(uint64_t begin, uint64_t end) const { return begin < end && next(begin) < end; }
   // Whether all bytes from `begin` to `end` belong to it; may say no where several runs together hold them.
   bool contains(uint64_t begin, uint64_t end) const { return is_dense() && begin_ <= begin && end <= end_; }
+  // The same for all bytes of another one; may say no of those that lie in another grid.
+  bool contains(const Region& other) const { return may_contain(other.begin_) && contains_all(other); }
+  // Of one that begins there.
+  bool may_contain(uint64_t begin) const { return begin_ <= begin && begin < (is_dense() ? end_ : begin_ + run_); }
 
  private:
   struct Dimension {
@@ -38,8 +47,9 @@ class Region {
     uint64_t stride;
     uint64_t reach;  // from the first byte to behind the last one of what lies at one index
   };
-  static bool meets(std::span<const Dimension> grid, uint64_t first, uint64_t last, uint64_t begin, uint64_t end);
-  bool meets_scattered(uint64_t begin, uint64_t end) const;
+  static uint64_t next(std::span<const Dimension> grid, uint64_t first, uint64_t last, uint64_t address);
+  uint64_t next_scattered(uint64_t address) const;
+  bool contains_all(const Region& other) const;
   bool meets_runs_of(const Region& other) const;
   uint64_t num_runs() const;
 

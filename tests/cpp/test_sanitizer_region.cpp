@@ -1,6 +1,7 @@
 // Regions of strided tensors, against sets of their bytes.
 #include "sanitizer/Region.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <set>
@@ -60,6 +61,14 @@ TEST(regions_hold_and_meet_what_their_bytes_do) {
     bool meet = false;
     for (const uint64_t byte : other.bytes()) meet = meet || bytes.contains(byte);
     CHECK_EQ(region.overlaps(other.region()), meet);
+    for (uint64_t at = region.begin() - 1; at <= region.end(); ++at) {
+      const auto next = bytes.lower_bound(at);
+      CHECK_EQ(region.next(at), next != bytes.end() ? *next : Region::kNone);
+    }
+    const auto others = other.bytes();
+    const bool has_all = std::all_of(others.begin(), others.end(), [&](uint64_t byte) { return bytes.contains(byte); });
+    if (!others.empty() && region.contains(other.region())) CHECK(has_all);
+    CHECK(region.contains(region));
     met += meet ? 1 : 0;
   }
   CHECK(met > 1000);
@@ -75,6 +84,11 @@ TEST(halves_of_rows_are_apart) {
   CHECK(left.overlaps(Region(4096 + 60, 4, sizes, strides)));
   CHECK(!left.is_dense());
   CHECK(Region(4096, 4, sizes, std::vector<int64_t>{64, 4}).is_dense());
+  const int64_t fewer[] = {1000, 4};
+  CHECK(right.contains(Region(4096 + 112, 4, fewer, strides)));
+  CHECK(!right.contains(Region(4096 + 116, 4, fewer, strides)));
+  CHECK(!Region(4096 + 64, 4, fewer, strides).contains(right));
+  CHECK(Region::dense(4096, 128 * 1000).contains(right));
 }
 
 TEST(runs_here_and_there_meet_what_is_in_them) {
@@ -91,6 +105,11 @@ TEST(runs_here_and_there_meet_what_is_in_them) {
   const int64_t strides[] = {16};
   CHECK(scattered.overlaps(Region(204, 4, sizes, strides)));
   CHECK(!scattered.overlaps(Region(208, 4, sizes, strides)));
+  CHECK_EQ(scattered.next(0), uint64_t{100});
+  CHECK_EQ(scattered.next(103), uint64_t{103});
+  CHECK_EQ(scattered.next(104), uint64_t{200});
+  CHECK_EQ(scattered.next(220), Region::kNone);
+  CHECK(scattered.contains(Region(scattered)));
 }
 
 }  // namespace
