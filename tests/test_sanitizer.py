@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +17,6 @@ import torch_mtia
 from torch_mtia import sanitizer
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.conftest import RunScript
 
 PROGRAMS = [
@@ -25,6 +24,7 @@ PROGRAMS = [
     *streams.FREED,
     *memory.UNINITIALIZED,
     *captures.CAPTURED,
+    *captures.KERNELS,
     *host.RACES,
     *graphs.FREED,
     *graphs.RACES,
@@ -152,6 +152,47 @@ def test_what_is_found_again_at_the_same_lines_is_counted() -> None:
     (report,) = reports_of("x = torch.empty(10, device='mtia')\nfor _ in range(5):\n    x + 1\n")
     assert report.count == 5
     assert "(5 times)" in str(report)
+
+
+REPEATED = """
+x = torch.empty(10, device="mtia")
+def add_up():
+    for _ in range(3000):
+        x + 1
+add_up()
+add_up()
+exec(compile("for _ in range(5000): x + 1", "first.py", "exec"))
+exec(compile("for _ in range(5000): x + 1", "second.py", "exec"))
+"""
+
+
+def test_a_fault_that_is_repeated_keeps_no_more_memory() -> None:
+    """Before reports() is called, too."""
+    found = reports_of(REPEATED)
+    places = [(Path(frame.file).name, frame.line) for frame in (report.access.frames[0] for report in found)]
+    assert places == [("program.py", 5), ("program.py", 5), ("first.py", 1), ("second.py", 1)]
+    assert [report.count for report in found] == [3000, 3000, 5000, 5000]
+
+
+def test_a_host_function_must_not_wait_for_reports() -> None:
+    raised: list[str] = []
+
+    def ask() -> None:
+        for call in (sanitizer.reports, sanitizer.stop):
+            try:
+                call()
+            except RuntimeError as error:
+                raised.append(str(error))
+
+    sanitizer.reports().clear()
+    with sanitizer.enabled():
+        torch_mtia.launch_host_function(torch.mtia.current_stream(), ask)
+        torch.mtia.synchronize()
+        torch.empty(10, device="mtia") + 1
+        assert len(sanitizer.reports()) == 1  # it goes on
+    sanitizer.reports().clear()
+    assert len(raised) == 2
+    assert "a host function must not" in raised[0]
 
 
 def test_only_what_was_asked_for_is_looked_for() -> None:
@@ -346,6 +387,23 @@ def test_a_test_fails_for_what_another_process_has_found(run_script: RunScript, 
     )
     assert "1 failed" in finished.stdout
     assert "Uninitialized: work reads memory" in finished.stdout
+
+
+SHAPES = """
+x = torch.zeros(3, 5000, device="mtia")
+for column in range(5000):
+    x[:, column].add_(1)
+"""
+
+
+def test_it_says_what_it_has_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not reports_of(SHAPES)
+    sanitizer.print_reports()
+    assert re.search(r"not checked: races with [1-9]\d* of the pieces of work", capsys.readouterr().err)
+    with sanitizer.enabled():
+        pass
+    sanitizer.print_reports()
+    assert "not checked" not in capsys.readouterr().err
 
 
 def test_it_says_what_it_cannot_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -253,3 +253,127 @@ def test_a_kernel_of_another_device(run_script: RunScript) -> None:
     folder = str(Path(__file__).parent)
     finished = run_script(TWO_DEVICES.format(folder=folder), TORCH_MTIA_DEVICES="2")
     assert finished.stdout == "out of bounds 1 240\n"
+
+
+def test_a_graph_names_its_kernels_and_the_lines_of_its_capture() -> None:
+    index, bins = torch.zeros(5, dtype=torch.int64, device="mtia"), torch.zeros(5, dtype=torch.int32, device="mtia")
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        histogram_kernel[(5,)](index, bins)
+    for _ in range(3):
+        graph.replay()
+    (report,) = sanitizer.reports()
+    assert (report.kind, report.access.operator) == ("race between programs", "histogram_kernel")
+    assert report.count == 3 * 2  # it loads and stores
+    assert any(Path(__file__).name in frame.file for frame in report.access.frames)
+
+
+def test_the_order_of_a_graph_is_told_once_whoever_replays_it() -> None:
+    x, out = torch.ones(1000, device="mtia"), torch.zeros(1000, device="mtia")
+    side, third = torch.Stream("mtia"), torch.Stream("mtia")
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        main = torch.mtia.current_stream()
+        side.wait_stream(main)
+        launch_double(x, out)
+        with side:
+            out.exp()
+        main.wait_stream(side)
+    assert not sanitizer.reports()  # of kernels nothing is known yet
+    for stream in (torch.mtia.current_stream(), third, torch.mtia.current_stream()):
+        stream.wait_stream(third)
+        third.wait_stream(torch.mtia.current_stream())
+        with stream:
+            graph.replay()
+    torch.mtia.current_stream().wait_stream(third)
+    graph.reset()  # replays may be under way
+    (report,) = sanitizer.reports()
+    assert report.earlier is not None
+    assert (report.access.operator, report.earlier.operator, report.count) == ("aten::exp", "double_kernel", 1)
+    sanitizer.reports().clear()
+    # What is captured anew is another graph.
+    with torch.mtia.graph(graph):
+        launch_double(x, out)
+        out.exp()
+    graph.replay()
+    assert not sanitizer.reports()
+
+
+def test_a_graph_that_was_captured_before_is_not_checked(capfd: pytest.CaptureFixture[str]) -> None:
+    x, out = torch.ones(1000, device="mtia"), torch.zeros(1000, device="mtia")
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        launch_double(x, out)
+    sanitizer.start()
+    graph.replay()
+    assert out.sum() == 2000
+    sanitizer.print_reports()
+    assert re.search(r"not checked: graph \(once\), compiled or captured before", capfd.readouterr().err)
+    assert not sanitizer.reports()
+
+
+CHECKED_BOUNDS = """
+import sys
+import torch
+sys.path.insert(0, {folder!r})
+from sanitizer.corpus import triton_kernel
+from torch_mtia import sanitizer
+
+kernel = triton_kernel('''
+def kernel(x, out, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    tl.store(out + lanes, tl.load(x + lanes))
+''')
+for checks in ("streams", "memory"):
+    with sanitizer.enabled(checks):
+        kernel[(1,)](torch.ones(60, device="mtia"), torch.zeros(64, device="mtia"), BLOCK=64)
+    print(*(report.kind for report in sanitizer.reports()))
+    sanitizer.reports().clear()
+"""
+
+
+def test_bounds_that_the_environment_asks_for_stay_checked(run_script: RunScript) -> None:
+    script = CHECKED_BOUNDS.format(folder=str(Path(__file__).parent))
+    assert run_script(script, TORCH_MTIA_CHECK_BOUNDS="1").stdout == "out of bounds\nout of bounds\n"
+    assert run_script(script).stdout == "\nout of bounds\n"
+
+
+TWO_DEVICES_IN_A_GRAPH = """
+import sys
+import torch
+sys.path.insert(0, {folder!r})
+from sanitizer.corpus import triton_kernel
+from torch_mtia import sanitizer
+
+kernel = triton_kernel('''
+def kernel(x, out, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    tl.store(out + lanes, tl.load(x + lanes))
+''')
+with sanitizer.enabled():
+    x, y = torch.ones(64, device="mtia:0"), torch.ones(64, device="mtia:1")
+    out, other = torch.zeros_like(x), torch.zeros_like(y)
+    side, third = torch.Stream("mtia:1"), torch.Stream("mtia:1")
+    torch.mtia.synchronize(1)
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        main = torch.mtia.current_stream()
+        side.wait_stream(main)
+        third.wait_stream(main)
+        kernel[(1,)](x, out, BLOCK=64)
+        with side:
+            kernel[(1,)](y, other, BLOCK=64)
+        with third:
+            total = other.sum()
+        main.wait_stream(side)
+        main.wait_stream(third)
+    graph.replay()
+    torch.mtia.synchronize()
+for report in sanitizer.reports():
+    print(report.kind, report.access.operator, report.access.device, report.earlier.operator)
+"""
+
+
+def test_a_graph_of_two_devices(run_script: RunScript) -> None:
+    finished = run_script(TWO_DEVICES_IN_A_GRAPH.format(folder=str(Path(__file__).parent)), TORCH_MTIA_DEVICES="2")
+    assert finished.stdout == "race aten::sum 1 kernel\n", finished.stderr

@@ -8,6 +8,7 @@
 #include "../runtime/loader.h"
 #include "bindings.h"
 #include "frames.h"
+#include "merge_findings.h"
 #include "place.h"
 #include "site.h"
 
@@ -81,6 +82,7 @@ void add_place(py::dict& target, const sanitizer::Context& context, Frames& fram
 py::dict describe(const sanitizer::Item& item, Frames& frames) {
   py::dict result;
   result["operator"] = item.name;
+  result["is_collective"] = item.is_collective;
   result["device"] = py::none();
   result["stream"] = py::none();
   if (item.stream != nullptr) {
@@ -117,8 +119,7 @@ py::dict describe(const sanitizer::Item& item, const sanitizer::KernelAccess& ac
 
 // What is not finite is known when work has run. Errors of work stay with the streams.
 void wait_for_numbers() {
-  const bool has_work = runtime::is_initialized() && !core::RunningWork::on_this_thread();
-  if (!sanitizer::Sanitizer::watches_numbers() || !has_work) return;
+  if (!sanitizer::Sanitizer::watches_numbers() || !runtime::is_initialized()) return;
   const core::WithoutGil without_gil;
   const sanitizer::Sanitizer::OwnWait own;
   try {
@@ -132,11 +133,19 @@ void wait_for_numbers() {
   }
 }
 
+// Raises RuntimeError inside of work: what is to be waited for may be behind it.
+void wait() {
+  TORCH_CHECK(!core::RunningWork::on_this_thread(),
+              "the sanitizer waits for what was launched, which a host function must not do: it may be behind the "
+              "function itself. Call reports(), stop() and the like elsewhere");
+  sanitizer::Sanitizer::wait();
+}
+
 py::list take() {
   wait_for_numbers();
   Frames frames;
   py::list list;
-  for (const sanitizer::Finding& finding : sanitizer::Sanitizer::take()) {
+  for (const sanitizer::Finding& finding : merge_findings(sanitizer::Sanitizer::take())) {
     py::dict entry;
     entry["kind"] = name_of(finding.kind);
     if (const sanitizer::KernelFinding* kernel = finding.kernel.get()) {
@@ -150,6 +159,7 @@ py::list take() {
     py::dict memory;
     add_place(memory, finding.memory, frames);
     entry["memory"] = memory;
+    entry["count"] = finding.count;
     entry["nan"] = finding.numbers.nan;
     entry["infinite"] = finding.numbers.infinite;
     entry["reads_infinite"] = finding.given.infinite != 0;
@@ -184,14 +194,15 @@ py::list live_blocks() {
 
 void bind_sanitizer(py::module_& m) {
   m.def("_sanitizer_start",
-        [](bool order, bool freed, bool initialized, bool kernels, bool numbers, const Composites& composites) {
+        [](bool order, bool freed, bool initialized, bool kernels, bool numbers, bool bounds,
+           const Composites& composites) {
           torch::installCapturedTracebackPython();
           know_modules();
           follow_composites(composites);
           follow_forward(true);
-          sanitizer::Sanitizer::start(
-              {order, freed, initialized, kernels}, numbers, []() -> sanitizer::Context { return Place::current(); },
-              &site_of_caller);
+          static constexpr sanitizer::Sanitizer::Program kProgram{
+              []() -> sanitizer::Context { return Place::current(); }, &site_of_caller, &merge_findings};
+          sanitizer::Sanitizer::start({order, freed, initialized, kernels, bounds}, numbers, kProgram);
           watch_host_accesses(order);
         });
   m.def("_sanitizer_stop", [] {
@@ -200,11 +211,13 @@ void bind_sanitizer(py::module_& m) {
     sanitizer::Sanitizer::stop();
     follow_forward(false);
   });
-  m.def("_sanitizer_wait", &sanitizer::Sanitizer::wait, py::call_guard<py::gil_scoped_release>());
+  m.def("_sanitizer_is_running", &sanitizer::Sanitizer::is_running);
+  m.def("_sanitizer_wait", &wait, py::call_guard<py::gil_scoped_release>());
   m.def("_sanitizer_reads", [](const char* name, const at::Tensor& tensor) { tell_host_read(name, tensor); });
   m.def("_sanitizer_gradients_are_scaled", &gradients_are_scaled);
   m.def("_sanitizer_take", &take);
   m.def("_sanitizer_unlisted", &sanitizer::Sanitizer::unlisted);
+  m.def("_sanitizer_num_forgotten", &sanitizer::Sanitizer::num_forgotten);
   m.def("_sanitizer_live_blocks", &live_blocks);
 }
 

@@ -6,8 +6,8 @@
 namespace torch_mtia::sanitizer {
 namespace {
 
-// Of a cell: so many tensors that share bytes, none of which covers all of them, are hardly met.
-constexpr size_t kMaxTouches = 64;
+// Of a cell: so many tensors that share bytes, in different shapes, are hardly met.
+constexpr size_t kMaxTouches = 4096;
 
 bool is_known(const std::vector<Finding>& findings, FindingKind kind, const std::shared_ptr<const Item>& earlier) {
   return std::any_of(findings.begin(), findings.end(),
@@ -111,19 +111,22 @@ void Detector::allocate(uint64_t address, uint64_t size, bool is_private, bool i
   const std::lock_guard lock(mutex_);
   auto block = state_.blocks.lower_bound(address);
   if (block != state_.blocks.begin() && std::prev(block)->first + std::prev(block)->second.size > address) --block;
+  Context freed = nullptr;
   while (block != state_.blocks.end() && block->first < address + size) {
     if (block->second.is_live) leave_site(block->second);
+    freed = block->second.is_live ? nullptr : std::move(block->second.context);
     block = state_.blocks.erase(block);
   }
-  Block& added = state_.blocks[address] = {size, /*is_live=*/true, is_private, context, state_.num_items};
+  Block& added = state_.blocks[address] = {
+      size, /*is_live=*/true, is_private, context, state_.num_items, ++state_.num_blocks, std::move(freed)};
   if (site != 0 && !is_private) {
     Site& of = state_.sites[site];
     of.allocate(state_.num_frees, std::move(context));
     added.site = site;
     added.execution = of.executions;
   }
-  const auto [first, last] = cut(address, address + size);
-  for (auto cell = first; cell != last; ++cell) cell->second.unwritten = is_written ? 0 : state_.unlisted;
+  for_each_cell(Region::dense(address, size),
+                [&](uint64_t /*begin*/, Cell& cell) { cell.unwritten = is_written ? 0 : state_.unlisted; });
 }
 
 void Detector::free(uint64_t address, Context context) {
@@ -134,24 +137,21 @@ void Detector::free(uint64_t address, Context context) {
   if (context != nullptr) ++state_.num_frees;
   block->second.is_live = false;
   block->second.context = context;
-  if (block->second.number != 0) state_.held[block->second.number] = {/*was_freed=*/true, context};
-  const auto [first, last] = cut(address, address + block->second.size);
-  for (auto cell = first; cell != last; ++cell) {
-    for (Touch& touch : cell->second.touches) {
+  for_each_cell(Region::dense(address, block->second.size), [&](uint64_t /*begin*/, Cell& cell) {
+    for (Touch& touch : cell.touches) {
       if (!std::exchange(touch.was_freed, true)) touch.freed = context;
     }
-  }
+  });
 }
 
-uint64_t Detector::hold(uint64_t address) {
+uint64_t Detector::num_blocks() {
   const std::lock_guard lock(mutex_);
-  Block* block = block_at(address);
-  if (block == nullptr || !block->is_live || block->is_private) return 0;
-  if (block->number == 0) {
-    block->number = state_.held.size() + 1;
-    state_.held[block->number] = {};
-  }
-  return block->number;
+  return state_.num_blocks;
+}
+
+uint64_t Detector::num_forgotten() {
+  const std::lock_guard lock(mutex_);
+  return state_.num_forgotten;
 }
 
 void Detector::leave_site(const Block& block) {
@@ -190,17 +190,28 @@ const Detector::Block* Detector::block_at(uint64_t address) const {
 void Detector::check_kernel(const std::shared_ptr<const Item>& item, KernelFinding found,
                             std::vector<Finding>& findings) const {
   const bool leaves = found.kind == FindingKind::kOutOfBounds;
-  if (found.kind != FindingKind::kNotFinite && (leaves ? !state_.checks.freed : !state_.checks.kernels)) return;
-  const bool is_wild = leaves && found.tensor.size == 0;
-  const Block* block = leaves ? block_at(is_wild ? found.access.address : found.tensor.address) : nullptr;
-  if (is_wild && block != nullptr && !block->is_live) found.kind = FindingKind::kUseAfterFree;
-  if (is_wild && found.kind == FindingKind::kOutOfBounds) block = nullptr;
+  if (found.kind != FindingKind::kNotFinite && (leaves ? !state_.checks.bounds : !state_.checks.kernels)) return;
   findings.push_back({.kind = found.kind,
                       .item = item,
-                      .memory = block != nullptr ? block->context : nullptr,
                       .kernel = std::make_shared<KernelFinding>(found),
                       .numbers = found.numbers,
                       .given = found.given});
+  locate_locked(findings.back());
+}
+
+void Detector::locate(Finding& finding) {
+  const std::lock_guard lock(mutex_);
+  if (finding.kernel != nullptr) locate_locked(finding);
+}
+
+void Detector::locate_locked(Finding& finding) const {
+  if (finding.kind != FindingKind::kOutOfBounds || finding.memory != nullptr) return;
+  const KernelFinding& found = *finding.kernel;
+  const bool is_wild = found.tensor.size == 0;
+  const Block* block = block_at(is_wild ? found.access.address : found.tensor.address);
+  if (block == nullptr || (is_wild && block->is_live)) return;
+  if (is_wild) finding.kind = FindingKind::kUseAfterFree;
+  finding.memory = block->context;
 }
 
 void Detector::check_memory(const std::shared_ptr<const Item>& item, size_t operand,
@@ -210,30 +221,25 @@ void Detector::check_memory(const std::shared_ptr<const Item>& item, size_t oper
     findings.push_back({.kind = FindingKind::kUseAfterFree, .item = item, .operand = operand, .memory = freed});
   };
   const Operand& what = item->operands[operand];
-  if (what.block != nullptr && *what.block != 0) {
-    const auto held = state_.held.find(*what.block);
-    if (held != state_.held.end() && held->second.was_freed) found(held->second.context);
-    return;
-  }
   const Block* block = block_at(what.region.begin());
-  if (block != nullptr && !block->is_live) found(block->context);
+  if (block == nullptr || block->is_private) return;
+  if (!block->is_live) {
+    found(block->context);
+  } else if (what.captured != nullptr && *what.captured < block->number) {
+    found(block->freed);  // a graph reads where it did at its capture, whoever has that memory now
+  }
 }
 
 void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) {
   const Operand& what = item->operands[operand];
   const Region& region = what.region;
   const bool writes = what.writes;
-  const auto [first, last] = cut(region.begin(), region.end());
   const auto is_unwritten = [&](const Cell& cell) { return cell.unwritten == state_.unlisted; };
   const bool needs_all = !writes && !what.is_moved && !what.picks;
   // Of what data chooses from, some must be written.
-  const bool has_none = what.picks && std::all_of(first, last, [&](const auto& cell) {
-                          return is_unwritten(cell.second) || !region.overlaps(cell.first, cell.second.end);
-                        });
-  for (auto cell = first; cell != last; ++cell) {
-    const uint64_t begin = cell->first;
-    Cell& known = cell->second;
-    if (!region.overlaps(begin, known.end)) continue;
+  bool has_none = what.picks;
+  if (what.picks) for_each_cell(region, [&](uint64_t /*begin*/, const Cell& cell) { has_none &= is_unwritten(cell); });
+  for_each_cell(region, [&](uint64_t begin, Cell& known) {
     check_order(item, operand, known, findings);
     if ((needs_all || has_none) && is_unwritten(known) && state_.checks.initialized &&
         !is_known(findings, FindingKind::kUninitialized, nullptr)) {
@@ -245,34 +251,36 @@ void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t opera
     }
     if (writes) known.unwritten = 0;
     auto& touches = known.touches;
-    if (region.contains(begin, known.end)) {
-      // Whoever is behind this item is behind what this item is behind; and what it is not behind was found here.
-      const Clock& clock = state_.clocks.of(item->timeline);
-      std::erase_if(touches, [&](const Touch& touch) {
-        return writes || (!touch.what().writes && clock.at(touch.item->timeline) >= touch.item->time);
-      });
+    // Of what it covers: whoever is behind this item is behind what this item is behind; and what it is not behind was
+    // found here.
+    const Clock& clock = state_.clocks.of(item->timeline);
+    const bool covers_all = region.contains(begin, known.end);
+    std::erase_if(touches, [&](const Touch& touch) {
+      return (covers_all || (region.may_contain(touch.begin) && region.contains(touch.what().region))) &&
+             (writes || (!touch.writes && touch.is_before(clock)));
+    });
+    if (touches.size() == kMaxTouches) {
+      touches.erase(touches.begin());
+      ++state_.num_forgotten;
     }
-    if (touches.size() == kMaxTouches) touches.erase(touches.begin());
-    touches.push_back({item, operand});
-  }
+    touches.emplace_back(item, operand);
+  });
   if (!writes || !region.is_dense()) return;
   // All is the same in them now.
-  const uint64_t begin = first->first;
-  Cell whole{.end = region.end(), .touches = {{item, operand}}};
-  state_.cells.erase(first, last);
-  state_.cells.emplace(begin, std::move(whole));
+  Cell whole{.end = region.end(), .touches = {Touch(item, operand)}};
+  state_.cells.erase(state_.cells.lower_bound(region.begin()), state_.cells.lower_bound(region.end()));
+  state_.cells.emplace(region.begin(), std::move(whole));
 }
 
 void Detector::pass_on_unwritten(const Region& from, const Region& to) {
   if (!from.is_dense() || !to.is_dense()) return;
   std::vector<std::pair<uint64_t, uint64_t>> unwritten;
-  const auto [first, last] = cut(from.begin(), from.end());
-  for (auto cell = first; cell != last; ++cell) {
-    if (cell->second.unwritten == state_.unlisted) unwritten.emplace_back(cell->first, cell->second.end);
-  }
-  for (const auto& [begin, end] : unwritten) {
-    const auto [low, high] = cut(to.begin() + (begin - from.begin()), to.begin() + (end - from.begin()));
-    for (auto cell = low; cell != high; ++cell) cell->second.unwritten = state_.unlisted;
+  for_each_cell(from, [&](uint64_t begin, const Cell& cell) {
+    if (cell.unwritten == state_.unlisted) unwritten.emplace_back(begin - from.begin(), cell.end - begin);
+  });
+  for (const auto& [begin, size] : unwritten) {
+    for_each_cell(Region::dense(to.begin() + begin, size),
+                  [&](uint64_t /*begin*/, Cell& cell) { cell.unwritten = state_.unlisted; });
   }
 }
 
@@ -282,8 +290,7 @@ void Detector::check_order(const std::shared_ptr<const Item>& item, size_t opera
   const Operand& later = item->operands[operand];
   const Clock& clock = state_.clocks.of(item->timeline);
   for (const Touch& touch : cell.touches) {
-    if (touch.item == item || !(touch.what().writes || later.writes)) continue;
-    if (clock.at(touch.item->timeline) >= touch.item->time) continue;
+    if (!(touch.writes || later.writes) || touch.is_before(clock)) continue;
     if (touch.item->clock != nullptr && touch.item->clock->at(item->timeline) >= item->time) continue;
     if (!touch.what().region.overlaps(later.region)) continue;
     const FindingKind kind = touch.was_freed ? FindingKind::kFreedTooEarly : FindingKind::kRace;
@@ -299,23 +306,31 @@ void Detector::cut_at(uint64_t address) {
   if (cell->first == address || cell->second.end <= address) return;
   Cell behind = cell->second;
   cell->second.end = address;
-  state_.cells.emplace_hint(std::next(cell), address, std::move(behind));
+  const auto second = state_.cells.emplace_hint(std::next(cell), address, std::move(behind));
+  for (const auto& part : {cell, second}) {
+    std::erase_if(part->second.touches,
+                  [&](const Touch& touch) { return !touch.what().region.overlaps(part->first, part->second.end); });
+  }
 }
 
-std::pair<Detector::Cells::iterator, Detector::Cells::iterator> Detector::cut(uint64_t begin, uint64_t end) {
-  cut_at(begin);
-  cut_at(end);
-  auto cell = state_.cells.lower_bound(begin);
-  uint64_t at = begin;
-  while (at < end) {
-    const uint64_t next = cell == state_.cells.end() ? end : std::min(cell->first, end);
-    if (at < next) state_.cells.emplace_hint(cell, at, Cell{.end = next, .touches = {}});
-    at = next;
-    if (at == end) break;
-    at = cell->second.end;
+template <typename Body>
+void Detector::for_each_cell(const Region& region, Body body) {
+  cut_at(region.begin());
+  cut_at(region.end());
+  auto cell = state_.cells.lower_bound(region.begin());
+  for (uint64_t at = region.begin(); at < region.end();) {
+    if (cell != state_.cells.end() && cell->second.end <= at) {
+      cell = state_.cells.upper_bound(at);
+      if (cell != state_.cells.begin() && std::prev(cell)->second.end > at) --cell;
+    }
+    if (cell == state_.cells.end() || cell->first > at) {
+      const uint64_t end = cell == state_.cells.end() ? region.end() : std::min(cell->first, region.end());
+      cell = state_.cells.emplace_hint(cell, at, Cell{.end = end, .touches = {}});
+    }
+    body(cell->first, cell->second);
+    at = region.next(cell->second.end);
     ++cell;
   }
-  return {state_.cells.lower_bound(begin), state_.cells.lower_bound(end)};
 }
 
 }  // namespace torch_mtia::sanitizer

@@ -20,6 +20,7 @@ struct Checks {
   bool freed = true;
   bool initialized = true;
   bool kernels = true;
+  bool bounds = true;  // of kernels
 };
 
 // Of all devices, whose addresses differ. Thread safe.
@@ -30,6 +31,8 @@ class Detector {
 
   // What is wrong with an item that is being submitted. `found`: what kernels of it did.
   std::vector<Finding> submit(Item item, std::vector<KernelFinding> found = {});
+  // The same for what a kernel of a graph did, as far as the detector of the graph does not know the memory.
+  void locate(Finding& finding);
 
   void begin_function(uint64_t number, const void* stream);
   void end_function(uint64_t number);
@@ -45,21 +48,37 @@ class Detector {
   void allocate(uint64_t address, uint64_t size, bool is_private, bool is_written, Context context, uint64_t site = 0);
   void free(uint64_t address, Context context);
 
-  // A number for the block that an address lies in, which stands for this very block when others have its memory. 0:
-  // there is none, or it stays in use when it is freed.
-  uint64_t hold(uint64_t address);
+  // How many there have been so far: for Operand::captured.
+  uint64_t num_blocks();
 
   // What is alive of all sites, but for private blocks.
   std::vector<LiveSite> live_blocks();
+
+  // How often something was touched by so many in different shapes that the first of these was forgotten.
+  uint64_t num_forgotten();
 
  private:
   struct Touch {
     std::shared_ptr<const Item> item;
     size_t operand;
+    // Of the item and the operand: most touches are only compared in these.
+    size_t timeline;
+    uint64_t time;
+    uint64_t begin;
+    bool writes;
     bool was_freed = false;   // the memory, since
     Context freed = nullptr;  // where
 
+    Touch(const std::shared_ptr<const Item>& item, size_t operand)
+        : item(item),
+          operand(operand),
+          timeline(item->timeline),
+          time(item->time),
+          begin(what().region.begin()),
+          writes(what().writes) {}
+
     const Operand& what() const { return item->operands[operand]; }
+    bool is_before(const Clock& clock) const { return clock.at(timeline) >= time; }
   };
   // Bytes of which all the same is known, from the key in the map to `end`.
   struct Cell {
@@ -73,13 +92,10 @@ class Detector {
     bool is_private;
     Context context;     // where it was allocated; of one that is not live, where it was freed
     uint64_t allocated;  // the number of the last item before
+    uint64_t number;     // of all blocks, in order
+    Context freed;       // where its memory was before
     uint64_t site = 0;
     uint64_t execution = 0;  // of the site
-    uint64_t number = 0;     // of one that is held
-  };
-  struct Held {
-    bool was_freed = false;
-    Context context = nullptr;  // where
   };
   using Cells = std::map<uint64_t, Cell>;
   struct Function {
@@ -90,14 +106,17 @@ class Detector {
   // False: of a function that nobody knows.
   bool set_time(Item& item);
   void check_kernel(const std::shared_ptr<const Item>& item, KernelFinding found, std::vector<Finding>& findings) const;
+  void locate_locked(Finding& finding) const;
   void check_memory(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) const;
   void check_cells(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings);
   // The bytes of a copy are as initialized as those that it copies.
   void pass_on_unwritten(const Region& from, const Region& to);
   void check_order(const std::shared_ptr<const Item>& item, size_t operand, const Cell& cell,
                    std::vector<Finding>& findings) const;
-  // Cuts cells so that one begins at `begin` and one ends at `end`, fills gaps, and gives those in between.
-  std::pair<Cells::iterator, Cells::iterator> cut(uint64_t begin, uint64_t end);
+  // Calls body(cell's address, cell) for those that share bytes with a region. None reaches across an end of it; where
+  // there was none, there is one then.
+  template <typename Body>
+  void for_each_cell(const Region& region, Body body);
   void cut_at(uint64_t address);
   // A block of a site is no more.
   void leave_site(const Block& block);
@@ -111,9 +130,10 @@ class Detector {
     Cells cells;
     std::map<uint64_t, Block> blocks;
     uint64_t num_items = 0;
-    std::unordered_map<uint64_t, Site> sites;          // by number
-    uint64_t num_frees = 0;                            // by the program
-    std::unordered_map<uint64_t, Held> held;           // blocks, by number
+    std::unordered_map<uint64_t, Site> sites;  // by number
+    uint64_t num_frees = 0;                    // by the program
+    uint64_t num_blocks = 0;
+    uint64_t num_forgotten = 0;
     std::unordered_map<uint64_t, Function> functions;  // by number
   };
   std::mutex mutex_;

@@ -27,11 +27,11 @@ struct KernelLine {
 struct Operand {
   Region region;
   bool writes = false;
-  std::string type;                                  // for people, such as "float32[4, 8]"
-  std::shared_ptr<const KernelLine> line = nullptr;  // of a kernel
-  bool is_moved = false;                             // read to be sent as it is
-  bool picks = false;                                // data chooses what is read of it
-  std::shared_ptr<const uint64_t> block = nullptr;   // of a graph: what hold() has said of it
+  std::string type;                                    // for people, such as "float32[4, 8]"
+  std::shared_ptr<const KernelLine> line = nullptr;    // of a kernel
+  bool is_moved = false;                               // read to be sent as it is
+  bool picks = false;                                  // data chooses what is read of it
+  std::shared_ptr<const uint64_t> captured = nullptr;  // of a graph: how many blocks there had been at its capture
 };
 
 // One item of work, as it was submitted.
@@ -41,6 +41,7 @@ struct Item {
   uint64_t function = 0;          // the number of the function of the host that does it or submits it; 0: none
   bool is_listed = true;          // false: nobody knows what it touches
   bool copies = false;            // the first of its two operands to the second one
+  bool is_collective = false;     // its numbers come from other processes
   std::vector<Operand> operands;  // in the order in which it comes to them
   Context context;
 
@@ -131,6 +132,7 @@ struct Finding {
   std::shared_ptr<const KernelFinding> kernel = nullptr;  // of what kernels do; these have no operand
   NonFinite numbers = {};                                 // of the operand, if it is not finite
   NonFinite given = {};                                   // among what the item reads
+  uint64_t count = 1;                                     // how often it was found
 };
 
 }  // namespace torch_mtia::sanitizer

@@ -7,37 +7,27 @@
 namespace torch_mtia::sanitizer {
 namespace {
 
-using Complete = std::function<void(Item item, std::vector<KernelFinding> found, std::vector<std::string> unfollowed)>;
-
 struct Awaited {
   std::mutex mutex;
-  Item item;
   std::vector<Node> nodes;
-  std::vector<KernelFinding> found;
-  std::vector<std::string> unfollowed;
   size_t missing = 1;  // kernels, and whoever sets them up
-  Complete complete;
+  std::function<void(std::vector<Node> nodes)> complete;
 
   void arrive() {
     {
       const std::lock_guard lock(mutex);
       if (--missing != 0) return;
     }
-    for (Node& node : nodes) {
-      item.is_listed = item.is_listed && node.is_listed;
-      for (Operand& operand : node.operands) item.operands.push_back(std::move(operand));
-    }
-    complete(std::move(item), std::move(found), std::move(unfollowed));
+    complete(std::move(nodes));
   }
 
   void receive(size_t index, AccessRecorder::Launch launch) {
     {
       const std::lock_guard lock(mutex);
       Node& node = nodes[index];
-      node.operands = std::move(launch.operands);
-      node.is_listed = launch.was_followed;
-      if (!launch.was_followed) unfollowed.push_back(node.name);
-      for (KernelFinding& each : launch.findings) found.push_back(std::move(each));
+      node.item.operands = std::move(launch.operands);
+      node.item.is_listed = launch.was_followed;
+      node.found = std::move(launch.findings);
     }
     arrive();
   }
@@ -81,15 +71,18 @@ void Watcher::finished() noexcept {
   give(std::move(launch));
 }
 
-void await(Item item, std::span<const Node> nodes, Complete complete) {
+void await(std::vector<Node> nodes, std::function<void(std::vector<Node> nodes)> complete) {
   const auto awaited = std::make_shared<Awaited>();
-  awaited->item = std::move(item);
-  awaited->nodes.assign(nodes.begin(), nodes.end());
+  std::vector<std::shared_ptr<Watcher>> kernels;
+  for (const Node& node : nodes) {
+    kernels.push_back(node.kernel);
+    awaited->missing += node.kernel != nullptr ? 1 : 0;
+  }
+  awaited->nodes = std::move(nodes);
   awaited->complete = std::move(complete);
-  for (const Node& node : nodes) awaited->missing += node.kernel != nullptr ? 1 : 0;
-  for (size_t index = 0; index < nodes.size(); ++index) {
-    if (nodes[index].kernel == nullptr) continue;
-    nodes[index].kernel->expect(
+  for (size_t index = 0; index < kernels.size(); ++index) {
+    if (kernels[index] == nullptr) continue;
+    kernels[index]->expect(
         [awaited, index](AccessRecorder::Launch launch) { awaited->receive(index, std::move(launch)); });
   }
   awaited->arrive();

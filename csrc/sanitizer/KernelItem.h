@@ -1,12 +1,10 @@
-// Items of work that kernels are part of: they are complete when the kernels have run. No PyTorch.
+// Work that kernels are part of: it is complete when they have run. No PyTorch.
 #pragma once
 
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "../core/Observer.h"
@@ -37,18 +35,15 @@ class Watcher final : public core::KernelWatcher {
   std::deque<Give> expected_;
 };
 
-// A part of an item: what an operator touches, or a kernel.
+// An item of work, or a part of it. What a kernel touches, and what was found in it, is known when it has run.
 struct Node {
-  std::string name;
-  bool is_listed = true;
-  std::vector<Operand> operands;
+  Item item;
   std::shared_ptr<Watcher> kernel = nullptr;
+  std::vector<KernelFinding> found = {};
 };
 
-// Calls `complete` when all kernels of the item have run, on any thread: with the operands of all its nodes in their
-// order, what was found in them, and the names of those that nobody could follow.
-void await(
-    Item item, std::span<const Node> nodes,
-    std::function<void(Item item, std::vector<KernelFinding> found, std::vector<std::string> unfollowed)> complete);
+// Calls `complete` when all kernels among the nodes have run, on any thread. A kernel that nobody could follow is not
+// listed then.
+void await(std::vector<Node> nodes, std::function<void(std::vector<Node> nodes)> complete);
 
 }  // namespace torch_mtia::sanitizer

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@ namespace torch_mtia::sanitizer {
 namespace {
 
 constexpr std::chrono::seconds kLongestWait{60};
+constexpr size_t kMaxFindings = 4096;  // before those that are alike become one
 
 class OperandsOf final : public core::OperandSink {
  public:
@@ -35,19 +37,21 @@ Sanitizer& Sanitizer::get() {
   return instance;
 }
 
-void Sanitizer::start(Checks checks, bool numbers, ContextOf context, SiteOf site) {
+void Sanitizer::start(Checks checks, bool numbers, const Program& program) {
   Sanitizer& instance = get();
   instance.watches_numbers_ = numbers;
-  instance.context_of_ = context;
-  instance.site_of_ = checks.freed ? site : nullptr;
-  instance.checks_bounds_ = checks.freed;
+  instance.program_ = &program;
+  instance.finds_leaks_ = checks.freed;
+  instance.checks_bounds_ = checks.bounds;
   instance.log_.clear();
   instance.detector_.restart(checks);
+  instance.num_forgotten_ = 0;
   {
     const std::lock_guard lock(instance.mutex_);
     instance.checks_ = checks;
     instance.graphs_.clear();
     instance.unlisted_.clear();
+    instance.merge_at_ = std::max(kMaxFindings, 2 * instance.findings_.size());
   }
   core::observer = &instance;
 }
@@ -56,6 +60,7 @@ void Sanitizer::stop() {
   core::observer = nullptr;
   get().log_.clear();
   get().watches_numbers_ = false;
+  get().num_forgotten_ += get().detector_.num_forgotten();
   get().detector_.restart({});
 }
 
@@ -66,6 +71,7 @@ void Sanitizer::wait() {
 std::vector<Finding> Sanitizer::take() {
   Sanitizer& instance = get();
   const std::lock_guard lock(instance.mutex_);
+  instance.num_findings_ = 0;
   return std::exchange(instance.findings_, {});
 }
 
@@ -80,6 +86,10 @@ std::map<std::string, uint64_t> Sanitizer::unlisted() {
   return instance.unlisted_;
 }
 
+uint64_t Sanitizer::num_forgotten() {
+  return get().num_forgotten_ + get().detector_.num_forgotten();
+}
+
 void Sanitizer::count_unlisted(const std::string& name) {
   const std::lock_guard lock(mutex_);
   ++unlisted_[name];
@@ -89,111 +99,130 @@ void Sanitizer::keep(std::vector<Finding> found) {
   if (found.empty()) return;
   const std::lock_guard lock(mutex_);
   for (Finding& each : found) findings_.push_back(std::move(each));
+  num_findings_ = findings_.size();
 }
 
-// Null: nobody watched when it was captured.
-std::shared_ptr<Sanitizer::Captured> Sanitizer::captured(const core::Graph* graph) {
+// So that a loop which repeats a fault does not fill the memory. Locks of the sanitizer's must not be held: the program
+// may run inside of this.
+void Sanitizer::merge_findings() {
+  std::vector<Finding> merged = program_.load(std::memory_order_relaxed)->merge(take());
+  const std::lock_guard lock(mutex_);
+  std::move(findings_.begin(), findings_.end(), std::back_inserter(merged));
+  findings_ = std::move(merged);
+  num_findings_ = findings_.size();
+  merge_at_ = std::max(kMaxFindings, 2 * findings_.size());
+}
+
+std::optional<Item> Sanitizer::begin_item(const char* name, const core::Stream* stream) {
+  const core::RunningWork* running = core::RunningWork::current();
+  if (running != nullptr && running->host_function() == 0) return std::nullopt;
+  if (num_findings_.load(std::memory_order_relaxed) >= merge_at_.load(std::memory_order_relaxed)) merge_findings();
+  return Item{.name = name,
+              .stream = stream == nullptr && running != nullptr ? &running->stream() : stream,
+              .function = running != nullptr ? running->host_function() : 0,
+              .operands = {},
+              .context = context()};
+}
+
+void Sanitizer::add(Item item) {
+  log_.add([this, item = std::move(item)]() mutable { keep(detector_.submit(std::move(item))); });
+}
+
+std::shared_ptr<Capture> Sanitizer::captured(const core::Graph* graph) {
   const std::lock_guard lock(mutex_);
   const auto found = graphs_.find(graph);
   return found != graphs_.end() ? found->second : nullptr;
 }
 
-std::vector<std::shared_ptr<Sanitizer::Captured>> Sanitizer::capturing() {
+std::vector<std::shared_ptr<Capture>> Sanitizer::capturing() {
   const std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<Captured>> all;
-  for (const auto& [graph, of] : graphs_) {
-    if (of->is_capturing) all.push_back(of);
+  std::vector<std::shared_ptr<Capture>> all;
+  for (const auto& [graph, capture] : graphs_) {
+    if (capture->is_under_way()) all.push_back(capture);
   }
   return all;
 }
 
-// A replay reads what was there at its capture, whoever has that memory now.
-void Sanitizer::add(const core::Graph* graph, Item item, Node node) {
-  const std::shared_ptr<Captured> of = captured(graph);
-  if (of == nullptr) return;
-  for (Operand& each : node.operands) {
-    const auto block = std::make_shared<uint64_t>(0);
-    each.block = block;
-    log_.add([this, block, address = each.region.begin()] { *block = detector_.hold(address); });
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    of->nodes.push_back(std::move(node));
-  }
-  keep(of->order.submit(std::move(item)));
+void Sanitizer::add(const core::Graph* graph, Node node) {
+  const std::shared_ptr<Capture> capture = captured(graph);
+  if (capture == nullptr) return;
+  node.item.function = 0;  // it runs in replays
+  const auto num_blocks = std::make_shared<uint64_t>(0);
+  log_.add([this, num_blocks] { *num_blocks = detector_.num_blocks(); });
+  capture->add({std::move(node), num_blocks});
 }
 
-// What running work submits is part of it: it lists what it touches as a whole. But for functions of the host.
+std::vector<Finding> Sanitizer::check(Capture& capture, std::vector<Node>& nodes) {
+  Detector order;
+  {
+    const std::lock_guard lock(mutex_);
+    order.restart(checks_);
+  }
+  std::vector<Finding> found = capture.check(nodes, order);
+  num_forgotten_ += order.num_forgotten();
+  return found;
+}
+
 std::shared_ptr<core::RunObserver> Sanitizer::submits(const core::Stream& stream, const char* name, List list,
                                                       const void* work) {
-  const core::RunningWork* running = core::RunningWork::current();
-  if (running != nullptr && running->host_function() == 0) return nullptr;
   if (name == nullptr) name = "work";
-  OperandsOf listed;
-  if (list != nullptr) {
-    list(work, listed);
-  } else {
-    count_unlisted(name);
+  std::optional<Item> item = begin_item(name, &stream);
+  if (!item) return nullptr;
+  item->is_listed = list != nullptr;
+  item->is_collective = item->name.starts_with("c10d::");
+  if (!item->is_listed) count_unlisted(name);
+  std::shared_ptr<core::RunObserver> observer;
+  if (watches_numbers_ && item->is_listed && !item->is_collective &&
+      core::driver_info().can(MTIA_CAPABILITY_HOST_VIEW)) {
+    observer = std::make_shared<NumbersObserver>(
+        *item, [] { return get().watches_numbers_.load(std::memory_order_relaxed); },
+        [](Finding finding) { get().keep({std::move(finding)}); });
   }
+  OperandsOf listed;
+  if (item->is_listed) list(work, listed);
   // What it reads first: an operand in place is read before it is written.
   std::stable_partition(listed.operands.begin(), listed.operands.end(),
                         [](const Operand& each) { return !each.writes; });
-  Item item{.name = name,
-            .stream = &stream,
-            .function = running != nullptr ? running->host_function() : 0,
-            .is_listed = list != nullptr,
-            .operands = {},
-            .context = context()};
-  std::shared_ptr<core::RunObserver> observer;
-  const bool moves_others = item.name.starts_with("c10d::");  // numbers of other processes
-  if (watches_numbers_ && list != nullptr && !moves_others && core::driver_info().can(MTIA_CAPABILITY_HOST_VIEW)) {
-    observer = std::make_shared<NumbersObserver>(
-        item, [] { return get().watches_numbers_.load(std::memory_order_relaxed); },
-        [](Finding finding) { get().keep({std::move(finding)}); });
-  }
-  item.operands = std::move(listed.operands);
+  item->operands = std::move(listed.operands);
   const auto length = [](const Operand& each) { return each.region.end() - each.region.begin(); };
-  item.copies = item.name == "copy" && item.operands.size() == 2 && item.operands[0].is_moved &&
-                length(item.operands[0]) == length(item.operands[1]);
+  item->copies = item->name == "copy" && item->operands.size() == 2 && item->operands[0].is_moved &&
+                 length(item->operands[0]) == length(item->operands[1]);
   if (const core::Graph* graph = stream.graph()) {
-    Node node{.name = name, .is_listed = item.is_listed, .operands = item.operands};
-    add(graph, std::move(item), std::move(node));
+    add(graph, {.item = std::move(*item)});
   } else {
-    log_.add([this, item = std::move(item)]() mutable { keep(detector_.submit(std::move(item))); });
+    add(std::move(*item));
   }
   return observer;
 }
 
 std::shared_ptr<core::KernelWatcher> Sanitizer::submits(const core::Stream& stream, const char* name,
                                                         const mtia_kernel_launch& launch) {
-  const core::RunningWork* running = core::RunningWork::current();
-  if (running != nullptr && running->host_function() == 0) return nullptr;
   if (std::any_of(launch.grid, launch.grid + 3, [](int32_t size) { return size <= 0; })) return nullptr;
+  std::optional<Item> item = begin_item(name, &stream);
+  if (!item) return nullptr;
+  item->is_listed = false;  // until it has run
   const auto watcher = std::make_shared<Watcher>(launch, checks_bounds_, watches_numbers_);
-  const Node node{.name = name, .operands = {}, .kernel = watcher};
-  Item item{.name = name,
-            .stream = &stream,
-            .function = running != nullptr ? running->host_function() : 0,
-            .operands = {},
-            .context = context()};
+  Node node{.item = std::move(*item), .kernel = watcher};
   if (const core::Graph* graph = stream.graph()) {
-    item.is_listed = false;  // until it is replayed
-    add(graph, std::move(item), node);
+    add(graph, std::move(node));
   } else {
-    submit(std::move(item), {&node, 1});
+    submit({std::move(node)}, [this](std::vector<Node> nodes) {
+      return [this, node = std::move(nodes.front())]() mutable {
+        keep(detector_.submit(std::move(node.item), std::move(node.found)));
+      };
+    });
   }
   return watcher;
 }
 
-void Sanitizer::submit(Item item, std::span<const Node> nodes) {
+void Sanitizer::submit(std::vector<Node> nodes, Complete complete) {
   const std::shared_ptr<Log::Entry> place = log_.reserve();
-  await(std::move(item), nodes,
-        [this, place](Item complete, std::vector<KernelFinding> found, const std::vector<std::string>& unfollowed) {
-          for (const std::string& name : unfollowed) count_unlisted(name);
-          log_.fill(*place, [this, complete = std::move(complete), found = std::move(found)]() mutable {
-            keep(detector_.submit(std::move(complete), std::move(found)));
-          });
-        });
+  await(std::move(nodes), [this, place, complete = std::move(complete)](std::vector<Node> done) {
+    for (const Node& each : done) {
+      if (each.kernel != nullptr && !each.item.is_listed) count_unlisted(each.item.name);
+    }
+    log_.fill(*place, complete(std::move(done)));
+  });
 }
 
 void Sanitizer::records(const core::Event& event, const core::Stream& stream) {
@@ -203,15 +232,17 @@ void Sanitizer::records(const core::Event& event, const core::Stream& stream) {
     return;
   }
   log_.add([this, handle = event.handle()] { detector_.forget(handle); });
-  if (const auto of = captured(graph)) of->order.record(event.handle(), &stream);
+  if (const auto capture = captured(graph)) {
+    capture->add([handle = event.handle(), &stream](Detector& order) { order.record(handle, &stream); });
+  }
 }
 
 void Sanitizer::waits(const core::Stream& stream, const core::Event& event) {
   const core::Graph* graph = stream.graph();
   if (graph == nullptr) {
     log_.add([this, handle = event.handle(), &stream] { detector_.wait(&stream, handle); });
-  } else if (const auto of = captured(graph)) {
-    of->order.wait(&stream, event.handle());
+  } else if (const auto capture = captured(graph)) {
+    capture->add([handle = event.handle(), &stream](Detector& order) { order.wait(&stream, handle); });
   }
 }
 
@@ -231,16 +262,17 @@ void Sanitizer::destroys(const core::Event& event) noexcept {
 }
 
 void Sanitizer::captures(const core::Graph& graph) {
-  const auto of = std::make_shared<Captured>();
+  const auto capture = std::make_shared<Capture>();
   const std::lock_guard lock(mutex_);
-  of->order.restart(checks_);
-  graphs_[&graph] = of;
+  graphs_[&graph] = capture;
 }
 
 void Sanitizer::has_captured(const core::Graph& graph) noexcept {
-  const std::lock_guard lock(mutex_);
-  const auto found = graphs_.find(&graph);
-  if (found != graphs_.end()) found->second->is_capturing = false;
+  const std::shared_ptr<Capture> capture = captured(&graph);
+  if (capture == nullptr) return;
+  capture->end();
+  std::vector<Node> nodes = capture->nodes();
+  keep(check(*capture, nodes));
 }
 
 void Sanitizer::destroys(const core::Graph& graph) noexcept {
@@ -249,48 +281,58 @@ void Sanitizer::destroys(const core::Graph& graph) noexcept {
 }
 
 void Sanitizer::launches(const core::Graph& graph, const core::Stream& stream) {
-  Item item{.name = "graph", .stream = &stream, .operands = {}, .context = context()};
-  std::vector<Node> nodes;
-  if (const auto of = captured(&graph)) {
-    const std::lock_guard lock(mutex_);
-    nodes = of->nodes;
-  } else {
-    item.is_listed = false;  // captured before anybody looked
-    count_unlisted(item.name);
+  std::optional<Item> item = begin_item("graph", &stream);
+  if (!item) return;
+  const std::shared_ptr<Capture> capture = captured(&graph);
+  if (capture == nullptr) {
+    item->is_listed = false;  // captured before anybody looked
+    count_unlisted(item->name);
+    return add(std::move(*item));
   }
-  submit(std::move(item), nodes);
+  std::vector<Node> nodes = capture->nodes();
+  const bool has_kernels = std::any_of(nodes.begin(), nodes.end(), [](const Node& each) { return each.kernel; });
+  submit(std::move(nodes), [this, capture, has_kernels, replay = std::move(*item)](std::vector<Node> done) {
+    std::vector<Finding> found = has_kernels ? check(*capture, done) : std::vector<Finding>();
+    return [this, item = capture->complete(replay, done), found = std::move(found)]() mutable {
+      for (Finding& each : found) detector_.locate(each);
+      keep(std::move(found));
+      keep(detector_.submit(std::move(item)));
+    };
+  });
 }
 
 // The memory of a graph is free for its later nodes, but stays in use for everybody else.
 void Sanitizer::allocated(uint64_t address, uint64_t size, bool is_private) {
   const bool is_seen = !core::RunningWork::on_this_thread();  // what running work writes first is not
   const Context where = is_seen ? context() : nullptr;
-  const SiteOf site_of = is_seen && !is_private ? site_of_.load(std::memory_order_relaxed) : nullptr;
-  const uint64_t site = site_of != nullptr ? site_of() : 0;
+  const bool has_site = is_seen && !is_private && finds_leaks_.load(std::memory_order_relaxed);
+  const uint64_t site = has_site ? program_.load(std::memory_order_relaxed)->site() : 0;
   log_.add([this, address, size, is_private, is_written = !is_seen || is_private, where, site] {
     detector_.allocate(address, size, is_private, is_written, where, site);
   });
   if (!is_private) return;
-  for (const auto& of : capturing()) of->order.allocate(address, size, /*is_private=*/false, !is_seen, where);
+  for (const auto& capture : capturing()) {
+    capture->add([address, size, is_seen, where](Detector& order) {
+      order.allocate(address, size, /*is_private=*/false, /*is_written=*/!is_seen, where);
+    });
+  }
 }
 
 void Sanitizer::freed(uint64_t address) noexcept {
   const Context where = core::RunningWork::on_this_thread() ? nullptr : context();
   log_.add([this, address, where] { detector_.free(address, where); });
-  for (const auto& of : capturing()) of->order.free(address, where);
+  for (const auto& capture : capturing()) {
+    capture->add([address, where](Detector& order) { order.free(address, where); });
+  }
 }
 
 void Sanitizer::touches(const char* name, List list, const void* work) {
-  const core::RunningWork* running = core::RunningWork::current();
-  if (running != nullptr && running->host_function() == 0) return;
+  std::optional<Item> item = begin_item(name, nullptr);
+  if (!item) return;
   OperandsOf listed;
   list(work, listed);
-  Item item{.name = name,
-            .stream = running != nullptr ? &running->stream() : nullptr,
-            .function = running != nullptr ? running->host_function() : 0,
-            .operands = std::move(listed.operands),
-            .context = context()};
-  log_.add([this, item = std::move(item)]() mutable { keep(detector_.submit(std::move(item))); });
+  item->operands = std::move(listed.operands);
+  add(std::move(*item));
 }
 
 uint64_t Sanitizer::submits_host_function(const core::Stream& stream) {

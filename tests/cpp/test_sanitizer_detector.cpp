@@ -198,20 +198,76 @@ TEST(a_function_of_the_host_is_part_of_its_stream) {
   CHECK_EQ(does(1, kMain, "nobody", write(kX, 64)), "");  // it has ended
 }
 
-TEST(a_block_that_is_held_is_not_its_successor) {
+TEST(a_graph_touches_the_memory_of_its_capture_whoever_has_it_now) {
   Device device;
   device.allocate(kX, 128);
   Operand operand = write(kX, 64);
-  operand.block = std::make_shared<const uint64_t>(device.detector.hold(kX + 32));
+  operand.captured = std::make_shared<const uint64_t>(device.detector.num_blocks());
   CHECK_EQ(device.submit(kMain, "graph", {operand}), "");
   device.detector.free(kX, nullptr);
   CHECK_EQ(device.submit(kMain, "graph", {operand}), "use after free");
   device.allocate(kX, 128);
   CHECK_EQ(device.submit(kMain, "graph", {operand}), "use after free");
   CHECK_EQ(device.submit(kMain, "fill", {write(kX, 64)}), "");
-  CHECK_EQ(device.detector.hold(3 * kX), uint64_t{0});
-  device.allocate(2 * kX, 128, /*is_private=*/true);
-  CHECK_EQ(device.detector.hold(2 * kX), uint64_t{0});
+  operand.captured = std::make_shared<const uint64_t>(device.detector.num_blocks());
+  CHECK_EQ(device.submit(kMain, "graph", {operand}), "");
+  // Memory of graphs is that of several.
+  device.allocate(kX, 128, /*is_private=*/true);
+  CHECK_EQ(device.submit(kMain, "graph", {operand}), "");
+}
+
+TEST(where_the_memory_of_a_graph_was_freed_is_known) {
+  Detector detector;
+  const auto freed = std::make_shared<int>();
+  detector.allocate(kX, 128, /*is_private=*/false, /*is_written=*/true, nullptr);
+  Operand operand = write(kX, 64);
+  operand.captured = std::make_shared<const uint64_t>(detector.num_blocks());
+  detector.free(kX, freed);
+  detector.allocate(kX, 64, /*is_private=*/false, /*is_written=*/true, std::make_shared<int>());
+  const auto found = detector.submit({.name = "graph", .stream = kMain, .operands = {operand}, .context = {}});
+  CHECK_EQ(kinds(found), "use after free");
+  CHECK(found[0].memory == freed);
+}
+
+TEST(of_many_shapes_none_is_forgotten_unsaid) {
+  Device device;
+  constexpr int64_t kWidth = 10000;
+  const auto column = [](int64_t at) {
+    const int64_t sizes[] = {16};
+    const int64_t strides[] = {kWidth};
+    return Operand{Region(kX + at, 1, sizes, strides), true, "column"};
+  };
+  for (int64_t at = 0; at < 4096; ++at) device.submit(kMain, "column", {column(at)});
+  CHECK_EQ(device.detector.num_forgotten(), uint64_t{0});
+  CHECK_EQ(device.submit(kSide, "first", {column(0)}), "race with column");
+  for (int64_t at = 4096; at < 4106; ++at) device.submit(kMain, "column", {column(at)});
+  CHECK(device.detector.num_forgotten() >= 10);
+}
+
+TEST(what_is_done_again_to_the_same_views_is_known_once) {
+  Device device;
+  for (int round = 0; round < 1000; ++round) {
+    for (int64_t at = 0; at < 64; at += 4) {
+      CHECK_EQ(device.submit(kMain, "column", {columns(at, 4, false), columns(at, 4, true)}), "");
+    }
+    CHECK_EQ(device.submit(kMain, "left", {columns(0, 32, false)}), "");
+    CHECK_EQ(device.submit(kMain, "right", {columns(32, 32, false)}), "");
+  }
+  CHECK_EQ(device.detector.num_forgotten(), uint64_t{0});
+  CHECK_EQ(device.submit(kSide, "last", {columns(60, 4, true)}), "race with column, race with right");
+}
+
+TEST(a_view_that_is_covered_has_been_checked) {
+  Device device;
+  device.submit(kMain, "narrow", {columns(8, 4, true)});
+  CHECK_EQ(device.submit(kSide, "wide", {columns(4, 16, true)}), "race with narrow");
+  device.detector.record(kEvent, kSide);
+  device.detector.wait(kThird, kEvent);
+  CHECK_EQ(device.submit(kThird, "third", {columns(8, 4, true)}), "");
+  // A later reader of less is no reason to forget one of more.
+  device.submit(kMain, "reads", {columns(32, 16, false)});
+  device.submit(kMain, "reads less", {columns(32, 8, false)});
+  CHECK_EQ(device.submit(kThird, "writes", {columns(44, 4, true)}), "race with reads");
 }
 
 TEST(what_is_moved_need_not_be_written) {

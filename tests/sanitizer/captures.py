@@ -116,3 +116,159 @@ with torch.mtia.graph(graph):
         ("aten::add",),
     ),
 ]
+
+COPY = """
+kernel = triton_kernel('''
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + offsets, tl.load(x + offsets, mask=offsets < n), mask=offsets < n)
+''')
+x, out = torch.ones(1000, device="mtia"), torch.zeros(1000, device="mtia")
+graph = torch.mtia.MTIAGraph()
+with torch.mtia.graph(graph):
+    main = torch.mtia.current_stream()
+"""
+
+# What kernels touch is known behind a replay.
+KERNELS = [
+    Program(
+        "a branch of a graph does not wait for a kernel",
+        "race",
+        COPY
+        + """
+    side.wait_stream(main)
+    kernel[(4,)](x, out, 1000, BLOCK=256)
+    MEND
+    with side:
+        result = out.exp()
+    main.wait_stream(side)
+graph.replay()
+""",
+        "side.wait_stream(main)",
+        ("aten::exp", "kernel"),
+    ),
+    Program(
+        "a kernel does not wait for a branch of a graph",
+        "race",
+        COPY
+        + """
+    side.wait_stream(main)
+    with side:
+        result = out.exp()
+    MEND
+    kernel[(4,)](x, out, 1000, BLOCK=256)
+    main.wait_stream(side)
+graph.replay()
+""",
+        "main.wait_stream(side)",
+        ("kernel", "aten::exp"),
+    ),
+    Program(
+        "a kernel is launched into two branches of a graph, for one result",
+        "race",
+        COPY
+        + """
+    side.wait_stream(main)
+    kernel[(4,)](x, out, 1000, BLOCK=256)
+    MEND
+    with side:
+        kernel[(4,)](x, out, 1000, BLOCK=256)
+    main.wait_stream(side)
+graph.replay()
+""",
+        "side.wait_stream(main)",
+        ("kernel", "kernel"),
+    ),
+    Program(
+        "a kernel of one branch of a graph reads what a kernel of the other has left behind its event",
+        "race",
+        COPY
+        + """
+    is_done = main.record_event()
+    kernel[(4,)](x, out, 1000, BLOCK=256)
+    MEND
+    side.wait_event(is_done)
+    with side:
+        kernel[(4,)](out, torch.zeros_like(x), 1000, BLOCK=256)
+    main.wait_stream(side)
+graph.replay()
+""",
+        "is_done = main.record_event()",
+        ("kernel", "kernel"),
+    ),
+    Program(
+        "a temporary of a graph is freed while a kernel of another branch reads it",
+        "freed too early",
+        COPY
+        + """
+    doubled = x * 2
+    side.wait_stream(main)
+    with side:
+        kernel[(4,)](doubled, out, 1000, BLOCK=256)
+    MEND
+    del doubled
+    again = x + 1
+    main.wait_stream(side)
+graph.replay()
+""",
+        "doubled.record_stream(side)",
+        ("aten::add", "kernel"),
+    ),
+    Program(
+        "a kernel of a graph reads a buffer that the graph has not filled",
+        "uninitialized",
+        COPY
+        + """
+    total = torch.empty_like(x)
+    MEND
+    kernel[(4,)](total, out, 1000, BLOCK=256)
+graph.replay()
+""",
+        "total.zero_()",
+        ("kernel",),
+    ),
+    Program(
+        "a grid in a graph is rounded down",
+        "uninitialized",
+        COPY
+        + """
+    copied, blocks = torch.empty_like(x), 1000 // 256
+    MEND
+    kernel[(blocks,)](x, copied, 1000, BLOCK=256)
+    total = copied.sum()
+graph.replay()
+""",
+        "blocks = triton.cdiv(1000, 256)",
+        ("aten::sum",),
+    ),
+    Program(
+        "a kernel of a graph writes to a temporary that was freed",
+        "use after free",
+        COPY
+        + """
+    temporary = torch.zeros_like(x)
+    pointer = temporary.data_ptr(), temporary.device, temporary.nbytes
+    storage, kept = torch._C._construct_storage_from_data_pointer(*pointer), None
+    seen = torch.empty(0, device="mtia").set_(storage, 0, temporary.shape)
+    MEND
+    del temporary
+    kernel[(4,)](x, seen, 1000, BLOCK=256)
+graph.replay()
+""",
+        "kept = temporary",
+        ("kernel",),
+    ),
+    Program(
+        "programs of a kernel of a graph store to the same elements",
+        "race between programs",
+        COPY.replace("program_id(0) * BLOCK", "program_id(0) * 100")
+        + """
+    programs = 4
+    MEND
+    kernel[(programs,)](x, out, 1000, BLOCK=256)
+graph.replay()
+""",
+        "programs = 1",
+        ("kernel", "kernel"),
+    ),
+]

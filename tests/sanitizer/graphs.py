@@ -55,6 +55,28 @@ graph.replay()
         ("graph",),
     ),
     Program(
+        "a kernel of a graph reads a tensor that was freed, and whose memory is another one's",
+        "use after free",
+        """
+kernel = triton_kernel('''
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + offsets, tl.load(x + offsets, mask=offsets < n), mask=offsets < n)
+''')
+x, out = (torch.zeros(1 << 16, device="mtia") for _ in range(2))
+graph = torch.mtia.MTIAGraph()
+with torch.mtia.graph(graph):
+    kernel[(256,)](x, out, 1 << 16, BLOCK=256)
+kept = None
+MEND
+del x
+other = torch.zeros(1 << 16, device="mtia")
+graph.replay()
+""",
+        "kept = x",
+        ("graph",),
+    ),
+    Program(
         "an extension keeps an address, and nobody the tensor",
         "use after free",
         """

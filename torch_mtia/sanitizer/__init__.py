@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from torch_mtia.environment import CHECKS, watch_kernels
+from torch_mtia.environment import CHECKS, settings, watch_kernels
 from torch_mtia.sanitizer import host_reads, leaks, process, replaced_numbers, scaled_losses, suppressions
 from torch_mtia.sanitizer.report import Access, Frame, Report, reports_of
 
@@ -47,8 +47,7 @@ MOST_NAMES = 5  # in one line
 _found: list[Report] = []
 _built_in = suppressions.built_in()
 _suppressions: list[suppressions.Suppression] = []  # of files
-_asked: set[str] = set()  # checks
-_running: set[str] = set()  # the same, until stop()
+_asked: set[str] = set()  # checks, by the last start()
 
 
 def start(*checks: str) -> None:
@@ -73,23 +72,23 @@ def start_process(checks: Collection[str]) -> None:
         host_reads.watch()
     if "numbers" in chosen:
         scaled_losses.watch()
-    order, freed, initialized, kernels, numbers = (check in chosen for check in CHECKS)
-    _C._sanitizer_start(order, freed, initialized, kernels, numbers, replaced_numbers.composites())
-    for checks_of in (_asked, _running):
-        checks_of.clear()
-        checks_of.update(chosen)
+    # The sanitizer takes the place of who else checks bounds.
+    checks_bounds = "memory" in chosen or settings().check_bounds
+    _C._sanitizer_start(*[*(check in chosen for check in CHECKS), checks_bounds, replaced_numbers.composites()])
+    _asked.clear()
+    _asked.update(chosen)
 
 
 def stop() -> None:
-    """Watches no more, once what was launched has run. Reports stay."""
+    """Watches no more, once what was launched has run. Reports stay. Raises RuntimeError in a host function, which must
+    not wait."""
     from torch_mtia import _C
 
-    _running.clear()
+    _C._sanitizer_wait()
     watch_kernels(False)
     host_reads.leave()
     scaled_losses.leave()
     _compile_here(False)
-    _C._sanitizer_wait()
     _C._sanitizer_stop()
 
 
@@ -112,7 +111,9 @@ def _compile_here(wanted: bool) -> None:
 @contextlib.contextmanager
 def enabled(*checks: str) -> Iterator[None]:
     """start() before and stop() after a `with` statement. What was watched before is watched anew behind it."""
-    before = tuple(_running)
+    from torch_mtia import _C
+
+    before = tuple(_asked) if _C._sanitizer_is_running() else ()
     start(*checks)
     try:
         yield
@@ -138,6 +139,10 @@ def unchecked() -> list[str]:
             f"{listed}{more}, compiled or captured before the sanitizer began, or of a driver or an extension that "
             "does not say what it touches"
         )
+    if forgotten := _C._sanitizer_num_forgotten():
+        found.append(
+            f"races with {forgotten} of the pieces of work that touched the same bytes in more than 4096 shapes"
+        )
     return found
 
 
@@ -147,7 +152,8 @@ def _times(count: int) -> str:
 
 def reports() -> list[Report]:
     """What was found since the list was last cleared. What is found again at the same lines is counted. It waits for
-    kernels that were launched: what they touch is known when they have run."""
+    kernels that were launched: what they touch is known when they have run. So it raises RuntimeError in a host
+    function, which they may be behind."""
     from torch_mtia import _C
 
     _C._sanitizer_wait()
@@ -159,7 +165,7 @@ def reports() -> list[Report]:
         if first is report:
             _found.append(report)
         else:
-            first.count += 1
+            first.count += report.count
     return _found
 
 
@@ -189,7 +195,7 @@ def print_reports(file: TextIO | None = None) -> None:
 def _is_suppressed(report: Report) -> bool:
     for suppression in (*_built_in, *_suppressions):
         if suppression.suppresses(report):
-            suppression.count += 1
+            suppression.count += report.count
             return True
     return False
 

@@ -55,6 +55,7 @@ class Access:
     address: int
     size: int  # bytes, from the first to the last
     writes: bool
+    is_collective: bool = False
     line: KernelLine | None = None  # of a kernel
     program: tuple[int, int, int] | None = None  # of a kernel, where it matters
     frames: tuple[Frame, ...] = ()  # innermost first
@@ -72,10 +73,6 @@ class Access:
         if self.stream is None:
             return "the host"
         return f"{f'stream {self.stream}' if self.stream else 'the default stream'} of device {self.device}"
-
-    @property
-    def is_collective(self) -> bool:
-        return self.operator.startswith("c10d::")
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -203,6 +200,7 @@ def reports_of(findings: Iterable[Mapping[str, Any]]) -> list[Report]:
             finding["nan"],
             finding["infinite"],
             finding["reads_infinite"],
+            finding["count"],
         )
         for finding in findings
         if finding["kind"] != "not finite" or not replaced_numbers.are_expected(finding)
