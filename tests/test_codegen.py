@@ -100,7 +100,28 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "weight without runs": (
         row(RELU, weight=2),
-        "`shape`, `checks`, `weight`, `product`, `moves` and `picks` belong to `runs`",
+        "`shape`, `checks`, `weight` and `product` belong to `runs`",
+    ),
+    "old bytes without a kernel that has any": (
+        row(RELU, old_bytes="{self: read}"),
+        "`old_bytes` belongs to `runs` or `stub`",
+    ),
+    "old bytes of what is no argument": (
+        row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", old_bytes="{other: in_part}"),
+        "`old_bytes` of an argument is one of read, in_part, passed_on, overwritten, or depends on another, as in "
+        "'read if beta else passed_on', and is not other: in_part",
+    ),
+    "old bytes that depend on what is no argument": (
+        row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", old_bytes="{self: read if beta else passed_on}"),
+        "and is not self: read if beta else passed_on",
+    ),
+    "old bytes in a word that nobody knows": (
+        row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", old_bytes="{self: gone}"),
+        "and is not self: gone",
+    ),
+    "old bytes of a stub that depend on a later number": (
+        row(FILL, "fill_", stub="fill_stub", old_bytes="{value: passed_on}"),
+        "with `stub`, `old_bytes` is about self, and asks for the first number",
     ),
     "waits, and does not": (row(RELU, waits=False), "`waits` is True, or says when, and not False"),
     "capturable by assertion": (row(RELU, capturable=True), "`capturable` can only be False, and not True"),

@@ -70,7 +70,7 @@ def test_faults_are_found(program: Program) -> None:
     assert {report.kind for report in found} == {program.kind}, "\n\n".join(map(str, found))
     accesses = [access for access in (found[0].access, found[0].earlier) if access is not None]
     assert tuple(access.operator for access in accesses) == program.operators
-    frames = (*found[0].access.frames, *found[0].access.forward)
+    frames = (*found[0].access.frames, *found[0].access.forward, *found[0].access.backward)
     assert any(frame.file == "program.py" for frame in frames)
 
 
@@ -80,7 +80,7 @@ def test_what_mends_them_is_not_reported(program: Program) -> None:
     assert not found, "\n\n".join(map(str, found))
 
 
-RIGHT = host.RIGHT | memory.RIGHT
+RIGHT = host.RIGHT | memory.RIGHT | streams.RIGHT
 
 
 @pytest.mark.parametrize("name", RIGHT)

@@ -107,7 +107,7 @@ void CPUKernelLaunch::wait() {
 void list_operands(const PooledAliases& tensors, core::OperandSink& sink) {
   for (const PooledAlias* tensor : tensors) {
     if (tensor->on_device()) {
-      list_operand(tensor->get(), tensor->writes(), sink, tensor->overwrites(), tensor->picks(), tensor->is_moved());
+      list_operand(tensor->get(), tensor->writes(), tensor->old_bytes(), sink);
     } else if (tensor->get().defined()) {
       list_host_operand(tensor->get(), tensor->writes(), sink);
     }

@@ -46,7 +46,8 @@ class StagedCopy {
   }
 
   void list_operands(core::OperandSink& sink) const {
-    sink.add({reinterpret_cast<uint64_t>(HostView::to_device(to_)), size_, {}, {}, 1, /*writes=*/true, ""});
+    const auto address = reinterpret_cast<uint64_t>(HostView::to_device(to_));
+    sink.add({address, size_, {}, {}, 1, /*writes=*/true, core::OldBytes::kOverwritten, ""});
   }
 
   void operator()() const {

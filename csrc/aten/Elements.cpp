@@ -35,11 +35,12 @@ void Elements::list_operands(core::OperandSink& sink) const {
     const auto address = reinterpret_cast<uint64_t>(HostView::to_device(of.data));
     const auto size = static_cast<uint64_t>(of.element_size);
     const bool writes = operand < num_outputs_;
+    const auto old_bytes = writes ? core::OldBytes::kOverwritten : core::OldBytes::kRead;
     if (contiguous()) {
-      sink.add({address, size, {&numel_, 1}, {&of.element_size, 1}, 1, writes, dtype_name(of.dtype), writes});
+      sink.add({address, size, {&numel_, 1}, {&of.element_size, 1}, 1, writes, old_bytes, dtype_name(of.dtype)});
     } else {
       const std::span strides(strides_.data() + operand * sizes_.size(), sizes_.size());
-      sink.add({address, size, sizes_, strides, 1, writes, dtype_name(of.dtype), writes});
+      sink.add({address, size, sizes_, strides, 1, writes, old_bytes, dtype_name(of.dtype)});
     }
   }
 }

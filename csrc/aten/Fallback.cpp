@@ -196,7 +196,7 @@ class FallbackCall {
     at::Tensor device;
     at::Tensor host;
     bool writes = false;  // the kernel, says its schema
-    bool overwrites = false;
+    core::OldBytes old_bytes = core::OldBytes::kRead;
   };
 
   template <typename Visit>
@@ -214,6 +214,12 @@ class FallbackCall {
 
   static bool is_written(const c10::Argument& argument) {
     return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  }
+
+  // Whether an operator in place reads what it changes, a schema does not say.
+  static core::OldBytes old_bytes_of(const c10::Argument& argument, bool writes) {
+    if (argument.is_out()) return core::OldBytes::kOverwritten;
+    return writes ? core::OldBytes::kPassedOn : core::OldBytes::kRead;
   }
 
   void find_device() {
@@ -235,7 +241,7 @@ class FallbackCall {
     const bool writes_unmarked = find_traits(op_).writes_unmarked;
     for (size_t i = 0; i < arguments.size(); ++i) {
       writes_argument_ = writes_unmarked || is_written(arguments[i]);
-      overwrites_argument_ = arguments[i].is_out();
+      old_bytes_ = old_bytes_of(arguments[i], writes_argument_);
       auto& value = (*stack_)[first_argument_ + i];
       value = to_host(value);
     }
@@ -292,18 +298,18 @@ class FallbackCall {
     for (auto& known : tensors_) {
       if (!known.device.is_same(tensor)) continue;
       known.writes = known.writes || writes_argument_;
-      known.overwrites = known.overwrites && overwrites_argument_;
+      known.old_bytes = std::min(known.old_bytes, old_bytes_);  // the first reads the most
       return known.host;
     }
     if (is_sparse) {
       const SparseParts parts = parts_of(tensor);
       at::Tensor host =
           make_sparse(c10::DispatchKey::SparseCPU, tensor, {to_host(parts.indices), to_host(parts.values)});
-      tensors_.push_back({tensor, host, writes_argument_, overwrites_argument_});
+      tensors_.push_back({tensor, host, writes_argument_, old_bytes_});
       return host;
     }
     at::Tensor host = host_alias(tensor, storage);
-    tensors_.push_back({tensor, host, writes_argument_, overwrites_argument_});
+    tensors_.push_back({tensor, host, writes_argument_, old_bytes_});
     return host;
   }
 
@@ -379,7 +385,7 @@ class FallbackCall {
         const auto is_it = [&](const TensorAlias& known) { return known.host.is_same(tensor); };
         if (tensor.layout() != at::kStrided || std::any_of(tensors_.begin(), tensors_.end(), is_it)) return;
         if (is_done) {
-          list_operand(tensor, /*writes=*/true, sink, /*overwrites=*/true);
+          list_operand(tensor, /*writes=*/true, core::OldBytes::kOverwritten, sink);
         } else {
           list_host_operand(tensor, /*writes=*/false, sink);
         }
@@ -404,8 +410,8 @@ class FallbackCall {
     }
 
     void list_operands(core::OperandSink& sink) const {
-      for (const auto& [device, host, writes, overwrites] : call_->tensors_) {
-        if (device.layout() == at::kStrided) list_operand(host, writes, sink, overwrites);
+      for (const auto& [device, host, writes, old_bytes] : call_->tensors_) {
+        if (device.layout() == at::kStrided) list_operand(host, writes, old_bytes, sink);
       }
       call_->list_values(sink);
     }
@@ -467,7 +473,7 @@ class FallbackCall {
     if (copies_back) current_stream(device_).wait();  // before the host's memory goes
     // Indexed, because the parts of a sparse tensor become tensors of the list.
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      const auto [device, host, writes, overwrites] = tensors_[i];
+      const auto [device, host, writes, old_bytes] = tensors_[i];
       if (host.layout() == at::kSparse) {
         const SparseParts parts = parts_of(host);
         set_sparse(device, host, {to_device(parts.indices), to_device(parts.values)});
@@ -583,7 +589,7 @@ class FallbackCall {
   c10::Device device_{device_type(), 0};
   int64_t numel_ = 0;
   bool writes_argument_ = false;  // the one that is being converted
-  bool overwrites_argument_ = false;
+  core::OldBytes old_bytes_ = core::OldBytes::kRead;
   bool seeds_default_generator_ = false;
   std::atomic<bool> done_{false};
   std::exception_ptr error_;

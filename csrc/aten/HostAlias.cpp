@@ -62,18 +62,18 @@ at::Tensor zeros_on_host(const at::TensorBase& tensor) {
   return zeros;
 }
 
-void list_operand(const at::Tensor& alias, bool writes, core::OperandSink& sink, bool overwrites, bool picks,
-                  bool is_moved) {
+void list_operand(const at::Tensor& alias, bool writes, core::OldBytes old_bytes, core::OperandSink& sink) {
   const auto size = static_cast<int64_t>(alias.itemsize());
   const auto address = reinterpret_cast<uint64_t>(HostView::to_device(alias.const_data_ptr()));
-  sink.add({address, static_cast<uint64_t>(size), alias.sizes(), alias.strides(), size, writes,
-            dtype_name(alias.scalar_type()), overwrites, picks, is_moved});
+  sink.add({address, static_cast<uint64_t>(size), alias.sizes(), alias.strides(), size, writes, old_bytes,
+            dtype_name(alias.scalar_type())});
 }
 
 void list_host_operand(const at::TensorBase& tensor, bool writes, core::OperandSink& sink) {
   const auto size = static_cast<int64_t>(tensor.itemsize());
+  const auto old_bytes = writes ? core::OldBytes::kPassedOn : core::OldBytes::kRead;
   sink.add_host({reinterpret_cast<uint64_t>(tensor.const_data_ptr()), static_cast<uint64_t>(size), tensor.sizes(),
-                 tensor.strides(), size, writes, dtype_name(tensor.scalar_type())});
+                 tensor.strides(), size, writes, old_bytes, dtype_name(tensor.scalar_type())});
 }
 
 }  // namespace torch_mtia

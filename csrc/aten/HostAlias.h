@@ -19,8 +19,7 @@ at::Tensor host_alias(const at::TensorBase& tensor, bool for_write);
 at::Tensor host_alias(const at::TensorBase& tensor, c10::Storage storage);
 
 // The memory of a host alias of a device tensor.
-void list_operand(const at::Tensor& alias, bool writes, core::OperandSink& sink, bool overwrites = false,
-                  bool picks = false, bool is_moved = false);
+void list_operand(const at::Tensor& alias, bool writes, core::OldBytes old_bytes, core::OperandSink& sink);
 // A tensor of the host's own.
 void list_host_operand(const at::TensorBase& tensor, bool writes, core::OperandSink& sink);
 

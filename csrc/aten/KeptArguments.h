@@ -2,8 +2,8 @@
 //
 // keep(argument) gives an object whose get() yields, any number of times, what the kernel takes for that argument;
 // zeros() is the same with zeros on the host in place of the device's data. keep_output(tensor) is keep for a tensor
-// all of which the kernel writes and nothing of which it reads, keep_in_place(tensor) for one that it changes. To
-// support another type, add an overload of keep.
+// all of which the kernel writes and nothing of which it reads, keep_in_place(tensor) for one that it changes. What a
+// kernel does not read of an argument, core::OldBytes behind it says. To support another type, add an overload of keep.
 #pragma once
 
 #include <ATen/core/IListRef.h>
@@ -152,32 +152,22 @@ KeptValue<T> keep(const T& value) {
   return {value};
 }
 
-inline KeptTensor keep(const at::TensorBase& tensor) {
-  return {PooledAlias(tensor, /*for_write=*/false)};
+// What rows in yaml/native_functions.yaml ask of an argument: a flag, or the factor of a term.
+inline bool is_set(bool flag) {
+  return flag;
 }
-// What it holds goes to the result as it is, or nowhere.
-inline KeptTensor keep_moved(const at::TensorBase& tensor) {
-  KeptTensor kept = keep(tensor);
-  kept.tensor.set_moved(true);
-  return kept;
+inline bool is_set(const at::Scalar& factor) {
+  return !factor.equal(0.0);
 }
-// Data chooses what is read of it.
-inline KeptTensor keep_table(const at::TensorBase& tensor) {
-  KeptTensor kept = keep(tensor);
-  kept.tensor.set_picks();
-  return kept;
+
+inline KeptTensor keep(const at::TensorBase& tensor, core::OldBytes old_bytes = core::OldBytes::kRead) {
+  return {PooledAlias(tensor, /*for_write=*/false, old_bytes)};
 }
-// A term of a sum. With a factor of 0 it is not looked at.
-inline KeptTensor keep_term(const at::TensorBase& tensor, const at::Scalar& factor) {
-  KeptTensor kept = keep(tensor);
-  kept.tensor.set_moved(factor.equal(0.0));
-  return kept;
+inline KeptOutput keep_in_place(const at::TensorBase& tensor, core::OldBytes old_bytes = core::OldBytes::kRead) {
+  return {{PooledAlias(tensor, /*for_write=*/true, old_bytes)}};
 }
 inline KeptOutput keep_output(const at::TensorBase& tensor) {
-  return {{PooledAlias(tensor, /*for_write=*/true, /*follows_in_list=*/false, /*overwrites=*/true)}};
-}
-inline KeptOutput keep_in_place(const at::TensorBase& tensor) {
-  return {{PooledAlias(tensor, /*for_write=*/true)}};
+  return keep_in_place(tensor, core::OldBytes::kOverwritten);
 }
 
 inline KeptOptionalTensor keep(const std::optional<at::Tensor>& tensor) {
@@ -193,12 +183,12 @@ inline KeptOptionalTensor keep_in_place(const std::optional<at::Tensor>& tensor)
 }
 
 template <typename List>
-KeptTensorList keep_list(const List& list, bool for_write, bool overwrites = false) {
+KeptTensorList keep_list(const List& list, bool for_write, core::OldBytes old_bytes = core::OldBytes::kRead) {
   KeptTensorList kept;
   kept.tensors.reserve(list.size());
   kept.aliases.reserve(list.size());
   for (const at::Tensor& tensor : list) {
-    kept.tensors.emplace_back(tensor, for_write, /*follows_in_list=*/!kept.tensors.empty(), overwrites);
+    kept.tensors.emplace_back(tensor, for_write, old_bytes, /*follows_in_list=*/!kept.tensors.empty());
     kept.aliases.push_back(kept.tensors.back().get());
   }
   return kept;
@@ -209,17 +199,17 @@ inline KeptTensorList keep(at::TensorList list) {
 inline KeptTensorList keep(const at::ITensorListRef& list) {
   return keep_list(list, /*for_write=*/false);
 }
-inline KeptTensorList keep_output(at::TensorList list) {
-  return keep_list(list, /*for_write=*/true, /*overwrites=*/true);
+inline KeptTensorList keep_in_place(at::TensorList list, core::OldBytes old_bytes = core::OldBytes::kRead) {
+  return keep_list(list, /*for_write=*/true, old_bytes);
 }
-inline KeptTensorList keep_in_place(at::TensorList list) {
-  return keep_list(list, /*for_write=*/true);
+inline KeptTensorList keep_output(at::TensorList list) {
+  return keep_in_place(list, core::OldBytes::kOverwritten);
 }
 
 inline KeptOptionalTensorList keep(const c10::List<std::optional<at::Tensor>>& list) {
   KeptOptionalTensorList kept{{}, std::make_unique<c10::List<std::optional<at::Tensor>>>()};
   for (const std::optional<at::Tensor>& tensor : list) {
-    kept.tensors.emplace_back(tensor.value_or(at::Tensor()), /*for_write=*/false,
+    kept.tensors.emplace_back(tensor.value_or(at::Tensor()), /*for_write=*/false, core::OldBytes::kRead,
                               /*follows_in_list=*/!kept.tensors.empty());
     kept.aliases->push_back(tensor ? std::optional<at::Tensor>(kept.tensors.back().get()) : std::nullopt);
   }

@@ -25,6 +25,7 @@ void list_numbers(const T& value, core::OperandSink& sink) {
                  {},
                  1,
                  /*writes=*/false,
+                 core::OldBytes::kRead,
                  sizeof(T) == sizeof(double) ? "float64" : "float32"});
 }
 

@@ -135,6 +135,14 @@ void addmm_activation_out_check(const at::Tensor& self, const at::Tensor& /*mat1
 }  // namespace torch_mtia
 
 namespace at::native {
+namespace {
+
+torch_mtia::KeptTensor keep_term(const Tensor& tensor, const Scalar& factor) {
+  using torch_mtia::core::OldBytes;
+  return torch_mtia::keep(tensor, torch_mtia::is_set(factor) ? OldBytes::kRead : OldBytes::kPassedOn);
+}
+
+}  // namespace
 
 TORCH_IMPL_FUNC(mm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tensor& out) {
   using torch_mtia::Product;
@@ -175,7 +183,7 @@ TORCH_IMPL_FUNC(addmm_out_mtia)
         torch_mtia::StructuredCall<structured_addmm_out_cpu, 1>::run(fills_rows ? out : self, mat1, mat2, beta, alpha,
                                                                      out);
       },
-      torch_mtia::keep_term(self, beta), torch_mtia::keep(mat1), torch_mtia::keep(mat2), torch_mtia::keep(beta),
+      keep_term(self, beta), torch_mtia::keep(mat1), torch_mtia::keep(mat2), torch_mtia::keep(beta),
       torch_mtia::keep(alpha), torch_mtia::keep(product), torch_mtia::keep(fills_rows), torch_mtia::keep_output(out));
 }
 
@@ -187,7 +195,7 @@ TORCH_IMPL_FUNC(addmv_out_mtia)
   torch_mtia::run_cpu_kernel(
       {{"aten::addmv", "addmv_out_cpu"}, 1, torch_mtia::product_cost(mat, vec)}, out.device(),
       [](const auto&... kept) { torch_mtia::StructuredCall<structured_addmv_out_cpu, 1>::run(kept...); },
-      torch_mtia::keep_term(*bias, beta), torch_mtia::keep(mat), torch_mtia::keep(vec), torch_mtia::keep(beta),
+      keep_term(*bias, beta), torch_mtia::keep(mat), torch_mtia::keep(vec), torch_mtia::keep(beta),
       torch_mtia::keep(alpha), torch_mtia::keep_output(out));
 }
 

@@ -156,14 +156,15 @@ MaybeTensor widened_weight(const Tensor& input, const MaybeTensor& weight) {
   return is_given(weight) ? weight->to(kFloat) : at::ones({input.size(1)}, input.options().dtype(kFloat));
 }
 
-// Runs kernel(running_mean, running_var) in float32, and keeps what it makes of them.
+// Runs kernel(running_mean, running_var) in float32, and keeps what it makes of them if it changes them.
 template <typename Kernel>
-auto with_widened_statistics(const MaybeTensor& running_mean, const MaybeTensor& running_var, Kernel kernel) {
+auto with_widened_statistics(const MaybeTensor& running_mean, const MaybeTensor& running_var, bool changes,
+                             Kernel kernel) {
   const MaybeTensor mean = widened(running_mean);
   const MaybeTensor var = widened(running_var);
   auto results = kernel(mean, var);
-  if (is_given(mean)) running_mean->copy_(*mean);
-  if (is_given(var)) running_var->copy_(*var);
+  if (changes && is_given(mean)) running_mean->copy_(*mean);
+  if (changes && is_given(var)) running_var->copy_(*var);
   return results;
 }
 
@@ -175,9 +176,10 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_host(const Tensor& input, const Ma
     if (!isReducedFloatingType(input.scalar_type()) || input.dim() < 2) {
       return batch_norm_cpu(input, weight, bias, running_mean, running_var, training, momentum, eps);
     }
-    return with_widened_statistics(running_mean, running_var, [&](const MaybeTensor& mean, const MaybeTensor& var) {
+    const auto kernel = [&](const MaybeTensor& mean, const MaybeTensor& var) {
       return batch_norm_cpu(input, widened_weight(input, weight), widened(bias), mean, var, training, momentum, eps);
-    });
+    };
+    return with_widened_statistics(running_mean, running_var, /*changes=*/training, kernel);
   };
   auto [output, mean, invstd] = run();
   // Of other devices than the CPU, PyTorch's meta function expects the statistics in use.
@@ -190,9 +192,10 @@ std::tuple<Tensor, Tensor> batch_norm_update_stats_host(const Tensor& input, con
   if (!isReducedFloatingType(input.scalar_type())) {
     return batch_norm_update_stats_cpu(input, running_mean, running_var, momentum);
   }
-  return with_widened_statistics(running_mean, running_var, [&](const MaybeTensor& mean, const MaybeTensor& var) {
+  const auto kernel = [&](const MaybeTensor& mean, const MaybeTensor& var) {
     return batch_norm_update_stats_cpu(input.to(kFloat), mean, var, momentum);
-  });
+  };
+  return with_widened_statistics(running_mean, running_var, /*changes=*/true, kernel);
 }
 
 std::tuple<Tensor, Tensor, Tensor> batch_norm_backward_host(const Tensor& grad_out, const Tensor& input,
@@ -244,9 +247,12 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_on_host(const Tensor& input, const
     return {torch_mtia::as_input(input), statistic, statistic};
   };
   constexpr auto run = [](auto&&... arguments) { return batch_norm_host(arguments...); };
+  const auto keep_statistic = [&](const MaybeTensor& tensor) {
+    return training ? keep_in_place(tensor) : keep(tensor);
+  };
   auto [output, mean, invstd] = torch_mtia::make_with_cpu_kernel<3>(
       {"aten::native_batch_norm", kBatchNormWeight}, input.device(), shapes(), run, keep(input), keep(weight),
-      keep(bias), keep_in_place(running_mean), keep_in_place(running_var), keep(training), keep(momentum), keep(eps));
+      keep(bias), keep_statistic(running_mean), keep_statistic(running_var), keep(training), keep(momentum), keep(eps));
   return {output, mean, invstd};
 }
 

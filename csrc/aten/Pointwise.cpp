@@ -187,23 +187,23 @@ bool converts(const c10::Scalar& value, at::ScalarType dtype) {
 
 namespace {
 
-void list_operand(const at::TensorIteratorBase& iter, int arg, CPUOperand host_operand, core::OperandSink& sink,
-                  at::IntArrayRef sizes, at::IntArrayRef strides, bool picks = false) {
+void list_operand(const at::TensorIteratorBase& iter, int arg, CPUOperand host_operand, core::OldBytes input,
+                  core::OperandSink& sink, at::IntArrayRef sizes, at::IntArrayRef strides) {
   void* const data = iter.operand(arg).data;
   const bool is_output = arg < iter.noutputs();
+  const bool is_copy = host_operand == CPUOperand::kBuffer && on_device(iter, 0);
+  const auto old_bytes = is_copy && !is_output ? core::OldBytes::kPassedOn : old_bytes_of(arg, iter.noutputs(), input);
   core::Operand operand{reinterpret_cast<uint64_t>(data),
                         static_cast<uint64_t>(iter.element_size(arg)),
                         sizes,
                         strides,
                         /*stride_unit=*/1,
                         is_output,
+                        old_bytes,
                         dtype_name(iter.dtype(arg))};
   if (iter.tensor_base(arg).defined()) operand.shape = iter.tensor_base(arg).sizes();  // the iterator's is coalesced
   if (on_device(iter, arg)) {
     operand.address = reinterpret_cast<uint64_t>(HostView::to_device(data));
-    operand.overwrites = is_output;
-    operand.picks = picks;
-    operand.is_moved = !is_output && host_operand == CPUOperand::kBuffer && on_device(iter, 0);  // a copy
     sink.add(operand);
   } else if (const auto& original = iter.operand(arg).original_tensor_base(); original.defined()) {
     list_host_operand(original, is_output, sink);  // as it was before its cast
@@ -216,22 +216,22 @@ void list_operand(const at::TensorIteratorBase& iter, int arg, CPUOperand host_o
 
 }  // namespace
 
-void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OperandSink& sink) {
+void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OldBytes input,
+                   core::OperandSink& sink) {
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
-    list_operand(iter, arg, host_operand, sink, iter.shape(), iter.strides(arg));
+    list_operand(iter, arg, host_operand, input, sink, iter.shape(), iter.strides(arg));
   }
 }
 
-void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OperandSink& sink,
-                   at::IntArrayRef indexed_sizes, at::IntArrayRef indexed_strides) {
-  const int input = iter.noutputs();
+void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OldBytes input,
+                   core::OperandSink& sink, at::IntArrayRef indexed_sizes, at::IntArrayRef indexed_strides) {
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
     c10::DimVector sizes(iter.shape()), strides(iter.strides(arg));
-    if (arg == input) {
+    if (arg == iter.noutputs()) {
       sizes.append(indexed_sizes.begin(), indexed_sizes.end());
       strides.append(indexed_strides.begin(), indexed_strides.end());
     }
-    list_operand(iter, arg, host_operand, sink, sizes, strides, /*picks=*/arg == input);
+    list_operand(iter, arg, host_operand, input, sink, sizes, strides);
   }
 }
 

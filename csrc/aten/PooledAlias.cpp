@@ -49,8 +49,8 @@ bool nobody_else_uses(const at::Tensor& alias) {
 
 }  // namespace
 
-PooledAlias::PooledAlias(const at::TensorBase& tensor, bool for_write, bool follows_in_list, bool overwrites)
-    : writes_(for_write), follows_in_list_(follows_in_list), overwrites_(overwrites) {
+PooledAlias::PooledAlias(const at::TensorBase& tensor, bool for_write, core::OldBytes old_bytes, bool follows_in_list)
+    : writes_(for_write), old_bytes_(old_bytes), follows_in_list_(follows_in_list) {
   if (!tensor.defined()) return;
   const auto* source = tensor.unsafeGetTensorImpl();
   source_ = source;

@@ -19,8 +19,8 @@ namespace torch_mtia {
 class PooledAlias {
  public:
   PooledAlias() = default;  // stands for an undefined tensor
-  // `overwrites`: all of it is written, and nothing of it is read before.
-  PooledAlias(const at::TensorBase& tensor, bool for_write, bool follows_in_list = false, bool overwrites = false);
+  PooledAlias(const at::TensorBase& tensor, bool for_write, core::OldBytes old_bytes = core::OldBytes::kRead,
+              bool follows_in_list = false);
   ~PooledAlias() {
     if (alias_.defined()) give_back();
   }
@@ -29,10 +29,8 @@ class PooledAlias {
         source_(other.source_),
         on_device_(other.on_device_),
         writes_(other.writes_),
+        old_bytes_(other.old_bytes_),
         follows_in_list_(other.follows_in_list_),
-        overwrites_(other.overwrites_),
-        is_moved_(other.is_moved_),
-        picks_(other.picks_),
         nbytes_(other.nbytes_) {}
   PooledAlias& operator=(PooledAlias&&) = delete;
 
@@ -54,13 +52,7 @@ class PooledAlias {
 
   bool on_device() const { return on_device_; }
   bool writes() const { return writes_; }
-  bool overwrites() const { return overwrites_; }
-  // What it holds goes to the result as it is, or nowhere: nothing need have written it.
-  bool is_moved() const { return is_moved_; }
-  void set_moved(bool is_moved) { is_moved_ = is_moved; }
-  // Data chooses what is read of it.
-  bool picks() const { return picks_; }
-  void set_picks() { picks_ = true; }
+  core::OldBytes old_bytes() const { return old_bytes_; }
   // Whether it stands in a list behind another tensor.
   bool follows_in_list() const { return follows_in_list_; }
 
@@ -71,10 +63,8 @@ class PooledAlias {
   const void* source_ = nullptr;  // for comparison only
   bool on_device_ = false;
   bool writes_ = false;
+  core::OldBytes old_bytes_ = core::OldBytes::kRead;
   bool follows_in_list_ = false;
-  bool overwrites_ = false;
-  bool is_moved_ = false;
-  bool picks_ = false;
   size_t nbytes_ = 0;
 };
 

@@ -8,18 +8,24 @@
 
 namespace torch_mtia::core {
 
+// What work does with the bytes that an operand has before.
+enum class OldBytes : uint8_t {
+  kRead,         // all of them are read
+  kReadInPart,   // some are, mostly those that data chooses
+  kPassedOn,     // none has a say in what is computed, but some may stay, or be sent on, as they are
+  kOverwritten,  // all are written, and none is read before
+};
+
 // Elements at address + the sum of index * stride * stride_unit, in bytes, for each index below a dimension's size.
 struct Operand {
   uint64_t address;
   uint64_t element_size;
   std::span<const int64_t> sizes;
   std::span<const int64_t> strides;
-  int64_t stride_unit;                  // 1, or the size of an element
-  bool writes;                          // what is written may be read, too
+  int64_t stride_unit;  // 1, or the size of an element
+  bool writes;
+  OldBytes old_bytes;
   const char* dtype;                    // its name for people; "" for bytes
-  bool overwrites = false;              // all of it is written, and nothing of it is read before
-  bool picks = false;                   // data chooses what is read of it
-  bool is_moved = false;                // read to be sent as it is: nothing need have written it
   std::span<const int64_t> shape = {};  // the tensor's, for people, where the sizes are others
   bool is_shared = false;               // of the host's memory: the program may use it, too, while the work runs
 };

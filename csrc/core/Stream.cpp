@@ -31,9 +31,10 @@ struct Copied {
 void list_copied(const void* work, OperandSink& sink) {
   const auto& [to, from, size, kind, use] = *static_cast<const Copied*>(work);
   const auto list = [&](uint64_t address, bool writes, bool is_host) {
-    Operand operand{address, size, {}, {}, 1, writes, ""};
+    const bool is_passed_on = use == CopyUse::kByFallback || kind == MTIA_COPY_DEVICE_TO_DEVICE;
+    const OldBytes old_bytes = writes ? OldBytes::kOverwritten : is_passed_on ? OldBytes::kPassedOn : OldBytes::kRead;
+    Operand operand{address, size, {}, {}, 1, writes, old_bytes, ""};
     operand.is_shared = is_host && use == CopyUse::kNotWaitedFor;
-    operand.is_moved = !writes && (use == CopyUse::kByFallback || kind == MTIA_COPY_DEVICE_TO_DEVICE);
     is_host ? sink.add_host(operand) : sink.add(operand);
   };
   list(from, /*writes=*/false, kind == MTIA_COPY_HOST_TO_DEVICE);
@@ -59,7 +60,7 @@ void Stream::tell_fill(uint64_t to, uint64_t size) const {
   const mtia_span filled{to, size};
   const auto list = [](const void* work, OperandSink& sink) {
     const auto& [address, size] = *static_cast<const mtia_span*>(work);
-    sink.add({address, size, {}, {}, 1, /*writes=*/true, ""});
+    sink.add({address, size, {}, {}, 1, /*writes=*/true, OldBytes::kOverwritten, ""});
   };
   if (Observer* told = current_observer()) told->submits(*this, "fill", list, &filled);
 }
@@ -69,7 +70,9 @@ void Stream::list_spans(const void* work, OperandSink& sink) {
   std::vector<mtia_access> list(of.accesses(of.args, nullptr, 0));
   of.accesses(of.args, list.data(), static_cast<uint32_t>(list.size()));
   for (const mtia_access& each : list) {
-    sink.add({each.span.address, each.span.size, {}, {}, 1, each.writes != 0, ""});
+    const bool writes = each.writes != 0;
+    const OldBytes old_bytes = writes ? OldBytes::kPassedOn : OldBytes::kRead;  // or it is read, which nobody says
+    sink.add({each.span.address, each.span.size, {}, {}, 1, writes, old_bytes, ""});
   }
 }
 

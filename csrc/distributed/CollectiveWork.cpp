@@ -25,15 +25,8 @@ CollectiveOperands::CollectiveOperands(const std::vector<at::Tensor>& used, cons
 
 void CollectiveOperands::list(core::OperandSink& sink) const {
   for (const Each& each : operands_) {
-    const auto add = [&](bool writes) {
-      core::Operand operand{
-          each.address, static_cast<uint64_t>(each.element_size), each.sizes, each.strides, each.element_size, writes,
-          each.dtype};
-      operand.is_moved = !each.is_reduced;
-      sink.add(operand);
-    };
-    if (!each.is_written || each.is_reduced) add(/*writes=*/false);
-    if (each.is_written) add(/*writes=*/true);
+    sink.add({each.address, static_cast<uint64_t>(each.element_size), each.sizes, each.strides, each.element_size,
+              each.is_written, each.is_reduced ? core::OldBytes::kRead : core::OldBytes::kPassedOn, each.dtype});
   }
 }
 

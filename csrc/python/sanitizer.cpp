@@ -154,6 +154,7 @@ py::list take() {
       entry["bounds"] = py::make_tuple(kernel->tensor.address, kernel->tensor.size);
     } else {
       entry["access"] = describe(*finding.item, finding.operand, frames);
+      if (finding.kind == sanitizer::FindingKind::kUninitialized) entry["access"]["writes"] = false;  // though it may
     }
     if (finding.earlier != nullptr) entry["earlier"] = describe(*finding.earlier, finding.earlier_operand, frames);
     py::dict memory;

@@ -35,17 +35,18 @@ class Runs {
     uint64_t bytes = 0;
     for (const auto& [begin, end] : runs_) bytes += end - begin;
     const std::string type = std::to_string(bytes) + " bytes";
+    const OldBytes old_bytes = writes ? OldBytes::kOverwritten : OldBytes::kRead;
     std::vector<Operand> found;
     for (size_t first = 0; first < runs_.size() && found.size() <= kMaxOperands;) {
       const size_t last = behind_those_like(first);
       const auto& [begin, end] = runs_[first];
       const int64_t sizes[] = {static_cast<int64_t>(last - first)};
       const int64_t strides[] = {last - first > 1 ? static_cast<int64_t>(runs_[first + 1].first - begin) : 0};
-      found.push_back({Region(begin, end - begin, sizes, strides), writes, type, line});
+      found.push_back({Region(begin, end - begin, sizes, strides), writes, old_bytes, type, line});
       first = last;
     }
     if (found.size() > kMaxOperands) {
-      operands.push_back({Region(std::move(runs_)), writes, type, line});
+      operands.push_back({Region(std::move(runs_)), writes, old_bytes, type, line});
     } else {
       operands.insert(operands.end(), found.begin(), found.end());
     }

@@ -235,10 +235,10 @@ void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t opera
   const Region& region = what.region;
   const bool writes = what.writes;
   const auto is_unwritten = [&](const Cell& cell) { return cell.unwritten == state_.unlisted; };
-  const bool needs_all = !writes && !what.is_moved && !what.picks;
-  // Of what data chooses from, some must be written.
-  bool has_none = what.picks;
-  if (what.picks) for_each_cell(region, [&](uint64_t /*begin*/, const Cell& cell) { has_none &= is_unwritten(cell); });
+  const bool needs_all = what.old_bytes == OldBytes::kRead;
+  // Of what is read in part, some must be written.
+  bool has_none = what.old_bytes == OldBytes::kReadInPart;
+  if (has_none) for_each_cell(region, [&](uint64_t /*begin*/, const Cell& cell) { has_none &= is_unwritten(cell); });
   for_each_cell(region, [&](uint64_t begin, Cell& known) {
     check_order(item, operand, known, findings);
     if ((needs_all || has_none) && is_unwritten(known) && state_.checks.initialized &&

@@ -8,12 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "../core/Operands.h"
 #include "../runtime/mtia_runtime.h"
 #include "Clocks.h"
 #include "Region.h"
 
 namespace torch_mtia::sanitizer {
 
+using core::OldBytes;
 using Context = std::shared_ptr<void>;  // where in the program something was done
 
 // A place in a kernel that accesses memory.
@@ -27,10 +29,9 @@ struct KernelLine {
 struct Operand {
   Region region;
   bool writes = false;
+  OldBytes old_bytes = OldBytes::kRead;
   std::string type;                                    // for people, such as "float32[4, 8]"
   std::shared_ptr<const KernelLine> line = nullptr;    // of a kernel
-  bool is_moved = false;                               // read to be sent as it is
-  bool picks = false;                                  // data chooses what is read of it
   std::shared_ptr<const uint64_t> captured = nullptr;  // of a graph: how many blocks there had been at its capture
 };
 

@@ -18,9 +18,8 @@ inline Operand name(const core::Operand& operand) {
   }
   return {.region = Region(operand.address, operand.element_size, operand.sizes, strides),
           .writes = operand.writes,
-          .type = std::move(type),
-          .is_moved = operand.is_moved,
-          .picks = operand.picks};
+          .old_bytes = operand.old_bytes,
+          .type = std::move(type)};
 }
 
 }  // namespace torch_mtia::sanitizer

@@ -179,7 +179,7 @@ class NumbersObserver::Listing final : public core::OperandSink {
   struct Entry {
     Numbers numbers;
     bool writes;
-    bool overwrites;
+    core::OldBytes old_bytes;
     std::optional<Operand> named;  // if names are asked for
   };
 
@@ -190,7 +190,7 @@ class NumbersObserver::Listing final : public core::OperandSink {
     if (numbers.empty()) return;
     std::optional<Operand> named;
     if (has_names_) named = name(operand);
-    entries.push_back({std::move(numbers), operand.writes, operand.overwrites, std::move(named)});
+    entries.push_back({std::move(numbers), operand.writes, operand.old_bytes, std::move(named)});
   }
   void add_host(const core::Operand& operand) override {
     if (!operand.writes) host += Numbers(operand, 0).count();
@@ -215,7 +215,7 @@ mtia_status NumbersObserver::run(const mtia_work& work, core::OperandList list, 
   NonFinite given = before.host;
   std::vector<Numbers> kept;  // of what is given, what is the same afterwards
   for (const Listing::Entry& each : before.entries) {
-    if (each.writes && each.overwrites) continue;
+    if (each.old_bytes == core::OldBytes::kOverwritten) continue;
     const bool changes =
         each.writes || std::any_of(before.entries.begin(), before.entries.end(), [&](const Listing::Entry& other) {
           return other.writes && other.numbers.meets(each.numbers);

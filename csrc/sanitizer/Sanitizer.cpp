@@ -30,6 +30,12 @@ class OperandsOf final : public core::OperandSink {
   std::vector<Operand> operands;
 };
 
+// Before anything is written, all is read.
+int rank(const Operand& operand) {
+  if (!operand.writes) return 0;
+  return operand.old_bytes == OldBytes::kRead || operand.old_bytes == OldBytes::kReadInPart ? 1 : 2;
+}
+
 }  // namespace
 
 Sanitizer& Sanitizer::get() {
@@ -180,12 +186,12 @@ std::shared_ptr<core::RunObserver> Sanitizer::submits(const core::Stream& stream
   }
   OperandsOf listed;
   if (item->is_listed) list(work, listed);
-  // What it reads first: an operand in place is read before it is written.
-  std::stable_partition(listed.operands.begin(), listed.operands.end(),
-                        [](const Operand& each) { return !each.writes; });
+  std::stable_sort(listed.operands.begin(), listed.operands.end(),
+                   [](const Operand& a, const Operand& b) { return rank(a) < rank(b); });
   item->operands = std::move(listed.operands);
   const auto length = [](const Operand& each) { return each.region.end() - each.region.begin(); };
-  item->copies = item->name == "copy" && item->operands.size() == 2 && item->operands[0].is_moved &&
+  item->copies = item->name == "copy" && item->operands.size() == 2 &&
+                 item->operands[0].old_bytes == OldBytes::kPassedOn &&
                  length(item->operands[0]) == length(item->operands[1]);
   if (const core::Graph* graph = stream.graph()) {
     add(graph, {.item = std::move(*item)});

@@ -26,16 +26,20 @@ const void* const kOther = &kEvents[1];
 constexpr uint64_t kX = 1 << 20;
 
 Operand read(uint64_t address, uint64_t size) {
-  return {Region::dense(address, size), false, "x"};
+  return {Region::dense(address, size), false, OldBytes::kRead, "x"};
 }
 Operand write(uint64_t address, uint64_t size) {
-  return {Region::dense(address, size), true, "x"};
+  return {Region::dense(address, size), true, OldBytes::kOverwritten, "x"};
+}
+Operand with(OldBytes old_bytes, Operand operand) {
+  operand.old_bytes = old_bytes;
+  return operand;
 }
 // Of a matrix with rows of 64 bytes.
 Operand columns(int64_t first, int64_t count, bool writes) {
   const int64_t sizes[] = {16, count};
   const int64_t strides[] = {64, 1};
-  return {Region(kX + first, 1, sizes, strides), writes, "columns"};
+  return {Region(kX + first, 1, sizes, strides), writes, writes ? OldBytes::kOverwritten : OldBytes::kRead, "columns"};
 }
 
 std::string kinds(const std::vector<Finding>& findings) {
@@ -270,13 +274,31 @@ TEST(a_view_that_is_covered_has_been_checked) {
   CHECK_EQ(device.submit(kThird, "writes", {columns(44, 4, true)}), "race with reads");
 }
 
-TEST(what_is_moved_need_not_be_written) {
+TEST(what_is_passed_on_need_not_be_written) {
   Device device;
   device.allocate(kX, 128);
-  Operand sent = read(kX, 128);
-  sent.is_moved = true;
-  CHECK_EQ(device.submit(kMain, "send", {sent}), "");
+  CHECK_EQ(device.submit(kMain, "send", {with(OldBytes::kPassedOn, read(kX, 128))}), "");
   CHECK_EQ(device.submit(kMain, "sum", {read(kX, 128)}), "uninitialized");
+  CHECK_EQ(device.submit(kMain, "masked fill", {with(OldBytes::kPassedOn, write(kX, 128))}), "");
+  CHECK_EQ(device.submit(kMain, "sum", {read(kX, 128)}), "");
+}
+
+TEST(what_is_changed_in_place_is_read) {
+  Device device;
+  device.allocate(kX, 128);
+  device.submit(kMain, "fill", {write(kX, 64)});
+  CHECK_EQ(device.submit(kMain, "add", {with(OldBytes::kRead, write(kX, 64))}), "");
+  CHECK_EQ(device.submit(kMain, "add", {with(OldBytes::kRead, write(kX, 128))}), "uninitialized");
+  CHECK_EQ(device.submit(kMain, "add", {with(OldBytes::kRead, write(kX, 128))}), "");  // it was said
+}
+
+TEST(what_is_changed_in_part_has_to_be_written_in_part) {
+  Device device;
+  device.allocate(kX, 128);
+  device.allocate(2 * kX, 128);
+  device.submit(kMain, "fill", {write(kX, 64)});
+  CHECK_EQ(device.submit(kMain, "index add", {with(OldBytes::kReadInPart, write(kX, 128))}), "");
+  CHECK_EQ(device.submit(kMain, "index add", {with(OldBytes::kReadInPart, write(2 * kX, 128))}), "uninitialized");
 }
 
 TEST(blocks_that_are_alive_know_when_they_were_used) {

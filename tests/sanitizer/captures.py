@@ -115,6 +115,37 @@ with torch.mtia.graph(graph):
         "total.zero_()",
         ("aten::add",),
     ),
+    Program(
+        "a graph adds to rows of memory of its own that nobody has filled",
+        "uninitialized",
+        """
+x, index = torch.ones(10, 3, device="mtia"), torch.arange(10, device="mtia") % 4
+graph = torch.mtia.MTIAGraph()
+with torch.mtia.graph(graph):
+    sums = torch.empty(4, 3, device="mtia")
+    MEND
+    sums.index_put_((index,), x, accumulate=True)
+""",
+        "sums.zero_()",
+        ("aten::_index_put_impl_",),
+    ),
+    Program(
+        "a graph changes what nobody has filled before it is replayed",
+        "uninitialized",
+        """
+weight, graph = torch.nn.Parameter(torch.ones(10, device="mtia")), torch.mtia.MTIAGraph()
+weight.grad = torch.ones_like(weight)
+optimizer = torch.optim.AdamW([weight], fused=True, capturable=True)
+optimizer.step()
+optimizer.state[weight]["exp_avg_sq"] = torch.empty_like(weight)
+with torch.mtia.graph(graph):
+    optimizer.step()
+MEND
+graph.replay()
+""",
+        'optimizer.state[weight]["exp_avg_sq"].zero_()',
+        ("graph",),
+    ),
 ]
 
 COPY = """

@@ -131,6 +131,147 @@ rows = table[torch.tensor([1, 3], device="mtia")]
         "table[:5] = 1",
         ("aten::index",),
     ),
+    Program(
+        "an operator in place reads what it changes",
+        "uninitialized",
+        """
+total, x = torch.empty(10, device="mtia"), torch.ones(10, device="mtia")
+MEND
+total.mul_(x)
+""",
+        "total.fill_(1)",
+        ("aten::mul",),
+    ),
+    Program(
+        "an operator with its result among its arguments",
+        "uninitialized",
+        """
+scale, x = torch.empty(10, device="mtia"), torch.ones(10, device="mtia")
+MEND
+torch.lerp(scale, x, 0.5, out=scale)
+""",
+        "scale.zero_()",
+        ("aten::lerp",),
+    ),
+    Program(
+        "rows are added to nothing",
+        "uninitialized",
+        """
+sums, index = torch.empty(4, 3, device="mtia"), torch.tensor([0, 2, 0], device="mtia")
+MEND
+sums.index_add_(0, index, torch.ones(3, 3, device="mtia"))
+""",
+        "sums.zero_()",
+        ("aten::index_add",),
+    ),
+    Program(
+        "numbers are accumulated at indices",
+        "uninitialized",
+        """
+counts, index = torch.empty(4, device="mtia"), torch.tensor([0, 2, 0], device="mtia")
+MEND
+counts.index_put_((index,), torch.ones(3, device="mtia"), accumulate=True)
+""",
+        "counts.zero_()",
+        ("aten::_index_put_impl_",),
+    ),
+    Program(
+        "numbers are scattered onto a sum",
+        "uninitialized",
+        """
+counts, index = torch.empty(4, device="mtia"), torch.tensor([0, 2, 0], device="mtia")
+MEND
+counts.scatter_add_(0, index, torch.ones(3, device="mtia"))
+""",
+        "counts.zero_()",
+        ("aten::scatter_add",),
+    ),
+    Program(
+        "a product is added to nothing",
+        "uninitialized",
+        """
+out, matrix = torch.empty(3, 3, device="mtia"), torch.ones(3, 3, device="mtia")
+MEND
+out.addmm_(matrix, matrix)
+""",
+        "out.zero_()",
+        ("aten::addmm",),
+    ),
+    Program(
+        "an outer product is added to nothing",
+        "uninitialized",
+        """
+out, vector = torch.empty(3, 3, device="mtia"), torch.ones(3, device="mtia")
+MEND
+out.addr_(vector, vector)
+""",
+        "out.zero_()",
+        ("aten::addr",),
+    ),
+    Program(
+        "a gradient that nobody has set",
+        "uninitialized",
+        """
+x = torch.ones(10, device="mtia", requires_grad=True)
+x.grad = torch.empty_like(x)
+MEND
+(2 * x).sum().backward()
+""",
+        "x.grad.zero_()",
+        ("aten::add",),
+    ),
+    Program(
+        "a fused optimizer with a state that is empty",
+        "uninitialized",
+        """
+weight = torch.nn.Parameter(torch.ones(10, device="mtia"))
+weight.grad = torch.ones_like(weight)
+optimizer = torch.optim.AdamW([weight], fused=True)
+optimizer.step()
+optimizer.state[weight]["exp_avg"] = torch.empty_like(weight)
+MEND
+optimizer.step()
+""",
+        'optimizer.state[weight]["exp_avg"].zero_()',
+        ("aten::_fused_adamw_",),
+    ),
+    Program(
+        "an optimizer on lists with a momentum that is empty",
+        "uninitialized",
+        """
+weight = torch.nn.Parameter(torch.ones(10, device="mtia"))
+weight.grad = torch.ones_like(weight)
+optimizer = torch.optim.SGD([weight], momentum=0.9, foreach=True)
+optimizer.state[weight]["momentum_buffer"] = torch.empty_like(weight)
+MEND
+optimizer.step()
+""",
+        'optimizer.state[weight]["momentum_buffer"].zero_()',
+        ("aten::_foreach_mul_",),
+    ),
+    Program(
+        "the mean of all batches begins as nothing",
+        "uninitialized",
+        """
+norm = torch.nn.BatchNorm1d(3, device="mtia")
+norm.running_mean = torch.empty(3, device="mtia")
+MEND
+y = norm(torch.randn(4, 3, device="mtia"))
+""",
+        "norm.running_mean.zero_()",
+        ("aten::native_batch_norm",),
+    ),
+    Program(
+        "rows of a table are scaled before they are set",
+        "uninitialized",
+        """
+table, index = torch.empty(4, 3, device="mtia"), torch.tensor([0, 2], device="mtia")
+MEND
+y = torch.nn.functional.embedding(index, table, max_norm=1.0)
+""",
+        "table.fill_(1)",
+        ("aten::embedding_renorm_",),
+    ),
 ]
 
 RIGHT = {
@@ -140,6 +281,11 @@ y = torch.mv(matrix, vector)
 y = torch.addmv(out, matrix, vector, beta=0)
 batch = torch.ones(2, 3, 3, device="mtia")
 y = torch.baddbmm(torch.empty(2, 3, 3, device="mtia"), batch, batch, beta=0)
+y = torch.empty(3, 4, device="mtia").addr_(torch.ones(3, device="mtia"), vector, beta=0)
+y = torch.addr(torch.empty(3, 4, dtype=torch.float64, device="mtia"), torch.ones(3, device="mtia"), vector, beta=0)
+y = torch.empty(3, 3, device="mtia").addmm_(matrix, matrix.T, beta=0)
+y = torch.empty(2, 3, 3, device="mtia").baddbmm_(batch, batch, beta=0)
+y = torch.empty(3, 3, device="mtia").addbmm_(batch, batch, beta=0)
 """,
     "a permutation is turned around": """
 order = torch.arange(4, device="mtia").flip(0)
@@ -167,6 +313,48 @@ y = copy[:4] + 1
     "memory that grows before it is written": """
 x = torch.empty(3, device="mtia").resize_(10).fill_(1)
 y = x + 1
+""",
+    "what random operators write": """
+x = [torch.empty(10, device="mtia") for _ in range(9)]
+x[0].normal_(), x[1].uniform_(), x[2].bernoulli_(0.5), x[3].random_(5), x[4].exponential_(), x[5].cauchy_()
+x[6].log_normal_(), x[7].geometric_(0.5), x[8].bernoulli_(torch.full((10,), 0.5, device="mtia"))
+y = sum(x)
+weight = torch.nn.init.xavier_uniform_(torch.empty(4, 4, device="mtia"))
+y = torch.nn.init.trunc_normal_(torch.empty(4, 4, device="mtia")) + torch.nn.init.orthogonal_(weight)
+""",
+    "all is written, of another shape or dtype": """
+x = torch.empty(3, 4, device="mtia").copy_(torch.ones(4, device="mtia", dtype=torch.int32))
+y = torch.empty(3, 4, device="mtia").fill_(torch.tensor(2.0, device="mtia"))
+torch._foreach_zero_([z := torch.empty(3, 4, device="mtia")])
+torch._foreach_copy_([w := torch.empty(3, 4, device="mtia")], [x])
+y = x + y + z + w
+x = torch.nn.functional.dropout(x.resize_(2, 6).set_(y), 0.5, inplace=True).clamp_(0, 1)
+""",
+    "some is written, and nothing read": """
+x, mask = torch.empty(4, device="mtia"), torch.tensor([True, False, True, True], device="mtia")
+index = torch.tensor([0, 2], device="mtia")
+y = x.masked_fill_(mask, 0) + 1
+y = torch.empty(4, device="mtia").masked_scatter_(mask, y) + 1
+y = torch.empty(4, device="mtia").index_fill_(0, index, 0) + 1
+y = torch.empty(4, device="mtia").index_put_((index,), torch.ones(2, device="mtia")) + 1
+y = torch.empty(4, device="mtia").put_(index, torch.ones(2, device="mtia")) + 1
+y = torch.empty(4, device="mtia").scatter_reduce_(0, index, torch.ones(2, device="mtia"), "sum", include_self=False)
+""",
+    "sums of the rows that are there": """
+buffer, index = torch.empty(4, 3, device="mtia"), torch.tensor([0, 1], device="mtia")
+buffer[:2] = 1
+y = buffer.clone().index_add_(0, index, torch.ones(2, 3, device="mtia"))
+y = buffer.clone().scatter_add_(0, index[:, None], torch.ones(2, 3, device="mtia"))
+y = buffer.clone().index_put_((index,), torch.ones(2, 3, device="mtia"), accumulate=True)
+""",
+    "optimizers make their states": """
+for make in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad):
+    for how in ("foreach", "fused"):
+        weight = torch.nn.Parameter(torch.ones(10, device="mtia"))
+        optimizer = make([weight], **{how: True}, **({"momentum": 0.9} if make is torch.optim.SGD else {}))
+        for _ in range(3):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
 """,
     "a frame is put around a picture": """
 y = torch.nn.functional.pad(torch.ones(3, 3, 4, 4, device="mtia"), (1, 1, 1, 1), mode="circular")

@@ -424,3 +424,15 @@ main.wait_stream(side)
         ("fill", "aten::exp"),
     ),
 ]
+
+RIGHT = {
+    "two streams evaluate one model": """
+for dtype in (torch.float32, torch.bfloat16):
+    norm, x = torch.nn.BatchNorm1d(3, device="mtia", dtype=dtype).eval(), torch.ones(4, 3, device="mtia", dtype=dtype)
+    side.wait_stream(main)
+    y = norm(x)
+    with side:
+        z = norm(x)
+    main.wait_stream(side)
+""",
+}

@@ -195,7 +195,7 @@ def _making(function: NativeFunction, inputs: Sequence[Binding], written: Sequen
     """The call of a kernel that makes its results, in new outputs; given ones get a copy."""
     count = len(function.func.returns)
     first = next(b for b in inputs if isinstance(b.argument, Argument) and str(b.argument.type) == "Tensor")
-    keep = ", ".join(_keep(b, inputs, kernel) for b in inputs)
+    keep = ", ".join(_keep(b, kernel) for b in inputs)
     arguments = f"{_info(function, inputs, kernel)}, {first.name}.device(), shapes, run, {keep}"
     call = f"  constexpr auto run = {_run(inputs, [], kernel)};\n"
     call += f"  auto results = torch_mtia::make_with_cpu_kernel<{count}>({arguments});\n"
@@ -237,15 +237,10 @@ def _return(names: Sequence[str]) -> str:
     return f"  return {result};\n"
 
 
-def _keep(binding: Binding, bindings: Sequence[Binding], kernel: CPUKernel) -> str:
-    """How a work item keeps what it reads."""
-    if binding.name == kernel.moves:
-        return f"torch_mtia::keep_moved({binding.name})"
-    if binding.name == kernel.picks:
-        return f"torch_mtia::keep_table({binding.name})"
-    if binding.name == "self" and {"alpha", "beta"} <= {other.name for other in bindings}:
-        return "torch_mtia::keep_term(self, beta)"
-    return f"torch_mtia::keep({binding.name})"
+def _keep(binding: Binding, kernel: CPUKernel, how: str = "keep") -> str:
+    """How a work item keeps an argument."""
+    old_bytes = kernel.old_bytes.get(binding.name)
+    return f"torch_mtia::{how}({binding.name}{', ' + old_bytes.cpp() if old_bytes else ''})"
 
 
 def _launch(
@@ -261,7 +256,7 @@ def _launch(
     """The call of run_cpu_kernel, after `checks`; `made`: what the kernel writes and the caller does not pass."""
     changes = function.func.kind() in (SchemaKind.inplace, SchemaKind.mutable)
     keep_written = "keep_in_place" if changes else "keep_output"
-    keep = [f"torch_mtia::{keep_written}({b.name})" if _is_written(b) else _keep(b, bindings, kernel) for b in bindings]
+    keep = [_keep(b, kernel, keep_written if _is_written(b) else "keep") for b in bindings]
     keep += [f"torch_mtia::keep_output({name})" for name in made]
     info = _info(function, bindings, kernel, least_cost)
     device = f"{made[0]}.device()" if made else _device(bindings)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import torchgen
@@ -36,8 +37,7 @@ _ALLOWED_FIELDS = {
         "checks",
         "weight",
         "product",
-        "moves",
-        "picks",
+        "old_bytes",
         "waits",
         "capturable",
         "host_view",
@@ -51,6 +51,8 @@ _ALLOWED_FIELDS = {
 _ALLOWED_KEYS = {"MTIA"}
 _FUNCTIONS = {"runs", "shape", "checks", "without_host_view", "stub", "loop"}
 """Fields that name a function."""
+_OLD_BYTES = {"read": "kRead", "in_part": "kReadInPart", "passed_on": "kPassedOn", "overwritten": "kOverwritten"}
+"""What a row says in `old_bytes`, and what csrc/core/Operands.h calls it."""
 CASTS = {"all": "kAll", "all_but_bool_output": "kAllButBoolOutput", "none": "kNone"}
 """What a row says in `casts`, and what csrc/aten/Pointwise.h calls it."""
 
@@ -77,6 +79,25 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
+class OldBytes:
+    """What a kernel does with the bytes that an argument has before."""
+
+    use: str
+    condition: str = ""
+    """The argument that has to be set for it."""
+    otherwise: str = ""
+
+    def cpp(self) -> str:
+        """An expression, where an argument has its name."""
+        use = f"torch_mtia::core::OldBytes::{_OLD_BYTES[self.use]}"
+        if not self.condition:
+            return use
+        return (
+            f"torch_mtia::is_set({self.condition}) ? {use} : torch_mtia::core::OldBytes::{_OLD_BYTES[self.otherwise]}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class CPUKernel:
     """A kernel for MTIA that runs one of ATen's CPU kernels as a work item."""
 
@@ -94,10 +115,8 @@ class CPUKernel:
     """How many times longer it takes than moving its tensors."""
     product: tuple[str, ...] = ()
     """The two arguments whose product costs the time."""
-    moves: str = ""
-    """The argument that goes to the result as it is, where nothing else does: what it holds need not be initialized."""
-    picks: str = ""
-    """The argument of which data chooses what is read: of what it holds, some need not be initialized."""
+    old_bytes: Mapping[str, OldBytes] = dataclasses.field(default_factory=dict)
+    """By argument: what it does with the bytes that an argument has before, where that is not the usual."""
     is_own: bool = False
     """Whether the CPU kernel is ours, in csrc/aten/CPUKernels.h."""
     is_composite: bool = False
@@ -117,6 +136,8 @@ class Stub:
     """Which operands the CPU's iterator of the operator casts: of `CASTS`."""
     loop: str | None
     """The loop in csrc/aten/PointwiseLoops.h that runs in place of the stub's own."""
+    old_bytes: OldBytes | None = None
+    """Of its first input."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,8 +225,10 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
             )
         if "runs" in row:
             cpu_kernels[func.partition("(")[0]] = _cpu_kernel(row, place, upstream)
-        elif {"shape", "checks", "weight", "product", "moves", "picks"} & set(row):
-            raise OverlayError(f"{place}: `shape`, `checks`, `weight`, `product`, `moves` and `picks` belong to `runs`")
+        elif {"shape", "checks", "weight", "product"} & set(row):
+            raise OverlayError(f"{place}: `shape`, `checks`, `weight` and `product` belong to `runs`")
+        elif "old_bytes" in row and "stub" not in row:
+            raise OverlayError(f"{place}: `old_bytes` belongs to `runs` or `stub`")
         if "device_check" in row:
             target["device_check"] = row["device_check"]
         target.setdefault("dispatch", {"__line__": row["__line__"]})["MTIA"] = row["dispatch"]["MTIA"]
@@ -329,7 +352,34 @@ def _add_stub(stubs: dict[str, Stub], name: str, row: dict[str, Any], place: str
         raise OverlayError(f"{place}: `stub: {stub}` is in another row already, {stubs[stub].place}")
     if casts not in CASTS:
         raise OverlayError(f"{place}: `casts` is {' or '.join(CASTS)}, not {casts!r}")
-    stubs[stub] = Stub(place, name.partition(".")[0], stub, casts, row.get("loop"))
+    old_bytes = _old_bytes(row, place)
+    arguments = FunctionSchema.parse(row["func"]).arguments
+    numbers = [argument.name for argument in arguments.flat_non_out if not argument.type.is_tensor_like()]
+    if set(old_bytes) - {"self"} or any(each.condition not in ("", *numbers[:1]) for each in old_bytes.values()):
+        raise OverlayError(f"{place}: with `stub`, `old_bytes` is about self, and asks for the first number")
+    stubs[stub] = Stub(place, name.partition(".")[0], stub, casts, row.get("loop"), old_bytes.get("self"))
+
+
+def _old_bytes(row: dict[str, Any], place: str) -> dict[str, OldBytes]:
+    arguments = {argument.name for argument in FunctionSchema.parse(row["func"]).arguments.flat_all}
+    given = row.get("old_bytes", {})
+    if not isinstance(given, dict):
+        raise OverlayError(f"{place}: `old_bytes` says of each argument what becomes of them, not {given!r}")
+    result = {}
+    for name, text in given.items():
+        if name == "__line__":
+            continue
+        words = str(text).split()
+        use, condition, otherwise = words[0], "".join(words[2:3]), "".join(words[4:5])
+        is_plain = len(words) == 1
+        is_conditional = words[1::2] == ["if", "else"] and condition in arguments and otherwise in _OLD_BYTES
+        if name not in arguments or use not in _OLD_BYTES or not (is_plain or is_conditional):
+            raise OverlayError(
+                f"{place}: `old_bytes` of an argument is one of {', '.join(_OLD_BYTES)}, or depends on another, as in "
+                f"'read if beta else passed_on', and is not {name}: {text}"
+            )
+        result[name] = OldBytes(use, condition, otherwise)
+    return result
 
 
 def _without_host_view(row: dict[str, Any], place: str) -> str:
@@ -362,9 +412,6 @@ def _cpu_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, A
     arguments = {argument.name for argument in FunctionSchema.parse(row["func"]).arguments.flat_all}
     if "product" in row and not (isinstance(product, list) and len(product) == 2 and arguments.issuperset(product)):
         raise OverlayError(f"{place}: `product` is two arguments of the operator, not {product!r}")
-    for field in ("moves", "picks"):
-        if field in row and row[field] not in arguments:
-            raise OverlayError(f"{place}: `{field}` is an argument of the operator, not {row[field]!r}")
     composite = (upstream[row["func"]].get("dispatch") or {}).get("CompositeExplicitAutograd")
     return CPUKernel(
         place=place,
@@ -375,7 +422,6 @@ def _cpu_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, A
         checks=row.get("checks"),
         weight=weight,
         product=tuple(product),
-        moves=row.get("moves", ""),
-        picks=row.get("picks", ""),
+        old_bytes=_old_bytes(row, place),
         is_composite=runs == composite,
     )

@@ -47,4 +47,9 @@ def _registration(stub: Stub) -> str:
     own = "" if stub.loop is None else f", &torch_mtia::{stub.loop}"
     operator = f'{{"aten::{stub.operator}", "{stub.name}"}}'
     casts = f"torch_mtia::Casts::{CASTS[stub.casts]}"
-    return f"REGISTER_DOOR_DISPATCH({stub.name}, torch_mtia::OnDevice<{stub.name}{own}>::make({operator}, {casts}))"
+    old_bytes = ""
+    if stub.old_bytes is not None:
+        condition = f" {stub.old_bytes.condition}, const auto&" if stub.old_bytes.condition else ""
+        old_bytes = f", [](const auto&{condition}...) {{ return {stub.old_bytes.cpp()}; }}"
+    made = f"torch_mtia::OnDevice<{stub.name}{own}>::make({operator}, {casts}{old_bytes})"
+    return f"REGISTER_DOOR_DISPATCH({stub.name}, {made})"
