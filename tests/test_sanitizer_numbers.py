@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import runpy
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -166,6 +168,80 @@ def test_compiled_code_has_kernels_of_its_own(run_script: RunScript) -> None:
         kind, _, operator, node, lines = line.rsplit(" ", 4)
         assert (kind, node, lines) == ("not finite", "CompiledFunctionBackward", "[12]")
         assert operator.startswith("triton_poi_fused_")
+
+
+SAME = {
+    "a product and a number": "r = a * b + c",
+    "less a number": "r = a * b - c",
+    "a number less a product": "r = c - a * b",
+    "two products": "r = a * b + c * a",
+    "a product that is needed twice": "p = a * b; r = p + c + p * a",
+    "chains": "r = (a * b + c) * b - (c * a - b)",
+    "a softmax": "e = tl.exp(a - tl.max(a)); r = e / tl.sum(e)",
+    "a layer normalization": "d = a - tl.sum(a) / N; r = d * tl.rsqrt(tl.sum(d * d) / N + 1e-5) * b + c",
+    "gelu": "r = 0.5 * a * (1 + tl.math.erf(a * 0.7071067811865476))",
+    "a product of matrices": "m = tl.dot(a[:, None] * b[None, :], b[:, None] + c[None, :]); r = tl.sum(m, 1) * a + b",
+    "sums so far": "r = tl.cumsum(a * b, 0) * c",
+    "a recurrence": "_, r = tl.associative_scan((a, b), 0, recur)",
+}
+RECURRENCE = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def recur(a, b, c, d):
+    return a * c, c * b + d
+
+@triton.jit
+def kernel(x, y, z, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a, b, c = tl.load(x + i), tl.load(y + i), tl.load(z + i)
+    BODY
+    tl.store(out + i, r)
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.double], ids=str)
+@pytest.mark.parametrize("body", SAME.values(), ids=SAME)
+def test_who_is_looked_at_has_the_results_that_it_has_unseen(body: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    path = tmp_path / "same.py"
+    path.write_text(RECURRENCE.replace("BODY", body))
+    kernel = runpy.run_path(str(path))["kernel"]
+    operands = [torch.randn(64, dtype=dtype, device="mtia") for _ in range(3)]
+    results = []
+    for options in ({}, {"instrument": True}, {"instrument": True, "follow_numbers": True}):
+        results.append(torch.zeros(64, dtype=dtype, device="mtia"))
+        kernel[(1,)](*operands, results[-1], 64, **options)
+    unseen, *seen = results
+    assert unseen.isfinite().all()
+    assert all(torch.equal(each, unseen) for each in seen)
+
+
+COMPILED_TWICE = """
+import torch
+from torch import nn
+from torch_mtia import sanitizer
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8), nn.Softmax(-1)).to("mtia")
+x = torch.randn(16, 32, device="mtia")
+
+def step():
+    model.zero_grad()
+    loss = torch.compile(lambda x: (model(x) ** 2).mean() + (x * x - x).sin().sum())(x)
+    loss.backward()
+    return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+unseen = step()
+torch.compiler.reset()
+with sanitizer.enabled("numbers"):
+    seen = step()
+print(all(map(torch.equal, seen, unseen)), len(sanitizer.reports()))
+"""
+
+
+def test_compiled_code_has_the_results_that_it_has_unseen(run_script: RunScript) -> None:
+    assert run_script(COMPILED_TWICE).stdout == "True 0\n"
 
 
 BACKWARD = """\

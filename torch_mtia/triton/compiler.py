@@ -250,8 +250,8 @@ class MTIABackend(BaseBackend):
 
         with _compiling():
             parsed = parser.parse(parser.generic_text(module))
-            simplify(parsed)
             level = machine.level(options.arch)
+            simplify(parsed, contracts=options.enable_fp_fusion and "fma" in level.features)
             plan = plan_kernel(parsed, level.lanes, level.features, options.instrument)
             return PlanStage(plan, plan_text(plan))
 
@@ -264,9 +264,7 @@ class MTIABackend(BaseBackend):
             raise ValueError("a plan is only to be read: override the stage before, .ttir, or the one behind, .llir")
         plan = stage.plan
         with _compiling():
-            program = emit_program(
-                plan, options.arch, options.enable_fp_fusion, options.saturate_fp8, options.follow_numbers
-            )
+            program = emit_program(plan, options.arch, options.saturate_fp8, options.follow_numbers)
         metadata["name"] = plan.name
         metadata["shared"] = 0
         metadata["tmem_size"] = 0

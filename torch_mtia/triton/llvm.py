@@ -43,10 +43,9 @@ class CarriedLoop:
 class Builder:
     """Appends instructions to the function that is being written."""
 
-    def __init__(self, features: frozenset[str], contract: bool, saturates_fp8: bool) -> None:
+    def __init__(self, features: frozenset[str], saturates_fp8: bool) -> None:
         self.features = features
         self.saturates_fp8 = saturates_fp8
-        self.flags = " contract" if contract else ""
         self.lines: list[str] = []
         self.entry: list[str] = []  # stack slots
         self.counter = 0
@@ -254,8 +253,8 @@ class Builder:
 
     # Arithmetic -------------------------------------------------------------------------------------------------------
 
-    def binary(self, name: str, left: Value, right: Value, flags: str = "") -> Value:
-        return self.define(left.type, f"{name}{flags} {left.type} {left.ref}, {right.ref}")
+    def binary(self, name: str, left: Value, right: Value) -> Value:
+        return self.define(left.type, f"{name} {left.type} {left.ref}, {right.ref}")
 
     def add(self, left: Value, right: Value) -> Value:
         if left.constant is not None and right.constant is not None:
@@ -289,15 +288,6 @@ class Builder:
         result.divisor = min(left.divisor * right.divisor, MAX_DIVISOR)
         result.nonnegative = left.nonnegative and right.nonnegative
         return result
-
-    def fadd(self, left: Value, right: Value) -> Value:
-        return self.binary("fadd", left, right, self.flags)
-
-    def fsub(self, left: Value, right: Value) -> Value:
-        return self.binary("fsub", left, right, self.flags)
-
-    def fmul(self, left: Value, right: Value) -> Value:
-        return self.binary("fmul", left, right, self.flags)
 
     def fdiv(self, left: Value, right: Value) -> Value:
         return self.binary("fdiv", left, right)

@@ -206,7 +206,7 @@ _FLOAT_ARITHMETIC = {"arith.addf": "fadd", "arith.subf": "fsub", "arith.mulf": "
 @elementwise(*_FLOAT_ARITHMETIC)
 def _float_arithmetic(b: Builder, op: Op, operands: list[Value]) -> Value:
     left, right = in_wide(b, op, operands)
-    result = b.binary(_FLOAT_ARITHMETIC[op.name], left, right, b.flags)
+    result = b.binary(_FLOAT_ARITHMETIC[op.name], left, right)
     return floats.narrow(b, result, result_element(op))
 
 

@@ -25,9 +25,9 @@ class Target:
 
 
 class Environment:
-    def __init__(self, plan: Plan, features: frozenset[str], contract: bool, saturates_fp8: bool) -> None:
+    def __init__(self, plan: Plan, features: frozenset[str], saturates_fp8: bool) -> None:
         self.module = plan.module
-        self.b = Builder(features, contract, saturates_fp8)
+        self.b = Builder(features, saturates_fp8)
         self.instrumented = plan.instrumented
         self.follows_numbers = False  # of an instrumented kernel: what it computes, too
         self.selects_infinity = False  # see watching.selects_infinity

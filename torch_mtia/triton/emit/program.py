@@ -33,10 +33,8 @@ class Program:
     cost: int  # of one program, in nanoseconds
 
 
-def emit_program(
-    plan: Plan, architecture: str, contract: bool, saturates_fp8: bool, follows_numbers: bool = False
-) -> Program:
-    env = Environment(plan, machine.level(architecture).features, contract, saturates_fp8)
+def emit_program(plan: Plan, architecture: str, saturates_fp8: bool, follows_numbers: bool = False) -> Program:
+    env = Environment(plan, machine.level(architecture).features, saturates_fp8)
     env.follows_numbers = follows_numbers and plan.instrumented
     env.selects_infinity = env.follows_numbers and watching.selects_infinity(plan.module)
     b = env.b

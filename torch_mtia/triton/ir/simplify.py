@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch_mtia.triton.ir.elements import WIDE
 from torch_mtia.triton.ir.module import Block, Function, Module, Op, Value
 from torch_mtia.triton.ir.ops import OPS, Facts, Kind
 
@@ -13,7 +14,8 @@ CHEAP = 2
 STATEMENT = Facts(Kind.STATEMENT)
 
 
-def simplify(module: Module) -> None:
+def simplify(module: Module, contracts: bool) -> None:
+    """`contracts`: whether a product and a sum may be rounded once, together."""
     for function in module.functions.values():
         _replace_units(function)
         for op in list(function.body.walk()):
@@ -22,6 +24,9 @@ def simplify(module: Module) -> None:
                 _replace(op, op.operands)
             elif op.name == "scf.if" and _may_be_selects(op):
                 _replace_by_selects(op)
+        for op in list(function.body.walk()) if contracts else []:
+            if op.name in ("arith.addf", "arith.subf") and op.results[0].type.element in WIDE:
+                _contract(op)
 
 
 def _replace_units(function: Function) -> None:
@@ -73,6 +78,43 @@ def _replace_by_selects(op: Op) -> None:
     _replace(op, selects)
 
 
+def _contract(op: Op) -> None:
+    """Makes one operation of a sum and of a product that nothing else needs. It is decided here, and not by LLVM, so
+    that a kernel that looks at its numbers has the same ones."""
+    products = [number for number, operand in enumerate(op.operands) if _is_factor(operand, op)]
+    # Of two products, the one that is rounded by itself would tell the sides of a commutative function apart.
+    if not products or (len(products) == 2 and _is_combining(op)):
+        return
+    number, block = products[0], op.block
+    product, addend = op.operands[number].op, op.operands[1 - number]
+    assert product is not None
+    left, right = product.operands
+    if op.name == "arith.subf" and number == 0:
+        addend = _negative(addend, op)
+    elif op.name == "arith.subf":
+        left = _negative(left, op)
+    fused = _op("math.fma", [left, right, addend], op.results, block, op)
+    block.ops.insert(block.ops.index(op), fused)
+    _replace(op, fused.results)
+    _remove(product)
+
+
+def _is_factor(value: Value, op: Op) -> bool:
+    return value.op is not None and value.op.name == "arith.mulf" and value.op.block is op.block and value.users == [op]
+
+
+def _is_combining(op: Op) -> bool:
+    parent = op.block.region.parent
+    return parent is not None and parent.name in ("tt.reduce", "tt.scan")
+
+
+def _negative(value: Value, op: Op) -> Value:
+    """Before `op`."""
+    negative = _op("arith.negf", [value], [value], op.block, op)
+    op.block.ops.insert(op.block.ops.index(op), negative)
+    return negative.results[0]
+
+
 def _op(name: str, operands: list[Value], like: list[Value], block: Block, where: Op | Function) -> Op:
     """With results of the names and types of others. The caller gives it its place in the block."""
     op = Op(name, operands, [], [], [], block, 0, where.location, "")
@@ -83,10 +125,14 @@ def _op(name: str, operands: list[Value], like: list[Value], block: Block, where
 
 
 def _replace(op: Op, values: list[Value]) -> None:
-    for operand in op.operands:
-        operand.users.remove(op)
     for result, value in zip(op.results, values, strict=True):
         _redirect(result, value)
+    _remove(op)
+
+
+def _remove(op: Op) -> None:
+    for operand in op.operands:
+        operand.users.remove(op)
     op.block.ops.remove(op)
     _number(op.block)
 
