@@ -76,8 +76,7 @@ AccessRecorder::AccessRecorder(std::optional<std::vector<mtia_span>> live, std::
       checks_bounds_(live.has_value()),
       arguments_(std::move(arguments)),
       records_(1),
-      nodes_(1),
-      recent_(1 << kRecentBits) {}
+      nodes_(1) {}
 
 uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_site* source,
                                 const std::array<int32_t, 3>& program, uint64_t address, int64_t stride,
@@ -86,12 +85,18 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
     begin_program(context, program);
     return 0;
   }
-  if ((source->kind & MTIA_SITE_COMPUTES) != 0) {
+  const bool computes = (source->kind & MTIA_SITE_COMPUTES) != 0;
+  if (computes && (source->kind & MTIA_SITE_WRITES) == 0) {
     compute(*source, lanes);
     return lanes;
   }
   Site& site = site_of(*source);
+  if (computes) {
+    if (watches_numbers_) check_numbers(context, site, *source, &address, 1, values, /*is_single=*/true);
+    return lanes;
+  }
   if (lanes == 0) {
+    enter(site);
     site.record = 0;
     return 0;
   }
@@ -104,12 +109,13 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
   // Most strips are neighbours without anything special.
   const uint64_t special = MTIA_SITE_ACQUIRES | MTIA_SITE_RELEASES | (watches_numbers_ ? kNumbers : 0);
   if (is_dense && (lanes & (lanes + 1)) == 0 && (site.kind & special) == 0) {
-    const uint64_t size = uint64_t{site.size} * static_cast<uint32_t>(std::popcount(lanes));
+    const uint64_t size = uint64_t{site.size} * static_cast<uint32_t>(std::bit_width(lanes));
     if (is_inside(address, size) && (values == nullptr || !was_stored(site, address, address + size))) [[likely]] {
       touch(site, source->number, address, address + size);
       return lanes;
     }
   }
+  if ((site.kind & (MTIA_SITE_ACQUIRES | MTIA_SITE_RELEASES)) != 0) enter_all();
   const auto address_of = [&](uint32_t lane) {
     return addresses != nullptr ? addresses[lane] : address + static_cast<uint64_t>(int64_t{lane} * stride);
   };
@@ -161,11 +167,15 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
       check_lanes(context, site, source->number, all.data(), allowed, values);
     }
   }
+  if (addresses != nullptr) {
+    for (uint64_t left = allowed; left != 0; left &= left - 1) memory_.fetch(addresses[std::countr_zero(left)]);
+  }
   for_each_run(allowed, [&](uint32_t first, uint32_t count) {
     const uint64_t begin = address_of(first);
     touch(site, source->number, begin, begin + uint64_t{count} * site.size);
   });
   if ((site.kind & MTIA_SITE_RELEASES) != 0) {
+    enter(site);
     for (uint64_t left = allowed; left != 0; left &= left - 1) release(address_of(std::countr_zero(left)));
     ++epoch_;
     ++moment_;
@@ -174,6 +184,7 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
 }
 
 void AccessRecorder::begin_program(const mtia_kernel_context& context, const std::array<int32_t, 3>& program) {
+  enter_all();
   std::copy_n(context.grid, 3, grid_.begin());
   program_ = static_cast<uint32_t>(program[0] + int64_t{grid_[0]} * (program[1] + int64_t{grid_[1]} * program[2]));
   epoch_ = 0;
@@ -204,6 +215,7 @@ uint32_t AccessRecorder::record_of(Site& site, uint32_t number) {
   if (site.record == 0 || site.moment != moment_) {
     site.record = static_cast<uint32_t>(records_.size());
     site.moment = moment_;
+    site.low = site.high = 0;
     records_.push_back({program_, epoch_, number});
   }
   return site.record;
@@ -219,28 +231,31 @@ const mtia_span* AccessRecorder::live_at(uint64_t address) const {
 
 // Memory -------------------------------------------------------------------------------------------------------------
 
+// Strips of a site that lie side by side are entered together, as one stretch. Until then other sites must not touch
+// it, unless both read, and the program must not learn whom it is behind.
 void AccessRecorder::touch(Site& site, uint32_t number, uint64_t begin, uint64_t end) {
-  const uint32_t record = record_of(site, number);
-  while (begin < end) {
-    Chunk& chunk = page_at(begin).chunks[begin % kPage / kChunk];
-    const auto first = static_cast<uint32_t>(begin % kChunk);
-    const auto last = static_cast<uint32_t>(std::min<uint64_t>(end - begin + first, kChunk));
-    if (chunk.parts == nullptr && last - first == kChunk) {
-      touch(chunk.whole, site, record, begin);
-    } else {
-      const auto shift = std::min<uint32_t>(static_cast<uint32_t>(std::countr_zero(first | last)), 5);
-      Cell after = chunk.whole;
-      if (chunk.parts == nullptr) touch(after, site, record, begin);
-      if (chunk.parts != nullptr || after != chunk.whole) {
-        if (chunk.parts == nullptr || chunk.shift > shift) split(chunk, shift);
-        const uint64_t base = begin - first;
-        for (uint32_t part = first >> chunk.shift; part < last >> chunk.shift; ++part) {
-          touch(chunk.parts[part], site, record, base + (uint64_t{part} << chunk.shift));
-        }
-      }
-    }
-    begin += last - first;
+  record_of(site, number);
+  const bool is_first = site.low == site.high;
+  for (Site& other : sites_) {
+    if (other.begin < end && begin < other.end && ((site.kind | other.kind) & MTIA_SITE_WRITES) != 0) enter(other);
   }
+  if (site.end != begin) {
+    enter(site);
+    site.begin = begin;
+  }
+  site.end = end;
+  site.low = is_first ? begin : std::min(site.low, begin);
+  site.high = is_first ? end : std::max(site.high, end);
+}
+
+void AccessRecorder::enter(Site& site) {
+  const uint64_t begin = std::exchange(site.begin, 0);
+  const uint64_t end = std::exchange(site.end, 0);
+  memory_.touch(begin, end, [&](Cell& cell, uint64_t address) { touch(cell, site, site.record, address); });
+}
+
+void AccessRecorder::enter_all() {
+  for (Site& site : sites_) enter(site);
 }
 
 void AccessRecorder::touch(Cell& cell, const Site& site, uint32_t record, uint64_t address) {
@@ -274,48 +289,14 @@ void AccessRecorder::add(uint32_t& list, uint32_t record) {
     if (nodes_[next].record == record) return;
     next = nodes_[next].next;
   }
-  list = static_cast<uint32_t>(nodes_.size());
-  nodes_.push_back({record, next});
+  if (nodes_.back().record != record || nodes_.back().next != next) nodes_.push_back({record, next});
+  list = static_cast<uint32_t>(nodes_.size() - 1);
 }
 
-AccessRecorder::Page& AccessRecorder::page_at(uint64_t address) {
-  const uint64_t number = address / kPage;
-  auto& [known, page] = recent_[number * 0x9E3779B97F4A7C15 >> (64 - kRecentBits)];
-  if (page == nullptr || known != number) {
-    std::unique_ptr<Page>& kept = pages_[number];
-    if (kept == nullptr) kept = std::make_unique<Page>();
-    known = number;
-    page = kept.get();
-  }
-  return *page;
-}
-
-void AccessRecorder::split(Chunk& chunk, uint32_t shift) {
-  auto parts = std::make_unique<Cell[]>(kChunk >> shift);
-  for (uint32_t part = 0; part < kChunk >> shift; ++part) {
-    parts[part] = chunk.parts == nullptr ? chunk.whole : chunk.parts[(part << shift) >> chunk.shift];
-  }
-  chunk.parts = std::move(parts);
-  chunk.shift = shift;
-}
-
-const AccessRecorder::Cell& AccessRecorder::cell_at(uint64_t address) {
-  const Chunk& chunk = page_at(address).chunks[address % kPage / kChunk];
-  return chunk.parts == nullptr ? chunk.whole : chunk.parts[address % kChunk >> chunk.shift];
-}
-
-bool AccessRecorder::was_stored(const Site& site, uint64_t begin, uint64_t end) {
-  if (site.record == 0 || site.moment != moment_) return false;  // it is the first
-  while (begin < end) {
-    const Chunk& chunk = page_at(begin).chunks[begin % kPage / kChunk];
-    const uint64_t last = std::min(end, (begin / kChunk + 1) * kChunk);
-    if (chunk.parts == nullptr && chunk.whole.last_writer == site.record) return true;
-    for (uint64_t at = begin; chunk.parts != nullptr && at < last; at += uint64_t{1} << chunk.shift) {
-      if (cell_at(at).last_writer == site.record) return true;
-    }
-    begin = last;
-  }
-  return false;
+bool AccessRecorder::was_stored(Site& site, uint64_t begin, uint64_t end) {
+  if (site.record == 0 || site.moment != moment_ || end <= site.low || begin >= site.high) return false;
+  enter_all();
+  return memory_.any_of(begin, end, [&](const Cell& cell) { return cell.last_writer == site.record; });
 }
 
 // What earlier strips have stored is in memory; what this one stores is in `values`.
@@ -331,7 +312,7 @@ void AccessRecorder::check_lanes(const mtia_kernel_context& context, Site& site,
       const int other = std::countr_zero(before);
       if (addresses[other] == addresses[lane]) there = value_of(other);
     }
-    if (there == nullptr && !is_first && cell_at(addresses[lane]).last_writer == site.record) {
+    if (there == nullptr && !is_first && was_stored(site, addresses[lane], addresses[lane] + 1)) {
       there = reinterpret_cast<const void*>(addresses[lane] + static_cast<uint64_t>(context.host_offset));
     }
     if (there == nullptr || std::memcmp(there, value_of(lane), site.size) == 0) continue;
@@ -344,6 +325,10 @@ void AccessRecorder::check_lanes(const mtia_kernel_context& context, Site& site,
 
 void AccessRecorder::compute(const mtia_site& source, uint64_t lanes) {
   if (!watches_numbers_) return;
+  if ((source.kind & MTIA_SITE_READS) != 0) {
+    for (auto& [known, known_lanes] : computed_) known_lanes = ~uint64_t{0};
+    return;
+  }
   for (auto& [known, known_lanes] : computed_) {
     if (known != &source) continue;
     known_lanes |= lanes;
@@ -359,6 +344,7 @@ NonFinite AccessRecorder::classify(const void* number, const Site& site) {
   const uint64_t infinity = (site.kind & MTIA_SITE_BFLOAT16) != 0 ? 0x7f80
                             : site.size == 8                      ? uint64_t{0x7ff} << 52
                             : site.size == 4                      ? 0x7f800000
+                            : site.size == 1                      ? 0x7c
                                                                   : 0x7c00;
   return {.nan = bits > infinity ? 1U : 0U, .infinite = bits == infinity ? 1U : 0U};
 }
@@ -486,6 +472,7 @@ KernelAccess AccessRecorder::describe(uint32_t record, uint64_t address) const {
 }
 
 AccessRecorder::Launch AccessRecorder::take() {
+  enter_all();
   Launch launch;
   launch.was_followed = moment_ != 0;
   launch.findings = std::move(findings_);
@@ -495,20 +482,7 @@ AccessRecorder::Launch AccessRecorder::take() {
     if (cell.needs != 0) read[records_[cell.needs].site].add(begin, end);
     if (cell.last_writer != 0) written[records_[cell.last_writer].site].add(begin, end);
   };
-  std::vector<uint64_t> numbers;
-  for (const auto& [number, page] : pages_) numbers.push_back(number);
-  std::sort(numbers.begin(), numbers.end());
-  for (const uint64_t number : numbers) {
-    uint64_t at = number * kPage;
-    for (const Chunk& chunk : pages_[number]->chunks) {
-      if (chunk.parts == nullptr) add(chunk.whole, at, at + kChunk);
-      const uint64_t size = uint64_t{1} << chunk.shift;
-      for (uint64_t part = 0; chunk.parts != nullptr && part < kChunk / size; ++part) {
-        add(chunk.parts[part], at + part * size, at + (part + 1) * size);
-      }
-      at += kChunk;
-    }
-  }
+  memory_.for_each(add);
   for (size_t site = 0; site < sites_.size(); ++site) {
     read[site].list(/*writes=*/false, sites_[site].line, launch.operands);
   }
@@ -520,8 +494,7 @@ AccessRecorder::Launch AccessRecorder::take() {
   sites_.clear();
   records_.resize(1);
   nodes_.resize(1);
-  pages_.clear();
-  std::fill(recent_.begin(), recent_.end(), std::pair<uint64_t, Page*>());
+  memory_.clear();
   released_.clear();
   findings_.clear();
   known_findings_.clear();

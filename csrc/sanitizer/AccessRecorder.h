@@ -22,6 +22,7 @@
 
 #include "../runtime/mtia_runtime.h"
 #include "Findings.h"
+#include "Shadow.h"
 
 namespace torch_mtia::sanitizer {
 
@@ -67,16 +68,6 @@ class AccessRecorder {
     uint32_t record;
     uint32_t next;  // 0: none
   };
-  static constexpr uint64_t kChunk = 64;
-  struct Chunk {
-    Cell whole;
-    std::unique_ptr<Cell[]> parts;  // of 1 << shift bytes; null: `whole` holds for all of it
-    uint32_t shift = 0;
-  };
-  static constexpr uint64_t kPage = 4096;
-  struct Page {
-    std::array<Chunk, kPage / kChunk> chunks;
-  };
   struct Site {
     const mtia_site* source = nullptr;
     std::shared_ptr<const KernelLine> line;
@@ -85,6 +76,11 @@ class AccessRecorder {
     uint32_t record = 0;  // of what it does now; 0: it needs a new one
     uint64_t moment = 0;  // to which the record belongs
     mtia_span tensor{};   // that the pointer argument belongs to; empty: not known
+    // What the record has touched is between low and high. The last stretch, from begin to end, is not in memory_ yet.
+    uint64_t low = 0;
+    uint64_t high = 0;
+    uint64_t begin = 0;
+    uint64_t end = 0;
   };
 
   void begin_program(const mtia_kernel_context& context, const std::array<int32_t, 3>& program);
@@ -93,14 +89,13 @@ class AccessRecorder {
   const mtia_span* live_at(uint64_t address) const;
 
   void touch(Site& site, uint32_t number, uint64_t begin, uint64_t end);
+  void enter(Site& site);
+  void enter_all();
   void touch(Cell& cell, const Site& site, uint32_t record, uint64_t address);
   void add(uint32_t& list, uint32_t record);
-  Page& page_at(uint64_t address);
-  static void split(Chunk& chunk, uint32_t shift);
-  const Cell& cell_at(uint64_t address);
 
   // Whether a strip that begins here has lanes that this run of the statement has been to before.
-  bool was_stored(const Site& site, uint64_t begin, uint64_t end);
+  bool was_stored(Site& site, uint64_t begin, uint64_t end);
   void check_lanes(const mtia_kernel_context& context, Site& site, uint32_t number, const uint64_t* addresses,
                    uint64_t lanes, const void* values);
   bool is_behind(const Record& record) const;
@@ -127,9 +122,7 @@ class AccessRecorder {
   std::vector<Site> sites_;
   std::vector<Record> records_;
   std::vector<Node> nodes_;
-  std::unordered_map<uint64_t, std::unique_ptr<Page>> pages_;
-  static constexpr int kRecentBits = 10;
-  std::vector<std::pair<uint64_t, Page*>> recent_;  // a cache of pages, by a hash of their numbers
+  Shadow<Cell> memory_;
   std::unordered_map<uint64_t, Known> released_;
   // Of the program that runs: what it has read that is not finite, and what has made such numbers, in which lanes.
   static constexpr size_t kMaxComputed = 64;

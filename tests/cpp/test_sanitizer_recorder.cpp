@@ -250,6 +250,83 @@ TEST(all_that_have_read_are_remembered) {
   CHECK_EQ(kernel.findings(), "2 of 5 with 1 of 2");
 }
 
+TEST(strips_side_by_side_keep_their_order_with_those_of_other_lines) {
+  Kernel kernel;
+  const auto* load = kernel.site(kLoad);
+  const auto* store = kernel.site(kStore);
+  const auto* again = kernel.site(kLoad);
+  kernel.begin(0);
+  for (uint64_t at = 0; at < 8192; at += 64) {  // behind the first strip, each line touches what the other has
+    kernel.access(load, at + 64, 16);
+    kernel.access(store, at, 16);
+    kernel.access(again, at, 16);
+  }
+  CHECK_EQ(kernel.touched(), "reads 8192 bytes from 64, writes 8192 bytes from 0");
+  kernel.begin(0);
+  for (uint64_t at = 0; at < 8192; at += 64) {
+    kernel.access(store, at, 16);
+    kernel.access(load, at, 16);
+  }
+  CHECK_EQ(kernel.touched(), "writes 8192 bytes from 0");
+}
+
+TEST(pages_that_one_program_touches_are_told_apart_by_another_one) {
+  for (const uint64_t offset : {uint64_t{0}, uint64_t{4096 + 60}, uint64_t{8192 - 4}}) {
+    Kernel kernel;
+    const auto* store = kernel.site(kStore);
+    const auto* load = kernel.site(kLoad);
+    kernel.begin(0);
+    for (uint64_t at = 0; at < 8192; at += 64) kernel.access(store, at, 16);
+    kernel.begin(1);
+    kernel.access(load, 8192);
+    CHECK_EQ(kernel.recorder.take().findings.size(), size_t{0});
+    kernel.begin(0);
+    for (uint64_t at = 0; at < 8192; at += 64) kernel.access(store, at, 16);
+    kernel.begin(1);
+    kernel.access(load, offset);
+    CHECK_EQ(kernel.findings(), "2 of 1 with 1 of 0");
+  }
+}
+
+TEST(what_comes_before_an_acquire_is_not_behind_what_that_has_learned) {
+  Kernel kernel;
+  const auto* store = kernel.site(kStore);
+  const auto* release = kernel.site(kRelease);
+  const auto* load = kernel.site(kLoad);
+  const auto* acquire = kernel.site(kVolatile);
+  kernel.begin(0);
+  kernel.access(store, 0);
+  kernel.access(release, 1024);
+  kernel.begin(1);
+  kernel.access(load, 0);
+  kernel.access(acquire, 1024);
+  CHECK_EQ(kernel.findings(), "3 of 1 with 1 of 0");
+}
+
+TEST(what_comes_before_a_release_is_released_and_what_comes_behind_it_is_not) {
+  Kernel kernel;
+  const auto* store = kernel.site(kStore);
+  const auto* release = kernel.site(kRelease);
+  const auto* load = kernel.site(kLoad);
+  const auto* acquire = kernel.site(kVolatile);
+  kernel.begin(0);
+  kernel.access(store, 0, 16);
+  kernel.access(release, 1024);
+  kernel.access(store, 64, 16);  // side by side with what was released
+  kernel.begin(1);
+  kernel.access(acquire, 1024);
+  kernel.access(load, 0, 16);
+  CHECK_EQ(kernel.findings(), "");
+  kernel.begin(0);
+  kernel.access(store, 0, 16);
+  kernel.access(release, 1024);
+  kernel.access(store, 64, 16);
+  kernel.begin(1);
+  kernel.access(acquire, 1024);
+  kernel.access(load, 0, 32);
+  CHECK_EQ(kernel.findings(), "3 of 1 with 1 of 0");
+}
+
 TEST(lanes_of_one_store_may_only_agree) {
   Kernel kernel;
   const auto* store = kernel.site(kStore);
