@@ -143,6 +143,33 @@ def test_a_report_of_a_kernel_names_the_line_that_made_it() -> None:
     assert f"\n  of the result {report.nan} are NaN; what it reads is finite\n" in str(report)
 
 
+PASSED_ON = {
+    "a sum over lanes": "tl.store(out, tl.sum(e))",
+    "sums so far": "tl.store(out + i, tl.cumsum(e, 0))",
+    "a product of matrices": "m = tl.dot(e[:, None] * one, one + e[None, :]); tl.store(out + i, tl.sum(m, 0))",
+    "a conversion": "tl.store(out + i, e.to(tl.float16))",
+    "an atomic operation": "tl.atomic_add(out + i, e)",
+}
+
+
+@pytest.mark.parametrize("end", PASSED_ON.values(), ids=PASSED_ON)
+def test_who_passes_on_what_is_not_finite_is_not_named(end: str) -> None:
+    dtype = "half" if "16" in end else "float"
+    found = reports_of(f"""
+kernel = triton_kernel('''
+def kernel(x, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    one = tl.full((BLOCK, BLOCK), 1.0, tl.float32)
+    e = tl.exp(tl.load(x + i))
+    {end}
+''')
+x, out = torch.zeros(32, device="mtia"), torch.zeros(32, device="mtia", dtype=torch.{dtype})
+x[13] = 200
+kernel[(1,)](x, out, BLOCK=32)
+""")
+    assert [report.access.line[1] for report in found if report.access.line is not None] == [9]
+
+
 COMPILED = """
 import torch
 from torch_mtia import sanitizer

@@ -327,9 +327,11 @@ typedef struct mtia_error_cell {
 #define MTIA_SITE_ACQUIRES UINT64_C(8)
 #define MTIA_SITE_RELEASES UINT64_C(16)
 /* No access: an operation that makes, in these lanes, NaN of operands that are not NaN, or infinity of finite ones.
- * Lanes that are masked off later are told, too. All lanes go on. With MTIA_SITE_FLOAT: of NaN only. */
+ * Lanes that are masked off later are told, too. All lanes go on. With MTIA_SITE_FLOAT: of NaN only. With
+ * MTIA_SITE_READS: an operation across lanes passes on what is not finite. With MTIA_SITE_WRITES: an atomic one has
+ * stored `values`; what kind of numbers they are is told as of an access. */
 #define MTIA_SITE_COMPUTES UINT64_C(32)
-/* Elements are floating-point numbers: of their size as IEEE has them, or bfloat16. */
+/* Elements are floating-point numbers: of their size as IEEE has them, of 8 bits e5m2, or bfloat16. */
 #define MTIA_SITE_FLOAT UINT64_C(64)
 #define MTIA_SITE_BFLOAT16 UINT64_C(128)
 

@@ -31,7 +31,7 @@ class Environment:
         self.instrumented = plan.instrumented
         self.follows_numbers = False  # of an instrumented kernel: what it computes, too
         self.selects_infinity = False  # see watching.selects_infinity
-        self.sites: dict[Op, Value] = {}  # constants that describe accesses, in a kernel that is instrumented
+        self.sites: dict[tuple[Op, int], Value] = {}  # constants that describe accesses, where they are instrumented
         self.scalars: dict[Tensor, Lane] = {}
         self.distances: dict[Tensor, Value] = {}  # of what loops move
         self.targets: dict[Block, Target] = {}

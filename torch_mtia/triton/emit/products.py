@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 from torch_mtia.triton import floats
 from torch_mtia.triton.analyses.few_bits import FewBits
 from torch_mtia.triton.analyses.strides import is_linear
+from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.environment import Environment, memory_type
 from torch_mtia.triton.emit.loops import loop_over
@@ -486,9 +488,42 @@ class _RegisterKernel(_Kernel):
                         factor = b.binary("xor", factor, self.offset)
                     for v in range(step.vectors):
                         following.append(self._add_product(held[r * step.vectors + v], factor, vectors[v]))
-        sums = b.close_loop(chunks, b.close_loop(products, following))
+        before, sums = sums, b.close_loop(chunks, b.close_loop(products, following))
+        if watching.is_followed(self.env, step.target.element):
+            zeros = partial(self._zeros, lines, column, first)
+            watching.summed(self.env, step.op, step.target.element, before, sums, zeros)
         for address, value in zip(targets, sums, strict=True):
             b.store(value, address, size)
+
+    def _zeros(self, lines: list[list[LeftRow]], column: Value, first: Value) -> list[Value]:
+        """For each accumulator the sum of its factors, all times zero."""
+        b, step = self.env.b, self.step
+        nothing = zero(self._vector(memory_type(step.target.element)))
+        loop = b.open_loop(0, step.depth, 1, [nothing] * (step.rows * step.vectors))
+        k, following = b.add(first, loop.counter), loop.carried
+        for left, vectors in zip(lines, self._right_vectors(column, k), strict=True):
+            held, following = following, []
+            for r in range(step.rows):
+                size = element_size(step.words) if step.words else step.target.size
+                one = b.load(element_of(vectors[0]), left[r](k), size)
+                factor = b.splat(one, step.lanes) if step.lanes > 1 else one
+                for v in range(step.vectors):
+                    total = held[r * step.vectors + v]
+                    for each in (*self._numbers(factor), *self._numbers(vectors[v])):
+                        total = b.fma(each, nothing, total)
+                    following.append(total)
+        return b.close_loop(loop, following)
+
+    def _numbers(self, value: Value) -> list[Value]:
+        """Those of a word of bf16, or the number itself."""
+        b = self.env.b
+        if not self.step.words:
+            return [value]
+        halves = (
+            b.binary("shl", value, b.integer_like(16, value)),
+            b.binary("and", value, b.integer_like(-1 << 16, value)),
+        )
+        return [b.bitcast(half, "float") for half in halves]
 
     def _initial(self, line: Value, number: int, column: Value, address: Value) -> Value:
         """What products are added to."""

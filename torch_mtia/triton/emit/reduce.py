@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import write_buffer
 from torch_mtia.triton.emit.ends import reduction_limit
 from torch_mtia.triton.emit.environment import Environment
@@ -54,6 +55,8 @@ def reduce(env: Environment, step: Reduce) -> None:
             results = _in_order(env, step, limit, element)
         if limit is not None:
             results = _with_what_is_beyond(env, op, results, limit, beyond, size, width if across else 0)
+        for begin in range(0, len(results), len(op.results)):
+            watching.passed(env, op, results[begin : begin + len(op.results)])
         for number, place in enumerate(places):
             for operand, target in enumerate(step.targets):
                 value = results[number * len(step.targets) + operand]
@@ -149,7 +152,7 @@ def _combine_neighbours(
 def combine(env: Environment, op: Op, left: Sequence[Value], right: Sequence[Value], width: int) -> list[Value]:
     kind: int | None = None if width else 0
     arguments = [Lane(value, kind) for value in (*left, *right)]
-    return [materialize(env.b, lane, width) for lane in inline(env, op.regions[0], arguments, width)]
+    return [materialize(env.b, lane, width) for lane in inline(env, op.regions[0], arguments, width, op)]
 
 
 def _fold_lanes(env: Environment, op: Op, values: list[Value], width: int, in_order: bool = False) -> list[Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import write_buffer
 from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.loops import loops_around
@@ -35,6 +36,7 @@ def scan(env: Environment, plan: Scan) -> None:
 
         def keep(position: Value, values: list[Value]) -> list[Value]:
             index = index_at(position)
+            watching.passed(env, op, values)
             for target, value in zip(plan.targets, values, strict=True):
                 stored = _reversed(env, value, width) if step > 1 and plan.reverse else value
                 write_buffer(env, target, index, Lane(stored, None if width else 0), width)

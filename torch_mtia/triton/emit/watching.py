@@ -3,6 +3,8 @@ mtia_runtime.h. Only where a kernel is compiled to be watched: it is several tim
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch_mtia.triton import abi, image
 from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
@@ -12,7 +14,7 @@ from torch_mtia.triton.ir.module import Module, Op
 from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Builder
-from torch_mtia.triton.llvm_value import Value, element_of, integer, vector_type
+from torch_mtia.triton.llvm_value import Value, element_of, integer, lanes_of, vector_type
 
 ACCESS = "watched_access"
 _NULL = Value("null", "ptr")
@@ -65,12 +67,15 @@ def allowed(
 
 COMPUTED = "watched_computed"
 # In bits, without the sign: infinity. NaN is more.
-_INFINITY = {"f64": 0x7FF << 52, "f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80}
+_INFINITY = {"f64": 0x7FF << 52, "f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80, "f8E5M2": 0x7C}
 _REINTERPRETS = ("arith.bitcast", "tt.bitcast", "arith.constant", "arith.select")  # makes no numbers
 
 
-def computed(env: Environment, op: Op, operands: list[Lane], results: list[Lane], width: int) -> None:
-    """Says in which lanes an operation makes NaN of operands that are not NaN, or infinity of finite ones."""
+def computed(
+    env: Environment, op: Op, operands: list[Lane], results: list[Lane], width: int, across: Op | None = None
+) -> None:
+    """Says in which lanes an operation makes NaN of operands that are not NaN, or infinity of finite ones. `across`:
+    the one across lanes that it is a part of; what that makes may come into all of them."""
     if op.name in _REINTERPRETS:
         return
     b = env.b
@@ -88,12 +93,76 @@ def computed(env: Environment, op: Op, operands: list[Lane], results: list[Lane]
             made_nan = b.select(given_nan, b.integer_like(0, made_nan), made_nan)
             made_infinity = b.select(either, b.integer_like(0, made_infinity), made_infinity)
         made = made_nan if env.selects_infinity else b.binary("or", made_nan, made_infinity)
-        if not wide:
+        if wide and across is not None:
+            made = b.intrinsic(f"llvm.vector.reduce.or.v{wide}i1", "i1", made)
+        if made.type == "i1":
             lanes = b.select(made, integer(-1, "i64"), integer(0, "i64"))
         else:
             bits = b.define(f"i{wide}", f"bitcast {made} to i{wide}")
             lanes = b.zext(bits, "i64") if wide < 64 else bits
+        _tell_computed(b, _computing_site(env, across or op, element_size(element)), lanes)
+
+
+def is_followed(env: Environment, element: str) -> bool:
+    """Whether it matters that a number of this type is not finite."""
+    return env.follows_numbers and element in _INFINITY
+
+
+def passed(env: Environment, op: Op, results: list[Value]) -> None:
+    """Says whether what is not finite is among the results of an operation across lanes, wherever it was made."""
+    for value, result in zip(results, op.results, strict=True):
+        if is_followed(env, result.type.element):
+            either = env.b.binary("or", *_not_finite(env.b, result.type.element, value))
+            _tell_passed(env, op, _any(env.b, [either]))
+
+
+def _tell_passed(env: Environment, op: Op, flag: Value) -> None:
+    site = _describe(env, op, abi.SITE_COMPUTES | abi.SITE_READS, 0, -1, "")
+    _tell_computed(env.b, site, env.b.select(flag, integer(-1, "i64"), integer(0, "i64")))
+
+
+def exchanged(env: Environment, op: Op, address: Value, element: str, old: Value, given: Value, new: Value) -> None:
+    """Says what an atomic operation has made of what was there and what it was given, and stored."""
+    b, size = env.b, element_size(element)
+    is_given = b.binary("or", *_not_finite(b, element, given))
+    _tell_passed(env, op, is_given)  # elements of strips are stored one by one
+    made = b.select(is_given, integer(0, "i1"), _made(env, element, old, new))
+    _tell_computed(b, _computing_site(env, op, size), b.select(made, integer(-1, "i64"), integer(0, "i64")))
+    slot = b.alloca(1, new.type)
+    b.store(new, slot, size)
+    site = _accessing_site(env, op, abi.SITE_COMPUTES | abi.SITE_WRITES, size)
+    _ask(b, site, address, _NONE, _NULL, integer(1, "i64"), slot)
+
+
+def summed(
+    env: Environment, op: Op, element: str, before: list[Value], after: list[Value], zeros: Callable[[], list[Value]]
+) -> None:
+    """Says whether products that an operation has added to numbers `before` make NaN or infinity of finite ones.
+    `zeros`: sums of the factors times 0, which are NaN where one of them is not finite; asked for if need be."""
+    b = env.b
+    wanted = [_made(env, element, old, new) for old, new in zip(before, after, strict=True)]
+    with b.when(_any(b, wanted)):
+        made = [b.binary("and", each, b.fcmp("ord", zero, zero)) for each, zero in zip(wanted, zeros(), strict=True)]
+        some = _any(b, made)
+        _tell_passed(env, op, b.binary("xor", some, integer(1, "i1")))
+        lanes = b.select(some, integer(-1, "i64"), integer(0, "i64"))
         _tell_computed(b, _computing_site(env, op, element_size(element)), lanes)
+
+
+def _made(env: Environment, element: str, old: Value, new: Value) -> Value:
+    b = env.b
+    nan, infinity = _not_finite(b, element, new)
+    old_nan, old_infinity = _not_finite(b, element, old)
+    made = nan if env.selects_infinity else b.binary("or", nan, infinity)
+    return b.select(b.binary("or", old_nan, old_infinity), b.integer_like(0, made), made)
+
+
+def _any(b: Builder, flags: list[Value]) -> Value:
+    some = flags[0]
+    for each in flags[1:]:
+        some = b.binary("or", some, each)
+    lanes = lanes_of(some)
+    return b.intrinsic(f"llvm.vector.reduce.or.v{lanes}i1", "i1", some) if lanes else some
 
 
 def selects_infinity(module: Module) -> bool:
@@ -123,8 +192,7 @@ def _is_infinite(value: Tensor) -> bool:
 
 def _not_finite(b: Builder, element: str, value: Value) -> tuple[Value, Value]:
     """Whether it is NaN, and whether it is infinite."""
-    type = {"f64": "i64", "f32": "i32"}.get(element, "i16")
-    bits = b.bitcast(value, type)
+    bits = b.bitcast(value, f"i{8 * element_size(element)}")
     infinity = _INFINITY[element]
     magnitude = b.binary("and", bits, b.integer_like((1 << (8 * element_size(element) - 1)) - 1, bits))
     return (
@@ -156,9 +224,6 @@ def _define_computed(b: Builder) -> None:
 
 
 def _computing_site(env: Environment, op: Op, size: int) -> Value:
-    found = env.sites.get(op)
-    if found is not None:
-        return found
     only_nan = abi.SITE_FLOAT if env.selects_infinity else 0
     return _describe(env, op, abi.SITE_COMPUTES | only_nan, size, -1, "")
 
@@ -198,29 +263,33 @@ def _define_access(b: Builder) -> None:
 
 def _site(env: Environment, op: Op, size: int) -> Value:
     """Its constant, an mtia_site."""
-    found = env.sites.get(op)
-    if found is not None:
-        return found
+    return _accessing_site(env, op, _kind(op), size)
+
+
+def _accessing_site(env: Environment, op: Op, kind: int, size: int) -> Value:
     argument = pointer_argument(op.operands[0])
     arguments = env.module.kernel.body.blocks[0].arguments
     offset, name = -1, ""
     if argument is not None and argument in arguments:
         packed, _ = image.lay_out([image.Argument(0, element_size(each.type.element)) for each in arguments])
         offset, name = packed[arguments.index(argument)], argument.name.lstrip("%")
-    return _describe(env, op, _kind(op) | _NUMBERS.get(op.operands[0].type.pointee, 0), size, offset, name)
+    return _describe(env, op, kind | _NUMBERS.get(op.operands[0].type.pointee, 0), size, offset, name)
 
 
-_NUMBERS = dict.fromkeys(("f64", "f32", "f16"), abi.SITE_FLOAT) | {"bf16": abi.SITE_BFLOAT16}
+_NUMBERS = dict.fromkeys(("f64", "f32", "f16", "f8E5M2"), abi.SITE_FLOAT) | {"bf16": abi.SITE_BFLOAT16}
 
 
 def _describe(env: Environment, op: Op, kind: int, size: int, offset: int, name: str) -> Value:
+    found = env.sites.get((op, kind))
+    if found is not None:
+        return found
     b = env.b
     file, named = b.string(op.location.file.encode()), b.string(name.encode())
     fields = f"i32 {len(env.sites)}, i32 {kind}, i32 {size}, i32 {op.location.line}, i64 {offset}, {file}, {named}"
     ref = f"@site{len(env.sites)}"
     b.globals.append(f"{ref} = private constant {{ i32, i32, i32, i32, i64, ptr, ptr }} {{ {fields} }}, align 8")
-    env.sites[op] = Value(ref, "ptr")
-    return env.sites[op]
+    env.sites[op, kind] = Value(ref, "ptr")
+    return env.sites[op, kind]
 
 
 def _kind(op: Op) -> int:

@@ -292,6 +292,7 @@ class Factors:
 class Multiply(Step):
     """target += the sum of left @ right (= with `from_zero`; = `initial` +), for every matrix of a batch."""
 
+    op: Op
     products: tuple[Factors, ...]
     target: Buffer
     inner: int  # elements of a row of `left`, rows of `right`

@@ -252,7 +252,7 @@ def _add_products(planner: Planner, op: Op, operands: _Operands, initial: Value,
     if starts_at_zero and depth < operands.inner:
         planner.add(Clear(planner.plain_nest(target.shape, len(target.shape) - 1), target))
         starts_at_zero = False
-    _multiply(planner, operands, target, tile, depth, starts_at_zero, initial if in_registers else None)
+    _multiply(planner, op, operands, target, tile, depth, starts_at_zero, initial if in_registers else None)
     if not direct:
         nest = planner.plain_nest(shape, len(shape) - 1)
         planner.add(Convert(nest, target, planner.destination(result)))
@@ -418,6 +418,7 @@ def _block(planner: Planner, op: Op, operands: _Operands, element: str) -> tuple
 
 def _multiply(
     planner: Planner,
+    op: Op,
     operands: _Operands,
     target: Buffer,
     tile: _Accumulators,
@@ -430,6 +431,7 @@ def _multiply(
     read = [*in_place, *behind, *operands.evaluated, *([] if initial is None else [initial])]
     planner.add(
         Multiply(
+            op,
             operands.products,
             target,
             operands.inner,
