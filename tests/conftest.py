@@ -51,6 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "in_tree(reason): about the device type mtia itself; left out under another name"
     )
+    config.addinivalue_line(
+        "markers", "unwatched(reason): not under torch_mtia's sanitizer, for which kernels are compiled in another way"
+    )
     config.addinivalue_line("markers", "time_limit(seconds): of a conformance suite, whose functions tests may call")
     config.addinivalue_line("markers", "wide: one of many like others that run; left out, unless -m asks for it")
 
@@ -60,12 +63,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         pytest.exit("`import torch` offers no device of torch_mtia: install it first (make test does)", returncode=2)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not settings.settings().privateuse1:
-        return
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    is_renamed = settings.settings().privateuse1
+    is_watched = config.getoption("--sanitize-device", None)
     for item in items:
-        if mark := item.get_closest_marker("in_tree"):
+        if is_renamed and (mark := item.get_closest_marker("in_tree")):
             item.add_marker(pytest.mark.skip(reason=f"about mtia itself: {mark.args[0]}"))
+        if is_watched and (mark := item.get_closest_marker("unwatched")):
+            item.add_marker(pytest.mark.skip(reason=f"not under the sanitizer: {mark.args[0]}"))
 
 
 @pytest.fixture(scope="session")

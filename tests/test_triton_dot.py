@@ -211,6 +211,7 @@ def wrapping_kernel(
     tl.store(z + row[:, None] * N + n[None, :], total)
 
 
+@pytest.mark.unwatched("looks at the code of kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
 @pytest.mark.parametrize("along", [False, True])
 @pytest.mark.parametrize("rows", [16, 64])

@@ -265,6 +265,7 @@ def test_launches_go_to_the_current_stream(device: torch.device) -> None:
     gate = torch.mtia.Event()
     x = torch.zeros(1 << 20, device=device)
     y = torch.ones_like(x)
+    stream.wait_stream(torch.mtia.current_stream())
     with torch.mtia.stream(stream):
         for _ in range(50):
             y = torch.sin(y)

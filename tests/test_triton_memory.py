@@ -381,6 +381,7 @@ def test_stores_that_may_overlap_what_others_read_and_write(first_at: int, secon
     torch.testing.assert_close(memory, expected)
 
 
+@pytest.mark.unwatched("looks at the code of kernels")
 def test_stores_share_what_they_read_and_compute() -> None:
     tensors = [torch.randn(512) for _ in range(4)]
     compiled = two_stores_kernel[(1,)](*tensors, 200, N=256)

@@ -82,6 +82,7 @@ def test_tiles_are_configured_once_for_all_programs_and_released() -> None:
     assert entry.count("ldtilecfg") == 1
 
 
+@pytest.mark.unwatched("looks at the code of kernels")
 @pytest.mark.parametrize("shape", [(8, 32, 64), (32, 8, 64), (32, 32, 16)])
 def test_products_smaller_than_a_tile_do_without(shape: tuple[int, int, int]) -> None:
     m, n, k = shape
