@@ -85,7 +85,11 @@ class Keys {
   void add(const Place* place) {
     key_ += '|';
     if (place == nullptr) return;
-    add(place->replaces_numbers ? 1 : 0);
+    add(place->is_scaled ? 1 : 0);
+    for (const CompositeCall* call = place->within.get(); call != nullptr; call = call->outer.get()) {
+      add(call->name);
+      add(call->has_replaced ? 1 : 0);
+    }
     add(place->node);
     add(place->here);
     add(place->forward);
