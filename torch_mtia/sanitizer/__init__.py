@@ -77,6 +77,8 @@ def start_process(checks: Collection[str]) -> None:
     _C._sanitizer_start(*[*(check in chosen for check in CHECKS), checks_bounds, replaced_numbers.composites()])
     _asked.clear()
     _asked.update(chosen)
+    for suppression in _built_in:
+        suppression.count = 0
 
 
 def stop() -> None:
