@@ -13,6 +13,7 @@
 
 #include "device.h"
 #include "opencl.h"
+#include "opencl_driver.h"
 #include "stream.h"
 
 namespace opencl_driver {
@@ -113,11 +114,11 @@ Event& checked(mtia_event handle) {
   return *require(reinterpret_cast<Event*>(handle), "the event");
 }
 
-// What a function that submits returns.
-mtia_status submitted(const Driver& driver, Stream& stream, const Command& command) {
-  if (!driver.launch_blocking || Stream::is_inside_of_work()) return MTIA_SUCCESS;
-  clWaitForEvents(1, command.list());
-  return stream.has_failed() ? MTIA_ERROR_LAUNCH_FAILED : MTIA_SUCCESS;
+// With launch blocking, waits for what was submitted. Returns whether it has; throws Failure if the command failed.
+bool wait_if_blocking(const Driver& driver, const Command& command) {
+  if (!driver.launch_blocking || Stream::is_inside_of_work()) return false;
+  check(clWaitForEvents(1, command.list()), "a command of the stream", MTIA_ERROR_LAUNCH_FAILED);
+  return true;
 }
 
 // Initialization and devices ------------------------------------------------------------------------------------------
@@ -252,7 +253,8 @@ mtia_status memory_copy(mtia_stream handle, uint64_t to, uint64_t from, uint64_t
     if (kind < MTIA_COPY_HOST_TO_DEVICE || kind > MTIA_COPY_DEVICE_TO_DEVICE) invalid("memory_copy: an unknown kind");
     if (size == 0) return MTIA_SUCCESS;
     if (to == 0 || from == 0) invalid("memory_copy: an address is null");
-    return submitted(driver, stream, copy(driver, stream, to, from, size, kind));
+    wait_if_blocking(driver, copy(driver, stream, to, from, size, kind));
+    return MTIA_SUCCESS;
   });
 }
 
@@ -291,9 +293,10 @@ mtia_status memory_fill(mtia_stream handle, mtia_device_ptr to, const void* give
     if (count > UINT64_MAX / width) invalid("memory_fill: count is " + std::to_string(count));
     const uint64_t size = count * width;
     const Place place = driver.memory.find(to, size);
-    return submitted(driver, stream, stream.submit([&](cl_command_queue queue, cl_event* last) {
+    wait_if_blocking(driver, stream.submit([&](cl_command_queue queue, cl_event* last) {
       fill(queue, place, pattern, width, size, last);
     }));
+    return MTIA_SUCCESS;
   });
 }
 
@@ -357,15 +360,19 @@ class Work {
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
-  void run(int32_t device, void* tag) const {
+  void run(int32_t device, void* tag) {
     const mtia_work_context context{device, std::max(work_.num_threads, 1), tag};
-    if (work_.run(block_, &context) == MTIA_SUCCESS) return;
-    throw Failure(MTIA_ERROR_LAUNCH_FAILED, std::string(work_.name != nullptr ? work_.name : "work") + " failed");
+    has_failed_ = work_.run(block_, &context) != MTIA_SUCCESS;
+    if (has_failed_) throw Failure(MTIA_ERROR_LAUNCH_FAILED, name() + " failed");
   }
+  std::string name() const { return work_.name != nullptr ? work_.name : "work"; }
+  // For who has waited for it.
+  bool has_failed() const { return has_failed_; }
 
  private:
   const mtia_work work_;
   void* const block_;
+  bool has_failed_ = false;
 };
 
 mtia_status stream_launch(mtia_stream handle, const mtia_work* given) {
@@ -373,9 +380,11 @@ mtia_status stream_launch(mtia_stream handle, const mtia_work* given) {
     const mtia_work work = require_struct(given, MTIA_WORK_SIZE_1, "work");
     Stream& stream = checked(handle);
     if (work.run == nullptr) invalid("stream_launch: the work has no run function");
-    const auto run = [owned = std::make_shared<const Work>(work), device = stream.device().index(),
-                      tag = stream.tag()] { owned->run(device, tag); };
-    return submitted(driver, stream, stream.submit_to_host(run));
+    const auto owned = std::make_shared<Work>(work);
+    const Command done = stream.submit_to_host([owned, &stream] { owned->run(stream.device().index(), stream.tag()); });
+    if (wait_if_blocking(driver, done) && owned->has_failed()) {
+      throw Failure(MTIA_ERROR_LAUNCH_FAILED, owned->name() + " failed");
+    }
   });
 }
 
@@ -444,7 +453,31 @@ mtia_runtime_api make_table() {
 }  // namespace
 }  // namespace opencl_driver
 
-__attribute__((visibility("default"))) const mtia_runtime_api* mtia_runtime_get_api(uint32_t abi_version) {
+#define EXPORTED __attribute__((visibility("default")))
+
+EXPORTED const mtia_runtime_api* mtia_runtime_get_api(uint32_t abi_version) {
   static const mtia_runtime_api table = opencl_driver::make_table();
   return abi_version == MTIA_RUNTIME_ABI_VERSION ? &table : nullptr;
+}
+
+EXPORTED mtia_status opencl_driver_buffer(mtia_device_ptr address, uint64_t size, cl_mem* buffer, size_t* offset) {
+  using namespace opencl_driver;
+  return serve([&](Driver& driver) {
+    const Place place = driver.memory.find(address, size);
+    *require(buffer, "buffer") = place.buffer.get();
+    *require(offset, "offset") = place.offset;
+  });
+}
+
+EXPORTED mtia_status opencl_driver_enqueue(mtia_stream handle,
+                                           cl_int (*enqueue)(void* args, cl_command_queue queue, cl_event* last),
+                                           void* args) {
+  using namespace opencl_driver;
+  return serve([&](Driver& driver) {
+    Stream& stream = checked(handle);
+    require(enqueue, "enqueue");
+    wait_if_blocking(driver, stream.submit([&](cl_command_queue queue, cl_event* last) {
+      check(enqueue(args, queue, last), "what an operator enqueues");
+    }));
+  });
 }

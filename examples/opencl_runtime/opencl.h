@@ -1,8 +1,6 @@
 // OpenCL's objects with their lifetimes, and its errors as the driver's.
 #pragma once
 
-#define CL_TARGET_OPENCL_VERSION 200
-
 #include <CL/cl.h>
 
 #include <stdexcept>

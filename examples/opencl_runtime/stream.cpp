@@ -135,11 +135,6 @@ void Stream::synchronize() {
   check(status, "a command of the stream", MTIA_ERROR_LAUNCH_FAILED);
 }
 
-bool Stream::has_failed() {
-  const std::lock_guard lock(mutex_);
-  return failure_.has_value();
-}
-
 void Stream::retire() {
   const std::lock_guard lock(mutex_);
   retired_ = true;

@@ -36,8 +36,6 @@ class Stream : public std::enable_shared_from_this<Stream> {
   bool is_idle();
   // Throws the first failure since the last call.
   void synchronize();
-  // Whether there is a failure that synchronize would throw.
-  bool has_failed();
   // The stream's work may run on when the handle is gone.
   void retire();
 
