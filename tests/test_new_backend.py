@@ -76,6 +76,13 @@ class TestTheGuide:
     def test_own_tests_pass(self, followed: tuple[Path, list[str]]) -> None:
         assert re.search(r"= 6 passed", printed(followed, "ci.sh"))
 
+    def test_the_driver_keeps_the_contract(self, followed: tuple[Path, list[str]]) -> None:
+        counts = re.findall(r"^driver\w* +(.*)$", printed(followed, "ci.sh"), flags=re.MULTILINE)
+        assert len(counts) == 2
+        for passed, expected, _, _, failed, unexpectedly_passed in map(str.split, counts):
+            assert int(passed) > 10
+            assert (expected, failed, unexpectedly_passed) == ("0", "0", "0")
+
     def test_slice_of_the_conformance_suite_passes(self, followed: tuple[Path, list[str]]) -> None:
         package, _ = followed
         results = ElementTree.parse(package / "build" / "conformance.xml").getroot()

@@ -1,9 +1,9 @@
 // The driver of @NAME@: what mtia_runtime.h asks for, on memory of the host. Replace the bodies by calls of your
 // hardware.
 //
-// This device is the simplest that keeps the contract: work runs within the call that submits it, so streams are always
-// idle and events complete. It has a host view: ATen's CPU kernels run on its memory as they are. A driver without one
-// leaves MTIA_CAPABILITY_HOST_VIEW out.
+// This device is the simplest that keeps the contract: a stream is a thread that runs what was submitted, in order. It
+// has a host view: ATen's CPU kernels run on its memory as they are. A driver without one leaves
+// MTIA_CAPABILITY_HOST_VIEW out.
 #include <torch_mtia/runtime/mtia_runtime.h>
 
 #include <sys/mman.h>
@@ -12,24 +12,74 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <condition_variable>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <string>
+#include <thread>
+
+namespace {
+
+// Something that a stream runs.
+struct Item {
+  std::string name;
+  std::function<mtia_status()> run;
+};
+
+// What an event stands for: a point in a stream's work.
+struct Record {
+  std::mutex mutex;
+  std::condition_variable reached;
+  bool is_reached = false;
+  std::chrono::steady_clock::time_point time;
+
+  void reach() {
+    const std::lock_guard lock(mutex);
+    time = std::chrono::steady_clock::now();
+    is_reached = true;
+    reached.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex);
+    reached.wait(lock, [this] { return is_reached; });
+  }
+  bool query() {
+    const std::lock_guard lock(mutex);
+    return is_reached;
+  }
+};
+
+}  // namespace
 
 struct mtia_stream_s {
   int32_t device;
   void* tag;
-  std::recursive_mutex running;      // work of one stream excludes each other; work may submit to its own stream
-  mtia_status error = MTIA_SUCCESS;  // the first of its work since it was last synchronized
+  std::mutex mutex = {};  // guards what follows
+  std::condition_variable changed = {};
+  bool has_thread = false;
+  std::deque<Item> items = {};
+  uint64_t submitted = 0;
+  uint64_t finished = 0;
+  std::string failed = {};  // the first item that failed since the stream was last synchronized; empty: none
 };
 
 struct mtia_event_s {
   bool timing;
-  bool recorded = false;
-  std::chrono::steady_clock::time_point time;
+  std::mutex mutex = {};
+  std::shared_ptr<Record> record = nullptr;  // null: it was never recorded
+
+  std::shared_ptr<Record> last() {
+    const std::lock_guard lock(mutex);
+    return record;
+  }
 };
 
 namespace {
@@ -128,13 +178,93 @@ mtia_status device_properties(int32_t device, mtia_device_properties* properties
   return MTIA_SUCCESS;
 }
 
-// Reports and clears the stream's error.
-mtia_status take_error(mtia_stream stream) {
-  const std::lock_guard lock(stream->running);
-  const mtia_status error = stream->error;
-  stream->error = MTIA_SUCCESS;
-  return error == MTIA_SUCCESS ? error : fail(error, "@NAME@: work of the stream failed");
+// What streams do ----------------------------------------------------------------------------------------------------
+
+thread_local mtia_stream runs_work_of = nullptr;
+
+void note_failure(mtia_stream stream, const Item& item) {
+  if (stream->failed.empty()) stream->failed = item.name;
 }
+
+mtia_status say_failure(mtia_stream stream) {
+  return fail(MTIA_ERROR_LAUNCH_FAILED, "@NAME@: %s failed", stream->failed.c_str());
+}
+
+// The stream's thread, which lives as long as the process.
+void run_items(mtia_stream stream) {
+  constexpr std::chrono::milliseconds kPatience{100};
+  const auto has_items = [stream] { return !stream->items.empty(); };
+  runs_work_of = stream;
+  std::unique_lock lock(stream->mutex);
+  for (;;) {
+    if (!stream->changed.wait_for(lock, kPatience, has_items)) {
+      lock.unlock();
+      if (driver().settings.release_threads != nullptr) driver().settings.release_threads();
+      lock.lock();
+      stream->changed.wait(lock, has_items);
+    }
+    Item item = std::move(stream->items.front());
+    stream->items.pop_front();
+    lock.unlock();
+    const mtia_status status = item.run();
+    item.run = nullptr;  // who waits for the item finds what it held gone
+    lock.lock();
+    if (status != MTIA_SUCCESS) note_failure(stream, item);
+    ++stream->finished;
+    stream->changed.notify_all();
+  }
+}
+
+// Queues the item. With launch blocking, returns when it is done, and whether it failed.
+mtia_status submit(mtia_stream stream, Item item) {
+  if (runs_work_of == stream) {  // from inside of an item, which the stream would wait for
+    const mtia_status status = item.run();
+    const std::lock_guard lock(stream->mutex);
+    if (status != MTIA_SUCCESS) note_failure(stream, item);
+    return MTIA_SUCCESS;
+  }
+  const bool blocks = driver().settings.launch_blocking != 0 && runs_work_of == nullptr;
+  mtia_status status = MTIA_SUCCESS;
+  if (blocks) item.run = [&status, run = std::move(item.run)] { return status = run(); };
+  std::unique_lock lock(stream->mutex);
+  if (!stream->has_thread) {
+    std::thread(run_items, stream).detach();
+    stream->has_thread = true;
+  }
+  stream->items.push_back(std::move(item));
+  const uint64_t number = ++stream->submitted;
+  stream->changed.notify_all();
+  if (!blocks) return MTIA_SUCCESS;
+  stream->changed.wait(lock, [&] { return stream->finished >= number; });
+  return status == MTIA_SUCCESS ? status : say_failure(stream);
+}
+
+// A work item of the caller's, moved into memory of its own: see Note [Work item] in mtia_runtime.h.
+class Work {
+ public:
+  explicit Work(const mtia_work& work) : work_(work), block_(std::aligned_alloc(16, (work.args_size + 31) / 16 * 16)) {
+    if (work.relocate != nullptr) {
+      work.relocate(block_, work.args);
+    } else if (work.args_size != 0) {
+      std::memcpy(block_, work.args, work.args_size);
+    }
+  }
+  ~Work() {
+    if (work_.destroy != nullptr) work_.destroy(block_);
+    std::free(block_);
+  }
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+
+  mtia_status run(int32_t device, void* tag) const {
+    const mtia_work_context context{device, std::max(work_.num_threads, 1), tag};
+    return work_.run(block_, &context);
+  }
+
+ private:
+  const mtia_work work_;
+  void* const block_;
+};
 
 // Memory ------------------------------------------------------------------------------------------------------------
 
@@ -176,16 +306,21 @@ mtia_status memory_info(int32_t device, uint64_t* free_bytes, uint64_t* total_by
   return MTIA_SUCCESS;
 }
 
-mtia_status memory_device(const void* pointer, int32_t* device) {
-  REQUIRE(device != nullptr);
-  const auto address = reinterpret_cast<mtia_device_ptr>(pointer);
+// The device in whose memory all of the range lies; -1: none.
+int32_t device_of(mtia_device_ptr address, uint64_t size) {
   Driver& d = driver();
   const std::lock_guard lock(d.mutex);
   auto block = d.blocks.upper_bound(address);
-  if (block == d.blocks.begin() || address >= std::prev(block)->first + std::prev(block)->second.size) {
-    return fail(MTIA_ERROR_INVALID_VALUE, "@NAME@: not an address of device memory");
-  }
-  *device = std::prev(block)->second.device;
+  if (block == d.blocks.begin()) return -1;
+  const auto& [start, found] = *--block;
+  return address - start < found.size && size <= found.size - (address - start) ? found.device : -1;
+}
+
+mtia_status memory_device(const void* pointer, int32_t* device) {
+  REQUIRE(device != nullptr);
+  const int32_t found = device_of(reinterpret_cast<mtia_device_ptr>(pointer), 1);
+  if (found < 0) return fail(MTIA_ERROR_INVALID_VALUE, "@NAME@: not an address of device memory");
+  *device = found;
   return MTIA_SUCCESS;
 }
 
@@ -198,19 +333,29 @@ mtia_status memory_host_offset(int64_t* offset) {
 mtia_status memory_copy(mtia_stream stream, uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind) {
   REQUIRE(stream != nullptr && kind >= MTIA_COPY_HOST_TO_DEVICE && kind <= MTIA_COPY_DEVICE_TO_DEVICE);
   CHECK_DEVICE(stream->device);
-  const std::lock_guard lock(stream->running);
-  std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), size);
-  return MTIA_SUCCESS;
+  if (size == 0) return MTIA_SUCCESS;
+  REQUIRE(to != 0 && (kind == MTIA_COPY_DEVICE_TO_HOST || device_of(to, size) >= 0));
+  REQUIRE(from != 0 && (kind == MTIA_COPY_HOST_TO_DEVICE || device_of(from, size) >= 0));
+  return submit(stream, {"memory_copy", [=] {
+                           std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), size);
+                           return MTIA_SUCCESS;
+                         }});
 }
 
 mtia_status memory_fill(mtia_stream stream, mtia_device_ptr to, const void* pattern, uint32_t pattern_size,
                         uint64_t count) {
   REQUIRE(stream != nullptr && pattern != nullptr && pattern_size <= 16 && std::has_single_bit(pattern_size));
   CHECK_DEVICE(stream->device);
-  const std::lock_guard lock(stream->running);
-  auto* bytes = reinterpret_cast<unsigned char*>(to);
-  for (uint64_t i = 0; i < count; ++i) std::memcpy(bytes + i * pattern_size, pattern, pattern_size);
-  return MTIA_SUCCESS;
+  if (count == 0) return MTIA_SUCCESS;
+  REQUIRE(count <= UINT64_MAX / pattern_size && device_of(to, count * pattern_size) >= 0);
+  const std::string copy(static_cast<const char*>(pattern), pattern_size);
+  return submit(stream, {"memory_fill", [=] {
+                           auto* bytes = reinterpret_cast<unsigned char*>(to);
+                           for (uint64_t i = 0; i < count; ++i, bytes += copy.size()) {
+                             std::memcpy(bytes, copy.data(), copy.size());
+                           }
+                           return MTIA_SUCCESS;
+                         }});
 }
 
 // Streams -----------------------------------------------------------------------------------------------------------
@@ -218,34 +363,45 @@ mtia_status memory_fill(mtia_stream stream, mtia_device_ptr to, const void* patt
 mtia_status stream_create(int32_t device, int32_t, void* tag, mtia_stream* stream) {
   REQUIRE(stream != nullptr);
   CHECK_DEVICE(device);
-  *stream = new mtia_stream_s{device, tag, {}};  // for as long as the process lives
+  *stream = new mtia_stream_s{device, tag};  // for as long as the process lives
   return MTIA_SUCCESS;
 }
 
 mtia_status stream_query(mtia_stream stream) {
   REQUIRE(stream != nullptr);
-  return check_device(stream->device);
+  CHECK_DEVICE(stream->device);
+  const std::lock_guard lock(stream->mutex);
+  return stream->finished == stream->submitted ? MTIA_SUCCESS : MTIA_ERROR_NOT_READY;
 }
 
 mtia_status stream_synchronize(mtia_stream stream) {
   REQUIRE(stream != nullptr);
   CHECK_DEVICE(stream->device);
-  return take_error(stream);
+  std::unique_lock lock(stream->mutex);
+  stream->changed.wait(lock, [stream, last = stream->submitted] { return stream->finished >= last; });
+  if (stream->failed.empty()) return MTIA_SUCCESS;
+  const mtia_status status = say_failure(stream);
+  stream->failed.clear();  // it is reported once
+  return status;
 }
 
 mtia_status stream_wait_event(mtia_stream stream, mtia_event event) {
   REQUIRE(stream != nullptr && event != nullptr);
-  return check_device(stream->device);  // whatever was recorded is done
+  CHECK_DEVICE(stream->device);
+  const auto record = event->last();
+  if (record == nullptr) return MTIA_SUCCESS;
+  return submit(stream, {"stream_wait_event", [record] {
+                           record->wait();
+                           return MTIA_SUCCESS;
+                         }});
 }
 
 mtia_status stream_launch(mtia_stream stream, const mtia_work* work) {
-  REQUIRE(stream != nullptr && work != nullptr && work->struct_size >= MTIA_WORK_SIZE_1);
+  REQUIRE(stream != nullptr && work != nullptr && work->struct_size >= MTIA_WORK_SIZE_1 && work->run != nullptr);
   CHECK_DEVICE(stream->device);
-  const std::lock_guard lock(stream->running);
-  const mtia_work_context context{stream->device, work->num_threads, stream->tag};
-  const mtia_status status = work->run(work->args, &context);
-  if (stream->error == MTIA_SUCCESS) stream->error = status;  // an error of work shows when the stream synchronizes
-  return driver().settings.launch_blocking != 0 ? take_error(stream) : MTIA_SUCCESS;
+  const auto owned = std::make_shared<const Work>(whole(*work));
+  return submit(stream, {work->name != nullptr ? work->name : "work",
+                         [owned, device = stream->device, tag = stream->tag] { return owned->run(device, tag); }});
 }
 
 // Events ------------------------------------------------------------------------------------------------------------
@@ -253,7 +409,7 @@ mtia_status stream_launch(mtia_stream stream, const mtia_work* work) {
 mtia_status event_create(int32_t enable_timing, mtia_event* event) {
   REQUIRE(event != nullptr);
   CHECK_DEVICE(0);
-  *event = new mtia_event_s{enable_timing != 0, false, {}};
+  *event = new mtia_event_s{enable_timing != 0};
   return MTIA_SUCCESS;
 }
 
@@ -266,28 +422,39 @@ mtia_status event_destroy(mtia_event event) {
 mtia_status event_record(mtia_event event, mtia_stream stream) {
   REQUIRE(event != nullptr && stream != nullptr);
   CHECK_DEVICE(stream->device);
-  const std::lock_guard lock(stream->running);
-  event->recorded = true;
-  event->time = std::chrono::steady_clock::now();
-  return MTIA_SUCCESS;
+  const auto record = std::make_shared<Record>();
+  const mtia_status status = submit(stream, {"event_record", [record] {
+                                               record->reach();
+                                               return MTIA_SUCCESS;
+                                             }});
+  const std::lock_guard lock(event->mutex);
+  event->record = record;
+  return status;
 }
 
 mtia_status event_query(mtia_event event) {
   REQUIRE(event != nullptr);
-  return MTIA_SUCCESS;
+  CHECK_DEVICE(0);
+  const auto record = event->last();
+  return record == nullptr || record->query() ? MTIA_SUCCESS : MTIA_ERROR_NOT_READY;
 }
 
 mtia_status event_synchronize(mtia_event event) {
   REQUIRE(event != nullptr);
+  CHECK_DEVICE(0);
+  if (const auto record = event->last()) record->wait();
   return MTIA_SUCCESS;
 }
 
 mtia_status event_elapsed_time(mtia_event start, mtia_event end, double* milliseconds) {
   REQUIRE(start != nullptr && end != nullptr && milliseconds != nullptr);
-  if (!start->recorded || !end->recorded || !start->timing || !end->timing) {
+  const auto from = start->last();
+  const auto to = end->last();
+  if (from == nullptr || to == nullptr || !start->timing || !end->timing) {
     return fail(MTIA_ERROR_INVALID_VALUE, "@NAME@: an event was not recorded, or was made without timing");
   }
-  *milliseconds = std::chrono::duration<double, std::milli>(end->time - start->time).count();
+  if (!from->query() || !to->query()) return MTIA_ERROR_NOT_READY;
+  *milliseconds = std::chrono::duration<double, std::milli>(to->time - from->time).count();
   return MTIA_SUCCESS;
 }
 
