@@ -472,7 +472,8 @@ typedef struct mtia_runtime_api {
   /* OPTIONAL, MTIA_CAPABILITY_HOST_VIEW. One constant for all devices of the process. */
   mtia_status (*memory_host_offset)(int64_t* offset);
   /* Enqueues a copy of `size` bytes. Host memory must stay valid until the copy is done; `size` may be 0, and addresses
-   * of any alignment. MTIA_ERROR_INVALID_VALUE: an unknown kind, or what has to be device memory is none. */
+   * of any alignment. The two ranges do not overlap. MTIA_ERROR_INVALID_VALUE: an unknown kind, or what has to be
+   * device memory is none. */
   mtia_status (*memory_copy)(mtia_stream stream, uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind);
   /* Enqueues a fill of `count` elements with a pattern of 1, 2, 4, 8 or 16 bytes, which is read before the return.
    * MTIA_ERROR_INVALID_VALUE: a pattern of another size, or what has to be device memory is none. */
