@@ -496,7 +496,7 @@ typedef struct mtia_runtime_api {
    * never recorded is complete. Does not block the caller. */
   mtia_status (*stream_wait_event)(mtia_stream stream, mtia_event event);
   /* See Note [Work item]. Called from inside a work item of the same stream, runs the work at once.
-   * MTIA_ERROR_LAUNCH_FAILED: with launch blocking only, the work failed; stream_synchronize says so too.
+   * MTIA_ERROR_LAUNCH_FAILED: with launch blocking only, this work failed; stream_synchronize may say so too.
    * MTIA_ERROR_NOT_SUPPORTED: it cannot be captured. */
   mtia_status (*stream_launch)(mtia_stream stream, const mtia_work* work);
 

@@ -263,7 +263,7 @@ mtia_status memory_copy(mtia_stream handle, uint64_t to, uint64_t from, uint64_t
   return serve([&](Driver& driver) {
     Stream& stream = checked(handle);
     if (kind < MTIA_COPY_HOST_TO_DEVICE || kind > MTIA_COPY_DEVICE_TO_DEVICE) invalid("memory_copy: an unknown kind");
-    if (size == 0) return MTIA_SUCCESS;
+    if (size == 0) return;
     if (to == 0 || from == 0) invalid("memory_copy: an address is null");
     if (kind == MTIA_COPY_HOST_TO_DEVICE) {
       const auto* host = reinterpret_cast<const void*>(from);
@@ -287,7 +287,7 @@ mtia_status memory_fill(mtia_stream handle, mtia_device_ptr to, const void* patt
       invalid("memory_fill: the pattern has " + std::to_string(pattern_size) + " bytes");
     }
     require(pattern, "pattern");
-    if (count == 0) return MTIA_SUCCESS;
+    if (count == 0) return;
     if (count > UINT64_MAX / pattern_size) invalid("memory_fill: count is " + std::to_string(count));
     const Place place = place_of(driver, to, count * pattern_size);
     std::array<char, 16> bytes{};
@@ -459,7 +459,7 @@ mtia_status stream_launch_kernel(mtia_stream handle, const mtia_kernel_launch* g
                         launch.live_ranges != nullptr ? static_cast<int64_t>(launch.num_live_ranges) : -1};
     for (const int32_t size : header.grid) {
       if (size < 0) invalid("stream_launch_kernel: the grid has a size of " + std::to_string(size));
-      if (size == 0) return MTIA_SUCCESS;
+      if (size == 0) return;
     }
     std::vector<char> payload(sizeof(header));
     std::memcpy(payload.data(), &header, sizeof(header));

@@ -65,7 +65,7 @@ void Capture::join(Stream& stream, const Tail& tail) {
   own = std::move(both);
 }
 
-mtia_status GraphExec::launch(Stream& stream, const mtia_graph_parameters* parameters) {
+void GraphExec::launch(Stream& stream, const mtia_graph_parameters* parameters) {
   if (stream.capture() != nullptr) {
     throw Failure(MTIA_ERROR_NOT_SUPPORTED, "graph_launch: a graph cannot contain the launch of another one");
   }
@@ -83,23 +83,17 @@ mtia_status GraphExec::launch(Stream& stream, const mtia_graph_parameters* param
     const std::lock_guard lock(mutex_);
     ++launches_;
   }
-  const auto finish = [exec = shared_from_this()] {
+  // Finishes the launch when the item is gone, whether it ran or could not be submitted.
+  const std::shared_ptr<void> launch(nullptr, [exec = shared_from_this()](void*) {
     const std::lock_guard lock(exec->mutex_);
     --exec->launches_;
     exec->changed_.notify_all();
-  };
-  const auto run = [exec = shared_from_this(), finish, to, bytes = std::move(bytes)](Stream& runs_in) {
-    const std::shared_ptr<void> at_end(nullptr, [&](void*) { finish(); });
-    const std::lock_guard one_at_a_time(exec->running_);
-    if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
-    for (const Node& node : exec->graph_->nodes) node.item.run(runs_in);
-  };
-  try {
-    return stream.submit({"graph_launch", run});
-  } catch (...) {
-    finish();
-    throw;
-  }
+  });
+  stream.submit({"graph_launch", [exec = shared_from_this(), launch, to, bytes = std::move(bytes)](Stream& runs_in) {
+                   const std::lock_guard one_at_a_time(exec->running_);
+                   if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
+                   for (const Node& node : exec->graph_->nodes) node.item.run(runs_in);
+                 }});
 }
 
 void GraphExec::wait_for_launches() {

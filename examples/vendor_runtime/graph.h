@@ -49,7 +49,7 @@ class GraphExec : public std::enable_shared_from_this<GraphExec> {
  public:
   explicit GraphExec(std::shared_ptr<const Graph> graph) : graph_(std::move(graph)) {}
 
-  mtia_status launch(Stream& stream, const mtia_graph_parameters* parameters);
+  void launch(Stream& stream, const mtia_graph_parameters* parameters);
   void wait_for_launches();
 
  private:

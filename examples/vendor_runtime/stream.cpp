@@ -9,6 +9,8 @@ namespace {
   throw Failure(status, message);
 }
 
+thread_local bool runs_items_here = false;
+
 constexpr const char* kCaptured = ": not while it stands for a point in a graph";
 
 }  // namespace
@@ -30,33 +32,46 @@ bool Record::query() {
   return is_done;
 }
 
-mtia_status Stream::submit(Item item) {
+void Stream::submit(Item item) {
   devices_[static_cast<size_t>(device_)]->check_alive();
+  const bool blocks = blocking_ && !runs_items_here;
   std::unique_lock lock(mutex_);
   if (const auto capture = capture_) {
     lock.unlock();
     capture->add(*this, std::move(item));
-    return MTIA_SUCCESS;
+    return;
   }
   if (thread_ == std::this_thread::get_id()) {  // from inside an item of this stream
     lock.unlock();
     item.run(*this);
-    return MTIA_SUCCESS;
+    return;
   }
   if (thread_ == std::thread::id()) {
     std::thread thread(&Stream::run_items, shared_from_this());
     thread_ = thread.get_id();
     thread.detach();
   }
+  std::optional<Failure> failure;
+  if (blocks) {
+    item.run = [&failure, run = std::move(item.run)](Stream& stream) {
+      try {
+        run(stream);
+      } catch (const Failure& thrown) {
+        failure = thrown;
+        throw;
+      }
+    };
+  }
   items_.push_back(std::move(item));
   const uint64_t number = ++submitted_;
   changed_.notify_all();
-  if (!blocking_) return MTIA_SUCCESS;
+  if (!blocks) return;
   changed_.wait(lock, [&] { return finished_ >= number; });
-  return failure_ ? MTIA_ERROR_LAUNCH_FAILED : MTIA_SUCCESS;
+  if (failure) throw *failure;
 }
 
 void Stream::run_items() {
+  runs_items_here = true;
   const std::shared_ptr<Stream> alive = shared_from_this();
   std::unique_lock lock(mutex_);
   for (;;) {

@@ -58,9 +58,10 @@ class Stream : public std::enable_shared_from_this<Stream> {
   int32_t device() const { return device_; }
   void* tag() const { return tag_; }
 
-  // Queues the item, or records it if the stream is being captured. With launch blocking: LAUNCH_FAILED if the item
-  // failed, which it may also say to synchronize. Throws Failure.
-  mtia_status submit(Item item);
+  // Queues the item, or records it if the stream is being captured. With launch blocking, and not from inside of
+  // another stream's item, waits for it. Throws Failure, also that of an item it has waited for, which synchronize
+  // throws, too.
+  void submit(Item item);
   bool is_idle();
   // Throws the first failure since the last call.
   void synchronize();

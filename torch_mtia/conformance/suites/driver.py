@@ -127,7 +127,31 @@ def test_launch_blocking_waits_and_reports_the_failure(driver_library: str) -> N
         "work = sized('mtia_work', run=ctypes.cast(good, ctypes.c_void_p), name=b'good')\n"
         "assert driver.call('stream_launch', stream, ctypes.byref(work)) == 'MTIA_SUCCESS' and ran == [1]\n"
         "work = sized('mtia_work', run=ctypes.cast(bad, ctypes.c_void_p), name=b'bad')\n"
-        "assert driver.call('stream_launch', stream, ctypes.byref(work)) == 'MTIA_ERROR_LAUNCH_FAILED'\n",
+        "assert driver.call('stream_launch', stream, ctypes.byref(work)) == 'MTIA_ERROR_LAUNCH_FAILED'\n"
+        "assert driver.message()\n"
+        "work = sized('mtia_work', run=ctypes.cast(good, ctypes.c_void_p), name=b'good')\n"
+        "assert driver.call('stream_launch', stream, ctypes.byref(work)) == 'MTIA_SUCCESS'  # it did not\n",
+    )
+
+
+def test_launch_blocking_is_not_for_what_work_gives_to_another_stream(driver_library: str) -> None:
+    fresh(
+        driver_library,
+        "import threading\n"
+        "assert driver.initialize(launch_blocking=1) == 'MTIA_SUCCESS'\n"
+        "first, second = (driver.get('stream_create', ctypes.c_void_p, 0, 0, None) for _ in range(2))\n"
+        "go, ran = threading.Event(), []\n"
+        "inner = RUN(lambda args, context: ran.append(go.wait(30)) or 0)\n"
+        "def work_of(run):\n"
+        "    return ctypes.byref(sized('mtia_work', run=ctypes.cast(run, ctypes.c_void_p), name=b'work', cost=10**6))\n"
+        "def give(args, context):\n"
+        "    status = driver.call('stream_launch', second, work_of(inner))\n"
+        "    go.set()\n"
+        "    return status != 'MTIA_SUCCESS'\n"
+        "outer = RUN(give)\n"
+        "assert driver.call('stream_launch', first, work_of(outer)) == 'MTIA_SUCCESS'\n"
+        "driver('stream_synchronize', second)\n"
+        "assert ran == [True]\n",
     )
 
 
