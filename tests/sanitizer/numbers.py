@@ -720,6 +720,13 @@ torch.ones(3, device="mtia", requires_grad=True).mul(0).cumprod(0).sum().backwar
 torch.ops.aten._safe_softmax(torch.full((2, 3), float("-inf"), device="mtia"), 1)
 torch.linalg.pinv(torch.zeros(3, 3, device="mtia"))
 """,
+    "the logarithm of a sum of nothing": """
+mask = torch.tensor([[True], [False]], device="mtia")
+x = torch.randn(2, 3, device="mtia", requires_grad=True).masked_fill(mask, float("-inf"))
+x.logsumexp(1)
+torch.special.logsumexp(x.detach(), (0, 1))
+x.detach()[:1].logsumexp(1, keepdim=True)
+""",
     "a loss scale that float16 does not hold in backward": """
 layer = torch.nn.Linear(16, 16, device="mtia", dtype=torch.half)
 x = torch.full((64, 16), 4.0, device="mtia", dtype=torch.half)

@@ -75,6 +75,7 @@ ROWS = (
         within="aten::poisson_nll_loss",
         replacer="aten::masked_fill_",
     ),
+    Row("a sum of nothing but exp(-inf) is 0", operator="aten::log", within="aten::logsumexp", numbers="infinity"),
     Row("zero_infinity=True", within="aten::ctc_loss", replacer="aten::where"),
     Row("log(0) among the probabilities that are kept for backward()", operator="aten::_ctc_loss", tensor="*,*,*"),
     Row("`info` tells of a singular matrix, and functions without it raise an error", operator="aten::*linalg_*_ex"),
