@@ -189,7 +189,8 @@ CHECK_BOUNDS = Variable(
     _parse_flag,
     "`0` or `1`",
     "With `1`, Triton kernels that touch memory outside of every live tensor's bytes raise an error that names the "
-    "kernel, the program and the line. For debugging.",
+    "kernel, the program and the line; under the sanitizer, whatever it looks for, they are reported instead. For "
+    "debugging.",
 )
 SANITIZE = Variable(
     "TORCH_MTIA_SANITIZE",
