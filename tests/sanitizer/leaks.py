@@ -162,6 +162,29 @@ total = validate()
         "loss = loss.detach()",
         ("allocation",),
     ),
+    Program(
+        "a list keeps outputs of a program with parameters that have no memory yet, and classes that raise",
+        "leak",
+        """
+class Refuses(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise TypeError(function)
+class Hidden(torch.nn.Module):
+    def __getattribute__(self, name):
+        raise AttributeError(name)
+lazy, hidden = torch.nn.LazyLinear(8).to("mtia"), Hidden.__new__(Hidden)
+odd = torch.ones(8, device="mtia").as_subclass(Refuses)
+clone = torch._lazy_clone(torch.ones(8, device="mtia"))
+outputs, weight = [], torch.ones(64, device="mtia")
+for _ in range(20):
+    weight = weight * 0.9
+    MEND
+    outputs.append((weight * 2).exp())
+""",
+        "outputs.clear()",
+        ("allocation",),
+    ),
 ]
 
 RIGHT = {

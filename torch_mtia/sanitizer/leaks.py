@@ -116,15 +116,17 @@ def _memory_of_python() -> tuple[list[int], list[int]]:
     """Addresses of the storages of all tensors; and of those among them that are no leaks. In order."""
     held: set[int] = set()
     kept: set[int] = set()
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.nn.Module):
-            kept.update(_address(tensor) for tensor in vars(each).get("_buffers", {}).values())
-        elif issubclass(type(each), torch.Tensor):
-            held.add(_address(each))
-            if issubclass(type(each), torch.nn.Parameter):
-                kept.add(_address(each))
-        elif _has_a_bound(each):
-            kept.update(_address(tensor) for tensor in _tensors_in(each))
+    with torch._C.DisableTorchFunctionSubclass():
+        for each in gc.get_objects():
+            if issubclass(type(each), torch.nn.Module):
+                buffers = object.__getattribute__(each, "__dict__").get("_buffers") or {}
+                kept.update(_address(tensor) for tensor in buffers.values())
+            elif issubclass(type(each), torch.Tensor):
+                held.add(_address(each))
+                if issubclass(type(each), torch.nn.Parameter):
+                    kept.add(_address(each))
+            elif _has_a_bound(each):
+                kept.update(_address(tensor) for tensor in _tensors_in(each))
     return sorted(held), sorted(kept)
 
 
@@ -147,10 +149,12 @@ def _tensors_in(collection: object) -> Iterator[Any]:
             ahead += gc.get_referents(each)
 
 
-def _address(tensor: torch.Tensor | None) -> int:
+def _address(tensor: Any) -> int:
+    """0: it has no memory of a device. No class of the program is asked, and no lazy clone becomes a copy."""
     try:
-        return tensor.untyped_storage().data_ptr() if tensor is not None and tensor.device.type == device_type() else 0
-    except (RuntimeError, NotImplementedError):  # a tensor without memory
+        device = torch._C.TensorBase.device.__get__(tensor) if tensor is not None else None
+        return torch._C._data_address(tensor) if device is not None and device.type == device_type() else 0
+    except Exception:  # a tensor without memory, or of a class that is asked all the same
         return 0
 
 
