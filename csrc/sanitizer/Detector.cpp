@@ -45,7 +45,7 @@ std::vector<Finding> Detector::submit(Item submitted, std::vector<KernelFinding>
     check_memory(item, operand, findings);
     check_cells(item, operand, findings);
   }
-  if (item->copies) pass_on_unwritten(item->operands[0].region, item->operands[1].region);
+  if (item->copies) pass_on_unwritten(*item);
   return findings;
 }
 
@@ -272,12 +272,24 @@ void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t opera
   state_.cells.emplace(region.begin(), std::move(whole));
 }
 
-void Detector::pass_on_unwritten(const Region& from, const Region& to) {
-  if (!from.is_dense() || !to.is_dense()) return;
+void Detector::pass_on_unwritten(const Item& copy) {
+  const Region& from = copy.operands[0].region;
+  const Region& to = copy.operands[1].region;
+  if (from.empty() || !to.is_dense()) return;
   std::vector<std::pair<uint64_t, uint64_t>> unwritten;
+  bool is_all = true;
   for_each_cell(from, [&](uint64_t begin, const Cell& cell) {
-    if (cell.unwritten == state_.unlisted) unwritten.emplace_back(begin - from.begin(), cell.end - begin);
+    if (cell.unwritten == state_.unlisted) {
+      unwritten.emplace_back(begin - from.begin(), cell.end - begin);
+    } else {
+      is_all = false;
+    }
   });
+  if (is_all) {
+    unwritten = {{0, to.end() - to.begin()}};
+  } else if (!copy.copies_bytes || !from.is_dense()) {
+    return;
+  }
   for (const auto& [begin, size] : unwritten) {
     for_each_cell(Region::dense(to.begin() + begin, size),
                   [&](uint64_t /*begin*/, Cell& cell) { cell.unwritten = state_.unlisted; });

@@ -109,8 +109,9 @@ class Detector {
   void locate_locked(Finding& finding) const;
   void check_memory(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) const;
   void check_cells(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings);
-  // The bytes of a copy are as initialized as those that it copies.
-  void pass_on_unwritten(const Region& from, const Region& to);
+  // The bytes of a copy are as initialized as those that it copies. Of one that moves or converts elements it is only
+  // known whether it copies nothing but what nobody has written.
+  void pass_on_unwritten(const Item& copy);
   void check_order(const std::shared_ptr<const Item>& item, size_t operand, const Cell& cell,
                    std::vector<Finding>& findings) const;
   // Calls body(cell's address, cell) for those that share bytes with a region. None reaches across an end of it; where

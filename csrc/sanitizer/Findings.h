@@ -42,6 +42,7 @@ struct Item {
   uint64_t function = 0;          // the number of the function of the host that does it or submits it; 0: none
   bool is_listed = true;          // false: nobody knows what it touches
   bool copies = false;            // the first of its two operands to the second one
+  bool copies_bytes = false;      // each to the place that it has in the first one
   bool is_collective = false;     // its numbers come from other processes
   std::vector<Operand> operands;  // in the order in which it comes to them
   Context context;

@@ -190,9 +190,9 @@ std::shared_ptr<core::RunObserver> Sanitizer::submits(const core::Stream& stream
                    [](const Operand& a, const Operand& b) { return rank(a) < rank(b); });
   item->operands = std::move(listed.operands);
   const auto length = [](const Operand& each) { return each.region.end() - each.region.begin(); };
-  item->copies = item->name == "copy" && item->operands.size() == 2 &&
-                 item->operands[0].old_bytes == OldBytes::kPassedOn &&
-                 length(item->operands[0]) == length(item->operands[1]);
+  item->copies = (item->name == "copy" || item->name == "aten::copy_") && item->operands.size() == 2 &&
+                 !item->operands[0].writes && item->operands[0].old_bytes == OldBytes::kPassedOn;
+  item->copies_bytes = item->copies && item->name == "copy" && length(item->operands[0]) == length(item->operands[1]);
   if (const core::Graph* graph = stream.graph()) {
     add(graph, {.item = std::move(*item)});
   } else {

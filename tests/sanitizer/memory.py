@@ -272,6 +272,39 @@ y = torch.nn.functional.embedding(index, table, max_norm=1.0)
         "table.fill_(1)",
         ("aten::embedding_renorm_",),
     ),
+    Program(
+        "a bias that every row of a product has is not filled",
+        "uninitialized",
+        """
+x, weight, bias = torch.ones(2, 3, device="mtia"), torch.ones(4, 3, device="mtia"), torch.empty(4, device="mtia")
+MEND
+y = torch.nn.functional.linear(x, weight, bias)
+""",
+        "bias.zero_()",
+        ("aten::addmm",),
+    ),
+    Program(
+        "what nobody has written is converted, and the result is read",
+        "uninitialized",
+        """
+x = torch.empty(100, device="mtia")
+MEND
+y = x.half().sum()
+""",
+        "x[:50] = 1; x[50:] = 2",
+        ("aten::sum",),
+    ),
+    Program(
+        "what nobody has written is copied to a transposed tensor, and the result is read",
+        "uninitialized",
+        """
+x = torch.empty(20, 30, device="mtia")
+MEND
+y = x.t().contiguous().sum()
+""",
+        "x.fill_(1)",
+        ("aten::sum",),
+    ),
 ]
 
 RIGHT = {
