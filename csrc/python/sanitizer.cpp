@@ -194,18 +194,17 @@ py::list live_blocks() {
 }  // namespace
 
 void bind_sanitizer(py::module_& m) {
-  m.def("_sanitizer_start",
-        [](bool order, bool freed, bool initialized, bool kernels, bool numbers, bool bounds,
-           const Composites& composites) {
-          torch::installCapturedTracebackPython();
-          know_modules();
-          follow_composites(composites);
-          follow_forward(true);
-          static constexpr sanitizer::Sanitizer::Program kProgram{
-              []() -> sanitizer::Context { return Place::current(); }, &site_of_caller, &merge_findings};
-          sanitizer::Sanitizer::start({order, freed, initialized, kernels, bounds}, numbers, kProgram);
-          watch_host_accesses(order);
-        });
+  m.def("_sanitizer_start", [](bool order, bool freed, bool initialized, bool kernels, bool numbers, bool bounds,
+                               const Composites& composites) {
+    torch::installCapturedTracebackPython();
+    know_modules();
+    follow_composites(composites);
+    follow_forward(true);
+    static constexpr sanitizer::Sanitizer::Program kProgram{[]() -> sanitizer::Context { return Place::current(); },
+                                                            &site_of_caller, &merge_findings};
+    sanitizer::Sanitizer::start({order, freed, initialized, kernels, bounds}, numbers, kProgram);
+    watch_host_accesses(order);
+  });
   m.def("_sanitizer_stop", [] {
     wait_for_numbers();
     watch_host_accesses(false);

@@ -74,7 +74,8 @@ def start_process(checks: Collection[str]) -> None:
         scaled_losses.watch()
     # The sanitizer takes the place of who else checks bounds.
     checks_bounds = "memory" in chosen or settings().check_bounds
-    _C._sanitizer_start(*[*(check in chosen for check in CHECKS), checks_bounds, replaced_numbers.composites()])
+    order, freed, initialized, kernels, numbers = (check in chosen for check in CHECKS)
+    _C._sanitizer_start(order, freed, initialized, kernels, numbers, checks_bounds, replaced_numbers.composites())
     _asked.clear()
     _asked.update(chosen)
     for suppression in _built_in:

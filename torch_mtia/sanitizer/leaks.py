@@ -153,7 +153,10 @@ def _address(tensor: Any) -> int:
     """0: it has no memory of a device. No class of the program is asked, and no lazy clone becomes a copy."""
     try:
         device = torch._C.TensorBase.device.__get__(tensor) if tensor is not None else None
-        return torch._C._data_address(tensor) if device is not None and device.type == device_type() else 0
+        if device is None or device.type != device_type():
+            return 0
+        address: int = torch._C._data_address(tensor)  # type: ignore[attr-defined] # the stubs have it not
+        return address
     except Exception:  # a tensor without memory, or of a class that is asked all the same
         return 0
 
