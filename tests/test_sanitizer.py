@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import triton
-from sanitizer import captures, graphs, host, kernels, leaks, memory, numbers, streams
+from sanitizer import captures, graphs, host, kernel_numbers, kernels, leaks, memory, numbers, streams
 from sanitizer.corpus import Program, triton_kernel
 
 import torch_mtia
@@ -30,7 +30,7 @@ PROGRAMS = [
     *graphs.RACES,
     *kernels.PROGRAMS,
     *numbers.NUMBERS,
-    *numbers.KERNELS,
+    *kernel_numbers.PROGRAMS,
 ]
 RUN = """
 import sys

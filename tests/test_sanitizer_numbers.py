@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from sanitizer import numbers
+from sanitizer import kernel_numbers, numbers
 from test_sanitizer import reports_of
 
 from torch_mtia import sanitizer
@@ -130,7 +130,7 @@ def test_work_on_busy_streams_is_waited_for() -> None:
 
 
 def test_a_report_of_a_kernel_names_the_line_that_made_it() -> None:
-    found = reports_of(numbers.KERNELS[1].faulty)
+    found = reports_of(kernel_numbers.PROGRAMS[1].faulty)
     assert [report.access.program for report in found] == [(0, 0, 0)]
     (report,) = found
     assert report.access.line is not None
