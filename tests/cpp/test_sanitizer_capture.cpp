@@ -22,7 +22,7 @@ const void* const kEvent = &kEventHandle;
 constexpr uint64_t kX = 1 << 20;
 
 Operand touch(uint64_t address, bool writes) {
-  return {Region::dense(address, 64), writes, "x"};
+  return {Region::dense(address, 64), writes, writes ? OldBytes::kOverwritten : OldBytes::kRead, "x"};
 }
 
 struct Graph {

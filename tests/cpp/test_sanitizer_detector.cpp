@@ -239,7 +239,7 @@ TEST(of_many_shapes_none_is_forgotten_unsaid) {
   const auto column = [](int64_t at) {
     const int64_t sizes[] = {16};
     const int64_t strides[] = {kWidth};
-    return Operand{Region(kX + at, 1, sizes, strides), true, "column"};
+    return Operand{Region(kX + at, 1, sizes, strides), true, OldBytes::kOverwritten, "column"};
   };
   for (int64_t at = 0; at < 4096; ++at) device.submit(kMain, "column", {column(at)});
   CHECK_EQ(device.detector.num_forgotten(), uint64_t{0});
