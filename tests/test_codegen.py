@@ -106,6 +106,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
         row(RELU, old_bytes="{self: read}"),
         "`old_bytes` belongs to `runs` or `stub`",
     ),
+    "old bytes of an operator without a kernel that are not read in part": (
+        f"- func: {RELU}\n  old_bytes: {{self: passed_on}}\n",
+        "without a kernel, `old_bytes` says of one argument that it is `in_part`",
+    ),
     "old bytes of what is no argument": (
         row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", old_bytes="{other: in_part}"),
         "`old_bytes` of an argument is one of read, in_part, passed_on, overwritten, or depends on another, as in "
@@ -121,7 +125,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "old bytes of a stub that depend on a later number": (
         row(FILL, "fill_", stub="fill_stub", old_bytes="{value: passed_on}"),
-        "with `stub`, `old_bytes` is about self, and asks for the first number",
+        "with `stub`, `old_bytes` is about the first 3 tensors, and asks for the first number",
     ),
     "waits, and does not": (row(RELU, waits=False), "`waits` is True, or says when, and not False"),
     "capturable by assertion": (row(RELU, capturable=True), "`capturable` can only be False, and not True"),

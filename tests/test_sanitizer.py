@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -193,6 +194,26 @@ def test_a_host_function_must_not_wait_for_reports() -> None:
     sanitizer.reports().clear()
     assert len(raised) == 2
     assert "a host function must not" in raised[0]
+
+
+def test_statements_of_several_threads_end_in_any_order() -> None:
+    first, second = sanitizer.enabled("init"), sanitizer.enabled("streams")
+    first.__enter__()
+    thread = threading.Thread(target=second.__enter__)
+    thread.start()
+    thread.join()
+    first.__exit__(None, None, None)
+    assert torch_mtia._C._sanitizer_is_running()  # the second one's
+    with sanitizer.enabled("init"):
+        torch.empty(3, device="mtia") + 1
+    (report,) = sanitizer.reports()
+    assert report.kind == "uninitialized"
+    assert torch_mtia._C._sanitizer_is_running()
+    sanitizer.reports().clear()
+    torch.empty(3, device="mtia") + 1  # "streams" only
+    second.__exit__(None, None, None)
+    assert not sanitizer.reports()
+    assert not torch_mtia._C._sanitizer_is_running()
 
 
 def test_only_what_was_asked_for_is_looked_for() -> None:

@@ -217,8 +217,9 @@ class FallbackCall {
   }
 
   // Whether an operator in place reads what it changes, a schema does not say.
-  static core::OldBytes old_bytes_of(const c10::Argument& argument, bool writes) {
+  static core::OldBytes old_bytes_of(const c10::Argument& argument, bool writes, const OperatorTraits& traits) {
     if (argument.is_out()) return core::OldBytes::kOverwritten;
+    if (argument.name() == traits.in_part) return core::OldBytes::kReadInPart;
     return writes ? core::OldBytes::kPassedOn : core::OldBytes::kRead;
   }
 
@@ -238,10 +239,10 @@ class FallbackCall {
 
   void alias_arguments() {
     const auto& arguments = op_.schema().arguments();
-    const bool writes_unmarked = find_traits(op_).writes_unmarked;
+    const OperatorTraits traits = find_traits(op_);
     for (size_t i = 0; i < arguments.size(); ++i) {
-      writes_argument_ = writes_unmarked || is_written(arguments[i]);
-      old_bytes_ = old_bytes_of(arguments[i], writes_argument_);
+      writes_argument_ = traits.writes_unmarked || is_written(arguments[i]);
+      old_bytes_ = old_bytes_of(arguments[i], writes_argument_, traits);
       auto& value = (*stack_)[first_argument_ + i];
       value = to_host(value);
     }

@@ -187,12 +187,12 @@ bool converts(const c10::Scalar& value, at::ScalarType dtype) {
 
 namespace {
 
-void list_operand(const at::TensorIteratorBase& iter, int arg, CPUOperand host_operand, core::OldBytes input,
+void list_operand(const at::TensorIteratorBase& iter, int arg, CPUOperand host_operand, const InputBytes& inputs,
                   core::OperandSink& sink, at::IntArrayRef sizes, at::IntArrayRef strides) {
   void* const data = iter.operand(arg).data;
   const bool is_output = arg < iter.noutputs();
   const bool is_copy = host_operand == CPUOperand::kBuffer && on_device(iter, 0);
-  const auto old_bytes = is_copy && !is_output ? core::OldBytes::kPassedOn : old_bytes_of(arg, iter.noutputs(), input);
+  const auto old_bytes = is_copy && !is_output ? core::OldBytes::kPassedOn : old_bytes_of(arg, iter.noutputs(), inputs);
   core::Operand operand{reinterpret_cast<uint64_t>(data),
                         static_cast<uint64_t>(iter.element_size(arg)),
                         sizes,
@@ -216,14 +216,14 @@ void list_operand(const at::TensorIteratorBase& iter, int arg, CPUOperand host_o
 
 }  // namespace
 
-void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OldBytes input,
+void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, const InputBytes& inputs,
                    core::OperandSink& sink) {
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
-    list_operand(iter, arg, host_operand, input, sink, iter.shape(), iter.strides(arg));
+    list_operand(iter, arg, host_operand, inputs, sink, iter.shape(), iter.strides(arg));
   }
 }
 
-void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OldBytes input,
+void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, const InputBytes& inputs,
                    core::OperandSink& sink, at::IntArrayRef indexed_sizes, at::IntArrayRef indexed_strides) {
   for (int arg = 0; arg < iter.ntensors(); ++arg) {
     c10::DimVector sizes(iter.shape()), strides(iter.strides(arg));
@@ -231,7 +231,7 @@ void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, 
       sizes.append(indexed_sizes.begin(), indexed_sizes.end());
       strides.append(indexed_strides.begin(), indexed_strides.end());
     }
-    list_operand(iter, arg, host_operand, input, sink, sizes, strides);
+    list_operand(iter, arg, host_operand, inputs, sink, sizes, strides);
   }
 }
 

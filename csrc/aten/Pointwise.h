@@ -99,10 +99,14 @@ struct CastingOperands {
 CastingOperands take_casting_operands(const at::TensorIteratorBase& iter, Casts casts);
 void run_with_casts(const CastingOperands& operands, c10::function_ref<void(at::TensorIterator&)> loop);
 
-// Of an operand of a loop; `input`: of the first that is not an output. An operator in place has its tensor as both.
-constexpr core::OldBytes old_bytes_of(int arg, int num_outputs, core::OldBytes input) {
+// Of the first operands of a loop that are no outputs; all others are read.
+using InputBytes = std::array<core::OldBytes, 3>;
+
+// Of an operand of a loop. An operator in place has its tensor as an output and as an input.
+constexpr core::OldBytes old_bytes_of(int arg, int num_outputs, const InputBytes& inputs) {
   if (arg < num_outputs) return core::OldBytes::kOverwritten;
-  return arg == num_outputs ? input : core::OldBytes::kRead;
+  const auto input = static_cast<size_t>(arg - num_outputs);
+  return input < inputs.size() ? inputs[input] : core::OldBytes::kRead;
 }
 
 template <typename Loop>
@@ -115,7 +119,7 @@ struct CastingWork {
     for (size_t arg = 0; arg < operands.tensors.size(); ++arg) {
       const bool is_output = static_cast<int>(arg) < operands.num_outputs;
       if (operands.on_device[arg]) {
-        const auto old_bytes = old_bytes_of(static_cast<int>(arg), operands.num_outputs, loop.input);
+        const auto old_bytes = old_bytes_of(static_cast<int>(arg), operands.num_outputs, loop.inputs);
         list_operand(operands.tensors[arg], is_output, old_bytes, sink);
       } else {
         list_host_operand(operands.tensors[arg], is_output, sink);
@@ -142,16 +146,16 @@ C10_ALWAYS_INLINE core::WorkInfo describe(const at::TensorIteratorBase& iter, co
 }
 
 // The data pointers of `iter` are host addresses.
-void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OldBytes input,
+void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, const InputBytes& inputs,
                    core::OperandSink& sink);
 // The same for the stub of index, which goes through its input along dimensions that the iterator lacks: their sizes,
 // and strides in bytes.
-void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OldBytes input,
+void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, const InputBytes& inputs,
                    core::OperandSink& sink, at::IntArrayRef indexed_sizes, at::IntArrayRef indexed_strides);
 template <typename... Args>
-void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OldBytes input,
+void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, const InputBytes& inputs,
                    core::OperandSink& sink, const Args&... /*of the stub*/) {
-  list_operands(iter, host_operand, input, sink);
+  list_operands(iter, host_operand, inputs, sink);
 }
 
 // The work item of a built iterator. It runs the caller's loop on the caller's iterator as long as it stays on the
@@ -177,7 +181,7 @@ class PointwiseWork {
     if constexpr (requires(const Loop& loop) { loop.list_operands(iter, host_operand_, sink); }) {
       (owned_ != nullptr ? owned_->loop : *loop_).list_operands(iter, host_operand_, sink);
     } else {
-      torch_mtia::list_operands(iter, host_operand_, core::OldBytes::kRead, sink);
+      torch_mtia::list_operands(iter, host_operand_, InputBytes(), sink);
     }
   }
 
@@ -236,13 +240,13 @@ bool converts(const T& /*value*/, at::ScalarType /*dtype*/) {
 template <typename Iterator, typename... Args>
 struct KeptLoop {
   void (*cpu_loop)(Iterator&, Args...);
-  core::OldBytes input;  // as old_bytes_of takes it
+  InputBytes inputs;
   std::tuple<decltype(keep(std::declval<const Args&>()))...> arguments;
 
   void operator()(at::TensorIterator& iter) const { run(iter); }
   void operator()(at::TensorIteratorBase& iter) const { run(iter); }
   void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OperandSink& sink) const {
-    std::apply([&](const auto&... kept) { torch_mtia::list_operands(iter, host_operand, input, sink, kept.get()...); },
+    std::apply([&](const auto&... kept) { torch_mtia::list_operands(iter, host_operand, inputs, sink, kept.get()...); },
                arguments);
     list_numbers(sink);
   }
@@ -263,15 +267,15 @@ class DeviceLoop {
   using Loop = void (*)(Iterator&, Args...);
   explicit constexpr DeviceLoop(Loop cpu_loop) : cpu_loop_(cpu_loop) {}
 
-  // What a loop with such arguments does with its first input.
-  using Input = core::OldBytes (*)(const std::remove_reference_t<Args>&...);
+  // What a loop with such arguments does with its inputs.
+  using Inputs = InputBytes (*)(const std::remove_reference_t<Args>&...);
 
-  // `op` names the work to errors and to the profiler, and the loop in yaml/dtypes.yaml. `input`: null where it is
+  // `op` names the work to errors and to the profiler, and the loop in yaml/dtypes.yaml. `inputs`: null where all are
   // read.
-  void configure(const Operator& op, Casts casts, Input input) {
+  void configure(const Operator& op, Casts casts, Inputs inputs) {
     op_ = op;
     casts_ = casts;
-    input_ = input;
+    inputs_ = inputs;
   }
 
   void operator()(Iterator& iter, Args... args) {
@@ -280,8 +284,7 @@ class DeviceLoop {
     check_arguments(iter, args...);
     if (iter.numel() == 0) return;
     const MTIAStream stream = current_stream(iter.device(0));
-    KeptLoop<Iterator, Args...> loop{
-        cpu_loop_, input_ == nullptr ? core::OldBytes::kRead : input_(args...), {keep(args)...}};
+    KeptLoop<Iterator, Args...> loop{cpu_loop_, inputs_ == nullptr ? InputBytes() : inputs_(args...), {keep(args)...}};
     if (C10_UNLIKELY(needs_casts)) {
       launch(stream, describe(iter, op_.name), CastingWork{take_casting_operands(iter, casts_), std::move(loop)});
     } else {
@@ -303,7 +306,7 @@ class DeviceLoop {
   Loop cpu_loop_;
   Operator op_{"pointwise"};
   Casts casts_ = Casts::kAll;
-  Input input_ = nullptr;
+  Inputs inputs_ = nullptr;
 };
 
 // `OwnLoop` replaces the stub's on the CPU.
@@ -323,8 +326,8 @@ struct OnDevice<Stub, OwnLoop, void (*)(Iterator&, Args...)> {
   static inline DeviceLoop<Iterator, Args...> loop{&cpu_loop};
   static void call(Iterator& iter, Args... args) { loop(iter, args...); }
   // What to register; the arguments are those of configure.
-  static auto make(const Operator& op, Casts casts, typename DeviceLoop<Iterator, Args...>::Input input = nullptr) {
-    loop.configure(op, casts, input);
+  static auto make(const Operator& op, Casts casts, typename DeviceLoop<Iterator, Args...>::Inputs inputs = nullptr) {
+    loop.configure(op, casts, inputs);
     return &call;
   }
 };

@@ -38,11 +38,12 @@ std::vector<Finding> Detector::submit(Item submitted, std::vector<KernelFinding>
   if (!set_time(*item)) return {};
   item->number = ++state_.num_items;
   if (!state_.functions.empty()) item->clock = std::make_shared<const Clock>(state_.clocks.of(item->timeline));
-  if (!item->is_listed) ++state_.unlisted;
+  if (!item->is_listed) state_.unwritten.clear();  // it may have written anything
   for (KernelFinding& each : found) check_kernel(item, std::move(each), findings);
   for (size_t operand = 0; operand < item->operands.size(); ++operand) {
     if (item->operands[operand].region.empty()) continue;
     check_memory(item, operand, findings);
+    check_written(item, operand, findings);
     check_cells(item, operand, findings);
   }
   if (item->copies) pass_on_unwritten(*item);
@@ -125,8 +126,11 @@ void Detector::allocate(uint64_t address, uint64_t size, bool is_private, bool i
     added.site = site;
     added.execution = of.executions;
   }
-  for_each_cell(Region::dense(address, size),
-                [&](uint64_t /*begin*/, Cell& cell) { cell.unwritten = is_written ? 0 : state_.unlisted; });
+  if (is_written) {
+    state_.unwritten.remove(address, address + size);
+  } else if (state_.checks.initialized) {
+    state_.unwritten.add(address, address + size);
+  }
 }
 
 void Detector::free(uint64_t address, Context context) {
@@ -230,26 +234,28 @@ void Detector::check_memory(const std::shared_ptr<const Item>& item, size_t oper
   }
 }
 
-void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) {
+void Detector::check_written(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) {
   const Operand& what = item->operands[operand];
-  const Region& region = what.region;
-  const bool writes = what.writes;
-  const auto is_unwritten = [&](const Cell& cell) { return cell.unwritten == state_.unlisted; };
-  const bool needs_all = what.old_bytes == OldBytes::kRead;
   // Of what is read in part, some must be written.
-  bool has_none = what.old_bytes == OldBytes::kReadInPart;
-  if (has_none) for_each_cell(region, [&](uint64_t /*begin*/, const Cell& cell) { has_none &= is_unwritten(cell); });
-  for_each_cell(region, [&](uint64_t begin, Cell& known) {
-    check_order(item, operand, known, findings);
-    if ((needs_all || has_none) && is_unwritten(known) && state_.checks.initialized &&
-        !is_known(findings, FindingKind::kUninitialized, nullptr)) {
-      const Block* block = block_at(begin);
+  if (what.old_bytes == OldBytes::kRead ||
+      (what.old_bytes == OldBytes::kReadInPart && state_.unwritten.contains_all(what.region))) {
+    const uint64_t first = state_.unwritten.first_of(what.region);
+    if (first != Region::kNone && !is_known(findings, FindingKind::kUninitialized, nullptr)) {
+      const Block* block = block_at(first);
       findings.push_back({.kind = FindingKind::kUninitialized,
                           .item = item,
                           .operand = operand,
                           .memory = block != nullptr ? block->context : nullptr});
     }
-    if (writes) known.unwritten = 0;
+  }
+  if (what.writes) state_.unwritten.remove(what.region);
+}
+
+void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) {
+  const Region& region = item->operands[operand].region;
+  const bool writes = item->operands[operand].writes;
+  for_each_cell(region, [&](uint64_t begin, Cell& known) {
+    check_order(item, operand, known, findings);
     auto& touches = known.touches;
     // Of what it covers: whoever is behind this item is behind what this item is behind; and what it is not behind was
     // found here.
@@ -275,24 +281,13 @@ void Detector::check_cells(const std::shared_ptr<const Item>& item, size_t opera
 void Detector::pass_on_unwritten(const Item& copy) {
   const Region& from = copy.operands[0].region;
   const Region& to = copy.operands[1].region;
-  if (from.empty() || !to.is_dense()) return;
-  std::vector<std::pair<uint64_t, uint64_t>> unwritten;
-  bool is_all = true;
-  for_each_cell(from, [&](uint64_t begin, const Cell& cell) {
-    if (cell.unwritten == state_.unlisted) {
-      unwritten.emplace_back(begin - from.begin(), cell.end - begin);
-    } else {
-      is_all = false;
+  if (from.empty()) return;
+  if (state_.unwritten.contains_all(from)) {
+    state_.unwritten.add(to);
+  } else if (copy.copies_bytes && from.is_dense() && to.is_dense()) {
+    for (const auto& [begin, end] : state_.unwritten.between(from.begin(), from.end())) {
+      state_.unwritten.add(to.begin() + (begin - from.begin()), to.begin() + (end - from.begin()));
     }
-  });
-  if (is_all) {
-    unwritten = {{0, to.end() - to.begin()}};
-  } else if (!copy.copies_bytes || !from.is_dense()) {
-    return;
-  }
-  for (const auto& [begin, size] : unwritten) {
-    for_each_cell(Region::dense(to.begin() + begin, size),
-                  [&](uint64_t /*begin*/, Cell& cell) { cell.unwritten = state_.unlisted; });
   }
 }
 

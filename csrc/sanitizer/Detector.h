@@ -12,6 +12,7 @@
 #include "Clocks.h"
 #include "Findings.h"
 #include "Region.h"
+#include "UnwrittenBytes.h"
 
 namespace torch_mtia::sanitizer {
 
@@ -83,7 +84,6 @@ class Detector {
   // Bytes of which all the same is known, from the key in the map to `end`.
   struct Cell {
     uint64_t end;
-    uint64_t unwritten = 0;      // not written since, by the count of unlisted items; 0: it was, for all that is known
     std::vector<Touch> touches;  // that later items have to be behind
   };
   struct Block {
@@ -108,6 +108,7 @@ class Detector {
   void check_kernel(const std::shared_ptr<const Item>& item, KernelFinding found, std::vector<Finding>& findings) const;
   void locate_locked(Finding& finding) const;
   void check_memory(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) const;
+  void check_written(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings);
   void check_cells(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings);
   // The bytes of a copy are as initialized as those that it copies. Of one that moves or converts elements it is only
   // known whether it copies nothing but what nobody has written.
@@ -127,8 +128,8 @@ class Detector {
   struct State {
     Checks checks;
     Clocks clocks;
-    uint64_t unlisted = 1;  // items, any of which may have written anything
     Cells cells;
+    UnwrittenBytes unwritten;
     std::map<uint64_t, Block> blocks;
     uint64_t num_items = 0;
     std::unordered_map<uint64_t, Site> sites;  // by number

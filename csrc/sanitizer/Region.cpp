@@ -63,6 +63,22 @@ uint64_t Region::next(std::span<const Dimension> grid, uint64_t first, uint64_t 
   return found;
 }
 
+uint64_t Region::run_end(uint64_t address) const {
+  if (scattered_ == nullptr) return run_end(grid_, begin_, address);
+  return std::upper_bound(scattered_->begin(), scattered_->end(), address,
+                          [](uint64_t at, const auto& each) { return at < each.second; })
+      ->second;
+}
+
+uint64_t Region::run_end(std::span<const Dimension> grid, uint64_t first, uint64_t address) const {
+  if (grid.empty()) return first + run_;
+  const auto [size, stride, reach] = grid.front();
+  // Of several that reach across the address, only one may hold it.
+  uint64_t index = address < first + reach ? 0 : (address - first - reach) / stride + 1;
+  while (next(grid.subspan(1), first + index * stride, first + index * stride + reach, address) != address) ++index;
+  return run_end(grid.subspan(1), first + index * stride, address);
+}
+
 bool Region::contains_all(const Region& other) const {
   if (is_dense()) return contains(other.begin_, other.end_);
   if (scattered_ != nullptr || other.scattered_ != nullptr) return scattered_ == other.scattered_;

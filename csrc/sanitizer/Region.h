@@ -32,6 +32,8 @@ class Region {
   uint64_t next(uint64_t address) const {
     return scattered_ == nullptr ? next(grid_, begin_, end_, address) : next_scattered(address);
   }
+  // Behind the last byte of a run that holds `address`, which belongs to the region.
+  uint64_t run_end(uint64_t address) const;
   bool overlaps(const Region& other) const;
   bool overlaps(uint64_t begin, uint64_t end) const { return begin < end && next(begin) < end; }
   // Whether all bytes from `begin` to `end` belong to it; may say no where several runs together hold them.
@@ -48,6 +50,7 @@ class Region {
     uint64_t reach;  // from the first byte to behind the last one of what lies at one index
   };
   static uint64_t next(std::span<const Dimension> grid, uint64_t first, uint64_t last, uint64_t address);
+  uint64_t run_end(std::span<const Dimension> grid, uint64_t first, uint64_t address) const;
   uint64_t next_scattered(uint64_t address) const;
   bool contains_all(const Region& other) const;
   bool meets_runs_of(const Region& other) const;

@@ -150,6 +150,18 @@ TEST(memory_is_live_and_written_before_it_is_read) {
   CHECK_EQ(device.submit(kMain, "other", {read(1, 64)}), "");  // nobody knows of it
 }
 
+TEST(gaps_of_what_is_written_are_not_written) {
+  Device device;
+  device.allocate(kX, 16 * 64);
+  CHECK_EQ(device.submit(kMain, "left", {columns(0, 32, true)}), "");
+  CHECK_EQ(device.submit(kMain, "sum", {columns(0, 32, false)}), "");
+  CHECK_EQ(device.submit(kMain, "some", {with(OldBytes::kReadInPart, columns(16, 32, false))}), "");
+  CHECK_EQ(device.submit(kMain, "none", {with(OldBytes::kReadInPart, columns(32, 32, false))}), "uninitialized");
+  CHECK_EQ(device.submit(kMain, "all", {read(kX, 16 * 64)}), "uninitialized");
+  CHECK_EQ(device.submit(kMain, "right", {columns(32, 32, true)}), "");
+  CHECK_EQ(device.submit(kMain, "all", {read(kX, 16 * 64)}), "");
+}
+
 TEST(what_nobody_lists_may_have_written) {
   Device device;
   device.allocate(kX, 128);

@@ -64,6 +64,9 @@ TEST(regions_hold_and_meet_what_their_bytes_do) {
     for (uint64_t at = region.begin() - 1; at <= region.end(); ++at) {
       const auto next = bytes.lower_bound(at);
       CHECK_EQ(region.next(at), next != bytes.end() ? *next : Region::kNone);
+      if (!bytes.contains(at)) continue;
+      CHECK(region.run_end(at) > at);
+      for (uint64_t byte = at; byte < region.run_end(at); ++byte) CHECK(bytes.contains(byte));
     }
     const auto others = other.bytes();
     const bool has_all = std::all_of(others.begin(), others.end(), [&](uint64_t byte) { return bytes.contains(byte); });

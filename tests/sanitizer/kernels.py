@@ -542,6 +542,23 @@ kernel[(4,)](x, total, total, 1000, BLOCK=256)
         ("kernel",),
     ),
     Program(
+        "a kernel writes every second element",
+        "uninitialized",
+        """
+kernel = triton_kernel('''
+def kernel(out, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + offsets * STRIDE, offsets)
+''')
+out = torch.empty(256, device="mtia", dtype=torch.int32)
+MEND
+kernel[(1,)](out, STRIDE=2, BLOCK=128)
+total = out.sum()
+""",
+        "out.zero_()",
+        ("aten::sum",),
+    ),
+    Program(
         "a kernel reads one element that nothing has written",
         "uninitialized",
         ADD

@@ -29,6 +29,53 @@ y = buffer.sum()
         ("aten::sum",),
     ),
     Program(
+        "a diagonal is written, and all of the matrix read",
+        "uninitialized",
+        """
+matrix = torch.empty(4, 4, device="mtia")
+MEND
+matrix.diagonal().fill_(1)
+total = matrix.sum()
+""",
+        "matrix.zero_()",
+        ("aten::sum",),
+    ),
+    Program(
+        "every second column is written",
+        "uninitialized",
+        """
+pairs = torch.empty(8, 6, device="mtia")
+pairs[:, ::2] = 1
+MEND
+row = pairs[3].exp()
+""",
+        "pairs[:, 1::2] = 0",
+        ("aten::exp",),
+    ),
+    Program(
+        "columns of a buffer go to a second one that is read",
+        "uninitialized",
+        """
+x, out = torch.empty(8, 4, device="mtia"), torch.zeros(8, 6, device="mtia")
+MEND
+out[:, 1:5] = x
+total = out[:, 4].sum()
+""",
+        "x.fill_(1)",
+        ("aten::sum",),
+    ),
+    Program(
+        "where chooses among what nothing has written",
+        "uninitialized",
+        """
+x, other = torch.ones(10, device="mtia"), torch.empty(10, device="mtia")
+MEND
+y = torch.where(x > 0, x, other)
+""",
+        "other[:5] = 1",
+        ("aten::where",),
+    ),
+    Program(
         "a result is read that no operator has filled",
         "uninitialized",
         """
@@ -336,6 +383,28 @@ buffer, index = torch.empty(4, 3, device="mtia"), torch.tensor([0, 1], device="m
 buffer[:2] = 1
 y = buffer[index], buffer.index_select(0, index), buffer.gather(0, index[:, None]), buffer.take(index)
 y = torch.nn.functional.embedding(index, buffer)
+""",
+    "what is chosen of a buffer is what is written": """
+buffer, mask = torch.empty(4, 3, device="mtia"), torch.tensor([True, True, False, False], device="mtia")[:, None]
+buffer[:2] = 1
+y = torch.where(mask, buffer, 0), torch.where(~mask, 0.0, buffer), torch.where(mask, buffer, torch.zeros_like(buffer))
+y = torch.masked_select(buffer, mask), torch.masked.sum(buffer, mask=mask)
+y = torch.zeros(4, 3, device="mtia").masked_scatter_(mask, buffer)
+indices, offsets = torch.tensor([0, 1, 1], device="mtia"), torch.tensor([0, 2], device="mtia")
+y = torch.nn.functional.embedding_bag(indices, buffer, offsets, mode="sum")
+padded, ends = torch.empty(2, 5, 3, device="mtia"), torch.tensor([0, 1, 3], device="mtia")
+padded[:, :2] = 1
+y = torch.ops.aten._padded_dense_to_jagged_forward(padded, [ends], 3)
+""",
+    "a matrix is written column by column": """
+matrix, block = torch.empty(6, 4, device="mtia"), torch.ones(6, 1, device="mtia")
+for column in range(4):
+    matrix[:, column] = block[:, 0]
+y = matrix.exp()
+channels = torch.empty(2, 4, 3, 3, device="mtia")
+torch.cat([torch.ones(2, 1, 3, 3, device="mtia")] * 2, 1, out=channels[:, :2])
+channels[:, 2:].copy_(channels[:, :2])
+y = channels.sum()
 """,
     "the written part of a copy is used": """
 buffer = torch.empty(8, device="mtia")

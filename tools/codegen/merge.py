@@ -25,7 +25,7 @@ TRAITS: dict[str, str] = {
     "rounds_numbers": "ATen's loop over lists rounds its numbers to 16 bits first",
 }
 _STUB = {"stub", "casts", "loop"}
-_WITHOUT_KERNEL = {"host_tensors", "writes_unmarked", "without_host_view", *_STUB}
+_WITHOUT_KERNEL = {"host_tensors", "writes_unmarked", "without_host_view", "old_bytes", *_STUB}
 """Fields of a row that names no kernel."""
 _ALLOWED_FIELDS = {
     *(
@@ -53,6 +53,8 @@ _FUNCTIONS = {"runs", "shape", "checks", "without_host_view", "stub", "loop"}
 """Fields that name a function."""
 _OLD_BYTES = {"read": "kRead", "in_part": "kReadInPart", "passed_on": "kPassedOn", "overwritten": "kOverwritten"}
 """What a row says in `old_bytes`, and what csrc/core/Operands.h calls it."""
+MAX_STUB_INPUTS = 3
+"""Of so many inputs InputBytes in csrc/aten/Pointwise.h can say more than that they are read."""
 CASTS = {"all": "kAll", "all_but_bool_output": "kAllButBoolOutput", "none": "kNone"}
 """What a row says in `casts`, and what csrc/aten/Pointwise.h calls it."""
 
@@ -136,8 +138,8 @@ class Stub:
     """Which operands the CPU's iterator of the operator casts: of `CASTS`."""
     loop: str | None
     """The loop in csrc/aten/PointwiseLoops.h that runs in place of the stub's own."""
-    old_bytes: OldBytes | None = None
-    """Of its first input."""
+    old_bytes: tuple[OldBytes, ...] = ()
+    """Of its first inputs; empty: they are read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +150,8 @@ class Traits:
     """File and line of its first row."""
     names: frozenset[str]
     """Of `TRAITS`."""
+    in_part: str = ""
+    """The argument that the CPU kernel reads in part, with which an operator without a kernel is run; "": none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +245,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
         entries,
         cpu_kernels,
         list(stubs.values()),
-        {name: operator for name, operator in traits.items() if operator.names},
+        {name: operator for name, operator in traits.items() if operator.names or operator.in_part},
         without_host_view,
     )
 
@@ -334,7 +338,15 @@ def _add_traits(traits: dict[str, Traits], name: str, row: dict[str, Any], place
     if "rounds_numbers" in given and "runs" not in row:
         raise OverlayError(f"{place}: `rounds_numbers` belongs to `runs`")
     base = name.partition(".")[0]
-    first = traits.setdefault(base, Traits(place, given))
+    in_part = ""
+    if "dispatch" not in row and "stub" not in row:
+        for argument, old_bytes in _old_bytes(row, place).items():
+            if in_part or old_bytes != OldBytes("in_part"):
+                raise OverlayError(
+                    f"{place}: without a kernel, `old_bytes` says of one argument that it is `in_part`"
+                )
+            in_part = argument
+    first = traits.setdefault(base, Traits(place, given, in_part))
     if first.names != given:
         raise OverlayError(
             f"{place}: the rows of aten::{base} agree in what they say of it: {sorted(first.names ^ given)} is in one "
@@ -353,11 +365,16 @@ def _add_stub(stubs: dict[str, Stub], name: str, row: dict[str, Any], place: str
     if casts not in CASTS:
         raise OverlayError(f"{place}: `casts` is {' or '.join(CASTS)}, not {casts!r}")
     old_bytes = _old_bytes(row, place)
-    arguments = FunctionSchema.parse(row["func"]).arguments
-    numbers = [argument.name for argument in arguments.flat_non_out if not argument.type.is_tensor_like()]
-    if set(old_bytes) - {"self"} or any(each.condition not in ("", *numbers[:1]) for each in old_bytes.values()):
-        raise OverlayError(f"{place}: with `stub`, `old_bytes` is about self, and asks for the first number")
-    stubs[stub] = Stub(place, name.partition(".")[0], stub, casts, row.get("loop"), old_bytes.get("self"))
+    arguments = FunctionSchema.parse(row["func"]).arguments.flat_non_out
+    inputs = [argument.name for argument in arguments if argument.type.is_tensor_like()][:MAX_STUB_INPUTS]
+    numbers = [argument.name for argument in arguments if not argument.type.is_tensor_like()]
+    if set(old_bytes) - {*inputs} or any(each.condition not in ("", *numbers[:1]) for each in old_bytes.values()):
+        raise OverlayError(
+            f"{place}: with `stub`, `old_bytes` is about the first {MAX_STUB_INPUTS} tensors, "
+            "and asks for the first number"
+        )
+    of_inputs = tuple(old_bytes.get(each, OldBytes("read")) for each in inputs) if old_bytes else ()
+    stubs[stub] = Stub(place, name.partition(".")[0], stub, casts, row.get("loop"), of_inputs)
 
 
 def _old_bytes(row: dict[str, Any], place: str) -> dict[str, OldBytes]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from tools.codegen.merge import TRAITS, Traits
 
 
 def traits_header(operators: Mapping[str, Traits]) -> str:
     """OperatorTraits.h, whose table csrc/aten/Operator.h searches; `operators` by name without an overload."""
-    rows = {f"aten::{name}": operator.names for name, operator in operators.items()}
+    rows = {f"aten::{name}": operator for name, operator in operators.items()}
     fields = "\n".join(f"  bool {name} = false;  // {words}" for name, words in TRAITS.items())
     table = "\n".join(f'    {{"{name}", {{{_designated(rows[name])}}}}},' for name in sorted(rows))
     return f"""\
@@ -22,6 +22,7 @@ namespace torch_mtia {{
 
 struct OperatorTraits {{
 {fields}
+  std::string_view in_part = {{}};  // the argument that the fall back reads in part; empty: none
 }};
 
 struct OperatorRow {{
@@ -38,9 +39,12 @@ inline constexpr OperatorRow kOperatorRows[] = {{
 """
 
 
-def _designated(names: Iterable[str]) -> str:
+def _designated(operator: Traits) -> str:
     """In the order of the declaration, as C++ wants it."""
-    return ", ".join(f".{name} = true" for name in TRAITS if name in set(names))
+    given = [f".{name} = true" for name in TRAITS if name in operator.names]
+    if operator.in_part:
+        given.append(f'.in_part = "{operator.in_part}"')
+    return ", ".join(given)
 
 
 def no_host_view_source(functions: Mapping[str, str]) -> str:

@@ -48,8 +48,10 @@ def _registration(stub: Stub) -> str:
     operator = f'{{"aten::{stub.operator}", "{stub.name}"}}'
     casts = f"torch_mtia::Casts::{CASTS[stub.casts]}"
     old_bytes = ""
-    if stub.old_bytes is not None:
-        condition = f" {stub.old_bytes.condition}, const auto&" if stub.old_bytes.condition else ""
-        old_bytes = f", [](const auto&{condition}...) {{ return {stub.old_bytes.cpp()}; }}"
+    if stub.old_bytes:
+        asked = next((each.condition for each in stub.old_bytes if each.condition), "")
+        condition = f" {asked}, const auto&" if asked else ""
+        inputs = ", ".join(each.cpp() for each in stub.old_bytes)
+        old_bytes = f", [](const auto&{condition}...) {{ return torch_mtia::InputBytes{{{inputs}}}; }}"
     made = f"torch_mtia::OnDevice<{stub.name}{own}>::make({operator}, {casts}{old_bytes})"
     return f"REGISTER_DOOR_DISPATCH({stub.name}, {made})"

@@ -17,7 +17,9 @@ order is found where it went well, too. docs/sanitizer.md explains reports.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
+import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TextIO
@@ -113,17 +115,42 @@ def _compile_here(wanted: bool) -> None:
 
 @contextlib.contextmanager
 def enabled(*checks: str) -> Iterator[None]:
-    """start() before and stop() after a `with` statement. What was watched before is watched anew behind it."""
+    """start() before and stop() after a `with` statement. What was watched before is watched anew behind it. Of several
+    statements, nested or in several threads, all of the process is watched as the youngest that has not ended says."""
     from torch_mtia import _C
 
-    before = tuple(_asked) if _C._sanitizer_is_running() else ()
-    start(*checks)
+    with _statements_lock:
+        mine = _Statement(before=tuple(_asked) if _C._sanitizer_is_running() else ())
+        start(*checks)
+        _statements.append(mine)
     try:
         yield
     finally:
-        stop()
-        if before:
-            start(*before)
+        with _statements_lock:
+            _leave(mine)
+
+
+def _leave(statement: _Statement) -> None:
+    position = _statements.index(statement)
+    _statements.remove(statement)
+    if position < len(_statements):
+        _statements[position].before = statement.before
+        return
+    stop()
+    if statement.before:
+        start(*statement.before)
+
+
+@dataclasses.dataclass(eq=False)
+class _Statement:
+    """A `with` statement of enabled() that has not ended."""
+
+    before: tuple[str, ...]
+    """What is to be watched when it ends as the youngest."""
+
+
+_statements: list[_Statement] = []  # the youngest last
+_statements_lock = threading.Lock()
 
 
 def unchecked() -> list[str]:
