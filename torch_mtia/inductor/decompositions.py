@@ -59,6 +59,18 @@ def with_the_scale_of_the_result(_original: object) -> Callable[..., Any]:
     return scaled_mm
 
 
+def with_a_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Upstream's lowering of addmm expands a bias without dimensions twice, once for each kind of kernel that it tries.
+    One of the two is dropped, although ATen's kernel, if it is the quickest, is given that one."""
+
+    def addmm(self: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        if self.dim() == 0 and arguments[0].device.type == device_type():
+            return torch.ops.aten.addmm(self.reshape(1), *arguments, **options)
+        return original(self, *arguments, **options)
+
+    return addmm
+
+
 def whole(original: Callable[..., Any]) -> Callable[..., Any]:
     """Leaves tensors of the device to its own kernel. The original of native_layer_norm does so for mtia by name; that
     of index_add makes an atomic addition of each element (2048 x 2048 in fp32 on one core, and on two, which wait for

@@ -30,28 +30,50 @@ def divides_index_add(index_add: Function) -> bool:
 
 def counts_in_order_of_memory(name: str, decomposition: Function | None) -> bool:
     """argmax, or argmin, of values that are computed in the same kernel from a tensor that is not contiguous."""
-    from torch._inductor import config
-    from torch._inductor.decomposition import decompositions
-
     operator = getattr(torch, name)
-    key = getattr(torch.ops.aten, name).default
     x = torch.arange(60).view(4, 5, 3).flip(0).permute(2, 0, 1).to(DEVICE)
 
     def doubled(x: torch.Tensor) -> torch.Tensor:
         return operator(x.to(torch.int16) * 2)  # type: ignore[no-any-return]
 
-    replaced = decompositions.pop(key, None)
+    with _decomposed(getattr(torch.ops.aten, name).default, decomposition):
+        return not torch.equal(torch.compile(doubled)(x), doubled(x))
+
+
+def drops_a_bias(decomposition: Function | None) -> bool:
+    """Of addmm, one without dimensions, when ATen's kernel is found to be quicker than the templates."""
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache, ExternKernelCaller
+
+    def time(choice: object, *_arguments: object) -> float:
+        return 1.0 if isinstance(choice, ExternKernelCaller) else 2.0
+
+    operands = [torch.ones(shape, device=DEVICE) for shape in ((), (16, 32), (32, 8))]
+    options: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
+    with (
+        _decomposed(torch.ops.aten.addmm.default, decomposition),
+        with_values(AlgorithmSelectorCache, benchmark_choice=staticmethod(time)),
+    ):
+        return raises(torch.compile(torch.addmm, options=options), *operands)
+
+
+@contextlib.contextmanager
+def _decomposed(operator: object, decomposition: Function | None) -> Iterator[None]:
+    """Has Inductor decompose an operator so, or not at all."""
+    from torch._inductor import config
+    from torch._inductor.decomposition import decompositions
+
+    replaced = decompositions.pop(operator, None)
     if decomposition is not None:
-        decompositions[key] = decomposition
+        decompositions[operator] = decomposition
     try:
         # With fallback_random Inductor takes the table itself, and not a copy from before.
         with config.patch(fallback_random=True, force_disable_caches=True):
             torch._dynamo.reset()
-            return not torch.equal(torch.compile(doubled)(x), doubled(x))
+            yield
     finally:
-        decompositions.pop(key, None)
+        decompositions.pop(operator, None)
         if replaced is not None:
-            decompositions[key] = replaced
+            decompositions[operator] = replaced
 
 
 # Inductor -------------------------------------------------------------------------------------------------------------

@@ -112,6 +112,14 @@ GATES: tuple[Gate, ...] = (
         is_needed=inductor_probes.leaves_out_the_scale,
         entry=lambda: torch.ops.aten._scaled_mm.default,
     ),
+    Gate(
+        name="decompositions[addmm]",
+        modules=("torch._inductor.decomposition",),
+        why="Its lowering drops the bias of no dimensions that ATen's kernel is given, where that is the quickest.",
+        replace=decompositions.with_a_dimension,
+        is_needed=inductor_probes.drops_a_bias,
+        entry=lambda: torch.ops.aten.addmm.default,
+    ),
     *(
         Gate(
             name=f"decompositions[{name}]",
