@@ -334,6 +334,8 @@ typedef struct mtia_error_cell {
 /* Elements are floating-point numbers: of their size as IEEE has them, of 8 bits e5m2, or bfloat16. */
 #define MTIA_SITE_FLOAT UINT64_C(64)
 #define MTIA_SITE_BFLOAT16 UINT64_C(128)
+/* Of what it reads, lanes are chosen, as by `where`: nothing is computed from the others. */
+#define MTIA_SITE_CHOOSES UINT64_C(256)
 
 /* A place in a kernel's source that accesses memory. It is a constant of the image. */
 typedef struct mtia_site {

@@ -31,11 +31,11 @@ class Runs {
   }
 
   // As few operands as there are stretches of runs that are alike.
-  void list(bool writes, const std::shared_ptr<const KernelLine>& line, std::vector<Operand>& operands) {
+  void list(bool writes, OldBytes old_bytes, const std::shared_ptr<const KernelLine>& line,
+            std::vector<Operand>& operands) {
     uint64_t bytes = 0;
     for (const auto& [begin, end] : runs_) bytes += end - begin;
     const std::string type = std::to_string(bytes) + " bytes";
-    const OldBytes old_bytes = writes ? OldBytes::kOverwritten : OldBytes::kRead;
     std::vector<Operand> found;
     for (size_t first = 0; first < runs_.size() && found.size() <= kMaxOperands;) {
       const size_t last = behind_those_like(first);
@@ -261,7 +261,11 @@ void AccessRecorder::enter_all() {
 void AccessRecorder::touch(Cell& cell, const Site& site, uint32_t record, uint64_t address) {
   const bool writes = (site.kind & MTIA_SITE_WRITES) != 0;
   const bool is_atomic = (site.kind & MTIA_SITE_ATOMIC) != 0;
-  if ((site.kind & MTIA_SITE_READS) != 0 && cell.last_writer == 0 && cell.needs == 0) cell.needs = record;
+  // Of several reads, one that computes something from all that it reads.
+  if ((site.kind & MTIA_SITE_READS) != 0 && cell.last_writer == 0 &&
+      (cell.needs == 0 || ((site.kind & MTIA_SITE_CHOOSES) == 0 && chooses(cell.needs)))) {
+    cell.needs = record;
+  }
   uint32_t& list = is_atomic ? cell.atomics : cell.loads;
   if (!writes && list != 0 && nodes_[list].record == record) return;
   const auto check = [&](uint32_t first, bool only_writes) {
@@ -484,10 +488,12 @@ AccessRecorder::Launch AccessRecorder::take() {
   };
   memory_.for_each(add);
   for (size_t site = 0; site < sites_.size(); ++site) {
-    read[site].list(/*writes=*/false, sites_[site].line, launch.operands);
+    const bool chooses = (sites_[site].kind & MTIA_SITE_CHOOSES) != 0;
+    read[site].list(/*writes=*/false, chooses ? OldBytes::kPassedOn : OldBytes::kRead, sites_[site].line,
+                    launch.operands);
   }
   for (size_t site = 0; site < sites_.size(); ++site) {
-    written[site].list(/*writes=*/true, sites_[site].line, launch.operands);
+    written[site].list(/*writes=*/true, OldBytes::kOverwritten, sites_[site].line, launch.operands);
   }
 
   moment_ = 0;

@@ -93,6 +93,7 @@ class AccessRecorder {
   void enter_all();
   void touch(Cell& cell, const Site& site, uint32_t record, uint64_t address);
   void add(uint32_t& list, uint32_t record);
+  bool chooses(uint32_t record) const { return (sites_[records_[record].site].kind & MTIA_SITE_CHOOSES) != 0; }
 
   // Whether a strip that begins here has lanes that this run of the statement has been to before.
   bool was_stored(Site& site, uint64_t begin, uint64_t end);

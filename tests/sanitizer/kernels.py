@@ -559,6 +559,24 @@ total = out.sum()
         ("aten::sum",),
     ),
     Program(
+        "a kernel computes with what it has chosen lanes of before",
+        "uninitialized",
+        """
+kernel = triton_kernel('''
+def kernel(x, first, second):
+    lanes = tl.arange(0, 16)
+    tl.store(first + lanes, tl.where(lanes < 8, tl.load(x + lanes), 0))
+    tl.debug_barrier()
+    tl.store(second + lanes, tl.load(x + lanes, volatile=False) + 1)
+''')
+x, first, second = (torch.empty(16, device="mtia") for _ in range(3))
+MEND
+kernel[(1,)](x, first, second)
+""",
+        "x.fill_(1)",
+        ("kernel",),
+    ),
+    Program(
         "a kernel reads one element that nothing has written",
         "uninitialized",
         ADD

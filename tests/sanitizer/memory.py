@@ -396,6 +396,14 @@ padded, ends = torch.empty(2, 5, 3, device="mtia"), torch.tensor([0, 1, 3], devi
 padded[:, :2] = 1
 y = torch.ops.aten._padded_dense_to_jagged_forward(padded, [ends], 3)
 """,
+    "a compiled function fills a buffer by slices": """
+def fill(x, buffer):
+    buffer[:, :4] = x.sin()
+    buffer[:, 4:] = x.cos()
+    return buffer * 2
+y = torch.compile(fill)(torch.ones(8, 4, device="mtia"), torch.empty(8, 8, device="mtia")).sum()
+y = torch.compile(fill)(torch.ones(8, 4, device="mtia").bfloat16(), torch.empty(8, 8, device="mtia").bfloat16()).sum()
+""",
     "a matrix is written column by column": """
 matrix, block = torch.empty(6, 4, device="mtia"), torch.ones(6, 1, device="mtia")
 for column in range(4):

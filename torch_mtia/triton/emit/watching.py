@@ -292,13 +292,35 @@ def _describe(env: Environment, op: Op, kind: int, size: int, offset: int, name:
     return env.sites[op, kind]
 
 
+def _is_chosen(value: Tensor) -> bool:
+    """Whether only lanes of it that an arith.select chooses have a say in anything."""
+    return bool(value.users) and all(
+        value is not user.operands[0]
+        if user.name == "arith.select"
+        else user.name in _SAME_LANES and _is_chosen(user.results[0])
+        for user in value.users
+    )
+
+
+_SAME_LANES = (
+    "arith.extf",
+    "arith.extsi",
+    "arith.extui",
+    "arith.truncf",
+    "tt.broadcast",
+    "tt.expand_dims",
+    "tt.reshape",
+)
+
+
 def _kind(op: Op) -> int:
     if op.name == "tt.store":
         return abi.SITE_WRITES
     if op.name == "tt.load":
         # Others see what a volatile load looks at written in one piece.
         is_volatile = op.attributes.get("isVolatile")
-        return abi.SITE_READS | (abi.SITE_ATOMIC | abi.SITE_ACQUIRES if is_volatile else 0)
+        kind = abi.SITE_READS | (abi.SITE_ATOMIC | abi.SITE_ACQUIRES if is_volatile else 0)
+        return kind | (abi.SITE_CHOOSES if _is_chosen(op.results[0]) else 0)
     order, is_used = op.attributes.get("sem", 4), bool(op.results[0].users)
     kind = abi.SITE_WRITES
     if is_used or op.attributes.get("atomic_rmw_op") != _EXCHANGE:
