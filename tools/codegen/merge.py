@@ -342,9 +342,7 @@ def _add_traits(traits: dict[str, Traits], name: str, row: dict[str, Any], place
     if "dispatch" not in row and "stub" not in row:
         for argument, old_bytes in _old_bytes(row, place).items():
             if in_part or old_bytes != OldBytes("in_part"):
-                raise OverlayError(
-                    f"{place}: without a kernel, `old_bytes` says of one argument that it is `in_part`"
-                )
+                raise OverlayError(f"{place}: without a kernel, `old_bytes` says of one argument that it is `in_part`")
             in_part = argument
     first = traits.setdefault(base, Traits(place, given, in_part))
     if first.names != given:
