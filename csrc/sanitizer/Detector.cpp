@@ -141,6 +141,7 @@ void Detector::free(uint64_t address, Context context) {
   if (context != nullptr) ++state_.num_frees;
   block->second.is_live = false;
   block->second.context = context;
+  state_.unwritten.remove(address, address + block->second.size);
   for_each_cell(Region::dense(address, block->second.size), [&](uint64_t /*begin*/, Cell& cell) {
     for (Touch& touch : cell.touches) {
       if (!std::exchange(touch.was_freed, true)) touch.freed = context;
