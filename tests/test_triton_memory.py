@@ -407,6 +407,7 @@ def test_indices_are_read_before_a_block_behind_a_return_overwrites_them() -> No
         assert rows.any() == bool(stop)
 
 
+@pytest.mark.unwatched("looks at the code of kernels")
 @pytest.mark.parametrize("value", ["tl.load(x, volatile=VOLATILE)", "tl.sum(tl.load(x + i, volatile=VOLATILE), 0)"])
 def test_volatile_loads_read_each_time_and_once(value: str) -> None:
     """What another program writes meanwhile is seen, and all uses of one load see the same."""
