@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -213,6 +214,62 @@ def test_statements_of_several_threads_end_in_any_order() -> None:
     torch.empty(3, device="mtia") + 1  # "streams" only
     second.__exit__(None, None, None)
     assert not sanitizer.reports()
+    assert not torch_mtia._C._sanitizer_is_running()
+
+
+COLLECTED = """
+import gc
+import torch_mtia
+from torch_mtia import sanitizer
+
+def watched():
+    with sanitizer.enabled("init"):
+        yield
+
+class Cycle:
+    def __init__(self):
+        self.me, self.watched = self, watched()
+        next(self.watched)
+
+gc.collect()
+gc.freeze()
+for first in range(1, 100):  # allocations before the collector comes
+    gc.disable()
+    Cycle()
+    gc.set_threshold(first)
+    gc.enable()
+    with sanitizer.enabled("streams"):
+        pass
+gc.collect()
+print(sanitizer._statements, torch_mtia._C._sanitizer_is_running())
+"""
+
+
+def test_the_garbage_collector_ends_a_statement_while_another_one_begins_or_ends(run_script: RunScript) -> None:
+    assert run_script(COLLECTED).stdout == "[] False\n"
+
+
+def test_a_host_function_must_not_watch() -> None:
+    """It would wait for whoever ends a statement, who waits for kernels behind it."""
+    raised: list[str] = []
+
+    def watch() -> None:
+        time.sleep(0.2)
+        try:
+            with sanitizer.enabled("streams"):
+                pass
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    kernel = triton_kernel("\ndef kernel(x):\n    tl.store(x, 1.0)\n")
+    x = torch.zeros(1, device="mtia")
+    with sanitizer.enabled("init"):
+        kernel[(1,)](x)  # compiles it
+        torch_mtia.launch_host_function(torch.mtia.current_stream(), watch)
+        kernel[(1,)](x)
+    torch.mtia.synchronize()
+    assert len(raised) == 1
+    assert "a host function must not" in raised[0]
     assert not torch_mtia._C._sanitizer_is_running()
 
 

@@ -20,7 +20,7 @@ import contextlib
 import dataclasses
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -116,18 +116,41 @@ def _compile_here(wanted: bool) -> None:
 @contextlib.contextmanager
 def enabled(*checks: str) -> Iterator[None]:
     """start() before and stop() after a `with` statement. What was watched before is watched anew behind it. Of several
-    statements, nested or in several threads, all of the process is watched as the youngest that has not ended says."""
-    from torch_mtia import _C
-
-    with _statements_lock:
-        mine = _Statement(before=tuple(_asked) if _C._sanitizer_is_running() else ())
-        start(*checks)
-        _statements.append(mine)
+    statements, nested or in several threads, all of the process is watched as the youngest that has not ended says.
+    Raises RuntimeError in a host function, as stop() does."""
+    mine = _Statement()
+    _in_turn(lambda: _enter(mine, checks))
     try:
         yield
     finally:
-        with _statements_lock:
-            _leave(mine)
+        _in_turn(lambda: _leave(mine))
+
+
+def _in_turn(change: Callable[[], None]) -> None:
+    """Of several threads; and of one: the garbage collector may end a statement, as that of a generator, in the midst
+    of another one's change, behind which this one is made then."""
+    from torch_mtia import _C
+
+    _C._sanitizer_wait()  # raises in a host function: whoever has the lock may wait for it
+    with _statements_lock:
+        _changes.append(change)
+        if len(_changes) > 1:
+            return
+        try:
+            change()
+        finally:
+            _changes.pop(0)
+            while _changes:
+                _changes[0]()
+                _changes.pop(0)
+
+
+def _enter(statement: _Statement, checks: Collection[str]) -> None:
+    from torch_mtia import _C
+
+    statement.before = tuple(_asked) if _C._sanitizer_is_running() else ()
+    start(*checks)
+    _statements.append(statement)
 
 
 def _leave(statement: _Statement) -> None:
@@ -145,12 +168,13 @@ def _leave(statement: _Statement) -> None:
 class _Statement:
     """A `with` statement of enabled() that has not ended."""
 
-    before: tuple[str, ...]
+    before: tuple[str, ...] = ()
     """What is to be watched when it ends as the youngest."""
 
 
 _statements: list[_Statement] = []  # the youngest last
-_statements_lock = threading.Lock()
+_changes: list[Callable[[], None]] = []  # of the statements; the first is under way
+_statements_lock = threading.RLock()
 
 
 def unchecked() -> list[str]:
