@@ -384,6 +384,12 @@ buffer[:2] = 1
 y = buffer[index], buffer.index_select(0, index), buffer.gather(0, index[:, None]), buffer.take(index)
 y = torch.nn.functional.embedding(index, buffer)
 """,
+    "an index without elements takes nothing of a buffer that is still empty": """
+buffer, index = torch.empty(4, 3, device="mtia"), torch.empty(0, dtype=torch.int64, device="mtia")
+y = buffer[index], buffer.index_select(0, index), buffer.gather(0, index[:, None]), buffer.take(index)
+y = torch.nn.functional.embedding(index, buffer)
+y = buffer.index_add_(0, index, torch.empty(0, 3, device="mtia"))
+""",
     "what is chosen of a buffer is what is written": """
 buffer, mask = torch.empty(4, 3, device="mtia"), torch.tensor([True, True, False, False], device="mtia")[:, None]
 buffer[:2] = 1
