@@ -238,10 +238,12 @@ void Detector::check_memory(const std::shared_ptr<const Item>& item, size_t oper
 void Detector::check_written(const std::shared_ptr<const Item>& item, size_t operand, std::vector<Finding>& findings) {
   const Operand& what = item->operands[operand];
   // Of what is read in part, some must be written. An index without elements chooses nothing.
-  const bool may_choose = std::none_of(item->operands.begin(), item->operands.end(),
-                                       [](const Operand& each) { return each.region.empty(); });
+  const auto may_choose = [&] {
+    return std::none_of(item->operands.begin(), item->operands.end(),
+                        [](const Operand& each) { return each.region.empty(); });
+  };
   if (what.old_bytes == OldBytes::kRead ||
-      (what.old_bytes == OldBytes::kReadInPart && may_choose && state_.unwritten.contains_all(what.region))) {
+      (what.old_bytes == OldBytes::kReadInPart && state_.unwritten.contains_all(what.region) && may_choose())) {
     const uint64_t first = state_.unwritten.first_of(what.region);
     if (first != Region::kNone && !is_known(findings, FindingKind::kUninitialized, nullptr)) {
       const Block* block = block_at(first);

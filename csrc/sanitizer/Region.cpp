@@ -37,15 +37,19 @@ Region::Region(uint64_t address, uint64_t element_size, std::span<const int64_t>
   end_ = begin_ + (run_ == 0 ? 0 : reach);
 }
 
-Region::Region(std::vector<std::pair<uint64_t, uint64_t>> runs)
+Region::Region(Runs runs)
     : begin_(runs.front().first),
       end_(runs.back().second),
       run_(runs.front().second - runs.front().first),
-      scattered_(std::make_shared<const std::vector<std::pair<uint64_t, uint64_t>>>(std::move(runs))) {}
+      scattered_(std::make_shared<const Runs>(std::move(runs))) {}
+
+Region::Runs::const_iterator Region::scattered_behind(uint64_t address) const {
+  return std::upper_bound(scattered_->begin(), scattered_->end(), address,
+                          [](uint64_t at, const auto& each) { return at < each.second; });
+}
 
 uint64_t Region::next_scattered(uint64_t address) const {
-  const auto run = std::upper_bound(scattered_->begin(), scattered_->end(), address,
-                                    [](uint64_t at, const auto& each) { return at < each.second; });
+  const auto run = scattered_behind(address);
   return run != scattered_->end() ? std::max(address, run->first) : kNone;
 }
 
@@ -64,10 +68,7 @@ uint64_t Region::next(std::span<const Dimension> grid, uint64_t first, uint64_t 
 }
 
 uint64_t Region::run_end(uint64_t address) const {
-  if (scattered_ == nullptr) return run_end(grid_, begin_, address);
-  return std::upper_bound(scattered_->begin(), scattered_->end(), address,
-                          [](uint64_t at, const auto& each) { return at < each.second; })
-      ->second;
+  return scattered_ == nullptr ? run_end(grid_, begin_, address) : scattered_behind(address)->second;
 }
 
 uint64_t Region::run_end(std::span<const Dimension> grid, uint64_t first, uint64_t address) const {

@@ -15,12 +15,13 @@ namespace torch_mtia::sanitizer {
 class Region {
  public:
   static constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
+  using Runs = std::vector<std::pair<uint64_t, uint64_t>>;  // (begin, end)
 
   Region() = default;  // no bytes
   // Elements of `element_size` bytes; strides, of either sign, are in bytes.
   Region(uint64_t address, uint64_t element_size, std::span<const int64_t> sizes, std::span<const int64_t> strides);
-  // Of runs (begin, end) that are apart, in ascending order; not none.
-  explicit Region(std::vector<std::pair<uint64_t, uint64_t>> runs);
+  // Of runs that are apart, in ascending order; not none.
+  explicit Region(Runs runs);
   static Region dense(uint64_t address, uint64_t size) { return Region(address, size, {}, {}); }
 
   bool empty() const { return run_ == 0; }
@@ -51,6 +52,8 @@ class Region {
   };
   static uint64_t next(std::span<const Dimension> grid, uint64_t first, uint64_t last, uint64_t address);
   uint64_t run_end(std::span<const Dimension> grid, uint64_t first, uint64_t address) const;
+  // The first run that ends behind the address.
+  Runs::const_iterator scattered_behind(uint64_t address) const;
   uint64_t next_scattered(uint64_t address) const;
   bool contains_all(const Region& other) const;
   bool meets_runs_of(const Region& other) const;
@@ -59,8 +62,8 @@ class Region {
   uint64_t begin_ = 0;
   uint64_t end_ = 0;
   uint64_t run_ = 0;
-  std::vector<Dimension> grid_;                                                  // largest stride first
-  std::shared_ptr<const std::vector<std::pair<uint64_t, uint64_t>>> scattered_;  // null: they lie in the grid
+  std::vector<Dimension> grid_;            // largest stride first
+  std::shared_ptr<const Runs> scattered_;  // null: they lie in the grid
 };
 
 }  // namespace torch_mtia::sanitizer

@@ -131,18 +131,17 @@ def _in_turn(change: Callable[[], None]) -> None:
     of another one's change, behind which this one is made then."""
     from torch_mtia import _C
 
+    global _later
     _C._sanitizer_wait()  # raises in a host function: whoever has the lock may wait for it
     with _statements_lock:
-        _changes.append(change)
-        if len(_changes) > 1:
+        if _later is not None:
+            _later.callback(change)
             return
         try:
-            change()
+            with contextlib.ExitStack() as _later:
+                change()
         finally:
-            _changes.pop(0)
-            while _changes:
-                _changes[0]()
-                _changes.pop(0)
+            _later = None
 
 
 def _enter(statement: _Statement, checks: Collection[str]) -> None:
@@ -173,7 +172,7 @@ class _Statement:
 
 
 _statements: list[_Statement] = []  # the youngest last
-_changes: list[Callable[[], None]] = []  # of the statements; the first is under way
+_later: contextlib.ExitStack | None = None  # what is to be done behind the change that is under way
 _statements_lock = threading.RLock()
 
 
