@@ -128,13 +128,14 @@ def test_each_way_to_fail_is_told_apart(toy_run: tuple[Conformance, int, str]) -
     assert "Segmentation fault" in results["toy/crashes"].message
     assert "test_crashes" in results["toy/crashes"].detail
     assert "test_hangs" in results["toy/hangs"].detail
-    assert results["toy/does_not_apply"].reason == "for a reason"
+    assert results["toy/does_not_apply"].verdict == r.FAIL
+    assert "FAIL toy/does_not_apply: skips, which no entry of the ledger foresees: for a reason" in toy_run[2]
 
 
 def test_junit(toy_run: tuple[Conformance, int, str]) -> None:
     conformance, _, _ = toy_run
     (suite,) = ElementTree.parse(conformance.folder / "run.xml").getroot()
-    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("toy", "28", "6")
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("toy", "28", "7")
     failures = {case.get("name"): failure.get("type") for case in suite for failure in case.iter("failure")}
     assert failures["hangs"] == "hung"
 
@@ -151,7 +152,12 @@ def test_a_run_with_a_ledger_that_agrees_succeeds(conformance: Conformance) -> N
     ledger = """
 - tests: [toy/is_*, toy/breaks]
   outcome: xfail
+  kind: [wrong, missing, error]
   reason: written to fail
+- tests: toy/does_not_apply
+  outcome: inapplicable
+  message: for a reason
+  reason: skips
 - tests: [toy/crashes, toy/ends_the_process, toy/hangs]
   outcome: skip
   reason: takes the process with it
@@ -165,14 +171,14 @@ def test_a_run_with_a_ledger_that_agrees_succeeds(conformance: Conformance) -> N
 
 
 def test_an_unexpected_pass_fails(conformance: Conformance) -> None:
-    ledger = "- tests: toy/passes\n  outcome: xfail\n  reason: an old fault\n"
+    ledger = "- tests: toy/passes\n  outcome: xfail\n  kind: wrong\n  reason: an old fault\n"
     status, output = conformance.run("--file", "toy.py", "--test", "toy/passes", ledger=ledger)
     assert status == 1
-    assert "XPASS toy/passes: an old fault" in output
+    assert "XPASS toy/passes: passes, and the ledger says: an old fault" in output
 
 
 def test_tests_that_do_not_exist_are_refused(conformance: Conformance) -> None:
-    ledger = "- tests: toy/passed\n  outcome: xfail\n  reason: misspelt\n"
+    ledger = "- tests: toy/passed\n  outcome: xfail\n  kind: wrong\n  reason: misspelt\n"
     status, output = conformance.run("--file", "toy.py", ledger=ledger)
     assert status == 2
     assert "there is no test of the name, remove or correct it:\n  toy/passed" in output
@@ -196,22 +202,46 @@ def test_an_interrupted_run_is_resumed(conformance: Conformance) -> None:
     assert {test: (result.outcome, result.kind) for test, result in conformance.results().items()} == OUTCOMES
 
 
-def test_slices_are_a_partition(conformance: Conformance) -> None:
+def test_shards_are_a_partition(conformance: Conformance) -> None:
     parts = []
     for part in ("1/2", "2/2"):
-        conformance.run("--file", "toy.py", "--test", "toy/many/*", "--slice", part)
+        conformance.run("--file", "toy.py", "--test", "toy/many/*", "--shard", part)
         parts.append(set(conformance.results()))
     assert set().union(*parts) == {f"toy/many/{number}" for number in range(20)}
     assert sum(map(len, parts)) == 20
+
+
+def test_shards_are_merged(conformance: Conformance) -> None:
+    paths = []
+    for part in ("1/2", "2/2"):
+        path = conformance.folder / f"{part[0]}.json"
+        conformance.run("--file", "toy.py", "--test", "toy/many/*", "--shard", part, "--json", str(path))
+        paths.append(str(path))
+    merge = [sys.executable, "-m", "torch_mtia.conformance", "--json", "all.json", "--merge"]
+    process = subprocess.run([*merge, *paths], cwd=conformance.folder, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 0, process.stderr
+    merged = Run.load(conformance.folder / "all.json")
+    assert {result.test for result in merged.results} == {f"toy/many/{number}" for number in range(20)}
+    for wrong in (paths[:1], [paths[0], *paths]):
+        process = subprocess.run([*merge, *wrong], cwd=conformance.folder, capture_output=True, text=True, timeout=60)
+        assert process.returncode == 2
+        assert "are not all shards of one run, each once" in process.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--device", "nosuch"], "PyTorch knows no such device"),
+        (
+            ["--file", "toy.py", "--test", "toy/pases"],
+            "--test toy/pases: there is no such test; one that there is: toy/",
+        ),
+        (["--file", "toy.py", "--test", "toy/passes", "--test", "toy/x*"], "--test toy/x*: there is no such test"),
+        (["--file", "toy.py", "--test", "toy/passes", "--shard", "1/999"], "none of the tests is in it"),
+        (["--file", "empty.py"], "there are no tests in the suites and files"),
         (["--suite", "operator"], "there is no such suite. There are: device, tensor, operators"),
         (["--file", "nothing.py"], "no such file"),
-        (["--slice", "3/2"], "'3/2' is not K/N"),
+        (["--shard", "3/2"], "'3/2' is not K/N"),
         (["--import", "no_such_module"], "No module named 'no_such_module'"),
         (["--compare", "toy.py"], "is not a file that --json has written"),
         (["--import", "crashing"], "ended with status -6"),
@@ -220,6 +250,7 @@ def test_slices_are_a_partition(conformance: Conformance) -> None:
 )
 def test_wrong_arguments_are_explained(conformance: Conformance, arguments: list[str], message: str) -> None:
     (conformance.folder / "crashing.py").write_text("import os; os.abort()")
+    (conformance.folder / "empty.py").touch()
     status, output = conformance.run(*arguments)
     assert status == 2
     assert message in output
@@ -229,7 +260,7 @@ def test_wrong_arguments_are_explained(conformance: Conformance, arguments: list
 @pytest.mark.skipif(SUPPORTED_TORCH[0] != torch_version.TORCH, reason="the ledger is of the oldest version of PyTorch")
 @pytest.mark.parametrize(("suites", "part"), SLICES)
 def test_a_slice_of_the_suites_is_as_the_ledger_says(tmp_path: Path, suites: tuple[str, ...], part: str) -> None:
-    command = [sys.executable, "-m", "torch_mtia.conformance", "--device", "mtia", "--slice", part, "-j", "1"]
+    command = [sys.executable, "-m", "torch_mtia.conformance", "--device", "mtia", "--shard", part, "-j", "1"]
     command += ["--folder", str(tmp_path), *(word for suite in suites for word in ("--suite", suite))]
     process = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert process.returncode == 0, process.stdout + process.stderr[-4000:]
@@ -303,8 +334,15 @@ def test_the_ledgers_of_the_package_are_valid(path: Path) -> None:
         ("a: [", "not YAML"),
         ("tests: a/b", "a ledger is a list"),
         ("- a/b", "entry 1: not a mapping"),
-        ("- tests: a/b\n  outcome: fails\n  reason: x", "`outcome` is 'fails'; it is one of pass, xfail, skip"),
-        ("- tests: a/b\n  outcome: xfail\n  reason: ' '", "`reason` is missing"),
+        (
+            "- tests: a/b\n  outcome: fails\n  reason: x",
+            "`outcome` is 'fails'; it is one of pass, xfail, inapplicable, skip",
+        ),
+        ("- tests: a/b\n  outcome: xfail\n  kind: wrong\n  reason: ' '", "`reason` is missing"),
+        ("- tests: a/b\n  outcome: xfail\n  reason: x", "`kind` says how it fails"),
+        ("- tests: a/b\n  outcome: xfail\n  kind: [wrong, bad]\n  reason: x", "`kind` says how it fails"),
+        ("- tests: a/b\n  outcome: skip\n  kind: wrong\n  decision: x\n  reason: x", "`kind` is for the outcome xfail"),
+        ("- tests: a/b\n  outcome: pass\n  torch: new\n  reason: x", "`torch` is 'new'; it is such as"),
         ("- tests: a/b\n  outcome: skip\n  reason: x", "`decision` is missing"),
         ("- outcome: xfail\n  reason: x", "`tests` is missing"),
         ("- tests: a/b\n  outcome: xfail\n  reason: x\n  why: y", "unknown field 'why'"),
@@ -322,7 +360,7 @@ def test_a_wrong_ledger_is_explained(tmp_path: Path, text: str, message: str) ->
 def test_a_ledger_may_include_one_of_the_package(tmp_path: Path) -> None:
     path = tmp_path / "ledger.yaml"
     of_the_package = FOLDER / "mtia.yaml"
-    text = f"- tests: operators/bits/H/complex32\n  outcome: xfail\n  reason: mine\n- include: {of_the_package.stem}\n"
+    text = f"- tests: operators/bits/H/complex32\n  outcome: xfail\n  kind: wrong\n  reason: mine\n- include: {of_the_package.stem}\n"
     path.write_text(text)
     ledger = Ledger(path)
     included = Ledger(of_the_package).find("operators/bits/mH/complex32")
@@ -351,20 +389,91 @@ def test_a_ledger_may_except_tests_from_what_it_includes(tmp_path: Path) -> None
     assert [result.verdict for result in results] == [r.PASS, r.XPASS, r.FAIL]
     assert ledger.proposal(results) == (
         "- tests: operators/bits/mH/complex32\n  outcome: pass\n  reason: ''\n"
-        "- tests: operators/bits/H/complex64\n  outcome: xfail\n  reason: ''\n  seen: failed\n" + text
+        "- tests: operators/bits/H/complex64\n  outcome: xfail\n  kind: error\n  reason: ''\n" + text
+    )
+
+
+def judged(ledger: Ledger, *results: Result) -> list[Result]:
+    for result in results:
+        ledger.judge(result)
+    return list(results)
+
+
+def ledger_of(tmp_path: Path, *rows: str) -> Ledger:
+    path = tmp_path / "ledger.yaml"
+    path.write_text("".join(f"- {row}\n" for row in rows))
+    return Ledger(path)
+
+
+@pytest.mark.parametrize(
+    ("result", "verdict"),
+    [
+        (Result("a/b", r.FAILED, kind="wrong", message="sizes differ, by 2"), r.XFAIL),
+        (Result("a/b", r.FAILED, kind="wrong", message="values differ"), r.FAIL),
+        (Result("a/b", r.FAILED, kind="error", message="sizes differ"), r.FAIL),
+        (Result("a/b", r.CRASHED, message="sizes differ"), r.FAIL),
+        (Result("a/b", r.HUNG, message="sizes differ"), r.FAIL),
+        (Result("a/b", r.SKIPPED, message="sizes differ"), r.FAIL),
+        (Result("a/b", r.PASSED), r.XPASS),
+        (Result("a/c", r.SKIPPED, message="needs a part that is not there"), r.NOT_APPLICABLE),
+        (Result("a/c", r.SKIPPED, message="needs another part"), r.FAIL),
+        (Result("a/c", r.FAILED, kind="wrong"), r.FAIL),
+        (Result("a/c", r.PASSED), r.XPASS),
+        (Result("a/f/1", r.PASSED), r.PASS),
+        (Result("a/f/2", r.SKIPPED), r.NOT_APPLICABLE),
+        (Result("a/d", r.SKIPPED, message="nobody knows of this"), r.FAIL),
+        (Result("a/e", r.CRASHED), r.XFAIL),
+        (Result("a/e", r.FAILED, kind="error"), r.FAIL),
+        (Result("a/old", r.FAILED, kind="error"), r.FAIL),
+        (Result("a/new", r.FAILED, kind="error"), r.XFAIL),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.test} {value.outcome} {value.message}",
+)
+def test_a_ledger_foresees_one_way_to_fail(tmp_path: Path, result: Result, verdict: str) -> None:
+    ledger = ledger_of(
+        tmp_path,
+        "{tests: a/b, outcome: xfail, kind: wrong, message: sizes differ, reason: x}",
+        "{tests: a/c, outcome: inapplicable, message: not there, reason: x}",
+        "{tests: a/f/*, outcome: inapplicable, reason: x}",
+        "{tests: a/e, outcome: xfail, kind: [crash, hang], reason: x}",
+        "{tests: a/old, outcome: xfail, kind: error, torch: '<2.10', reason: x}",
+        "{tests: a/new, outcome: xfail, kind: error, torch: '>=2.10', reason: x}",
+    )
+    assert judged(ledger, result)[0].verdict == verdict
+
+
+def test_a_proposal_says_which_part_of_a_pattern_passes(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path, "{tests: a/b/*, outcome: xfail, kind: error, reason: x}")
+    results = judged(ledger, Result("a/b/1", r.PASSED), Result("a/b/2", r.FAILED, kind="error"))
+    assert [result.verdict for result in results] == [r.XPASS, r.XFAIL]
+    proposal = ledger.proposal(results)
+    assert proposal.startswith("- tests: a/b/1\n  outcome: pass\n  reason: ''\n")
+    (tmp_path / "proposed.yaml").write_text(proposal.replace("''", "because"))
+    results = judged(Ledger(tmp_path / "proposed.yaml"), *results)
+    assert [result.verdict for result in results] == [r.PASS, r.XFAIL]
+
+
+def test_a_proposal_collects_what_skips(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path)
+    tests = ["a/b/c/x", "a/b/c/y", "a/b/d/x"]
+    results = [Result(test, r.SKIPPED, message="no sample") for test in tests] + [Result("a/b/d/y", r.PASSED)]
+    proposal = ledger.proposal(judged(ledger, *results))
+    assert (
+        proposal == "- tests:\n  - a/b/c/*\n  - a/b/d/x\n  outcome: inapplicable\n  message: no sample\n  reason: ''\n"
     )
 
 
 def test_a_proposal_drops_what_passes_and_keeps_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "ledger.yaml"
     path.write_text(
-        "# a head\n- tests: [a/b/*, a/c]\n  outcome: xfail\n  reason: x\n- tests: a/d\n  outcome: xfail\n  reason: y\n"
+        "# a head\n- tests: [a/b/*, a/c]\n  outcome: xfail\n  kind: error\n  reason: x\n"
+        "- tests: a/d\n  outcome: xfail\n  kind: error\n  reason: y\n"
     )
     ledger = Ledger(path)
     tests = [Result("a/b/1", r.PASSED), Result("a/b/2", r.PASSED), Result("a/c", r.FAILED), Result("a/d", r.PASSED)]
     for result in tests:
         ledger.judge(result)
-    assert ledger.proposal(tests) == "# a head\n- tests: a/c\n  outcome: xfail\n  reason: x\n"
+    assert ledger.proposal(tests) == "# a head\n- tests: a/c\n  outcome: xfail\n  kind: error\n  reason: x\n"
 
 
 # Results -------------------------------------------------------------------------------------------------------------
@@ -396,10 +505,13 @@ def test_changes_between_runs() -> None:
     assert changes(old, new) == {"worse": ["a"], "better": ["b"], "changed": ["c"], "new": ["e"], "gone": ["d"]}
 
 
-def test_half_a_line_is_not_a_result(tmp_path: Path) -> None:
+def test_half_a_line_is_not_a_result_and_takes_no_other_with_it(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text('{"test": "a", "outcome": "passed"}\n{"test": "b", "outc')
-    assert [result.test for result in read_lines(path)] == ["a"]
+    r.drop_unfinished_line(path)
+    with path.open("a") as record:
+        record.write(r.as_line(Result("c", r.PASSED)))
+    assert [result.test for result in read_lines(path)] == ["a", "c"]
 
 
 # The report ----------------------------------------------------------------------------------------------------------

@@ -303,7 +303,7 @@ def test_processes_communicate(driver: Path, tmp_path: Path) -> None:
         "mtia",
         "--suite",
         "distributed",
-        "--slice",
+        "--shard",
         "1/40",
     ]
     finished = subprocess.run(

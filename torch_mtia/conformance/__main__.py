@@ -45,10 +45,13 @@ def parser() -> argparse.ArgumentParser:
     under_test = made.add_mutually_exclusive_group(required=True)
     under_test.add_argument("--device", help="mtia, cpu, cuda, or the name of a PrivateUse1 backend")
     under_test.add_argument("--driver", type=Path, metavar="LIBRARY", help=f"for the suite {DRIVER_SUITE}")
+    under_test.add_argument(
+        "--merge", type=Path, nargs="+", metavar="SHARD.json", help="no run: all shards of one, each as --json wrote it"
+    )
     made.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help="registers it")
     made.add_argument("--suite", action="append", default=[], help=f"repeatable; all of {', '.join(SUITES)}")
     made.add_argument("--test", action="append", default=[], metavar="PATTERN", help="ids, as operators/*/add/float32")
-    made.add_argument("--slice", type=_slice, default=(0, 1), metavar="K/N", help="the K-th of N parts, K from 1")
+    made.add_argument("--shard", type=_shard, default=(0, 1), metavar="K/N", help="the K-th of N parts, K from 1")
     made.add_argument(
         "--file", action="append", default=[], type=Path, help="a test file of PyTorch's instead of suites"
     )
@@ -69,7 +72,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _slice(text: str) -> tuple[int, int]:
+def _shard(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(f"{text!r} is not K/N with 1 <= K <= N")
@@ -126,7 +129,7 @@ def summary(made: Run) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
-        return _run(arguments)
+        return _merge(arguments) if arguments.merge else _run(arguments)
     except (UsageError, LedgerError, ValueError) as error:
         print(error, file=sys.stderr)
         return USAGE
@@ -152,15 +155,31 @@ def _run(arguments: argparse.Namespace) -> int:
         ledger=str(ledger.path.resolve()),
         imports=tuple(arguments.imports),
         time_limit=arguments.time_limit,
-        slice=arguments.slice,
+        shard=arguments.shard,
         tests=tuple(arguments.test),
         inductor_tests=any(file.parent.name == "inductor" for file in arguments.file),
     )
     tests, complete = run(settings, chosen, arguments.jobs, ledger, resume=arguments.resume)
-    made = Run(environment(probed), tests, complete)
+    made = Run(environment(probed), tests, complete, arguments.shard)
+    if arguments.update:
+        proposal = ledger.proposal(tests)
+        target = Path(settings.folder) / "ledger.yaml"
+        target.write_text(proposal)
+        print(ledger.difference(proposal) or "The ledger agrees with the results.")
+        print(f"Proposed: {target}. Write the reasons that are missing, then copy it to {ledger.path}.")
+    return _tell(made, arguments, old)
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    old = Run.load(arguments.compare) if arguments.compare else None
+    return _tell(Run.merged([Run.load(path) for path in arguments.merge]), arguments, old)
+
+
+def _tell(made: Run, arguments: argparse.Namespace, old: Run | None) -> int:
+    """Prints and writes what was asked for. The exit status."""
     print(summary(made))
     if old is not None:
-        for what, names in changes(old.results, tests).items():
+        for what, names in changes(old.results, made.results).items():
             print(f"{what}: {len(names)}", *(f"  {name}" for name in names[:50]), sep="\n")
     if arguments.json:
         made.save(arguments.json)
@@ -168,16 +187,10 @@ def _run(arguments: argparse.Namespace) -> int:
         made.save_junit(arguments.junit)
     if arguments.report:
         save_html(made, arguments.report, old)
-    if arguments.update:
-        proposal = ledger.proposal(tests)
-        target = Path(settings.folder) / "ledger.yaml"
-        target.write_text(proposal)
-        print(ledger.difference(proposal) or "The ledger agrees with the results.")
-        print(f"Proposed: {target}. Write the reasons that are missing, then copy it to {ledger.path}.")
-    if not complete:
+    if not made.complete:
         print("Interrupted; --resume goes on.", file=sys.stderr)
         return INTERRUPTED
-    return UNEXPECTED if any(result.verdict in r.UNEXPECTED for result in tests) else AS_EXPECTED
+    return UNEXPECTED if any(result.verdict in r.UNEXPECTED for result in made.results) else AS_EXPECTED
 
 
 if __name__ == "__main__":

@@ -213,6 +213,11 @@ def is_random(call: Callable[[], Any]) -> bool:
 
 def _equal(first: Any, second: Any) -> bool:
     try:
+        if isinstance(first, torch.Tensor) and torch.equal(first, second):
+            return True
+    except (RuntimeError, TypeError):  # a layout or a dtype that it does not know
+        pass
+    try:
         torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
     except (AssertionError, TypeError):
         return False
@@ -238,6 +243,13 @@ def assert_same(actual: Any, expected: Any, device: torch.device, tolerance: dic
         rtol=tolerance.get("rtol"),
         atol=tolerance.get("atol"),
     )
+
+
+def assert_untouched(actual: Any, expected: Any, before: Any) -> None:
+    """What the CPU leaves of the arguments as it was, the device leaves, too, to the last bit."""
+    for ours, theirs, old in zip(*map(tensors_of, (actual, expected, before)), strict=True):
+        if _equal(theirs, old):
+            assert _equal(ours.detach().cpu(), old), "writes into an argument that the CPU only reads"
 
 
 def assert_same_or_random(
@@ -269,6 +281,13 @@ def assert_alike(actual: Any, expected: Any, device: torch.device) -> None:
             assert one.layout == other.layout, f"layout {one.layout}, the CPU's {other.layout}"
         else:
             assert type(one) is type(other), f"{one!r}, the CPU {other!r}"
+
+
+def gradient_of(result: torch.Tensor) -> torch.Tensor:
+    """A gradient for the result that differs from element to element: ones would hide which belongs to which, and
+    softmax's gradient of them is 0. Made on the device, of numbers that every dtype has."""
+    numbers = torch.arange(result.numel(), device=result.device).remainder(7).reshape(result.shape) / 8 + 0.5
+    return (numbers * (1 + 0.5j) if result.is_complex() else numbers).to(result.dtype)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

@@ -1,8 +1,14 @@
-"""The ledger: which tests are expected to fail on a device, or are not run, and why. One YAML file for each device.
+"""The ledger: which tests are expected not to pass on a device, how, and why. One YAML file for each device.
 
     - tests: operators/forward/svd_lowrank/*     a pattern of ids (* and ? and [...]), or a list of patterns
       outcome: xfail                             fails, and must: a pass is reported like a failure
+      kind: wrong                                how: wrong, missing, error, crash or hang, or a list of these
+      message: not close                         what the failure says, among other words, or a list of such; optional
       reason: what is wrong, and where
+    - tests: operators/forward/zeta/complex64
+      outcome: inapplicable                      finds itself that it does not apply, and skips; of a pattern, some do
+      message: no sample to compare              what it says then; optional
+      reason: why it does not apply
     - tests: distributed/*
       outcome: skip                              is not run
       reason: why not
@@ -10,16 +16,18 @@
     - tests: operators/out/angle/complex64
       outcome: pass                              passes, although an entry below, or an included one, says otherwise
       reason: why here and not there
+      torch: ">=2.14"                            only with these versions of PyTorch; any entry may have it
     - include: mtia                              what the package expects of that device, after the entries of the file
 
 The first entry that names a test counts; tests that none names are expected to pass. An entry without a reason and a
-pattern that no test has are errors.
+pattern that no test has are errors. Every ledger ends with `any.yaml`: the tests that apply to no device.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import translate
@@ -27,15 +35,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from torch_mtia.conformance import results as r
 from torch_mtia.conformance.results import Result
 
 FOLDER = Path(__file__).parent / "ledgers"
 KNOWN = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-OUTCOMES = ("pass", "xfail", "skip")
-FIELDS = {"tests", "outcome", "reason", "decision"}
+ANY = FOLDER / "any.yaml"
+OUTCOMES = ("pass", "xfail", "inapplicable", "skip")
+_WILD = re.compile(r"[*?\[]")
+_OUTCOME_OF = {r.SKIPPED: "inapplicable"}  # of the ledger
+FIELDS = ("tests", "outcome", "kind", "message", "torch", "reason", "decision")
 
 
 class LedgerError(Exception):
@@ -49,12 +62,40 @@ class Entry:
     patterns: tuple[str, ...]
     outcome: str
     reason: str
+    kinds: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
+    torch: str = ""
     decision: str = ""
 
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Entry:
+        def word(name: str) -> str:
+            return str(row.get(name) or "").strip()
+
+        return cls(
+            patterns=_listed(row["tests"]),
+            outcome=row["outcome"],
+            kinds=_listed(row.get("kind") or ()),
+            messages=_listed(row.get("message") or ()),
+            torch=word("torch"),
+            reason=word("reason"),
+            decision=word("decision"),
+        )
+
     def fields(self) -> dict[str, Any]:
-        tests = self.patterns[0] if len(self.patterns) == 1 else list(self.patterns)
-        row = {"tests": tests, "outcome": self.outcome, "reason": self.reason}
-        return row | ({"decision": self.decision} if self.decision else {})
+        row = {"tests": _unlisted(self.patterns), "outcome": self.outcome, "kind": _unlisted(self.kinds)}
+        row |= {"message": _unlisted(self.messages)}
+        row |= {name: getattr(self, name) for name in ("torch", "reason", "decision")}
+        return {name: value for name, value in row.items() if value or name == "reason"}
+
+    def holds(self) -> bool:
+        """Whether it is about the installed PyTorch."""
+        return SpecifierSet(self.torch).contains(torch.__version__.partition("+")[0], prereleases=True)
+
+    def foresees(self, result: Result) -> bool:
+        """Whether a test that failed or skipped did so as the entry says."""
+        is_of_kind = not self.kinds or r.kind_of(result) in self.kinds
+        return is_of_kind and (not self.messages or any(words in result.message for words in self.messages))
 
 
 class Ledger:
@@ -72,31 +113,52 @@ class Ledger:
         problems = [problem for number, row in enumerate(rows, 1) for problem in _problems(number, row)]
         if problems:
             raise LedgerError(f"{path}:\n  " + "\n  ".join(problems))
-        self.entries = [
-            Entry(_patterns(row), row["outcome"], str(row["reason"]).strip(), str(row.get("decision", "")).strip())
-            for row in rows
-        ]
-        self._matchers = [
-            (re.compile("|".join(translate(pattern) for pattern in entry.patterns)), entry) for entry in self.entries
-        ]
+        self.entries = [Entry.of(row) for row in rows]
+        self._by_name: dict[str, list[int]] = {}
+        self._by_pattern: list[tuple[re.Pattern[str], int]] = []
+        for number, entry in enumerate(self.entries):
+            for pattern in entry.patterns if entry.holds() else ():
+                if _WILD.search(pattern):
+                    self._by_pattern.append((re.compile(translate(pattern)), number))
+                else:
+                    self._by_name.setdefault(pattern, []).append(number)
 
     def find(self, test: str) -> Entry | None:
         """The first entry that names the test."""
-        included = (entry for ledger in self._included if (entry := ledger.find(test)) is not None)
+        included = (entry for ledger in self._behind() if (entry := ledger.find(test)) is not None)
         return next(chain(self._own(test), included), None)
 
+    def _behind(self) -> Iterator[Ledger]:
+        yield from self._included
+        if self.path.resolve() != ANY:
+            yield Ledger.of_no_device()
+
+    @classmethod
+    @functools.cache
+    def of_no_device(cls) -> Ledger:
+        """Of the tests that apply to no device."""
+        return cls(ANY)
+
     def _own(self, test: str) -> Iterator[Entry]:
-        return (entry for matcher, entry in self._matchers if matcher.match(test))
+        named = self._by_name.get(test, [])
+        numbers = sorted({*named, *(number for pattern, number in self._by_pattern if pattern.match(test))})
+        return (self.entries[number] for number in numbers)
 
     def check(self, collected: Iterable[str]) -> None:
         """Raises LedgerError for patterns that name no test, of those whose suite was collected."""
-        tests = list(collected)
+        tests = set(collected)
         suites = {test.partition("/")[0] for test in tests}
+
+        def is_there(pattern: str) -> bool:
+            if not _WILD.search(pattern):
+                return pattern in tests
+            return any(map(re.compile(translate(pattern)).match, tests))
+
         unknown = [
             pattern
             for entry in self.entries
-            for pattern in entry.patterns
-            if pattern.partition("/")[0] in suites and not any(map(re.compile(translate(pattern)).match, tests))
+            for pattern in (entry.patterns if entry.holds() else ())
+            if pattern.partition("/")[0] in suites and not is_there(pattern)
         ]
         if unknown:
             listing = "\n  ".join(unknown)
@@ -105,15 +167,21 @@ class Ledger:
     def judge(self, result: Result) -> None:
         """Sets the verdict of a result and its reason."""
         entry = self.find(result.test)
-        if entry is not None and entry.outcome == "skip":
+        expected = entry.outcome if entry is not None else "pass"
+        result.reason = entry.reason if entry is not None else ""
+        if result.outcome == r.PASSED:
+            # Of a pattern, some may apply.
+            is_named = entry is not None and result.test in entry.patterns
+            is_unexpected = expected == "xfail" or (expected == "inapplicable" and is_named)
+            result.verdict = r.XPASS if is_unexpected else r.PASS
+        elif entry is not None and expected == "skip" and result.outcome == r.SKIPPED:
             result.verdict, result.reason = r.SKIP, f"{entry.reason} (decided by {entry.decision})"
-        elif result.outcome == r.SKIPPED:
-            result.verdict, result.reason = r.NOT_APPLICABLE, result.message
-        elif entry is not None and entry.outcome == "xfail":
-            result.verdict = r.XPASS if result.outcome == r.PASSED else r.XFAIL
-            result.reason = entry.reason
+        elif entry is not None and expected == _OUTCOME_OF.get(result.outcome, "xfail") and entry.foresees(result):
+            result.verdict = r.NOT_APPLICABLE if result.outcome == r.SKIPPED else r.XFAIL
         else:
-            result.verdict, result.reason = (r.PASS if result.outcome == r.PASSED else r.FAIL), ""
+            result.verdict = r.FAIL
+            if expected != "pass":
+                result.reason = f"the ledger expects another outcome: {_expectation(entry)}"
 
     def proposal(self, results: Sequence[Result]) -> str:
         """The text of a ledger that agrees with the results. New entries come first, since the first counts, without a
@@ -121,18 +189,29 @@ class Ledger:
         passed = {result.test for result in results if result.outcome == r.PASSED}
         judged = {result.test for result in results}
         rows: list[dict[str, Any]] = []
+        skipped: dict[str, list[str]] = {}
         for result in results:
-            if result.verdict == r.FAIL:
-                note = f"{result.outcome}: {result.message.splitlines()[0][:120]}" if result.message else result.outcome
-                rows.append({"tests": result.test, "outcome": "xfail", "reason": "", "seen": note})
-            elif result.verdict == r.XPASS and not any(self._own(result.test)):
+            if result.verdict == r.FAIL and result.outcome == r.SKIPPED:
+                skipped.setdefault(result.message, []).append(result.test)
+            elif result.verdict == r.FAIL:
+                row = {"tests": result.test, "outcome": "xfail", "kind": r.kind_of(result), "reason": ""}
+                rows.append(row | ({"seen": result.message.splitlines()[0][:120]} if result.message else {}))
+            elif result.verdict == r.XPASS and not self._drops(result.test, passed, judged):
                 rows.append({"tests": result.test, "outcome": "pass", "reason": ""})
+        for message, tests in skipped.items():
+            row = {"tests": _unlisted(folded(tests, judged)), "outcome": "inapplicable"}
+            rows.append(row | {"message": message.strip().partition("\n")[0], "reason": ""})
         for entry in self.entries:
             kept = tuple(pattern for pattern in entry.patterns if not _is_refuted(pattern, passed, judged))
-            if entry.outcome != "xfail" or kept:
+            if kept or entry.outcome not in ("xfail", "inapplicable"):
                 rows.append(dataclasses.replace(entry, patterns=kept or entry.patterns).fields())
         rows += [{"include": ledger.path.stem} for ledger in self._included]
         return self._head + yaml.safe_dump(rows, sort_keys=False, width=120, allow_unicode=True)
+
+    def _drops(self, test: str, passed: set[str], judged: set[str]) -> bool:
+        """Whether no entry speaks of the test any more, once the patterns that are refuted are gone."""
+        named = [(entry, pattern) for entry in self._own(test) for pattern in entry.patterns if _matches(pattern, test)]
+        return bool(named) and all(_is_refuted(pattern, passed, judged) for _, pattern in named)
 
     def difference(self, proposal: str) -> str:
         current = self.path.read_text() if self.path.exists() else ""
@@ -143,9 +222,34 @@ class Ledger:
         )
 
 
+def folded(tests: Iterable[str], judged: Iterable[str]) -> tuple[str, ...]:
+    """Patterns of these tests and no others: one for all of an operator, where all of its dtypes are among them."""
+    chosen = set(tests)
+    groups: dict[str, list[str]] = {}
+    for test in judged:
+        groups.setdefault(test.rpartition("/")[0], []).append(test)
+    patterns = []
+    for group, members in groups.items():
+        inside = sorted(chosen.intersection(members))
+        is_whole = len(inside) == len(members) > 1 and group.count("/") >= 2 and not _WILD.search(group)
+        patterns += [f"{group}/*"] if is_whole else inside
+    return tuple(sorted(patterns))
+
+
+def _expectation(entry: Entry | None) -> str:
+    assert entry is not None
+    return ", ".join(filter(None, [entry.outcome, " or ".join(entry.kinds), " or ".join(map(repr, entry.messages))]))
+
+
+def _matches(pattern: str, test: str) -> bool:
+    return re.match(translate(pattern), test) is not None
+
+
 def _is_refuted(pattern: str, passed: set[str], judged: set[str]) -> bool:
     """Whether all tests of the pattern that ran have passed."""
-    matches = [test for test in judged if re.match(translate(pattern), test)]
+    if not _WILD.search(pattern):
+        return pattern in passed
+    matches = [test for test in judged if _matches(pattern, test)]
     return bool(matches) and all(test in passed for test in matches)
 
 
@@ -162,15 +266,19 @@ def _read(path: Path) -> tuple[str, list[Any]]:
     return head[0] if head else "", rows
 
 
-def _patterns(row: dict[str, Any]) -> tuple[str, ...]:
-    tests = row["tests"]
-    return tuple(tests) if isinstance(tests, list) else (tests,)
+def _listed(value: Any) -> tuple[str, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _unlisted(values: Sequence[str]) -> Any:
+    return values[0] if len(values) == 1 else list(values)
 
 
 def _problems(number: int, row: Any) -> list[str]:
     if not isinstance(row, dict):
         return [f"entry {number}: not a mapping with the fields {', '.join(sorted(FIELDS))}"]
-    place = f"entry {number} ({row.get('tests', 'no tests')})"
+    tests = _listed(row.get("tests") or "no tests")
+    place = f"entry {number} ({tests[0]}{f' and {len(tests) - 1} more' if len(tests) > 1 else ''})"
     problems = [f"{place}: unknown field {name!r}" for name in row if name not in FIELDS]
     if not row.get("tests"):
         problems.append(f"{place}: `tests` is missing")
@@ -179,5 +287,16 @@ def _problems(number: int, row: Any) -> list[str]:
     if not str(row.get("reason") or "").strip():
         problems.append(f"{place}: `reason` is missing: say why the test fails or is not run")
     if row.get("outcome") == "skip" and not str(row.get("decision") or "").strip():
-        problems.append(f"{place}: `decision` is missing: say who decided not to run it")
+        problems.append(f"{place}: `decision` is missing: say who decided it")
+    kinds = _listed(row.get("kind") or ())
+    if row.get("outcome") == "xfail" and not (kinds and set(kinds) <= set(r.KINDS)):
+        problems.append(
+            f"{place}: `kind` says how it fails, one or some of {', '.join(r.KINDS)}, not {row.get('kind')!r}"
+        )
+    if row.get("outcome") != "xfail" and kinds:
+        problems.append(f"{place}: `kind` is for the outcome xfail")
+    try:
+        SpecifierSet(str(row.get("torch") or ""))
+    except InvalidSpecifier:
+        problems.append(f"{place}: `torch` is {row['torch']!r}; it is such as '>=2.14'")
     return problems

@@ -7,7 +7,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ PASSED, FAILED, SKIPPED, CRASHED, HUNG = "passed", "failed", "skipped", "crashed
 # What the ledger makes of it.
 PASS, FAIL, XFAIL, XPASS, SKIP, NOT_APPLICABLE = "pass", "fail", "xfail", "xpass", "skip", "not applicable"
 UNEXPECTED = frozenset({FAIL, XPASS})
+
+# How a test fails that is expected to.
+KINDS = ("wrong", "missing", "error", "crash", "hang")
 
 # Suites whose tests are named suite/check/operator[/dtype].
 BY_OPERATOR = frozenset({"operators", "autograd", "graphs", "compile"})
@@ -51,6 +54,20 @@ class Result:
         return parts[3] if parts[0] in BY_OPERATOR and len(parts) > 3 else ""
 
 
+def kind_of(result: Result) -> str:
+    """How a test that did not pass has ended: one of KINDS, or "skip"."""
+    return {CRASHED: "crash", HUNG: "hang", SKIPPED: "skip"}.get(result.outcome) or result.kind or "error"
+
+
+def in_a_line(result: Result) -> str:
+    """What is wrong with a result that is not as expected."""
+    if result.verdict == XPASS:
+        return f"passes, and the ledger says: {result.reason}"
+    message = result.message.strip().partition("\n")[0]
+    skipped = "skips, which no entry of the ledger foresees: " if result.outcome == SKIPPED else ""
+    return "; ".join(filter(None, [skipped + message, result.reason]))
+
+
 def test_id(node: str) -> str:
     """The test's name in ledgers and reports, from pytest's: suites/operators.py::test_forward[add/float32] is
     operators/forward/add/float32. Files of PyTorch keep their functions' names whole."""
@@ -70,6 +87,7 @@ class Run:
     environment: dict[str, str]
     results: list[Result]
     complete: bool = True
+    shard: tuple[int, int] = (0, 1)
 
     def verdicts(self) -> dict[str, Counter[str]]:
         """How many tests of each suite had each verdict."""
@@ -88,9 +106,23 @@ class Run:
         try:
             fields = json.loads(path.read_text())
             results = [Result(**row) for row in fields["results"]]
-            return cls(fields["environment"], results, fields["complete"])
+            return cls(fields["environment"], results, fields["complete"], tuple(fields.get("shard", (0, 1))))
         except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a file that --json has written: {error}") from error
+
+    @classmethod
+    def merged(cls, runs: Sequence[Run]) -> Run:
+        """All shards of a run as one. Raises ValueError if one is missing, is there twice, or is of another device."""
+        shards = sorted(run.shard for run in runs)
+        number = shards[0][1]
+        if shards != [(shard, number) for shard in range(number)]:
+            given = ", ".join(f"{shard + 1}/{of}" for shard, of in shards)
+            raise ValueError(f"the shards {given} are not all shards of one run, each once")
+        for what in ("device", "torch", "torch_mtia"):
+            if len(values := {run.environment.get(what, "") for run in runs}) > 1:
+                raise ValueError(f"the runs are not of the same {what}: {', '.join(sorted(values))}")
+        results = [result for run in runs for result in run.results]
+        return cls(runs[0].environment, results, all(run.complete for run in runs))
 
     def save_junit(self, path: Path) -> None:
         root = ElementTree.Element("testsuites")
@@ -121,11 +153,18 @@ def _junit_case(suite: ElementTree.Element, result: Result) -> None:
         suite, "testcase", classname=group.replace("/", "."), name=name, time=f"{result.seconds:.3f}"
     )
     if result.verdict in UNEXPECTED:
-        message = f"passes, and the ledger says: {result.reason}" if result.verdict == XPASS else result.message
-        failure = ElementTree.SubElement(case, "failure", message=_NOT_XML.sub("?", message), type=result.outcome)
+        message = _NOT_XML.sub("?", in_a_line(result))
+        failure = ElementTree.SubElement(case, "failure", message=message, type=result.outcome)
         failure.text = _NOT_XML.sub("?", result.detail)
     elif result.verdict != PASS:
         ElementTree.SubElement(case, "skipped", message=_NOT_XML.sub("?", f"{result.verdict}: {result.reason}"))
+
+
+def drop_unfinished_line(path: Path) -> None:
+    """A line that was cut off would take the next one with it."""
+    text = path.read_bytes() if path.exists() else b""
+    if not text.endswith(b"\n"):
+        path.write_bytes(text[: text.rfind(b"\n") + 1])
 
 
 def read_lines(path: Path) -> list[Result]:

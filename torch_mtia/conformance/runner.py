@@ -19,7 +19,7 @@ import tqdm
 from torch_mtia.conformance import results as r
 from torch_mtia.conformance import upstream
 from torch_mtia.conformance.ledger import Ledger, LedgerError
-from torch_mtia.conformance.results import Result, as_line, read_lines, test_id
+from torch_mtia.conformance.results import Result, as_line, drop_unfinished_line, read_lines, test_id
 from torch_mtia.conformance.settings import Settings, UsageError
 
 CONFIGURATION = Path(__file__).with_name("pytest.ini")
@@ -32,7 +32,8 @@ def run(
 ) -> tuple[list[Result], bool]:
     """The results, those of earlier parts of a resumed run included, and whether the run came to its end.
 
-    Raises LedgerError if the ledger names tests that are not there, UsageError if a file cannot be collected.
+    Raises LedgerError if the ledger names tests that are not there, UsageError if a file cannot be collected or no test
+    is selected.
     """
     Path(settings.folder).mkdir(parents=True, exist_ok=True)
     for leftover in Path(settings.folder).glob("*.trace"):
@@ -61,6 +62,9 @@ def run(
         raise controller.ledger_error
     if controller.collection_errors:
         raise UsageError("\n".join(controller.collection_errors))
+    if status in ENDED:
+        collected = settings.collection_file
+        settings.check(collected.read_text().splitlines() if collected.exists() else [])
     recorded = {result.test: result for result in read_lines(settings.results_file)}
     for result in recorded.values():
         ledger.judge(result)
@@ -77,6 +81,7 @@ class Controller:
         self._ledger = ledger
         self._open: dict[str, Result] = {}
         self._unexpected = 0
+        drop_unfinished_line(settings.results_file)
         self._record = settings.results_file.open("a")
         self._bar = tqdm.tqdm(unit="test", smoothing=0.05, mininterval=0.5 if sys.stderr.isatty() else 30)
 
@@ -138,8 +143,7 @@ class Controller:
         self._record.flush()
         if result.verdict in r.UNEXPECTED:
             self._unexpected += 1
-            words = (result.reason if result.verdict == r.XPASS else result.message).strip().partition("\n")[0]
-            self._bar.write(f"{result.verdict.upper()} {result.test}: {words[:160]}", file=sys.stderr)
+            self._bar.write(f"{result.verdict.upper()} {result.test}: {r.in_a_line(result)[:240]}", file=sys.stderr)
         self._bar.set_postfix(unexpected=self._unexpected, refresh=False)
         self._bar.update()
 

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 import zlib
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class Settings:
     """Modules that register the device, for one that PyTorch does not load by itself."""
     time_limit: float = 120.0
     """Seconds; a test may ask for more with `pytest.mark.time_limit`."""
-    slice: tuple[int, int] = (0, 1)
+    shard: tuple[int, int] = (0, 1)
     """(k, n): the tests whose ids hash to k modulo n."""
     tests: tuple[str, ...] = ()
     """Patterns of ids; empty for all."""
@@ -44,7 +45,7 @@ class Settings:
     @classmethod
     def from_json(cls, text: str) -> Settings:
         fields: dict[str, Any] = json.loads(text)
-        for name in ("imports", "slice", "tests"):
+        for name in ("imports", "shard", "tests"):
             fields[name] = tuple(fields[name])
         return cls(**fields)
 
@@ -66,10 +67,21 @@ class Settings:
         return Path(self.folder) / f"{worker}.trace"
 
     def selects(self, test: str) -> bool:
-        number, count = self.slice
+        number, count = self.shard
         if zlib.crc32(test.encode()) % count != number:
             return False
         return not self.tests or any(fnmatchcase(test, pattern) for pattern in self.tests)
+
+    def check(self, collected: Sequence[str]) -> None:
+        """Raises UsageError if a pattern of `tests` names none of the tests there are, or if none is selected."""
+        if not collected:
+            raise UsageError("there are no tests in the suites and files that were chosen")
+        for pattern in self.tests:
+            if not any(fnmatchcase(test, pattern) for test in collected):
+                raise UsageError(f"--test {pattern}: there is no such test; one that there is: {collected[0]}")
+        if not any(map(self.selects, collected)):
+            number, count = self.shard
+            raise UsageError(f"--shard {number + 1}/{count}: none of the tests is in it; take fewer shards")
 
 
 def open_device(name: str, imports: tuple[str, ...] = ()) -> torch.device:

@@ -20,6 +20,7 @@ from torch_mtia.conformance.database import (
     cases,
     channels_last,
     each_sample,
+    gradient_of,
     has_images,
     moved,
     naming,
@@ -47,12 +48,6 @@ def gradients(function: Callable[..., Any], arguments: Any) -> list[torch.Tensor
     if not roots or not leaves:
         raise Refused("it has no gradient")
     return list(torch.autograd.grad(roots, leaves, [gradient_of(root) for root in roots], allow_unused=True))
-
-
-def gradient_of(result: torch.Tensor) -> torch.Tensor:
-    """Another number for each element: ones would hide which belongs to which, and softmax's gradient of them is 0."""
-    numbers = torch.linspace(0.5, 1.5, result.numel()).reshape(result.shape)
-    return (numbers * (1 + 0.5j) if result.is_complex() else numbers).to(result)
 
 
 def check_gradients(device: torch.device, case: Case, arguments: Any) -> None:

@@ -19,6 +19,7 @@ from torch_mtia.conformance.database import (
     assert_alike,
     assert_same_or_random,
     each_sample,
+    gradient_of,
     is_undefined,
     moved,
     on_cpu,
@@ -42,8 +43,7 @@ def forward_and_backward(case: Case, arguments: Any, *, seed: bool = True) -> An
     leaves = [leaf for leaf in tensors_of(arguments) if leaf.requires_grad]
     if not roots or not leaves:
         return result, []
-    ones = [torch.ones_like(root) for root in roots]
-    return result, list(torch.autograd.grad(roots, leaves, ones, allow_unused=True))
+    return result, list(torch.autograd.grad(roots, leaves, [*map(gradient_of, roots)], allow_unused=True))
 
 
 def with_tensors_of(sample: SampleInput, other: SampleInput) -> Any:

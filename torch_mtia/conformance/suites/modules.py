@@ -10,7 +10,16 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.testing._internal.common_modules import ModuleInfo, module_db
 
-from torch_mtia.conformance.database import CPU, assert_alike, assert_same, dtype_name, moved, seed_all, tensors_of
+from torch_mtia.conformance.database import (
+    CPU,
+    assert_alike,
+    assert_same,
+    dtype_name,
+    gradient_of,
+    moved,
+    seed_all,
+    tensors_of,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -38,8 +47,7 @@ def results(module: torch.nn.Module, inputs: Any, seed: int) -> Any:
     leaves = [leaf for leaf in (*tensors_of((inputs.args, inputs.kwargs)), *module.parameters()) if leaf.requires_grad]
     if not roots or not leaves:
         return result, []
-    ones = [torch.ones_like(root) for root in roots]
-    return result, list(torch.autograd.grad(roots, leaves, ones, allow_unused=True))
+    return result, list(torch.autograd.grad(roots, leaves, [*map(gradient_of, roots)], allow_unused=True))
 
 
 def on(device: torch.device, inputs: Any) -> Any:

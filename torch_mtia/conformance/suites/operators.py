@@ -29,6 +29,7 @@ from torch_mtia.conformance.database import (
     arguments_of,
     assert_alike,
     assert_same_or_random,
+    assert_untouched,
     cases,
     channels_last,
     each_sample,
@@ -57,6 +58,7 @@ def compare(case: Case, function: FUNCTION, device: torch.device, sample: Sample
     here, there = (moved(arguments_of(sample), where) for where in (CPU, device))
     expected = on_cpu(lambda: called(function, here))
     actual = called(function, there)
+    assert_untouched(there, here, arguments_of(sample))
     if is_undefined(case):
         assert_alike(actual, expected, device)
         return

@@ -148,7 +148,7 @@ def test_atomics(device: torch.device) -> None:
 
 
 @triton.jit
-def tiled_matmul(a, b, out, K, SIZE: tl.constexpr, TILE: tl.constexpr):
+def tiled_matmul(a, b, out, K, SIZE: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr):
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inner = tl.arange(0, TILE)
@@ -156,18 +156,25 @@ def tiled_matmul(a, b, out, K, SIZE: tl.constexpr, TILE: tl.constexpr):
     for start in range(0, K, TILE):
         left = tl.load(a + rows[:, None] * K + (start + inner)[None, :])
         right = tl.load(b + (start + inner)[:, None] * SIZE + columns[None, :])
-        total = tl.dot(left, right, total)
+        total = tl.dot(left, right, total, input_precision=PRECISION)
     tl.store(out + rows[:, None] * SIZE + columns[None, :], total)
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["float32", "float16", "bfloat16"]
+    ("dtype", "precision", "tolerance"),
+    [
+        pytest.param(torch.float32, "ieee", 1e-5, id="float32"),
+        pytest.param(torch.float32, "tf32", 1e-2, id="tf32"),
+        pytest.param(torch.float16, "ieee", 1e-4, id="float16"),
+        pytest.param(torch.bfloat16, "ieee", 1e-4, id="bfloat16"),
+    ],
 )
-def test_dot(device: torch.device, dtype: torch.dtype) -> None:
+def test_dot(device: torch.device, dtype: torch.dtype, precision: str, tolerance: float) -> None:
     a, b = numbers(device, 64, 96).to(dtype), numbers(device, 96, 64).to(dtype)
     out = torch.empty(64, 64, device=device)
-    tiled_matmul[(2, 2)](a, b, out, 96, SIZE=64, TILE=32)
-    close(out, a.cpu().float() @ b.cpu().float(), rtol=1e-2, atol=1e-2)
+    tiled_matmul[(2, 2)](a, b, out, 96, SIZE=64, TILE=32, PRECISION=precision)
+    expected = (a.cpu().double() @ b.cpu().double()).float()  # sums of 16-bit products are float32
+    close(out, expected, rtol=tolerance, atol=tolerance)
 
 
 @triton.jit

@@ -9,5 +9,5 @@ python -m pytest
 driver=$(python -c 'import torch_@NAME@ as package; print(package.FOLDER / "driver.so")')
 python -m torch_mtia.conformance --driver "$driver" --folder build/driver
 python -m torch_mtia.conformance --device @NAME@ --ledger ledger.yaml --folder build/conformance \
-  --suite tensor --suite operators --slice "${SLICE:-1/100}" \
+  --suite tensor --suite operators --shard "${SHARD:-1/100}" \
   --json build/conformance.json --junit build/conformance.xml --report build/conformance.html
