@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,7 @@ import pytest
 from torch_mtia import environment, torch_version
 from torch_mtia._versions import SUPPORTED_TORCH
 from torch_mtia.conformance import results as r
+from torch_mtia.conformance.coverage import Coverage, coverage
 from torch_mtia.conformance.ledger import FOLDER, Ledger, LedgerError
 from torch_mtia.conformance.report import save_html
 from torch_mtia.conformance.results import Result, Run, changes, read_lines
@@ -360,7 +363,8 @@ def test_a_wrong_ledger_is_explained(tmp_path: Path, text: str, message: str) ->
 def test_a_ledger_may_include_one_of_the_package(tmp_path: Path) -> None:
     path = tmp_path / "ledger.yaml"
     of_the_package = FOLDER / "mtia.yaml"
-    text = f"- tests: operators/bits/H/complex32\n  outcome: xfail\n  kind: wrong\n  reason: mine\n- include: {of_the_package.stem}\n"
+    row = "- tests: operators/bits/H/complex32\n  outcome: xfail\n  kind: wrong\n  reason: mine\n"
+    text = f"{row}- include: {of_the_package.stem}\n"
     path.write_text(text)
     ledger = Ledger(path)
     included = Ledger(of_the_package).find("operators/bits/mH/complex32")
@@ -514,6 +518,29 @@ def test_half_a_line_is_not_a_result_and_takes_no_other_with_it(tmp_path: Path) 
     assert [result.test for result in read_lines(path)] == ["a", "c"]
 
 
+def test_coverage_names_what_never_ran() -> None:
+    results = [
+        Result("operators/forward/add/float32", r.PASSED),
+        Result("operators/forward/mul/float32", r.SKIPPED),
+        Result("modules/forward_and_backward/nn.Linear/float32/train", r.FAILED),
+        Result("device/names", r.PASSED, functions=["torch.accelerator.device_count"]),
+    ]
+    found = coverage(results, ["torch.accelerator.device_count", "torch.accelerator.synchronize"])
+    assert found["functions for devices"] == Coverage(2, ["torch.accelerator.synchronize"])
+    assert "mul" in found["operators"].never
+    assert "add" not in found["operators"].never
+    assert len(found["modules"].never) == found["modules"].all - 1
+    assert {"add/float64", "mul/float32"} <= set(found["operators, in each dtype of the CPU"].never)
+
+
+def test_called_functions_are_noticed(conformance: Conformance) -> None:
+    (conformance.folder / "calls.py").write_text("import torch\ndef test_it():\n    torch.accelerator.is_available()\n")
+    status, output = conformance.run("--file", "calls.py")
+    assert status == 0, output
+    (result,) = conformance.results().values()
+    assert "torch.accelerator.is_available" in result.functions
+
+
 # The report ----------------------------------------------------------------------------------------------------------
 
 
@@ -530,11 +557,12 @@ def page(tmp_path: Path) -> Path:
     message = "AssertionError: </script><b>not close"
     tests.append(Result("operators/errors/op3", r.FAILED, kind="wrong", message=message, verdict=r.FAIL))
     run = Run({"device": "mtia:0", "time": "today", "command": "a command"}, tests)
-    save_html(run, tmp_path / "page.html", run)
+    old = [*tests[:-1], Result("operators/errors/op3", r.PASSED, verdict=r.PASS)]
+    save_html(run, tmp_path / "page.html", dataclasses.replace(run, results=old))
     return tmp_path / "page.html"
 
 
-def page_in_chromium(page: Path, *arguments: str) -> str:
+def page_in_chromium(address: str, *arguments: str) -> str:
     assert CHROMIUM is not None
     command = [
         CHROMIUM,
@@ -544,18 +572,42 @@ def page_in_chromium(page: Path, *arguments: str) -> str:
         "--hide-scrollbars",
         "--window-size=1500,1200",
     ]
-    process = subprocess.run([*command, *arguments, page.as_uri()], capture_output=True, text=True, timeout=120)
+    process = subprocess.run([*command, *arguments, address], capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stderr
     return process.stdout
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+
+
+@in_chromium
+@pytest.mark.parametrize(
+    ("filters", "count"),
+    [
+        ("", 1),  # what is not as expected
+        ("verdict=", 21001),
+        ("verdict=&area=operators/out", 3500),
+        ("verdict=&dtype=bool&area=operators/out", 700),
+        ("verdict=&name=op69/", 30),
+        ("verdict=pass&name=op3/", 30),
+        ("verdict=&change=worse", 1),
+    ],
+)
+def test_the_page_filters(page: Path, filters: str, count: int) -> None:
+    shown = page_in_chromium(f"{page.as_uri()}#{filters}", "--dump-dom", "--virtual-time-budget=5000")
+    assert re.search(rf'id="count"[^>]*>{count} tests', shown)
+
+
+@in_chromium
 def test_the_page_shows_all_in_a_browser(page: Path, tmp_path: Path) -> None:
-    shown = page_in_chromium(page, "--dump-dom", "--virtual-time-budget=5000")
+    shown = page_in_chromium(page.as_uri(), "--dump-dom", "--virtual-time-budget=5000")
     assert 'data-ready="yes"' in shown
-    assert shown.count('data-operator="op') == 700 * 5 + 1
+    assert shown.count('data-operator="op') == 1
+    assert "worse: 1" in shown
+    whole = page_in_chromium(f"{page.as_uri()}#verdict=", "--dump-dom", "--virtual-time-budget=5000")
+    assert whole.count('data-operator="op') == 700 * 5 + 1
     assert "&lt;/script&gt;&lt;b&gt;not close" in shown
-    page_in_chromium(page, f"--screenshot={tmp_path / 'page.png'}")
+    page_in_chromium(page.as_uri(), f"--screenshot={tmp_path / 'page.png'}")
     assert (tmp_path / "page.png").stat().st_size > 10_000
 
 

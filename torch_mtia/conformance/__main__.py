@@ -100,7 +100,12 @@ def driver_suite(arguments: argparse.Namespace) -> tuple[list[Path], dict[str, s
     except (OSError, AttributeError, DriverFailure) as error:
         raise UsageError(f"--driver {arguments.driver}: not a driver: {error}") from error
     name, version = table.name.decode(), table.version.decode()
-    described = {"device": str(arguments.driver), "type": f"driver-{name}", "properties": f"{name} {version}"}
+    described = {
+        "device": str(arguments.driver),
+        "type": f"driver-{name}",
+        "properties": f"{name} {version}",
+        "functions": "",
+    }
     return [SUITES_FOLDER / f"{file}.py" for file in DRIVER_FILES], described
 
 
@@ -160,7 +165,7 @@ def _run(arguments: argparse.Namespace) -> int:
         inductor_tests=any(file.parent.name == "inductor" for file in arguments.file),
     )
     tests, complete = run(settings, chosen, arguments.jobs, ledger, resume=arguments.resume)
-    made = Run(environment(probed), tests, complete, arguments.shard)
+    made = Run(environment(probed), tests, complete, arguments.shard, probed["functions"].split())
     if arguments.update:
         proposal = ledger.proposal(tests)
         target = Path(settings.folder) / "ledger.yaml"

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from torch_mtia import fallback
+from torch_mtia.conformance.coverage import Calls, functions_for
 from torch_mtia.conformance.ledger import Ledger
-from torch_mtia.conformance.results import test_id
+from torch_mtia.conformance.results import BY_OPERATOR, test_id
 from torch_mtia.conformance.settings import Settings, open_device
 from torch_mtia.conformance.upstream import open_inductor_tests
 
@@ -61,6 +62,8 @@ class Worker:
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         torch.set_num_threads(max(1, torch.get_num_threads() // workers))
         config.stash[DEVICE] = self._device = open_device(settings.device, settings.imports)
+        self._functions = functions_for(self._device)
+        self._calls = Calls({})
         if settings.inductor_tests:
             open_inductor_tests(self._device)
         self._trace = settings.trace_file(os.environ.get("PYTEST_XDIST_WORKER", "main")).open("w")
@@ -102,7 +105,12 @@ class Worker:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         unmarked = item.get_closest_marker("without_onednn") is None
-        with contextlib.nullcontext() if unmarked else torch.backends.mkldnn.flags(enabled=False):
+        suite = test_id(item.nodeid).partition("/")[0]
+        self._calls = Calls({} if suite in BY_OPERATOR else self._functions)
+        with (
+            contextlib.nullcontext() if unmarked else torch.backends.mkldnn.flags(enabled=False),
+            contextlib.nullcontext() if suite in BY_OPERATOR else self._calls,
+        ):
             result = yield
         if self._device.type != "cpu":
             torch.accelerator.synchronize()  # a late error is the test's own
@@ -116,6 +124,7 @@ class Worker:
         properties: dict[str, Any] = {}
         if report.when == "call":
             properties["fallbacks"] = fallback.stats()
+            properties["functions"] = sorted(self._calls.names)
         if report.failed and call.excinfo is not None:
             error = call.excinfo.value
             properties |= {

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 import torch
 
+from torch_mtia.conformance.coverage import functions_for
 from torch_mtia.conformance.settings import UsageError, open_device
 
 TIMEOUT = 300
 
 
 def probe(name: str, imports: Sequence[str]) -> dict[str, str]:
-    """The device's full name and its properties. Raises UsageError if it does not start."""
+    """The device's full name, its properties, and the functions for it. Raises UsageError if it does not start."""
     command = [sys.executable, "-m", "torch_mtia.conformance.probe", name, *imports]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
@@ -46,7 +47,8 @@ def main() -> int:
     if device.type != "cpu":
         module = torch.get_device_module(device)
         properties = str(module.get_device_properties(0)) if hasattr(module, "get_device_properties") else "unknown"
-    print(json.dumps({"device": str(device), "type": device.type, "properties": properties}))
+    described = {"device": str(device), "type": device.type, "properties": properties}
+    print(json.dumps(described | {"functions": " ".join(functions_for(device))}))
     return 0
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
 from typing import Any
 
 from torch_mtia.conformance import results as r
+from torch_mtia.conformance.coverage import coverage
 from torch_mtia.conformance.results import Result, Run, changes
 
 PAGE = Path(__file__).with_name("report.html")
@@ -28,6 +30,7 @@ def page_data(run: Run, old: Run | None) -> dict[str, Any]:
         "tests": [_row(result) for result in run.results],
         "details": {result.test: _details(result, run) for result in run.results if result.verdict != r.PASS},
         "fallbacks": _fallbacks(run),
+        "coverage": {what: dataclasses.asdict(each) for what, each in coverage(run.results, run.functions).items()},
         "changes": changes(old.results, run.results) if old is not None else None,
         "old": old.environment if old is not None else None,
     }

@@ -36,6 +36,8 @@ class Result:
     sample: str = ""
     detail: str = ""
     fallbacks: dict[str, int] = dataclasses.field(default_factory=dict)
+    functions: list[str] = dataclasses.field(default_factory=list)
+    """Those of devices' modules that it has called, in the suites that are not about operators."""
     verdict: str = ""
     reason: str = ""
 
@@ -88,6 +90,8 @@ class Run:
     results: list[Result]
     complete: bool = True
     shard: tuple[int, int] = (0, 1)
+    functions: list[str] = dataclasses.field(default_factory=list)
+    """All that devices' modules have."""
 
     def verdicts(self) -> dict[str, Counter[str]]:
         """How many tests of each suite had each verdict."""
@@ -106,7 +110,8 @@ class Run:
         try:
             fields = json.loads(path.read_text())
             results = [Result(**row) for row in fields["results"]]
-            return cls(fields["environment"], results, fields["complete"], tuple(fields.get("shard", (0, 1))))
+            shard, functions = tuple(fields.get("shard", (0, 1))), fields.get("functions", [])
+            return cls(fields["environment"], results, fields["complete"], shard, functions)
         except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a file that --json has written: {error}") from error
 
@@ -122,7 +127,7 @@ class Run:
             if len(values := {run.environment.get(what, "") for run in runs}) > 1:
                 raise ValueError(f"the runs are not of the same {what}: {', '.join(sorted(values))}")
         results = [result for run in runs for result in run.results]
-        return cls(runs[0].environment, results, all(run.complete for run in runs))
+        return cls(runs[0].environment, results, all(run.complete for run in runs), functions=runs[0].functions)
 
     def save_junit(self, path: Path) -> None:
         root = ElementTree.Element("testsuites")

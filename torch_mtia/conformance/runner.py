@@ -117,6 +117,7 @@ class Controller:
         result.seconds += report.duration
         properties: dict[str, Any] = dict(report.user_properties)
         result.fallbacks |= properties.get("fallbacks", {})
+        result.functions += properties.get("functions", [])
         if report.when not in ("setup", "call", "teardown"):
             self._end(self._of_dead_worker(test, report))
         elif report.skipped:
