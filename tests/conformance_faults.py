@@ -1,0 +1,476 @@
+"""Faults to plant in the device: importing this module plants the one that CONFORMANCE_FAULT names.
+
+Each is one thing that a device may do wrong, and names the tests of the conformance suite of which one must fail.
+tests/test_conformance_faults.py runs them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_mtia import environment
+
+DEVICE = environment.device_type()
+KEY = "MTIA" if DEVICE == "mtia" else "PrivateUse1"
+ATEN = torch.library.Library("aten", "IMPL")
+
+FAULTS: dict[str, tuple[str, Callable[[], None]]] = {}
+"""By name: a pattern of tests, and the function that plants it."""
+
+
+def fault(tests: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def register(plant: Callable[[], None]) -> Callable[[], None]:
+        FAULTS[plant.__name__] = (tests, plant)
+        return plant
+
+    return register
+
+
+def on_the_cpu(value: Any) -> Any:
+    return pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def replace(operator: str, kernel: Callable[..., Any]) -> None:
+    """`kernel` takes the function that computes on the CPU, and the operator's arguments."""
+    name, _, overload = operator.partition(".")
+    function = getattr(getattr(torch.ops.aten, name), overload or "default")
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        host = {key: torch.device("cpu") if key == "device" else value for key, value in kwargs.items()}
+        return function(*on_the_cpu(args), **on_the_cpu(host))
+
+    ATEN.impl(operator, lambda *args, **kwargs: kernel(computed, *args, **kwargs), KEY)
+
+
+def changed(operator: str, change: Callable[[Any], Any]) -> None:
+    """The operator's result is another one."""
+
+    def kernel(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = change(compute(*args, **kwargs))
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(DEVICE), result)
+
+    replace(operator, kernel)
+
+
+# Operators ------------------------------------------------------------------------------------------------------------
+
+
+@fault("operators/forward/atan/float32")
+def a_wrong_value() -> None:
+    changed("atan", lambda result: result * 1.001)
+
+
+@fault("operators/forward/atan/float32")
+def a_wrong_dtype() -> None:
+    changed("atan", lambda result: result.double())
+
+
+@fault("operators/forward/atan/float32")
+def a_wrong_size() -> None:
+    changed("atan", lambda result: result[None])
+
+
+@fault("operators/forward/atan/float32")
+def a_lost_write() -> None:
+    def lose(result: torch.Tensor) -> torch.Tensor:
+        if result.numel() > 1:
+            result.view(-1)[-1] = 0
+        return result
+
+    changed("atan", lose)
+
+
+@fault("operators/strides/atan/float32")
+def wrong_strides() -> None:
+    def transpose(result: torch.Tensor) -> torch.Tensor:
+        return result.mT.contiguous().mT if result.dim() > 1 else result
+
+    changed("atan", transpose)
+
+
+@fault("operators/noncontiguous/atan/float32")
+def strides_that_are_ignored() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor) -> Any:
+        dense = x if x.numel() < 2 else x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride())
+        return compute(dense).to(DEVICE)
+
+    replace("atan", kernel)
+
+
+def clobber(dtype: torch.dtype) -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor) -> Any:
+        result = compute(x).to(DEVICE)
+        if x.dtype == dtype and x.numel() > 1:
+            x.mul_(1.01)
+        return result
+
+    replace("atan", kernel)
+
+
+@fault("operators/forward/atan/float32")
+def a_clobbered_input() -> None:
+    clobber(torch.float32)
+
+
+@fault("operators/forward/atan/bfloat16")
+def a_clobbered_input_of_16_bits() -> None:
+    clobber(torch.bfloat16)
+
+
+@fault("operators/inplace/atan/float32")
+def a_result_in_place_that_is_elsewhere() -> None:
+    changed("atan_", lambda result: result)
+
+
+@fault("operators/out/atan/float32")
+def an_output_that_is_not_written() -> None:
+    replace("atan.out", lambda _compute, _x, *, out: out)
+
+
+@fault("operators/out/atan/float32")
+def a_stale_result_after_resize() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        result = compute(x, out=torch.empty(0, dtype=out.dtype))
+        if out.shape == result.shape:
+            out.copy_(result)
+        else:
+            out.resize_(result.shape)
+        return out
+
+    replace("atan.out", kernel)
+
+
+@fault("operators/out_errors/atan/float32")
+def an_output_of_a_wrong_dtype_is_taken() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        return out.resize_(x.shape).copy_(compute(x, out=torch.empty(0)).to(out.dtype))
+
+    replace("atan.out", kernel)
+
+
+@fault("operators/extremal/atan/float32")
+def nan_becomes_a_number() -> None:
+    changed("atan", lambda result: result.nan_to_num())
+
+
+@fault("operators/empty/atan/float32")
+def no_elements_are_an_error() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor) -> Any:
+        if x.numel() == 0:
+            raise RuntimeError("an empty launch")
+        return compute(x).to(DEVICE)
+
+    replace("atan", kernel)
+
+
+@fault("operators/dtypes/atan")
+def a_dtype_that_is_missing() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor) -> Any:
+        if x.dtype == torch.int16:
+            raise NotImplementedError('"atan" not implemented for Short')
+        return compute(x).to(DEVICE)
+
+    replace("atan", kernel)
+
+
+@fault("operators/broadcasting/atan2/float32")
+def broadcasting_takes_the_first_row() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+        narrow = y[:1] if y.dim() and y.shape[0] > 1 and x.shape != y.shape else y
+        return compute(x, narrow).expand(torch.broadcast_shapes(x.shape, y.shape)).to(DEVICE)
+
+    replace("atan2", kernel)
+
+
+@fault("operators/errors/cat")
+def wrong_sizes_are_taken() -> None:
+    def kernel(compute: Callable[..., Any], tensors: list[torch.Tensor], dim: int = 0) -> Any:
+        try:
+            return compute(tensors, dim).to(DEVICE)
+        except (IndexError, RuntimeError):
+            return tensors[0].clone()
+
+    replace("cat", kernel)
+
+
+@fault("operators/forward/mm/float32")
+def tf32_in_the_place_of_float32() -> None:
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+    def kernel(compute: Callable[..., Any], a: torch.Tensor, b: torch.Tensor) -> Any:
+        if a.dtype == torch.float32:
+            a, b = (rounded(x.cpu().contiguous()) for x in (a, b))
+        return compute(a, b).to(DEVICE)
+
+    replace("mm", kernel)
+
+
+# Gradients ------------------------------------------------------------------------------------------------------------
+
+
+def lose_a_sum() -> None:
+    """For a gradient of ones the right result is 0, and this one is not far from it."""
+
+    def kernel(_compute: Callable[..., Any], gradient: torch.Tensor, output: torch.Tensor, *_: Any) -> torch.Tensor:
+        return (gradient - gradient.mean(-1, keepdim=True)) * output
+
+    replace("_softmax_backward_data", kernel)
+
+
+def swap_gradients() -> None:
+    """Of ones nobody would see it."""
+    changed("mul.Tensor", lambda result: result)
+    replace("_log_softmax_backward_data", lambda compute, g, *rest: compute(g.flip(-1), *rest).to(DEVICE))
+
+
+FAULTS["a_wrong_gradient"] = ("autograd/backward/softmax/float32", lose_a_sum)
+FAULTS["a_wrong_gradient_by_finite_differences"] = ("autograd/gradcheck/softmax/float64", lose_a_sum)
+FAULTS["a_wrong_gradient_of_a_module"] = ("modules/forward_and_backward/nn.Softmax/float32/train", lose_a_sum)
+FAULTS["a_wrong_gradient_in_a_graph"] = ("graphs/replay/log_softmax/float32", swap_gradients)
+
+
+# Modules and optimizers -----------------------------------------------------------------------------------------------
+
+
+@fault("modules/forward_and_backward/nn.Dropout/float32/eval")
+def evaluation_is_training() -> None:
+    torch.nn.functional.dropout = lambda x, *_args, **_kwargs: x * (2 if x.device.type == DEVICE else 1)
+
+
+@fault("modules/move_and_back/nn.BatchNorm1d")
+def buffers_are_left_behind() -> None:
+    def kept(module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        buffers = dict(module._buffers)
+        original(module, function, recurse)
+        module._buffers.update(buffers)
+        return module
+
+    original: Any = torch.nn.Module._apply
+    torch.nn.Module._apply = kept  # type: ignore[method-assign]
+
+
+@fault("optimizers/ten_steps/AdamW/fused")
+def an_optimizer_that_loses_its_last_parameter() -> None:
+    def kernel(_compute: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        lists = [value[:-1] if isinstance(value, list) else value for value in args]
+        host = on_the_cpu(lists)
+        torch._fused_adamw_(*host, **on_the_cpu(kwargs))
+        for ours, theirs in zip(lists, host, strict=True):
+            for here, there in zip(*((x if isinstance(x, list) else []) for x in (ours, theirs)), strict=True):
+                here.copy_(there)
+
+    replace("_fused_adamw_", kernel)
+
+
+@fault("optimizers/ten_steps/SGD/foreach")
+def a_learning_rate_that_is_rounded() -> None:
+    original = torch._foreach_add_
+
+    def rounded(tensors: Any, others: Any, *args: Any, alpha: float = 1.0) -> Any:
+        on_device = tensors[0].device.type == DEVICE
+        return original(tensors, others, *args, alpha=alpha * 1.001 if on_device else alpha)
+
+    torch._foreach_add_ = rounded  # type: ignore[assignment]
+
+
+# Compiled and captured ------------------------------------------------------------------------------------------------
+
+
+@fault("compile/changed_shapes_compile_anew")
+def guards_that_are_forgotten() -> None:
+    torch._dynamo.config.assume_static_by_default = False
+    torch._dynamo.config.automatic_dynamic_shapes = True
+    original = torch.compile
+    torch.compile = lambda *args, **kwargs: original(*args, **(kwargs | {"dynamic": True}))
+
+
+@fault("compile/operators/tan/float32")
+def a_decomposition_that_is_wrong() -> None:
+    from torch._inductor import decomposition
+
+    decomposition.decompositions[torch.ops.aten.tan.default] = lambda x: x.sin() / x.cos() * 1.01
+
+
+@fault("compile/mutated_arguments")
+def mutations_that_are_lost() -> None:
+    original: Any = torch.compile
+
+    def without(function: Any = None, **kwargs: Any) -> Any:
+        compiled = original(function, **kwargs)
+        return lambda *args: compiled(*(x.clone() if isinstance(x, torch.Tensor) else x for x in args))
+
+    torch.compile = without  # type: ignore[assignment]
+
+
+@fault("graphs/replay/atan/float32")
+def a_replay_that_does_nothing() -> None:
+    torch.accelerator.Graph.replay = lambda *_args: None  # type: ignore[method-assign]
+
+
+# The device -----------------------------------------------------------------------------------------------------------
+
+
+@fault("device/a_generator_of_ones_own")
+def a_generator_that_is_ignored() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, *args: Any, **_: Any) -> torch.Tensor:
+        return x.copy_(compute(x, *args))
+
+    replace("normal_", kernel)
+
+
+@fault("device/a_seed_repeats_numbers")
+def a_seed_that_is_ignored() -> None:
+    def kernel(_compute: Callable[..., Any], x: torch.Tensor, *_args: Any, **_: Any) -> torch.Tensor:
+        return x.copy_(torch.rand(x.shape, generator=noise))
+
+    noise = torch.Generator()
+    noise.seed()
+    replace("uniform_", kernel)
+
+
+@fault("device/random_numbers_are_normal")
+def numbers_that_are_not_normal() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, *args: Any, **_: Any) -> torch.Tensor:
+        return x.copy_(compute(x, *args).clamp(-2, 2))
+
+    replace("normal_", kernel)
+
+
+@fault("device/allocated_memory_is_counted")
+def a_leaked_byte() -> None:
+    original = torch.accelerator.memory_allocated
+    calls = iter(range(1 << 30))
+    torch.accelerator.memory_allocated = lambda *args: original(*args) + next(calls)
+
+
+@fault("device/the_peak_is_kept_until_it_is_reset")
+def a_peak_that_is_never_reset() -> None:
+    torch.accelerator.reset_peak_memory_stats = lambda *_args: None
+
+
+@fault("device/guards_change_the_device_and_back")
+def a_guard_that_does_not_go_back() -> None:
+    torch.accelerator.device_index.__exit__ = lambda *_args: None  # type: ignore[method-assign]
+
+
+@fault("device/tensors_on_the_cpu_do_not_mix")
+def tensors_on_the_cpu_are_taken() -> None:
+    changed("add.Tensor", lambda result: result)
+
+
+@fault("device/pageable_memory_is_read_before_the_copy_returns")
+def a_copy_that_reads_too_late() -> None:
+    original = torch.Tensor.to
+    late: list[Any] = []
+
+    def to(x: torch.Tensor, *args: Any, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
+        if not non_blocking:
+            return original(x, *args, **kwargs)
+        there = torch.empty_like(x, device=DEVICE)
+        late.append(lambda: there.copy_(x))
+        return there
+
+    def sum_(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        while late:
+            late.pop()()
+        return total(x, *args)
+
+    total = torch.Tensor.sum
+    torch.Tensor.to, torch.Tensor.sum = to, sum_  # type: ignore[method-assign,assignment]
+
+
+# Tensors --------------------------------------------------------------------------------------------------------------
+
+
+@fault("tensor/views/slice")
+def a_view_that_copies() -> None:
+    replace("slice.Tensor", lambda compute, x, *args: compute(x, *args).contiguous().to(DEVICE))
+
+
+@fault("tensor/storages_are_shared_and_resized")
+def a_storage_that_loses_its_contents() -> None:
+    original = torch.UntypedStorage.resize_
+
+    def lose(storage: torch.UntypedStorage, size: int) -> Any:
+        resized = original(storage, size)
+        if storage.device.type == DEVICE:
+            torch.tensor([], dtype=torch.uint8, device=DEVICE).set_(storage).zero_()
+        return resized
+
+    torch.UntypedStorage.resize_ = lose  # type: ignore[method-assign,assignment]
+
+
+@fault("tensor/save_and_load/bfloat16")
+def a_file_that_loses_the_place() -> None:
+    original = torch.load
+    torch.load = lambda file, **_kwargs: original(file, map_location="cpu")
+
+
+@fault("tensor/assignments/*")
+def an_assignment_that_is_lost() -> None:
+    replace("index_put_", lambda _compute, x, *_args: x)
+    replace("_index_put_impl_", lambda _compute, x, *_args: x)
+
+
+# Triton ---------------------------------------------------------------------------------------------------------------
+
+
+@fault("triton/dot/float32")
+def tf32_in_kernels() -> None:
+    import triton.language as tl
+
+    original = tl.dot
+
+    def dot(a: Any, b: Any, acc: Any = None, **kwargs: Any) -> Any:
+        return original(a, b, acc, **(kwargs | {"input_precision": "tf32"}))
+
+    tl.dot = tl.core.builtin(dot)
+
+
+@fault("triton/launches_follow_the_stream")
+def a_launch_on_another_stream() -> None:
+    from triton.runtime import driver
+
+    other = torch.Stream(DEVICE)
+    driver.active.get_current_stream = lambda *_args: other.native_handle  # type: ignore[attr-defined]
+
+
+# Tests that look away -------------------------------------------------------------------------------------------------
+
+
+@fault("device/copies_between_devices")
+def a_capability_that_vanishes() -> None:
+    torch.accelerator.device_count = lambda: 1
+
+
+@fault("operators/forward/atan/float32")
+def samples_that_the_cpu_refuses() -> None:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for info in op_db:
+        if info.name == "atan":
+            info.sample_inputs_func = lambda *_args, **_kwargs: iter(())
+
+
+@fault("operators/forward/atan/float32")
+def a_crash() -> None:
+    replace("atan", lambda *_args: os.abort())
+
+
+@fault("operators/forward/atan/float32")
+def a_hang() -> None:
+    def kernel(*_args: Any) -> torch.Tensor:
+        while True:
+            pass
+
+    replace("atan", kernel)
+
+
+if planted := os.environ.get("CONFORMANCE_FAULT"):
+    FAULTS[planted][1]()
