@@ -141,9 +141,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _ledger_of(kind: str) -> Path:
-    """The device's own; for another name of mtia, that of such names."""
+    """The device's own; else that of drivers, or of other names of mtia."""
     path = FOLDER / f"{kind}.yaml"
-    return path if path.exists() or kind != device_type() else FOLDER / "privateuse1.yaml"
+    if path.exists():
+        return path
+    if kind.startswith("driver-"):
+        return FOLDER / "driver.yaml"
+    return FOLDER / "privateuse1.yaml" if kind == device_type() else path
 
 
 def _run(arguments: argparse.Namespace) -> int:
