@@ -123,7 +123,7 @@ def test_inplace(device: torch.device, case: Case) -> None:
 def returning_itself(function: FUNCTION) -> FUNCTION:
     """Returns also whether the result is the argument that was changed."""
 
-    def call(value: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(value: Any, /, *args: Any, **kwargs: Any) -> Any:
         result = function(value, *args, **kwargs)
         return result, result is value
 
