@@ -151,6 +151,8 @@ def _ledger_of(kind: str) -> Path:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if "TORCH_MTIA_RUNTIME" not in os.environ:
+        os.environ.setdefault("TORCH_MTIA_DEVICES", "2")  # for the tests of several; the processes inherit it
     if arguments.driver:
         chosen, probed = driver_suite(arguments)
     else:
