@@ -26,7 +26,7 @@ from torch_mtia.conformance.upstream import open_inductor_tests
 MISSING = ("not implemented for", "Could not run", "not currently implemented", "not supported on", "no kernel for")
 MOST_DETAIL = 6000
 
-pytest_plugins = ["torch_mtia.conformance.driver_fixtures"]
+pytest_plugins = ["torch_mtia.conformance.device_fixtures", "torch_mtia.conformance.driver_fixtures"]
 
 DEVICE = pytest.StashKey[torch.device]()
 

@@ -10,28 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("accelerator")]
 
 N = 1 << 16
-
-
-@pytest.fixture(autouse=True)
-def _is_accelerator(device: torch.device) -> None:
-    if device.type == "cpu":
-        pytest.skip("the CPU has no streams, events or memory of its own")
-
-
-@pytest.fixture
-def module(device: torch.device) -> Any:
-    """torch.<device type>."""
-    return torch.get_device_module(device)
-
-
-@pytest.fixture
-def second(device: torch.device) -> torch.device:
-    if torch.accelerator.device_count() < 2:
-        pytest.skip("there is one device")
-    return torch.device(device.type, 1)
 
 
 def test_is_the_accelerator(device: torch.device) -> None:
