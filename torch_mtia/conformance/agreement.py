@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -36,3 +37,12 @@ def network(device: torch.device, seed: int = 0) -> torch.nn.Module:
     """Two layers, with the parameters that the seed gives, for four numbers a row."""
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).to(device)
+
+
+def stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor out of a file that it was saved to."""
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    loaded: torch.Tensor = torch.load(file, weights_only=False)
+    return loaded

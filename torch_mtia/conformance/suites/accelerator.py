@@ -1,12 +1,11 @@
-"""torch.accelerator, all of it, and what the allocator of the device promises."""
+"""torch.accelerator: devices in every way to name one, streams, events, graphs."""
 
 from __future__ import annotations
 
 import gc
-import itertools
-import random
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +15,6 @@ from torch import accelerator as acc
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("accelerator")]
 
 N = 1 << 16
-FIGURES = ("current", "peak", "allocated", "freed")
-KINDS = ("allocated_bytes", "reserved_bytes", "active_bytes", "active", "segment", "inactive_split")
-COUNTERS = ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free")
 
 OF_A_DEVICE: dict[str, Callable[..., Any]] = {
     "synchronize": acc.synchronize,
@@ -180,6 +176,78 @@ def test_synchronize_waits(device: torch.device) -> None:
     assert all(stream.query() for stream in streams)
 
 
+def test_a_stream_is_known_by_its_numbers(device: torch.device) -> None:
+    stream = torch.Stream(device)
+    numbers = {name: getattr(stream, name) for name in ("stream_id", "device_index", "device_type")}
+    assert torch.Stream(**numbers) == stream
+    assert len({torch.Stream(device) for _ in range(3)} | {stream}) > 1
+
+
+def test_many_streams(device: torch.device) -> None:
+    results = []
+    for stream in [torch.Stream(device) for _ in range(100)]:
+        with stream:
+            results.append(torch.ones(100, device=device) * 2)
+    acc.synchronize()
+    assert torch.stack(results).sum().item() == 20_000
+
+
+def test_a_stream_of_another_device_is_not_set(device: torch.device) -> None:
+    before = acc.current_stream()
+    with pytest.raises((RuntimeError, ValueError, TypeError)):
+        acc.set_stream(torch.Stream("cpu"))
+    assert acc.current_stream() == before == acc.current_stream(device)
+
+
+# Events --------------------------------------------------------------------------------------------------------------
+
+
+def test_events_of_streams(device: torch.device) -> None:
+    first, second = torch.Stream(device), torch.Stream(device)
+    with first:
+        x = torch.ones(N, device=device).cumsum(0)
+    event = first.record_event()
+    second.wait_event(event)
+    with second:
+        y = x + 1
+    second.synchronize()
+    assert event.query()
+    assert y[-1].item() == N + 1
+
+
+def test_an_event_is_recorded_again(device: torch.device) -> None:
+    event, x = torch.Event(device), torch.zeros(N, device=device)
+    assert event.query()  # nothing to wait for
+    for step in range(1, 4):
+        x.add_(1)
+        event.record()
+        event.synchronize()
+        assert event.query()
+        assert x[0].item() == step
+
+
+def test_time_between_events(device: torch.device) -> None:
+    untimed = [torch.Event(device) for _ in range(2)]
+    for event in untimed:
+        event.record()
+    with pytest.raises((RuntimeError, ValueError)):
+        untimed[0].elapsed_time(untimed[1])
+    timed = [torch.Event(device, enable_timing=True) for _ in range(3)]
+    with pytest.raises((RuntimeError, ValueError)):
+        timed[0].elapsed_time(timed[1])
+    for event in timed:
+        torch.ones(N, device=device).exp()
+        event.record()
+    acc.synchronize()
+    first, second, both = (timed[i].elapsed_time(timed[j]) for i, j in ((0, 1), (1, 2), (0, 2)))
+    assert first > 0
+    assert second > 0
+    assert both == pytest.approx(first + second, abs=0.01)
+
+
+# Graphs --------------------------------------------------------------------------------------------------------------
+
+
 def test_a_graph_is_replayed(device: torch.device) -> None:
     x = torch.zeros(N, device=device)
     x.add_(1)
@@ -196,207 +264,66 @@ def test_a_graph_is_replayed(device: torch.device) -> None:
     graph.reset()
 
 
-# Counting ------------------------------------------------------------------------------------------------------------
+def captured(graph: acc.Graph, device: torch.device, work: Callable[[], object]) -> acc.Graph:
+    with torch.Stream(device), graph:
+        work()
+    return graph
 
 
-def test_the_names_of_figures() -> None:
-    stats = acc.memory_stats()
-    for kind in KINDS:
-        for pool in ("all", "large_pool", "small_pool"):
-            for figure in FIGURES:
-                assert stats[f"{kind}.{pool}.{figure}"] >= 0
-    assert all(stats[name] >= 0 for name in COUNTERS)
-    assert list(stats) == sorted(stats)
-
-
-@pytest.mark.parametrize("size", [1, 1000, N, 4 * N, 1 << 24])
-def test_figures_agree_with_each_other(device: torch.device, size: int) -> None:
-    before = acc.memory_stats()
-    kept = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(3)]
-    del kept[1]
-    after = acc.memory_stats()
-    for kind in KINDS:
-        change = {figure: after[f"{kind}.all.{figure}"] - before[f"{kind}.all.{figure}"] for figure in FIGURES}
-        assert change["current"] == change["allocated"] - change["freed"], kind
-        for figure in ("current", "allocated", "freed"):
-            parts = [after[f"{kind}.{pool}.{figure}"] for pool in ("large_pool", "small_pool")]
-            assert sum(parts) == after[f"{kind}.all.{figure}"], kind
-        assert after[f"{kind}.all.peak"] >= after[f"{kind}.all.current"], kind
-    assert after["allocated_bytes.all.current"] - before["allocated_bytes.all.current"] >= 2 * size
-    assert after["active.all.current"] - before["active.all.current"] == 2
-    assert acc.memory_allocated() == after["allocated_bytes.all.current"] <= acc.memory_reserved()
-    assert acc.memory_reserved() == after["reserved_bytes.all.current"]
-
-
-def test_the_peak_of_an_expression(device: torch.device) -> None:
-    x = torch.ones(N * 16, device=device)
-    acc.reset_peak_memory_stats()
-    base = acc.memory_allocated()
-    ((x + 1) * 2).sum()  # two intermediate results at once
-    assert acc.max_memory_allocated() - base >= 2 * x.nbytes
-    assert acc.max_memory_allocated() - base < 3 * x.nbytes + 65536
-    assert acc.max_memory_reserved() >= acc.max_memory_allocated()
-
-
-def test_accumulated_figures_are_reset(device: torch.device) -> None:
-    torch.empty(N, device=device)
-    acc.reset_accumulated_memory_stats()
-    stats = acc.memory_stats()
-    assert stats["allocated_bytes.all.allocated"] == stats["allocated_bytes.all.freed"] == stats["num_ooms"] == 0
-    torch.empty(N, device=device)
-    stats = acc.memory_stats()
-    assert stats["allocated_bytes.all.allocated"] == stats["allocated_bytes.all.freed"] >= 4 * N
-
-
-def test_each_device_counts_its_own(device: torch.device, second: torch.device) -> None:
-    before = acc.memory_allocated(device), acc.memory_allocated(second)
-    x = torch.empty(N, device=second)
-    assert acc.memory_allocated(device) == before[0]
-    assert acc.memory_allocated(second) >= before[1] + x.nbytes
-
-
-def test_memory_info_falls_by_what_is_taken(device: torch.device) -> None:
-    acc.empty_cache()
-    free, total = acc.get_memory_info()
-    x = torch.ones(1 << 24, device=device)
-    less, same = acc.get_memory_info()
-    assert same == total
-    assert free - less >= x.nbytes // 2  # other processes may give some back
-    del x
-
-
-# The allocator -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [1, 100, N, 1 << 22])
-def test_a_freed_block_is_used_again(device: torch.device, count: int) -> None:
-    x = torch.empty(count, device=device)
-    address, reserved = x.data_ptr(), acc.memory_reserved()
-    del x
-    y = torch.empty(count, device=device)
-    assert y.data_ptr() == address
-    assert acc.memory_reserved() == reserved
-
-
-def test_a_loop_needs_no_more_memory(device: torch.device) -> None:
-    def step() -> float:
-        x = torch.ones(N, device=device, requires_grad=True)
-        (x.exp() * x).sum().backward()
-        return x.sum().item()
-
-    step()
-    reserved, allocations = acc.memory_reserved(), acc.memory_stats()["num_device_alloc"]
-    for _ in range(20):
-        step()
-    assert (acc.memory_reserved(), acc.memory_stats()["num_device_alloc"]) == (reserved, allocations)
-
-
-def test_the_cache_is_emptied_of_what_is_not_in_use(device: torch.device) -> None:
-    kept = torch.full((N,), 7.0, device=device)
-    torch.empty(1 << 24, device=device)
-    acc.empty_cache()
-    assert acc.memory_reserved() >= acc.memory_allocated()
-    assert kept.unique().tolist() == [7.0]
-    reserved = acc.memory_reserved()
-    acc.empty_cache()
-    assert acc.memory_reserved() == reserved
-
-
-def test_live_blocks_do_not_overlap(device: torch.device) -> None:
-    """Sizes at random, freed in an order at random: each block keeps what was written to it."""
-    chance = random.Random(0)
-    before = acc.memory_allocated()
-    live: dict[int, torch.Tensor] = {}
-    for number in range(300):
-        if live and chance.random() < 0.4:
-            value = chance.choice([*live])
-            assert live.pop(value).eq(value).all()
-        size = int(2 ** chance.uniform(0, 18))
-        live[number] = torch.full((size,), number, dtype=torch.int32, device=device)
-    spans = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in live.values())
-    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
-    assert all(bool(x.eq(value).all()) for value, x in live.items())
-    live.clear()
+def test_a_graph_that_is_kept(device: torch.device, tmp_path: Path) -> None:
+    x = torch.zeros(8, device=device)
+    graph = acc.Graph(keep_graph=True)
+    graph.enable_debug_mode()
+    captured(graph, device, lambda: x.add_(1)).instantiate()
+    graph.replay()
+    graph.replay()
     acc.synchronize()
-    assert acc.memory_allocated() == before
+    assert x.unique().tolist() == [2]
+    graph.debug_dump(str(tmp_path / "graph"))
+    assert (tmp_path / "graph").stat().st_size > 0
 
 
-def test_addresses_are_aligned(device: torch.device) -> None:
-    kept = [torch.empty(size, dtype=torch.uint8, device=device) for size in range(1, 200, 7)]
-    assert all(x.data_ptr() % 16 == 0 for x in kept)
-
-
-def test_no_elements_need_no_memory(device: torch.device) -> None:
-    before = acc.memory_allocated()
-    x = torch.empty(0, 5, device=device)
-    assert acc.memory_allocated() == before
-    assert x.data_ptr() == 0
-
-
-def test_too_much_memory_is_refused_and_the_device_goes_on(device: torch.device) -> None:
-    kept = torch.full((N,), 3.0, device=device)
-    _, total = acc.get_memory_info()
-    before, ooms = acc.memory_allocated(), acc.memory_stats()["num_ooms"]
-    for _ in range(3):
-        with pytest.raises(torch.OutOfMemoryError) as caught:
-            torch.empty(4 * total, dtype=torch.uint8, device=device)
-        assert isinstance(caught.value, RuntimeError)
-    del caught
-    assert acc.memory_stats()["num_ooms"] == ooms + 3
-    assert acc.memory_allocated() == before
-    assert (kept * 2).unique().tolist() == [6.0]
-
-
-def test_too_much_memory_for_a_result(device: torch.device) -> None:
-    """An operator that cannot have its result leaves no part of it behind."""
-    _, total = acc.get_memory_info()
-    rows = torch.ones(1, device=device).expand(2 * total)
-    before = acc.memory_allocated()
-    with pytest.raises(torch.OutOfMemoryError):
-        rows + 1
-    assert acc.memory_allocated() == before
-
-
-def test_memory_of_threads(device: torch.device) -> None:
-    wrong = []
-
-    def body(value: int) -> None:
-        for size in range(1, 40):
-            x = torch.full((size * 997,), float(value), device=device)
-            if x.sum().item() != size * 997 * value:
-                wrong.append((value, size))
-
-    before = acc.memory_allocated()
-    threads = [threading.Thread(target=body, args=(value,)) for value in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def test_graphs_share_a_pool(device: torch.device) -> None:
+    x = torch.ones(8, device=device)
+    first = captured(acc.Graph(), device, lambda: x.mul_(2))
+    second = captured(acc.Graph(pool=first.pool()), device, lambda: x.copy_(x.exp().log() + 1))
+    assert second.pool() == first.pool()
+    for graph in (first, second, first):
+        graph.replay()
     acc.synchronize()
-    assert wrong == []
-    assert acc.memory_allocated() == before
+    torch.testing.assert_close(x.cpu(), torch.full((8,), 6.0))
 
 
-def test_recorded_memory_is_not_given_away(device: torch.device) -> None:
-    """A block that another stream has still to read is not the next tensor's."""
-    stream = torch.Stream(device)
-    for value in range(1, 10):
-        x = torch.full((N,), float(value), device=device)
-        stream.wait_stream(acc.current_stream())
-        with stream:
-            for _ in range(10):
-                y = x * 2
-        x.record_stream(stream)
-        del x
-        torch.full((N,), -1.0, device=device)
-        acc.current_stream().wait_stream(stream)
-        assert y.unique().tolist() == [2.0 * value]
+def test_a_graph_is_captured_again_after_a_reset(device: torch.device) -> None:
+    x = torch.zeros(8, device=device)
+    graph = acc.Graph()
+    with pytest.raises(RuntimeError):
+        graph.replay()
+    captured(graph, device, lambda: x.add_(1))
+    with pytest.raises(RuntimeError):
+        captured(graph, device, lambda: x.add_(5))
+    graph.reset()
+    captured(graph, device, lambda: x.add_(7)).replay()
     acc.synchronize()
+    assert x.unique().tolist() == [7]
 
 
-def test_the_host_cache_is_emptied(device: torch.device) -> None:
-    host = torch.arange(N).pin_memory()
-    there = host.to(device, non_blocking=True)
-    del host
-    acc.empty_host_cache()
-    assert torch.equal(there.cpu(), torch.arange(N))
+def test_a_graph_cannot_wait_for_a_value(device: torch.device) -> None:
+    x = torch.ones(8, device=device)
+    with pytest.raises(RuntimeError):
+        captured(acc.Graph(), device, lambda: x.sum().item())
+    assert (x + 1).sum().item() == 16
+
+
+def test_a_graph_draws_new_numbers(device: torch.device) -> None:
+    x = torch.zeros(64, device=device)
+    graph = captured(acc.Graph(), device, lambda: x.uniform_())
+    drawn = []
+    for seed in (1, None, 1):
+        if seed is not None:
+            torch.manual_seed(seed)
+        graph.replay()
+        acc.synchronize()
+        drawn.append(x.cpu())
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])
