@@ -11,6 +11,7 @@ import torch
 from torch import func
 from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from torch_mtia.conformance.agreement import assert_agrees, network, numbers
 from torch_mtia.conformance.database import CPU
@@ -103,6 +104,77 @@ def test_an_ensemble(device: torch.device) -> None:
     assert_agrees(call, device)
 
 
+# Of a matrix of 3 x 3, for vmap over four of them.
+OF_A_MATRIX: dict[str, Callable[[Tensor], Any]] = {
+    "inv": lambda a: torch.linalg.inv(a + 5 * torch.eye(3, device=a.device)),
+    "det": torch.linalg.det,
+    "solve": lambda a: torch.linalg.solve(a + 5 * torch.eye(3, device=a.device), a),
+    "svdvals": torch.linalg.svdvals,
+    "topk": lambda a: a.topk(2),
+    "argmax": lambda a: a.argmax(-1),
+    "cross_entropy": lambda a: F.cross_entropy(a, torch.tensor([0, 1, 2], device=a.device)),
+    "scatter": lambda a: a.scatter(0, torch.zeros(1, 3, dtype=torch.long, device=a.device), 9.0),
+    "index_fill": lambda a: a.index_fill(0, torch.tensor([1], device=a.device), 2.0),
+    "attention": lambda a: F.scaled_dot_product_attention(a[None], a[None], a[None]),
+    "fft": lambda a: torch.fft.fft(a).abs(),
+    "max_pool1d": lambda a: F.max_pool1d(a, 2),
+    "einsum": lambda a: torch.einsum("ij,kj->ik", a, a),
+    "masked_fill": lambda a: a.masked_fill(a > 0, 0),
+    "batch_norm": lambda a: F.batch_norm(a, None, None, training=True),
+    "group_norm": lambda a: F.group_norm(a[None], 3),
+    "embedding": lambda a: F.embedding(torch.tensor([0, 2], device=a.device), a),
+    "searchsorted": lambda a: torch.searchsorted(a[0].sort().values, a[1]),
+    "flip and roll": lambda a: a.flip(0).roll(1, 0),
+    "tril": lambda a: a.tril(),
+    "cumprod": lambda a: a.cumprod(0),
+    "conv2d": lambda a: F.conv2d(a[None, None], a[None, None, :2, :2]),
+    "quantile": lambda a: a.quantile(0.3),
+    "copy_": lambda a: a.clone().copy_(a.t()),
+    "new_zeros": lambda a: a.new_zeros(3) + a,
+}
+
+
+@pytest.mark.parametrize("name", OF_A_MATRIX)
+def test_vmap(device: torch.device, name: str) -> None:
+    """As often as there are matrices, and as the CPU does it."""
+
+    def call(d: torch.device) -> Any:
+        return func.vmap(OF_A_MATRIX[name])(numbers(4, 3, 3, device=d))
+
+    assert_agrees(call, device, {"rtol": 1e-3, "atol": 1e-4})
+    one_by_one = [OF_A_MATRIX[name](a) for a in numbers(4, 3, 3, device=device)]
+    stacked = pytree.tree_map(lambda *parts: torch.stack(parts), *one_by_one)
+    torch.testing.assert_close([*pytree.tree_leaves(call(device))], [*pytree.tree_leaves(stacked)])
+
+
+AUTOGRAD: dict[str, Callable[[Tensor], Any]] = {
+    "gradient of a gradient": lambda x: func.grad(lambda y: func.grad(lambda z: (z.sin() * z).sum())(y).sum())(x),
+    "product with the hessian": lambda x: torch.autograd.functional.hvp(lambda a: (a**3).sum(), x, x.cos())[1],
+    "many gradients at once": lambda x: _batched(x.requires_grad_()),
+    "with anomalies detected": lambda x: _watched(x.requires_grad_()),
+}
+
+
+def _batched(x: Tensor) -> Any:
+    return torch.autograd.grad(x.exp(), x, torch.eye(5, device=x.device), is_grads_batched=True)
+
+
+def _watched(x: Tensor) -> Any:
+    with torch.autograd.detect_anomaly():
+        return torch.autograd.grad(x.exp().sum(), x)
+
+
+@pytest.mark.parametrize("name", AUTOGRAD)
+def test_autograd(device: torch.device, name: str) -> None:
+    assert_agrees(lambda d: AUTOGRAD[name](numbers(5, device=d)), device)
+
+
+def test_anomalies_are_found(device: torch.device) -> None:
+    x = torch.zeros(3, device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match="nan"), torch.autograd.detect_anomaly():
+        (x.sqrt() * 0).sum().backward()
+
+
 @pytest.mark.parametrize("randomness", ["same", "different", "error"])
 def test_random_numbers_in_vmap(device: torch.device, randomness: str) -> None:
     def draw() -> Any:
@@ -178,6 +250,16 @@ COMPLEX: dict[str, Callable[[torch.device], Any]] = {
     "powers": lambda d: waves(d) ** 2 + waves(d) ** (1 + 1j),
     "sums": lambda d: [waves(d).sum(), waves(d).mean(0), waves(d).cumsum(1), waves(d).prod(0)],
     "solved": lambda d: torch.linalg.solve(waves(d, 4, 4) + 3 * torch.eye(4, device=d), waves(d, 4, 2)),
+    "kinds of elementary": lambda d: [
+        f(waves(d))
+        for f in (torch.sinh, torch.acos, torch.atan, torch.expm1, torch.log1p, torch.rsqrt, torch.reciprocal)
+    ],
+    "statistics": lambda d: [waves(d).var(), waves(d).std(0), waves(d).norm(), waves(d).cumprod(0)],
+    "products": lambda d: [torch.kron(waves(d), waves(d)), torch.outer(waves(d, 3).conj(), waves(d, 4))],
+    "joined lazy ones": lambda d: [torch.cat([waves(d).conj(), waves(d)]), torch.stack([waves(d).conj(), waves(d)])],
+    "convolution": lambda d: F.conv1d(waves(d)[None], waves(d, 2, 4, 3)),
+    "eigenvalues": lambda d: torch.linalg.eigvals(waves(d, 4, 4)).abs().sort().values,
+    "hermitian transforms": lambda d: [torch.fft.hfft(waves(d)), torch.fft.ihfft(numbers(4, 6, device=d))],
     "gradient of the absolute": lambda d: _gradient(d, lambda z: z.abs().sum()),
     "gradient of parts": lambda d: _gradient(d, lambda z: (z.real * z.imag).sum()),
     "gradient of a conjugate": lambda d: _gradient(d, lambda z: (z.conj() * z * z).imag.sum()),
