@@ -25,8 +25,9 @@ from torch_mtia.environment import device_type
 
 SUITES_FOLDER = Path(__file__).parent / "suites"
 SUITES = (
-    *("device", "tensor", "operators", "autograd", "modules", "optimizers", "compile", "graphs", "triton"),
-    "distributed",
+    *("device", "accelerator", "allocator", "random", "generators", "tensor", "data", "files", "sparse", "layouts"),
+    *("errors", "transforms", "autocast", "determinism", "profiler", "models"),
+    *("operators", "autograd", "modules", "optimizers", "compile", "graphs", "triton", "distributed"),
 )
 
 DRIVER_SUITE = "driver"  # of a library, not of a device
