@@ -64,7 +64,7 @@ UNCHANGED: dict[str, Callable[[Tensor], Tensor]] = {
 
 @by_half
 @pytest.mark.parametrize("name", NARROWED)
-def test_autocast_narrows(device: torch.device, name: str, dtype: torch.dtype) -> None:
+def test_narrows(device: torch.device, name: str, dtype: torch.dtype) -> None:
     def call(d: torch.device) -> Tensor:
         with torch.autocast(d.type, dtype):
             return NARROWED[name](numbers(4, 4, device=d))
@@ -76,7 +76,7 @@ def test_autocast_narrows(device: torch.device, name: str, dtype: torch.dtype) -
 
 @by_half
 @pytest.mark.parametrize("name", WIDENED)
-def test_autocast_widens(device: torch.device, name: str, dtype: torch.dtype) -> None:
+def test_widens(device: torch.device, name: str, dtype: torch.dtype) -> None:
     def call(d: torch.device) -> Tensor:
         with torch.autocast(d.type, dtype):
             return WIDENED[name](numbers(4, 4, device=d, dtype=dtype))
@@ -87,21 +87,21 @@ def test_autocast_widens(device: torch.device, name: str, dtype: torch.dtype) ->
 
 @by_half
 @pytest.mark.parametrize("name", WIDENED_ON_ACCELERATORS)
-def test_autocast_of_accelerators_widens(accelerator: torch.device, name: str, dtype: torch.dtype) -> None:
+def test_widens_on_accelerators(accelerator: torch.device, name: str, dtype: torch.dtype) -> None:
     with torch.autocast(accelerator.type, dtype):
         assert WIDENED_ON_ACCELERATORS[name](numbers(4, 4, device=accelerator, dtype=dtype)).dtype == torch.float32
 
 
 @by_half
 @pytest.mark.parametrize("name", UNCHANGED)
-def test_autocast_leaves(device: torch.device, name: str, dtype: torch.dtype) -> None:
+def test_leaves(device: torch.device, name: str, dtype: torch.dtype) -> None:
     with torch.autocast(device.type, dtype):
         for given in (torch.float32, dtype):
             assert UNCHANGED[name](numbers(4, 4, device=device, dtype=given)).dtype == given
 
 
 @by_half
-def test_autocast_of_two_dtypes(device: torch.device, dtype: torch.dtype) -> None:
+def test_two_dtypes(device: torch.device, dtype: torch.dtype) -> None:
     narrow, wide = numbers(4, 4, device=device, dtype=dtype), numbers(4, 4, device=device)
     with torch.autocast(device.type, dtype):
         assert torch.cat([narrow, wide]).dtype == torch.stack([wide, narrow]).dtype == torch.float32
@@ -110,7 +110,7 @@ def test_autocast_of_two_dtypes(device: torch.device, dtype: torch.dtype) -> Non
         assert (wide.long() + wide.long()).dtype == torch.int64
 
 
-def test_autocast_nested_and_disabled(device: torch.device) -> None:
+def test_nested_and_disabled(device: torch.device) -> None:
     x, kind = numbers(4, 4, device=device), device.type
 
     def cast(dtype: torch.dtype, **options: Any) -> AbstractContextManager[Any]:
@@ -135,7 +135,7 @@ def test_autocast_nested_and_disabled(device: torch.device) -> None:
 
 
 @by_half
-def test_autocast_and_backward(device: torch.device, dtype: torch.dtype) -> None:
+def test_backward(device: torch.device, dtype: torch.dtype) -> None:
     """Gradients have the dtypes of the parameters, whether casts of these are kept or made anew."""
 
     def call(d: torch.device) -> Any:
@@ -153,7 +153,7 @@ def test_autocast_and_backward(device: torch.device, dtype: torch.dtype) -> None
     assert_agrees(call, device, {"rtol": 3e-2, "atol": 3e-2})
 
 
-def test_autocast_of_a_function_of_ones_own(device: torch.device) -> None:
+def test_a_function_of_ones_own(device: torch.device) -> None:
     class Product(torch.autograd.Function):
         @staticmethod
         @torch.amp.custom_fwd(device_type=device.type, cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
