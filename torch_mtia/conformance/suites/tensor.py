@@ -201,7 +201,7 @@ def test_pickle_and_copy(device: torch.device) -> None:
 def test_printing(device: torch.device, dtype: torch.dtype) -> None:
     here = torch.arange(2).to(dtype)  # no more than fit into a line with the device
     text = repr(here.to(device))
-    assert f"device='{device}'" in text
+    assert device == CPU or f"device='{device}'" in text
     assert text.replace(f", device='{device}'", "") == repr(here)
 
 
@@ -218,8 +218,9 @@ def test_python_protocols(device: torch.device) -> None:
     assert (len(x), int(x[0]), bool(x[1] > 2), 2.5 in x) == (2, 1, True, True)
     assert numpy.asarray(x.cpu()).tolist() == [1.5, 2.5]
     assert f"{x[0]:.2f}" == "1.50"
-    with pytest.raises(TypeError):
-        x.numpy()
+    if device != CPU:
+        with pytest.raises(TypeError):
+            x.numpy()
 
 
 def test_storages_are_shared_and_resized(device: torch.device) -> None:
