@@ -1,14 +1,14 @@
 """Faults to plant in the device: importing this module plants the one that CONFORMANCE_FAULT names.
 
-Each is one thing that a device may do wrong, and names the tests of the conformance suite of which one must fail.
-tests/test_conformance_faults.py runs them.
+Each is one thing that a device may do wrong, and names the tests of the conformance suite of which one must fail, and
+how. tests/test_conformance_faults.py runs them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -19,13 +19,19 @@ DEVICE = environment.device_type()
 KEY = "MTIA" if DEVICE == "mtia" else "PrivateUse1"
 ATEN = torch.library.Library("aten", "IMPL")
 
-FAULTS: dict[str, tuple[str, Callable[[], None]]] = {}
-"""By name: a pattern of tests, and the function that plants it."""
+
+class Fault(NamedTuple):
+    tests: str  # a pattern
+    kind: str  # how they fail
+    plant: Callable[[], None]
 
 
-def fault(tests: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(tests: str, kind: str = "wrong") -> Callable[[Callable[[], None]], Callable[[], None]]:
     def register(plant: Callable[[], None]) -> Callable[[], None]:
-        FAULTS[plant.__name__] = (tests, plant)
+        FAULTS[plant.__name__] = Fault(tests, kind, plant)
         return plant
 
     return register
@@ -229,10 +235,12 @@ def swap_gradients() -> None:
     replace("_log_softmax_backward_data", lambda compute, g, *rest: compute(g.flip(-1), *rest).to(DEVICE))
 
 
-FAULTS["a_wrong_gradient"] = ("autograd/backward/softmax/float32", lose_a_sum)
-FAULTS["a_wrong_gradient_by_finite_differences"] = ("autograd/gradcheck/softmax/float64", lose_a_sum)
-FAULTS["a_wrong_gradient_of_a_module"] = ("modules/forward_and_backward/nn.Softmax/float32/train", lose_a_sum)
-FAULTS["a_wrong_gradient_in_a_graph"] = ("graphs/replay/log_softmax/float32", swap_gradients)
+FAULTS["a_wrong_gradient"] = Fault("autograd/backward/softmax/float32", "wrong", lose_a_sum)
+FAULTS["a_wrong_gradient_by_finite_differences"] = Fault("autograd/gradcheck/softmax/float64", "wrong", lose_a_sum)
+FAULTS["a_wrong_gradient_of_a_module"] = Fault(
+    "modules/forward_and_backward/nn.Softmax/float32/train", "wrong", lose_a_sum
+)
+FAULTS["a_wrong_gradient_in_a_graph"] = Fault("graphs/replay/log_softmax/float32", "wrong", swap_gradients)
 
 
 # Modules and optimizers -----------------------------------------------------------------------------------------------
@@ -441,6 +449,142 @@ def a_launch_on_another_stream() -> None:
     driver.active.get_current_stream = lambda *_args: other.native_handle  # type: ignore[attr-defined]
 
 
+# Areas ----------------------------------------------------------------------------------------------------------------
+
+
+@fault("accelerator/a_device_that_is_not_there_is_refused/memory_stats")
+def a_device_that_is_not_there_is_served() -> None:
+    original = torch.accelerator.memory_stats
+    torch.accelerator.memory_stats = lambda *_args: original(0)
+
+
+@fault("allocator/a_loop_needs_no_more_memory")
+def memory_of_results_that_is_kept() -> None:
+    kept: list[torch.Tensor] = []
+
+    def kernel(compute: Callable[..., Any], *args: Any) -> torch.Tensor:
+        kept.append(compute(*args).to(DEVICE))
+        return kept[-1]
+
+    for operator in ("mul.Tensor", "mm", "exp", "add.Tensor", "relu"):
+        replace(operator, kernel)
+
+
+@fault("random/continuous/exponential/float32")
+def numbers_of_another_rate() -> None:
+    replace("exponential_", lambda compute, x, *args, **_: x.copy_(compute(x, *args) * 1.03))
+
+
+@fault("generators/no_number_comes_twice")
+def numbers_that_repeat() -> None:
+    original = torch.randint
+
+    def randint(low: int, high: int, size: Any, **kwargs: Any) -> torch.Tensor:
+        return original(low, high, size, **(kwargs | {"generator": torch.Generator(DEVICE).manual_seed(0)}))
+
+    torch.randint = randint  # type: ignore[assignment]
+
+
+@fault("data/pinned_memory")
+def memory_that_is_not_pinned() -> None:
+    torch.Tensor.pin_memory = lambda x, *_args: x.clone()  # type: ignore[method-assign]
+
+
+@fault("files/views_of_one_storage_still_share_it/True")
+def views_that_are_loaded_apart() -> None:
+    original = torch.load
+    torch.load = lambda *args, **kwargs: {name: x.clone() for name, x in original(*args, **kwargs).items()}
+
+
+@fault("sparse/coo/norm")
+def entries_that_are_not_added() -> None:
+    def first(sparse: torch.Tensor) -> torch.Tensor:
+        places, values = sparse._indices()[:, :1], sparse._values()[:1]
+        return torch.sparse_coo_tensor(places, values, sparse.shape, is_coalesced=True)
+
+    original = torch.Tensor.coalesce
+    torch.Tensor.coalesce = lambda x: (first if x.device.type == DEVICE else original)(x)  # type: ignore[method-assign]
+
+
+@fault("layouts/channels_last/relu")
+def a_memory_format_that_is_lost() -> None:
+    changed("relu", lambda result: result.contiguous())
+
+
+@fault("errors/values/gather")
+def places_that_are_wrapped() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, dim: int, index: torch.Tensor, **kwargs: Any) -> Any:
+        return compute(x, dim, index % x.shape[dim], **kwargs).to(DEVICE)
+
+    replace("gather", kernel)
+
+
+@fault("transforms/parts_and_conjugates_are_views")
+def conjugates_that_are_copies() -> None:
+    torch.Tensor.conj = torch.Tensor.conj_physical  # type: ignore[method-assign]
+
+
+@fault("autocast/narrows/mm/bfloat16")
+def an_autocast_that_casts_nothing() -> None:
+    original = torch.autocast
+
+    def autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return original(device_type, *args, **(kwargs | {"enabled": device_type != DEVICE}))
+
+    torch.autocast = autocast  # type: ignore[assignment,misc]
+
+
+@fault("determinism/deterministic/index_add")
+def sums_in_another_order_each_time() -> None:
+    def kernel(
+        compute: Callable[..., Any], x: torch.Tensor, dim: int, index: torch.Tensor, source: Any, **_: Any
+    ) -> Any:
+        order = torch.randperm(len(index), generator=chance)
+        x.copy_(compute(x, dim, index.cpu()[order], source.cpu()[order]))
+        return x
+
+    chance = torch.Generator()
+    replace("index_add_", kernel)
+
+
+@fault("profiler/work_of_the_device")
+def a_profile_without_the_device() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    original: Any = profile.__init__
+
+    def of_the_host(made: Any, *args: Any, **kwargs: Any) -> None:
+        original(made, *args, **(kwargs | {"activities": [ProfilerActivity.CPU]}))
+
+    profile.__init__ = of_the_host  # type: ignore[method-assign]
+
+
+@fault("models/five_steps/*/SGD")
+def a_step_that_is_lost() -> None:
+    original: Any = torch.optim.SGD.step
+    calls = iter(range(1 << 30))
+
+    def step(optimizer: Any, *args: Any) -> Any:
+        on_device = optimizer.param_groups[0]["params"][0].device.type == DEVICE
+        return None if on_device and next(calls) == 3 else original(optimizer, *args)
+
+    torch.optim.SGD.step = step  # type: ignore[method-assign]
+
+
+@fault("distributed/reduces/all_reduce/float32/sum")
+def a_rank_that_is_left_out() -> None:
+    import torch.distributed as dist
+
+    original = dist.all_reduce
+
+    def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if dist.get_rank() == 0:
+            tensor.zero_()
+        return original(tensor, *args, **kwargs)
+
+    dist.all_reduce = all_reduce
+
+
 # Tests that look away -------------------------------------------------------------------------------------------------
 
 
@@ -473,4 +617,4 @@ def a_hang() -> None:
 
 
 if planted := os.environ.get("CONFORMANCE_FAULT"):
-    FAULTS[planted][1]()
+    FAULTS[planted].plant()

@@ -45,6 +45,8 @@ c10::DispatchKey dispatch_key_of(c10::DeviceType type, DoorLibrary::Key key) {
       return is_mtia ? c10::DispatchKey::AutogradMTIA : c10::DispatchKey::AutogradPrivateUse1;
     case DoorLibrary::Key::kAutocast:
       return c10::DispatchKey::AutocastPrivateUse1;
+    case DoorLibrary::Key::kNested:
+      return c10::DispatchKey::NestedTensorPrivateUse1;
     case DoorLibrary::Key::kBackend:
     case DoorLibrary::Key::kHostView:
     case DoorLibrary::Key::kNoHostView:
@@ -57,6 +59,7 @@ c10::DispatchKey dispatch_key_of(c10::DeviceType type, DoorLibrary::Key key) {
 bool applies(c10::DeviceType type, DoorLibrary::Key key, bool has_host_view) {
   switch (key) {
     case DoorLibrary::Key::kAutocast:
+    case DoorLibrary::Key::kNested:
       return type != c10::DeviceType::MTIA;
     case DoorLibrary::Key::kHostView:
       return has_host_view;

@@ -56,11 +56,12 @@ class DoorPart {
 };
 
 // The same for kernels: the counterpart of TORCH_LIBRARY_IMPL, with the key that belongs to the door. PyTorch itself
-// has the kernels of autocast for mtia. kHostView and kNoHostView are the backend's too, for kernels that only a driver
-// with a host view can serve, and for those that stand in for them: one of the two is registered.
+// has the kernels of autocast for mtia, and lets it have no nested tensors of the strided layout (kNested). kHostView
+// and kNoHostView are the backend's too, for kernels that only a driver with a host view can serve, and for those that
+// stand in for them: one of the two is registered.
 class DoorLibrary {
  public:
-  enum class Key { kBackend, kAutograd, kAutocast, kSparse, kHostView, kNoHostView };
+  enum class Key { kBackend, kAutograd, kAutocast, kSparse, kNested, kHostView, kNoHostView };
   using Function = void (*)(torch::Library& library);
   DoorLibrary(const char* name_space, Key key, Function define);
 };

@@ -33,7 +33,8 @@ void MTIAGuardImpl::setDevice(c10::Device device) const {
   set_device(device.index());
 }
 
-c10::DeviceCapability MTIAGuardImpl::getDeviceCapability(c10::Device /*device*/) const {
+c10::DeviceCapability MTIAGuardImpl::getDeviceCapability(c10::Device device) const {
+  if (device.has_index()) check_device_index(device.index());
   c10::DeviceCapability supported;
   supported.capability_data.capability_bits = 0;
 #define ADD_IF_SUPPORTED(_1, name) \

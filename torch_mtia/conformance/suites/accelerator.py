@@ -116,7 +116,9 @@ def test_how_a_device_is_named(device: torch.device, name: str) -> None:
         function("cpu")
 
 
-@pytest.mark.parametrize("name", ["synchronize", "current_stream", "get_memory_info", "memory_stats"])
+@pytest.mark.parametrize(
+    "name", ["synchronize", "current_stream", "get_device_capability", "get_memory_info", "memory_stats"]
+)
 def test_a_device_that_is_not_there_is_refused(device: torch.device, name: str) -> None:
     with pytest.raises((RuntimeError, ValueError)):
         OF_A_DEVICE[name](acc.device_count())

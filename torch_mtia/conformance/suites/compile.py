@@ -1,12 +1,13 @@
-"""Every operator of PyTorch's database through torch.compile, forward and backward, against eager ones on the CPU."""
+"""Every operator of PyTorch's database through torch.compile, forward and backward, against eager ones on the CPU: with
+contiguous arguments, and with images whose channels are last."""
 
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
-from torch.testing._internal.opinfo.core import SampleInput
 
 from torch_mtia.conformance.database import (
     CPU,
@@ -15,7 +16,9 @@ from torch_mtia.conformance.database import (
     assert_alike,
     assert_same,
     assert_same_or_random,
+    channels_last,
     each_sample,
+    has_images,
     is_undefined,
     moved,
     on_cpu,
@@ -29,23 +32,34 @@ MOST_SAMPLES = 2
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}  # a decomposition rounds otherwise than the operator that it stands for
 
 
+def check_compiled(device: torch.device, case: Case, arguments: Any) -> None:
+    here, there = (moved(arguments, where) for where in (CPU, device))
+    expected = on_cpu(lambda: forward_and_backward(case, here))
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda given: forward_and_backward(case, given, seed=False), dynamic=False)
+    actual = compiled(there)
+    if is_undefined(case):
+        assert_alike(actual, expected, device)
+        return
+    again = lambda: forward_and_backward(case, moved(arguments, CPU))  # noqa: E731
+    bitwise = case.dtype.is_floating_point and case.dtype.itemsize == 1
+    assert_same_or_random(actual, expected, device, {} if bitwise else TOLERANCE, again)
+
+
 @preferred_cases()
 def test_operators(device: torch.device, case: Case) -> None:
-    def check(sample: SampleInput) -> None:
-        here, there = (moved(arguments_of(sample), where) for where in (CPU, device))
-        expected = on_cpu(lambda: forward_and_backward(case, here))
-        torch._dynamo.reset()
-        compiled = torch.compile(lambda arguments: forward_and_backward(case, arguments, seed=False), dynamic=False)
-        actual = compiled(there)
-        if is_undefined(case):
-            assert_alike(actual, expected, device)
-            return
-        again = lambda: forward_and_backward(case, moved(arguments_of(sample), CPU))  # noqa: E731
-        bitwise = case.dtype.is_floating_point and case.dtype.itemsize == 1
-        tolerance = {} if bitwise else TOLERANCE
-        assert_same_or_random(actual, expected, device, tolerance, again)
+    samples = islice(case.samples(requires_grad=case.differentiable), MOST_SAMPLES)
+    each_sample(samples, lambda sample: check_compiled(device, case, arguments_of(sample)))
 
-    each_sample(islice(case.samples(requires_grad=case.differentiable), MOST_SAMPLES), check)
+
+@preferred_cases()
+def test_channels_last(device: torch.device, case: Case) -> None:
+    images = [sample for sample in case.samples(requires_grad=case.differentiable) if has_images(sample)]
+    if not images:
+        pytest.skip("no sample to compare; no images or volumes are among the arguments")
+    each_sample(
+        iter(images[:MOST_SAMPLES]), lambda sample: check_compiled(device, case, channels_last(arguments_of(sample)))
+    )
 
 
 MODELS = {
