@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 from torch_mtia.conformance.database import (
     CPU,
