@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -235,20 +236,21 @@ def test_tensors_on_the_cpu_do_not_mix(device: torch.device) -> None:
 # Processes -----------------------------------------------------------------------------------------------------------
 
 
-def _uses_device(name: str, answers: Any) -> None:
+def _uses_device(registers: Callable[[], None], name: str, answers: Any) -> None:
     try:
+        registers()
         answers.put(torch.ones(2, device=name).sum().item())
     except RuntimeError as error:
         answers.put(str(error))
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_another_process(device: torch.device, method: str) -> None:
+def test_another_process(device: torch.device, registers: Callable[[], None], method: str) -> None:
     """A new process uses the device; a forked one, whose parent has used it, gets an error that says to spawn."""
     torch.ones(1, device=device)
     context: Any = multiprocessing.get_context(method)
     answers = context.Queue()
-    process = context.Process(target=_uses_device, args=(str(device), answers))
+    process = context.Process(target=_uses_device, args=(registers, str(device), answers))
     process.start()
     answer = answers.get(timeout=60)
     process.join()
