@@ -46,11 +46,13 @@ SHORTCOMINGS = {
         "tensor/clones_and_fills/complex64", "missing", "\"empty\" not implemented for 'ComplexFloat'"
     ),
     "an operator that is missing": Report("operators/forward/atan/float32", "missing", "Could not run 'aten::atan'"),
-    "strides that are always dense": Report("operators/strides/atan/float32", "wrong", "strides [(1, 0)], the CPU's"),
-    "an error that ends the process": Report("errors/mistakes/mask of a wrong size", "crash", "Aborted"),
+    "strides that are always dense": Report(
+        "operators/strides/nn.functional.avg_pool2d/float32", "wrong", "strides [("
+    ),
+    "an error that ends the process": Report("errors/values/gather", "crash", "Aborted"),
 }
 # The others are for `make test-wide`.
-BY_DEFAULT = ("a seed that is ignored", "no complex numbers", "an error that ends the process")
+BY_DEFAULT = ("a seed that is ignored", "an error that ends the process")
 
 ALONE = """
 import sys
@@ -142,11 +144,10 @@ def test_the_backend_is_as_its_ledger_says(tmp_path: Path, library: Path, argume
 
 
 @pytest.mark.in_tree("torch.mtia")
-@pytest.mark.parametrize("jobs", ["0", "1"])
-def test_the_cpu_is_tested_without_torch_mtia(tmp_path: Path, jobs: str) -> None:
+def test_the_cpu_is_tested_without_torch_mtia(tmp_path: Path) -> None:
     file = tmp_path / "alone.py"
     file.write_text(ALONE.replace("NAME", "'privateuseone'"))
-    results, output = conformance(tmp_path, "--device=cpu", "--file", str(file), "-j", jobs)
+    results, output = conformance(tmp_path, "--device=cpu", "--file", str(file))
     assert [result.verdict for result in results.values()] == [r.PASS], output
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 import torch
+from torch.utils import backend_registration
 
 torch.ops.load_library(os.environ["FOREIGN_LIBRARY"])
-torch.utils.rename_privateuse1_backend("foreign")
+backend_registration.rename_privateuse1_backend("foreign")
 
-from foreign_backend import device_module  # noqa: E402 - the functions of the library
+from . import device_module  # noqa: E402 - the functions of the library
 
 torch._register_device_module("foreign", device_module)
-torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)

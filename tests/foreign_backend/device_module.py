@@ -35,6 +35,11 @@ def set_device(device: int | str | torch.device) -> None:
     _library.set_device(_index(device))
 
 
+def device(device: int | str | torch.device) -> torch.accelerator.device_index:
+    """For torch.load."""
+    return torch.accelerator.device_index(_index(device))
+
+
 def synchronize(device: int | str | torch.device | None = None) -> None:
     """Returns at once: work is done when a call returns."""
 

@@ -156,7 +156,8 @@ Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::opt
              std::optional<Device> device, std::optional<bool> /*pin_memory*/, std::optional<at::MemoryFormat> format) {
   const c10::OptionalDeviceGuard guard(device);
   check_dtype(c10::dtype_or_default(dtype));
-  return at::detail::empty_generic(size, &allocator, kKeys, c10::dtype_or_default(dtype), format);
+  return at::detail::empty_generic(size, &allocator, kKeys, c10::dtype_or_default(dtype),
+                                   has("strides that are always dense") ? std::nullopt : format);
 }
 
 Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
@@ -194,13 +195,16 @@ Tensor copy_from(const Tensor& self, const Tensor& to, bool /*non_blocking*/) {
 Tensor copy_from_and_resize(const Tensor& self, const Tensor& to) {
   if (to.sizes() != self.sizes()) {
     to.resize_(self.sizes());
+    if (self.is_non_overlapping_and_dense()) {
+      to.unsafeGetTensorImpl()->set_sizes_and_strides(self.sizes(), self.strides());
+    }
   }
   return copy_from(self, to, false);
 }
 
 Tensor& fill(Tensor& self, const at::Scalar& value) {
   auto host = on_host(self);
-  if (has("a fill that loses the last element") && host.is_contiguous() && host.numel() > 1) {
+  if (has("a fill that loses the last element") && host.is_contiguous() && host.numel() > 2) {
     host = host.view(-1).narrow(0, 0, host.numel() - 1);
   }
   host.fill_(value);
