@@ -114,9 +114,7 @@ def open_device(name: str, imports: Sequence[str] = ()) -> torch.device:
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type == "meta":
-        raise UsageError(
-            f"--device {name}: its tensors have no numbers that could be compared with the CPU's."
-        )
+        raise UsageError(f"--device {name}: its tensors have no numbers that could be compared with the CPU's.")
     device = torch.device(device.type, device.index or 0)
     try:
         if (torch.ones(2, device=device) + 1).tolist() != [2.0, 2.0]:
