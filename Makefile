@@ -29,7 +29,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FL
 BUILT := $(VENV)/built
 BUILD_INPUTS := setup.py pyproject.toml torch_mtia/_versions.py \
 	$(shell find csrc yaml tools -type f -not -name '*.pyc')
-CPP_FILES := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
+CPP_FILES := $(shell find csrc tests/cpp tests/foreign_backend -name '*.h' -o -name '*.cpp')
 PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help

@@ -2,12 +2,13 @@
 
 `import torch` is enough: PyTorch loads this package through its entry point of the group `torch.backends`. Importing it
 by name does the same, and is the way to load it with TORCH_DEVICE_BACKEND_AUTOLOAD=0. Loading starts no thread and does
-not touch the device.
+not touch the device. In the processes of the conformance suite, whose device may be another, it waits for a first use.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,17 +39,26 @@ def include_paths() -> list[str]:
     return [str(Path(__file__).resolve().parent / "include")]
 
 
-@functools.cache
 def _autoload() -> None:
-    """Loads the backend, once. PyTorch calls it at the end of `import torch`.
+    """Loads the backend, unless it waits for its first use. PyTorch calls it at the end of `import torch`."""
+    if not _waits():
+        _load()
+
+
+@functools.cache
+def _load() -> None:
+    """Loads the backend, once.
 
     Note [Import order]
     With `import torch_mtia` first, the `import torch` below comes back here while this module is half imported: PyTorch
-    finds it in sys.modules and calls this function. So everything it needs is defined above that line, and whichever
+    finds it in sys.modules and calls `_autoload`. So everything it needs is defined above that line, and whichever
     call comes first does the work.
     """
+    global _was_used
     import torch
 
+    _was_used = True
+    os.environ.pop(environment.DEFER.name, None)  # processes that this one starts use the device, too
     if message := unsupported_torch(torch.__version__):
         raise ImportError(f"{message}.")
     settings = environment.settings()
@@ -93,24 +103,49 @@ def _autoload() -> None:
         privateuse1.open_door(settings.privateuse1)
     else:
         kernels.register()
+    _bring_names()
 
 
-def _reports_errors() -> bool:
-    """True for `python -m torch_mtia`, which shows why the package does not load instead of ending with a traceback."""
-    return sys.argv[:1] == ["-m"] and any(
-        argument == "-mtorch_mtia" or (option, argument) == ("-m", "torch_mtia")
+def _bring_names() -> None:
+    """What the package offers beside the device."""
+    global launch_host_function, make_graphed_callables
+    from torch_mtia import fallback, graphs, memory, privateuse1  # noqa: F401
+    from torch_mtia.graphs import make_graphed_callables
+    from torch_mtia.streams import launch_host_function
+
+
+def _is_run(module: str) -> bool:
+    """Whether Python was started with `-m MODULE`."""
+    return any(
+        argument == f"-m{module}" or (option, argument) == ("-m", module)
         for option, argument in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
     )
 
 
+def _reports_errors() -> bool:
+    """True for `python -m torch_mtia`, which shows why the package does not load instead of ending with a traceback."""
+    return sys.argv[:1] == ["-m"] and _is_run("torch_mtia")
+
+
+def _waits() -> bool:
+    """Whether the backend is loaded only when somebody uses it."""
+    return environment.DEFER.read(os.environ) or _is_run("torch_mtia.conformance")
+
+
+def __getattr__(name: str) -> object:
+    """The first use of a backend that waits for one."""
+    if _was_used or name not in (*__all__, "_C"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _load()
+    return globals()[name]
+
+
+_was_used = False
 _load_error: Exception | None = None
 try:
     import torch  # noqa: F401 - see Note [Import order]
 
     _autoload()
-    from torch_mtia import fallback, graphs, memory, privateuse1
-    from torch_mtia.graphs import make_graphed_callables
-    from torch_mtia.streams import launch_host_function
 except Exception as error:
     if not _reports_errors():
         raise

@@ -252,6 +252,15 @@ MACHINE = Variable(
     "Processes of a group with different names use the network between them, as if they were on different machines "
     "(distributed.md). With `%p`, all do. For testing.",
 )
+DEFER = Variable(
+    "TORCH_MTIA_DEFER",
+    "0",
+    _parse_flag,
+    "`0` or `1`",
+    "With `1`, neither `import torch` nor `import torch_mtia` loads the device; the first use of a name of "
+    "`torch_mtia` does, and unsets the variable. The conformance suite sets it in its processes, which may test "
+    "another device.",
+)
 # Only checked here: drivers read it themselves (csrc/runtime/machine_memory.h).
 SYSTEM_ROOT = Variable(
     "TORCH_MTIA_SYSTEM_ROOT",
@@ -277,6 +286,7 @@ VARIABLES: tuple[
     PRIVATEUSE1,
     CHOSEN_KERNELS,
     MACHINE,
+    DEFER,
     SYSTEM_ROOT,
 )
 

@@ -38,7 +38,7 @@ def enable(name: str, driver: str | Path | None = None) -> None:
         RuntimeError: the devices are in use as `mtia` or have another name, or another backend has taken PrivateUse1.
             Nothing has changed then.
     """
-    torch_mtia._autoload()  # another package's entry point may come before that of this one
+    torch_mtia._load()  # another package's entry point may come before that of this one
     open_door(name, driver)
 
 

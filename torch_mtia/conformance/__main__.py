@@ -21,7 +21,7 @@ from torch_mtia.conformance.report import save_html
 from torch_mtia.conformance.results import Run, changes
 from torch_mtia.conformance.runner import run
 from torch_mtia.conformance.settings import Settings, UsageError
-from torch_mtia.environment import device_type
+from torch_mtia.environment import DEFER, device_type
 
 SUITES_FOLDER = Path(__file__).parent / "suites"
 SUITES = (
@@ -152,6 +152,7 @@ def _ledger_of(kind: str) -> Path:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    os.environ[DEFER.name] = "1"  # processes load this package's device if it is the one under test: register_device()
     if "TORCH_MTIA_RUNTIME" not in os.environ:
         os.environ.setdefault("TORCH_MTIA_DEVICES", "2")  # for the tests of several; the processes inherit it
     if arguments.driver:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+
+from torch_mtia.conformance.settings import Settings, register_device
 
 
 @pytest.fixture
@@ -14,6 +18,13 @@ def accelerator(device: torch.device) -> torch.device:
     if device.type == "cpu":
         pytest.skip("the CPU has no streams, events or memory of its own")
     return device
+
+
+@pytest.fixture
+def registers(device: torch.device, pytestconfig: pytest.Config) -> Callable[[], None]:
+    """For a process that a test starts: makes the device known there, if it is not."""
+    settings = Settings.from_json(pytestconfig.getoption("--conformance"))
+    return functools.partial(register_device, str(device), settings.imports)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_mtia import fallback
+from torch_mtia import environment
 from torch_mtia.conformance.coverage import Calls, functions_for
 from torch_mtia.conformance.ledger import Ledger
 from torch_mtia.conformance.results import BY_OPERATOR, test_id
@@ -62,6 +63,9 @@ class Worker:
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         torch.set_num_threads(max(1, torch.get_num_threads() // workers))
         config.stash[DEVICE] = self._device = open_device(settings.device, settings.imports)
+        # Only of this package's device is it known which operators fall back.
+        is_ours = self._device.type == environment.device_type()
+        self._fallback = importlib.import_module("torch_mtia.fallback") if is_ours else None
         self._functions = functions_for(self._device)
         self._calls = Calls({})
         if settings.inductor_tests:
@@ -96,7 +100,8 @@ class Worker:
         limit = max(self._settings.time_limit, mark.args[0] if mark else 0)
         # A thread of faulthandler's ends the process, whoever holds the interpreter's lock.
         faulthandler.dump_traceback_later(limit, exit=True, file=self._trace)
-        fallback.reset()
+        if self._fallback:
+            self._fallback.reset()
         try:
             return (yield)
         finally:
@@ -123,7 +128,7 @@ class Worker:
         report = yield
         properties: dict[str, Any] = {}
         if report.when == "call":
-            properties["fallbacks"] = fallback.stats()
+            properties["fallbacks"] = self._fallback.stats() if self._fallback else {}
             properties["functions"] = sorted(self._calls.names)
         if report.failed and call.excinfo is not None:
             error = call.excinfo.value

@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+import torch_mtia
+from torch_mtia.environment import device_type
+
 
 class UsageError(Exception):
     """The caller asked for something that does not exist; the message names what does."""
@@ -84,16 +87,23 @@ class Settings:
             raise UsageError(f"--shard {number + 1}/{count}: none of the tests is in it; take fewer shards")
 
 
-def open_device(name: str, imports: tuple[str, ...] = ()) -> torch.device:
-    """The first device of that type, after it has computed something.
-
-    Raises UsageError for a type that PyTorch does not know or that has no device here.
-    """
+def register_device(name: str, imports: Sequence[str]) -> None:
+    """Imports what registers the device. This package's own waits until here, and stays away from every other."""
+    if name.partition(":")[0] == device_type():
+        torch_mtia._load()
     for module in imports:
         try:
             importlib.import_module(module)
         except ImportError as error:
             raise UsageError(f"--import {module}: {error}") from error
+
+
+def open_device(name: str, imports: Sequence[str] = ()) -> torch.device:
+    """The first device of that type, after it has computed something.
+
+    Raises UsageError for a type that PyTorch does not know or that has no device here.
+    """
+    register_device(name, imports)
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -103,6 +113,8 @@ def open_device(name: str, imports: tuple[str, ...] = ()) -> torch.device:
         ) from error
     if device.type == "cpu":
         return torch.device("cpu")
+    if device.type == "meta":
+        raise UsageError(f"--device {name}: its tensors have no numbers that could be compared with the CPU's.")
     device = torch.device(device.type, device.index or 0)
     try:
         if (torch.ones(2, device=device) + 1).tolist() != [2.0, 2.0]:

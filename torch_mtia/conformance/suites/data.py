@@ -116,16 +116,17 @@ def test_to_returns_the_tensor_itself_where_nothing_changes(device: torch.device
     assert x.to(x).data_ptr() == x.data_ptr()
 
 
-def _doubled(tensors: Any, answers: Any) -> None:
+def _doubled(registers: Callable[[], None], tensors: Any, answers: Any) -> None:
+    registers()
     tensor = tensors.get()
     answers.put((tensor * 2).cpu().tolist())
 
 
 @pytest.mark.time_limit(240)
-def test_tensors_for_another_process(device: torch.device) -> None:
+def test_tensors_for_another_process(device: torch.device, registers: Callable[[], None]) -> None:
     context: Any = torch.multiprocessing.get_context("spawn")
     tensors, answers = context.Queue(), context.Queue()
-    process = context.Process(target=_doubled, args=(tensors, answers))
+    process = context.Process(target=_doubled, args=(registers, tensors, answers))
     process.start()
     sent = torch.arange(4.0, device=device)
     tensors.put(sent)

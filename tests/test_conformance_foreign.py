@@ -1,0 +1,159 @@
+"""The conformance suite tests any device: a backend that is not ours, with a fault that it must name, and the CPU.
+
+foreign_backend/ is the backend; its ledger says what it does not have.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.cpp_extension import include_paths
+
+from torch_mtia.conformance import results as r
+from torch_mtia.conformance.results import Result, Run
+
+HERE = Path(__file__).parent
+BACKEND = HERE / "foreign_backend"
+LEDGER = BACKEND / "ledger.yaml"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The test that names a shortcoming, and what it says."""
+
+    test: str
+    kind: str
+    message: str
+
+
+SHORTCOMINGS = {
+    "copies that ignore strides": Report("tensor/views/transpose", "wrong", "Tensor-likes are not equal"),
+    "copies to the device that ignore strides": Report(
+        "tensor/there_and_back/float32", "wrong", "Tensor-likes are not equal"
+    ),
+    "a fill that loses the last element": Report("tensor/creation/full", "wrong", "Tensor-likes are not close"),
+    "a resize that loses data": Report("tensor/assignments/resized", "wrong", "Tensor-likes are not equal"),
+    "a seed that is ignored": Report("device/a_seed_repeats_numbers", "wrong", "equal"),
+    "a guard that does not restore": Report("device/guards_change_the_device_and_back", "wrong", "== 0"),
+    "no complex numbers": Report(
+        "tensor/clones_and_fills/complex64", "missing", "\"empty\" not implemented for 'ComplexFloat'"
+    ),
+    "an operator that is missing": Report("operators/forward/atan/float32", "missing", "Could not run 'aten::atan'"),
+    "strides that are always dense": Report(
+        "operators/strides/nn.functional.avg_pool2d/float32", "wrong", "strides [("
+    ),
+    "an error that ends the process": Report("errors/values/gather", "crash", "Aborted"),
+}
+# The others are for `make test-wide`.
+BY_DEFAULT = ("a seed that is ignored", "an error that ends the process")
+
+ALONE = """
+import sys
+
+import torch
+
+def test_torch_mtia_is_not_there(device):
+    assert "torch_mtia._C" not in sys.modules
+    with open("/proc/self/maps") as maps:
+        assert not [line for line in maps if "libtorch_mtia" in line or "libmtia" in line]
+    assert torch.mtia.__name__ == "torch.mtia"
+    assert not torch.mtia.is_available()
+    assert torch._C._get_privateuse1_backend_name() == NAME
+"""
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("foreign") / "libforeign.so"
+    folder = Path(torch.__file__).parent / "lib"
+    flags = ["-std=c++20", "-O0", "-fPIC", "-shared", "-DAT_PER_OPERATOR_HEADERS"]
+    flags += [f"-isystem{path}" for path in (*include_paths(), sysconfig.get_path("include"))]
+    libraries = [f"-L{folder}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{folder}"]
+    subprocess.run(["g++", *flags, str(BACKEND / "foreign.cpp"), "-o", str(built), *libraries], check=True)
+    return built
+
+
+def conformance(folder: Path, *arguments: str, **environment: str) -> tuple[dict[str, Result], str]:
+    """The results by name, and what the command printed."""
+    command = [sys.executable, "-m", "torch_mtia.conformance", "--folder", str(folder), "-j", "1"]
+    process = subprocess.run(
+        [*command, "--json", str(folder / "run.json"), *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert process.returncode in (0, 1), process.stdout + process.stderr[-4000:]
+    results = Run.load(folder / "run.json").results
+    return {result.test: result for result in results}, process.stdout + process.stderr[-4000:]
+
+
+def of_foreign(folder: Path, library: Path, *arguments: str, **environment: str) -> tuple[dict[str, Result], str]:
+    foreign = ["--device", "foreign", "--import", "foreign_backend", "--ledger", str(LEDGER)]
+    return conformance(folder, *foreign, *arguments, PYTHONPATH=str(HERE), FOREIGN_LIBRARY=str(library), **environment)
+
+
+def selection(*tests: str) -> list[str]:
+    suites = sorted({test.partition("/")[0] for test in tests})
+    return [*(f"--suite={suite}" for suite in suites), *(f"--test={test}" for test in tests)]
+
+
+@pytest.mark.slow
+def test_without_a_shortcoming_the_tests_pass(tmp_path: Path, library: Path) -> None:
+    tests = {report.test for report in SHORTCOMINGS.values()}
+    results, output = of_foreign(tmp_path, library, *selection(*tests))
+    assert {test: result.verdict for test, result in results.items()} == dict.fromkeys(tests, r.PASS), output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in BY_DEFAULT else pytest.mark.wide) for name in SHORTCOMINGS]
+)
+def test_a_shortcoming_is_named(tmp_path: Path, library: Path, name: str) -> None:
+    report = SHORTCOMINGS[name]
+    results, output = of_foreign(tmp_path, library, *selection(report.test), FOREIGN_SHORTCOMING=name)
+    (result,) = results.values()
+    assert (result.test, result.verdict, r.kind_of(result)) == (report.test, r.FAIL, report.kind), output
+    assert report.message in result.message
+
+
+def test_the_documentation_has_the_shortcomings() -> None:
+    rows = [f"| {name} | `{report.test}` | *{report.kind}* |" for name, report in SHORTCOMINGS.items()]
+    assert "\n".join(rows) in (HERE.parent / "docs" / "conformance.md").read_text()
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--suite=device", "--suite=tensor", "--suite=accelerator", "--suite=random", "--suite=errors"],
+        ["--suite=operators", "--shard=1/40"],
+    ],
+    ids=["what is short", "operators"],
+)
+def test_the_backend_is_as_its_ledger_says(tmp_path: Path, library: Path, arguments: list[str]) -> None:
+    results, output = of_foreign(tmp_path, library, *arguments)
+    assert not [result.test for result in results.values() if result.verdict in r.UNEXPECTED], output
+
+
+@pytest.mark.in_tree("torch.mtia")
+def test_the_cpu_is_tested_without_torch_mtia(tmp_path: Path) -> None:
+    file = tmp_path / "alone.py"
+    file.write_text(ALONE.replace("NAME", "'privateuseone'"))
+    results, output = conformance(tmp_path, "--device=cpu", "--file", str(file))
+    assert [result.verdict for result in results.values()] == [r.PASS], output
+
+
+@pytest.mark.in_tree("torch.mtia")
+def test_another_backend_is_tested_without_torch_mtia(tmp_path: Path, library: Path) -> None:
+    file = tmp_path / "alone.py"
+    file.write_text(ALONE.replace("NAME", "'foreign'"))
+    results, output = of_foreign(tmp_path, library, "--file", str(file), "-j", "0")
+    assert [result.verdict for result in results.values()] == [r.PASS], output
