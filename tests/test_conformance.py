@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -133,6 +134,18 @@ def test_each_way_to_fail_is_told_apart(toy_run: tuple[Conformance, int, str]) -
     assert "test_hangs" in results["toy/hangs"].detail
     assert results["toy/does_not_apply"].verdict == r.FAIL
     assert "FAIL toy/does_not_apply: skips, which no entry of the ledger foresees: for a reason" in toy_run[2]
+
+
+def test_a_run_says_how_to_repeat_one_test(toy_run: tuple[Conformance, int, str]) -> None:
+    made, _, _ = toy_run
+    command = shlex.split(Run.load(made.folder / "run.json").repeat.format(suite="toy", test="toy/is_wrong"))
+    assert command[0] == "python"
+    repeated = subprocess.run(
+        [sys.executable, *command[1:], "--json", "repeated.json"], cwd=made.folder, capture_output=True, timeout=300
+    )
+    assert repeated.returncode == 1
+    (result,) = Run.load(made.folder / "repeated.json").results
+    assert (result.test, result.kind) == ("toy/is_wrong", "wrong")
 
 
 def test_junit(toy_run: tuple[Conformance, int, str]) -> None:
@@ -557,7 +570,9 @@ def page(tmp_path: Path) -> Path:
     message = "AssertionError: </script><b>not close"
     tests.append(Result("operators/errors/op3", r.FAILED, kind="wrong", message=message, verdict=r.FAIL))
     run = Run({"device": "mtia:0", "time": "today", "command": "a command"}, tests)
-    old = [*tests[:-1], Result("operators/errors/op3", r.PASSED, verdict=r.PASS)]
+    run.repeat = "a command --suite {suite} --test {test}"
+    old = [Result(tests[0].test, r.CRASHED, verdict=r.FAIL), *tests[1:-1]]
+    old.append(Result("operators/errors/op3", r.PASSED, verdict=r.PASS))
     save_html(run, tmp_path / "page.html", dataclasses.replace(run, results=old))
     return tmp_path / "page.html"
 
@@ -591,6 +606,7 @@ in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium:
         ("verdict=&name=op69/", 30),
         ("verdict=pass&name=op3/", 30),
         ("verdict=&change=worse", 1),
+        ("verdict=&change=better", 1),
     ],
 )
 def test_the_page_filters(page: Path, filters: str, count: int) -> None:
@@ -600,10 +616,12 @@ def test_the_page_filters(page: Path, filters: str, count: int) -> None:
 
 @in_chromium
 def test_the_page_shows_all_in_a_browser(page: Path, tmp_path: Path) -> None:
-    shown = page_in_chromium(page.as_uri(), "--dump-dom", "--virtual-time-budget=5000")
+    address = f"{page.as_uri()}#test=operators/errors/op3"
+    shown = page_in_chromium(address, "--dump-dom", "--virtual-time-budget=5000")
     assert 'data-ready="yes"' in shown
     assert shown.count('data-operator="op') == 1
-    assert "worse: 1" in shown
+    assert 0 < shown.index("worse: 1") < shown.index("better: 1")
+    assert "a command --suite operators --test operators/errors/op3" in shown
     whole = page_in_chromium(f"{page.as_uri()}#verdict=", "--dump-dom", "--virtual-time-budget=5000")
     assert whole.count('data-operator="op') == 700 * 5 + 1
     assert "&lt;/script&gt;&lt;b&gt;not close" in shown

@@ -123,6 +123,17 @@ def environment(probed: dict[str, str]) -> dict[str, str]:
     }
 
 
+def repeat(arguments: argparse.Namespace) -> str:
+    """The command for one test of this run: Run.repeat."""
+    command = ["python", "-m", "torch_mtia.conformance"]
+    command += ["--driver", str(arguments.driver)] if arguments.driver else ["--device", arguments.device]
+    command += [word for module in arguments.imports for word in ("--import", module)]
+    command += ["--ledger", str(arguments.ledger)] if arguments.ledger else []
+    command += [word for file in arguments.file for word in ("--file", str(file))]
+    of_suite = "" if arguments.driver or arguments.file else "--suite {suite} "
+    return f"{shlex.join(command)} {of_suite}--test {{test}} -j 0"
+
+
 def summary(made: Run) -> str:
     """One line for each suite."""
     columns = (r.PASS, r.XFAIL, r.SKIP, r.NOT_APPLICABLE, r.FAIL, r.XPASS)
@@ -172,7 +183,8 @@ def _run(arguments: argparse.Namespace) -> int:
         inductor_tests=any(file.parent.name == "inductor" for file in arguments.file),
     )
     tests, complete = run(settings, chosen, arguments.jobs, ledger, resume=arguments.resume)
-    made = Run(environment(probed), tests, complete, arguments.shard, probed["functions"].split())
+    functions = probed["functions"].split()
+    made = Run(environment(probed), tests, complete, arguments.shard, functions, repeat(arguments))
     if arguments.update:
         proposal = ledger.proposal(tests)
         target = Path(settings.folder) / "ledger.yaml"
