@@ -404,6 +404,13 @@ def test_a_ledger_foresees_one_way_to_fail(tmp_path: Path, result: Result, verdi
     assert judged(ledger, result)[0].verdict == verdict
 
 
+def test_a_pattern_of_tests_that_may_skip_says_nothing_of_those_that_fail(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path, "{tests: [a/b, a/*], outcome: inapplicable, message: not here, reason: x}")
+    by_name, by_pattern = judged(ledger, Result("a/b", r.FAILED), Result("a/c", r.FAILED))
+    assert by_name.reason == "the ledger expects another outcome: inapplicable, 'not here'"
+    assert (by_pattern.verdict, by_pattern.reason) == (r.FAIL, "")
+
+
 def test_a_proposal_says_which_part_of_a_pattern_passes(tmp_path: Path) -> None:
     ledger = ledger_of(tmp_path, "{tests: a/b/*, outcome: xfail, kind: error, reason: x}")
     results = judged(ledger, Result("a/b/1", r.PASSED), Result("a/b/2", r.FAILED, kind="error"))
