@@ -103,7 +103,7 @@ class Conformance:
 
     def run(self, *arguments: str, ledger: str = "") -> tuple[int, str]:
         process = self.start(*arguments, ledger=ledger)
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=900)
         return process.returncode, output
 
     def results(self) -> dict[str, Result]:
@@ -140,7 +140,7 @@ def test_a_run_says_how_to_repeat_one_test(toy_run: tuple[Conformance, int, str]
     command = shlex.split(Run.load(made.folder / "run.json").repeat.format(suite="toy", test="toy/is_wrong"))
     assert command[0] == "python"
     repeated = subprocess.run(
-        [sys.executable, *command[1:], "--json", "repeated.json"], cwd=made.folder, capture_output=True, timeout=300
+        [sys.executable, *command[1:], "--json", "repeated.json"], cwd=made.folder, capture_output=True, timeout=900
     )
     assert repeated.returncode == 1
     (result,) = Run.load(made.folder / "repeated.json").results

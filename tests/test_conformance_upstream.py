@@ -99,7 +99,7 @@ def checkout(folder: Path) -> Path:
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch_mtia.conformance", "--device", KIND, "--upstream", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
 
 
 @pytest.fixture(scope="module")
