@@ -34,7 +34,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-text test test-privateuse1 test-sanitized test-wide conformance build bench fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheel clean
+.PHONY: help demo demo-text test test-privateuse1 test-sanitized test-wide conformance build browser bench fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -61,7 +61,7 @@ test:
 	status=0; env -u TORCH -u MAKEFLAGS -u MAKEOVERRIDES $(MAKE) -C $(COPY) test PYTHON=$(PYTHON) || status=1; \
 	rm -rf $(COPY); exit $$status
 else
-test: $(BUILT) $(VENV)/test  ## run the C++ unit tests and the Python tests
+test: $(BUILT) $(VENV)/test browser  ## run the C++ unit tests and the Python tests
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run
 	$(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests
 endif
@@ -84,6 +84,18 @@ test-wide: $(BUILT) $(VENV)/test  ## run the sweeps that are too long for make t
 	$(BIN)/python -m pytest -n $(MAX_JOBS) -m wide tests
 
 build: $(BUILT)  ## install the package in .venv, editable
+
+# The tests of the conformance suite's page run in it; where it cannot be installed, they are skipped.
+BROWSERS := chromium chromium-headless-shell google-chrome
+
+browser:
+	@for name in $(BROWSERS); do if command -v $$name >/dev/null; then exit 0; fi; done; \
+	install="apt-get -qq -y --no-install-recommends install chromium"; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	  echo "No browser: tests of the report are skipped. As root: $$install"; \
+	elif ! { apt-get -qq update && DEBIAN_FRONTEND=noninteractive $$install; } >/dev/null; then \
+	  echo "No browser: tests of the report are skipped, since chromium cannot be installed."; \
+	fi
 
 conformance: $(BUILT) $(VENV)/test  ## test all that PyTorch asks of a device: results and a page in build/conformance
 	$(BIN)/python -m torch_mtia.conformance --device mtia -j $(MAX_JOBS) --folder build/conformance \

@@ -202,7 +202,7 @@ setup(
     package_data={
         "torch_mtia": ["py.typed", "*.pyi", "include/**/*.h"],
         "torch_mtia.new_backend": ["package-template/**"],
-        "torch_mtia.conformance": ["*.html", "*.ini", "ledgers/*.yaml"],
+        "torch_mtia.conformance": ["*.html", "*.ini", "ledgers/*.yaml", "ledgers/upstream/*.yaml"],
     },
     ext_modules=[
         Extension(

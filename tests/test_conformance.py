@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_mtia import environment, torch_version
+from torch_mtia import torch_version
 from torch_mtia._versions import SUPPORTED_TORCH
 from torch_mtia.conformance import results as r
 from torch_mtia.conformance.coverage import Coverage, coverage
@@ -24,7 +25,6 @@ from torch_mtia.conformance.ledger import FOLDER, Ledger, LedgerError
 from torch_mtia.conformance.report import save_html
 from torch_mtia.conformance.results import Result, Run, changes, read_lines
 
-UPSTREAM = Path(__file__).parent / "upstream"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
 
 # What of the suites runs by default, each in one command.
@@ -103,7 +103,7 @@ class Conformance:
 
     def run(self, *arguments: str, ledger: str = "") -> tuple[int, str]:
         process = self.start(*arguments, ledger=ledger)
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=900)
         return process.returncode, output
 
     def results(self) -> dict[str, Result]:
@@ -133,6 +133,18 @@ def test_each_way_to_fail_is_told_apart(toy_run: tuple[Conformance, int, str]) -
     assert "test_hangs" in results["toy/hangs"].detail
     assert results["toy/does_not_apply"].verdict == r.FAIL
     assert "FAIL toy/does_not_apply: skips, which no entry of the ledger foresees: for a reason" in toy_run[2]
+
+
+def test_a_run_says_how_to_repeat_one_test(toy_run: tuple[Conformance, int, str]) -> None:
+    made, _, _ = toy_run
+    command = shlex.split(Run.load(made.folder / "run.json").repeat.format(suite="toy", test="toy/is_wrong"))
+    assert command[0] == "python"
+    repeated = subprocess.run(
+        [sys.executable, *command[1:], "--json", "repeated.json"], cwd=made.folder, capture_output=True, timeout=900
+    )
+    assert repeated.returncode == 1
+    (result,) = Run.load(made.folder / "repeated.json").results
+    assert (result.test, result.kind) == ("toy/is_wrong", "wrong")
 
 
 def test_junit(toy_run: tuple[Conformance, int, str]) -> None:
@@ -242,7 +254,7 @@ def test_shards_are_merged(conformance: Conformance) -> None:
         (["--file", "toy.py", "--test", "toy/passes", "--test", "toy/x*"], "--test toy/x*: there is no such test"),
         (["--file", "toy.py", "--test", "toy/passes", "--shard", "1/999"], "none of the tests is in it"),
         (["--file", "empty.py"], "there are no tests in the suites and files"),
-        (["--suite", "operator"], "there is no such suite. There are: device, tensor, operators"),
+        (["--suite", "operator"], "there is no such suite. There are: device, accelerator"),
         (["--file", "nothing.py"], "no such file"),
         (["--shard", "3/2"], "'3/2' is not K/N"),
         (["--import", "no_such_module"], "No module named 'no_such_module'"),
@@ -269,64 +281,10 @@ def test_a_slice_of_the_suites_is_as_the_ledger_says(tmp_path: Path, suites: tup
     assert process.returncode == 0, process.stdout + process.stderr[-4000:]
 
 
-# Upstream's own tests ------------------------------------------------------------------------------------------------
-
-GENERIC = """
-import torch
-from torch.testing._internal.common_device_type import dtypes, instantiate_device_type_tests, onlyCUDA, ops
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.common_utils import TestCase, run_tests
-
-class TestThings(TestCase):
-    @dtypes(torch.float32, torch.int64)
-    def test_sum(self, device, dtype):
-        self.assertEqual(torch.ones(3, device=device, dtype=dtype).sum(), 3)
-
-    @ops([info for info in op_db if info.name == "sin"], allowed_dtypes=(torch.float32,))
-    def test_samples(self, device, dtype, op):
-        for sample in op.sample_inputs(device, dtype):
-            self.assertEqual(op(sample.input).device.type, torch.device(device).type)
-
-    @onlyCUDA
-    def test_of_another_device(self, device):
-        raise AssertionError
-
-instantiate_device_type_tests(TestThings, globals())
-
-if __name__ == "__main__":
-    run_tests()
-"""
-
-
-def test_generic_tests_of_pytorch_run_on_the_device(tmp_path: Path) -> None:
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "test_things.py").write_text(GENERIC)
-    command = [sys.executable, str(UPSTREAM / "run.py"), str(tmp_path), "test_things", "-j", "1"]
-    process = subprocess.run(
-        [*command, "--folder", str(tmp_path / "runs")], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
-    tests = Run.load(tmp_path / "runs" / "test_things" / "results.json").results
-    kind = environment.device_type()
-    assert {test.test.rpartition("/")[2]: test.outcome for test in tests} == {
-        f"test_sum_{kind}_float32": r.PASSED,
-        f"test_sum_{kind}_int64": r.PASSED,
-        f"test_samples_sin_{kind}_float32": r.PASSED,
-        f"test_of_another_device_{kind}": r.SKIPPED,
-    }
-
-
-def test_a_checkout_that_is_not_there_is_explained(tmp_path: Path) -> None:
-    command = [sys.executable, str(UPSTREAM / "run.py"), str(tmp_path), "test_torch"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert process.returncode != 0
-    assert "test_torch: no such file" in process.stderr
-
-
 # The ledger ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_the_ledgers_of_the_package_are_valid(path: Path) -> None:
     assert Ledger(path).entries is not None
 
@@ -446,6 +404,13 @@ def test_a_ledger_foresees_one_way_to_fail(tmp_path: Path, result: Result, verdi
     assert judged(ledger, result)[0].verdict == verdict
 
 
+def test_a_pattern_of_tests_that_may_skip_says_nothing_of_those_that_fail(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path, "{tests: [a/b, a/*], outcome: inapplicable, message: not here, reason: x}")
+    by_name, by_pattern = judged(ledger, Result("a/b", r.FAILED), Result("a/c", r.FAILED))
+    assert by_name.reason == "the ledger expects another outcome: inapplicable, 'not here'"
+    assert (by_pattern.verdict, by_pattern.reason) == (r.FAIL, "")
+
+
 def test_a_proposal_says_which_part_of_a_pattern_passes(tmp_path: Path) -> None:
     ledger = ledger_of(tmp_path, "{tests: a/b/*, outcome: xfail, kind: error, reason: x}")
     results = judged(ledger, Result("a/b/1", r.PASSED), Result("a/b/2", r.FAILED, kind="error"))
@@ -557,7 +522,9 @@ def page(tmp_path: Path) -> Path:
     message = "AssertionError: </script><b>not close"
     tests.append(Result("operators/errors/op3", r.FAILED, kind="wrong", message=message, verdict=r.FAIL))
     run = Run({"device": "mtia:0", "time": "today", "command": "a command"}, tests)
-    old = [*tests[:-1], Result("operators/errors/op3", r.PASSED, verdict=r.PASS)]
+    run.repeat = "a command --suite {suite} --test {test}"
+    old = [Result(tests[0].test, r.CRASHED, verdict=r.FAIL), *tests[1:-1]]
+    old.append(Result("operators/errors/op3", r.PASSED, verdict=r.PASS))
     save_html(run, tmp_path / "page.html", dataclasses.replace(run, results=old))
     return tmp_path / "page.html"
 
@@ -591,6 +558,7 @@ in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium:
         ("verdict=&name=op69/", 30),
         ("verdict=pass&name=op3/", 30),
         ("verdict=&change=worse", 1),
+        ("verdict=&change=better", 1),
     ],
 )
 def test_the_page_filters(page: Path, filters: str, count: int) -> None:
@@ -600,10 +568,12 @@ def test_the_page_filters(page: Path, filters: str, count: int) -> None:
 
 @in_chromium
 def test_the_page_shows_all_in_a_browser(page: Path, tmp_path: Path) -> None:
-    shown = page_in_chromium(page.as_uri(), "--dump-dom", "--virtual-time-budget=5000")
+    address = f"{page.as_uri()}#test=operators/errors/op3"
+    shown = page_in_chromium(address, "--dump-dom", "--virtual-time-budget=5000")
     assert 'data-ready="yes"' in shown
     assert shown.count('data-operator="op') == 1
-    assert "worse: 1" in shown
+    assert 0 < shown.index("worse: 1") < shown.index("better: 1")
+    assert "a command --suite operators --test operators/errors/op3" in shown
     whole = page_in_chromium(f"{page.as_uri()}#verdict=", "--dump-dom", "--virtual-time-budget=5000")
     assert whole.count('data-operator="op') == 700 * 5 + 1
     assert "&lt;/script&gt;&lt;b&gt;not close" in shown

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import yaml
 
 from torch_mtia import new_backend
+from torch_mtia.conformance.__main__ import parser
 from torch_mtia.conformance.ledger import FOLDER, Ledger
 from torch_mtia.new_backend.__main__ import main
 from torch_mtia.registration import generate_registration
@@ -70,7 +73,7 @@ class TestTheGuide:
         package, _ = followed
         section = GUIDE.read_text().partition("## 2.")[0]
         named = re.findall(r"^\| `([^`]+)`", section, flags=re.MULTILINE)
-        assert len(named) == 7
+        assert len(named) == 9
         assert [name for name in named if not (package.parent / name).is_file()] == []
 
     def test_own_tests_pass(self, followed: tuple[Path, list[str]]) -> None:
@@ -114,6 +117,42 @@ def test_nothing_of_the_template_is_left(tmp_path: Path) -> None:
     for path in new_backend.write("acme", tmp_path / "acme"):
         assert "NAME" not in str(path.relative_to(tmp_path))
         assert "@NAME@" not in path.read_text()
+
+
+# What the services put into the commands, and the jobs' commands.
+WORDS = {
+    "${{ matrix.shard }}": "3",
+    "${{ strategy.job-total }}": "8",
+    "$CI_NODE_INDEX": "3",
+    "$CI_NODE_TOTAL": "8",
+}
+SERVICES = {
+    ".github/workflows/conformance.yml": lambda text: [
+        step["run"] for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"] if "run" in step
+    ],
+    ".gitlab-ci.yml": lambda text: [
+        command for job in yaml.safe_load(text).values() if "script" in job for command in job["script"]
+    ],
+}
+
+
+@pytest.mark.in_tree("acme, the name that is generated, is a device type then")
+@pytest.mark.parametrize("path", SERVICES)
+def test_commands_for_services_are_those_of_the_suite(path: str, tmp_path: Path) -> None:
+    written = new_backend.write("acme", tmp_path / "acme")
+    assert tmp_path / "acme" / path in written
+    commands = SERVICES[path]((tmp_path / "acme" / path).read_text())
+    assert "./ci.sh" in commands
+    for word, value in WORDS.items():
+        commands = [command.replace(word, value) for command in commands]
+    assert "$" not in "".join(commands)
+    start = ["python", "-m", "torch_mtia.conformance"]
+    lines = [shlex.split(command) for command in commands]
+    shard, merge = (parser().parse_args(line[3:]) for line in lines if line[:3] == start)
+    assert (shard.device, shard.shard, shard.ledger) == ("acme", (2, 8), Path("ledger.yaml"))
+    assert shard.json == Path("shard-3.json")
+    assert merge.merge == [Path("shard-*.json")]
+    assert (merge.junit, merge.report) == (Path("conformance.xml"), Path("conformance.html"))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from torch_mtia.conformance.report import save_html
 from torch_mtia.conformance.results import Run, changes
 from torch_mtia.conformance.runner import run
 from torch_mtia.conformance.settings import Settings, UsageError
+from torch_mtia.conformance.upstream_checkout import Checkout
+from torch_mtia.conformance.upstream_run import differences, run_files
 from torch_mtia.environment import DEFER, device_type
 
 SUITES_FOLDER = Path(__file__).parent / "suites"
@@ -55,6 +57,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shard", type=_shard, default=(0, 1), metavar="K/N", help="the K-th of N parts, K from 1")
     made.add_argument(
         "--file", action="append", default=[], type=Path, help="a test file of PyTorch's instead of suites"
+    )
+    made.add_argument(
+        "--upstream",
+        nargs="+",
+        metavar=("CHECKOUT", "FILE"),
+        help="a folder of PyTorch's or Triton's sources, whose test files run instead of suites; some, as test_torch",
     )
     made.add_argument("--ledger", type=Path, help="default: the one that the package has for the device")
     made.add_argument("--folder", type=Path, help="for the run's record; default: conformance-DEVICE")
@@ -123,9 +131,25 @@ def environment(probed: dict[str, str]) -> dict[str, str]:
     }
 
 
+def repeat(arguments: argparse.Namespace) -> str:
+    """The command for one test of this run: Run.repeat."""
+    command = ["python", "-m", "torch_mtia.conformance"]
+    command += ["--driver", str(arguments.driver)] if arguments.driver else ["--device", arguments.device]
+    command += [word for module in arguments.imports for word in ("--import", module)]
+    command += ["--ledger", str(arguments.ledger)] if arguments.ledger else []
+    command += [word for file in arguments.file for word in ("--file", str(file))]
+    where = "--suite {suite} "
+    if arguments.upstream:
+        where = f"--upstream {shlex.quote(arguments.upstream[0])} {{suite}} "
+    elif arguments.driver or arguments.file:
+        where = ""
+    return f"{shlex.join(command)} {where}--test {{test}} -j 0"
+
+
 def summary(made: Run) -> str:
     """One line for each suite."""
-    columns = (r.PASS, r.XFAIL, r.SKIP, r.NOT_APPLICABLE, r.FAIL, r.XPASS)
+    columns = [r.PASS, r.XFAIL, r.SKIP, r.NOT_APPLICABLE, r.FAIL, r.XPASS]
+    columns += [verdict for verdict in (r.FLAKY, r.ON_CPU) if any(result.verdict == verdict for result in made.results)]
     lines = [f"{'suite':<24}" + "".join(f"{column:>16}" for column in columns)]
     for suite, counts in made.verdicts().items():
         lines.append(f"{suite:<24}" + "".join(f"{counts[column]:>16}" for column in columns))
@@ -151,15 +175,26 @@ def _ledger_of(kind: str) -> Path:
     return FOLDER / "privateuse1.yaml" if kind == device_type() else path
 
 
+def _checkout(arguments: argparse.Namespace) -> Checkout | None:
+    if not arguments.upstream:
+        return None
+    if arguments.suite or arguments.file or arguments.driver:
+        raise UsageError("--upstream goes with none of --suite, --file and --driver: its files run instead")
+    return Checkout.at(Path(arguments.upstream[0]))
+
+
 def _run(arguments: argparse.Namespace) -> int:
     os.environ[DEFER.name] = "1"  # processes load this package's device if it is the one under test: register_device()
     if "TORCH_MTIA_RUNTIME" not in os.environ:
         os.environ.setdefault("TORCH_MTIA_DEVICES", "2")  # for the tests of several; the processes inherit it
+    checkout = _checkout(arguments)
     if arguments.driver:
         chosen, probed = driver_suite(arguments)
     else:
-        chosen, probed = files(arguments.suite, arguments.file), probe(arguments.device, arguments.imports)
-    ledger = Ledger(arguments.ledger or _ledger_of(probed["type"]))
+        chosen = checkout.files(arguments.upstream[1:]) if checkout else files(arguments.suite, arguments.file)
+        probed = probe(arguments.device, arguments.imports)
+    kind = probed["type"]
+    ledger = Ledger(arguments.ledger or (checkout.ledger(kind) if checkout else _ledger_of(kind)))
     old = Run.load(arguments.compare) if arguments.compare else None
     settings = Settings(
         device="cpu" if arguments.driver else probed["device"],
@@ -172,8 +207,15 @@ def _run(arguments: argparse.Namespace) -> int:
         tests=tuple(arguments.test),
         inductor_tests=any(file.parent.name == "inductor" for file in arguments.file),
     )
-    tests, complete = run(settings, chosen, arguments.jobs, ledger, resume=arguments.resume)
-    made = Run(environment(probed), tests, complete, arguments.shard, probed["functions"].split())
+    if checkout:
+        tests, complete = run_files(chosen, settings, arguments.jobs, ledger, resume=arguments.resume)
+        print(differences(tests))
+    else:
+        tests, complete = run(settings, chosen, arguments.jobs, ledger, resume=arguments.resume)
+    if complete:
+        settings.check()
+    described = environment(probed) | ({"tests": f"{checkout.kind.name} {checkout.version}"} if checkout else {})
+    made = Run(described, tests, complete, arguments.shard, probed["functions"].split(), repeat(arguments))
     if arguments.update:
         proposal = ledger.proposal(tests)
         target = Path(settings.folder) / "ledger.yaml"

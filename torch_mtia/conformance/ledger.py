@@ -169,9 +169,9 @@ class Ledger:
         entry = self.find(result.test)
         expected = entry.outcome if entry is not None else "pass"
         result.reason = entry.reason if entry is not None else ""
+        # Of a pattern, some may apply.
+        is_named = entry is not None and result.test in entry.patterns
         if result.outcome == r.PASSED:
-            # Of a pattern, some may apply.
-            is_named = entry is not None and result.test in entry.patterns
             is_unexpected = expected == "xfail" or (expected == "inapplicable" and is_named)
             result.verdict = r.XPASS if is_unexpected else r.PASS
         elif entry is not None and expected == "skip" and result.outcome == r.SKIPPED:
@@ -180,7 +180,9 @@ class Ledger:
             result.verdict = r.NOT_APPLICABLE if result.outcome == r.SKIPPED else r.XFAIL
         else:
             result.verdict = r.FAIL
-            if expected != "pass":
+            if expected == "inapplicable" and result.outcome != r.SKIPPED and not is_named:
+                result.reason = ""
+            elif expected != "pass":
                 result.reason = f"the ledger expects another outcome: {_expectation(entry)}"
 
     def proposal(self, results: Sequence[Result]) -> str:

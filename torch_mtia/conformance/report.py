@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ def page_data(run: Run, old: Run | None) -> dict[str, Any]:
         "environment": run.environment,
         "complete": run.complete,
         "tests": [_row(result) for result in run.results],
-        "details": {result.test: _details(result, run) for result in run.results if result.verdict != r.PASS},
+        "details": {result.test: _details(result) for result in run.results if result.verdict != r.PASS},
+        "repeat": run.repeat,
         "fallbacks": _fallbacks(run),
         "coverage": {what: dataclasses.asdict(each) for what, each in coverage(run.results, run.functions).items()},
         "changes": changes(old.results, run.results) if old is not None else None,
@@ -49,19 +49,12 @@ def _row(result: Result) -> list[Any]:
     return [result.test, status(result), result.verdict, round(result.seconds, 3), result.operator, result.dtype]
 
 
-def _details(result: Result, run: Run) -> dict[str, str]:
-    device = run.environment["device"].partition(":")[0]
-    command = f"python -m torch_mtia.conformance --device {device} --test {shlex.quote(result.test)} -j 0"
-    if result.suite.startswith("test_"):
-        command += f" --file {result.suite}.py"
-    else:
-        command += f" --suite {result.suite}"
+def _details(result: Result) -> dict[str, str]:
     fields = {
         "reason": result.reason,
         "message": result.message,
         "sample": result.sample,
         "detail": result.detail,
-        "command": command,
     }
     return {name: value for name, value in fields.items() if value}
 

@@ -27,13 +27,16 @@ MOST_CRASHES = 100_000  # of one run: all there are
 ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
+class CollectionError(UsageError):
+    """A file cannot be imported."""
+
+
 def run(
     settings: Settings, files: Sequence[Path], jobs: int, ledger: Ledger, *, resume: bool
 ) -> tuple[list[Result], bool]:
     """The results, those of earlier parts of a resumed run included, and whether the run came to its end.
 
-    Raises LedgerError if the ledger names tests that are not there, UsageError if a file cannot be collected or no test
-    is selected.
+    Raises LedgerError if the ledger names tests that are not there, CollectionError if a file cannot be imported.
     """
     Path(settings.folder).mkdir(parents=True, exist_ok=True)
     for leftover in Path(settings.folder).glob("*.trace"):
@@ -61,10 +64,7 @@ def run(
     if controller.ledger_error is not None:
         raise controller.ledger_error
     if controller.collection_errors:
-        raise UsageError("\n".join(controller.collection_errors))
-    if status in ENDED:
-        collected = settings.collection_file
-        settings.check(collected.read_text().splitlines() if collected.exists() else [])
+        raise CollectionError("\n".join(controller.collection_errors))
     recorded = {result.test: result for result in read_lines(settings.results_file)}
     for result in recorded.values():
         ledger.judge(result)

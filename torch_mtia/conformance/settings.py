@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import json
 import zlib
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -60,6 +59,10 @@ class Settings:
     def collection_file(self) -> Path:
         return Path(self.folder) / "collected.txt"
 
+    def collected(self) -> list[str]:
+        """The tests that there are, selected or not."""
+        return self.collection_file.read_text().splitlines() if self.collection_file.exists() else []
+
     @property
     def done_file(self) -> Path:
         """The tests that had a result when the run began: workers that start later choose the same."""
@@ -75,8 +78,9 @@ class Settings:
             return False
         return not self.tests or any(fnmatchcase(test, pattern) for pattern in self.tests)
 
-    def check(self, collected: Sequence[str]) -> None:
+    def check(self) -> None:
         """Raises UsageError if a pattern of `tests` names none of the tests there are, or if none is selected."""
+        collected = self.collected()
         if not collected:
             raise UsageError("there are no tests in the suites and files that were chosen")
         for pattern in self.tests:

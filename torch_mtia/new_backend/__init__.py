@@ -16,7 +16,12 @@ from torch_mtia import environment
 __all__ = ["check_name", "write"]
 
 TEMPLATE = Path(__file__).resolve().parent / "package-template"
-NAMES = {"gitignore": ".gitignore", "pyproject.toml.in": "pyproject.toml"}
+NAMES = {
+    "github": ".github",
+    "gitignore": ".gitignore",
+    "gitlab-ci.yml": ".gitlab-ci.yml",
+    "pyproject.toml.in": "pyproject.toml",
+}
 
 
 def check_name(name: str) -> None:
