@@ -41,7 +41,7 @@ struct CollectiveWork {
   std::function<void()> function;
   CollectiveOperands operands;
 
-  // What it reads and writes of the host's memory is ordered by its stream.
+  // An observer is told of the operands alone: what the function does to memory of the host, its stream has ordered.
   void operator()(const mtia_work_context& context) const {
     const core::RunningWork running(*static_cast<const core::Stream*>(context.stream_tag));
     function();
