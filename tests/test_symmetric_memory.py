@@ -81,6 +81,22 @@ def test_triton_kernels_read_it(ranks: Ranks) -> None:
     ranks.run(runs_a_kernel_over_peers)
 
 
+def leaves_it(_rank: int) -> None:
+    mine = symmetric(torch.zeros(64))
+    symmetric_memory.rendezvous(mine, world()).barrier()
+    out = torch.empty(64, device=mine.device)
+    add[(1,)](mine, out, out, SIZE=1 << 20)
+    with pytest.raises(RuntimeError, match="outside of live memory"):
+        torch.accelerator.synchronize()
+
+
+@pytest.mark.unwatched("the sanitizer reports it in place of the driver")
+def test_the_driver_knows_its_bounds() -> None:
+    with Ranks(RANKS, "mtia", environ=[{"TORCH_MTIA_CHECK_BOUNDS": "1"}] * RANKS) as checked:
+        checked.run(runs_a_kernel_over_peers)
+        checked.run(leaves_it)
+
+
 def reduces(rank: int, dtype: torch.dtype, count: int) -> None:
     parts = [
         torch.randint(0, 100, (count,), generator=torch.Generator().manual_seed(r)).to(dtype) for r in range(RANKS)

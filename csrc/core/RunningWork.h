@@ -1,5 +1,5 @@
-// The work that the calling thread is inside of, where that work may allocate and free device memory: fall backs and
-// host functions. No PyTorch.
+// The work that the calling thread is inside of, where that work is code of PyTorch's: fall backs, host functions and
+// collectives. No PyTorch.
 //
 // Running work never waits for streams: not for its own, because that would never end, and not for others, because they
 // may wait for this one. See Note [Memory of running work] in BlockAllocator.h.
@@ -11,7 +11,8 @@ namespace torch_mtia::core {
 
 class Stream;
 
-// For the duration of a scope the calling thread is inside an item of `stream`, and a window of it is open.
+// For the duration of a scope the calling thread is inside an item of `stream`. Of an item that may allocate device
+// memory a window is open; collectives allocate none.
 class RunningWork {
  public:
   // `host_function`: its number, of the observer (Observer.h). 0: it has none.

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "../runtime/mtia_runtime.h"
 
 namespace torch_mtia::core {
 
@@ -17,6 +20,9 @@ class SharedSegment {
   ~SharedSegment();
 
   uint64_t address() const { return address_; }
+
+  // All that there are, by address.
+  static std::vector<mtia_span> live_ranges();
 
  private:
   const int32_t device_;

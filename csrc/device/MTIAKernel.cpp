@@ -9,6 +9,7 @@
 
 #include "../core/DriverInfo.h"
 #include "../core/Observer.h"
+#include "../core/SharedSegment.h"
 #include "MTIACachingAllocator.h"
 
 namespace torch_mtia {
@@ -24,6 +25,16 @@ c10::DeviceIndex device_of_kernels(c10::DeviceIndex device) {
   TORCH_CHECK_NOT_IMPLEMENTED(driver.can(MTIA_CAPABILITY_KERNELS), "the driver '", driver.name,
                               "' does not load kernels (MTIA_CAPABILITY_KERNELS)");
   return device;
+}
+
+// What kernels of the device may touch, by address: tensors, and memory that processes share.
+std::vector<mtia_span> live_ranges_of(c10::DeviceIndex device) {
+  std::vector<mtia_span> ranges = MTIACachingAllocator::of(device).live_ranges();
+  const std::vector<mtia_span> shared = core::SharedSegment::live_ranges();
+  const auto middle = ranges.insert(ranges.end(), shared.begin(), shared.end());
+  std::inplace_merge(ranges.begin(), middle, ranges.end(),
+                     [](const mtia_span& a, const mtia_span& b) { return a.address < b.address; });
+  return ranges;
 }
 
 }  // namespace
@@ -44,7 +55,7 @@ void MTIAKernel::launch(const MTIAStream& stream, const std::array<int32_t, 3>& 
   launch.packed_arguments = packed_arguments;
   std::vector<mtia_span> live_ranges;
   if (C10_UNLIKELY(check_bounds_ || core::current_observer() != nullptr)) {
-    live_ranges = MTIACachingAllocator::of(device_).live_ranges();
+    live_ranges = live_ranges_of(device_);
     launch.live_ranges = live_ranges.empty() ? &kNothing : live_ranges.data();  // null would mean: no checks
     launch.num_live_ranges = live_ranges.size();
   }

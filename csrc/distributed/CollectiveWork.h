@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../core/Operands.h"
+#include "../core/RunningWork.h"
 #include "../runtime/mtia_runtime.h"
 
 namespace torch_mtia {
@@ -40,7 +41,11 @@ struct CollectiveWork {
   std::function<void()> function;
   CollectiveOperands operands;
 
-  void operator()(const mtia_work_context& /*context*/) const { function(); }
+  // An observer is told of the operands alone: what the function does to memory of the host, its stream has ordered.
+  void operator()(const mtia_work_context& context) const {
+    const core::RunningWork running(*static_cast<const core::Stream*>(context.stream_tag));
+    function();
+  }
   void list_operands(core::OperandSink& sink) const { operands.list(sink); }
 };
 
