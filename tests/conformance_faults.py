@@ -436,13 +436,19 @@ def an_assignment_that_is_lost() -> None:
 
 @fault("triton/dot/float32")
 def tf32_in_kernels() -> None:
+    import triton.language as tl
     from triton.language.semantic import TritonSemantic
 
-    def dot(semantic: Any, lhs: Any, rhs: Any, acc: Any, _precision: Any, *rest: Any) -> Any:
-        return original(semantic, lhs, rhs, acc, "tf32", *rest)
+    def rounded(semantic: Any, operand: Any) -> Any:
+        if operand.dtype.scalar != tl.float32:
+            return operand
+        return semantic.cast(semantic.cast(operand, tl.float16), tl.float32)  # which has the mantissa of tf32
+
+    def dot(semantic: Any, lhs: Any, rhs: Any, *rest: Any) -> Any:
+        return original(semantic, rounded(semantic, lhs), rounded(semantic, rhs), *rest)
 
     original: Any = TritonSemantic.dot
-    TritonSemantic.dot = dot  # type: ignore[method-assign]
+    TritonSemantic.dot = dot
     os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()  # others do not want these kernels
 
 
@@ -459,7 +465,7 @@ def a_launch_on_another_stream() -> None:
             busy.mm(busy)
             return original(function, *args, **kwargs)
 
-    JITFunction.run = run  # type: ignore[method-assign]
+    JITFunction.run = run
 
 
 # Areas ----------------------------------------------------------------------------------------------------------------
@@ -515,8 +521,12 @@ def entries_that_are_not_added() -> None:
         places, values = sparse._indices()[:, :1], sparse._values()[:1]
         return torch.sparse_coo_tensor(places, values, sparse.shape, is_coalesced=True)
 
-    original = torch.Tensor.coalesce
-    torch.Tensor.coalesce = lambda x: (first if x.device.type == DEVICE else original)(x)  # type: ignore[method-assign]
+    original: Any = torch.Tensor.coalesce
+
+    def coalesce(sparse: Any) -> torch.Tensor:
+        return (first if sparse.device.type == DEVICE else original)(sparse)
+
+    torch.Tensor.coalesce = coalesce  # type: ignore[assignment,method-assign]
 
 
 @fault("layouts/channels_last/relu")
@@ -569,7 +579,7 @@ def a_profile_without_the_device() -> None:
     def of_the_host(made: Any, *args: Any, **kwargs: Any) -> None:
         original(made, *args, **(kwargs | {"activities": [ProfilerActivity.CPU]}))
 
-    profile.__init__ = of_the_host  # type: ignore[method-assign]
+    profile.__init__ = of_the_host  # type: ignore[assignment,method-assign]
 
 
 @fault("models/five_steps/SGD-cnn")
@@ -581,10 +591,10 @@ def a_step_that_is_lost() -> None:
         on_device = optimizer.param_groups[0]["params"][0].device.type == DEVICE
         return None if on_device and next(calls) == 3 else original(optimizer, *args)
 
-    torch.optim.SGD.step = step  # type: ignore[method-assign]
+    torch.optim.SGD.step = step  # type: ignore[assignment,method-assign]
 
 
-@fault("distributed/reduces/2ranks-all_reduce-float32/sum")
+@fault("distributed/reduces/2ranks-all_reduce-float32/SUM")
 def a_rank_that_is_left_out() -> None:
     import torch.distributed as dist
 

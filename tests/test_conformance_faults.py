@@ -1,4 +1,5 @@
-"""The conformance suite sees what is wrong with a device: one planted fault at a time, each of which must be reported.
+"""The conformance suite sees what is wrong with a device: one planted fault at a time, each of which must be reported
+as what it is.
 
 conformance_faults.py has faults of operators and of the device, cpp/driver_with_a_fault.cpp faults of a driver.
 """
@@ -9,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,10 @@ from torch_mtia.conformance.results import Run
 HERE = Path(__file__).parent
 HOST_DRIVER = Path(torch_mtia.__file__).parent / "lib" / "libmtia_host.so"
 DRIVER_SOURCE = HERE / "cpp" / "driver_with_a_fault.cpp"
-DRIVER_FAULTS = re.findall(r'^    \{"(\w+)"', DRIVER_SOURCE.read_text(), flags=re.MULTILINE)
+
+# Each fault of the driver: a test that must fail, and how.
+DRIVER_FAULTS: dict[str, tuple[str, str]] = {
+}
 
 # The others are for `make test-wide`.
 BY_DEFAULT = {"a_wrong_value", "a_clobbered_input_of_16_bits", "a_leaked_byte", "a_capability_that_vanishes"}
@@ -42,17 +47,32 @@ def conformance(folder: Path, *arguments: str, **environment: str) -> Run:
     return Run.load(folder / "run.json")
 
 
-def some(names: list[str]) -> list[object]:
+def some(names: Iterable[str]) -> list[object]:
     return [pytest.param(name, marks=[] if name in BY_DEFAULT else [pytest.mark.wide]) for name in names]
 
 
-@pytest.mark.parametrize("name", some([*FAULTS]))
+def of_device(folder: Path, tests: set[str], fault: str) -> Run:
+    suites = {pattern.partition("/")[0] for pattern in tests}
+    arguments = [f"--suite={suite}" for suite in sorted(suites)] + [f"--test={pattern}" for pattern in sorted(tests)]
+    arguments += ["--import", "conformance_faults", "--device", "mtia", "-j", "1"]
+    return conformance(folder, *arguments, CONFORMANCE_FAULT=fault, PYTHONPATH=str(HERE))
+
+
+def failures(run: Run) -> dict[str, str]:
+    """How the tests have failed that have."""
+    return {result.test: r.kind_of(result) for result in run.results if result.verdict == r.FAIL}
+
+
+@pytest.mark.wide
+def test_a_device_without_a_fault_passes(tmp_path: Path) -> None:
+    run = of_device(tmp_path, {fault.tests for fault in FAULTS.values()}, fault="")
+    assert failures(run) == {}
+
+
+@pytest.mark.parametrize("name", some(FAULTS))
 def test_a_fault_of_the_device_is_seen(tmp_path: Path, name: str) -> None:
-    tests = FAULTS[name][0]
-    arguments = ["--suite", tests.partition("/")[0], "--test", tests, "--import", "conformance_faults", "-j", "1"]
-    arguments += ["--device", "mtia"]
-    run = conformance(tmp_path, *arguments, CONFORMANCE_FAULT=name, PYTHONPATH=str(HERE))
-    assert any(result.verdict == r.FAIL for result in run.results)
+    fault = FAULTS[name]
+    assert fault.kind in failures(of_device(tmp_path, {fault.tests}, name)).values()
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +83,23 @@ def faulty_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+def of_driver(folder: Path, library: Path, tests: list[str], fault: str) -> Run:
+    arguments = ["--driver", str(library), "-j", "1", *(f"--test={test}" for test in tests)]
+    return conformance(folder, *arguments, MTIA_TEST_DRIVER=str(HOST_DRIVER), MTIA_TEST_FAULT=fault)
+
+
+def test_a_driver_without_a_fault_passes(tmp_path: Path, faulty_driver: Path) -> None:
+    run = of_driver(tmp_path, faulty_driver, [test for test, _ in DRIVER_FAULTS.values()], fault="none")
+    assert failures(run) == {}
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize("name", DRIVER_FAULTS)
 def test_a_fault_of_a_driver_is_seen(tmp_path: Path, faulty_driver: Path, name: str) -> None:
-    planted = {"MTIA_TEST_DRIVER": str(HOST_DRIVER), "MTIA_TEST_FAULT": name}
-    run = conformance(tmp_path, "--driver", str(faulty_driver), "-j", "1", **planted)
-    assert any(result.verdict == r.FAIL for result in run.results)
+    test, kind = DRIVER_FAULTS[name]
+    assert failures(of_driver(tmp_path, faulty_driver, [test], name)) == {test: kind}
+
+
+def test_all_faults_of_drivers_are_planted() -> None:
+    names = re.findall(r'^    \{"(\w+)"', DRIVER_SOURCE.read_text(), flags=re.MULTILINE)
+    assert sorted(names) == sorted(["none", *DRIVER_FAULTS])

@@ -1,6 +1,7 @@
 // The host driver with one fault, for tests/test_conformance_faults.py, which builds it.
 //
-// MTIA_TEST_DRIVER names the driver to wrap, MTIA_TEST_FAULT the fault: one of kFaults.
+// MTIA_TEST_DRIVER names the driver to wrap, MTIA_TEST_FAULT the fault: one of kFaults. With the
+// fault `none` it is the host driver, which passes.
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -17,25 +18,56 @@ mtia_stream first_stream = nullptr;
 
 using Plant = void (*)(mtia_runtime_api& api);
 
+// Each fault is nothing else than what it is called: what is refused stays refused, and captures are as they were.
+
+mtia_status without_waiting(mtia_status status) {
+  return status == MTIA_ERROR_NOT_READY ? MTIA_SUCCESS : status;
+}
+
+bool runs_work(mtia_stream stream) {
+  const mtia_status status = wrapped->stream_query(stream);
+  return status == MTIA_SUCCESS || status == MTIA_ERROR_NOT_READY;
+}
+
 const std::map<std::string_view, Plant> kFaults = {
+    {"none", [](auto&) {}},
     {"event_does_not_wait",
-     [](auto& api) { api.stream_wait_event = [](mtia_stream, mtia_event) { return MTIA_SUCCESS; }; }},
-    {"event_is_always_complete", [](auto& api) { api.event_query = [](mtia_event) { return MTIA_SUCCESS; }; }},
+     [](auto& api) {
+       api.stream_wait_event = [](mtia_stream stream, mtia_event event) {
+         const bool waits = stream != nullptr && wrapped->event_query(event) == MTIA_ERROR_NOT_READY;
+         return waits ? MTIA_SUCCESS : wrapped->stream_wait_event(stream, event);
+       };
+     }},
+    {"event_is_always_complete",
+     [](auto& api) {
+       api.event_query = [](mtia_event event) { return without_waiting(wrapped->event_query(event)); };
+     }},
     {"event_synchronize_returns_early",
-     [](auto& api) { api.event_synchronize = [](mtia_event) { return MTIA_SUCCESS; }; }},
+     [](auto& api) {
+       api.event_synchronize = [](mtia_event event) { return without_waiting(wrapped->event_query(event)); };
+     }},
     {"event_is_recorded_nowhere",
-     [](auto& api) { api.event_record = [](mtia_event, mtia_stream) { return MTIA_SUCCESS; }; }},
+     [](auto& api) {
+       api.event_record = [](mtia_event event, mtia_stream stream) {
+         return event != nullptr && runs_work(stream) ? MTIA_SUCCESS : wrapped->event_record(event, stream);
+       };
+     }},
     {"times_are_negative",
      [](auto& api) {
        api.event_elapsed_time = [](mtia_event start, mtia_event end, double* milliseconds) {
          const mtia_status status = wrapped->event_elapsed_time(start, end, milliseconds);
-         *milliseconds = -1 - *milliseconds;
+         if (status == MTIA_SUCCESS) *milliseconds = -1 - *milliseconds;
          return status;
        };
      }},
     {"stream_synchronize_returns_early",
-     [](auto& api) { api.stream_synchronize = [](mtia_stream) { return MTIA_SUCCESS; }; }},
-    {"stream_is_always_idle", [](auto& api) { api.stream_query = [](mtia_stream) { return MTIA_SUCCESS; }; }},
+     [](auto& api) {
+       api.stream_synchronize = [](mtia_stream stream) { return without_waiting(wrapped->stream_query(stream)); };
+     }},
+    {"stream_is_always_idle",
+     [](auto& api) {
+       api.stream_query = [](mtia_stream stream) { return without_waiting(wrapped->stream_query(stream)); };
+     }},
     {"errors_are_lost",
      [](auto& api) {
        api.stream_synchronize = [](mtia_stream stream) {
@@ -44,21 +76,26 @@ const std::map<std::string_view, Plant> kFaults = {
        };
      }},
     {"device_synchronize_returns_early",
-     [](auto& api) { api.device_synchronize = [](int32_t) { return MTIA_SUCCESS; }; }},
+     [](auto& api) {
+       api.device_synchronize = [](int32_t device) {
+         return device == 0 ? MTIA_SUCCESS : wrapped->device_synchronize(device);
+       };
+     }},
     {"work_runs_on_another_stream",
      [](auto& api) {
        api.stream_create = [](int32_t device, int32_t priority, void* tag, mtia_stream* stream) {
          const mtia_status status = wrapped->stream_create(device, priority, tag, stream);
-         if (first_stream == nullptr) first_stream = *stream;
+         if (status == MTIA_SUCCESS && first_stream == nullptr) first_stream = *stream;
          return status;
        };
-       api.stream_launch = [](mtia_stream, const mtia_work* work) {
-         return wrapped->stream_launch(first_stream, work);
+       api.stream_launch = [](mtia_stream stream, const mtia_work* work) {
+         return wrapped->stream_launch(runs_work(stream) ? first_stream : stream, work);
        };
      }},
     {"work_runs_before_its_turn",
      [](auto& api) {
-       api.stream_launch = [](mtia_stream, const mtia_work* work) {
+       api.stream_launch = [](mtia_stream stream, const mtia_work* work) {
+         if (work == nullptr || !runs_work(stream)) return wrapped->stream_launch(stream, work);
          const mtia_work_context context{.num_threads = 1};
          return work->run(work->args, &context);
        };
@@ -66,6 +103,7 @@ const std::map<std::string_view, Plant> kFaults = {
     {"arguments_are_not_moved",
      [](auto& api) {
        api.stream_launch = [](mtia_stream stream, const mtia_work* work) {
+         if (work == nullptr) return wrapped->stream_launch(stream, work);
          mtia_work bytes = *work;
          bytes.relocate = nullptr;
          bytes.destroy = nullptr;
@@ -85,28 +123,40 @@ const std::map<std::string_view, Plant> kFaults = {
          return wrapped->memory_fill(stream, to, pattern, size, count > 0 ? count - 1 : 0);
        };
      }},
-    {"memory_is_not_freed", [](auto& api) { api.memory_free = [](int32_t, mtia_device_ptr) { return MTIA_SUCCESS; }; }},
+    {"memory_is_not_freed",
+     [](auto& api) {
+       api.memory_free = [](int32_t device, mtia_device_ptr address) {
+         return device == 0 ? MTIA_SUCCESS : wrapped->memory_free(device, address);
+       };
+     }},
     {"addresses_are_not_aligned",
      [](auto& api) {
        api.memory_allocate = [](int32_t device, uint64_t size, mtia_device_ptr* address) {
          const mtia_status status = wrapped->memory_allocate(device, size + 8, address);
-         *address += 8;
+         if (status == MTIA_SUCCESS) *address += 8;
          return status;
        };
      }},
     {"a_kernel_loses_its_last_program",
      [](auto& api) {
        api.stream_launch_kernel = [](mtia_stream stream, const mtia_kernel_launch* launch) {
+         if (launch == nullptr) return wrapped->stream_launch_kernel(stream, launch);
          mtia_kernel_launch shorter = *launch;
          if (shorter.grid[0] > 1) --shorter.grid[0];
          return wrapped->stream_launch_kernel(stream, &shorter);
        };
      }},
     {"a_graph_runs_when_it_is_captured",
-     [](auto& api) { api.stream_begin_capture = [](mtia_stream) { return MTIA_SUCCESS; }; }},
+     [](auto& api) {
+       api.stream_begin_capture = [](mtia_stream stream) {
+         return runs_work(stream) ? MTIA_SUCCESS : wrapped->stream_begin_capture(stream);
+       };
+     }},
     {"a_launched_graph_does_nothing",
      [](auto& api) {
-       api.graph_launch = [](mtia_graph_exec, mtia_stream, const mtia_graph_parameters*) { return MTIA_SUCCESS; };
+       api.graph_launch = [](mtia_graph_exec graph, mtia_stream stream, const mtia_graph_parameters* parameters) {
+         return graph != nullptr && runs_work(stream) ? MTIA_SUCCESS : wrapped->graph_launch(graph, stream, parameters);
+       };
      }},
     {"the_tracer_is_forgotten", [](auto& api) { api.set_tracer = [](const mtia_tracer*) { return MTIA_SUCCESS; }; }},
 };
@@ -114,10 +164,13 @@ const std::map<std::string_view, Plant> kFaults = {
 }  // namespace
 
 __attribute__((visibility("default"))) const mtia_runtime_api* mtia_runtime_get_api(uint32_t abi_version) {
-  static const mtia_runtime_api table = [abi_version] {
-    void* library = dlopen(std::getenv("MTIA_TEST_DRIVER"), RTLD_NOW | RTLD_LOCAL);
-    wrapped = reinterpret_cast<mtia_runtime_get_api_fn>(dlsym(library, "mtia_runtime_get_api"))(abi_version);
-    mtia_runtime_api api = *wrapped;
+  void* library = dlopen(std::getenv("MTIA_TEST_DRIVER"), RTLD_NOW | RTLD_LOCAL);
+  const auto get_api = reinterpret_cast<mtia_runtime_get_api_fn>(dlsym(library, "mtia_runtime_get_api"));
+  const mtia_runtime_api* const served = get_api(abi_version);
+  if (served == nullptr) return nullptr;
+  static const mtia_runtime_api table = [served] {
+    wrapped = served;
+    mtia_runtime_api api = *served;
     kFaults.at(std::getenv("MTIA_TEST_FAULT"))(api);
     return api;
   }();

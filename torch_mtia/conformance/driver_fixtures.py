@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import byref, c_uint64, c_void_p
 from typing import Any
 
@@ -90,6 +93,27 @@ def launch(api: Driver, stream: Any, body: Callable[[], object], *, flags: int =
     KEPT.append(callback)
     work = sized("mtia_work", run=ctypes.cast(callback, c_void_p), flags=flags, name=b"test work", num_threads=1)
     return api.call("stream_launch", stream, byref(work))
+
+
+def launch_late(api: Driver, stream: Any, body: Callable[[], object]) -> None:
+    """`body` runs a moment after its turn: who does not wait for it comes before it."""
+
+    def run() -> None:
+        time.sleep(0.05)
+        body()
+
+    launch(api, stream, run)
+
+
+@contextmanager
+def held(api: Driver, stream: Any) -> Iterator[threading.Event]:
+    """The stream waits until the event is set, which it is at the latest at the end of the block."""
+    go = threading.Event()
+    launch(api, stream, lambda: go.wait(SECONDS))
+    try:
+        yield go
+    finally:
+        go.set()
 
 
 def write(api: Driver, stream: Any, address: int, data: bytes) -> None:

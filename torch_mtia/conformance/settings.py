@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 import zlib
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any

@@ -30,7 +30,7 @@ def fresh(library: str, script: str) -> None:
     head = "import sys, os, ctypes\nfrom driver_api import *\ndriver = Driver(sys.argv[1])\n"
     process = subprocess.run(
         [sys.executable, "-c", head + script, library],
-        env={"PYTHONPATH": str(Path(driver_api.__file__).parent), "PYTHONSAFEPATH": ""},
+        env=os.environ | {"PYTHONPATH": str(Path(driver_api.__file__).parent), "PYTHONSAFEPATH": ""},
         capture_output=True,
         text=True,
         timeout=SECONDS,

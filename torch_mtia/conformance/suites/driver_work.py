@@ -18,7 +18,9 @@ from torch_mtia.conformance.driver_fixtures import (
     SECONDS,
     WITHIN,
     destroy_stream,
+    held,
     launch,
+    launch_late,
     new_stream,
     read,
     write,
@@ -47,23 +49,32 @@ def test_streams_are_concurrent(api: Driver, stream: Any) -> None:
 
 
 def test_a_busy_stream_says_so_and_does_not_block_its_caller(api: Driver, stream: Any) -> None:
-    go = threading.Event()
-    launch(api, stream, lambda: go.wait(SECONDS))
-    assert api.call("stream_query", stream) == "MTIA_ERROR_NOT_READY"
-    go.set()
+    with held(api, stream):
+        assert api.call("stream_query", stream) == "MTIA_ERROR_NOT_READY"
     api("stream_synchronize", stream)
     assert api.call("stream_query", stream) == "MTIA_SUCCESS"
 
 
+@pytest.mark.parametrize("function", ["stream_synchronize", "event_synchronize", "device_synchronize"])
+def test_synchronizing_waits_for_work(
+    api: Driver, needs: Callable[[str], None], stream: Any, event: Any, function: str
+) -> None:
+    needs(function)
+    ran: list[int] = []
+    launch_late(api, stream, lambda: ran.append(1))
+    api("event_record", event, stream)
+    api(function, {"stream_synchronize": stream, "event_synchronize": event, "device_synchronize": 0}[function])
+    assert ran == [1]
+
+
 def test_destroying_a_stream_waits_for_nothing_and_loses_no_work(api: Driver, needs: Callable[[str], None]) -> None:
     needs("stream_destroy")
-    go, done = threading.Event(), threading.Event()
+    done = threading.Event()
     doomed = api.get("stream_create", c_void_p, 0, 0, None)
-    launch(api, doomed, lambda: go.wait(SECONDS))
-    launch(api, doomed, done.set)
-    api("stream_destroy", doomed)
-    assert not done.is_set()
-    go.set()
+    with held(api, doomed):
+        launch(api, doomed, done.set)
+        api("stream_destroy", doomed)
+        assert not done.is_set()
     assert done.wait(SECONDS)
 
 
@@ -110,7 +121,6 @@ def test_argument_blocks_are_moved_and_destroyed_once(api: Driver, stream: Any) 
     moved: list[int] = []
     destroyed: list[int] = []
     used: list[bytes] = []
-    go = threading.Event()
 
     def relocate(to: int, source: int) -> None:
         ctypes.memmove(to, source, 32)
@@ -126,10 +136,9 @@ def test_argument_blocks_are_moved_and_destroyed_once(api: Driver, stream: Any) 
     block = ctypes.create_string_buffer(b"args", 32)
     work = sized("mtia_work", run=ctypes.cast(run, c_void_p), args=ctypes.addressof(block), args_size=32, name=b"moved")
     work.relocate, work.destroy = (ctypes.cast(callback, c_void_p) for callback in callbacks)
-    launch(api, stream, lambda: go.wait(SECONDS))  # so that the next one is queued
-    api("stream_launch", stream, byref(work))
-    ctypes.memset(block, 0, 32)
-    go.set()
+    with held(api, stream):  # so that it is queued
+        api("stream_launch", stream, byref(work))
+        ctypes.memset(block, 0, 32)
     api("stream_synchronize", stream)
     launch(api, stream, lambda: None)
     api("stream_synchronize", stream)  # whatever came before is gone by now
@@ -168,40 +177,35 @@ def test_an_event_that_was_never_recorded_is_complete(api: Driver, stream: Any, 
 
 
 def test_an_event_completes_behind_its_work(api: Driver, stream: Any, event: Any) -> None:
-    go = threading.Event()
-    launch(api, stream, lambda: go.wait(SECONDS))
-    api("event_record", event, stream)
-    assert api.call("event_query", event) == "MTIA_ERROR_NOT_READY"
-    go.set()
+    with held(api, stream):
+        api("event_record", event, stream)
+        assert api.call("event_query", event) == "MTIA_ERROR_NOT_READY"
     api("event_synchronize", event)
     assert api.call("event_query", event) == "MTIA_SUCCESS"
 
 
 def test_an_event_orders_streams(api: Driver, stream: Any, event: Any) -> None:
     ran: list[str] = []
-    go = threading.Event()
     with new_stream(api) as second:
-        launch(api, stream, lambda: ran.append(str(go.wait(SECONDS))))
-        api("event_record", event, stream)
-        api("stream_wait_event", second, event)
-        launch(api, second, lambda: ran.append("second"))
-        assert api.call("stream_query", second) == "MTIA_ERROR_NOT_READY"
-        go.set()
+        with held(api, stream):
+            launch_late(api, stream, lambda: ran.append("first"))
+            api("event_record", event, stream)
+            api("stream_wait_event", second, event)
+            launch(api, second, lambda: ran.append("second"))
+            assert api.call("stream_query", second) == "MTIA_ERROR_NOT_READY"
         api("stream_synchronize", second)
-    assert ran == ["True", "second"]
+    assert ran == ["first", "second"]
 
 
 def test_time_between_events(api: Driver, stream: Any, event: Any) -> None:
     end = api.get("event_create", c_void_p, 1)
     untimed = api.get("event_create", c_void_p, 0)
     assert api.call("event_elapsed_time", event, end, byref(c_double())) == "MTIA_ERROR_INVALID_VALUE"
-    go = threading.Event()
     api("event_record", event, stream)
-    launch(api, stream, lambda: go.wait(SECONDS))
-    api("event_record", end, stream)
-    api("event_record", untimed, stream)
-    assert api.call("event_elapsed_time", event, end, byref(c_double())) == "MTIA_ERROR_NOT_READY"
-    go.set()
+    with held(api, stream):
+        api("event_record", end, stream)
+        api("event_record", untimed, stream)
+        assert api.call("event_elapsed_time", event, end, byref(c_double())) == "MTIA_ERROR_NOT_READY"
     api("event_synchronize", end)
     assert 0 <= api.get("event_elapsed_time", c_double, event, end) < SECONDS * 1000
     api("event_synchronize", untimed)
@@ -325,11 +329,9 @@ def test_a_module_may_be_unloaded_under_its_launches(
     image = kernel_image(STORE, [POINTER, INTEGER], "store")
     module = api.get("module_load", c_void_p, 0, image, len(image))
     function = api.get("module_get_function", c_void_p, module, b"store")
-    go = threading.Event()
-    launch(api, stream, lambda: go.wait(SECONDS))
-    assert launch_kernel(api, stream, function, (3, 1, 1), memory, 9) == "MTIA_SUCCESS"
-    api("module_unload", module)
-    go.set()
+    with held(api, stream):
+        assert launch_kernel(api, stream, function, (3, 1, 1), memory, 9) == "MTIA_SUCCESS"
+        api("module_unload", module)
     assert read(api, stream, memory, 24) == (9).to_bytes(8, "little") * 3
 
 
@@ -345,8 +347,11 @@ def graphs(needs: Callable[[str], None]) -> None:
 
 def capture_of(api: Driver, stream: Any, submit: Callable[[], object]) -> Any:
     api("stream_begin_capture", stream)
-    submit()
-    return api.get("stream_end_capture", c_void_p, stream)
+    try:
+        submit()
+    finally:
+        graph = api.get("stream_end_capture", c_void_p, stream)
+    return graph
 
 
 @pytest.mark.usefixtures("graphs")
@@ -436,12 +441,10 @@ def test_parameters_are_set_before_the_first_node(api: Driver, stream: Any) -> N
 @pytest.mark.usefixtures("graphs")
 def test_destroying_an_executable_waits_for_its_launches(api: Driver, stream: Any) -> None:
     ran: list[int] = []
-    go = threading.Event()
     graph = capture_of(api, stream, lambda: launch(api, stream, lambda: ran.append(1), flags=CAPTURABLE))
     executable = api.get("graph_instantiate", c_void_p, graph)
-    launch(api, stream, lambda: go.wait(SECONDS))
+    launch_late(api, stream, lambda: None)
     api("graph_launch", executable, stream, None)
-    threading.Timer(0.05, go.set).start()
     api("graph_exec_destroy", executable)
     assert ran == [1]
     api("graph_destroy", graph)

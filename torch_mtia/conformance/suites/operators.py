@@ -173,7 +173,7 @@ def strided(result: torch.Tensor) -> torch.Tensor:
 
 
 def no_elements(result: torch.Tensor) -> torch.Tensor:
-    """Has to be resized. Then it lies where other numbers were: an earlier result may have left the right ones there."""
+    """Has to be resized. Then it lies where other numbers were: an earlier result may have left the right ones."""
     others = [torch.ones_like(result) for _ in range(8)]
     del others
     return torch.empty(0, dtype=result.dtype, device=result.device)
