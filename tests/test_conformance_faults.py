@@ -26,7 +26,27 @@ HOST_DRIVER = Path(torch_mtia.__file__).parent / "lib" / "libmtia_host.so"
 DRIVER_SOURCE = HERE / "cpp" / "driver_with_a_fault.cpp"
 
 # Each fault of the driver: a test that must fail, and how.
-DRIVER_FAULTS: dict[str, tuple[str, str]] = {
+DRIVER_FAULTS = {
+    "event_does_not_wait": ("driver_work/an_event_orders_streams", "wrong"),
+    "event_is_always_complete": ("driver_work/an_event_completes_behind_its_work", "wrong"),
+    "event_synchronize_returns_early": ("driver_work/synchronizing_waits_for_work/event_synchronize", "wrong"),
+    "event_is_recorded_nowhere": ("driver_work/an_event_completes_behind_its_work", "wrong"),
+    "times_are_negative": ("driver_work/time_between_events", "wrong"),
+    "stream_synchronize_returns_early": ("driver_work/synchronizing_waits_for_work/stream_synchronize", "wrong"),
+    "stream_is_always_idle": ("driver_work/a_busy_stream_says_so_and_does_not_block_its_caller", "wrong"),
+    "errors_are_lost": ("driver_work/a_failure_is_reported_once_and_the_stream_goes_on", "wrong"),
+    "device_synchronize_returns_early": ("driver_work/synchronizing_waits_for_work/device_synchronize", "wrong"),
+    "work_runs_on_another_stream": ("driver_work/streams_are_concurrent", "hang"),
+    "work_runs_before_its_turn": ("driver_work/a_failure_is_reported_once_and_the_stream_goes_on", "wrong"),
+    "arguments_are_not_moved": ("driver_work/argument_blocks_are_moved_and_destroyed_once", "wrong"),
+    "a_copy_loses_its_last_byte": ("driver/copies_there_and_back/7", "wrong"),
+    "a_fill_loses_its_last_element": ("driver/fills/3-4", "wrong"),
+    "memory_is_not_freed": ("driver/memory_is_aligned_and_counted", "wrong"),
+    "addresses_are_not_aligned": ("driver/memory_is_aligned_and_counted", "wrong"),
+    "a_kernel_loses_its_last_program": ("driver_work/kernels_run_all_programs", "wrong"),
+    "a_graph_runs_when_it_is_captured": ("driver_work/captured_work_runs_when_the_graph_is_launched", "wrong"),
+    "a_launched_graph_does_nothing": ("driver_work/captured_work_runs_when_the_graph_is_launched", "wrong"),
+    "the_tracer_is_forgotten": ("driver_work/a_tracer_is_told_of_work", "wrong"),
 }
 
 # The others are for `make test-wide`.

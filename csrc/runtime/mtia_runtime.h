@@ -302,7 +302,8 @@ typedef enum mtia_rare_function {
   MTIA_RARE_COUNT = 16
 } mtia_rare_function;
 
-/* Where a program reports a failed assertion or an access out of bounds; the first report wins. */
+/* Where a program reports a failed assertion or an access out of bounds; the first report wins, and fills in all of it:
+ * a driver need only set `reported` to 0. */
 typedef struct mtia_error_cell {
   int64_t reported; /* 0: none; set by compare-and-swap */
   int32_t program[3];

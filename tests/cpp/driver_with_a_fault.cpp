@@ -136,6 +136,9 @@ const std::map<std::string_view, Plant> kFaults = {
          if (status == MTIA_SUCCESS) *address += 8;
          return status;
        };
+       api.memory_free = [](int32_t device, mtia_device_ptr address) {
+         return wrapped->memory_free(device, address - 8);
+       };
      }},
     {"a_kernel_loses_its_last_program",
      [](auto& api) {

@@ -221,8 +221,8 @@ STORE = bytes.fromhex("488b07 48034610 4c8b4f08 4839ca 7d09 4c890cd0 48ffc2 ebf2
 # *out = the word behind the relocated address
 RELOCATED = bytes.fromhex("488b0539000000 488b00 4c8b0f 4c034e10 498901 c3").ljust(64, b"\0")
 RELOCATED += (72).to_bytes(8, "little") + (4242).to_bytes(8, "little")
-# reports an error
-FAILS = bytes.fromhex("488b4618 48c70001000000 c3")
+# reports an error without a text
+FAILS = bytes.fromhex("488b4618 48c70001000000 c6401800 c3")
 POINTER, INTEGER = (0, 8), (1, 8)
 
 
