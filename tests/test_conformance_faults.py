@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -123,3 +124,16 @@ def test_a_fault_of_a_driver_is_seen(tmp_path: Path, faulty_driver: Path, name: 
 def test_all_faults_of_drivers_are_planted() -> None:
     names = re.findall(r'^    \{"(\w+)"', DRIVER_SOURCE.read_text(), flags=re.MULTILINE)
     assert sorted(names) == sorted(["none", *DRIVER_FAULTS])
+
+
+def test_the_documentation_lists_the_faults() -> None:
+    text = (HERE.parent / "docs" / "conformance.md").read_text()
+    suites = Counter(fault.tests.partition("/")[0] for fault in FAULTS.values())
+    for suite, count in suites.items():
+        assert f"| `{suite}` | {count} |" in text
+    for name in FAULTS:
+        assert name.replace("_", " ") in text
+    assert (
+        f"Of {len(FAULTS)} faults of the device {len(FAULTS)} are caught, of\n{len(DRIVER_FAULTS)} of a driver" in text
+    )
+    assert f"| `driver`, `driver_work` | {len(DRIVER_FAULTS)} |" in text
