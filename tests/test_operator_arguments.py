@@ -494,3 +494,13 @@ def test_products_of_conjugate_vectors(
         for where in (device, torch.device("cpu"))
     )
     assert torch.equal(here.cpu(), there.resolve_conj())
+
+
+def test_a_narrow_copy_into_memory_with_strides(device: torch.device) -> None:
+    """The CPU's kernel writes as if it were contiguous."""
+    x = torch.arange(24.0, device=device).view(4, 6)
+    out = torch.zeros(4, 6, device=device)[:, ::2]
+    assert torch.narrow_copy(x, 1, 2, 3, out=out) is out
+    assert torch.equal(out.cpu(), x.cpu()[:, 2:5])
+    with pytest.raises(RuntimeError, match="dtype"):
+        torch.narrow_copy(x, 1, 2, 3, out=torch.empty(0, dtype=torch.int64, device=device))

@@ -9,6 +9,7 @@
 #include <ATen/TensorIterator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Copy.h>
+#include <ATen/native/Resize.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <torch/library.h>
 
@@ -256,6 +257,15 @@ Scalar _local_scalar_dense_mtia(const Tensor& self) {
   const Tensor value = at::detail::empty_cpu(self.sizes(), self.scalar_type());
   _copy_from_mtia(self, value, /*non_blocking=*/false);
   return _local_scalar_dense_cpu(value);
+}
+
+// ATen's CPU kernel writes as if `out` were contiguous.
+Tensor& narrow_copy_out_mtia(const Tensor& self, int64_t dim, int64_t start, int64_t length, Tensor& out) {
+  TORCH_CHECK(out.dtype() == self.dtype(), "narrow_copy: expected out of dtype ", self.dtype(), " but got ",
+              out.dtype());
+  const Tensor part = self.narrow(dim, start, length);
+  resize_output(out, part.sizes());
+  return out.copy_(part);
 }
 
 // ATen's own would be a fill through an iterator; the CPU, too, only clears the bytes.
