@@ -6,6 +6,8 @@ how. tests/test_conformance_faults.py runs them.
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable
@@ -216,6 +218,127 @@ def tf32_in_the_place_of_float32() -> None:
         return compute(a, b).to(DEVICE)
 
     replace("mm", kernel)
+
+
+def of_some(operator: str, is_hit: Callable[[torch.Tensor], bool], wrong: Callable[[torch.Tensor], Any]) -> None:
+    """The operator gives `wrong` for arguments that are hit."""
+    replace(operator, lambda compute, x: (wrong(compute(x)) if is_hit(x) else compute(x)).to(DEVICE))
+
+
+@fault("operators/large/atan/float32")
+def wrong_beyond_65536_elements() -> None:
+    of_some("atan", lambda x: x.numel() > 65536, lambda result: result.flatten().index_fill(0, torch.tensor(65536), 9))
+
+
+@fault("operators/forward/atan/float64")
+def float32_in_the_place_of_float64() -> None:
+    of_some("atan", lambda x: x.dtype == torch.float64, lambda result: result.float().double())
+
+
+@fault("operators/noncontiguous/atan/float32")
+def an_offset_that_is_ignored() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor) -> Any:
+        return compute(x.as_strided(x.shape, x.stride(), 0)).to(DEVICE)
+
+    replace("atan", kernel)
+
+
+@fault("operators/noncontiguous/atan/float32")
+def wrong_where_elements_are_repeated() -> None:
+    of_some("atan", lambda x: x.numel() > 1 and 0 in x.stride(), torch.zeros_like)
+
+
+def clear_between(x: torch.Tensor) -> None:
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    if extent > x.numel() > 0:
+        x.as_strided((extent,), (1,)).zero_()
+
+
+@fault("operators/inplace/atan/float32")
+def a_write_in_place_between_the_elements() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+        result = compute(x.cpu())
+        clear_between(x)
+        return x.copy_(result)
+
+    replace("atan_", kernel)
+
+
+@fault("operators/out/atan/float32")
+def an_output_between_the_elements() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        clear_between(out)
+        return out.resize_(x.shape).copy_(compute(x, out=torch.empty(0, dtype=out.dtype)))
+
+    replace("atan.out", kernel)
+
+
+@fault("operators/out/atan/float32")
+def an_output_past_its_end() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        out.resize_(x.shape).copy_(compute(x, out=torch.empty(0, dtype=out.dtype)))
+        end = out.storage_offset() + out.numel()
+        if out.is_contiguous() and out.untyped_storage().nbytes() > end * out.element_size():
+            out.as_strided((1,), (1,), end).zero_()
+        return out
+
+    replace("atan.out", kernel)
+
+
+@fault("tensor/two_dtypes/mul")
+def the_dtype_of_the_first() -> None:
+    replace("mul.Tensor", lambda compute, x, y: compute(x, y.to(x.dtype) if y.dim() else y).to(DEVICE))
+
+
+@fault("tensor/numbers_to_the_last_bit/NaN in amax")
+def a_maximum_that_skips_nan() -> None:
+    replace("amax", lambda compute, x, *args: compute(x.nan_to_num(-torch.inf), *args).to(DEVICE))
+
+
+@fault("tensor/numbers_to_the_last_bit/zeros with a sign in neg")
+def a_zero_that_loses_its_sign() -> None:
+    changed("neg", lambda result: result + 0)
+
+
+@fault("tensor/numbers_to_the_last_bit/large integers in products")
+def integers_of_53_bits() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, y: Any) -> Any:
+        return compute(x.double(), torch.as_tensor(y).double()).to(x.dtype).to(DEVICE)
+
+    replace("mul.Tensor", kernel)
+
+
+@fault("tensor/numbers_to_the_last_bit/a count of more than a byte")
+def a_count_in_a_byte() -> None:
+    changed("cumsum", lambda result: result % 256)
+
+
+@fault("tensor/large_tensors/sort")
+def a_sort_of_blocks() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, **kwargs: Any) -> Any:
+        values, places = compute(x, **kwargs)
+        return values.roll(int(values.numel() > 65536)).to(DEVICE), places.to(DEVICE)
+
+    replace("sort.stable", kernel)
+
+
+@fault("device/work_on_the_second_device/elementwise", "error")
+def a_result_on_the_first_device() -> None:
+    replace("mul.Tensor", lambda compute, x, y: compute(x, y).to(torch.device(DEVICE, 0)))
+
+
+@fault("device/work_on_the_second_device/elementwise")
+def a_second_device_that_computes_nothing() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+        result = compute(x, y)
+        return (result if x.device.index == 0 else torch.zeros_like(result)).to(x.device)
+
+    replace("mul.Tensor", kernel)
+
+
+@fault("device/another_process/spawn")
+def a_process_that_dies_when_it_ends() -> None:
+    atexit.register(lambda: multiprocessing.parent_process() and os.abort())
 
 
 # Gradients ------------------------------------------------------------------------------------------------------------

@@ -239,6 +239,15 @@ def test_shards_are_merged(conformance: Conformance) -> None:
     assert process.returncode == 0, process.stderr
     merged = Run.load(conformance.folder / "all.json")
     assert {result.test for result in merged.results} == {f"toy/many/{number}" for number in range(20)}
+    other = conformance.folder / "other.json"
+    conformance.run("--file", "toy.py", "--test", "toy/passes", "--shard", "1/1", "--json", str(other))
+    run = Run.load(other)
+    dataclasses.replace(run, shard=(1, 2)).save(other)
+    process = subprocess.run(
+        [*merge, paths[0], str(other)], cwd=conformance.folder, capture_output=True, text=True, timeout=60
+    )
+    assert process.returncode == 2
+    assert "the runs are not of the same selection" in process.stderr
     for wrong in (paths[:1], [paths[0], *paths]):
         process = subprocess.run([*merge, *wrong], cwd=conformance.folder, capture_output=True, text=True, timeout=60)
         assert process.returncode == 2
@@ -255,22 +264,80 @@ def test_shards_are_merged(conformance: Conformance) -> None:
         ),
         (["--file", "toy.py", "--test", "toy/passes", "--test", "toy/x*"], "--test toy/x*: there is no such test"),
         (["--file", "toy.py", "--test", "toy/passes", "--shard", "1/999"], "none of the tests is in it"),
-        (["--file", "empty.py"], "there are no tests in the suites and files"),
+        (["--file", "empty.py"], "there are no tests in "),
+        (["--file", "empty.py", "--file", "toy.py", "--test", "toy/passes"], "/empty.py"),
+        (["--suite", "device", "--file", "device.py", "-j", "0"], "two tests have the name device/names"),
         (["--suite", "operator"], "there is no such suite. There are: device, accelerator"),
         (["--file", "nothing.py"], "no such file"),
         (["--shard", "3/2"], "'3/2' is not K/N"),
         (["--import", "no_such_module"], "No module named 'no_such_module'"),
         (["--compare", "toy.py"], "is not a file that --json has written"),
         (["--import", "crashing"], "ended with status -6"),
+        (["--file", "ending.py"], "processes that collect the tests end"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_wrong_arguments_are_explained(conformance: Conformance, arguments: list[str], message: str) -> None:
     (conformance.folder / "crashing.py").write_text("import os; os.abort()")
+    (conformance.folder / "ending.py").write_text("import os; os._exit(3)")
     (conformance.folder / "empty.py").touch()
+    (conformance.folder / "device.py").write_text("def test_names(): pass\n")
     status, output = conformance.run(*arguments)
     assert status == 2
     assert message in output
+
+
+def test_a_run_that_a_test_ends_is_not_complete(conformance: Conformance) -> None:
+    (conformance.folder / "ends.py").write_text(
+        "import pytest\ndef test_first(): pytest.exit('enough', returncode=0)\ndef test_second(): assert False\n"
+    )
+    status, output = conformance.run("--file", "ends.py", "-j", "0")
+    assert status == 3, output
+
+
+@pytest.mark.parametrize(("pattern", "expected"), [("*", 1), ("part*/a", 1), ("toy/passes", 0)])
+def test_a_file_that_skips_itself_is_seen(conformance: Conformance, pattern: str, expected: int) -> None:
+    (conformance.folder / "parts.py").write_text("import pytest\npytest.importorskip('no_such_module')\n")
+    selection = ("--test", pattern, "--test", "toy/passes") if pattern != "*" else ("--test", "*/passes")
+    status, output = conformance.run("--file", "parts.py", "--file", "toy.py", *selection)
+    assert status == (2 if pattern == "part*/a" else expected), output
+    words = "FAIL parts/import: skips, which no entry of the ledger foresees: could not import 'no_such_module'"
+    assert (words in output) == bool(expected)
+
+
+def test_a_record_of_another_environment_is_not_gone_on_with(conformance: Conformance) -> None:
+    arguments = ("--file", "toy.py", "--test", "toy/passes", "-j", "0")
+    assert conformance.run(*arguments)[0] == 0
+    assert conformance.run(*arguments, "--resume")[0] == 0
+    kept = conformance.folder / "record" / "environment.json"
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"torch": "2.0.0"}))
+    status, output = conformance.run(*arguments, "--resume")
+    assert status == 2
+    assert "is of {'device': 'cpu: the CPU', 'torch': '2.0.0'" in output
+
+
+def test_a_message_that_has_no_encoding_is_kept(conformance: Conformance) -> None:
+    (conformance.folder / "bytes.py").write_text("def test_it(): raise ValueError('\\udc80 is half a character')\n")
+    status, output = conformance.run("--file", "bytes.py", "--junit", "run.xml")
+    assert status == 1, output
+    assert conformance.results()["bytes/it"].message == r"ValueError: \udc80 is half a character"
+
+
+def test_a_failure_is_not_undone_by_what_skips_behind_it(conformance: Conformance) -> None:
+    (conformance.folder / "behind.py").write_text(
+        "import pytest, unittest\n"
+        "@pytest.fixture\ndef late():\n    yield\n    pytest.skip('late')\n"
+        "def test_fixture(late): assert False\n"
+        "class TestParts(unittest.TestCase):\n"
+        "    def test_parts(self):\n"
+        "        with self.subTest(part=0): self.fail()\n"
+        "        with self.subTest(part=1): self.skipTest('late')\n"
+    )
+    ledger = "- tests: behind/*\n  outcome: inapplicable\n  message: late\n  reason: it is late\n"
+    status, output = conformance.run("--file", "behind.py", "-j", "0", ledger=ledger)
+    assert status == 1, output
+    assert {result.kind for result in conformance.results().values()} == {"wrong"}
+    assert {result.verdict for result in conformance.results().values()} == {r.FAIL}
 
 
 @pytest.mark.slow
@@ -476,6 +543,17 @@ def test_changes_between_runs() -> None:
     assert changes(old, new) == {"worse": ["a"], "better": ["b"], "changed": ["c"], "new": ["e"], "gone": ["d"]}
 
 
+def test_what_begins_to_fail_now_and_then_or_stops_to_skip_is_worse() -> None:
+    old = [Result("a", r.PASSED), Result("b", r.SKIPPED), Result("c", r.FAILED), Result("d", r.FAILED)]
+    new = [
+        Result("a", r.PASSED, verdict=r.FLAKY),
+        Result("b", r.FAILED),
+        Result("c", r.CRASHED),
+        Result("d", r.SKIPPED),
+    ]
+    assert changes(old, new) == {"worse": ["a", "b", "c"], "better": [], "changed": ["d"], "new": [], "gone": []}
+
+
 def test_half_a_line_is_not_a_result_and_takes_no_other_with_it(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text('{"test": "a", "outcome": "passed"}\n{"test": "b", "outc')
@@ -521,7 +599,7 @@ def page(tmp_path: Path) -> Path:
         for dtype in dtypes
         for check in ("forward", "out", "inplace", "noncontiguous", "extremal", "empty")
     ]
-    message = "AssertionError: </script><b>not close"
+    message = "AssertionError: <!--<script></script><b>not close"
     tests.append(Result("operators/errors/op3", r.FAILED, kind="wrong", message=message, verdict=r.FAIL))
     run = Run({"device": "mtia:0", "time": "today", "command": "a command"}, tests)
     run.repeat = "a command --suite {suite} --test {test}"
@@ -585,8 +663,9 @@ def test_the_page_shows_all_in_a_browser(page: Path, tmp_path: Path) -> None:
 
 def test_the_page_contains_its_data_and_nothing_from_elsewhere(page: Path) -> None:
     text = page.read_text()
-    data = json.loads(text.partition("const data = ")[2].partition(";\n")[0].replace("<\\/", "</"))
+    data = json.loads(text.partition("const data = ")[2].partition(";\n")[0])
     assert len(data["tests"]) == 700 * 5 * 6 + 1
-    assert data["details"]["operators/errors/op3"]["message"].endswith("</script><b>not close")
-    assert text.count("</script>") == 1
+    assert data["details"]["operators/errors/op3"]["message"].endswith("<!--<script></script><b>not close")
+    assert text.count("</script>") == text.count("<script") == 1
+    assert "<!--" not in text
     assert not any(word in text for word in ("http://", "https://", "<link", "src="))

@@ -72,6 +72,9 @@ class TestThings(TestCase):
     def test_crashes_everywhere(self, device):
         ctypes.string_at(0)
 
+    def test_needs_the_device(self, device):
+        self.assertEqual(torch.accelerator.current_accelerator().type, "nothing")
+
 class TestOfNoDevice(TestCase):
     def test_fails(self):
         self.assertFalse(torch.accelerator.is_available())
@@ -126,6 +129,7 @@ def test_each_file_gives_what_its_tests_give(made: tuple[Path, subprocess.Comple
         f"test_fails_everywhere_{KIND}": (r.FAILED, r.ON_CPU),
         f"test_fails_here_{KIND}": (r.FAILED, r.FAIL),
         f"test_is_foreseen_{KIND}": (r.FAILED, r.XFAIL),
+        f"test_needs_the_device_{KIND}": (r.FAILED, r.FAIL),
         f"test_fails_once_{KIND}": (r.PASSED, r.FLAKY),
         f"test_crashes_once_{KIND}": (r.PASSED, r.FLAKY),
         f"test_crashes_here_{KIND}": (r.CRASHED, r.FAIL),
@@ -145,7 +149,7 @@ def test_a_file_that_cannot_be_imported_says_why(made: tuple[Path, subprocess.Co
 def test_what_differs_is_listed_by_verdict(made: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     _, finished = made
     lists = finished.stdout.partition("suite  ")[0]
-    for title in ("fail: 4", "flaky: 2", "fails on cpu: 2"):
+    for title in ("fail: 5", "flaky: 2", "fails on cpu: 2"):
         assert f"{title}\n" in lists
     assert "test_is_foreseen" not in lists
     assert f"test_things/TestThings{KIND.upper()}/test_fails_here_{KIND}: AssertionError: " in lists
@@ -155,7 +159,7 @@ def test_the_reports_have_the_verdicts(made: tuple[Path, subprocess.CompletedPro
     folder, _ = made
     suites = {suite.get("name"): suite for suite in ElementTree.parse(folder / "run.xml").iter("testsuite")}
     suite = suites["test_things"]
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("12", "3", "6")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("13", "4", "6")
     assert '"pytorch 2.13.0"' in (folder / "run.html").read_text()
     assert Run.load(folder / "run.json").repeat.endswith("--upstream pytorch {suite} --test {test} -j 0")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -131,6 +132,15 @@ def environment(probed: dict[str, str]) -> dict[str, str]:
     }
 
 
+def go_on(folder: Path, described: dict[str, str], *, resume: bool) -> None:
+    """Keeps in the folder what its record is of. Raises UsageError if a resumed one is of something else."""
+    kept, now = folder / "environment.json", {what: described[what] for what in r.OF_ONE_RUN}
+    if resume and kept.exists() and (before := json.loads(kept.read_text())) != now:
+        raise UsageError(f"--resume: the record in {folder} is of {before}, not of {now}: leave --resume out")
+    folder.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(now))
+
+
 def repeat(arguments: argparse.Namespace) -> str:
     """The command for one test of this run: Run.repeat."""
     command = ["python", "-m", "torch_mtia.conformance"]
@@ -207,6 +217,8 @@ def _run(arguments: argparse.Namespace) -> int:
         tests=tuple(arguments.test),
         inductor_tests=any(file.parent.name == "inductor" for file in arguments.file),
     )
+    described = environment(probed) | ({"tests": f"{checkout.kind.name} {checkout.version}"} if checkout else {})
+    go_on(Path(settings.folder), described, resume=arguments.resume)
     if checkout:
         tests, complete = run_files(chosen, settings, arguments.jobs, ledger, resume=arguments.resume)
         print(differences(tests))
@@ -214,7 +226,7 @@ def _run(arguments: argparse.Namespace) -> int:
         tests, complete = run(settings, chosen, arguments.jobs, ledger, resume=arguments.resume)
     if complete:
         settings.check()
-    described = environment(probed) | ({"tests": f"{checkout.kind.name} {checkout.version}"} if checkout else {})
+    described["selection"] = settings.selection()
     made = Run(described, tests, complete, arguments.shard, probed["functions"].split(), repeat(arguments))
     if arguments.update:
         proposal = ledger.proposal(tests)

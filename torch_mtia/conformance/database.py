@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.testing._internal.common_device_type import toleranceOverride
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.testing._internal.opinfo.core import BinaryUfuncInfo, OpInfo, SampleInput, UnaryUfuncInfo
 from torch.utils import _pytree as pytree
 
 CPU = torch.device("cpu")
@@ -43,6 +43,10 @@ class Case:
     @property
     def differentiable(self) -> bool:
         return self.info.supports_autograd and self.dtype in self.info.supported_backward_dtypes("cpu")
+
+    @property
+    def elementwise(self) -> bool:
+        return isinstance(self.info, (UnaryUfuncInfo, BinaryUfuncInfo))
 
     def samples(self, *, requires_grad: bool = False, seed: int = SEED) -> Iterator[SampleInput]:
         seed_all(seed)
@@ -73,6 +77,8 @@ class Case:
         for decorator in decorators:
             if isinstance(decorator, toleranceOverride) and self.dtype in decorator.d:
                 return {"atol": decorator.d[self.dtype].atol, "rtol": decorator.d[self.dtype].rtol}
+        if self.elementwise and self.dtype in (torch.float64, torch.complex128):
+            return {"atol": 1e-9, "rtol": 1e-9}  # the default is what float32 gives
         if self.info.name in ROUND_OFTEN and self.dtype in (torch.float16, torch.bfloat16):
             return {"atol": 5e-2, "rtol": 5e-2}
         return {}
@@ -166,17 +172,26 @@ def moved(value: Any, device: torch.device) -> Any:
     return pytree.tree_map(move, value)
 
 
+OFFSET = 16  # elements: a memory may be seen as numbers of another dtype, of up to 16 bytes
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the strides say where in a memory the elements lie."""
+    return tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized and tensor.numel() > 0
+
+
 def _moved_tensor(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.numel() == 0:
+    if not _is_plain(tensor):
         return tensor.clone() if device == CPU else tensor.to(device)
     if tensor.is_conj():
         return _moved_tensor(tensor.conj(), device).conj()
     if tensor.is_neg():
         return torch._neg_view(_moved_tensor(torch._neg_view(tensor), device))
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = torch.empty(extent, dtype=tensor.dtype, device=device)
-    memory.copy_(tensor.as_strided((extent,), (1,)))
-    return memory.as_strided(tensor.shape, tensor.stride())
+    before = 0 if tensor.is_contiguous() else OFFSET
+    memory = torch.zeros(before + extent, dtype=tensor.dtype, device=device)
+    memory[before:].copy_(tensor.as_strided((extent,), (1,)))
+    return memory.as_strided(tensor.shape, tensor.stride(), before)
 
 
 # Comparison ----------------------------------------------------------------------------------------------------------
@@ -250,6 +265,17 @@ def assert_untouched(actual: Any, expected: Any, before: Any) -> None:
     for ours, theirs, old in zip(*map(tensors_of, (actual, expected, before)), strict=True):
         if _equal(theirs, old):
             assert _equal(ours.detach().cpu(), old), "writes into an argument that the CPU only reads"
+        if _is_plain(ours) and not ours.is_contiguous():
+            assert _equal(_around(ours), _around(theirs)), "writes between the elements of an argument"
+
+
+def _around(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory that a tensor lies in, without its elements."""
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    memory = tensor.detach().as_strided((size,), (1,), 0).cpu().clone()
+    places = torch.arange(size).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    memory[places.flatten()] = 0
+    return memory
 
 
 def assert_same_or_random(

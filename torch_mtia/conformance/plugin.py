@@ -134,12 +134,18 @@ class Worker:
             error = call.excinfo.value
             properties |= {
                 "kind": kind_of(error),
-                "message": f"{type(error).__name__}: {error}"[:MOST_DETAIL],
-                "sample": getattr(error, "conformance_sample", ""),
-                "detail": report.longreprtext[-MOST_DETAIL:],
+                "message": in_utf8(f"{type(error).__name__}: {error}"[:MOST_DETAIL]),
+                "sample": in_utf8(getattr(error, "conformance_sample", "")),
+                "detail": in_utf8(report.longreprtext[-MOST_DETAIL:]),
             }
+            report.longrepr = properties["detail"]
         report.user_properties = list(properties.items())
         return report
+
+
+def in_utf8(text: str) -> str:
+    """Half a character, as Python has for bytes that are none, ends the connection to the process that listens."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def kind_of(error: BaseException) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ def main() -> int:
     if device.type != "cpu":
         module = torch.get_device_module(device)
         properties = str(module.get_device_properties(0)) if hasattr(module, "get_device_properties") else "unknown"
+        properties = re.sub(r" at 0x[0-9a-f]+", "", properties)  # of this process only
     described = {"device": str(device), "type": device.type, "properties": properties}
     print(json.dumps(described | {"functions": " ".join(functions_for(device))}))
     return 0

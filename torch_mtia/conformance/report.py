@@ -17,8 +17,8 @@ PLACE = "null /* the data */"
 
 def save_html(run: Run, path: Path, old: Run | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A script ends at its first end tag, whatever the string that contains it.
-    data = json.dumps(page_data(run, old), separators=(",", ":")).replace("</", "<\\/")
+    # Tags and the beginnings of comments mean something inside of a script, whatever the string that contains them.
+    data = json.dumps(page_data(run, old), separators=(",", ":")).replace("<", "\\u003c")
     path.write_text(PAGE.read_text().replace(PLACE, data))
 
 

@@ -22,6 +22,9 @@ UNEXPECTED = frozenset({FAIL, XPASS})
 # How a test fails that is expected to.
 KINDS = ("wrong", "missing", "error", "crash", "hang")
 
+# What of the environment is the same in all parts of a run.
+OF_ONE_RUN = ("device", "torch", "torch_mtia")
+
 # Suites whose tests are named suite/check/operator[/dtype].
 BY_OPERATOR = frozenset({"operators", "autograd", "graphs", "compile"})
 
@@ -121,13 +124,13 @@ class Run:
 
     @classmethod
     def merged(cls, runs: Sequence[Run]) -> Run:
-        """All shards of a run as one. Raises ValueError if one is missing, is there twice, or is of another device."""
+        """All shards of a run as one. Raises ValueError if one is missing, is there twice, or is of something else."""
         shards = sorted(run.shard for run in runs)
         number = shards[0][1]
         if shards != [(shard, number) for shard in range(number)]:
             given = ", ".join(f"{shard + 1}/{of}" for shard, of in shards)
             raise ValueError(f"the shards {given} are not all shards of one run, each once")
-        for what in ("device", "torch", "torch_mtia"):
+        for what in (*OF_ONE_RUN, "selection"):
             if len(values := {run.environment.get(what, "") for run in runs}) > 1:
                 raise ValueError(f"the runs are not of the same {what}: {', '.join(sorted(values))}")
         results = [result for run in runs for result in run.results]
@@ -197,16 +200,25 @@ def changes(old: Iterable[Result], new: Iterable[Result]) -> dict[str, list[str]
         previous = before.get(test)
         if previous is None:
             found["new"].append(test)
-        elif (previous.outcome, previous.kind) != (result.outcome, result.kind):
+        elif _how(previous) != _how(result):
             found[_direction(previous, result)].append(test)
     found["gone"] = [test for test in before if test not in after]
     return found
 
 
+def _how(result: Result) -> tuple[str, str]:
+    return (FLAKY if result.verdict == FLAKY else result.outcome), result.kind
+
+
+# From the best to the worst.
+_RANKS = {PASSED: 0, FLAKY: 1, SKIPPED: 2, FAILED: 3, CRASHED: 4, HUNG: 4}
+
+
 def _direction(old: Result, new: Result) -> str:
-    if old.outcome == PASSED:
+    before, after = (_RANKS[_how(result)[0]] for result in (old, new))
+    if after > before:
         return "worse"
-    return "better" if new.outcome == PASSED else "changed"
+    return "better" if after == _RANKS[PASSED] and after < before else "changed"
 
 
 def as_line(result: Result) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from torch_mtia.conformance.settings import Settings, UsageError
 
 CONFIGURATION = Path(__file__).with_name("pytest.ini")
 MOST_CRASHES = 100_000  # of one run: all there are
+MOST_IN_VAIN = 4  # workers in a row that die without a test to blame
 ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 class CollectionError(UsageError):
-    """A file cannot be imported."""
+    """A file cannot be imported, has no tests, or has two of the same name."""
 
 
 def run(
@@ -36,7 +38,7 @@ def run(
 ) -> tuple[list[Result], bool]:
     """The results, those of earlier parts of a resumed run included, and whether the run came to its end.
 
-    Raises LedgerError if the ledger names tests that are not there, CollectionError if a file cannot be imported.
+    Raises LedgerError if the ledger names tests that are not there, CollectionError for a file that cannot run.
     """
     Path(settings.folder).mkdir(parents=True, exist_ok=True)
     for leftover in Path(settings.folder).glob("*.trace"):
@@ -68,7 +70,12 @@ def run(
     recorded = {result.test: result for result in read_lines(settings.results_file)}
     for result in recorded.values():
         ledger.judge(result)
-    return list(recorded.values()), status in ENDED
+    collected = settings.collected()
+    ended = status in ENDED and all(test in recorded for test in collected if settings.selects(test))
+    suites = {test.partition("/")[0] for test in collected} | controller.skipped_suites
+    if ended and (without := [file for file in files if file.stem not in suites]):
+        raise CollectionError(f"there are no tests in {without[0]}")
+    return list(recorded.values()), ended
 
 
 class Controller:
@@ -77,10 +84,12 @@ class Controller:
     def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self.ledger_error: LedgerError | None = None
         self.collection_errors: list[str] = []
+        self.skipped_suites: set[str] = set()
         self._settings = settings
         self._ledger = ledger
         self._open: dict[str, Result] = {}
         self._unexpected = 0
+        self._in_vain = 0
         drop_unfinished_line(settings.results_file)
         self._record = settings.results_file.open("a")
         self._bar = tqdm.tqdm(unit="test", smoothing=0.05, mininterval=0.5 if sys.stderr.isatty() else 30)
@@ -92,6 +101,11 @@ class Controller:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.collection_errors.append(f"{report.nodeid} cannot be collected:\n{report.longreprtext}")
+        elif report.skipped:
+            suite = Path(report.nodeid.partition("::")[0]).stem
+            self.skipped_suites.add(suite)
+            if self._settings.may_select(suite):
+                self._end(Result(f"{suite}/import", r.SKIPPED, message=_reason(report)))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if session.items:
@@ -103,10 +117,22 @@ class Controller:
             scheduler = node.config.pluginmanager.getplugin("dsession")
             self._begin(len(ids), lambda why: setattr(scheduler, "shouldstop", why))
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        self._in_vain += bool(error)
+        if self._in_vain == MOST_IN_VAIN:
+            if self._bar.total is None:
+                self.collection_errors.append("processes that collect the tests end; -j 0 shows where")
+            node.config.pluginmanager.getplugin("dsession").shouldstop = "workers end before they run a test"
+
     def _begin(self, count: int, stop: Callable[[str], None]) -> None:
         self._bar.reset(total=count)
+        collected = self._settings.collected()
+        if twice := [test for test, times in Counter(collected).items() if times > 1]:
+            self.collection_errors.append(f"two tests have the name {twice[0]}")
+            stop("a name is there twice")
         try:
-            self._ledger.check(self._settings.collection_file.read_text().splitlines())
+            self._ledger.check(collected)
         except LedgerError as error:
             self.ledger_error = error
             stop("the ledger is wrong")
@@ -120,9 +146,11 @@ class Controller:
         result.functions += properties.get("functions", [])
         if report.when not in ("setup", "call", "teardown"):
             self._end(self._of_dead_worker(test, report))
+        elif result.outcome == r.FAILED:
+            pass  # whatever else has happened in the test, or behind it
         elif report.skipped:
             result.outcome, result.message = r.SKIPPED, _reason(report)
-        elif report.failed and result.outcome != r.FAILED:
+        elif report.failed:
             result.outcome = r.FAILED
             for name in ("kind", "message", "sample", "detail"):
                 setattr(result, name, properties.get(name, ""))
@@ -139,6 +167,7 @@ class Controller:
 
     def _end(self, result: Result) -> None:
         self._open.pop(result.test, None)
+        self._in_vain = 0
         self._ledger.judge(result)
         self._record.write(as_line(result))
         self._record.flush()
@@ -149,6 +178,6 @@ class Controller:
         self._bar.update()
 
 
-def _reason(report: pytest.TestReport) -> str:
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     words = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
     return words.removeprefix("Skipped: ")

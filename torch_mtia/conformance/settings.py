@@ -79,6 +79,17 @@ class Settings:
             return False
         return not self.tests or any(fnmatchcase(test, pattern) for pattern in self.tests)
 
+    def selection(self) -> str:
+        """The same for all shards of a run, and another for other tests."""
+        chosen = sorted(set(filter(dataclasses.replace(self, shard=Settings.shard).selects, self.collected())))
+        return f"{len(chosen)} tests, {zlib.crc32(chr(10).join(chosen).encode()):08x}"
+
+    def may_select(self, suite: str) -> bool:
+        """Whether a pattern may name a test of a suite whose tests are not known."""
+        patterns = self.tests or ("*",)
+        named = any(fnmatchcase(suite, pattern.partition("/")[0]) for pattern in patterns)
+        return named and dataclasses.replace(self, tests=()).selects(f"{suite}/import")
+
     def check(self) -> None:
         """Raises UsageError if a pattern of `tests` names none of the tests there are, or if none is selected."""
         collected = self.collected()

@@ -1,7 +1,7 @@
 """Runs test files of a checkout, file by file, and finds out of what fails whether it is the device's.
 
 A test that fails though the ledger does not say so runs again, in another process: one that passes then is flaky. What
-has failed twice runs without the device, on the CPU: what fails there, too, is not the device's.
+has failed twice runs without the device, on the CPU: what fails there with the same error is not the device's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run_files(
         except CollectionError as error:
             found, complete = [_not_imported(file, error, ledger)], True
             collected.append(found[0].test)
-            found = [result for result in found if settings.selects(result.test)]
+            found = found if settings.may_select(file.stem) else []
         else:
             collected += part.collected()
             _look_again(file, found, part, ledger)
@@ -77,7 +77,8 @@ def _look_again(file: Path, results: Sequence[Result], settings: Settings, ledge
     for second in run(again, [file], 1, ledger, resume=False)[0]:
         if second.outcome == r.PASSED and (first := failed.pop(second.test, None)) is not None:
             first.outcome, first.verdict, first.reason = r.PASSED, r.FLAKY, "passes in another process"
-    for test in _failing_on_cpu(file, list(failed), settings):
+    errors = _errors_on_cpu(file, list(failed), settings)
+    for test in [test for test, error in errors.items() if error == _error_of(failed[test])]:
         failed[test].verdict, failed[test].reason = r.ON_CPU, "fails without the device, too"
 
 
@@ -91,11 +92,17 @@ def _on_cpu(test: str, device_type: str) -> tuple[str, str]:
     return class_name, function
 
 
-def _failing_on_cpu(file: Path, tests: Sequence[str], settings: Settings) -> list[str]:
-    """Those of the tests that fail in a process that has no device. Of Triton's none could pass there."""
+def _error_of(result: Result) -> str:
+    """The class of the exception; of a process that has ended, none. A test that misses the device itself on the CPU
+    fails with another than one that the device fails."""
+    return result.message.partition(":")[0] if result.outcome == r.FAILED else ""
+
+
+def _errors_on_cpu(file: Path, tests: Sequence[str], settings: Settings) -> dict[str, str]:
+    """Of those of the tests that fail in a process that has no device, with what. Of Triton's none could pass there."""
     device_type = settings.device.partition(":")[0]
     if not tests or device_type == "cpu" or is_of_triton(file):
-        return []
+        return {}
     names = {test: _on_cpu(test, device_type) for test in tests}
     chosen = " or ".join(sorted({function for _, function in names.values()}))
     record = Path(settings.folder) / "on_cpu.xml"
@@ -113,13 +120,21 @@ def _failing_on_cpu(file: Path, tests: Sequence[str], settings: Settings) -> lis
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     if not record.exists():
         print(f"{file.stem}: its tests do not run on the CPU", file=sys.stderr)
-        return []
+        return {}
     failing = {
-        (case.get("classname", "").rpartition(".")[2], case.get("name", ""))
+        (case.get("classname", "").rpartition(".")[2], case.get("name", "")): error.get("message", "")
         for case in ElementTree.parse(record).iter("testcase")
-        if case.find("failure") is not None or case.find("error") is not None
+        for error in (*case.findall("failure"), *case.findall("error"))
     }
-    return [test for test, name in names.items() if name in failing]
+    return {test: _exception(failing[name]) for test, name in names.items() if name in failing}
+
+
+def _exception(message: str) -> str:
+    """The class in a message of pytest's."""
+    if message.startswith("assert "):
+        return "AssertionError"
+    found = re.match(r"(?:\w+\.)*(\w+)(?::|\n|$)", message)
+    return found[1] if found else ""
 
 
 def differences(results: Sequence[Result]) -> str:

@@ -222,6 +222,32 @@ def test_copies_between_devices(device: torch.device, second: torch.device) -> N
     assert torch.equal(there.cpu(), torch.arange(N))
 
 
+ON_THE_SECOND: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "elementwise": lambda x: x * 2 + x.exp(),
+    "in place": lambda x: x.clone().mul_(3),
+    "sum": lambda x: x.sum(0),
+    "matmul": lambda x: x @ x.t(),
+    "cat": lambda x: torch.cat([x, x]),
+    "indexing": lambda x: x[[2, 0]],
+    "sort": lambda x: x.sort(1).values,
+    "comparison": lambda x: x > 0.5,
+    "conversion": lambda x: x.to(torch.int32),
+    "like": lambda x: torch.ones_like(x) + x.new_full((3, 4), 2),
+    "softmax": lambda x: x.softmax(-1),
+    "backward": lambda x: torch.autograd.grad((x.requires_grad_() ** 2).sum(), x)[0],
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_SECOND)
+def test_work_on_the_second_device(second: torch.device, name: str) -> None:
+    """While the first is the current one: the results are there, and right."""
+    call = ON_THE_SECOND[name]
+    numbers = torch.arange(12.0).view(3, 4) / 7
+    result = call(numbers.to(second))
+    assert result.device == second
+    torch.testing.assert_close(result.cpu(), call(numbers))
+
+
 def test_tensors_on_two_devices_do_not_mix(device: torch.device, second: torch.device) -> None:
     with pytest.raises(RuntimeError, match="same device"):
         torch.ones(2, device=device) + torch.ones(2, device=second)
@@ -256,6 +282,7 @@ def test_another_process(device: torch.device, registers: Callable[[], None], me
     process.start()
     is_bad_fork, answer = answers.get(timeout=60)
     process.join()
+    assert process.exitcode == 0
     assert not (is_bad_fork and method == "spawn")
     assert "spawn" in str(answer) if is_bad_fork else answer == 2
 

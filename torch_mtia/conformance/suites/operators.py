@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -49,6 +50,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 FUNCTION = Callable[..., Any]
 FORM_SAMPLES = 20  # where the form of a call matters, and the values do not
 ERROR_SAMPLES = 2
+LARGE_SAMPLES, LARGE = 3, 2**17 + 3
 BITS_SAMPLES = 20
 SHORT = (torch.float16, torch.bfloat16)
 
@@ -106,8 +108,29 @@ def test_noncontiguous(device: torch.device, case: Case) -> None:
     def check(sample: SampleInput) -> None:
         strided = on_cpu(lambda: case.noncontiguous(sample))  # there are none of a sparse tensor
         compare(case, case.info.op, device, strided)
+        if isinstance(case.info, UnaryUfuncInfo) and sample.input.dim():
+            expanded = sample.input[..., :1].expand_as(sample.input)
+            compare(case, case.info.op, device, SampleInput(expanded, args=sample.args, kwargs=sample.kwargs))
 
     each_sample(islice(case.samples(), FORM_SAMPLES), check)
+
+
+@preferred_cases(lambda case: case.elementwise and case.name != "nn.functional.prelu")  # it has a weight per channel
+def test_large(device: torch.device, case: Case) -> None:
+    """More elements than 16 bits count, and no multiple of anything."""
+
+    def check(sample: SampleInput) -> None:
+        shapes = {tensor.shape for tensor in tensors_of(arguments_of(sample))}
+        if len(shapes) > 1 or not sample.input.numel():
+            raise Refused("its arguments are of different sizes")
+
+        def enlarged(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.flatten().repeat(LARGE // tensor.numel() + 1)[:LARGE]
+
+        value, args, kwargs = pytree.tree_map_only(torch.Tensor, enlarged, arguments_of(sample))
+        compare(case, case.info.op, device, SampleInput(value, args=args, kwargs=kwargs))
+
+    each_sample(islice(case.samples(), LARGE_SAMPLES), check)
 
 
 @cases(lambda case: case.info.inplace_variant is not None)
@@ -116,6 +139,9 @@ def test_inplace(device: torch.device, case: Case) -> None:
         if sample.broadcasts_input:
             raise Refused("the input is broadcast")
         compare(case, returning_itself(case.info.inplace_variant), device, sample)
+        with contextlib.suppress(Refused):
+            strided = on_cpu(lambda: case.noncontiguous(sample))
+            compare(case, returning_itself(case.info.inplace_variant), device, strided)
 
     each_sample(case.samples(), check)
 
@@ -162,7 +188,9 @@ def test_strides(device: torch.device, case: Case) -> None:
 
 
 def right_size(result: torch.Tensor) -> torch.Tensor:
-    return torch.ones_like(result)
+    """In the middle of a memory, of which nothing else may change."""
+    memory = torch.ones(result.numel() + 16, dtype=result.dtype, device=result.device)
+    return memory.as_strided(result.shape, torch.empty_like(result, device="meta").stride(), 8)
 
 
 def strided(result: torch.Tensor) -> torch.Tensor:
@@ -200,7 +228,8 @@ def is_far(output: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def writing_out(function: FUNCTION, make: Callable[[torch.Tensor], torch.Tensor]) -> FUNCTION:
-    """Returns what the function has written into `out`, how it lies there, and whether that is what it returned."""
+    """Returns what the function has written into `out` and around it, how it lies there, and whether that is what it
+    returned."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
@@ -213,8 +242,10 @@ def writing_out(function: FUNCTION, make: Callable[[torch.Tensor], torch.Tensor]
         same = [a is b for a, b in zip((returned,) if single else returned, outputs, strict=True)]
         for output, value in zip(outputs, (result,) if single else result, strict=True):
             if output.device == CPU and is_far(output, value):  # some kernels ignore strides, or leave it as it was
+                (output if output._base is None else output._base).fill_(1)
                 output.copy_(value)
-        return outputs, [output.stride() for output in outputs if output.numel()], same
+        around = [output._base for output in outputs if output._base is not None]
+        return outputs, around, [output.stride() for output in outputs if output.numel()], same
 
     return call
 

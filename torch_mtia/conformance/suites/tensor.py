@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -210,6 +211,121 @@ def test_numbers(device: torch.device, dtype: torch.dtype) -> None:
     here = torch.tensor([1, 0, 3]).to(dtype)
     assert here.to(device).tolist() == here.tolist()
     assert here.to(device)[2].item() == here[2].item()
+
+
+NAN, LARGE = float("nan"), [2**63 - 1, -(2**63), 2**53 + 1, -(2**62) - 1, 3]
+
+
+def with_nan(device: torch.device) -> torch.Tensor:
+    return torch.tensor([[1.0, NAN, 3.0], [2.0, -1.0, 0.5], [NAN, 4.0, -NAN]], device=device)
+
+
+def large(device: torch.device) -> torch.Tensor:
+    return torch.tensor(LARGE, device=device)
+
+
+def zeros(device: torch.device) -> torch.Tensor:
+    return torch.tensor([-0.0, 0.0, -0.25, 0.25], device=device)
+
+
+# What a device that computes with other numbers inside makes wrong.
+NUMBERS: dict[str, Make] = {
+    "NaN in amax": lambda d: with_nan(d).amax(1),
+    "NaN in amin": lambda d: with_nan(d).amin(0),
+    "NaN in max": lambda d: torch.stack([with_nan(d).max(), with_nan(d).min(), *with_nan(d).aminmax()]),
+    "NaN in argmax": lambda d: torch.stack([with_nan(d).argmax(1), with_nan(d).argmin(1)]),
+    "NaN in maximum": lambda d: torch.maximum(with_nan(d), with_nan(d).t()),
+    "NaN in clamp": lambda d: with_nan(d).clamp(-0.5, 2),
+    "NaN in sort": lambda d: with_nan(d).sort(1).values,
+    "NaN in topk": lambda d: with_nan(d).topk(2, 1).values,
+    "NaN in median": lambda d: torch.cat([with_nan(d).median(1).values, with_nan(d).nanmedian(1).values]),
+    "NaN in sum": lambda d: torch.cat([with_nan(d).sum(1), with_nan(d).nansum(1)]),
+    "NaN in relu": lambda d: with_nan(d).relu(),
+    "NaN in comparisons": lambda d: with_nan(d) == with_nan(d),
+    "large integers": lambda d: large(d).clone(),
+    "large integers in sums": lambda d: torch.cat([large(d) + 1, large(d) - large(d).flip(0), large(d).cumsum(0)]),
+    "large integers in products": lambda d: torch.cat([large(d) * 3, large(d) * large(d)]),
+    "large integers in quotients": lambda d: torch.cat([large(d) // 7, large(d) % 7]),
+    "large integers in comparisons": lambda d: torch.stack([large(d) > 2**53, large(d) == 2**53 + 1]),
+    "large integers in sort": lambda d: large(d).sort().values,
+    "large integers in max": lambda d: torch.stack([large(d).max(), large(d).min(), large(d)[2:].sum()]),
+    "large integers in where": lambda d: torch.where(large(d) > 0, large(d), large(d) ^ -1),
+    "zeros with a sign": lambda d: zeros(d).clone(),
+    "zeros with a sign in neg": lambda d: -zeros(d),
+    "zeros with a sign in abs": lambda d: zeros(d).abs(),
+    "zeros with a sign in products": lambda d: zeros(d) * -1.0,
+    "zeros with a sign in sums": lambda d: zeros(d) + -0.0,
+    "zeros with a sign in rounding": lambda d: torch.cat([zeros(d).ceil(), zeros(d).trunc(), zeros(d).round()]),
+    "zeros with a sign in sqrt": lambda d: zeros(d)[:2].sqrt(),
+    "zeros with a sign in copysign": lambda d: torch.ones(4, device=d).copysign(zeros(d)),
+    "zeros with a sign in float16": lambda d: zeros(d).half().float(),
+    "zeros with a sign in indexing": lambda d: zeros(d)[torch.tensor([1, 0], device=d)],
+    "53 bits in sums": lambda d: torch.full((3,), 2.0**-40, dtype=torch.float64, device=d) + 1,
+    "53 bits in products": lambda d: torch.full((3,), 1 + 2.0**-40, dtype=torch.float64, device=d) * 3,
+    "a count of more than a byte": lambda d: torch.ones(70_000, dtype=torch.bool, device=d).cumsum(0)[::997],
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_to_the_last_bit(device: torch.device, name: str) -> None:
+    ours, theirs = NUMBERS[name](device), NUMBERS[name](CPU)
+    assert_same(ours, theirs, device, EXACT)
+    is_nan = theirs.isnan()
+    assert torch.equal(ours.cpu().signbit() & ~is_nan, theirs.signbit() & ~is_nan), "a zero of the other sign"
+
+
+PROMOTED = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float32, torch.complex64)
+PROMOTING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": torch.add,
+    "mul": torch.mul,
+    "div": torch.div,
+    "eq": torch.eq,
+    "where": lambda x, y: torch.where(x == y, x, y),
+    "cat": lambda x, y: torch.cat([x, y.expand(len(x))]),
+}
+
+
+@pytest.mark.parametrize("name", PROMOTING)
+def test_two_dtypes(device: torch.device, name: str) -> None:
+    """The result's dtype and numbers, for tensors of one dimension and of none."""
+    call = PROMOTING[name]
+    for first, second in itertools.product(PROMOTED, repeat=2):
+        for other in (torch.tensor([2.5, 3.0]), torch.tensor(2.5)):
+            pairs = [(torch.tensor([3, 1]).to(first).to(d), other.to(second).to(d)) for d in (device, CPU)]
+            assert_same(call(*pairs[0]), call(*pairs[1]), device, {})
+
+
+# More than one block of threads, than 2**16 elements, and no multiple of anything.
+MANY = 2**17 + 3
+LARGE_TENSORS: dict[str, Make] = {
+    "arange": lambda d: torch.arange(MANY, device=d),
+    "fill": lambda d: torch.full((MANY,), 7, dtype=torch.int16, device=d),
+    "copy": lambda d: torch.arange(MANY).to(d),
+    "strided copy": lambda d: torch.arange(2 * MANY).to(d)[1::2].clone(),
+    "transposed copy": lambda d: torch.arange(515 * 259).to(d).view(515, 259).t().contiguous(),
+    "cat": lambda d: torch.cat([torch.arange(MANY, device=d), torch.arange(5, device=d)]),
+    "index": lambda d: torch.arange(MANY, device=d)[torch.arange(MANY - 1, -1, -1, device=d)],
+    "gather": lambda d: (x := torch.arange(MANY, device=d)).gather(0, MANY - 1 - x),
+    "scatter": lambda d: torch.zeros(MANY, device=d).scatter_(
+        0, (x := torch.arange(MANY, device=d)).flip(0), x.float()
+    ),
+    "mask": lambda d: (x := torch.arange(MANY, device=d))[x % 7 == 3],
+    "sum": lambda d: torch.arange(MANY, device=d).sum(),
+    "sum of rows": lambda d: torch.arange(MANY - 3, device=d).view(-1, 4).sum(0),
+    "max": lambda d: torch.stack([*torch.arange(MANY, device=d).max(0)]),
+    "cumsum": lambda d: torch.arange(MANY, device=d).cumsum(0),
+    "sort": lambda d: (torch.arange(MANY, device=d) * 7919 % MANY).sort().values,
+    "where": lambda d: torch.where((x := torch.arange(MANY, device=d)) > MANY // 2, x, -x),
+    "product of matrices": lambda d: torch.ones(300, 500, device=d) @ torch.ones(500, 301, device=d),
+    "embedding": lambda d: torch.nn.functional.embedding(
+        torch.arange(MANY, device=d) % 11, torch.arange(22.0, device=d).view(11, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_TENSORS)
+def test_large_tensors(device: torch.device, name: str) -> None:
+    assert_same(LARGE_TENSORS[name](device), LARGE_TENSORS[name](CPU), device, EXACT)
 
 
 def test_python_protocols(device: torch.device) -> None:
