@@ -272,7 +272,8 @@ def assert_untouched(actual: Any, expected: Any, before: Any) -> None:
 def _around(tensor: torch.Tensor) -> torch.Tensor:
     """The memory that a tensor lies in, without its elements."""
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
-    memory = tensor.detach().as_strided((size,), (1,), 0).cpu().clone()
+    numbers = tensor.detach().as_strided((size,), (1,), 0).cpu().resolve_conj().resolve_neg().clone()
+    memory = numbers.view(torch.uint8).view(size, -1)  # fewer dtypes than there are can be indexed
     places = torch.arange(size).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     memory[places.flatten()] = 0
     return memory
