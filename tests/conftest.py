@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import subprocess
@@ -61,6 +62,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     if session.config.getoption("--device") != "cpu" and device_module().device_count() == 0:
         pytest.exit("`import torch` offers no device of torch_mtia: install it first (make test does)", returncode=2)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def samples_outside_of_unittest() -> Iterator[None]:
+    """No test here is a class of unittest's; see outside_of_unittest."""
+    database = sys.modules.get("torch_mtia.conformance.database")  # imported by the tests that have samples
+    with database.outside_of_unittest() if database else contextlib.nullcontext():
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
