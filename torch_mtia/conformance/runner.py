@@ -123,7 +123,8 @@ class Controller:
         if self._in_vain == MOST_IN_VAIN:
             if self._bar.total is None:
                 self.collection_errors.append("processes that collect the tests end; -j 0 shows where")
-            node.config.pluginmanager.getplugin("dsession").shouldstop = "workers end before they run a test"
+            # Not by shouldstop, for which the worker that takes this one's place would have to end by itself.
+            raise pytest.Session.Interrupted(f"{node} ends before it runs a test")
 
     def _begin(self, count: int, stop: Callable[[str], None]) -> None:
         self._bar.reset(total=count)
