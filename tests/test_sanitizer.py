@@ -145,7 +145,7 @@ Race: two pieces of work touch the same memory in no order, and one of them writ
     program.py:4 in <module>
   aten::normal_ writes float32[1000] on the default stream of device 0, submitted before
     program.py:1 in <module>
-  To mend it: before the later one, call wait_stream(stream 0) of stream N, or wait for an event."""
+  To fix it: before the later one, call wait_stream(stream 0) of stream N, or wait for an event."""
     )
 
 

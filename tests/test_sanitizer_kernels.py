@@ -85,7 +85,7 @@ def test_an_access_that_leaves_its_tensor_is_told_and_left_out() -> None:
         "  0 bytes behind the end of the tensor, which has 4000 bytes\n"
         "  the tensor was allocated\n"
         "    test.py:N in test_an_access_that_leaves_its_tensor_is_told_and_left_out\n"
-        "  To mend it: mask the lanes that are beyond the tensor, or pass the right size and strides."
+        "  To fix it: mask the lanes that are beyond the tensor, or pass the right size and strides."
     )
 
 

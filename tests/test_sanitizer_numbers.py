@@ -295,7 +295,7 @@ Not finite: work makes NaN or infinity, which nothing that it reads has
       program.py:3 in forward
       program.py:5 in <module>
   of the result 4 are infinite; what it reads is finite
-  To mend it: keep what it reads in the range of the operation, as with clamp(), an epsilon or a wider dtype."""
+  To fix it: keep what it reads in the range of the operation, as with clamp(), an epsilon or a wider dtype."""
     )
 
 

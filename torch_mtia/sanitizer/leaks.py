@@ -58,7 +58,7 @@ class Leak(Report):
                 "Leak: the same lines allocate more and more, and what they have allocated is neither freed nor used",
                 f"  {self.count} blocks of {self.size} bytes in all are left of",
                 *(f"    {frame}" for frame in own_lines(self.access.frames)),
-                f"  To mend it: {self.remedy}.",
+                f"  To fix it: {self.remedy}.",
             ]
         )
 

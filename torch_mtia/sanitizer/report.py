@@ -156,7 +156,7 @@ class Report:
             else:
                 lines += ["  the memory was allocated" if self.kind == "uninitialized" else "  the memory was freed"]
             lines += _indented(self.memory)
-        return "\n".join([*lines, f"  To mend it: {self.remedy}."])
+        return "\n".join([*lines, f"  To fix it: {self.remedy}."])
 
     def _numbers(self) -> list[str]:
         counts = ((self.nan, "NaN"), (self.infinite, "infinite"))
