@@ -1,7 +1,7 @@
 """The conformance suite sees what is wrong with a device: one planted fault at a time, each of which must be reported
 as what it is.
 
-conformance_faults.py has faults of operators and of the device, cpp/driver_with_a_fault.cpp faults of a driver.
+conformance_faults has faults of operators and of the device, cpp/driver_with_a_fault.cpp faults of a driver.
 """
 
 from __future__ import annotations

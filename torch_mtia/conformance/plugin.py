@@ -40,16 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "time_limit(seconds): how long the test may take")
     config.addinivalue_line("markers", "without_onednn: the CPU computes without oneDNN")
     if hasattr(config, "workerinput") or not config.getoption("numprocesses"):
-        forget_seeds()
         config.pluginmanager.register(Worker(config))
-
-
-def forget_seeds() -> None:
-    """Of devices that are not there. PyTorch keeps each seed, with the stack, which is deep here, for the day that they
-    start: most of the time that a sample takes to make."""
-    for module in (torch.cuda, torch.xpu):
-        if not module.is_available():
-            module.manual_seed_all = lambda _seed: None  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session")
