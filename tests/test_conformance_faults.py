@@ -6,10 +6,8 @@ conformance_faults has faults of operators and of the device, cpp/driver_with_a_
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import torch_mtia
+from tests.conformance_command import conformance
 from tests.conformance_faults import FAULTS
 from torch_mtia.conformance import results as r
-from torch_mtia.conformance.__main__ import AS_EXPECTED, UNEXPECTED
 from torch_mtia.conformance.results import Run
 
 HERE = Path(__file__).parent
@@ -50,22 +48,10 @@ DRIVER_FAULTS = {
     "the_tracer_is_forgotten": ("driver_work/a_tracer_is_told_of_work", "wrong"),
 }
 
+LIMIT = ("--time-limit", "20")  # some hang
+
 # The others are for `make test-wide`.
 BY_DEFAULT = {"a_wrong_value", "a_clobbered_input_of_16_bits", "a_leaked_byte", "a_capability_that_vanishes"}
-
-
-def conformance(folder: Path, *arguments: str, **environment: str) -> Run:
-    """Raises AssertionError if the command does not run."""
-    command = [sys.executable, "-m", "torch_mtia.conformance", "--folder", str(folder), "--time-limit", "20"]
-    process = subprocess.run(
-        [*command, "--json", str(folder / "run.json"), *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert process.returncode in (AS_EXPECTED, UNEXPECTED), process.stdout + process.stderr[-4000:]
-    return Run.load(folder / "run.json")
 
 
 def some(names: Iterable[str]) -> list[object]:
@@ -75,8 +61,8 @@ def some(names: Iterable[str]) -> list[object]:
 def of_device(folder: Path, tests: set[str], fault: str) -> Run:
     suites = {pattern.partition("/")[0] for pattern in tests}
     arguments = [f"--suite={suite}" for suite in sorted(suites)] + [f"--test={pattern}" for pattern in sorted(tests)]
-    arguments += ["--import", "conformance_faults", "--device", "mtia", "-j", "1"]
-    return conformance(folder, *arguments, CONFORMANCE_FAULT=fault, PYTHONPATH=str(HERE))
+    arguments += ["--import", "conformance_faults", "--device", "mtia", *LIMIT]
+    return conformance(folder, *arguments, CONFORMANCE_FAULT=fault, PYTHONPATH=str(HERE))[0]
 
 
 def failures(run: Run) -> dict[str, str]:
@@ -105,8 +91,8 @@ def faulty_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_driver(folder: Path, library: Path, tests: list[str], fault: str) -> Run:
-    arguments = ["--driver", str(library), "-j", "1", *(f"--test={test}" for test in tests)]
-    return conformance(folder, *arguments, MTIA_TEST_DRIVER=str(HOST_DRIVER), MTIA_TEST_FAULT=fault)
+    arguments = ["--driver", str(library), *LIMIT, *(f"--test={test}" for test in tests)]
+    return conformance(folder, *arguments, MTIA_TEST_DRIVER=str(HOST_DRIVER), MTIA_TEST_FAULT=fault)[0]
 
 
 def test_a_driver_without_a_fault_passes(tmp_path: Path, faulty_driver: Path) -> None:

@@ -5,9 +5,7 @@ foreign_backend/ is the backend; its ledger says what it does not have.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +14,17 @@ import pytest
 import torch
 from torch.utils.cpp_extension import include_paths
 
+from tests.conformance_command import conformance
 from torch_mtia.conformance import results as r
 from torch_mtia.conformance.results import Result, Run
 
 HERE = Path(__file__).parent
 BACKEND = HERE / "foreign_backend"
 LEDGER = BACKEND / "ledger.yaml"
+
+
+def by_name(run: Run) -> dict[str, Result]:
+    return {result.test: result for result in run.results}
 
 
 @dataclass(frozen=True)
@@ -80,24 +83,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def conformance(folder: Path, *arguments: str, **environment: str) -> tuple[dict[str, Result], str]:
-    """The results by name, and what the command printed."""
-    command = [sys.executable, "-m", "torch_mtia.conformance", "--folder", str(folder), "-j", "1"]
-    process = subprocess.run(
-        [*command, "--json", str(folder / "run.json"), *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert process.returncode in (0, 1), process.stdout + process.stderr[-4000:]
-    results = Run.load(folder / "run.json").results
-    return {result.test: result for result in results}, process.stdout + process.stderr[-4000:]
-
-
 def of_foreign(folder: Path, library: Path, *arguments: str, **environment: str) -> tuple[dict[str, Result], str]:
     foreign = ["--device", "foreign", "--import", "foreign_backend", "--ledger", str(LEDGER)]
-    return conformance(folder, *foreign, *arguments, PYTHONPATH=str(HERE), FOREIGN_LIBRARY=str(library), **environment)
+    environment |= {"PYTHONPATH": str(HERE), "FOREIGN_LIBRARY": str(library)}
+    run, printed = conformance(folder, *foreign, *arguments, **environment)
+    return by_name(run), printed
 
 
 def selection(*tests: str) -> list[str]:
@@ -147,7 +137,8 @@ def test_the_backend_is_as_its_ledger_says(tmp_path: Path, library: Path, argume
 def test_the_cpu_is_tested_without_torch_mtia(tmp_path: Path) -> None:
     file = tmp_path / "alone.py"
     file.write_text(ALONE.replace("NAME", "'privateuseone'"))
-    results, output = conformance(tmp_path, "--device=cpu", "--file", str(file))
+    run, output = conformance(tmp_path, "--device=cpu", "--file", str(file))
+    results = by_name(run)
     assert [result.verdict for result in results.values()] == [r.PASS], output
 
 
