@@ -179,6 +179,54 @@ def test_files_are_found_below_the_folder_of_tests(tmp_path: Path) -> None:
     assert found.files(["test_broken", "parts/test_broken"]) == [broken, broken]
     with pytest.raises(UsageError, match=r"there is no test_thing\.py"):
         found.files(["test_thing"])
+    (tmp_path / "test" / "other").mkdir()
+    (tmp_path / "test" / "other" / "test_broken.py").touch()
+    with pytest.raises(UsageError, match="several, say which: other/test_broken, parts/test_broken"):
+        found.files(["test_broken"])
+
+
+# Its first import is of the run itself.
+NOT_TWICE = """
+import os
+import time
+from pathlib import Path
+
+from torch.testing._internal.common_device_type import instantiate_device_type_tests
+from torch.testing._internal.common_utils import TestCase
+
+def imports():
+    with Path(__file__).with_suffix(".imports").open("a+") as seen:
+        seen.write(".")
+        seen.seek(0)
+        return len(seen.read())
+
+if CONDITION:
+    ACTION
+
+class TestThings(TestCase):
+    def test_fails(self, device):
+        self.assertEqual(1, 2)
+
+instantiate_device_type_tests(TestThings, globals(), allow_mps=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "action"),
+    [
+        ("imports() > 1", "raise ImportError('once is enough')"),
+        ("os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD') == '0'", "time.sleep(3600)"),
+    ],
+    ids=["raises in another process", "hangs on the CPU"],
+)
+def test_a_file_that_does_not_run_twice_keeps_its_failures(tmp_path: Path, condition: str, action: str) -> None:
+    checkout(tmp_path / "pytorch")
+    text = NOT_TWICE.replace("CONDITION", condition).replace("ACTION", action)
+    (tmp_path / "pytorch" / "test" / "test_twice.py").write_text(text)
+    finished = run(tmp_path, "pytorch", "test_twice", "-j", "1", "--json", "run.json", "--time-limit", "3")
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    (result,) = Run.load(tmp_path / "run.json").results
+    assert (result.outcome, result.verdict) == (r.FAILED, r.FAIL)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -34,7 +34,8 @@ def module(accelerator: torch.device) -> Any:
 
 
 @pytest.fixture
-def second(accelerator: torch.device) -> torch.device:
+def second(accelerator: torch.device) -> Iterator[torch.device]:
     if torch.accelerator.device_count() < 2:
         pytest.skip("there is one device")
-    return torch.device(accelerator.type, 1)
+    yield torch.device(accelerator.type, 1)
+    torch.accelerator.synchronize(1)  # a late error is the test's own

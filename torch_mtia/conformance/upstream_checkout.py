@@ -79,6 +79,9 @@ class Checkout:
         found = [direct] if direct.is_file() else sorted(folder.rglob(f"{name}.py"))
         if not found:
             raise UsageError(f"--upstream: there is no {name}.py in {folder}")
+        if len(found) > 1:
+            names = ", ".join(str(file.relative_to(folder).with_suffix("")) for file in found)
+            raise UsageError(f"--upstream {name}: there are several, say which: {names}")
         return found[0]
 
     def ledger(self, device_type: str) -> Path:

@@ -6,10 +6,12 @@ has failed twice runs without the device, on the CPU: what fails there with the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import os
 import re
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -74,7 +76,12 @@ def _look_again(file: Path, results: Sequence[Result], settings: Settings, ledge
         tests=tuple(map(glob.escape, failed)),
         shard=Settings.shard,
     )
-    for second in run(again, [file], 1, ledger, resume=False)[0]:
+    try:
+        seconds, _ = run(again, [file], 1, ledger, resume=False)
+    except CollectionError as error:
+        print(f"{file.stem}: what fails does not run again: {error}", file=sys.stderr)
+        seconds = []
+    for second in seconds:
         if second.outcome == r.PASSED and (first := failed.pop(second.test, None)) is not None:
             first.outcome, first.verdict, first.reason = r.PASSED, r.FLAKY, "passes in another process"
     errors = _errors_on_cpu(file, list(failed), settings)
@@ -117,9 +124,15 @@ def _errors_on_cpu(file: Path, tests: Sequence[str], settings: Settings) -> dict
     hidden = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "CUDA_VISIBLE_DEVICES": ""}
     environment = os.environ | hidden | {"PYTORCH_TESTING_DEVICE_ONLY_FOR": "cpu"}
     environment.pop("TORCH_TEST_DEVICES", None)
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = subprocess.DEVNULL
+    pytest = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet, start_new_session=True)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        pytest.wait(PATIENCE * settings.time_limit * (len(tests) + 1))  # one more, for the import
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pytest.pid, signal.SIGKILL)  # its workers, too, which do not end by themselves while they hang
+    pytest.wait()
     if not record.exists():
-        print(f"{file.stem}: its tests do not run on the CPU", file=sys.stderr)
+        print(f"{file.stem}: its tests do not run on the CPU, or do not end", file=sys.stderr)
         return {}
     failing = {
         (case.get("classname", "").rpartition(".")[2], case.get("name", "")): error.get("message", "")
