@@ -1,4 +1,4 @@
-"""The conformance suite: what it makes of tests that fail, crash and hang; the ledger; the report."""
+"""The conformance suite: what it makes of tests that fail, crash and hang; shards; the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch_mtia import torch_version
 from torch_mtia._versions import SUPPORTED_TORCH
 from torch_mtia.conformance import results as r
 from torch_mtia.conformance.coverage import Coverage, coverage
-from torch_mtia.conformance.ledger import FOLDER, Ledger, LedgerError
+from torch_mtia.conformance.ledger import Ledger, LedgerError
 from torch_mtia.conformance.report import save_html
 from torch_mtia.conformance.results import Result, Run, changes, read_lines
 
@@ -351,170 +351,6 @@ def test_a_slice_of_the_suites_is_as_the_ledger_says(tmp_path: Path, suites: tup
 
 
 # The ledger ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.yaml")), ids=lambda path: path.stem)
-def test_the_ledgers_of_the_package_are_valid(path: Path) -> None:
-    assert Ledger(path).entries is not None
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: [", "not YAML"),
-        ("tests: a/b", "a ledger is a list"),
-        ("- a/b", "entry 1: not a mapping"),
-        (
-            "- tests: a/b\n  outcome: fails\n  reason: x",
-            "`outcome` is 'fails'; it is one of pass, xfail, inapplicable, skip",
-        ),
-        ("- tests: a/b\n  outcome: xfail\n  kind: wrong\n  reason: ' '", "`reason` is missing"),
-        ("- tests: a/b\n  outcome: xfail\n  reason: x", "`kind` says how it fails"),
-        ("- tests: a/b\n  outcome: xfail\n  kind: [wrong, bad]\n  reason: x", "`kind` says how it fails"),
-        ("- tests: a/b\n  outcome: skip\n  kind: wrong\n  decision: x\n  reason: x", "`kind` is for the outcome xfail"),
-        ("- tests: a/b\n  outcome: pass\n  torch: new\n  reason: x", "`torch` is 'new'; it is such as"),
-        ("- tests: a/b\n  outcome: skip\n  reason: x", "`decision` is missing"),
-        ("- outcome: xfail\n  reason: x", "`tests` is missing"),
-        ("- tests: a/b\n  outcome: xfail\n  reason: x\n  why: y", "unknown field 'why'"),
-        ("- include: nothing", "include: nothing: there is no such ledger. There are: "),
-    ],
-)
-def test_a_wrong_ledger_is_explained(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "ledger.yaml"
-    path.write_text(text)
-    with pytest.raises(LedgerError, match=message):
-        Ledger(path)
-
-
-@pytest.mark.in_tree("the package's ledgers are named after devices")
-def test_a_ledger_may_include_one_of_the_package(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.yaml"
-    of_the_package = FOLDER / "mtia.yaml"
-    row = "- tests: operators/bits/H/complex32\n  outcome: xfail\n  kind: wrong\n  reason: mine\n"
-    text = f"{row}- include: {of_the_package.stem}\n"
-    path.write_text(text)
-    ledger = Ledger(path)
-    included = Ledger(of_the_package).find("operators/bits/mH/complex32")
-    assert ledger.find("operators/bits/H/complex32").reason == "mine"  # type: ignore[union-attr]
-    assert ledger.find("operators/bits/mH/complex32") == included is not None
-    assert ledger.find("tensor/nothing") is None
-    assert ledger.proposal([]) == text
-
-
-@pytest.mark.in_tree("the package's ledgers are named after devices")
-def test_a_ledger_may_except_tests_from_what_it_includes(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.yaml"
-    of_the_package = FOLDER / "mtia.yaml"
-    include = f"- include: {of_the_package.stem}\n"
-    excepted = "- tests: operators/bits/H/*\n  outcome: pass\n  reason: mine\n"
-    text = excepted + include
-    path.write_text(text)
-    ledger = Ledger(path)
-    results = [
-        Result("operators/bits/H/complex32", r.PASSED),
-        Result("operators/bits/mH/complex32", r.PASSED),
-        Result("operators/bits/H/complex64", r.FAILED),
-    ]
-    for result in results:
-        ledger.judge(result)
-    assert [result.verdict for result in results] == [r.PASS, r.XPASS, r.FAIL]
-    assert ledger.proposal(results) == (
-        "- tests: operators/bits/mH/complex32\n  outcome: pass\n  reason: ''\n"
-        "- tests: operators/bits/H/complex64\n  outcome: xfail\n  kind: error\n  reason: ''\n" + text
-    )
-
-
-def judged(ledger: Ledger, *results: Result) -> list[Result]:
-    for result in results:
-        ledger.judge(result)
-    return list(results)
-
-
-def ledger_of(tmp_path: Path, *rows: str) -> Ledger:
-    path = tmp_path / "ledger.yaml"
-    path.write_text("".join(f"- {row}\n" for row in rows))
-    return Ledger(path)
-
-
-@pytest.mark.parametrize(
-    ("result", "verdict"),
-    [
-        (Result("a/b", r.FAILED, kind="wrong", message="sizes differ, by 2"), r.XFAIL),
-        (Result("a/b", r.FAILED, kind="wrong", message="values differ"), r.FAIL),
-        (Result("a/b", r.FAILED, kind="error", message="sizes differ"), r.FAIL),
-        (Result("a/b", r.CRASHED, message="sizes differ"), r.FAIL),
-        (Result("a/b", r.HUNG, message="sizes differ"), r.FAIL),
-        (Result("a/b", r.SKIPPED, message="sizes differ"), r.FAIL),
-        (Result("a/b", r.PASSED), r.XPASS),
-        (Result("a/c", r.SKIPPED, message="needs a part that is not there"), r.NOT_APPLICABLE),
-        (Result("a/c", r.SKIPPED, message="needs another part"), r.FAIL),
-        (Result("a/c", r.FAILED, kind="wrong"), r.FAIL),
-        (Result("a/c", r.PASSED), r.XPASS),
-        (Result("a/f/1", r.PASSED), r.PASS),
-        (Result("a/f/2", r.SKIPPED), r.NOT_APPLICABLE),
-        (Result("a/d", r.SKIPPED, message="nobody knows of this"), r.FAIL),
-        (Result("a/e", r.CRASHED), r.XFAIL),
-        (Result("a/e", r.FAILED, kind="error"), r.FAIL),
-        (Result("a/old", r.FAILED, kind="error"), r.FAIL),
-        (Result("a/new", r.FAILED, kind="error"), r.XFAIL),
-    ],
-    ids=lambda value: value if isinstance(value, str) else f"{value.test} {value.outcome} {value.message}",
-)
-def test_a_ledger_foresees_one_way_to_fail(tmp_path: Path, result: Result, verdict: str) -> None:
-    ledger = ledger_of(
-        tmp_path,
-        "{tests: a/b, outcome: xfail, kind: wrong, message: sizes differ, reason: x}",
-        "{tests: a/c, outcome: inapplicable, message: not there, reason: x}",
-        "{tests: a/f/*, outcome: inapplicable, reason: x}",
-        "{tests: a/e, outcome: xfail, kind: [crash, hang], reason: x}",
-        "{tests: a/old, outcome: xfail, kind: error, torch: '<2.10', reason: x}",
-        "{tests: a/new, outcome: xfail, kind: error, torch: '>=2.10', reason: x}",
-    )
-    assert judged(ledger, result)[0].verdict == verdict
-
-
-def test_a_pattern_of_tests_that_may_skip_says_nothing_of_those_that_fail(tmp_path: Path) -> None:
-    ledger = ledger_of(tmp_path, "{tests: [a/b, a/*], outcome: inapplicable, message: not here, reason: x}")
-    by_name, by_pattern = judged(ledger, Result("a/b", r.FAILED), Result("a/c", r.FAILED))
-    assert by_name.reason == "the ledger expects another outcome: inapplicable, 'not here'"
-    assert (by_pattern.verdict, by_pattern.reason) == (r.FAIL, "")
-
-
-def test_a_proposal_says_which_part_of_a_pattern_passes(tmp_path: Path) -> None:
-    ledger = ledger_of(tmp_path, "{tests: a/b/*, outcome: xfail, kind: error, reason: x}")
-    results = judged(ledger, Result("a/b/1", r.PASSED), Result("a/b/2", r.FAILED, kind="error"))
-    assert [result.verdict for result in results] == [r.XPASS, r.XFAIL]
-    proposal = ledger.proposal(results)
-    assert proposal.startswith("- tests: a/b/1\n  outcome: pass\n  reason: ''\n")
-    (tmp_path / "proposed.yaml").write_text(proposal.replace("''", "because"))
-    results = judged(Ledger(tmp_path / "proposed.yaml"), *results)
-    assert [result.verdict for result in results] == [r.PASS, r.XFAIL]
-
-
-def test_a_proposal_collects_what_skips(tmp_path: Path) -> None:
-    ledger = ledger_of(tmp_path)
-    tests = ["a/b/c/x", "a/b/c/y", "a/b/d/x"]
-    results = [Result(test, r.SKIPPED, message="no sample") for test in tests] + [Result("a/b/d/y", r.PASSED)]
-    proposal = ledger.proposal(judged(ledger, *results))
-    assert (
-        proposal == "- tests:\n  - a/b/c/*\n  - a/b/d/x\n  outcome: inapplicable\n  message: no sample\n  reason: ''\n"
-    )
-
-
-def test_a_proposal_drops_what_passes_and_keeps_the_rest(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.yaml"
-    path.write_text(
-        "# a head\n- tests: [a/b/*, a/c]\n  outcome: xfail\n  kind: error\n  reason: x\n"
-        "- tests: a/d\n  outcome: xfail\n  kind: error\n  reason: y\n"
-    )
-    ledger = Ledger(path)
-    tests = [Result("a/b/1", r.PASSED), Result("a/b/2", r.PASSED), Result("a/c", r.FAILED), Result("a/d", r.PASSED)]
-    for result in tests:
-        ledger.judge(result)
-    assert ledger.proposal(tests) == "# a head\n- tests: a/c\n  outcome: xfail\n  kind: error\n  reason: x\n"
-
-
-# Results -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
