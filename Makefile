@@ -4,8 +4,9 @@
 # PIP_FLAGS  added to every pip install, for example
 #            PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for PyTorch without CUDA
 # MAX_JOBS   compilers, and test modules, that run at a time
-# TORCH      of make test: another version of PyTorch, as in TORCH=2.15.0, with its Triton, in a copy of the tree that is
-#            removed afterwards. Takes 8 GB while it runs.
+# TORCH      of make test and make wheels: another version of PyTorch, as in TORCH=2.15.0, with its Triton, in a copy of
+#            the tree that is removed afterwards. Takes 8 GB while it runs.
+# URL        of make wheels: where the project is; what indexes show links there
 # FUZZ_SEED, FUZZ_COUNT  of make fuzz and make fuzz-runtime: the first program, and how many
 # FUZZ_JOBS  of all three: how many processes run them, of make fuzz pairs of processes
 # STRESS_SEED, STRESS_COUNT  of make stress: the first interleaving (0), and how many (1000)
@@ -34,7 +35,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-text test test-privateuse1 test-sanitized test-wide conformance build browser bench fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheel clean
+.PHONY: help demo demo-text test test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheels clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -47,23 +48,32 @@ demo-text: $(BUILT) $(VENV)/demo  ## train a small GPT on source text on mtia an
 	$(BIN)/python examples/train_text.py --compare
 
 ifdef TORCH
-TRITON_OF_2.13 := 3.7.1
-TRITON_OF_2.14 := 3.8.*
-TRITON_OF_2.15 := 3.9.*
-TRITON := $(or $(TRITON_OF_$(basename $(TORCH))),$(error TORCH=$(TORCH) is no version that torch_mtia/_versions.py lists))
+TRITON := $(shell $(PYTHON) -c 'import runpy; print(runpy.run_path("torch_mtia/_versions.py")["triton_requirement"]("$(TORCH)"))')
 COPY := build/torch-$(TORCH)
 
-test:
+test wheels test-wheels:
+	@test -n "$(TRITON)" || { echo "TORCH=$(TORCH) is no version that torch_mtia/_versions.py lists"; exit 2; }
 	rm -rf $(COPY)
-	mkdir -p $(COPY)
+	mkdir -p $(COPY) dist
 	git ls-files --cached --others --exclude-standard | tar -c -T - | tar -x -C $(COPY)
-	sed -i 's/^torch==.*/torch==$(TORCH)/; s/^triton==.*/triton==$(TRITON)/' $(COPY)/requirements/*.txt
-	status=0; env -u TORCH -u MAKEFLAGS -u MAKEOVERRIDES $(MAKE) -C $(COPY) test PYTHON=$(PYTHON) || status=1; \
-	rm -rf $(COPY); exit $$status
+	sed -i 's/^torch==.*/torch==$(TORCH)/; s/^triton==.*/$(TRITON)/' $(COPY)/requirements/*.txt
+	status=0; env -u TORCH -u MAKEFLAGS -u MAKEOVERRIDES $(MAKE) -C $(COPY) $@ PYTHON=$(PYTHON) || status=1; \
+	mv $(COPY)/dist/* dist 2>/dev/null; rm -rf $(COPY); exit $$status
 else
 test: $(BUILT) $(VENV)/test browser  ## run the C++ unit tests and the Python tests
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run
 	$(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests
+
+# PyTorch's libraries stay outside of the wheel: those of the environment are loaded.
+wheels: $(BUILT) $(VENV)/wheels  ## build the sources and a wheel for this PyTorch and Python, in dist/
+	rm -rf build/lib.* build/bdist.* build/wheels
+	$(BIN)/python -m build --no-isolation --sdist --outdir dist
+	TORCH_MTIA_WHEEL=1 TORCH_MTIA_URL=$(URL) $(BIN)/python -m build --no-isolation --wheel --outdir build/wheels
+	PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist \
+	  build/wheels/*.whl
+
+test-wheels: wheels $(VENV)/test  ## install what make wheels has made into empty environments, and use it there
+	$(BIN)/python -m pytest -m wide tests/test_wheels.py
 endif
 
 # The tests speak of mtia; the copy of them, of the other name.
@@ -138,10 +148,6 @@ sanitize:  ## run the C++ unit tests under ThreadSanitizer and AddressSanitizer
 stress:  ## run STRESS_COUNT random interleavings of streams, memory, events and graphs under ThreadSanitizer
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp stress
 
-wheel: $(VENV)/build  ## build a wheel into dist/
-	rm -rf build/lib.* build/bdist.*
-	$(BIN)/python -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps -w dist .
-
 clean:  ## remove what was built, but not .venv
 	rm -rf build dist *.egg-info torch_mtia/*.so torch_mtia/lib torch_mtia/include $(BUILT)
 	$(MAKE) -C tests/cpp clean
@@ -153,7 +159,7 @@ $(BUILT): $(VENV)/build $(BUILD_INPUTS)
 	@touch $@
 
 # .venv/NAME: requirements/NAME.txt is installed.
-$(VENV)/build $(VENV)/demo $(VENV)/test $(VENV)/lint: $(VENV)/%: requirements/%.txt | $(BIN)/python
+$(VENV)/build $(VENV)/demo $(VENV)/test $(VENV)/wheels $(VENV)/lint: $(VENV)/%: requirements/%.txt | $(BIN)/python
 	$(PIP_INSTALL) -r $<
 	@touch $@
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
+import re
 import runpy
 import shlex
 import shutil
@@ -12,9 +14,11 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import setuptools
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # for tools.codegen: pip runs this file without its folder on the path
@@ -31,12 +35,16 @@ if int(setuptools.__version__.partition(".")[0]) < MIN_SETUPTOOLS:
     )
 
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # an installed older build must not load while the new one is made
+if importlib.util.find_spec("torch") is None:
+    # pip builds in an environment of its own. The PyTorch to build for is that of the environment it installs into,
+    # which has the same interpreter.
+    sys.path.append(sysconfig.get_path("platlib"))
 try:
     import torch
 except ImportError as error:
     sys.exit(
-        f"error: building torch_mtia needs PyTorch in the environment that builds: {error}. "
-        f"Install it (pip install '{versions['torch_requirement']()}') and build with --no-build-isolation."
+        f"error: torch_mtia is built for the PyTorch that is installed, and there is none: {error}. Install it first "
+        f"(pip install '{versions['torch_requirement']()}'); other tools than pip need --no-build-isolation, too."
     )
 if message := versions["unsupported_torch"](torch.__version__):
     sys.exit(f"error: {message}.")
@@ -90,8 +98,35 @@ def sources(*patterns: str) -> list[str]:
     return [str(path.relative_to(ROOT)) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
 
 
+def write_public_files() -> list[str]:
+    """Generates code, and installs in torch_mtia/ what others include and the version that the build is for. Returns
+    the generated sources of the device's library."""
+    from tools.codegen import kernel_abi
+    from tools.codegen.generate import generate
+
+    kernel_abi.check()
+    generated = generate(ROOT / GENERATED)
+    include = ROOT / "torch_mtia" / "include"
+    shutil.rmtree(include, ignore_errors=True)  # what an older build has installed
+    headers = {f"torch_mtia/{header}": f"csrc/{header}" for header in PUBLIC_HEADERS} | OTHER_HEADERS
+    for header, path in headers.items():
+        installed = include / header
+        installed.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, installed)
+    (ROOT / "torch_mtia" / "_build.py").write_text(f'TORCH = "{torch.__version__}"\n')
+    return [str(path.resolve().relative_to(ROOT)) for path in generated]
+
+
+class BuildPython(build_py):
+    """Collects the package's files when all are there: setuptools does it before it builds extensions."""
+
+    def run(self) -> None:
+        write_public_files()
+        super().run()
+
+
 class Build(BuildExtension):
-    """Generates code, then compiles, with ninja's state in one place for all ways to build."""
+    """Compiles, with ninja's state in one place for all ways to build."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -99,23 +134,11 @@ class Build(BuildExtension):
         self.build_temp = str(BUILD_TEMP)
 
     def run(self) -> None:
-        from tools.codegen import kernel_abi
-        from tools.codegen.generate import generate
-
-        kernel_abi.check()
-
+        generated = write_public_files()
         for extension in self.extensions:
             if extension.name == LIBRARY:
-                generated = generate(ROOT / GENERATED)
-                extension.sources += [str(path.resolve().relative_to(ROOT)) for path in generated]
+                extension.sources += generated
         (ROOT / "torch_mtia" / "lib").mkdir(exist_ok=True)
-        include = ROOT / "torch_mtia" / "include"
-        shutil.rmtree(include, ignore_errors=True)  # what an older build has installed
-        headers = {f"torch_mtia/{header}": f"csrc/{header}" for header in PUBLIC_HEADERS} | OTHER_HEADERS
-        for header, path in headers.items():
-            installed = include / header
-            installed.parent.mkdir(parents=True, exist_ok=True)
-            self.copy_file(str(ROOT / path), str(installed))
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
@@ -195,10 +218,48 @@ class Build(BuildExtension):
         return str(super().get_ext_filename(ext_name))  # type: ignore[no-untyped-call]
 
 
+# Kernels are compiled with the LLVM in llvmlite: it needs no compiler on the machine, and the one in Triton's own wheel
+# cannot be used from outside.
+EXTRAS = {
+    "triton": [versions["triton_requirement"](torch.__version__), "llvmlite>=0.46"],
+    # To run python -m torch_mtia.conformance. expecttest and scipy are what PyTorch's own databases of tests import.
+    "conformance": [
+        *("pytest>=8", "pytest-xdist>=3.6", "packaging", "pyyaml", "tqdm", "numpy", "expecttest", "scipy"),
+    ],
+}
+
+
+def described() -> dict[str, Any]:
+    """The metadata that depend on what is made.
+
+    A build fits the minor version of PyTorch that it was made with, the sources fit all. A wheel for others says so in
+    its version (TORCH_MTIA_WHEEL, set by make wheels). What pip builds from the sources cannot: it has to have their
+    version.
+    """
+    torch_minor = versions["minor"](torch.__version__)
+    requirement = versions["torch_requirement"]() if "sdist" in sys.argv else f"torch=={torch_minor}.*"
+    suffix = f"+torch{torch_minor}" if "TORCH_MTIA_WHEEL" in os.environ else ""
+    readme = (ROOT / "README.md").read_text()
+    described = {"version": versions["__version__"] + suffix, "install_requires": [requirement]}
+    if url := os.environ.get("TORCH_MTIA_URL", "").rstrip("/"):
+        # The page of an index shows the README, whose links are relative.
+        readme = re.sub(r"\]\((?!https?:|#)", f"]({url}/blob/main/", readme)
+        described["project_urls"] = {
+            "Homepage": url,
+            "Documentation": f"{url}/tree/main/docs",
+            "Changelog": f"{url}/blob/main/CHANGELOG.md",
+        }
+    return described | {
+        "extras_require": EXTRAS,
+        "long_description": readme,
+        "long_description_content_type": "text/markdown",
+    }
+
+
 setup(
-    version=versions["__version__"],
-    install_requires=[versions["torch_requirement"]()],
-    packages=find_packages(include=["torch_mtia", "torch_mtia.*", "mtia", "mtia.*"]),
+    **described(),
+    # `mtia` has no __init__.py: another package of the name can be beside ours.
+    packages=[*find_packages(include=["torch_mtia", "torch_mtia.*"]), "mtia.host_runtime.torch_mtia", "mtia.triton"],
     package_data={
         "torch_mtia": ["py.typed", "*.pyi", "include/**/*.h"],
         "torch_mtia.new_backend": ["package-template/**"],
@@ -255,5 +316,5 @@ setup(
             extra_link_args=["-Wl,-rpath,$ORIGIN/lib"],
         ),
     ],
-    cmdclass={"build_ext": Build},
+    cmdclass={"build_ext": Build, "build_py": BuildPython},
 )

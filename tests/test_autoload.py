@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-import torch_mtia
+from torch_mtia import _build
 from torch_mtia._versions import built_for_another_torch
 
 if TYPE_CHECKING:
@@ -222,5 +222,8 @@ def test_every_public_module_is_there_after_the_import(run_script: RunScript) ->
 
 def test_a_build_for_another_minor_version_is_refused() -> None:
     assert built_for_another_torch("2.13.0", "2.13.1+cpu") is None
-    assert "was built for PyTorch 2.13.0" in str(built_for_another_torch("2.13.0", "2.14.0"))
-    assert built_for_another_torch(torch_mtia._C._built_for, torch.__version__) is None
+    message = str(built_for_another_torch("2.13.0", "2.14.0"))
+    assert "was built for PyTorch 2.13, and this is PyTorch 2.14.0" in message
+    assert "whose version ends in +torch2.14" in message
+    assert "pip install 'torch==2.13.*'" in message
+    assert built_for_another_torch(_build.TORCH, torch.__version__) is None

@@ -81,8 +81,6 @@ class StreamBackend(torch.distributed.ProcessGroup):
 def _bind_stream_backend() -> None:
     """Adds StreamBackend to this module. Needs torch.distributed."""
 
-_built_for: str
-
 def _configure(
     library: str,
     num_devices: int,

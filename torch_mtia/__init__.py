@@ -63,15 +63,20 @@ def _load() -> None:
         raise ImportError(f"{message}.")
     settings = environment.settings()
     try:
+        from torch_mtia import _build
+    except ImportError as error:
+        raise ImportError(
+            "torch_mtia is not built in this folder: run pip install -e . --no-build-isolation there."
+        ) from error
+    if message := built_for_another_torch(_build.TORCH, torch.__version__):
+        raise ImportError(f"{message}.")
+    try:
         import torch_mtia._C as _C
     except ImportError as error:
         raise ImportError(
-            f"torch_mtia's extension module does not load with PyTorch {torch.__version__}: {error}. It is missing, or "
-            "was built for another PyTorch or Python: install torch_mtia again, or build it in its source folder with "
-            "pip install -e . --no-build-isolation."
+            f"torch_mtia's extension module does not load: {error}. Install torch_mtia again: it is missing, or was "
+            "built for another Python."
         ) from error
-    if message := built_for_another_torch(_C._built_for, torch.__version__):
-        raise ImportError(f"{message}.")
     from torch_mtia import driver
     from torch_mtia.properties import DeviceProperties
 

@@ -70,7 +70,6 @@ at::Tensor wrapped_number(const py::object& value) {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  m.attr("_built_for") = TORCH_VERSION;
   core::interpreter_lock = {
       []() -> void* { return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr; },
       [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }};
