@@ -1,13 +1,17 @@
-"""Limits on device memory, beside what `torch.accelerator` and `torch.mtia` offer: see docs/memory.md."""
+"""Device memory, beside what `torch.accelerator` and `torch.mtia` offer: limits, and the host's view of it. See
+docs/memory.md.
+"""
 
 from __future__ import annotations
+
+import ctypes
 
 import torch
 
 from torch_mtia import _C
 from torch_mtia.door import device_type
 
-__all__ = ["get_per_process_memory_fraction", "set_per_process_memory_fraction"]
+__all__ = ["get_per_process_memory_fraction", "host_view", "set_per_process_memory_fraction"]
 
 Device = torch.device | int | str | None
 
@@ -44,3 +48,45 @@ def set_per_process_memory_fraction(fraction: float, device: Device = None) -> N
 def get_per_process_memory_fraction(device: Device = None) -> float:
     """The fraction in force: 1.0, unless set. Mirrors `torch.cuda.get_per_process_memory_fraction`."""
     return _C._memory_fraction(_index(device))
+
+
+def host_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor on the same memory: what either side writes, the other one reads. Nothing is copied.
+
+    Waits for all work on the tensor's device first. Afterwards nothing orders the host's accesses and the device's:
+    synchronize before the host reads what the device has written since, and do not write while the device works on the
+    tensor. The view keeps the memory alive, unless the tensor's storage is resized or gets another memory.
+
+    Args:
+        tensor: a strided tensor of the device, of any shape, strides and dtype, that does not require a gradient.
+
+    Returns:
+        A tensor of the same shape, strides and dtype on the CPU, for NumPy, DLPack and the like.
+
+    Raises:
+        ValueError: the tensor is on another device, or not strided.
+        RuntimeError: it requires a gradient; `host_view(tensor.detach())` has none.
+        NotImplementedError: the driver gives the host no view of the device's memory; `tensor.cpu()` copies.
+    """
+    if tensor.device.type != device_type():
+        raise ValueError(f"tensor must be on {device_type()}, not on {tensor.device}")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise ValueError(f"tensor must be strided, not {'quantized' if tensor.is_quantized else tensor.layout}")
+    if tensor.requires_grad:
+        raise RuntimeError(
+            "tensor requires a gradient, which a view of the host cannot have: host_view(tensor.detach())"
+        )
+    storage = tensor.untyped_storage()
+    address = storage.data_ptr()  # a lazy clone gets memory of its own here, which the device fills
+    torch.accelerator.synchronize(tensor.device)
+    if storage.nbytes():
+        buffer = (ctypes.c_ubyte * storage.nbytes()).from_address(_C._host_address(address))
+        buffer.owner = storage  # type: ignore[attr-defined]  # an instance of a class of ours, which may have it
+        memory = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    else:
+        memory = torch.UntypedStorage(0)
+    view = torch.empty(0, dtype=tensor.dtype)
+    view.set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+    if tensor.is_conj():
+        view = view.conj()
+    return torch._neg_view(view) if tensor.is_neg() else view

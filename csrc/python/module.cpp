@@ -4,7 +4,6 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
-#include <torch/headeronly/version.h>
 
 #include <complex>
 
@@ -14,6 +13,7 @@
 #include "../core/DriverInfo.h"
 #include "../device/Door.h"
 #include "../device/GraphOutputs.h"
+#include "../device/HostView.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAProfiler.h"
@@ -102,6 +102,12 @@ PYBIND11_MODULE(_C, m) {
     MTIACachingAllocator::of(device).set_memory_fraction(fraction);
   });
   m.def("_memory_fraction", [](c10::DeviceIndex device) { return MTIACachingAllocator::of(device).memory_fraction(); });
+  // The caller waits for the work that writes there.
+  m.def("_host_address", [](uint64_t device_address) {
+    TORCH_CHECK_NOT_IMPLEMENTED(HostView::available(),
+                                "the driver gives the host no view of the device's memory; tensor.cpu() copies it");
+    return reinterpret_cast<uint64_t>(HostView::to_host(reinterpret_cast<void*>(device_address)));
+  });
   m.def("_is_stream_capturing", [](int64_t stream_id, c10::DeviceIndex device) {
     return MTIAStream(c10::Stream::unpack3(stream_id, device, device_type())).core().graph() != nullptr;
   });
