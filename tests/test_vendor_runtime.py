@@ -239,6 +239,16 @@ def test_a_capture_refuses_what_falls_back(run: Callable[..., Finished]) -> None
     assert "aten::cumsum cannot be captured in a graph" in finished.stderr
 
 
+def test_the_host_has_no_view_of_its_memory(run: Callable[..., Finished]) -> None:
+    finished = run("""
+        import torch
+        from torch_mtia.memory import host_view
+        host_view(torch.ones(3, device="mtia"))
+    """)
+    assert finished.returncode == 1
+    assert "NotImplementedError: the driver gives the host no view of the device's memory" in finished.stderr
+
+
 @pytest.mark.slow
 def test_compiled_code_runs_on_the_device(run: Callable[..., Finished]) -> None:
     run("""
