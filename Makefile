@@ -17,7 +17,7 @@ PIP_FLAGS ?=
 MAX_JOBS ?= 2
 export MAX_JOBS
 
-BENCHMARKS := device eager runtime triton_kernels graphs compile distributed
+BENCHMARKS := start device eager runtime triton_kernels graphs compile distributed
 
 FUZZ_SEED ?= 1000000
 FUZZ_COUNT ?= 10000
