@@ -86,7 +86,7 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
     else:
         memory = torch.UntypedStorage(0)
     view = torch.empty(0, dtype=tensor.dtype)
-    view.set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+    view.set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())
     if tensor.is_conj():
         view = view.conj()
     return torch._neg_view(view) if tensor.is_neg() else view

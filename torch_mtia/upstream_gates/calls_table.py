@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch_mtia import _C
-from torch_mtia.upstream_gates import dynamo, inductor, inductor_probes
+from torch_mtia.upstream_gates.deferred import dynamo, inductor, inductor_probes
 from torch_mtia.upstream_gates.gate import Gate
 
 CALL_GATES: tuple[Gate, ...] = (

@@ -5,14 +5,8 @@ from __future__ import annotations
 from torch_mtia import streams
 from torch_mtia.distributed import BACKEND, attention, symmetric_memory
 from torch_mtia.door import device_type
-from torch_mtia.upstream_gates import (
-    checkpoints,
-    collectives,
-    device_lists,
-    distributed_probes,
-    parallel,
-    process_groups,
-)
+from torch_mtia.upstream_gates import device_lists, parallel
+from torch_mtia.upstream_gates.deferred import checkpoints, collectives, distributed_probes, process_groups
 from torch_mtia.upstream_gates.gate import Gate
 
 DISTRIBUTED_GATES: tuple[Gate, ...] = (

@@ -17,8 +17,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from torch_mtia import _C
 from torch_mtia.door import device_module, device_type
-from torch_mtia.upstream_gates import device_lists, inductor_probes
-from torch_mtia.upstream_gates.gate import Gate
+from torch_mtia.upstream_gates import device_lists
 
 
 def times_of_the_device(original: Callable[[], Path]) -> Any:
@@ -190,21 +189,10 @@ def quotients_of_their_type(original: Callable[[Any, Any], Any]) -> Any:
     return staticmethod(floordiv)
 
 
-def block_sizes(name: str, of: str) -> Gate:
-    """A gate in the function that lists the configurations that are tried for a kind of generated kernel."""
+def block_sizes(of: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    from torch_mtia.inductor import block_sizes
 
-    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
-        from torch_mtia.inductor import block_sizes
-
-        return getattr(block_sizes, of)(original)  # type: ignore[no-any-return]
-
-    return Gate(
-        name=name,
-        modules=("torch._inductor.runtime.triton_heuristics",),
-        why="Block sizes are listed for GPUs, and depend on which GPU the process has, not on the kernel's device.",
-        replace=replace,
-        is_needed=functools.partial(inductor_probes.tries_several_sizes, of),
-    )
+    return getattr(block_sizes, of)(original)  # type: ignore[no-any-return]
 
 
 def builtin_launchers(original: Callable[..., Any]) -> Callable[..., Any]:

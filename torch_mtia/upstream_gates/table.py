@@ -9,9 +9,10 @@ import torch
 from torch_mtia import multiprocessing, torch_version
 from torch_mtia.door import device_type
 from torch_mtia.inductor import decompositions
-from torch_mtia.upstream_gates import (
+from torch_mtia.upstream_gates import device_lists
+from torch_mtia.upstream_gates.calls_table import CALL_GATES
+from torch_mtia.upstream_gates.deferred import (
     autotuning,
-    device_lists,
     eager,
     fusion,
     graphs,
@@ -23,7 +24,6 @@ from torch_mtia.upstream_gates import (
     quantization,
     random_state,
 )
-from torch_mtia.upstream_gates.calls_table import CALL_GATES
 from torch_mtia.upstream_gates.distributed_table import DISTRIBUTED_GATES
 from torch_mtia.upstream_gates.gate import Gate
 
@@ -326,9 +326,20 @@ GATES: tuple[Gate, ...] = (
         replace=inductor.keeps_to_buffer_limit,
         is_needed=inductor_probes.knows_no_limit_on_buffers,
     ),
-    inductor.block_sizes("pointwise", of="pointwise"),
-    inductor.block_sizes("_reduction_configs", of="reduction"),
-    inductor.block_sizes("_persistent_reduction_configs", of="persistent_reduction"),
+    *(
+        Gate(
+            name=name,
+            modules=("torch._inductor.runtime.triton_heuristics",),
+            why="Block sizes are listed for GPUs, and depend on which GPU the process has, not on the kernel's device.",
+            replace=functools.partial(inductor.block_sizes, of),
+            is_needed=functools.partial(inductor_probes.tries_several_sizes, of),
+        )
+        for name, of in (
+            ("pointwise", "pointwise"),
+            ("_reduction_configs", "reduction"),
+            ("_persistent_reduction_configs", "persistent_reduction"),
+        )
+    ),
     device_lists.device_list(
         "_validate_device",
         "torch.nn.attention.flex_attention",

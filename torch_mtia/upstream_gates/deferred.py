@@ -1,0 +1,72 @@
+"""Modules of this package, of which each is imported when one of its functions is first called.
+
+The tables name replacements and probes for parts of PyTorch that most programs never import. Importing them all would
+double what the device adds to `import torch`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_mtia.upstream_gates import (
+        autotuning,
+        checkpoints,
+        collectives,
+        distributed_probes,
+        dynamo,
+        eager,
+        fusion,
+        graphs,
+        inductor,
+        inductor_probes,
+        nested,
+        packages,
+        parallel,
+        probes,
+        process_groups,
+        quantization,
+        random_state,
+    )
+
+__all__ = [
+    "autotuning",
+    "checkpoints",
+    "collectives",
+    "distributed_probes",
+    "dynamo",
+    "eager",
+    "fusion",
+    "graphs",
+    "inductor",
+    "inductor_probes",
+    "nested",
+    "packages",
+    "parallel",
+    "probes",
+    "process_groups",
+    "quantization",
+    "random_state",
+]
+
+
+class _Deferred:
+    """Stands in for a module: its attributes are functions."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, function: str) -> functools.partial[Any]:
+        return functools.partial(self._call, function)
+
+    def _call(self, function: str, *args: Any, **kwargs: Any) -> Any:
+        module = importlib.import_module(f"{__package__}.{self._name}")
+        return getattr(module, function)(*args, **kwargs)
+
+
+def __getattr__(name: str) -> _Deferred:
+    if name in __all__:
+        return _Deferred(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
