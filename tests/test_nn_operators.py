@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
@@ -526,3 +527,23 @@ def test_products_with_weights_of_4_bits(device: torch.device, inner_k_tiles: in
         torch._weight_int4pack_mm(x[:, :64].to(device), packed, group, scales_and_zeros)
     with pytest.raises(RuntimeError, match="innerKTiles"):
         torch._convert_weight_to_int4pack(bytes_of_weight, 3)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
+@pytest.mark.parametrize("weight_last", [False, True], ids=["", "weight with channels last"])
+@pytest.mark.parametrize("image_last", [False, True], ids=["", "image with channels last"])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_the_meta_function_of_convolutions_lays_out_what_the_kernel_does(
+    device: torch.device, dims: int, image_last: bool, weight_last: bool, transposed: bool
+) -> None:
+    """Compiled code asserts it."""
+    last = torch.channels_last if dims == 2 else torch.channels_last_3d
+    x = torch.randn(2, 3, *(4,) * dims, device=device)
+    weight = torch.randn(3, 3, *(3,) * dims, device=device)
+    x = x.to(memory_format=last) if image_last else x
+    weight = weight.to(memory_format=last) if weight_last else weight
+    ones, none = [1] * dims, [0] * dims
+    result = torch.convolution(x, weight, None, ones, none, ones, transposed, none, 1)
+    with FakeTensorMode() as mode:
+        fake = torch.convolution(*map(mode.from_tensor, (x, weight)), None, ones, none, ones, transposed, none, 1)
+    assert fake.stride() == result.stride()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -247,15 +248,25 @@ def check_nan_within_mask(original: Callable[..., None]) -> Callable[..., None]:
     return check_nan
 
 
-def convolution_format(original: Callable[..., torch.memory_format]) -> Callable[..., torch.memory_format]:
-    def _conv_determine_backend_memory_format(
-        input: torch.Tensor, weight: torch.Tensor, backend: Any
-    ) -> torch.memory_format:
-        from torch._prims_common import suggest_memory_format
+def with_contiguous_arguments(_original: None) -> Callable[..., Any]:
+    def constrain(node: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch._inductor.lowering import require_contiguous
 
-        if getattr(input, "fake_device", input.device).type != device_type():
-            return original(input, weight, backend)
-        formats = {suggest_memory_format(input), suggest_memory_format(weight)}
-        return next(iter(formats - {torch.contiguous_format}), torch.contiguous_format)
+        return require_contiguous(node, *args, **kwargs)
 
-    return _conv_determine_backend_memory_format
+    return constrain
+
+
+def _as_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    mode = getattr(tensor, "fake_mode", contextlib.nullcontext())
+    with mode:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def convolution_of_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _select_conv_backend(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if getattr(input, "fake_device", input.device).type == device_type():
+            input, args, kwargs = pytree.tree_map_only(torch.Tensor, _as_on_cpu, (input, args, kwargs))
+        return original(input, *args, **kwargs)
+
+    return _select_conv_backend

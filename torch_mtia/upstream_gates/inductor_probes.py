@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 
@@ -38,6 +40,21 @@ def counts_in_order_of_memory(name: str, decomposition: Function | None) -> bool
 
     with _decomposed(getattr(torch.ops.aten, name).default, decomposition):
         return not torch.equal(torch.compile(doubled)(x), doubled(x))
+
+
+def reads_indices_out_of_order(constraint: Function | None) -> bool:
+    """The gradient of a pooling whose compiled result has channels last."""
+    from torch._inductor import config, lowering
+
+    x = torch.randn(1, 4, 4, 3, 5, device=DEVICE).to(memory_format=torch.channels_last_3d).requires_grad_()
+    pool = functools.partial(torch.nn.functional.adaptive_max_pool3d, output_size=(None, None, None))
+    (expected,) = torch.autograd.grad(pool(x).square().sum(), x)  # whose indices are contiguous
+    operator = torch.ops.aten.adaptive_max_pool3d_backward.default
+    constraints = lowering._maybe_layout_constraints
+    with mock.patch.dict(constraints, {operator: constraint}), config.patch(force_disable_caches=True):
+        torch._dynamo.reset()
+        (gradient,) = torch.autograd.grad(torch.compile(pool)(x).square().sum(), x)
+    return not torch.equal(gradient, expected)
 
 
 def drops_a_bias(decomposition: Function | None) -> bool:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_mtia.door import device_type
 
@@ -213,10 +214,13 @@ def restores_no_state(call: Function) -> bool:
         return raises(run, torch.mtia.get_rng_state(), torch.ops.aten.rand.default, [2], device=torch.device(DEVICE))
 
 
-def takes_channels_last_away(conv_format: Function) -> bool:
+def lays_out_convolutions_otherwise(select_backend: Function) -> bool:
     x, weight = (torch.ones(2, 3, 4, 4, device=DEVICE).to(memory_format=torch.channels_last) for _ in range(2))
-    backend: Any = torch._C._ConvBackend.Overrideable  # type: ignore[attr-defined] # as it is called
-    return bool(conv_format(x, weight, backend) != torch.channels_last)
+    FakeTensorMode.cache_clear()
+    with with_values(torch._C, _select_conv_backend=select_backend), FakeTensorMode() as mode:
+        fake = torch.conv2d(mode.from_tensor(x), mode.from_tensor(weight), padding=1)
+    FakeTensorMode.cache_clear()
+    return fake.stride() != torch.conv2d(x, weight, padding=1).stride()
 
 
 # Devices of another name ----------------------------------------------------------------------------------------------

@@ -132,6 +132,14 @@ GATES: tuple[Gate, ...] = (
         for name in ("argmax", "argmin")
     ),
     Gate(
+        name="_maybe_layout_constraints[adaptive_max_pool3d_backward]",
+        modules=("torch._inductor.lowering",),
+        why="ATen's kernel reads indices as if they were contiguous; compiled code gives it some with channels last.",
+        replace=inductor.with_contiguous_arguments,
+        is_needed=inductor_probes.reads_indices_out_of_order,
+        entry=lambda: torch.ops.aten.adaptive_max_pool3d_backward.default,
+    ),
+    Gate(
         name="ForkingPickler._extra_reducers[UntypedStorage]",
         modules=("multiprocessing.reduction",),
         why="Storages that are sent to another process are shared memory, of CUDA or of the CPU.",
@@ -275,12 +283,12 @@ GATES: tuple[Gate, ...] = (
         is_needed=inductor_probes.logs_another_device,
     ),
     Gate(
-        name="_conv_determine_backend_memory_format",
+        name="_select_conv_backend",
         modules=("torch._C",),
-        why="Says whether a convolution will return channels last, for compiled code, which asserts it; for backends "
-        "it does not know it says no. Convolutions of mtia are those of the CPU.",
-        replace=inductor.convolution_format,
-        is_needed=probes.takes_channels_last_away,
+        why="Says how the result of a convolution lies, for compiled code, which asserts it. Convolutions of mtia are "
+        "the CPU's.",
+        replace=inductor.convolution_of_cpu,
+        is_needed=probes.lays_out_convolutions_otherwise,
     ),
     Gate(
         name="hash_storage",

@@ -229,7 +229,7 @@ def is_far(output: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def plain(output: torch.Tensor) -> torch.Tensor:
-    """Some kernels of the CPU write the conjugates, and say so by the tensor's flag: here are the numbers themselves."""
+    """Some kernels of the CPU write the conjugates, which the tensor's flag says: here are the numbers themselves."""
     if not output.is_conj():
         return output
     memory = output.conj()
