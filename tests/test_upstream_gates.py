@@ -41,7 +41,7 @@ def test_a_gate_is_applied_and_still_needed(gate: Gate, module: str) -> None:
 
 def as_if_upstream_were(replaced: Any, module: str) -> Any:
     """Does the same, but is of another module and has no source: a check may only ask what it does."""
-    if not inspect.isroutine(replaced):
+    if not inspect.isroutine(replaced) or not callable(replaced):
         return replaced
     function = eval("lambda *args, **kwargs: replaced(*args, **kwargs)", {"replaced": replaced})
     function.__module__ = module

@@ -1,9 +1,9 @@
 """Doors that PyTorch opens by a literal list of devices which lacks `mtia`: opened here, in one table.
 
-Nothing else in torch_mtia assigns to anything in torch, triton or torchao. A row of GATES (table.py, and for
-torch.distributed distributed_table.py) says what is replaced, in which versions, why, and how to tell that upstream no
-longer needs it; a test asks that of every row. To add one: write the replacement in the module of its kind, a check
-that runs what upstream has in probes.py, inductor_probes.py or distributed_probes.py, and the row.
+Nothing else in torch_mtia assigns to anything in torch, triton, torchao, or the libraries of clients_table.py. A row of
+GATES (table.py, and for torch.distributed distributed_table.py) says what is replaced, in which versions, why, and how
+to tell that upstream no longer needs it; a test asks that of every row. To add one: write the replacement in the module
+of its kind, a check that runs what upstream has in the probes beside it, and the row.
 
 A gate is applied to a module when that module is imported, and at once if it already is. Nothing is imported for it.
 """
@@ -44,8 +44,17 @@ def _place(gate: Gate, module: ModuleType) -> tuple[Any, Any]:
     return functools.reduce(getattr, owner, module), attribute
 
 
+def _is_missing(gate: Gate, module: ModuleType) -> bool:
+    try:
+        return present(gate, module) is None
+    except AttributeError:
+        return True
+
+
 def _open(gate: Gate, name: str, _imported: ModuleType) -> None:
     module, key = sys.modules[name], (name, gate.name)
+    if gate.of_any_version and _is_missing(gate, module):
+        return
     if key not in originals:
         now = present(gate, module)
         _, originals[key] = _replaced.get(id(now), (now, now))

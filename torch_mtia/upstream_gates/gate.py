@@ -31,3 +31,5 @@ class Gate:
     """Makes the key, where one entry of a table is replaced."""
     filled_by: str = ""
     """The module whose import fills the table, where that is another one."""
+    of_any_version: bool = False
+    """Whether the module belongs to a library of which any version may be installed: a name that it lacks is left."""

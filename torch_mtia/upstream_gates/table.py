@@ -11,6 +11,7 @@ from torch_mtia.door import device_type
 from torch_mtia.inductor import decompositions
 from torch_mtia.upstream_gates import device_lists
 from torch_mtia.upstream_gates.calls_table import CALL_GATES
+from torch_mtia.upstream_gates.clients_table import CLIENT_GATES
 from torch_mtia.upstream_gates.deferred import (
     autotuning,
     eager,
@@ -30,6 +31,7 @@ from torch_mtia.upstream_gates.gate import Gate
 GATES: tuple[Gate, ...] = (
     *CALL_GATES,
     *DISTRIBUTED_GATES,
+    *CLIENT_GATES,
     device_lists.device_list(
         "_get_capturable_supported_devices",
         "torch.optim.optimizer",

@@ -1,0 +1,224 @@
+"""Replacements in libraries that choose a device from a list of their own, and would leave a program on the CPU.
+
+Each acts only where the library's own choice is the CPU, nobody has asked for that, and this process has our devices.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_mtia.distributed import BACKEND
+from torch_mtia.door import device_module, device_type
+
+Function = Callable[..., Any]
+
+
+def is_the_accelerator() -> bool:
+    """Whether this process has our devices, and they are what PyTorch calls its accelerator."""
+    current = torch.accelerator.current_accelerator(check_available=True)
+    return current is not None and current.type == device_type()
+
+
+def ours_instead_of_cpu(device: Any) -> Any:
+    """Takes and returns a device, or a device's name."""
+    if str(device) != "cpu" or not is_the_accelerator():
+        return device
+    return type(device)(device_type())
+
+
+def named_instead_of_cpu(original: Function) -> Function:
+    """For functions that answer which device to use."""
+
+    @functools.wraps(original)
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return ours_instead_of_cpu(original(*args, **kwargs))
+
+    return choose
+
+
+def true_of_mtia(original: Function) -> Function:
+    @functools.wraps(original)
+    def is_available(*args: Any, **kwargs: Any) -> bool:
+        return bool(original(*args, **kwargs)) or is_the_accelerator()
+
+    return is_available
+
+
+def opened_on_mtia(original: Function) -> Function:
+    """safetensors lists the names of devices in Rust, but a number is one of whatever accelerator there is."""
+
+    @functools.wraps(original, updated=())
+    def safe_open(filename: Any, framework: str, device: Any = "cpu", **kwargs: Any) -> Any:
+        kind, _, index = str(device).partition(":")
+        if kind == device_type() and is_the_accelerator():
+            device = int(index) if index else device_module().current_device()
+        return original(filename, framework, device, **kwargs)
+
+    return safe_open
+
+
+# accelerate
+
+
+def default_of_accelerate(original: property) -> property:
+    choose: Any = original.fget
+    return property(named_instead_of_cpu(choose))
+
+
+def a_process_for_each_device(original: Function) -> Function:
+    """MULTI_GPU is accelerate's name for that: with it, models become DistributedDataParallel, FSDP is possible."""
+
+    @functools.wraps(original)
+    def _prepare_backend(
+        self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
+    ) -> tuple[str | None, Any]:
+        from accelerate.utils import DistributedType
+
+        chosen, kind = original(self, cpu, sagemaker_dp, backend)
+        is_launched = int(os.environ.get("LOCAL_RANK", -1)) != -1
+        if is_launched and not cpu and kind == DistributedType.NO and is_the_accelerator():
+            return chosen or BACKEND, DistributedType.MULTI_GPU
+        return chosen, kind
+
+    return _prepare_backend
+
+
+def the_device_of_the_rank(original: Function) -> Function:
+    @functools.wraps(original)
+    def set_device(self: Any) -> None:
+        from accelerate.utils import DistributedType
+
+        is_for_gpus = self.distributed_type == DistributedType.MULTI_GPU and not torch.cuda.is_available()
+        if self.device is None and is_for_gpus and is_the_accelerator():
+            self.device = torch.device(device_type(), self.local_process_index % device_module().device_count())
+            device_module().set_device(self.device)
+        else:
+            original(self)
+
+    return set_device
+
+
+def scaler_for_mtia(original: Function) -> Function:
+    """Upstream's is one for CUDA, which without CUDA does nothing."""
+
+    @functools.wraps(original)
+    def get_grad_scaler(distributed_type: Any = None, **kwargs: Any) -> Any:
+        if not torch.cuda.is_available() and is_the_accelerator():
+            from accelerate.utils import DistributedType
+            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+            make = ShardedGradScaler if distributed_type == DistributedType.FSDP else torch.amp.GradScaler
+            return make(device_type(), **kwargs)
+        return original(distributed_type, **kwargs)
+
+    return get_grad_scaler
+
+
+def memory_with_mtia(original: Function) -> Function:
+    @functools.wraps(original)
+    def get_max_memory(max_memory: dict[Any, Any] | None = None) -> dict[Any, Any]:
+        found: dict[Any, Any] = original(max_memory)
+        if max_memory is not None or any(isinstance(key, int) for key in found) or not is_the_accelerator():
+            return found
+        devices = range(device_module().device_count())
+        return {device: torch.accelerator.get_memory_info(device)[0] for device in devices} | found
+
+    return get_max_memory
+
+
+# Checkpoints have the states of the generators of the devices that the libraries list: ours are in a file of their own.
+
+
+def _states_file(folder: Any, process: int) -> Path:
+    return Path(folder) / f"rng_state_{device_type()}_{process}.pth"
+
+
+def _save_states(folder: Any, process: int) -> None:
+    if is_the_accelerator():
+        torch.save(device_module().get_rng_state_all(), _states_file(folder, process))
+
+
+def _load_states(folder: Any, process: int) -> None:
+    file = _states_file(folder, process)
+    if is_the_accelerator() and file.is_file():
+        device_module().set_rng_state_all(torch.load(file, weights_only=True))
+
+
+def saved_with_random_states(original: Function) -> Function:
+    @functools.wraps(original)
+    def save_accelerator_state(output_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        saved = original(output_dir, *args, **kwargs)
+        process = kwargs["process_index"] if "process_index" in kwargs else args[4]
+        _save_states(output_dir, process)
+        return saved
+
+    return save_accelerator_state
+
+
+def loaded_with_random_states(original: Function) -> Function:
+    @functools.wraps(original)
+    def load_accelerator_state(input_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = original(input_dir, *args, **kwargs)
+        process = kwargs["process_index"] if "process_index" in kwargs else args[4]
+        _load_states(input_dir, process)
+        return loaded
+
+    return load_accelerator_state
+
+
+# transformers
+
+
+def trainer_where_accelerate_is(original: Any) -> Any:
+    """TrainingArguments ask accelerate for a device, and outside of torchrun go through a list of their own after it."""
+
+    def _setup_devices(self: Any) -> torch.device:
+        device: torch.device = original.func(self)
+        of_accelerate = getattr(self.distributed_state, "device", device)
+        return of_accelerate if device.type == "cpu" and of_accelerate.type == device_type() else device
+
+    replacement = functools.cached_property(_setup_devices)
+    replacement.__set_name__(type, original.attrname)
+    return replacement
+
+
+def pipeline_on_mtia(original: Function) -> Function:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        device = given.get("device")
+        is_divided = getattr(given.get("model"), "hf_device_map", None) is not None
+        is_numbered = device is None or (isinstance(device, int) and device >= 0)
+        if is_numbered and not is_divided and not torch.cuda.is_available() and is_the_accelerator():
+            kwargs["device"] = torch.device(device_type(), device or 0)
+        original(*args, **kwargs)
+
+    return __init__
+
+
+def trainer_saves_random_states(original: Function) -> Function:
+    @functools.wraps(original)
+    def _save_rng_state(self: Any, output_dir: str) -> None:
+        original(self, output_dir)
+        _save_states(output_dir, self.args.process_index)
+
+    return _save_rng_state
+
+
+def trainer_loads_random_states(original: Function) -> Function:
+    @functools.wraps(original)
+    def _load_rng_state(self: Any, checkpoint: str | None) -> None:
+        original(self, checkpoint)
+        if checkpoint is not None:
+            _load_states(checkpoint, self.args.process_index)
+
+    return _load_rng_state

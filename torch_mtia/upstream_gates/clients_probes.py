@@ -1,0 +1,129 @@
+"""What other libraries do today: the checks of clients_table.py. See probes.py."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from torch_mtia.upstream_gates.probes import DEVICE, raises, with_values, with_variable
+
+Function = Callable[..., Any]
+
+
+def opens_nothing(safe_open: Function) -> bool:
+    from safetensors.torch import save
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "tensors"
+        file.write_bytes(save({"a": torch.ones(1)}))
+        return raises(safe_open, file, "pt", device=DEVICE)
+
+
+def answers_cpu(choose: Function) -> bool:
+    return str(choose()) == "cpu"
+
+
+def defaults_to_the_cpu(default_device: Any) -> bool:
+    return answers_cpu(functools.partial(default_device.fget, SimpleNamespace()))
+
+
+def trains_alone(prepare_backend: Function) -> bool:
+    with with_variable("LOCAL_RANK", "0"):
+        backend, _ = prepare_backend(SimpleNamespace())
+    return backend is None
+
+
+def sets_no_device(set_device: Function) -> bool:
+    from accelerate.utils import DistributedType
+
+    state = SimpleNamespace(device=None, distributed_type=DistributedType.MULTI_GPU, local_process_index=0)
+    return raises(set_device, state) or state.device.type != DEVICE
+
+
+def scales_nothing(get_grad_scaler: Function) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return not get_grad_scaler().is_enabled()
+
+
+def finds_no_memory(get_max_memory: Function) -> bool:
+    return 0 not in get_max_memory()
+
+
+def _leaves_random_states(save: Callable[[str], Any], load: Callable[[str], Any]) -> bool:
+    """Whether the device's random numbers go on after `load` as if nothing had been saved."""
+    before = torch.mtia.get_rng_state()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            save(folder)
+            torch.rand(1, device=DEVICE)
+            load(folder)
+        return not torch.equal(torch.mtia.get_rng_state(), before)
+    finally:
+        torch.mtia.set_rng_state(before)
+
+
+def saves_no_random_states(save: Function) -> bool:
+    from accelerate.checkpointing import load_accelerator_state
+
+    return _checkpoint_leaves_random_states(save, load_accelerator_state)
+
+
+def loads_no_random_states(load: Function) -> bool:
+    from accelerate.checkpointing import save_accelerator_state
+
+    return _checkpoint_leaves_random_states(save_accelerator_state, load)
+
+
+def _checkpoint_leaves_random_states(save: Function, load: Function) -> bool:
+    from accelerate import PartialState
+
+    PartialState()
+    nothing: tuple[list[Any], ...] = ([], [], [], [])
+    return _leaves_random_states(
+        lambda folder: save(folder, *nothing, process_index=0, step=0),
+        lambda folder: load(folder, *nothing, process_index=0),
+    )
+
+
+def trains_on_the_cpu(setup_devices: Any) -> bool:
+    from transformers import TrainingArguments
+
+    with with_values(TrainingArguments, _setup_devices=setup_devices):
+        return bool(TrainingArguments(report_to=[]).device.type != DEVICE)
+
+
+def moves_the_model_away(make: Function) -> bool:
+    from transformers.pipelines.base import Pipeline
+
+    methods = dict.fromkeys(Pipeline.__abstractmethods__) | {"_sanitize_parameters": lambda *_: ({}, {}, {})}
+    pipeline: Any = type("Pipeline", (Pipeline,), methods)
+    model = torch.nn.Linear(1, 1)
+    model.can_generate = lambda: False
+    model.config = SimpleNamespace(task_specific_params=None)
+    model.device = torch.device("cpu")
+    made = pipeline.__new__(pipeline)
+    make(made, model, task="any")
+    return bool(made.device.type != DEVICE)
+
+
+_TRAINER = SimpleNamespace(args=SimpleNamespace(world_size=1, process_index=0, parallel_mode=None))
+
+
+def trainer_saves_no_random_states(save: Function) -> bool:
+    from transformers import Trainer
+
+    return _leaves_random_states(functools.partial(save, _TRAINER), functools.partial(Trainer._load_rng_state, _TRAINER))
+
+
+def trainer_loads_no_random_states(load: Function) -> bool:
+    from transformers import Trainer
+
+    return _leaves_random_states(functools.partial(Trainer._save_rng_state, _TRAINER), functools.partial(load, _TRAINER))
