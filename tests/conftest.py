@@ -23,6 +23,9 @@ from torch_mtia import environment as settings
 from torch_mtia.door import device_module, device_type
 
 
+collect_ignore = ["clients"]  # unless it is named: it has an environment of its own
+
+
 @dataclass(frozen=True)
 class Finished:
     """A child process that has ended."""

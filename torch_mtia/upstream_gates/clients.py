@@ -105,6 +105,17 @@ def the_device_of_the_rank(original: Function) -> Function:
     return set_device
 
 
+def waiting_on_the_cpu(original: Function) -> Function:
+    @functools.wraps(original)
+    def wait_for_everyone(self: Any) -> None:
+        if self.device is not None and self.device.type == "cpu" and self.use_distributed and is_the_accelerator():
+            torch.distributed.barrier()
+        else:
+            original(self)
+
+    return wait_for_everyone
+
+
 def scaler_for_mtia(original: Function) -> Function:
     """Upstream's is one for CUDA, which without CUDA does nothing."""
 

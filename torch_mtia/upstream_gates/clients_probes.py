@@ -47,6 +47,21 @@ def sets_no_device(set_device: Function) -> bool:
     return raises(set_device, state) or state.device.type != DEVICE
 
 
+def waits_by_a_number(wait_for_everyone: Function) -> bool:
+    from accelerate.utils import DistributedType
+
+    numbers = []
+    state = SimpleNamespace(
+        device=torch.device("cpu"),
+        distributed_type=DistributedType.MULTI_CPU,
+        local_process_index=0,
+        use_distributed=True,
+    )
+    with with_values(torch.distributed, barrier=lambda device_ids=None: numbers.append(device_ids)):
+        wait_for_everyone(state)
+    return numbers != [None]
+
+
 def scales_nothing(get_grad_scaler: Function) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -45,6 +45,14 @@ CLIENT_GATES: tuple[Gate, ...] = (
         is_needed=clients_probes.sets_no_device,
         of_any_version=True,
     ),
+    Gate(
+        name="PartialState.wait_for_everyone",
+        modules=("accelerate.state",),
+        why="Processes on the CPU wait for each other by a device's number, which PyTorch takes for the accelerator's.",
+        replace=clients.waiting_on_the_cpu,
+        is_needed=clients_probes.waits_by_a_number,
+        of_any_version=True,
+    ),
     device_lists.device_list(
         "Accelerator.__init__",
         "accelerate.accelerator",
