@@ -187,6 +187,10 @@ def loaded_with_random_states(original: Function) -> Function:
 # transformers
 
 
+def with_the_backend_of_mtia(original: dict[str, str]) -> dict[str, str]:
+    return {**original, device_type(): BACKEND}
+
+
 def trainer_where_accelerate_is(original: Any) -> Any:
     """TrainingArguments ask accelerate for a device, and outside of torchrun go through a list of their own after it."""
 

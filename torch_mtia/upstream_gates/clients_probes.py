@@ -108,6 +108,10 @@ def _checkpoint_leaves_random_states(save: Function, load: Function) -> bool:
     )
 
 
+def has_no_backend(backends: dict[str, str]) -> bool:
+    return DEVICE not in backends
+
+
 def trains_on_the_cpu(setup_devices: Any) -> bool:
     from transformers import TrainingArguments
 

@@ -92,6 +92,15 @@ CLIENT_GATES: tuple[Gate, ...] = (
         of_any_version=True,
     ),
     Gate(
+        name="DISTRIBUTED_BACKEND_MAP",
+        modules=("transformers.distributed.utils",),
+        why="With tp_plan, process groups are made for devices that are listed.",
+        replace=clients.with_the_backend_of_mtia,
+        is_needed=clients_probes.has_no_backend,
+        by_name=True,
+        of_any_version=True,
+    ),
+    Gate(
         name="TrainingArguments._setup_devices",
         modules=("transformers.training_args",),
         why="After accelerate, transformers' Trainer goes through a list of its own where it is one process.",
