@@ -92,11 +92,12 @@ def _load() -> None:
             "profiler. Import torch_mtia directly after torch, or leave TORCH_DEVICE_BACKEND_AUTOLOAD unset, so that "
             "`import torch` loads it."
         )
-    from torch_mtia import autograd_threads, distributed, inductor, kernels, upstream_gates
+    from torch_mtia import autograd_threads, distributed, inductor, kernels, lightning, upstream_gates
 
     upstream_gates.apply(torch.__version__)
     inductor.register()
     distributed.register()
+    lightning.register()
     autograd_threads.settle_at_exit()
     if settings.sanitize:
         from torch_mtia.sanitizer import process

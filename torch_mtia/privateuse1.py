@@ -66,9 +66,10 @@ def open_door(name: str, driver: str | Path | None = None) -> None:
     torch._register_device_module(name, importlib.import_module("torch_mtia.device_module"))
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
 
-    from torch_mtia import distributed, inductor, kernels, upstream_gates
+    from torch_mtia import distributed, inductor, kernels, lightning, upstream_gates
 
     distributed.register()
+    lightning.register()
     upstream_gates.apply_again(torch.__version__)
     after_import("torch._dynamo.eval_frame", _leave_out_device_module)
     inductor.register()

@@ -201,9 +201,7 @@ def tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", pad_token="w0")
 
 
-def test_the_trainer_trains_in_several_processes(
-    launch: Launch, tmp_path: Path, device: torch.device
-) -> None:
+def test_the_trainer_trains_in_several_processes(launch: Launch, tmp_path: Path, device: torch.device) -> None:
     script = f"""
         import json
         from pathlib import Path

@@ -139,10 +139,45 @@ _TRAINER = SimpleNamespace(args=SimpleNamespace(world_size=1, process_index=0, p
 def trainer_saves_no_random_states(save: Function) -> bool:
     from transformers import Trainer
 
-    return _leaves_random_states(functools.partial(save, _TRAINER), functools.partial(Trainer._load_rng_state, _TRAINER))
+    return _leaves_random_states(
+        functools.partial(save, _TRAINER), functools.partial(Trainer._load_rng_state, _TRAINER)
+    )
 
 
 def trainer_loads_no_random_states(load: Function) -> bool:
     from transformers import Trainer
 
-    return _leaves_random_states(functools.partial(Trainer._save_rng_state, _TRAINER), functools.partial(load, _TRAINER))
+    return _leaves_random_states(
+        functools.partial(Trainer._save_rng_state, _TRAINER), functools.partial(load, _TRAINER)
+    )
+
+
+def _connector(precision: str) -> Any:
+    """What Lightning's methods look at, in both of its packages."""
+    return SimpleNamespace(
+        accelerator=SimpleNamespace(is_of_torch_mtia=True),
+        strategy=None,
+        _accelerator_flag=DEVICE,
+        _num_nodes_flag=1,
+        _parallel_devices=[torch.device(DEVICE, 0)],
+        _precision_flag=precision,
+        _precision_input=precision,
+        _precision_instance=None,
+        _precision_plugin_flag=None,
+        _validate_precision_choice=lambda: None,
+    )
+
+
+def puts_it_on_the_cpu(choose_strategy: Function) -> bool:
+    return bool(choose_strategy(_connector("32-true")).root_device.type != DEVICE)
+
+
+def casts_elsewhere(make_precision: Function) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        precision = make_precision(_connector("16-mixed"))
+    return precision.device != DEVICE or not precision.scaler.is_enabled()
+
+
+def numbers_devices(determine: Function) -> bool:
+    return determine(SimpleNamespace(root_device=torch.device(DEVICE, 0))) is not None

@@ -149,6 +149,14 @@ CLIENT_GATES: tuple[Gate, ...] = (
         of_any_version=True,
     ),
     Gate(
+        name="device",
+        modules=("torch_geometric.device", "torch_geometric"),
+        why='torch_geometric.device("auto") is the first that there is of a list, or the CPU.',
+        replace=clients.found_instead_of_cpu,
+        is_needed=lambda device: clients_probes.answers_cpu(lambda: device("auto")),
+        of_any_version=True,
+    ),
+    Gate(
         name="get_device_name",
         modules=("sentence_transformers.util.environment", "sentence_transformers.util"),
         why="sentence-transformers encodes on the first device that there is of a list, or on the CPU.",

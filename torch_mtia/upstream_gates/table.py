@@ -27,11 +27,13 @@ from torch_mtia.upstream_gates.deferred import (
 )
 from torch_mtia.upstream_gates.distributed_table import DISTRIBUTED_GATES
 from torch_mtia.upstream_gates.gate import Gate
+from torch_mtia.upstream_gates.lightning_table import LIGHTNING_GATES
 
 GATES: tuple[Gate, ...] = (
     *CALL_GATES,
     *DISTRIBUTED_GATES,
     *CLIENT_GATES,
+    *LIGHTNING_GATES,
     device_lists.device_list(
         "_get_capturable_supported_devices",
         "torch.optim.optimizer",
