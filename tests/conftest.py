@@ -22,7 +22,6 @@ import torch
 from torch_mtia import environment as settings
 from torch_mtia.door import device_module, device_type
 
-
 collect_ignore = ["clients"]  # unless it is named: it has an environment of its own
 
 

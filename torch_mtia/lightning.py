@@ -84,11 +84,9 @@ def parse_devices(devices: int | str | list[int]) -> list[int]:
         parts = [int(part) for part in devices.split(",") if part.strip()]
         devices = parts[0] if "," not in devices else parts
     if isinstance(devices, int):
-        indices = list(range(count if devices == -1 else devices))
-    else:
-        indices = list(devices)
-    if missing := [index for index in indices if index not in range(count)]:
+        devices = list(range(count if devices == -1 else devices))
+    if missing := [index for index in devices if index not in range(count)]:
         raise ValueError(
             f"there are {count} devices of {device_type()}, and no {missing}: set TORCH_MTIA_DEVICES to have more"
         )
-    return indices
+    return devices

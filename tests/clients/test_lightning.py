@@ -76,7 +76,7 @@ def test_mixed_precision_trains_as_well(precision: Any, tmp_path: Path, device: 
     assert module.losses == pytest.approx(train(tmp_path, accelerator="cpu")[0].losses, rel=0.02)
 
 
-def test_training_goes_on_from_a_checkpoint(tmp_path: Path, device: torch.device) -> None:
+def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     _, trainer = train(tmp_path)
     trainer.save_checkpoint(tmp_path / "checkpoint")
     again = lightning.Trainer(

@@ -201,7 +201,7 @@ def tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", pad_token="w0")
 
 
-def test_the_trainer_trains_in_several_processes(launch: Launch, tmp_path: Path, device: torch.device) -> None:
+def test_the_trainer_trains_in_several_processes(launch: Launch, tmp_path: Path) -> None:
     script = f"""
         import json
         from pathlib import Path
@@ -227,7 +227,8 @@ def test_a_model_is_divided_by_its_tensors(launch: Launch, tmp_path: Path) -> No
         weight = model.model.layers[0].mlp.up_proj.weight
         with torch.no_grad():
             logits = model(torch.ones(1, 4, dtype=torch.long, device=model.device)).logits[0, -1, :4]
-        print(json.dumps([model.device.type, list(getattr(weight, "to_local", lambda: weight)().shape), logits.tolist()]))
+        part = getattr(weight, "to_local", lambda: weight)()
+        print(json.dumps([model.device.type, list(part.shape), logits.tolist()]))
         torch.distributed.destroy_process_group()
     """
     output = launch(textwrap.dedent(script), PYTHONPATH=str(Path.cwd()))

@@ -203,7 +203,7 @@ def with_the_backend_of_mtia(original: dict[str, str]) -> dict[str, str]:
 
 
 def trainer_where_accelerate_is(original: Any) -> Any:
-    """TrainingArguments ask accelerate for a device, and outside of torchrun go through a list of their own after it."""
+    """TrainingArguments ask accelerate for a device, and outside of torchrun go through a list of their own then."""
 
     def _setup_devices(self: Any) -> torch.device:
         device: torch.device = original.func(self)

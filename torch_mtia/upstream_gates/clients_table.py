@@ -62,7 +62,7 @@ CLIENT_GATES: tuple[Gate, ...] = (
     Gate(
         name="get_grad_scaler",
         modules=("accelerate.utils.modeling", "accelerate.utils", "accelerate.accelerator"),
-        why="Its gradients are scaled by a scaler for CUDA on devices that are not listed, which without CUDA does not.",
+        why="Gradients on devices that are not listed get a scaler for CUDA, which without CUDA scales nothing.",
         replace=clients.scaler_for_mtia,
         is_needed=clients_probes.scales_nothing,
         of_any_version=True,
