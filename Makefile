@@ -35,7 +35,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-text test test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheels clean
+.PHONY: help demo demo-text test test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheels clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -92,6 +92,19 @@ test-sanitized: $(BUILT) $(VENV)/test  ## run the Python tests and the demos und
 
 test-wide: $(BUILT) $(VENV)/test  ## run the sweeps that are too long for make test
 	$(BIN)/python -m pytest -n $(MAX_JOBS) -m wide tests
+
+# Their environment is that of make test with more in it: what .venv has is seen there.
+CLIENTS := $(VENV)/clients
+
+test-clients: $(BUILT) $(VENV)/test $(CLIENTS)/installed  ## test libraries that use PyTorch, unmodified, on the device
+	$(CLIENTS)/bin/python -m pytest -n $(MAX_JOBS) --dist loadfile tests/clients
+
+$(CLIENTS)/installed: requirements/clients.txt $(VENV)/test
+	$(PYTHON) -m venv $(CLIENTS)
+	$(BIN)/python -c 'import site; print("import site;", *(f"site.addsitedir({path!r});" for path in site.getsitepackages()))' \
+	  > "$$($(CLIENTS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/venv.pth"
+	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -r $<
+	@touch $@
 
 build: $(BUILT)  ## install the package in .venv, editable
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,7 @@ def test_diffusers_offloads_from_the_device(device: torch.device) -> None:
         lambda x: kornia.geometry.rotate(x, torch.tensor([30.0, 20.0], device=x.device)),
         lambda x: kornia.geometry.resize(x, (8, 8)),
         kornia.augmentation.RandomHorizontalFlip(p=1.0),
-        kornia.morphology.dilation if False else lambda x: kornia.morphology.dilation(x, torch.ones(3, 3).to(x.device)),
+        lambda x: kornia.morphology.dilation(x, torch.ones(3, 3).to(x.device)),
     ],
     ids=["blur", "sobel", "hsv", "rotate", "resize", "flip", "dilation"],
 )
@@ -128,7 +130,12 @@ def test_sentences_are_encoded_on_the_device(tmp_path: Path, device: torch.devic
         tokenizer_object=words, unk_token="w0", pad_token="w0", model_max_length=16
     )
     tokenizer.save_pretrained(tmp_path)
-    settings = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    settings: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     transformers.BertModel(transformers.BertConfig(vocab_size=64, **settings)).save_pretrained(tmp_path)
 
     sentences = ["w1 w2", "w3 w4 w5"]
@@ -140,7 +147,7 @@ def test_sentences_are_encoded_on_the_device(tmp_path: Path, device: torch.devic
     assert util.cos_sim(encoded, encoded).device == device
 
 
-KERNEL = '''
+LAYERS = """
 import torch
 import triton
 import triton.language as tl
@@ -151,28 +158,29 @@ def double(x, out, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(x + i, i < n) * 2, i < n)
 
-class layers:
-    class Double(nn.Module):
-        def forward(self, x):
-            out = torch.empty_like(x)
-            double[(triton.cdiv(x.numel(), 128),)](x, out, x.numel(), BLOCK=128)
-            return out
-'''
+class Double(nn.Module):
+    def forward(self, x):
+        out = torch.empty_like(x)
+        double[(triton.cdiv(x.numel(), 128),)](x, out, x.numel(), BLOCK=128)
+        return out
+"""
 
 
 def test_kernels_replace_layers(tmp_path: Path, device: torch.device) -> None:
-    import kernels
-
-    package = tmp_path / "build" / "torch-universal" / "doubling"
+    kernels: Any = importlib.import_module("kernels")
+    package = tmp_path / "build" / "torch-universal"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(KERNEL)
-    repository = kernels.LocalLayerRepository(tmp_path, package_name="doubling", layer_name="Double")
+    (package / "__init__.py").write_text("from . import layers")
+    (package / "layers.py").write_text(LAYERS)
+    about = {"id": "_doubling_1", "name": "doubling", "version": 1, "license": "MIT", "python-depends": []}
+    (package / "metadata.json").write_text(json.dumps(about | {"backend": {"type": "cpu"}}))
 
     @kernels.use_kernel_forward_from_hub("Double")
     class Double(nn.Module):
-        def forward(self, _x: torch.Tensor) -> torch.Tensor:
-            raise AssertionError("the kernel is not used")
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
 
+    repository = kernels.LocalLayerRepository(tmp_path, layer_name="Double")
     with kernels.use_kernel_mapping({"Double": {device.type: repository}}):
         layer = kernels.kernelize(Double(), mode=kernels.Mode.INFERENCE, device=device.type)
     assert layer(torch.ones(300, device=device)).sum().item() == 600

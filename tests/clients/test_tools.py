@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.cuda import _memory_viz
 from torch.profiler import ProfilerActivity, profile, tensorboard_trace_handler
 from torch.utils.tensorboard import SummaryWriter
 
@@ -30,31 +32,30 @@ def test_tensorboard_shows_tensors_of_the_device(tmp_path: Path, device: torch.d
 
 
 def test_the_viewer_of_profiles_reads_a_trace(tmp_path: Path, device: torch.device) -> None:
-    data = pytest.importorskip("torch_tb_profiler.profiler.data")
-    run = pytest.importorskip("torch_tb_profiler.profiler.loader")
+    from torch_tb_profiler.profiler.data import RunProfileData
+    from torch_tb_profiler.profiler.run_generator import RunGenerator
+
     inputs = torch.ones(64, 64, device=device)
     activities = [ProfilerActivity.CPU, ProfilerActivity.MTIA]
-    with profile(activities=activities, on_trace_ready=tensorboard_trace_handler(str(tmp_path), "worker")) as profiler:
-        for _ in range(2):
-            inputs @ inputs
-            device_module().synchronize()
-            profiler.step()
-    loader = run.RunLoader("run", str(tmp_path), None)
-    (only,) = loader.load().profiles.values()
-    assert data
-    assert any("mm" in str(row) for row in only.operation_table_by_name["data"])
+    with profile(activities=activities, on_trace_ready=tensorboard_trace_handler(str(tmp_path), "worker")):
+        inputs @ inputs
+    (trace,) = tmp_path.iterdir()
+    files = SimpleNamespace(read=lambda path: Path(path).read_bytes())
+    shown = RunGenerator("worker", 1, RunProfileData.parse("worker", 1, str(trace), files)).generate_run_profile()
+    assert "aten::mm" in {row["name"] for row in shown.operation_table_by_name["data"]}
 
 
-def test_a_snapshot_of_memory_is_drawn(tmp_path: Path, device: torch.device) -> None:
-    from torch.cuda import _memory_viz
+@pytest.fixture
+def _recording() -> Iterator[None]:
+    device_module().record_memory_history("all", "python", 1000)
+    yield
+    device_module().record_memory_history(None)
 
-    device_module().memory._record_memory_history(max_entries=100)
-    try:
-        kept = torch.ones(1024, device=device)
-        snapshot = device_module().memory._snapshot()
-    finally:
-        device_module().memory._record_memory_history(enabled=None)
-    (tmp_path / "snapshot").write_bytes(pickle.dumps(snapshot))
-    page = _memory_viz.trace_plot(snapshot, device=device.index)
-    assert kept.numel() == 1024
-    assert "<script" in page
+
+@pytest.mark.usefixtures("_recording")
+def test_a_snapshot_of_memory_is_drawn(device: torch.device) -> None:
+    kept = torch.ones(3, 1 << 18, device=device)
+    snapshot = device_module().snapshot()
+    assert "3.0MiB" in _memory_viz.trace(snapshot)
+    assert "<script" in _memory_viz.trace_plot(snapshot)
+    assert kept.is_contiguous()

@@ -6,6 +6,7 @@ Each acts only where the library's own choice is the CPU, nobody has asked for t
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 from collections.abc import Callable
@@ -73,6 +74,26 @@ def opened_on_mtia(original: Function) -> Function:
         return original(filename, framework, device, **kwargs)
 
     return safe_open
+
+
+def repositories_of_mtia(original: Function) -> Any:
+    """Those of the Hugging Face package kernels, which looks for the layers of one device in an object for it."""
+
+    @functools.wraps(original)
+    def create_repo(device: Any) -> Any:
+        if device.type != device_type():
+            return original(device)
+        base: Any = importlib.import_module("kernels.layer.repos").DeviceRepos
+
+        class _Repos(base):  # type: ignore[misc]
+            repos: Any = None
+
+            def insert(self, device: Any, repos: Any) -> None:  # noqa: ARG002
+                self.repos = repos
+
+        return _Repos()
+
+    return staticmethod(create_repo)
 
 
 # accelerate

@@ -124,7 +124,7 @@ def moves_the_model_away(make: Function) -> bool:
 
     methods = dict.fromkeys(Pipeline.__abstractmethods__) | {"_sanitize_parameters": lambda *_: ({}, {}, {})}
     pipeline: Any = type("Pipeline", (Pipeline,), methods)
-    model = torch.nn.Linear(1, 1)
+    model: Any = torch.nn.Linear(1, 1)
     model.can_generate = lambda: False
     model.config = SimpleNamespace(task_specific_params=None)
     model.device = torch.device("cpu")
@@ -133,7 +133,7 @@ def moves_the_model_away(make: Function) -> bool:
     return bool(made.device.type != DEVICE)
 
 
-_TRAINER = SimpleNamespace(args=SimpleNamespace(world_size=1, process_index=0, parallel_mode=None))
+_TRAINER: Any = SimpleNamespace(args=SimpleNamespace(world_size=1, process_index=0, parallel_mode=None))
 
 
 def trainer_saves_no_random_states(save: Function) -> bool:
@@ -181,3 +181,7 @@ def casts_elsewhere(make_precision: Function) -> bool:
 
 def numbers_devices(determine: Function) -> bool:
     return determine(SimpleNamespace(root_device=torch.device(DEVICE, 0))) is not None
+
+
+def maps_no_layers(create_repo: Function) -> bool:
+    return raises(create_repo, SimpleNamespace(type=DEVICE))

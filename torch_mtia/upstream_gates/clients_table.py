@@ -157,6 +157,20 @@ CLIENT_GATES: tuple[Gate, ...] = (
         of_any_version=True,
     ),
     Gate(
+        name="DeviceRepos.create_repo",
+        modules=("kernels.layer.repos",),
+        why="Layers are mapped to kernels of the Hub for devices that kernels lists.",
+        replace=clients.repositories_of_mtia,
+        is_needed=clients_probes.maps_no_layers,
+        of_any_version=True,
+    ),
+    device_lists.device_list(
+        "_validate_device_type",
+        "kernels.layer.kernelize",
+        "And are replaced on those.",
+        of_any_version=True,
+    ),
+    Gate(
         name="get_device_name",
         modules=("sentence_transformers.util.environment", "sentence_transformers.util"),
         why="sentence-transformers encodes on the first device that there is of a list, or on the CPU.",
