@@ -100,8 +100,8 @@ test-clients: $(BUILT) $(VENV)/test $(CLIENTS)/installed  ## test libraries that
 	$(CLIENTS)/bin/python -m pytest -n $(MAX_JOBS) --dist loadfile tests/clients
 
 $(CLIENTS)/installed: requirements/clients.txt $(VENV)/test
-	$(PYTHON) -m venv $(CLIENTS)
-	$(BIN)/python -c 'import site; print("import site;", *(f"site.addsitedir({path!r});" for path in site.getsitepackages()))' \
+	$(BIN)/python -m venv $(CLIENTS)
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
 	  > "$$($(CLIENTS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/venv.pth"
 	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -r $<
 	@touch $@

@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -146,6 +147,16 @@ def test_a_module_that_is_imported_later_gets_its_gate_then(tmp_path: Path, monk
     finally:
         del sys.modules["imported_later"]
         del upstream_gates.originals["imported_later", "devices"]
+
+
+@pytest.mark.parametrize("name", ["devices", "Class.devices"])
+def test_a_library_without_the_name_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("another_version")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    gate = Gate(name, (module.__name__,), "a test", lambda _: None, lambda _: True, of_any_version=True)
+    upstream_gates.apply(torch.__version__, [gate])
+    assert not hasattr(module, "devices")
+    assert (module.__name__, name) not in upstream_gates.originals
 
 
 def test_another_version_of_pytorch_is_left_alone() -> None:

@@ -227,5 +227,5 @@ def test_models_are_sharded(launch: Launch) -> None:
         accelerator.end_training()
     """
     kind, losses = json.loads(launch(textwrap.dedent(script), PYTHONPATH=str(Path.cwd())))
-    assert kind == "DTensor" or kind == "Parameter"
+    assert kind == "DTensor"
     assert losses == pytest.approx(expected_of_two_processes(), rel=1e-4)

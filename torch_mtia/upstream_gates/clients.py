@@ -241,13 +241,14 @@ def pipeline_on_mtia(original: Function) -> Function:
 
     @functools.wraps(original)
     def __init__(*args: Any, **kwargs: Any) -> None:
-        given = signature.bind(*args, **kwargs).arguments
+        call = signature.bind(*args, **kwargs)
+        given = call.arguments
         device = given.get("device")
         is_divided = getattr(given.get("model"), "hf_device_map", None) is not None
         is_numbered = device is None or (isinstance(device, int) and device >= 0)
         if is_numbered and not is_divided and not torch.cuda.is_available() and is_the_accelerator():
-            kwargs["device"] = torch.device(device_type(), device or 0)
-        original(*args, **kwargs)
+            given["device"] = torch.device(device_type(), device or 0)
+        original(*call.args, **call.kwargs)
 
     return __init__
 
