@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import peft
 import pytest
 import torch
+import torch._inductor.config
 import torchmetrics
 import torchmetrics.classification
 from torch import nn
@@ -60,6 +62,16 @@ def test_peft_chooses_the_device(device: torch.device) -> None:
     assert peft.utils.infer_device() == device.type
 
 
+@pytest.fixture
+def _settings() -> Iterator[None]:
+    """torchao turns on what makes compiled code quicker, and compiling it much slower, for the whole process."""
+    precision, settings = torch.get_float32_matmul_precision(), torch._inductor.config.get_config_copy()
+    yield
+    torch._inductor.config.load_config(settings)
+    torch.set_float32_matmul_precision(precision)
+
+
+@pytest.mark.usefixtures("_settings")
 @pytest.mark.parametrize("configuration", [Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig])
 def test_quantized_weights_compute_as_on_the_cpu(configuration: type, device: torch.device) -> None:
     inputs = torch.randn(8, 16)
