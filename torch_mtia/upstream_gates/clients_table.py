@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torch_mtia.upstream_gates import clients, clients_probes, device_lists
+from torch_mtia.upstream_gates import device_lists
+from torch_mtia.upstream_gates.deferred import clients, clients_probes
 from torch_mtia.upstream_gates.gate import Gate
 
 CLIENT_GATES: tuple[Gate, ...] = (

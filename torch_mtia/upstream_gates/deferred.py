@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch_mtia.upstream_gates import (
         autotuning,
         checkpoints,
+        clients,
+        clients_probes,
         collectives,
         distributed_probes,
         dynamo,
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         graphs,
         inductor,
         inductor_probes,
+        lightning,
         nested,
         packages,
         parallel,
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = [
     "autotuning",
     "checkpoints",
+    "clients",
+    "clients_probes",
     "collectives",
     "distributed_probes",
     "dynamo",
@@ -42,6 +47,7 @@ __all__ = [
     "graphs",
     "inductor",
     "inductor_probes",
+    "lightning",
     "nested",
     "packages",
     "parallel",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_mtia.upstream_gates import clients_probes, lightning
+from torch_mtia.upstream_gates.deferred import clients_probes, lightning
 from torch_mtia.upstream_gates.gate import Gate
 
 _TRAINER = (
