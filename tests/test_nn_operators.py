@@ -545,5 +545,6 @@ def test_the_meta_function_of_convolutions_lays_out_what_the_kernel_does(
     ones, none = [1] * dims, [0] * dims
     result = torch.convolution(x, weight, None, ones, none, ones, transposed, none, 1)
     with FakeTensorMode() as mode:
-        fake = torch.convolution(*map(mode.from_tensor, (x, weight)), None, ones, none, ones, transposed, none, 1)
+        fake_x, fake_weight = mode.from_tensor(x), mode.from_tensor(weight)
+        fake = torch.convolution(fake_x, fake_weight, None, ones, none, ones, transposed, none, 1)
     assert fake.stride() == result.stride()

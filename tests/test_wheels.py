@@ -86,8 +86,8 @@ class Environment:
                     (tools / name).symlink_to(found)
         return tools
 
-    def install(self, *requirements: str, **settings: str) -> str:
-        return self.run("python", "-m", "pip", "install", "--disable-pip-version-check", *requirements, **settings)
+    def install(self, *requirements: str) -> str:
+        return self.run("python", "-m", "pip", "install", "--disable-pip-version-check", *requirements)
 
     def python(self, script: str, expect: int = 0, **settings: str) -> str:
         file = self.folder / "script.py"  # a file, for Triton
@@ -240,8 +240,8 @@ def with_compiler(installed: Environment) -> Environment:
 
 def test_an_extension_is_built_on_the_wheel(with_compiler: Environment) -> None:
     shutil.copytree(ROOT / "examples" / "custom_operator", with_compiler.folder / "custom_operator")
-    settings = {"TORCH_EXTENSIONS_DIR": str(with_compiler.folder / "extensions")}
-    assert "axpy" in with_compiler.run("python", "custom_operator/axpy.py", **settings)
+    built = str(with_compiler.folder / "extensions")
+    assert "axpy" in with_compiler.run("python", "custom_operator/axpy.py", TORCH_EXTENSIONS_DIR=built)
 
 
 def test_a_backend_is_made_on_the_wheel(with_compiler: Environment) -> None:
