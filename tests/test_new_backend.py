@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -202,3 +203,14 @@ def test_mistakes_in_the_overlay_are_named(row: str, message: str, tmp_path: Pat
     with pytest.raises(ValueError, match=re.escape(message)) as raised:
         generate_registration(overlay, tmp_path / "generated")
     assert f"{overlay}:2" in str(raised.value)
+
+
+def test_compiled_files_of_the_template_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip leaves them where it installs the package."""
+    template = shutil.copytree(new_backend.TEMPLATE, tmp_path / "template")
+    (template / "tests" / "__pycache__").mkdir(exist_ok=True)
+    (template / "tests" / "__pycache__" / "test.pyc").write_bytes(b"\xa7\r\r\n")
+    monkeypatch.setattr(new_backend, "TEMPLATE", template)
+    written = new_backend.write("acme", tmp_path / "made")
+    assert tmp_path / "made" / "tests" / "test_acme.py" in written
+    assert not list((tmp_path / "made").rglob("__pycache__"))

@@ -45,7 +45,9 @@ def write(name: str, output: Path) -> list[Path]:
     if output.exists():
         raise FileExistsError(f"{output} exists: name a folder that does not, or remove it")
     written = []
-    for source in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
+    # pip compiles what it installs, the template's modules, too.
+    files = (path for path in TEMPLATE.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    for source in sorted(files):
         parts = [NAMES.get(part, part.replace("NAME", name)) for part in source.relative_to(TEMPLATE).parts]
         target = output.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
