@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torch_mtia.door import device_type
 from torch_mtia.upstream_gates.probes import DEVICE, raises, with_values, with_variable
 
 Function = Callable[..., Any]
@@ -109,7 +110,7 @@ def _checkpoint_leaves_random_states(save: Function, load: Function) -> bool:
 
 
 def has_no_backend(backends: dict[str, str]) -> bool:
-    return DEVICE not in backends
+    return device_type() not in backends
 
 
 def trains_on_the_cpu(setup_devices: Any) -> bool:
