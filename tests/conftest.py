@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "time_limit(seconds): of a conformance suite, whose functions tests may call")
     config.addinivalue_line("markers", "wide: one of many like others that run; left out, unless -m asks for it")
+    config.addinivalue_line(
+        "markers", "sampled(step): of the test's parameters one in `step` runs, the others are wide"
+    )
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -74,10 +78,17 @@ def samples_outside_of_unittest() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     is_renamed = settings.settings().privateuse1
     is_watched = config.getoption("--sanitize-device", None)
+    sampled: Counter[str] = Counter()
     for item in items:
+        if mark := item.get_closest_marker("sampled"):
+            test = item.nodeid.partition("[")[0]
+            if sampled[test] % mark.args[0]:
+                item.add_marker(pytest.mark.wide)
+            sampled[test] += 1
         if is_renamed and (mark := item.get_closest_marker("in_tree")):
             item.add_marker(pytest.mark.skip(reason=f"about mtia itself: {mark.args[0]}"))
         if is_watched and (mark := item.get_closest_marker("unwatched")):

@@ -31,7 +31,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-s
 SLICES = [
     pytest.param(("device", "tensor", "optimizers", "triton"), "1/1", id="what is short"),
     pytest.param(("operators", "autograd", "modules", "graphs"), "1/48", id="PyTorch's databases"),
-    pytest.param(("compile",), "1/40", id="compile"),
+    pytest.param(("compile",), "1/80", id="compile"),
     pytest.param(("distributed",), "1/24", id="distributed"),
 ]
 

@@ -61,6 +61,7 @@ def copied(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) 
     return destination.cpu()
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("non_blocking", [False, True], ids=["blocking", "non_blocking"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("to", DTYPES, ids=str)

@@ -99,6 +99,7 @@ def samples(info: Any, dtype: torch.dtype) -> Iterator[tuple[list[torch.Tensor],
         yield sample.input, sample.args, sample.kwargs
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("info", DATABASE, ids=lambda info: info.name)

@@ -100,6 +100,7 @@ def call_with_out(info: OpInfo, sample: Any, make: str, device: torch.device) ->
     return [(out.cpu(), out.data_ptr() == pointer, out.stride()) for out, pointer in zip(outs, pointers, strict=True)]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("info", rows([i for i in op_db if i.supports_out and is_compared(i)], NOT_OUT))
 def test_out_is_treated_as_on_the_cpu(device: torch.device, info: OpInfo) -> None:
@@ -210,6 +211,7 @@ def test_a_changed_argument_raises_at_the_call_or_not_at_all(device: torch.devic
                 assert not left or OF_DATA.search(left), f"tensor {i} {name}: {left}"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("info", rows([i for i in op_db if is_compared(i)], NOT_FAKE))
 def test_shapes_and_strides_are_those_of_the_meta_functions(device: torch.device, info: OpInfo) -> None:

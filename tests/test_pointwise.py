@@ -61,6 +61,7 @@ def test_the_operators_of_this_module_are_native(name: str) -> None:
 # Numbers -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     ("name", "dtype"),
@@ -106,6 +107,7 @@ def test_a_tensor_and_a_python_number(
     assert_same(actual, function(x, scalar))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("right", DTYPES, ids=str)
 @pytest.mark.parametrize("left", DTYPES, ids=str)
 def test_dtypes_are_promoted(device: torch.device, left: torch.dtype, right: torch.dtype) -> None:
@@ -152,6 +154,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("right", LAYOUTS)
 @pytest.mark.parametrize("left", LAYOUTS)
 @pytest.mark.parametrize("shape", [(4, 5), (600, 700)], ids=["small", "large"])

@@ -164,6 +164,7 @@ def calls(info: OpInfo, sample: SampleInput, device: torch.device) -> list[Any]:
     return results
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("info", "dtype"),

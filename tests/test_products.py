@@ -51,6 +51,7 @@ def test_sizes(sizes: tuple[int, int, int]) -> None:
     close(F.linear(a, b.t().contiguous(), c), left, right, bias)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rows", [1, 128])
 @pytest.mark.parametrize(("one", "other"), list(itertools.product(LAYOUTS, LAYOUTS)))
 def test_layouts(one: str, other: str, rows: int) -> None:
@@ -149,6 +150,7 @@ SUMMANDS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("summand", SUMMANDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
 @pytest.mark.parametrize("sizes", [(3, 5, 4), (5, 256, 64), (1, 64, 20), (4, 3, 0)], ids=str)

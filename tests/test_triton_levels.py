@@ -126,6 +126,7 @@ def product_kernel(x, y, z, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, l
 OPERANDS = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8, torch.float32, torch.float64]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", OPERANDS)
 @pytest.mark.parametrize("shape", [(64, 32, 256), (16, 64, 2), (2, 4, 8), (4, 16, 4), (8, 256, 64)])
 @pytest.mark.parametrize("left", ["rows", "columns"])
@@ -198,6 +199,7 @@ def halves_of_bytes(weight: torch.Tensor, group: int, high_first: bool) -> torch
     return packed
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(
     ("rows", "columns", "group"), [(1, 128, 64), (2, 300, 32), (3, 64, 4), (7, 48, 16), (17, 130, 64)]
@@ -276,6 +278,7 @@ def decoded_product_kernel(
     tl.store(again + k[:, None] * N + n, decode(words, kind).to(tl.bfloat16))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("kind", ["steps", "scattered", "five", "six", "top", "product"])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
 @pytest.mark.parametrize("rows", [1, 8])

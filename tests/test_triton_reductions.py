@@ -46,6 +46,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(low, 10, shape, generator=torch.Generator("mtia").manual_seed(3)).to(dtype)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["sum", "max", "min", "argmax", "argmin", "xor_sum"])
 @pytest.mark.parametrize("n", [1, 2, 8, 64, 512])
@@ -467,6 +468,7 @@ def scan_kernel(x, z, M: tl.constexpr, N: tl.constexpr, axis: tl.constexpr, reve
     tl.store(z + i, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("shape", [(1, 64), (64, 1), (2, 8), (16, 32), (1, 4), (256, 2)])
