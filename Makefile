@@ -54,11 +54,12 @@ COPY := build/torch-$(TORCH)
 test wheels test-wheels:
 	@test -n "$(TRITON)" || { echo "TORCH=$(TORCH) is no version that torch_mtia/_versions.py lists"; exit 2; }
 	rm -rf $(COPY)
-	mkdir -p $(COPY) dist
+	mkdir -p $(COPY)
 	git ls-files --cached --others --exclude-standard | tar -c -T - | tar -x -C $(COPY)
 	sed -i 's/^torch==.*/torch==$(TORCH)/; s/^triton==.*/$(TRITON)/' $(COPY)/requirements/*.txt
 	status=0; env -u TORCH -u MAKEFLAGS -u MAKEOVERRIDES $(MAKE) -C $(COPY) $@ PYTHON=$(PYTHON) || status=1; \
-	mv $(COPY)/dist/* dist 2>/dev/null; rm -rf $(COPY); exit $$status
+	if [ -d $(COPY)/dist ]; then mkdir -p dist && mv $(COPY)/dist/* dist || status=1; fi; \
+	rm -rf $(COPY); exit $$status
 else
 test: $(BUILT) $(VENV)/test browser  ## run the C++ unit tests and the Python tests
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import os
@@ -98,7 +99,8 @@ def sources(*patterns: str) -> list[str]:
     return [str(path.relative_to(ROOT)) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
 
 
-def write_public_files() -> list[str]:
+@functools.cache  # a wheel's modules and its extensions both need them
+def write_public_files() -> tuple[str, ...]:
     """Generates code, and installs in torch_mtia/ what others include and the version that the build is for. Returns
     the generated sources of the device's library."""
     from tools.codegen import kernel_abi
@@ -114,7 +116,7 @@ def write_public_files() -> list[str]:
         installed.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / path, installed)
     (ROOT / "torch_mtia" / "_build.py").write_text(f'TORCH = "{torch.__version__}"\n')
-    return [str(path.resolve().relative_to(ROOT)) for path in generated]
+    return tuple(str(path.resolve().relative_to(ROOT)) for path in generated)
 
 
 class BuildPython(build_py):

@@ -125,12 +125,12 @@ def _errors_on_cpu(file: Path, tests: Sequence[str], settings: Settings) -> dict
     environment = os.environ | hidden | {"PYTORCH_TESTING_DEVICE_ONLY_FOR": "cpu"}
     environment.pop("TORCH_TEST_DEVICES", None)
     quiet = subprocess.DEVNULL
-    pytest = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet, start_new_session=True)
+    process = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet, start_new_session=True)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        pytest.wait(PATIENCE * settings.time_limit * (len(tests) + 1))  # one more, for the import
+        process.wait(PATIENCE * settings.time_limit * (len(tests) + 1))  # one more, for the import
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pytest.pid, signal.SIGKILL)  # its workers, too, which do not end by themselves while they hang
-    pytest.wait()
+        os.killpg(process.pid, signal.SIGKILL)  # its workers, too, which do not end by themselves while they hang
+    process.wait()
     if not record.exists():
         print(f"{file.stem}: its tests do not run on the CPU, or do not end", file=sys.stderr)
         return {}

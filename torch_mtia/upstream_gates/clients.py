@@ -194,26 +194,24 @@ def _load_states(folder: Any, process: int) -> None:
         device_module().set_rng_state_all(torch.load(file, weights_only=True))
 
 
-def saved_with_random_states(original: Function) -> Function:
-    @functools.wraps(original)
-    def save_accelerator_state(output_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        saved = original(output_dir, *args, **kwargs)
-        process = kwargs["process_index"] if "process_index" in kwargs else args[4]
-        _save_states(output_dir, process)
-        return saved
+def _followed_by(act: Callable[[Any, int], None], original: Function) -> Function:
+    """For accelerate's two functions of a checkpoint, whose arguments begin alike."""
 
-    return save_accelerator_state
+    @functools.wraps(original)
+    def call(folder: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(folder, *args, **kwargs)
+        act(folder, kwargs["process_index"] if "process_index" in kwargs else args[4])
+        return result
+
+    return call
+
+
+def saved_with_random_states(original: Function) -> Function:
+    return _followed_by(_save_states, original)
 
 
 def loaded_with_random_states(original: Function) -> Function:
-    @functools.wraps(original)
-    def load_accelerator_state(input_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = original(input_dir, *args, **kwargs)
-        process = kwargs["process_index"] if "process_index" in kwargs else args[4]
-        _load_states(input_dir, process)
-        return loaded
-
-    return load_accelerator_state
+    return _followed_by(_load_states, original)
 
 
 # transformers

@@ -5,45 +5,45 @@ from __future__ import annotations
 from torch_mtia.upstream_gates.deferred import clients_probes, lightning
 from torch_mtia.upstream_gates.gate import Gate
 
-_TRAINER = (
-    "lightning.pytorch.trainer.connectors.accelerator_connector",
-    "pytorch_lightning.trainer.connectors.accelerator_connector",
-)
-_FABRIC = ("lightning.fabric.connector", "lightning_fabric.connector")
+_CONNECTORS = {
+    "_AcceleratorConnector": (
+        "lightning.pytorch.trainer.connectors.accelerator_connector",
+        "pytorch_lightning.trainer.connectors.accelerator_connector",
+    ),
+    "_Connector": ("lightning.fabric.connector", "lightning_fabric.connector"),
+}
 
 LIGHTNING_GATES: tuple[Gate, ...] = (
     *(
         Gate(
-            name=f"{connector}._choose_auto_accelerator",
+            name=f"{connector}.{method}",
             modules=modules,
-            why='With accelerator="auto", the first that there is of a list is taken, or the CPU.',
-            replace=lightning.accelerator_instead_of_cpu,
-            is_needed=clients_probes.answers_cpu,
+            why=why,
+            replace=replace,
+            is_needed=is_needed,
             of_any_version=True,
         )
-        for connector, modules in (("_AcceleratorConnector", _TRAINER), ("_Connector", _FABRIC))
-    ),
-    *(
-        Gate(
-            name=f"{connector}._choose_strategy",
-            modules=modules,
-            why="A single device of an accelerator that is not listed is taken for the CPU.",
-            replace=lightning.on_its_device,
-            is_needed=clients_probes.puts_it_on_the_cpu,
-            of_any_version=True,
+        for connector, modules in _CONNECTORS.items()
+        for method, why, replace, is_needed in (
+            (
+                "_choose_auto_accelerator",
+                'With accelerator="auto", the first that there is of a list is taken, or the CPU.',
+                lightning.accelerator_instead_of_cpu,
+                clients_probes.answers_cpu,
+            ),
+            (
+                "_choose_strategy",
+                "A single device of an accelerator that is not listed is taken for the CPU.",
+                lightning.on_its_device,
+                clients_probes.puts_it_on_the_cpu,
+            ),
+            (
+                "_check_and_init_precision",
+                "Mixed precision is that of CUDA for every accelerator that is not listed.",
+                lightning.cast_on_mtia,
+                clients_probes.casts_elsewhere,
+            ),
         )
-        for connector, modules in (("_AcceleratorConnector", _TRAINER), ("_Connector", _FABRIC))
-    ),
-    *(
-        Gate(
-            name=f"{connector}._check_and_init_precision",
-            modules=modules,
-            why="Mixed precision is that of CUDA for every accelerator that is not listed.",
-            replace=lightning.cast_on_mtia,
-            is_needed=clients_probes.casts_elsewhere,
-            of_any_version=True,
-        )
-        for connector, modules in (("_AcceleratorConnector", _TRAINER), ("_Connector", _FABRIC))
     ),
     Gate(
         name="DDPStrategy.determine_ddp_device_ids",
