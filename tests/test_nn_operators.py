@@ -532,13 +532,14 @@ def test_products_with_weights_of_4_bits(device: torch.device, inner_k_tiles: in
 @pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
 @pytest.mark.parametrize("weight_last", [False, True], ids=["", "weight with channels last"])
 @pytest.mark.parametrize("image_last", [False, True], ids=["", "image with channels last"])
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("dims", [2, 3])
 def test_the_meta_function_of_convolutions_lays_out_what_the_kernel_does(
-    device: torch.device, dims: int, image_last: bool, weight_last: bool, transposed: bool
+    device: torch.device, dims: int, batch: int, image_last: bool, weight_last: bool, transposed: bool
 ) -> None:
     """Compiled code asserts it."""
     last = torch.channels_last if dims == 2 else torch.channels_last_3d
-    x = torch.randn(2, 3, *(4,) * dims, device=device)
+    x = torch.randn(batch, 3, *(4,) * dims, device=device)
     weight = torch.randn(3, 3, *(3,) * dims, device=device)
     x = x.to(memory_format=last) if image_last else x
     weight = weight.to(memory_format=last) if weight_last else weight

@@ -264,9 +264,12 @@ def _as_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def convolution_of_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _select_conv_backend(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Asks what a convolution of tensors that lie so would be on the CPU."""
+
+    @functools.wraps(original)
+    def of_cpu(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if getattr(input, "fake_device", input.device).type == device_type():
             input, args, kwargs = pytree.tree_map_only(torch.Tensor, _as_on_cpu, (input, args, kwargs))
         return original(input, *args, **kwargs)
 
-    return _select_conv_backend
+    return of_cpu

@@ -214,10 +214,11 @@ def restores_no_state(call: Function) -> bool:
         return raises(run, torch.mtia.get_rng_state(), torch.ops.aten.rand.default, [2], device=torch.device(DEVICE))
 
 
-def lays_out_convolutions_otherwise(select_backend: Function) -> bool:
-    x, weight = (torch.ones(2, 3, 4, 4, device=DEVICE).to(memory_format=torch.channels_last) for _ in range(2))
+def lays_out_convolutions_otherwise(name: str, function: Function, batch: int) -> bool:
+    x = torch.ones(batch, 3, 4, 4, device=DEVICE).to(memory_format=torch.channels_last)
+    weight = torch.ones(2, 3, 3, 3, device=DEVICE).to(memory_format=torch.channels_last)
     FakeTensorMode.cache_clear()
-    with with_values(torch._C, _select_conv_backend=select_backend), FakeTensorMode() as mode:
+    with with_values(torch._C, **{name: function}), FakeTensorMode() as mode:
         fake = torch.conv2d(mode.from_tensor(x), mode.from_tensor(weight), padding=1)
     FakeTensorMode.cache_clear()
     return fake.stride() != torch.conv2d(x, weight, padding=1).stride()

@@ -292,7 +292,16 @@ GATES: tuple[Gate, ...] = (
         why="Says how the result of a convolution lies, for compiled code, which asserts it. Convolutions of mtia are "
         "the CPU's.",
         replace=inductor.convolution_of_cpu,
-        is_needed=probes.lays_out_convolutions_otherwise,
+        is_needed=functools.partial(probes.lays_out_convolutions_otherwise, "_select_conv_backend", batch=2),
+    ),
+    Gate(
+        name="_conv_determine_backend_memory_format",
+        modules=("torch._C",),
+        why="Says it beside it: of a batch of one, that only the CPU's keep channels last.",
+        replace=inductor.convolution_of_cpu,
+        is_needed=functools.partial(
+            probes.lays_out_convolutions_otherwise, "_conv_determine_backend_memory_format", batch=1
+        ),
     ),
     Gate(
         name="hash_storage",
