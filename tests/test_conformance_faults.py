@@ -24,6 +24,9 @@ HERE = Path(__file__).parent
 HOST_DRIVER = Path(torch_mtia.__file__).parent / "lib" / "libmtia_host.so"
 DRIVER_SOURCE = HERE / "cpp" / "driver_with_a_fault.cpp"
 
+ERRORS_ELSEWHERE = "driver_work/a_failure_is_reported_by_no_other_stream_query_or_event"
+TRACER = "driver_work/a_tracer_is_told_of_copies_and_fills_until_it_is_taken_away"
+
 # Each fault of the driver: a test that must fail, and how.
 DRIVER_FAULTS = {
     "event_does_not_wait": ("driver_work/an_event_orders_streams", "wrong"),
@@ -46,6 +49,40 @@ DRIVER_FAULTS = {
     "a_graph_runs_when_it_is_captured": ("driver_work/captured_work_runs_when_the_graph_is_launched", "wrong"),
     "a_launched_graph_does_nothing": ("driver_work/captured_work_runs_when_the_graph_is_launched", "wrong"),
     "the_tracer_is_forgotten": ("driver_work/a_tracer_is_told_of_work", "wrong"),
+    "a_copy_within_the_device_ignores_an_offset": ("driver/copies_within_the_device_and_to_another", "wrong"),
+    "a_copy_within_the_device_loses_its_end": ("driver/copies_within_the_device_and_to_another", "wrong"),
+    "a_copy_to_another_device_ignores_an_offset": ("driver/copies_within_the_device_and_to_another", "wrong"),
+    "a_large_copy_loses_its_end": ("driver/large_copies_and_fills", "wrong"),
+    "a_fill_ignores_the_end_of_an_address": ("driver/fills_from_any_address_on/4", "wrong"),
+    "a_large_fill_loses_its_end": ("driver/large_copies_and_fills", "wrong"),
+    "copies_do_not_wait_for_their_turn": ("driver_work/a_copy_waits_for_its_turn", "wrong"),
+    "fills_do_not_wait_for_their_turn": ("driver_work/a_fill_waits_for_its_turn", "wrong"),
+    "kernels_do_not_wait_for_their_turn": ("driver_work/a_kernel_waits_for_its_turn", "wrong"),
+    "graphs_do_not_wait_for_their_turn": ("driver_work/a_graph_waits_for_its_turn", "wrong"),
+    "a_kernels_arguments_are_read_late": ("driver_work/a_kernel_waits_for_its_turn", "crash"),
+    "a_kernel_in_a_graph_is_lost": ("driver_work/captured_kernels_run_when_the_graph_is_launched", "wrong"),
+    "an_event_of_the_second_device_is_complete": ("driver_work/an_event_orders_streams_of_two_devices", "wrong"),
+    "an_event_of_another_device_does_not_wait": ("driver_work/an_event_orders_streams_of_two_devices", "wrong"),
+    "who_waits_waits_for_a_later_record": (
+        "driver_work/who_waits_for_an_event_does_not_wait_for_its_next_record",
+        "hang",
+    ),
+    "an_event_stands_for_its_first_record": ("driver_work/an_event_stands_for_its_last_record", "wrong"),
+    "times_are_in_seconds": ("driver_work/time_between_events", "wrong"),
+    "an_error_is_reported_by_another_stream": (ERRORS_ELSEWHERE, "wrong"),
+    "a_query_reports_errors": (ERRORS_ELSEWHERE, "wrong"),
+    "an_event_reports_errors": (ERRORS_ELSEWHERE, "wrong"),
+    "streams_are_of_the_first_device": ("driver_work/wrong_launches_are_refused", "wrong"),
+    "a_priority_outside_of_the_range_is_refused": ("driver_work/priorities_have_a_range", "wrong"),
+    "memory_of_the_second_device_is_not_counted": ("driver/memory_is_aligned_and_counted", "wrong"),
+    "addresses_are_of_the_first_device": ("driver/addresses_know_their_device", "wrong"),
+    "memory_is_freed_twice": ("driver/memory_that_was_not_allocated_is_not_freed", "wrong"),
+    "no_bytes_are_allocated": ("driver/no_bytes_are_refused", "wrong"),
+    "memory_that_is_used_up_is_an_internal_error": ("driver/memory_that_is_used_up", "wrong"),
+    "what_is_not_mapped_is_unmapped": ("driver/virtual_memory", "wrong"),
+    "all_captures_have_one_number": ("driver_work/captures_have_different_numbers", "wrong"),
+    "a_tracer_cannot_be_taken_away": (TRACER, "wrong"),
+    "a_tracer_is_not_told_of_copies": (TRACER, "wrong"),
 }
 
 LIMIT = ("--time-limit", "20")  # some hang

@@ -127,3 +127,39 @@ def read(api: Driver, stream: Any, address: int, size: int) -> bytes:
     api("memory_copy", stream, ctypes.addressof(to), address, size, TO_HOST)
     api("stream_synchronize", stream)
     return to.raw
+
+
+# out[program] = value, for each program
+STORE = bytes.fromhex("488b07 48034610 4c8b4f08 4839ca 7d09 4c890cd0 48ffc2 ebf2 c3")
+POINTER, INTEGER = (0, 8), (1, 8)
+
+
+@pytest.fixture
+def load(api: Driver, needs: Callable[[str], None]) -> Iterator[Callable[..., Any]]:
+    """Loads an image and returns its function; unloads at the end."""
+    needs("KERNELS")
+    modules = []
+
+    def load_image(image: bytes, name: str) -> Any:
+        module = api.get("module_load", c_void_p, 0, image, len(image))
+        modules.append(module)
+        return api.get("module_get_function", c_void_p, module, name.encode())
+
+    yield load_image
+    for module in modules:
+        api("module_unload", module)
+
+
+def launch_kernel(api: Driver, stream: Any, function: Any, grid: tuple[int, int, int], *arguments: int) -> str:
+    packed = (c_uint64 * len(arguments))(*arguments)
+    kernel = sized(
+        "mtia_kernel_launch",
+        num_threads=1,
+        function=function,
+        packed_arguments_size=ctypes.sizeof(packed),
+        packed_arguments=ctypes.addressof(packed),
+    )
+    kernel.grid[:] = grid
+    status = api.call("stream_launch_kernel", stream, byref(kernel))
+    ctypes.memset(packed, 0, ctypes.sizeof(packed))  # it was read before the return
+    return status

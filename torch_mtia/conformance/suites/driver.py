@@ -274,20 +274,24 @@ def test_devices_describe_themselves(api: Driver) -> None:
         assert properties.warp_size >= 1
 
 
-def test_memory_is_aligned_and_counted(api: Driver) -> None:
+def free_memory(api: Driver, device: int) -> int:
     free, total = c_uint64(), c_uint64()
-    api("memory_info", 0, byref(free), byref(total))
-    before = free.value
-    assert 0 < before <= total.value
-    addresses = [api.get("memory_allocate", c_uint64, 0, size) for size in (1, 4097, MIB)]
-    assert len(set(addresses)) == 3
-    assert all(address and address % 4096 == 0 for address in addresses)
-    api("memory_info", 0, byref(free), byref(total))
-    assert before - free.value >= MIB
-    for address in addresses:
-        api("memory_free", 0, address)
-    api("memory_info", 0, byref(free), byref(total))
-    assert free.value == before
+    api("memory_info", device, byref(free), byref(total))
+    assert free.value <= total.value
+    return free.value
+
+
+def test_memory_is_aligned_and_counted(api: Driver) -> None:
+    for device in range(api.get("device_count", c_int32)):
+        before = free_memory(api, device)
+        assert before > 0
+        addresses = [api.get("memory_allocate", c_uint64, device, size) for size in (1, 4097, MIB)]
+        assert len(set(addresses)) == 3
+        assert all(address and address % 4096 == 0 for address in addresses)
+        assert before - free_memory(api, device) >= MIB
+        for address in addresses:
+            api("memory_free", device, address)
+        assert free_memory(api, device) == before
 
 
 def test_more_memory_than_there_is(api: Driver) -> None:
@@ -295,14 +299,38 @@ def test_more_memory_than_there_is(api: Driver) -> None:
     assert api.message()
 
 
+def test_memory_that_is_used_up(api: Driver) -> None:
+    piece, addresses, address = free_memory(api, 0) // 4, [], c_uint64()
+    while (status := api.call("memory_allocate", 0, piece, byref(address))) == "MTIA_SUCCESS":
+        addresses.append(address.value)
+        assert len(addresses) <= 4
+    assert status == "MTIA_ERROR_OUT_OF_MEMORY"
+    assert api.message()
+    api("memory_free", 0, addresses.pop())
+    addresses.append(api.get("memory_allocate", c_uint64, 0, piece))
+    for each in addresses:
+        api("memory_free", 0, each)
+
+
+def test_no_bytes_are_refused(api: Driver) -> None:
+    assert api.call("memory_allocate", 0, 0, OUT) == "MTIA_ERROR_INVALID_VALUE"
+    assert api.message()
+
+
 def test_memory_that_was_not_allocated_is_not_freed(api: Driver, memory: int) -> None:
     assert api.call("memory_free", 0, NOWHERE) == "MTIA_ERROR_INVALID_VALUE"
     assert api.call("memory_free", 0, memory + 512) == "MTIA_ERROR_INVALID_VALUE"
+    freed = api.get("memory_allocate", c_uint64, 0, MIB)
+    api("memory_free", 0, freed)
+    assert api.call("memory_free", 0, freed) == "MTIA_ERROR_INVALID_VALUE"
 
 
-def test_addresses_know_their_device(api: Driver, memory: int) -> None:
-    assert api.get("memory_device", c_int32, memory) == 0
-    assert api.get("memory_device", c_int32, memory + MIB - 1) == 0
+def test_addresses_know_their_device(api: Driver) -> None:
+    for device in range(api.get("device_count", c_int32)):
+        memory = api.get("memory_allocate", c_uint64, device, MIB)
+        assert api.get("memory_device", c_int32, memory) == device
+        assert api.get("memory_device", c_int32, memory + MIB - 1) == device
+        api("memory_free", device, memory)
     here = ctypes.create_string_buffer(16)
     assert api.call("memory_device", ctypes.addressof(here), OUT) == "MTIA_ERROR_INVALID_VALUE"
 
@@ -324,7 +352,9 @@ def test_virtual_memory(api: Driver, needs: Callable[[str], None], stream: Any) 
     assert api.call("memory_map", 0, address + size, size) == "MTIA_ERROR_INVALID_VALUE"
     assert api.call("memory_release", 0, address) == "MTIA_ERROR_INVALID_VALUE"
     api("memory_unmap", 0, address + size, size)
+    assert api.call("memory_unmap", 0, address + size, size) == "MTIA_ERROR_INVALID_VALUE"
     api("memory_release", 0, address)
+    assert api.call("memory_release", 0, address) == "MTIA_ERROR_INVALID_VALUE"
 
 
 def test_shared_memory(api: Driver, needs: Callable[[str], None], stream: Any) -> None:
@@ -353,24 +383,45 @@ def test_shared_memory(api: Driver, needs: Callable[[str], None], stream: Any) -
 # Copies and fills -----------------------------------------------------------------------------------------------------
 
 
+def numbered(size: int) -> bytes:
+    """Bytes of which no part is one that begins at another multiple of a power of two."""
+    return (bytes(range(251)) * (size // 251 + 1))[:size]
+
+
 @pytest.mark.parametrize("size", [1, 7, 4096, MIB - 3])
 def test_copies_there_and_back(api: Driver, stream: Any, memory: int, size: int) -> None:
-    data = (bytes(range(251)) * (size // 251 + 1))[:size]
-    write(api, stream, memory + 3, data)
-    assert read(api, stream, memory + 3, size) == data
+    write(api, stream, memory + 3, numbered(size))
+    assert read(api, stream, memory + 3, size) == numbered(size)
 
 
 def test_copies_within_the_device_and_to_another(api: Driver, stream: Any, memory: int) -> None:
-    write(api, stream, memory, b"abcdefgh" * 512)
-    api("memory_copy", stream, memory + 65536, memory + 8, 4000, WITHIN)
-    assert read(api, stream, memory + 65536, 8) == b"abcdefgh"
-    if api.get("device_count", c_int32) > 1:
-        other = api.get("memory_allocate", c_uint64, 1, 8192)
-        api("memory_copy", stream, other, memory, 4096, WITHIN)
-        api("stream_synchronize", stream)
-        with new_stream(api, device=1) as stream_of_other:
-            assert read(api, stream_of_other, other, 4096) == b"abcdefgh" * 512
-        api("memory_free", 1, other)
+    """Of any alignment, and not a byte more."""
+    devices = range(min(2, api.get("device_count", c_int32)))
+    write(api, stream, memory, numbered(8192))
+    for device in devices:
+        other = api.get("memory_allocate", c_uint64, device, 16384)
+        with new_stream(api, device=device) as stream_of_other:
+            write(api, stream_of_other, other, b"\xff" * 16384)
+            api("memory_copy", stream, other + 5, memory + 9, 4099, WITHIN)
+            api("stream_synchronize", stream)
+            expected = b"\xff" * 5 + numbered(8192)[9 : 9 + 4099] + b"\xff" * 100
+            assert read(api, stream_of_other, other, len(expected)) == expected
+        api("memory_free", device, other)
+
+
+def test_large_copies_and_fills(api: Driver, stream: Any) -> None:
+    size = 5 * MIB - 3
+    first, second = (api.get("memory_allocate", c_uint64, 0, size + 1) for _ in range(2))
+    write(api, stream, first, numbered(size))
+    assert read(api, stream, first, size) == numbered(size)
+    api("memory_copy", stream, second, first, size, WITHIN)
+    assert read(api, stream, second, size) == numbered(size)
+    write(api, stream, first + size, b"\xff")
+    one = ctypes.create_string_buffer(b"\1", 1)
+    api("memory_fill", stream, first, ctypes.addressof(one), 1, size)
+    assert read(api, stream, first, size + 1) == b"\1" * size + b"\xff"
+    for address in (first, second):
+        api("memory_free", 0, address)
 
 
 def test_copies_of_nothing(api: Driver, stream: Any, memory: int) -> None:
@@ -391,6 +442,14 @@ def test_fills(api: Driver, stream: Any, memory: int, width: int, count: int) ->
     api("memory_fill", stream, memory, ctypes.addressof(pattern), width, count)
     ctypes.memset(pattern, 0, width)  # it was read before the return
     assert read(api, stream, memory, width * count + 1) == bytes(range(1, width + 1)) * count + b"\xff"
+
+
+@pytest.mark.parametrize("width", [2, 4, 8, 16])
+def test_fills_from_any_address_on(api: Driver, stream: Any, memory: int, width: int) -> None:
+    write(api, stream, memory, b"\xff" * 64)
+    pattern = ctypes.create_string_buffer(bytes(range(1, width + 1)), width)
+    api("memory_fill", stream, memory + 1, ctypes.addressof(pattern), width, 3)
+    assert read(api, stream, memory, 64) == (b"\xff" + pattern.raw * 3).ljust(64, b"\xff")
 
 
 @pytest.mark.parametrize("width", [0, 3, 32])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from ctypes import byref, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import partial
 from typing import Any
@@ -14,12 +15,18 @@ import pytest
 from torch_mtia.conformance import driver_api
 from torch_mtia.conformance.driver_api import CONSTANTS, DESTROY, RELOCATE, RUN, Driver, kernel_image, sized
 from torch_mtia.conformance.driver_fixtures import (
+    INTEGER,
     KEPT,
+    POINTER,
     SECONDS,
+    STORE,
+    TO_DEVICE,
+    TO_HOST,
     WITHIN,
     destroy_stream,
     held,
     launch,
+    launch_kernel,
     launch_late,
     new_stream,
     read,
@@ -83,7 +90,7 @@ def test_priorities_have_a_range(api: Driver, needs: Callable[[str], None]) -> N
     lowest, highest = c_int32(), c_int32()
     api("stream_priority_range", byref(lowest), byref(highest))
     assert highest.value <= lowest.value
-    for priority in (lowest.value, highest.value):
+    for priority in (lowest.value, highest.value, lowest.value + 100, highest.value - 100):  # those beyond: the nearest
         destroy_stream(api, api.get("stream_create", c_void_p, 0, priority, None))
 
 
@@ -102,6 +109,19 @@ def test_device_synchronize_reports_failures_of_streams(api: Driver, needs: Call
     launch(api, stream, lambda: None, fails=True)
     assert api.call("device_synchronize", 0) == "MTIA_ERROR_LAUNCH_FAILED"
     assert api.call("device_synchronize", 0) == "MTIA_SUCCESS"
+
+
+def test_a_failure_is_reported_by_no_other_stream_query_or_event(api: Driver, stream: Any, event: Any) -> None:
+    with new_stream(api) as second:
+        launch(api, second, lambda: None, fails=True)
+        api("event_record", event, second)
+        api("event_synchronize", event)
+        assert api.call("event_query", event) == "MTIA_SUCCESS"
+        while (status := api.call("stream_query", second)) == "MTIA_ERROR_NOT_READY":
+            time.sleep(0.001)
+        assert status == "MTIA_SUCCESS"
+        api("stream_synchronize", stream)
+        assert api.call("stream_synchronize", second) == "MTIA_ERROR_LAUNCH_FAILED"
 
 
 def test_work_inside_work_runs_at_once(api: Driver, stream: Any) -> None:
@@ -197,17 +217,55 @@ def test_an_event_orders_streams(api: Driver, stream: Any, event: Any) -> None:
     assert ran == ["first", "second"]
 
 
+def test_an_event_stands_for_its_last_record(api: Driver, stream: Any, event: Any) -> None:
+    api("event_record", event, stream)
+    api("event_synchronize", event)
+    with held(api, stream):
+        api("event_record", event, stream)
+        assert api.call("event_query", event) == "MTIA_ERROR_NOT_READY"
+
+
+def test_who_waits_for_an_event_does_not_wait_for_its_next_record(api: Driver, stream: Any, event: Any) -> None:
+    done = threading.Event()
+    with new_stream(api) as waits, new_stream(api) as busy, held(api, busy):
+        with held(api, stream):
+            api("event_record", event, stream)
+            api("stream_wait_event", waits, event)
+            launch(api, waits, done.set)
+            api("event_record", event, busy)
+        assert done.wait(SECONDS)
+
+
+def test_an_event_orders_streams_of_two_devices(api: Driver, stream: Any, event: Any) -> None:
+    if api.get("device_count", c_int32) < 2:
+        pytest.skip("the driver has no second device")
+    ran: list[str] = []
+    with new_stream(api, device=1) as second:
+        with held(api, second):
+            launch_late(api, second, lambda: ran.append("first"))
+            api("event_record", event, second)
+            assert api.call("event_query", event) == "MTIA_ERROR_NOT_READY"
+            api("stream_wait_event", stream, event)
+            launch(api, stream, lambda: ran.append("second"))
+            assert api.call("stream_query", stream) == "MTIA_ERROR_NOT_READY"
+        api("stream_synchronize", stream)
+    assert ran == ["first", "second"]
+
+
 def test_time_between_events(api: Driver, stream: Any, event: Any) -> None:
+    began = time.monotonic()
     end = api.get("event_create", c_void_p, 1)
     untimed = api.get("event_create", c_void_p, 0)
     assert api.call("event_elapsed_time", event, end, byref(c_double())) == "MTIA_ERROR_INVALID_VALUE"
     api("event_record", event, stream)
     with held(api, stream):
+        launch(api, stream, lambda: time.sleep(0.05))
         api("event_record", end, stream)
         api("event_record", untimed, stream)
         assert api.call("event_elapsed_time", event, end, byref(c_double())) == "MTIA_ERROR_NOT_READY"
     api("event_synchronize", end)
-    assert 0 <= api.get("event_elapsed_time", c_double, event, end) < SECONDS * 1000
+    here = 1000 * (time.monotonic() - began)
+    assert 45 < api.get("event_elapsed_time", c_double, event, end) < here + 5
     api("event_synchronize", untimed)
     assert api.call("event_elapsed_time", event, untimed, byref(c_double())) == "MTIA_ERROR_INVALID_VALUE"
     api("event_destroy", end)
@@ -216,43 +274,11 @@ def test_time_between_events(api: Driver, stream: Any, event: Any) -> None:
 
 # Kernels --------------------------------------------------------------------------------------------------------------
 
-# out[program] = value, for each program
-STORE = bytes.fromhex("488b07 48034610 4c8b4f08 4839ca 7d09 4c890cd0 48ffc2 ebf2 c3")
 # *out = the word behind the relocated address
 RELOCATED = bytes.fromhex("488b0539000000 488b00 4c8b0f 4c034e10 498901 c3").ljust(64, b"\0")
 RELOCATED += (72).to_bytes(8, "little") + (4242).to_bytes(8, "little")
 # reports an error without a text
 FAILS = bytes.fromhex("488b4618 48c70001000000 c6401800 c3")
-POINTER, INTEGER = (0, 8), (1, 8)
-
-
-@pytest.fixture
-def load(api: Driver, needs: Callable[[str], None]) -> Iterator[Callable[..., Any]]:
-    """Loads an image and returns its function; unloads at the end."""
-    needs("KERNELS")
-    modules = []
-
-    def load_image(image: bytes, name: str) -> Any:
-        module = api.get("module_load", c_void_p, 0, image, len(image))
-        modules.append(module)
-        return api.get("module_get_function", c_void_p, module, name.encode())
-
-    yield load_image
-    for module in modules:
-        api("module_unload", module)
-
-
-def launch_kernel(api: Driver, stream: Any, function: Any, grid: tuple[int, int, int], *arguments: int) -> str:
-    packed = (c_uint64 * len(arguments))(*arguments)
-    kernel = sized(
-        "mtia_kernel_launch",
-        num_threads=1,
-        function=function,
-        packed_arguments_size=ctypes.sizeof(packed),
-        packed_arguments=ctypes.addressof(packed),
-    )
-    kernel.grid[:] = grid
-    return api.call("stream_launch_kernel", stream, byref(kernel))
 
 
 def test_kernels_run_all_programs(api: Driver, stream: Any, memory: int, load: Any) -> None:
@@ -379,6 +405,30 @@ def test_captured_work_runs_when_the_graph_is_launched(api: Driver, stream: Any,
 
 
 @pytest.mark.usefixtures("graphs")
+def test_captured_kernels_run_when_the_graph_is_launched(api: Driver, stream: Any, memory: int, load: Any) -> None:
+    store = load(kernel_image(STORE, [POINTER, INTEGER], "store"), "store")
+    write(api, stream, memory, bytes(24))
+    graph = capture_of(api, stream, lambda: launch_kernel(api, stream, store, (3, 1, 1), memory, 9))
+    executable = api.get("graph_instantiate", c_void_p, graph)
+    api("graph_destroy", graph)
+    for _ in range(2):
+        assert read(api, stream, memory, 24) == bytes(24)
+        api("graph_launch", executable, stream, None)
+        assert read(api, stream, memory, 24) == (9).to_bytes(8, "little") * 3
+        write(api, stream, memory, bytes(24))
+    api("graph_exec_destroy", executable)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_captures_have_different_numbers(api: Driver, stream: Any) -> None:
+    numbers = []
+    for _ in range(2):
+        graph = capture_of(api, stream, lambda: numbers.append(api.get("stream_capture_id", c_uint64, stream)))
+        api("graph_destroy", graph)
+    assert len({0, *numbers}) == 3
+
+
+@pytest.mark.usefixtures("graphs")
 def test_streams_join_by_events_and_nodes_know_what_they_depend_on(api: Driver, stream: Any, event: Any) -> None:
     with new_stream(api, tag=7) as second:
 
@@ -450,11 +500,62 @@ def test_destroying_an_executable_waits_for_its_launches(api: Driver, stream: An
     api("graph_destroy", graph)
 
 
+# Turns ----------------------------------------------------------------------------------------------------------------
+
+
+def assert_waits_for_its_turn(api: Driver, stream: Any, memory: int, submit: Callable[[], object]) -> None:
+    """What `submit` writes into the first byte is there when the work before it is done, and not earlier."""
+    write(api, stream, memory, bytes(8))
+    with new_stream(api) as other:
+        with held(api, stream):
+            submit()
+            time.sleep(0.05)
+            assert read(api, other, memory, 1) == b"\0"
+        assert read(api, stream, memory, 1) == b"\1"
+
+
+ONE = ctypes.create_string_buffer(b"\1", 1)
+
+
+def test_a_copy_waits_for_its_turn(api: Driver, stream: Any, memory: int) -> None:
+    write(api, stream, memory + 64, b"\1")
+    for source, kind in ((ctypes.addressof(ONE), TO_DEVICE), (memory + 64, WITHIN)):
+        submit = partial(api, "memory_copy", stream, memory, source, 1, kind)
+        assert_waits_for_its_turn(api, stream, memory, submit)
+    here = ctypes.create_string_buffer(1)
+    with held(api, stream):
+        api("memory_copy", stream, ctypes.addressof(here), memory, 1, TO_HOST)
+        time.sleep(0.05)
+        assert here.raw == b"\0"
+    api("stream_synchronize", stream)
+    assert here.raw == b"\1"
+
+
+def test_a_fill_waits_for_its_turn(api: Driver, stream: Any, memory: int) -> None:
+    submit = partial(api, "memory_fill", stream, memory, ctypes.addressof(ONE), 1, 1)
+    assert_waits_for_its_turn(api, stream, memory, submit)
+
+
+def test_a_kernel_waits_for_its_turn(api: Driver, stream: Any, memory: int, load: Any) -> None:
+    store = load(kernel_image(STORE, [POINTER, INTEGER], "store"), "store")
+    submit = partial(launch_kernel, api, stream, store, (1, 1, 1), memory, 1)
+    assert_waits_for_its_turn(api, stream, memory, submit)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_a_graph_waits_for_its_turn(api: Driver, stream: Any, memory: int) -> None:
+    graph = capture_of(api, stream, partial(api, "memory_fill", stream, memory, ctypes.addressof(ONE), 1, 1))
+    executable = api.get("graph_instantiate", c_void_p, graph)
+    assert_waits_for_its_turn(api, stream, memory, partial(api, "graph_launch", executable, stream, None))
+    api("graph_exec_destroy", executable)
+    api("graph_destroy", graph)
+
+
 # Tracing --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_tracer_is_told_of_work(api: Driver, needs: Callable[[str], None], stream: Any) -> None:
-    needs("TRACING")
+def traced(api: Driver) -> list[str]:
+    """What a new tracer is told."""
     told: list[str] = []
 
     def begin(_tag: int, _work: int) -> int:
@@ -471,7 +572,28 @@ def test_a_tracer_is_told_of_work(api: Driver, needs: Callable[[str], None], str
     tracer.submitting, tracer.submitted, tracer.ran = (ctypes.cast(f, c_void_p) for f in (submitting, submitted, ran))
     KEPT.append(tracer)
     api("set_tracer", byref(tracer))
+    return told
+
+
+def test_a_tracer_is_told_of_work(api: Driver, needs: Callable[[str], None], stream: Any) -> None:
+    needs("TRACING")
+    told = traced(api)
     launch(api, stream, lambda: None)
     api("stream_synchronize", stream)
     api("set_tracer", None)
     assert sorted(told) == ["ran 5 True", "submitted 5", "submitting"]
+
+
+def test_a_tracer_is_told_of_copies_and_fills_until_it_is_taken_away(
+    api: Driver, needs: Callable[[str], None], stream: Any, memory: int
+) -> None:
+    needs("TRACING")
+    told = traced(api)
+    api("memory_fill", stream, memory, ctypes.addressof(ONE), 1, 8)
+    api("memory_copy", stream, memory + 8, memory, 8, WITHIN)
+    api("stream_synchronize", stream)
+    assert told.count("ran 5 True") == 2
+    api("set_tracer", None)
+    launch(api, stream, lambda: None)
+    api("stream_synchronize", stream)
+    assert told.count("ran 5 True") == 2
