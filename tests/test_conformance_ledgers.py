@@ -32,6 +32,12 @@ def test_the_ledgers_of_the_package_are_valid(path: Path) -> None:
         ("- tests: a/b\n  outcome: skip\n  kind: wrong\n  decision: x\n  reason: x", "`kind` is for the outcome xfail"),
         ("- tests: a/b\n  outcome: pass\n  torch: new\n  reason: x", "`torch` is 'new'; it is such as"),
         ("- tests: a/b\n  outcome: skip\n  reason: x", "`decision` is missing"),
+        ("- tests: [a/b, 1]\n  outcome: pass\n  reason: x", "`tests` has 1, which is not a text"),
+        (
+            "- tests: a/b\n  outcome: inapplicable\n  message: no\n  reason: x",
+            "`message` is False, which is not a text",
+        ),
+        ("- tests: a/b\n  outcome: inapplicable\n  message: [x, on]\n  reason: x", "`message` has True"),
         ("- outcome: xfail\n  reason: x", "`tests` is missing"),
         ("- tests: a/b\n  outcome: xfail\n  reason: x\n  why: y", "unknown field 'why'"),
         ("- include: nothing", "include: nothing: there is no such ledger. There are: "),
@@ -147,6 +153,23 @@ def test_a_proposal_says_which_part_of_a_pattern_passes(tmp_path: Path) -> None:
     (tmp_path / "proposed.yaml").write_text(proposal.replace("''", "because"))
     results = judged(Ledger(tmp_path / "proposed.yaml"), *results)
     assert [result.verdict for result in results] == [r.PASS, r.XFAIL]
+
+
+@pytest.mark.parametrize("name", ["a/b/plain", "a/b/int*", "a/b/x[0]", "a/b/which?"])
+def test_a_proposal_holds_once_its_reasons_are_written(tmp_path: Path, name: str) -> None:
+    results = [
+        Result(name, r.FAILED, kind="wrong", message="sizes differ\nby 2"),
+        Result(f"{name}-2", r.SKIPPED, message="no sample"),
+        Result("a/c", r.HUNG, message="did not end in 4 s"),
+    ]
+    proposal = ledger_of(tmp_path).proposal(judged(ledger_of(tmp_path), *results))
+    (tmp_path / "proposed.yaml").write_text(proposal.replace("''", "because"))
+    proposed = Ledger(tmp_path / "proposed.yaml")
+    proposed.check(result.test for result in results)
+    results += [Result(name.replace("*", "eger"), r.FAILED, kind="wrong", message="another")]
+    verdicts = [result.verdict for result in judged(proposed, *results)]
+    assert verdicts == [r.XFAIL, r.NOT_APPLICABLE, r.XFAIL, r.FAIL]
+    assert proposed.find("a/c").messages == ()  # type: ignore[union-attr]
 
 
 def test_a_proposal_collects_what_skips(tmp_path: Path) -> None:

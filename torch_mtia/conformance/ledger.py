@@ -28,6 +28,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import glob
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import translate
@@ -196,10 +197,12 @@ class Ledger:
             if result.verdict == r.FAIL and result.outcome == r.SKIPPED:
                 skipped.setdefault(result.message, []).append(result.test)
             elif result.verdict == r.FAIL:
-                row = {"tests": result.test, "outcome": "xfail", "kind": r.kind_of(result), "reason": ""}
-                rows.append(row | ({"seen": result.message.splitlines()[0][:120]} if result.message else {}))
+                row = {"tests": glob.escape(result.test), "outcome": "xfail", "kind": r.kind_of(result)}
+                # How long a test may take is not the test's to say.
+                words = result.message.splitlines()[:1] if result.outcome != r.HUNG else []
+                rows.append(row | ({"message": words[0][:120]} if words else {}) | {"reason": ""})
             elif result.verdict == r.XPASS and not self._drops(result.test, passed, judged):
-                rows.append({"tests": result.test, "outcome": "pass", "reason": ""})
+                rows.append({"tests": glob.escape(result.test), "outcome": "pass", "reason": ""})
         for message, tests in skipped.items():
             row = {"tests": _unlisted(folded(tests, judged)), "outcome": "inapplicable"}
             rows.append(row | {"message": message.strip().partition("\n")[0], "reason": ""})
@@ -230,11 +233,11 @@ def folded(tests: Iterable[str], judged: Iterable[str]) -> tuple[str, ...]:
     groups: dict[str, list[str]] = {}
     for test in judged:
         groups.setdefault(test.rpartition("/")[0], []).append(test)
-    patterns = []
+    patterns: list[str] = []
     for group, members in groups.items():
         inside = sorted(chosen.intersection(members))
         is_whole = len(inside) == len(members) > 1 and group.count("/") >= 2 and not _WILD.search(group)
-        patterns += [f"{group}/*"] if is_whole else inside
+        patterns += [f"{group}/*"] if is_whole else map(glob.escape, inside)
     return tuple(sorted(patterns))
 
 
@@ -284,6 +287,11 @@ def _problems(number: int, row: Any) -> list[str]:
     problems = [f"{place}: unknown field {name!r}" for name in row if name not in FIELDS]
     if not row.get("tests"):
         problems.append(f"{place}: `tests` is missing")
+    for name in ("tests", "message"):
+        if others := [value for value in _listed(row.get(name) or name) if not isinstance(value, str)]:
+            problems.append(f"{place}: `{name}` has {others[0]!r}, which is not a text in YAML: put it in quotes")
+    if row.get("message") in (False, 0):
+        problems.append(f"{place}: `message` is {row['message']!r}, which is not a text in YAML: put it in quotes")
     if row.get("outcome") not in OUTCOMES:
         problems.append(f"{place}: `outcome` is {row.get('outcome')!r}; it is one of {', '.join(OUTCOMES)}")
     if not str(row.get("reason") or "").strip():
