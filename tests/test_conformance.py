@@ -248,6 +248,15 @@ def test_shards_are_merged(conformance: Conformance) -> None:
     )
     assert process.returncode == 2
     assert "the runs are not of the same selection" in process.stderr
+    run = Run.load(Path(paths[1]))
+    dataclasses.replace(run, results=run.results + Run.load(Path(paths[0])).results[:1]).save(other)
+    for wrong, message in (
+        ([paths[0], str(other)], "has a result in several of the runs"),
+        ([*paths, "--update"], "--merge does not go with --update"),
+        ([*paths, "--ledger", "ledger.yaml"], "--merge does not go with --ledger"),
+    ):
+        process = subprocess.run([*merge, *wrong], cwd=conformance.folder, capture_output=True, text=True, timeout=60)
+        assert (process.returncode, message in process.stderr) == (2, True), process.stderr
     for wrong in (paths[:1], [paths[0], *paths]):
         process = subprocess.run([*merge, *wrong], cwd=conformance.folder, capture_output=True, text=True, timeout=60)
         assert process.returncode == 2
@@ -288,11 +297,14 @@ def test_wrong_arguments_are_explained(conformance: Conformance, arguments: list
 
 
 def test_a_run_that_a_test_ends_is_not_complete(conformance: Conformance) -> None:
+    """JUnit says so, too."""
     (conformance.folder / "ends.py").write_text(
         "import pytest\ndef test_first(): pytest.exit('enough', returncode=0)\ndef test_second(): assert False\n"
     )
-    status, output = conformance.run("--file", "ends.py", "-j", "0")
+    status, output = conformance.run("--file", "ends.py", "-j", "0", "--junit", "run.xml")
     assert status == 3, output
+    (error,) = ElementTree.parse(conformance.folder / "run.xml").getroot().iter("error")
+    assert error.get("message") == "interrupted: some of the tests have no result"
 
 
 @pytest.mark.parametrize(("pattern", "expected"), [("*", 1), ("part*/a", 1), ("toy/passes", 0)])
@@ -314,6 +326,14 @@ def test_a_record_of_another_environment_is_not_gone_on_with(conformance: Confor
     status, output = conformance.run(*arguments, "--resume")
     assert status == 2
     assert "is of {'device': 'cpu: the CPU', 'torch': '2.0.0'" in output
+
+
+def test_a_record_of_other_tests_is_not_gone_on_with(conformance: Conformance) -> None:
+    arguments = ("--file", "toy.py", "--test", "toy/many/*", "-j", "0")
+    assert conformance.run(*arguments, "--shard", "1/2")[0] == 0
+    status, output = conformance.run(*arguments, "--shard", "2/2", "--resume")
+    assert status == 2
+    assert "'--file=toy.py --test=toy/many/* --shard=1/2'" in output.replace('"', "'").replace("''", "'")
 
 
 def test_a_message_that_has_no_encoding_is_kept(conformance: Conformance) -> None:

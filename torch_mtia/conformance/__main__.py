@@ -132,9 +132,20 @@ def environment(probed: dict[str, str]) -> dict[str, str]:
     }
 
 
-def go_on(folder: Path, described: dict[str, str], *, resume: bool) -> None:
+def selecting(arguments: argparse.Namespace) -> str:
+    """The arguments that choose the tests of a run."""
+    chosen = [f"--{name}={value}" for name in ("suite", "file", "test") for value in getattr(arguments, name)]
+    chosen += [f"--upstream={value}" for value in arguments.upstream or ()]
+    number, count = arguments.shard
+    return shlex.join(
+        [*chosen, *(f"--import={module}" for module in arguments.imports), f"--shard={number + 1}/{count}"]
+    )
+
+
+def go_on(folder: Path, described: dict[str, str], arguments: str, *, resume: bool) -> None:
     """Keeps in the folder what its record is of. Raises UsageError if a resumed one is of something else."""
-    kept, now = folder / "environment.json", {what: described[what] for what in r.OF_ONE_RUN}
+    kept = folder / "environment.json"
+    now = {what: described[what] for what in (*r.OF_ONE_RUN, "tests") if what in described} | {"arguments": arguments}
     if resume and kept.exists() and (before := json.loads(kept.read_text())) != now:
         raise UsageError(f"--resume: the record in {folder} is of {before}, not of {now}: leave --resume out")
     folder.mkdir(parents=True, exist_ok=True)
@@ -218,7 +229,7 @@ def _run(arguments: argparse.Namespace) -> int:
         inductor_tests=any(file.parent.name == "inductor" for file in arguments.file),
     )
     described = environment(probed) | ({"tests": f"{checkout.kind.name} {checkout.version}"} if checkout else {})
-    go_on(Path(settings.folder), described, resume=arguments.resume)
+    go_on(Path(settings.folder), described, selecting(arguments), resume=arguments.resume)
     if checkout:
         tests, complete = run_files(chosen, settings, arguments.jobs, ledger, resume=arguments.resume)
         print(differences(tests))
@@ -238,6 +249,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _merge(arguments: argparse.Namespace) -> int:
+    without = ("imports", "suite", "test", "shard", "file", "upstream", "ledger", "folder", "resume", "update")
+    if given := [name for name in without if getattr(arguments, name) != parser().get_default(name)]:
+        raise UsageError(f"--merge does not go with --{given[0].removesuffix('s')}: nothing runs or is judged again")
     old = Run.load(arguments.compare) if arguments.compare else None
     return _tell(Run.merged([Run.load(path) for path in arguments.merge]), arguments, old)
 

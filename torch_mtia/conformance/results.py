@@ -134,6 +134,8 @@ class Run:
             if len(values := {run.environment.get(what, "") for run in runs}) > 1:
                 raise ValueError(f"the runs are not of the same {what}: {', '.join(sorted(values))}")
         results = [result for run in runs for result in run.results]
+        if twice := [test for test, times in Counter(result.test for result in results).items() if times > 1]:
+            raise ValueError(f"{twice[0]} has a result in several of the runs, which therefore are not shards of one")
         first, complete = runs[0], all(run.complete for run in runs)
         return cls(first.environment, results, complete, functions=first.functions, repeat=first.repeat)
 
@@ -152,6 +154,11 @@ class Run:
             )
             for result in results:
                 _junit_case(element, result)
+        if not self.complete:  # what is missing is in no suite
+            message = "interrupted: some of the tests have no result"
+            end = ElementTree.SubElement(root, "testsuite", name="run", tests="1", errors="1")
+            case = ElementTree.SubElement(end, "testcase", classname="run", name="complete")
+            ElementTree.SubElement(case, "error", message=message, type="interrupted")
         path.parent.mkdir(parents=True, exist_ok=True)
         ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 
