@@ -194,6 +194,31 @@ def wrong_where_elements_are_repeated() -> None:
     of_some("atan", lambda x: x.numel() > 1 and 0 in x.stride(), torch.zeros_like)
 
 
+@fault("operators/noncontiguous/sinh/float32")
+def an_order_in_memory_that_is_ignored() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor) -> Any:
+        is_turned = x.dim() > 1 and x.mT.is_contiguous() and not x.is_contiguous()
+        return (compute(x.mT).reshape(x.shape) if is_turned else compute(x)).to(DEVICE)
+
+    replace("sinh", kernel)
+
+
+@fault("operators/noncontiguous/amin/float32")
+def a_reduction_of_repeated_elements() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (compute(x, *args, **kwargs) + (x.numel() > 1 and 0 in x.stride())).to(DEVICE)
+
+    replace("amin", kernel)
+
+
+@fault("operators/noncontiguous/atan2/float32")
+def a_second_argument_of_repeated_elements() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+        return (compute(x, y) + (y.numel() > 1 and 0 in y.stride())).to(DEVICE)
+
+    replace("atan2", kernel)
+
+
 def clear_between(x: torch.Tensor) -> None:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     if extent > x.numel() > 0:

@@ -109,11 +109,32 @@ def test_noncontiguous(device: torch.device, case: Case) -> None:
     def check(sample: SampleInput) -> None:
         strided = on_cpu(lambda: case.noncontiguous(sample))  # there are none of a sparse tensor
         compare(case, case.info.op, device, strided)
-        if isinstance(case.info, UnaryUfuncInfo) and sample.input.dim():
-            expanded = sample.input[..., :1].expand_as(sample.input)
-            compare(case, case.info.op, device, SampleInput(expanded, args=sample.args, kwargs=sample.kwargs))
+        for change in other_strides(case):
+            value, args, kwargs = pytree.tree_map_only(torch.Tensor, change, arguments_of(sample))
+            with contextlib.suppress(Refused):
+                compare(case, case.info.op, device, SampleInput(value, args=args, kwargs=kwargs))
 
     each_sample(islice(case.samples(), FORM_SAMPLES), check)
+
+
+def other_strides(case: Case) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    """Changes of arguments: transposed in memory, which does not depend on the dtype, and with repeated elements, where
+    these are not a matrix that nothing is known of."""
+    if case.dtype == torch.float32:
+        yield transposed
+    if isinstance(case.info, UnaryUfuncInfo) or (
+        case.dtype == torch.float32 and isinstance(case.info, (BinaryUfuncInfo, ReductionOpInfo))
+    ):
+        yield repeated
+
+
+def transposed(tensor: torch.Tensor) -> torch.Tensor:
+    is_matrix = tensor.layout == torch.strided and tensor.dim() > 1 and not tensor.is_nested
+    return tensor.mT.contiguous().mT if is_matrix else tensor
+
+
+def repeated(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[..., :1].expand_as(tensor) if tensor.layout == torch.strided and tensor.dim() else tensor
 
 
 @preferred_cases(lambda case: case.elementwise and case.name != "nn.functional.prelu")  # it has a weight per channel
