@@ -261,7 +261,7 @@ def test_dropout_is_fresh_in_each_replay() -> None:
     assert len({tuple(result) for result in results}) == 4
 
 
-def test_what_cannot_be_captured_runs_between_graphs_or_is_reported() -> None:
+def test_what_cannot_be_captured_runs_between_graphs() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
         return y[y > 1].sum() + 1
@@ -269,7 +269,7 @@ def test_what_cannot_be_captured_runs_between_graphs_or_is_reported() -> None:
     call = compiled(function)
     for value in (1.0, 2.0, 3.0, 4.0):
         assert call(torch.full((4,), value, device="mtia")).item() == 8 * value + 1
-    assert recorded() + skipped() > 0
+    assert (recorded(), skipped()) == (2, 0)  # before the number of elements is known, and after
 
 
 def test_recordings_can_be_forgotten() -> None:

@@ -295,10 +295,17 @@ def test_destroying_waits_for_replays_under_way() -> None:
 
 
 def test_destroying_twice_and_after_a_reset_does_nothing() -> None:
-    graph, _ = capture(lambda: torch.ones(3, device="mtia"))
+    gc.collect()
+    before = torch.mtia.memory_allocated()
+    graph, ones = capture(lambda: torch.ones(3, device="mtia"))
     graph.reset()
     graph.reset()
-    del graph
+    del graph, ones
+    gc.collect()
+    assert torch.mtia.memory_allocated() == before
+    graph, ones = capture(lambda: torch.ones(3, device="mtia"))
+    graph.replay()
+    assert ones.tolist() == [1, 1, 1]
 
 
 def test_a_graph_that_is_dropped_in_its_capture_gives_the_stream_back() -> None:

@@ -228,7 +228,7 @@ def test_an_empty_kernel_without_arguments() -> None:
     def kernel():
         pass
 
-    kernel[(3,)]()
+    assert kernel[(3,)]().name == "kernel"
 
 
 def test_tuples() -> None:

@@ -213,7 +213,7 @@ def test_an_empty_grid_runs_nothing(device: torch.device, grid: tuple[int, ...])
 
 
 def test_a_kernel_without_arguments() -> None:
-    nothing_kernel[(10,)]()
+    assert nothing_kernel[(10,)]().name == "nothing_kernel"
     torch.mtia.synchronize()
 
 
