@@ -101,6 +101,14 @@ def test_dropout_without_autograd(context: Callable[[], Any]) -> None:
     assert set(output.cpu().tolist()) == {0.0, 2.0}
 
 
+@pytest.mark.parametrize("repeated", ["input", "noise"])
+def test_rrelu_in_repeated_elements_is_refused(repeated: str) -> None:
+    written = {name: torch.ones(4, device="mtia") for name in ("input", "noise")}
+    written[repeated] = torch.ones(1, device="mtia").expand(4)
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        torch.ops.aten.rrelu_with_noise_(written["input"], written["noise"], 0.1, 0.3, True)
+
+
 def test_rrelu() -> None:
     x = torch.randn(1000)
     noise = torch.empty(1000, device="mtia")

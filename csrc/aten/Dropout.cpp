@@ -1,5 +1,6 @@
 // Operators that multiply by random numbers: dropout and the randomized leaky relu.
 #include <ATen/Dispatch.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/OpMathType.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/mtia/EmptyTensor.h>
@@ -202,6 +203,8 @@ Tensor& rrelu_with_noise_out_mtia(const Tensor& self, Tensor& noise, const Scala
       }
       resize_output(output, self.sizes());
       if (self.numel() == 0) return;
+      assert_no_internal_overlap(noise);
+      assert_no_internal_overlap(output);
       using value_type = opmath_type<scalar_t>;
       torch_mtia::launch_tiles(
           kRrelu, generator, self.device(), Elements({&output, &noise, &self}, 2), torch_mtia::kTileValues<value_type>,

@@ -219,6 +219,83 @@ def a_second_argument_of_repeated_elements() -> None:
     replace("atan2", kernel)
 
 
+@fault("operators/rows/amax/float32")
+def a_reduction_of_no_more_than_16_bits_count() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        some = x if x.numel() <= 65536 else x.reshape(-1)[:65536]
+        return compute(some, *args, **kwargs).to(DEVICE)
+
+    replace("amax", kernel)
+
+
+@fault("operators/rows/log_softmax/float32")
+def a_row_that_is_longer_than_a_group_of_threads() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, dim: int, to_float: bool) -> Any:
+        result = compute(x, dim, to_float)
+        if x.size(dim) > 1024:
+            result.narrow(dim, 1024, x.size(dim) - 1024).zero_()
+        return result.to(DEVICE)
+
+    replace("_log_softmax", kernel)
+
+
+@fault("operators/indices/index_select/float32")
+def indices_of_32_bits_that_are_read_as_64() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, dim: int, index: torch.Tensor) -> Any:
+        index = index if index.dtype == torch.int64 else torch.zeros_like(index)
+        return compute(x, dim, index).to(DEVICE)
+
+    replace("index_select", kernel)
+
+
+@fault("operators/indices/scatter_add/float32")
+def an_index_that_counts_once() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, dim: int, index: torch.Tensor, values: Any) -> Any:
+        last = torch.zeros(x.shape).scatter(dim, index.cpu(), values.cpu())
+        return (x.cpu() + last if index.unique().numel() < index.numel() else compute(x, dim, index, values)).to(DEVICE)
+
+    replace("scatter_add", kernel)
+
+
+@fault("operators/out/hypot/float32")
+def an_output_whose_order_in_memory_is_ignored() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, y: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        result = compute(x, y, out=torch.empty(0, dtype=out.dtype))
+        is_turned = out.shape == result.shape and result.dim() > 1 and out.mT.is_contiguous()
+        out.resize_(result.shape).copy_(result.reshape(out.mT.shape).mT if is_turned else result)
+        return out
+
+    replace("hypot.out", kernel)
+
+
+@fault("operators/inplace_forms/cosh/float32")
+def repeated_elements_are_changed() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+        dense = x[..., :1] if x.dim() and 0 in x.stride() else x
+        dense.copy_(compute(x.cpu()))
+        return x
+
+    replace("cosh_", kernel)
+
+
+@fault("operators/inplace_forms/nextafter/float32")
+def what_is_changed_is_not_also_the_other_argument() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result = compute(x.cpu(), y)
+        return x.copy_(result + 1 if x.data_ptr() == y.data_ptr() else result)
+
+    replace("nextafter_", kernel)
+
+
+@fault("operators/promotion/pow/float32")
+def a_whole_number_to_a_fraction() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+        is_mixed = not x.is_floating_point() and y.is_floating_point()
+        return compute(x, y.trunc() if is_mixed else y).to(DEVICE)
+
+    replace("pow.Tensor_Tensor", kernel)
+
+
 def clear_between(x: torch.Tensor) -> None:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     if extent > x.numel() > 0:

@@ -137,6 +137,30 @@ def repeated(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[..., :1].expand_as(tensor) if tensor.layout == torch.strided and tensor.dim() else tensor
 
 
+ROWS = (33, 4099)  # more elements than 16 bits count, in rows that are longer than a group of threads
+# What computes something of each row beside reductions: the arguments behind the tensor.
+OF_ROWS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("softmax", "log_softmax", "softmin", "cumsum", "logcumsumexp", "cummax", "cummin"), (-1,)),
+    **dict.fromkeys(("sort", "argsort", "msort", "nn.functional.normalize"), ()),
+    **dict.fromkeys(("nn.functional.layer_norm", "nn.functional.rms_norm"), (ROWS[1:],)),
+    "topk": (5,),
+    "kthvalue": (7,),
+}
+
+
+@preferred_cases(lambda case: isinstance(case.info, ReductionOpInfo) or case.name in OF_ROWS)
+def test_rows(device: torch.device, case: Case) -> None:
+    """Reductions of everything, of long rows, and of columns; and what else looks at a whole row."""
+    seed_all(0)
+    # All different, so that there is one order; and with a product that stays in the range.
+    numbers = (0.542 + torch.randperm(ROWS[0] * ROWS[1]) / (ROWS[0] * ROWS[1])).reshape(ROWS).to(case.dtype)
+    if case.name in OF_ROWS:
+        samples = [SampleInput(numbers, args=OF_ROWS[case.name])]
+    else:
+        samples = [SampleInput(numbers, kwargs=kwargs) for kwargs in ({}, {"dim": -1}, {"dim": 0})]
+    each_sample(iter(samples), lambda sample: compare(case, case.info.op, device, sample))
+
+
 @preferred_cases(lambda case: case.elementwise and case.name != "nn.functional.prelu")  # it has a weight per channel
 def test_large(device: torch.device, case: Case) -> None:
     """More elements than 16 bits count, and no multiple of anything."""
@@ -166,6 +190,29 @@ def test_inplace(device: torch.device, case: Case) -> None:
             compare(case, returning_itself(case.info.inplace_variant), device, strided)
 
     each_sample(case.samples(), check)
+
+
+@preferred_cases(lambda case: case.info.inplace_variant is not None)
+def test_inplace_forms(device: torch.device, case: Case) -> None:
+    """What is changed lies transposed, has repeated elements, which the CPU refuses mostly, or is the other argument."""
+    change = case.info.inplace_variant
+
+    def check(sample: SampleInput) -> None:
+        if sample.broadcasts_input:
+            raise Refused("the input is broadcast")
+        value, args, kwargs = arguments_of(sample)
+        compare(case, returning_itself(change), device, SampleInput(transposed(value), args=args, kwargs=kwargs))
+        if isinstance(case.info, BinaryUfuncInfo):
+            with contextlib.suppress(Refused):
+                compare(case, lambda value: change(value, value), device, SampleInput(value))
+        for where in (CPU, device):
+            written, rest, named = moved((value, args, kwargs), where)
+            error = error_of(change, (repeated(written), rest, named))
+            if where == CPU:
+                expected = error
+        assert (error is None) == (expected is None), f"repeated elements: {error!r}, the CPU {expected!r}"
+
+    each_sample(islice(case.samples(), FORM_SAMPLES), check)
 
 
 def returning_itself(function: FUNCTION) -> FUNCTION:
@@ -222,6 +269,13 @@ def strided(result: torch.Tensor) -> torch.Tensor:
     return wide[..., ::2] if result.dim() else wide[0]
 
 
+def turned(result: torch.Tensor) -> torch.Tensor:
+    """Transposed in memory."""
+    if result.dim() < 2:
+        return right_size(result)
+    return torch.ones(result.mT.shape, dtype=result.dtype, device=result.device).mT
+
+
 def no_elements(result: torch.Tensor) -> torch.Tensor:
     """Has to be resized. Then it lies where other numbers were: an earlier result may have left the right ones."""
     others = [torch.ones_like(result) for _ in range(8)]
@@ -230,6 +284,7 @@ def no_elements(result: torch.Tensor) -> torch.Tensor:
 
 
 OUTPUTS = (right_size, strided, no_elements)
+OUTPUTS_OF_FLOAT32 = (*OUTPUTS, turned)  # how `out` lies does not depend on the dtype
 
 
 @cases(lambda case: case.info.supports_out)
@@ -237,7 +292,7 @@ def test_out(device: torch.device, case: Case) -> None:
     def check(sample: SampleInput) -> None:
         if not isinstance(sample.input, torch.Tensor) and not pytree.tree_leaves(sample.input):
             raise Refused("it has no argument")
-        for make in OUTPUTS:
+        for make in OUTPUTS_OF_FLOAT32 if case.dtype == torch.float32 else OUTPUTS:
             compare(case, writing_out(case.info.op, make), device, sample)
 
     each_sample(islice(case.samples(), FORM_SAMPLES), check)
@@ -293,21 +348,21 @@ def test_out_errors(device: torch.device, case: Case) -> None:
         for dtype in (torch.int64, torch.complex128):
             for where in (CPU, device):
                 out = torch.empty_like(result, dtype=dtype, device=where)
-                error = error_of(case.info.op, moved(arguments_of(sample), where), out)
+                error = error_of(case.info.op, moved(arguments_of(sample), where), out=out)
                 if where == CPU:
                     expected = error
             assert (error is None) == (expected is None), f"out of {dtype}: {error!r}, the CPU {expected!r}"
         if device != CPU and result.numel():
-            elsewhere = error_of(case.info.op, moved(arguments_of(sample), device), torch.empty_like(result))
+            elsewhere = error_of(case.info.op, moved(arguments_of(sample), device), out=torch.empty_like(result))
             assert elsewhere is not None, "writes into an `out` of the CPU"
 
     each_sample(islice(case.samples(), ERROR_SAMPLES), check)
 
 
-def error_of(function: FUNCTION, arguments: Any, out: torch.Tensor) -> Exception | None:
+def error_of(function: FUNCTION, arguments: Any, **more: torch.Tensor) -> Exception | None:
     try:
-        function(arguments[0], *arguments[1], **arguments[2], out=out)
-        out.cpu()  # an error of a device may come late
+        result = function(arguments[0], *arguments[1], **arguments[2], **more)
+        pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, result)  # an error of a device may come late
     except Exception as error:
         return error
     return None
@@ -323,6 +378,44 @@ def test_broadcasting(device: torch.device, case: Case) -> None:
         yield from generate_elementwise_binary_broadcasting_tensors(case.info, device=CPU, dtype=case.dtype)
 
     each_sample(samples(), lambda sample: compare(case, case.info.op, device, sample))
+
+
+PROMOTED = ((torch.int64, torch.float32), (torch.float32, torch.int64), (torch.float16, torch.float32))
+
+
+@preferred_cases(lambda case: isinstance(case.info, BinaryUfuncInfo))
+def test_promotion(device: torch.device, case: Case) -> None:
+    """Arguments of two dtypes, and a number in the place of the second."""
+
+    def samples() -> Iterator[SampleInput]:
+        numbers = torch.arange(1, 6)
+        for left, right in PROMOTED:
+            yield SampleInput(numbers.to(left), args=((numbers.flip(0) / 2).to(right),))
+        for number in (2, 2.5, True):
+            yield SampleInput(numbers, args=(number,))
+            yield SampleInput(numbers / 2, args=(number,))
+
+    each_sample(samples(), lambda sample: compare(case, case.info.op, device, sample))
+
+
+INDEXING = ("gather", "index_add", "index_select", "scatter_add", "take_along_dim", "nn.functional.embedding")
+INDEXING += tuple(f"index_reduce.{by}" for by in ("mean", "prod", "amin", "amax"))
+INDEXING += tuple(f"scatter_reduce.{by}" for by in ("sum", "mean", "prod", "amin", "amax"))
+
+
+@preferred_cases(lambda case: case.name in INDEXING)
+def test_indices(device: torch.device, case: Case) -> None:
+    """Indices of 32 bits, and one index many times."""
+
+    def check(sample: SampleInput) -> None:
+        value, *rest = arguments_of(sample)
+        for change in (torch.Tensor.int, torch.zeros_like):
+            args, kwargs = pytree.tree_map_only(
+                torch.Tensor, lambda tensor: tensor if tensor.dtype == case.dtype else change(tensor), rest  # noqa: B023
+            )
+            compare(case, case.info.op, device, SampleInput(value, args=args, kwargs=kwargs))
+
+    each_sample(islice(case.samples(), FORM_SAMPLES), check)
 
 
 def knows_extremal_values(case: Case) -> bool:
