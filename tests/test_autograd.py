@@ -203,6 +203,7 @@ def test_gradients_cross_devices(run_script: RunScript) -> None:
     finished.output()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ending", ["torch.set_grad_enabled(False)", "torch.inference_mode().__enter__()"])
 def test_a_script_may_end_without_gradients(run_script: RunScript, ending: str) -> None:
     finished = run_script(f"""

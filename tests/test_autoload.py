@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 USE = "x = torch.ones(3, device='mtia'); assert (x + x).tolist() == [2, 2, 2]; print('used')"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("imports", "autoload"),
     [
@@ -42,6 +43,7 @@ def test_autoload_off_leaves_torch_without_the_device(run_script: RunScript) -> 
     assert run_script(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0").output() == "False\n"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.in_tree("another name is no device before torch_mtia is there")
 @pytest.mark.parametrize(
     "first_use",
@@ -118,6 +120,7 @@ def test_a_process_forked_before_first_use_can_use_the_device(run_script: RunScr
 IMPORTS = ("torch", "triton", "torch._dynamo", "torch._inductor.async_compile")
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.in_tree("torch.mtia is there without torch_mtia")
 @pytest.mark.parametrize("imports", list(itertools.permutations(IMPORTS, 2)), ids="-".join)
 def test_autoload_off_loads_nothing_whatever_is_imported(run_script: RunScript, imports: tuple[str, str]) -> None:
@@ -142,6 +145,7 @@ def test_autoload_off_loads_nothing_whatever_is_imported(run_script: RunScript, 
     assert finished.stderr == ""
 
 
+@pytest.mark.wide
 @pytest.mark.in_tree("torch.mtia is there without torch_mtia")
 def test_autoload_off_leaves_compiled_code_of_the_cpu_alone(run_script: RunScript, tmp_path: Path) -> None:
     finished = run_script(
@@ -160,6 +164,7 @@ def test_autoload_off_leaves_compiled_code_of_the_cpu_alone(run_script: RunScrip
     assert finished.output() == "False\n"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.in_tree("Triton's backend is called mtia, whatever the device is")
 @pytest.mark.parametrize("autoload", ["0", "1"])
 @pytest.mark.parametrize("imports", ["import torch, torch_mtia, triton", "import triton, torch, torch_mtia"])
@@ -193,6 +198,7 @@ def test_triton_alone_finds_the_device_without_loading_it(run_script: RunScript)
     assert finished.output() == "False\nmtia\n"
 
 
+@pytest.mark.wide
 def test_worker_processes_compile_for_a_device_that_was_imported_by_name(run_script: RunScript, tmp_path: Path) -> None:
     finished = run_script(
         """

@@ -148,6 +148,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_an_error_that_names_file_and_line(tmp_path: Path, mistake: str) -> None:
     text, message = MISTAKES[mistake]

@@ -108,6 +108,7 @@ def measured_elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("what", REQUESTS)
 @pytest.mark.usefixtures("few_divisions")
 def test_every_request_is_measured_in_a_process_of_its_own(
@@ -126,6 +127,7 @@ def test_every_request_is_measured_in_a_process_of_its_own(
     assert set(measured_elsewhere) == (set() if what == "a long sum" else templates)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("what", REQUESTS)
 @pytest.mark.usefixtures("few_divisions")
 def test_every_request_is_measured_in_the_pipeline(what: str, pipeline: dict[str, Any]) -> None:
@@ -233,6 +235,7 @@ def test_the_pipelines_process_ends_when_it_has_nothing_to_do(
     AutotuneProcessPool.shutdown_instance()
 
 
+@pytest.mark.wide
 def test_a_variable_turns_the_pipeline_on(run_script: RunScript, tmp_path: Path) -> None:
     script = """
         import math

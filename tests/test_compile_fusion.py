@@ -159,6 +159,7 @@ def test_what_is_scaled_down_may_be_too_large_before() -> None:
     assert (result == 5120).all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backends", ["ATEN", "TRITON", "ATEN,TRITON"])
 @pytest.mark.parametrize("bias", [(), (1,), (8,), (16, 1), (1, 8), (16, 8)], ids=str)
 def test_a_bias_of_any_shape_is_added(bias: tuple[int, ...], backends: str) -> None:
@@ -188,6 +189,7 @@ def test_a_batch_of_dot_products_fuses_with_what_follows() -> None:
     assert len(kernels(code)) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("batch", [(), (3,)], ids=str)
 def test_products_are_generated_where_that_is_asked_for(batch: tuple[int, ...]) -> None:
     operands = torch.randn(*batch, 64, 128), torch.randn(*batch, 128, 32)
@@ -323,6 +325,7 @@ def test_16_bits_are_rounded_as_eager_operators_round_where_that_is_asked_for(ex
 # Transposed operands --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float64, FLOAT32, BFLOAT16, torch.int8, torch.bool])
 @pytest.mark.parametrize("shape", [(3, 300), (129, 33), (160, 96), (1000, 77)])

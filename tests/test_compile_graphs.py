@@ -326,6 +326,7 @@ def assert_alias(output: torch.Tensor, expected: torch.Tensor) -> None:
     assert (output.shape, output.stride(), output.dtype) == (expected.shape, expected.stride(), expected.dtype)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("static", [False, True])
 def test_outputs_over_an_input_lie_in_the_input_of_the_call(name: str, static: bool) -> None:

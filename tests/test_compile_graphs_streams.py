@@ -40,6 +40,7 @@ def compiled(function: Function, **options: bool) -> Function:
     return torch.compile(function, mode="reduce-overhead", **options)  # type: ignore[call-overload, no-any-return]
 
 
+@pytest.mark.wide
 def test_a_graph_is_of_the_device_of_its_tensors_whichever_is_the_current_one(run_script: RunScript) -> None:
     finished = run_script(
         """
@@ -95,6 +96,7 @@ def test_calls_on_several_streams_do_not_get_in_each_others_way(run_script: RunS
     finished.output()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("afterwards", ["pass", "result.record_stream(side); del result"])
 def test_another_stream_may_read_a_result_while_the_graph_is_replayed(run_script: RunScript, afterwards: str) -> None:
     finished = run_script(
@@ -121,6 +123,7 @@ def test_another_stream_may_read_a_result_while_the_graph_is_replayed(run_script
     finished.output()
 
 
+@pytest.mark.wide
 def test_a_result_that_has_moved_may_be_read_in_its_stream_and_dropped(run_script: RunScript) -> None:
     """Another stream's call moved it, and its memory goes to nobody before the read is done."""
     finished = run_script(
@@ -151,6 +154,7 @@ def test_a_result_that_has_moved_may_be_read_in_its_stream_and_dropped(run_scrip
     finished.output()
 
 
+@pytest.mark.wide
 def test_calls_on_one_device_leave_results_on_another_alone(run_script: RunScript) -> None:
     finished = run_script(
         """

@@ -57,6 +57,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int, int]] = {  # with operands, a
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_kernel_has_more_buffers_than_the_limit(name: str) -> None:
     function, count, unlimited = PROGRAMS[name]

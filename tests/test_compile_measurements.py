@@ -150,6 +150,7 @@ def test_so_they_are_in_another_process() -> None:
     assert "extern_kernels.mm(" in code
 
 
+@pytest.mark.wide
 def test_attention_with_a_mask_is_measured_in_this_process() -> None:
     query, key, value = (torch.randn(1, 2, 128, 16).to("mtia") for _ in range(3))
     mask = create_block_mask(lambda _b, _h, q, k: q >= k, None, None, 128, 128, device="mtia")

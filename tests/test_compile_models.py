@@ -16,6 +16,7 @@ from compile_models import MODELS, Model, Shape
 SMALL = Shape(batch=2, tokens=16, vocabulary=100, width=32, heads=4, layers=1, image=16)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_a_model_trains_as_on_the_cpu(model: Model) -> None:
     torch._dynamo.reset()

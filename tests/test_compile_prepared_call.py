@@ -316,6 +316,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PROGRAMS, ids=str)
 def test_compiled_functions_are_prepared_and_do_what_their_source_says(name: str) -> None:
     function, options = PROGRAMS[name]
@@ -340,6 +341,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_settings_change_no_result(settings: str) -> None:
     x = on_device(6, 6) / 7
@@ -469,6 +471,7 @@ def test_launches_behind_code_of_python_see_what_it_changed() -> None:
     assert len(launched) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_sizes_change_between_calls(dynamic: bool) -> None:
     x = on_device(4, 4)
@@ -518,6 +521,7 @@ def test_an_unloaded_kernel_is_refused() -> None:
         compiled(x)
 
 
+@pytest.mark.wide
 def test_kernels_may_be_unloaded_while_other_threads_launch_them(run_script: RunScript) -> None:
     script = run_script(
         """

@@ -140,6 +140,7 @@ def test_the_current_stream_of_another_device_is_not_traced(run_script: RunScrip
     run_script(script, TORCH_MTIA_DEVICES="2").output()
 
 
+@pytest.mark.wide
 def test_the_device_is_the_current_one_within(run_script: RunScript) -> None:
     script = """
         import torch

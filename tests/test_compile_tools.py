@@ -41,6 +41,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 def test_debug_output_runs_by_itself(run_script: RunScript, tmp_path: Path) -> None:
     finished = run_script(
@@ -80,6 +81,7 @@ def assert_it_is_timed(run_script: RunScript, code: str) -> None:
     assert "triton_" in profile
 
 
+@pytest.mark.wide
 def test_a_graph_with_sizes_that_vary_and_a_constant_runs_by_itself(run_script: RunScript, tmp_path: Path) -> None:
     script = """
         import torch
@@ -166,6 +168,7 @@ def test_kernels_are_traced_to_the_lines_of_the_program(trace: Path) -> None:
     assert "torch.relu(x @ w + 1)" in "".join(json.loads(traces[0].read_text())[kernel])
 
 
+@pytest.mark.wide
 def test_the_caches_of_one_process_serve_another(run_script: RunScript, tmp_path: Path) -> None:
     script = """
         import sys, torch, triton

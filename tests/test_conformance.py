@@ -135,6 +135,7 @@ def test_each_way_to_fail_is_told_apart(toy_run: tuple[Conformance, int, str]) -
     assert "FAIL toy/does_not_apply: skips, which no entry of the ledger foresees: for a reason" in toy_run[2]
 
 
+@pytest.mark.wide
 def test_a_run_says_how_to_repeat_one_test(toy_run: tuple[Conformance, int, str]) -> None:
     made, _, _ = toy_run
     command = shlex.split(Run.load(made.folder / "run.json").repeat.format(suite="toy", test="toy/is_wrong"))
@@ -199,6 +200,7 @@ def test_tests_that_do_not_exist_are_refused(conformance: Conformance) -> None:
     assert "there is no test of the name, remove or correct it:\n  toy/passed" in output
 
 
+@pytest.mark.wide
 def test_an_interrupted_run_is_resumed(conformance: Conformance) -> None:
     process = conformance.start("--file", "toy.py", "--time-limit", "300")
     record = conformance.folder / "record" / "results.jsonl"
@@ -219,6 +221,7 @@ def test_an_interrupted_run_is_resumed(conformance: Conformance) -> None:
     assert {test: (result.outcome, result.kind) for test, result in conformance.results().items()} == OUTCOMES
 
 
+@pytest.mark.wide
 def test_shards_are_a_partition(conformance: Conformance) -> None:
     parts = []
     for part in ("1/2", "2/2"):
@@ -228,6 +231,7 @@ def test_shards_are_a_partition(conformance: Conformance) -> None:
     assert sum(map(len, parts)) == 20
 
 
+@pytest.mark.wide
 def test_shards_are_merged(conformance: Conformance) -> None:
     paths = []
     for part in ("1/2", "2/2"):
@@ -263,6 +267,7 @@ def test_shards_are_merged(conformance: Conformance) -> None:
         assert "are not all shards of one run, each once" in process.stderr
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -307,6 +312,7 @@ def test_a_run_that_a_test_ends_is_not_complete(conformance: Conformance) -> Non
     assert error.get("message") == "interrupted: some of the tests have no result"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("pattern", "expected"), [("*", 1), ("part*/a", 1), ("toy/passes", 0)])
 def test_a_file_that_skips_itself_is_seen(conformance: Conformance, pattern: str, expected: int) -> None:
     (conformance.folder / "parts.py").write_text("import pytest\npytest.importorskip('no_such_module')\n")
@@ -317,6 +323,7 @@ def test_a_file_that_skips_itself_is_seen(conformance: Conformance, pattern: str
     assert (words in output) == bool(expected)
 
 
+@pytest.mark.wide
 def test_a_record_of_another_environment_is_not_gone_on_with(conformance: Conformance) -> None:
     arguments = ("--file", "toy.py", "--test", "toy/passes", "-j", "0")
     assert conformance.run(*arguments)[0] == 0
@@ -336,6 +343,7 @@ def test_a_record_of_other_tests_is_not_gone_on_with(conformance: Conformance) -
     assert "'--file=toy.py --test=toy/many/* --shard=1/2'" in output.replace('"', "'").replace("''", "'")
 
 
+@pytest.mark.wide
 def test_a_message_that_has_no_encoding_is_kept(conformance: Conformance) -> None:
     (conformance.folder / "bytes.py").write_text("def test_it(): raise ValueError('\\udc80 is half a character')\n")
     status, output = conformance.run("--file", "bytes.py", "--junit", "run.xml")
@@ -360,6 +368,7 @@ def test_a_failure_is_not_undone_by_what_skips_behind_it(conformance: Conformanc
     assert {result.verdict for result in conformance.results().values()} == {r.FAIL}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.skipif(SUPPORTED_TORCH[0] != torch_version.TORCH, reason="the ledger is of the oldest version of PyTorch")
 @pytest.mark.parametrize(("suites", "part"), SLICES)
@@ -434,6 +443,7 @@ def test_coverage_names_what_never_ran() -> None:
     assert {"add/float64", "mul/float32"} <= set(found["operators, in each dtype of the CPU"].never)
 
 
+@pytest.mark.wide
 def test_called_functions_are_noticed(conformance: Conformance) -> None:
     (conformance.folder / "calls.py").write_text("import torch\ndef test_it():\n    torch.accelerator.is_available()\n")
     status, output = conformance.run("--file", "calls.py")

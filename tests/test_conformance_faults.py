@@ -88,7 +88,7 @@ DRIVER_FAULTS = {
 LIMIT = ("--time-limit", "20")  # some hang
 
 # The others are for `make test-wide`.
-BY_DEFAULT = {"a_wrong_value", "a_clobbered_input_of_16_bits", "a_leaked_byte", "a_capability_that_vanishes"}
+BY_DEFAULT = {"a_wrong_value", "a_capability_that_vanishes"}
 
 
 def some(names: Iterable[str]) -> list[object]:

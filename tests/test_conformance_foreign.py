@@ -95,6 +95,7 @@ def selection(*tests: str) -> list[str]:
     return [*(f"--suite={suite}" for suite in suites), *(f"--test={test}" for test in tests)]
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 def test_without_a_shortcoming_the_tests_pass(tmp_path: Path, library: Path) -> None:
     tests = {report.test for report in SHORTCOMINGS.values()}
@@ -133,6 +134,7 @@ def test_the_backend_is_as_its_ledger_says(tmp_path: Path, library: Path, argume
     assert not [result.test for result in results.values() if result.verdict in r.UNEXPECTED], output
 
 
+@pytest.mark.wide
 @pytest.mark.in_tree("torch.mtia")
 def test_the_cpu_is_tested_without_torch_mtia(tmp_path: Path) -> None:
     file = tmp_path / "alone.py"

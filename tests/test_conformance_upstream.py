@@ -118,6 +118,7 @@ def results(folder: Path) -> dict[str, Result]:
     return {result.test.rpartition("/")[2]: result for result in Run.load(folder / "run.json").results}
 
 
+@pytest.mark.wide
 def test_each_file_gives_what_its_tests_give(made: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, finished = made
     assert finished.returncode == 1, finished.stdout + finished.stderr
@@ -211,6 +212,7 @@ instantiate_device_type_tests(TestThings, globals(), allow_mps=True)
 """
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("condition", "action"),
     [

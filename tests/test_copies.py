@@ -317,6 +317,7 @@ LAZY_CLONES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", LAZY_CLONES)
 def test_lazy_clones_on_two_streams(run_script: RunScript, case: str) -> None:
     script = """
@@ -331,6 +332,7 @@ def test_lazy_clones_on_two_streams(run_script: RunScript, case: str) -> None:
         run_script(script.replace("{case}", LAZY_CLONES[case].strip()), TORCH_MTIA_DELAY=seed).output()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("write", ["y.add_(1)", "y[2:].add_(1)", "torch.add(x, 1, out=y)", "x.add_(1)", "y.data_ptr()"])
 def test_a_lazy_clone_is_written_on_its_own_device(run_script: RunScript, write: str) -> None:
     script = f"""

@@ -47,6 +47,7 @@ print(wrong)
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("program", "synchronization"),

@@ -101,6 +101,7 @@ def test_a_negative_device_is_no_selection() -> None:
         assert torch.mtia.current_device() == 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "query",
     [

@@ -43,6 +43,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
         yield processes
 
 
+@pytest.mark.sampled(2)
 def test_a_group_without_a_backend_has_the_one_of_the_device(ranks: Ranks) -> None:
     assert dist.Backend.default_device_backend_map["mtia"] == BACKEND
     assert ranks.run(name_of_backend) == [BACKEND] * RANKS

@@ -67,6 +67,7 @@ def compiled_as_eager(rank: int, settings: dict[str, Any], options: dict[str, An
             setattr(scheduling, name, value)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -141,6 +142,7 @@ def chooses_among_collectives(rank: int) -> None:
     assert torch.equal(result.cpu(), torch.full((32, 8), 2.0))
 
 
+@pytest.mark.wide
 def test_an_operator_that_communicates_is_autotuned(ranks: Ranks) -> None:
     ranks.run(chooses_among_collectives)
 
@@ -164,6 +166,7 @@ def has_a_choice_that_fails(rank: int) -> str:
     return ""
 
 
+@pytest.mark.wide
 def test_a_choice_that_fails_on_one_rank_holds_up_nobody() -> None:
     with Ranks(RANKS, "mtia") as processes:
         for error in processes.run(has_a_choice_that_fails):

@@ -43,6 +43,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return train(tmp_path_factory.mktemp("one process"), 1)
 
 
+@pytest.mark.wide
 def test_any_number_of_processes_goes_on_from_a_checkpoint(expected: list[float], tmp_path: Path) -> None:
     options = ("--checkpoint=checkpoints", "--save-every=4")
     losses = train(tmp_path, 2, *options, steps=6)
@@ -52,6 +53,7 @@ def test_any_number_of_processes_goes_on_from_a_checkpoint(expected: list[float]
     torch.testing.assert_close(resumed, expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.wide
 def test_a_process_that_is_killed_is_started_again_and_its_training_goes_on(tmp_path: Path) -> None:
     (tmp_path / "undisturbed").mkdir()
     undisturbed = train(tmp_path / "undisturbed", 2)
@@ -86,6 +88,7 @@ def test_mixed_precision_trains_as_well(expected: list[float], tmp_path: Path) -
     torch.testing.assert_close(train(tmp_path, 2, "--bfloat16"), expected, rtol=2e-2, atol=0)
 
 
+@pytest.mark.wide
 def test_a_trace_has_collectives_in_a_stream_of_their_own(tmp_path: Path) -> None:
     train(tmp_path, 2, "--trace=trace.json")
     streams: dict[str, set[int]] = {}

@@ -32,6 +32,7 @@ def on_the_host(rank: int, function: Callable[..., object], *args: object) -> No
     function(rank, *args)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("collective", MOVES, ids=lambda function: function.__name__)
 def test_data_are_moved(ranks: Ranks, collective: Callable[..., Collective]) -> None:
     for dtype in (torch.float32, torch.int16, torch.bool):

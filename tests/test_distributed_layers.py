@@ -119,6 +119,7 @@ def mean(results: list[list[float]]) -> list[float]:
     return [sum(each) / RANKS for each in zip(*results, strict=True)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_training_is_that_of_one_process(ranks: Ranks, name: str) -> None:
     expected, tolerance = train(model(), data().flatten(1, 2)), LAYERS[name][1]
@@ -426,5 +427,6 @@ def gathers_compiled(rank: int) -> float:
         return float(compiled(torch.ones(4, device=D) * rank, torch.ones(6, device=D)))
 
 
+@pytest.mark.wide
 def test_compiled_collectives_are_bucketed(ranks: Ranks) -> None:
     assert ranks.run(gathers_compiled) == [4.0 + 24.0] * RANKS

@@ -21,6 +21,7 @@ def ranks() -> Iterator[Ranks]:
         yield processes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("collective", MOVES, ids=lambda function: function.__name__)
 def test_data_are_moved(ranks: Ranks, collective: Callable[..., Collective]) -> None:
     for dtype in (torch.float32, torch.int16, torch.bool):

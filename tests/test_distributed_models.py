@@ -95,6 +95,7 @@ def trains_in_two_dimensions(_: int) -> list[float]:
     return train(model, text().chunk(2, 1)[mesh["batches"].get_local_rank()].to(D))
 
 
+@pytest.mark.wide
 def test_fsdp_of_tensor_parallel(ranks: Ranks) -> None:
     results = ranks.run(trains_in_two_dimensions)
     losses = [(a + b) / 2 for a, b in zip(results[0], results[2], strict=True)]

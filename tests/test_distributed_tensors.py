@@ -203,6 +203,7 @@ def divides_flex_attention(_: int) -> None:
     torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_of_a_sequence_that_is_divided(ranks: Ranks) -> None:
     ranks.run(divides_flex_attention)

@@ -235,11 +235,13 @@ def test_there_is_a_case_for_every_function() -> None:
     )
 
 
+@pytest.mark.wide
 def test_every_function_that_fails_is_named(run_cases: Any, faulty_driver: Path) -> None:
     for said, function in zip(run_cases(cases(CALLS)), CALLS, strict=True):
         check_named(said, function, faulty_driver)
 
 
+@pytest.mark.wide
 def test_mapped_memory_that_fails_is_named(run_cases: Any, faulty_driver: Path) -> None:
     results = run_cases(cases(EXPANDABLE), PYTORCH_ALLOC_CONF="expandable_segments:True")
     for said, function in zip(results, EXPANDABLE, strict=True):
@@ -275,11 +277,13 @@ def test_functions_that_fail_under_the_copying_fallback_are_named(run_cases: Any
         check_named(said, function, faulty_driver)
 
 
+@pytest.mark.wide
 def test_what_fails_at_an_end_does_not_end_the_program(run_cases: Any) -> None:
     for said in run_cases([case(function, code, recovers=False) for function, code in ENDINGS.items()]):
         assert said[0] == "no error"
 
 
+@pytest.mark.wide
 def test_every_status_is_named(run_cases: Any) -> None:
     statuses = [name for name in CONSTANTS if name.startswith("MTIA_ERROR_") and not name.endswith("NOT_READY")]
     code = "x; fail(); torch.accelerator.get_memory_info()"
@@ -297,6 +301,7 @@ def test_answers_that_make_no_sense_are_refused(run_cases: Any, faulty_driver: P
         assert words in said[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("defect", "words"),
     [
@@ -315,6 +320,7 @@ def test_a_table_that_is_wrong_is_refused(run_cases: Any, faulty_driver: Path, d
     assert any(words in text and str(faulty_driver) in text for text in said), said
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("library", ["/nowhere/libdriver.so", "libm.so.6", os.devnull])
 def test_a_library_that_is_no_driver_is_named(run_script: RunScript, library: str) -> None:
     finished = run_script("import torch; torch.ones(3, device='mtia')", TORCH_MTIA_RUNTIME=library)

@@ -22,6 +22,7 @@ print(torch.mtia.device_count(), torch.mtia.get_device_properties(0)["total_memo
 GIBIBYTE = 2**30
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("settings", "devices", "memory"),
     [

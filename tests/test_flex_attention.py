@@ -80,6 +80,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "not compiled"])
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_and_gradients(name: str, compiled: bool) -> None:

@@ -47,6 +47,7 @@ def broken(call: Callable[[torch.Tensor], object], x: torch.Tensor, message: str
     return graph
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_call_raises_and_names_itself(name: str) -> None:
     call, message = REFUSED[name]

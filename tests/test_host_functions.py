@@ -281,6 +281,7 @@ OUT_OF_MEMORY = """
 """
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "entry",
     [

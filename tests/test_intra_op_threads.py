@@ -36,6 +36,7 @@ def test_helpers_may_run_on_any_core_but_that_of_their_executor(run_script: RunS
     assert lengths == [len(CORES) - 1, len(CORES)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

@@ -77,6 +77,7 @@ def example(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.usefixtures("only_triton")
 class TestPointwise:
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("function", [torch.add, torch.mul, torch.div, torch.maximum, torch.eq, torch.lt])
     def test_types_are_promoted(self, function: Callable[..., Tensor]) -> None:
         dtypes = (*FLOATS, *INTEGERS, torch.bool)
@@ -279,6 +280,7 @@ class TestReductions:
 
 @pytest.mark.usefixtures("only_triton")
 class TestSoftmax:
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
     @pytest.mark.parametrize("dtype", FLOATS)
     def test_any_dimension(self, function: Callable[..., Tensor], dtype: torch.dtype) -> None:
@@ -307,6 +309,7 @@ class TestSoftmax:
 
 @pytest.mark.usefixtures("only_triton")
 class TestProducts:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("dtype", FLOATS)
     @pytest.mark.parametrize("size", [(1, 1, 1), (3, 5, 7), (128, 64, 128), (130, 70, 200)], ids=str)
     def test_products(self, dtype: torch.dtype, size: tuple[int, int, int]) -> None:
@@ -407,6 +410,7 @@ OPINFOS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("info", [i for i in op_db if i.name in OPINFOS], ids=operator.attrgetter("formatted_name"))
 def test_pytorchs_samples(info: Any) -> None:
     dtypes = [d for d in (torch.float32, torch.int64) if d in info.dtypes]

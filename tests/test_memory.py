@@ -140,6 +140,7 @@ def test_a_size_that_overflows_is_an_error() -> None:
         torch.empty(2**31, 2**31, 2, device="mtia")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "grow",
     [
@@ -242,6 +243,7 @@ def system_with(folder: Path, *, total: int, available: int, limit: int | None =
     return folder
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("limit", "reason"),
     [
@@ -301,6 +303,7 @@ def test_free_pinned_memory_goes_back_before_the_host_has_no_room(run_script: Ru
     assert finished.output() == "True\n"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("setup", "call"),
     [
@@ -339,6 +342,7 @@ def test_workspace_that_the_machine_has_no_room_for_is_out_of_memory(
     assert "MiB of workspace on the host, and the machine leaves 8 MiB" in finished.output()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("limit", "devices", "capacity"), [(None, 1, 1600), (None, 2, 800), (1000, 1, 500)])
 def test_the_default_is_half_of_what_the_machine_or_the_container_has(
     run_script: RunScript, tmp_path: Path, limit: int | None, devices: int, capacity: int
@@ -349,6 +353,7 @@ def test_the_default_is_half_of_what_the_machine_or_the_container_has(
     assert run_script(script, timeout=120, **settings).output() == f"{capacity}\n"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("expandable", [True, False])
 def test_memory_that_is_free_in_pieces_is_all_usable(run_script: RunScript, expandable: bool) -> None:
     finished = run_script(

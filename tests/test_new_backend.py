@@ -185,6 +185,7 @@ def test_existing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -110,6 +110,7 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 # Convolutions --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dims", [1, 2, 3])

@@ -79,6 +79,7 @@ def test_it_needs_nothing_but_the_header_and_opencl() -> None:
     assert included - of_operators == {path.name for path in SOURCES.glob("*.h")} | {"mtia_runtime.h"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", ["pthread", "pthread pthread"])
 def test_it_keeps_the_contract(driver: Path, tmp_path: Path, devices: str) -> None:
     command = [sys.executable, "-m", "torch_mtia.conformance", "--driver", str(driver), "-j", "0"]
@@ -387,6 +388,7 @@ def test_two_devices(run: Callable[..., Finished]) -> None:
     ).output()
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 def test_what_it_leaves_out_says_so(run: Callable[..., Finished]) -> None:
     run("""

@@ -100,6 +100,7 @@ def wide(*tests: str) -> list[object]:
     return [pytest.param(test, marks=pytest.mark.wide) for test in tests]
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "tests",

@@ -99,6 +99,7 @@ def product(make_package: MakePackage) -> Path:
     return make_package(Product().to("mtia"), torch.ones(32, 32, device="mtia"))
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 def test_weights_are_not_swapped_while_they_are_read(product: Path, run_script: RunScript, tmp_path: Path) -> None:
     script = f"""
@@ -170,6 +171,7 @@ def test_constants_of_another_dtype_or_within_something_larger_are_refused(class
     torch.testing.assert_close(model(inputs(3)).cpu(), expected(3))
 
 
+@pytest.mark.wide
 def test_weights_may_come_after_loading(without_weights: Path) -> None:
     model = load(without_weights)
     model.load_constants(weights_of(Classifier()), check_full_update=True)
@@ -217,6 +219,7 @@ def test_weights_of_another_device_are_waited_for(without_weights: Path, run_scr
     run_script(script, TORCH_MTIA_DEVICES="2", TORCH_MTIA_DELAY="3").output()
 
 
+@pytest.mark.wide
 def test_the_caching_allocator_may_be_asked_for(make_package: MakePackage) -> None:
     path = make_package(Classifier().to("mtia"), inputs(2), **{"aot_inductor.weight_use_caching_allocator": True})
     torch.testing.assert_close(load(path)(inputs(2)).cpu(), expected(2))

@@ -38,6 +38,7 @@ def library() -> Iterator[torch.library.Library]:
         yield library
 
 
+@pytest.mark.wide
 def test_an_operator_gets_the_device_of_the_model(make_package: MakePackage, library: torch.library.Library) -> None:
     seen: list[torch.device] = []
 
@@ -56,6 +57,7 @@ def test_an_operator_gets_the_device_of_the_model(make_package: MakePackage, lib
     assert seen == [torch.device("mtia", 0)]
 
 
+@pytest.mark.wide
 def test_numbers_that_a_call_leaves_out_are_passed(make_package: MakePackage) -> None:
     """The `alpha` of index_add, an integer."""
     x, index, values = torch.zeros(5, 3), torch.tensor([4, 0]), torch.ones(2, 3)
@@ -73,6 +75,7 @@ def test_a_recurrent_layer_is_one_call(make_package: MakePackage) -> None:
         assert torch.equal(ours.cpu(), theirs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_number_that_is_read_from_a_tensor_is_not_cut(make_package: MakePackage, dtype: torch.dtype) -> None:
     x, factor = torch.ones(4, device="mtia"), torch.tensor(3.25, dtype=dtype, device="mtia")
@@ -108,6 +111,7 @@ class Normalized(nn.Module):
         return torch.relu(self.norm(self.convolution(x)))
 
 
+@pytest.mark.wide
 def test_packages_of_one_process_keep_their_kernels(make_package: MakePackage) -> None:
     """Those of the third are the first's, under the names of the second's."""
     torch.manual_seed(0)
@@ -127,6 +131,7 @@ def test_an_input_without_memory_is_refused(make_package: MakePackage) -> None:
     assert model(x, x).tolist() == [2.0] * 4
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 def test_what_is_made_in_a_package_lies_on_the_device_it_is_loaded_for(
     make_package: MakePackage, run_script: RunScript

@@ -56,6 +56,7 @@ def members(path: Path, suffix: str) -> list[str]:
 # What a package does --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rows", [2, 1, 17, 1024])
 def test_a_package_runs_with_any_size(classifier: Path, rows: int) -> None:
     result = load(classifier)(inputs(rows))
@@ -80,6 +81,7 @@ def embedded(make_package: MakePackage) -> Path:
     return make_package(Classifier().to("mtia"), inputs(2), **{"aot_inductor.embed_kernel_binary": True})
 
 
+@pytest.mark.wide
 def test_kernels_may_be_part_of_the_library(embedded: Path) -> None:
     assert not members(embedded, ".cubin")
     torch.testing.assert_close(load(embedded)(inputs(2)).cpu(), expected(2))
@@ -123,6 +125,7 @@ def grows(make_package: MakePackage) -> Path:
     return make_package(Grows(), torch.zeros(100, device="mtia"))
 
 
+@pytest.mark.wide
 def test_inputs_are_written_to(grows: Path) -> None:
     model = load(grows)
     x = torch.zeros(100, device="mtia")
@@ -150,6 +153,7 @@ def test_views_and_strides_are_passed_on(grows: Path) -> None:
         assert result.storage_offset() == wanted.storage_offset()
 
 
+@pytest.mark.wide
 def test_a_branch_is_taken_at_run_time(make_package: MakePackage) -> None:
     class Branches(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -204,6 +208,7 @@ def test_a_package_is_captured_and_replayed(classifier: Path, single_threaded: b
     torch.testing.assert_close(model(x).cpu(), y.cpu())
 
 
+@pytest.mark.wide
 def test_a_package_runs_on_the_device_it_is_loaded_for(classifier: Path, run_script: RunScript) -> None:
     script = f"""
         import torch
@@ -235,6 +240,7 @@ def repeats(make_package: MakePackage) -> Path:
     return make_package(Repeats(), torch.ones(4, device="mtia"), dynamic_shapes=({0: size},))
 
 
+@pytest.mark.wide
 def test_inputs_elsewhere_are_refused(classifier: Path, repeats: Path) -> None:
     with pytest.raises(RuntimeError, match="got self is on cpu, different from other tensors on mtia:0"):
         load(classifier)(inputs(4, "cpu"))
@@ -343,6 +349,7 @@ def own_package(make_package: MakePackage, request: pytest.FixtureRequest) -> Ow
     return OwnPackage(path, request.param, [tuner.fn.__name__ for tuner in tuners], bool(blocks))
 
 
+@pytest.mark.sampled(2)
 def test_triton_kernels_of_the_user_are_part_of_a_package(own_package: OwnPackage) -> None:
     for n in (500, 12345):
         x = torch.randn(n, dtype=torch.float64)
@@ -372,6 +379,7 @@ def _(x: Tensor, _names: list[int]) -> Tensor:
     return torch.empty_like(x)
 
 
+@pytest.mark.wide
 def test_operators_without_a_shim_are_called_by_their_schema(make_package: MakePackage) -> None:
     class Calls(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -385,6 +393,7 @@ def test_operators_without_a_shim_are_called_by_their_schema(make_package: MakeP
         torch.testing.assert_close(result.cpu(), wanted)
 
 
+@pytest.mark.wide
 def test_a_package_may_use_the_cpu_as_well(make_package: MakePackage) -> None:
     class Mixed(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -560,6 +569,7 @@ def test_a_program_without_python_runs_a_package(classifier: Path, program: Path
     assert "libpython" not in libraries
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.in_tree("the program asks for mtia by name")
 @pytest.mark.parametrize(
     ("variable", "texts"),

@@ -77,6 +77,7 @@ def test_children_have_the_same_name(run_plainly: RunScript) -> None:
     assert finished.output() == "('acme:0', 6.0)\n"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -131,6 +132,7 @@ def test_bad_name_from_the_environment(run_plainly: RunScript) -> None:
     assert "TORCH_MTIA_PRIVATEUSE1='a-b' is not valid" in finished.stderr
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("before", "message"),
     [

@@ -28,6 +28,7 @@ raise SystemExit(0 if status == 17 else f"the child ended with {{status}}")
 """
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "operation",
     [
@@ -178,6 +179,7 @@ def test_tensors_sent_to_another_process_arrive(run_script: RunScript) -> None:
     finished.output()
 
 
+@pytest.mark.wide
 def test_a_tensor_for_a_device_that_the_receiver_lacks_raises_there(run_script: RunScript) -> None:
     finished = run_script(
         """
@@ -239,6 +241,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_process_may_end_with_work_in_flight(run_script: RunScript, end: str) -> None:
     statement, status = ENDS[end]
@@ -266,6 +269,7 @@ def test_a_process_may_end_with_no_memory_left(run_script: RunScript) -> None:
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("moment", ["submitting", "waiting", "reading", "backward"])
 def test_an_interrupt_ends_the_process_whatever_it_was_doing(run_script: RunScript, moment: str) -> None:
     work = {

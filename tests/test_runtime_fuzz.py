@@ -29,6 +29,7 @@ def fuzzer() -> Iterator[Fuzzer]:
     fuzzer.close()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", range(len(PROFILES)), ids=[profile.name for profile in PROFILES])
 def test_random_interleavings_agree_with_the_cpu(fuzzer: Fuzzer, number: int) -> None:
     for seed in range(number * BLOCK, number * BLOCK + PER_PROFILE):

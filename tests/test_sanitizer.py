@@ -101,6 +101,7 @@ def leaks_of(text: str) -> list[sanitizer.Report]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("program", leaks.LEAKS, ids=lambda program: program.name)
 def test_leaks_are_found(program: Program) -> None:
     found = leaks_of(program.faulty)
@@ -115,6 +116,7 @@ def test_what_mends_leaks_is_not_reported(program: Program) -> None:
     assert not leaks_of(program.mended)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", leaks.RIGHT)
 def test_what_programs_work_with_all_the_time_is_no_leak(name: str) -> None:
     found = leaks_of(leaks.RIGHT[name])
@@ -408,6 +410,7 @@ def test_what_pytorch_does_on_purpose_is_left_out_and_counted(capsys: pytest.Cap
         sanitizer.reports().clear()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("line", "status"), [("x + 1", 1), ("x.zero_()", 3)])
 def test_a_script_that_ends_itself_has_the_status_of_its_reports(
     run_script: RunScript, tmp_path: Path, line: str, status: int

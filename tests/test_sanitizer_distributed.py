@@ -49,6 +49,7 @@ def found_by(rank: int, text: str) -> list[sanitizer.Report]:
     return found
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_faults_are_found(ranks: Ranks, program: Program) -> None:
     found = [report for each in ranks.run(found_by, program.faulty) for report in each]
@@ -84,6 +85,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.wide
 def test_ranks_of_a_job_append_their_reports_to_one_file(run_script: RunScript, tmp_path: Path) -> None:
     script, file = tmp_path / "train.py", tmp_path / "reports.jsonl"
     script.write_text(JOB)

@@ -249,6 +249,7 @@ print(report.kind, report.access.device, report.bounds[1])
 """
 
 
+@pytest.mark.wide
 def test_a_kernel_of_another_device(run_script: RunScript) -> None:
     folder = str(Path(__file__).parent)
     finished = run_script(TWO_DEVICES.format(folder=folder), TORCH_MTIA_DEVICES="2")
@@ -332,6 +333,7 @@ for checks in ("streams", "memory"):
 """
 
 
+@pytest.mark.wide
 def test_bounds_that_the_environment_asks_for_stay_checked(run_script: RunScript) -> None:
     script = CHECKED_BOUNDS.format(folder=str(Path(__file__).parent))
     assert run_script(script, TORCH_MTIA_CHECK_BOUNDS="1").stdout == "out of bounds\nout of bounds\n"
@@ -374,6 +376,7 @@ for report in sanitizer.reports():
 """
 
 
+@pytest.mark.wide
 def test_a_graph_of_two_devices(run_script: RunScript) -> None:
     finished = run_script(TWO_DEVICES_IN_A_GRAPH.format(folder=str(Path(__file__).parent)), TORCH_MTIA_DEVICES="2")
     assert finished.stdout == "race aten::sum 1 kernel\n", finished.stderr

@@ -228,6 +228,7 @@ def kernel(x, y, z, out, N: tl.constexpr):
 """
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float, torch.double], ids=str)
 @pytest.mark.parametrize("body", SAME.values(), ids=SAME)
 def test_who_is_looked_at_has_the_results_that_it_has_unseen(body: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -267,6 +268,7 @@ print(all(map(torch.equal, seen, unseen)), len(sanitizer.reports()))
 """
 
 
+@pytest.mark.wide
 def test_compiled_code_has_the_results_that_it_has_unseen(run_script: RunScript) -> None:
     assert run_script(COMPILED_TWICE).stdout == "True 0\n"
 

@@ -90,6 +90,7 @@ def leaves_it(_rank: int) -> None:
         torch.accelerator.synchronize()
 
 
+@pytest.mark.wide
 @pytest.mark.unwatched("the sanitizer reports it in place of the driver")
 def test_the_driver_knows_its_bounds() -> None:
     with Ranks(RANKS, "mtia", environ=[{"TORCH_MTIA_CHECK_BOUNDS": "1"}] * RANKS) as checked:
@@ -213,6 +214,7 @@ def compiles(rank: int, index: int) -> None:
                 assert operator in code[0]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore:.*enable_symm_mem_for_group:FutureWarning")
 @pytest.mark.parametrize("index", range(len(COMPILED)), ids=[function.__name__ for function, *_ in COMPILED])
 def test_compiled_code_uses_it(ranks: Ranks, index: int) -> None:

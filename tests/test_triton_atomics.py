@@ -72,6 +72,7 @@ def neighbours_kernel(x, total, size, shift, ROWS: tl.constexpr, N: tl.constexpr
     )  # a swap of another size, at the same places
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("arch", usable())
 @pytest.mark.parametrize(

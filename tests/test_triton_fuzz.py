@@ -31,6 +31,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzer]:
     fuzzer.close()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("first", range(0, PROGRAMS, PER_TEST))
 def test_random_kernels_agree_with_the_interpreter(fuzzer: Fuzzer, first: int) -> None:
     check(fuzzer, range(first, first + PER_TEST))

@@ -249,6 +249,7 @@ def test_the_host_has_no_view_of_its_memory(run: Callable[..., Finished]) -> Non
     assert "NotImplementedError: the driver gives the host no view of the device's memory" in finished.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 def test_compiled_code_runs_on_the_device(run: Callable[..., Finished]) -> None:
     run("""
@@ -304,6 +305,7 @@ def test_the_death_of_the_device_is_an_error_that_says_so(run: Callable[..., Fin
     assert said.splitlines() == ["0"] * 5 + ["[1.0, 1.0]"]
 
 
+@pytest.mark.wide
 def test_processes_communicate(driver: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,

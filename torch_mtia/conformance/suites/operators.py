@@ -194,7 +194,7 @@ def test_inplace(device: torch.device, case: Case) -> None:
 
 @preferred_cases(lambda case: case.info.inplace_variant is not None)
 def test_inplace_forms(device: torch.device, case: Case) -> None:
-    """What is changed lies transposed, has repeated elements, which the CPU refuses mostly, or is the other argument."""
+    """What is changed lies transposed, is also the other argument, or has repeated elements, which most refuse."""
     change = case.info.inplace_variant
 
     def check(sample: SampleInput) -> None:
@@ -411,7 +411,9 @@ def test_indices(device: torch.device, case: Case) -> None:
         value, *rest = arguments_of(sample)
         for change in (torch.Tensor.int, torch.zeros_like):
             args, kwargs = pytree.tree_map_only(
-                torch.Tensor, lambda tensor: tensor if tensor.dtype == case.dtype else change(tensor), rest  # noqa: B023
+                torch.Tensor,
+                lambda tensor: tensor if tensor.dtype == case.dtype else change(tensor),
+                rest,  # noqa: B023
             )
             compare(case, case.info.op, device, SampleInput(value, args=args, kwargs=kwargs))
 
