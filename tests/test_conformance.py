@@ -148,6 +148,15 @@ def test_a_run_says_how_to_repeat_one_test(toy_run: tuple[Conformance, int, str]
     assert (result.test, result.kind) == ("toy/is_wrong", "wrong")
 
 
+def test_a_worker_that_breaks_when_it_ends_is_seen(conformance: Conformance) -> None:
+    suite = "import atexit, os\natexit.register(os.abort)\n\ndef test_passes():\n    assert True\n"
+    (conformance.folder / "ends.py").write_text(suite)
+    status, output = conformance.run("--file", "ends.py")
+    assert status == 1, output
+    results = {test: result.outcome for test, result in conformance.results().items()}
+    assert results == {"ends/passes": r.PASSED, "run/end_of_gw0": r.CRASHED}
+
+
 def test_junit(toy_run: tuple[Conformance, int, str]) -> None:
     conformance, _, _ = toy_run
     (suite,) = ElementTree.parse(conformance.folder / "run.xml").getroot()

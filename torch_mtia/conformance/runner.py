@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -61,6 +62,7 @@ def run(
     upstream.set_environment(device_type)
     try:
         status = pytest.main(arguments, plugins=[controller])
+        controller.look_at_ends()
     finally:
         controller.close()
     if controller.ledger_error is not None:
@@ -90,6 +92,7 @@ class Controller:
         self._open: dict[str, Result] = {}
         self._unexpected = 0
         self._in_vain = 0
+        self._ended: list[Any] = []  # the gateways of workers that had no more tests
         drop_unfinished_line(settings.results_file)
         self._record = settings.results_file.open("a")
         self._bar = tqdm.tqdm(unit="test", smoothing=0.05, mininterval=0.5 if sys.stderr.isatty() else 30)
@@ -97,6 +100,16 @@ class Controller:
     def close(self) -> None:
         self._bar.close()
         self._record.close()
+
+    def look_at_ends(self) -> None:
+        """A device may also break the process that ends, behind the last test: with this no ledger agrees."""
+        for gateway in self._ended:
+            # execnet has waited for the process, and has killed one that did not end in time.
+            status = gateway._io.popen.poll()
+            if status not in (0, None, -signal.SIGKILL):
+                words = self._settings.trace_file(gateway.id).read_text()
+                message = f"a worker without more tests ended with status {status}"
+                self._end(Result(f"run/end_of_{gateway.id}", r.CRASHED, message=message, detail=words))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -120,6 +133,8 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         self._in_vain += bool(error)
+        if not error:
+            self._ended.append(node.gateway)
         if self._in_vain == MOST_IN_VAIN:
             if self._bar.total is None:
                 self.collection_errors.append("processes that collect the tests end; -j 0 shows where")
