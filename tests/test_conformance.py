@@ -27,10 +27,10 @@ from torch_mtia.conformance.results import Result, Run, changes, read_lines
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
 
-# What of the suites runs by default, each in one command.
+# What of the suites runs, each in one command; the first by default.
 SLICES = [
+    pytest.param(("operators", "autograd", "modules", "graphs"), "1/160", id="PyTorch's databases"),
     pytest.param(("device", "tensor", "optimizers", "triton"), "1/1", id="what is short"),
-    pytest.param(("operators", "autograd", "modules", "graphs"), "1/48", id="PyTorch's databases"),
     pytest.param(("compile",), "1/80", id="compile"),
     pytest.param(("distributed",), "1/24", id="distributed"),
 ]
