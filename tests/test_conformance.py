@@ -131,6 +131,7 @@ def test_each_way_to_fail_is_told_apart(toy_run: tuple[Conformance, int, str]) -
     assert "Segmentation fault" in results["toy/crashes"].message
     assert "test_crashes" in results["toy/crashes"].detail
     assert "test_hangs" in results["toy/hangs"].detail
+    assert results["toy/hangs"].message == "did not end in 4 s"
     assert results["toy/does_not_apply"].verdict == r.FAIL
     assert "FAIL toy/does_not_apply: skips, which no entry of the ledger foresees: for a reason" in toy_run[2]
 
@@ -155,6 +156,16 @@ def test_a_worker_that_breaks_when_it_ends_is_seen(conformance: Conformance) -> 
     assert status == 1, output
     results = {test: result.outcome for test, result in conformance.results().items()}
     assert results == {"ends/passes": r.PASSED, "run/end_of_gw0": r.CRASHED}
+
+
+def test_a_worker_that_does_not_come_to_its_first_test_ends(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(1000)")
+    script = (
+        "from torch_mtia.conformance import __main__, plugin; plugin.START_LIMIT = 2; "
+        "__main__.main('--device cpu --file hangs.py --folder record -j 0'.split())"
+    )
+    assert subprocess.run([sys.executable, "-c", script], cwd=tmp_path, timeout=300).returncode == 1
+    assert "Timeout (0:00:02)!" in (tmp_path / "record" / "main.trace").read_text()
 
 
 def test_junit(toy_run: tuple[Conformance, int, str]) -> None:

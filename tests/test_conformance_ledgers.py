@@ -180,6 +180,7 @@ def test_a_proposal_collects_what_skips(tmp_path: Path) -> None:
     assert (
         proposal == "- tests:\n  - a/b/c/*\n  - a/b/d/x\n  outcome: inapplicable\n  message: no sample\n  reason: ''\n"
     )
+    assert "a/b/c/*" not in ledger.proposal(results, collected=[*tests, "a/b/c/z"])  # which has not run
 
 
 def test_a_proposal_drops_what_passes_and_keeps_the_rest(tmp_path: Path) -> None:

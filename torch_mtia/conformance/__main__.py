@@ -240,7 +240,7 @@ def _run(arguments: argparse.Namespace) -> int:
     described["selection"] = settings.selection()
     made = Run(described, tests, complete, arguments.shard, probed["functions"].split(), repeat(arguments))
     if arguments.update:
-        proposal = ledger.proposal(tests)
+        proposal = ledger.proposal(tests, settings.collected())
         target = Path(settings.folder) / "ledger.yaml"
         target.write_text(proposal)
         print(ledger.difference(proposal) or "The ledger agrees with the results.")

@@ -186,9 +186,10 @@ class Ledger:
             elif expected != "pass":
                 result.reason = f"the ledger expects another outcome: {_expectation(entry)}"
 
-    def proposal(self, results: Sequence[Result]) -> str:
+    def proposal(self, results: Sequence[Result], collected: Iterable[str] = ()) -> str:
         """The text of a ledger that agrees with the results. New entries come first, since the first counts, without a
-        reason, so that it is not valid before a person has looked at them."""
+        reason, so that it is not valid before a person has looked at them. `collected` names the tests that there are,
+        if not all have run."""
         passed = {result.test for result in results if result.outcome == r.PASSED}
         judged = {result.test for result in results}
         rows: list[dict[str, Any]] = []
@@ -204,7 +205,7 @@ class Ledger:
             elif result.verdict == r.XPASS and not self._drops(result.test, passed, judged):
                 rows.append({"tests": glob.escape(result.test), "outcome": "pass", "reason": ""})
         for message, tests in skipped.items():
-            row = {"tests": _unlisted(folded(tests, judged)), "outcome": "inapplicable"}
+            row = {"tests": _unlisted(folded(tests, judged.union(collected))), "outcome": "inapplicable"}
             rows.append(row | {"message": message.strip().partition("\n")[0], "reason": ""})
         for entry in self.entries:
             kept = tuple(pattern for pattern in entry.patterns if not _is_refuted(pattern, passed, judged))

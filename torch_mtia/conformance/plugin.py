@@ -26,6 +26,7 @@ from torch_mtia.conformance.upstream import open_inductor_tests
 # What PyTorch says where an operator has no kernel for a device or a dtype.
 MISSING = ("not implemented for", "Could not run", "not currently implemented", "not supported on", "no kernel for")
 MOST_DETAIL = 6000
+START_LIMIT = 300  # seconds, in which a worker has to import the device and the tests
 
 pytest_plugins = ["torch_mtia.conformance.device_fixtures", "torch_mtia.conformance.driver_fixtures"]
 
@@ -60,6 +61,9 @@ class Worker:
 
     def __init__(self, config: pytest.Config) -> None:
         self._settings = settings = Settings.from_json(config.getoption("--conformance"))
+        self._trace = settings.trace_file(os.environ.get("PYTEST_XDIST_WORKER", "main")).open("w")
+        faulthandler.enable(self._trace)
+        faulthandler.dump_traceback_later(START_LIMIT, exit=True, file=self._trace)
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         torch.set_num_threads(max(1, torch.get_num_threads() // workers))
         config.stash[DEVICE] = self._device = open_device(settings.device, settings.imports)
@@ -70,10 +74,9 @@ class Worker:
         self._calls = Calls({})
         if settings.inductor_tests:
             open_inductor_tests(self._device)
-        self._trace = settings.trace_file(os.environ.get("PYTEST_XDIST_WORKER", "main")).open("w")
-        faulthandler.enable(self._trace)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        faulthandler.cancel_dump_traceback_later()
         tests = [test_id(item.nodeid) for item in items]
         # All workers write the same; the one that reads must not see half of it.
         unfinished = self._settings.collection_file.with_suffix(f".{os.getpid()}")

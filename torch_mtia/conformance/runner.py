@@ -175,9 +175,10 @@ class Controller:
 
     def _of_dead_worker(self, test: str, report: Any) -> Result:
         words = self._settings.trace_file(report.node.gateway.id).read_text()
-        if hung := re.search(r"Timeout \(.*\)!\n", words):
-            message = f"did not end in {self._settings.time_limit:g} s"
-            return Result(test, r.HUNG, self._settings.time_limit, message=message, detail=words[hung.end() :])
+        if hung := re.search(r"Timeout \((\d+):(\d+):([\d.]+)\)!\n", words):
+            hours, minutes, seconds = map(float, hung.groups())
+            limit = 3600 * hours + 60 * minutes + seconds  # the test's own, which may be longer than the run's
+            return Result(test, r.HUNG, limit, message=f"did not end in {limit:g} s", detail=words[hung.end() :])
         first = words.strip().partition("\n")[0]
         return Result(test, r.CRASHED, message=first or "the process ended", detail=words)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -403,6 +404,11 @@ INDEXING += tuple(f"index_reduce.{by}" for by in ("mean", "prod", "amin", "amax"
 INDEXING += tuple(f"scatter_reduce.{by}" for by in ("sum", "mean", "prod", "amin", "amax"))
 
 
+def of_indices(case: Case, change: FUNCTION, tensor: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = tensor if tensor.dtype == case.dtype else change(tensor)
+    return result
+
+
 @preferred_cases(lambda case: case.name in INDEXING)
 def test_indices(device: torch.device, case: Case) -> None:
     """Indices of 32 bits, and one index many times."""
@@ -410,11 +416,7 @@ def test_indices(device: torch.device, case: Case) -> None:
     def check(sample: SampleInput) -> None:
         value, *rest = arguments_of(sample)
         for change in (torch.Tensor.int, torch.zeros_like):
-            args, kwargs = pytree.tree_map_only(
-                torch.Tensor,
-                lambda tensor: tensor if tensor.dtype == case.dtype else change(tensor),
-                rest,  # noqa: B023
-            )
+            args, kwargs = pytree.tree_map_only(torch.Tensor, partial(of_indices, case, change), rest)
             compare(case, case.info.op, device, SampleInput(value, args=args, kwargs=kwargs))
 
     each_sample(islice(case.samples(), FORM_SAMPLES), check)
