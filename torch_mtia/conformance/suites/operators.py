@@ -399,9 +399,11 @@ def test_promotion(device: torch.device, case: Case) -> None:
     each_sample(samples(), lambda sample: compare(case, case.info.op, device, sample))
 
 
-INDEXING = ("gather", "index_add", "index_select", "scatter_add", "take_along_dim", "nn.functional.embedding")
-INDEXING += tuple(f"index_reduce.{by}" for by in ("mean", "prod", "amin", "amax"))
-INDEXING += tuple(f"scatter_reduce.{by}" for by in ("sum", "mean", "prod", "amin", "amax"))
+INDEXING = (
+    *("gather", "index_add", "index_select", "scatter_add", "take_along_dim", "nn.functional.embedding"),
+    *(f"index_reduce.{by}" for by in ("mean", "prod", "amin", "amax")),
+    *(f"scatter_reduce.{by}" for by in ("sum", "mean", "prod", "amin", "amax")),
+)
 
 
 def of_indices(case: Case, change: FUNCTION, tensor: torch.Tensor) -> torch.Tensor:
