@@ -165,7 +165,8 @@ def test_a_worker_that_does_not_come_to_its_first_test_ends(tmp_path: Path) -> N
         "__main__.main('--device cpu --file hangs.py --folder record -j 0'.split())"
     )
     assert subprocess.run([sys.executable, "-c", script], cwd=tmp_path, timeout=300).returncode == 1
-    assert "Timeout (0:00:02)!" in (tmp_path / "record" / "main.trace").read_text()
+    (trace,) = (tmp_path / "record").glob("*.trace")
+    assert "Timeout (0:00:02)!" in trace.read_text()
 
 
 def test_junit(toy_run: tuple[Conformance, int, str]) -> None:
@@ -360,7 +361,9 @@ def test_a_record_of_other_tests_is_not_gone_on_with(conformance: Conformance) -
     assert conformance.run(*arguments, "--shard", "1/2")[0] == 0
     status, output = conformance.run(*arguments, "--shard", "2/2", "--resume")
     assert status == 2
-    assert "'--file=toy.py --test=toy/many/* --shard=1/2'" in output.replace('"', "'").replace("''", "'")
+    before, _, now = output.partition("not of")
+    assert "--shard=1/2" in before
+    assert "--shard=2/2" in now
 
 
 @pytest.mark.wide
