@@ -155,7 +155,7 @@ def test_a_worker_that_breaks_when_it_ends_is_seen(conformance: Conformance) -> 
     status, output = conformance.run("--file", "ends.py")
     assert status == 1, output
     results = {test: result.outcome for test, result in conformance.results().items()}
-    assert results == {"ends/passes": r.PASSED, "run/end_of_gw0": r.CRASHED}
+    assert results == {"ends/passes": r.PASSED, "run/end_of_gw0/shard_1": r.CRASHED}
 
 
 def test_a_worker_that_does_not_come_to_its_first_test_ends(tmp_path: Path) -> None:

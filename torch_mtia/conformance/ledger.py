@@ -289,10 +289,9 @@ def _problems(number: int, row: Any) -> list[str]:
     if not row.get("tests"):
         problems.append(f"{place}: `tests` is missing")
     for name in ("tests", "message"):
-        if others := [value for value in _listed(row.get(name) or name) if not isinstance(value, str)]:
-            problems.append(f"{place}: `{name}` has {others[0]!r}, which is not a text in YAML: put it in quotes")
-    if row.get("message") in (False, 0):
-        problems.append(f"{place}: `message` is {row['message']!r}, which is not a text in YAML: put it in quotes")
+        if others := [value for value in _listed(row.get(name)) if not isinstance(value, str | None)]:
+            verb = "has" if isinstance(row[name], list) else "is"
+            problems.append(f"{place}: `{name}` {verb} {others[0]!r}, which is not a text in YAML: put it in quotes")
     if row.get("outcome") not in OUTCOMES:
         problems.append(f"{place}: `outcome` is {row.get('outcome')!r}; it is one of {', '.join(OUTCOMES)}")
     if not str(row.get("reason") or "").strip():

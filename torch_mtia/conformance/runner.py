@@ -109,7 +109,8 @@ class Controller:
             if status not in (0, None, -signal.SIGKILL):
                 words = self._settings.trace_file(gateway.id).read_text()
                 message = f"a worker without more tests ended with status {status}"
-                self._end(Result(f"run/end_of_{gateway.id}", r.CRASHED, message=message, detail=words))
+                name = f"run/end_of_{gateway.id}/shard_{self._settings.shard[0] + 1}"  # which may be merged with others
+                self._end(Result(name, r.CRASHED, message=message, detail=words))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

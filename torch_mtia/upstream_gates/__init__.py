@@ -1,9 +1,9 @@
 """Doors that PyTorch opens by a literal list of devices which lacks `mtia`: opened here, in one table.
 
 Nothing else in torch_mtia assigns to anything in torch, triton, torchao, or the libraries of clients_table.py. A row of
-GATES (table.py, and for torch.distributed distributed_table.py) says what is replaced, in which versions, why, and how
-to tell that upstream no longer needs it; a test asks that of every row. To add one: write the replacement in the module
-of its kind, a check that runs what upstream has in the probes beside it, and the row.
+GATES (table.py, inductor_table.py, and for torch.distributed distributed_table.py) says what is replaced, in which
+versions, why, and how to tell that upstream no longer needs it; a test asks that of every row. To add one: write the
+replacement in the module of its kind, a check that runs what upstream has in the probes beside it, and the row.
 
 A gate is applied to a module when that module is imported, and at once if it already is. Nothing is imported for it.
 """

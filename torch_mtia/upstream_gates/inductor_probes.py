@@ -1,4 +1,4 @@
-"""The checks of table.py of what Inductor does: see probes.py."""
+"""The checks of inductor_table.py: see probes.py."""
 
 from __future__ import annotations
 
