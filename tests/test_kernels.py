@@ -158,6 +158,11 @@ class TestPointwise:
         ):
             check(function, x)
 
+    def test_zeros_have_signs(self) -> None:
+        x = torch.tensor([0.0, -0.0, 1.0])
+        for dtype in FLOATS:
+            assert (-on_device(x.to(dtype))).cpu().signbit().tolist() == [True, False, True]
+
     def test_tanh_is_exact_near_zero(self) -> None:
         check(torch.tanh, torch.logspace(-20, 0, 1000), rtol=5e-7, atol=0)
 
@@ -369,6 +374,8 @@ class TestWhatIsLeftToOtherKernels:
             lambda x: torch.mm(x, torch.ones(3, 3, device=x.device)),
             lambda x: x.sum(5),
             lambda x: torch.amax(x[:0], 0),
+            lambda x: x[:0].max(),
+            lambda x: x[:0].min(),
             lambda x: torch.amax(x, 0, out=torch.empty(4, dtype=torch.float64, device=x.device)),
             lambda x: torch.softmax(x, 2),
             lambda x: torch.ones(4, 4, dtype=torch.bool, device=x.device) - x.bool(),

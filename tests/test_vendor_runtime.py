@@ -111,6 +111,9 @@ def test_operators_give_what_the_cpu_gives(run: Callable[..., Finished]) -> None
                                                     torch.empty(0, device=x.device, dtype=torch.long))))
         check(lambda x: F.layer_norm(x.detach().bfloat16(), (6,)))
         check(lambda x: torch.addr(*(v.detach().bfloat16() for v in (x[:, :4], x[:, 0], x[:, 1])), alpha=3))
+        check(lambda x: torch.ldexp(x, torch.tensor([0, 1, 2, 3, -1, -2], device=x.device)))
+        for arguments in ((5,), (5, False), (5, True, 2.0)):
+            check(lambda x: torch.kaiser_window(*arguments, device=x.device))
         for dtype in (torch.int8, torch.int32, torch.uint32, torch.int64):
             check(lambda x: torch.tensor([float("nan"), -float("inf"), 3e9, 2.5], device=x.device).to(dtype))
         check(lambda x: gradient(lambda x: x.sin() * x.exp(), x))
@@ -269,6 +272,11 @@ def test_compiled_code_runs_on_the_device(run: Callable[..., Finished]) -> None:
         torch.testing.assert_close(found.cpu(), expected.cpu())
         torch.testing.assert_close(net[0].weight.grad.cpu(), wanted, atol=1e-4, rtol=1e-3)
         assert "aten::gelu.out" not in torch_mtia.fallback.stats()
+
+        # Runs between two compiled parts: what launches its product is no part of the program.
+        y = x[0].contiguous()
+        between = torch.compile(torch.cov)(y)
+        torch.testing.assert_close(between.cpu(), torch.cov(y.cpu()))
     """).output()
 
 

@@ -116,6 +116,8 @@ class CommonDevice {
     }
   }
   c10::Device get() const { return device_.value_or(c10::Device(device_type(), current_device())); }
+  // Where generators must be: tensors of the CPU may be here because of their generator alone.
+  c10::Device of_generators() const { return !device_ && host_ ? *host_ : get(); }
 
  private:
   void check(c10::Device other) const {
@@ -200,6 +202,7 @@ class FallbackCall {
       if (value.isDevice()) common.add(value.toDevice());
     }
     device_ = common.get();
+    generator_device_ = common.of_generators();
   }
 
   void alias_arguments() {
@@ -246,8 +249,8 @@ class FallbackCall {
     if (value.isDevice()) return c10::Device(c10::kCPU);
     if (value.isGenerator()) {
       const at::Generator generator = value.toGenerator();
-      TORCH_CHECK(generator.device() == device_, "Expected a '", device_, "' device type for generator but found '",
-                  generator.device(), "'");
+      TORCH_CHECK(generator.device() == generator_device_, "Expected a '", generator_device_,
+                  "' device type for generator but found '", generator.device(), "'");
       return at::detail::createCPUGenerator(draw_seed(generator));
     }
     return value;
@@ -553,6 +556,7 @@ class FallbackCall {
   Stack* const stack_;
   const size_t first_argument_;
   c10::Device device_{device_type(), 0};
+  c10::Device generator_device_{device_type(), 0};
   int64_t numel_ = 0;
   bool writes_argument_ = false;  // the one that is being converted
   core::OldBytes old_bytes_ = core::OldBytes::kRead;

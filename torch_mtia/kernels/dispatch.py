@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame as _eval_frame
 from torch._ops import OpOverload
 
 from torch_mtia import _C, door
@@ -194,6 +195,13 @@ class Operator:
         if written.stride() != output.stride:
             written.as_strided_(output.shape, output.stride)
         return written
+
+
+# Dynamo compiles what runs between the compiled parts of a program, and would take our launches for the program's own.
+_eval_frame.set_code_exec_strategy(
+    Operator.__call__.__code__,
+    _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP),
+)
 
 
 def _is_written(argument: Any) -> bool:

@@ -121,7 +121,7 @@ def bitwise_xor(x, y):
 
 @triton.jit
 def neg(x):
-    return -x
+    return x * -1  # -x is 0 - x, which makes a zero without a sign of one without
 
 
 @triton.jit

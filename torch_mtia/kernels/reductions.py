@@ -66,6 +66,8 @@ def plan(request: Request) -> Plan | None:
         return None
     if operator.combine != "sum" and source.dtype != request.output.dtype:
         return None  # which ATen's kernels refuse, and its meta functions do not
+    if operator.combine != "sum" and 0 in source.shape and not dims:
+        return None  # likewise
     # A sum is computed in the type of the result, an extremum in that of its elements: they are the same.
     compute = COMPUTE[request.result.dtype]
     step = _step(source, request.output, dims[0] if dims else ())
