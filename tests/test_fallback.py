@@ -373,15 +373,6 @@ def test_a_number_of_the_cpu_is_not_written(device: torch.device) -> None:
     assert out.shape == ()
 
 
-@pytest.mark.parametrize(("tensors", "generator"), [("cpu", "mtia"), ("mtia", "cpu")])
-def test_a_generator_is_on_the_device_of_the_tensors(tensors: str, generator: str) -> None:
-    ones = torch.ones(3, device=tensors)
-    with pytest.raises(
-        RuntimeError, match=f"Expected a '{tensors}.*' device type for generator but found '{generator}"
-    ):
-        torch.binomial(ones, ones, generator=torch.Generator(generator))
-
-
 def test_numbers_and_indices_of_the_cpu_are_welcome(device: torch.device) -> None:
     x = X.to(device)
     assert torch.equal(x[INDEX].cpu(), X[INDEX])

@@ -143,6 +143,12 @@ def test_operators_give_what_the_cpu_gives(run: Callable[..., Finished]) -> None
         assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(first, again))
         assert first[0].unique().numel() > 90
 
+        try:
+            torch.rand(3, generator=torch.Generator("mtia"))
+            assert False
+        except RuntimeError as error:
+            assert "Expected a 'cpu' device type for generator but found 'mtia" in str(error), error
+
         print(torch_mtia.fallback.stats()["aten::convolution"])
         with torch_mtia.fallback.forbid():
             base.clone(), base.view(-1), torch.zeros(3, device="mtia")
