@@ -143,6 +143,12 @@ def test_operators_give_what_the_cpu_gives(run: Callable[..., Finished]) -> None
         assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(first, again))
         assert first[0].unique().numel() > 90
 
+        images = torch.rand(1, 2, 4, 4, 4)
+        out = torch.ones(1, 2, 2, 2, 2, device="mtia").mT  # which the CPU's kernel would take for contiguous
+        torch._C._nn.avg_pool3d(images.to("mtia"), 2, out=out)
+        torch.testing.assert_close(out.cpu(), F.avg_pool3d(images, 2))
+        assert out.stride() == (16, 8, 4, 1, 2)
+
         try:
             torch.rand(3, generator=torch.Generator("mtia"))
             assert False

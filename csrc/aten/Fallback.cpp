@@ -9,7 +9,8 @@
 // 3. Results become device tensors: an argument that was written is returned itself; a view of an argument shares the
 //    argument's storage; a new tensor's storage is adopted. A resized argument hands its new memory and its new sizes
 //    to the tensor that it stands for.
-// A sparse tensor (Sparse.h) is converted part by part.
+// A sparse tensor (Sparse.h) is converted part by part. An `out` that is not contiguous is stood in for by a contiguous
+// tensor, which is copied to it: some of ATen's kernels write as if it were contiguous.
 //
 // Note [Copying fallback]
 // With a driver without a host view, the alias of a storage has memory of its own: as many bytes, of which those that
@@ -18,9 +19,11 @@
 // another stream must not write those meanwhile.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/COW.h>
 #include <torch/library.h>
@@ -33,6 +36,7 @@
 #include <optional>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "../core/RunningWork.h"
 #include "../device/AllocationScopes.h"
@@ -164,6 +168,10 @@ class FallbackCall {
     at::Tensor host;
     bool writes = false;  // the kernel, says its schema
     core::OldBytes old_bytes = core::OldBytes::kRead;
+    // The memory of an `out` for which `host`, which is contiguous, stands in.
+    at::Tensor scattered = {};
+
+    const at::Tensor& in_place() const { return scattered.defined() ? scattered : host; }
   };
 
   template <typename Visit>
@@ -211,6 +219,7 @@ class FallbackCall {
     for (size_t i = 0; i < arguments.size(); ++i) {
       writes_argument_ = traits.writes_unmarked || is_written(arguments[i]);
       old_bytes_ = old_bytes_of(arguments[i], writes_argument_, traits);
+      is_out_ = arguments[i].is_out();
       auto& value = (*stack_)[first_argument_ + i];
       value = to_host(value);
     }
@@ -263,7 +272,9 @@ class FallbackCall {
       return tensor;
     }
     const bool is_sparse = tensor.layout() == at::kSparse;
+    const size_t num_storages = storages_.size();
     const c10::Storage storage = is_sparse ? c10::Storage() : to_host_storage(tensor);
+    const bool shares_storage = storages_.size() == num_storages;
     for (auto& known : tensors_) {
       if (!known.device.is_same(tensor)) continue;
       known.writes = known.writes || writes_argument_;
@@ -278,7 +289,12 @@ class FallbackCall {
       return host;
     }
     at::Tensor host = host_alias(tensor, storage);
-    tensors_.push_back({tensor, host, writes_argument_, old_bytes_});
+    // What kernels refuse, memory that overlaps, they are to see.
+    const bool stays =
+        !is_out_ || host.is_contiguous() || shares_storage || at::has_internal_overlap(host) == at::MemOverlap::Yes;
+    at::Tensor scattered;
+    if (!stays) scattered = std::exchange(host, at::empty(host.sizes(), host.options()));
+    tensors_.push_back({tensor, host, writes_argument_, old_bytes_, scattered});
     return host;
   }
 
@@ -334,6 +350,18 @@ class FallbackCall {
   void run_kernel() {
     std::optional<DeviceAllocation> device_memory;
     if (HostView::available()) device_memory.emplace();
+    for (const TensorAlias& alias : tensors_) {
+      if (alias.scattered.defined()) alias.host.copy_(alias.scattered);
+    }
+    redispatch();
+    for (const TensorAlias& alias : tensors_) {
+      if (!alias.scattered.defined()) continue;
+      if (alias.scattered.sizes() != alias.host.sizes()) alias.scattered.resize_(alias.host.sizes());
+      alias.scattered.copy_(alias.host);
+    }
+  }
+
+  void redispatch() {
     if (!seeds_default_generator_) {
       op_.redispatchBoxed(c10::DispatchKeySet(key_), stack_);
       return;
@@ -379,8 +407,9 @@ class FallbackCall {
     }
 
     void list_operands(core::OperandSink& sink) const {
-      for (const auto& [device, host, writes, old_bytes] : call_->tensors_) {
-        if (device.layout() == at::kStrided) list_operand(host, writes, old_bytes, sink);
+      for (const TensorAlias& alias : call_->tensors_) {
+        if (alias.device.layout() != at::kStrided) continue;
+        list_operand(alias.in_place(), alias.writes, alias.old_bytes, sink);
       }
       call_->list_values(sink);
     }
@@ -442,7 +471,8 @@ class FallbackCall {
     if (copies_back) current_stream(device_).wait();  // before the host's memory goes
     // Indexed, because the parts of a sparse tensor become tensors of the list.
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      const auto [device, host, writes, old_bytes] = tensors_[i];
+      const at::Tensor device = tensors_[i].device;
+      const at::Tensor host = tensors_[i].in_place();
       if (host.layout() == at::kSparse) {
         const SparseParts parts = parts_of(host);
         set_sparse(device, host, {to_device(parts.indices), to_device(parts.values)});
@@ -560,6 +590,7 @@ class FallbackCall {
   int64_t numel_ = 0;
   bool writes_argument_ = false;  // the one that is being converted
   core::OldBytes old_bytes_ = core::OldBytes::kRead;
+  bool is_out_ = false;
   bool seeds_default_generator_ = false;
   std::atomic<bool> done_{false};
   std::exception_ptr error_;
