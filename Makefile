@@ -35,7 +35,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-text test test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheels clean
+.PHONY: help build-aarch64 demo demo-text test test-aarch64 test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheels wheels-aarch64 clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -76,6 +76,34 @@ wheels: $(BUILT) $(VENV)/wheels  ## build the sources and a wheel for this PyTor
 test-wheels: wheels $(VENV)/test  ## install what make wheels has made into empty environments, and use it there
 	$(BIN)/python -m pytest -m wide tests/test_wheels.py
 endif
+
+# aarch64, built and tested on x86-64: tools/aarch64.py has what that needs of the machine. Nothing of .venv is used.
+AARCH64 := build/aarch64
+ON_AARCH64 := $(PYTHON) -m tools.aarch64 run $(AARCH64)/root
+SMOKE_TESTS := tensors autograd streams random products triton_arithmetic triton_control_flow triton_atomics
+
+$(AARCH64)/root/usr: tools/aarch64.py requirements/build.txt requirements/test.txt
+	rm -rf $(@D)
+	$(PYTHON) -m tools.aarch64 root $(@D)
+	@touch $@
+
+# A copy of the tree: the libraries have the names of this machine's.
+build-aarch64: $(AARCH64)/root/usr
+	mkdir -p $(AARCH64)/tree
+	find $(AARCH64)/tree -mindepth 1 -maxdepth 1 ! -name build -exec rm -rf {} +
+	git ls-files --cached --others --exclude-standard | tar -c -T - | tar -x -C $(AARCH64)/tree
+	$(ON_AARCH64) sh -c 'cd $(AARCH64)/tree && python3.11 setup.py build_ext --inplace'
+
+test-aarch64: build-aarch64  ## build for aarch64, and run the C++ unit tests and some Python tests under qemu
+	$(ON_AARCH64) $(MAKE) -j$(MAX_JOBS) -C $(AARCH64)/tree/tests/cpp KIND=aarch64 run
+	$(ON_AARCH64) sh -c 'cd $(AARCH64)/tree && PYTHONPATH=. python3.11 -m pytest -n $(MAX_JOBS) --dist loadfile \
+	  $(SMOKE_TESTS:%=tests/test_%.py)'
+
+wheels-aarch64: build-aarch64 $(VENV)/wheels  ## build a wheel for aarch64 and Python 3.11, in dist/
+	$(ON_AARCH64) sh -c 'cd $(AARCH64)/tree && rm -rf wheels && TORCH_MTIA_WHEEL=1 TORCH_MTIA_URL=$(URL) \
+	  python3.11 setup.py -q bdist_wheel -d wheels'
+	PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist \
+	  $(AARCH64)/tree/wheels/*.whl
 
 # The tests speak of mtia; the copy of them, of the other name.
 test-privateuse1: $(BUILT) $(VENV)/test  ## run the Python tests with the device under the name acme

@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # for tools.codegen: pip runs this file without its folder on the path
 versions = runpy.run_path(str(ROOT / "torch_mtia" / "_versions.py"))
 
-if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-    sys.exit(f"error: torch_mtia runs on x86-64 Linux; this is {platform.machine()} {sys.platform}.")
+if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+    sys.exit(f"error: torch_mtia runs on Linux, on x86-64 and on aarch64; this is {platform.machine()} {sys.platform}.")
 
 MIN_SETUPTOOLS = 77  # the first that knows pyproject.toml's license expression
 if int(setuptools.__version__.partition(".")[0]) < MIN_SETUPTOOLS:
@@ -93,6 +93,12 @@ DEFINITIONS = [
     "-DAT_PER_OPERATOR_HEADERS",  # without, half of ATen's headers include all of its operators
     f'-DTORCH_MTIA_VERSION="{versions["__version__"]}"',
 ]
+
+# They give ATen/native/DispatchStub.h the layout that the wheel was built with.
+DISPATCH_LAYOUT = {
+    "x86_64": ["-DHAVE_AVX512_CPU_DEFINITION", "-DHAVE_AVX2_CPU_DEFINITION"],
+    "aarch64": ["-DHAVE_SVE_CPU_DEFINITION"],
+}
 
 
 def sources(*patterns: str) -> list[str]:
@@ -205,7 +211,9 @@ class Build(BuildExtension):
         libraries = [self.get_ext_fullpath(name) for name in (LIBRARY, BINDINGS)]
         variables = []
         for library in libraries:
-            listing = subprocess.check_output(["nm", "-C", "--defined-only", library], text=True).splitlines()
+            listing = subprocess.check_output(
+                [os.environ.get("NM", "nm"), "-C", "--defined-only", library], text=True
+            ).splitlines()
             symbols = (line.split(maxsplit=2)[1:] for line in listing)
             variables.append({name for kind, name in symbols if kind in "bBdDuV" and name.startswith("torch_mtia::")})
         # TORCH_LIBRARY's and the like in unnamed namespaces are each library's own.
@@ -289,9 +297,8 @@ setup(
             ),
             depends=["csrc/device/exports.map"],
             include_dirs=[str(ROOT / "csrc"), str(ROOT / "csrc" / "aten"), str(ROOT / GENERATED)],
-            # What the bindings may use is visible, and exported by name; inside of the library calls are direct. The
-            # HAVE_ macros give ATen/native/DispatchStub.h the layout that the wheel was built with. OpenMP is compiled
-            # in and not linked: the symbols have to be those of the library that torch itself loaded.
+            # What the bindings may use is visible, and exported by name; inside of the library calls are direct. OpenMP
+            # is compiled in and not linked: the symbols have to be those of the library that torch itself loaded.
             extra_compile_args=[
                 *COMPILE_FLAGS,
                 "-fvisibility=default",
@@ -299,8 +306,7 @@ setup(
                 "-fopenmp",
                 "-Wno-maybe-uninitialized",  # GCC sees it in ATen's TensorIterator, where it is not
                 *DEFINITIONS,
-                "-DHAVE_AVX512_CPU_DEFINITION",
-                "-DHAVE_AVX2_CPU_DEFINITION",
+                *DISPATCH_LAYOUT[platform.machine()],
             ],
             extra_link_args=[
                 "-Wl,-soname,libtorch_mtia.so",

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = (
+    "csrc/processor",
     "csrc/collectives",
     "csrc/runtime",
     "csrc/core",
@@ -22,7 +23,8 @@ LAYERS = (
     "csrc/python",
 )  # each knows those before it
 DRIVER = "csrc/runtime/host"
-OF_THE_DRIVER = ("csrc/runtime/mtia_runtime.h", "csrc/runtime/machine_memory.h")  # all of csrc/ that a driver may know
+# All of csrc/ that a driver may know.
+OF_THE_DRIVER = ("csrc/runtime/mtia_runtime.h", "csrc/runtime/machine_memory.h", "csrc/processor/initial_exec.h")
 
 # Headers of others, by how their names begin, and the first layer that may include them.
 PYTORCH = ("ATen/", "c10/", "torch/", "kineto/")

@@ -48,15 +48,23 @@ void check_product_dtypes(const char* name, const at::Tensor& left, const at::Te
 
 enum class Product { kATen, kOneDNN, kRow };
 
+bool is_mkl_slow() {
+#if defined(__x86_64__)
+  static const bool is_slow =
+      at::globalContext().hasMKLDNN() && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_is("intel") == 0;
+  return is_slow;
+#else
+  return false;  // there is no MKL
+#endif
+}
+
 // See Note [Products of fp32].
 Product quickest_product(const at::Tensor& left, const at::Tensor& right) {
-  static const bool mkl_is_slow =
-      at::globalContext().hasMKLDNN() && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_is("intel") == 0;
   constexpr int64_t kLeastRows = 8;
   constexpr int64_t kLeastColumns = 32;
   constexpr int64_t kLeastProducts = int64_t{4} << 20;
   constexpr int64_t kMostOfRow = int64_t{512} << 10;  // numbers of a matrix that the second-level cache holds
-  if (!mkl_is_slow || left.scalar_type() != at::kFloat || !at::globalContext().userEnabledMkldnn()) {
+  if (!is_mkl_slow() || left.scalar_type() != at::kFloat || !at::globalContext().userEnabledMkldnn()) {
     return Product::kATen;
   }
   const int64_t rows = left.size(0);

@@ -1,8 +1,12 @@
 #include "Philox.h"
 
-#include <immintrin.h>
-
 #include <cmath>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#else
+#include <arm_neon.h>
+#endif
 
 namespace torch_mtia {
 namespace {
@@ -23,8 +27,7 @@ using Narrow8 = uint32_t __attribute__((vector_size(32)));
 // that differs, the multiplication of lower halves, reads; the upper halves hold whatever came out. A macro, because
 // neither templates nor inlining pass the target on. Vectorized by hand, because g++ 12 multiplies whole lanes instead.
 #define DEFINE_PHILOX_TILES(NAME, TARGET, N, MULTIPLY)                                                               \
-  __attribute__((target(TARGET))) void NAME(const PhiloxState& state, uint64_t first_tile, int64_t num_tiles,        \
-                                            uint32_t* words) {                                                       \
+  TARGET void NAME(const PhiloxState& state, uint64_t first_tile, int64_t num_tiles, uint32_t* words) {              \
     const Words##N first_multiplier = Words##N{} + kMultipliers[0];                                                  \
     const Words##N second_multiplier = Words##N{} + kMultipliers[1];                                                 \
     Words##N lane{};                                                                                                 \
@@ -51,19 +54,29 @@ using Narrow8 = uint32_t __attribute__((vector_size(32)));
       }                                                                                                              \
     }                                                                                                                \
   }
+#if defined(__x86_64__)
 #define MULTIPLY_SSE2(a, b) _mm_mul_epu32((__m128i)(a), (__m128i)(b))
 #define MULTIPLY_AVX2(a, b) _mm256_mul_epu32((__m256i)(a), (__m256i)(b))
 // Not _mm512_mul_epu32, at which g++ 12 warns of a variable in its own header.
 #define MULTIPLY_AVX512(a, b) _mm512_maskz_mul_epu32(0xff, (__m512i)(a), (__m512i)(b))
 
-DEFINE_PHILOX_TILES(tiles_sse2, "sse2", 2, MULTIPLY_SSE2)
-DEFINE_PHILOX_TILES(tiles_avx2, "avx2", 4, MULTIPLY_AVX2)
-DEFINE_PHILOX_TILES(tiles_avx512, "avx512f,avx512vl", 8, MULTIPLY_AVX512)
+DEFINE_PHILOX_TILES(tiles_sse2, [[gnu::target("sse2")]], 2, MULTIPLY_SSE2)
+DEFINE_PHILOX_TILES(tiles_avx2, [[gnu::target("avx2")]], 4, MULTIPLY_AVX2)
+DEFINE_PHILOX_TILES(tiles_avx512, [[gnu::target("avx512f,avx512vl")]], 8, MULTIPLY_AVX512)
 
 auto* choose_tiles() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")) return &tiles_avx512;
   return __builtin_cpu_supports("avx2") ? &tiles_avx2 : &tiles_sse2;
 }
+#else
+#define MULTIPLY_NEON(a, b) vmull_u32(vmovn_u64((uint64x2_t)(a)), vmovn_u64((uint64x2_t)(b)))
+
+DEFINE_PHILOX_TILES(tiles_neon, , 2, MULTIPLY_NEON)
+
+auto* choose_tiles() {
+  return &tiles_neon;
+}
+#endif
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "../device/HostView.h"
+#include "../processor/initial_exec.h"
 #include "HostAlias.h"
 
 namespace torch_mtia {
@@ -19,7 +20,7 @@ struct Stock {
   bool guarded;
   bool closed;
 };
-[[gnu::tls_model("initial-exec")]] constinit thread_local Stock stock{};
+INITIAL_EXEC constinit thread_local Stock stock{};
 
 struct StockGuard {
   ~StockGuard() {

@@ -2,8 +2,7 @@
 
 #include <cstring>
 
-// The fastest version that the CPU can run is chosen when the library is loaded.
-#define VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#include "../processor/vectorized.h"
 
 namespace torch_mtia {
 namespace {

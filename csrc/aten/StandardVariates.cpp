@@ -2,11 +2,12 @@
 
 #include <numbers>
 
+#include "../processor/vectorized.h"
+
 // A fused multiplication would make the bits depend on the machine; the others are what vectorization needs. Functions
 // of the standard library are compiled without these options, so they are not inlined here: hence the compiler's own.
 #pragma GCC optimize("O3", "fp-contract=off", "no-trapping-math")
 
-#define VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
 namespace torch_mtia {

@@ -1,7 +1,6 @@
 #include "TransposedCopy.h"
 
 #include <ATen/Parallel.h>
-#include <emmintrin.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -24,20 +23,27 @@ constexpr int64_t kLine = 64;
 
 constexpr int64_t kLeastSide = 8;  // of a matrix: of a thinner one, most of a line is not copied
 
+using Bytes = uint8_t __attribute__((vector_size(16)));
+using Words2 = uint16_t __attribute__((vector_size(16)));
+using Words4 = uint32_t __attribute__((vector_size(16)));
+using Words8 = uint64_t __attribute__((vector_size(16)));
+
+// Elements of the lower halves of two vectors in turns.
 template <int Size>
-__m128i interleaved_low(__m128i a, __m128i b) {
-  if constexpr (Size == 1) return _mm_unpacklo_epi8(a, b);
-  if constexpr (Size == 2) return _mm_unpacklo_epi16(a, b);
-  if constexpr (Size == 4) return _mm_unpacklo_epi32(a, b);
-  if constexpr (Size == 8) return _mm_unpacklo_epi64(a, b);
+Bytes interleaved_low(Bytes a, Bytes b) {
+  if constexpr (Size == 1) return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  if constexpr (Size == 2) return (Bytes)__builtin_shufflevector((Words2)a, (Words2)b, 0, 8, 1, 9, 2, 10, 3, 11);
+  if constexpr (Size == 4) return (Bytes)__builtin_shufflevector((Words4)a, (Words4)b, 0, 4, 1, 5);
+  if constexpr (Size == 8) return (Bytes)__builtin_shufflevector((Words8)a, (Words8)b, 0, 2);
 }
 
 template <int Size>
-__m128i interleaved_high(__m128i a, __m128i b) {
-  if constexpr (Size == 1) return _mm_unpackhi_epi8(a, b);
-  if constexpr (Size == 2) return _mm_unpackhi_epi16(a, b);
-  if constexpr (Size == 4) return _mm_unpackhi_epi32(a, b);
-  if constexpr (Size == 8) return _mm_unpackhi_epi64(a, b);
+Bytes interleaved_high(Bytes a, Bytes b) {
+  if constexpr (Size == 1)
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  if constexpr (Size == 2) return (Bytes)__builtin_shufflevector((Words2)a, (Words2)b, 4, 12, 5, 13, 6, 14, 7, 15);
+  if constexpr (Size == 4) return (Bytes)__builtin_shufflevector((Words4)a, (Words4)b, 2, 6, 3, 7);
+  if constexpr (Size == 8) return (Bytes)__builtin_shufflevector((Words8)a, (Words8)b, 1, 3);
 }
 
 // A square of as many elements as a vector has, each way. Every round interleaves the first half of the vectors with
@@ -45,12 +51,12 @@ __m128i interleaved_high(__m128i a, __m128i b) {
 template <int Size>
 void turn_square(char* to, int64_t to_step, const char* from, int64_t from_step) {
   constexpr int kSide = 16 / Size;
-  __m128i rows[kSide];
+  Bytes rows[kSide];
 #pragma GCC unroll 16
-  for (int i = 0; i < kSide; ++i) rows[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * from_step));
+  for (int i = 0; i < kSide; ++i) std::memcpy(&rows[i], from + i * from_step, sizeof(Bytes));
 #pragma GCC unroll 4
   for (int round = 1; round < kSide; round *= 2) {
-    __m128i turned[kSide];
+    Bytes turned[kSide];
 #pragma GCC unroll 8
     for (int i = 0; i < kSide / 2; ++i) {
       turned[2 * i] = interleaved_low<Size>(rows[i], rows[i + kSide / 2]);
@@ -59,7 +65,7 @@ void turn_square(char* to, int64_t to_step, const char* from, int64_t from_step)
     std::copy_n(turned, kSide, rows);
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < kSide; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i * to_step), rows[i]);
+  for (int i = 0; i < kSide; ++i) std::memcpy(to + i * to_step, &rows[i], sizeof(Bytes));
 }
 
 // Element (i, j), for i < rows and j < columns, is at from + i * Size + j * from_step, and goes to

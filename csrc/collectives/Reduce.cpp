@@ -5,12 +5,8 @@
 #include <string>
 #include <type_traits>
 
-// The fastest version that the CPU can run is chosen when the library is loaded, which is before a sanitizer is ready.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define VECTORIZED
-#else
-#define VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
+#include "../processor/vectorized.h"
+
 #define INLINED [[gnu::always_inline]] inline
 
 namespace torch_mtia::collectives {

@@ -115,7 +115,11 @@ std::byte* Team::room(int member) const {
 }
 
 void Team::pause() {
+#if defined(__x86_64__)
   __builtin_ia32_pause();
+#else
+  asm volatile("yield");
+#endif
 }
 
 void Team::Sleeper::sleep(uint32_t heard) const {

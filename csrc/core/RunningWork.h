@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "../processor/initial_exec.h"
+
 namespace torch_mtia::core {
 
 class Stream;
@@ -37,7 +39,7 @@ class RunningWork {
   }
 
  private:
-  [[gnu::tls_model("initial-exec")]] static constinit thread_local const RunningWork* innermost;
+  INITIAL_EXEC static constinit thread_local const RunningWork* innermost;
 
   const Stream* const stream_;
   const uint64_t host_function_;

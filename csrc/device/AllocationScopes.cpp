@@ -15,8 +15,8 @@ namespace {
 // To ask takes some 20 us, and to touch so much memory a hundred times as long.
 constexpr size_t kWorthAsking = size_t{16} << 20;
 
-[[gnu::tls_model("initial-exec")]] constinit thread_local bool tls_active = false;
-[[gnu::tls_model("initial-exec")]] constinit thread_local MemoryOffer* tls_offer = nullptr;
+INITIAL_EXEC constinit thread_local bool tls_active = false;
+INITIAL_EXEC constinit thread_local MemoryOffer* tls_offer = nullptr;
 
 // By their host views.
 BlockTable& block_table() {

@@ -11,6 +11,8 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/SmallVector.h>
 
+#include "../processor/initial_exec.h"
+
 namespace torch_mtia {
 
 class DeviceAllocation {
@@ -45,7 +47,7 @@ class CheckedWorkspace {
   static bool is_active() { return active_; }  // on this thread
 
  private:
-  [[gnu::tls_model("initial-exec")]] static constinit thread_local bool active_;
+  INITIAL_EXEC static constinit thread_local bool active_;
 
   const bool previous_;
 };

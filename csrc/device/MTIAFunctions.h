@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "../processor/initial_exec.h"
 #include "Door.h"
 
 namespace torch_mtia {
@@ -29,7 +30,7 @@ bool is_in_use(c10::DeviceIndex index) noexcept;
 void ensure_initialized();
 
 namespace detail {
-[[gnu::tls_model("initial-exec")]] extern constinit thread_local c10::DeviceIndex current_device;
+INITIAL_EXEC extern constinit thread_local c10::DeviceIndex current_device;
 }
 inline c10::DeviceIndex current_device() noexcept {
   return detail::current_device;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../core/Stream.h"
+#include "../processor/initial_exec.h"
 #include "Door.h"
 #include "MTIAFunctions.h"
 
@@ -84,7 +85,7 @@ class MTIAStream {
   // Of each device. The streams are leaked: work refers to them until the process ends.
   static std::array<DeviceStreams, kMaxDevices> device_streams;
   static_assert(std::is_trivially_destructible_v<DeviceStreams>);
-  [[gnu::tls_model("initial-exec")]] static constinit thread_local std::array<uint8_t, kMaxDevices> current_ids;
+  INITIAL_EXEC static constinit thread_local std::array<uint8_t, kMaxDevices> current_ids;
 
   static Pool pool_of(c10::StreamId id) { return static_cast<Pool>((id - 1) / kStreamsPerPool); }
   static c10::StreamId next_of(Pool pool, c10::DeviceIndex device);

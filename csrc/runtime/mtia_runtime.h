@@ -258,6 +258,7 @@ typedef struct mtia_kernel_argument {
 #define MTIA_CPU_AVX512_FP16 (UINT64_C(1) << 4)
 #define MTIA_CPU_AMX_BF16 (UINT64_C(1) << 5)
 #define MTIA_CPU_AMX_INT8 (UINT64_C(1) << 6)
+#define MTIA_CPU_AARCH64 (UINT64_C(1) << 7) /* aarch64 with NEON; without this bit, the code is of x86-64 */
 
 typedef struct mtia_kernel_image_header {
   uint64_t magic;

@@ -8,14 +8,9 @@
 #include <string_view>
 
 #include "../core/DriverInfo.h"
+#include "../processor/vectorized.h"
 #include "NamedOperand.h"
 
-// The fastest version that the CPU can run is chosen when the library is loaded, which is before a sanitizer is ready.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define VECTORIZED
-#else
-#define VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#endif
 #define INLINED [[gnu::always_inline]] inline
 
 namespace torch_mtia::sanitizer {

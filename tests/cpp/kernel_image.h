@@ -1,4 +1,4 @@
-// Makes kernel images of code that the assembler of the test programs has put into them.
+// Makes kernel images.
 #pragma once
 
 #include <cstddef>
@@ -11,27 +11,20 @@
 
 #include "runtime/mtia_runtime.h"
 
-// Defines the bytes `name` as assembled from the text. Registers at the entry: rdi packed arguments, rsi context,
-// rdx first program, rcx last program, r8 scratch. Offsets in the context: 16 host_offset, 24 error_cell, 32 print,
-// 40 print_sink, 48 live_ranges, 56 num_live_ranges, 64 rare_functions.
-#define KERNEL_CODE(name, text)                                                                      \
-  asm(".pushsection .rodata\n.intel_syntax noprefix\n.balign 16\n" #name "_begin:\n" text "\n" #name \
-      "_end:\n.att_syntax\n.popsection\n");                                                          \
-  extern "C" const std::byte name##_begin[];                                                         \
-  extern "C" const std::byte name##_end[];                                                           \
-  static const std::span<const std::byte> name(name##_begin, name##_end);
-
-static_assert(offsetof(mtia_kernel_context, host_offset) == 16 && offsetof(mtia_kernel_context, error_cell) == 24 &&
-              offsetof(mtia_kernel_context, print) == 32 && offsetof(mtia_kernel_context, print_sink) == 40 &&
-              offsetof(mtia_kernel_context, live_ranges) == 48 && offsetof(mtia_kernel_context, rare_functions) == 64);
-
 namespace torch_mtia::test {
+
+// Of the machine that this is compiled for.
+#if defined(__aarch64__)
+inline constexpr uint64_t kKindOfProcessor = MTIA_CPU_AARCH64;
+#else
+inline constexpr uint64_t kKindOfProcessor = 0;
+#endif
 
 struct ImageOptions {
   std::string name = "kernel";
   std::vector<mtia_kernel_argument> arguments = {};
   std::vector<uint64_t> relocations = {};
-  uint64_t cpu_features = 0;
+  uint64_t cpu_features = kKindOfProcessor;
   uint32_t cost_per_program = 1;
   uint64_t scratch_size = 0;
 };

@@ -21,6 +21,12 @@ using namespace std::chrono_literals;
 
 namespace {
 
+#if defined(__aarch64__)
+using Float16 = __fp16;
+#else
+using Float16 = _Float16;
+#endif
+
 constexpr auto kTimeout = 20s;
 
 // A store of files.
@@ -281,17 +287,17 @@ TEST(every_float16_goes_through_float_and_back) {
   reduce(ElementType::kFloat16, Operation::kSum, with_zero, bytes_of(sums), all.size());
   const Contribution halves[] = {{bytes_of(all), 0.5}, {bytes_of(zeros), 1}};
   reduce(ElementType::kFloat16, Operation::kSum, halves, bytes_of(averages), all.size());
-  const auto same = [](uint16_t bits, _Float16 value) {
+  const auto same = [](uint16_t bits, Float16 value) {
     uint16_t expected_bits = 0;
     std::memcpy(&expected_bits, &value, sizeof(value));
     const bool both_nan = (bits & 0x7fff) > 0x7c00 && value != value;
     return bits == expected_bits || both_nan;
   };
   for (size_t i = 0; i < all.size(); ++i) {
-    _Float16 value{};
+    Float16 value{};
     std::memcpy(&value, &all[i], sizeof(value));
     CHECK(same(sums[i], value));
-    CHECK(same(averages[i], static_cast<_Float16>(static_cast<float>(value) * 0.5F)));
+    CHECK(same(averages[i], static_cast<Float16>(static_cast<float>(value) * 0.5F)));
   }
 }
 
@@ -305,7 +311,7 @@ TEST(float16_is_rounded_as_the_compiler_rounds_it) {
     const Contribution product[] = {{reinterpret_cast<const std::byte*>(one.data()), value[0]},
                                     {reinterpret_cast<const std::byte*>(zero.data()), 1}};
     reduce(ElementType::kFloat16, Operation::kSum, product, bytes_of(result), 1);
-    const auto rounded = static_cast<_Float16>(value[0]);
+    const auto rounded = static_cast<Float16>(value[0]);
     uint16_t rounded_bits = 0;
     std::memcpy(&rounded_bits, &rounded, sizeof(rounded));
     CHECK_EQ(result[0], rounded_bits);

@@ -9,125 +9,8 @@
 #include <vector>
 
 #include "device_under_test.h"
+#include "kernel_code.h"
 #include "kernel_image.h"
-
-// out[program] = program + addend
-KERNEL_CODE(store_code, R"(
-  mov rax, [rdi]
-  add rax, [rsi + 16]
-  mov r9, [rdi + 8]
-1:
-  cmp rdx, rcx
-  jge 2f
-  lea r10, [r9 + rdx]
-  mov [rax + 8*rdx], r10
-  inc rdx
-  jmp 1b
-2:
-  ret
-)")
-
-// Reports "boom" from program `which`.
-KERNEL_CODE(fail_code, R"(
-  mov r9, [rdi + 8]
-  cmp r9, rdx
-  jl 1f
-  cmp r9, rcx
-  jge 1f
-  mov r10, [rsi + 24]
-  xor eax, eax
-  mov r11d, 1
-  lock cmpxchg [r10], r11
-  jnz 1f
-  mov [r10 + 8], r9d
-  mov dword ptr [r10 + 12], 0
-  mov dword ptr [r10 + 16], 0
-  mov dword ptr [r10 + 20], 7
-  mov dword ptr [r10 + 24], 0x6d6f6f62
-  mov byte ptr [r10 + 28], 0
-1:
-  ret
-)")
-
-// out[program] = scratch, after writing its first and last bytes; the addend is its size
-KERNEL_CODE(scratch_code, R"(
-  mov rax, [rdi]
-  add rax, [rsi + 16]
-  mov r9, [rdi + 8]
-  mov byte ptr [r8], 1
-  mov byte ptr [r8 + r9 - 1], 2
-1:
-  cmp rdx, rcx
-  jge 2f
-  mov [rax + 8*rdx], r8
-  inc rdx
-  jmp 1b
-2:
-  ret
-)")
-
-// out[0] = what a relocated word points to. The code is 24 bytes long, then come the word and the number.
-KERNEL_CODE(relocated_code, R"(
-  mov rax, [rdi]
-  add rax, [rsi + 16]
-  mov r10, [rip + 1f]
-  mov r10, [r10]
-  mov [rax], r10
-  ret
-  .balign 8
-1:
-  .quad 32
-  .quad 4242
-)")
-
-// Prints the eight bytes of its second argument.
-KERNEL_CODE(print_code, R"(
-  sub rsp, 8
-  lea r10, [rdi + 8]
-  mov rax, [rsi + 32]
-  mov rdi, [rsi + 40]
-  mov rsi, r10
-  mov edx, 8
-  call rax
-  add rsp, 8
-  ret
-)")
-
-// out[i] = live_ranges[i].address for all of them
-KERNEL_CODE(ranges_code, R"(
-  mov rax, [rdi]
-  add rax, [rsi + 16]
-  mov r9, [rsi + 48]
-  mov r10, [rsi + 56]
-  xor edx, edx
-1:
-  cmp rdx, r10
-  jge 2f
-  mov r11, rdx
-  add r11, r11
-  mov r11, [r9 + 8*r11]
-  mov [rax + 8*rdx], r11
-  inc rdx
-  jmp 1b
-2:
-  ret
-)")
-
-// out[0] = rare_functions[addend](1.0)
-KERNEL_CODE(rare_code, R"(
-  push rbx
-  mov rbx, [rdi]
-  add rbx, [rsi + 16]
-  mov r9, [rdi + 8]
-  mov rax, [rsi + 64]
-  mov rax, [rax + 8*r9]
-  mov r10, 0x3ff0000000000000
-  movq xmm0, r10
-  call rax
-  movsd [rbx], xmm0
-  pop rbx
-  ret
-)")
 
 namespace torch_mtia::test {
 namespace {
@@ -412,8 +295,10 @@ TEST(prints_go_to_standard_output) {
 
 TEST(an_image_for_another_processor_is_refused) {
   ImageOptions options = two_arguments();
-  options.cpu_features = uint64_t{1} << 40;
+  options.cpu_features |= uint64_t{1} << 40;
   CHECK_CONTAINS(refusal(make_image(store_code, options)), "which this machine lacks");
+  options.cpu_features = kKindOfProcessor ^ MTIA_CPU_AARCH64;
+  CHECK_CONTAINS(refusal(make_image(store_code, options)), "which this machine is not");
 }
 
 TEST(a_damaged_image_is_refused) {

@@ -317,7 +317,11 @@ TEST(a_device_describes_itself) {
   properties.struct_size = sizeof(properties);
   runtime::call(&mtia_runtime_api::device_properties, 0, &properties);
   CHECK_CONTAINS(properties.name, "MTIA software device");
+#if defined(__aarch64__)
+  CHECK_CONTAINS(properties.architecture, "aarch64");
+#else
   CHECK_CONTAINS(properties.architecture, "x86-64");
+#endif
   CHECK_EQ(properties.total_memory, 256 * kMiB);
   CHECK(properties.l2_cache_size > 0);
   CHECK(properties.multi_processor_count > 0);

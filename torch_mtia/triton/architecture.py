@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 from pathlib import Path
 
 # Of the psABI, and three above its highest; highest first: the flags that Linux lists, for what both the processor and
@@ -22,19 +23,22 @@ LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("x86-64-v3", AVX2),
     ("x86-64", frozenset()),
 )
+AARCH64 = ("aarch64",)
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 @functools.cache
 def usable() -> tuple[str, ...]:
     """The levels whose code this machine can run."""
+    if platform.machine() == "aarch64":
+        return AARCH64
     flags = _flags() if _may_use_tiles() else _flags() - AMX
     return tuple(name for name, required in LEVELS if required <= flags)
 
 
 def _may_use_tiles() -> bool:
     """Linux gives a process the registers of AMX only on request, which holds for all of its threads; the driver asks
-    too (csrc/runtime/host/cpu_features.cpp)."""
+    too (csrc/runtime/host/processor_x86_64.cpp)."""
     return _flags() >= AMX and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 

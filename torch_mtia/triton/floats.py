@@ -22,7 +22,7 @@ def widen(b: Builder, value: Value, element: str) -> Value:
     if element == "bf16":
         shifted = b.binary("shl", b.cast("zext", value, "i32"), b.integer_like(16, _stand_in(value, "i32")))
         return b.bitcast(shifted, "float")
-    if element == "f16" and "f16c" in b.features:
+    if element == "f16" and "half" in b.features:
         return b.cast("fpext", b.bitcast(value, "half"), "float")
     format_ = FORMATS[element]
     raw = b.cast("zext", value, "i32")
@@ -60,7 +60,7 @@ def narrow(b: Builder, value: Value, element: str, toward_zero: bool = False) ->
         value = _rounded_to_odd(b, value)
     if element == "bf16":
         return _narrow_bf16(b, value, toward_zero)
-    if element == "f16" and "f16c" in b.features and not toward_zero:
+    if element == "f16" and "half" in b.features and not toward_zero:
         return b.bitcast(b.cast("fptrunc", value, "half"), "i16")
     return _narrow_small(b, value, FORMATS[element], toward_zero)
 

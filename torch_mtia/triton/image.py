@@ -1,7 +1,7 @@
 """Kernel images: links one relocatable object file into the form that any driver loads.
 
 See Note [Kernel image] in csrc/runtime/mtia_runtime.h. An object has a few sections (code, constants) that refer to
-each other by 32-bit distances; laid out side by side, everything is settled here, and what remains for the driver are
+each other by distances; laid out side by side, everything is settled here, and what remains for the driver are
 8-byte words that hold addresses.
 """
 
@@ -11,7 +11,8 @@ import dataclasses
 import struct
 from collections.abc import Sequence
 
-from torch_mtia.triton import abi
+from torch_mtia.triton import abi, relocations
+from torch_mtia.triton.relocations import LinkError
 
 PAGE = 4096
 
@@ -21,7 +22,6 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
 _PROGBITS, _SYMTAB, _RELA, _NOBITS = 1, 2, 4, 8
 _ALLOCATED = 2
-_R_64, _R_PC32, _R_PLT32, _R_GOTPCREL, _R_PC64 = 1, 2, 4, 9, 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +44,6 @@ class Image:
     relocations: tuple[int, ...]
     cpu_features: int
     cost_per_program: int
-
-
-class LinkError(Exception):
-    """The object file is not of the kind that images are made of: a mistake of this package."""
 
 
 @dataclasses.dataclass
@@ -93,6 +89,7 @@ def _sections(elf: bytes) -> list[_Section]:
 def _link(elf: bytes, entry: str) -> tuple[bytes, int, list[int]]:
     """(code and data, offset of the entry, offsets of address words)"""
     sections = _sections(elf)
+    (machine,) = struct.unpack_from("<H", elf, 0x12)
     end = 0
     for section in sections:
         if section.flags & _ALLOCATED and section.name != ".eh_frame":
@@ -118,17 +115,10 @@ def _link(elf: bytes, entry: str) -> tuple[bytes, int, list[int]]:
             continue
         base = sections[section.info].address
         for offset, info, addend in _RELOCATION.iter_unpack(section.data):
-            place, kind = base + offset, info & 0xFFFFFFFF
+            place = base + offset
             target = address_of(info >> 32) + addend
-            if kind in (_R_PC32, _R_PLT32):
-                struct.pack_into("<i", memory, place, target - place)
-            elif kind == _R_PC64:
-                struct.pack_into("<q", memory, place, target - place)
-            elif kind == _R_64:
-                struct.pack_into("<Q", memory, place, target)
+            if relocations.write(memory, machine, info & 0xFFFFFFFF, place, target):
                 words.append(place)
-            else:
-                raise LinkError(f"relocation of kind {kind} in section {sections[section.info].name}")
     entries = [number for number, symbol in enumerate(symbols) if _name(names, symbol[0]) == entry]
     if not entries:
         raise LinkError(f"no function {entry!r}")

@@ -372,7 +372,8 @@ class Builder:
 
     def opaque(self, vector: Value) -> Value:
         """A vector that LLVM's passes know nothing about."""
-        return self.define(vector.type, f'call {vector.type} asm "", "=v,0"({vector})')
+        register = "v" if "sse" in self.features else "w"  # LLVM's names of vector registers
+        return self.define(vector.type, f'call {vector.type} asm "", "={register},0"({vector})')
 
     def splat(self, value: Value, lanes: int) -> Value:
         if not lanes:

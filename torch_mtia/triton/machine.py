@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import platform
 import re
 from typing import Any
 
@@ -12,7 +13,7 @@ import llvmlite.binding as llvm
 
 from torch_mtia.triton import abi
 
-TRIPLE = "x86_64-unknown-linux-gnu"
+_X86_64, _AARCH64 = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,16 +22,23 @@ class Level:
 
     cpu: str  # LLVM's name
     lanes: int  # of a strip
-    features: frozenset[str]  # what the emitter asks about
+    features: frozenset[str]  # what the emitter asks about:
+    # half       conversions to and from half precision
+    # fma        products and sums rounded once
+    # rounding   to whole numbers
+    # cas16      comparing and exchanging 16 bytes
+    # sse, avx512, vnni, bf16, amx   x86's instructions of these names
     image_features: int  # mtia_kernel_image_header.cpu_features
     vector_bits: int
     extensions: str = ""  # in LLVM's spelling
+    triple: str = _X86_64
 
 
+_PLAIN = frozenset({"half", "fma", "rounding", "cas16"})
 _V4 = Level(
     "x86-64-v4",
     16,
-    frozenset({"cx16", "sse4.1", "avx2", "fma", "f16c", "avx512"}),
+    _PLAIN | {"sse", "avx512"},
     abi.CPU_AVX2_FMA | abi.CPU_AVX512_SKX,
     512,
 )
@@ -47,8 +55,8 @@ _BF16 = dataclasses.replace(
     extensions=f"{_VNNI.extensions},+avx512bf16",
 )
 LEVELS = {
-    "x86-64": Level("x86-64", 4, frozenset(), 0, 128),
-    "x86-64-v3": Level("x86-64-v3", 8, frozenset({"cx16", "sse4.1", "avx2", "fma", "f16c"}), abi.CPU_AVX2_FMA, 256),
+    "x86-64": Level("x86-64", 4, frozenset({"sse"}), 0, 128),
+    "x86-64-v3": Level("x86-64-v3", 8, _PLAIN | {"sse"}, abi.CPU_AVX2_FMA, 256),
     "x86-64-v4": _V4,
     "x86-64-v4-vnni": _VNNI,
     "x86-64-v4-bf16": _BF16,
@@ -58,6 +66,7 @@ LEVELS = {
         image_features=_BF16.image_features | abi.CPU_AMX_BF16 | abi.CPU_AMX_INT8,
         extensions=f"{_BF16.extensions},+amx-tile,+amx-bf16,+amx-int8",
     ),
+    "aarch64": Level("generic", 4, _PLAIN, abi.CPU_AARCH64, 128, triple=_AARCH64),
 }
 
 
@@ -85,10 +94,13 @@ def _initialize() -> None:
 @functools.cache
 def _target_machine(architecture: str) -> Any:
     _initialize()
-    target = llvm.Target.from_triple(TRIPLE)
-    return target.create_target_machine(
-        cpu=level(architecture).cpu,
-        features=level(architecture).extensions,
+    if level(architecture).triple.partition("-")[0] != platform.machine():
+        # llvmlite has code generators for all processors, but an assembler only for the one it runs on.
+        raise ValueError(f"code for {architecture} cannot be made on {platform.machine()}")
+    of = level(architecture)
+    return llvm.Target.from_triple(of.triple).create_target_machine(
+        cpu=of.cpu,
+        features=of.extensions,
         opt=2,
         reloc="pic",
         codemodel="small",
@@ -206,5 +218,5 @@ def assemble(text: str, architecture: str) -> bytes:
     the IR a second time would take ten times longer."""
     escaped = text.replace("\\", "\\5C").replace('"', "\\22")
     lines = "\n".join(f'module asm "{line}"' for line in escaped.splitlines())
-    module = llvm.parse_assembly(f'target triple = "{TRIPLE}"\n{lines}')
+    module = llvm.parse_assembly(f'target triple = "{level(architecture).triple}"\n{lines}')
     return bytes(_target_machine(architecture).emit_object(module))

@@ -7,8 +7,8 @@
 #include <new>
 #include <string>
 
-#include "cpu_features.h"
 #include "error.h"
+#include "processor.h"
 
 namespace torch_mtia::runtime::host {
 namespace {
@@ -89,6 +89,12 @@ void check_arguments(const mtia_kernel_image_header& header, const std::byte* by
 }
 
 void check_machine(const mtia_kernel_image_header& header) {
+  if (((header.cpu_features ^ cpu_features()) & MTIA_CPU_AARCH64) != 0) {
+    const bool is_for_aarch64 = (header.cpu_features & MTIA_CPU_AARCH64) != 0;
+    throw Failure(MTIA_ERROR_NOT_SUPPORTED, "the kernel '" + std::string(header.name) + "' was compiled for " +
+                                                (is_for_aarch64 ? "aarch64" : "x86-64") +
+                                                ", which this machine is not; compile it here");
+  }
   const uint64_t missing = header.cpu_features & ~cpu_features();
   if (missing == 0) return;
   throw Failure(MTIA_ERROR_NOT_SUPPORTED, "the kernel '" + std::string(header.name) +
@@ -123,6 +129,8 @@ Image::Image(const void* data, uint64_t size) : header_(checked_header(static_ca
   try {
     std::memcpy(code_, static_cast<const std::byte*>(data) + header_.code_offset, header_.code_size);
     relocate(header_, static_cast<const std::byte*>(data), code_);
+    auto* const code = reinterpret_cast<char*>(code_);
+    __builtin___clear_cache(code, code + header_.code_size);  // aarch64 fetches instructions past the caches of data
     if (mprotect(code_, header_.code_size, PROT_READ | PROT_EXEC) != 0) {
       throw Failure(MTIA_ERROR_NOT_SUPPORTED,
                     std::string("the system does not let this process make memory executable: ") + strerror(errno));

@@ -189,7 +189,7 @@ def _add_neighbours(
     address, values = strip.value(pointer), strip.vector(tensor)
     flags = strip.vector(op.operands[2]) if len(op.operands) > 2 else None
     _, size = memory_element(pointer)
-    piece = min(width, (16 if "cx16" in env.b.features else 8) // size)
+    piece = min(width, (16 if "cas16" in env.b.features else 8) // size)
     apart, done = b.label("apart"), b.label("added")
     if address.stride == size:
         host = env.host_address(address.value)

@@ -55,7 +55,11 @@ def emit_program(plan: Plan, architecture: str, saturates_fp8: bool, follows_num
         env.leave.pop()
     _emit_entry(env, plan, parameters, hidden)
     arguments = tuple(_kind_and_size(argument.type.element) for argument in plan.arguments)
-    text = b.module_text(machine.TRIPLE, machine.data_layout(architecture)) + "\n" + machine.attributes(architecture)
+    text = (
+        b.module_text(machine.level(architecture).triple, machine.data_layout(architecture))
+        + "\n"
+        + machine.attributes(architecture)
+    )
     if env.streams:
         text += "\n!0 = !{i32 1}\n"
     return Program(text, arguments, int(env.cost / INSTRUCTIONS_PER_NANOSECOND))
@@ -99,7 +103,10 @@ def _emit_entry(env: Environment, plan: Plan, parameters: list[Value], hidden: l
         if env.tiles:
             b.intrinsic("llvm.x86.tilerelease", "void")
         if env.streams:  # such stores become visible to other threads only behind this
-            b.intrinsic("llvm.x86.sse.sfence", "void")
+            if "sse" in b.features:
+                b.intrinsic("llvm.x86.sse.sfence", "void")
+            else:
+                b.emit("fence release")
         b.emit("ret void")
 
 

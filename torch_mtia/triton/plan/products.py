@@ -165,6 +165,8 @@ def _words(planner: Planner, op: Op) -> str:
         return ""
     elements = {left.element, right.element}
     if elements == {"i8"} and result.element == "i32":
+        if "sse" not in planner.features:
+            return ""
         format_ = "i8" if "vnni" in planner.features and inner >= per_word("i8") else "i16"
     elif "bf16" in planner.features and elements <= BF16_HOLDS and is_float_element(result.element):
         format_ = "bf16"

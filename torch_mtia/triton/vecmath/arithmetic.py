@@ -13,7 +13,7 @@ from torch_mtia.triton.vecmath.number import FUNCTIONS, Number, from_bits, funct
 
 def _rounding(name: str, intrinsic: str) -> None:
     def rounded(x: Number) -> Number:
-        if "sse4.1" in x.b.features:
+        if "rounding" in x.b.features:
             return Number(x.b, x.b.unary_intrinsic(intrinsic, x.value))
         return _round_by_adding(x, name)
 
