@@ -166,6 +166,22 @@ def test_operators_give_what_the_cpu_gives(run: Callable[..., Finished]) -> None
     assert said.split() == ["3", "True"]
 
 
+def test_a_refused_call_leaves_no_copies_behind(run: Callable[..., Finished]) -> None:
+    """They would write to memory that is no longer theirs: here, to a range that the process no longer has."""
+    run("""
+        import torch
+
+        x = torch.ones(1 << 24, device="mtia")
+        for _ in range(3):
+            try:
+                x.uniform_(generator=torch.Generator())
+                assert False
+            except RuntimeError as error:
+                assert "generator" in str(error), error
+            torch.mtia.synchronize()
+    """).output()
+
+
 def test_networks_train(run: Callable[..., Finished]) -> None:
     said = run("""
         import torch

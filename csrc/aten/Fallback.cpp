@@ -148,13 +148,27 @@ class FallbackCall {
                       "it has no kernel for mtia and falls back to the CPU's, which the caller waits for. Call it "
                       "before the capture or after a replay");
     const c10::DeviceGuard guard(device_);
-    alias_arguments();
-    run_in_stream();
-    give_back_arguments();
+    try {
+      alias_arguments();
+      run_in_stream();
+      give_back_arguments();
+    } catch (...) {
+      wait_for_copies();
+      throw;
+    }
     for (size_t i = first_argument_; i < stack_->size(); ++i) (*stack_)[i] = to_device((*stack_)[i]);
   }
 
  private:
+  // Before the memory of the aliases goes: copies from and to it may be on their way.
+  void wait_for_copies() noexcept {
+    if (HostView::available()) return;
+    try {
+      current_stream(device_).wait();
+    } catch (...) {  // of a device that is lost: no copies either, and the first error is the caller's
+    }
+  }
+
   struct StorageAlias {
     c10::Storage device;
     c10::Storage host;
