@@ -143,6 +143,12 @@ def test_operators_give_what_the_cpu_gives(run: Callable[..., Finished]) -> None
         assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(first, again))
         assert first[0].unique().numel() > 90
 
+        for size in (slice(2), slice(None, None, 50)):  # which are resized within their storage
+            storage = torch.zeros(100, device="mtia")
+            out = storage[size]
+            torch.cumsum(torch.ones(60, device="mtia"), 0, out=out)
+            assert storage.tolist() == [*range(1, 61), *[0] * 40] and out.shape == (60,)
+
         images = torch.rand(1, 2, 4, 4, 4)
         out = torch.ones(1, 2, 2, 2, 2, device="mtia").mT  # which the CPU's kernel would take for contiguous
         torch._C._nn.avg_pool3d(images.to("mtia"), 2, out=out)

@@ -469,8 +469,24 @@ class FallbackCall {
     if (error_) std::rethrow_exception(error_);
   }
 
-  void give_back_arguments() {
+  // What a kernel has resized within its storage may reach further than before. Of what is dense, all is written.
+  bool copy_back_resized() {
     bool copies_back = false;
+    for (const TensorAlias& tensor : tensors_) {
+      const at::Tensor& host = tensor.in_place();
+      if (!tensor.writes || host.layout() != at::kStrided || !host.is_non_overlapping_and_dense()) continue;
+      const StorageAlias& alias = storage_alias_of(tensor.device);
+      const bool is_elsewhere = alias.host.data() != alias.address || alias.host.nbytes() != alias.device.nbytes();
+      const ByteRange range = range_of(host);
+      if (is_elsewhere || range.empty() || alias.written.contains(range)) continue;
+      copy(alias, range, MTIA_COPY_HOST_TO_DEVICE);
+      copies_back = true;
+    }
+    return copies_back;
+  }
+
+  void give_back_arguments() {
+    bool copies_back = !HostView::available() && copy_back_resized();
     for (auto& alias : storages_) {
       if (alias.host.data() == alias.address && alias.host.nbytes() == alias.device.nbytes()) {
         if (alias.written.empty()) continue;
