@@ -91,9 +91,9 @@ void check_arguments(const mtia_kernel_image_header& header, const std::byte* by
 void check_machine(const mtia_kernel_image_header& header) {
   if (((header.cpu_features ^ cpu_features()) & MTIA_CPU_AARCH64) != 0) {
     const bool is_for_aarch64 = (header.cpu_features & MTIA_CPU_AARCH64) != 0;
-    throw Failure(MTIA_ERROR_NOT_SUPPORTED, "the kernel '" + std::string(header.name) + "' was compiled for " +
-                                                (is_for_aarch64 ? "aarch64" : "x86-64") +
-                                                ", which this machine is not; compile it here");
+    throw Failure(MTIA_ERROR_NOT_SUPPORTED, "the kernel '" + std::string(header.name) +
+                                                "' was compiled for a processor of another kind, " +
+                                                (is_for_aarch64 ? "aarch64" : "x86-64") + "; compile it here");
   }
   const uint64_t missing = header.cpu_features & ~cpu_features();
   if (missing == 0) return;
