@@ -18,7 +18,6 @@
 // Then the bytes that written arguments reach are copied back, with any that lie between their elements: work in
 // another stream must not write those meanwhile.
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -34,7 +33,6 @@
 #include <exception>
 #include <mutex>
 #include <optional>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -43,6 +41,8 @@
 #include "../device/Door.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAGraph.h"
+#include "ByteRange.h"
+#include "CommonDevice.h"
 #include "Fallback.h"
 #include "FallbackControl.h"
 #include "HostAlias.h"
@@ -72,68 +72,6 @@ OperatorTraits find_traits(const c10::OperatorHandle& op) {
   const auto known = operators->find(op);
   return known == operators->end() ? OperatorTraits() : known->second;
 }
-
-// Bytes of a storage.
-struct ByteRange {
-  size_t begin = 0;
-  size_t end = 0;
-
-  bool empty() const { return begin == end; }
-  bool contains(const ByteRange& other) const { return begin <= other.begin && other.end <= end; }
-  void extend(const ByteRange& other) {
-    if (other.empty()) return;
-    *this = empty() ? other : ByteRange{std::min(begin, other.begin), std::max(end, other.end)};
-  }
-};
-
-// From the lowest to the highest byte of the elements.
-ByteRange range_of(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return {};
-  const size_t itemsize = tensor.itemsize();
-  const size_t begin = static_cast<size_t>(tensor.storage_offset()) * itemsize;
-  return {begin, begin + at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), itemsize)};
-}
-
-// The one device of the arguments; raises what CUDA raises if there are several.
-class CommonDevice {
- public:
-  explicit CommonDevice(const c10::OperatorHandle& op)
-      : name_(op.operator_name().name),
-        // Operators from outside of ATen decide themselves.
-        checks_host_tensors_(name_.starts_with("aten::") && !find_traits(op).host_tensors) {}
-
-  // A tensor on the CPU of no dimensions is a number, unless it is written.
-  void add(const at::Tensor& tensor, bool is_written) {
-    const auto device = tensor.device();
-    if (is_ours(device)) {
-      if (device_) check(device);
-      device_ = device;
-      if (host_) check(*host_);
-    } else if (checks_host_tensors_ && (tensor.dim() > 0 || is_written)) {
-      host_ = device;
-      if (device_) check(device);
-    }
-  }
-  void add(c10::Device device) {
-    if (!device_ && is_ours(device)) {
-      device_ = device.has_index() ? device : c10::Device(device_type(), current_device());
-    }
-  }
-  c10::Device get() const { return device_.value_or(c10::Device(device_type(), current_device())); }
-  // Where generators must be: tensors of the CPU may be here because of their generator alone.
-  c10::Device of_generators() const { return !device_ && host_ ? *host_ : get(); }
-
- private:
-  void check(c10::Device other) const {
-    TORCH_CHECK(other == *device_, "Expected all tensors to be on the same device, but found at least two devices, ",
-                *device_, " and ", other, "! (when running ", name_, ")");
-  }
-
-  std::string_view name_;
-  bool checks_host_tensors_;
-  std::optional<c10::Device> device_;
-  std::optional<c10::Device> host_;
-};
 
 // One call: its arguments' aliases, and the way back.
 class FallbackCall {
@@ -213,7 +151,7 @@ class FallbackCall {
   }
 
   void find_device() {
-    CommonDevice common(op_);
+    CommonDevice common(op_.operator_name().name, find_traits(op_).host_tensors);
     const auto& arguments = op_.schema().arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
       const auto& value = (*stack_)[first_argument_ + i];

@@ -1,0 +1,56 @@
+// The device that an operator runs on.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string_view>
+
+#include "../device/Door.h"
+#include "../device/MTIAFunctions.h"
+
+namespace torch_mtia {
+
+// The one device of the arguments; raises what CUDA raises if there are several.
+class CommonDevice {
+ public:
+  // `operator_name` is referred to.
+  CommonDevice(std::string_view operator_name, bool takes_host_tensors)
+      : name_(operator_name),
+        // Operators from outside of ATen decide themselves.
+        checks_host_tensors_(name_.starts_with("aten::") && !takes_host_tensors) {}
+
+  // A tensor on the CPU of no dimensions is a number, unless it is written.
+  void add(const at::Tensor& tensor, bool is_written) {
+    const auto device = tensor.device();
+    if (is_ours(device)) {
+      if (device_) check(device);
+      device_ = device;
+      if (host_) check(*host_);
+    } else if (checks_host_tensors_ && (tensor.dim() > 0 || is_written)) {
+      host_ = device;
+      if (device_) check(device);
+    }
+  }
+  void add(c10::Device device) {
+    if (!device_ && is_ours(device)) {
+      device_ = device.has_index() ? device : c10::Device(device_type(), current_device());
+    }
+  }
+  c10::Device get() const { return device_.value_or(c10::Device(device_type(), current_device())); }
+  // Where generators must be: tensors of the CPU may be here because of their generator alone.
+  c10::Device of_generators() const { return !device_ && host_ ? *host_ : get(); }
+
+ private:
+  void check(c10::Device other) const {
+    TORCH_CHECK(other == *device_, "Expected all tensors to be on the same device, but found at least two devices, ",
+                *device_, " and ", other, "! (when running ", name_, ")");
+  }
+
+  std::string_view name_;
+  bool checks_host_tensors_;
+  std::optional<c10::Device> device_;
+  std::optional<c10::Device> host_;
+};
+
+}  // namespace torch_mtia
