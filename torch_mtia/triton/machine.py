@@ -94,10 +94,10 @@ def _initialize() -> None:
 @functools.cache
 def _target_machine(architecture: str) -> Any:
     _initialize()
-    if level(architecture).triple.partition("-")[0] != platform.machine():
+    of = level(architecture)
+    if of.triple.partition("-")[0] != platform.machine():
         # llvmlite has code generators for all processors, but an assembler only for the one it runs on.
         raise ValueError(f"code for {architecture} cannot be made on {platform.machine()}")
-    of = level(architecture)
     return llvm.Target.from_triple(of.triple).create_target_machine(
         cpu=of.cpu,
         features=of.extensions,
