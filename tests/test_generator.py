@@ -75,6 +75,23 @@ def test_a_generator_of_the_cpu_is_refused() -> None:
         torch.randn(3, device="mtia", generator=torch.Generator())
 
 
+def test_tensors_of_the_cpu_refuse_a_generator_of_a_device_that_nothing_used_yet(run_script: RunScript) -> None:
+    script = """
+        import torch
+
+        generator = torch.Generator("mtia")
+        for draw in (
+            lambda: torch.multinomial(torch.ones(4), 2, generator=generator),
+            lambda: torch.randperm(4, generator=generator),
+        ):
+            try:
+                draw()
+            except RuntimeError as error:
+                print(type(error).__name__, error)
+    """
+    assert run_script(script).output() == "RuntimeError Expected a 'cpu' generator device but found 'mtia:0'\n" * 2
+
+
 def test_different_seeds_give_different_numbers() -> None:
     draws = {
         tuple(torch.rand(4, device="mtia", generator=torch.Generator("mtia").manual_seed(s)).tolist())

@@ -23,8 +23,11 @@ inline MTIAStream current_stream(c10::Device device) {
 }
 
 // CPU code on device memory needs a driver with a host view; operators that cannot do without it say so here.
+//
+// A device that is not in use yet has none available: a call that reaches it then has no operand there, only a
+// generator, and is refused for that.
 inline void require_host_view(const char* name) {
-  TORCH_CHECK_NOT_IMPLEMENTED(HostView::available(), name,
+  TORCH_CHECK_NOT_IMPLEMENTED(HostView::available() || HostView::is_offered(), name,
                               " has no kernel for a driver without a host view of its memory");
 }
 
