@@ -44,6 +44,9 @@ def test_passes(device):
 def test_is_wrong():
     assert torch.ones(2).tolist() == [0, 0]
 
+def test_is_another_text():
+    assert "not implemented for Half" == "expected a tensor"
+
 def test_is_missing():
     raise NotImplementedError('"nothing" not implemented for Half')
 
@@ -71,6 +74,7 @@ def test_many(number):
 OUTCOMES = {
     "toy/passes": (r.PASSED, ""),
     "toy/is_wrong": (r.FAILED, "wrong"),
+    "toy/is_another_text": (r.FAILED, "wrong"),
     "toy/is_missing": (r.FAILED, "missing"),
     "toy/breaks": (r.FAILED, "error"),
     "toy/does_not_apply": (r.SKIPPED, ""),
@@ -172,7 +176,7 @@ def test_a_worker_that_does_not_come_to_its_first_test_ends(tmp_path: Path) -> N
 def test_junit(toy_run: tuple[Conformance, int, str]) -> None:
     conformance, _, _ = toy_run
     (suite,) = ElementTree.parse(conformance.folder / "run.xml").getroot()
-    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("toy", "28", "7")
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == ("toy", "29", "8")
     failures = {case.get("name"): failure.get("type") for case in suite for failure in case.iter("failure")}
     assert failures["hangs"] == "hung"
 
