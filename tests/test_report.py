@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +23,19 @@ def test_the_report_names_versions_driver_devices_and_operators(run_script: RunS
     report = run_script(REPORT, TORCH_MTIA_DEVICES="2", TORCH_MTIA_MEMORY="512M").output()
     for part in (TORCH, "host", "mtia:0", "mtia:1", "512 MiB", "native", "total", "autoload", "cores"):
         assert part in report
+
+
+def test_the_report_ends_in_silence_when_nobody_reads_on(run_script: RunScript) -> None:
+    script = """
+        import os, sys
+
+        read, write = os.pipe()
+        os.close(read)
+        os.dup2(write, 1)
+        os.execv(sys.executable, [sys.executable, "-m", "torch_mtia"])
+    """
+    finished = run_script(script)
+    assert (finished.returncode, finished.stderr) == (-signal.SIGPIPE, "")
 
 
 def test_the_report_works_with_autoload_off(run_script: RunScript) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -150,4 +151,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `python -m torch_mtia | head`
     sys.exit(main())
