@@ -14,16 +14,22 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from torch_mtia import torch_version
 from torch_mtia._versions import SUPPORTED_TORCH
 from torch_mtia.conformance import results as r
+from torch_mtia.conformance.__main__ import go_on, only_run_in
 from torch_mtia.conformance.coverage import Coverage, coverage
 from torch_mtia.conformance.ledger import Ledger, LedgerError
 from torch_mtia.conformance.report import save_html
 from torch_mtia.conformance.results import Result, Run, changes, read_lines
+from torch_mtia.conformance.settings import RESULTS, Settings, UsageError
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
 
@@ -278,8 +284,12 @@ def test_shards_are_merged(conformance: Conformance) -> None:
     assert process.returncode == 2
     assert "the runs are not of the same selection" in process.stderr
     run = Run.load(Path(paths[1]))
+    dataclasses.replace(run, environment=run.environment | {"ledger": "ledger.yaml 0"}).save(
+        conformance.folder / "by_another.json"
+    )
     dataclasses.replace(run, results=run.results + Run.load(Path(paths[0])).results[:1]).save(other)
     for wrong, message in (
+        ([paths[0], "by_another.json"], "the runs are not of the same ledger"),
         ([paths[0], str(other)], "has a result in several of the runs"),
         ([*paths, "--update"], "--merge does not go with --update"),
         ([*paths, "--ledger", "ledger.yaml"], "--merge does not go with --ledger"),
@@ -313,6 +323,15 @@ def test_shards_are_merged(conformance: Conformance) -> None:
         (["--compare", "toy.py"], "is not a file that --json has written"),
         (["--import", "crashing"], "ended with status -6"),
         (["--file", "ending.py"], "processes that collect the tests end"),
+        (["--ledger", "ledger.yml"], "--ledger ledger.yml: no such file; --update proposes one"),
+        (["--file", "toy.py", "--folder", "new", "--resume"], "/new: leave --resume out"),
+        (["--file", "toy.py", "--folder", "toy.py/record"], "Not a directory"),
+        (["--file", "toy.py", "--junit", "."], ". cannot be written"),
+        (["--file", "toy.py", "--json", "toy.py/run.json"], "File exists"),
+        (["--time-limit", "0"], "0 is not between 0 and"),
+        (["--time-limit", "nan"], "nan is not between 0 and"),
+        (["--time-limit", "1e300"], "1e300 is not between 0 and"),
+        (["--jobs", "-1"], "'-1' is not a number of processes"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -346,6 +365,62 @@ def test_a_file_that_skips_itself_is_seen(conformance: Conformance, pattern: str
     assert status == (2 if pattern == "part*/a" else expected), output
     words = "FAIL parts/import: skips, which no entry of the ledger foresees: could not import 'no_such_module'"
     assert (words in output) == bool(expected)
+
+
+def test_only_one_run_goes_on_in_a_folder(tmp_path: Path) -> None:
+    with only_run_in(tmp_path), pytest.raises(UsageError, match="another run is going on there"), only_run_in(tmp_path):
+        pass
+    with only_run_in(tmp_path):
+        assert (tmp_path / "lock").exists()
+
+
+def test_a_run_that_does_not_resume_leaves_no_older_results(tmp_path: Path) -> None:
+    described = {"device": "cpu", "torch": "2.13", "torch_mtia": "1"}
+    go_on(tmp_path, [], described, "", resume=False)
+    for part in ("first", "second", "another"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / RESULTS).touch()
+    go_on(tmp_path, ["first", "second"], described, "", resume=True)
+    assert len([*tmp_path.glob(f"*/{RESULTS}")]) == 3
+    go_on(tmp_path, ["first", "second"], described, "", resume=False)
+    assert [*tmp_path.glob(f"*/{RESULTS}")] == [tmp_path / "another" / RESULTS]
+
+
+def test_without_assertions_nothing_runs(conformance: Conformance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    status, output = conformance.run("--file", "toy.py", "--test", "toy/passes")
+    assert (status, "which PYTHONOPTIMIZE and python -O take away" in output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        *[(pattern, True) for pattern in ("*", "*float32", "operators/*", "op*", "*/add/*", "[op]*")],
+        *[(pattern, False) for pattern in ("device/*", "op/*", "operatorsx/*", "a*/x")],
+    ],
+)
+def test_a_pattern_may_select_tests_of_a_suite_that_nobody_knows(pattern: str, expected: bool) -> None:
+    settings = Settings(device="cpu", folder="", ledger="", tests=(pattern,))
+    assert settings.may_select("operators") == expected
+
+
+@pytest.mark.wide
+def test_a_file_that_skips_itself_as_the_ledger_says_is_enough(conformance: Conformance) -> None:
+    (conformance.folder / "parts.py").write_text("import pytest\npytest.importorskip('no_such_module')\n")
+    ledger = "- tests: parts/import\n  outcome: inapplicable\n  reason: it is not there\n"
+    status, output = conformance.run("--file", "parts.py", ledger=ledger)
+    assert status == 0, output
+
+
+@pytest.mark.in_tree("mtia has two devices in the suite")
+def test_the_device_of_a_run_is_the_current_one(run_script: RunScript) -> None:
+    script = """
+        import torch
+        from torch_mtia.conformance.settings import open_device
+
+        print(open_device("mtia:1"), torch.accelerator.current_device_index())
+    """
+    assert run_script(script, TORCH_MTIA_DEVICES="2").output() == "mtia:1 1\n"
 
 
 @pytest.mark.wide

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import yaml
 
 from torch_mtia.conformance import results as r
 from torch_mtia.conformance.ledger import FOLDER, Ledger, LedgerError
@@ -40,6 +42,11 @@ def test_the_ledgers_of_the_package_are_valid(path: Path) -> None:
         ("- tests: a/b\n  outcome: inapplicable\n  message: [x, on]\n  reason: x", "`message` has True"),
         ("- outcome: xfail\n  reason: x", "`tests` is missing"),
         ("- tests: a/b\n  outcome: xfail\n  reason: x\n  why: y", "unknown field 'why'"),
+        ("- tests: [null]\n  outcome: pass\n  reason: x", "`tests` has None, which is not a text"),
+        ("- tests: a/b\n  outcome: xfail\n  kind: [[x]]\n  reason: x", "`kind` has .*, which is not a text"),
+        ("- tests: a/b\n  outcome: inapplicable\n  message: ['', x]\n  reason: x", "`message` has an empty text"),
+        ("- tests: a/b\n  tests: a/c\n  outcome: pass\n  reason: x", "a field is there twice"),
+        ("- tests: a/b\n  outcome: pass\n  reason: x\n" * 2, "two entries name a/b: only the first would count"),
         ("- include: nothing", "include: nothing: there is no such ledger. There are: "),
     ],
 )
@@ -194,6 +201,67 @@ def test_a_proposal_drops_what_passes_and_keeps_the_rest(tmp_path: Path) -> None
     for result in tests:
         ledger.judge(result)
     assert ledger.proposal(tests) == "# a head\n- tests: a/c\n  outcome: xfail\n  kind: error\n  reason: x\n"
+
+
+def test_a_proposal_excepts_what_passes_from_an_included_ledger_too(tmp_path: Path) -> None:
+    test = "operators/bits/H/complex32"
+    row = f"{{tests: {test}, outcome: xfail, kind: wrong, reason: x}}"
+    ledger = ledger_of(tmp_path, row, f"include: {FOLDER.joinpath('mtia.yaml').stem}")
+    proposal = ledger.proposal(judged(ledger, Result(test, r.PASSED)))
+    assert proposal == f"- tests: {test}\n  outcome: pass\n  reason: ''\n- include: mtia\n"
+
+
+def test_a_proposal_of_a_part_keeps_what_the_rest_may_need(tmp_path: Path) -> None:
+    rows = (
+        "{tests: '*/x/*', outcome: xfail, kind: wrong, reason: x}",
+        "{tests: a/*, outcome: inapplicable, reason: x}",
+    )
+    ledger = ledger_of(tmp_path, *rows)
+    results = judged(ledger, Result("a/x/1", r.PASSED), Result("a/y/1", r.PASSED))
+    patterns = [row["tests"] for row in yaml.safe_load(ledger.proposal(results, collected=["a/x/1", "b/x/1", "a/y/1"]))]
+    assert patterns == ["a/x/1", "*/x/*", "a/*"]
+    assert [row["tests"] for row in yaml.safe_load(ledger.proposal(results))] == ["a/*"]
+
+
+def test_a_proposal_replaces_what_fails_in_another_way(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path, "{tests: [a/b, a/c], outcome: xfail, kind: crash, reason: x}")
+    results = judged(ledger, Result("a/b", r.FAILED, kind="wrong", message="no"), Result("a/c", r.CRASHED))
+    (tmp_path / "proposed.yaml").write_text(ledger.proposal(results).replace("''", "because"))
+    assert [result.verdict for result in judged(Ledger(tmp_path / "proposed.yaml"), *results)] == [r.XFAIL, r.XFAIL]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "known", "is_refused"),
+    [
+        ("a/none", None, True),
+        ("b/none", None, False),  # of a file that did not run
+        ("b/none", ["a", "b"], False),  # of a suite that did not run
+        ("c/none", ["a", "b"], True),
+        ("*/none", ["a", "b"], False),
+        ("*/none", ["a"], True),
+        ("*/none", None, False),
+        ("a/*", ["a"], False),
+    ],
+)
+def test_a_pattern_that_no_test_has_is_refused(
+    tmp_path: Path, pattern: str, known: list[str] | None, is_refused: bool
+) -> None:
+    ledger = ledger_of(tmp_path, f"{{tests: '{pattern}', outcome: pass, reason: x}}")
+    with pytest.raises(LedgerError, match="there is no test of the name") if is_refused else nullcontext():
+        ledger.check(["a/some"], known)
+
+
+def test_no_ledger_foresees_a_process_that_does_not_end_well(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path, "{tests: 'run/*', outcome: xfail, kind: [crash, hang], reason: x}")
+    results = judged(ledger, Result("run/end_of_gw0/shard_1", r.HUNG))
+    assert results[0].verdict == r.FAIL
+    assert "end_of_gw0" not in ledger.proposal(results)
+
+
+def test_ledgers_that_say_something_else_have_another_digest(tmp_path: Path) -> None:
+    row = "{{tests: a/b, outcome: pass, reason: {}}}"
+    digests = [ledger_of(tmp_path, row.format(reason)).digest() for reason in "xyx"]
+    assert digests[0] == digests[2] != digests[1]
 
 
 # Results -------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +55,63 @@ def strides_that_are_ignored() -> None:
     def kernel(compute: Callable[..., Any], x: torch.Tensor) -> Any:
         dense = x if x.numel() < 2 else x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride())
         return compute(dense).to(DEVICE)
+
+    replace("atan", kernel)
+
+
+@fault("operators/noncontiguous/atan/float32")
+def an_offset_of_what_is_contiguous_that_is_ignored() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor) -> Any:
+        return compute(x.as_strided(x.shape, x.stride(), 0) if x.is_contiguous() else x).to(DEVICE)
+
+    replace("atan", kernel)
+
+
+@fault("operators/noncontiguous/atan/float32")
+def a_wrong_value_without_dimensions() -> None:
+    changed("atan", lambda result: result if result.dim() else result * 1.01)
+
+
+@fault("operators/forward/bincount/int64")
+def a_result_that_stays_on_the_cpu() -> None:
+    replace("bincount", lambda compute, *args, **kwargs: compute(*args, **kwargs))
+
+
+@fault("operators/forward/atan/bfloat16")
+def a_result_of_16_bits_on_another_device() -> None:
+    replace("atan", lambda compute, x: compute(x).to(f"{DEVICE}:1"))
+
+
+@fault("operators/forward/nn.functional.silu/bfloat16")
+def a_result_of_16_bits_that_is_wider() -> None:
+    changed("silu", lambda result: result.float())
+
+
+@fault("operators/forward/linspace/float32")
+def a_wrong_value_of_what_has_no_argument() -> None:
+    def kernel(compute: Callable[..., Any], *args: Any, out: torch.Tensor) -> Any:
+        result = compute(*args, out=torch.empty(0, dtype=out.dtype))
+        return out.resize_(result.shape).copy_(result * 1.01)
+
+    replace("linspace.out", kernel)
+
+
+@fault("operators/out/atan/float32")
+def a_resized_output_without_a_warning() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor, *, out: torch.Tensor) -> Any:
+        result = compute(x, out=torch.empty(0, dtype=out.dtype))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return out.resize_(result.shape).copy_(result)
+
+    replace("atan.out", kernel)
+
+
+@fault("operators/forward/atan/float32", kind="hang")
+def a_process_that_does_not_end() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor) -> Any:
+        atexit.register(time.sleep, 1000)
+        return compute(x).to(DEVICE)
 
     replace("atan", kernel)
 
@@ -446,5 +505,14 @@ def a_hang() -> None:
     def kernel(*_args: Any) -> torch.Tensor:
         while True:
             pass
+
+    replace("atan", kernel)
+
+
+@fault("autograd/backward/atan/float32")
+def a_wrong_value_where_a_gradient_is_wanted() -> None:
+    def kernel(compute: Callable[..., Any], x: torch.Tensor) -> Any:
+        result = compute(x).to(DEVICE)
+        return result * 1.01 if torch.is_grad_enabled() and x.requires_grad else result
 
     replace("atan", kernel)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -11,7 +13,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch_mtia.conformance import results as r
@@ -20,13 +22,12 @@ from torch_mtia.conformance.ledger import FOLDER, Ledger, LedgerError
 from torch_mtia.conformance.probe import probe
 from torch_mtia.conformance.report import save_html
 from torch_mtia.conformance.results import Run, changes
-from torch_mtia.conformance.runner import run
-from torch_mtia.conformance.settings import Settings, UsageError
+from torch_mtia.conformance.runner import SUITES_FOLDER, run
+from torch_mtia.conformance.settings import RESULTS, Settings, UsageError
 from torch_mtia.conformance.upstream_checkout import Checkout
 from torch_mtia.conformance.upstream_run import differences, run_files
 from torch_mtia.environment import DEFER, device_type
 
-SUITES_FOLDER = Path(__file__).parent / "suites"
 SUITES = (
     *("device", "accelerator", "allocator", "random", "generators", "tensor", "data", "files", "sparse", "layouts"),
     *("errors", "transforms", "autocast", "determinism", "profiler", "models"),
@@ -35,6 +36,8 @@ SUITES = (
 
 DRIVER_SUITE = "driver"  # of a library, not of a device
 DRIVER_FILES = ("driver", "driver_work")
+
+LONGEST = 1_000_000  # seconds: more than a timer of faulthandler's takes would be an error later
 
 AS_EXPECTED, UNEXPECTED, USAGE, INTERRUPTED = 0, 1, 2, 3
 
@@ -67,8 +70,14 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--ledger", type=Path, help="default: the one that the package has for the device")
     made.add_argument("--folder", type=Path, help="for the run's record; default: conformance-DEVICE")
-    made.add_argument("-j", "--jobs", type=int, default=_cores(), help="worker processes; 0: in this one")
-    made.add_argument("--time-limit", type=float, default=Settings.time_limit, metavar="SECONDS", help="of one test")
+    made.add_argument(
+        "-j",
+        "--jobs",
+        type=_count,
+        default=_cores(),
+        help="worker processes; 0: in this one, for a debugger, which a device may end without a word",
+    )
+    made.add_argument("--time-limit", type=_limit, default=Settings.time_limit, metavar="SECONDS", help="of one test")
     made.add_argument("--resume", action="store_true", help="go on with the run whose record is in the folder")
     made.add_argument("--json", type=Path, metavar="FILE", help="write all results")
     made.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
@@ -80,6 +89,19 @@ def parser() -> argparse.ArgumentParser:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes")
+    return int(text)
+
+
+def _limit(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= LONGEST:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {LONGEST}")
+    return seconds
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -142,13 +164,31 @@ def selecting(arguments: argparse.Namespace) -> str:
     )
 
 
-def go_on(folder: Path, described: dict[str, str], arguments: str, *, resume: bool) -> None:
-    """Keeps in the folder what its record is of. Raises UsageError if a resumed one is of something else."""
+@contextlib.contextmanager
+def only_run_in(folder: Path) -> Iterator[None]:
+    """Raises UsageError if another process runs in the folder: each would take the other's results for its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"--folder {folder}: another run is going on there; give this one its own") from None
+        yield
+
+
+def go_on(folder: Path, parts: Sequence[str], described: dict[str, str], arguments: str, *, resume: bool) -> None:
+    """Keeps in the folder what its record is of; a run that does not resume has none in the folder or in a part of it.
+    Raises UsageError if a resumed record is of something else."""
     kept = folder / "environment.json"
     now = {what: described[what] for what in (*r.OF_ONE_RUN, "tests") if what in described} | {"arguments": arguments}
-    if resume and kept.exists() and (before := json.loads(kept.read_text())) != now:
-        raise UsageError(f"--resume: the record in {folder} is of {before}, not of {now}: leave --resume out")
-    folder.mkdir(parents=True, exist_ok=True)
+    if resume:
+        if not kept.exists():
+            raise UsageError(f"--resume: there is no record in {folder}: leave --resume out")
+        if (before := json.loads(kept.read_text())) != now:
+            raise UsageError(f"--resume: the record in {folder} is of {before}, not of {now}: leave --resume out")
+        return
+    for part in (folder, *(folder / name for name in parts)):
+        (part / RESULTS).unlink(missing_ok=True)
     kept.write_text(json.dumps(now))
 
 
@@ -180,10 +220,21 @@ def summary(made: Run) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
+        if not __debug__:
+            raise UsageError("the suites check with assert, which PYTHONOPTIMIZE and python -O take away")
+        check_targets([arguments.json, arguments.junit, arguments.report])
         return _merge(arguments) if arguments.merge else _run(arguments)
-    except (UsageError, LedgerError, ValueError) as error:
+    except (UsageError, LedgerError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return USAGE
+
+
+def check_targets(paths: Sequence[Path | None]) -> None:
+    """Raises UsageError or OSError for a file that cannot be written when the run has ended."""
+    for path in filter(None, paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UsageError(f"{path} cannot be written")
 
 
 def _ledger_of(kind: str) -> Path:
@@ -215,6 +266,8 @@ def _run(arguments: argparse.Namespace) -> int:
         chosen = checkout.files(arguments.upstream[1:]) if checkout else files(arguments.suite, arguments.file)
         probed = probe(arguments.device, arguments.imports)
     kind = probed["type"]
+    if arguments.ledger and not arguments.update and not arguments.ledger.is_file():
+        raise UsageError(f"--ledger {arguments.ledger}: no such file; --update proposes one")
     ledger = Ledger(arguments.ledger or (checkout.ledger(kind) if checkout else _ledger_of(kind)))
     old = Run.load(arguments.compare) if arguments.compare else None
     settings = Settings(
@@ -229,19 +282,21 @@ def _run(arguments: argparse.Namespace) -> int:
         inductor_tests=any(file.parent.name == "inductor" for file in arguments.file),
     )
     described = environment(probed) | ({"tests": f"{checkout.kind.name} {checkout.version}"} if checkout else {})
-    go_on(Path(settings.folder), described, selecting(arguments), resume=arguments.resume)
+    folder = Path(settings.folder)
+    with only_run_in(folder):
+        parts = [file.stem for file in chosen] if checkout else []
+        go_on(folder, parts, described, selecting(arguments), resume=arguments.resume)
+        run_chosen = run_files if checkout else run
+        tests, complete = run_chosen(settings, chosen, arguments.jobs, ledger, resume=arguments.resume)
     if checkout:
-        tests, complete = run_files(chosen, settings, arguments.jobs, ledger, resume=arguments.resume)
         print(differences(tests))
-    else:
-        tests, complete = run(settings, chosen, arguments.jobs, ledger, resume=arguments.resume)
     if complete:
-        settings.check()
-    described["selection"] = settings.selection()
+        settings.check(result.test for result in tests)
+    described |= {"selection": settings.selection(), "ledger": f"{ledger.path.name} {ledger.digest()}"}
     made = Run(described, tests, complete, arguments.shard, probed["functions"].split(), repeat(arguments))
     if arguments.update:
         proposal = ledger.proposal(tests, settings.collected())
-        target = Path(settings.folder) / "ledger.yaml"
+        target = folder / "ledger.yaml"
         target.write_text(proposal)
         print(ledger.difference(proposal) or "The ledger agrees with the results.")
         print(f"Proposed: {target}. Write the reasons that are missing, then copy it to {ledger.path}.")

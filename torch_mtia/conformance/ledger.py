@@ -19,8 +19,9 @@
       torch: ">=2.14"                            only with these versions of PyTorch; any entry may have it
     - include: mtia                              what the package expects of that device, after the entries of the file
 
-The first entry that names a test counts; tests that none names are expected to pass. An entry without a reason and a
-pattern that no test has are errors. Every ledger ends with `any.yaml`: the tests that apply to no device.
+The first entry that names a test counts; tests that none names are expected to pass. An entry without a reason, a
+pattern that no test has and a name that an earlier entry has are errors. Every ledger ends with `any.yaml`: the tests
+that apply to no device.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ import difflib
 import functools
 import glob
 import re
+import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import translate
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,18 @@ class Entry:
         """Whether it is about the installed PyTorch."""
         return SpecifierSet(self.torch).contains(torch.__version__.partition("+")[0], prereleases=True)
 
+    def is_about(self, test: str) -> bool:
+        """Whether it names this test, and not a pattern of which some may apply."""
+        return test in self.patterns or glob.escape(test) in self.patterns
+
+    def refuses_pass_of(self, test: str) -> bool:
+        return self.outcome == "xfail" or (self.outcome == "inapplicable" and self.is_about(test))
+
+    def is_refuted(self, pattern: str, passed: set[str], known: set[str]) -> bool:
+        """Whether the tests that pass leave nothing of what it says of one of its patterns."""
+        matches = _matching(pattern, known)
+        return bool(matches) and all(test in passed and self.refuses_pass_of(test) for test in matches)
+
     def foresees(self, result: Result) -> bool:
         """Whether a test that failed or skipped did so as the entry says."""
         is_of_kind = not self.kinds or r.kind_of(result) in self.kinds
@@ -115,6 +129,9 @@ class Ledger:
         if problems:
             raise LedgerError(f"{path}:\n  " + "\n  ".join(problems))
         self.entries = [Entry.of(row) for row in rows]
+        names = [name for entry in self.entries if entry.holds() for name in entry.patterns if not _WILD.search(name)]
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise LedgerError(f"{path}: two entries name {twice[0]}: only the first would count")
         self._by_name: dict[str, list[int]] = {}
         self._by_pattern: list[tuple[re.Pattern[str], int]] = []
         for number, entry in enumerate(self.entries):
@@ -124,10 +141,17 @@ class Ledger:
                 else:
                     self._by_name.setdefault(pattern, []).append(number)
 
+    def digest(self) -> str:
+        """The same for ledgers that say the same, and another for others."""
+        texts = [ledger.path.read_text() for ledger in (self, *self._behind()) if ledger.path.exists()]
+        return f"{zlib.crc32(chr(0).join(texts).encode()):08x}"
+
     def find(self, test: str) -> Entry | None:
         """The first entry that names the test."""
-        included = (entry for ledger in self._behind() if (entry := ledger.find(test)) is not None)
-        return next(chain(self._own(test), included), None)
+        return next(self._own(test), None) or self._find_behind(test)
+
+    def _find_behind(self, test: str) -> Entry | None:
+        return next((entry for ledger in self._behind() if (entry := ledger.find(test)) is not None), None)
 
     def _behind(self) -> Iterator[Ledger]:
         yield from self._included
@@ -145,21 +169,24 @@ class Ledger:
         numbers = sorted({*named, *(number for pattern, number in self._by_pattern if pattern.match(test))})
         return (self.entries[number] for number in numbers)
 
-    def check(self, collected: Iterable[str]) -> None:
-        """Raises LedgerError for patterns that name no test, of those whose suite was collected."""
+    def check(self, collected: Iterable[str], known: Iterable[str] | None = None) -> None:
+        """Raises LedgerError for patterns that name no test, of those whose suite was collected, and, where all suites
+        are known, for those whose suite is none of them."""
         tests = set(collected)
         suites = {test.partition("/")[0] for test in tests}
+        others = None if known is None else {*known} - suites
 
-        def is_there(pattern: str) -> bool:
-            if not _WILD.search(pattern):
-                return pattern in tests
-            return any(map(re.compile(translate(pattern)).match, tests))
+        def is_of_another(pattern: str) -> bool:
+            suite = pattern.partition("/")[0]
+            if others is None:  # of files that nobody lists
+                return suite not in suites
+            return any(map(re.compile(translate(suite)).match, others))
 
         unknown = [
             pattern
             for entry in self.entries
             for pattern in (entry.patterns if entry.holds() else ())
-            if pattern.partition("/")[0] in suites and not is_there(pattern)
+            if not is_of_another(pattern) and not _matching(pattern, tests)
         ]
         if unknown:
             listing = "\n  ".join(unknown)
@@ -167,14 +194,12 @@ class Ledger:
 
     def judge(self, result: Result) -> None:
         """Sets the verdict of a result and its reason."""
-        entry = self.find(result.test)
+        entry = None if result.suite == r.RUN else self.find(result.test)
         expected = entry.outcome if entry is not None else "pass"
         result.reason = entry.reason if entry is not None else ""
-        # Of a pattern, some may apply.
-        is_named = entry is not None and result.test in entry.patterns
+        is_named = entry is not None and entry.is_about(result.test)
         if result.outcome == r.PASSED:
-            is_unexpected = expected == "xfail" or (expected == "inapplicable" and is_named)
-            result.verdict = r.XPASS if is_unexpected else r.PASS
+            result.verdict = r.XPASS if entry is not None and entry.refuses_pass_of(result.test) else r.PASS
         elif entry is not None and expected == "skip" and result.outcome == r.SKIPPED:
             result.verdict, result.reason = r.SKIP, f"{entry.reason} (decided by {entry.decision})"
         elif entry is not None and expected == _OUTCOME_OF.get(result.outcome, "xfail") and entry.foresees(result):
@@ -190,8 +215,9 @@ class Ledger:
         """The text of a ledger that agrees with the results. New entries come first, since the first counts, without a
         reason, so that it is not valid before a person has looked at them. `collected` names the tests that there are,
         if not all have run."""
+        results = [result for result in results if result.suite != r.RUN]
         passed = {result.test for result in results if result.outcome == r.PASSED}
-        judged = {result.test for result in results}
+        known = {result.test for result in results}.union(collected)
         rows: list[dict[str, Any]] = []
         skipped: dict[str, list[str]] = {}
         for result in results:
@@ -202,22 +228,32 @@ class Ledger:
                 # How long a test may take is not the test's to say.
                 words = result.message.splitlines()[:1] if result.outcome != r.HUNG else []
                 rows.append(row | ({"message": words[0][:120]} if words else {}) | {"reason": ""})
-            elif result.verdict == r.XPASS and not self._drops(result.test, passed, judged):
+            elif result.verdict == r.XPASS and not self._drops(result.test, passed, known):
                 rows.append({"tests": glob.escape(result.test), "outcome": "pass", "reason": ""})
         for message, tests in skipped.items():
-            row = {"tests": _unlisted(folded(tests, judged.union(collected))), "outcome": "inapplicable"}
+            row = {"tests": _unlisted(folded(tests, known)), "outcome": "inapplicable"}
             rows.append(row | {"message": message.strip().partition("\n")[0], "reason": ""})
+        new = {pattern for row in rows for pattern in _listed(row["tests"])}
         for entry in self.entries:
-            kept = tuple(pattern for pattern in entry.patterns if not _is_refuted(pattern, passed, judged))
-            if kept or entry.outcome not in ("xfail", "inapplicable"):
-                rows.append(dataclasses.replace(entry, patterns=kept or entry.patterns).fields())
+            replaced = new if entry.holds() else ()
+            if kept := tuple(
+                pattern
+                for pattern in entry.patterns
+                if pattern not in replaced and not entry.is_refuted(pattern, passed, known)
+            ):
+                rows.append(dataclasses.replace(entry, patterns=kept).fields())
         rows += [{"include": ledger.path.stem} for ledger in self._included]
         return self._head + yaml.safe_dump(rows, sort_keys=False, width=120, allow_unicode=True)
 
-    def _drops(self, test: str, passed: set[str], judged: set[str]) -> bool:
-        """Whether no entry speaks of the test any more, once the patterns that are refuted are gone."""
-        named = [(entry, pattern) for entry in self._own(test) for pattern in entry.patterns if _matches(pattern, test)]
-        return bool(named) and all(_is_refuted(pattern, passed, judged) for _, pattern in named)
+    def _drops(self, test: str, passed: set[str], known: set[str]) -> bool:
+        """Whether no entry expects anything but a pass any more, once the patterns that are refuted are gone."""
+        named = [
+            (entry, pattern) for entry in self._own(test) for pattern in entry.patterns if _matching(pattern, {test})
+        ]
+        behind = self._find_behind(test)
+        return (behind is None or not behind.refuses_pass_of(test)) and all(
+            entry.is_refuted(pattern, passed, known) or not entry.refuses_pass_of(test) for entry, pattern in named
+        )
 
     def difference(self, proposal: str) -> str:
         current = self.path.read_text() if self.path.exists() else ""
@@ -247,16 +283,10 @@ def _expectation(entry: Entry | None) -> str:
     return ", ".join(filter(None, [entry.outcome, " or ".join(entry.kinds), " or ".join(map(repr, entry.messages))]))
 
 
-def _matches(pattern: str, test: str) -> bool:
-    return re.match(translate(pattern), test) is not None
-
-
-def _is_refuted(pattern: str, passed: set[str], judged: set[str]) -> bool:
-    """Whether all tests of the pattern that ran have passed."""
+def _matching(pattern: str, tests: set[str]) -> set[str]:
     if not _WILD.search(pattern):
-        return pattern in passed
-    matches = [test for test in judged if _matches(pattern, test)]
-    return bool(matches) and all(test in passed for test in matches)
+        return tests & {pattern}
+    return set(filter(re.compile(translate(pattern)).match, tests))
 
 
 def _read(path: Path) -> tuple[str, list[Any]]:
@@ -264,12 +294,22 @@ def _read(path: Path) -> tuple[str, list[Any]]:
     text = path.read_text() if path.exists() else ""
     head = re.match(r"(?:#.*\n|\n)*", text)
     try:
-        rows = yaml.safe_load(text) or []
+        rows = yaml.load(text, _Loader) or []
     except yaml.YAMLError as error:
         raise LedgerError(f"{path}: not YAML: {error}") from error
     if not isinstance(rows, list):
         raise LedgerError(f"{path}: a ledger is a list of entries, not a {type(rows).__name__}")
     return head[0] if head else "", rows
+
+
+class _Loader(yaml.SafeLoader):
+    """Of a key that is there twice, the last value would count."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
+            raise yaml.constructor.ConstructorError(None, None, "a field is there twice", node.start_mark)
+        return mapping
 
 
 def _listed(value: Any) -> tuple[str, ...]:
@@ -288,10 +328,13 @@ def _problems(number: int, row: Any) -> list[str]:
     problems = [f"{place}: unknown field {name!r}" for name in row if name not in FIELDS]
     if not row.get("tests"):
         problems.append(f"{place}: `tests` is missing")
-    for name in ("tests", "message"):
-        if others := [value for value in _listed(row.get(name)) if not isinstance(value, str | None)]:
+    for name in ("tests", "kind", "message"):
+        values = () if row.get(name) is None else _listed(row[name])
+        if others := [value for value in values if not isinstance(value, str)]:
             verb = "has" if isinstance(row[name], list) else "is"
             problems.append(f"{place}: `{name}` {verb} {others[0]!r}, which is not a text in YAML: put it in quotes")
+        elif "" in values:
+            problems.append(f"{place}: `{name}` has an empty text")
     if row.get("outcome") not in OUTCOMES:
         problems.append(f"{place}: `outcome` is {row.get('outcome')!r}; it is one of {', '.join(OUTCOMES)}")
     if not str(row.get("reason") or "").strip():
@@ -299,7 +342,7 @@ def _problems(number: int, row: Any) -> list[str]:
     if row.get("outcome") == "skip" and not str(row.get("decision") or "").strip():
         problems.append(f"{place}: `decision` is missing: say who decided it")
     kinds = _listed(row.get("kind") or ())
-    if row.get("outcome") == "xfail" and not (kinds and set(kinds) <= set(r.KINDS)):
+    if row.get("outcome") == "xfail" and not (kinds and all(kind in r.KINDS for kind in kinds)):
         problems.append(
             f"{place}: `kind` says how it fails, one or some of {', '.join(r.KINDS)}, not {row.get('kind')!r}"
         )

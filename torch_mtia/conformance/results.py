@@ -61,6 +61,9 @@ class Result:
         return parts[3] if parts[0] in BY_OPERATOR and len(parts) > 3 else ""
 
 
+RUN = "run"  # the suite of what is no test's: a process that did not end well
+
+
 def kind_of(result: Result) -> str:
     """How a test that did not pass has ended: one of KINDS, or "skip"."""
     return {CRASHED: "crash", HUNG: "hang", SKIPPED: "skip"}.get(result.outcome) or result.kind or "error"
@@ -130,7 +133,7 @@ class Run:
         if shards != [(shard, number) for shard in range(number)]:
             given = ", ".join(f"{shard + 1}/{of}" for shard, of in shards)
             raise ValueError(f"the shards {given} are not all shards of one run, each once")
-        for what in (*OF_ONE_RUN, "selection"):
+        for what in (*OF_ONE_RUN, "selection", "ledger"):
             if len(values := {run.environment.get(what, "") for run in runs}) > 1:
                 raise ValueError(f"the runs are not of the same {what}: {', '.join(sorted(values))}")
         results = [result for run in runs for result in run.results]
@@ -156,8 +159,8 @@ class Run:
                 _junit_case(element, result)
         if not self.complete:  # what is missing is in no suite
             message = "interrupted: some of the tests have no result"
-            end = ElementTree.SubElement(root, "testsuite", name="run", tests="1", errors="1")
-            case = ElementTree.SubElement(end, "testcase", classname="run", name="complete")
+            end = ElementTree.SubElement(root, "testsuite", name=RUN, tests="1", errors="1")
+            case = ElementTree.SubElement(end, "testcase", classname=RUN, name="complete")
             ElementTree.SubElement(case, "error", message=message, type="interrupted")
         path.parent.mkdir(parents=True, exist_ok=True)
         ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import tqdm
+from xdist.workermanage import NodeManager  # type: ignore[import-untyped]
 
 from torch_mtia.conformance import results as r
 from torch_mtia.conformance import upstream
@@ -25,6 +26,7 @@ from torch_mtia.conformance.results import Result, as_line, drop_unfinished_line
 from torch_mtia.conformance.settings import Settings, UsageError
 
 CONFIGURATION = Path(__file__).with_name("pytest.ini")
+SUITES_FOLDER = Path(__file__).parent / "suites"
 MOST_CRASHES = 100_000  # of one run: all there are
 MOST_IN_VAIN = 4  # workers in a row that die without a test to blame
 ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -47,9 +49,12 @@ def run(
     settings.collection_file.unlink(missing_ok=True)
     if not resume:
         settings.results_file.unlink(missing_ok=True)
+    drop_unfinished_line(settings.results_file)
     settings.done_file.write_text("\n".join(result.test for result in read_lines(settings.results_file)))
     device_type = settings.device.partition(":")[0]
-    controller = Controller(settings, ledger)
+    are_ours = all(file.parent == SUITES_FOLDER for file in files)
+    known = [file.stem for file in SUITES_FOLDER.glob("*.py")] if are_ours else None
+    controller = Controller(settings, ledger, known)
     arguments = [
         *("-c", str(CONFIGURATION), "-p", "torch_mtia.conformance.plugin"),
         *("-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:warnings"),
@@ -60,9 +65,11 @@ def run(
         *map(str, files),
     ]
     upstream.set_environment(device_type)
+    NodeManager.EXIT_TIMEOUT = settings.time_limit  # seconds, for a worker without more tests to end
     try:
         status = pytest.main(arguments, plugins=[controller])
-        controller.look_at_ends()
+        if status in ENDED:
+            controller.look_at_ends()
     finally:
         controller.close()
     if controller.ledger_error is not None:
@@ -83,17 +90,17 @@ def run(
 class Controller:
     """Listens to the workers: the plugin of the process that starts them."""
 
-    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+    def __init__(self, settings: Settings, ledger: Ledger, known: Sequence[str] | None) -> None:
         self.ledger_error: LedgerError | None = None
         self.collection_errors: list[str] = []
         self.skipped_suites: set[str] = set()
         self._settings = settings
         self._ledger = ledger
+        self._known = known
         self._open: dict[str, Result] = {}
         self._unexpected = 0
         self._in_vain = 0
         self._ended: list[Any] = []  # the gateways of workers that had no more tests
-        drop_unfinished_line(settings.results_file)
         self._record = settings.results_file.open("a")
         self._bar = tqdm.tqdm(unit="test", smoothing=0.05, mininterval=0.5 if sys.stderr.isatty() else 30)
 
@@ -106,11 +113,12 @@ class Controller:
         for gateway in self._ended:
             # execnet has waited for the process, and has killed one that did not end in time.
             status = gateway._io.popen.poll()
-            if status not in (0, None, -signal.SIGKILL):
+            if status not in (0, None):
+                outcome = r.HUNG if status == -signal.SIGKILL else r.CRASHED
                 words = self._settings.trace_file(gateway.id).read_text()
                 message = f"a worker without more tests ended with status {status}"
-                name = f"run/end_of_{gateway.id}/shard_{self._settings.shard[0] + 1}"  # which may be merged with others
-                self._end(Result(name, r.CRASHED, message=message, detail=words))
+                name = f"{r.RUN}/end_of_{gateway.id}/shard_{self._settings.shard[0] + 1}"  # shards may be merged
+                self._end(Result(name, outcome, message=message, detail=words))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -149,7 +157,7 @@ class Controller:
             self.collection_errors.append(f"two tests have the name {twice[0]}")
             stop("a name is there twice")
         try:
-            self._ledger.check(collected)
+            self._ledger.check(collected, self._known)
         except LedgerError as error:
             self.ledger_error = error
             stop("the ledger is wrong")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 
 import torch_mtia
 from torch_mtia.environment import device_type
+
+RESULTS = "results.jsonl"  # in the folder of a run
 
 
 class UsageError(Exception):
@@ -54,7 +57,7 @@ class Settings:
 
     @property
     def results_file(self) -> Path:
-        return Path(self.folder) / "results.jsonl"
+        return Path(self.folder) / RESULTS
 
     @property
     def collection_file(self) -> Path:
@@ -86,13 +89,17 @@ class Settings:
 
     def may_select(self, suite: str) -> bool:
         """Whether a pattern may name a test of a suite whose tests are not known."""
-        patterns = self.tests or ("*",)
-        named = any(fnmatchcase(suite, pattern.partition("/")[0]) for pattern in patterns)
+        beginnings = [re.split(r"[*?\[]", pattern)[0] for pattern in self.tests or ("*",)]
+        suite_of = f"{suite}/"
+        named = any(suite_of.startswith(beginning) or beginning.startswith(suite_of) for beginning in beginnings)
         return named and dataclasses.replace(self, tests=()).selects(f"{suite}/import")
 
-    def check(self) -> None:
-        """Raises UsageError if a pattern of `tests` names none of the tests there are, or if none is selected."""
-        collected = self.collected()
+    def check(self, results: Iterable[str]) -> None:
+        """Raises UsageError if a pattern of `tests` names none of the tests there are, or if none is selected.
+
+        `results` names what has one: a file that skips as a whole has no test beside it.
+        """
+        collected = list(dict.fromkeys([*self.collected(), *results]))
         if not collected:
             raise UsageError("there are no tests in the suites and files that were chosen")
         for pattern in self.tests:
@@ -133,6 +140,8 @@ def open_device(name: str, imports: Sequence[str] = ()) -> torch.device:
         raise UsageError(f"--device {name}: its tensors have no numbers that could be compared with the CPU's.")
     device = torch.device(device.type, device.index or 0)
     try:
+        if device.index:
+            torch.accelerator.set_device_index(device.index)  # also for tests that name the type alone
         if (torch.ones(2, device=device) + 1).tolist() != [2.0, 2.0]:
             raise UsageError(f"--device {name}: 1 + 1 is not 2 there.")
     except (AssertionError, RuntimeError, NotImplementedError) as error:

@@ -30,7 +30,7 @@ PATIENCE = 4  # A test that needs longer than the limit on the CPU, but ends, do
 
 
 def run_files(
-    files: Sequence[Path], settings: Settings, jobs: int, ledger: Ledger, *, resume: bool
+    settings: Settings, files: Sequence[Path], jobs: int, ledger: Ledger, *, resume: bool
 ) -> tuple[list[Result], bool]:
     """As runner.run, with a part of the folder for each file."""
     results: list[Result] = []

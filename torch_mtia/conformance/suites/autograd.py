@@ -36,8 +36,9 @@ GRADCHECK_SAMPLES = 3
 GRADCHECK_NUMEL = 200  # of all arguments: a larger sample takes too long
 
 
-def gradients(function: Callable[..., Any], arguments: Any) -> list[torch.Tensor | None]:
-    """Of all arguments that require them. Raises Refused if there are none."""
+def gradients(function: Callable[..., Any], arguments: Any) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """The results that have gradients, and those of all arguments that require them. Raises Refused if there are
+    none."""
     seed_all(0)
     roots = [
         result
@@ -47,7 +48,8 @@ def gradients(function: Callable[..., Any], arguments: Any) -> list[torch.Tensor
     leaves = [leaf for leaf in tensors_of(arguments) if leaf.requires_grad]
     if not roots or not leaves:
         raise Refused("it has no gradient")
-    return list(torch.autograd.grad(roots, leaves, [gradient_of(root) for root in roots], allow_unused=True))
+    found = torch.autograd.grad(roots, leaves, [gradient_of(root) for root in roots], allow_unused=True)
+    return [root.detach() for root in roots], list(found)
 
 
 def check_gradients(device: torch.device, case: Case, arguments: Any) -> None:

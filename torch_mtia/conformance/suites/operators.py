@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -66,25 +67,30 @@ def compare(case: Case, function: FUNCTION, device: torch.device, sample: Sample
     if is_undefined(case):
         assert_alike(actual, expected, device)
         return
+    # With the results, the arguments: what the call has written, and nothing else.
+    ours, theirs = (actual, tensors_of(there)), (expected, tensors_of(here))
     try:
-        # With the results, the arguments: what the call has written, and nothing else.
         assert_same_or_random(
-            (actual, tensors_of(there)),
-            (expected, tensors_of(here)),
+            ours,
+            theirs,
             device,
             case.tolerance(),
             lambda: called(function, moved(arguments_of(sample), CPU)),
         )
     except AssertionError:
-        if case.dtype not in SHORT or not is_nearer(actual, function, sample):
+        if case.dtype not in SHORT:
+            raise
+        assert_alike(ours, theirs, device)
+        if not is_nearer(ours, function, sample):
             raise
 
 
 def is_nearer(actual: Any, function: FUNCTION, sample: SampleInput) -> bool:
-    """Whether a result of 16 bits that is not the CPU's is that of float32, rounded: the CPU rounds some numbers and
-    intermediate results to 16 bits."""
+    """Whether results and arguments of 16 bits that are not the CPU's are those of float32, rounded: the CPU rounds
+    some numbers and intermediate results to 16 bits."""
     try:
-        wide = called(function, in_float32(moved(arguments_of(sample), CPU)))
+        arguments = in_float32(moved(arguments_of(sample), CPU))
+        wide = called(function, arguments), tensors_of(arguments)
         torch.testing.assert_close(
             pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), actual),
             pytree.tree_map(lambda w, a: w.to(a.dtype) if isinstance(w, torch.Tensor) else w, wide, actual),
@@ -111,7 +117,11 @@ def test_noncontiguous(device: torch.device, case: Case) -> None:
         strided = on_cpu(lambda: case.noncontiguous(sample))  # there are none of a sparse tensor
         compare(case, case.info.op, device, strided)
         for change in other_strides(case):
-            value, args, kwargs = pytree.tree_map_only(torch.Tensor, change, arguments_of(sample))
+            value, args, kwargs = pytree.tree_map_only(
+                torch.Tensor,
+                lambda tensor: tensor if hasattr(tensor, "stays_on_host") else change(tensor),  # noqa: B023 - called here
+                arguments_of(sample),
+            )
             with contextlib.suppress(Refused):
                 compare(case, case.info.op, device, SampleInput(value, args=args, kwargs=kwargs))
 
@@ -119,14 +129,29 @@ def test_noncontiguous(device: torch.device, case: Case) -> None:
 
 
 def other_strides(case: Case) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-    """Changes of arguments: transposed in memory, which does not depend on the dtype, and with repeated elements, where
-    these are not a matrix that nothing is known of."""
+    """Changes of arguments: behind the beginning of a memory; transposed in memory, which does not depend on the dtype;
+    and with repeated elements, or one element alone, where these are not a matrix that nothing is known of."""
+    yield shifted
     if case.dtype == torch.float32:
         yield transposed
     if isinstance(case.info, UnaryUfuncInfo) or (
         case.dtype == torch.float32 and isinstance(case.info, (BinaryUfuncInfo, ReductionOpInfo))
     ):
         yield repeated
+        yield last
+
+
+def shifted(tensor: torch.Tensor) -> torch.Tensor:
+    """By one element, so that it is not aligned."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return tensor
+    return tensor.new_zeros(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
+
+
+def last(tensor: torch.Tensor) -> torch.Tensor:
+    """The last element, without dimensions."""
+    is_there = tensor.layout == torch.strided and not tensor.is_nested and tensor.numel()
+    return tensor[(-1,) * tensor.dim()] if is_there else tensor
 
 
 def transposed(tensor: torch.Tensor) -> torch.Tensor:
@@ -284,6 +309,11 @@ def no_elements(result: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=result.dtype, device=result.device)
 
 
+def another_size(result: torch.Tensor) -> torch.Tensor:
+    """Has elements, and has to be resized nevertheless, with a warning."""
+    return torch.ones(result.numel() + 3, dtype=result.dtype, device=result.device)
+
+
 OUTPUTS = (right_size, strided, no_elements)
 OUTPUTS_OF_FLOAT32 = (*OUTPUTS, turned)  # how `out` lies does not depend on the dtype
 
@@ -295,6 +325,11 @@ def test_out(device: torch.device, case: Case) -> None:
             raise Refused("it has no argument")
         for make in OUTPUTS_OF_FLOAT32 if case.dtype == torch.float32 else OUTPUTS:
             compare(case, writing_out(case.info.op, make), device, sample)
+        if case.dtype == torch.float32:
+            warned: dict[torch.device, bool] = {}
+            with contextlib.suppress(Refused):
+                compare(case, writing_out(case.info.op, another_size, warned), device, sample)
+                assert warned[device] or not warned[CPU], "does not warn that it resizes `out`"
 
     each_sample(islice(case.samples(), FORM_SAMPLES), check)
 
@@ -314,9 +349,11 @@ def plain(output: torch.Tensor) -> torch.Tensor:
     return memory
 
 
-def writing_out(function: FUNCTION, make: Callable[[torch.Tensor], torch.Tensor]) -> FUNCTION:
+def writing_out(
+    function: FUNCTION, make: Callable[[torch.Tensor], torch.Tensor], warned: dict[torch.device, bool] | None = None
+) -> FUNCTION:
     """Returns what the function has written into `out` and around it, how it lies there, and whether that is what it
-    returned."""
+    returned. In `warned`: whether it says that `out` had another size."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
@@ -325,7 +362,11 @@ def writing_out(function: FUNCTION, make: Callable[[torch.Tensor], torch.Tensor]
         outputs = (out,) if single else tuple(out)
         if not all(isinstance(output, torch.Tensor) for output in outputs):
             raise TypeError("a result that is not a tensor has no out=")
-        returned = function(*args, **kwargs, out=out if single else outputs)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            returned = function(*args, **kwargs, out=out if single else outputs)
+        if warned is not None:
+            warned[outputs[0].device] = any("was resized" in str(warning.message) for warning in said)
         same = [a is b for a, b in zip((returned,) if single else returned, outputs, strict=True)]
         for output, value in zip(outputs, (result,) if single else result, strict=True):
             if output.device == CPU and is_far(output, value):  # some kernels ignore strides, or leave it as it was
