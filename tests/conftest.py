@@ -51,6 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # As in an environment that is activated: the programs of requirements/test.txt, ninja and cmake among them.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     config.addinivalue_line("markers", "slow: takes more than ten seconds")
     config.addinivalue_line(
         "markers", "in_tree(reason): about the device type mtia itself; left out under another name"

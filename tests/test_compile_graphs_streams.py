@@ -67,6 +67,7 @@ def test_a_graph_is_of_the_device_of_its_tensors_whichever_is_the_current_one(ru
     assert finished.output() == "True 0\n"
 
 
+@pytest.mark.wide
 def test_calls_on_several_streams_do_not_get_in_each_others_way(run_script: RunScript) -> None:
     """Their recordings share memory."""
     finished = run_script(

@@ -73,7 +73,7 @@ class TestThings(TestCase):
         ctypes.string_at(0)
 
     def test_needs_the_device(self, device):
-        self.assertEqual(torch.accelerator.current_accelerator().type, "nothing")
+        self.assertEqual(torch.accelerator.current_accelerator(check_available=True).type, "nothing")
 
 class TestOfNoDevice(TestCase):
     def test_fails(self):

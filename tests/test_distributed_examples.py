@@ -84,6 +84,7 @@ def test_a_process_that_is_killed_is_started_again_and_its_training_goes_on(tmp_
     assert losses == undisturbed
 
 
+@pytest.mark.wide
 def test_mixed_precision_trains_as_well(expected: list[float], tmp_path: Path) -> None:
     torch.testing.assert_close(train(tmp_path, 2, "--bfloat16"), expected, rtol=2e-2, atol=0)
 

@@ -122,6 +122,7 @@ def test_weights_are_not_swapped_while_they_are_read(product: Path, run_script: 
     run_script(script, timeout=600, TORCH_MTIA_DELAY="3", TORCH_EXTENSIONS_DIR=str(tmp_path)).output()
 
 
+@pytest.mark.wide
 def test_weights_that_do_not_fit_are_an_out_of_memory_error(product: Path) -> None:
     model = load(product)
     other = {"weight": (WEIGHT * 2).to("mtia")}
@@ -195,6 +196,7 @@ def test_weights_come_to_the_device_it_is_loaded_for(without_weights: Path, run_
     run_script(script, TORCH_MTIA_DEVICES="2").output()
 
 
+@pytest.mark.wide
 def test_weights_of_another_device_are_waited_for(without_weights: Path, run_script: RunScript) -> None:
     """With delays, they are not there yet when they are given."""
     script = f"""

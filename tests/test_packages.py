@@ -90,10 +90,7 @@ def test_kernels_may_be_part_of_the_library(embedded: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
-    [
-        pytest.param(model, id=model.name, marks=[] if model.name in ("llama", "resnet") else pytest.mark.wide)
-        for model in MODELS
-    ],
+    [pytest.param(model, id=model.name, marks=[] if model.name == "llama" else pytest.mark.wide) for model in MODELS],
 )
 def test_a_model_is_exported_packaged_and_run(model: Model, make_package: MakePackage) -> None:
     network = model.make(SMALL).eval()
@@ -356,6 +353,7 @@ def test_triton_kernels_of_the_user_are_part_of_a_package(own_package: OwnPackag
         torch.testing.assert_close(load(own_package.path)(x.to("mtia")).cpu(), (x * 0.1 + 1).relu())
 
 
+@pytest.mark.wide
 def test_kernels_are_tuned_before_or_while_the_package_is_written(own_package: OwnPackage) -> None:
     assert own_package.tuned == ["tuned"]
     assert own_package.apart == own_package.at_compile_time
@@ -545,15 +543,15 @@ def run_program(program: Path, *arguments: object, **environment: str) -> subpro
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example's, which has no Python."""
+    if torch.version.cuda is not None and shutil.which("nvcc") is None:
+        pytest.skip("the CMake files of a wheel for CUDA want the compiler of CUDA")
     folder = tmp_path_factory.mktemp("program")
-    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert cmake is not None, "requirements/test.txt has it"
     options = [
         f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
         f"-DTORCH_MTIA={Path(torch_mtia.__file__).parent}",
     ]
     for arguments in (["-S", str(EXAMPLE), "-B", str(folder), *options], ["--build", str(folder)]):
-        subprocess.run([cmake, *arguments], check=True, timeout=600, stdout=subprocess.DEVNULL)
+        subprocess.run(["cmake", *arguments], check=True, timeout=600, stdout=subprocess.DEVNULL)
     return folder / "run_package"
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+import torch_mtia
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript
@@ -95,7 +100,8 @@ def test_data_loader_workers_may_be_forked_after_first_use(run_script: RunScript
         from torch.utils.data import DataLoader, TensorDataset
 
         x = torch.ones(4, device="mtia")
-        loader = DataLoader(TensorDataset(torch.arange(32.)), batch_size=4, num_workers=2)
+        data = TensorDataset(torch.arange(32.))
+        loader = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context="fork")
         assert sum((batch.to("mtia") * x).sum().item() for batch, in loader) == 496
         """
     )
@@ -338,3 +344,14 @@ def test_files_are_not_taken_for_those_of_waits(run_script: RunScript) -> None:
         assert [os.fstat(file.fileno()).st_size for file in files] == [0] * 10
         """
     ).output()
+
+
+def test_other_libraries_find_room_for_variables_of_threads() -> None:
+    """The loader has 1.6 KB for those of all libraries that want them at a fixed place, as each OpenMP does."""
+    package = Path(torch_mtia.__file__).parent
+    taken = {}
+    for library in (*package.glob("*.so"), *package.glob("lib/*.so")):
+        shown = subprocess.run(["readelf", "-lWd", library], capture_output=True, text=True, check=True).stdout
+        if "STATIC_TLS" in shown:
+            taken[library.name] = int(re.findall(r"^ +TLS .* (0x[0-9a-f]+) R ", shown, flags=re.MULTILINE)[0], 16)
+    assert sum(taken.values()) < 600, taken

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch_mtia import streams
 from torch_mtia.distributed import BACKEND, attention, symmetric_memory
 from torch_mtia.door import device_type
@@ -183,9 +185,10 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
         Gate(
             name=name,
             modules=("torch._C",),
-            why="Copies between devices of one process, of which DataParallel is made, are in wheels for CUDA only.",
+            why="Copies between devices of one process, of which DataParallel is made, are for CUDA only, and in its "
+            "wheels.",
             replace=replace,
-            is_needed=lambda original: original is None,
+            is_needed=partial(distributed_probes.copies_nothing_of, name),
         )
         for name, replace in parallel.COPIES.items()
     ),

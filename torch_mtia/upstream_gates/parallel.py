@@ -52,14 +52,28 @@ def _devices(indices: Sequence[int]) -> list[torch.device]:
     return [torch.device("cpu") if index < 0 else torch.device(device_type(), index) for index in indices]
 
 
-def broadcast(_: object) -> Callable[..., Any]:
+def _copying(ours: Callable[..., Any], original: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Of wheels for CUDA, the original copies tensors of CUDA, and to CUDA where that is there."""
+    if original is None:
+        return ours
+
+    def copy(tensors: torch.Tensor | Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+        kind = None if first is None else first.device.type
+        is_of_cuda = kind == "cuda" or (kind != device_type() and torch.cuda.is_available())
+        return original(tensors, *args, **kwargs) if is_of_cuda else ours(tensors, *args, **kwargs)
+
+    return copy
+
+
+def broadcast(original: Callable[..., Any] | None) -> Callable[..., Any]:
     def _broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> tuple[torch.Tensor, ...]:
         return tuple(tensor.to(device, non_blocking=True) for device in _devices(devices))
 
-    return _broadcast
+    return _copying(_broadcast, original)
 
 
-def broadcast_out(_: object) -> Callable[..., Any]:
+def broadcast_out(original: Callable[..., Any] | None) -> Callable[..., Any]:
     def _broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         for index, each in enumerate(out):
             if each.shape != tensor.shape:
@@ -70,10 +84,10 @@ def broadcast_out(_: object) -> Callable[..., Any]:
             each.copy_(tensor, non_blocking=True)
         return tuple(out)
 
-    return _broadcast_out
+    return _copying(_broadcast_out, original)
 
 
-def broadcast_coalesced(_: object) -> Callable[..., Any]:
+def broadcast_coalesced(original: Callable[..., Any] | None) -> Callable[..., Any]:
     def _broadcast_coalesced(
         tensors: Sequence[torch.Tensor],
         devices: Sequence[int],
@@ -81,10 +95,10 @@ def broadcast_coalesced(_: object) -> Callable[..., Any]:
     ) -> list[list[torch.Tensor]]:
         return [[tensor.detach().to(device, non_blocking=True) for tensor in tensors] for device in _devices(devices)]
 
-    return _broadcast_coalesced
+    return _copying(_broadcast_coalesced, original)
 
 
-def scatter(_: object) -> Callable[..., Any]:
+def scatter(original: Callable[..., Any] | None) -> Callable[..., Any]:
     def _scatter(
         tensor: torch.Tensor,
         devices: Sequence[int],
@@ -100,10 +114,10 @@ def scatter(_: object) -> Callable[..., Any]:
                 result.append(part.to(device, non_blocking=True, memory_format=torch.contiguous_format))
         return result
 
-    return _scatter
+    return _copying(_scatter, original)
 
 
-def scatter_out(_: object) -> Callable[..., Any]:
+def scatter_out(original: Callable[..., Any] | None) -> Callable[..., Any]:
     def _scatter_out(
         tensor: torch.Tensor,
         out: Sequence[torch.Tensor],
@@ -117,29 +131,29 @@ def scatter_out(_: object) -> Callable[..., Any]:
                 each.copy_(part, non_blocking=True)
         return list(out)
 
-    return _scatter_out
+    return _copying(_scatter_out, original)
 
 
-def gather(_: object) -> Callable[..., Any]:
+def gather(original: Callable[..., Any] | None) -> Callable[..., Any]:
     def _gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
         index = device_module().current_device() if destination is None else destination
         return torch.cat(
             [tensor.to(device, non_blocking=True) for tensor in tensors for device in _devices([index])], dim
         )
 
-    return _gather
+    return _copying(_gather, original)
 
 
-def gather_out(_: object) -> Callable[..., Any]:
+def gather_out(original: Callable[..., Any] | None) -> Callable[..., Any]:
     def _gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
         for part, tensor in zip(out.split([tensor.size(dim) for tensor in tensors], dim), tensors, strict=True):
             part.copy_(tensor, non_blocking=True)
         return out
 
-    return _gather_out
+    return _copying(_gather_out, original)
 
 
-COPIES: dict[str, Callable[[object], Callable[..., Any]]] = {
+COPIES: dict[str, Callable[[Callable[..., Any] | None], Callable[..., Any]]] = {
     "_broadcast": broadcast,
     "_broadcast_out": broadcast_out,
     "_broadcast_coalesced": broadcast_coalesced,

@@ -12,7 +12,7 @@
 
 namespace torch_mtia::runtime::host {
 
-INITIAL_EXEC constinit thread_local Stream::Frame* Stream::innermost_frame = nullptr;
+constinit thread_local Stream::Frame* Stream::innermost_frame = nullptr;
 
 namespace {
 

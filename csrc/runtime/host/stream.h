@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 
-#include "../../processor/initial_exec.h"
 #include "../mtia_runtime.h"
 #include "cost.h"
 #include "executor.h"
@@ -112,7 +111,7 @@ class Stream {
   void keep(const WorkFailure& failure) noexcept;
   const Frame* frame_on_this_thread() const noexcept;
 
-  INITIAL_EXEC static constinit thread_local Frame* innermost_frame;
+  static constinit thread_local Frame* innermost_frame;
 
   Device& device_;
   const int32_t index_;

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 STEPS = 10
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+# Of an optimizer's state, what may lie on the CPU unless the step can be captured.
+COUNTERS = {"step", "eta", "mu", "mu_product", "t"}
 FORMS = ("plain", "foreach", "fused", "capturable", "capturable_foreach", "differentiable")
 
 Kwargs = dict[str, Any]
@@ -75,7 +77,12 @@ def train(
         else:
             closure()
             optimizer.step()
-    return [p.detach() for p in parameters], optimizer.state_dict()["state"]
+    state = optimizer.state_dict()["state"]
+    if not kwargs.get("capturable") and not kwargs.get("fused"):
+        counters = [of_parameter[name] for of_parameter in state.values() for name in COUNTERS & of_parameter.keys()]
+        for counter in filter(lambda counter: isinstance(counter, torch.Tensor) and counter.device == CPU, counters):
+            counter.stays_on_host = True
+    return [p.detach() for p in parameters], state
 
 
 CASES = [
