@@ -2,21 +2,30 @@
 
 #include <array>
 #include <cstdio>
+#include <memory>
 #include <new>
 
 namespace torch_mtia::runtime::host {
 namespace {
 
-constinit thread_local std::array<char, 1024> message_of_thread{};
+constexpr size_t kMessageSize = 1024;
+
+// Not in the block of the thread's variables, which is small: see processor/initial_exec.h.
+constinit thread_local std::unique_ptr<char[]> message_of_thread;
 
 }  // namespace
 
 const char* last_error_message() noexcept {
-  return message_of_thread.data();
+  return message_of_thread ? message_of_thread.get() : "";
 }
 
 void set_last_error_message(const char* message) noexcept {
-  std::snprintf(message_of_thread.data(), message_of_thread.size(), "%s", message);
+  try {
+    if (!message_of_thread) message_of_thread = std::make_unique<char[]>(kMessageSize);
+    std::snprintf(message_of_thread.get(), kMessageSize, "%s", message);
+  } catch (const std::bad_alloc&) {
+    // A message is lost, not the error.
+  }
 }
 
 mtia_status report_current_exception() noexcept {

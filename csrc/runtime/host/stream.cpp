@@ -12,7 +12,7 @@
 
 namespace torch_mtia::runtime::host {
 
-constinit thread_local Stream::Frame* Stream::innermost_frame = nullptr;
+INITIAL_EXEC constinit thread_local Stream::Frame* Stream::innermost_frame = nullptr;
 
 namespace {
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "../../processor/initial_exec.h"
 #include "../mtia_runtime.h"
 #include "cost.h"
 #include "executor.h"
@@ -111,7 +112,7 @@ class Stream {
   void keep(const WorkFailure& failure) noexcept;
   const Frame* frame_on_this_thread() const noexcept;
 
-  static constinit thread_local Frame* innermost_frame;
+  INITIAL_EXEC static constinit thread_local Frame* innermost_frame;
 
   Device& device_;
   const int32_t index_;
