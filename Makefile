@@ -17,7 +17,7 @@ PIP_FLAGS ?=
 MAX_JOBS ?= 2
 export MAX_JOBS
 
-BENCHMARKS := start device eager runtime triton_kernels graphs compile distributed
+BENCHMARKS := start device eager runtime triton_kernels graphs compile kernels distributed sanitizing
 
 FUZZ_SEED ?= 1000000
 FUZZ_COUNT ?= 10000
@@ -153,7 +153,7 @@ conformance: $(BUILT) $(VENV)/test  ## test all that PyTorch asks of a device: r
 	$(BIN)/python -m torch_mtia.conformance --device mtia -j $(MAX_JOBS) --folder build/conformance \
 	  --json build/conformance/mtia.json --junit build/conformance/mtia.xml --report build/conformance/mtia.html
 
-bench: $(BUILT) $(VENV)/test  ## measure the device against PyTorch's CPU device, and write docs/performance.md
+bench: $(BUILT) $(VENV)/test $(VENV)/demo  ## measure the device against PyTorch's CPU device, and write docs/performance.md
 	status=0; for benchmark in $(BENCHMARKS); do \
 	  $(BIN)/python benchmarks/$$benchmark.py --json build/$$benchmark.json || status=1; done; \
 	$(BIN)/python benchmarks/report.py $(BENCHMARKS:%=build/%.json); exit $$status

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import os
 import sys
 import time
@@ -19,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from timing import DEVICE, Bar, Case, Side, arguments, cells, describe, environment, line
+from timing import DEVICE, Bar, Case, Side, arguments, cells, describe, environment, line, save
 
 from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.streams import launch_host_function
@@ -245,8 +244,7 @@ def main() -> int:
                 rows.append(dataclasses.replace(row, bar=str(bar), passed=bar.is_met(row.ours_us, row.ours_us)))
                 print(line(cells(rows[-1])), flush=True)
     if options.json is not None:
-        content = {"environment": about, "rows": [dataclasses.asdict(row) for row in rows], "groups": []}
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        save(options.json, __doc__, about, rows)
     return 1 if any(row.passed is False for row in rows) else 0
 
 

@@ -1,4 +1,6 @@
-"""Writes docs/performance.md and its chart from what the benchmarks saved: python benchmarks/report.py FILE.json ...
+"""Writes docs/performance.md, its chart and README's table from what the benchmarks saved.
+
+    python benchmarks/report.py FILE.json ...
 
 The files are those of `--json`, one of each benchmark; a table has the name of its file.
 """
@@ -7,28 +9,49 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 Report = dict[str, Any]  # the content of a file
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
 CHART = Path("images") / "performance.png"
 
 HEAD = """# Performance
 
-Written by `make bench`. `ratio` is the peer's time over ours: above 1 the device is faster. Times are medians in
-microseconds of one operation; [benchmarks/README.md](../benchmarks/README.md) tells how they are measured and what the
-notes mean. A bar is what a case should reach. `of roof` is the share of what the machine can do, in memory or in matrix
-products, where a case states its work: 1 is the roof.
+Written by `make bench` on {machine}.
+
+Times are medians in microseconds of one operation. `ratio` is the peer's time over ours: above 1 the device is faster.
+A bar is what a case should reach. `of roof` is the share of what the machine can do, in memory or in matrix products,
+where a case states its work: 1 is the roof. [benchmarks/README.md](../benchmarks/README.md) describes how the figures
+are measured, and what the notes mean.
 
 ![Ratios of all cases]({chart})
 """
+
+# What README shows: what it says of a row, the table, and the row. None: the geometric mean of the table.
+OF_README = (
+    ("the first tensor of a process", "start", "first tensor"),
+    ("a chain of operators on 16 elements, forward", "device", "chain 16, forward, host idle"),
+    ("a chain of operators on 64K elements, forward", "device", "chain 64K, forward, host idle"),
+    ("a training step of `make demo-text`", "eager", "training step, text"),
+    ("Triton kernels written by hand, geometric mean", "triton_kernels", None),
+    ("programs under `torch.compile`, geometric mean", "compile", None),
+)
 
 
 def time(microseconds: float) -> str:
     digits = 2 if microseconds < 100 else 0
     return f"{microseconds:,.{digits}f}"
+
+
+def machine(report: Report) -> str:
+    about = report["environment"]
+    return (
+        f"{about['date']}, with {about['cores']} cores of an {about['CPU']} ({about['CPU capability']}), "
+        f"torch {about['torch']}, Python {about['python']}"
+    )
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
@@ -45,9 +68,12 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 def section(name: str, report: Report) -> list[str]:
     about = report["environment"]
-    machine = f"{about['CPU']}, {about['threads']} threads, torch {about['torch']}, Python {about['python']}"
-    lines = [f"## {name}", "", f"{machine}; `{about['settings']}`" if about["settings"] else machine, ""]
+    settings = f", `{about['settings']}`" if about["settings"] else ""
+    lines = [f"## {name}", "", report["about"], ""]
+    lines += [f"`python benchmarks/{name}.py`, threads of each process: {about['threads']}{settings}.", ""]
     lines += table(report["rows"])
+    if (mean := report["geometric mean"]) is not None:
+        lines += ["", f"Geometric mean of the ratios without a note: {mean:.2f}."]
     for group in report["groups"]:
         missed = " (missed)" if group["passed"] is False else ""
         mean = f"{group['name']}: geometric mean {group['ratio']:.2f} of {group['cases']} cases"
@@ -72,16 +98,32 @@ def draw(reports: dict[str, Report], picture: Path) -> None:
     figure.savefig(picture, dpi=90)
 
 
+def of_readme(reports: dict[str, Report]) -> list[str]:
+    lines = [f"Measured on {machine(next(iter(reports.values())))}.", ""]
+    lines += ["| what | ours | peer | ratio | command |", "|---|---|---|---|---|"]
+    for what, name, case in OF_README:
+        report = reports[name]
+        row = next((row for row in report["rows"] if row["name"] == case), None)
+        ours, peer = ("", "") if row is None else (f"{time(row[side])} us" for side in ("ours_us", "peer_us"))
+        ratio = report["geometric mean"] if row is None else row["ratio"]
+        lines.append(f"| {what} | {ours} | {peer} | {ratio:.2f} | `python benchmarks/{name}.py` |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.json")
     arguments = parser.parse_args()
     reports: dict[str, Report] = {file.stem: json.loads(file.read_text()) for file in arguments.files}
-    lines = [HEAD.format(chart=CHART)]
+    lines = [HEAD.format(machine=machine(next(iter(reports.values()))), chart=CHART)]
     for name, report in reports.items():
         lines += section(name, report)
-    (DOCS / "performance.md").write_text("\n".join(lines))
-    draw(reports, DOCS / CHART)
+    (ROOT / "docs" / "performance.md").write_text("\n".join(lines))
+    draw(reports, ROOT / "docs" / CHART)
+    if all(name in reports for _, name, _ in OF_README):
+        readme, begin, end = ROOT / "README.md", "<!-- measured -->\n", "<!-- end of measured -->\n"
+        measured = begin + "\n".join(of_readme(reports)) + f"\n{end}"
+        readme.write_text(re.sub(f"{begin}.*{end}", lambda _: measured, readme.read_text(), flags=re.DOTALL))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""What the device costs before it does anything: python benchmarks/start.py
+"""What the device costs before it does anything.
 
-Each sample is a fresh process. `import torch` is compared with itself without the device, the rest with the CPU device.
+    python benchmarks/start.py
+
+Each sample is a fresh process. `import torch` is compared with itself where the device is not installed, the rest with
+the CPU device.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -14,6 +16,12 @@ from collections.abc import Callable
 from timing import DEVICE, Bar, Case, Side, main
 
 IMPORT = "import time; start = time.perf_counter(); import torch; print(time.perf_counter() - start)"
+# PyTorch looks for devices in any case.
+NOT_INSTALLED = """
+import importlib.metadata
+found = importlib.metadata.entry_points
+importlib.metadata.entry_points = lambda **group: [each for each in found(**group) if each.module != "torch_mtia"]
+"""
 FIRST_TENSOR = """
 import time, torch
 start = time.perf_counter()
@@ -22,12 +30,12 @@ print(time.perf_counter() - start)
 """
 
 
-def printed(script: str, **environment: str) -> Callable[[], Side]:
+def printed(script: str) -> Callable[[], Side]:
     """A side whose time is what the script prints, in seconds."""
 
     def measure() -> float:
         command = [sys.executable, "-c", script]
-        return float(subprocess.check_output(command, env=os.environ | environment, text=True))
+        return float(subprocess.check_output(command, text=True))
 
     return lambda: Side(lambda: None, lambda: None, lambda: None, measure)
 
@@ -47,7 +55,7 @@ CASES = (
     Case(
         "import torch",
         ours=printed(IMPORT),
-        peer=printed(IMPORT, TORCH_DEVICE_BACKEND_AUTOLOAD="0"),
+        peer=printed(NOT_INSTALLED + IMPORT),
         peer_name="without",
         bar=Bar(excess_us=10_000),
     ),

@@ -367,6 +367,7 @@ def environment(threads: int | None) -> dict[str, str]:
     model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     settings = [name for name in sorted(os.environ) if name.startswith(("TORCH_MTIA_", "MALLOC_", "OMP_", "KMP_"))]
     return {
+        "date": time.strftime("%Y-%m-%d"),
         "CPU": model[1] if model else platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
         "threads": str(threads or torch.get_num_threads()),
@@ -436,6 +437,20 @@ def line(row: Sequence[str]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(row, WIDTHS, strict=True)).rstrip()
 
 
+def save(
+    file: Path, description: str | None, about: dict[str, str], rows: Sequence[Row], groups: Sequence[GroupRow] = ()
+) -> None:
+    """What report.py reads."""
+    content = {
+        "about": (description or "").partition("\n")[0],
+        "environment": about,
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "groups": [dataclasses.asdict(group) for group in groups],
+        "geometric mean": geometric_mean(rows),
+    }
+    file.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def arguments(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print the cases and end")
@@ -494,10 +509,5 @@ def main(cases: Sequence[Case], description: str | None) -> int:
             f"{verdict(group.passed) or 'not all of them measured'}"
         )
     if options.json is not None:
-        content = {
-            "environment": about,
-            "rows": [dataclasses.asdict(row) for row in rows],
-            "groups": [dataclasses.asdict(group) for group in groups],
-        }
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        save(options.json, description, about, rows, groups)
     return 1 if False in [*(row.passed for row in rows), *(group.passed for group in groups)] else 0
