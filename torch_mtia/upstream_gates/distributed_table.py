@@ -187,9 +187,9 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
             modules=("torch._C",),
             why="Copies between devices of one process, of which DataParallel is made, are for CUDA only, and in its "
             "wheels.",
-            replace=replace,
+            replace=partial(parallel.copying, ours),
             is_needed=partial(distributed_probes.copies_nothing_of, name),
         )
-        for name, replace in parallel.COPIES.items()
+        for name, ours in parallel.COPIES.items()
     ),
 )

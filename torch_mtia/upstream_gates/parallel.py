@@ -52,7 +52,7 @@ def _devices(indices: Sequence[int]) -> list[torch.device]:
     return [torch.device("cpu") if index < 0 else torch.device(device_type(), index) for index in indices]
 
 
-def _copying(ours: Callable[..., Any], original: Callable[..., Any] | None) -> Callable[..., Any]:
+def copying(ours: Callable[..., Any], original: Callable[..., Any] | None) -> Callable[..., Any]:
     """Of wheels for CUDA, the original copies tensors of CUDA, and to CUDA where that is there."""
     if original is None:
         return ours
@@ -66,99 +66,76 @@ def _copying(ours: Callable[..., Any], original: Callable[..., Any] | None) -> C
     return copy
 
 
-def broadcast(original: Callable[..., Any] | None) -> Callable[..., Any]:
-    def _broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor.to(device, non_blocking=True) for device in _devices(devices))
-
-    return _copying(_broadcast, original)
+def _broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor.to(device, non_blocking=True) for device in _devices(devices))
 
 
-def broadcast_out(original: Callable[..., Any] | None) -> Callable[..., Any]:
-    def _broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        for index, each in enumerate(out):
-            if each.shape != tensor.shape:
-                raise RuntimeError(
-                    f"expected all output tensors to have the shape {tuple(tensor.shape)} of the source tensor, but "
-                    f"output tensor at index {index} has {tuple(each.shape)}"
-                )
-            each.copy_(tensor, non_blocking=True)
-        return tuple(out)
-
-    return _copying(_broadcast_out, original)
+def _broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    for index, each in enumerate(out):
+        if each.shape != tensor.shape:
+            raise RuntimeError(
+                f"expected all output tensors to have the shape {tuple(tensor.shape)} of the source tensor, but "
+                f"output tensor at index {index} has {tuple(each.shape)}"
+            )
+        each.copy_(tensor, non_blocking=True)
+    return tuple(out)
 
 
-def broadcast_coalesced(original: Callable[..., Any] | None) -> Callable[..., Any]:
-    def _broadcast_coalesced(
-        tensors: Sequence[torch.Tensor],
-        devices: Sequence[int],
-        buffer_size: int,  # noqa: ARG001 - nothing is gained by one copy of many
-    ) -> list[list[torch.Tensor]]:
-        return [[tensor.detach().to(device, non_blocking=True) for tensor in tensors] for device in _devices(devices)]
-
-    return _copying(_broadcast_coalesced, original)
+def _broadcast_coalesced(
+    tensors: Sequence[torch.Tensor],
+    devices: Sequence[int],
+    buffer_size: int,  # noqa: ARG001 - nothing is gained by one copy of many
+) -> list[list[torch.Tensor]]:
+    return [[tensor.detach().to(device, non_blocking=True) for tensor in tensors] for device in _devices(devices)]
 
 
-def scatter(original: Callable[..., Any] | None) -> Callable[..., Any]:
-    def _scatter(
-        tensor: torch.Tensor,
-        devices: Sequence[int],
-        chunk_sizes: Sequence[int] | None = None,
-        dim: int = 0,
-        streams: Sequence[torch.Stream | None] | None = None,
-    ) -> list[torch.Tensor]:
-        parts = tensor.split(list(chunk_sizes), dim) if chunk_sizes is not None else tensor.chunk(len(devices), dim)
-        result = []
-        for index, (part, device) in enumerate(zip(parts, _devices(devices), strict=False)):
-            stream = streams[index] if streams is not None else None
-            with device_module().stream(stream):
-                result.append(part.to(device, non_blocking=True, memory_format=torch.contiguous_format))
-        return result
-
-    return _copying(_scatter, original)
+def _scatter(
+    tensor: torch.Tensor,
+    devices: Sequence[int],
+    chunk_sizes: Sequence[int] | None = None,
+    dim: int = 0,
+    streams: Sequence[torch.Stream | None] | None = None,
+) -> list[torch.Tensor]:
+    parts = tensor.split(list(chunk_sizes), dim) if chunk_sizes is not None else tensor.chunk(len(devices), dim)
+    result = []
+    for index, (part, device) in enumerate(zip(parts, _devices(devices), strict=False)):
+        stream = streams[index] if streams is not None else None
+        with device_module().stream(stream):
+            result.append(part.to(device, non_blocking=True, memory_format=torch.contiguous_format))
+    return result
 
 
-def scatter_out(original: Callable[..., Any] | None) -> Callable[..., Any]:
-    def _scatter_out(
-        tensor: torch.Tensor,
-        out: Sequence[torch.Tensor],
-        dim: int = 0,
-        streams: Sequence[torch.Stream | None] | None = None,
-    ) -> list[torch.Tensor]:
-        parts = tensor.split([each.size(dim) for each in out], dim)
-        for index, (part, each) in enumerate(zip(parts, out, strict=True)):
-            stream = streams[index] if streams is not None else None
-            with device_module().stream(stream):
-                each.copy_(part, non_blocking=True)
-        return list(out)
-
-    return _copying(_scatter_out, original)
+def _scatter_out(
+    tensor: torch.Tensor,
+    out: Sequence[torch.Tensor],
+    dim: int = 0,
+    streams: Sequence[torch.Stream | None] | None = None,
+) -> list[torch.Tensor]:
+    parts = tensor.split([each.size(dim) for each in out], dim)
+    for index, (part, each) in enumerate(zip(parts, out, strict=True)):
+        stream = streams[index] if streams is not None else None
+        with device_module().stream(stream):
+            each.copy_(part, non_blocking=True)
+    return list(out)
 
 
-def gather(original: Callable[..., Any] | None) -> Callable[..., Any]:
-    def _gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
-        index = device_module().current_device() if destination is None else destination
-        return torch.cat(
-            [tensor.to(device, non_blocking=True) for tensor in tensors for device in _devices([index])], dim
-        )
-
-    return _copying(_gather, original)
+def _gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
+    index = device_module().current_device() if destination is None else destination
+    return torch.cat([tensor.to(device, non_blocking=True) for tensor in tensors for device in _devices([index])], dim)
 
 
-def gather_out(original: Callable[..., Any] | None) -> Callable[..., Any]:
-    def _gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
-        for part, tensor in zip(out.split([tensor.size(dim) for tensor in tensors], dim), tensors, strict=True):
-            part.copy_(tensor, non_blocking=True)
-        return out
-
-    return _copying(_gather_out, original)
+def _gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
+    for part, tensor in zip(out.split([tensor.size(dim) for tensor in tensors], dim), tensors, strict=True):
+        part.copy_(tensor, non_blocking=True)
+    return out
 
 
-COPIES: dict[str, Callable[[Callable[..., Any] | None], Callable[..., Any]]] = {
-    "_broadcast": broadcast,
-    "_broadcast_out": broadcast_out,
-    "_broadcast_coalesced": broadcast_coalesced,
-    "_scatter": scatter,
-    "_scatter_out": scatter_out,
-    "_gather": gather,
-    "_gather_out": gather_out,
+COPIES: dict[str, Callable[..., Any]] = {
+    "_broadcast": _broadcast,
+    "_broadcast_out": _broadcast_out,
+    "_broadcast_coalesced": _broadcast_coalesced,
+    "_scatter": _scatter,
+    "_scatter_out": _scatter_out,
+    "_gather": _gather,
+    "_gather_out": _gather_out,
 }
