@@ -96,7 +96,7 @@ build-aarch64: $(AARCH64)/root/usr
 
 test-aarch64: build-aarch64  ## build for aarch64, and run the C++ unit tests and some Python tests under qemu
 	$(ON_AARCH64) $(MAKE) -j$(MAX_JOBS) -C $(AARCH64)/tree/tests/cpp KIND=aarch64 run
-	$(ON_AARCH64) sh -c 'cd $(AARCH64)/tree && PYTHONPATH=. python3.11 -m pytest -n $(MAX_JOBS) --dist loadfile \
+	$(ON_AARCH64) sh -c 'cd $(AARCH64)/tree && PYTHONPATH=$$PWD python3.11 -m pytest -n $(MAX_JOBS) --dist loadfile \
 	  $(SMOKE_TESTS:%=tests/test_%.py)'
 
 wheels-aarch64: build-aarch64 $(VENV)/wheels  ## build a wheel for aarch64 and Python 3.11, in dist/

@@ -8,6 +8,7 @@ the CPU device.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -30,12 +31,16 @@ print(time.perf_counter() - start)
 """
 
 
+# As where pip has installed the package: with its bytecode.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def printed(script: str) -> Callable[[], Side]:
     """A side whose time is what the script prints, in seconds."""
 
     def measure() -> float:
         command = [sys.executable, "-c", script]
-        return float(subprocess.check_output(command, text=True))
+        return float(subprocess.check_output(command, env=ENVIRONMENT, text=True))
 
     return lambda: Side(lambda: None, lambda: None, lambda: None, measure)
 
@@ -45,7 +50,7 @@ def whole(*command: str) -> Callable[[], Side]:
 
     def measure() -> float:
         start = time.perf_counter()
-        subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
+        subprocess.run([sys.executable, *command], env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=True)
         return time.perf_counter() - start
 
     return lambda: Side(lambda: None, lambda: None, lambda: None, measure)

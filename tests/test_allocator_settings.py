@@ -77,6 +77,7 @@ def test_blocks_above_max_split_size_stay_whole(run_script: RunScript) -> None:
     ).output()
 
 
+@pytest.mark.wide
 def test_garbage_is_collected_above_the_threshold(run_script: RunScript) -> None:
     run_script(
         """
@@ -95,6 +96,7 @@ def test_garbage_is_collected_above_the_threshold(run_script: RunScript) -> None
     ).output()
 
 
+@pytest.mark.wide
 def test_expandable_segments_serve_a_request_that_no_segment_alone_could(run_script: RunScript) -> None:
     script = """
         import torch
@@ -118,6 +120,7 @@ def test_expandable_segments_serve_a_request_that_no_segment_alone_could(run_scr
     assert run_script(script).output() == "300 0 7 False 840 [0, 1, 2]\n0\n"
 
 
+@pytest.mark.wide
 def test_a_process_with_little_address_space_uses_the_device(run_script: RunScript) -> None:
     script = """
         import resource

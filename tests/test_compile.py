@@ -69,6 +69,7 @@ def test_layer_norm_is_the_devices_own_kernel() -> None:
     assert [part.dtype for part in result] == [torch.bfloat16] * 3  # what the meta function promises
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -61,6 +61,7 @@ PROGRAMS: dict[str, tuple[Function, Function]] = {
 WITH_GRADIENTS = ("cond", "scan", "checkpoint")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_takes_functions_passes_autocast_on(device: torch.device, name: str) -> None:
     function, expected = PROGRAMS[name]

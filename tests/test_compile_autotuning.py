@@ -59,6 +59,7 @@ def test_operands_that_are_views() -> None:
     assert "extern_kernels.mm(" not in code
 
 
+@pytest.mark.wide
 def test_tf32_has_no_effect() -> None:
     a, b = on_device(512, 512), on_device(512, 512)
     torch.set_float32_matmul_precision("high")
@@ -265,6 +266,7 @@ def test_block_sizes_are_measured_once_kept_on_disk_and_logged(
     assert winner[1] == ", ".join(f"{name}: {size}" for name, size in best.items())
 
 
+@pytest.mark.wide
 def test_coordinate_descent_tries_the_neighbours_of_a_configuration() -> None:
     operands = on_device(96, 80), on_device(80, 96)
     counters.clear()

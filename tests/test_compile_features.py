@@ -63,6 +63,7 @@ def test_while_loop() -> None:
     assert re.search(r"^ *while ", code, re.MULTILINE)
 
 
+@pytest.mark.wide
 def test_scan() -> None:
     def function(x: Tensor) -> Tensor:
         start = torch.zeros(x.shape[1], device=x.device)
@@ -82,6 +83,7 @@ def test_associative_scan_is_a_scan_of_triton() -> None:
 # Attention and matrix products ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_flex_attention_and_its_gradients() -> None:
     mask = create_block_mask(lambda _b, _h, q, k: q >= k, None, None, 128, 128, device="mtia")
     q, k, v = operands = tuple(on_device(1, 2, 128, 16).requires_grad_() for _ in range(3))
@@ -436,6 +438,7 @@ def test_autotuning_of_pointwise_kernels_on_request() -> None:
 # Scans ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("shape", "dim"), [((130, 2), 0), ((3000, 4), 0), ((2, 130, 2), 1), ((3, 20000, 5), 1)])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float64])
 def test_programs_share_a_scan_of_columns(shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> None:
@@ -489,6 +492,7 @@ QUOTIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", QUOTIENTS)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
 def test_quotients_of_narrow_integers_are_narrow(name: str, dtype: torch.dtype) -> None:

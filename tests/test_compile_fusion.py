@@ -45,6 +45,7 @@ def set_processors(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(DeviceProperties, "create", lambda device: create(device)._replace(multi_processor_count=count))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fused", "processors", "tuned"),
     [(True, 2, False), (True, 64, False), (False, 2, False), (False, 64, False), (True, 2, True)],
@@ -98,6 +99,7 @@ def test_operands_are_padded_where_that_is_asked_for(padded: bool) -> None:
     assert counters["inductor"]["pattern_matcher_count"] == padded
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("operator", "shapes"),
     [

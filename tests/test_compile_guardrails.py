@@ -133,6 +133,7 @@ SUBGRAPHS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SUBGRAPHS)
 def test_the_limit_holds_in_subgraphs(name: str) -> None:
     function, options = SUBGRAPHS[name]

@@ -72,6 +72,7 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_a_whole_function_is_one_graph(function: Function, dynamic: bool) -> None:
@@ -107,6 +108,7 @@ def test_the_stream_is_the_one_that_work_goes_to(run_script: RunScript) -> None:
     assert not [line for line in lines if "stream 0 " in line]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "where",
     [

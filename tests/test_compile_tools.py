@@ -133,6 +133,7 @@ def report(trace: Path, *options: str) -> Path:
     return folder
 
 
+@pytest.mark.wide
 def test_what_the_structured_trace_names(trace: Path) -> None:
     folder = report(trace)
     first = {re.sub(r"_\w{52}(?=_\d+\.)|_\d+\.\w+$", "", path.name) for path in (folder / "-_0_0_1").iterdir()}
@@ -201,6 +202,7 @@ def test_the_caches_of_one_process_serve_another(run_script: RunScript, tmp_path
     assert second.output().splitlines()[-2:] == ["['aot_autograd', 'inductor']", "2 1 0 0"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("after", "arguments", "operator"),
     [

@@ -22,6 +22,7 @@ def test_every_refusal_is_of_an_operator_in_the_database() -> None:
     assert set(REFUSED) <= {info.name for info in hop_db}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "info",
     [

@@ -155,6 +155,7 @@ def test_a_run_says_how_to_repeat_one_test(toy_run: tuple[Conformance, int, str]
     assert (result.test, result.kind) == ("toy/is_wrong", "wrong")
 
 
+@pytest.mark.wide
 def test_a_worker_that_breaks_when_it_ends_is_seen(conformance: Conformance) -> None:
     suite = "import atexit, os\natexit.register(os.abort)\n\ndef test_passes():\n    assert True\n"
     (conformance.folder / "ends.py").write_text(suite)
@@ -164,6 +165,7 @@ def test_a_worker_that_breaks_when_it_ends_is_seen(conformance: Conformance) -> 
     assert results == {"ends/passes": r.PASSED, "run/end_of_gw0/shard_1": r.CRASHED}
 
 
+@pytest.mark.wide
 def test_a_worker_that_does_not_come_to_its_first_test_ends(tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(1000)")
     script = (
@@ -213,6 +215,7 @@ def test_a_run_with_a_ledger_that_agrees_succeeds(conformance: Conformance) -> N
     assert (results["toy/hangs"].outcome, results["toy/hangs"].verdict) == (r.SKIPPED, r.SKIP)
 
 
+@pytest.mark.wide
 def test_an_unexpected_pass_fails(conformance: Conformance) -> None:
     ledger = "- tests: toy/passes\n  outcome: xfail\n  kind: wrong\n  reason: an old fault\n"
     status, output = conformance.run("--file", "toy.py", "--test", "toy/passes", ledger=ledger)
@@ -220,6 +223,7 @@ def test_an_unexpected_pass_fails(conformance: Conformance) -> None:
     assert "XPASS toy/passes: passes, and the ledger says: an old fault" in output
 
 
+@pytest.mark.wide
 def test_tests_that_do_not_exist_are_refused(conformance: Conformance) -> None:
     ledger = "- tests: toy/passed\n  outcome: xfail\n  kind: wrong\n  reason: misspelt\n"
     status, output = conformance.run("--file", "toy.py", ledger=ledger)
@@ -341,6 +345,7 @@ def test_wrong_arguments_are_explained(conformance: Conformance, arguments: list
     assert message in output
 
 
+@pytest.mark.wide
 def test_a_run_that_a_test_ends_is_not_complete(conformance: Conformance) -> None:
     """JUnit says so, too."""
     (conformance.folder / "ends.py").write_text(
@@ -382,6 +387,7 @@ def test_a_run_that_does_not_resume_leaves_no_older_results(tmp_path: Path) -> N
     assert [*tmp_path.glob(f"*/{RESULTS}")] == [tmp_path / "another" / RESULTS]
 
 
+@pytest.mark.wide
 def test_without_assertions_nothing_runs(conformance: Conformance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")
     status, output = conformance.run("--file", "toy.py", "--test", "toy/passes")
@@ -431,6 +437,7 @@ def test_a_record_of_another_environment_is_not_gone_on_with(conformance: Confor
     assert "is of {'device': 'cpu: the CPU', 'torch': '2.0.0'" in output
 
 
+@pytest.mark.wide
 def test_a_record_of_other_tests_is_not_gone_on_with(conformance: Conformance) -> None:
     arguments = ("--file", "toy.py", "--test", "toy/many/*", "-j", "0")
     assert conformance.run(*arguments, "--shard", "1/2")[0] == 0
@@ -449,6 +456,7 @@ def test_a_message_that_has_no_encoding_is_kept(conformance: Conformance) -> Non
     assert conformance.results()["bytes/it"].message == r"ValueError: \udc80 is half a character"
 
 
+@pytest.mark.wide
 def test_a_failure_is_not_undone_by_what_skips_behind_it(conformance: Conformance) -> None:
     (conformance.folder / "behind.py").write_text(
         "import pytest, unittest\n"

@@ -140,6 +140,7 @@ def test_each_file_gives_what_its_tests_give(made: tuple[Path, subprocess.Comple
     }
 
 
+@pytest.mark.wide
 def test_a_file_that_cannot_be_imported_says_why(made: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, _ = made
     result = results(folder)["import"]
@@ -147,6 +148,7 @@ def test_a_file_that_cannot_be_imported_says_why(made: tuple[Path, subprocess.Co
     assert result.message == "ModuleNotFoundError: No module named 'no_such_module'"
 
 
+@pytest.mark.wide
 def test_what_differs_is_listed_by_verdict(made: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     _, finished = made
     lists = finished.stdout.partition("suite  ")[0]
@@ -156,6 +158,7 @@ def test_what_differs_is_listed_by_verdict(made: tuple[Path, subprocess.Complete
     assert f"test_things/TestThings{KIND.upper()}/test_fails_here_{KIND}: AssertionError: " in lists
 
 
+@pytest.mark.wide
 def test_the_reports_have_the_verdicts(made: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, _ = made
     suites = {suite.get("name"): suite for suite in ElementTree.parse(folder / "run.xml").iter("testsuite")}
@@ -174,6 +177,7 @@ def test_the_ledger_is_of_the_release(tmp_path: Path) -> None:
     assert Checkout.at(tmp_path / "triton").ledger("mtia") == FOLDER / "upstream" / "mtia-triton-3.7.yaml"
 
 
+@pytest.mark.wide
 def test_files_are_found_below_the_folder_of_tests(tmp_path: Path) -> None:
     found = Checkout.at(checkout(tmp_path))
     broken = tmp_path / "test" / "parts" / "test_broken.py"

@@ -105,6 +105,7 @@ class TestTheExample:
         ).output()
 
 
+@pytest.mark.wide
 def test_what_an_extensions_work_throws_is_raised_at_the_synchronizing_call(
     run_script: RunScript, tmp_path: Path
 ) -> None:

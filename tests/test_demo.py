@@ -26,6 +26,7 @@ def run_demo(run_script: RunScript, name: str, *options: str) -> Finished:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "length", "final"),
     [

@@ -90,6 +90,7 @@ def moves(rank: int, dtype: torch.dtype) -> None:
     same(exchanged, torch.cat(pieces).view(dtype))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [*DTYPES, *ONLY_MOVED], ids=str)
 def test_collectives_move_tensors_of_any_dtype(ranks: Ranks, dtype: torch.dtype) -> None:
     ranks.run(moves, dtype)
@@ -353,6 +354,7 @@ def trains_data_parallel(rank: int, kind: str) -> tuple[list[float], list[str]]:
     return [*losses, float(whole.detach().sum())], fell_back
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["DDP", "DDP of a group of both", "FSDP2"])
 def test_data_parallel_training_is_that_of_one_process(ranks: Ranks, kind: str) -> None:
     network = model()

@@ -192,6 +192,7 @@ def saves_while_it_trains(_: int, folder: Path, name: str) -> None:
     torch.testing.assert_close(tensors(state), expected, rtol=0, atol=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", STAGERS)
 def test_training_goes_on_while_a_checkpoint_is_saved(delayed: Ranks, name: str, tmp_path: Path) -> None:
     delayed.run(saves_while_it_trains, tmp_path, name)
@@ -209,6 +210,7 @@ def test_what_is_not_shared_is_staged_in_pinned_memory() -> None:
     stager.close()
 
 
+@pytest.mark.wide
 def test_what_is_next_is_copied_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaders = []
 

@@ -184,6 +184,7 @@ def products_are_autotuned_by_all(rank: int) -> None:
         torch.testing.assert_close(torch.compile(chain)(x), chain(x), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.wide
 def test_ranks_share_the_autotuning_of_products(ranks: Ranks) -> None:
     ranks.run(products_are_autotuned_by_all)
 
@@ -220,6 +221,7 @@ def losses_of(rank: int, kind: str, compiles: bool, ddp_optimizer: str) -> list[
     return losses
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("kind", "ddp_optimizer"),
     [("DDP", "ddp_optimizer"), ("DDP", "no_optimization"), ("DDP", "python_reducer"), ("FSDP2", "ddp_optimizer")],

@@ -69,6 +69,7 @@ def the_last_is_killed(rank: int) -> None:
         all_reduce(large)
 
 
+@pytest.mark.wide
 def test_a_rank_that_is_killed_in_a_collective_is_named(ranks: Ranks) -> None:
     fails_on_the_last(ranks, the_last_is_killed)
 
@@ -80,6 +81,7 @@ def the_last_exits(rank: int) -> None:
         all_reduce(torch.ones(3, device=D))
 
 
+@pytest.mark.wide
 def test_a_rank_that_exits_is_named(ranks: Ranks) -> None:
     fails_on_the_last(ranks, the_last_exits)
 
@@ -107,6 +109,7 @@ def one_call_has_a_timeout(rank: int) -> None:
     dist.barrier()
 
 
+@pytest.mark.wide
 def test_a_call_may_have_a_timeout_of_its_own(ranks: Ranks) -> None:
     ranks.run(one_call_has_a_timeout)
 
@@ -170,6 +173,7 @@ def one_aborts(rank: int) -> None:
     dist.barrier()
 
 
+@pytest.mark.wide
 def test_a_group_is_aborted_with_work_pending(ranks: Ranks) -> None:
     ranks.run(one_aborts)
 
@@ -196,6 +200,7 @@ def all_leave_while_work_is_queued(_: int) -> None:
     assert tensor.sum().item() == 1 << 20
 
 
+@pytest.mark.wide
 def test_what_is_queued_ends_before_a_group_does(ranks: Ranks) -> None:
     ranks.run(all_leave_while_work_is_queued)
 
@@ -221,6 +226,7 @@ def forks(_: int) -> None:
     dist.barrier()
 
 
+@pytest.mark.wide
 def test_a_forked_process_is_told_that_it_has_no_group(ranks: Ranks) -> None:
     ranks.run(forks)
 

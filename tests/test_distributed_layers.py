@@ -404,6 +404,7 @@ def copies(_: int) -> tuple[list[float], list[object]]:
     ]
 
 
+@pytest.mark.wide
 def test_one_process_trains_on_several_devices(ranks: Ranks) -> None:
     expected = train(model(), data().flatten(1, 2))
     numbers = [0.0, 1.0, 2.0, 3.0]

@@ -83,5 +83,6 @@ def gathers_in_a_group_of_one_machine(rank: int) -> None:
     assert tensor.tolist() == [2.0] * 3
 
 
+@pytest.mark.wide
 def test_groups_within_a_machine_share_memory(ranks: Ranks) -> None:
     ranks.run(gathers_in_a_group_of_one_machine)

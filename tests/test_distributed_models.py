@@ -124,6 +124,7 @@ def by_the_plan_of_the_model(rank: int, folder: Path) -> tuple[list[list[int]], 
     return tokens, train(model, text().to(D)), list(getattr(weight, "to_local", lambda: weight)().shape)
 
 
+@pytest.mark.wide
 def test_a_model_that_transformers_divides(ranks: Ranks, tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="transformers needs it to divide a model")
     model = llama()

@@ -71,6 +71,7 @@ def runs(_: int, name: str) -> list[torch.Tensor]:
     return [result.full_tensor().cpu() for result in results]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators(ranks: Ranks, name: str) -> None:
     expected = OPERATORS[name](whole(8, 12))

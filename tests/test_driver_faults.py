@@ -328,6 +328,7 @@ def test_a_library_that_is_no_driver_is_named(run_script: RunScript, library: st
     assert library in finished.stderr
 
 
+@pytest.mark.wide
 def test_a_driver_that_hangs_at_the_start_is_named(faulty_driver: Path) -> None:
     faulty = {"TORCH_MTIA_RUNTIME": str(faulty_driver), "MTIA_TEST_DRIVER": str(HOST_DRIVER)}
     process = subprocess.Popen(

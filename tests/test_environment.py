@@ -96,6 +96,7 @@ def test_settings_are_read_once(run_script: RunScript) -> None:
     assert run_script(late + REPORT, TORCH_MTIA_DEVICES="2").output().startswith("2 ")
 
 
+@pytest.mark.wide
 def test_launch_blocking_returns_from_a_launch_when_its_work_is_done(run_script: RunScript) -> None:
     finished = run_script(
         """
@@ -111,6 +112,7 @@ def test_launch_blocking_returns_from_a_launch_when_its_work_is_done(run_script:
     finished.output()
 
 
+@pytest.mark.wide
 def test_kernels_are_compiled_with_the_setting_that_was_read(run_script: RunScript) -> None:
     finished = run_script(
         """

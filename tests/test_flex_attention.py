@@ -154,6 +154,7 @@ def test_a_mask_is_made_by_compiled_code() -> None:
 # Scores ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "not compiled"])
 def test_scores_with_parameters_that_are_trained(compiled: bool) -> None:
     operands = (
@@ -217,6 +218,7 @@ def test_statistics_are_computed_only_if_they_are_asked_for() -> None:
 # Keys and values in pages ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "not compiled"])
 @pytest.mark.parametrize("queries", [256, 1])
 def test_keys_in_pages(queries: int, compiled: bool) -> None:
@@ -253,6 +255,7 @@ def test_keys_in_pages(queries: int, compiled: bool) -> None:
 # Dtypes ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "not compiled"])
 def test_autocast_casts_the_operands(compiled: bool) -> None:
     query, key, value = operands = tuple(on_device(1, 2, 70, 32).requires_grad_() for _ in range(3))
@@ -272,6 +275,7 @@ def test_autocast_casts_the_operands(compiled: bool) -> None:
     torch.testing.assert_close(actual, tuple(each.float() for each in gradients), rtol=5e-2, atol=5e-2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_short_dtypes(dtype: torch.dtype) -> None:
     operands = tuple(on_device(1, 2, 130, 64, dtype=dtype).requires_grad_() for _ in range(3))
@@ -289,6 +293,7 @@ def test_short_dtypes(dtype: torch.dtype) -> None:
 # Transformers ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore")
 def test_transformers_attend_with_it() -> None:
     transformers = pytest.importorskip("transformers")

@@ -343,6 +343,7 @@ def test_threads_capture_on_streams_of_their_own() -> None:
         assert list(pool.map(work, range(1, 5))) == [20.0 * number for number in range(1, 5)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", ["1", "3"])
 def test_a_process_may_end_in_any_state_of_a_graph(run_script: RunScript, devices: str) -> None:
     script = """
@@ -361,6 +362,7 @@ def test_a_process_may_end_in_any_state_of_a_graph(run_script: RunScript, device
     assert run_script(script, TORCH_MTIA_DEVICES=devices).output() == "end\n"
 
 
+@pytest.mark.wide
 def test_a_forked_child_may_drop_its_parents_graphs(run_script: RunScript) -> None:
     script = """
         import os

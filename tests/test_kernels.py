@@ -84,6 +84,7 @@ class TestPointwise:
         for left, right in itertools.product(dtypes, dtypes):
             check(function, example((7, 33), left), example((7, 33), right))
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
     @pytest.mark.parametrize("other", [2, 2.5, True, torch.tensor(3.5)], ids=str)
     def test_numbers(self, dtype: torch.dtype, other: float | Tensor) -> None:
@@ -111,6 +112,7 @@ class TestPointwise:
         check(torch.add, torch.randn(1 << 20), torch.randn(1 << 20))
         check(torch.add, torch.randn(1000, 1025), torch.randn(1000, 1))
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("dtype", FLOATS)
     def test_unary(self, dtype: torch.dtype) -> None:
         x = torch.linspace(-6, 6, 1001).to(dtype)
@@ -247,6 +249,7 @@ REDUCTIONS = (torch.sum, torch.mean, torch.amax, torch.amin)
 
 @pytest.mark.usefixtures("only_triton")
 class TestReductions:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("function", REDUCTIONS)
     @pytest.mark.parametrize("dim", [0, -1, (0, 2), (0, 1, 2), ()], ids=str)
     def test_dimensions(self, function: Callable[..., Tensor], dim: int | tuple[int, ...]) -> None:
@@ -429,6 +432,7 @@ def test_pytorchs_samples(info: Any) -> None:
             assert_close(actual.cpu(), expected, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.wide
 def test_several_devices(run_script: RunScript) -> None:
     output = run_script(
         """

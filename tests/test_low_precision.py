@@ -153,6 +153,7 @@ def batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tor
     return F.batch_norm(x, None, None, weight, bias, training=True)
 
 
+@pytest.mark.sampled(3)
 @DTYPES
 @cases(
     ("sum", torch.sum, (ROWS,)),

@@ -29,6 +29,7 @@ def _empty_cache() -> None:
     torch.accelerator.empty_cache()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("requested", "rounded"), [(1, 512), (511, 512), (512, 512), (513, 1024), (2**20 + 1, 2**20 + 512)]
 )
@@ -192,6 +193,7 @@ def test_running_out_reports_the_figures_and_the_device_keeps_working(run_script
     assert re.search(r"allocated", message)
 
 
+@pytest.mark.wide
 def test_blocks_in_flight_are_waited_for_before_giving_up(run_script: RunScript) -> None:
     finished = run_script(
         """
@@ -212,6 +214,7 @@ def test_blocks_in_flight_are_waited_for_before_giving_up(run_script: RunScript)
     finished.output()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("access", ["ctypes.string_at(address, 4)", "ctypes.memset(address, 0, 4)"])
 def test_a_host_access_to_device_memory_faults(run_script: RunScript, access: str) -> None:
     finished = run_script(

@@ -97,6 +97,7 @@ def test_it_keeps_the_contract(driver: Path, tmp_path: Path, devices: str) -> No
 # What OpenCL has otherwise than the driver's header -------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_fills_from_any_address(run_on_driver: Callable[..., Finished]) -> None:
     run_on_driver("""
 memory = api.get("memory_allocate", ctypes.c_uint64, 0, MIB)
@@ -109,6 +110,7 @@ for width, offset, count in itertools.product((1, 2, 4, 8, 16), (0, 1, 5, 8, 15)
 """).output()
 
 
+@pytest.mark.wide
 def test_memory_that_is_none(run_on_driver: Callable[..., Finished]) -> None:
     run_on_driver("""
 memory = api.get("memory_allocate", ctypes.c_uint64, 0, 4096)
@@ -124,6 +126,7 @@ assert api.get("memory_allocate", ctypes.c_uint64, 0, 4096) != memory  # so that
 """).output()
 
 
+@pytest.mark.wide
 def test_a_copy_from_device_to_device_is_in_the_order_of_its_stream(run_on_driver: Callable[..., Finished]) -> None:
     run_on_driver(
         """
@@ -148,6 +151,7 @@ for submits_to in (stream, on_other):
     ).output()
 
 
+@pytest.mark.wide
 def test_work_of_a_stream_may_use_the_stream(run_on_driver: Callable[..., Finished]) -> None:
     run_on_driver("""
 memory = api.get("memory_allocate", ctypes.c_uint64, 0, 4096)
@@ -170,6 +174,7 @@ assert seen == [b"\\1" * 8, "MTIA_SUCCESS"], seen
 """).output()
 
 
+@pytest.mark.wide
 def test_no_implementation_is_an_error_that_says_so(run: Callable[..., Finished], tmp_path: Path) -> None:
     finished = run("import torch; torch.ones(3, device='mtia')", OCL_ICD_VENDORS=str(tmp_path))
     assert finished.returncode == 1
@@ -179,6 +184,7 @@ def test_no_implementation_is_an_error_that_says_so(run: Callable[..., Finished]
 # PyTorch on it --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_the_device_is_described_by_opencl(run: Callable[..., Finished]) -> None:
     run("""
         import torch
@@ -246,6 +252,7 @@ def test_operators_and_gradients_are_those_of_the_cpu(run: Callable[..., Finishe
     """).output()
 
 
+@pytest.mark.wide
 def test_optimizers_make_the_same_steps(run: Callable[..., Finished]) -> None:
     run("""
         import torch
@@ -289,6 +296,7 @@ def test_a_network_trains_as_on_the_cpu(driver: Path, tmp_path: Path) -> None:
     assert "first 20 losses: largest relative difference" in finished.stdout
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 def test_an_operator_in_opencl_goes_into_the_queue_of_its_stream(run: Callable[..., Finished], tmp_path: Path) -> None:
     script = """
@@ -348,6 +356,7 @@ def test_streams_are_concurrent_and_events_order_them(run: Callable[..., Finishe
     """).output()
 
 
+@pytest.mark.wide
 def test_what_a_host_function_raises_is_raised_once(run: Callable[..., Finished]) -> None:
     run("""
         import torch
@@ -367,6 +376,7 @@ def test_what_a_host_function_raises_is_raised_once(run: Callable[..., Finished]
     """).output()
 
 
+@pytest.mark.wide
 def test_two_devices(run: Callable[..., Finished]) -> None:
     run(
         """
@@ -410,6 +420,7 @@ def test_what_it_leaves_out_says_so(run: Callable[..., Finished]) -> None:
     """).output()
 
 
+@pytest.mark.wide
 def test_a_process_may_end_with_work_under_way(run: Callable[..., Finished]) -> None:
     run("""
         import time
@@ -426,6 +437,7 @@ def test_a_process_may_end_with_work_under_way(run: Callable[..., Finished]) -> 
     """).output()
 
 
+@pytest.mark.wide
 def test_launch_blocking(run: Callable[..., Finished]) -> None:
     run(
         """

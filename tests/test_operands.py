@@ -74,6 +74,7 @@ LIES = textwrap.dedent("""
 """)
 
 
+@pytest.mark.wide
 def test_the_driver_sees_lies(run_script: RunScript, watching_driver: Path, tmp_path: Path) -> None:
     findings = tmp_path / "findings"
     finished = run_script(

@@ -23,6 +23,7 @@ make_package, classifier, without_weights = packages.make_package, packages.clas
 _without_gradients = packages.without_gradients
 
 
+@pytest.mark.wide
 def test_constants_are_updated_at_run_time(classifier: Path) -> None:
     model = load(classifier)
     assert set(model.get_constant_fqns()) == set(Classifier().state_dict())
@@ -242,6 +243,7 @@ def folding(make_package: MakePackage) -> Path:
     return make_package(Folds().to("mtia"), torch.ones(2, 8, device="mtia"), **options)
 
 
+@pytest.mark.wide
 def test_constants_are_folded(folding: Path) -> None:
     model, x = load(folding), torch.ones(2, 8, device="mtia")
     torch.testing.assert_close(model(x).cpu(), Folds()(torch.ones(2, 8)))
@@ -266,6 +268,7 @@ def test_constants_that_cannot_be_folded_are_folded_by_the_next_run(folding: Pat
     torch.testing.assert_close(model(x).cpu(), Folds()(torch.ones(2, 8)))
 
 
+@pytest.mark.wide
 def test_a_package_that_goes_away_frees_its_memory(classifier: Path) -> None:
     gc.collect()
     before = torch.accelerator.memory_allocated()

@@ -89,6 +89,7 @@ def scaled(x, y, size, factor, BLOCK: tl.constexpr):
     tl.store(y + at, tl.load(x + at, at < size) * factor, at < size)
 
 
+@pytest.mark.wide
 def test_a_kernel_takes_numbers_that_vary(device: torch.device) -> None:
     def function(x: Tensor, factor: float) -> Tensor:
         y = torch.empty_like(x)
@@ -123,6 +124,7 @@ def test_packages_of_one_process_keep_their_kernels(make_package: MakePackage) -
         torch.testing.assert_close(load(path)(x.to("mtia")).cpu(), model(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.wide
 def test_an_input_without_memory_is_refused(make_package: MakePackage) -> None:
     x = torch.ones(4, device="mtia")
     model = load(make_package(Of(lambda x, y: x + y), x, x, **SHORT))

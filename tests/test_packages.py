@@ -87,6 +87,7 @@ def test_kernels_may_be_part_of_the_library(embedded: Path) -> None:
     torch.testing.assert_close(load(embedded)(inputs(2)).cpu(), expected(2))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
@@ -131,6 +132,7 @@ def test_inputs_are_written_to(grows: Path) -> None:
     assert x.tolist() == [2.0] * 100
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("offset", [0, 1, 16])
 def test_inputs_that_begin_anywhere_are_written_to_and_returned(grows: Path, offset: int) -> None:
     base = torch.arange(128.0)
@@ -165,6 +167,7 @@ def test_a_branch_is_taken_at_run_time(make_package: MakePackage) -> None:
 # Streams, devices, threads --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 def test_a_package_runs_in_the_callers_stream_or_the_one_given(classifier: Path, run_script: RunScript) -> None:
     script = f"""
         import ctypes
@@ -246,6 +249,7 @@ def test_inputs_elsewhere_are_refused(classifier: Path, repeats: Path) -> None:
         only_kernels(torch.ones(2))
 
 
+@pytest.mark.wide
 def test_inputs_unlike_the_exported_ones_are_refused_where_upstream_checks(
     classifier: Path, run_script: RunScript
 ) -> None:
@@ -362,6 +366,7 @@ def test_kernels_are_tuned_before_or_while_the_package_is_written(own_package: O
     assert not tuners
 
 
+@pytest.mark.sampled(2)
 def test_numbers_reach_kernels_in_full(own_package: OwnPackage) -> None:
     x = torch.arange(8.0, dtype=torch.float64)
     assert torch.equal(load(own_package.path)(x.to("mtia")).cpu(), (x * 0.1 + 1).relu())
@@ -460,6 +465,7 @@ def test_a_package_for_another_processor_is_refused(classifier: Path, tmp_path: 
         load(other)
 
 
+@pytest.mark.wide
 def test_embedded_kernels_for_another_processor_are_refused_at_the_first_launch(embedded: Path, tmp_path: Path) -> None:
     model = load(changed(embedded, tmp_path / "other.pt2", for_another_processor))
     with pytest.raises(RuntimeError, match="processor"):
@@ -498,6 +504,7 @@ def test_descriptors_made_on_the_host_are_refused(make_package: MakePackage, mon
 # Code with cpp_wrapper ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.wide), True])
 def test_compiled_code_may_be_cpp(dynamic: bool) -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:

@@ -257,6 +257,7 @@ def test_gates_for_the_name_are_applied_and_needed(run_plainly: RunScript) -> No
     assert finished.output() == "True\n"
 
 
+@pytest.mark.wide
 def test_an_encoder_in_evaluation_takes_a_padding_mask(run_plainly: RunScript) -> None:
     finished = run_plainly(
         """
@@ -277,6 +278,7 @@ def test_an_encoder_in_evaluation_takes_a_padding_mask(run_plainly: RunScript) -
     assert finished.output() == "True\n"
 
 
+@pytest.mark.wide
 def test_what_pytorch_calls_in_compiled_code_is_not_compiled(run_plainly: RunScript) -> None:
     """As torch.mtia's functions. It calls some where nothing can be."""
     finished = run_plainly(

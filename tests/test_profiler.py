@@ -251,6 +251,7 @@ def test_a_profile_of_the_cpu_does_not_touch_the_device(run_script: RunScript) -
     assert run_script(script).output() == "False\n"
 
 
+@pytest.mark.wide
 def test_the_device_may_be_used_first_while_a_profile_runs(run_script: RunScript) -> None:
     script = """
         import torch
@@ -263,6 +264,7 @@ def test_the_device_may_be_used_first_while_a_profile_runs(run_script: RunScript
     assert run_script(script).output() == "1\n"
 
 
+@pytest.mark.wide
 def test_a_forked_child_may_profile_its_cpu_only(run_script: RunScript) -> None:
     script = """
         import os, torch

@@ -51,6 +51,7 @@ NUMBERS = torch.tensor([0.0, 1e-9, 2e-3, 0.3, 1.0, torch.nan, torch.inf, *TOO_LA
 NUMBERS = torch.cat([NUMBERS, -NUMBERS])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("wide", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("narrow", FLOAT8, ids=str)
 def test_compiled_conversions_are_those_of_operators_also_of_what_is_too_large(
@@ -424,6 +425,7 @@ def test_wrong_products_raise_at_the_call_what_the_cpu_raises(device: torch.devi
 # Templates ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @by_scales
 @pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16, E4M3, E5M2], ids=str)
 def test_the_template_of_scaled_products_computes_what_the_operator_does(
@@ -521,6 +523,7 @@ OPERATORS_OF = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")  # torchao's own
 @pytest.mark.parametrize("name", configurations())
 def test_models_that_torchao_quantizes(device: torch.device, name: str) -> None:

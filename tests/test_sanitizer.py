@@ -65,6 +65,7 @@ def reports_of(text: str) -> list[sanitizer.Report]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_faults_are_found(program: Program) -> None:
     found = reports_of(program.faulty)
@@ -75,6 +76,7 @@ def test_faults_are_found(program: Program) -> None:
     assert any(frame.file == "program.py" for frame in frames)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_what_mends_them_is_not_reported(program: Program) -> None:
     found = reports_of(program.mended)
@@ -111,6 +113,7 @@ def test_leaks_are_found(program: Program) -> None:
     assert "Leak: the same lines allocate more and more" in str(found[0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("program", leaks.LEAKS, ids=lambda program: program.name)
 def test_what_mends_leaks_is_not_reported(program: Program) -> None:
     assert not leaks_of(program.mended)
@@ -344,6 +347,7 @@ for _ in range(30):
 """
 
 
+@pytest.mark.wide
 def test_leaks_are_looked_for_when_a_script_ends(run_script: RunScript, tmp_path: Path) -> None:
     finished = run_script(LEAKING, TORCH_MTIA_SANITIZE="memory")
     assert "Leak: the same lines allocate more and more" in finished.stderr
@@ -367,6 +371,7 @@ race          *          *:*             # there is none
 """
 
 
+@pytest.mark.wide
 def test_a_file_names_reports_that_are_left_out_and_why(run_script: RunScript, tmp_path: Path) -> None:
     script, file = tmp_path / "faulty.py", tmp_path / "suppressions.txt"
     script.write_text(SCRIPT)
@@ -438,6 +443,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.wide
 def test_processes_that_a_script_starts_are_watched_too(run_script: RunScript, tmp_path: Path) -> None:
     script, file = tmp_path / "parent.py", tmp_path / "reports.jsonl"
     script.write_text(PARENT)
@@ -453,6 +459,7 @@ def test_processes_that_a_script_starts_are_watched_too(run_script: RunScript, t
     assert {report["rank"] for report in reports} == {None}
 
 
+@pytest.mark.wide
 def test_a_test_fails_for_what_another_process_has_found(run_script: RunScript, tmp_path: Path) -> None:
     test = tmp_path / "test_example.py"
     test.write_text(

@@ -65,6 +65,7 @@ def test_what_mends_them_is_not_reported(ranks: Ranks, program: Program) -> None
     assert not found, "\n\n".join(map(str, found))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", collectives.RIGHT)
 def test_right_programs_are_not_reported(ranks: Ranks, name: str) -> None:
     found = [report for each in ranks.run(found_by, collectives.RIGHT[name]) for report in each]

@@ -221,6 +221,7 @@ sanitizer.print_reports()
 """
 
 
+@pytest.mark.wide
 def test_compiled_code_gives_no_reports(run_script: RunScript, tmp_path: Path) -> None:
     """Its kernels are compiled for it, whatever was in caches."""
     folder = str(tmp_path)

@@ -188,6 +188,7 @@ for report in sanitizer.reports():
 """
 
 
+@pytest.mark.wide
 def test_compiled_code_has_kernels_of_its_own(run_script: RunScript) -> None:
     finished = run_script(COMPILED)
     assert finished.stdout
@@ -372,6 +373,7 @@ for report in sanitizer.reports():
     assert finished.stdout.split() == ["ExpBackward0", "8", "9"]
 
 
+@pytest.mark.wide
 def test_two_devices(run_script: RunScript) -> None:
     finished = run_script(
         """

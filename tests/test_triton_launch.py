@@ -326,6 +326,7 @@ def test_an_assertion_is_raised_at_the_next_synchronization(device: torch.device
     assert x[0].item() == 7
 
 
+@pytest.mark.wide
 def test_launch_blocking_raises_an_assertion_at_the_launch(run_script: RunScript) -> None:
     script = """
         import torch, triton, triton.language as tl
@@ -441,6 +442,7 @@ def test_importing_torch_does_not_import_triton(run_script: RunScript) -> None:
     assert run_script(script).output() == "[]\n"
 
 
+@pytest.mark.wide
 def test_a_spawned_process_launches(run_script: RunScript) -> None:
     script = """
         import multiprocessing

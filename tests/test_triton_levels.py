@@ -315,6 +315,7 @@ def scaled_kernel(
     tl.store(z, tl.dot_scaled(x, sx, kind, y, sy, kind, lhs_k_pack=along_k, rhs_k_pack=along_k))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kind", "along_k"), [("e4m3", True), ("bf16", True), ("e2m1", True), ("e2m1", False)])
 @pytest.mark.parametrize("shape", [(16, 128, 64), (2, 4, 32), (32, 2, 128)])
 def test_scaled_products(level: str, kind: str, along_k: bool, shape: tuple[int, int, int]) -> None:

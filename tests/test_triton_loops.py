@@ -180,6 +180,7 @@ def while_kernel(x, z, rounds, N: tl.constexpr):
     tl.store(z + i, x + 7 * y)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("expression", REARRANGED)
 def test_carried_tensors_that_are_rearranged(expression: str) -> None:
     order = torch.randperm(64, generator=torch.Generator("mtia").manual_seed(1), dtype=torch.int32).cpu()

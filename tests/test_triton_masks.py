@@ -48,6 +48,7 @@ def turned_store_kernel(x, y, out, again, M, N, BLOCK_M: tl.constexpr, BLOCK_N: 
         tl.store(again + m * N + n, value + 1, n < N)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", ["one", "two", "other mask", "a vector", "again"])
 @pytest.mark.parametrize("sizes", [(32, 64), (33, 70), (5, 100), (64, 3), (1, 1)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int64], ids=str)

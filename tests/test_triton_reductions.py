@@ -191,6 +191,7 @@ COMBINATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("values", ["tl.load(x + i, mask=mask, other=OTHER)", "tl.where(mask, tl.load(x + i), OTHER)"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.int64, torch.int8])
 @pytest.mark.parametrize("name", COMBINATIONS)
@@ -518,6 +519,7 @@ def test_scan_dtypes(dtype: torch.dtype) -> None:
 # Sorting --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.int16, torch.float16])
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("shape", [(1, 8), (4, 32)])

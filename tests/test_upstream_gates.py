@@ -36,6 +36,7 @@ def skip_without(module: str) -> None:
         pytest.skip("there is nothing to replace")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("gate", "module"), PLACES, ids=lambda value: getattr(value, "name", value))
 def test_a_gate_is_applied_and_still_needed(gate: Gate, module: str) -> None:
     skip_without(module)

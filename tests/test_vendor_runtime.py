@@ -172,6 +172,7 @@ def test_operators_give_what_the_cpu_gives(run: Callable[..., Finished]) -> None
     assert said.split() == ["3", "True"]
 
 
+@pytest.mark.wide
 def test_a_refused_call_leaves_no_copies_behind(run: Callable[..., Finished]) -> None:
     """They would write to memory that is no longer theirs: here, to a range that the process no longer has."""
     run("""
@@ -188,6 +189,7 @@ def test_a_refused_call_leaves_no_copies_behind(run: Callable[..., Finished]) ->
     """).output()
 
 
+@pytest.mark.wide
 def test_networks_train(run: Callable[..., Finished]) -> None:
     said = run("""
         import torch
@@ -314,6 +316,7 @@ def test_compiled_code_runs_on_the_device(run: Callable[..., Finished]) -> None:
     """).output()
 
 
+@pytest.mark.wide
 def test_the_death_of_the_device_is_an_error_that_says_so(run: Callable[..., Finished]) -> None:
     said = run("""
         import os, signal, sys
@@ -371,6 +374,7 @@ def test_processes_communicate(driver: Path, tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
+@pytest.mark.wide
 def test_the_sanitizer_says_that_it_cannot_see_numbers(run: Callable[..., Finished]) -> None:
     finished = run("""
         import torch
@@ -384,6 +388,7 @@ def test_the_sanitizer_says_that_it_cannot_see_numbers(run: Callable[..., Finish
     assert finished.stderr.endswith("torch_mtia sanitizer: no reports\n")
 
 
+@pytest.mark.wide
 def test_the_sanitizer_reports_nothing_for_what_it_cannot_know(run: Callable[..., Finished]) -> None:
     finished = run(
         """

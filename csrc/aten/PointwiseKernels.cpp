@@ -65,25 +65,31 @@ Tensor& relu_mtia_(Tensor& self) {
   return at::mtia::clamp_min_(self, 0);
 }
 
-// Whether the CPU has oneDNN compute it, which is faster than the loops of the stub. A result with other strides it
-// writes to memory of its own, and ATen leaves it there.
-static bool gelu_is_in_onednn(const Tensor& self, std::string_view approximate, const Tensor& result) {
-  const bool has_dtype = self.scalar_type() == kFloat || self.scalar_type() == kBFloat16;
-  return approximate == "none" && has_dtype && self.is_contiguous() && result.is_contiguous();
+// Whether the CPU may have oneDNN compute it, which is faster than the loops of the stub and has other bits. A result
+// with other strides it writes to memory of its own, and ATen leaves it there.
+static bool gelu_may_be_in_onednn(const Tensor& self, std::string_view approximate, const Tensor& result) {
+#if defined(__aarch64__)
+  const bool has_formula = true;
+#else
+  const bool has_formula = approximate == "none";
+#endif
+  return has_formula && self.scalar_type() != kDouble && self.is_contiguous() && result.is_contiguous();
 }
 
 TORCH_IMPL_FUNC(gelu_out_mtia)(const Tensor& self, std::string_view approximate, const Tensor& out) {
-  if (!gelu_is_in_onednn(self, approximate, out)) {
+  if (!gelu_may_be_in_onednn(self, approximate, out)) {
     GeluKernel(device_type(), *this, get_gelutype_enum(approximate));
     return;
   }
-  const auto run = [](Tensor& out, const Tensor& self) { at::cpu::gelu_out(out, self, "none"); };
+  const auto run = approximate == "none"
+                       ? +[](Tensor& out, const Tensor& self) { at::cpu::gelu_out(out, self, "none"); }
+                       : +[](Tensor& out, const Tensor& self) { at::cpu::gelu_out(out, self, "tanh"); };
   run_cpu_kernel({"aten::gelu", kActivationWeight}, out.device(), run, keep_output(out), keep(self));
 }
 
 TORCH_IMPL_FUNC(gelu_backward_out_mtia)
 (const Tensor& grad_output, const Tensor& self, std::string_view approximate, const Tensor& grad_input) {
-  if (!gelu_is_in_onednn(self, approximate, grad_input)) {
+  if (approximate != "none" || !gelu_may_be_in_onednn(self, approximate, grad_input)) {
     GeluBackwardKernel(device_type(), *this, get_gelutype_enum(approximate));
     return;
   }
