@@ -137,3 +137,8 @@ def test_what_an_extensions_work_throws_is_raised_at_the_synchronizing_call(
     assert "index 7" in output
     assert "failing::fail" in output
     assert output.endswith("[2.0, 2.0, 2.0]\n")
+
+
+def test_flags_may_be_given_by_compiler() -> None:
+    extension = MtiaExtension("name", ["source.cpp"], extra_compile_args={"cxx": ["-O3"], "nvcc": ["-g"]})
+    assert extension.extra_compile_args == {"cxx": [*COMPILE_FLAGS, "-O3"], "nvcc": ["-g"]}

@@ -127,3 +127,14 @@ def test_what_has_no_view_says_why() -> None:
         host_view(torch.eye(2, device="mtia").to_sparse())
     with pytest.raises(RuntimeError, match=r"host_view\(tensor\.detach\(\)\)"):
         host_view(torch.ones(2, device="mtia", requires_grad=True))
+
+
+@pytest.mark.parametrize("values", [[], [1.0, 2.0]])
+def test_a_view_of_the_host_is_on_the_cpu_whatever_the_default_device(
+    device: torch.device, values: list[float]
+) -> None:
+    x = torch.tensor(values, device=device)
+    with device:
+        view = host_view(x)
+    assert view.device.type == "cpu"
+    assert view.tolist() == values

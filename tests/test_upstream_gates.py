@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from torch_mtia import torch_version, upstream_gates
+from torch_mtia import import_hooks, torch_version, upstream_gates
 from torch_mtia._versions import SUPPORTED_TORCH
 from torch_mtia.upstream_gates import Gate
 
@@ -36,7 +36,6 @@ def skip_without(module: str) -> None:
         pytest.skip("there is nothing to replace")
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("gate", "module"), PLACES, ids=lambda value: getattr(value, "name", value))
 def test_a_gate_is_applied_and_still_needed(gate: Gate, module: str) -> None:
     skip_without(module)
@@ -135,27 +134,67 @@ def test_a_gate_names_all_modules_that_have_the_name(gate: Gate) -> None:
     assert not missed
 
 
-def test_a_module_that_is_imported_later_gets_its_gate_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "imported_later.py").write_text("devices = ['cuda']\n")
+@pytest.fixture
+def gate_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """For the list `devices` of a module `library`, in tmp_path, that is not imported yet."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    gate = Gate(
+    yield Gate(
         name="devices",
-        modules=("imported_later",),
+        modules=("library",),
         why="a test",
         replace=lambda devices: [*devices, "mtia"],
         is_needed=lambda devices: "mtia" not in devices,
+        of_any_version=True,
     )
-    upstream_gates.apply("2.13.0+cpu", [gate])
-    assert "imported_later" not in sys.modules
-    module = importlib.import_module("imported_later")
-    try:
-        assert module.devices == ["cuda", "mtia"]
-        assert module.__spec__ is not None
-        assert module.__file__ == str(tmp_path / "imported_later.py")
-    finally:
-        del sys.modules["imported_later"]
-        del upstream_gates.originals["imported_later", "devices"]
+    sys.modules.pop("library", None)
+    import_hooks._finder.actions.pop("library", None)
+    upstream_gates.originals.pop(("library", "devices"), None)
+
+
+def test_a_module_that_is_imported_later_gets_its_gate_then(gate_of_a_library: Gate, tmp_path: Path) -> None:
+    (tmp_path / "library.py").write_text("devices = ['cuda']\n")
+    upstream_gates.apply("2.13.0+cpu", [gate_of_a_library])
+    assert "library" not in sys.modules
+    module = importlib.import_module("library")
+    assert module.devices == ["cuda", "mtia"]
+    assert module.__spec__ is not None
+    assert module.__file__ == str(tmp_path / "library.py")
+
+
+def test_a_module_that_imports_torch_first_gets_its_gate_when_it_is_complete(
+    gate_of_a_library: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "library.py").write_text("import stand_in_for_torch\ndevices = ['cuda']\n")
+    (tmp_path / "stand_in_for_torch.py").write_text("import sys\nsys.load_the_device()\n")
+    load = lambda: upstream_gates.apply("2.13.0+cpu", [gate_of_a_library])  # noqa: E731
+    monkeypatch.setattr(sys, "load_the_device", load, raising=False)
+    assert importlib.import_module("library").devices == ["cuda", "mtia"]
+    del sys.modules["stand_in_for_torch"]
+
+
+def test_an_import_that_fails_gives_its_own_error(
+    gate_of_a_library: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "library.py").write_text("import sys\nsys.load_the_device()\nraise ValueError('its own')\n")
+    load = lambda: upstream_gates.apply("2.13.0+cpu", [gate_of_a_library])  # noqa: E731
+    monkeypatch.setattr(sys, "load_the_device", load, raising=False)
+    with pytest.raises(ValueError, match="its own"):
+        importlib.import_module("library")
+
+
+@pytest.mark.parametrize("is_imported", [True, False])
+def test_a_module_that_is_imported_again_gets_its_gate_again(
+    gate_of_a_library: Gate, tmp_path: Path, is_imported: bool
+) -> None:
+    (tmp_path / "library.py").write_text("devices = ['cuda']\n")
+    if is_imported:
+        importlib.import_module("library")
+    upstream_gates.apply("2.13.0+cpu", [gate_of_a_library])
+    module = importlib.import_module("library")
+    assert importlib.reload(module).devices == ["cuda", "mtia"]
+    del sys.modules["library"]
+    assert importlib.import_module("library").devices == ["cuda", "mtia"]
 
 
 @pytest.mark.parametrize("name", ["devices", "Class.devices"])

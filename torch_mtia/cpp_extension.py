@@ -33,7 +33,11 @@ def link_flags() -> list[str]:
 def MtiaExtension(name: str, sources: list[str], **options: Any) -> Extension:
     """`torch.utils.cpp_extension.CppExtension` for code that includes headers of this package. Same options."""
     options["include_dirs"] = [*options.get("include_dirs", ()), *include_paths()]
-    options["extra_compile_args"] = [*COMPILE_FLAGS, *options.get("extra_compile_args", ())]
+    flags = options.get("extra_compile_args", ())
+    if isinstance(flags, dict):
+        options["extra_compile_args"] = flags | {"cxx": [*COMPILE_FLAGS, *flags.get("cxx", ())]}
+    else:
+        options["extra_compile_args"] = [*COMPILE_FLAGS, *flags]
     options["extra_link_args"] = [*options.get("extra_link_args", ()), *link_flags()]
     extension: Extension = CppExtension(name, sources, **options)
     return extension

@@ -25,35 +25,62 @@ class _Finder:
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target)) is not None), None)
         if spec is not None and spec.loader is not None:
-            _act_after(spec.loader, self.actions[name])
+            _act_after(spec.loader, name, self.actions[name])
         return spec
 
 
-def _act_after(loader: Any, actions: list[Action]) -> None:
+def _act_after(loader: Any, name: str, actions: list[Action]) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        for action in actions:
-            action(module)
+        if module.__name__ == name:  # a loader may serve several modules
+            for action in actions:
+                action(module)
 
     loader.exec_module = exec_module
+
+
+class _Loading(importlib.machinery.ModuleSpec):
+    """The spec of a module whose execution is under way, as where a library imports torch, which imports this.
+
+    The import system sets `_initializing` to False after the execution. If that failed, it has removed the module.
+    """
+
+    actions: list[Action]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value and (module := sys.modules.get(self.name)) is not None:
+            for action in self.actions:
+                action(module)
+
+
+def _is_loading(module: ModuleType) -> bool:
+    # The last line of torch loads this package: torch is complete.
+    return module.__name__ != "torch" and getattr(module.__spec__, "_initializing", False)
 
 
 _finder = _Finder()
 
 
 def after_import(name: str, action: Action) -> None:
-    """Calls `action(module)` at once if the module is imported, otherwise right after it is, once.
+    """Calls `action(module)` at once if the module is imported, and right after each later import or reload of it.
 
     Imports nothing.
     """
-    module = sys.modules.get(name)
-    if module is not None:
-        action(module)
-        return
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     actions = _finder.actions.setdefault(name, [])
     if action not in actions:
         actions.append(action)
+    module = sys.modules.get(name)
+    if module is None:
+        return
+    if not _is_loading(module):
+        action(module)
+        return
+    spec: Any = module.__spec__
+    if not isinstance(spec, _Loading):
+        spec.__class__ = _Loading
+        spec.actions = actions

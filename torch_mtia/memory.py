@@ -85,7 +85,7 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
         memory = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
     else:
         memory = torch.UntypedStorage(0)
-    view = torch.empty(0, dtype=tensor.dtype)
+    view = torch.empty(0, dtype=tensor.dtype, device="cpu")
     view.set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())
     if tensor.is_conj():
         view = view.conj()

@@ -55,11 +55,13 @@ def _open(gate: Gate, name: str, _imported: ModuleType) -> None:
     module, key = sys.modules[name], (name, gate.name)
     if gate.of_any_version and _is_missing(gate, module):
         return
-    if key not in originals:
-        now = present(gate, module)
-        _, originals[key] = _replaced.get(id(now), (now, now))
-        if originals[key] is now:
-            _replace(gate, module)
+    now = present(gate, module)
+    _, original = _replaced.get(id(now), (now, now))
+    if original is now:
+        originals[key] = now
+        _replace(gate, module)
+    else:
+        originals.setdefault(key, original)
 
 
 def _replace(gate: Gate, module: ModuleType) -> None:

@@ -30,7 +30,7 @@ def pinned_where_not_shared(original: Callable[..., Any]) -> Callable[..., Any]:
 def staged_in_pinned_memory(original: Callable[..., Any]) -> Callable[..., Any]:
     def _stage_untyped_storage(self: Any, storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, "allocates_pinned_memory", False) and storage not in self._cached_storage_mapping:
-            pinned = torch.empty(storage.size(), dtype=torch.uint8, pin_memory=True)
+            pinned = torch.empty(storage.size(), dtype=torch.uint8, device="cpu", pin_memory=True)
             self._cached_storage_mapping[storage] = pinned.untyped_storage()
         return original(self, storage, *args, **kwargs)
 
