@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -141,4 +141,5 @@ def test_what_an_extensions_work_throws_is_raised_at_the_synchronizing_call(
 
 def test_flags_may_be_given_by_compiler() -> None:
     extension = MtiaExtension("name", ["source.cpp"], extra_compile_args={"cxx": ["-O3"], "nvcc": ["-g"]})
-    assert extension.extra_compile_args == {"cxx": [*COMPILE_FLAGS, "-O3"], "nvcc": ["-g"]}
+    flags: Any = extension.extra_compile_args
+    assert flags == {"cxx": [*COMPILE_FLAGS, "-O3"], "nvcc": ["-g"]}

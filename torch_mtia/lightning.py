@@ -46,8 +46,7 @@ def _accelerator(base: Any) -> type:
             device_module().set_device(device)
 
         def get_device_stats(self, device: Any) -> dict[str, Any]:
-            stats: dict[str, Any] = device_module().memory_stats(device)
-            return stats
+            return dict(torch.accelerator.memory_stats(device))  # flat: each is a metric
 
         def teardown(self) -> None:
             device_module().empty_cache()
@@ -79,12 +78,15 @@ def _accelerator(base: Any) -> type:
 
 def parse_devices(devices: int | str | list[int]) -> list[int]:
     """A number of devices, -1 for all, or their indices: of Lightning's arguments `devices`."""
+    given = devices
     count: int = device_module().device_count()
     if isinstance(devices, str):
         parts = [int(part) for part in devices.split(",") if part.strip()]
-        devices = parts[0] if "," not in devices else parts
+        devices = parts[0] if len(parts) == 1 and "," not in devices else parts
     if isinstance(devices, int):
         devices = list(range(count if devices == -1 else devices))
+    if not isinstance(devices, list | tuple) or not devices:
+        raise ValueError(f"devices must be a number of them, -1 for all, or a list of their indices, not {given!r}")
     if missing := [index for index in devices if index not in range(count)]:
         raise ValueError(
             f"there are {count} devices of {device_type()}, and no {missing}: set TORCH_MTIA_DEVICES to have more"

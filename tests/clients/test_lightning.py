@@ -106,6 +106,21 @@ def test_devices_that_there_are_not_are_an_error(device: torch.device) -> None:
         lightning.Trainer(accelerator=device.type, devices=2, logger=False)
 
 
+@pytest.mark.parametrize("devices", ["", -2, 1.0, {}])
+def test_devices_that_are_no_devices_are_an_error(device: torch.device, devices: Any) -> None:
+    from torch_mtia.lightning import parse_devices
+
+    with pytest.raises(ValueError, match="devices must be a number of them"):
+        parse_devices(devices)
+
+
+def test_statistics_of_the_device_are_metrics(tmp_path: Path) -> None:
+    _, trainer = train(tmp_path)
+    stats = trainer.accelerator.get_device_stats(trainer.strategy.root_device)
+    assert stats["allocated_bytes.all.peak"] > 0
+    assert all(isinstance(value, int) for value in stats.values())
+
+
 def test_several_processes_train_together(launch: Launch, tmp_path: Path, device: torch.device) -> None:
     script = f"""
         import json, os

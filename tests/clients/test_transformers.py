@@ -162,6 +162,17 @@ def test_a_model_is_loaded_to_the_device(
     assert generate(loaded, prompt) == generate(model, prompt)
 
 
+def test_the_library_may_be_imported_before_torch(run_script: RunScript, device: torch.device) -> None:
+    script = f"""
+    from transformers import TrainingArguments, Trainer
+    from accelerate import Accelerator
+    import torch
+    assert TrainingArguments(output_dir="out", report_to=[]).device.type == "{device.type}"
+    assert Accelerator(mixed_precision="fp16").scaler is not None
+    """
+    run_script(script).output()
+
+
 def test_a_model_is_divided_among_the_devices(tmp_path: Path, run_script: RunScript) -> None:
     model = llama().eval()
     model.save_pretrained(tmp_path)
