@@ -107,7 +107,7 @@ def test_devices_that_there_are_not_are_an_error(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("devices", ["", -2, 1.0, {}])
-def test_devices_that_are_no_devices_are_an_error(device: torch.device, devices: Any) -> None:
+def test_devices_that_are_no_devices_are_an_error(devices: Any) -> None:
     from torch_mtia.lightning import parse_devices
 
     with pytest.raises(ValueError, match="devices must be a number of them"):
