@@ -66,6 +66,56 @@ def test_a_fork_after_first_use_raises_and_names_spawn(run_script: RunScript, op
     assert "spawn" in finished.output()
 
 
+@pytest.mark.parametrize(
+    "first_use",
+    [
+        "torch.empty(3, pin_memory=True)",
+        "torch.Stream('mtia')",
+        "torch.mtia.get_device_properties(0)",
+        "torch.mtia.get_device_capability(0)",
+    ],
+)
+def test_a_forked_process_knows_of_any_first_use(run_script: RunScript, first_use: str) -> None:
+    finished = run_script(
+        f"""
+        import os, torch
+
+        x = {first_use}
+        if (pid := os.fork()) == 0:
+            assert torch.mtia._is_in_bad_fork()
+            assert torch.mtia.device_count() == 1
+            try:
+                torch.ones(1, device="mtia")
+            except RuntimeError as error:
+                assert "spawn" in str(error)
+                os._exit(0)
+            os._exit(1)
+        raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        """
+    )
+    finished.output()
+
+
+def test_a_forked_process_has_no_view_of_the_memory(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import os, torch, torch_mtia
+
+        x = torch.arange(4.0, device="mtia")
+        torch.mtia.synchronize()
+        if (pid := os.fork()) == 0:
+            try:
+                torch_mtia.memory.host_view(x)
+            except RuntimeError as error:
+                assert "spawn" in str(error)
+                os._exit(0)
+            os._exit(1)
+        raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        """
+    )
+    finished.output()
+
+
 def test_a_forked_process_may_use_the_cpu_and_end(run_script: RunScript) -> None:
     finished = run_script(
         """

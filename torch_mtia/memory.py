@@ -9,7 +9,7 @@ import ctypes
 import torch
 
 from torch_mtia import _C
-from torch_mtia.door import device_type
+from torch_mtia.door import device_module, device_type
 
 __all__ = ["get_per_process_memory_fraction", "host_view", "set_per_process_memory_fraction"]
 
@@ -65,7 +65,8 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
 
     Raises:
         ValueError: the tensor is on another device, or not strided.
-        RuntimeError: it requires a gradient; `host_view(tensor.detach())` has none.
+        RuntimeError: it requires a gradient; `host_view(tensor.detach())` has none. Or the process was forked from one
+            that uses the device.
         NotImplementedError: the driver gives the host no view of the device's memory; `tensor.cpu()` copies.
     """
     if tensor.device.type != device_type():
@@ -75,6 +76,11 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.requires_grad:
         raise RuntimeError(
             "tensor requires a gradient, which a view of the host cannot have: host_view(tensor.detach())"
+        )
+    if device_module()._is_in_bad_fork():
+        raise RuntimeError(
+            "this process was forked from one that uses the device, whose memory it does not have: start it with the "
+            "multiprocessing start method 'spawn'"
         )
     storage = tensor.untyped_storage()
     address = storage.data_ptr()  # a lazy clone gets memory of its own here, which the device fills

@@ -42,6 +42,7 @@ void initialize_mkl() {
 }  // namespace
 
 constinit thread_local c10::DeviceIndex detail::current_device = 0;
+constinit OnFirstUse on_first_use = nullptr;
 
 void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device, bool launch_blocking,
                uint64_t delay_seed, bool log_launches) {
@@ -83,6 +84,8 @@ void ensure_initialized() {
   core::WorkTrace::attach();
   initialize_mkl();
   DeviceAllocation::install();
+  device_count();  // a child that is forked cannot ask the driver
+  if (on_first_use != nullptr) on_first_use();
   ready.store(true, std::memory_order_release);
 }
 

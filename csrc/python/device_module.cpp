@@ -22,10 +22,8 @@ void bind_device_module(py::module_& m) {
   static const PythonHooks hooks;
   m.def("_device_count", &device_count);
   m.def("_is_initialized", &runtime::is_initialized);
-  m.def("_initialize", [] {
-    torch::utils::register_fork_handler_for_device_init(device_type());
-    ensure_initialized();
-  });
+  on_first_use = [] { torch::utils::register_fork_handler_for_device_init(device_type()); };
+  m.def("_initialize", &ensure_initialized);
   m.def("_exchange_device", &exchange_device);
   m.def("_maybe_exchange_device",
         [](c10::DeviceIndex device) { return device < 0 ? device : maybe_exchange_device(device); });
