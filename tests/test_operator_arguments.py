@@ -353,6 +353,23 @@ def test_a_number_among_elements(device: torch.device) -> None:
     assert torch.isin(5, torch.tensor([[1, 5], [7, 9]], device=device)).item() is True
 
 
+# The CPU has none of integers; CUDA has.
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_histograms_of_integers(device: torch.device, dtype: torch.dtype) -> None:
+    numbers = torch.tensor([[0, 3, 7], [9, 7, 4], [1, 1, 100]], dtype=dtype)
+    x = numbers.to(device)
+    assert torch.histc(x, 8, 0, 7).tolist() == torch.histc(numbers.float(), 8, 0, 7).tolist()
+    assert torch.histc(x.t()[::2], 4).tolist() == torch.histc(numbers.t()[::2].float(), 4).tolist()  # all of the data
+    assert torch.histc(x[0, :1], 3).tolist() == [0, 1, 0]
+    largest, least = torch.iinfo(dtype).max, torch.iinfo(dtype).min
+    assert torch.histc(torch.tensor([least, largest, largest], device=device, dtype=dtype), 100).sum() == 3
+    out = torch.zeros(16, dtype=dtype, device=device)
+    torch.histc(x, 8, 0, 7, out=out[::2])
+    assert out[::2].tolist() == [1, 2, 0, 1, 1, 0, 0, 2]
+    with pytest.raises(RuntimeError, match="without overflow"):
+        torch.histc(x, 8, 0, 1e30)
+
+
 def test_a_volume_is_pooled_into_memory_with_strides(device: torch.device) -> None:
     x = torch.rand(1, 2, 4, 4, 4, device=device)
     out = torch.zeros(1, 2, 2, 2, 4, device=device)[..., ::2]

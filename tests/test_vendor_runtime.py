@@ -105,6 +105,9 @@ def test_operators_give_what_the_cpu_gives(run: Callable[..., Finished]) -> None
         check(lambda x: torch.cat([x, x[1:]]).softmax(0))
         check(lambda x: torch.stack([*torch.linalg.svd(x)[1]]))
         check(lambda x: x[x.detach() > 0])
+        numbers = torch.tensor([0, 3, 7, 7, 9], device="mtia")
+        assert torch.histc(numbers, 8, 0, 7).tolist() == [1, 0, 0, 1, 0, 0, 0, 2]
+        assert torch.histc(numbers, 2, out=numbers[:2]).tolist() == [2, 3]
         check(lambda x: x.detach().sort(1).values.index_add_(0, torch.tensor([1]).to(x.device), x.detach()[:1]))
         check(lambda x: torch.sub(x.detach(), 1, out=torch.empty(0, device=x.device)))
         check(lambda x: torch.mode(x.detach(), out=(torch.empty(0, device=x.device),

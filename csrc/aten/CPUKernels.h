@@ -38,6 +38,10 @@ at::Tensor& int_mm_out(const at::Tensor& self, const at::Tensor& mat2, at::Tenso
 // ATen's, and for many rows a product with the converted weight.
 at::Tensor weight_int8pack_mm(const at::Tensor& self, const at::Tensor& mat2, const at::Tensor& scales);
 
+// ATen's, and for integers, as CUDA's.
+at::Tensor& histc_out(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max,
+                      at::Tensor& hist);
+
 // How long a product of (..., rows, inner) by (..., inner, columns) takes on one thread. Raises for two dtypes.
 uint64_t product_cost(const at::Tensor& left, const at::Tensor& right);
 

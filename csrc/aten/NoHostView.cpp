@@ -1,11 +1,15 @@
 // What stands in for kernels that reach the device's memory from the host, with a driver that has no host view, where
-// the fallback alone would not do: fills, for which the driver has a function, and convolutions, which PyTorch sends to
-// two operators that only an out-of-tree device has.
+// the fallback alone would not do: fills, for which the driver has a function, convolutions, which PyTorch sends to two
+// operators that only an out-of-tree device has, and histograms of integers, which no operator of the CPU counts.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/empty.h>
 
+#include "CPUKernels.h"
 #include "Launch.h"
 #include "NoHostView.h"
+#include "ShapeFunctions.h"
 
 namespace torch_mtia {
 namespace {
@@ -55,6 +59,33 @@ void convolution_backward(const c10::OperatorHandle& op, Stack* stack) {
               grad_output.sizes(), ", and ", channels, " channels were expected");
   stack->insert(arguments + 3, c10::IValue(std::vector<int64_t>{channels}));
   fall_back(convolution_backward, stack);
+}
+
+// Of integers, and with out=: the CPU's operator takes floating point only.
+void histc(const c10::OperatorHandle& op, Stack* stack) {
+  const auto count = op.schema().arguments().size();
+  const auto arguments = stack->end() - static_cast<std::ptrdiff_t>(count);
+  const at::Tensor self = arguments[0].toTensor();
+  if (!at::isIntegralType(self.scalar_type(), /*includeBool=*/false)) return fall_back(op, stack);
+  const int64_t bins = arguments[1].toInt();
+  const at::Scalar min = arguments[2].toScalar();
+  const at::Scalar max = arguments[3].toScalar();
+  const at::Tensor numbers = self.cpu();
+  histc_shape(self, bins, min, max);
+  at::Tensor hist = at::empty({bins}, numbers.options());
+  histc_out(numbers, bins, min, max, hist);
+  at::Tensor result;
+  if (op.schema().overload_name() == "out") {
+    result = arguments[4].toTensor();
+    TORCH_CHECK(result.scalar_type() == self.scalar_type(), "torch.histc: out must be of dtype ", self.scalar_type(),
+                ", as the input is, but is ", result.scalar_type());
+    at::native::resize_output(result, hist.sizes());
+    result.copy_(hist);
+  } else {
+    result = hist.to(self.device());
+  }
+  torch::jit::drop(*stack, count);
+  torch::jit::push(*stack, std::move(result));
 }
 
 }  // namespace torch_mtia

@@ -507,6 +507,11 @@ KnownShape histc_shape(const at::Tensor& self, int64_t bins, const at::Scalar& m
   }
   TORCH_CHECK(std::isfinite(least) && std::isfinite(most), "torch.histc: range of [", least, ", ", most,
               "] is not finite");
+  // Those of integers are integers; what 64 bits cannot hold is an error.
+  if (at::isIntegralType(self.scalar_type(), /*includeBool=*/false)) {
+    min.to<int64_t>();
+    max.to<int64_t>();
+  }
   const std::array<int64_t, 1> sizes{bins};
   return {like(self, sizes)};
 }

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import transformers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 if TYPE_CHECKING:
     from tests.clients.conftest import Launch
@@ -35,6 +44,23 @@ def llama(**settings: Any) -> Any:
         **settings,
     )
     return LlamaForCausalLM(config)
+
+
+def mixtral() -> Any:
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return MixtralForCausalLM(config)
 
 
 def gpt2(dropout: float) -> Any:
@@ -132,6 +158,22 @@ def test_tokens_are_those_of_the_cpu(prompt: torch.Tensor, device: torch.device)
     assert generate(model, prompt) == expected
     assert generate(model, prompt, cache_implementation="static") == expected
     assert generate(model, prompt, num_beams=3) == generate(llama().eval(), prompt, num_beams=3)
+
+
+def test_experts_are_those_of_the_cpu(prompt: torch.Tensor, device: torch.device) -> None:
+    def losses(model: Any) -> list[float]:
+        tokens = prompt.to(model.device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        steps = []
+        for _ in range(3):
+            loss = model(tokens, labels=tokens, output_router_logits=True).loss
+            loss.backward()
+            optimizer.step()
+            steps.append(loss.item())
+        return steps
+
+    assert generate(mixtral().eval().to(device), prompt) == generate(mixtral().eval(), prompt)
+    assert losses(mixtral().to(device)) == pytest.approx(losses(mixtral()), rel=1e-4)
 
 
 def test_generation_is_compiled_into_graphs(prompt: torch.Tensor, device: torch.device) -> None:
