@@ -6,6 +6,9 @@ Losses are float32, of sums in another order: 1e-4 of them is allowed, in mixed 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,6 +192,49 @@ def test_several_processes_train_on_the_cpu_for_those_who_ask_for_it(launch: Lau
     kind, _, _, losses = json.loads(launch(script, **environment))
     assert kind == "cpu"
     assert losses == pytest.approx(expected_of_two_processes(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], ["mtia:0 2", "mtia:1 2"]),
+        (["--multi_gpu"], ["mtia:0 2", "mtia:1 2"]),
+        (["--num_processes=1"], ["mtia 1"]),
+        (["--cpu"], ["cpu 1"]),
+    ],
+    ids=str,
+)
+def test_a_process_is_launched_for_each_device(options: list[str], expected: list[str], tmp_path: Path) -> None:
+    assert launched(tmp_path, *options) == expected
+
+
+@pytest.mark.parametrize(("devices", "expected"), [(1, ["mtia 1"]), (2, ["mtia:0 2", "mtia:1 2"])])
+def test_the_basic_configuration_is_for_the_device(devices: int, expected: list[str], tmp_path: Path) -> None:
+    run_accelerate(tmp_path, "config", "default", devices=devices)
+    assert launched(tmp_path, devices=devices) == expected
+
+
+def launched(folder: Path, *options: str, devices: int = 2) -> list[str]:
+    """What each process that `accelerate launch` starts prints: its device, and how many processes there are."""
+    (folder / "script.py").write_text(
+        "from accelerate import Accelerator; a = Accelerator(); print(f'{a.device} {a.num_processes};')"
+    )
+    said = run_accelerate(folder, "launch", *options, "script.py", devices=devices)
+    return sorted(line.strip() for line in said.replace("\n", "").split(";") if line)
+
+
+def run_accelerate(folder: Path, *arguments: str, devices: int) -> str:
+    environment = {"HF_HOME": str(folder), "TORCH_MTIA_DEVICES": str(devices), "PYTHONPATH": str(Path.cwd())}
+    process = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.accelerate_cli", *arguments],
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def expected_of_two_processes() -> list[float]:

@@ -176,6 +176,48 @@ def memory_with_mtia(original: Function) -> Function:
     return get_max_memory
 
 
+# What excludes that a process for each device is started unasked.
+_CHOICES = ("multi_gpu", "tpu_use_cluster", "use_deepspeed", "use_fsdp", "use_megatron_lm")
+
+
+def launched_on_every_mtia(original: Function) -> Function:
+    @functools.wraps(original)
+    def validate(args: Any) -> Any:
+        from accelerate.commands import launch
+
+        configured = args.config_file is not None or Path(launch.default_config_file).is_file()
+        if configured or args.cpu or args.tpu or not is_the_accelerator():
+            return original(args)
+        devices = device_module().device_count()
+        if args.num_processes is None and devices > 1:
+            args.num_processes = devices
+        if devices > 1 and args.num_processes > 1 and not any(getattr(args, name) for name in _CHOICES):
+            args.multi_gpu = True
+        validated = original(args)
+        args.num_processes = args.num_processes or devices  # 0: the devices of torch.cuda
+        return validated
+
+    return validate
+
+
+def configured_for_mtia(original: Function) -> Function:
+    @functools.wraps(original)
+    def write_basic_config(*args: Any, **kwargs: Any) -> Any:
+        path = original(*args, **kwargs)
+        if path and is_the_accelerator():  # False: there was a file, which stays
+            from accelerate.commands.config.config_args import ClusterConfig
+
+            config = ClusterConfig.from_json_file(path)
+            if config.use_cpu:
+                config.use_cpu = False
+                config.num_processes = device_module().device_count()
+                config.distributed_type = "MULTI_GPU" if config.num_processes > 1 else "NO"
+                config.to_json_file(path)
+        return path
+
+    return write_basic_config
+
+
 # Checkpoints have the states of the generators of the devices that the libraries list: ours are in a file of their own.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_mtia.door import device_type
+from torch_mtia.door import device_module, device_type
 from torch_mtia.upstream_gates.probes import DEVICE, raises, with_values, with_variable
 
 Function = Callable[..., Any]
@@ -71,6 +72,21 @@ def scales_nothing(get_grad_scaler: Function) -> bool:
 
 def finds_no_memory(get_max_memory: Function) -> bool:
     return 0 not in get_max_memory()
+
+
+def launches_one_process(validate: Function) -> bool:
+    from accelerate.commands import launch
+
+    args = launch.launch_command_parser().parse_args(["script.py"])
+    with with_values(device_module(), device_count=lambda: 2), with_values(launch, default_config_file=""):
+        validate(args)
+    return not args.multi_gpu
+
+
+def writes_the_cpu(write_basic_config: Function) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_basic_config(save_location=str(Path(folder) / "config.json"))
+        return bool(json.loads(Path(path).read_text())["use_cpu"])
 
 
 def _leaves_random_states(save: Callable[[str], Any], load: Callable[[str], Any]) -> bool:

@@ -77,6 +77,22 @@ CLIENT_GATES: tuple[Gate, ...] = (
         of_any_version=True,
     ),
     Gate(
+        name="_validate_launch_command",
+        modules=("accelerate.commands.launch",),
+        why="`accelerate launch` starts a process for each device of a list, else one.",
+        replace=clients.launched_on_every_mtia,
+        is_needed=clients_probes.launches_one_process,
+        of_any_version=True,
+    ),
+    Gate(
+        name="write_basic_config",
+        modules=("accelerate.commands.config.default", "accelerate.utils.other", "accelerate.utils"),
+        why="The file that it writes says use_cpu where no device of a list is there.",
+        replace=clients.configured_for_mtia,
+        is_needed=clients_probes.writes_the_cpu,
+        of_any_version=True,
+    ),
+    Gate(
         name="save_accelerator_state",
         modules=("accelerate.checkpointing", "accelerate.accelerator"),
         why="A checkpoint has the states of the random numbers of listed devices.",
