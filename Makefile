@@ -17,6 +17,10 @@ PIP_FLAGS ?=
 MAX_JOBS ?= 2
 export MAX_JOBS
 
+# All that chooses instructions by the processor, as if it had AVX2 and nothing newer: PyTorch's loops and this device,
+# oneDNN, MKL, and Triton's kernels.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 TRITON_OVERRIDE_ARCH=x86-64-v3
+
 BENCHMARKS := start device eager runtime triton_kernels graphs compile kernels distributed sanitizing
 
 FUZZ_SEED ?= 1000000
@@ -35,7 +39,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build-aarch64 demo demo-text test test-aarch64 test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheels wheels-aarch64 clean
+.PHONY: help build-aarch64 demo demo-text test test-aarch64 test-avx2 test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench bench-avx2 fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheels wheels-aarch64 clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -64,6 +68,9 @@ else
 test: $(BUILT) $(VENV)/test browser  ## run the C++ unit tests and the Python tests
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run
 	$(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests
+
+test-avx2: $(BUILT) $(VENV)/test  ## run the Python tests as on a processor without AVX-512 and AMX
+	$(AVX2) $(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests
 
 # PyTorch's libraries stay outside of the wheel: those of the environment are loaded.
 wheels: $(BUILT) $(VENV)/wheels  ## build the sources and a wheel for this PyTorch and Python, in dist/
@@ -154,9 +161,15 @@ conformance: $(BUILT) $(VENV)/test  ## test all that PyTorch asks of a device: r
 	  --json build/conformance/mtia.json --junit build/conformance/mtia.xml --report build/conformance/mtia.html
 
 bench: $(BUILT) $(VENV)/test $(VENV)/demo  ## measure the device against PyTorch's CPU device, and write docs/performance.md
-	status=0; for benchmark in $(BENCHMARKS); do \
-	  $(BIN)/python benchmarks/$$benchmark.py --json build/$$benchmark.json || status=1; done; \
-	$(BIN)/python benchmarks/report.py $(BENCHMARKS:%=build/%.json); exit $$status
+	$(call measure,performance,$(BENCHMARKS))
+
+bench-avx2: $(BUILT) $(VENV)/test $(VENV)/demo  ## measure both without AVX-512 and AMX, and write docs/performance-avx2.md
+	export $(AVX2); $(call measure,performance-avx2,eager triton_kernels compile)
+
+# Runs the benchmarks $(2) and writes page $(1) from what they saved.
+measure = mkdir -p build/$(1); status=0; for benchmark in $(2); do \
+	  $(BIN)/python benchmarks/$$benchmark.py --json build/$(1)/$$benchmark.json || status=1; done; \
+	$(BIN)/python benchmarks/report.py $(1) $(2:%=build/$(1)/%.json); exit $$status
 
 fuzz: $(BUILT) $(VENV)/test  ## compare FUZZ_COUNT random Triton kernels with Triton's interpreter, from FUZZ_SEED on
 	$(BIN)/python -m tools.triton_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COUNT) --jobs $(FUZZ_JOBS) --features

@@ -1,6 +1,6 @@
-"""Writes docs/performance.md, its chart and README's table from what the benchmarks saved.
+"""Writes a page of docs/ and its chart from what the benchmarks saved; with `performance`, README's table too.
 
-    python benchmarks/report.py FILE.json ...
+    python benchmarks/report.py PAGE FILE.json ...
 
 The files are those of `--json`, one of each benchmark; a table has the name of its file.
 """
@@ -16,11 +16,18 @@ from typing import Any
 Report = dict[str, Any]  # the content of a file
 
 ROOT = Path(__file__).parent.parent
-CHART = Path("images") / "performance.png"
 
-HEAD = """# Performance
+# The title of a page, and what wrote it.
+PAGES = {
+    "performance": ("Performance", "`make bench`"),
+    "performance-avx2": (
+        "Performance with AVX2",
+        "`make bench-avx2`, where the device and its peers do without AVX-512 and AMX,",
+    ),
+}
+HEAD = """# {title}
 
-Written by `make bench` on {machine}.
+Written by {command} on {machine}.
 
 Times are medians in microseconds of one operation. `ratio` is the peer's time over ours: above 1 the device is faster.
 A bar is what a case should reach. `of roof` is the share of what the machine can do, in memory or in matrix products,
@@ -112,15 +119,18 @@ def of_readme(reports: dict[str, Report]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", choices=PAGES)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.json")
     arguments = parser.parse_args()
     reports: dict[str, Report] = {file.stem: json.loads(file.read_text()) for file in arguments.files}
-    lines = [HEAD.format(machine=machine(next(iter(reports.values()))), chart=CHART)]
+    title, command = PAGES[arguments.page]
+    chart = Path("images") / f"{arguments.page}.png"
+    lines = [HEAD.format(title=title, command=command, machine=machine(next(iter(reports.values()))), chart=chart)]
     for name, report in reports.items():
         lines += section(name, report)
-    (ROOT / "docs" / "performance.md").write_text("\n".join(lines))
-    draw(reports, ROOT / "docs" / CHART)
-    if all(name in reports for _, name, _ in OF_README):
+    (ROOT / "docs" / arguments.page).with_suffix(".md").write_text("\n".join(lines))
+    draw(reports, ROOT / "docs" / chart)
+    if arguments.page == "performance" and all(name in reports for _, name, _ in OF_README):
         readme, begin, end = ROOT / "README.md", "<!-- measured -->\n", "<!-- end of measured -->\n"
         measured = begin + "\n".join(of_readme(reports)) + f"\n{end}"
         readme.write_text(re.sub(f"{begin}.*{end}", lambda _: measured, readme.read_text(), flags=re.DOTALL))

@@ -365,7 +365,8 @@ def environment(threads: int | None) -> dict[str, str]:
     import torch_mtia
 
     model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    settings = [name for name in sorted(os.environ) if name.startswith(("TORCH_MTIA_", "MALLOC_", "OMP_", "KMP_"))]
+    prefixes = ("TORCH_MTIA_", "MALLOC_", "OMP_", "KMP_", "ATEN_", "ONEDNN_", "MKL_", "TRITON_OVERRIDE_ARCH")
+    settings = [name for name in sorted(os.environ) if name.startswith(prefixes)]
     return {
         "date": time.strftime("%Y-%m-%d"),
         "CPU": model[1] if model else platform.machine(),

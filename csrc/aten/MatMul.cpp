@@ -11,6 +11,7 @@
 #include <ATen/Context.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/Version.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/addmm_native.h>
@@ -51,7 +52,7 @@ enum class Product { kATen, kOneDNN, kRow };
 bool is_mkl_slow() {
 #if defined(__x86_64__)
   static const bool is_slow =
-      at::globalContext().hasMKLDNN() && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_is("intel") == 0;
+      at::globalContext().hasMKLDNN() && at::get_cpu_capability() == "AVX512" && __builtin_cpu_is("intel") == 0;
   return is_slow;
 #else
   return false;  // there is no MKL

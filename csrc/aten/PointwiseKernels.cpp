@@ -67,21 +67,22 @@ Tensor& relu_mtia_(Tensor& self) {
 
 // Whether the CPU may have oneDNN compute it, which is faster than the loops of the stub and has other bits. A result
 // with other strides it writes to memory of its own, and ATen leaves it there.
-static bool gelu_may_be_in_onednn(const Tensor& self, std::string_view approximate, const Tensor& result) {
+static bool gelu_may_be_in_onednn(const Tensor& self, GeluType formula, const Tensor& result) {
 #if defined(__aarch64__)
   const bool has_formula = true;
 #else
-  const bool has_formula = approximate == "none";
+  const bool has_formula = formula == GeluType::None;
 #endif
   return has_formula && self.scalar_type() != kDouble && self.is_contiguous() && result.is_contiguous();
 }
 
 TORCH_IMPL_FUNC(gelu_out_mtia)(const Tensor& self, std::string_view approximate, const Tensor& out) {
-  if (!gelu_may_be_in_onednn(self, approximate, out)) {
-    GeluKernel(device_type(), *this, get_gelutype_enum(approximate));
+  const GeluType formula = get_gelutype_enum(approximate);
+  if (!gelu_may_be_in_onednn(self, formula, out)) {
+    GeluKernel(device_type(), *this, formula);
     return;
   }
-  const auto run = approximate == "none"
+  const auto run = formula == GeluType::None
                        ? +[](Tensor& out, const Tensor& self) { at::cpu::gelu_out(out, self, "none"); }
                        : +[](Tensor& out, const Tensor& self) { at::cpu::gelu_out(out, self, "tanh"); };
   run_cpu_kernel({"aten::gelu", kActivationWeight}, out.device(), run, keep_output(out), keep(self));
@@ -89,8 +90,9 @@ TORCH_IMPL_FUNC(gelu_out_mtia)(const Tensor& self, std::string_view approximate,
 
 TORCH_IMPL_FUNC(gelu_backward_out_mtia)
 (const Tensor& grad_output, const Tensor& self, std::string_view approximate, const Tensor& grad_input) {
-  if (approximate != "none" || !gelu_may_be_in_onednn(self, approximate, grad_input)) {
-    GeluBackwardKernel(device_type(), *this, get_gelutype_enum(approximate));
+  const GeluType formula = get_gelutype_enum(approximate);
+  if (formula != GeluType::None || !gelu_may_be_in_onednn(self, formula, grad_input)) {
+    GeluBackwardKernel(device_type(), *this, formula);
     return;
   }
   const auto run = [](Tensor& grad_input, const Tensor& grad_output, const Tensor& self) {
