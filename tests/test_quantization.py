@@ -21,6 +21,8 @@ from tests.compiled import generated
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.conftest import RunScript
+
 Tensor = torch.Tensor
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FLOAT8 = (E4M3, E5M2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -307,6 +309,24 @@ def test_products_with_weights_of_8_bits(device: torch.device, dtype: torch.dtyp
     result = torch._weight_int8pack_mm(*on(device, x, weight, scales)).cpu()
     tolerance = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
     torch.testing.assert_close(result.double(), expected, rtol=2 * tolerance, atol=2 * tolerance)
+
+
+# As on a processor without VNNI, where oneDNN, and so the CPU device, cuts sums to 16 bits.
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_products_of_integers_are_exact_without_vnni(run_script: RunScript, dtype: torch.dtype) -> None:
+    run_script(
+        f"""
+        import torch
+        largest = torch.full((70, 1100), torch.iinfo({dtype}).max, dtype={dtype}, device="mtia")
+        least = torch.full((1100, 40), -128, dtype=torch.int8, device="mtia")
+        product = torch._int_mm(largest, least)
+        assert product.dtype == torch.int32 and product.shape == (70, 40)
+        assert (product == torch.iinfo({dtype}).max * -128 * 1100).all()
+        out = torch.zeros(40, 70, dtype=torch.int32, device="mtia").t()
+        assert torch.equal(torch._int_mm(largest, least, out=out), product)
+        """,
+        ONEDNN_MAX_CPU_ISA="AVX2",
+    ).output()
 
 
 @pytest.mark.parametrize("strides", [(0, 1), (1, 0), (0, 0), (1, 1), (2, 1), (9, 1), (1, 20), (18, 2), (2, 40)])

@@ -1,8 +1,13 @@
 // Products of 8-bit integers, and with weights of 8 bits.
 #include <ATen/ops/_int_mm_native.h>
 #include <ATen/ops/_weight_int8pack_mm_native.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 
 #include "CPUKernels.h"
 #include "ShapeFunctions.h"
@@ -35,14 +40,45 @@ bool is_aligned(const at::Tensor& tensor) {
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kVector == 0;
 }
 
+// Without instructions for sums of products of bytes (VNNI), oneDNN adds two products in 16 bits, and cuts what does
+// not fit: the CPU's results are then wrong. Only oneDNN knows what it chooses, so that its answer is asked for.
+bool cuts_in_onednn() {
+  static const bool is_cut = [] {
+    constexpr int64_t kSize = 64;
+    constexpr int32_t kLargest = std::numeric_limits<int8_t>::max();
+    const at::Tensor largest = at::full({kSize, kSize}, kLargest, at::kChar);
+    return at::native::_int_mm_cpu(largest, largest).const_data_ptr<int32_t>()[0] != kLargest * kLargest * kSize;
+  }();
+  return is_cut;
+}
+
+bool may_be_cut(const at::Tensor& self, const at::Tensor& mat2) {
+  const bool is_of_bytes = self.scalar_type() == at::kChar || self.scalar_type() == at::kByte;
+  return is_of_bytes && mat2.scalar_type() == at::kChar && cuts_in_onednn();
+}
+
+// Sums of so many products are whole numbers that float32 holds: 512 * 255 * 128 < 2^24.
+constexpr int64_t kExactProducts = 512;
+
+at::Tensor product_by_floats(const at::Tensor& self, const at::Tensor& mat2) {
+  const at::Tensor sums = at::zeros({self.size(0), mat2.size(1)}, at::kInt);
+  for (int64_t begin = 0; begin < self.size(1); begin += kExactProducts) {
+    const int64_t length = std::min(kExactProducts, self.size(1) - begin);
+    const at::Tensor columns = self.narrow(1, begin, length).to(at::kFloat);
+    sums.add_(at::mm(columns, mat2.narrow(0, begin, length).to(at::kFloat)).to(at::kInt));
+  }
+  return sums;
+}
+
 }  // namespace
 
 at::Tensor int_mm(const at::Tensor& self, const at::Tensor& mat2) {
+  if (may_be_cut(self, mat2)) return product_by_floats(self, mat2);
   return at::native::_int_mm_cpu(with_rows_or_columns_apart(self), with_rows_or_columns_apart(mat2));
 }
 
 at::Tensor& int_mm_out(const at::Tensor& self, const at::Tensor& mat2, at::Tensor& out) {
-  if (!out.is_contiguous()) return out.copy_(int_mm(self, mat2));
+  if (!out.is_contiguous() || may_be_cut(self, mat2)) return out.copy_(int_mm(self, mat2));
   return at::native::_int_mm_out_cpu(with_rows_or_columns_apart(self), with_rows_or_columns_apart(mat2), out);
 }
 

@@ -38,7 +38,11 @@ Products of fp32 (`mm`, `addmm`, and what is made of them: `linear`, `matmul` of
 with AVX-512 that are not Intel's, where they are not small or narrow: the CPU device leaves them to MKL, which does
 without AVX-512 there and takes twice as long. One row times a matrix of up to 512K numbers whose columns are contiguous
 (the transposed weight of `linear`) is a loop of the device's own there. Their last bits differ from the CPU device's;
-`torch.backends.mkldnn.flags(enabled=False)` around the call leaves them to MKL too.
+`torch.backends.mkldnn.flags(enabled=False)` around the call leaves them to MKL too. Where MKL has one thread here and
+two on the CPU device, as small work has, its last bits can differ on Intel's processors.
+
+Two operators do more than the CPU device's: `histc` counts integers, as on CUDA, and `_int_mm` is exact on processors
+without VNNI, where oneDNN cuts sums to 16 bits.
 
 An entry stands for all forms of its operator (functional, in place, `out=`) that PyTorch derives from it. Dtypes are
 those of the first tensor with which samples of PyTorch's own tests ran on the device; where there is none, no sample
