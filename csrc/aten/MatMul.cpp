@@ -18,7 +18,9 @@
 #include <ATen/ops/addmv_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/baddbmm.h>
+#include <ATen/ops/baddbmm_native.h>
 #include <ATen/ops/bmm.h>
+#include <ATen/ops/bmm_native.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mm_native.h>
 
@@ -26,6 +28,7 @@
 
 #include "CPUKernelLaunch.h"
 #include "CPUKernels.h"
+#include "HalfProduct.h"
 #include "MTIANativeFunctions.h"
 #include "RowProduct.h"
 #include "ShapeFunctions.h"
@@ -47,7 +50,7 @@ void check_product_dtypes(const char* name, const at::Tensor& left, const at::Te
               ": out_dtype must be the dtype of the inputs, or float32 for half and bfloat16 inputs");
 }
 
-enum class Product { kATen, kOneDNN, kRow };
+enum class Product { kATen, kOneDNN, kRow, kFloats };
 
 bool is_mkl_slow() {
 #if defined(__x86_64__)
@@ -59,12 +62,13 @@ bool is_mkl_slow() {
 #endif
 }
 
-// See Note [Products of fp32].
+// See Note [Products of fp32] and Note [Products of 16 bits].
 Product quickest_product(const at::Tensor& left, const at::Tensor& right) {
   constexpr int64_t kLeastRows = 8;
   constexpr int64_t kLeastColumns = 32;
   constexpr int64_t kLeastProducts = int64_t{4} << 20;
   constexpr int64_t kMostOfRow = int64_t{512} << 10;  // numbers of a matrix that the second-level cache holds
+  if (is_quicker_as_floats(left, right)) return Product::kFloats;
   if (!is_mkl_slow() || left.scalar_type() != at::kFloat || !at::globalContext().userEnabledMkldnn()) {
     return Product::kATen;
   }
@@ -163,6 +167,7 @@ TORCH_IMPL_FUNC(mm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tenso
       [](const Tensor& self, const Tensor& mat2, Product product, const Tensor& out) {
         if (product == Product::kOneDNN) return torch_mtia::multiply_in_onednn(self, mat2, std::nullopt, out);
         if (product == Product::kRow) return torch_mtia::multiply_single_row(self, mat2, nullptr, out);
+        if (product == Product::kFloats) return torch_mtia::multiply_as_floats(self, mat2, out);
         torch_mtia::StructuredCall<structured_mm_out_cpu, 1>::run(self, mat2, out);
       },
       torch_mtia::keep(self), torch_mtia::keep(mat2), torch_mtia::keep(product), torch_mtia::keep_output(out));
@@ -175,8 +180,9 @@ TORCH_IMPL_FUNC(addmm_out_mtia)
   torch_mtia::check_bias(self, out, "addmm_out");
   Product product = torch_mtia::quickest_product(mat1, mat2);
   // These two read the bias while they write the result.
-  if (!torch_mtia::is_row(self, mat2.size(1)) || !beta.equal(1.0) || !alpha.equal(1.0) || self.is_alias_of(out) ||
-      (product == Product::kRow && out.stride(1) != 1)) {
+  if ((product == Product::kOneDNN || product == Product::kRow) &&
+      (!torch_mtia::is_row(self, mat2.size(1)) || !beta.equal(1.0) || !alpha.equal(1.0) || self.is_alias_of(out) ||
+       (product == Product::kRow && out.stride(1) != 1))) {
     product = Product::kATen;
   }
   const bool fills_rows = product == Product::kATen && !beta.equal(0.0) && torch_mtia::is_quick_to_fill(self, out);
@@ -188,12 +194,39 @@ TORCH_IMPL_FUNC(addmm_out_mtia)
         if (product == Product::kRow) {
           return torch_mtia::multiply_single_row(mat1, mat2, self.const_data_ptr<float>(), out);
         }
+        if (product == Product::kFloats) return torch_mtia::multiply_as_floats(self, mat1, mat2, beta, alpha, out);
         if (fills_rows) torch_mtia::fill_rows(self, out);
         torch_mtia::StructuredCall<structured_addmm_out_cpu, 1>::run(fills_rows ? out : self, mat1, mat2, beta, alpha,
                                                                      out);
       },
       keep_term(self, beta), torch_mtia::keep(mat1), torch_mtia::keep(mat2), torch_mtia::keep(beta),
       torch_mtia::keep(alpha), torch_mtia::keep(product), torch_mtia::keep(fills_rows), torch_mtia::keep_output(out));
+}
+
+TORCH_IMPL_FUNC(bmm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tensor& out) {
+  torch_mtia::run_cpu_kernel(
+      {{"aten::bmm", "bmm_out_cpu"}, 1, torch_mtia::product_cost(self, mat2)}, out.device(),
+      [](const Tensor& self, const Tensor& mat2, bool as_floats, const Tensor& out) {
+        if (as_floats) return torch_mtia::multiply_as_floats(self, mat2, out);
+        torch_mtia::StructuredCall<structured_bmm_out_cpu, 1>::run(self, mat2, out);
+      },
+      torch_mtia::keep(self), torch_mtia::keep(mat2), torch_mtia::keep(torch_mtia::is_quicker_as_floats(self, mat2)),
+      torch_mtia::keep_output(out));
+}
+
+TORCH_IMPL_FUNC(baddbmm_out_mtia)
+(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta, const Scalar& alpha,
+ const Tensor& out) {
+  torch_mtia::run_cpu_kernel(
+      {{"aten::baddbmm", "baddbmm_out_cpu"}, 1, torch_mtia::product_cost(batch1, batch2)}, out.device(),
+      [](const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta, const Scalar& alpha,
+         bool as_floats, const Tensor& out) {
+        if (as_floats) return torch_mtia::multiply_as_floats(self, batch1, batch2, beta, alpha, out);
+        torch_mtia::StructuredCall<structured_baddbmm_out_cpu, 1>::run(self, batch1, batch2, beta, alpha, out);
+      },
+      keep_term(self, beta), torch_mtia::keep(batch1), torch_mtia::keep(batch2), torch_mtia::keep(beta),
+      torch_mtia::keep(alpha), torch_mtia::keep(torch_mtia::is_quicker_as_floats(batch1, batch2)),
+      torch_mtia::keep_output(out));
 }
 
 TORCH_IMPL_FUNC(addmv_out_mtia)
