@@ -42,7 +42,8 @@ without AVX-512 there and takes twice as long. One row times a matrix of up to 5
 two on the CPU device, as small work has, its last bits can differ on Intel's processors.
 
 Products of float16 and bfloat16 (`mm`, `addmm`, `bmm`, `baddbmm`) are made in float32 and rounded once where oneDNN has
-no instructions for the dtype: float16 without AVX512-FP16, bfloat16 without AVX-512. The CPU device has slow loops there.
+no instructions for the dtype: float16 without AVX512-FP16, bfloat16 without AVX-512. The CPU device has slow loops
+there.
 
 Two operators do more than the CPU device's: `histc` counts integers, as on CUDA, and `_int_mm` is exact on processors
 without VNNI, where oneDNN cuts sums to 16 bits.
