@@ -19,7 +19,7 @@ import torch._inductor.config as inductor_config
 from compile_models import MODELS, Model, Shape
 from compile_programs import BF16, PROGRAMS, SUMS, Program
 from compile_start import LENGTHS, started
-from timing import DEVICE, Bar, Case, Group, Side, main, on, wait_for_compile_workers, work_of
+from timing import DEVICE, Bar, Case, Group, Side, is_known_to_onednn, main, on, wait_for_compile_workers, work_of
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
@@ -339,7 +339,12 @@ def memory_case(model: Model) -> Case:
 
 CASES = [
     *(case for program in PROGRAMS for case in program_cases(program)),
-    *(product_case(product, dtype) for dtype in (torch.float32, torch.bfloat16) for product in PRODUCTS),
+    *(
+        product_case(product, dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+        if is_known_to_onednn(dtype)
+        for product in PRODUCTS
+    ),
     *(model_case(model, make) for model in MODELS for make in (inference, training)),
     *START_CASES,
     *CALL_CASES,

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import triton.language as tl
 import triton_programs as programs
-from timing import Bar, Case, Group, Side, Tolerance, main, on, work_of
+from timing import Bar, Case, Group, Side, Tolerance, is_known_to_onednn, main, on, work_of
 from torch.nn import functional as F
 
 from torch_mtia.triton.architecture import architecture
@@ -87,6 +87,10 @@ def one_dnn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def as_floats(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.float() @ b.float()).to(a.dtype)
+
+
 def quicker(*functions: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Of several ways to do the same, the one that takes less time where it is called first."""
     chosen: list[Callable[..., torch.Tensor]] = []
@@ -111,7 +115,8 @@ DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, 
 
 def matmul_kernel(name: str, bar: float, m: int, n: int, k: int) -> Kernel:
     dtype = DTYPES[name]
-    peers = {"fp32": (torch.matmul, one_dnn), "bf16": (torch.matmul, one_dnn), "int8": (torch._int_mm,)}
+    of_bf16 = (torch.matmul, one_dnn) if is_known_to_onednn(torch.bfloat16) else (as_floats,)
+    peers = {"fp32": (torch.matmul, one_dnn), "bf16": of_bf16, "int8": (torch._int_mm,)}
     tolerances = {"fp32": SUMS, "fp64": SUMS, "bf16": ROUGH}
     return Kernel(
         f"matmul {name} {m} x {n} x {k}",
