@@ -126,6 +126,59 @@ def test_gradients_graphs_and_compiled_code(dtype: torch.dtype) -> None:
     close(result, 2 * (left.double() @ right.double()))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_of_the_cpu_is_not_the_devices(dtype: torch.dtype) -> None:
+    left, right = numbers(64, 64, dtype=torch.float16), numbers(64, 64, dtype=torch.float16)
+    a, b = left.to(device_type()), right.to(device_type())
+    graph, replayed = capture(lambda: a @ b)
+    out = torch.zeros(64, 64, device=device_type())
+    with torch.autocast("cpu", dtype=dtype):
+        close(a @ b, left.double() @ right.double())
+        graph.replay()
+        torch.addbmm(out, a[None].float(), b[None].float(), out=out)
+    close(replayed, left.double() @ right.double())
+    torch.testing.assert_close(out.cpu(), left.float() @ right.float())
+
+
+@pytest.mark.parametrize("factor", [True, False, 2 + 0j, 3], ids=str)
+def test_factors_of_other_types(factor: complex) -> None:
+    a = torch.ones(64, 64, dtype=torch.float16, device=device_type())
+    assert (torch.addmm(a, a, a, beta=factor) == 64 + factor).all()
+    assert (torch.addmm(a, a, a, alpha=factor) == 64 * factor + 1).all()
+    assert (torch.baddbmm(a[None], a[None], a[None], alpha=factor) == 64 * factor + 1).all()
+
+
+@pytest.mark.parametrize("factor", [1e300, 1j], ids=str)
+def test_factors_that_float32_cannot_hold_raise_at_the_call(factor: complex) -> None:
+    a = torch.ones(64, 64, dtype=torch.float16, device=device_type())
+    for arguments in ({"beta": factor}, {"alpha": factor}):
+        with pytest.raises(RuntimeError, match="cannot be converted to type float"):
+            torch.addmm(a, a, a, **arguments)
+
+
+@DTYPES
+def test_large_operands_are_converted_in_parts(dtype: torch.dtype) -> None:
+    left, right = numbers(16, 1200, dtype=dtype), numbers(1200, 1700, dtype=dtype)
+    a, b = left.to(device_type()), right.to(device_type())
+    exact = left.double() @ right.double()
+    close(a @ b, exact)
+    close(torch.addmm(b[:1], a, b, beta=3), exact + 3 * right[:1].double())
+    close(b.t() @ a.t(), exact.t())
+    close(torch.bmm(a.expand(3, 16, 1200), b.expand(3, 1200, 1700)), exact.expand(3, 16, 1700))
+    batch = numbers(9, 70, 300, dtype=dtype)
+    close(batch.to(device_type()) @ batch.mT.to(device_type()), batch.double() @ batch.double().mT)
+    many = numbers(70, 160, 96, dtype=dtype)
+    close(many.to(device_type()) @ many.mT.to(device_type()), many.double() @ many.double().mT)
+
+
+def test_profilers_see_the_product_once() -> None:
+    a = torch.ones(64, 64, dtype=torch.float16, device=device_type())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        a @ a
+        torch.accelerator.synchronize()
+    assert [event.name for event in profile.events() if event.name in ("aten::mm", "aten::to")] == ["aten::mm"]
+
+
 def test_without_onednn_results_are_those_of_the_cpu() -> None:
     left, right = numbers(64, 80, dtype=torch.float16), numbers(80, 48, dtype=torch.float16)
     with torch.backends.mkldnn.flags(enabled=False):

@@ -368,6 +368,8 @@ def test_histograms_of_integers(device: torch.device, dtype: torch.dtype) -> Non
     assert out[::2].tolist() == [1, 2, 0, 1, 1, 0, 0, 2]
     with pytest.raises(RuntimeError, match="without overflow"):
         torch.histc(x, 8, 0, 1e30)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        torch.histc(x, 4, 0, 7, out=out[:1].expand(4))
 
 
 def test_a_volume_is_pooled_into_memory_with_strides(device: torch.device) -> None:

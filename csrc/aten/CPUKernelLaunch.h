@@ -96,7 +96,6 @@ struct IntoOutputs {
   Run run;
   template <typename... Arguments>
   void operator()(at::TensorList outputs, Arguments&&... arguments) {
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     OutputOffer offer(outputs);
     auto results = result_array(run(std::forward<Arguments>(arguments)...));
     offer.settle(results);
@@ -135,9 +134,11 @@ class CPUKernelWork {
         arguments_);
   }
 
-  // Below the dispatcher's autograd: on the caller that is so already, an executor has a state of its own.
+  // Below the dispatcher's autograd: on the caller that is so already, an executor has a state of its own. And below
+  // the CPU's autocast, whichever the caller has switched on, for kernels that call operators.
   decltype(auto) call() {
     const at::AutoDispatchBelowADInplaceOrView below;
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     return std::apply([&](const Kept&... kept) -> decltype(auto) { return run_(kept.get()...); }, arguments_);
   }
   void operator()() {

@@ -63,12 +63,12 @@ bool is_mkl_slow() {
 }
 
 // See Note [Products of fp32] and Note [Products of 16 bits].
-Product quickest_product(const at::Tensor& left, const at::Tensor& right) {
+Product quickest_product(const at::Tensor& left, const at::Tensor& right, const at::Tensor& out) {
   constexpr int64_t kLeastRows = 8;
   constexpr int64_t kLeastColumns = 32;
   constexpr int64_t kLeastProducts = int64_t{4} << 20;
   constexpr int64_t kMostOfRow = int64_t{512} << 10;  // numbers of a matrix that the second-level cache holds
-  if (is_quicker_as_floats(left, right)) return Product::kFloats;
+  if (is_quicker_as_floats(left, right, out)) return Product::kFloats;
   if (!is_mkl_slow() || left.scalar_type() != at::kFloat || !at::globalContext().userEnabledMkldnn()) {
     return Product::kATen;
   }
@@ -155,19 +155,34 @@ torch_mtia::KeptTensor keep_term(const Tensor& tensor, const Scalar& factor) {
   return torch_mtia::keep(tensor, torch_mtia::is_set(factor) ? OldBytes::kRead : OldBytes::kPassedOn);
 }
 
+// See Note [Products of 16 bits].
+void launch_as_floats(const torch_mtia::Operator& op, const Tensor& left, const Tensor& right, const Scalar& alpha,
+                      const Tensor& bias, const Scalar& beta, const Tensor& out) {
+  const auto scale = alpha.to<float>();
+  const auto scale_of_bias = beta.to<float>();
+  const bool reads_bias = scale_of_bias != 0;
+  const bool shares =
+      left.is_alias_of(out) || right.is_alias_of(out) || (reads_bias && bias.is_alias_of(out) && !bias.is_same(out));
+  torch_mtia::run_cpu_kernel({op, 1, torch_mtia::product_cost(left, right)}, out.device(),
+                             torch_mtia::multiply_as_floats, torch_mtia::keep(left), torch_mtia::keep(right),
+                             torch_mtia::keep(scale), keep_term(reads_bias ? bias : Tensor(), beta),
+                             torch_mtia::keep(scale_of_bias), torch_mtia::keep(shares), torch_mtia::keep_output(out));
+}
+
 }  // namespace
 
 TORCH_IMPL_FUNC(mm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tensor& out) {
   using torch_mtia::Product;
   at::assert_no_internal_overlap(out);
-  const Product quickest = torch_mtia::quickest_product(self, mat2);
+  const Product quickest = torch_mtia::quickest_product(self, mat2, out);
   const Product product = quickest == Product::kRow && out.stride(1) != 1 ? Product::kATen : quickest;
+  if (product == Product::kFloats)
+    return launch_as_floats({"aten::mm", "multiply_as_floats"}, self, mat2, 1, Tensor(), 0, out);
   torch_mtia::run_cpu_kernel(
       {{"aten::mm", "mm_out_cpu"}, 1, torch_mtia::product_cost(self, mat2)}, out.device(),
       [](const Tensor& self, const Tensor& mat2, Product product, const Tensor& out) {
         if (product == Product::kOneDNN) return torch_mtia::multiply_in_onednn(self, mat2, std::nullopt, out);
         if (product == Product::kRow) return torch_mtia::multiply_single_row(self, mat2, nullptr, out);
-        if (product == Product::kFloats) return torch_mtia::multiply_as_floats(self, mat2, out);
         torch_mtia::StructuredCall<structured_mm_out_cpu, 1>::run(self, mat2, out);
       },
       torch_mtia::keep(self), torch_mtia::keep(mat2), torch_mtia::keep(product), torch_mtia::keep_output(out));
@@ -178,11 +193,12 @@ TORCH_IMPL_FUNC(addmm_out_mtia)
  const Tensor& out) {
   using torch_mtia::Product;
   torch_mtia::check_bias(self, out, "addmm_out");
-  Product product = torch_mtia::quickest_product(mat1, mat2);
-  // These two read the bias while they write the result.
-  if ((product == Product::kOneDNN || product == Product::kRow) &&
-      (!torch_mtia::is_row(self, mat2.size(1)) || !beta.equal(1.0) || !alpha.equal(1.0) || self.is_alias_of(out) ||
-       (product == Product::kRow && out.stride(1) != 1))) {
+  Product product = torch_mtia::quickest_product(mat1, mat2, out);
+  if (product == Product::kFloats)
+    return launch_as_floats({"aten::addmm", "multiply_as_floats"}, mat1, mat2, alpha, self, beta, out);
+  // oneDNN and the loop for a row read the bias while they write the result.
+  if (!torch_mtia::is_row(self, mat2.size(1)) || !beta.equal(1.0) || !alpha.equal(1.0) || self.is_alias_of(out) ||
+      (product == Product::kRow && out.stride(1) != 1)) {
     product = Product::kATen;
   }
   const bool fills_rows = product == Product::kATen && !beta.equal(0.0) && torch_mtia::is_quick_to_fill(self, out);
@@ -194,7 +210,6 @@ TORCH_IMPL_FUNC(addmm_out_mtia)
         if (product == Product::kRow) {
           return torch_mtia::multiply_single_row(mat1, mat2, self.const_data_ptr<float>(), out);
         }
-        if (product == Product::kFloats) return torch_mtia::multiply_as_floats(self, mat1, mat2, beta, alpha, out);
         if (fills_rows) torch_mtia::fill_rows(self, out);
         torch_mtia::StructuredCall<structured_addmm_out_cpu, 1>::run(fills_rows ? out : self, mat1, mat2, beta, alpha,
                                                                      out);
@@ -204,29 +219,26 @@ TORCH_IMPL_FUNC(addmm_out_mtia)
 }
 
 TORCH_IMPL_FUNC(bmm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tensor& out) {
+  if (torch_mtia::is_quicker_as_floats(self, mat2, out)) {
+    return launch_as_floats({"aten::bmm", "multiply_as_floats"}, self, mat2, 1, Tensor(), 0, out);
+  }
   torch_mtia::run_cpu_kernel(
       {{"aten::bmm", "bmm_out_cpu"}, 1, torch_mtia::product_cost(self, mat2)}, out.device(),
-      [](const Tensor& self, const Tensor& mat2, bool as_floats, const Tensor& out) {
-        if (as_floats) return torch_mtia::multiply_as_floats(self, mat2, out);
-        torch_mtia::StructuredCall<structured_bmm_out_cpu, 1>::run(self, mat2, out);
-      },
-      torch_mtia::keep(self), torch_mtia::keep(mat2), torch_mtia::keep(torch_mtia::is_quicker_as_floats(self, mat2)),
-      torch_mtia::keep_output(out));
+      [](const auto&... kept) { torch_mtia::StructuredCall<structured_bmm_out_cpu, 1>::run(kept...); },
+      torch_mtia::keep(self), torch_mtia::keep(mat2), torch_mtia::keep_output(out));
 }
 
 TORCH_IMPL_FUNC(baddbmm_out_mtia)
 (const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta, const Scalar& alpha,
  const Tensor& out) {
+  if (torch_mtia::is_quicker_as_floats(batch1, batch2, out)) {
+    return launch_as_floats({"aten::baddbmm", "multiply_as_floats"}, batch1, batch2, alpha, self, beta, out);
+  }
   torch_mtia::run_cpu_kernel(
       {{"aten::baddbmm", "baddbmm_out_cpu"}, 1, torch_mtia::product_cost(batch1, batch2)}, out.device(),
-      [](const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta, const Scalar& alpha,
-         bool as_floats, const Tensor& out) {
-        if (as_floats) return torch_mtia::multiply_as_floats(self, batch1, batch2, beta, alpha, out);
-        torch_mtia::StructuredCall<structured_baddbmm_out_cpu, 1>::run(self, batch1, batch2, beta, alpha, out);
-      },
+      [](const auto&... kept) { torch_mtia::StructuredCall<structured_baddbmm_out_cpu, 1>::run(kept...); },
       keep_term(self, beta), torch_mtia::keep(batch1), torch_mtia::keep(batch2), torch_mtia::keep(beta),
-      torch_mtia::keep(alpha), torch_mtia::keep(torch_mtia::is_quicker_as_floats(batch1, batch2)),
-      torch_mtia::keep_output(out));
+      torch_mtia::keep(alpha), torch_mtia::keep_output(out));
 }
 
 TORCH_IMPL_FUNC(addmv_out_mtia)

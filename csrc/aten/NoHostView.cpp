@@ -77,6 +77,8 @@ void histc(const c10::OperatorHandle& op, Stack* stack) {
   at::Tensor result;
   if (op.schema().overload_name() == "out") {
     result = arguments[4].toTensor();
+    TORCH_CHECK(result.device() == self.device(), "torch.histc: out must be on ", self.device(), ", as the input is, ",
+                "but is on ", result.device());
     TORCH_CHECK(result.scalar_type() == self.scalar_type(), "torch.histc: out must be of dtype ", self.scalar_type(),
                 ", as the input is, but is ", result.scalar_type());
     at::native::resize_output(result, hist.sizes());

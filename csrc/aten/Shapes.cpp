@@ -516,6 +516,11 @@ KnownShape histc_shape(const at::Tensor& self, int64_t bins, const at::Scalar& m
   return {like(self, sizes)};
 }
 
+void histc_out_check(const at::Tensor& /*self*/, int64_t /*bins*/, const at::Scalar& /*min*/, const at::Scalar& /*max*/,
+                     const at::Tensor& out) {
+  if (at::isIntegralType(out.scalar_type(), /*includeBool=*/false)) at::assert_no_internal_overlap(out);
+}
+
 Shape cdist_backward_shape(const at::Tensor& /*grad*/, const at::Tensor& x1, const at::Tensor& x2, double /*p*/,
                            const at::Tensor& /*cdist*/) {
   // The CPU's kernel does not look, and reads other memory.
