@@ -151,9 +151,10 @@ def test_factors_of_other_types(factor: complex) -> None:
 @pytest.mark.parametrize("factor", [1e300, 1j], ids=str)
 def test_factors_that_float32_cannot_hold_raise_at_the_call(factor: complex) -> None:
     a = torch.ones(64, 64, dtype=torch.float16, device=device_type())
-    for arguments in ({"beta": factor}, {"alpha": factor}):
-        with pytest.raises(RuntimeError, match="cannot be converted to type float"):
-            torch.addmm(a, a, a, **arguments)
+    with pytest.raises(RuntimeError, match="cannot be converted to type float"):
+        torch.addmm(a, a, a, beta=factor)
+    with pytest.raises(RuntimeError, match="cannot be converted to type float"):
+        torch.addmm(a, a, a, alpha=factor)
 
 
 @DTYPES

@@ -214,6 +214,11 @@ def test_the_basic_configuration_is_for_the_device(devices: int, expected: list[
     assert launched(tmp_path, devices=devices) == expected
 
 
+def test_the_environment_may_ask_for_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
+    assert launched(tmp_path) == ["cpu 1"]
+
+
 def launched(folder: Path, *options: str, devices: int = 2) -> list[str]:
     """What each process that `accelerate launch` starts prints: its device, and how many processes there are."""
     (folder / "script.py").write_text(
