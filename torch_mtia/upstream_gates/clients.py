@@ -187,8 +187,10 @@ def launched_on_every_mtia(original: Function) -> Function:
         from accelerate.utils import parse_flag_from_env
 
         configured = args.config_file is not None or Path(launch.default_config_file).is_file()
-        on_the_cpu = args.cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
-        if configured or on_the_cpu or args.tpu or args.gpu_ids not in (None, "all") or not is_the_accelerator():
+        if configured or args.cpu or args.tpu or args.gpu_ids not in (None, "all") or not is_the_accelerator():
+            return original(args)
+        if parse_flag_from_env("ACCELERATE_USE_CPU"):  # which the launched process would not get
+            args.cpu = True
             return original(args)
         devices = device_module().device_count()
         if args.num_processes is None and devices > 1:
