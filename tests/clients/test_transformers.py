@@ -28,39 +28,28 @@ if TYPE_CHECKING:
 VOCABULARY = 64
 
 
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
 def llama(**settings: Any) -> Any:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=0,
-        **settings,
-    )
-    return LlamaForCausalLM(config)
+    return LlamaForCausalLM(LlamaConfig(**SMALL, **settings))
 
 
 def mixtral() -> Any:
     torch.manual_seed(0)
-    config = MixtralConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return MixtralForCausalLM(config)
+    return MixtralForCausalLM(MixtralConfig(**SMALL, num_local_experts=4))
 
 
 def gpt2(dropout: float) -> Any:
