@@ -7,6 +7,7 @@
 # TORCH      of make test and make wheels: another version of PyTorch, as in TORCH=2.15.0, with its Triton, in a copy of
 #            the tree that is removed afterwards. Takes 8 GB while it runs.
 # URL        of make wheels: where the project is; what indexes show links there
+# SETTINGS   of make test-matrix: some of those in tools/test_matrix.py, as in SETTINGS="avx2 order"
 # FUZZ_SEED, FUZZ_COUNT  of make fuzz and make fuzz-runtime: the first program, and how many
 # FUZZ_JOBS  of all three: how many processes run them, of make fuzz pairs of processes
 # STRESS_SEED, STRESS_COUNT  of make stress: the first interleaving (0), and how many (1000)
@@ -17,9 +18,8 @@ PIP_FLAGS ?=
 MAX_JOBS ?= 2
 export MAX_JOBS
 
-# All that chooses instructions by the processor, as if it had AVX2 and nothing newer: PyTorch's loops and this device,
-# oneDNN, MKL, and Triton's kernels.
-AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 TRITON_OVERRIDE_ARCH=x86-64-v3
+# As if the processor had AVX2 and nothing newer.
+AVX2 = $(shell $(PYTHON) -m tools.test_matrix --environment avx2)
 
 BENCHMARKS := start device eager runtime triton_kernels graphs compile kernels distributed sanitizing
 
@@ -39,7 +39,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build-aarch64 demo demo-text test test-aarch64 test-avx2 test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench bench-avx2 fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheels wheels-aarch64 clean
+.PHONY: help build-aarch64 demo demo-text test test-aarch64 test-matrix test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench bench-avx2 fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheels wheels-aarch64 clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -69,8 +69,8 @@ test: $(BUILT) $(VENV)/test browser  ## run the C++ unit tests and the Python te
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run
 	$(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests
 
-test-avx2: $(BUILT) $(VENV)/test  ## run the Python tests as on a processor without AVX-512 and AMX
-	$(AVX2) $(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests
+test-matrix: $(BUILT) $(VENV)/test  ## run the Python tests under each of SETTINGS (all): processors, threads, users, memory, order, load
+	$(BIN)/python -m tools.test_matrix $(SETTINGS) --jobs $(MAX_JOBS)
 
 # PyTorch's libraries stay outside of the wheel: those of the environment are loaded.
 wheels: $(BUILT) $(VENV)/wheels  ## build the sources and a wheel for this PyTorch and Python, in dist/
