@@ -97,7 +97,8 @@ SETTINGS = {
 
 
 def processor() -> str:
-    names = (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name"))
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return f"{next(names, platform.machine())}, {os.cpu_count()} cores"
 
 
