@@ -14,6 +14,7 @@
 
 #include "../core/BlockingWait.h"
 #include "../device/MTIAStream.h"
+#include "../runtime/forks.h"
 #include "Errors.h"
 #include "PackageInfo.h"
 
@@ -25,7 +26,8 @@ c10::DeviceIndex index_of(const std::string& device) {
   return index_or_current(c10::Device(device).index());
 }
 
-// Before anything in the library runs. `library` is loaded again by who runs it.
+// Before the model runs. The constructors of the library have run by then: a package is a program, and nothing here
+// makes one from somewhere else safe to load. `library` is loaded again by who runs it.
 const std::string& checked(const std::string& library) {
   const std::unique_ptr<void, int (*)(void*)> handle(dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL), &dlclose);
   TORCH_CHECK(handle != nullptr, "the package's library does not load: ", dlerror());
@@ -67,6 +69,8 @@ const DoorPart runner_of_door([](const Door& door, bool open) {
 // What is called with a container, and nothing else, finds its runner here. Leaked: packages are unloaded at exit.
 class Runners {
  public:
+  Runners() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex_); }
+
   static Runners& all() {
     static auto* const runners = new Runners();
     return *runners;

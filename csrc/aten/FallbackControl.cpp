@@ -7,12 +7,15 @@
 #include <unordered_set>
 
 #include "../device/Door.h"
+#include "../runtime/forks.h"
 #include "Fallback.h"
 
 namespace torch_mtia {
 namespace {
 
 struct State {
+  State() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex); }
+
   std::mutex mutex;
   std::unordered_map<c10::OperatorName, int64_t> counts;
   std::unordered_set<c10::OperatorName> warned;
@@ -39,18 +42,24 @@ void FallbackControl::enter(const c10::OperatorHandle& op) {
   const auto& name = op.operator_name();
   auto& control = state();
   bool warns = false;
+  bool forbidden = false;
+  bool denied = false;
   {
     std::lock_guard<std::mutex> lock(control.mutex);
-    TORCH_CHECK_NOT_IMPLEMENTED(control.forbidden == 0, c10::toString(name), " has no kernel for ", device_name(),
-                                " and would fall back to the CPU, inside "
-                                "torch_mtia.fallback.forbid()");
-    TORCH_CHECK_NOT_IMPLEMENTED(control.denied.empty() || (control.denied.count(name.name) == 0 &&
-                                                           control.denied.count(c10::toString(name)) == 0),
-                                c10::toString(name), " has no kernel for ", device_name(),
-                                ", and torch_mtia.fallback.deny() keeps it from falling back");
-    ++control.counts[name];
-    warns = control.warn == Warn::kAlways || (control.warn == Warn::kOnce && control.warned.insert(name).second);
+    forbidden = control.forbidden != 0;
+    denied = !control.denied.empty() &&
+             (control.denied.count(name.name) != 0 || control.denied.count(c10::toString(name)) != 0);
+    if (!forbidden && !denied) {
+      ++control.counts[name];
+      warns = control.warn == Warn::kAlways || (control.warn == Warn::kOnce && control.warned.insert(name).second);
+    }
   }
+  // Without the lock: who raises may want Python's.
+  TORCH_CHECK_NOT_IMPLEMENTED(!forbidden, c10::toString(name), " has no kernel for ", device_name(),
+                              " and would fall back to the CPU, inside "
+                              "torch_mtia.fallback.forbid()");
+  TORCH_CHECK_NOT_IMPLEMENTED(!denied, c10::toString(name), " has no kernel for ", device_name(),
+                              ", and torch_mtia.fallback.deny() keeps it from falling back");
   if (warns) TORCH_WARN(c10::toString(name), " has no kernel for ", device_name(), " and falls back to the CPU");
 }
 

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "../runtime/forks.h"
 #include "BlockAllocator.h"
 
 namespace torch_mtia::core {
@@ -31,9 +32,8 @@ class AllocatorHistory {
            const TraceContext& context) noexcept;
   std::vector<TraceEntry> entries() const;
 
-  // While the process forks: see Note [Forks] in AllocatorState.h.
-  void hold() { mutex_.lock(); }
-  void let_go() { mutex_.unlock(); }
+  // See Note [Forks] in runtime/forks.h. Called once.
+  void hold_at_forks() { runtime::hold_at_forks(runtime::ForkOrder::kHistory, mutex_); }
 
  private:
   TraceContext gather(std::function<TraceContext()> HistoryOptions::* how) const noexcept;

@@ -17,10 +17,6 @@ namespace torch_mtia::core {
 // back holds no lock at all, not even the interpreter's: what is waited for may be work that allocates itself. Order:
 // mutex, the driver's own locks. Pools, Segments, Windows and PendingFrees have no lock of their own: their functions
 // are called with `mutex`, as are those of State whose name ends in `_locked`.
-//
-// Note [Forks]
-// A fork waits for whoever holds a lock of an allocator. The child would find it taken for ever, by a thread it does
-// not have, when it frees what it has inherited, and child processes such as the workers of a DataLoader do.
 struct BlockAllocator::State {
   State(int32_t device, OptionsSource options) : device(device), segments(device, options, pools, history) {}
 
@@ -48,10 +44,6 @@ struct BlockAllocator::State {
   void mark_late_locked(Block* block, Stream* stream) noexcept {
     if (pending.mark_late(block, stream)) release_locked(block);
   }
-
-  // See Note [Forks].
-  struct Forks;
-  void hold_at_forks();
 
   // Returns to the driver the free segments that `chosen` is true for, after waiting for the device; inside running
   // work, without waiting, those that no work uses.

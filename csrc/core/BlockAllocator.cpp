@@ -41,7 +41,8 @@ Stream* block_stream(const Block* block) {
 
 BlockAllocator::BlockAllocator(int32_t device, OptionsSource options)
     : state_(std::make_unique<State>(device, options).release()) {
-  state_->hold_at_forks();
+  runtime::hold_at_forks(runtime::ForkOrder::kAllocator, state_->mutex);
+  state_->history.hold_at_forks();
 }
 
 BlockAllocator* BlockAllocator::create(int32_t device, OptionsSource options) {

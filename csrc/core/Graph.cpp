@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "../runtime/forks.h"
 #include "BlockingWait.h"
 #include "DriverInfo.h"
 #include "Observer.h"
@@ -159,6 +160,7 @@ void Graph::launch(Stream& stream, const mtia_graph_parameters* parameters) {
 }
 
 void Graph::destroy() noexcept {
+  if (runtime::is_forked()) return;  // see Note [Forks] in runtime/forks.h
   if (is_capturing()) {
     try {
       end_capture();

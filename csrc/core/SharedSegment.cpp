@@ -3,12 +3,15 @@
 #include <map>
 #include <mutex>
 
+#include "../runtime/forks.h"
 #include "../runtime/loader.h"
 
 namespace torch_mtia::core {
 namespace {
 
 struct Live {
+  Live() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex); }
+
   std::mutex mutex;
   std::map<uint64_t, uint64_t> sizes;  // by address
 };

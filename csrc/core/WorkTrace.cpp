@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "../runtime/forks.h"
 #include "../runtime/loader.h"
 #include "DriverInfo.h"
 #include "SmallMutex.h"
@@ -39,7 +40,11 @@ struct Recording {
 
 // The lock is held for a few instructions. Both are leaked: threads of the driver use them until the process ends.
 SmallMutex& mutex() {
-  static SmallMutex& instance = *std::make_unique<SmallMutex>().release();
+  static SmallMutex& instance = [&]() -> SmallMutex& {
+    SmallMutex& made = *std::make_unique<SmallMutex>().release();
+    runtime::hold_at_forks(runtime::ForkOrder::kTrace, made);
+    return made;
+  }();
   return instance;
 }
 Recording& recording() {

@@ -6,11 +6,15 @@
 #include <mutex>
 
 #include "../core/BlockAllocator.h"
+#include "../runtime/forks.h"
 
 namespace torch_mtia {
 
+// Lives as long as the process.
 class BlockTable {
  public:
+  BlockTable() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex_); }
+
   void insert(void* address, core::Block* block) {
     std::lock_guard<std::mutex> lock(mutex_);
     blocks_[address] = block;

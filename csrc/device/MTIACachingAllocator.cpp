@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../core/Event.h"
+#include "../runtime/forks.h"
 #include "BlockTable.h"
 #include "MTIAGraph.h"
 #include "MTIAStream.h"
@@ -38,6 +39,7 @@ core::AllocatorOptions allocator_options() {
 core::BlockAllocator& create_block_allocator(c10::DeviceIndex device) {
   check_device_index(device);
   ensure_initialized();
+  runtime::check_not_forked();  // as in ensure_initialized
   auto& slot = block_allocators[device];
   std::lock_guard<std::mutex> lock(create_mutex);
   auto* allocator = slot.load(std::memory_order_relaxed);
@@ -73,7 +75,11 @@ void delete_block(void* context) {
   const auto address = core::block_address(block);
   const auto size = static_cast<int64_t>(core::block_size(block));
   MTIACachingAllocator::free_block(block);
-  report_to_profiler(allocator_of(stream), address, -size, static_cast<c10::DeviceIndex>(stream.device()));
+  try {
+    report_to_profiler(allocator_of(stream), address, -size, static_cast<c10::DeviceIndex>(stream.device()));
+  } catch (...) {
+    // A deleter does not throw; the profile lacks the figure.
+  }
 }
 
 BlockTable& blocks_by_address() {

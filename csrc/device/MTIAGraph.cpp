@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../core/DriverInfo.h"
+#include "../runtime/forks.h"
 #include "Door.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAGenerator.h"
@@ -170,7 +171,7 @@ void MTIAGraph::replay() {
 }
 
 void MTIAGraph::reset() noexcept {
-  if (!is_captured_) return;
+  if (!is_captured_ || runtime::is_forked()) return;  // see Note [Forks] in runtime/forks.h
   if (is_capturing()) leave_capture_mode();
   destroy();
   for (const c10::DeviceIndex device : devices_) MTIACachingAllocator::of(device).release_pool(pool_);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../core/DriverInfo.h"
+#include "../runtime/forks.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAFunctions.h"
 #include "MTIAGenerator.h"
@@ -21,6 +22,8 @@ namespace {
 // The graphs of torch.mtia.MTIAGraph objects, by handle.
 class Graphs {
  public:
+  Graphs() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex_); }
+
   int64_t create(bool keep_graph) {
     at::GraphImplArgs args;
     args.keep_graph = keep_graph;

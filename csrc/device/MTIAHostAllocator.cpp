@@ -9,6 +9,7 @@
 #include "../core/Event.h"
 #include "../core/HostCache.h"
 #include "../core/RunningWork.h"
+#include "../runtime/forks.h"
 #include "Door.h"
 #include "MTIAGraph.h"
 #include "MTIAStream.h"
@@ -21,6 +22,8 @@ constexpr size_t kPageSize = 4096;
 // The pieces of host memory that are pinned.
 class PinnedRanges {
  public:
+  PinnedRanges() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex_); }
+
   void insert(const void* address, size_t size) {
     const std::lock_guard lock(mutex_);
     ranges_[reinterpret_cast<uintptr_t>(address)] = size;
@@ -51,9 +54,13 @@ PinnedRanges& pinned_ranges() {
 
 // The software device reaches all host memory, so that pinning is only a promise: the memory stays until copies that
 // were submitted are done. That is what makes a copy that does not wait possible.
+//
+// Upstream's mutexes are not on the list of Note [Forks] (runtime/forks.h), which cannot reach them. So nothing here
+// takes one of them in a forked child: what is freed there stays as it is, and all else raises.
 class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream, core::Event> {
  public:
   std::pair<void*, void*> allocate(size_t size) override {
+    runtime::check_not_forked();
     if (core::Graph::any_capture()) {
       if (MTIAGraph* graph = MTIAGraph::of(MTIAStream::current(current_device()))) graph->use_host_pool();
     }
@@ -61,17 +68,29 @@ class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream,
     return CachingHostAllocatorImpl::allocate(size);
   }
 
-  void free(void* block) override {
-    if (used_by_running_work(block)) {
-      const std::lock_guard lock(late_mutex_);
-      late_.push_back(block);
-      return;
+  // Called by deleters.
+  void free(void* block) noexcept override {
+    if (runtime::is_forked()) return;
+    try {
+      if (used_by_running_work(block)) {
+        const std::lock_guard lock(late_mutex_);
+        late_.push_back(block);
+        return;
+      }
+    } catch (...) {
+      return;  // as in free_now
     }
     free_late();
-    CachingHostAllocatorImpl::free(block);
+    free_now(block);
+  }
+
+  bool record_event(void* pointer, void* block, c10::Stream stream) override {
+    runtime::check_not_forked();
+    return CachingHostAllocatorImpl::record_event(pointer, block, stream);
   }
 
   void empty_cache() override {
+    if (runtime::is_forked()) return;
     free_late();
     CachingHostAllocatorImpl::empty_cache();
   }
@@ -108,17 +127,33 @@ class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream,
     });
   }
 
-  void free_late() {
+  void free_now(void* block) noexcept {
+    try {
+      CachingHostAllocatorImpl::free(block);
+    } catch (...) {
+      // Nobody will know when the streams are done that use it: the device is lost, or the host is out of memory. The
+      // memory is never given out again.
+    }
+  }
+
+  void free_late() noexcept {
     if (core::RunningWork::on_this_thread()) return;
     std::vector<void*> blocks;
     {
       const std::lock_guard lock(late_mutex_);
       blocks.swap(late_);
     }
-    for (void* block : blocks) CachingHostAllocatorImpl::free(block);
+    for (void* block : blocks) free_now(block);
   }
 
-  bool query_event(core::Event& event) override { return event.query(); }
+  // Upstream may call it on a thread of its own.
+  bool query_event(core::Event& event) noexcept override {
+    try {
+      return event.query();
+    } catch (...) {
+      return false;  // the device is lost
+    }
+  }
 
   c10::Stream get_current_stream() const override { return MTIAStream::current(current_device()).unwrap(); }
 
@@ -132,7 +167,20 @@ class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream,
 
 void delete_host_block(void* context);
 
-struct HostAllocator final : at::CachingHostAllocatorInterface<HostAllocatorImpl, delete_host_block> {};
+struct HostAllocator final : at::CachingHostAllocatorInterface<HostAllocatorImpl, delete_host_block> {
+  at::HostStats get_stats() override {
+    runtime::check_not_forked();
+    return CachingHostAllocatorInterface::get_stats();
+  }
+  void reset_accumulated_stats() override {
+    runtime::check_not_forked();
+    CachingHostAllocatorInterface::reset_accumulated_stats();
+  }
+  void reset_peak_stats() override {
+    runtime::check_not_forked();
+    CachingHostAllocatorInterface::reset_peak_stats();
+  }
+};
 
 HostAllocator& allocator() {
   static auto* const instance = new HostAllocator();  // leaked: tensors die after static destructors have run

@@ -17,6 +17,7 @@
 #include <stop_token>
 #include <thread>
 
+#include "forks.h"
 #include "machine_memory.h"
 
 namespace torch_mtia::runtime {
@@ -25,10 +26,21 @@ namespace {
 // Read on every call that enters the driver.
 constinit std::atomic<const mtia_runtime_api*> loaded_api{nullptr};
 constinit std::atomic<bool> initialized{false};
+constinit std::atomic<int> initializing{0};  // threads that initialize the driver, or wait for the one that does
+constinit std::atomic<bool> forked{false};
 
 // Everything else, behind a lock. Leaked: threads of the driver may still call when the process ends.
 struct Setup {
-  std::mutex mutex;
+  Setup() {
+    hold_at_forks(ForkOrder::kSettings, mutex);
+    in_forked_children([] {
+      if (initialized.load() || initializing.load() != 0) forked.store(true);
+    });
+  }
+
+  // Held while the driver initializes, which may take long: a fork does not wait for it, and a child does not take it.
+  std::mutex initialization;
+  std::mutex mutex;  // of what follows; may be taken with the other one held
   std::optional<DriverSettings> settings;
   std::forward_list<mtia_runtime_api> tables;  // of all libraries loaded so far: others may be using them
 };
@@ -80,6 +92,9 @@ mtia_runtime_api checked_copy(const mtia_runtime_api& table, const std::string& 
     refuse(MTIA_ERROR_NOT_SUPPORTED, "the driver '" + library + "' returned a table of ABI version " +
                                          std::to_string(table.abi_version) + " where version " +
                                          std::to_string(MTIA_RUNTIME_ABI_VERSION) + " was asked for");
+  }
+  if (table.name == nullptr || table.version == nullptr) {
+    refuse(MTIA_ERROR_NOT_SUPPORTED, "the table of the driver '" + library + "' has no name or no version");
   }
   mtia_runtime_api api{};
   const size_t size = std::min<size_t>(table.struct_size, sizeof(api));
@@ -179,11 +194,20 @@ class InitializationNotice {
 };
 
 void initialize_once() {
+  struct Initializing {
+    Initializing() { ++initializing; }
+    ~Initializing() { --initializing; }
+  };
+  check_not_forked();
   const mtia_runtime_api& api = load_once();
   Setup& shared = setup();
-  std::unique_lock lock(shared.mutex);
+  const Initializing until_return;
+  std::unique_lock lock(shared.initialization);
   if (initialized.load(std::memory_order_relaxed)) return;
-  const DriverSettings& settings = configured(shared);
+  const DriverSettings settings = [&] {
+    const std::lock_guard settings_lock(shared.mutex);
+    return configured(shared);
+  }();
   mtia_init_params params{};
   params.struct_size = sizeof(params);
   params.num_devices = settings.num_devices;
@@ -206,9 +230,10 @@ void initialize_once() {
 }  // namespace
 
 void configure(const DriverSettings& settings) {
+  check_not_forked();
   Setup& shared = setup();
   const std::lock_guard lock(shared.mutex);
-  if (initialized.load(std::memory_order_relaxed)) {
+  if (initialized.load() || initializing.load() != 0) {
     refuse(MTIA_ERROR_INVALID_VALUE, "a process has one driver, and '" + configured(shared).library + "' is in use");
   }
   shared.settings = settings;
@@ -241,6 +266,18 @@ void ensure_initialized() {
 
 bool is_initialized() {
   return initialized.load(std::memory_order_acquire);
+}
+
+bool is_forked() noexcept {
+  return forked.load(std::memory_order_acquire);
+}
+
+void check_not_forked() {
+  if (!is_forked()) [[likely]]
+    return;
+  refuse(MTIA_ERROR_FORKED,
+         "this process was forked from one that uses the device, and cannot use it; start it with the multiprocessing "
+         "start method 'spawn' (or 'forkserver') instead of 'fork'");
 }
 
 bool launch_blocking() {

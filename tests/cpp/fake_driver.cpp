@@ -1,5 +1,6 @@
 // A driver with the defect that the environment variable MTIA_TEST_DEFECT names, for test_loader.cpp.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -20,8 +21,16 @@ const char* last_error_message() {
   return "the fake driver fails its first initialization";
 }
 
+// Takes until the file MTIA_TEST_RELEASE has a byte or is closed; it has said so in MTIA_TEST_STARTED.
+void initialize_slowly() {
+  char byte = 0;
+  (void)!write(std::atoi(std::getenv("MTIA_TEST_STARTED")), &byte, 1);
+  (void)!read(std::atoi(std::getenv("MTIA_TEST_RELEASE")), &byte, 1);
+}
+
 mtia_status initialize(const mtia_init_params*) {
   static int calls = 0;
+  if (has_defect("initialize is slow")) initialize_slowly();
   return ++calls == 1 && has_defect("initialize fails once") ? MTIA_ERROR_DEVICE_LOST : MTIA_SUCCESS;
 }
 
@@ -52,8 +61,8 @@ const mtia_runtime_api* make_table() {
   const char* size = std::getenv("MTIA_TEST_TABLE_SIZE");
   api.struct_size = size != nullptr ? static_cast<uint32_t>(std::strtoul(size, nullptr, 10)) : sizeof(api);
   api.abi_version = has_defect("other version in the table") ? 99 : MTIA_RUNTIME_ABI_VERSION;
-  api.name = "fake";
-  api.version = "0";
+  api.name = has_defect("no name") ? nullptr : "fake";
+  api.version = has_defect("no version") ? nullptr : "0";
 #define FILL(function, capability) \
   if (capability == MTIA_REQUIRED) fill(api.function);
   MTIA_RUNTIME_FUNCTIONS(FILL)

@@ -1,10 +1,15 @@
 // A process that was forked from one that uses the device gets errors that say what to do; nothing hangs or crashes.
 #include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "child_process.h"
 #include "device_under_test.h"
+#include "runtime/forks.h"
 
 namespace torch_mtia::test {
 namespace {
@@ -38,6 +43,109 @@ void check_that_all_refuse() {
 #define MTIA_REFUSES(function, capability) CHECK_EQ(call_with_zeros(api().function), MTIA_ERROR_FORKED);
   MTIA_RUNTIME_FUNCTIONS(MTIA_REFUSES)
 #undef MTIA_REFUSES
+}
+
+TEST(a_child_forked_during_initialization_is_refused_and_does_not_wait) {
+  CHECK(child_succeeds([] {
+    int started[2];
+    int release[2];
+    CHECK_EQ(pipe(started), 0);
+    CHECK_EQ(pipe(release), 0);
+    setenv("MTIA_TEST_STARTED", std::to_string(started[1]).c_str(), 1);
+    setenv("MTIA_TEST_RELEASE", std::to_string(release[0]).c_str(), 1);
+    setenv("MTIA_TEST_DEFECT", "initialize is slow", 1);
+    runtime::DriverSettings slow = settings({});
+    slow.library = library("libfake_driver.so");
+    runtime::configure(slow);
+    std::thread initializes([] { runtime::ensure_initialized(); });
+    char byte = 0;
+    CHECK_EQ(read(started[0], &byte, 1), 1);
+    const bool succeeds = child_succeeds([] {
+      alarm(60);  // ends a child that waits for a thread it does not have
+      CHECK(runtime::is_forked());
+      CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, runtime::ensure_initialized()), "spawn");
+      CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, runtime::configure(settings({}))), "spawn");
+      CHECK(!runtime::launch_blocking());
+      CHECK_EQ(runtime::device_count(), 7);
+    });
+    CHECK_EQ(write(release[1], &byte, 1), 1);
+    initializes.join();
+    CHECK(runtime::is_initialized());
+    CHECK(!runtime::is_forked());
+    CHECK(succeeds);
+  }));
+}
+
+struct Counted {
+  std::mutex mutex;
+  int value = 0;  // twice as many as the times the mutex was locked
+};
+Counted& counted(runtime::ForkOrder order) {
+  auto& made = *std::make_unique<Counted>().release();
+  runtime::hold_at_forks(order, made.mutex);
+  return made;
+}
+
+TEST(a_fork_finds_what_the_mutexes_of_the_list_guard_whole) {
+  Counted& outer = counted(runtime::ForkOrder::kAllocator);
+  Counted& inner = counted(runtime::ForkOrder::kTable);
+  std::atomic<bool> is_done{false};
+  std::vector<std::thread> threads;
+  for (Counted* alone : {&outer, &inner}) {
+    threads.emplace_back([&, alone] {
+      while (!is_done) {
+        const std::lock_guard lock(alone->mutex);
+        ++alone->value;
+        std::this_thread::yield();
+        ++alone->value;
+      }
+    });
+  }
+  threads.emplace_back([&] {
+    while (!is_done) {
+      const std::lock_guard first(outer.mutex);
+      const std::lock_guard second(inner.mutex);
+      ++outer.value;
+      std::this_thread::yield();
+      ++outer.value;
+    }
+  });
+  bool all_succeed = true;
+  for (int i = 0; i < 100; ++i) {
+    all_succeed &= child_succeeds([&] {
+      alarm(60);
+      for (Counted* each : {&inner, &outer}) {
+        const std::lock_guard lock(each->mutex);
+        CHECK_EQ(each->value % 2, 0);
+      }
+    });
+  }
+  is_done = true;
+  for (std::thread& thread : threads) thread.join();
+  CHECK(all_succeed);
+}
+
+TEST(a_mutex_joins_the_list_while_others_of_it_are_held) {
+  Counted& held = counted(runtime::ForkOrder::kAllocator);
+  std::atomic<bool> is_done{false};
+  std::atomic<int> made{0};
+  std::thread other([&] {
+    while (!is_done || made == 0) {
+      const std::lock_guard lock(held.mutex);
+      if (made < 1000) (void)counted(runtime::ForkOrder::kTable);
+      ++made;
+    }
+  });
+  bool all_succeed = true;
+  for (int i = 0; i < 100; ++i) {
+    all_succeed &= child_succeeds([&] {
+      alarm(60);
+      const std::lock_guard lock(held.mutex);
+    });
+  }
+  is_done = true;
+  other.join();
+  CHECK(all_succeed);
 }
 
 TEST(every_function_refuses_in_a_child_forked_later) {

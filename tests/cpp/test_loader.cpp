@@ -47,6 +47,11 @@ TEST(a_driver_of_another_abi_version_is_refused) {
   check_refused(fake_driver("other version in the table"), "ABI version 99 where version 1 was asked for");
 }
 
+TEST(a_driver_without_a_name_or_a_version_is_refused) {
+  check_refused(fake_driver("no name"), "has no name");
+  check_refused(fake_driver("no version"), "no version");
+}
+
 runtime::DriverSettings driver_with_table_of(uint64_t bytes) {
   setenv("MTIA_TEST_TABLE_SIZE", std::to_string(bytes).c_str(), 1);
   return fake_driver("none");
