@@ -55,7 +55,8 @@ CPUKernelLaunch::CPUKernelLaunch(const CPUKernelInfo& kernel, c10::Device device
   has_data_ = !has_inputs || input_bytes != 0;
   asks_for_dtypes_ = !lacks_input && has_results;
   is_known_ = has_data_ && outputs != Outputs::kUnknown && kernel.op.takes(dtypes);
-  waits_ = (kernel.waits || at::globalContext().deterministicAlgorithms()) && stream_.core().graph() == nullptr;
+  const bool waits = kernel.waits || at::globalContext().deterministicAlgorithms();
+  if (waits && stream_.core().graph() == nullptr) awaited_.emplace();
 }
 
 void CPUKernelLaunch::ask(const PooledAliases& zeros, c10::function_ref<void()> run) {
@@ -101,7 +102,7 @@ void CPUKernelLaunch::count(size_t bytes) {
 
 void CPUKernelLaunch::wait() {
   stream_.wait();
-  if (error_) std::rethrow_exception(error_);
+  awaited_->raise_error();
 }
 
 void list_operands(const PooledAliases& tensors, core::OperandSink& sink) {

@@ -12,9 +12,11 @@
 
 #include <array>
 #include <exception>
+#include <optional>
 #include <tuple>
 #include <utility>
 
+#include "../core/Awaited.h"
 #include "KeptArguments.h"
 #include "Launch.h"
 #include "ListNumbers.h"
@@ -54,11 +56,11 @@ class CPUKernelLaunch {
   }
   // Makes the outputs: of these shapes, or, where there are none, such as they are from the trial.
   void make_outputs(at::ArrayRef<TensorShape> shapes, std::span<at::Tensor> outputs);
-  // Where the work puts an error; null: the stream keeps it.
-  std::exception_ptr* error() { return waits_ ? &error_ : nullptr; }
+  // Who takes an error of the work: see core::Awaited. 0: the stream keeps it.
+  uint64_t awaited() { return awaited_ ? awaited_->ticket() : 0; }
   // After the launch: raises that error.
   void finish() {
-    if (C10_UNLIKELY(waits_)) wait();
+    if (C10_UNLIKELY(awaited_.has_value())) wait();
   }
 
  private:
@@ -75,10 +77,9 @@ class CPUKernelLaunch {
   bool has_data_ = false;
   bool asks_for_dtypes_ = false;  // a kernel may not look at them where an input or all results are empty
   bool is_known_ = false;
-  // Because of `CPUKernelInfo::waits`, or to be deterministic: ATen's kernels ask for that flag of the process when
-  // they run, so the work ends before the program can change it.
-  bool waits_;
-  std::exception_ptr error_;
+  // The call waits because of `CPUKernelInfo::waits`, or to be deterministic: ATen's kernels ask for that flag of the
+  // process when they run, so the work ends before the program can change it.
+  std::optional<core::Awaited> awaited_;
 };
 
 inline std::array<at::Tensor, 1> result_array(at::Tensor result) {
@@ -121,8 +122,8 @@ class CPUKernelWork {
     unite_inputs_with_outputs(work.tensors());
     return work;
   }
-  // The caller, who waits for the work, takes its error from there; null: it is thrown.
-  void put_error_in(std::exception_ptr* error) { error_ = error; }
+  // The ticket of the caller, who waits for the work and takes its error. 0: it is thrown.
+  void give_error_to(uint64_t awaited) { awaited_ = awaited; }
 
   // The work that makes the results of this one in `outputs`.
   auto into(at::TensorList outputs) && {
@@ -145,8 +146,7 @@ class CPUKernelWork {
     try {
       (void)call();
     } catch (...) {
-      if (error_ == nullptr) throw;
-      *error_ = std::current_exception();
+      if (awaited_ == 0 || !core::Awaited::give(awaited_, std::current_exception())) throw;
     }
   }
 
@@ -158,7 +158,7 @@ class CPUKernelWork {
  private:
   Run run_;
   std::tuple<Kept...> arguments_;
-  std::exception_ptr* error_ = nullptr;
+  uint64_t awaited_ = 0;
 };
 
 // Runs run(arguments...) in the current stream of `device`; `arguments` are results of keep and keep_output. The
@@ -169,7 +169,7 @@ void run_cpu_kernel(const CPUKernelInfo& kernel, c10::Device device, Run run, Ke
   auto& work = block.callable.callable;
   CPUKernelLaunch launch_of_it(kernel, device, work.tensors(), Outputs::kGiven);
   launch_of_it.check_dtypes(work, [](auto& zeros) { zeros(); });
-  work.put_error_in(launch_of_it.error());
+  work.give_error_to(launch_of_it.awaited());
   launch(launch_of_it.stream(), launch_of_it.info(), block);
   launch_of_it.finish();
 }
@@ -184,7 +184,7 @@ std::array<at::Tensor, kOutputs> make_with_cpu_kernel(const CPUKernelInfo& kerne
   launch_of_it.check_dtypes(call, [&](auto& zeros) { outputs = result_array(zeros.call()); });
   launch_of_it.make_outputs(shapes.list(), outputs);
   auto work = std::move(call).into(outputs);
-  work.put_error_in(launch_of_it.error());
+  work.give_error_to(launch_of_it.awaited());
   launch(launch_of_it.stream(), launch_of_it.info(), std::move(work));
   launch_of_it.finish();
   return outputs;

@@ -36,6 +36,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "../core/Awaited.h"
 #include "../core/RunningWork.h"
 #include "../device/AllocationScopes.h"
 #include "../device/Door.h"
@@ -326,14 +327,13 @@ class FallbackCall {
 
   // Before the kernel has run, what it is given beside tensors of the device; afterwards, the tensors that it has made.
   void list_values(core::OperandSink& sink) const {
-    const bool is_done = done_.load(std::memory_order_acquire);
-    if (is_done && error_) return;
+    if (error_) return;
     for (size_t i = first_argument_; i < stack_->size(); ++i) {
       const c10::IValue& value = (*stack_)[i];
       for_each_tensor(value, [&](const at::Tensor& tensor) {
         const auto is_it = [&](const TensorAlias& known) { return known.host.is_same(tensor); };
         if (tensor.layout() != at::kStrided || std::any_of(tensors_.begin(), tensors_.end(), is_it)) return;
-        if (is_done) {
+        if (has_run_) {
           list_operand(tensor, /*writes=*/true, core::OldBytes::kOverwritten, sink);
         } else {
           list_host_operand(tensor, /*writes=*/false, sink);
@@ -344,10 +344,12 @@ class FallbackCall {
     }
   }
 
-  // The kernel as a work item. The caller waits for it, so it refers to the call, and it can run only once.
+  // The kernel as a work item. The caller waits for it, so it refers to the call while the caller is there: see Note
+  // [Items that are waited for] in core/Awaited.h. It can run only once.
   class KernelWork {
    public:
-    KernelWork(FallbackCall& call, const MTIAStream& stream) : call_(&call), stream_(&stream) {}
+    KernelWork(FallbackCall& call, const MTIAStream& stream, uint64_t awaited)
+        : call_(&call), stream_(&stream), awaited_(awaited) {}
 
     // On the executor the kernel needs what the dispatcher keeps in thread-local state (autograd off, modes).
     void detach() noexcept {
@@ -359,6 +361,8 @@ class FallbackCall {
     }
 
     void list_operands(core::OperandSink& sink) const {
+      const core::Awaited::Run caller(awaited_);
+      if (!caller) return;
       for (const TensorAlias& alias : call_->tensors_) {
         if (alias.device.layout() != at::kStrided) continue;
         list_operand(alias.in_place(), alias.writes, alias.old_bytes, sink);
@@ -367,8 +371,10 @@ class FallbackCall {
     }
 
     void operator()() {
+      core::Awaited::Run caller(awaited_);
+      if (!caller) return;
       try {
-        if (call_->error_) return;
+        if (call_->error_) std::rethrow_exception(call_->error_);
         const core::RunningWork running(stream_->core());
         if (caller_state_) {
           const at::ThreadLocalStateGuard state(*caller_state_);
@@ -380,13 +386,16 @@ class FallbackCall {
         }
       } catch (...) {
         call_->error_ = std::current_exception();
+        caller.fail(call_->error_);
       }
-      call_->done_.store(true, std::memory_order_release);
+      call_->has_run_ = true;
+      caller.finish();
     }
 
    private:
     FallbackCall* call_;
     const MTIAStream* stream_;
+    uint64_t awaited_;
     std::unique_ptr<at::ThreadLocalState> caller_state_;
   };
 
@@ -402,9 +411,9 @@ class FallbackCall {
     info.name = op_.schema().name().c_str();
     info.flags = MTIA_WORK_MAY_RUN_INLINE;
     info.cost = numel_ <= kSmallFallbackNumel ? 0 : UINT64_MAX;
-    launch(stream, info, KernelWork(*this, stream));
-    if (!done_.load(std::memory_order_acquire)) stream.wait();
-    if (error_) std::rethrow_exception(error_);
+    core::Awaited awaited;
+    launch(stream, info, KernelWork(*this, stream, awaited.ticket()));
+    awaited.wait(stream.core());
   }
 
   // What a kernel has resized within its storage may reach further than before. Of what is dense, all is written.
@@ -560,7 +569,7 @@ class FallbackCall {
   core::OldBytes old_bytes_ = core::OldBytes::kRead;
   bool is_out_ = false;
   bool seeds_default_generator_ = false;
-  std::atomic<bool> done_{false};
+  bool has_run_ = false;
   std::exception_ptr error_;
   c10::SmallVector<StorageAlias, 4> storages_;
   c10::SmallVector<TensorAlias, 4> tensors_;

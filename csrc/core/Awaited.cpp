@@ -1,0 +1,119 @@
+#include "Awaited.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+
+#include "../runtime/forks.h"
+#include "../runtime/loader.h"
+#include "BlockingWait.h"
+#include "Stream.h"
+
+namespace torch_mtia::core {
+namespace {
+
+// All that there are, in a list: few threads wait at a time. Leaked: items run until the process ends.
+struct Waiting {
+  Waiting() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex); }
+
+  std::mutex mutex;  // also of each Awaited
+  std::condition_variable changed;
+  uint64_t last_ticket = 0;
+  Awaited* first = nullptr;
+};
+
+Waiting& waiting() {
+  static auto* const instance = new Waiting();
+  return *instance;
+}
+
+}  // namespace
+
+Awaited::Awaited() {
+  Waiting& all = waiting();
+  const std::lock_guard lock(all.mutex);
+  ticket_ = ++all.last_ticket;
+  behind_ = std::exchange(all.first, this);
+  if (behind_ != nullptr) behind_->before_ = this;
+}
+
+Awaited::~Awaited() {
+  while (!leave()) {
+    const BlockingWait without_locks(/*takes_time=*/false);
+    std::unique_lock lock(waiting().mutex);
+    waiting().changed.wait(lock, [this] { return users_ == 0; });
+  }
+}
+
+bool Awaited::leave() {
+  Waiting& all = waiting();
+  const std::lock_guard lock(all.mutex);
+  if (users_ != 0) return false;
+  (before_ != nullptr ? before_->behind_ : all.first) = behind_;
+  if (behind_ != nullptr) behind_->before_ = before_;
+  return true;
+}
+
+bool Awaited::is_done() {
+  const std::lock_guard lock(waiting().mutex);
+  return is_done_;
+}
+
+void Awaited::wait(Stream& stream) {
+  if (!is_done() && !stream.wait_unless_captured()) {
+    // The item was queued before the capture began, and runs.
+    const BlockingWait without_locks(/*takes_time=*/true);
+    std::unique_lock lock(waiting().mutex);
+    waiting().changed.wait(lock, [this] { return is_done_; });
+  }
+  if (!is_done()) {
+    runtime::reject(&mtia_runtime_api::stream_synchronize, "returned before the stream had done what it was given");
+  }
+  raise_error();
+}
+
+void Awaited::raise_error() {
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(waiting().mutex);
+    error = std::exchange(error_, nullptr);
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+bool Awaited::give(uint64_t ticket, const std::exception_ptr& error) noexcept {
+  Run run(ticket);
+  if (run) run.fail(error);
+  return static_cast<bool>(run);
+}
+
+Awaited::Run::Run(uint64_t ticket) noexcept
+    : awaited_([ticket] {
+        Waiting& all = waiting();
+        const std::lock_guard lock(all.mutex);
+        Awaited* found = all.first;
+        while (found != nullptr && found->ticket_ != ticket) found = found->behind_;
+        if (found != nullptr) ++found->users_;
+        return found;
+      }()) {}
+
+Awaited::Run::~Run() {
+  if (awaited_ == nullptr) return;
+  Waiting& all = waiting();
+  const std::lock_guard lock(all.mutex);
+  if (--awaited_->users_ == 0) all.changed.notify_all();
+}
+
+void Awaited::Run::fail(std::exception_ptr error) noexcept {
+  const std::lock_guard lock(waiting().mutex);
+  awaited_->error_ = std::move(error);
+}
+
+void Awaited::Run::finish() noexcept {
+  Waiting& all = waiting();
+  const std::lock_guard lock(all.mutex);
+  awaited_->is_done_ = true;
+  all.changed.notify_all();
+}
+
+}  // namespace torch_mtia::core
