@@ -51,6 +51,8 @@ struct Block {
   struct MemoryPool* pool = nullptr;
   bool is_in_small_segment = false;    // whose blocks are those of requests up to 1 MiB
   bool expandable = false;             // of an expandable segment
+  bool counts_as_oversize = false;     // in the statistics; max_split_size may change before the block is freed
+  bool segment_is_oversize = false;    // likewise, in the first block of a segment: of the segment
   bool mapped = true;                  // false: only addresses, see Note [Expandable segments]; then it is in_use
   bool in_use = false;                 // handed out, or waiting for events
   bool allocated = false;              // handed out

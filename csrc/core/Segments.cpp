@@ -31,7 +31,8 @@ Segments::Attempt Segments::allocate(size_t size, size_t requested, Stream* stre
   if (!is_oversize(block)) split(block, size);
   block->in_use = true;
   count_allocation(block, requested);
-  if (is_oversize(block)) increase(stats_.oversize_allocations, 1);
+  block->counts_as_oversize = is_oversize(block);
+  if (block->counts_as_oversize) increase(stats_.oversize_allocations, 1);
   record(TraceAction::kAlloc, block->address, requested, stream, pool.id, context);
   block->context = std::move(context);
   return {block};
@@ -105,6 +106,8 @@ Block* Segments::cut(Block* block, size_t size) noexcept {
   rest->stream = block->stream;
   rest->pool = block->pool;
   rest->expandable = block->expandable;
+  rest->counts_as_oversize = false;
+  rest->segment_is_oversize = false;
   rest->mapped = block->mapped;
   rest->in_use = block->in_use;
   rest->free_since = block->free_since;
@@ -173,6 +176,8 @@ Block* Segments::new_segment(Take take, size_t size, bool small, MemoryPool& poo
   block->stream = stream;
   block->pool = &pool;
   block->expandable = false;
+  block->counts_as_oversize = false;
+  block->segment_is_oversize = false;
   block->mapped = true;
   block->in_use = false;
   block->before = nullptr;
@@ -195,7 +200,8 @@ Block* Segments::take_segment(size_t size, MemoryPool& pool, Stream* stream) {
   if (block == nullptr) return nullptr;
   increase(stats_.segment, block, 1);
   increase(stats_.reserved_bytes, block, block->size);
-  if (is_oversize(block)) increase(stats_.oversize_segments, 1);
+  block->segment_is_oversize = is_oversize(block);
+  if (block->segment_is_oversize) increase(stats_.oversize_segments, 1);
   ++stats_.num_device_alloc;
   return block;
 }
@@ -291,7 +297,7 @@ void Segments::returned(Block* block) noexcept {
   if (block->expandable) return pools_.free_blocks(block).expandable.unmapped(*this, block);
   decrease(stats_.segment, block, 1);
   decrease(stats_.reserved_bytes, block, block->size);
-  if (is_oversize(block)) decrease(stats_.oversize_segments, 1);
+  if (block->segment_is_oversize) decrease(stats_.oversize_segments, 1);
   ++stats_.num_device_free;
   record(TraceAction::kSegmentFree, block->address, block->size, block->stream, block->pool->id,
          block->segment_context);

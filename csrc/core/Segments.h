@@ -6,6 +6,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "AllocatorHistory.h"
@@ -45,7 +46,7 @@ class Segments {
   void take_back(Block* block, const TraceContext& context) noexcept {
     decrease(stats_.allocation, block, 1);
     decrease(stats_.allocated_bytes, block, block->size);
-    if (is_oversize(block)) decrease(stats_.oversize_allocations, 1);
+    if (std::exchange(block->counts_as_oversize, false)) decrease(stats_.oversize_allocations, 1);
     block->allocated = false;
     record(TraceAction::kFreeRequested, block->address, block->requested, block->stream, block->pool->id, context);
   }

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "Event.h"
@@ -82,15 +83,16 @@ void Stream::launch_watched(Observer& told, const char* name, const mtia_kernel_
     std::shared_ptr<KernelWatcher> watcher;
     void operator()(const mtia_work_context& /*context*/) const noexcept { watcher->finished(); }
   };
-  WorkBlock<Finish> finish{{told.submits(*this, name, launch)}, "sanitizer"};
-  KernelWatcher* const watcher = finish.callable.watcher.get();
+  const std::shared_ptr<KernelWatcher> watcher = told.submits(*this, name, launch);
   mtia_kernel_launch watched = launch;
   if (watcher == nullptr) {
     watched.live_ranges = nullptr;  // they were for the watcher
     return submit(&mtia_runtime_api::stream_launch_kernel, handle_, &watched);
   }
+  WorkBlock<Finish> finish{{watcher}, "sanitizer"};
+  auto forever = std::make_unique<std::shared_ptr<KernelWatcher>>(watcher);
   watched.num_threads = 1;
-  watched.watch = watcher;
+  watched.watch = watcher.get();
   try {
     submit(&mtia_runtime_api::stream_launch_kernel, handle_, &watched);
   } catch (...) {
@@ -98,7 +100,12 @@ void Stream::launch_watched(Observer& told, const char* name, const mtia_kernel_
     throw;
   }
   const mtia_work work = make_work({finish.name}, finish);
-  submit(&mtia_runtime_api::stream_launch, handle_, &work);
+  try {
+    submit(&mtia_runtime_api::stream_launch, handle_, &work);
+  } catch (...) {
+    std::ignore = forever.release();  // the kernel may run at any time, and nothing tells when it has
+    throw;
+  }
 }
 
 Stream* Stream::create(int32_t device, int32_t priority) {
@@ -178,7 +185,12 @@ void Stream::raise_error() {
 void Stream::record_error(const char* operator_name, std::exception_ptr exception, std::string message) noexcept {
   const std::lock_guard lock(error_mutex_);
   if (error_) return;
-  error_.emplace(WorkError{std::move(exception), operator_name, std::move(message)});
+  error_.emplace(WorkError{std::move(exception), "work", std::move(message)});
+  try {
+    error_->operator_name = operator_name;
+  } catch (const std::bad_alloc&) {
+    // The host may be out of memory, which may be the error: then it goes without the name.
+  }
   has_error_.store(true, std::memory_order_release);
 }
 

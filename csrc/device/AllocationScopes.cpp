@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 #include <malloc.h>
 
+#include "../core/DriverInfo.h"
 #include "../runtime/machine_memory.h"
 #include "BlockTable.h"
 #include "HostView.h"
@@ -56,7 +57,12 @@ class PassThroughAllocator final : public c10::Allocator {
     }
     core::Block* block = MTIACachingAllocator::allocate_block(size);
     void* address = HostView::to_host(reinterpret_cast<void*>(core::block_address(block)));
-    block_table().insert(address, block);
+    try {
+      block_table().insert(address, block);
+    } catch (...) {
+      MTIACachingAllocator::free_block_while_running(block);
+      throw;
+    }
     return wrap(address);
   }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override { return data.get() == data.get_context(); }
@@ -68,9 +74,9 @@ class PassThroughAllocator final : public c10::Allocator {
     if (tls_offer != nullptr && tls_offer->give_back(address)) return;
     if (core::Block* block = block_table().take(address)) {
       tls_active ? MTIACachingAllocator::free_block_while_running(block) : MTIACachingAllocator::free_block(block);
-    } else {
+    } else if (!HostView::available() || !core::device_of_address(HostView::to_device(address))) {
       base_deleter(address);
-    }
+    }  // else it is offered on another thread, where its owner frees it
   }
 
  private:
@@ -82,7 +88,8 @@ class PassThroughAllocator final : public c10::Allocator {
 };
 
 void DeviceAllocation::install() {
-  auto* const allocator = new PassThroughAllocator(c10::GetCPUAllocator());  // leaked, as every allocator
+  // A first use that fails later tries all of it again.
+  static auto* const allocator = new PassThroughAllocator(c10::GetCPUAllocator());  // leaked, as every allocator
   c10::SetCPUAllocator(allocator, /*priority=*/100);
 }
 

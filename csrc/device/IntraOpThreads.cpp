@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <latch>
 
 // The functions of OpenMP come from torch's own libgomp. The library is linked without -fopenmp, because a second
@@ -19,6 +20,12 @@ extern "C" [[gnu::weak]] int MKL_Set_Num_Threads_Local(int num_threads);
 
 namespace torch_mtia {
 namespace {
+
+// Threads that have helped some master and have ended.
+std::atomic<uint64_t> num_ended{0};
+struct CountsEnd {
+  ~CountsEnd() { ++num_ended; }
+};
 
 // Note [Helpers stay off the core of their master]
 // A thread that has done its part of a region spins until the others have done theirs. A helper on the same core does
@@ -33,7 +40,8 @@ class Helpers {
     if (num_threads == num_threads_ && sched_getcpu() == core_) [[likely]]
       return;
     if (unavailable_ || num_threads > kMostThreads || omp_get_proc_bind() != omp_proc_bind_false) return;
-    if (num_threads > num_threads_) find(num_threads);
+    // Somebody else may have opened a smaller region, and another thread may have the number of one that has ended.
+    if (num_threads > num_threads_ || num_ended_ != num_ended.load()) find(num_threads);
     num_threads_ = num_threads;  // smaller regions end the threads that they do not need
     core_ = sched_getcpu();
     cpu_set_t cores;
@@ -41,7 +49,7 @@ class Helpers {
     CPU_CLR(core_, &cores);
     if (unavailable_ || CPU_COUNT(&cores) == 0) return;
     for (int i = 1; i < num_threads; ++i) {
-      // Somebody else may have opened a smaller region, and another process may have the number now.
+      // Another process may have the number now: in a forked child, say.
       if (syscall(SYS_tgkill, getpid(), threads_[i], 0) != 0) return forget();
       if (sched_setaffinity(threads_[i], sizeof(cores), &cores) != 0) unavailable_ = true;
     }
@@ -55,14 +63,17 @@ class Helpers {
 
   // They answer from a region. All sleep until the last has answered: it may share a core with another.
   void find(int num_threads) {
+    num_ended_ = num_ended.load();
     std::latch answers(num_threads);
     at::parallel_for(0, num_threads, 1, [&](int64_t begin, int64_t end) {
+      [[maybe_unused]] thread_local const CountsEnd at_end_of_thread;
       std::fill(threads_.begin() + begin, threads_.begin() + end, gettid());
       answers.arrive_and_wait(end - begin);
     });
   }
 
   std::array<pid_t, kMostThreads> threads_{};  // by their number in a region; the first is the master
+  uint64_t num_ended_ = 0;                     // when they were found
   int num_threads_ = 0;
   int core_ = -1;
   bool unavailable_ = false;

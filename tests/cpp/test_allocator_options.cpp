@@ -1,5 +1,6 @@
 // The allocator's settings, private pools, history and snapshots.
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <random>
 #include <string>
@@ -66,6 +67,23 @@ TEST(blocks_above_max_split_size_stay_whole) {
   CHECK_EQ(f.reserved(), 124 * kMiB);  // 60 MiB would be more than 20 MiB too many
   f.allocator.free(small_part);
   f.allocator.free(too_small);
+}
+
+size_t present_max_split_size = std::numeric_limits<size_t>::max();
+
+TEST(statistics_of_oversize_blocks_survive_a_change_of_the_limit) {
+  Fixture f([] { return core::AllocatorOptions{.max_split_size = present_max_split_size}; });
+  core::Block* normal = f.allocate(40 * kMiB);
+  present_max_split_size = 20 * kMiB;
+  core::Block* oversize = f.allocate(50 * kMiB);
+  f.allocator.free(normal);
+  CHECK_EQ(f.allocator.stats().oversize_allocations.current, int64_t{1});
+  CHECK_EQ(f.allocator.stats().oversize_segments.current, int64_t{1});
+  present_max_split_size = std::numeric_limits<size_t>::max();
+  f.allocator.free(oversize);
+  f.allocator.empty_cache();
+  CHECK_EQ(f.allocator.stats().oversize_allocations.current, int64_t{0});
+  CHECK_EQ(f.allocator.stats().oversize_segments.current, int64_t{0});
 }
 
 TEST(garbage_is_collected_from_the_oldest_free_segments) {

@@ -1,4 +1,5 @@
 // Events: what a record stands for, and who waits for it.
+#include <cstring>
 #include <memory>
 #include <thread>
 
@@ -212,6 +213,28 @@ TEST(several_threads_may_wait_for_one_record) {
   gate.open();
   for (std::thread& waiter : waiters) waiter.join();
   for (const int result : seen) CHECK_EQ(result, 1);
+}
+
+// Fails in the driver when the thread ends, and looks at the message.
+struct FailsAtTheEnd {
+  ~FailsAtTheEnd() {
+    status = api().event_query(nullptr);
+    length = std::strlen(api().last_error_message());
+  }
+  static inline mtia_status status = MTIA_SUCCESS;
+  static inline size_t length = 0;
+};
+
+TEST(calls_may_fail_until_the_thread_has_ended) {
+  std::thread thread([] {
+    thread_local FailsAtTheEnd made_first;  // and so destroyed last
+    (void)&made_first;
+    CHECK_EQ(api().event_query(nullptr), MTIA_ERROR_INVALID_VALUE);
+    CHECK_CONTAINS(api().last_error_message(), "null");
+  });
+  thread.join();
+  CHECK_EQ(FailsAtTheEnd::status, MTIA_ERROR_INVALID_VALUE);
+  CHECK_EQ(FailsAtTheEnd::length, size_t{0});
 }
 
 }  // namespace

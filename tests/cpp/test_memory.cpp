@@ -1,8 +1,11 @@
 // Device memory: addresses, capacity, host view, copies and fills.
 #include <algorithm>
+#include <atomic>
+#include <barrier>
 #include <cstring>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "child_process.h"
@@ -190,6 +193,27 @@ TEST(reserved_addresses_have_the_memory_that_is_mapped) {
   runtime::call(&mtia_runtime_api::memory_release, 0, address);
   CHECK_EQ(api().memory_release(0, address), MTIA_ERROR_INVALID_VALUE);
   CHECK_EQ(free_bytes(), all_free);
+}
+
+TEST(of_two_threads_that_unmap_one_range_one_is_refused) {
+  const uint64_t all_free = free_bytes();
+  mtia_device_ptr address = 0;
+  runtime::call(&mtia_runtime_api::memory_reserve, 0, 2 * kMiB, &address);
+  for (int i = 0; i < 2000; ++i) {
+    runtime::call(&mtia_runtime_api::memory_map, 0, address, 2 * kMiB);
+    std::barrier both(2);
+    std::atomic<int> successes{0};
+    const auto unmap = [&] {
+      both.arrive_and_wait();
+      successes += api().memory_unmap(0, address, 2 * kMiB) == MTIA_SUCCESS;
+    };
+    std::thread other(unmap);
+    unmap();
+    other.join();
+    CHECK_EQ(successes.load(), 1);
+    CHECK_EQ(free_bytes(), all_free);
+  }
+  runtime::call(&mtia_runtime_api::memory_release, 0, address);
 }
 
 TEST(bytes_survive_a_round_trip_through_two_devices) {

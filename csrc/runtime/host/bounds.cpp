@@ -12,7 +12,10 @@ bool is_inside(const mtia_kernel_context& context, uint64_t address, uint64_t si
   const std::span ranges(context.live_ranges, context.num_live_ranges);
   const auto behind = std::upper_bound(ranges.begin(), ranges.end(), address,
                                        [](uint64_t at, const mtia_span& range) { return at < range.address; });
-  return behind != ranges.begin() && address + size <= std::prev(behind)->address + std::prev(behind)->size;
+  if (behind == ranges.begin()) return false;
+  const mtia_span& range = *std::prev(behind);
+  const uint64_t offset = address - range.address;
+  return size <= range.size && offset <= range.size - size;  // sums of the kernel's numbers may wrap
 }
 
 void report(mtia_error_cell& cell, const mtia_site& site, const int32_t (&program)[3]) {

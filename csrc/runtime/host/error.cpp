@@ -2,30 +2,38 @@
 
 #include <array>
 #include <cstdio>
-#include <memory>
 #include <new>
+#include <utility>
 
 namespace torch_mtia::runtime::host {
 namespace {
 
 constexpr size_t kMessageSize = 1024;
 
-// Not in the block of the thread's variables, which is small: see processor/initial_exec.h.
-constinit thread_local std::unique_ptr<char[]> message_of_thread;
+// Not in the block of the thread's variables, which is small: see processor/initial_exec.h. Without a destructor, so
+// that the two are there until the thread has ended.
+constinit thread_local char* message_of_thread = nullptr;
+constinit thread_local bool thread_ends = false;
+
+struct FreesMessage {
+  ~FreesMessage() {
+    delete[] std::exchange(message_of_thread, nullptr);
+    thread_ends = true;
+  }
+};
 
 }  // namespace
 
 const char* last_error_message() noexcept {
-  return message_of_thread ? message_of_thread.get() : "";
+  return message_of_thread != nullptr ? message_of_thread : "";
 }
 
 void set_last_error_message(const char* message) noexcept {
-  try {
-    if (!message_of_thread) message_of_thread = std::make_unique<char[]>(kMessageSize);
-    std::snprintf(message_of_thread.get(), kMessageSize, "%s", message);
-  } catch (const std::bad_alloc&) {
-    // A message is lost, not the error.
-  }
+  if (thread_ends) return;
+  [[maybe_unused]] thread_local const FreesMessage at_end_of_thread;
+  if (message_of_thread == nullptr) message_of_thread = new (std::nothrow) char[kMessageSize];
+  if (message_of_thread == nullptr) return;  // a message is lost, not the error
+  std::snprintf(message_of_thread, kMessageSize, "%s", message);
 }
 
 mtia_status report_current_exception() noexcept {

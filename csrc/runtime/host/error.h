@@ -15,7 +15,8 @@ class Failure : public std::runtime_error {
   const mtia_status status;
 };
 
-// The calling thread's message. Plain bytes of the thread, so that a thread may end, and the process exit, at any time.
+// The calling thread's message. Destructors of the thread's other variables may fail, too, when the message is gone:
+// theirs is empty.
 const char* last_error_message() noexcept;
 void set_last_error_message(const char* message) noexcept;
 

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -260,23 +261,32 @@ void Memory::unmap(int32_t device, mtia_device_ptr address, uint64_t size) {
     range = pages("memory_unmap", device, address, size);
     for (uint64_t page = range.first; page < range.end; ++page) {
       is_shared |= of_device.shared_pages.contains(page);
-      if (!of_device.mapped_pages.contains(page)) {
+      if (!of_device.mapped_pages.contains(page) || of_device.leaving_pages.contains(page)) {
         throw Failure(MTIA_ERROR_INVALID_VALUE, "memory_unmap: part of the range is not mapped");
       }
     }
+    for (uint64_t page = range.first; page < range.end; ++page) of_device.leaving_pages.insert(page);
   }
-  // As in free; the pages count as used until they are dropped.
-  if (is_shared) {
-    map_own(address, size);
-  } else {
-    madvise(host(address), size, MADV_DONTNEED);
+  // As in free; the pages count as mapped and used until they are dropped, and nobody else can unmap them meanwhile.
+  std::exception_ptr failure;
+  try {
+    if (is_shared) {
+      map_own(address, size);
+    } else {
+      madvise(host(address), size, MADV_DONTNEED);
+    }
+  } catch (...) {
+    failure = std::current_exception();
   }
   const std::lock_guard lock(mutex_);
   uint64_t freed = 0;
   for (uint64_t page = range.first; page < range.end; ++page) {
+    of_device.leaving_pages.erase(page);
+    if (failure) continue;
     of_device.mapped_pages.erase(page);
     if (of_device.shared_pages.erase(page) == 0) freed += kHugePage;
   }
+  if (failure) std::rethrow_exception(failure);
   count_freed(of_device, freed);
 }
 

@@ -68,10 +68,11 @@ class Memory {
     Region(uint64_t allocatable, uint64_t reservable) : ranges(allocatable), reservations(reservable) {}
 
     RangeAllocator ranges;
-    RangeAllocator reservations;                // offsets from the end of `ranges`
-    std::unordered_set<uint64_t> mapped_pages;  // huge pages of the reservations, by their number
-    std::unordered_set<uint64_t> shared_pages;  // of those, the ones with a file behind them
-    uint64_t used = 0;                          // bytes of `ranges` and of mapped pages, until they are dropped
+    RangeAllocator reservations;                 // offsets from the end of `ranges`
+    std::unordered_set<uint64_t> mapped_pages;   // huge pages of the reservations, by their number
+    std::unordered_set<uint64_t> shared_pages;   // of those, the ones with a file behind them
+    std::unordered_set<uint64_t> leaving_pages;  // of those, the ones that a thread is about to drop
+    uint64_t used = 0;                           // bytes of `ranges` and of mapped pages, until they are dropped
   };
   Region& region(int32_t device) const { return *regions_[static_cast<size_t>(device)]; }
   uint64_t base(int32_t device) const { return device_base_ + static_cast<uint64_t>(device) * addresses_; }

@@ -1,36 +1,41 @@
 #include "scratch.h"
 
 #include <cstdlib>
-#include <memory>
 
 namespace torch_mtia::runtime::host {
 namespace {
 
 constexpr uint64_t kAlignment = 64;
 
-struct Free {
-  void operator()(std::byte* memory) const { std::free(memory); }
-};
-
+// Without a destructor, as in error.cpp.
 struct Scratch {
-  std::unique_ptr<std::byte, Free> memory;
+  std::byte* memory = nullptr;
   uint64_t size = 0;
+  bool is_over = false;  // the thread ends
 };
 
-thread_local Scratch scratch_of_thread;
+constinit thread_local Scratch scratch_of_thread;
+
+struct FreesScratch {
+  ~FreesScratch() {
+    std::free(scratch_of_thread.memory);
+    scratch_of_thread = {nullptr, 0, /*is_over=*/true};
+  }
+};
 
 }  // namespace
 
 std::byte* thread_scratch(uint64_t size) noexcept {
   Scratch& scratch = scratch_of_thread;
-  if (size == 0) return nullptr;
+  if (size == 0 || scratch.is_over) return nullptr;
+  [[maybe_unused]] thread_local const FreesScratch at_end_of_thread;
   if (size > scratch.size) {
     const uint64_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
-    scratch.memory.reset();
-    scratch.memory.reset(static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded)));
+    std::free(scratch.memory);
+    scratch.memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded));
     scratch.size = scratch.memory != nullptr ? rounded : 0;
   }
-  return scratch.memory.get();
+  return scratch.memory;
 }
 
 }  // namespace torch_mtia::runtime::host

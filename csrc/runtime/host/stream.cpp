@@ -91,6 +91,10 @@ mtia_status Stream::launch_blocking(const mtia_work& work, bool of_nodes) {
     QueueSlot* slot;
     bool of_nodes;
     std::optional<WorkFailure> failure;
+    ~Awaited() {
+      slot->clear();
+      QueueSlotPool::destroy(slot);
+    }
   } awaited{this, QueueSlotPool::create(work.args_size), of_nodes, {}};
   awaited.slot->fill(work);
   auto* args = &awaited;
@@ -108,8 +112,6 @@ mtia_status Stream::launch_blocking(const mtia_work& work, bool of_nodes) {
   item.args_size = sizeof(args);
   item.accesses = nullptr;
   executor_.wait(executor_.push(item));
-  awaited.slot->clear();
-  QueueSlotPool::destroy(awaited.slot);
   return awaited.failure ? report(*awaited.failure) : MTIA_SUCCESS;
 }
 

@@ -1,6 +1,7 @@
 #include "wait_queue.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,17 +36,22 @@ class Pipe {
     is_over_ = true;
   }
 
-  // False without a pipe: for want of file descriptors, or at the end of the thread.
+  // False without a pipe: for want of file descriptors, at the end of the thread, or because the program has closed it.
+  // That wakes nobody while a forked child has the pipe, too, so the thread looks from time to time.
   bool read() noexcept {
-    char byte;
-    ssize_t count;
-    do count = ::read(read_end_, &byte, 1);
-    while (count < 0 && errno == EINTR);
-    return count == 1;
+    constexpr int kLookAgain = 100;  // milliseconds
+    while (is_whole()) {
+      pollfd readable{read_end_, POLLIN, 0};
+      if (poll(&readable, 1, kLookAgain) <= 0) continue;
+      char byte;
+      return is_ours(read_end_) && ::read(read_end_, &byte, 1) == 1;
+    }
+    return false;
   }
+  // Nothing without the pipe: its number may be another file's by now.
   void write() noexcept {
     const char byte = 0;
-    while (::write(write_end_, &byte, 1) < 0 && errno == EINTR) {
+    while (is_ours(write_end_) && ::write(write_end_, &byte, 1) < 0 && errno == EINTR) {
     }
   }
 
