@@ -345,6 +345,26 @@ def test_launch_blocking_raises_at_the_call(run_script: RunScript) -> None:
     assert finished.output() == "at the call\n" * 2
 
 
+def test_launch_blocking_is_not_recommended_where_it_is_set(run_script: RunScript) -> None:
+    script = """
+        import torch
+        x = torch.arange(3., device="mtia")
+        index = torch.tensor([1], device="mtia")
+        graph = torch.mtia.MTIAGraph()
+        with torch.mtia.graph(graph):
+            x.index_select(0, index)
+        index.fill_(7)
+        try:
+            graph.replay()
+            torch.mtia.synchronize()
+        except (IndexError, RuntimeError) as error:
+            assert "while aten::index_select ran on mtia:0" in str(error)
+            print("TORCH_MTIA_LAUNCH_BLOCKING=1" in str(error))
+    """
+    assert run_script(script).output() == "True\n"
+    assert run_script(script, TORCH_MTIA_LAUNCH_BLOCKING="1").output() == "False\n"
+
+
 def test_with_launch_blocking_threads_that_replay_in_one_stream_get_their_own_errors(run_script: RunScript) -> None:
     finished = run_script(
         """

@@ -143,6 +143,14 @@ def test_a_wrong_state_is_refused() -> None:
     assert generator.initial_seed() == 5
 
 
+def test_a_refused_state_changes_nothing() -> None:
+    generator = torch.Generator("mtia").manual_seed(5)
+    generator.set_offset(1024)
+    with pytest.raises(ValueError, match="multiple of 4, got 3"):
+        generator.set_state(torch.tensor([77, 3]).view(torch.uint8))
+    assert (generator.initial_seed(), generator.get_offset()) == (5, 1024)
+
+
 def test_the_offset_advances_and_can_be_set() -> None:
     generator = torch.Generator("mtia").manual_seed(5)
     assert generator.get_offset() == 0

@@ -453,6 +453,41 @@ def test_a_package_of_another_interface_is_refused(classifier: Path, tmp_path: P
         load(other)
 
 
+@pytest.mark.parametrize("names", ["0, 0, 0", '"{version}", 0, 0', '"{version}", "{torch}", 0'])
+def test_a_package_that_names_nothing_is_refused(classifier: Path, tmp_path: Path, names: str) -> None:
+    source, library = tmp_path / "info.c", tmp_path / "info.so"
+    names = names.format(version=torch_mtia.__version__, torch=torch.__version__.partition("+")[0])
+    source.write_text(
+        f"struct {{ int version; char *torch_mtia, *torch, *driver; }} torch_mtia_package = {{1, {names}}};"
+    )
+    subprocess.run([get_cxx_compiler(), "-x", "c", "-shared", "-fPIC", source, "-o", library], check=True, timeout=60)
+    other = changed(classifier, tmp_path / "other.pt2", lambda _: library.read_bytes())
+    with pytest.raises(RuntimeError, match="nothing that it names"):
+        load(other)
+
+
+def test_an_index_of_a_package_that_is_no_device_is_refused(run_script: RunScript) -> None:
+    """A number that has the last byte of a device's index is not that device."""
+    run_script(
+        """
+        import ctypes, pathlib, torch, torch_mtia
+
+        torch.mtia.init()
+        [library] = pathlib.Path(torch_mtia.__file__).parent.glob("**/libtorch_mtia.so")
+        shim = ctypes.CDLL(library)
+        out = ctypes.c_void_p()
+        for index in (256, 2**31 - 256, -300):
+            calls = [shim.aoti_torch_mtia_set_device(index)]
+            if index > 0:  # negative: the current device
+                calls.append(shim.aoti_torch_create_mtia_guard(index, ctypes.byref(out)))
+                calls.append(shim.aoti_torch_get_current_mtia_stream(index, ctypes.byref(out)))
+                calls.append(shim.aoti_torch_create_mtia_stream_guard(None, index, ctypes.byref(out)))
+            assert all(status != 0 for status in calls), (index, calls)
+        assert shim.aoti_torch_mtia_set_device(0) == 0
+        """
+    ).output()
+
+
 def for_another_processor(image: bytes) -> bytes:
     """With every feature there could be among those that it needs: see mtia_kernel_image_header."""
     start = re.escape(abi.KERNEL_IMAGE_MAGIC.to_bytes(8, sys.byteorder)) + b".{16}"

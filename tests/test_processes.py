@@ -387,3 +387,279 @@ def test_other_libraries_find_room_for_variables_of_threads() -> None:
         if "STATIC_TLS" in shown:
             taken[library.name] = int(re.findall(r"^ +TLS .* (0x[0-9a-f]+) R ", shown, flags=re.MULTILINE)[0], 16)
     assert sum(taken.values()) < 600, taken
+
+
+EVERY_KIND = """
+import faulthandler, gc, os, signal, threading, torch, torch_mtia
+
+device = torch.device("mtia")
+x = torch.arange(1000.0, device=device)
+side = torch.Stream(device)
+held = threading.Event()
+
+def on_side(tensor):
+    with torch.mtia.stream(side):
+        result = tensor + 1
+    tensor.record_stream(side)
+    return result
+
+def pinned():
+    memory = torch.ones(1000, pin_memory=True)
+    memory.to(device, non_blocking=True)
+    return memory
+
+def graph():
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph, stream=torch.Stream(device)):
+        torch_mtia.launch_host_function(torch.mtia.current_stream(), lambda: None)
+        (x + torch.ones(1000, device=device)).cos()
+    graph.replay()
+    return graph
+
+def event():
+    event = torch.Event(device, enable_timing=True)
+    event.record(side)
+    return event
+
+def shared():
+    tensor = torch.arange(1000.0, device=device)
+    on_side(tensor)
+    return tensor
+
+def lazy_clones():
+    tensor = torch.arange(1000.0, device=device)
+    return [tensor, torch._lazy_clone(tensor)]
+
+def gradient():
+    leaf = torch.ones(1000, device=device, requires_grad=True)
+    return [leaf, leaf.exp().sum()]
+
+kinds = {
+    "tensor": lambda: torch.arange(1000.0, device=device),
+    "large tensor": lambda: torch.empty(2**22, device=device),
+    "tensor of two streams": shared,
+    "pinned memory": pinned,
+    "pinned memory without copies": lambda: torch.ones(1000, pin_memory=True),
+    "view of pinned memory": lambda: pinned()[10:].numpy(),
+    "stream": lambda: torch.Stream(device),
+    "event": event,
+    "graph": graph,
+    "generator": lambda: torch.Generator(device).manual_seed(1),
+    "lazy clones": lazy_clones,
+    "view of the host": lambda: torch_mtia.memory.host_view(x),
+    "gradient": gradient,
+    "result of a fallback": lambda: x.nonzero(),
+}
+"""
+
+
+def test_a_forked_process_may_drop_objects_of_every_kind(run_script: RunScript) -> None:
+    """Whatever other threads were doing: they do what takes the same locks."""
+    run_script(
+        EVERY_KIND
+        + textwrap.dedent(
+            """
+            is_done = False
+
+            def work(make):
+                while not is_done:
+                    object = make()
+                    torch._C._accelerator_getDeviceStats(0)
+                    x.is_pinned()
+                    del object
+
+            threads = [threading.Thread(target=work, args=(make,)) for make in (*kinds.values(), pinned, lazy_clones)]
+            for thread in threads: thread.start()
+            objects = {name: make() for name, make in kinds.items()}
+            cpu = torch.ones(3)
+            statuses = []
+            for _ in range(40):
+                if (pid := os.fork()) == 0:
+                    signal.alarm(60)  # ends a child that waits for a thread it does not have
+                    while objects:
+                        name, object = objects.popitem()
+                        os.write(2, f"dropped in a child: {name}\\n".encode())
+                        del object
+                        gc.collect()
+                    assert not cpu.is_pinned()
+                    torch.manual_seed(1)
+                    torch.rand(2**20).sum()
+                    torch.mtia.device_count()
+                    os._exit(0)
+                statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                if statuses[-1] != 0: break
+            is_done = True
+            for thread in threads: thread.join()
+            torch.mtia.synchronize()
+            assert statuses == [0] * 40, statuses
+            """
+        )
+    ).output()
+
+
+def test_objects_of_every_kind_may_outlive_a_pending_error(run_script: RunScript) -> None:
+    """Nothing that is dropped raises the error of somebody's work, or hides it."""
+    run_script(
+        EVERY_KIND
+        + textwrap.dedent(
+            """
+            import pytest
+
+            for name, make in kinds.items():
+                object = make()
+                torch.mtia.synchronize()
+                x[torch.tensor([5000], device=device)]
+                print(name, flush=True)
+                del object
+                gc.collect()
+                with pytest.raises(IndexError):
+                    torch.mtia.synchronize()
+            """
+        )
+    ).output()
+
+
+def test_pinned_memory_cannot_be_used_in_a_forked_process(run_script: RunScript) -> None:
+    run_script(
+        """
+        import os, torch
+
+        used = torch.ones(1000, pin_memory=True)
+        used.to("mtia", non_blocking=True)
+        torch.ones(1000, pin_memory=True)  # and one that is cached
+        torch.mtia.synchronize()
+        if (pid := os.fork()) == 0:
+            assert used.is_pinned() and not torch.ones(3).is_pinned()
+            assert used.sum() == 1000
+            for function in (
+                lambda: torch.ones(1000, pin_memory=True),
+                lambda: torch.ones(1000).pin_memory(),
+                lambda: used.to("mtia", non_blocking=True),
+            ):
+                try:
+                    function()
+                except RuntimeError as error:
+                    assert "spawn" in str(error)
+                else:
+                    os._exit(18)
+            torch.accelerator.empty_host_cache()
+            del used
+            os._exit(17)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 17
+        """
+    ).output()
+
+
+@pytest.mark.parametrize("end", ["x[torch.tensor([9], device='mtia:0')]", "graph.capture_begin()", "raise SystemExit"])
+def test_host_functions_of_all_devices_run_before_the_end(run_script: RunScript, end: str) -> None:
+    """An error of one device, and a capture that is left open, do not keep them from it."""
+    finished = run_script(
+        f"""
+        import threading, torch, torch_mtia
+
+        x = torch.zeros(3, device="mtia:0")
+        stream = torch.Stream("mtia:1")
+        graph = torch.mtia.MTIAGraph()
+        ended = threading.Event()
+        torch_mtia.launch_host_function(stream, lambda: ended.wait(0.2))
+        for _ in range(20):
+            torch_mtia.launch_host_function(stream, lambda: threading.Event().wait(0.001))
+        torch_mtia.launch_host_function(stream, lambda: print("done", flush=True))
+        {end}
+        """,
+        TORCH_MTIA_DEVICES="2",
+    )
+    assert finished.output() == "done\n"
+
+
+def test_an_exit_handler_that_runs_last_is_told_that_host_functions_have_ended(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import atexit, torch, torch_mtia
+
+        def late():
+            try:
+                torch_mtia.launch_host_function(torch.mtia.current_stream(), print)
+            except RuntimeError as error:
+                print(error)
+
+        atexit.register(late)
+        torch_mtia.launch_host_function(torch.mtia.current_stream(), lambda: print("done"))
+        """
+    )
+    assert finished.output() == "done\nthe interpreter ends, and no host function can be launched any more\n"
+
+
+def test_a_wait_ends_when_a_forked_process_has_its_files(run_script: RunScript) -> None:
+    """The program closes all files while a thread waits, others get their numbers, and nobody writes into those."""
+    run_script(
+        """
+        import os, tempfile, threading, torch, torch_mtia
+
+        x = torch.ones(3, device="mtia")
+        torch.mtia.synchronize()
+        go = threading.Event()
+        torch_mtia.launch_host_function(torch.mtia.current_stream(), go.wait)
+        waits = threading.Thread(target=torch.mtia.synchronize)
+        waits.start()
+        calls = ("0 ", "7 ", "63 ", "73 ")  # read and poll, of x86-64 and of aarch64
+        while not open(f"/proc/self/task/{waits.native_id}/syscall").read().startswith(calls):
+            pass
+        release, released = os.pipe()
+        if (pid := os.fork()) == 0:
+            os.close(released)
+            os.read(release, 1)
+            os._exit(0)
+        os.dup2(released, 1000)
+        os.closerange(3, 1000)
+        files = [tempfile.TemporaryFile() for _ in range(100)]
+        go.set()
+        waits.join()
+        assert [os.fstat(file.fileno()).st_size for file in files] == [0] * 100
+        os.close(1000)
+        os.waitpid(pid, 0)
+        """
+    ).output()
+
+
+def test_values_of_a_fallback_survive_captures_that_other_threads_begin(run_script: RunScript) -> None:
+    """The caller waits for its item, whether or not the stream may be waited for."""
+    run_script(
+        """
+        import threading, torch
+
+        stream = torch.Stream("mtia")
+        with torch.mtia.stream(stream):
+            x = torch.ones(300, 300, device="mtia")
+        stream.synchronize()
+        is_done = False
+
+        def capture():
+            with torch.mtia.stream(stream):
+                while not is_done:
+                    graph = torch.mtia.MTIAGraph()
+                    try:
+                        graph.capture_begin()
+                    except RuntimeError:
+                        continue
+                    graph.capture_end()
+
+        captures = threading.Thread(target=capture)
+        captures.start()
+        results = 0
+        try:
+            with torch.mtia.stream(stream):
+                for _ in range(400):
+                    try:
+                        found = torch.nonzero(x)
+                    except RuntimeError as error:
+                        assert "captur" in str(error), error
+                    else:
+                        assert found.shape == (90_000, 2), found.shape
+                        results += 1
+        finally:
+            is_done = True
+            captures.join()
+        assert results > 0
+        """
+    ).output()

@@ -36,7 +36,8 @@ def _settle() -> None:
     """Waits until every device's thread has taken part in a backward, and then until all of them are idle."""
     if device_module()._is_in_bad_fork() or not _engine_states():
         return
-    with torch.inference_mode(False), torch.enable_grad():  # a script may end with gradients switched off
+    # A device that cannot compute any more, or a script that ends with gradients switched off.
+    with contextlib.suppress(RuntimeError), torch.inference_mode(False), torch.enable_grad():
         for index in range(device_module().device_count()):
             leaf = torch.empty(0, device=f"{device_type()}:{index}", requires_grad=True)  # there may be no memory left
             # Not Tensor.backward, whose check of a gradient imports modules: those that run text (as namedtuple does)

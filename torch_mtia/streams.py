@@ -58,11 +58,8 @@ def _once(function: Callable[[], object]) -> Callable[[], object]:
 
 @functools.cache
 def _finish_before_exit() -> None:
-    """Registers a wait: a function that is still queued when the interpreter ends could not run any more."""
+    """Registers a wait: a function that is still queued when the interpreter ends could not run any more.
 
-    def finish() -> None:
-        if not device_module()._is_in_bad_fork():
-            for device in range(device_module().device_count()):
-                device_module().synchronize(device)
-
-    atexit.register(finish)
+    Errors of work that nobody has waited for stay with their streams: an exit handler does not raise.
+    """
+    atexit.register(_C._finish_host_functions)

@@ -18,7 +18,9 @@ namespace {
 
 constexpr std::string_view kImageSuffix = ".cubin";  // Inductor's, for every device
 
-void check(const std::string& path, std::string_view what, std::string_view made_for, std::string_view here) {
+// Null where the library says nothing.
+void check(const std::string& path, const char* what, const char* made_for, const std::string& here) {
+  if (made_for == nullptr) made_for = "nothing that it names";
   TORCH_CHECK(made_for == here, "the package ", path, " was made for ", what, " ", made_for, ", and this is ", here,
               ": make it again here, with torch._inductor.aoti_compile_and_package");
 }
@@ -26,7 +28,7 @@ void check(const std::string& path, std::string_view what, std::string_view made
 }  // namespace
 
 void check_package(const std::string& path, const torch_mtia_package_info& info) {
-  check(path, "torch_mtia's packages of version", std::to_string(info.version),
+  check(path, "torch_mtia's packages of version", std::to_string(info.version).c_str(),
         std::to_string(TORCH_MTIA_PACKAGE_VERSION));
   check(path, "torch_mtia", info.torch_mtia, TORCH_MTIA_VERSION);
   check(path, "PyTorch", info.torch, TORCH_VERSION);

@@ -26,13 +26,14 @@ mtia_kernel_image_header header_of(const std::string& name, std::string_view ima
 
 std::vector<mtia_kernel_argument> arguments_of(const std::string& name, std::string_view image) {
   const mtia_kernel_image_header header = header_of(name, image);
-  std::vector<mtia_kernel_argument> arguments(header.num_arguments);
-  const size_t size = arguments.size() * sizeof(mtia_kernel_argument);
-  TORCH_CHECK(header.header_size <= image.size() && size <= image.size() - header.header_size,
+  TORCH_CHECK(header.header_size <= image.size() &&
+                  header.num_arguments <= (image.size() - header.header_size) / sizeof(mtia_kernel_argument),
               "the image of the kernel ", name, " is cut off");
-  std::memcpy(arguments.data(), image.data() + header.header_size, size);
+  std::vector<mtia_kernel_argument> arguments(header.num_arguments);
+  std::memcpy(arguments.data(), image.data() + header.header_size, arguments.size() * sizeof(mtia_kernel_argument));
   for (const mtia_kernel_argument& argument : arguments) {
-    TORCH_CHECK(argument.size <= 8 && argument.offset + argument.size <= header.packed_arguments_size,
+    TORCH_CHECK(argument.size <= 8 && uint64_t{argument.offset} + argument.size <= header.packed_arguments_size &&
+                    (argument.kind != MTIA_ARGUMENT_POINTER || argument.size == sizeof(void*)),
                 "the image of the kernel ", name, " is damaged");
   }
   return arguments;

@@ -15,8 +15,10 @@
 
 #include "../core/DriverInfo.h"
 #include "../core/Event.h"
+#include "../device/DeviceIndex.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAStream.h"
+#include "../runtime/forks.h"
 #include "Errors.h"
 #include "PackageKernel.h"
 
@@ -35,6 +37,8 @@ MTIAStream stream_of(c10::DeviceIndex device, mtia_stream handle) {
 // What packages have allocated, by address. Leaked: they may free until the process ends.
 class PackageMemory {
  public:
+  PackageMemory() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex_); }
+
   static PackageMemory& instance() {
     static auto* const memory = new PackageMemory();
     return *memory;
@@ -127,19 +131,18 @@ AOTITorchError aoti_torch_mtia_get_device(int32_t* ret_index) {
 }
 
 AOTITorchError aoti_torch_mtia_set_device(int32_t index) {
-  return run_shim([&] { set_device(static_cast<c10::DeviceIndex>(index)); });
+  return run_shim([&] { set_device(to_device_index(index)); });
 }
 
 AOTITorchError aoti_torch_create_mtia_guard(int32_t device_index, MTIAGuardHandle* ret_guard) {
   return run_shim([&] {
     *ret_guard = handle_of<MTIAGuardHandle>(
-        std::make_unique<c10::DeviceGuard>(c10::Device(device_type(), static_cast<c10::DeviceIndex>(device_index))));
+        std::make_unique<c10::DeviceGuard>(c10::Device(device_type(), to_device_index(device_index))));
   });
 }
 
 AOTITorchError aoti_torch_mtia_guard_set_index(MTIAGuardHandle guard, int32_t device_index) {
-  return run_shim(
-      [&] { reinterpret_cast<c10::DeviceGuard*>(guard)->set_index(static_cast<c10::DeviceIndex>(device_index)); });
+  return run_shim([&] { reinterpret_cast<c10::DeviceGuard*>(guard)->set_index(to_device_index(device_index)); });
 }
 
 AOTITorchError aoti_torch_delete_mtia_guard(MTIAGuardHandle guard) {
@@ -149,7 +152,7 @@ AOTITorchError aoti_torch_delete_mtia_guard(MTIAGuardHandle guard) {
 AOTITorchError aoti_torch_get_current_mtia_stream(int32_t device_index, void** ret_stream) {
   return run_shim([&] {
     ensure_initialized();
-    *ret_stream = MTIAStream::current(index_or_current(static_cast<c10::DeviceIndex>(device_index))).core().handle();
+    *ret_stream = MTIAStream::current(index_or_current(to_device_index(device_index))).core().handle();
   });
 }
 
@@ -157,7 +160,7 @@ AOTITorchError aoti_torch_create_mtia_stream_guard(mtia_stream stream, int32_t d
                                                    MTIAStreamGuardHandle* ret_guard) {
   return run_shim([&] {
     ensure_initialized();
-    const auto device = index_or_current(static_cast<c10::DeviceIndex>(device_index));
+    const auto device = index_or_current(to_device_index(device_index));
     *ret_guard =
         handle_of<MTIAStreamGuardHandle>(std::make_unique<c10::StreamGuard>(stream_of(device, stream).unwrap()));
   });
@@ -184,7 +187,7 @@ AOTITorchError aoti_torch_mtia_empty_strided(int64_t ndim, const int64_t* sizes,
   return run_shim([&] {
     const auto dimensions = static_cast<size_t>(ndim);
     const auto type = static_cast<c10::DeviceType>(device_type);
-    const c10::Device device(type, static_cast<c10::DeviceIndex>(type == c10::DeviceType::CPU ? -1 : device_index));
+    const c10::Device device(type, type == c10::DeviceType::CPU ? c10::DeviceIndex{-1} : to_device_index(device_index));
     at::Tensor tensor = at::empty_strided({sizes, dimensions}, {strides, dimensions},
                                           at::TensorOptions(device).dtype(static_cast<c10::ScalarType>(dtype)));
     *ret = torch::aot_inductor::new_tensor_handle(std::move(tensor));

@@ -6,14 +6,18 @@
 #include <ATen/ops/log_cpu_dispatch.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <atomic>
+#include <limits>
 #include <mutex>
 
 #include "../core/BlockingWait.h"
 #include "../core/DriverInfo.h"
 #include "../core/WorkTrace.h"
 #include "../runtime/loader.h"
+#include "../runtime/forks.h"
 #include "AllocationScopes.h"
+#include "DeviceIndex.h"
 #include "HostView.h"
 #include "IntraOpThreads.h"
 #include "LaunchLog.h"
@@ -74,6 +78,7 @@ c10::DeviceIndex device_count() noexcept {
 void ensure_initialized() {
   static constinit std::atomic<bool> ready{false};  // whether all of it has succeeded
   if (C10_LIKELY(ready.load(std::memory_order_acquire))) return;
+  runtime::check_not_forked();  // else the mutex may be a thread's that is not here
   static auto* const mutex = new std::mutex();
   const core::WithoutGil without_gil;  // the thread that is at it may want the GIL, to warn
   const std::lock_guard<std::mutex> lock(*mutex);
@@ -91,6 +96,13 @@ void ensure_initialized() {
 
 bool is_in_use(c10::DeviceIndex index) noexcept {
   return runtime::is_initialized() && index >= 0 && index < device_count();
+}
+
+c10::DeviceIndex to_device_index(int64_t number) {
+  TORCH_CHECK(number < device_count(), device_name(), ":", number, " does not exist: this process has ",
+              static_cast<int>(device_count()),
+              " of them. Set TORCH_MTIA_DEVICES before the process starts to have more.");
+  return static_cast<c10::DeviceIndex>(std::max<int64_t>(number, std::numeric_limits<c10::DeviceIndex>::min()));
 }
 
 void check_device_index(c10::DeviceIndex index) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../core/Graph.h"
+#include "../runtime/forks.h"
 #include "MTIAFunctions.h"
 #include "MTIAGraph.h"
 #include "MTIAStream.h"
@@ -26,6 +27,10 @@ void refuse_in_capture(c10::Device device) {
               "called with preserve_rng_state=False.");
 }
 
+void check_offset(uint64_t offset) {
+  TORCH_CHECK_VALUE(offset % 4 == 0, "the offset of a device's generator must be a multiple of 4, got ", offset);
+}
+
 }  // namespace
 
 MTIAGeneratorImpl::MTIAGeneratorImpl(c10::DeviceIndex device, uint64_t seed)
@@ -39,7 +44,7 @@ void MTIAGeneratorImpl::set_current_seed(uint64_t seed) {
 
 void MTIAGeneratorImpl::set_offset(uint64_t offset) {
   refuse_in_capture(device());
-  TORCH_CHECK_VALUE(offset % 4 == 0, "the offset of a device's generator must be a multiple of 4, got ", offset);
+  check_offset(offset);
   offset_ = offset;
 }
 
@@ -60,6 +65,7 @@ void MTIAGeneratorImpl::set_state(const c10::TensorImpl& new_state) {
   uint64_t offset = 0;
   std::memcpy(&seed, bytes, kSeedSize);
   if (size == kStateSize) std::memcpy(&offset, bytes + kSeedSize, sizeof(offset));
+  check_offset(offset);  // before anything changes
   set_current_seed(seed);
   set_offset(offset);
 }
@@ -110,6 +116,9 @@ const at::Generator& default_generator(c10::DeviceIndex device) {
     for (c10::DeviceIndex i = 0; i < device_count(); ++i) {
       all->push_back(
           at::make_generator<MTIAGeneratorImpl>(i, c10::detail::getNonDeterministicRandom(/*is_cuda=*/true)));
+    }
+    for (at::Generator& generator : *all) {
+      runtime::hold_at_forks(runtime::ForkOrder::kTable, generator.mutex());
     }
     return all;
   }();

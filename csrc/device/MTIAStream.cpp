@@ -4,6 +4,7 @@
 
 #include "../core/Event.h"
 #include "../core/RunningWork.h"
+#include "../runtime/forks.h"
 #include "MTIAGraph.h"
 
 namespace torch_mtia {
@@ -13,9 +14,12 @@ constexpr const char* kNoTime =
     "work that is captured does not run. Call it before the capture, on another stream, or after a replay";
 
 [[noreturn]] void raise(const core::Stream& stream, const core::WorkError& error) {
-  const std::string context =
-      c10::str("while ", error.operator_name, " ran on ", device_name(static_cast<c10::DeviceIndex>(stream.device())),
-               " (reported at a synchronizing call; TORCH_MTIA_LAUNCH_BLOCKING=1 reports it where it is issued)");
+  const char* const remedy =
+      runtime::launch_blocking()
+          ? ""
+          : " (reported at a synchronizing call; TORCH_MTIA_LAUNCH_BLOCKING=1 reports it where it is issued)";
+  const std::string context = c10::str("while ", error.operator_name, " ran on ",
+                                       device_name(static_cast<c10::DeviceIndex>(stream.device())), remedy);
   if (error.exception == nullptr) TORCH_CHECK(false, error.message, "\n", context);
   try {
     std::rethrow_exception(error.exception);
@@ -41,6 +45,7 @@ c10::StreamId MTIAStream::next_of(Pool pool, c10::DeviceIndex device) {
 core::Stream* MTIAStream::create_core_stream(c10::DeviceIndex device, c10::StreamId id) {
   check_device_index(device);
   ensure_initialized();
+  runtime::check_not_forked();  // as in ensure_initialized
   auto& all = device_streams[device];
   auto& slot = all.streams[id];
   std::lock_guard<std::mutex> lock(all.create_mutex);

@@ -1,8 +1,8 @@
 #include <torch/csrc/Exceptions.h>
 
-#include <algorithm>
 #include <array>
 
+#include "../device/DeviceIndex.h"
 #include "../device/MTIAFunctions.h"
 #include "bindings.h"
 
@@ -20,7 +20,7 @@ PyObject* guard_new(PyTypeObject* type, PyObject* args, PyObject* /*keywords*/) 
   HANDLE_TH_ERRORS
   int index = 0;
   if (PyArg_ParseTuple(args, "i:DeviceGuard", &index) == 0) return nullptr;
-  check_device_index(static_cast<c10::DeviceIndex>(std::clamp(index, -1, 127)));
+  check_device_index(to_device_index(index));
   auto* self = reinterpret_cast<PyDeviceGuard*>(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
   self->index = static_cast<c10::DeviceIndex>(index);

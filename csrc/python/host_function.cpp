@@ -2,9 +2,11 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -13,6 +15,7 @@
 
 #include "../device/MTIAStream.h"
 #include "../device/StreamCallback.h"
+#include "../runtime/forks.h"
 
 namespace py = pybind11;
 
@@ -23,10 +26,19 @@ namespace {
 // A work item owns no Python object, because it may die on a thread that must not wait for the interpreter lock. So the
 // functions are here, and an item has a number. When the last copy of an item dies, its number is noted; the next
 // thread that comes by with the lock drops the function.
+//
+// A thread that asks for the lock of an interpreter that ends never comes back, which the driver's threads may not do
+// inside an item. So the functions end before the interpreter does: `close`.
 class HostFunctions {
  public:
-  // With the interpreter lock.
+  HostFunctions() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex_); }
+
+  // With the interpreter lock. Raises RuntimeError once they have ended.
   uint64_t add(py::function function) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      TORCH_CHECK(!closed_, "the interpreter ends, and no host function can be launched any more");
+    }
     drop_dead();
     functions_.emplace(++last_, std::move(function));
     return last_;
@@ -34,12 +46,17 @@ class HostFunctions {
 
   // On any thread, without the lock.
   void forget(uint64_t number) noexcept {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    dead_.push_back(number);
+    try {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      dead_.push_back(number);
+    } catch (const std::bad_alloc&) {
+      // The function is kept.
+    }
   }
 
   // Takes the lock. Throws what the function raised, as text: a Python exception would be an object of the item.
   void call(uint64_t number) {
+    const Call under_way(*this);
     const py::gil_scoped_acquire gil;
     try {
       py::function(functions_.at(number))();
@@ -49,7 +66,33 @@ class HostFunctions {
     }
   }
 
+  // Without the interpreter lock: waits for the calls that are under way. From now on there are none.
+  void close() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    closed_ = true;
+    ended_.wait(lock, [this] { return num_calls_ == 0; });
+  }
+
  private:
+  // Counts a call, until it has given the interpreter lock back.
+  class Call {
+   public:
+    explicit Call(HostFunctions& all) : all_(all) {
+      const std::lock_guard<std::mutex> lock(all_.mutex_);
+      if (all_.closed_) throw std::runtime_error("a host function did not run, because the interpreter has ended");
+      ++all_.num_calls_;
+    }
+    ~Call() {
+      const std::lock_guard<std::mutex> lock(all_.mutex_);
+      if (--all_.num_calls_ == 0) all_.ended_.notify_all();
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    HostFunctions& all_;
+  };
+
   void drop_dead() {
     std::vector<uint64_t> dead;
     {
@@ -61,8 +104,11 @@ class HostFunctions {
 
   std::unordered_map<uint64_t, py::function> functions_;  // guarded by the interpreter lock
   uint64_t last_ = 0;
-  std::mutex mutex_;  // guards dead_
+  std::mutex mutex_;  // guards what follows
   std::vector<uint64_t> dead_;
+  std::condition_variable ended_;
+  int num_calls_ = 0;  // under way
+  bool closed_ = false;
 };
 
 HostFunctions& host_functions() {
@@ -89,11 +135,32 @@ void launch_host_function(int64_t stream_id, c10::DeviceIndex device, py::functi
   launch_callback(stream, [registration = std::move(registration)] { registration->call(); });
 }
 
+void wait_for(const MTIAStream& stream) noexcept {
+  try {
+    stream.core().wait_unless_captured();
+  } catch (const std::exception&) {
+    // The device is lost.
+  }
+}
+
+// What is queued runs before; whatever other work raises stays with its stream.
+void finish_host_functions() {
+  if (runtime::is_forked()) return;  // the threads that run them are not here
+  const py::gil_scoped_release no_gil;
+  for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
+    const MTIAStream stream = MTIAStream::default_stream(device);
+    wait_for(stream);
+    for (const MTIAStream& other : stream.others()) wait_for(other);
+  }
+  host_functions().close();
+}
+
 }  // namespace
 
 void bind_host_function(py::module_& module) {
   module.def("_launch_host_function", &launch_host_function, py::arg("stream_id"), py::arg("device"),
              py::arg("function"));
+  module.def("_finish_host_functions", &finish_host_functions);
 }
 
 }  // namespace torch_mtia

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "../core/BlockingWait.h"
+#include "../device/DeviceIndex.h"
 #include "../device/MTIAKernel.h"
 #include "triton_launcher.h"
 
@@ -42,7 +43,7 @@ PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     return nullptr;
   }
   const std::string_view bytes(PyBytes_AS_STRING(image), static_cast<size_t>(PyBytes_GET_SIZE(image)));
-  check_device_index(static_cast<c10::DeviceIndex>(std::clamp(device, -1, 127)));
+  check_device_index(to_device_index(device));
   auto kernel = std::make_shared<const MTIAKernel>(static_cast<c10::DeviceIndex>(device), name, bytes);
   auto* self = reinterpret_cast<PyKernel*>(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
