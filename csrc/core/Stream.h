@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../runtime/loader.h"
+#include "Awaited.h"
 #include "BlockingWait.h"
 #include "Observer.h"
 #include "RunningWork.h"
@@ -72,11 +73,11 @@ class Stream {
   // The same for a callable that is in its block already.
   template <typename Callable>
   void launch(const WorkInfo& info, WorkBlock<Callable>& block) {
-    std::exception_ptr error;
+    std::optional<Awaited> awaited;
     // What is captured runs when this call has long returned, and so may what running work gives to other streams.
     const bool throws =
         launch_blocking_ && graph() == nullptr && (!RunningWork::on_this_thread() || RunningWork::on_this_thread(this));
-    block.error = throws ? &error : nullptr;
+    block.awaited = throws ? awaited.emplace().ticket() : 0;
     const mtia_work work = make_work(info, block);
     if (Observer* told = current_observer()) [[unlikely]] {
       OperandList list = nullptr;
@@ -85,8 +86,8 @@ class Stream {
     } else {
       submit(&mtia_runtime_api::stream_launch, handle_, &work);
     }
-    if (error) [[unlikely]]
-      std::rethrow_exception(error);
+    if (awaited) [[unlikely]]
+      awaited->raise_error();
   }
   // `size` bytes, between device memory and what `kind` says.
   void copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, CopyUse use = CopyUse::kWaitedFor) {

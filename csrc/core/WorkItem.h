@@ -25,6 +25,8 @@ struct WorkInfo {
 // Extensions use this header too.
 [[gnu::visibility("default")]] void record_work_error(void* stream_tag, const char* name,
                                                       std::exception_ptr error) noexcept;
+// The same for an item that somebody may wait for: see Awaited. False: nobody does any more.
+[[gnu::visibility("default")]] bool give_work_error(uint64_t awaited, const std::exception_ptr& error) noexcept;
 
 // A callable that borrows from the launching thread's stack while it stays there. `detach` runs on the launching thread
 // when the driver moves the work into its queue, and makes the callable own what it had borrowed; what goes wrong in it
@@ -48,8 +50,7 @@ struct WorkBlock {
 
   Callable callable;
   const char* name;
-  // With launch blocking, where the launching thread, which waits, takes the exception from; null: the stream keeps it.
-  std::exception_ptr* error = nullptr;
+  uint64_t awaited = 0;  // with launch blocking: the ticket of the thread that takes the exception. 0: the stream does
 
   static mtia_status run(void* args, const mtia_work_context* context) noexcept {
     auto* block = static_cast<WorkBlock*>(args);
@@ -57,10 +58,7 @@ struct WorkBlock {
       block->callable(*context);
       return MTIA_SUCCESS;
     } catch (...) {
-      if (block->error != nullptr) {
-        *block->error = std::current_exception();
-        return MTIA_SUCCESS;
-      }
+      if (block->awaited != 0 && give_work_error(block->awaited, std::current_exception())) return MTIA_SUCCESS;
       record_work_error(context->stream_tag, block->name, std::current_exception());
       return MTIA_ERROR_LAUNCH_FAILED;
     }

@@ -113,6 +113,26 @@ TEST(an_error_is_given_to_the_thread_that_waits_and_to_no_other) {
   CHECK(!core::Awaited::give(ticket, error));
 }
 
+// What a launch does that is captured after it has looked whether it would be.
+TEST(an_error_of_a_captured_item_goes_to_the_stream_when_its_thread_has_left) {
+  core::Stream& stream = new_stream();
+  core::Graph graph;
+  graph.begin_capture(stream);
+  {
+    const core::Awaited awaited;
+    const auto fail = [](const mtia_work_context&) { throw std::out_of_range("index 7"); };
+    core::WorkBlock<decltype(fail)> block{fail, "fails"};
+    block.awaited = awaited.ticket();
+    stream.launch(core::make_work(kSmall, block));
+  }
+  graph.end_capture();
+  graph.instantiate();
+  for (int replay = 0; replay < 2; ++replay) {
+    graph.launch(stream, nullptr);
+    CHECK_EQ(CHECK_THROWS(std::out_of_range, finish(stream)), "index 7");
+  }
+}
+
 }  // namespace
 }  // namespace torch_mtia::test
 
