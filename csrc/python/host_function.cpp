@@ -135,22 +135,23 @@ void launch_host_function(int64_t stream_id, c10::DeviceIndex device, py::functi
   launch_callback(stream, [registration = std::move(registration)] { registration->call(); });
 }
 
-void wait_for(const MTIAStream& stream) noexcept {
-  try {
-    stream.core().wait_unless_captured();
-  } catch (const std::exception&) {
-    // The device is lost.
-  }
+// Errors of work stay with their streams.
+void finish(c10::DeviceIndex device) {
+  const MTIAStream stream = MTIAStream::default_stream(device);
+  stream.core().wait_unless_captured();
+  for (const MTIAStream& other : stream.others()) other.core().wait_unless_captured();
 }
 
-// What is queued runs before; whatever other work raises stays with its stream.
+// For an exit handler: what is queued runs before. Does not raise.
 void finish_host_functions() {
   if (runtime::is_forked()) return;  // the threads that run them are not here
   const py::gil_scoped_release no_gil;
   for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
-    const MTIAStream stream = MTIAStream::default_stream(device);
-    wait_for(stream);
-    for (const MTIAStream& other : stream.others()) wait_for(other);
+    try {
+      finish(device);
+    } catch (const std::exception&) {
+      // It is lost, and runs nothing more.
+    }
   }
   host_functions().close();
 }

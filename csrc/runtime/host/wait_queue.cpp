@@ -18,6 +18,7 @@ class Pipe {
   // Programs close files that they do not know, and the numbers are other files' then.
   void open() noexcept {
     if (is_whole()) return;
+    close_ours();
     int ends[2];
     struct stat file;
     if (is_over_ || pipe2(ends, O_CLOEXEC) != 0) return forget();
@@ -28,10 +29,7 @@ class Pipe {
   }
   // For good: destructors of the thread's other variables may still wait.
   void close() noexcept {
-    if (is_whole()) {
-      ::close(read_end_);
-      ::close(write_end_);
-    }
+    close_ours();
     forget();
     is_over_ = true;
   }
@@ -60,6 +58,11 @@ class Pipe {
   bool is_ours(int end) const noexcept {
     struct stat file;
     return end >= 0 && fstat(end, &file) == 0 && S_ISFIFO(file.st_mode) && file.st_ino == number_;
+  }
+  void close_ours() noexcept {
+    for (const int end : {read_end_, write_end_}) {
+      if (is_ours(end)) ::close(end);
+    }
   }
   void forget() noexcept { read_end_ = write_end_ = -1; }
 
