@@ -291,6 +291,22 @@ def test_the_host_has_no_view_of_its_memory(run: Callable[..., Finished]) -> Non
     assert "NotImplementedError: the driver gives the host no view of the device's memory" in finished.stderr
 
 
+def test_sums_of_16_bit_numbers_are_rounded_once(run: Callable[..., Finished]) -> None:
+    run(
+        """
+        import torch
+        from tests.accumulation import CASES, faults
+
+        found = []
+        for case in CASES[::3] + [case for case in CASES if case.name.startswith("layer_norm")]:
+            for dtype in (torch.bfloat16, torch.float16):
+                found += faults(case, dtype, case.results("mtia", dtype, dtype))
+        assert not found, found
+        """,
+        PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'examples'}",
+    ).output()
+
+
 @pytest.mark.wide
 @pytest.mark.slow
 def test_compiled_code_runs_on_the_device(run: Callable[..., Finished]) -> None:

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "../core/Awaited.h"
+#include "InFloat32.h"
 #include "KeptArguments.h"
 #include "Launch.h"
 #include "ListNumbers.h"
@@ -118,7 +119,7 @@ class CPUKernelWork {
   }
   CPUKernelWork zeros() const {
     CPUKernelWork work =
-        std::apply([&](const Kept&... kept) { return CPUKernelWork(Run(run_), kept.zeros()...); }, arguments_);
+        std::apply([&](const Kept&... kept) { return CPUKernelWork(for_trial(run_), kept.zeros()...); }, arguments_);
     unite_inputs_with_outputs(work.tensors());
     return work;
   }

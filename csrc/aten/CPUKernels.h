@@ -23,13 +23,26 @@ void avg_pool3d_kernel(const at::Tensor& self, at::IntArrayRef kernel_size, at::
 void layer_norm_out(const at::Tensor& input, at::IntArrayRef normalized_shape, at::OptionalTensorRef weight,
                     at::OptionalTensorRef bias, double eps, at::Tensor& out, at::Tensor& mean, at::Tensor& rstd);
 
-// ATen's, for statistics in the dtype of the input.
+// ATen's, for statistics in the dtype of the input, and for 16-bit inputs in float32.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(const at::Tensor& grad_out, const at::Tensor& input,
                                                                    at::IntArrayRef normalized_shape,
                                                                    const at::Tensor& mean, const at::Tensor& rstd,
                                                                    const std::optional<at::Tensor>& weight,
                                                                    const std::optional<at::Tensor>& bias,
                                                                    std::array<bool, 3> output_mask);
+
+// ATen's, and for 16-bit rows as Note [Float32 accumulation] says: csrc/aten/ScatteredSums.cpp.
+at::Tensor& index_put(at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices, const at::Tensor& values,
+                      bool accumulate, bool unsafe);
+at::Tensor& put(at::Tensor& self, const at::Tensor& index, const at::Tensor& source, bool accumulate);
+at::Tensor embedding_dense_backward(const at::Tensor& grad_output, const at::Tensor& indices, int64_t num_weights,
+                                    int64_t padding_idx, bool scale_grad_by_freq);
+at::Tensor embedding_bag_dense_backward(const at::Tensor& grad, const at::Tensor& indices, const at::Tensor& offset2bag,
+                                        const at::Tensor& bag_size, const at::Tensor& maximum_indices,
+                                        int64_t num_weights, bool scale_grad_by_freq, int64_t mode,
+                                        const std::optional<at::Tensor>& per_sample_weights, int64_t padding_idx);
+void index_add_out(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,
+                   const at::Scalar& alpha, const at::Tensor& out);
 
 // ATen's, for operands of any strides.
 at::Tensor int_mm(const at::Tensor& self, const at::Tensor& mat2);

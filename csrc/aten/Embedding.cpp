@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "CPUKernelLaunch.h"
+#include "CPUKernels.h"
 #include "MTIANativeFunctions.h"
 #include "ShapeFunctions.h"
 
@@ -43,6 +44,23 @@ at::Tensor bags_of(const at::Tensor& indices, const at::Tensor& offsets) {
   at::Tensor starts = at::zeros({indices.size(0) + 1}, offsets.options());  // a bag may start behind the last index
   starts.index_add_(0, offsets, at::ones_like(offsets));
   return starts.cumsum(0).sub_(1).slice(0, 0, indices.size(0)).to(indices.scalar_type());
+}
+
+// See Note [Float32 accumulation] in InFloat32.h.
+at::Tensor embedding_bag_backward(const at::Tensor& grad, const at::Tensor& indices, const at::Tensor& offsets,
+                                  const at::Tensor& offset2bag, const at::Tensor& bag_size,
+                                  const at::Tensor& maximum_indices, int64_t num_weights, bool scale_grad_by_freq,
+                                  int64_t mode, const std::optional<at::Tensor>& per_sample_weights,
+                                  int64_t padding_idx) {
+  if (!at::isReducedFloatingType(grad.scalar_type()) || !are_indices(indices) || !are_indices(offsets)) {
+    return at::native::_embedding_bag_backward_symint(grad, indices, offsets, offset2bag, bag_size, maximum_indices,
+                                                      num_weights, scale_grad_by_freq, mode, /*sparse=*/false,
+                                                      per_sample_weights, padding_idx);
+  }
+  const bool has_bags = offset2bag.numel() > 0 || indices.numel() == 0;
+  return embedding_bag_dense_backward(grad, indices, has_bags ? offset2bag : bags_of(indices, offsets), bag_size,
+                                      maximum_indices, num_weights, scale_grad_by_freq, mode, per_sample_weights,
+                                      padding_idx);
 }
 
 }  // namespace
@@ -120,11 +138,11 @@ Tensor _embedding_bag_backward_mtia(const Tensor& grad, const Tensor& indices, c
   const auto shape =
       torch_mtia::embedding_bag_dense_backward_shape(grad, indices, offset2bag, bag_size, maximum_indices, num_weights,
                                                      scale_grad_by_freq, mode, per_sample_weights, padding_idx);
-  constexpr auto run = [](auto&&... arguments) { return at::native::_embedding_bag_backward_symint(arguments...); };
-  return torch_mtia::make_with_cpu_kernel<1>(
-      {"aten::_embedding_bag_backward", 2}, grad.device(), shape, run, keep(grad), keep(indices), keep(offsets),
-      keep(offset2bag), keep(bag_size), keep(maximum_indices), keep(num_weights), keep(scale_grad_by_freq), keep(mode),
-      keep(/*sparse=*/false), keep(per_sample_weights), keep(padding_idx))[0];
+  constexpr auto run = [](auto&&... arguments) { return torch_mtia::embedding_bag_backward(arguments...); };
+  return torch_mtia::make_with_cpu_kernel<1>({"aten::_embedding_bag_backward", 2}, grad.device(), shape, run,
+                                             keep(grad), keep(indices), keep(offsets), keep(offset2bag), keep(bag_size),
+                                             keep(maximum_indices), keep(num_weights), keep(scale_grad_by_freq),
+                                             keep(mode), keep(per_sample_weights), keep(padding_idx))[0];
 }
 
 }  // namespace at::native

@@ -10,7 +10,8 @@
 //    argument's storage; a new tensor's storage is adopted. A resized argument hands its new memory and its new sizes
 //    to the tensor that it stands for.
 // A sparse tensor (Sparse.h) is converted part by part. An `out` that is not contiguous is stood in for by a contiguous
-// tensor, which is copied to it: some of ATen's kernels write as if it were contiguous.
+// tensor, which is copied to it: some of ATen's kernels write as if it were contiguous. Float32 tensors stand in for
+// 16-bit ones where Note [Float32 accumulation] asks for it.
 //
 // Note [Copying fallback]
 // With a driver without a host view, the alias of a storage has memory of its own: as many bytes, of which those that
@@ -77,9 +78,14 @@ OperatorTraits find_traits(const c10::OperatorHandle& op) {
 // One call: its arguments' aliases, and the way back.
 class FallbackCall {
  public:
-  // `key`: that of the CPU kernel.
-  FallbackCall(const c10::OperatorHandle& op, c10::DispatchKey key, Stack* stack)
-      : op_(op), key_(key), stack_(stack), first_argument_(stack->size() - op.schema().arguments().size()) {}
+  // `key`: that of the CPU kernel. `kernel`: one of ours that runs in its place; null: none.
+  FallbackCall(const c10::OperatorHandle& op, c10::DispatchKey key, Stack* stack,
+               const c10::KernelFunction* kernel = nullptr)
+      : op_(op),
+        key_(key),
+        kernel_(kernel),
+        stack_(stack),
+        first_argument_(stack->size() - op.schema().arguments().size()) {}
 
   void run() {
     find_device();
@@ -121,10 +127,10 @@ class FallbackCall {
     at::Tensor host;
     bool writes = false;  // the kernel, says its schema
     core::OldBytes old_bytes = core::OldBytes::kRead;
-    // The memory of an `out` for which `host`, which is contiguous, stands in.
-    at::Tensor scattered = {};
+    // The memory of an argument for which `host` stands in: contiguous for an `out`, float32 for 16 bits.
+    at::Tensor memory = {};
 
-    const at::Tensor& in_place() const { return scattered.defined() ? scattered : host; }
+    const at::Tensor& in_place() const { return memory.defined() ? memory : host; }
   };
 
   template <typename Visit>
@@ -169,6 +175,7 @@ class FallbackCall {
   void alias_arguments() {
     const auto& arguments = op_.schema().arguments();
     const OperatorTraits traits = find_traits(op_);
+    if (traits.in_float32 && kernel_ == nullptr) find_narrow_dtype();
     for (size_t i = 0; i < arguments.size(); ++i) {
       writes_argument_ = traits.writes_unmarked || is_written(arguments[i]);
       old_bytes_ = old_bytes_of(arguments[i], writes_argument_, traits);
@@ -185,6 +192,42 @@ class FallbackCall {
       return;
     }
     seeds_default_generator_ = true;
+  }
+
+  // Mixed dtypes are left alone: ATen's kernels accumulate in the wider one.
+  void find_narrow_dtype() {
+    std::optional<at::ScalarType> dtype;
+    bool is_mixed = false;
+    const auto& arguments = op_.schema().arguments();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      for_each_tensor((*stack_)[first_argument_ + i], [&](const at::Tensor& tensor) {
+        if (!tensor.is_floating_point()) return;
+        is_mixed = is_mixed || (dtype && dtype != tensor.scalar_type());
+        dtype = tensor.scalar_type();
+      });
+    }
+    if (is_mixed || !dtype || !at::isReducedFloatingType(*dtype)) return;
+    narrow_dtype_ = dtype;
+    result_dtype_ = *dtype;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      c10::IValue& value = (*stack_)[first_argument_ + i];
+      if (arguments[i].name() != "dtype" || value.isNone()) continue;
+      result_dtype_ = value.toScalarType();
+      if (at::isReducedFloatingType(result_dtype_)) value = at::kFloat;
+    }
+  }
+
+  // Results that the kernel has made in float32.
+  void round_results() {
+    const auto round = [&](const at::Tensor& tensor) {
+      const auto is_it = [&](const TensorAlias& known) { return known.host.is_same(tensor); };
+      const bool is_new = std::none_of(tensors_.begin(), tensors_.end(), is_it);
+      return tensor.defined() && is_new && tensor.scalar_type() == at::kFloat ? tensor.to(result_dtype_) : tensor;
+    };
+    for (size_t i = first_argument_; i < stack_->size(); ++i) {
+      c10::IValue& value = (*stack_)[i];
+      if (value.isTensor()) value = round(value.toTensor());
+    }
   }
 
   static bool is_optional_generator(const c10::Type& type) {
@@ -245,9 +288,13 @@ class FallbackCall {
     // What kernels refuse, memory that overlaps, they are to see.
     const bool stays =
         !is_out_ || host.is_contiguous() || shares_storage || at::has_internal_overlap(host) == at::MemOverlap::Yes;
-    at::Tensor scattered;
-    if (!stays) scattered = std::exchange(host, at::empty(host.sizes(), host.options()));
-    tensors_.push_back({tensor, host, writes_argument_, old_bytes_, scattered});
+    at::Tensor memory;
+    if (tensor.scalar_type() == narrow_dtype_) {
+      memory = std::exchange(host, at::empty(host.sizes(), host.options().dtype(at::kFloat)));
+    } else if (!stays) {
+      memory = std::exchange(host, at::empty(host.sizes(), host.options()));
+    }
+    tensors_.push_back({tensor, host, writes_argument_, old_bytes_, memory});
     return host;
   }
 
@@ -304,17 +351,19 @@ class FallbackCall {
     std::optional<DeviceAllocation> device_memory;
     if (HostView::available()) device_memory.emplace();
     for (const TensorAlias& alias : tensors_) {
-      if (alias.scattered.defined()) alias.host.copy_(alias.scattered);
+      if (alias.memory.defined()) alias.host.copy_(alias.memory);
     }
     redispatch();
     for (const TensorAlias& alias : tensors_) {
-      if (!alias.scattered.defined()) continue;
-      if (alias.scattered.sizes() != alias.host.sizes()) alias.scattered.resize_(alias.host.sizes());
-      alias.scattered.copy_(alias.host);
+      if (!alias.memory.defined() || !alias.writes) continue;
+      if (alias.memory.sizes() != alias.host.sizes()) alias.memory.resize_(alias.host.sizes());
+      alias.memory.copy_(alias.host);
     }
+    if (narrow_dtype_) round_results();
   }
 
   void redispatch() {
+    if (kernel_ != nullptr) return kernel_->callBoxed(op_, c10::DispatchKeySet(key_), stack_);
     if (!seeds_default_generator_) {
       op_.redispatchBoxed(c10::DispatchKeySet(key_), stack_);
       return;
@@ -560,6 +609,7 @@ class FallbackCall {
 
   const c10::OperatorHandle& op_;
   const c10::DispatchKey key_;
+  const c10::KernelFunction* const kernel_;
   Stack* const stack_;
   const size_t first_argument_;
   c10::Device device_{device_type(), 0};
@@ -570,6 +620,8 @@ class FallbackCall {
   bool is_out_ = false;
   bool seeds_default_generator_ = false;
   bool has_run_ = false;
+  std::optional<at::ScalarType> narrow_dtype_;  // of the arguments for which float32 tensors stand in
+  at::ScalarType result_dtype_ = at::kFloat;
   std::exception_ptr error_;
   c10::SmallVector<StorageAlias, 4> storages_;
   c10::SmallVector<TensorAlias, 4> tensors_;
@@ -591,6 +643,12 @@ void fall_back(const c10::OperatorHandle& op, Stack* stack) {
 
 void fall_back_sparse(const c10::OperatorHandle& op, Stack* stack) {
   fallback<c10::DispatchKey::SparseCPU>(op, stack);
+}
+
+void fall_back_to(const c10::KernelFunction& kernel, const c10::OperatorHandle& op, Stack* stack) {
+  FallbackControl::enter(op);
+  ensure_initialized();
+  FallbackCall(op, c10::DispatchKey::CPU, stack, &kernel).run();
 }
 
 void run_on_copies(const c10::OperatorHandle& op, Stack* stack) {

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "CPUKernels.h"
+#include "InFloat32.h"
 
 namespace torch_mtia {
 namespace {
@@ -35,7 +36,9 @@ void count(const at::Tensor& self, Wide least, Wide most, at::Tensor& hist) {
 at::Tensor& histc_out(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max,
                       at::Tensor& hist) {
   if (!at::isIntegralType(self.scalar_type(), /*includeBool=*/false)) {
-    return at::native::histogram_histc_out(self, bins, min, max, hist);
+    const auto run = in_float32([](const auto&... arguments) { return at::native::histogram_histc_out(arguments...); });
+    run(self, bins, min, max, hist);
+    return hist;
   }
   AT_DISPATCH_INTEGRAL_TYPES(self.scalar_type(), "histc", [&] {
     using Limits = std::numeric_limits<int64_t>;

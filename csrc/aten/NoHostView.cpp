@@ -1,6 +1,7 @@
 // What stands in for kernels that reach the device's memory from the host, with a driver that has no host view, where
 // the fallback alone would not do: fills, for which the driver has a function, convolutions, which PyTorch sends to two
-// operators that only an out-of-tree device has, and histograms of integers, which no operator of the CPU counts.
+// operators that only an out-of-tree device has, histograms of integers, which no operator of the CPU counts, and
+// kernels of ours that accumulate in float32.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
@@ -88,6 +89,28 @@ void histc(const c10::OperatorHandle& op, Stack* stack) {
   }
   torch::jit::drop(*stack, count);
   torch::jit::push(*stack, std::move(result));
+}
+
+// See Note [Float32 accumulation] in InFloat32.h.
+
+void sums_of_index_put(const c10::OperatorHandle& op, Stack* stack) {
+  static const auto kernel = c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(index_put));
+  fall_back_to(kernel, op, stack);
+}
+
+void sums_of_put(const c10::OperatorHandle& op, Stack* stack) {
+  static const auto kernel = c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(put));
+  fall_back_to(kernel, op, stack);
+}
+
+void sums_of_embedding(const c10::OperatorHandle& op, Stack* stack) {
+  static const auto kernel = c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(embedding_dense_backward));
+  fall_back_to(kernel, op, stack);
+}
+
+void gradients_of_layer_norm(const c10::OperatorHandle& op, Stack* stack) {
+  static const auto kernel = c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(layer_norm_backward));
+  fall_back_to(kernel, op, stack);
 }
 
 }  // namespace torch_mtia

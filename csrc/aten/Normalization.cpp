@@ -15,6 +15,7 @@
 
 #include "CPUKernelLaunch.h"
 #include "CPUKernels.h"
+#include "LayerNormGradients.h"
 #include "MTIANativeFunctions.h"
 #include "ShapeFunctions.h"
 
@@ -87,15 +88,37 @@ ThreeShapes layer_norm_backward_shape(const at::Tensor& /*grad_out*/, const at::
           output_mask[2] ? like(*bias) : absent()};
 }
 
-// The CPU kernel wants statistics of the parameters' dtype.
+// For 16-bit inputs see Note [Float32 accumulation] in InFloat32.h. The CPU kernel wants statistics of the parameters'
+// dtype.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(const at::Tensor& grad_out, const at::Tensor& input,
                                                                    at::IntArrayRef normalized_shape,
                                                                    const at::Tensor& mean, const at::Tensor& rstd,
                                                                    const MaybeTensor& weight, const MaybeTensor& bias,
                                                                    std::array<bool, 3> output_mask) {
   const auto dtype = statistics(input, {weight, bias});
-  return at::native::layer_norm_backward_cpu(grad_out, input, normalized_shape, mean.to(dtype), rstd.to(dtype), weight,
-                                             bias, output_mask);
+  const auto fits = [&](const MaybeTensor& parameter) {
+    return !is_given(parameter) || parameter->scalar_type() == dtype;
+  };
+  const bool is_ours = at::isReducedFloatingType(input.scalar_type()) && input.numel() > 0 &&
+                       grad_out.scalar_type() == input.scalar_type() && grad_out.sizes() == input.sizes() &&
+                       (dtype == input.scalar_type() || dtype == at::kFloat) && fits(weight) && fits(bias);
+  if (!is_ours) {
+    return at::native::layer_norm_backward_cpu(grad_out, input, normalized_shape, mean.to(dtype), rstd.to(dtype),
+                                               weight, bias, output_mask);
+  }
+  const int64_t columns = c10::multiply_integers(normalized_shape);
+  const at::Tensor grad_input = output_mask[0] ? at::empty_like(input, at::MemoryFormat::Contiguous) : at::Tensor();
+  const auto parameter = [&](bool is_wanted) {
+    return is_wanted ? at::empty(normalized_shape, input.options().dtype(at::kFloat)) : at::Tensor();
+  };
+  const at::Tensor grad_weight = parameter(output_mask[1]);
+  const at::Tensor grad_bias = parameter(output_mask[2]);
+  const auto dense = [&](const at::Tensor& statistic) { return statistic.to(input.scalar_type()).contiguous(); };
+  layer_norm_gradients({grad_out.contiguous(), input.contiguous(), dense(mean), dense(rstd),
+                        is_given(weight) ? weight->to(at::kFloat).contiguous() : at::Tensor(), input.numel() / columns,
+                        columns, grad_input, grad_weight, grad_bias});
+  const auto rounded = [&](const at::Tensor& gradient) { return gradient.defined() ? gradient.to(dtype) : gradient; };
+  return {grad_input, rounded(grad_weight), rounded(grad_bias)};
 }
 
 // Group normalization

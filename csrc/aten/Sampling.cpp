@@ -3,6 +3,7 @@
 #include <ATen/native/Padding.h>
 
 #include "CPUKernels.h"
+#include "InFloat32.h"
 #include "ShapeFunctions.h"
 
 namespace torch_mtia {
@@ -122,7 +123,11 @@ void reflection_pad3d_kernel(const at::Tensor& self, at::IntArrayRef padding, co
 void reflection_pad3d_backward_kernel(const at::Tensor& grad_output, const at::Tensor& /*self*/,
                                       at::IntArrayRef padding, const at::Tensor& grad_input) {
   grad_input.zero_();
-  if (grad_output.numel() > 0) at::native::reflection_pad3d_backward_kernel(at::kCPU, grad_input, grad_output, padding);
+  if (grad_output.numel() == 0) return;
+  const auto run = in_float32([](const at::Tensor& result, const at::Tensor& grad, at::IntArrayRef padding) {
+    at::native::reflection_pad3d_backward_kernel(at::kCPU, result, grad, padding);
+  });
+  run(const_cast<at::Tensor&>(grad_input), grad_output, padding);
 }
 
 }  // namespace torch_mtia

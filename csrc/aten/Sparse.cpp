@@ -34,7 +34,7 @@ SparseParts parts_of(const at::Tensor& sparse) {
 }
 
 at::Tensor make_sparse(c10::DispatchKey key, const at::Tensor& model, const SparseParts& parts) {
-  at::Tensor sparse = at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(key), model.dtype());
+  at::Tensor sparse = at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(key), parts.values.dtype());
   set_sparse(sparse, model, parts);
   return sparse;
 }

@@ -20,7 +20,7 @@ inline c10::DispatchKey sparse_dispatch_key() noexcept {
 }
 
 SparseParts parts_of(const at::Tensor& sparse);
-// A sparse tensor of these parts that is otherwise like `model`.
+// A sparse tensor of these parts, of their dtype, that is otherwise like `model`.
 at::Tensor make_sparse(c10::DispatchKey key, const at::Tensor& model, const SparseParts& parts);
 // Gives a sparse tensor these parts, and makes it otherwise like `model`.
 void set_sparse(const at::Tensor& sparse, const at::Tensor& model, const SparseParts& parts);

@@ -37,6 +37,8 @@ def cpu_kernels_sources(
             if kernel is None:
                 continue
             source = on_lists if _takes_list(function) else on_tensors[number % SHARDS]
+            if kernel.in_float32 and _takes_list(function):
+                raise OverlayError(f"{kernel.place}: `in_float32` is not for operators on lists")
             with native_function_manager(function):
                 if isinstance(group, NativeFunctionsGroup) and group.structured:
                     on_tensors[number % SHARDS].add(function, _structured(group, index, kernel))
@@ -126,7 +128,7 @@ def _structured(group: NativeFunctionsGroup, index: BackendIndex, kernel: CPUKer
     call = f"torch_mtia::StructuredCall<at::native::structured_{kernel.runs}, {outputs}>::run(arguments...);"
     if kernel.is_own:
         call = f"torch_mtia::{kernel.runs}(arguments...);"
-    run = f"[](const auto&... arguments) {{ {call} }}"
+    run = _widening(kernel, f"[](const auto&... arguments) {{ {call} }}")
     parameters = ", ".join(binding.defn() for binding in bindings)
     arguments = ", ".join(binding.name for binding in bindings)
     checks = [] if kernel.checks is None else [f"torch_mtia::{kernel.checks}({arguments});"]
@@ -227,7 +229,13 @@ def _run(inputs: Sequence[Binding], outputs: Sequence[str], kernel: CPUKernel) -
     names = [binding.name for binding in inputs]
     parameters = ", ".join(f"auto&& {name}" for name in [*names, *outputs])
     namespace = "torch_mtia" if kernel.is_own else "at::native"
-    return f"[]({parameters}) {{ return {namespace}::{kernel.runs}({', '.join([*names, *outputs])}); }}"
+    call = f"{namespace}::{kernel.runs}({', '.join([*names, *outputs])})"
+    return _widening(kernel, f"[]({parameters}) {{ return {call}; }}")
+
+
+def _widening(kernel: CPUKernel, run: str) -> str:
+    """The same lambda, on float32 copies of 16-bit operands if the row says so and the kernel is ATen's."""
+    return f"torch_mtia::in_float32({run})" if kernel.in_float32 and not kernel.is_own else run
 
 
 def _return(names: Sequence[str]) -> str:

@@ -23,9 +23,10 @@ TRAITS: dict[str, str] = {
     "writes_unmarked": "writes arguments of which its schema does not say so",
     "takes_pivots": "trusts LAPACK's pivots, which count from 1",
     "rounds_numbers": "ATen's loop over lists rounds its numbers to 16 bits first",
+    "in_float32": "the CPU's kernel accumulates 16-bit operands in 16 bits: it gets float32 copies",
 }
 _STUB = {"stub", "casts", "loop"}
-_WITHOUT_KERNEL = {"host_tensors", "writes_unmarked", "without_host_view", "old_bytes", *_STUB}
+_WITHOUT_KERNEL = {"host_tensors", "writes_unmarked", "in_float32", "without_host_view", "old_bytes", *_STUB}
 """Fields of a row that names no kernel."""
 _ALLOWED_FIELDS = {
     *(
@@ -123,6 +124,8 @@ class CPUKernel:
     """Whether the CPU kernel is ours, in csrc/aten/CPUKernels.h."""
     is_composite: bool = False
     """Whether it is made of other operators, so that it also runs on the device's tensors."""
+    in_float32: bool = False
+    """Whether it gets float32 copies of 16-bit operands."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -337,6 +340,8 @@ def _add_traits(traits: dict[str, Traits], name: str, row: dict[str, Any], place
             raise OverlayError(f"{place}: `{trait}` can only be True, and not {row[trait]!r}")
     if "rounds_numbers" in given and "runs" not in row:
         raise OverlayError(f"{place}: `rounds_numbers` belongs to `runs`")
+    if "in_float32" in given and "dispatch" in row and "runs" not in row:
+        raise OverlayError(f"{place}: beside a kernel, `in_float32` belongs to `runs`")
     base = name.partition(".")[0]
     in_part = ""
     if "dispatch" not in row and "stub" not in row:
@@ -439,4 +444,5 @@ def _cpu_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, A
         product=tuple(product),
         old_bytes=_old_bytes(row, place),
         is_composite=runs == composite,
+        in_float32="in_float32" in row,
     )

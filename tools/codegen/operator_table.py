@@ -31,6 +31,7 @@ fall back to the CPU's kernels ([fallback.md](fallback.md)).
 | metadata | ATen's own function; no device memory is touched |
 | stub | ATen's own function, over a loop that runs as a work item |
 | CPU kernel | generated: one of ATen's CPU kernels as a work item |
+| CPU kernel in float32 | the same, on float32 copies of operands of 16 bits |
 | list | generated: ATen's slow path for a list of tensors, as one work item where the lists are alike |
 | own | written in `csrc/aten` |
 
@@ -44,6 +45,20 @@ two on the CPU device, as small work has, its last bits can differ on Intel's pr
 Products of float16 and bfloat16 (`mm`, `addmm`, `bmm`, `baddbmm`) are made in float32 and rounded once where oneDNN has
 no instructions for the dtype: float16 without AVX512-FP16, bfloat16 without AVX-512. The CPU device has slow loops
 there.
+
+Sums and products of many float16 or bfloat16 numbers are accumulated in float32 and rounded once, as on CUDA. Many of
+the CPU device's kernels accumulate in 16 bits: its gradient of a bfloat16 embedding stops at 256 of 8,192 ones. Results
+differ from the CPU device's where that shows:
+
+- gradients of `layer_norm`, of lookups (`embedding`, `embedding_bag`, `x[index]`, `take`, `index_select`), and scatters
+  that add (`index_put_` and `put_` with `accumulate`, `index_add_`): kernels of the device's own. Layer normalization
+  keeps its statistics in the input's dtype, as PyTorch expects of the device; the backward computes the digits again
+  that they lost.
+- the entries `CPU kernel in float32`, and without an entry `segment_reduce`: the CPU's kernel on float32 copies, which
+  take twice the memory of the operands while it runs. Coordinates of `grid_sample` are computed in float32 too.
+
+Steps that autograd makes of several operators round after each, on CUDA too: the gradient of `logsumexp` computes with
+the rounded result. Compiled code accumulates in float32 as on CUDA.
 
 Two operators do more than the CPU device's: `histc` counts integers, as on CUDA, and `_int_mm` is exact on processors
 without VNNI, where oneDNN cuts sums to 16 bits.
@@ -109,7 +124,10 @@ def _kind(function: NativeFunction, merged: MergedOperators) -> str:
     name = str(function.func.name)
     if name in merged.cpu_kernels:
         first = function.func.arguments.flat_all[0]
-        return "list" if merged.cpu_kernels[name].is_composite and first.type.is_list_like() else "CPU kernel"
+        kernel = merged.cpu_kernels[name]
+        if kernel.is_composite and first.type.is_list_like():
+            return "list"
+        return "CPU kernel in float32" if kernel.in_float32 and not kernel.is_own else "CPU kernel"
     if merged.entries[name].kernel not in merged.upstream_kernels:
         return "own"
     return "metadata" if function.is_view_op or "inplace_view" in function.tags else "stub"

@@ -1,0 +1,231 @@
+// Operators that add 16-bit rows to rows that indices choose: see Note [Float32 accumulation] in InFloat32.h. With
+// other dtypes they are ATen's.
+#include <ATen/ExpandUtils.h>
+#include <ATen/TensorUtils.h>
+#include <ATen/native/IndexingUtils.h>
+#include <ATen/native/TensorAdvancedIndexingUtils.h>
+#include <ATen/ops/_embedding_bag_dense_backward_native.h>
+#include <ATen/ops/_index_put_impl_native.h>
+#include <ATen/ops/embedding_dense_backward_native.h>
+#include <ATen/ops/index_add_native.h>
+#include <ATen/ops/put_native.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "CPUKernelLaunch.h"
+#include "CPUKernels.h"
+#include "RowSums.h"
+
+namespace torch_mtia {
+namespace {
+
+enum BagMode : int64_t { kMean = 1, kMaximum };
+
+// Of elements in a tensor with these sizes and strides, in the order of its dimensions.
+std::vector<int64_t> offsets_of(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  std::vector<int64_t> offsets{0};
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    std::vector<int64_t> inner;
+    inner.reserve(offsets.size() * static_cast<size_t>(sizes[dim]));
+    for (const int64_t offset : offsets) {
+      for (int64_t i = 0; i < sizes[dim]; ++i) inner.push_back(offset + i * strides[dim]);
+    }
+    offsets = std::move(inner);
+  }
+  return offsets;
+}
+
+bool are_adjacent(const std::vector<int64_t>& offsets) {
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    if (offsets[i] != static_cast<int64_t>(i)) return false;
+  }
+  return true;
+}
+
+// keys += wrapped index * stride
+void add_offsets(std::vector<int64_t>& keys, const at::Tensor& index, int64_t dim, int64_t size, int64_t stride) {
+  const at::Tensor dense = index.to(at::kLong).contiguous();
+  const auto* const values = dense.const_data_ptr<int64_t>();
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const int64_t value = values[i];
+    TORCH_CHECK_INDEX(value >= -size && value < size, "index ", value, " is out of bounds for dimension ", dim,
+                      " with size ", size);
+    keys[i] += (value < 0 ? value + size : value) * stride;
+  }
+}
+
+// Where the elements of a row are, in the dimensions of a target that are left when its rows are chosen.
+std::vector<int64_t> columns_of(const at::Tensor& target, at::IntArrayRef dims) {
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  for (const int64_t dim : dims) {
+    sizes.push_back(target.size(dim));
+    strides.push_back(target.stride(dim));
+  }
+  return offsets_of(sizes, strides);
+}
+
+void add_rows(const at::Tensor& target, const std::vector<int64_t>& columns, const std::vector<int64_t>& keys,
+              const at::Tensor& rows, at::ArrayRef<float> factors = {}) {
+  sum_rows({target, are_adjacent(columns) ? at::IntArrayRef() : at::IntArrayRef(columns)}, keys,
+           {rows.reshape({static_cast<int64_t>(keys.size()), static_cast<int64_t>(columns.size())}), {}, factors},
+           RowSum::kAdded);
+}
+
+}  // namespace
+
+at::Tensor& index_put(at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices, const at::Tensor& values,
+                      bool accumulate, bool unsafe) {
+  if (!accumulate || !at::isReducedFloatingType(self.scalar_type()) || values.scalar_type() != self.scalar_type() ||
+      values.numel() == 0) {
+    return at::native::_index_put_impl_(self, indices, values, accumulate, unsafe);
+  }
+  std::vector<at::Tensor> expanded = at::native::expandTensors(self, indices);
+  expanded = at::expand_outplace(expanded);
+  expanded.resize(static_cast<size_t>(self.dim()));
+  const bool adjacent = at::native::hasContiguousSubspace(expanded);
+  std::vector<int64_t> kept;
+  std::vector<int64_t> indexed;
+  int64_t before = 0;  // dimensions that come before those of the indices in the result
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    const bool is_indexed = expanded[static_cast<size_t>(dim)].defined();
+    (is_indexed ? indexed : kept).push_back(dim);
+    if (adjacent && !is_indexed && indexed.empty()) ++before;
+  }
+  if (indexed.empty()) return at::native::_index_put_impl_(self, indices, values, accumulate, unsafe);
+
+  const at::Tensor& first = expanded[static_cast<size_t>(indexed.front())];
+  std::vector<int64_t> keys(static_cast<size_t>(first.numel()), 0);
+  for (const int64_t dim : indexed) {
+    add_offsets(keys, expanded[static_cast<size_t>(dim)], dim, self.size(dim), self.stride(dim));
+  }
+  const std::vector<int64_t> columns = columns_of(self, kept);
+
+  // The result of indexing has the sizes (kept before, index, kept after). Its rows are those of the values.
+  std::vector<int64_t> sizes;
+  for (const int64_t dim : kept) sizes.push_back(self.size(dim));
+  sizes.insert(sizes.begin() + before, first.sizes().begin(), first.sizes().end());
+  std::vector<int64_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::rotate(order.begin(), order.begin() + before, order.begin() + before + first.dim());
+  add_rows(self, columns, keys, values.expand(sizes).permute(order));
+  return self;
+}
+
+at::Tensor& put(at::Tensor& self, const at::Tensor& index, const at::Tensor& source, bool accumulate) {
+  if (!accumulate || !at::isReducedFloatingType(self.scalar_type()) || source.scalar_type() != self.scalar_type() ||
+      index.scalar_type() != at::kLong || index.numel() != source.numel() || index.numel() == 0) {
+    return at::native::put_(self, index, source, accumulate);
+  }
+  const at::Tensor dense = index.contiguous();
+  const int64_t numel = self.numel();
+  std::vector<int64_t> keys(static_cast<size_t>(dense.numel()));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const int64_t value = dense.const_data_ptr<int64_t>()[i];
+    TORCH_CHECK_INDEX(value >= -numel && value < numel, "out of range: tried to access index ", value,
+                      " on a tensor of ", numel, " elements.");
+    int64_t rest = value < 0 ? value + numel : value;
+    for (int64_t dim = self.dim() - 1; dim >= 0; --dim) {
+      keys[i] += rest % self.size(dim) * self.stride(dim);
+      rest /= self.size(dim);
+    }
+  }
+  add_rows(self, {0}, keys, source);
+  return self;
+}
+
+at::Tensor embedding_dense_backward(const at::Tensor& grad_output, const at::Tensor& indices, int64_t num_weights,
+                                    int64_t padding_idx, bool scale_grad_by_freq) {
+  const bool fits = (indices.scalar_type() == at::kLong || indices.scalar_type() == at::kInt) &&
+                    grad_output.dim() > 0 && indices.numel() > 0 && grad_output.size(-1) > 0;
+  if (!fits || !at::isReducedFloatingType(grad_output.scalar_type())) {
+    return at::native::embedding_dense_backward_cpu(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq);
+  }
+  const int64_t width = grad_output.size(-1);
+  const at::Tensor rows = grad_output.contiguous().view({indices.numel(), width});
+  at::Tensor result = at::zeros({num_weights, width}, grad_output.options());
+  const at::Tensor dense = indices.to(at::kLong).contiguous();
+  std::vector<int64_t> keys(static_cast<size_t>(indices.numel()));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const int64_t index = dense.const_data_ptr<int64_t>()[i];
+    keys[i] = index == padding_idx || index < 0 || index >= num_weights ? -1 : index * width;
+  }
+  sum_rows({result}, keys, {rows}, scale_grad_by_freq ? RowSum::kMean : RowSum::kSum);
+  return result;
+}
+
+void index_add_out(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,
+                   const at::Scalar& alpha, const at::Tensor& out) {
+  if (!at::isReducedFloatingType(self.scalar_type()) || source.scalar_type() != self.scalar_type() || self.dim() == 0 ||
+      source.dim() != self.dim() || index.numel() == 0) {
+    return StructuredCall<at::native::structured_index_add_cpu_out, 1>::run(self, dim, index, source, alpha, out);
+  }
+  if (!out.is_same(self)) out.copy_(self);
+  std::vector<int64_t> keys(static_cast<size_t>(index.numel()), 0);
+  const at::Tensor dense = index.to(at::kLong).contiguous();
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const int64_t value = dense.const_data_ptr<int64_t>()[i];
+    TORCH_CHECK_INDEX(value >= 0 && value < self.size(dim), "index out of range in self");
+    keys[i] = value * out.stride(dim);
+  }
+  std::vector<int64_t> kept;
+  for (int64_t other = 0; other < self.dim(); ++other) {
+    if (other != dim) kept.push_back(other);
+  }
+  const auto factor = alpha.to<float>();
+  const std::vector<float> factors(factor == 1 ? 0 : keys.size(), factor);
+  add_rows(out, columns_of(out, kept), keys, source.movedim(dim, 0), factors);
+}
+
+at::Tensor embedding_bag_dense_backward(const at::Tensor& grad, const at::Tensor& indices, const at::Tensor& offset2bag,
+                                        const at::Tensor& bag_size, const at::Tensor& maximum_indices,
+                                        int64_t num_weights, bool scale_grad_by_freq, int64_t mode,
+                                        const std::optional<at::Tensor>& per_sample_weights, int64_t padding_idx) {
+  const bool is_weighted = per_sample_weights.has_value() && per_sample_weights->defined();
+  if (!at::isReducedFloatingType(grad.scalar_type()) || grad.numel() == 0 || indices.numel() == 0 ||
+      (is_weighted && per_sample_weights->scalar_type() != grad.scalar_type())) {
+    return at::native::_embedding_bag_dense_backward_cpu(grad, indices, offset2bag, bag_size, maximum_indices,
+                                                         num_weights, scale_grad_by_freq, mode, per_sample_weights,
+                                                         padding_idx);
+  }
+  const int64_t width = grad.size(1);
+  const at::Tensor rows = grad.contiguous();
+  at::Tensor result = at::zeros({num_weights, width}, grad.options());
+  const auto as_indices = [](const at::Tensor& tensor) { return tensor.to(at::kLong).contiguous(); };
+  const at::Tensor sizes = as_indices(bag_size);
+  const auto* const bag_sizes = sizes.const_data_ptr<int64_t>();
+  std::vector<int64_t> keys;
+  const auto add_key = [&](int64_t index, int64_t column) {
+    TORCH_CHECK_INDEX(index < num_weights, "index ", index, " is out of range of ", num_weights, " weights");
+    keys.push_back(index == padding_idx || index < 0 ? -1 : index * width + column);
+  };
+  if (mode == kMaximum) {
+    const at::Tensor maxima = as_indices(maximum_indices);
+    keys.reserve(static_cast<size_t>(rows.numel()));
+    for (int64_t i = 0; i < rows.numel(); ++i) {
+      const bool is_empty = bag_sizes[i / width] == 0;
+      add_key(is_empty ? -1 : maxima.const_data_ptr<int64_t>()[i], i % width);
+    }
+    sum_rows({result}, keys, {rows.view({-1, 1})}, RowSum::kSum);
+    return result;
+  }
+  const at::Tensor all = as_indices(indices);
+  const at::Tensor bags = as_indices(offset2bag);
+  const auto* const bag_of = bags.const_data_ptr<int64_t>();
+  const at::Tensor weights = is_weighted ? per_sample_weights->to(at::kFloat).contiguous() : at::Tensor();
+  std::vector<float> factors(static_cast<size_t>(all.numel()), 1.0F);
+  for (int64_t i = 0; i < all.numel(); ++i) {
+    add_key(all.const_data_ptr<int64_t>()[i], 0);
+    float& factor = factors[static_cast<size_t>(i)];
+    if (is_weighted) factor = weights.const_data_ptr<float>()[i];
+    if (mode == kMean) factor /= static_cast<float>(bag_sizes[bag_of[i]]);
+  }
+  sum_rows({result}, keys, {rows, at::IntArrayRef(bag_of, all.numel()), factors},
+           scale_grad_by_freq ? RowSum::kMean : RowSum::kSum);
+  return result;
+}
+
+}  // namespace torch_mtia
