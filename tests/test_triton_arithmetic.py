@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,37 @@ def test_integer_operators_wrap_around(dtype: torch.dtype, operator: str) -> Non
     with np.errstate(over="ignore"):
         expected = eval(f"x {operator} y", {}, {"x": x.numpy(), "y": y.numpy()})
     equal(run(f"x {operator} y", x, y), torch.from_numpy(expected))
+
+
+@triton.jit
+def division_kernel(x, y, z, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(z + i, tl.load(x + i) // tl.load(y + i))
+
+
+@pytest.mark.parametrize("operation", ["ceildivsi", "floordivsi", "divsi", "remsi"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("size", [1, 64])
+def test_no_quotient_stops_the_process(dtype: torch.dtype, operation: str, size: int, tmp_path: Path) -> None:
+    """The least number by -1, and division by zero. Triton's front end rounds toward zero; its dialect has others."""
+    info = torch.iinfo(dtype)
+    pairs = [(info.min, -1), (info.max, -1), (info.min, info.min), (7, -2), (-7, 2), (-7, -2), (7, 2), (5, 0)]
+    x, y = (torch.tensor(column * 8, dtype=dtype)[:size].to("mtia") for column in zip(*map(list, pairs), strict=True))
+    if size == 1:
+        pairs = pairs[:1]
+    z = torch.empty_like(x)
+    compiled = division_kernel.warmup(x, y, z, N=size, grid=(1,))
+    file = tmp_path / f"{operation}.ttir"
+    file.write_text(compiled.asm["ttir"].replace("arith.divsi", f"arith.{operation}"))
+    division_kernel[(1,)](x, y, z, N=size, ir_override=str(file))
+    exact = {
+        "ceildivsi": lambda a, b: -(-a // b),
+        "floordivsi": lambda a, b: a // b,
+        "divsi": lambda a, b: int(Fraction(a, b)),
+        "remsi": lambda a, b: a - b * int(Fraction(a, b)),
+    }[operation]
+    expected = [(exact(a, b) - info.min) % (1 << info.bits) + info.min for a, b in pairs if b]
+    assert z.tolist()[: len(expected)] == expected
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)

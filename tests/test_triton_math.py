@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
@@ -11,7 +12,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import special
-from triton_language import run
+from triton.language.extra import libdevice
+from triton_language import _unary_kernel, run, with_source
+
+from torch_mtia.triton import machine
+from torch_mtia.triton.architecture import usable
 
 N = 4096
 
@@ -260,22 +265,212 @@ def test_bit_functions() -> None:
     assert run("libdevice.brev(x)", x).numpy().astype(np.uint32).tolist() == reverse
 
 
-@pytest.mark.parametrize("mode", ["rz", "rd", "ru", "rn"])
-@pytest.mark.parametrize("operator", ["add", "sub", "mul", "div"])
-def test_directed_rounding(mode: str, operator: str) -> None:
-    x, y = torch.randn(N), torch.randn(N)
-    wide = {
-        "add": x.double() + y.double(),
-        "sub": x.double() - y.double(),
-        "mul": x.double() * y.double(),
-        "div": x.double() / y.double(),
-    }[operator]
-    nearest = wide.float()
-    up, down = torch.nextafter(nearest, torch.tensor(math.inf)), torch.nextafter(nearest, torch.tensor(-math.inf))
-    above = torch.where(nearest.double() < wide, up, nearest)
-    below = torch.where(nearest.double() > wide, down, nearest)
-    expected = {"rn": nearest, "ru": above, "rd": below, "rz": torch.where(wide > 0, below, above)}[mode]
-    assert torch.equal(run(f"libdevice.{operator}_{mode}(x, y)", x, y), expected)
+def test_ldexp_rounds_once() -> None:
+    """Also where two steps would each round to a subnormal number."""
+    x = torch.from_numpy(np.ldexp(1 + np.arange(1024) * 2.0**-52 + 2.0**-30, np.arange(1024) % 200 - 100))
+    powers = torch.arange(1024, dtype=torch.int32).flip(0) * 3 - 2000
+    for function in ("ldexp", "scalbn"):
+        assert torch.equal(run(f"libdevice.{function}(x, y)", x, powers), torch.ldexp(x, powers))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_powers_with_integer_exponents_use_every_bit_of_them(dtype: torch.dtype) -> None:
+    odd = [1, 3, (1 << 24) + 1, (1 << 25) - 1, (1 << 30) + 1, (1 << 31) - 1]
+    exponents = torch.tensor([*odd, *(-n for n in odd), 0, 2, 1 << 24, -(1 << 31)], dtype=torch.int32)
+    base = torch.full((16,), -1.0, dtype=dtype)
+    expected = torch.where(exponents % 2 == 1, -1.0, 1.0).to(dtype)
+    assert torch.equal(run("libdevice.pow(x, y)", base, exponents), expected)
+    near = torch.full((16,), 1 + 2.0**-20, dtype=dtype)
+    exact = [mpmath.mpf(float(near[0])) ** int(n) for n in exponents]
+    check(run("libdevice.pow(x, y)", near, exponents), np.array([float(value) for value in exact]), 2)
+
+
+@pytest.mark.parametrize("function", ["jn", "yn"])
+def test_bessel_functions_have_no_negative_order(function: str) -> None:
+    orders = torch.tensor([-3, -1, 0, 1, 2, 7, 50, -(1 << 31)], dtype=torch.int32)
+    x = torch.full((8,), 2.5, dtype=torch.float64)
+    actual = run(f"libdevice.{function}(x, y)", orders, x, out=torch.float64)
+    expected = np.where(orders.numpy() < 0, np.nan, getattr(special, function)(np.maximum(orders.numpy(), 0), 2.5))
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-13)
+
+
+# Directed rounding ----------------------------------------------------------------------------------------------------
+
+MODES = ["rz", "rd", "ru", "rn"]
+DIGITS = {  # and the exponents of the least number and of what is beyond the greatest
+    torch.float16: (11, -24, 16),
+    torch.bfloat16: (8, -133, 128),
+    torch.float32: (24, -149, 128),
+    torch.float64: (53, -1074, 1024),
+}
+
+
+def rounded(exact: Fraction, mode: str, dtype: torch.dtype) -> float:
+    """As IEEE 754 rounds a number that is not zero."""
+    digits, least, greatest = DIGITS[dtype]
+    size = abs(exact)
+    exponent = size.numerator.bit_length() - size.denominator.bit_length()
+    exponent -= size < (Fraction(2) ** exponent)
+    unit = Fraction(2) ** max(exponent - digits + 1, least)
+    quotient = exact / unit
+    whole = {"rd": math.floor, "ru": math.ceil, "rn": round, "rz": math.trunc}[mode](quotient)
+    if abs(whole) * unit >= Fraction(2) ** greatest:
+        inward = mode == "rz" or (mode == "rd" and exact > 0) or (mode == "ru" and exact < 0)
+        size = Fraction(torch.finfo(dtype).max) if inward else math.inf
+    else:
+        size = abs(whole) * unit
+    return math.copysign(float(size), 1 if exact > 0 else -1)
+
+
+def square_root(x: Fraction) -> Fraction:
+    """Or a number between the same neighbours."""
+    shift = 2400
+    root = math.isqrt((x.numerator << 2 * shift) // x.denominator)
+    inexact = Fraction(root, 1 << shift) ** 2 != x
+    return Fraction(2 * root + inexact, 2 << shift)
+
+
+OPERATORS: dict[str, tuple[Callable[..., Fraction], Callable[..., Any]]] = {
+    "add": (lambda x, y: x + y, np.add),
+    "sub": (lambda x, y: x - y, np.subtract),
+    "mul": (lambda x, y: x * y, np.multiply),
+    "div": (lambda x, y: x / y, np.divide),
+    "sqrt": (square_root, np.sqrt),
+    "rcp": (lambda x: 1 / x, np.reciprocal),
+    "fma": (lambda x, y, z: x * y + z, lambda x, y, z: z if np.isfinite(x) and np.isfinite(y) else x * y + z),
+}
+
+
+def expected_of(operator: str, mode: str, dtype: torch.dtype, *operands: float) -> float:
+    exactly, by_numpy = OPERATORS[operator]
+    with np.errstate(all="ignore"):
+        nearest = float(by_numpy(*map(np.float64, operands)))
+    divides_by_zero = (operator == "div" and operands[1] == 0) or (operator == "rcp" and operands[0] == 0)
+    if not all(map(math.isfinite, operands)) or divides_by_zero or (operator == "sqrt" and operands[0] < 0):
+        return nearest
+    exact = exactly(*map(Fraction, operands))
+    if exact != 0:
+        return rounded(exact, mode, dtype)
+    cancels = operator in ("add", "sub") and any(operands)
+    if operator == "fma":
+        cancels = operands[2] != 0 or math.copysign(1, operands[0]) * math.copysign(1, operands[1]) != math.copysign(
+            1, operands[2]
+        )
+    elif operator in ("add", "sub"):
+        cancels |= math.copysign(1, operands[0]) != math.copysign(1, operands[1] if operator == "add" else -operands[1])
+    return (-0.0 if mode == "rd" else 0.0) if cancels else nearest
+
+
+def numbers_of_all_sizes(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
+    """Zeros, infinities, NaN, the ends of the ranges of normal and subnormal numbers, and random bits."""
+    limits, integers = torch.finfo(dtype), {torch.float32: torch.int32, torch.float64: torch.int64}[dtype]
+    least = 2.0 ** DIGITS[dtype][1]
+    named = [0.0, least, 3 * least, limits.tiny, limits.tiny - least, limits.max, 1.0, 1 + limits.eps, 3.0, 0.1]
+    named += [math.inf, limits.max / 2, limits.tiny**0.5, limits.max**0.5]
+    special_ones = torch.tensor([*named, *(-each for each in named), math.nan, 1e-30], dtype=dtype)
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.iinfo(integers)
+    others = torch.randint(bits.min, bits.max, (count,), generator=generator, dtype=integers).view(dtype)
+    chosen = torch.randint(0, special_ones.numel(), (count,), generator=generator)
+    middle = torch.randn(count, generator=generator, dtype=dtype)
+    which = torch.randint(0, 3, (count,), generator=generator)
+    return torch.where(which == 0, special_ones[chosen], torch.where(which == 1, others, middle))
+
+
+def assert_rounds(operator: str, mode: str, symbol: str, level: str, *operands: torch.Tensor) -> None:
+    dtype = operands[0].dtype
+    names = ("x", "y", "t")[: len(operands)]
+    actual = run(f"libdevice.{symbol}({', '.join(names)})", *operands, arch=level)
+    lists = [operand.double().tolist() for operand in operands]
+    expected = torch.tensor(
+        [expected_of(operator, mode, dtype, *each) for each in zip(*lists, strict=True)], dtype=torch.float64
+    ).to(dtype)
+    same = (actual == expected) & (actual.signbit() == expected.signbit()) | (actual.isnan() & expected.isnan())
+    first = int((~same).int().argmax())
+    assert same.all(), f"{[each[first] for each in lists]}: {actual[first]!r}, not {expected[first]!r}"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("operator", ["add", "sub", "mul", "div", "sqrt", "rcp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("level", usable())
+def test_directed_rounding_is_that_of_ieee_754(level: str, dtype: torch.dtype, operator: str, mode: str) -> None:
+    """On overflow, underflow and exact zero too."""
+    x, y = (numbers_of_all_sizes(dtype, 1024, seed) for seed in (1, 2))
+    operands = (x,) if operator in ("sqrt", "rcp") else (x, y)
+    assert_rounds(operator, mode, f"{operator}_{mode}", level, *operands)
+    if operator in ("mul", "div", "add", "sub"):  # results at the edges, of which random bits have few
+        for value in (torch.finfo(dtype).tiny, torch.finfo(dtype).max, 2.0 ** DIGITS[dtype][1]):
+            near = torch.randn(512, generator=torch.Generator().manual_seed(3), dtype=dtype)
+            other = {"mul": value / near, "div": near / value, "add": value - near, "sub": near - value}[operator]
+            assert_rounds(operator, mode, f"{operator}_{mode}", level, near, other.to(dtype))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("level", usable())
+def test_directed_rounding_of_products_and_sums_at_once(level: str, dtype: torch.dtype, mode: str) -> None:
+    if dtype == torch.float64 and "fma" not in machine.level(level).features:
+        pytest.skip("without the instruction, fma of f64 rounds twice")
+    x, y, z = (numbers_of_all_sizes(dtype, 1024, seed) for seed in (4, 5, 6))
+    generator = torch.Generator().manual_seed(7)
+    sizes = torch.randint(-60, 60, (1024,), generator=generator).to(dtype)
+    opposite = -(x * y)  # whose rest alone is left
+    tiny = torch.copysign(torch.full_like(z, 2.0 ** DIGITS[dtype][1]), z)
+    for third in (z, opposite, torch.nextafter(opposite, z), opposite * torch.exp2(sizes), tiny):
+        assert_rounds("fma", mode, f"fma_{mode}", level, x, y, third)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_directed_rounding_to_single_precision(mode: str) -> None:
+    x = torch.cat([numbers_of_all_sizes(torch.float64, 512, 8), numbers_of_all_sizes(torch.float32, 512, 9).double()])
+    x[256:512] = torch.nextafter(x[512:768], torch.tensor(math.inf, dtype=torch.float64))
+    actual = run(f"libdevice.double2float_{mode}(x)", x, out=torch.float32)
+    expected = [
+        value if not math.isfinite(value) or value == 0 else rounded(Fraction(value), mode, torch.float32)
+        for value in x.tolist()
+    ]
+    torch.testing.assert_close(actual, torch.tensor(expected), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(actual.signbit() & ~actual.isnan(), torch.tensor(expected).signbit() & ~actual.isnan())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("source", ["int", "uint", "ll", "ull"])
+def test_directed_rounding_of_integers(source: str, mode: str) -> None:
+    bits, unsigned = (32 if "int" in source else 64), source.startswith("u")
+    generator = torch.Generator().manual_seed(10)
+    values = torch.randint(-(1 << 62), 1 << 62, (1024,), generator=generator) >> torch.arange(1024) % 60
+    values[:6] = torch.tensor([0, 1, -1, (1 << 63) - 1, -(1 << 63), (1 << 53) + 1])
+    x = values.to(torch.int32) if bits == 32 else values
+    exact = [value % (1 << bits) if unsigned else value for value in x.tolist()]
+    for target, dtype in (("float", torch.float32), ("double", torch.float64)):
+        name = f"{source}2{target}_{mode}"
+        if not hasattr(libdevice, name):
+            continue
+        typed = f"x.to(tl.uint{bits}, bitcast=True)" if unsigned else "x"
+        actual = run(f"libdevice.{name}({typed})", x, out=dtype)
+        expected = [rounded(Fraction(value), mode, dtype) if value else 0.0 for value in exact]
+        assert actual.double().tolist() == expected
+
+
+@pytest.mark.parametrize(("dtype", "target", "bits"), [(torch.float32, "int", 32), (torch.float64, "ll", 64)])
+@pytest.mark.parametrize("mode", MODES)
+def test_conversions_to_integers_saturate(dtype: torch.dtype, target: str, bits: int, mode: str) -> None:
+    x = numbers_of_all_sizes(dtype, 1024, 11)
+    result = {32: torch.int32, 64: torch.int64}[bits]
+    source = "float" if dtype == torch.float32 else "double"
+    actual = run(f"libdevice.{source}2{target}_{mode}(x)", x, out=result)
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+    def expected(value: float) -> int:
+        if math.isnan(value):
+            return 0 if bits == 32 else low
+        if math.isinf(value):
+            return high if value > 0 else low
+        whole = {"rd": math.floor, "ru": math.ceil, "rn": round, "rz": math.trunc}[mode](value)
+        return min(max(whole, low), high)
+
+    assert actual.tolist() == [expected(value) for value in x.tolist()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -283,3 +478,69 @@ def test_narrow_types_compute_in_single_precision(dtype: torch.dtype) -> None:
     x = torch.randn(N).to(dtype)
     expected = torch.exp(x.float()).to(dtype)
     assert torch.equal(run("tl.exp(x.to(tl.float32)).to(x.dtype)", x), expected)
+
+
+@pytest.mark.parametrize("unsigned", [False, True], ids=["signed", "unsigned"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("level", usable())
+def test_integers_of_64_bits_are_rounded_once(level: str, dtype: torch.dtype, unsigned: bool) -> None:
+    """Also where f64, through which they go, has no room for them: near the middle between two results."""
+    digits = DIGITS[dtype][0]
+    generator = torch.Generator().manual_seed(12)
+    size = torch.arange(4096) % (62 - digits) + digits + 1
+    kept = torch.randint(1 << (digits - 1), 1 << digits, (4096,), generator=generator)
+    near = torch.randint(-1, 2, (4096,), generator=generator) * (torch.arange(4096) % 3 + 1)
+    x = (kept << (size - digits + 1)) + (1 << (size - digits)) + near
+    x[1::2] *= -1
+    values = [value % (1 << 64) if unsigned else value for value in x.tolist()]
+    actual = run(
+        f"{'x.to(tl.uint64, bitcast=True)' if unsigned else 'x'}.to(z.dtype.element_ty)", x, out=dtype, arch=level
+    )
+    assert actual.double().tolist() == [rounded(Fraction(value), "rn", dtype) for value in values]
+
+
+# Powers that vanish ---------------------------------------------------------------------------------------------------
+
+VANISHING = [
+    ("tl.exp(x)", -104.0, np.exp),
+    ("tl.exp2(x)", -150.0, np.exp2),
+    ("libdevice.exp10(x)", -46.0, lambda x: 10.0**x),
+]
+
+
+@pytest.mark.parametrize(("expression", "least", "reference"), VANISHING)
+@pytest.mark.parametrize("block", [1, 8, 1024])
+@pytest.mark.parametrize("level", usable())
+def test_small_powers_underflow_gradually_and_vanish_in_the_end(
+    level: str, block: int, expression: str, least: float, reference: Callable[..., Any]
+) -> None:
+    near = torch.linspace(least - 2, least + 30, 1024)
+    near[:8] = torch.tensor([-math.inf, -1e38, -1e5, least, least - 1e-4, math.nan, -3e38, -(2.0**21)])
+    for x in (near[:block], near.flip(0)[:block]):
+        with np.errstate(all="ignore"):
+            check(run(expression, x, arch=level), reference(x.double().numpy()), 1)
+
+
+@pytest.mark.parametrize("level", [level for level in machine.LEVELS if level.startswith("x86-64-v4")])
+def test_lanes_whose_power_vanishes_are_masked(level: str) -> None:
+    """An instruction that underflows takes ten times longer on Intel's processors."""
+    for expression in ("tl.exp(x)", "tl.exp2(x)", "tl.sigmoid(x)", "tl.softmax(x)"):
+        text = code(expression, level)
+        scaled = [line for line in text.splitlines() if "vscalefps" in line]
+        assert scaled
+        assert all("{z}" in line for line in scaled if "%zmm" in line)
+
+
+@pytest.mark.parametrize("level", ["x86-64", "x86-64-v3"])
+def test_factors_are_normal_where_a_power_vanishes(level: str) -> None:
+    """Before the last factor, and after it, is 1 there; what clears the lanes comes last."""
+    lines = code("tl.exp(x)", level).splitlines()
+    products = [number for number, line in enumerate(lines) if "mulps" in line]
+    cleared = [number for number, line in enumerate(lines) if "andnps" in line]
+    assert max(cleared) > max(products)
+    assert min(cleared) < min(products)
+
+
+def code(expression: str, level: str) -> str:
+    kernel = with_source(_unary_kernel, EXPRESSION=expression)
+    return str(kernel.warmup(torch.float32, torch.float32, N=1024, arch=level, grid=(1,)).asm["asm"])

@@ -45,16 +45,26 @@ def _binary_kernel(x, y, z, N: tl.constexpr):
     tl.store(z + i, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
 
 
+@triton.jit
+def _ternary_kernel(x, y, t, z, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(x + i)
+    y = tl.load(y + i)
+    t = tl.load(t + i)
+    tl.store(z + i, EXPRESSION)  # type: ignore[name-defined]  # noqa: F821
+
+
 functions_of_expressions = libdevice  # which expressions may call
 
 
-def run(expression: str, *operands: torch.Tensor, out: torch.dtype | None = None) -> torch.Tensor:
-    """An expression of x, or of x and y, evaluated on mtia. Operands and result are CPU tensors of one size, a power of
-    two."""
-    template = _unary_kernel if len(operands) == 1 else _binary_kernel
+def run(expression: str, *operands: torch.Tensor, out: torch.dtype | None = None, arch: str = "") -> torch.Tensor:
+    """An expression of x, of x and y, or of x, y and t, evaluated on mtia. Operands and result are CPU tensors of one
+    size, a power of two."""
+    template = (_unary_kernel, _binary_kernel, _ternary_kernel)[len(operands) - 1]
     moved = [operand.to("mtia") for operand in operands]
     result = torch.empty_like(moved[0], dtype=out)
-    with_source(template, EXPRESSION=expression)[(1,)](*moved, result, N=result.numel())
+    options = {"arch": arch} if arch else {}
+    with_source(template, EXPRESSION=expression)[(1,)](*moved, result, N=result.numel(), **options)
     return result.cpu()
 
 

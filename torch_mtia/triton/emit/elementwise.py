@@ -90,21 +90,23 @@ def _division(b: Builder, op: Op, operands: list[Value]) -> Value:
     """Dividing by zero, and the least number by -1, has no defined result, but must not stop the process."""
     left, right = operands
     name = _DIVISIONS[op.name]
-    if right.constant is not None and right.constant not in (0, -1):
-        result = b.binary(name, left, right)
-    else:
-        divisor = guarded_divisor(b, right)
-        if name in ("sdiv", "srem") and not right.nonnegative:
-            minus_one = b.icmp("eq", right, b.integer_like(-1, right))
-            divisor = b.select(minus_one, b.integer_like(1, right), divisor)
-            by_minus_one = b.sub(b.integer_like(0, left), left) if name == "sdiv" else b.integer_like(0, left)
-            result = b.select(minus_one, by_minus_one, _divide(b, name, left, divisor))
-        else:
-            result = _divide(b, name, left, divisor)
+    result = _guarded_division(b, name, left, right)
     result.nonnegative = left.nonnegative and (right.nonnegative or name in ("srem", "urem"))
     if name in ("srem", "urem"):
         result.divisor = min(left.divisor, right.divisor)
     return result
+
+
+def _guarded_division(b: Builder, name: str, left: Value, right: Value) -> Value:
+    if right.constant is not None and right.constant not in (0, -1):
+        return b.binary(name, left, right)
+    divisor = guarded_divisor(b, right)
+    if name not in ("sdiv", "srem") or right.nonnegative:
+        return _divide(b, name, left, divisor)
+    minus_one = b.icmp("eq", right, b.integer_like(-1, right))
+    divisor = b.select(minus_one, b.integer_like(1, right), divisor)
+    by_minus_one = b.sub(b.integer_like(0, left), left) if name == "sdiv" else b.integer_like(0, left)
+    return b.select(minus_one, by_minus_one, _divide(b, name, left, divisor))
 
 
 def _divide(b: Builder, name: str, left: Value, right: Value) -> Value:
@@ -124,9 +126,9 @@ def _divide(b: Builder, name: str, left: Value, right: Value) -> Value:
 @elementwise("arith.ceildivsi", "arith.ceildivui", "arith.floordivsi")
 def _rounded_division(b: Builder, op: Op, operands: list[Value]) -> Value:
     left, right = operands
-    right = guarded_divisor(b, right)
     signed = op.name.endswith("si")
-    quotient = b.binary("sdiv" if signed else "udiv", left, right)
+    quotient = _guarded_division(b, "sdiv" if signed else "udiv", left, right)
+    right = guarded_divisor(b, right)
     remainder = b.sub(left, b.mul(quotient, right))
     inexact = b.icmp("ne", remainder, b.integer_like(0, left))
     if signed:
@@ -367,8 +369,22 @@ def _int_to_float(b: Builder, op: Op, operands: list[Value]) -> Value:
     if target == "bf16" and bits_of(element_of(value)) <= 8:
         return floats.upper_half(b, b.cast(name, value, "float"))
     # Through f64, so that the one rounding is the last.
-    wide = "double" if bits_of(element_of(value)) > 24 else "float"
-    return floats.narrow(b, b.cast(name, value, wide), target)
+    bits = bits_of(element_of(value))
+    if bits > 53:
+        value = _in_53_bits(b, value, signed=name == "sitofp")
+    return floats.narrow(b, b.cast(name, value, "double" if bits > 24 else "float"), target)
+
+
+def _in_53_bits(b: Builder, value: Value, signed: bool) -> Value:
+    """An integer of 64 bits, rounded to odd where f64 has no room for it: rounding once more, to fewer than 52 bits,
+    gives what rounding once would."""
+    lost = b.integer_like((1 << 11) - 1, value)
+    inexact = b.icmp("ne", b.binary("and", value, lost), b.integer_like(0, value))
+    rounded = b.binary("and", value, b.integer_like(-(1 << 11), value))
+    rounded = b.binary("or", rounded, b.select(inexact, b.integer_like(1 << 11, value), b.integer_like(0, value)))
+    shift = b.integer_like(11 if not signed else 10, value)
+    extended = b.binary("ashr" if signed else "lshr", b.binary("shl", value, shift), shift)
+    return b.select(b.icmp("eq", extended, value), value, rounded)
 
 
 @elementwise("arith.fptosi", "arith.fptoui")

@@ -2,8 +2,8 @@
 
     FUNCTIONS["__nv_expf"](b, x)      scalars or vectors
 
-Most are functions of vecmath under another name. `_rz`, `_rd` and `_ru` round toward zero, down and up: the nearest
-result and the sign of its error tell what the neighbour would be.
+Most are functions of vecmath under another name. `_rz`, `_rd` and `_ru` round toward zero, down and up, as IEEE 754
+says, see Note [Directed rounding] in rounding.py.
 """
 
 from torch_mtia.triton.libdevice import integers, numbers, rounding  # noqa: F401  (fill the table)

@@ -190,6 +190,22 @@ for _name in ["lgamma", "tgamma", "j0", "j1", "y0", "y1", "cyl_bessel_i0", "cyl_
     _rare(_name)
 
 
+def _of_an_order(name: str) -> None:
+    """A Bessel function of an integer order: NaN for negative ones, as in CUDA, where C continues it."""
+    of_any_order = FUNCTIONS[PREFIX + name]
+
+    def call(b: Builder, order: Value, x: Value) -> Value:
+        negative = b.icmp("slt", order, b.integer_like(0, order))
+        return b.select(negative, b.float_like(math.nan, x), of_any_order(b, order, x))
+
+    for symbol in (name, name + "f"):
+        FUNCTIONS[PREFIX + symbol] = call
+
+
+for _name in ["jn", "yn"]:
+    _of_an_order(_name)
+
+
 # Sign and kind --------------------------------------------------------------------------------------------------------
 
 
@@ -244,18 +260,15 @@ def _ilogb(b: Builder, x: Value) -> Value:
 
 @register("ldexp", "ldexpf", "scalbn", "scalbnf")
 def _ldexp(b: Builder, x: Value, power: Value) -> Value:
-    """In three steps, each by a normal power of two; in f64 for f32, where one rounding is left."""
-    single = element_of(x) == "float"
+    """In three steps, each by a normal power of two; in f64 for f32, where one rounding is left. f64 is rounded once
+    too: what an earlier step makes subnormal, the last one makes zero."""
     number = Number(b, x).cast("double")
     limit = 2200
     power = b.binary_intrinsic("smax", b.binary_intrinsic("smin", power, b.integer_like(limit, power)),
                                b.integer_like(-limit, power))  # fmt: skip
     for _ in range(3):
-        step = b.binary_intrinsic(
-            "smax",
-            b.binary_intrinsic("smin", power, b.integer_like(1000, power)),
-            b.integer_like(-1000 if single else -960, power),
-        )
+        most = b.binary_intrinsic("smin", power, b.integer_like(1000, power))
+        step = b.select(b.icmp("slt", power, b.integer_like(-1022, power)), b.integer_like(-969, power), most)
         power = b.sub(power, step)
         number = number * vecmath.power_of_two(number, b.sext(step, "i64"))
     return number.cast(element_of(x)).value
@@ -263,4 +276,8 @@ def _ldexp(b: Builder, x: Value, power: Value) -> Value:
 
 @register("powi", "powif")
 def _powi(b: Builder, x: Value, n: Value) -> Value:
-    return vecmath.call(b, "pow", x, b.cast("sitofp", n, element_of(x)))
+    """f64 has room for every exponent, where f32 would lose the last bit of one, and so the sign."""
+    exponent = b.cast("sitofp", n, "double")
+    if element_of(x) == "float":
+        return vecmath.power_of_single(Number(b, x), Number(b, exponent)).value
+    return vecmath.call(b, "pow", x, exponent)

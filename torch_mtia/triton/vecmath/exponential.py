@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 
-from torch_mtia.triton.llvm_value import Value, element_of, integer
+from torch_mtia.triton.llvm_value import Value, element_of, integer, zero
 from torch_mtia.triton.vecmath.number import FUNCTIONS, Number, from_bits, function, through_double
 from torch_mtia.triton.vecmath.rare import rare
 
 # Exponential function -------------------------------------------------------------------------------------------------
+#
+# Note [Vanishing powers]
+# A product that is subnormal, or underflows, takes Intel's processors some 150 cycles longer than another one (a
+# microcode assist). What a mask leaves out is mostly -inf, and would underflow in every lane. So where the result is
+# rounded to zero, lanes compute 2**0, or are masked, and are zero at the end. Lanes whose result is a subnormal number
+# take the assist: for exp of f32, those from -103.97 to -87.34.
 
 LOG2E = 1.4426950408889634
 LN2_SINGLE = (float.fromhex("0x1.62e0000000000p-1"), float.fromhex("0x1.0bfbe8e7bcd5ep-15"))
@@ -34,18 +40,26 @@ def nearest_integer(x: Number, factor: float = 1.0) -> tuple[Number, Value]:
     return shifted - magic, x.b.sub(bits, x.constant(magic).bits())
 
 
-def scale(x: Number, n: Number, power: Value) -> Number:
-    """x * 2**power, `n` being the power as a number: in two steps, so that what overflows or is subnormal comes out
-    right, or with the one instruction that AVX-512 has for it."""
+def scale(x: Number, n: Number, power: Value, vanishes: Value | None = None) -> Number:
+    """x * 2**power, `n` being the power as a number, and 0 where the condition `vanishes` holds: in two steps, so that
+    what overflows or is subnormal comes out right, or with the one instruction that AVX-512 has for it."""
     b = x.b
-    if "avx512" in b.features and x.value.type == "<16 x float>":
-        lanes, everywhere, rounding = x.value.type, Value("-1", "i16"), Value("4", "i32")
+    if _scales_at_once(x):
+        lanes, rounding = x.value.type, Value("4", "i32")
+        others, active = x.value, Value("-1", "i16")
+        if vanishes is not None:
+            ordinary = b.binary("xor", vanishes, b.integer_like(-1, vanishes))
+            others, active = zero(lanes), b.define("i16", f"bitcast {ordinary} to i16")
         name = "llvm.x86.avx512.mask.scalef.ps.512"
-        return Number(b, b.intrinsic(name, lanes, x.value, n.value, x.value, everywhere, rounding))
+        return Number(b, b.intrinsic(name, lanes, x.value, n.value, others, active, rounding))
     half = b.binary("ashr", power, b.integer_like(1, power))
     for part in (half, b.sub(power, half)):
         x = x * power_of_two(x, part)
-    return x
+    return x if vanishes is None else x.constant(0.0).where(vanishes, x)
+
+
+def _scales_at_once(x: Number) -> bool:
+    return "avx512" in x.b.features and x.value.type == "<16 x float>"
 
 
 def power_of_two(x: Number, power: Value) -> Number:
@@ -62,37 +76,38 @@ def _exp_reduced(r: Number, tail: Number | None = None) -> Number:
     return reduced + 1.0
 
 
+def _in_range(x: Number, low: float, high: float) -> tuple[Number, Value]:
+    """(x, at most `high`, and 0 where it is below `low`; whether it is). A NaN stays. Only what AVX-512's instruction
+    masks anyway keeps its small numbers."""
+    vanishes = x.compare("olt", low)
+    x = x if _scales_at_once(x) else x.constant(0.0).where(vanishes, x)
+    return x.constant(high).where(x.compare("ogt", high), x), vanishes
+
+
 @function("exp")
 def _exp(x: Number) -> Number:
-    x = x.clamp(-105.0, 89.5) if x.single else x.clamp(-746.0, 710.5)
+    x, vanishes = _in_range(x, -104.0, 89.5) if x.single else _in_range(x, -746.0, 710.5)
     high, low = LN2_SINGLE if x.single else LN2_DOUBLE
     n, power = nearest_integer(x, LOG2E)
     r = n.fma(-low, n.fma(-high, x))
-    return scale(_exp_reduced(r), n, power)
+    return scale(_exp_reduced(r), n, power, vanishes)
 
 
 @function("exp2")
 def _exp2(x: Number) -> Number:
-    if x.single:
-        return exp2_single(x.clamp(-151.0, 128.5))
-    x = x.clamp(-1076.0, 1024.5)
-    n, power = nearest_integer(x)
-    return scale(_exp_reduced((x - n) * math.log(2)), n, power)
-
-
-def exp2_single(x: Number) -> Number:
-    """2**x for |x| below 2**21."""
+    x, vanishes = _in_range(x, -150.0, 128.5) if x.single else _in_range(x, -1075.0, 1024.5)
     n, power = nearest_integer(x)
     f = x - n
-    return scale(f.polynomial((1.0, *EXP2_SINGLE)), n, power)
+    power_of_rest = f.polynomial((1.0, *EXP2_SINGLE)) if x.single else _exp_reduced(f * math.log(2))
+    return scale(power_of_rest, n, power, vanishes)
 
 
 @through_double("exp10")
 def _exp10(x: Number) -> Number:
-    x = x.clamp(-330.0, 310.0)
+    x, vanishes = _in_range(x, -324.0, 310.0)
     n, power = nearest_integer(x * (LOG2E * math.log(10)))
     r = n.fma(-LOG10_2[1], n.fma(-LOG10_2[0], x)) * math.log(10)
-    return scale(_exp_reduced(r), n, power)
+    return scale(_exp_reduced(r), n, power, vanishes)
 
 
 @through_double("expm1")
@@ -205,11 +220,16 @@ def _log1p(x: Number) -> Number:
 
 @function("pow")
 def _pow(x: Number, y: Number) -> Number:
-    b = x.b
     if not x.single:
-        return Number(b, rare(b, "pow", [x.value, y.value]))
+        return Number(x.b, rare(x.b, "pow", [x.value, y.value]))
+    return power_of_single(x, y.cast("double"))
+
+
+def power_of_single(x: Number, y: Number) -> Number:
+    """The f32 x**y, for a y in f64, which has room for every integer of 32 bits."""
+    b = x.b
     result_element = element_of(x.value)
-    x, y = x.cast("double"), y.cast("double")
+    x = x.cast("double")
     size = abs(x)
     result = FUNCTIONS["exp2"](y * FUNCTIONS["log2"](size))
     whole = FUNCTIONS["rint"](y).compare("oeq", y)
