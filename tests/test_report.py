@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ def test_the_report_names_versions_driver_devices_and_operators(run_script: RunS
     report = run_script(REPORT, TORCH_MTIA_DEVICES="2", TORCH_MTIA_MEMORY="512M").output()
     for part in (TORCH, "host", "mtia:0", "mtia:1", "512 MiB", "native", "total", "autoload", "cores"):
         assert part in report
+    for package in ("triton", "llvmlite"):
+        assert re.search(rf"{package} +{re.escape(importlib.metadata.version(package))}$", report, re.MULTILINE)
 
 
 def test_the_report_ends_in_silence_when_nobody_reads_on(run_script: RunScript) -> None:

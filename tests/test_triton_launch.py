@@ -312,6 +312,29 @@ def test_kernels_run_on_every_device(run_script: RunScript) -> None:
     assert output[3].endswith("it is a tensor on mtia:2, and the kernel runs on mtia:0")
 
 
+@pytest.mark.in_tree("another name takes the place of PrivateUse1")
+def test_kernels_run_beside_another_accelerator(run_script: RunScript, tmp_path: Path) -> None:
+    """PyTorch's `torch.accelerator` is then that one, which is PrivateUse1."""
+    (tmp_path / "launches.py").write_text("""
+import torch, triton, triton.language as tl
+torch.utils.rename_privateuse1_backend("vendor")
+
+@triton.jit
+def kernel(x):
+    tl.store(x + tl.arange(0, 16), 7.0)
+
+for index in (1, 0):
+    x = torch.zeros(16, device=f"mtia:{index}")
+    stream = torch.Stream(f"mtia:{index}")
+    with torch.mtia.device(index), torch.mtia.stream(stream):
+        kernel[(1,)](x)
+    stream.synchronize()
+    print(x.sum().item(), x.device, triton.runtime.driver.active.get_active_torch_device())
+""")
+    printed = run_script("import launches", TORCH_MTIA_DEVICES="2").output()
+    assert printed == "112.0 mtia:1 mtia:0\n112.0 mtia:0 mtia:0\n"
+
+
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 

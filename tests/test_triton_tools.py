@@ -110,3 +110,63 @@ def test_proton_has_no_backend_for_the_device(run_script: RunScript) -> None:
         printed
         == "ValueError: No backend is available for the current target.\nRuntimeError: Unknown device type: mtia\n"
     )
+
+
+def test_what_others_compile_with_llvmlite_stays_as_it_is(run_script: RunScript) -> None:
+    """The option that our passes need is one of the whole process."""
+    printed = run_script('''
+        import platform
+        import llvmlite.binding as llvm
+        from torch_mtia.triton import machine
+
+        SOURCE = """
+        define i32 @f(i1 %c, i32 %n) {
+        entry:
+          br i1 %c, label %a, label %b
+        a:
+          br label %m
+        b:
+          br label %m
+        m:
+          %p = phi i32 [1, %a], [2, %b]
+          %q = add i32 %p, %n
+          %r = mul i32 %p, 3
+          %s = add i32 %q, %r
+          ret i32 %s
+        }"""
+
+        def optimized(level):
+            module = llvm.parse_assembly(SOURCE)
+            target = llvm.Target.from_default_triple().create_target_machine()
+            builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=level))
+            manager = builder.getModulePassManager()
+            manager.run(module, builder)
+            return str(module)
+
+        llvm.initialize_native_target()
+        before = [optimized(level) for level in range(4)]
+        machine.data_layout("aarch64" if platform.machine() == "aarch64" else "x86-64")
+        print(before == [optimized(level) for level in range(4)])
+    ''').output()
+    assert printed == "True\n"
+
+
+WITHOUT_LLVMLITE = """
+import sys
+sys.modules["llvmlite"] = None
+import torch, triton, triton.language as tl
+
+@triton.jit
+def kernel(x):
+    tl.store(x, 1.0)
+
+try:
+    kernel[(1,)](torch.zeros(1, device="mtia"))
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_without_llvmlite_the_remedy_is_named(run_script: RunScript, tmp_path: Path) -> None:
+    (tmp_path / "launches.py").write_text(WITHOUT_LLVMLITE)
+    assert "pip install 'torch_mtia[triton]'" in run_script("import launches").output()

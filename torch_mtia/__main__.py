@@ -26,10 +26,11 @@ Rows = Iterator[tuple[str, str]]
 
 def versions() -> Rows:
     yield "torch_mtia", f"{torch_mtia.__version__} in {Path(torch_mtia.__file__).parent}"
-    try:
-        yield "torch", importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        yield "torch", "not installed"
+    for package in ("torch", "triton", "llvmlite"):
+        try:
+            yield package, importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            yield package, "not installed"
     yield "Python", f"{platform.python_version()} at {sys.executable}"
     yield "system", platform.platform()
     yield "CPU", _cpu_model()

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -101,6 +103,16 @@ def _compilation_error(message: str, file: str, line: int) -> Exception:
     return error  # type: ignore[no-any-return]
 
 
+@functools.cache
+def _warn_of_instrumentation(mode: str) -> None:
+    """Once: Triton asks for the options of each kernel twice."""
+    warnings.warn(
+        f"TRITON_INSTRUMENTATION_MODE={mode} has no effect on mtia: kernels run without it. TORCH_MTIA_SANITIZE finds "
+        "races and accesses out of bounds",
+        stacklevel=3,
+    )
+
+
 RECURSION_LIMIT = 10_000  # calls, three for each of the longest chain of operations that depend on each other
 
 
@@ -182,6 +194,13 @@ class MTIABackend(BaseBackend):
         arguments.setdefault("arch", str(knobs.runtime.override_arch or arch))
         arguments.setdefault("instrument", environment.kernels_are_watched())
         arguments.setdefault("follow_numbers", environment.numbers_are_watched())
+        arguments.setdefault("enable_fp_fusion", knobs.language.default_fp_fusion)
+        if mode := arguments.get("instrumentation_mode"):
+            _warn_of_instrumentation(mode)
+        if knobs.compilation.enable_asan:
+            raise RuntimeError(
+                "TRITON_ENABLE_ASAN is for AMD's GPUs; on mtia, TORCH_MTIA_CHECK_BOUNDS=1 checks every access"
+            )
         if not arguments.get("debug"):
             arguments["sanitize_overflow"] = False  # its checks are asserts, which then do nothing but take time
         if "extern_libs" in arguments and isinstance(arguments["extern_libs"], dict):
@@ -215,6 +234,8 @@ class MTIABackend(BaseBackend):
         stages["llir"] = lambda source, metadata: self.make_llir(source, metadata, options)
         stages["asm"] = lambda source, _metadata: self.make_assembly(source, options)
         stages["mtiabin"] = lambda source, metadata: self.make_image(source, metadata, options)
+        if knobs.runtime.add_stages_inspection_hook is not None:
+            knobs.runtime.add_stages_inspection_hook(self, stages, options, language, None)
 
     @staticmethod
     def make_ttir(module: Any) -> Any:

@@ -78,13 +78,12 @@ class MTIADriver(DriverBase):
 
     def __init__(self) -> None:
         super().__init__()
-        import torch
-
         from torch_mtia import _C
 
         self.utils = Utilities()
-        self.get_current_device: Callable[[], int] = torch._C._accelerator_getDeviceIndex
-        self.set_current_device: Callable[[int], None] = torch._C._accelerator_setDeviceIndex
+        # Not those of torch.accelerator, which may be another device.
+        self.get_current_device: Callable[[], int] = _C._current_device
+        self.set_current_device: Callable[[int], int] = _C._exchange_device
         self.get_current_stream: Callable[[int], int] = _C._current_raw_stream
 
     @classmethod

@@ -8,8 +8,15 @@ import platform
 import re
 from typing import Any
 
-import llvmlite
-import llvmlite.binding as llvm
+try:
+    import llvmlite
+    import llvmlite.binding as llvm
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "kernels for mtia are compiled with the LLVM in the package llvmlite, which is not installed: "
+        "pip install 'torch_mtia[triton]'",
+        name=error.name,
+    ) from error
 
 from torch_mtia.triton import abi
 
@@ -84,7 +91,8 @@ def version() -> str:
 @functools.cache
 def _initialize() -> None:
     # Looking for phis of operations, LLVM 22's NewGVN does not come to an end on some loops that exchange what they
-    # carry, and ends the process. It is an option of llvmlite's LLVM, for all who use it.
+    # carry, and ends the process. The option is the process's, but of NewGVN alone, which no pipeline of LLVM's runs:
+    # what others compile with llvmlite, as Numba does, stays as it is.
     llvm.set_option("torch_mtia", "-enable-phi-of-ops=false")
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

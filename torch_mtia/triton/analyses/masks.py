@@ -23,7 +23,8 @@ from torch_mtia.triton.ir.ops import (
 )
 
 LESS, LESS_OR_EQUAL = 2, 3  # predicates of arith.cmpi
-_MOST_COST = 8  # of an operation on what lies behind an end
+_MOST_COST = 8  # of an operation on what lies behind an end, which is done once, as a scalar
+_MOST_COST_IN_LONG_ROWS, LONG_ROW = 32, 256  # where it takes the time of one strip of sixteen, at most
 _PURE = ("scf.if", "scf.yield", "tt.reduce.return")
 _PASSED_ON = ("tt.broadcast", "tt.expand_dims", "tt.splat")
 
@@ -74,10 +75,16 @@ def is_all_of(mask: Value, comparisons: Collection[Op]) -> bool:
 
 
 def ends(
-    mask: Value, shape: tuple[int, ...], strides: StrideAnalysis, held: Collection[Value], saves: Sequence[Value]
+    mask: Value,
+    shape: tuple[int, ...],
+    strides: StrideAnalysis,
+    held: Collection[Value],
+    saves: Sequence[Value],
+    own: Op | None = None,
 ) -> dict[int, End]:
     """By dimension, where a nest over `shape` that keeps `saves` for later ones may end, because the mask is false
-    behind. What is `held` in a buffer is no comparison any more."""
+    behind. What is `held` in a buffer is no comparison any more. `own`: the nest's operation, if it knows what lies
+    behind."""
     found: dict[int, End] = {}
     seen: set[tuple[Value, Dims]] = set()
 
@@ -88,7 +95,7 @@ def ends(
         seen.add((value, dims))
         if op.name == "arith.cmpi":
             d = _dimension(op, dims, strides)
-            if d is not None and d not in found and all(_is_used_only_under(save, op, dims) for save in saves):
+            if d is not None and d not in found and all(_is_used_only_under(save, op, dims, own) for save in saves):
                 found[d] = End(op, dims.index(d), shape[d])
         elif op.name in ("arith.andi", "tt.broadcast", "tt.expand_dims"):
             for operand in op.operands:
@@ -122,12 +129,15 @@ def _ranges(value: Value, known: dict[Value, int]) -> int:
     return known[value]
 
 
-def _is_used_only_under(value: Value, comparison: Op, dims: Dims) -> bool:
-    """Whether it makes no difference what a value is where the comparison, along `dims` of it, is false."""
+def _is_used_only_under(value: Value, comparison: Op, dims: Dims, own: Op | None) -> bool:
+    """Whether it makes no difference to operations other than `own` what a value is where the comparison, along `dims`
+    of it, is false."""
     pending, seen = [value], {value}
     while pending:
         value = pending.pop()
         for user in value.users:
+            if user is own:
+                continue
             mask = _mask_over(value, user)
             if mask is not None:
                 if (comparison, dims) not in comparisons(mask):
@@ -185,25 +195,28 @@ def reduction_end(
             return None  # an assertion must not see what is not combined
     masks: list[Value] = []
     found: list[Beyond] = []
+    most_cost = _MOST_COST_IN_LONG_ROWS if shape[op.attributes["axis"]] >= LONG_ROW else _MOST_COST
     for operand in op.operands:
-        beyond = _beyond(operand, masks, {})
+        beyond = _beyond(operand, masks, {}, most_cost)
         if beyond is None:
             return None
         found.append(beyond)
     if not masks or any(mask.type.shape != shape or comparisons(mask) != comparisons(masks[0]) for mask in masks):
         return None
-    end = ends(masks[0], shape, strides, held, saves).get(op.attributes["axis"])
+    end = ends(masks[0], shape, strides, held, saves, op).get(op.attributes["axis"])
     return None if end is None else ReductionEnd(end, tuple(found))
 
 
-def _beyond(value: Value, masks: list[Value], known: dict[Value, Beyond | None]) -> Beyond | None:
+def _beyond(value: Value, masks: list[Value], known: dict[Value, Beyond | None], most_cost: int) -> Beyond | None:
     """What a tensor is wherever all of `masks`, to which those met are added, are false."""
     if value not in known:
-        known[value] = _compute_beyond(value, masks, known)
+        known[value] = _compute_beyond(value, masks, known, most_cost)
     return known[value]
 
 
-def _compute_beyond(value: Value, masks: list[Value], known: dict[Value, Beyond | None]) -> Beyond | None:
+def _compute_beyond(
+    value: Value, masks: list[Value], known: dict[Value, Beyond | None], most_cost: int
+) -> Beyond | None:
     op = value.op
     if value.type.shape is None:
         return Beyond(value)
@@ -212,18 +225,18 @@ def _compute_beyond(value: Value, masks: list[Value], known: dict[Value, Beyond 
     if op.name == "arith.constant":
         return None if splat_constant(op) is None else Beyond(value)
     if op.name in _PASSED_ON:
-        return _beyond(op.operands[0], masks, known)
+        return _beyond(op.operands[0], masks, known, most_cost)
     if op.name in ("arith.select", "tt.load"):
         mask, other = _choice(op)
         if mask is None or mask.type.shape != value.type.shape:
             return None
         masks.append(mask)
-        return Beyond(element=value.type.element) if other is None else _beyond(other, masks, known)
-    if not is_elementwise(op) or OPS[op.name].kind is not Kind.ELEMENTWISE or OPS[op.name].cost > _MOST_COST:
+        return Beyond(element=value.type.element) if other is None else _beyond(other, masks, known, most_cost)
+    if not is_elementwise(op) or OPS[op.name].kind is not Kind.ELEMENTWISE or OPS[op.name].cost > most_cost:
         return None
     operands: list[Beyond] = []
     for operand in op.operands:
-        found = _beyond(operand, masks, known)
+        found = _beyond(operand, masks, known, most_cost)
         if found is None:
             return None
         operands.append(found)

@@ -17,9 +17,13 @@ WHOLE = 16
 def best_dimension(
     roots: Sequence[Value], shape: Shape, lanes: int, held: Mapping[Value, Buffer], strides: StrideAnalysis
 ) -> int:
-    """The dimension along which most accesses are contiguous; the last one if none is."""
+    """The dimension along which most accesses are contiguous; the last one if none is. One of a single element only if
+    all are."""
     votes = dimension_votes(roots, shape, held, strides)
-    return max(range(len(shape)), key=lambda d: (votes[d] * min(shape[d], lanes), min(shape[d], lanes), d))
+    return max(
+        range(len(shape)),
+        key=lambda d: (shape[d] > 1, votes[d] * min(shape[d], lanes), min(shape[d], lanes), d),
+    )
 
 
 def dimension_votes(

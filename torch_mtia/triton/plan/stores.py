@@ -53,7 +53,10 @@ def _may_share_a_nest(planner: Planner, stores: Sequence[Op]) -> Expression | No
 
 def _at_once(planner: Planner, stores: Sequence[Op]) -> Expression | None:
     target = stores[0].operands[0]
-    if max(shape_of(target)) == target.type.numel <= planner.lanes:
+    shape = shape_of(target)
+    if max(shape) == target.type.numel <= planner.lanes:
+        roots = [root for store in stores for root in store.operands]
+        assert shape[planner.best_dimension(roots, shape)] == max(shape), "one strip"
         return TRUE  # one strip
     return may_write_at_once(stores, planner.available, planner.strides, checked=planner.instrumented)
 
