@@ -165,6 +165,43 @@ def test_a_triton_kernel_of_the_program() -> None:
     assert "def scaled" in code
 
 
+@triton.autotune(
+    [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})],
+    key=["size"],
+    restore_value=["x"],
+    reset_to_zero=["z"],
+)
+@triton.heuristics({"EVEN": lambda named: named["size"] % named["BLOCK"] == 0})
+@triton.jit
+def counting_kernel(x, z, size, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < size
+    tl.store(x + offsets, tl.load(x + offsets, mask) + 1, mask)
+    if EVEN:
+        tl.store(z + offsets, tl.load(z + offsets) + 1)
+    else:
+        tl.store(z + offsets, tl.load(z + offsets, mask) + 1, mask)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_warps": 2}], ids=str)
+def test_measurements_leave_no_trace_in_what_is_restored(options: dict[str, int]) -> None:
+    """Also where the autotuner stands over heuristics, and is called with what configurations say."""
+
+    def function(x: Tensor, z: Tensor) -> Tensor:
+        y = x * 2
+        size = y.numel()
+        counting_kernel[lambda meta: (triton.cdiv(size, meta["BLOCK"]),)](y, z, size, **options)
+        return y
+
+    x, z = on_device(300), torch.zeros(300, device="mtia")
+    compiled = torch.compile(function, fullgraph=True)
+    with fresh_cache():
+        for _ in range(2):
+            z.zero_()
+            torch.testing.assert_close(compiled(x, z), x * 2 + 1)
+            torch.testing.assert_close(z, torch.ones_like(z))
+
+
 @torch.library.custom_op("torch_mtia_tests::sine_times", mutates_args=())
 def sine_times(x: Tensor, y: Tensor) -> Tensor:
     return x.sin() * y

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -126,6 +127,46 @@ def refusing_elsewhere(original: Callable[..., None]) -> Callable[..., None]:
             self._run = refusing_tensors_of_mtia(self._run)
 
     return _init_handles
+
+
+def keeping_our_binaries(code: CodeType) -> CodeType:
+    constants = ((*each, "mtiabin") if _lacks_our_binaries(each) else each for each in code.co_consts)
+    return code.replace(co_consts=tuple(constants))
+
+
+def drops_our_binaries(code: CodeType) -> bool:
+    return any(map(_lacks_our_binaries, code.co_consts))
+
+
+def _lacks_our_binaries(constant: Any) -> bool:
+    return isinstance(constant, tuple) and {"cubin", "hsaco"} <= {*constant} and "mtiabin" not in constant
+
+
+def carrying_over(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What an autotuner restores and zeroes between measurements, it also does in the one that takes its place."""
+
+    def recreate_variable(self: Any, variable: Any, *, kernel: Any, **others: Any) -> Any:
+        names = ("restore_value", "reset_to_zero")
+        kept = {name: value for name in names if (value := getattr(variable.kernel, name, None))}
+        if (
+            kept
+            and kernel is not variable.kernel
+            and all(hasattr(kernel, name) for name in names)
+            and _is_triton_ours()
+        ):
+            for name, value in kept.items():
+                setattr(kernel, name, getattr(kernel, name) or value)
+        return original(self, variable, kernel=kernel, **others)
+
+    return recreate_variable
+
+
+def _is_triton_ours() -> bool:
+    from triton.runtime import driver
+
+    from torch_mtia.triton.driver import MTIADriver
+
+    return isinstance(driver.active, MTIADriver)
 
 
 def no_metadata_without_hooks(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -156,6 +156,45 @@ def launches_elsewhere(init_handles: Function) -> bool:
     return not raises(kernel._run, torch.ones(1, device=DEVICE))
 
 
+def forgets_what_to_restore(recreate: Function) -> bool:
+    """The autotuner that is made where one stands over heuristics, on Triton's driver of mtia."""
+    import triton
+    from torch._higher_order_ops.triton_kernel_wrap import TritonHOPifier
+    from triton.runtime import driver
+
+    from torch_mtia.triton.driver import MTIADriver
+
+    jitted = triton.JITFunction(_a_kernel)
+    autotune = triton.autotune([triton.Config({})], key=[], restore_value=["x"])
+    tuned = autotune(triton.heuristics({"EVEN": lambda _: True})(jitted))
+    made: list[Any] = []
+
+    class Tracing(TritonHOPifier):
+        recreate_variable = recreate
+
+        def get_kernel_source(self, _variable: Any) -> None: ...
+
+        def call_user_defined_fn(self, *_: Any) -> Any:
+            return True
+
+        def maybe_unpack_heuristic_result(self, result: Any) -> Any:
+            return result
+
+        def call_triton_kernel(self, variable: Any, *others: Any) -> Any:
+            if variable.kernel is tuned:
+                return super().call_triton_kernel(variable, *others)
+            made.append(variable.kernel)
+            return None
+
+    with with_values(driver, _active=MTIADriver()):
+        Tracing().call_triton_kernel(SimpleNamespace(kernel=tuned, kernel_idx=0, grid=(1,)), [], {}, None)
+    return list(made[0].restore_value or []) != ["x"]
+
+
+def _a_kernel(x, EVEN):  # type: ignore[no-untyped-def]
+    pass
+
+
 def gathers_without_hooks(launch_metadata: Function) -> bool:
     kernel = SimpleNamespace(_init_handles=lambda: None, name="", function=None, src=None)
     return launch_metadata(kernel, (1,), 0) is not None

@@ -112,6 +112,22 @@ GATES: tuple[Gate, ...] = (
         is_needed=probes.launches_elsewhere,
     ),
     Gate(
+        name="compile.__code__",
+        modules=("triton.compiler.compiler",),
+        why="With TRITON_STORE_BINARY_ONLY, which Helion's autotuner sets, Triton keeps the binaries of listed "
+        "backends alone: kernels of others cannot be loaded.",
+        replace=eager.keeping_our_binaries,
+        is_needed=eager.drops_our_binaries,
+    ),
+    Gate(
+        name="TritonHOPifier.recreate_variable",
+        modules=("torch._higher_order_ops.triton_kernel_wrap",),
+        why="An autotuner over @triton.heuristics, or called with num_warps, is replaced in compiled code by one that "
+        "forgets restore_value and reset_to_zero: the first call counts every measurement.",
+        replace=eager.carrying_over,
+        is_needed=probes.forgets_what_to_restore,
+    ),
+    Gate(
         name="CompiledKernel.launch_metadata",
         modules=("triton.compiler.compiler",),
         why="Every launch gathers what only hooks read, hooks or none: half a microsecond of four.",
