@@ -432,6 +432,43 @@ def test_pytorchs_samples(info: Any) -> None:
             assert_close(actual.cpu(), expected, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
+def test_the_default_dtype_is_that_of_the_call() -> None:
+    x = on_device(torch.arange(4))
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            for result in (x.exp(), x / 2, x * 0.5, torch.where(x > 1, 1.0, 2.0)):
+                assert result.dtype == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_default_device_is_not_asked() -> None:
+    torch.set_default_device(device_type())
+    try:
+        x = torch.arange(5.0)
+        assert_close((x + torch.tensor(2.5, device="cpu")).cpu(), torch.arange(5.0, device="cpu") + 2.5)
+    finally:
+        torch.set_default_device(None)
+
+
+def test_beside_another_accelerator(run_script: RunScript) -> None:
+    """PyTorch's `torch.accelerator` is then the other one, which is PrivateUse1."""
+    output = run_script(
+        """
+        import torch
+        torch.utils.rename_privateuse1_backend("vendor")
+        x = torch.arange(3.0, device="mtia:1")
+        torch.mtia.set_device(0)
+        y = torch.softmax((x + x).exp(), 0)
+        print(y.device, y.sum().item())
+        """,
+        TORCH_MTIA_KERNELS="triton",
+        TORCH_MTIA_DEVICES="2",
+    ).output()
+    assert output == "mtia:1 1.0\n"
+
+
 @pytest.mark.wide
 def test_several_devices(run_script: RunScript) -> None:
     output = run_script(

@@ -102,7 +102,7 @@ class Operator:
         for name, value in kwargs.items():
             values[self.names.index(name)] = value
         described, index = self._describe(values)
-        planned = None if described is None else self.plan(described)
+        planned = None if described is None else self.plan(described, torch.get_default_dtype())
         if planned is None or not self._applies(planned[0], values):
             numbers_as_tensors = [
                 _C._wrapped_number(value) if takes and isinstance(value, (bool, int, float, complex)) else value
@@ -135,8 +135,9 @@ class Operator:
                 described.append(tuple(value) if isinstance(value, list) else value)
         return (tuple(described), indices.pop()) if len(indices) == 1 else (None, 0)
 
-    def _plan(self, described: tuple[Any, ...]) -> tuple[Plan, Layout] | None:
-        """How to launch calls of that description, and what they write. None: as before."""
+    def _plan(self, described: tuple[Any, ...], _default_dtype: torch.dtype) -> tuple[Plan, Layout] | None:
+        """How to launch calls of that description, and what they write. None: as before. Meta functions read the
+        default dtype."""
         arguments = described[:-1] if self.has_out else described
         try:
             result = self._on_meta(self.functional, arguments)
@@ -214,7 +215,7 @@ def _example(value: Any, is_tensor: bool) -> Any:
         return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="meta")
     if isinstance(value, Number):
         if isinstance(value.kind, torch.dtype):
-            return torch.ones((), dtype=value.kind)
+            return torch.ones((), dtype=value.kind, device="cpu")
         return _C._wrapped_number(value.kind(1)) if is_tensor else value.kind(1)
     return value
 
@@ -240,7 +241,7 @@ def _address_range(tensor: Tensor) -> tuple[int, int]:
 
 
 def _on_device(index: int) -> contextlib.AbstractContextManager[object]:
-    return contextlib.nullcontext() if index == _C._current_device() else torch.accelerator.device_index(index)
+    return contextlib.nullcontext() if index == _C._current_device() else _C.DeviceGuard(index)
 
 
 def _forms(functional: OpOverload) -> list[OpOverload]:
