@@ -452,6 +452,7 @@ def test_the_default_device_is_not_asked() -> None:
         torch.set_default_device(None)
 
 
+@pytest.mark.in_tree("another name takes the place of PrivateUse1")
 def test_beside_another_accelerator(run_script: RunScript) -> None:
     """PyTorch's `torch.accelerator` is then the other one, which is PrivateUse1."""
     output = run_script(
