@@ -219,3 +219,33 @@ def test_what_is_stored_beyond_a_mask_is_computed(columns: int) -> None:
     torch.testing.assert_close(z, x.softmax(1))
     padded = torch.nn.functional.pad(x, (0, 512 - columns))
     torch.testing.assert_close(kept, (padded - x.amax(1, keepdim=True)).exp())
+
+
+@triton.jit
+def sum_of_powers_kernel(x, z, kept, columns, other, BLOCK: tl.constexpr, kind: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    inside = i < columns
+    value = tl.load(x + i, inside, other)
+    power = tl.exp(value - tl.max(value, 0)) if kind != "square" else value * value
+    tl.store(z, tl.sum(power, 0))
+    tl.store(z + 1, tl.sum(power * 2, 0) if kind == "twice" else tl.max(power, 0))
+    tl.store(kept + i, power, inside)
+
+
+@pytest.mark.parametrize("kind", ["once", "twice", "square"])
+@pytest.mark.parametrize("other", [float("-inf"), 0.0, 3.0, -1e9, float("nan")])
+def test_a_sum_of_computed_elements_has_all_of_them(other: float, kind: str) -> None:
+    """It ends with the mask only where what lies behind adds nothing; what others read of it is complete."""
+    for columns in (0, 1, 255, 256, 300, 512, 600):
+        x = torch.randn(512)
+        z, kept = torch.empty(2), torch.full((512,), 99.0)
+        sum_of_powers_kernel[(1,)](x, z, kept, columns, other, BLOCK=512, kind=kind)
+        padded = x.double()
+        padded[columns:] = other
+        largest = padded[~padded.isnan()].max() if columns or other == other else padded.max()
+        power = padded * padded if kind == "square" else (padded - largest).exp()
+        second = (2 * power).sum() if kind == "twice" else power[~power.isnan()].max() if columns else power.max()
+        torch.testing.assert_close(z.double(), torch.stack((power.sum(), second)), equal_nan=True, rtol=1e-5, atol=0)
+        expected = torch.full((512,), 99.0).double()
+        expected[:columns] = power[:columns]
+        torch.testing.assert_close(kept.double(), expected, equal_nan=True, rtol=1e-5, atol=1e-30)

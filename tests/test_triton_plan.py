@@ -140,6 +140,7 @@ strips of 16 lanes, 0 bytes of scratch memory
       loads %numbers_5
       keeps %powers_8 in #1
       in any order, 4 accumulators of 16 lanes
+      ends before 1024 where %mask_0 is false, if what is behind changes nothing
   7 store %5 to %2
       over 1024, 16 at a time, 2 strips in a round
       reads %powers_8 from #1
