@@ -11,10 +11,10 @@ from torch_mtia.triton.vecmath.rare import rare
 # Exponential function -------------------------------------------------------------------------------------------------
 #
 # Note [Vanishing powers]
-# A product that is subnormal, or underflows, takes Intel's processors some 150 cycles longer than another one (a
-# microcode assist). What a mask leaves out is mostly -inf, and would underflow in every lane. So where the result is
-# rounded to zero, lanes compute 2**0, or are masked, and are zero at the end. Lanes whose result is a subnormal number
-# take the assist: for exp of f32, those from -103.97 to -87.34.
+# A product that is subnormal, or underflows, takes most processors ten times longer than another one (on Intel's a
+# microcode assist of some 150 cycles). What a mask leaves out is mostly -inf, and would underflow in every lane. So
+# arguments are raised to the first one whose power of two has the factor 0.0, by which nothing underflows; AVX-512 masks
+# such lanes. Lanes whose result is a subnormal number do take that time: for exp of f32, those from -104.7 to -87.34.
 
 LOG2E = 1.4426950408889634
 LN2_SINGLE = (float.fromhex("0x1.62e0000000000p-1"), float.fromhex("0x1.0bfbe8e7bcd5ep-15"))
@@ -40,9 +40,13 @@ def nearest_integer(x: Number, factor: float = 1.0) -> tuple[Number, Value]:
     return shifted - magic, x.b.sub(bits, x.constant(magic).bits())
 
 
+SPARE_SINGLE, SPARE_DOUBLE = 24, 53  # what the second factor has of an exponent
+
+
 def scale(x: Number, n: Number, power: Value, vanishes: Value | None = None) -> Number:
-    """x * 2**power, `n` being the power as a number, and 0 where the condition `vanishes` holds: in two steps, so that
-    what overflows or is subnormal comes out right, or with the one instruction that AVX-512 has for it."""
+    """x * 2**power, `n` being the power as a number: in two steps, so that what overflows or is subnormal comes out
+    right, or with the one instruction that AVX-512 has for it. 0 for a power of -151, or -1076 in f64, which is the
+    lowest one, and with AVX-512 where the condition `vanishes` holds."""
     b = x.b
     if _scales_at_once(x):
         lanes, rounding = x.value.type, Value("4", "i32")
@@ -52,10 +56,14 @@ def scale(x: Number, n: Number, power: Value, vanishes: Value | None = None) -> 
             others, active = zero(lanes), b.define("i16", f"bitcast {ordinary} to i16")
         name = "llvm.x86.avx512.mask.scalef.ps.512"
         return Number(b, b.intrinsic(name, lanes, x.value, n.value, others, active, rounding))
-    half = b.binary("ashr", power, b.integer_like(1, power))
-    for part in (half, b.sub(power, half)):
-        x = x * power_of_two(x, part)
-    return x if vanishes is None else x.constant(0.0).where(vanishes, x)
+    bias, shift, spare = (127, 23, SPARE_SINGLE) if x.single else (1023, 52, SPARE_DOUBLE)
+    negative = b.icmp("slt", power, b.integer_like(0, power))
+    down, up = (b.integer_like((bias + change) << shift, power) for change in (-spare, spare))
+    second = b.select(negative, down, up)
+    rest = b.sub(b.integer_like(2 * bias << shift, power), second)
+    first = b.add(b.binary("shl", power, b.integer_like(shift, power)), rest)
+    element = element_of(x.value)
+    return x * from_bits(b, first, element) * from_bits(b, second, element)
 
 
 def _scales_at_once(x: Number) -> bool:
@@ -76,17 +84,17 @@ def _exp_reduced(r: Number, tail: Number | None = None) -> Number:
     return reduced + 1.0
 
 
-def _in_range(x: Number, low: float, high: float) -> tuple[Number, Value]:
-    """(x, at most `high`, and 0 where it is below `low`; whether it is). A NaN stays. Only what AVX-512's instruction
-    masks anyway keeps its small numbers."""
-    vanishes = x.compare("olt", low)
-    x = x if _scales_at_once(x) else x.constant(0.0).where(vanishes, x)
-    return x.constant(high).where(x.compare("ogt", high), x), vanishes
+def _in_range(x: Number, low: float, high: float) -> tuple[Number, Value | None]:
+    """(x between `low` and `high`, for scale(); None), or with AVX-512 (x below `high`, whether it is below `low`). A
+    NaN stays."""
+    if not _scales_at_once(x):
+        return x.clamp(low, high), None
+    return x.constant(high).where(x.compare("ogt", high), x), x.compare("olt", low)
 
 
 @function("exp")
 def _exp(x: Number) -> Number:
-    x, vanishes = _in_range(x, -104.0, 89.5) if x.single else _in_range(x, -746.0, 710.5)
+    x, vanishes = _in_range(x, -104.7, 89.5) if x.single else _in_range(x, -746.0, 710.5)
     high, low = LN2_SINGLE if x.single else LN2_DOUBLE
     n, power = nearest_integer(x, LOG2E)
     r = n.fma(-low, n.fma(-high, x))
@@ -95,7 +103,7 @@ def _exp(x: Number) -> Number:
 
 @function("exp2")
 def _exp2(x: Number) -> Number:
-    x, vanishes = _in_range(x, -150.0, 128.5) if x.single else _in_range(x, -1075.0, 1024.5)
+    x, vanishes = _in_range(x, -151.0, 128.5) if x.single else _in_range(x, -1076.0, 1024.5)
     n, power = nearest_integer(x)
     f = x - n
     power_of_rest = f.polynomial((1.0, *EXP2_SINGLE)) if x.single else _exp_reduced(f * math.log(2))
