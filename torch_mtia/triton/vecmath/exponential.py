@@ -11,10 +11,10 @@ from torch_mtia.triton.vecmath.rare import rare
 # Exponential function -------------------------------------------------------------------------------------------------
 #
 # Note [Vanishing powers]
-# A product that is subnormal, or underflows, takes most processors ten times longer than another one (on Intel's a
+# A product that is subnormal, or underflows, takes most processors several times longer than another one (Intel's a
 # microcode assist of some 150 cycles). What a mask leaves out is mostly -inf, and would underflow in every lane. So
-# arguments are raised to the first one whose power of two has the factor 0.0, by which nothing underflows; AVX-512 masks
-# such lanes. Lanes whose result is a subnormal number do take that time: for exp of f32, those from -104.7 to -87.34.
+# arguments are raised to the first one whose power of two has the factor 0.0, by which nothing underflows; AVX-512
+# masks such lanes. Lanes whose result is a subnormal number do take that time: for exp of f32, from -104.7 to -87.34.
 
 LOG2E = 1.4426950408889634
 LN2_SINGLE = (float.fromhex("0x1.62e0000000000p-1"), float.fromhex("0x1.0bfbe8e7bcd5ep-15"))
