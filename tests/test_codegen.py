@@ -131,6 +131,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "capturable by assertion": (row(RELU, capturable=True), "`capturable` can only be False, and not True"),
     "a trait by denial": (row(RELU, takes_pivots=False), "`takes_pivots` can only be True, and not False"),
     "a trait of generated kernels": (row(RELU, rounds_numbers=True), "`rounds_numbers` belongs to `runs`"),
+    "float32 copies for a kernel that is not generated": (
+        row(RELU, in_float32=True),
+        "beside a kernel, `in_float32` belongs to `runs`",
+    ),
     "a row that says nothing": (f"- func: {RELU}\n", "aten::relu needs `dispatch:` with the key MTIA and no other"),
     "a trait of a kernel, and no kernel": (
         f"- func: {RELU}\n  takes_pivots: True\n",
@@ -212,6 +216,16 @@ def test_what_rows_say_of_operators_is_one_table(tmp_path: Path) -> None:
     registered = (tmp_path / "RegisterNoHostView.cpp").read_text()
     assert registered.count("m.impl(") == 1
     assert 'm.impl("fill_.Scalar", torch::CppFunction::makeFromBoxedFunction<&torch_mtia::fill>());' in registered
+
+
+def test_float32_copies_are_for_kernels_of_atens(tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay.yaml"
+    for runs, is_widened in (("cumsum_out", True), ("torch_mtia::cumsum_out", False)):
+        overlay.write_text(row(CUMSUM_OUT, "cumsum_out_mtia", runs=runs, in_float32=True))
+        generate(tmp_path, overlay)
+        kernels = "".join(path.read_text() for path in tmp_path.glob("CPUKernels_*.cpp"))
+        assert ("in_float32" in kernels) == is_widened
+        assert '{"aten::cumsum", {.in_float32 = true}}' in (tmp_path / "OperatorTraits.h").read_text()
 
 
 def test_a_row_without_a_kernel_registers_none(tmp_path: Path) -> None:
