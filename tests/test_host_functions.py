@@ -364,3 +364,51 @@ def test_a_function_drops_a_lazy_clone_while_another_thread_waits_for_memory_to_
         timeout=120,
     )
     assert finished.output() == ""
+
+
+@pytest.mark.parametrize("mode", ["", "TORCH_MTIA_DELAY", "TORCH_MTIA_LAUNCH_BLOCKING"])
+def test_a_replayed_function_that_waits_does_not_hold_back_a_parallel_branch(run_script: RunScript, mode: str) -> None:
+    script = """
+        import threading
+        import torch, torch_mtia
+        stream, side = torch.mtia.current_stream(), torch.mtia.Stream()
+        x, y = torch.zeros(1000, device="mtia"), torch.zeros(1000, device="mtia")
+        opened, seen = threading.Semaphore(0), []
+        graph = torch.mtia.MTIAGraph()
+        with torch.mtia.graph(graph, stream=stream):
+            side.wait_stream(stream)
+            torch_mtia.launch_host_function(side, opened.acquire)
+            with torch.mtia.stream(side):
+                y.add_(1)
+            torch_mtia.launch_host_function(side, lambda: seen.append("side"))
+            x.add_(1)
+            torch_mtia.launch_host_function(stream, lambda: seen.append("main"))
+            torch_mtia.launch_host_function(stream, opened.release)
+            stream.wait_stream(side)
+            y.add_(x)
+        for _ in range(3):
+            graph.replay()
+        torch.mtia.synchronize()
+        print(seen, x[0].item(), y[0].item())
+    """
+    finished = run_script(script, timeout=120, **({mode: "1"} if mode else {}))
+    assert finished.output().strip() == f"{['main', 'side'] * 3} 3.0 9.0"
+
+
+def test_a_function_cannot_replay_its_own_graph(run_script: RunScript) -> None:
+    script = """
+        import torch, torch_mtia
+        errors = []
+        graph = torch.mtia.MTIAGraph()
+        def again():
+            try:
+                graph.replay()
+            except RuntimeError as error:
+                errors.append(str(error))
+        with torch.mtia.graph(graph):
+            torch_mtia.launch_host_function(torch.mtia.current_stream(), again)
+        graph.replay()
+        torch.mtia.synchronize()
+        print(len(errors), "cannot launch the same graph in the stream that it runs in" in errors[0])
+    """
+    assert run_script(script, timeout=120).output().split() == ["1", "True"]

@@ -15,10 +15,10 @@ namespace torch_mtia::core {
 
 // What the driver wants to know about a work item beside the code.
 struct WorkInfo {
-  const char* name;   // operator name, valid while the work exists
-  uint64_t cost = 0;  // estimated nanoseconds on one thread
-  uint32_t flags = MTIA_WORK_MAY_RUN_INLINE | MTIA_WORK_CAPTURABLE;
-  int32_t num_threads = 1;  // threads that the launching thread would use
+  const char* name;                                                  // operator name, valid while the work exists
+  uint64_t cost = 0;                                                 // estimated nanoseconds on one thread
+  uint32_t flags = MTIA_WORK_MAY_RUN_INLINE | MTIA_WORK_CAPTURABLE;  // MTIA_WORK_*
+  int32_t num_threads = 1;                                           // threads that the launching thread would use
 };
 
 // Keeps an exception that escaped from work, until its stream synchronizes. `stream_tag` is the core::Stream.

@@ -34,7 +34,7 @@ class Watched {
 void launch_callback(const MTIAStream& stream, std::function<void()> function) {
   core::WorkInfo info{};
   info.name = "mtia::host_function";
-  info.flags = MTIA_WORK_CAPTURABLE;  // not on the caller, whoever that is
+  info.flags = MTIA_WORK_CAPTURABLE | MTIA_WORK_BLOCKS;  // not on the caller, whoever that is
   // Open until the last copy of the item dies. A graph's items live longer than they run: its replays open windows.
   std::shared_ptr<const MTIACachingAllocator::Window> window;
   std::shared_ptr<const Watched> watched;

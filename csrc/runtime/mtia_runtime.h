@@ -19,6 +19,7 @@
  * Growth: a driver and a caller that were built with different headers of one ABI version work together
  *   - Later headers append: functions to the table, each OPTIONAL with a capability bit of its own, and fields to the
  *     structs that have a `struct_size`, behind all of their bytes. Everything else stays as it is.
+ *   - Later headers add flags of work items too. A driver ignores flags that it does not know.
  *   - Each side knows a struct as its header has it, and `struct_size` says how much of it there is. What there is not
  *     counts as zero: a function is absent, a field is as if nobody had set it. What is beyond the header is left
  * alone.
@@ -143,6 +144,10 @@ typedef struct mtia_device_properties {
 #define MTIA_WORK_MAY_RUN_INLINE (1u << 0)
 /* The work may be recorded in a graph: it reads nothing that changes between replays but device memory. */
 #define MTIA_WORK_CAPTURABLE (1u << 1)
+/* The work may wait for other work, of any stream or process, or for a thread of the program. While it waits, a replay
+ * of a graph still runs every node that does not depend on it; see graph_launch. Not together with
+ * MTIA_WORK_MAY_RUN_INLINE. */
+#define MTIA_WORK_BLOCKS (1u << 2)
 
 /* What a work item is told about where it runs. */
 typedef struct mtia_work_context {
@@ -539,7 +544,9 @@ typedef struct mtia_runtime_api {
   mtia_status (*graph_destroy)(mtia_graph graph);
   mtia_status (*graph_instantiate)(mtia_graph graph, mtia_graph_exec* exec);
   /* Submits all nodes as one item of the stream. Launches of one graph exclude each other, in whichever streams they
-   * are. `parameters` may be null. */
+   * are. Nodes that no dependency orders run in any order; one with MTIA_WORK_BLOCKS that waits holds back only what
+   * depends on it. `parameters` may be null. MTIA_ERROR_INVALID_VALUE: called by a node of the same graph, with the
+   * stream that the node runs in. */
   mtia_status (*graph_launch)(mtia_graph_exec exec, mtia_stream stream, const mtia_graph_parameters* parameters);
   /* BLOCKS until every launch is done. */
   mtia_status (*graph_exec_destroy)(mtia_graph_exec exec);

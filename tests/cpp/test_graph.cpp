@@ -1,4 +1,5 @@
 // Graphs: what is recorded, in which order it runs, what is refused, and when things are freed.
+#include <algorithm>
 #include <atomic>
 #include <numeric>
 #include <set>
@@ -377,6 +378,220 @@ TEST(dependencies_hold_whatever_the_shape_of_the_graph) {
     finish(*streams[0]);
     CHECK(in_order);
     for (const auto& count : runs) CHECK_EQ(count.load(), 10);
+  }
+}
+
+constexpr core::WorkInfo kBlocks{.name = "blocks", .flags = MTIA_WORK_CAPTURABLE | MTIA_WORK_BLOCKS};
+
+TEST(work_that_blocks_does_not_hold_back_a_parallel_branch) {
+  core::Stream& stream = new_stream();
+  core::Stream& side = new_stream();
+  for (const core::WorkInfo& info : {kSmall, kLarge, kBlocks}) {
+    core::Graph graph;
+    std::atomic<int> opened{0};
+    std::atomic<int> passed{0};
+    std::vector<int> log;
+    capture(graph, stream, [&] {
+      append(stream, log, 0);
+      wait_for(side, stream);
+      side.launch(kBlocks, [&](const mtia_work_context&) {
+        while (opened <= passed) std::this_thread::yield();
+        ++passed;
+      });
+      append(side, log, 2);
+      stream.launch(info, [&](const mtia_work_context&) { ++opened; });
+      wait_for(stream, side);
+      append(stream, log, 3);
+    });
+    for (int launch = 0; launch < 20; ++launch) graph.launch(stream, nullptr);
+    finish(stream);
+    CHECK_EQ(passed.load(), 20);
+    CHECK_EQ(log.size(), 60U);
+    for (size_t i = 0; i < log.size(); i += 3) CHECK((log[i] == 0 && log[i + 1] == 2 && log[i + 2] == 3));
+  }
+}
+
+// Work of random graphs waits for nodes that were captured later and do not depend on it: some order of all nodes is
+// right, and it is not that of the capture.
+TEST(work_that_blocks_holds_back_only_what_depends_on_it) {
+  uint32_t random = 7;
+  const auto next = [&random](size_t bound) {
+    random = random * 1664525 + 1013904223;
+    return static_cast<size_t>(random >> 8) % bound;
+  };
+  constexpr size_t kNodes = 60;
+  constexpr size_t kStreams = 4;
+  for (int round = 0; round < 30; ++round) {
+    struct Step {
+      size_t stream = 0;
+      std::vector<size_t> after;  // besides the earlier ones of its stream
+      bool blocks = false;
+      std::vector<size_t> waits_for;
+    };
+    std::vector<Step> steps(kNodes);
+    std::vector<std::set<size_t>> dependencies(kNodes);
+    std::vector<size_t> last(kStreams, kNodes);
+    for (size_t node = 0; node < kNodes; ++node) {
+      Step& step = steps[node];
+      step.stream = node < kStreams ? node : next(kStreams);
+      step.blocks = next(3) == 0;
+      if (last[step.stream] != kNodes) dependencies[node].insert(last[step.stream]);
+      if (node != 0 && next(3) == 0) {
+        step.after.push_back(next(node));
+        dependencies[node].insert(step.after.back());
+      }
+      last[step.stream] = node;
+    }
+    std::vector<size_t> order;
+    std::vector<bool> is_done(kNodes, false);
+    while (order.size() < kNodes) {
+      std::vector<size_t> ready;
+      for (size_t node = 0; node < kNodes; ++node) {
+        if (!is_done[node] && std::all_of(dependencies[node].begin(), dependencies[node].end(),
+                                          [&](size_t dependency) { return is_done[dependency]; })) {
+          ready.push_back(node);
+        }
+      }
+      const size_t node = ready[next(ready.size())];
+      if (steps[node].blocks && !order.empty()) {
+        for (int i = 0; i < 4; ++i) steps[node].waits_for.push_back(order[next(order.size())]);
+      }
+      is_done[node] = true;
+      order.push_back(node);
+    }
+    std::vector<core::Stream*> streams;
+    for (size_t i = 0; i < kStreams; ++i) streams.push_back(&new_stream());
+    std::vector<std::atomic<int>> runs(kNodes);
+    core::Graph graph;
+    graph.begin_capture(*streams[0]);
+    for (size_t i = 1; i < kStreams; ++i) wait_for(*streams[i], *streams[0]);
+    std::vector<core::Event> done;
+    for (size_t node = 0; node < kNodes; ++node) {
+      const Step& step = steps[node];
+      core::Stream& stream = *streams[step.stream];
+      for (const size_t dependency : step.after) stream.wait(done[dependency]);
+      const core::WorkInfo& info = step.blocks ? kBlocks : node % 5 == 0 ? kLarge : kSmall;
+      stream.launch(info, [&runs, node, waits_for = step.waits_for](const mtia_work_context&) {
+        for (const size_t other : waits_for) {
+          while (runs[other] <= runs[node]) std::this_thread::yield();
+        }
+        ++runs[node];
+      });
+      done.emplace_back(false);
+      done.back().record(stream);
+    }
+    graph.end_capture();
+    graph.instantiate();
+    for (int launch = 0; launch < 5; ++launch) graph.launch(*streams[0], nullptr);
+    finish(*streams[0]);
+    for (const auto& count : runs) CHECK_EQ(count.load(), 5);
+  }
+}
+
+TEST(an_error_of_work_that_blocks_reaches_the_stream_of_the_launch) {
+  core::Stream& stream = new_stream();
+  core::Stream& side = new_stream();
+  core::Graph graph;
+  int after = 0;
+  capture(graph, stream, [&] {
+    wait_for(side, stream);
+    side.launch(kBlocks, [](const mtia_work_context&) { throw std::runtime_error("a host function failed"); });
+    stream.launch(kBlocks, [](const mtia_work_context&) {});
+    wait_for(stream, side);
+    stream.launch(kSmall, [&](const mtia_work_context&) { ++after; });
+  });
+  for (int i = 0; i < 2; ++i) {
+    graph.launch(stream, nullptr);
+    CHECK_EQ(CHECK_THROWS(std::runtime_error, finish(stream)), "a host function failed");
+  }
+  finish(side);
+  CHECK_EQ(after, 2);
+}
+
+TEST(a_node_cannot_launch_its_own_graph_in_its_stream) {
+  core::Stream& stream = new_stream();
+  core::Graph graph;
+  std::string message;
+  capture(graph, stream, [&] {
+    stream.launch(kLarge, [&](const mtia_work_context&) {
+      try {
+        graph.launch(stream, nullptr);
+      } catch (const runtime::DriverError& error) {
+        message = error.what();
+      }
+    });
+  });
+  graph.launch(stream, nullptr);
+  finish(stream);
+  CHECK_CONTAINS(message, "a node of a graph cannot launch the same graph in the stream that it runs in");
+}
+
+TEST(a_node_may_launch_its_own_graph_in_another_stream) {
+  core::Stream& stream = new_stream();
+  core::Stream& other = new_stream();
+  core::Graph graph;
+  std::atomic<int> count{0};
+  capture(graph, stream, [&] {
+    stream.launch(kSmall, [&](const mtia_work_context&) {
+      if (++count < 5) graph.launch(count % 2 == 0 ? stream : other, nullptr);
+    });
+  });
+  graph.launch(stream, nullptr);
+  while (count < 5) std::this_thread::yield();
+  finish(stream);
+  finish(other);
+  CHECK_EQ(count.load(), 5);
+}
+
+// Launching never waits, so a small graph is not run by the launching thread while it runs elsewhere.
+TEST(a_launch_does_not_wait_for_one_in_another_stream) {
+  core::Stream& stream = new_stream();
+  core::Stream& other = new_stream();
+  core::Graph graph;
+  Gate gate;
+  std::atomic<int> count{0};
+  capture(graph, stream, [&] {
+    stream.launch(kSmall, [&](const mtia_work_context&) {
+      if (++count == 1) gate.wait();
+    });
+  });
+  Gate before;
+  hold(stream, before);  // so the first launch runs on the stream's own thread
+  graph.launch(stream, nullptr);
+  before.open();
+  while (count == 0) std::this_thread::yield();
+  graph.launch(other, nullptr);
+  CHECK_EQ(count.load(), 1);
+  gate.open();
+  finish(stream);
+  finish(other);
+  CHECK_EQ(count.load(), 2);
+}
+
+TEST(of_threads_that_capture_one_stream_one_succeeds) {
+  core::Stream& stream = new_stream();
+  for (int round = 0; round < 200; ++round) {
+    std::atomic<int> waiting{0};
+    std::atomic<int> succeeded{0};
+    core::Graph graphs[2];
+    std::vector<std::thread> threads;
+    for (core::Graph& graph : graphs) {
+      threads.emplace_back([&] {
+        ++waiting;
+        while (waiting < 2) std::this_thread::yield();
+        try {
+          graph.begin_capture(stream);
+          ++succeeded;
+        } catch (const runtime::DriverError&) {
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK_EQ(succeeded.load(), 1);
+    for (core::Graph& graph : graphs) {
+      if (graph.is_capturing()) graph.end_capture();
+    }
+    CHECK(stream.query());
   }
 }
 

@@ -29,19 +29,20 @@ Capture::Capture(Stream& origin) : id_(next_id()), origin_(origin), tails_{{&ori
 void Capture::begin(Stream& origin) {
   std::shared_ptr<Capture> capture(new Capture(origin));
   const std::lock_guard lock(capture->mutex_);
-  if (origin.capture() != nullptr) {
+  if (origin.begin_capture(capture) != capture) {
     throw Failure(MTIA_ERROR_INVALID_VALUE, "stream_begin_capture: " + describe(origin) + " is being captured already");
   }
-  origin.set_capture(capture);
 }
 
 std::shared_ptr<Graph> Capture::end(Stream& origin) {
   const std::shared_ptr<Capture> capture = origin.capture();
-  if (capture == nullptr || &capture->origin_ != &origin) {
+  std::unique_lock<std::mutex> lock;
+  if (capture != nullptr) lock = std::unique_lock(capture->mutex_);
+  // It may have ended since the stream was asked.
+  if (capture == nullptr || &capture->origin_ != &origin || capture->graph_ == nullptr) {
     throw Failure(MTIA_ERROR_INVALID_VALUE, "stream_end_capture: no capture began with " + describe(origin));
   }
-  const std::lock_guard lock(capture->mutex_);
-  for (const auto& [stream, tail] : capture->tails_) stream->set_capture(nullptr);
+  for (const auto& [stream, tail] : capture->tails_) stream->end_capture();
   capture->tails_.clear();
   capture->graph_->seal();
   return std::exchange(capture->graph_, nullptr);
@@ -74,13 +75,13 @@ void Capture::join(Stream& stream, const Tail& tail) {
     throw Failure(MTIA_ERROR_INVALID_VALUE,
                   "stream_wait_event: the event was last recorded in a capture that has ended; record it again");
   }
-  const std::shared_ptr<Capture> other = stream.capture();
-  if (other != nullptr && other.get() != this) {
+  const bool is_new = tails_.try_emplace(&stream).second;
+  if (stream.begin_capture(shared_from_this()).get() != this) {
+    if (is_new) tails_.erase(&stream);
     throw Failure(MTIA_ERROR_INVALID_VALUE,
                   "stream_wait_event: " + describe(stream) + " and the event are parts of different captures");
   }
   Tail& own = tails_[&stream];
-  if (other == nullptr) stream.set_capture(shared_from_this());
   Tail both;
   std::set_union(own.begin(), own.end(), tail.begin(), tail.end(), std::back_inserter(both));
   // A node of the stream itself comes after all earlier ones, so one of them is enough.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace torch_mtia::runtime::host {
 
@@ -13,6 +14,12 @@ inline constexpr uint64_t kThreadCostNs = 10000;
 // its stream is idle, and a chain of a graph's nodes stays on the thread that replays it. Where other programs compete
 // for the cores, a parallel loop takes milliseconds, however short: the threads of its team wait for each other.
 inline constexpr uint64_t kInlineCostNs = 2 * kThreadCostNs;
+
+// What is beyond the greatest number is that.
+constexpr uint64_t add_costs(uint64_t a, uint64_t b) noexcept {
+  constexpr uint64_t kGreatest = std::numeric_limits<uint64_t>::max();
+  return a > kGreatest - b ? kGreatest : a + b;
+}
 
 // What running a node of a graph takes beside its work.
 inline constexpr uint64_t kNodeCostNs = 200;

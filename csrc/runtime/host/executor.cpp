@@ -1,12 +1,10 @@
 #include "executor.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <chrono>
-#include <thread>
 #include <utility>
+
+#include "thread.h"
 
 namespace torch_mtia::runtime::host {
 namespace {
@@ -14,27 +12,6 @@ namespace {
 // Starting the threads again is dear: the kernel puts new ones on the core of their parent, and may take milliseconds
 // to spread them. So the time is long against the pauses between the steps of a computation.
 constexpr std::chrono::milliseconds kIdleDelay(100);
-
-// Blocks the calling thread's signals for a scope; a thread started in it inherits that. Signals sent to the process
-// then always reach a thread of the application. Those that the code itself raises stay, for the sake of crash
-// handlers.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t blocked;
-    sigfillset(&blocked);
-    for (const int raised_by_code : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS}) {
-      sigdelset(&blocked, raised_by_code);
-    }
-    pthread_sigmask(SIG_SETMASK, &blocked, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 
@@ -106,10 +83,7 @@ void Executor::hand_over() noexcept {
 }
 
 void Executor::start_thread() {
-  const BlockedSignals blocked;
-  std::thread thread([this] { run_queue(); });
-  pthread_setname_np(thread.native_handle(), thread_name_.c_str());
-  thread.detach();  // see Note [Threads that are never joined]
+  host::start_thread(thread_name_, [this] { run_queue(); });  // see Note [Threads that are never joined]
   started_ = true;
 }
 

@@ -2,10 +2,9 @@
 //
 // Note [Replay]
 // A launch of a graph is one work item of its stream. At instantiation the nodes are cut into chains: runs of nodes in
-// which each depends on just the one before it. Where no two chains that are worth a thread can run at the same time
-// (a capture of one stream is a single chain), all nodes run back to back on the thread that runs the item, in the
-// order of capture. Otherwise that thread and the executors of some streams of the graph's own take chains as they
-// become ready; a thread that has none to run sleeps.
+// which each depends on just the one before it. Usually all nodes run back to back on the thread that runs the item, in
+// the order of capture. Chains run in parallel (replay.h) where two that are worth a thread can run at the same time,
+// or where a chain does not depend on work that may block.
 //
 // The argument blocks of the nodes are shared by everything instantiated from the graph, and some change when they run.
 // So launches exclude each other.
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "../mtia_runtime.h"
+#include "cost.h"
 #include "stream.h"
 
 namespace torch_mtia::runtime::host {
@@ -61,6 +61,10 @@ class Graph {
     return {dependencies_.data() + node.first_dependency, node.num_dependencies};
   }
 
+  // Runs a node as part of a launch in `stream`. `trace_ids`: the tracer's, of all nodes; empty: nobody traces.
+  void run_node(uint32_t index, Stream& stream, int32_t num_threads,
+                std::span<const uint64_t> trace_ids) const noexcept;
+
   // Held by a launch while it runs.
   std::mutex& turn() { return turn_; }
 
@@ -71,13 +75,11 @@ class Graph {
   std::mutex turn_;
 };
 
-// A run of nodes in which each depends on just the one before it.
-struct Chain {
-  std::vector<uint32_t> nodes;
-  std::vector<uint32_t> successors;  // chains
-  uint32_t num_predecessors = 0;     // chains
-  uint64_t cost = 0;
-};
+inline uint64_t cost_of(const Graph::Node& node) noexcept {
+  return add_costs(node.work.cost, kNodeCostNs);
+}
+
+class ParallelReplay;
 
 // See Note [Replay]. Shared by the handle and the launches under way.
 class GraphExec : public std::enable_shared_from_this<GraphExec> {
@@ -87,21 +89,17 @@ class GraphExec : public std::enable_shared_from_this<GraphExec> {
   GraphExec(const GraphExec&) = delete;
   GraphExec& operator=(const GraphExec&) = delete;
 
-  // Returns as Stream::launch does.
+  // Returns as Stream::launch does. Throws Failure: INVALID_VALUE inside a node of the graph that runs in the stream.
   mtia_status launch(Stream& stream, const mtia_graph_parameters* parameters);
 
   // Blocks until all launches are done, but for one that the calling thread is inside of.
   void wait_for_launches();
 
  private:
-  class Replay;
-
-  void make_chains();
-  void choose_helpers();
+  std::vector<uint64_t> announce(const Stream& stream) const;
 
   const std::shared_ptr<Graph> graph_;
-  std::vector<Chain> chains_;
-  std::vector<Stream*> helpers_;  // of the graph's own; none: all nodes run on one thread
+  std::shared_ptr<ParallelReplay> parallel_;  // null: all nodes run on one thread, in the order of capture
   uint64_t cost_ = 0;
   int32_t num_threads_ = 1;
   bool may_run_inline_ = true;

@@ -63,20 +63,28 @@ mtia_status Stream::launch_graph(const mtia_work& work) {
   return waits_for_launches() ? launch_blocking(work, /*of_nodes=*/true) : launch_untraced(work);
 }
 
+bool Stream::run_if_idle(const mtia_work& work) {
+  return !is_captured() && !waits_for_launches() && try_run(work);
+}
+
 // Work that runs never waits: the other stream may wait for its own.
 bool Stream::waits_for_launches() noexcept {
   return (process_state.load(std::memory_order_relaxed) & kLaunchBlocking) != 0 && innermost_frame == nullptr;
 }
 
+inline bool Stream::try_run(const mtia_work& work) noexcept {
+  if (!executor_.try_enter()) return false;
+  const auto failure = run(work, 1);
+  if (failure) [[unlikely]]
+    keep(*failure);
+  executor_.leave();
+  return true;
+}
+
 inline mtia_status Stream::launch_untraced(const mtia_work& work) {
   const bool blocking = waits_for_launches();
-  if (is_small(work) && !blocking && executor_.try_enter()) [[likely]] {
-    const auto failure = run(work, 1);
-    if (failure) [[unlikely]]
-      keep(*failure);
-    executor_.leave();
+  if (is_small(work) && !blocking && try_run(work)) [[likely]]
     return MTIA_SUCCESS;
-  }
   if (const Frame* frame = frame_on_this_thread()) return launch_nested(work, *frame);
   if (blocking) return launch_blocking(work, /*of_nodes=*/false);
   executor_.push(work);
@@ -125,9 +133,11 @@ mtia_status Stream::launch_nested(const mtia_work& work, const Frame& frame) {
 }
 
 template <typename Run>
-inline std::optional<WorkFailure> Stream::run_in_frame(const mtia_work& work, int32_t num_threads, Run&& run) noexcept {
+inline std::optional<WorkFailure> Stream::run_in_frame(const mtia_work& work, const Graph* graph, int32_t num_threads,
+                                                       Run&& run) noexcept {
   Frame frame;
   frame.stream = this;
+  frame.graph = graph;
   frame.num_threads = num_threads;
   frame.outer = innermost_frame;
   frame.explanation[0] = '\0';
@@ -141,12 +151,13 @@ inline std::optional<WorkFailure> Stream::run_in_frame(const mtia_work& work, in
 
 std::optional<WorkFailure> Stream::run(const mtia_work& work, int32_t num_threads) noexcept {
   const mtia_work_context context{device_.index(), num_threads, tag_};
-  return run_in_frame(work, num_threads, [&] { return work.run(work.args, &context); });
+  return run_in_frame(work, /*graph=*/nullptr, num_threads, [&] { return work.run(work.args, &context); });
 }
 
-void Stream::run_node(const mtia_work& work, int32_t device, int32_t num_threads, uint64_t trace_id) noexcept {
+void Stream::run_node(const mtia_work& work, const Graph& graph, int32_t device, int32_t num_threads,
+                      uint64_t trace_id) noexcept {
   const mtia_work_context context{device, num_threads, tag_};
-  const auto failure = run_in_frame(work, num_threads, [&] {
+  const auto failure = run_in_frame(work, &graph, num_threads, [&] {
     return trace_id == 0 ? work.run(work.args, &context) : run_traced(work, context, trace_id);
   });
   if (failure) [[unlikely]]
@@ -159,10 +170,23 @@ std::shared_ptr<Capture> Stream::capture() const {
   return capture_;
 }
 
-void Stream::set_capture(std::shared_ptr<Capture> capture) {
+std::shared_ptr<Capture> Stream::begin_capture(std::shared_ptr<Capture> capture) {
   const std::lock_guard lock(capture_mutex_);
-  capture_ = std::move(capture);
-  is_captured_.store(capture_ != nullptr, std::memory_order_release);
+  if (capture_ == nullptr) capture_ = std::move(capture);
+  is_captured_.store(true, std::memory_order_release);
+  return capture_;
+}
+
+void Stream::end_capture() {
+  const std::lock_guard lock(capture_mutex_);
+  capture_ = nullptr;
+  is_captured_.store(false, std::memory_order_release);
+}
+
+bool Stream::is_inside(const Graph& graph) noexcept {
+  const Frame* frame = innermost_frame;
+  while (frame != nullptr && frame->graph != &graph) frame = frame->outer;
+  return frame != nullptr;
 }
 
 WorkFailure Stream::describe_failure(const mtia_work& work, mtia_status status) const noexcept {

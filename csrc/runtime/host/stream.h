@@ -19,10 +19,12 @@ namespace torch_mtia::runtime::host {
 
 class Capture;
 class Device;
+class Graph;
 
 // See kInlineCostNs.
 inline bool is_small(const mtia_work& work) noexcept {
-  return (work.flags & MTIA_WORK_MAY_RUN_INLINE) != 0 && work.cost <= kInlineCostNs;
+  return (work.flags & (MTIA_WORK_MAY_RUN_INLINE | MTIA_WORK_BLOCKS)) == MTIA_WORK_MAY_RUN_INLINE &&
+         work.cost <= kInlineCostNs;
 }
 // Small work gets one thread wherever it runs. Otherwise the last bits of a sum would depend on whether the stream was
 // idle when it was launched, and a replay would differ from what it repeats.
@@ -45,19 +47,26 @@ class Stream {
   // MTIA_SUCCESS; with launch blocking, returns when the item is done, and MTIA_ERROR_LAUNCH_FAILED if it failed.
   // Throws when the item cannot be queued.
   mtia_status launch(const mtia_work& work);
-  // The same for an item that reports to the tracer itself. Throws too if the stream is captured.
+  // The same for the launch of a graph, which reports to the tracer itself. Throws too if the stream is captured.
   mtia_status launch_graph(const mtia_work& work);
+  // Runs a small item on the calling thread; false: the stream is not idle, and nothing happened. Likewise untraced.
+  bool run_if_idle(const mtia_work& work);
 
   // Queues the item whatever its size and returns, also with launch blocking and in a capture.
   void enqueue(const mtia_work& work);
   void enqueue_untraced(const mtia_work& work) { executor_.push(work); }
 
   // Runs a node of a graph that was launched in this stream, on any thread. `trace_id`: 0, or the tracer's.
-  void run_node(const mtia_work& work, int32_t device, int32_t num_threads, uint64_t trace_id) noexcept;
+  void run_node(const mtia_work& work, const Graph& graph, int32_t device, int32_t num_threads,
+                uint64_t trace_id) noexcept;
+  // The calling thread is inside a node of the graph, directly or through other items.
+  static bool is_inside(const Graph& graph) noexcept;
 
   // What the stream is recorded in; null: it is not captured.
   std::shared_ptr<Capture> capture() const;
-  void set_capture(std::shared_ptr<Capture> capture);
+  // Returns the capture that the stream is part of now: the one given, or another one that was first.
+  std::shared_ptr<Capture> begin_capture(std::shared_ptr<Capture> capture);
+  void end_capture();
   bool is_captured() const noexcept { return is_captured_.load(std::memory_order_acquire); }
 
   bool is_idle() const noexcept { return executor_.is_idle(); }
@@ -93,12 +102,14 @@ class Stream {
   // The items that the thread is inside of, innermost first.
   struct Frame {
     const Stream* stream;
+    const Graph* graph;   // that the item is a node of; null: of none
     int32_t num_threads;  // granted
     Frame* outer;
     WorkFailure explanation;  // empty: there is none
   };
 
   mtia_status launch_untraced(const mtia_work& work);
+  bool try_run(const mtia_work& work) noexcept;
   static bool waits_for_launches() noexcept;
   // `of_nodes`: the work runs nodes of a graph, which leave their failures with the stream.
   mtia_status launch_blocking(const mtia_work& work, bool of_nodes);
@@ -106,7 +117,8 @@ class Stream {
   // What is returned is empty if all went well.
   std::optional<WorkFailure> run(const mtia_work& work, int32_t num_threads) noexcept;
   template <typename Run>
-  std::optional<WorkFailure> run_in_frame(const mtia_work& work, int32_t num_threads, Run&& run) noexcept;
+  std::optional<WorkFailure> run_in_frame(const mtia_work& work, const Graph* graph, int32_t num_threads,
+                                          Run&& run) noexcept;
   void run_on_executor(const mtia_work& work) noexcept;
   WorkFailure describe_failure(const mtia_work& work, mtia_status status) const noexcept;
   void keep(const WorkFailure& failure) noexcept;
