@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import threading
@@ -17,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch_mtia.inductor.graphs import Model, Traits, forget_recordings, graphify
 
 if TYPE_CHECKING:
-    pass
+    from tests.conftest import RunScript
 
 Function = Callable[..., torch.Tensor]
 reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined] # of generated code
@@ -555,3 +556,43 @@ def test_a_first_call_that_raises_warms_nothing_up() -> None:
         assert function([])[0].tolist() == [1, 1]
     assert captured == [False, False, True]
     assert skipped() == 0
+
+
+def test_memory_that_ran_out_once_does_not_refuse_graphs_for_ever(run_script: RunScript) -> None:
+    script = """
+        import torch
+        from torch._dynamo.utils import counters
+        x = torch.ones(1 << 20, device="mtia")
+        function = torch.compile(lambda x: x.sin() + 1, mode="reduce-overhead")
+        expected = function(x).cpu()
+        hog = []
+        try:
+            while True:
+                hog.append(torch.empty(1 << 18, device="mtia"))
+        except torch.OutOfMemoryError:
+            pass
+        try:
+            function(x)
+            print("there was memory")
+        except torch.OutOfMemoryError:
+            pass
+        del hog
+        torch.accelerator.empty_cache()
+        for _ in range(3):
+            assert function(x).cpu().equal(expected)
+        print(counters["inductor"]["mtia_graphs_recorded"], counters["inductor"]["cudagraph_skips"])
+    """
+    assert run_script(script, TORCH_MTIA_MEMORY="64M").output().split() == ["1", "1"]
+
+
+def test_a_refusal_that_a_function_swallows_is_one(device: torch.device) -> None:
+    def model(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        with contextlib.suppress(RuntimeError):
+            inputs[0].sum().item()
+        return [inputs[0] + 1]
+
+    function = graphify(model, Traits(frozenset(), frozenset()))
+    for value in range(4):
+        (result,) = function([torch.full((3,), float(value), device=device)])
+        assert result.tolist() == [value + 1.0] * 3
+    assert (recorded(), skipped()) == (0, 1)

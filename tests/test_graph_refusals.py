@@ -5,11 +5,19 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 
 from tests.capturing import capture, is_capturing
+
+
+def recorded_event() -> torch.Event:
+    event = torch.Event("mtia", enable_timing=True)
+    event.record()
+    return event
+
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
     "item": (lambda x: x.sum().item(), "aten::_local_scalar_dense.*Keep it on the device"),
@@ -26,6 +34,13 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
     "accelerator synchronize": (lambda _: torch.accelerator.synchronize(), r"synchronize\(\)"),
     "stream synchronize": (lambda _: torch.mtia.current_stream().synchronize(), r"Stream.synchronize\(\)"),
     "stream query": (lambda _: torch.mtia.current_stream().query(), r"Stream.query\(\)"),
+    "event query": (lambda _: recorded_event().query(), "event_query.*a point in that graph"),
+    "event synchronize": (lambda _: recorded_event().synchronize(), "event_query.*a point in that graph"),
+    "elapsed_time": (lambda _: recorded_event().elapsed_time(recorded_event()), "event_elapsed_time"),
+    "get_rng_state": (lambda _: torch.mtia.get_rng_state(), "neither read nor set"),
+    "manual_seed": (lambda _: torch.mtia.manual_seed(1), "neither read nor set"),
+    "a generator's state": (lambda _: torch.Generator("mtia").manual_seed(1), "neither read nor set"),
+    "another capture": (lambda _: torch.mtia.MTIAGraph().capture_begin((0, 0)), "captured in another graph already"),
     "empty_cache": (lambda _: torch.accelerator.empty_cache(), r"empty_cache\(\)"),
     "nonzero": (lambda x: x.nonzero(), "aten::nonzero cannot be captured.*falls back to the CPU"),
     "masked_select": (lambda x: x[x > 0], "aten::nonzero|aten::masked_select|aten::index"),
@@ -58,7 +73,7 @@ def test_the_call_raises_and_names_itself(name: str) -> None:
     graph = broken(call, x, message)
     assert torch.mtia.current_stream() == stream
     assert not is_capturing()
-    with pytest.raises(RuntimeError, match=f"lacks what its capture refused.*({message})"):
+    with pytest.raises(RuntimeError, match=f"the graph is incomplete.*({message})"):
         graph.replay()
     del graph
     gc.collect()
@@ -76,7 +91,7 @@ def test_a_refusal_that_is_caught_still_spoils_the_graph() -> None:
         with pytest.raises(RuntimeError, match="cannot be captured"):
             x.sum().item()
         x.add_(1)
-    with pytest.raises(RuntimeError, match="lacks what its capture refused: aten::_local_scalar_dense"):
+    with pytest.raises(RuntimeError, match="the graph is incomplete: aten::_local_scalar_dense"):
         graph.replay()
     graph.reset()
     with torch.mtia.graph(graph):
@@ -127,6 +142,115 @@ def test_an_exception_at_any_point_leaves_the_context_as_it_came(operations: int
         with torch.mtia.stream(one):
             assert not is_capturing()
             assert (torch.ones(2, device="mtia") + 1).sum().item() == 4
+
+
+def fails_with(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+LEFT_BY: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "an exception of the program": (fails_with(KeyError("key")), KeyError, "KeyError: 'key'"),
+    "a wrong argument": (lambda: torch.ones(2, device="mtia") + torch.ones(3, device="mtia"), RuntimeError, "RuntimeError: The size"),
+    "memory that is used up": (
+        lambda: torch.empty(1 << 50, dtype=torch.uint8, device="mtia"),
+        torch.OutOfMemoryError,
+        "OutOfMemoryError: .*Tried to allocate",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_BY)
+@pytest.mark.parametrize("accelerator", [False, True])
+def test_a_capture_that_an_exception_left_is_not_replayed(case: str, accelerator: bool) -> None:
+    call, error, message = LEFT_BY[case]
+    x = torch.zeros(4, device="mtia")
+    graph: Any = torch.accelerator.Graph() if accelerator else torch.mtia.MTIAGraph()
+    with pytest.raises(error), graph if accelerator else torch.mtia.graph(graph):  # noqa: PT012 - as programs write it
+        x.add_(1)
+        call()
+    with pytest.raises(RuntimeError, match=f"incomplete: an exception ended the capture before its time: {message}"):
+        graph.replay()
+    assert x.tolist() == [0] * 4
+
+
+def test_an_exception_that_is_handled_in_a_capture_does_not_spoil_the_graph() -> None:
+    x = torch.zeros(4, device="mtia")
+    graph = torch.mtia.MTIAGraph()
+    try:
+        raise KeyError
+    except KeyError:  # a capture in a handler is as good as any
+        with torch.mtia.graph(graph):
+            x.add_(1)
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.empty(1 << 50, dtype=torch.uint8, device="mtia")
+            x.add_(1)
+    graph.replay()
+    assert x.tolist() == [2] * 4
+
+
+def test_memory_that_lazy_clones_share_is_not_captured() -> None:
+    for use in (lambda x: x.add_(1), lambda x: x + 1, lambda x: x[2:].clone()):
+        x = torch.full((1000,), 5.0, device="mtia")
+        clone = torch._lazy_clone(x)
+        for tensor in (x, clone):
+            graph = torch.mtia.MTIAGraph()
+            with pytest.raises(RuntimeError, match="memory that lazily cloned tensors share"), torch.mtia.graph(graph):
+                use(tensor)
+            with pytest.raises(RuntimeError, match="the graph is incomplete"):
+                graph.replay()
+            assert x.eq(5).all().item()
+            assert clone.eq(5).all().item()
+
+
+def test_memory_that_lazy_clones_no_longer_share_is_captured() -> None:
+    x = torch.full((1000,), 5.0, device="mtia")
+    clone = torch._lazy_clone(x)
+    clone.add_(1)
+    y = torch.full((1000,), 5.0, device="mtia")
+    torch._lazy_clone(y)  # dies at once
+    graph, results = capture(lambda: (x + clone, y + 1))
+    graph.replay()
+    assert [result[0].item() for result in results] == [11, 6]
+    x.fill_(1)
+    y.fill_(2)
+    graph.replay()
+    assert [result[0].item() for result in results] == [7, 3]
+
+
+@pytest.mark.parametrize("write", ["x", "clone"])
+def test_a_lazy_clone_of_what_a_graph_reads_is_a_clone(write: str) -> None:
+    x = torch.full((1000,), 1.0, device="mtia")
+    graph, y = capture(lambda: x + 1)
+    clone = torch._lazy_clone(x)
+    (x if write == "x" else clone).fill_(5)
+    graph.replay()
+    assert y[0].item() == (6 if write == "x" else 2)
+    assert (x[0].item(), clone[0].item()) == ((5, 1) if write == "x" else (1, 5))
+    del graph, y
+    gc.collect()
+
+
+def test_lazy_clones_in_a_capture_are_clones() -> None:
+    x = torch.zeros(6, 4, device="mtia")
+
+    def steps() -> tuple[torch.Tensor, torch.Tensor]:
+        before = torch._lazy_clone(x.t()[1:])
+        x.add_(1)
+        after = torch._lazy_clone(x)
+        after.mul_(2)
+        return before, after
+
+    graph, (before, after) = capture(steps)
+    for count in range(3):
+        graph.replay()
+        assert before.shape == (3, 6)
+        assert before.stride() == x.t()[1:].stride()
+        assert before.eq(count).all().item()
+        assert after.eq(2 * (count + 1)).all().item()
+        assert x.eq(count + 1).all().item()
 
 
 def test_a_capture_does_not_wait_for_streams_outside_it() -> None:

@@ -412,3 +412,49 @@ def test_a_function_cannot_replay_its_own_graph(run_script: RunScript) -> None:
         print(len(errors), "cannot launch the same graph in the stream that it runs in" in errors[0])
     """
     assert run_script(script, timeout=120).output().split() == ["1", "True"]
+
+
+@pytest.mark.parametrize("death", ["del", "collected"])
+@pytest.mark.parametrize("kind", ["mtia", "accelerator"])
+def test_a_graph_may_die_in_a_function_that_its_replay_waits_for(run_script: RunScript, death: str, kind: str) -> None:
+    script = f"""
+        import gc, threading
+        import torch, torch_mtia
+        one, other = torch.Stream("mtia"), torch.Stream("mtia")
+        x = torch.zeros(1000, device="mtia")
+        torch.mtia.synchronize()
+        with one:
+            graph = torch.accelerator.Graph() if "{kind}" == "accelerator" else torch.mtia.MTIAGraph()
+            with graph if "{kind}" == "accelerator" else torch.mtia.graph(graph, stream=one):
+                x.add_(1)
+                y = x * 2
+        gc.disable()
+        box = [graph]
+        del graph
+        started, go = threading.Event(), threading.Event()
+        def function():
+            started.set()
+            go.wait()
+            if "{death}" == "del":
+                box.clear()
+            else:
+                gc.collect()
+        torch_mtia.launch_host_function(other, function)
+        started.wait()
+        one.wait_stream(other)
+        with one:
+            box[0].replay()
+        if "{death}" == "collected":
+            cycle = [box.pop()]
+            cycle.append(cycle)
+            del cycle
+        go.set()
+        torch.mtia.synchronize()
+        print(x[0].item(), y[0].item())
+        del y
+        torch.mtia.empty_cache()
+        x = x.cpu()
+        torch.mtia.empty_cache()
+        print(torch.accelerator.memory_reserved())
+    """
+    assert run_script(script, timeout=120).output().split() == ["1.0", "2.0", "0"]

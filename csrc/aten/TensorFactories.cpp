@@ -5,6 +5,7 @@
 #include <ATen/native/TensorFactories.h>
 #include <ATen/native/mtia/EmptyTensor.h>
 #include <ATen/ops/_lazy_clone_native.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/COW.h>
 
@@ -107,7 +108,27 @@ Tensor _efficientzerotensor_mtia(IntArrayRef size, std::optional<ScalarType> dty
   return tensor;
 }
 
+namespace {
+
+// What a lazy clone is once it owns its memory. See Note [Lazy clones and graphs] in MTIACachingAllocator.cpp.
+Tensor clone_of_storage(const Tensor& self) {
+  const c10::DeviceGuard guard(self.device());
+  auto& allocator = torch_mtia::MTIACachingAllocator::get();
+  const c10::Storage& storage = self.storage();
+  auto copy = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
+                                                    allocator.clone(storage.data(), storage.nbytes()), &allocator,
+                                                    storage.resizable());
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(copy)), self.key_set(), self.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(self.sizes(), self.strides(), self.storage_offset());
+  return tensor;
+}
+
+}  // namespace
+
 Tensor _lazy_clone_mtia(const Tensor& self) {
+  if (torch_mtia::MTIACachingAllocator::may_be_of_graph(*self.storage().unsafeGetStorageImpl())) {
+    return clone_of_storage(self);
+  }
   torch_mtia::MTIACachingAllocator::prepare_lazy_clone(*self.storage().unsafeGetStorageImpl());
   const auto is_owned_otherwise = [](const c10::StorageImpl& storage) {  // as memory of a graph is
     namespace cow = c10::impl::cow;

@@ -66,6 +66,7 @@ struct Block {
   TraceContext context;                // of the allocation, while history is recorded
   TraceContext segment_context;        // in the first block of a segment: of the segment
   uint64_t free_since = 0;             // in the order of frees, for garbage collection
+  uint64_t captures_before = 0;        // that had ended when the block was handed out
 
   bool is_whole_segment() const { return before == nullptr && behind == nullptr; }
   // Of mapped blocks: with the ordinary segment, or with a mapped part of an expandable one.

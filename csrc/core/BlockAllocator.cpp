@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "AllocatorState.h"
+#include "Graph.h"
 #include "HostCache.h"
 #include "Observer.h"
 
@@ -38,6 +39,9 @@ size_t block_requested_size(const Block* block) {
 Stream* block_stream(const Block* block) {
   return block->stream;
 }
+uint64_t block_captures_before(const Block* block) {
+  return block->captures_before;
+}
 
 BlockAllocator::BlockAllocator(int32_t device, OptionsSource options)
     : state_(std::make_unique<State>(device, options).release()) {
@@ -51,6 +55,7 @@ BlockAllocator* BlockAllocator::create(int32_t device, OptionsSource options) {
 
 Block* BlockAllocator::allocate(size_t size, Stream* stream) {
   Block* block = state_->allocate_quickly(size, stream);
+  block->captures_before = Graph::num_ended();
   if (Observer* told = current_observer()) [[unlikely]]
     told->allocated(block->address, block->size, block->pool->id != PoolId{});
   return block;

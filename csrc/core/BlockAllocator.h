@@ -56,6 +56,7 @@ mtia_device_ptr block_address(const Block* block);
 size_t block_size(const Block* block);            // rounded bytes
 size_t block_requested_size(const Block* block);  // bytes asked for
 Stream* block_stream(const Block* block);
+uint64_t block_captures_before(const Block* block);  // captures that had ended when it was handed out
 
 // One figure of the statistics, in the sense of c10::CachingAllocator::Stat.
 struct Stat {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "BlockingWait.h"
+#include "Graph.h"
 #include "Observer.h"
 #include "Stream.h"
 
@@ -27,10 +28,12 @@ Event::~Event() {
   runtime::driver().event_destroy(handle_);
 }
 
-Event::Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+Event::Event(Event&& other) noexcept
+    : handle_(std::exchange(other.handle_, nullptr)), capture_id_(other.capture_id_.load()) {}
 
 Event& Event::operator=(Event&& other) noexcept {
   std::swap(handle_, other.handle_);
+  capture_id_ = other.capture_id_.exchange(capture_id_);
   return *this;
 }
 
@@ -38,11 +41,23 @@ void Event::record(Stream& stream) {
   if (Observer* told = current_observer()) [[unlikely]]
     told->records(*this, stream);
   runtime::call(&mtia_runtime_api::event_record, handle_, stream.handle());
+  const Graph* graph = stream.graph();
+  capture_id_ = graph != nullptr ? graph->capture_id() : 0;
+}
+
+template <typename Function>
+void Event::check(mtia_status status, Function function, const Event& end) const {
+  if (status == MTIA_SUCCESS) return;
+  const auto error = runtime::last_error(status, function);
+  if (status == MTIA_ERROR_NOT_SUPPORTED) {
+    for (const Event* event : {this, &end}) Graph::invalidate_capture(event->capture_id_, error.what());
+  }
+  throw error;
 }
 
 bool Event::query() const {
   const mtia_status status = runtime::driver().event_query(handle_);
-  if (status != MTIA_ERROR_NOT_READY) runtime::check(status, &mtia_runtime_api::event_query);
+  if (status != MTIA_ERROR_NOT_READY) check(status, &mtia_runtime_api::event_query, *this);
   if (status == MTIA_SUCCESS) tell_wait(*this);
   return status == MTIA_SUCCESS;
 }
@@ -56,7 +71,8 @@ void Event::synchronize() const {
 
 double Event::elapsed_time(const Event& end) const {
   double milliseconds = 0;
-  runtime::call(&mtia_runtime_api::event_elapsed_time, handle_, end.handle(), &milliseconds);
+  const mtia_status status = runtime::driver().event_elapsed_time(handle_, end.handle(), &milliseconds);
+  check(status, &mtia_runtime_api::event_elapsed_time, end);
   return milliseconds;
 }
 

@@ -1,6 +1,9 @@
 // An event of the driver, owned. No PyTorch.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+
 #include "../runtime/loader.h"
 
 namespace torch_mtia::core {
@@ -16,13 +19,19 @@ class Event {
 
   mtia_event handle() const { return handle_; }
   void record(Stream& stream);  // replaces what the event stands for
-  bool query() const;           // true: complete, or never recorded
-  void synchronize() const;     // blocks
+  // These three refuse an event that was last recorded in a capture: a capture under way becomes invalid.
+  bool query() const;        // true: complete, or never recorded
+  void synchronize() const;  // blocks
   // Milliseconds. Throws runtime::DriverError: NOT_READY or INVALID_VALUE, as the driver defines them.
   double elapsed_time(const Event& end) const;
 
  private:
+  // Throws unless all is well. `end`: the event of which the function was asked, too.
+  template <typename Function>
+  void check(mtia_status status, Function function, const Event& end) const;
+
   mtia_event handle_ = nullptr;
+  std::atomic<uint64_t> capture_id_{0};  // in which it was last recorded; 0: in none
 };
 
 }  // namespace torch_mtia::core

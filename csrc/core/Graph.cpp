@@ -8,6 +8,7 @@
 #include "BlockingWait.h"
 #include "DriverInfo.h"
 #include "Observer.h"
+#include "RunningWork.h"
 #include "Stream.h"
 
 namespace torch_mtia::core {
@@ -26,6 +27,9 @@ Captures& captures() {
 
 }  // namespace
 
+constinit std::atomic<uint64_t> Graph::ended{0};
+constinit std::atomic<Graph::Executable*> Graph::late{nullptr};
+
 Graph::~Graph() {
   destroy();
   if (Observer* told = current_observer()) [[unlikely]]
@@ -41,6 +45,7 @@ bool Graph::any_capture() {
 }
 
 void Graph::begin_capture(Stream& stream) {
+  destroy_late();
   if (Observer* told = current_observer()) [[unlikely]]
     told->captures(*this);
   runtime::call(&mtia_runtime_api::stream_begin_capture, stream.handle());
@@ -89,19 +94,24 @@ void Graph::end_capture() {
   Captures& all = captures();
   {
     const std::lock_guard lock(all.mutex);
+    ++ended;
     std::erase(all.graphs, this);
     all.count = all.graphs.size();
   }
+  struct Leave {  // whatever fails
+    Graph& graph;
+    ~Leave() {
+      std::vector<Stream*> streams;
+      {
+        const std::lock_guard lock(graph.mutex_);
+        streams.swap(graph.streams_);
+        for (Stream* stream : streams) stream->set_graph(nullptr);
+      }
+      for (Stream* stream : streams) graph.stream_left(*stream);
+    }
+  } const leave{*this};
   const mtia_status status = runtime::driver().stream_end_capture(origin.handle(), &graph_);
-  const auto failure = runtime::last_error(status, &mtia_runtime_api::stream_end_capture);
-  std::vector<Stream*> streams;
-  {
-    const std::lock_guard lock(mutex_);
-    streams.swap(streams_);
-    for (Stream* stream : streams) stream->set_graph(nullptr);
-  }
-  for (Stream* stream : streams) stream_left(*stream);
-  if (status != MTIA_SUCCESS) throw failure;
+  if (status != MTIA_SUCCESS) throw runtime::last_error(status, &mtia_runtime_api::stream_end_capture);
 }
 
 std::vector<Stream*> Graph::captured_streams() const {
@@ -114,22 +124,50 @@ void Graph::invalidate(const std::string& reason) {
   if (invalid_reason_.empty()) invalid_reason_ = reason;
 }
 
+void Graph::invalidate_capture(uint64_t capture_id, const std::string& reason) {
+  Captures& all = captures();
+  const std::lock_guard lock(all.mutex);
+  for (Graph* graph : all.graphs) {
+    if (graph->capture_id_ == capture_id) graph->invalidate(reason);
+  }
+}
+
 std::string Graph::invalid_reason() const {
   const std::lock_guard lock(mutex_);
   return invalid_reason_;
 }
 
 void Graph::instantiate() {
-  mtia_graph_exec exec = nullptr;
-  runtime::call(&mtia_runtime_api::graph_instantiate, graph_, &exec);
-  destroy_executable();
-  exec_ = exec;
+  auto executable = std::make_unique<Executable>();
+  runtime::call(&mtia_runtime_api::graph_instantiate, graph_, &executable->handle);
+  std::swap(executable, executable_);
+  destroy(std::move(executable));
 }
 
-void Graph::destroy_executable() noexcept {
-  if (exec_ == nullptr) return;
+// Fails only in a forked child, where nothing is left to free.
+Graph::Executable::~Executable() {
+  if (handle == nullptr) return;
   const BlockingWait wait(/*takes_time=*/false);  // for launches under way
-  runtime::driver().graph_exec_destroy(std::exchange(exec_, nullptr));
+  runtime::driver().graph_exec_destroy(handle);
+}
+
+void Graph::destroy(std::unique_ptr<Executable> executable) noexcept {
+  if (executable == nullptr || !RunningWork::on_this_thread()) return;  // ends here
+  Executable* left = executable.release();
+  left->next = late.load(std::memory_order_relaxed);
+  while (!late.compare_exchange_weak(left->next, left, std::memory_order_release, std::memory_order_relaxed)) {
+  }
+}
+
+bool Graph::destroy_late() noexcept {
+  if (late.load(std::memory_order_relaxed) == nullptr || RunningWork::on_this_thread()) return false;
+  Executable* first = late.exchange(nullptr, std::memory_order_acquire);
+  const bool was_any = first != nullptr;
+  while (first != nullptr) {
+    const std::unique_ptr<Executable> executable(first);
+    first = executable->next;
+  }
+  return was_any;
 }
 
 void Graph::forget_nodes() noexcept {
@@ -156,23 +194,26 @@ std::vector<GraphNode> Graph::nodes() const {
 void Graph::launch(Stream& stream, const mtia_graph_parameters* parameters) {
   if (Observer* told = current_observer()) [[unlikely]]
     told->launches(*this, stream);
-  stream.launch_graph(exec_, parameters);
+  stream.launch_graph(executable_ != nullptr ? executable_->handle : nullptr, parameters);
 }
 
-void Graph::destroy() noexcept {
+void Graph::destroy(std::shared_ptr<const void> memory) noexcept {
   if (runtime::is_forked()) return;  // see Note [Forks] in runtime/forks.h
   if (is_capturing()) {
     try {
       end_capture();
-    } catch (const runtime::DriverError&) {
-      // A forked child: its parent's streams are not here.
+    } catch (...) {
+      // A forked child, whose parent's streams are not here; or nothing that could be done about it.
     }
   }
-  // Both fail only in a forked child, where nothing is left to free.
-  destroy_executable();
+  if (executable_ != nullptr) executable_->memory = std::move(memory);
+  destroy(std::move(executable_));
   forget_nodes();
-  const std::lock_guard lock(mutex_);
-  invalid_reason_.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    invalid_reason_.clear();
+  }
+  destroy_late();
 }
 
 }  // namespace torch_mtia::core

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -33,21 +34,26 @@ class Graph {
   static bool is_supported();
   // Whether a capture is under way anywhere in the process. One load.
   static bool any_capture();
+  // How many captures have ended so far.
+  static uint64_t num_ended() { return ended.load(std::memory_order_acquire); }
 
   // From now on the work of the stream, and of those that join (Note [Capture] in mtia_runtime.h), is recorded.
   void begin_capture(Stream& stream);
   // Gives the streams back to work that runs, and keeps what was recorded.
   void end_capture();
   bool is_capturing() const { return origin_ != nullptr; }
+  uint64_t capture_id() const { return capture_id_; }  // of the capture under way, or the last one
   // Streams of the capture under way, the first one first.
   std::vector<Stream*> captured_streams() const;
 
   // Something was refused that the graph would have needed: it cannot be launched. The first reason is kept.
   void invalidate(const std::string& reason);
+  // The same for the capture of this id, if it is still under way.
+  static void invalidate_capture(uint64_t capture_id, const std::string& reason);
   std::string invalid_reason() const;  // empty: it is valid
 
   bool has_nodes() const { return graph_ != nullptr; }
-  bool is_instantiated() const { return exec_ != nullptr; }
+  bool is_instantiated() const { return executable_ != nullptr; }
   void instantiate();  // blocks until launches of what was instantiated before are done
   // What is instantiated stays.
   void forget_nodes() noexcept;
@@ -56,8 +62,12 @@ class Graph {
   // As Stream::launch_graph: all nodes, as one item of the stream.
   void launch(Stream& stream, const mtia_graph_parameters* parameters);
 
-  // Blocks until all launches are done, and frees everything. The graph is as new.
-  void destroy() noexcept;
+  // Blocks until all launches are done, frees everything, and lets go of `memory`, which launches use. The graph is as
+  // new. Running work (RunningWork.h) must not wait: inside of it, the launches and `memory` are left to destroy_late.
+  void destroy(std::shared_ptr<const void> memory = nullptr) noexcept;
+  // Destroys what running work has left, and blocks until its launches are done; true: there was something. The next
+  // capture and the end of the next graph do it, and so do those who need memory. Nothing inside running work.
+  static bool destroy_late() noexcept;
 
  protected:
   // Called for each stream when it becomes part of the capture, and when it is released from it. Must not throw in the
@@ -71,12 +81,24 @@ class Graph {
   // `stream` has waited for an event: it may have joined a capture.
   static void notice_join(Stream& stream);
   void add_stream(Stream& stream);
-  void destroy_executable() noexcept;
+
+  // What was instantiated. `next`: in the list of destroy_late, so that to leave it there cannot fail.
+  struct Executable {
+    mtia_graph_exec handle = nullptr;
+    std::shared_ptr<const void> memory;
+    Executable* next = nullptr;
+    ~Executable();  // blocks
+  };
+  // What running work has left. Without a lock, which a forked child might find taken.
+  static std::atomic<Executable*> late;
+  static void destroy(std::unique_ptr<Executable> executable) noexcept;
+
+  static std::atomic<uint64_t> ended;
 
   Stream* origin_ = nullptr;
   uint64_t capture_id_ = 0;
   mtia_graph graph_ = nullptr;
-  mtia_graph_exec exec_ = nullptr;
+  std::unique_ptr<Executable> executable_;
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Stream*> streams_;
   std::string invalid_reason_;

@@ -13,6 +13,7 @@ namespace torch_mtia::core {
 
 constinit ErrorRaiser error_raiser = nullptr;
 constinit std::atomic<Observer*> observer{nullptr};
+constinit std::atomic<CaptureCheck> capture_check{nullptr};
 
 namespace {
 
@@ -54,6 +55,7 @@ void Stream::launch_observed(Observer& told, const mtia_work& work, OperandList 
 
 void Stream::tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, CopyUse use) const {
   const Copied copied{to, from, size, kind, use};
+  check_capture("copy", &list_copied, &copied);
   if (Observer* told = current_observer()) told->submits(*this, "copy", &list_copied, &copied);
 }
 

@@ -41,6 +41,10 @@ struct WorkError {
 using ErrorRaiser = void (*)(const Stream& stream, const WorkError& error);
 extern constinit ErrorRaiser error_raiser;
 
+// Looks at what is about to be captured, and throws if it must not be. Null: nothing is looked at.
+using CaptureCheck = void (*)(const Stream& stream, const char* name, OperandList list, const void* work);
+extern constinit std::atomic<CaptureCheck> capture_check;
+
 // Streams are never destroyed: work, events and allocator blocks refer to them from any thread until the process ends.
 class Stream {
  public:
@@ -60,6 +64,7 @@ class Stream {
   // when the work is done, and raise its failure as raise_error does. Throw runtime::DriverError for what cannot be
   // submitted (bad fork, device lost, not to be captured); a graph that lacks it becomes invalid.
   void launch(const mtia_work& work) {
+    check_capture(work.name, work.accesses != nullptr ? &list_spans : nullptr, &work);
     if (Observer* told = current_observer()) [[unlikely]]
       told->submits(*this, work.name, work.accesses != nullptr ? &list_spans : nullptr, &work);
     submit(&mtia_runtime_api::stream_launch, handle_, &work);
@@ -79,9 +84,10 @@ class Stream {
         launch_blocking_ && graph() == nullptr && (!RunningWork::on_this_thread() || RunningWork::on_this_thread(this));
     block.awaited = throws ? awaited.emplace().ticket() : 0;
     const mtia_work work = make_work(info, block);
+    OperandList list = nullptr;
+    if constexpr (ListsOperands<Callable>) list = &WorkBlock<Callable>::list_operands;
+    check_capture(work.name, list, &block);
     if (Observer* told = current_observer()) [[unlikely]] {
-      OperandList list = nullptr;
-      if constexpr (ListsOperands<Callable>) list = &WorkBlock<Callable>::list_operands;
       launch_observed(*told, work, list);
     } else {
       submit(&mtia_runtime_api::stream_launch, handle_, &work);
@@ -91,7 +97,7 @@ class Stream {
   }
   // `size` bytes, between device memory and what `kind` says.
   void copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, CopyUse use = CopyUse::kWaitedFor) {
-    if (current_observer() != nullptr) [[unlikely]]
+    if (current_observer() != nullptr || capture_check.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
       tell_copy(to, from, size, kind, use);
     submit(&mtia_runtime_api::memory_copy, handle_, to, from, size, kind);
   }
@@ -136,6 +142,11 @@ class Stream {
  private:
   friend class Graph;
 
+  void check_capture(const char* name, OperandList list, const void* work) const {
+    const CaptureCheck check = capture_check.load(std::memory_order_relaxed);
+    if (check != nullptr && list != nullptr && graph() != nullptr) [[unlikely]]
+      check(*this, name, list, work);
+  }
   template <typename... Parameters, typename... Arguments>
   void submit(mtia_status (*mtia_runtime_api::*function)(Parameters...), Arguments... arguments) {
     mtia_status status = MTIA_SUCCESS;

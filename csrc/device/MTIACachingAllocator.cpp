@@ -134,10 +134,49 @@ void materialize(c10::StorageImpl* storage) {
   namespace cow = c10::impl::cow;
   const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
   const auto* shared = data.cast_context<cow::COWDeleterContext>(cow::cow_deleter);
-  if (shared == nullptr || num_references(*shared) == 1) return cow::materialize_cow(storage);
+  if (shared == nullptr || num_references(*shared) == 1) {
+    blocks_by_address().set_sharing(data.get(), nullptr);  // `shared` dies now
+    return cow::materialize_cow(storage);
+  }
   c10::DataPtr own = storage->allocator()->clone(data.get(), storage->nbytes());
   storage->clear_materializer();
   storage->set_data_ptr(std::move(own));  // the deleter of what it replaces gives the reference up
+}
+
+// Note [Lazy clones and graphs]
+// Memory that lazy clones share belongs to the first tensor that is written to no longer: that one moves. A graph would
+// go on with the old memory. So graphs use no shared memory: what was shared before the capture is refused in it, and
+// of memory that a graph may use, or may come to use, a lazy clone is copied at once.
+void refuse_shared(const core::Stream& stream, const char* name, core::OperandList list, const void* work) {
+  struct Shared {
+    mtia_device_ptr begin;
+    mtia_device_ptr end;
+    const void* sharing;
+  };
+  std::vector<Shared> all;
+  blocks_by_address().for_each_shared([&](const core::Block* block, const void* sharing) {
+    const mtia_device_ptr begin = core::block_address(block);
+    all.push_back({begin, begin + core::block_size(block), sharing});
+  });
+  if (all.empty()) return;
+  struct Look final : core::OperandSink {
+    explicit Look(const std::vector<Shared>& all) : all(all) {}
+    void add(const core::Operand& operand) override {
+      for (const Shared& memory : all) {
+        if (operand.address < memory.begin || operand.address >= memory.end) continue;
+        // Its tensor is an argument of the work, so what it is shared through is still there.
+        const auto* context = static_cast<const c10::impl::cow::COWDeleterContext*>(memory.sharing);
+        is_found = is_found || num_references(*context) > 1;
+      }
+    }
+    const std::vector<Shared>& all;
+    bool is_found = false;
+  } look(all);
+  list(work, look);
+  if (!look.is_found) return;
+  MTIAGraph::refuse(MTIAStream::of(stream), name != nullptr ? name : "work",
+                    "it uses memory that lazily cloned tensors share, and a tensor that is written moves elsewhere. "
+                    "Call clone() for one of them, in place of _lazy_clone(), or write to it before the capture");
 }
 
 std::string format_size(uint64_t bytes) {
@@ -214,8 +253,9 @@ core::Block* MTIACachingAllocator::allocate_block(size_t size) {
   try {
     return block_allocator(device).allocate(size, &MTIAStream::current(device).core());
   } catch (const core::OutOfDeviceMemory& error) {
-    get().raise_out_of_memory(device, error);
+    if (!core::Graph::destroy_late()) get().raise_out_of_memory(device, error);
   }
+  return allocate_block(size);
 }
 
 c10::DataPtr MTIACachingAllocator::wrap_block(core::Block* block) {
@@ -287,6 +327,7 @@ bool MTIACachingAllocator::initialized() {
 void MTIACachingAllocator::emptyCache(c10::MempoolId_t pool) {
   if (!runtime::is_initialized()) return;
   MTIAGraph::refuse_on_devices("empty_cache()");
+  core::Graph::destroy_late();
   const core::WithoutGil without_gil;
   for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
     core::BlockAllocator& allocator = block_allocator(device);
@@ -303,6 +344,15 @@ void MTIACachingAllocator::recordStream(const c10::DataPtr& data, c10::Stream st
   block_allocator(data.device().index()).record_stream(block, &MTIAStream(stream).core());
 }
 
+bool MTIACachingAllocator::may_be_of_graph(const c10::StorageImpl& storage) {
+  if (!MTIAGraph::any()) return false;
+  const c10::DataPtr& data = storage.data_ptr();
+  if (core::Graph::any_capture()) return true;
+  const core::Block* block = data.get_deleter() == &delete_block ? static_cast<core::Block*>(data.get_context())
+                                                                 : blocks_by_address().find(data.get());
+  return block == nullptr || core::block_captures_before(block) < core::Graph::num_ended();
+}
+
 void MTIACachingAllocator::prepare_lazy_clone(c10::StorageImpl& storage) {
   const c10::DataPtr& data = storage.data_ptr();
   if (data.get() == nullptr || data.get_deleter() != &delete_block) return;
@@ -316,6 +366,10 @@ void MTIACachingAllocator::finish_lazy_clone(c10::StorageImpl& storage) {
   if (!storage.has_materializer()) return;
   storage.clear_materializer();
   storage.set_materializer(&materialize);
+  // Set once, and before anything can be captured with it.
+  core::capture_check = &refuse_shared;
+  const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  blocks_by_address().set_sharing(data.get(), data.get_context());
 }
 
 c10::CachingDeviceAllocator::DeviceStats MTIACachingAllocator::getDeviceStats(c10::DeviceIndex device) {

@@ -27,6 +27,8 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   static c10::DataPtr wrap_block(core::Block* block);
   static void free_block(core::Block* block);
   static void free_block_while_running(core::Block* block);
+  // Whether a graph may use the memory, or may come to use it: see Note [Lazy clones and graphs].
+  static bool may_be_of_graph(const c10::StorageImpl& storage);
   // What a storage must be before c10 can make a lazy clone of it: the context of its memory is the address in place of
   // the block, and its copies are of its own device, whatever is the current one when it is written.
   static void prepare_lazy_clone(c10::StorageImpl& storage);

@@ -20,11 +20,11 @@ constexpr size_t kSeedSize = sizeof(uint64_t);
 constexpr size_t kStateSize = 2 * sizeof(uint64_t);
 
 void refuse_in_capture(c10::Device device) {
-  if (!core::Graph::any_capture() || MTIAGraph::of(MTIAStream::current(device.index())) == nullptr) return;
-  TORCH_CHECK(false,
-              "the state of a device's generator can be neither read nor set while a graph is captured: seed it "
-              "before the capture or between replays. torch.utils.checkpoint saves the state unless it is "
-              "called with preserve_rng_state=False.");
+  if (!core::Graph::any_capture()) return;
+  MTIAGraph::refuse(MTIAStream::current(device.index()), "The state of a device's generator",
+                    "it can be neither read nor set while a graph is captured. Seed it before the capture or between "
+                    "replays; torch.utils.checkpoint saves the state unless it is called with "
+                    "preserve_rng_state=False");
 }
 
 void check_offset(uint64_t offset) {

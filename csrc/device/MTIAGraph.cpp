@@ -53,8 +53,21 @@ struct EndOfReplay {
 
 }  // namespace
 
+constinit HandledException handled_exception = nullptr;
+constinit std::atomic<size_t> MTIAGraph::num_captured{0};
+
 MTIAGraph::~MTIAGraph() {
   reset();
+}
+
+MTIAGraph::Memory::~Memory() {
+  try {
+    for (const c10::DeviceIndex device : devices) MTIACachingAllocator::of(device).release_pool(pool);
+    if (host_pool != c10::MempoolId_t{0, 0}) host_allocator().release_pool(host_pool);
+  } catch (...) {
+    // The pool stays: nobody is there to be told.
+  }
+  --num_captured;
 }
 
 c10::MempoolId_t MTIAGraph::new_pool_handle() {
@@ -63,7 +76,7 @@ c10::MempoolId_t MTIAGraph::new_pool_handle() {
 }
 
 void MTIAGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) {
-  TORCH_CHECK(!is_captured_,
+  TORCH_CHECK(memory_ == nullptr,
               "this graph has been captured already: call reset() before another capture, or make "
               "another graph");
   ensure_initialized();
@@ -71,11 +84,10 @@ void MTIAGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) 
                               "' has no graphs (MTIA_CAPABILITY_GRAPHS)");
   device_ = current_device();
   const MTIAStream stream = MTIAStream::current(device_);
-  TORCH_CHECK(of(stream) == nullptr, "the current stream is being captured in another graph already");
-  pool_ = pool == c10::MempoolId_t{0, 0} ? new_own_pool() : pool;
+  refuse(stream, "capture_begin()", "the current stream is being captured in another graph already. End that first");
+  memory_ = std::make_shared<Memory>(pool == c10::MempoolId_t{0, 0} ? new_own_pool() : pool);
   mode_ = mode;
-  states_ = std::make_shared<PhiloxStates>();
-  is_captured_ = true;
+  handled_at_begin_ = handled_exception != nullptr ? handled_exception(nullptr) : nullptr;
   takes_host_pool_ = true;
   if (mode_ == at::GraphCaptureMode::Global) ++global_captures;
   try {
@@ -91,7 +103,7 @@ void MTIAGraph::leave_capture_mode() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     takes_host_pool_ = false;
-    if (host_pool_ != c10::MempoolId_t{0, 0}) host_allocator().end_allocate_to_pool(host_pool_);
+    if (memory_->host_pool != c10::MempoolId_t{0, 0}) host_allocator().end_allocate_to_pool(memory_->host_pool);
   }
   if (mode_ == at::GraphCaptureMode::Global) --global_captures;
 }
@@ -101,7 +113,7 @@ void MTIAGraph::use_host_pool() {
   if (!takes_host_pool_) return;
   const c10::MempoolId_t pool = new_own_pool();
   host_allocator().begin_allocate_to_pool(pool, [this](c10::Stream s) { return of(MTIAStream(s)) == this; });
-  host_pool_ = pool;
+  memory_->host_pool = pool;
   takes_host_pool_ = false;
 }
 
@@ -109,11 +121,13 @@ void MTIAGraph::stream_joined(core::Stream& stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto device = static_cast<c10::DeviceIndex>(stream.device());
   core::BlockAllocator& allocator = MTIACachingAllocator::of(device);
-  if (std::find(devices_.begin(), devices_.end(), device) == devices_.end()) {
-    devices_.push_back(device);
-    allocator.use_pool(pool_);
+  std::vector<c10::DeviceIndex>& devices = memory_->devices;
+  if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
+    devices.reserve(devices.size() + 1);  // a pool that is used is in the list, whatever fails
+    allocator.use_pool(memory_->pool);
+    devices.push_back(device);
   }
-  allocator.direct_to_pool(&stream, pool_);
+  allocator.direct_to_pool(&stream, memory_->pool);
 }
 
 void MTIAGraph::stream_left(core::Stream& stream) noexcept {
@@ -122,9 +136,16 @@ void MTIAGraph::stream_left(core::Stream& stream) noexcept {
 
 void MTIAGraph::capture_end() {
   TORCH_CHECK(is_capturing(), "capture_end() was called without capture_begin() before it");
+  if (handled_exception != nullptr) {
+    std::string text;
+    const void* exception = handled_exception(&text);
+    if (exception != nullptr && exception != handled_at_begin_) {
+      invalidate(c10::str("an exception ended the capture before its time: ", text));
+    }
+  }
   leave_capture_mode();
   end_capture();
-  states_->resize(draws_.size());
+  memory_->states->resize(memory_->draws.size());
   if (!invalid_reason().empty()) return forget_nodes();
   if (keep_graph_) return;
   core::Graph::instantiate();
@@ -132,9 +153,9 @@ void MTIAGraph::capture_end() {
 }
 
 void MTIAGraph::check_captured(const char* function) const {
-  TORCH_CHECK(is_captured_ && !is_capturing(), function, " was called without a finished capture before it");
+  TORCH_CHECK(memory_ != nullptr && !is_capturing(), function, " was called without a finished capture before it");
   const std::string reason = invalid_reason();
-  TORCH_CHECK(reason.empty(), function, ": the graph lacks what its capture refused: ", reason);
+  TORCH_CHECK(reason.empty(), function, ": the graph is incomplete: ", reason);
 }
 
 void MTIAGraph::instantiate() {
@@ -151,14 +172,14 @@ void MTIAGraph::replay() {
   const MTIAStream stream = MTIAStream::current(device_);
   refuse(stream, "replay()", "a graph cannot contain the replay of another one. Capture the work itself");
   if (std::find(launched_in_.begin(), launched_in_.end(), &stream.core()) == launched_in_.end()) {
-    for (const c10::DeviceIndex device : devices_) {
-      MTIACachingAllocator::of(device).use_pool_in(pool_, &stream.core());
+    for (const c10::DeviceIndex device : memory_->devices) {
+      MTIACachingAllocator::of(device).use_pool_in(memory_->pool, &stream.core());
     }
     launched_in_.push_back(&stream.core());
   }
   PhiloxStates states;
-  for (const Draws& draws : draws_) states.push_back(torch_mtia::reserve(draws.generator, draws.words));
-  const mtia_graph_parameters parameters{states_->data(), states.data(), states.size() * sizeof(PhiloxState)};
+  for (const Draws& draws : memory_->draws) states.push_back(torch_mtia::reserve(draws.generator, draws.words));
+  const mtia_graph_parameters parameters{memory_->states->data(), states.data(), states.size() * sizeof(PhiloxState)};
   const core::WithoutGil without_gil;  // a replay in another stream may be in a Python function
   std::shared_ptr<const MTIACachingAllocator::Window> window;
   if (has_host_functions_) window = std::make_shared<const MTIACachingAllocator::Window>(stream.core());
@@ -171,22 +192,22 @@ void MTIAGraph::replay() {
 }
 
 void MTIAGraph::reset() noexcept {
-  if (!is_captured_ || runtime::is_forked()) return;  // see Note [Forks] in runtime/forks.h
-  if (is_capturing()) leave_capture_mode();
-  destroy();
-  for (const c10::DeviceIndex device : devices_) MTIACachingAllocator::of(device).release_pool(pool_);
-  if (host_pool_ != c10::MempoolId_t{0, 0}) host_allocator().release_pool(std::exchange(host_pool_, {0, 0}));
+  if (memory_ == nullptr || runtime::is_forked()) return;  // see Note [Forks] in runtime/forks.h
+  if (is_capturing()) {
+    try {
+      leave_capture_mode();
+    } catch (const std::exception&) {
+      // Pinned memory goes on to come from the pool, as the allocator says that it does not.
+    }
+  }
+  destroy(std::move(memory_));
   has_host_functions_ = false;
-  devices_.clear();
   launched_in_.clear();
-  draws_.clear();
-  states_.reset();
-  is_captured_ = false;
 }
 
 c10::MempoolId_t MTIAGraph::pool() const {
-  TORCH_CHECK(is_captured_, "pool() was called without capture_begin() before it");
-  return pool_;
+  TORCH_CHECK(memory_ != nullptr, "pool() was called without capture_begin() before it");
+  return memory_->pool;
 }
 
 void MTIAGraph::debug_dump(const std::string& path) {
@@ -222,11 +243,11 @@ void MTIAGraph::refuse_on_devices(const char* what) {
 
 PhiloxSource MTIAGraph::reserve_words(const at::Generator& generator, uint64_t words) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  auto draws =
-      std::find_if(draws_.begin(), draws_.end(), [&](const Draws& known) { return known.generator == generator; });
-  if (draws == draws_.end()) draws = draws_.insert(draws_.end(), {generator, 0});
-  const auto index = static_cast<size_t>(draws - draws_.begin());
-  return {states_, index, std::exchange(draws->words, draws->words + MTIAGeneratorImpl::round_up(words))};
+  std::vector<Draws>& all = memory_->draws;
+  auto draws = std::find_if(all.begin(), all.end(), [&](const Draws& known) { return known.generator == generator; });
+  if (draws == all.end()) draws = all.insert(all.end(), {generator, 0});
+  const auto index = static_cast<size_t>(draws - all.begin());
+  return {memory_->states, index, std::exchange(draws->words, draws->words + MTIAGeneratorImpl::round_up(words))};
 }
 
 }  // namespace torch_mtia

@@ -9,6 +9,9 @@
 // what was refused. `capture_end` raises none of this again, because upstream's context managers call it while the
 // exception is on its way, and lose both the exception and the stream to go back to if it raises.
 //
+// An exception that ends a capture before its time, by leaving the `with` around it, makes the graph invalid too: see
+// `handled_exception`.
+//
 // Memory that is allocated in a capture comes from a private pool and stays the graph's until it is reset: see Note
 // [Private pools] in BlockAllocator.h. Random numbers: see PhiloxSource.
 #pragma once
@@ -28,6 +31,11 @@
 
 namespace torch_mtia {
 
+// The exception that the interpreter above handles on the calling thread: which one, and what it says if `text` is not
+// null. Null: none. The layer above sets the function, once.
+using HandledException = const void* (*)(std::string * text);
+extern constinit HandledException handled_exception;
+
 class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
  public:
   explicit MTIAGraph(const at::GraphImplArgs& args = {}) : keep_graph_(args.keep_graph) {}
@@ -41,7 +49,8 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
   void capture_end() override;  // raises RuntimeError without a capture_begin before it
   void instantiate() override;
   void replay() override;
-  // Waits for replays under way; aborts a capture. The memory goes back to the pool, for the other graphs in it.
+  // Waits for replays under way, but in running work: see core::Graph::destroy. Aborts a capture. The memory goes back
+  // to the pool, for the other graphs in it.
   void reset() noexcept override;
   c10::MempoolId_t pool() const override;
   void enable_debug_mode() override { keeps_nodes_for_display_ = true; }
@@ -49,6 +58,9 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
   void debug_dump(const std::string& path) override;
 
   static c10::MempoolId_t new_pool_handle();
+
+  // Whether there is a graph, captured or being captured, in the process. One load.
+  static bool any() { return num_captured.load(std::memory_order_acquire) != 0; }
 
   // The graph in which the stream is being captured; null: none.
   static MTIAGraph* of(const MTIAStream& stream) { return static_cast<MTIAGraph*>(stream.core().graph()); }
@@ -73,6 +85,21 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
     at::Generator generator;
     uint64_t words;
   };
+  // What launches use, and what is let go when all are done.
+  struct Memory {
+    explicit Memory(c10::MempoolId_t pool) : pool(pool) { ++num_captured; }
+    ~Memory();
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+
+    const c10::MempoolId_t pool;
+    std::vector<c10::DeviceIndex> devices;  // whose memory the graph uses
+    // Of pinned memory: upstream's allocator takes the id of a pool only once. {0, 0}: the capture allocated none. A
+    // pool is large, and each one makes every look for a pinned block longer.
+    c10::MempoolId_t host_pool{0, 0};
+    std::vector<Draws> draws;
+    std::shared_ptr<PhiloxStates> states = std::make_shared<PhiloxStates>();  // of the generators, at the latest replay
+  };
 
   [[noreturn]] void refuse(std::string_view what, const char* reason);
   void stream_joined(core::Stream& stream) override;
@@ -82,21 +109,16 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
 
   const bool keep_graph_;
   bool keeps_nodes_for_display_ = false;
-  bool is_captured_ = false;  // or being captured
-  c10::MempoolId_t pool_{0, 0};
+  std::shared_ptr<Memory> memory_;  // null: neither captured nor being captured
   std::atomic<bool> has_host_functions_{false};
   at::GraphCaptureMode mode_ = at::GraphCaptureMode::Default;
   c10::DeviceIndex device_ = 0;
 
-  std::mutex mutex_;                       // streams may join on other threads
-  std::vector<c10::DeviceIndex> devices_;  // whose memory the graph uses
+  std::mutex mutex_;  // streams may join on other threads
   std::vector<core::Stream*> launched_in_;
-  // Of pinned memory: upstream's allocator takes the id of a pool only once. {0, 0}: the capture allocated none. A pool
-  // is large, and each one makes every look for a pinned block longer.
-  c10::MempoolId_t host_pool_{0, 0};
-  bool takes_host_pool_ = false;  // it captures, and has none yet
-  std::vector<Draws> draws_;
-  std::shared_ptr<PhiloxStates> states_;  // of the generators of `draws_`, at the latest replay
+  bool takes_host_pool_ = false;            // it captures, and has none yet
+  const void* handled_at_begin_ = nullptr;  // see handled_exception
+  static constinit std::atomic<size_t> num_captured;
 };
 
 }  // namespace torch_mtia

@@ -16,6 +16,7 @@
 #include "../device/HostView.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAFunctions.h"
+#include "../device/MTIAGraph.h"
 #include "../device/MTIAProfiler.h"
 #include "../device/MTIAStream.h"
 #include "../runtime/machine_memory.h"
@@ -59,6 +60,27 @@ py::dict machine_memory() {
   return info;
 }
 
+// See HandledException.
+const void* handled_python_exception(std::string* text) {
+  if (!Py_IsInitialized()) return nullptr;
+  const py::gil_scoped_acquire gil;
+  PyObject *type, *value, *traceback;
+  PyErr_GetExcInfo(&type, &value, &traceback);
+  const auto own_type = py::reinterpret_steal<py::object>(type);
+  const auto own_value = py::reinterpret_steal<py::object>(value);
+  const auto own_traceback = py::reinterpret_steal<py::object>(traceback);
+  if (!own_value || own_value.is_none()) return nullptr;
+  if (text != nullptr) {
+    *text = Py_TYPE(own_value.ptr())->tp_name;
+    try {
+      *text += ": " + std::string(py::str(own_value));
+    } catch (const py::error_already_set&) {
+      // Its type says enough.
+    }
+  }
+  return own_value.ptr();
+}
+
 // What operators get for a Python number where they take a tensor.
 at::Tensor wrapped_number(const py::object& value) {
   if (py::isinstance<py::bool_>(value)) return at::native::wrapped_scalar_tensor(value.cast<bool>());
@@ -73,6 +95,7 @@ PYBIND11_MODULE(_C, m) {
   core::interpreter_lock = {
       []() -> void* { return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr; },
       [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }};
+  handled_exception = &handled_python_exception;
   register_profiler();
   m.def("_configure", &configure, py::arg("library"), py::arg("num_devices"), py::arg("memory_per_device"),
         py::arg("launch_blocking"), py::arg("delay_seed"), py::arg("log_launches"));
@@ -110,6 +133,11 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("_is_stream_capturing", [](int64_t stream_id, c10::DeviceIndex device) {
     return MTIAStream(c10::Stream::unpack3(stream_id, device, device_type())).core().graph() != nullptr;
+  });
+  // Why what the stream is being captured in is incomplete; empty: it is not, or there is no capture.
+  m.def("_capture_refusal", [](int64_t stream_id, c10::DeviceIndex device) {
+    const MTIAGraph* graph = MTIAGraph::of(MTIAStream(c10::Stream::unpack3(stream_id, device, device_type())));
+    return graph != nullptr ? graph->invalid_reason() : std::string();
   });
   m.def("_recording_stream", [](c10::DeviceIndex device) { return MTIAStream::for_recording(device).unwrap(); });
   m.def("_wait_for_other_streams", [](c10::DeviceIndex device) { MTIAStream::current(device).wait_for_others(); });

@@ -13,6 +13,8 @@
 namespace torch_mtia::test {
 namespace {
 
+constexpr core::WorkInfo kBlocks{.name = "blocks", .flags = MTIA_WORK_CAPTURABLE | MTIA_WORK_BLOCKS};
+
 // Captures what `body` submits.
 template <typename Body>
 void capture(core::Graph& graph, core::Stream& stream, Body&& body) {
@@ -136,6 +138,35 @@ TEST(a_graph_may_be_destroyed_from_inside_its_own_launch) {
   CHECK(done);
 }
 
+// The function's stream holds the launch back, so it must not wait for the launch.
+TEST(a_graph_that_dies_in_running_work_is_destroyed_by_somebody_else) {
+  core::Stream& stream = new_stream();
+  core::Stream& other = new_stream();
+  auto graph = std::make_unique<core::Graph>();
+  std::atomic<int> count{0};
+  auto memory = std::make_shared<int>(0);
+  const std::weak_ptr<int> watched = memory;
+  capture(*graph, stream, [&] { stream.launch(kLarge, [&](const mtia_work_context&) { ++count; }); });
+  Gate gate;
+  other.launch(kBlocks, [&](const mtia_work_context&) {
+    const core::RunningWork running(other);
+    gate.wait();
+    graph->destroy(std::move(memory));
+    graph.reset();
+    CHECK(!core::Graph::destroy_late());
+  });
+  wait_for(stream, other);
+  graph->launch(stream, nullptr);
+  gate.open();
+  finish(other);
+  finish(stream);
+  CHECK_EQ(count.load(), 1);
+  CHECK(!watched.expired());
+  CHECK(core::Graph::destroy_late());
+  CHECK(watched.expired());
+  CHECK(!core::Graph::destroy_late());
+}
+
 TEST(destroying_a_graph_during_its_capture_releases_the_streams) {
   core::Stream& stream = new_stream();
   core::Stream& side = new_stream();
@@ -184,9 +215,16 @@ TEST(an_event_of_a_capture_stands_for_no_time) {
   core::Event event(true);
   graph.begin_capture(stream);
   event.record(stream);
+  CHECK(graph.invalid_reason().empty());
   CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, event.query()), "captured");
+  CHECK_CONTAINS(graph.invalid_reason(), "event_query");
   CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, event.synchronize()), "captured");
   graph.end_capture();
+  core::Graph later;
+  later.begin_capture(stream);
+  CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, event.query()), "captured");
+  CHECK(later.invalid_reason().empty());  // the event stands for a point in another graph
+  later.end_capture();
   CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, event.elapsed_time(event)), "captured");
   CHECK_CONTAINS(CHECK_THROWS(runtime::DriverError, stream.wait(event)), "capture that has ended");
   event.record(stream);
@@ -380,8 +418,6 @@ TEST(dependencies_hold_whatever_the_shape_of_the_graph) {
     for (const auto& count : runs) CHECK_EQ(count.load(), 10);
   }
 }
-
-constexpr core::WorkInfo kBlocks{.name = "blocks", .flags = MTIA_WORK_CAPTURABLE | MTIA_WORK_BLOCKS};
 
 TEST(work_that_blocks_does_not_hold_back_a_parallel_branch) {
   core::Stream& stream = new_stream();

@@ -190,11 +190,15 @@ class _Recording:
         stream = _capture_stream()
         with device_module().stream(stream):
             self.graph.capture_begin(_pool())
+            refusal = ""
             try:
                 outputs = model(list(self.inputs))
             finally:
                 with device_module().stream(stream):
+                    refusal = _C._capture_refusal(stream.stream_id, stream.device_index)
                     self.graph.capture_end()
+                if refusal:
+                    raise Refused(refusal)
         viewed = self._take(outputs)
         self.written = [
             index for index in self.copied if index in traits.mutated or (index in viewed and traits.may_write(index))
@@ -349,9 +353,12 @@ class _Function:
                 raise Refused(f"{limit} recordings, of as many shapes or addresses of parameters")
             known = self.recordings.setdefault(self._key(inputs), [])
             recording = _Recording(self.model, inputs, self.static, self.traits, copies_all=bool(known))
-        except (Refused, RuntimeError) as error:
+        except Refused as error:
             self.is_refused = True
             log_cudagraph_skip_and_bump_counter(f"skipping cudagraphs due to {error}")
+            return None
+        except RuntimeError as error:  # memory ran out, say, and there may be enough in a later call
+            log_cudagraph_skip_and_bump_counter(f"skipping cudagraphs in this call due to {error}")
             return None
         counters["inductor"]["mtia_graphs_recorded"] += 1
         known.append(recording)
