@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "../core/BlockingWait.h"
+#include "../core/ProgramWait.h"
 #include "../device/MTIAStream.h"
 #include "../runtime/forks.h"
 #include "Errors.h"
@@ -153,6 +154,7 @@ void ModelRunner::fold_constants(void* stream_handle) {
   TORCH_CHECK(result == AOTI_RUNTIME_SUCCESS, "the constants of a package could not be folded");
   const auto stream = MTIAStream::find(device_, stream_handle);
   is_folded_ = stream && stream->core().wait_unless_captured();
+  if (is_folded_) core::program_has_waited(stream->core());
 }
 
 ModelRunner::ModelRunner(const std::string& library, size_t num_models, const std::string& device,

@@ -12,9 +12,11 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "../core/DriverInfo.h"
 #include "../core/Event.h"
+#include "../core/ProgramWait.h"
 #include "../device/DeviceIndex.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAStream.h"
@@ -52,7 +54,7 @@ class PackageMemory {
     return address;
   }
 
-  // Once every stream has done what it was given: the model has run on any of them.
+  // Its memory is used again when every stream has done what it was given: the model has run on any of them.
   void free(void* address) {
     c10::DataPtr data;
     {
@@ -64,8 +66,9 @@ class PackageMemory {
     }
     if (address == nullptr) return;
     const MTIAStream current = MTIAStream::current(data.device().index());
-    for (const MTIAStream& other : current.others()) other.wait();
-    if (current.core().graph() == nullptr) current.wait();
+    std::vector<MTIAStream> users = current.others();
+    users.push_back(current);
+    for (const MTIAStream& user : users) MTIACachingAllocator::get().recordStream(data, user.unwrap());
   }
 
  private:
@@ -213,11 +216,11 @@ AOTITorchError aoti_torch_mtia_record_event(MTIAEventHandle event, mtia_stream s
 }
 
 AOTITorchError aoti_torch_mtia_query_event(MTIAEventHandle event, int32_t* ret_is_complete) {
-  return run_shim([&] { *ret_is_complete = event_of(event)->query() ? 1 : 0; });
+  return run_shim([&] { *ret_is_complete = core::program_queries(*event_of(event)) ? 1 : 0; });
 }
 
 AOTITorchError aoti_torch_mtia_synchronize_event(MTIAEventHandle event) {
-  return run_shim([&] { event_of(event)->synchronize(); });
+  return run_shim([&] { core::program_waits_for(*event_of(event)); });
 }
 
 AOTITorchError aoti_torch_mtia_load_kernel_file(const char* path, const char* name, MTIAKernelHandle* ret_kernel) {

@@ -7,6 +7,7 @@
 #include "../runtime/forks.h"
 #include "../runtime/loader.h"
 #include "BlockingWait.h"
+#include "ProgramWait.h"
 #include "Stream.h"
 
 namespace torch_mtia::core {
@@ -69,6 +70,7 @@ void Awaited::wait(Stream& stream) {
   if (!is_done()) {
     runtime::reject(&mtia_runtime_api::stream_synchronize, "returned before the stream had done what it was given");
   }
+  program_has_waited(stream);  // also where the item was done before anybody waited: timing must not matter
   raise_error();
 }
 

@@ -6,12 +6,16 @@
 #include <utility>
 #include <vector>
 
+#include "AllocatorObserver.h"
 #include "AllocatorState.h"
 #include "Graph.h"
 #include "HostCache.h"
 #include "Observer.h"
 
 namespace torch_mtia::core {
+
+constinit std::atomic<AllocatorObserver*> allocator_observer{nullptr};
+
 namespace {
 
 template <typename Apply>
@@ -23,6 +27,13 @@ void for_each_stat(AllocatorStats& stats, Apply apply) {
   }
   apply(stats.oversize_allocations);
   apply(stats.oversize_segments);
+}
+
+// The block is freed: PendingFrees waits for the streams that it was recorded for.
+void tell_uses(const Block* block) noexcept {
+  AllocatorObserver* told = allocator_observer.load(std::memory_order_acquire);
+  if (told == nullptr) return;
+  for (const Stream* stream : block->other_streams) told->reuse_waits_for(*stream, block->address, block->size);
 }
 
 }  // namespace
@@ -108,8 +119,10 @@ Segments::Attempt BlockAllocator::State::try_allocate(size_t size, size_t reques
 }
 
 void BlockAllocator::free(Block* block) noexcept {
-  if (Observer* told = current_observer()) [[unlikely]]
+  if (Observer* told = current_observer()) [[unlikely]] {
+    tell_uses(block);
     told->freed(block->address);
+  }
   const TraceContext context = state_->history.context_of_free();
   const std::lock_guard lock(state_->mutex);
   state_->segments.take_back(block, context);

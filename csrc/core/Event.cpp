@@ -8,15 +8,6 @@
 #include "Stream.h"
 
 namespace torch_mtia::core {
-namespace {
-
-void tell_wait(const Event& event) {
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->host_waited(event);
-}
-
-}  // namespace
-
 Event::Event(bool enable_timing) {
   runtime::call(&mtia_runtime_api::event_create, enable_timing ? 1 : 0, &handle_);
 }
@@ -58,7 +49,6 @@ void Event::check(mtia_status status, Function function, const Event& end) const
 bool Event::query() const {
   const mtia_status status = runtime::driver().event_query(handle_);
   if (status != MTIA_ERROR_NOT_READY) check(status, &mtia_runtime_api::event_query, *this);
-  if (status == MTIA_SUCCESS) tell_wait(*this);
   return status == MTIA_SUCCESS;
 }
 
@@ -66,7 +56,6 @@ void Event::synchronize() const {
   if (query()) return;
   const BlockingWait wait(/*takes_time=*/true);
   runtime::call(&mtia_runtime_api::event_synchronize, handle_);
-  tell_wait(*this);
 }
 
 double Event::elapsed_time(const Event& end) const {

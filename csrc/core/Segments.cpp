@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "../runtime/loader.h"
+#include "AllocatorObserver.h"
 #include "Stream.h"
 
 namespace torch_mtia::core {
@@ -305,12 +306,21 @@ void Segments::returned(Block* block) noexcept {
   end_segment(block);
 }
 
+// Before the driver gives the memory to somebody else. Whoever returns it has waited for these streams.
+void Segments::tell_return(const Block* block) {
+  AllocatorObserver* told = allocator_observer.load(std::memory_order_acquire);
+  if (told == nullptr) return;
+  told->reuse_waits_for(*block->stream, block->address, block->size);
+  for (const Stream* stream : block->pool->used_in) told->reuse_waits_for(*stream, block->address, block->size);
+}
+
 void Segments::give_back(const Choice& chosen) {
   const std::vector<Block*> detached = detach(chosen);
   size_t num_returned = 0;
   std::exception_ptr failure;
   try {
     for (Block* block : detached) {
+      tell_return(block);
       if (block->expandable) {
         runtime::call(&mtia_runtime_api::memory_unmap, device_, block->address, block->size);
       } else {

@@ -17,11 +17,6 @@ constinit std::atomic<CaptureCheck> capture_check{nullptr};
 
 namespace {
 
-void tell_wait(const Stream& stream) {
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->host_waited(stream);
-}
-
 struct Copied {
   uint64_t to;
   uint64_t from;
@@ -132,14 +127,11 @@ void Stream::refuse(mtia_status status, const std::string& function) {
 bool Stream::query() const {
   const mtia_status status = runtime::driver().stream_query(handle_);
   if (status != MTIA_ERROR_NOT_READY) runtime::check(status, &mtia_runtime_api::stream_query);
-  if (status == MTIA_SUCCESS) tell_wait(*this);
   return status == MTIA_SUCCESS;
 }
 
 bool Stream::is_idle() const {
-  if (graph() != nullptr || runtime::driver().stream_query(handle_) != MTIA_SUCCESS) return false;
-  tell_wait(*this);
-  return true;
+  return graph() == nullptr && runtime::driver().stream_query(handle_) == MTIA_SUCCESS;
 }
 
 void Stream::wait_until_idle() {
@@ -154,7 +146,6 @@ bool Stream::wait_unless_captured() {
     return driver.stream_synchronize(handle_);  // of an idle stream too: only the driver knows of a kernel that failed
   }();
   if (status == MTIA_ERROR_NOT_SUPPORTED) return false;
-  tell_wait(*this);
   if (status == MTIA_SUCCESS) return true;
   if (status != MTIA_ERROR_LAUNCH_FAILED) runtime::check(status, &mtia_runtime_api::stream_synchronize);
   // If the work threw a C++ exception, that is here already and wins; else the failure is the driver's own.

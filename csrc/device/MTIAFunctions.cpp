@@ -13,6 +13,7 @@
 
 #include "../core/BlockingWait.h"
 #include "../core/DriverInfo.h"
+#include "../core/ProgramWait.h"
 #include "../core/WorkTrace.h"
 #include "../runtime/loader.h"
 #include "../runtime/forks.h"
@@ -148,7 +149,18 @@ void synchronize_device(c10::DeviceIndex index) {
   check_device_index(index);
   ensure_initialized();
   MTIAGraph::refuse_on_devices("synchronize()");
-  MTIAStream::synchronize_all(index);
+  const auto tell = [&] {
+    const MTIAStream first = MTIAStream::default_stream(index);
+    if (first.core().graph() == nullptr) core::program_has_waited(first.core());
+    for (const MTIAStream& other : first.others()) core::program_has_waited(other.core());
+  };
+  try {
+    MTIAStream::synchronize_all(index);
+  } catch (...) {
+    tell();  // an error of work is raised when all are idle
+    throw;
+  }
+  if (core::current_observer() != nullptr) tell();
 }
 
 }  // namespace torch_mtia

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "../core/Event.h"
+#include "../core/ProgramWait.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAStream.h"
 #include "ScalarTypes.h"
@@ -100,11 +100,11 @@ void MTIAGuardImpl::block(void* event, const c10::Stream& stream) const {
 }
 
 bool MTIAGuardImpl::queryEvent(void* event) const {
-  return event == nullptr || event_of(event).query();
+  return event == nullptr || core::program_queries(event_of(event));
 }
 
 void MTIAGuardImpl::synchronizeEvent(void* event) const {
-  if (event != nullptr) event_of(event).synchronize();
+  if (event != nullptr) core::program_waits_for(event_of(event));
 }
 
 double MTIAGuardImpl::elapsedTime(void* start, void* end, const c10::DeviceIndex /*index*/) const {

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "../core/AllocatorObserver.h"
 #include "../core/Event.h"
 #include "../core/HostCache.h"
 #include "../core/RunningWork.h"
@@ -117,6 +118,17 @@ class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream,
     events->push_back(std::move(event));
   }
 
+  // The block is about to be freed, and is given out again behind events of the streams that use it.
+  static void tell_reuse(void* context) {
+    core::AllocatorObserver* told = core::allocator_observer.load(std::memory_order_acquire);
+    if (told == nullptr || context == nullptr) return;
+    auto* block = static_cast<at::HostBlock<c10::Stream>*>(context);
+    const std::lock_guard lock(block->mutex_);
+    for (const c10::Stream& stream : block->streams_) {
+      told->reuse_waits_for(MTIAStream(stream).core(), reinterpret_cast<uint64_t>(block->ptr_), block->size_);
+    }
+  }
+
   // Whether the calling thread is inside an item of a stream that uses the block.
   static bool used_by_running_work(void* context) {
     if (context == nullptr || !core::RunningWork::on_this_thread()) return false;
@@ -129,6 +141,7 @@ class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream,
 
   void free_now(void* block) noexcept {
     try {
+      tell_reuse(block);
       CachingHostAllocatorImpl::free(block);
     } catch (...) {
       // Nobody will know when the streams are done that use it: the device is lost, or the host is out of memory. The

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "../core/Event.h"
+#include "../core/ProgramWait.h"
 #include "../core/RunningWork.h"
 #include "../runtime/forks.h"
 #include "MTIAGraph.h"
@@ -105,12 +106,12 @@ MTIAStream MTIAStream::make_current() const {
 
 bool MTIAStream::query() const {
   MTIAGraph::refuse(*this, "Stream.query()", kNoTime);
-  return core_->query();
+  return core::program_queries(*core_);
 }
 
 void MTIAStream::wait() const {
   MTIAGraph::refuse(*this, "Stream.synchronize()", kNoTime);
-  core_->wait_until_idle();
+  core::program_waits_for(*core_);
 }
 
 void MTIAStream::synchronize() const {
@@ -157,7 +158,8 @@ void MTIAStream::wait_for(const MTIAStream& other) const {
 
 void MTIAStream::wait_for_others() const {
   for (const MTIAStream& other : others()) {
-    if (!other.core().is_idle()) wait_for(other);
+    // For an observer the order does not depend on timing.
+    if (core::current_observer() != nullptr || !other.core().is_idle()) wait_for(other);
   }
 }
 

@@ -1,11 +1,14 @@
 // The times of DDP's logging data (DistributedDataParallel._get_ddp_logging_data), by events of the device. Mirrors
 // torch/csrc/distributed/c10d/reducer_cuda.cpp.
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <array>
 #include <optional>
+
+#include "../core/Event.h"
+#include "../device/MTIAFunctions.h"
+#include "../device/MTIAStream.h"
 
 namespace torch_mtia {
 namespace {
@@ -18,26 +21,25 @@ class ReducerTimer final : public c10d::Timer {
 
   void record(Event event) override {
     Timer::record(event);  // the host's time, which getTimestamp returns
-    const c10::impl::VirtualGuardImpl guard(device_.type());
     events_.at(static_cast<size_t>(event))
-        .emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT)
-        .record(guard.getStream(device_));
+        .emplace(/*enable_timing=*/true)
+        .record(MTIAStream::current(index_or_current(device_.index())).core());
   }
 
   std::optional<int64_t> measureDifference(Event start, Event end) override {
-    std::optional<c10::Event>& first = events_.at(static_cast<size_t>(start));
-    std::optional<c10::Event>& last = events_.at(static_cast<size_t>(end));
+    const std::optional<core::Event>& first = events_.at(static_cast<size_t>(start));
+    const std::optional<core::Event>& last = events_.at(static_cast<size_t>(end));
     if (!first || !last) return std::nullopt;
     first->synchronize();
     last->synchronize();
-    const double milliseconds = first->elapsedTime(*last);
+    const double milliseconds = first->elapsed_time(*last);
     if (milliseconds < 0) return std::nullopt;  // the last is of the iteration before
     return static_cast<int64_t>(milliseconds * 1e6);
   }
 
  private:
   const c10::Device device_;
-  std::array<std::optional<c10::Event>, kNumEvents> events_;
+  std::array<std::optional<core::Event>, kNumEvents> events_;
 };
 
 }  // namespace

@@ -508,7 +508,7 @@ void StreamBackend::shutdown() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return std::all_of(streams_.begin(), streams_.end(), [](const auto& of_device) {
       const Streams& streams = of_device.second;
-      return streams.collectives.query() && streams.posts.query() && streams.arrivals.query();
+      return streams.collectives.core().query() && streams.posts.core().query() && streams.arrivals.core().query();
     });
   };
   const auto is_stuck = [&] {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../core/BlockingWait.h"
+#include "../core/ProgramWait.h"
 #include "CollectiveWork.h"
 
 namespace torch_mtia {
@@ -84,11 +85,11 @@ StreamWork::StreamWork(int rank, c10d::OpType type, const MTIAStream& stream, st
 }
 
 bool StreamWork::isCompleted() {
-  return end_.query();
+  return core::program_queries(end_);
 }
 
 bool StreamWork::isSuccess() const {
-  return end_.query() && outcome_->error() == nullptr;
+  return core::program_queries(end_) && outcome_->error() == nullptr;
 }
 
 std::exception_ptr StreamWork::exception() const {
@@ -97,7 +98,7 @@ std::exception_ptr StreamWork::exception() const {
 
 int StreamWork::sourceRank() const {
   const core::BlockingWait wait(/*takes_time=*/true);
-  end_.synchronize();
+  core::program_waits_for(end_);
   return outcome_->source_rank();
 }
 
@@ -117,7 +118,7 @@ bool StreamWork::wait(std::chrono::milliseconds timeout) {
   if (timeout != kNoTimeout && timeout.count() > 0) {
     const core::BlockingWait wait(/*takes_time=*/true);
     const auto deadline = std::chrono::steady_clock::now() + timeout;
-    while (!end_.query()) {
+    while (!core::program_queries(end_)) {
       TORCH_CHECK_WITH(DistBackendError, std::chrono::steady_clock::now() < deadline, outcome_->call.name, " number ",
                        outcome_->call.sequence_number, " of rank ", rank_, " was not complete after ", timeout.count(),
                        " ms");
@@ -126,7 +127,7 @@ bool StreamWork::wait(std::chrono::milliseconds timeout) {
   }
   if (opType_ == c10d::OpType::BARRIER) {
     const core::BlockingWait wait(/*takes_time=*/true);
-    end_.synchronize();
+    core::program_waits_for(end_);
   }
   if (opType_ == c10d::OpType::BARRIER || timeout != kNoTimeout) {
     if (const auto error = outcome_->error()) std::rethrow_exception(error);

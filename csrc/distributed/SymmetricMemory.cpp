@@ -13,7 +13,9 @@
 #include <sstream>
 #include <thread>
 #include <utility>
+#include <vector>
 
+#include "../core/AllocatorObserver.h"
 #include "../core/WorkItem.h"
 #include "../device/Door.h"
 #include "../device/HostView.h"
@@ -175,7 +177,14 @@ void SymmetricAllocator::free(void* ptr) {
     allocation = allocations_.extract(found);
   }
   // Work of this rank may be using the memory; that of others has mappings of its own.
-  MTIAStream::synchronize_all(allocation.mapped().block->device);
+  const SymmetricBlock& block = *allocation.mapped().block;
+  MTIAStream::synchronize_all(block.device);
+  core::AllocatorObserver* told = core::allocator_observer.load(std::memory_order_acquire);
+  if (told == nullptr) return;
+  const MTIAStream first = MTIAStream::default_stream(block.device);
+  std::vector<MTIAStream> users = first.others();
+  users.push_back(first);
+  for (const MTIAStream& user : users) told->reuse_waits_for(user.core(), block.buffer(), block.size);
 }
 
 size_t SymmetricAllocator::get_alloc_size(void* ptr) {

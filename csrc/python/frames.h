@@ -4,6 +4,7 @@
 #include <torch/csrc/Export.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include <memory>
 #include <unordered_map>
@@ -17,6 +18,12 @@ TORCH_PYTHON_API void installCapturedTracebackPython();
 }  // namespace torch
 
 namespace torch_mtia {
+
+// False: the interpreter has ended, or ends, and a thread that wants its lock would never return. Some thread may begin
+// to end it right after the answer.
+inline bool can_ask_python() {
+  return Py_IsInitialized() != 0 && (Py_IsFinalizing() == 0 || PyGILState_Check() != 0);
+}
 
 // Turns contexts into lists of frames, all at once, because looking up symbols is slow.
 class Frames {

@@ -108,7 +108,7 @@ class Keys {
 }  // namespace
 
 std::vector<sanitizer::Finding> merge_findings(std::vector<sanitizer::Finding> findings) {
-  if (findings.size() < 2 || Py_IsInitialized() == 0) return findings;
+  if (findings.size() < 2 || !can_ask_python()) return findings;
   const py::gil_scoped_acquire gil;
   Keys keys(findings);
   std::vector<sanitizer::Finding> merged;

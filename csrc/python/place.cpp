@@ -9,6 +9,8 @@
 #include <optional>
 #include <unordered_map>
 
+#include "../runtime/forks.h"
+
 namespace torch_mtia {
 namespace {
 
@@ -20,6 +22,7 @@ namespace py = pybind11;
 // made the node: a row of the last numbers of each thread is enough.
 class ForwardCalls {
  public:
+  ForwardCalls() { runtime::hold_at_forks(runtime::ForkOrder::kObserver, mutex_); }
   void add(uint64_t thread, uint64_t number, std::shared_ptr<torch::CapturedTraceback> place) {
     const std::lock_guard lock(mutex_);
     auto& calls = threads_[thread];
@@ -63,6 +66,7 @@ ForwardCalls& forward_calls() {
 // die then only, when nobody holds a lock of the sanitizer's.
 class DeadTracebacks {
  public:
+  DeadTracebacks() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex_); }
   void add(std::shared_ptr<torch::CapturedTraceback> traceback) {
     const std::lock_guard lock(mutex_);
     dead_.push_back(std::move(traceback));
@@ -94,7 +98,7 @@ bool Gathering::is_under_way = false;
 
 // Null: see Note [Stacks inside of stacks].
 std::shared_ptr<torch::CapturedTraceback> traceback() {
-  if (Py_IsInitialized() == 0) return nullptr;
+  if (!can_ask_python()) return nullptr;
   const py::gil_scoped_acquire gil;
   if (Gathering::is_under_way) return nullptr;
   const Gathering gathering;
@@ -129,6 +133,7 @@ void leave(const std::string& name) {
 // Those of the last calls of backward(), of which few are under way at a time.
 class ScaledTasks {
  public:
+  ScaledTasks() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex_); }
   void add(int task) {
     const std::lock_guard lock(mutex_);
     tasks_[next_++ % tasks_.size()] = task;
@@ -191,6 +196,7 @@ std::shared_ptr<const Lines> place_of_backward() {
   if (task == last_task) return last;
   last_task = task;
   last = nullptr;
+  if (!can_ask_python()) return last;
   const py::gil_scoped_acquire gil;
   size_t waiting = 0;
   for (auto* thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); thread != nullptr;

@@ -1,6 +1,7 @@
 #include "../sanitizer/Sanitizer.h"
 
 #include "../aten/HostAccesses.h"
+#include "../core/ProgramWait.h"
 #include "../core/RunningWork.h"
 #include "../core/Stream.h"
 #include "../device/MTIAFunctions.h"
@@ -117,20 +118,27 @@ py::dict describe(const sanitizer::Item& item, const sanitizer::KernelAccess& ac
   return result;
 }
 
-// What is not finite is known when work has run. Errors of work stay with the streams.
-void wait_for_numbers() {
-  if (!sanitizer::Sanitizer::watches_numbers() || !runtime::is_initialized()) return;
+// Errors of work stay with the streams.
+void wait_for_all_streams(bool for_program) {
+  if (!runtime::is_initialized()) return;
   const core::WithoutGil without_gil;
-  const sanitizer::Sanitizer::OwnWait own;
+  const auto wait = [&](const MTIAStream& stream) {
+    if (stream.core().wait_unless_captured() && for_program) core::program_has_waited(stream.core());
+  };
   try {
     for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
       const MTIAStream first = MTIAStream::default_stream(device);
-      first.core().wait_unless_captured();
-      for (const MTIAStream& other : first.others()) other.core().wait_unless_captured();
+      wait(first);
+      for (const MTIAStream& other : first.others()) wait(other);
     }
   } catch (const runtime::DriverError&) {
     // Nothing runs in a child that was forked, nor on a device that is lost.
   }
+}
+
+// What is not finite is known when work has run.
+void wait_for_numbers() {
+  if (sanitizer::Sanitizer::watches_numbers()) wait_for_all_streams(/*for_program=*/false);
 }
 
 // Raises RuntimeError inside of work: what is to be waited for may be behind it.
@@ -213,6 +221,8 @@ void bind_sanitizer(py::module_& m) {
   });
   m.def("_sanitizer_is_running", &sanitizer::Sanitizer::is_running);
   m.def("_sanitizer_wait", &wait, py::call_guard<py::gil_scoped_release>());
+  // As if the program had waited for all devices.
+  m.def("_sanitizer_order_all", [] { wait_for_all_streams(/*for_program=*/true); });
   m.def("_sanitizer_reads", [](const char* name, const at::Tensor& tensor) { tell_host_read(name, tensor); });
   m.def("_sanitizer_gradients_are_scaled", &gradients_are_scaled);
   m.def("_sanitizer_take", &take);

@@ -4,6 +4,8 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_compat.h>
 
+#include "frames.h"
+
 namespace torch_mtia {
 namespace {
 
@@ -29,7 +31,7 @@ void know_modules() {
 }
 
 uint64_t site_of_caller() {
-  if (Py_IsInitialized() == 0) return 0;
+  if (!can_ask_python()) return 0;
   const py::gil_scoped_acquire gil;
   size_t site = 0;
   auto frame =

@@ -16,6 +16,11 @@ constexpr uint64_t bits(uint32_t first, uint32_t count) {
   return (count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << first;
 }
 
+// An image is a file that somebody may have changed: a site with a larger number, or with elements of another size, is
+// not the compiler's.
+constexpr uint32_t kMaxSites = uint32_t{1} << 16;
+constexpr uint32_t kMaxElementSize = 8;
+
 // More operands of a line than these become one, of all its runs.
 constexpr size_t kMaxOperands = 256;
 
@@ -90,7 +95,9 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
     compute(*source, lanes);
     return lanes;
   }
-  Site& site = site_of(*source);
+  Site* const known = site_of(*source);
+  if (known == nullptr) return lanes;
+  Site& site = *known;
   if (computes) {
     if (watches_numbers_) check_numbers(context, site, *source, &address, 1, values, /*is_single=*/true);
     return lanes;
@@ -194,21 +201,25 @@ void AccessRecorder::begin_program(const mtia_kernel_context& context, const std
   ++moment_;
 }
 
-AccessRecorder::Site& AccessRecorder::site_of(const mtia_site& source) {
+AccessRecorder::Site* AccessRecorder::site_of(const mtia_site& source) {
+  if (source.number < sites_.size() && sites_[source.number].source == &source) [[likely]]
+    return &sites_[source.number];
+  if (source.number >= kMaxSites || source.size == 0 || source.size > kMaxElementSize) {
+    is_foreign_ = true;
+    return nullptr;
+  }
   if (source.number >= sites_.size()) sites_.resize(source.number + 1);
   Site& site = sites_[source.number];
-  if (site.source == &source) [[likely]]
-    return site;
   site.source = &source;
   site.line = std::make_shared<KernelLine>(KernelLine{source.file, source.line, source.argument});
   site.kind = source.kind;
   site.size = source.size;
   const int64_t offset = source.argument_offset;
-  if (offset < 0 || static_cast<uint64_t>(offset) + sizeof(uint64_t) > arguments_.size()) return site;
+  if (offset < 0 || static_cast<uint64_t>(offset) + sizeof(uint64_t) > arguments_.size()) return &site;
   uint64_t pointer = 0;
   std::memcpy(&pointer, arguments_.data() + offset, sizeof(pointer));
   if (const mtia_span* tensor = live_at(pointer)) site.tensor = *tensor;
-  return site;
+  return &site;
 }
 
 uint32_t AccessRecorder::record_of(Site& site, uint32_t number) {
@@ -478,7 +489,7 @@ KernelAccess AccessRecorder::describe(uint32_t record, uint64_t address) const {
 AccessRecorder::Launch AccessRecorder::take() {
   enter_all();
   Launch launch;
-  launch.was_followed = moment_ != 0;
+  launch.was_followed = moment_ != 0 && !std::exchange(is_foreign_, false);
   launch.findings = std::move(findings_);
   std::vector<Runs> read(sites_.size());
   std::vector<Runs> written(sites_.size());

@@ -84,7 +84,8 @@ class AccessRecorder {
   };
 
   void begin_program(const mtia_kernel_context& context, const std::array<int32_t, 3>& program);
-  Site& site_of(const mtia_site& source);
+  // Null: the image is not one of ours, and the launch cannot be followed.
+  Site* site_of(const mtia_site& source);
   uint32_t record_of(Site& site, uint32_t number);
   const mtia_span* live_at(uint64_t address) const;
 
@@ -119,7 +120,8 @@ class AccessRecorder {
   uint32_t program_ = 0;
   uint32_t epoch_ = 0;
   Known known_;
-  uint64_t moment_ = 0;  // grows when program_ or epoch_ changes; 0: no program has begun
+  bool is_foreign_ = false;  // a site is none that the compiler makes
+  uint64_t moment_ = 0;      // grows when program_ or epoch_ changes; 0: no program has begun
   std::vector<Site> sites_;
   std::vector<Record> records_;
   std::vector<Node> nodes_;

@@ -149,6 +149,16 @@ void Detector::free(uint64_t address, Context context) {
   });
 }
 
+// Whoever gets the memory is after these touches, in whatever stream; nobody else may touch it meanwhile.
+void Detector::reuse_waits_for(const void* stream, uint64_t address, uint64_t size) {
+  if (size == 0) return;
+  const std::lock_guard lock(mutex_);
+  const Clock& done = state_.clocks.of(state_.clocks.timeline_of(stream));
+  for_each_cell(Region::dense(address, size), [&](uint64_t /*begin*/, Cell& cell) {
+    std::erase_if(cell.touches, [&](const Touch& touch) { return touch.is_before(done); });
+  });
+}
+
 uint64_t Detector::num_blocks() {
   const std::lock_guard lock(mutex_);
   return state_.num_blocks;

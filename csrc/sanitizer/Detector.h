@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "../runtime/forks.h"
 #include "Clocks.h"
 #include "Findings.h"
 #include "Region.h"
@@ -48,12 +49,17 @@ class Detector {
   // `site`: the same number for what the same lines of the program allocate; 0: nobody knows them.
   void allocate(uint64_t address, uint64_t size, bool is_private, bool is_written, Context context, uint64_t site = 0);
   void free(uint64_t address, Context context);
+  // Memory is given out again only after a stream has done what it was given until now.
+  void reuse_waits_for(const void* stream, uint64_t address, uint64_t size);
 
   // How many there have been so far: for Operand::captured.
   uint64_t num_blocks();
 
   // What is alive of all sites, but for private blocks.
   std::vector<LiveSite> live_blocks();
+
+  // Of one that lives as long as the process.
+  void hold_at_forks(runtime::ForkOrder order) { runtime::hold_at_forks(order, mutex_); }
 
   // How often something was touched by so many in different shapes that the first of these was forgotten.
   uint64_t num_forgotten();

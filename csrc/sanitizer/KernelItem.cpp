@@ -60,7 +60,12 @@ void Watcher::expect(Give give) {
 }
 
 void Watcher::finished() noexcept {
-  AccessRecorder::Launch launch = recorder_.take();
+  AccessRecorder::Launch launch;
+  try {
+    launch = recorder_.take();
+  } catch (...) {
+    launch = {};  // the host is out of memory: nobody knows what the launch did
+  }
   Give give;
   {
     const std::lock_guard lock(mutex_);
@@ -68,7 +73,11 @@ void Watcher::finished() noexcept {
     give = std::move(expected_.front());
     expected_.pop_front();
   }
-  give(std::move(launch));
+  try {
+    give(std::move(launch));
+  } catch (...) {
+    // The same: what waits for the launch is never checked.
+  }
 }
 
 void await(std::vector<Node> nodes, std::function<void(std::vector<Node> nodes)> complete) {

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <utility>
 
+#include "../runtime/forks.h"
+
 namespace torch_mtia::sanitizer {
 
 // What a kernel touches is known when it has run. Until then what came later waits behind it. Thread safe; entries are
@@ -42,7 +44,7 @@ class Log {
     if (entries_.empty()) all_applied_.notify_all();
   }
 
-  // BLOCKS until everything is applied, but no longer than `at_most`: what a fork has left behind never comes.
+  // BLOCKS until everything is applied, but no longer than `at_most`: a device that is lost runs no kernels.
   void wait(std::chrono::seconds at_most) {
     std::unique_lock lock(mutex_);
     all_applied_.wait_for(lock, at_most, [&] { return entries_.empty(); });
@@ -55,10 +57,20 @@ class Log {
     all_applied_.notify_all();
   }
 
+  // Of one that lives as long as the process.
+  void hold_at_forks(runtime::ForkOrder order) { runtime::hold_at_forks(order, mutex_); }
+  // In a forked child, which holds the mutex: none of the kernels runs here that entries wait for, nor do the threads
+  // that wait for entries. What entries refer to dies with the process: it may need other locks that are held.
+  void abandon() noexcept {
+    entries_.swap(abandoned_);
+    std::construct_at(&all_applied_);
+  }
+
  private:
   std::mutex mutex_;
   std::condition_variable all_applied_;
   std::deque<std::shared_ptr<Entry>> entries_;
+  std::deque<std::shared_ptr<Entry>> abandoned_;
 };
 
 }  // namespace torch_mtia::sanitizer

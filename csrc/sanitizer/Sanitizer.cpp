@@ -11,6 +11,8 @@
 #include "../core/Event.h"
 #include "../core/RunningWork.h"
 #include "../core/Stream.h"
+#include "../runtime/forks.h"
+#include "../runtime/loader.h"
 #include "NamedOperand.h"
 #include "Numbers.h"
 
@@ -30,6 +32,16 @@ class OperandsOf final : public core::OperandSink {
   std::vector<Operand> operands;
 };
 
+// For what destructors call.
+template <typename Body>
+void note(Body body) noexcept {
+  try {
+    body();
+  } catch (...) {
+    // The host is out of memory. What was not noted may lead to a report too many or too few.
+  }
+}
+
 // Before anything is written, all is read.
 int rank(const Operand& operand) {
   if (!operand.writes) return 0;
@@ -37,6 +49,22 @@ int rank(const Operand& operand) {
 }
 
 }  // namespace
+
+Sanitizer::Sanitizer() {
+  log_.hold_at_forks(runtime::ForkOrder::kObserver);
+  runtime::hold_at_forks(runtime::ForkOrder::kObserved, mutex_);
+  detector_.hold_at_forks(runtime::ForkOrder::kDetector);
+  runtime::in_forked_children([] { get().leave_forked_child(); });
+}
+
+// All that the child of a process that uses the device can do is to free what it has inherited. So nobody looks, and
+// the locks of captures need not be on the list of those that a fork waits for.
+void Sanitizer::leave_forked_child() noexcept {
+  if (!runtime::is_forked() && !runtime::is_initialized()) return;
+  core::observer = nullptr;
+  core::allocator_observer = nullptr;
+  log_.abandon();
+}
 
 Sanitizer& Sanitizer::get() {
   static Sanitizer& instance = *std::unique_ptr<Sanitizer>(new Sanitizer()).release();  // leaked, see the class
@@ -59,11 +87,13 @@ void Sanitizer::start(Checks checks, bool numbers, const Program& program) {
     instance.unlisted_.clear();
     instance.merge_at_ = std::max(kMaxFindings, 2 * instance.findings_.size());
   }
+  core::allocator_observer = &instance;
   core::observer = &instance;
 }
 
 void Sanitizer::stop() {
   core::observer = nullptr;
+  core::allocator_observer = nullptr;
   get().log_.clear();
   get().watches_numbers_ = false;
   get().num_forgotten_ += get().detector_.num_forgotten();
@@ -252,10 +282,7 @@ void Sanitizer::waits(const core::Stream& stream, const core::Event& event) {
   }
 }
 
-thread_local int Sanitizer::OwnWait::count = 0;
-
 void Sanitizer::host_waited(const core::Stream& stream) {
-  if (OwnWait::is_under_way()) return;
   log_.add([this, &stream] { detector_.host_waits_for_stream(&stream); });
 }
 
@@ -264,7 +291,7 @@ void Sanitizer::host_waited(const core::Event& event) {
 }
 
 void Sanitizer::destroys(const core::Event& event) noexcept {
-  log_.add([this, handle = event.handle()] { detector_.forget(handle); });
+  note([&] { log_.add([this, handle = event.handle()] { detector_.forget(handle); }); });
 }
 
 void Sanitizer::captures(const core::Graph& graph) {
@@ -277,8 +304,10 @@ void Sanitizer::has_captured(const core::Graph& graph) noexcept {
   const std::shared_ptr<Capture> capture = captured(&graph);
   if (capture == nullptr) return;
   capture->end();
-  std::vector<Node> nodes = capture->nodes();
-  keep(check(*capture, nodes));
+  note([&] {
+    std::vector<Node> nodes = capture->nodes();
+    keep(check(*capture, nodes));
+  });
 }
 
 void Sanitizer::destroys(const core::Graph& graph) noexcept {
@@ -325,11 +354,18 @@ void Sanitizer::allocated(uint64_t address, uint64_t size, bool is_private) {
 }
 
 void Sanitizer::freed(uint64_t address) noexcept {
-  const Context where = core::RunningWork::on_this_thread() ? nullptr : context();
-  log_.add([this, address, where] { detector_.free(address, where); });
-  for (const auto& capture : capturing()) {
-    capture->add([address, where](Detector& order) { order.free(address, where); });
-  }
+  Context where = nullptr;
+  if (!core::RunningWork::on_this_thread()) note([&] { where = context(); });
+  note([&] {
+    log_.add([this, address, where] { detector_.free(address, where); });
+    for (const auto& capture : capturing()) {
+      capture->add([address, where](Detector& order) { order.free(address, where); });
+    }
+  });
+}
+
+void Sanitizer::reuse_waits_for(const core::Stream& stream, uint64_t address, uint64_t size) noexcept {
+  note([&] { log_.add([this, &stream, address, size] { detector_.reuse_waits_for(&stream, address, size); }); });
 }
 
 void Sanitizer::touches(const char* name, List list, const void* work) {
@@ -348,7 +384,7 @@ uint64_t Sanitizer::submits_host_function(const core::Stream& stream) {
 }
 
 void Sanitizer::ended_host_function(uint64_t number) noexcept {
-  log_.add([this, number] { detector_.end_function(number); });
+  note([&] { log_.add([this, number] { detector_.end_function(number); }); });
 }
 
 }  // namespace torch_mtia::sanitizer

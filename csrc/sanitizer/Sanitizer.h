@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../core/AllocatorObserver.h"
 #include "../core/Graph.h"
 #include "../core/Observer.h"
 #include "Capture.h"
@@ -21,7 +22,7 @@
 namespace torch_mtia::sanitizer {
 
 // Leaked: any thread may be about to call it.
-class Sanitizer final : public core::Observer {
+class Sanitizer final : public core::Observer, public core::AllocatorObserver {
  public:
   // What is to be asked of the program, on the thread that does something.
   struct Program {
@@ -38,18 +39,6 @@ class Sanitizer final : public core::Observer {
   static void wait();
   static bool is_running() { return core::current_observer() != nullptr; }
   static bool watches_numbers() { return get().watches_numbers_; }
-  // While it lives, what this thread waits for orders nothing: the program would not have waited.
-  class OwnWait {
-   public:
-    OwnWait() { ++count; }
-    ~OwnWait() { --count; }
-    OwnWait(const OwnWait&) = delete;
-    OwnWait& operator=(const OwnWait&) = delete;
-    static bool is_under_way() { return count != 0; }
-
-   private:
-    static thread_local int count;
-  };
   // What was found since the last call.
   static std::vector<Finding> take();
   static std::vector<LiveSite> live_blocks();
@@ -73,13 +62,15 @@ class Sanitizer final : public core::Observer {
   void destroys(const core::Graph& graph) noexcept override;
   void allocated(uint64_t address, uint64_t size, bool is_private) override;
   void freed(uint64_t address) noexcept override;
+  void reuse_waits_for(const core::Stream& stream, uint64_t address, uint64_t size) noexcept override;
   void touches(const char* name, List list, const void* work) override;
   uint64_t submits_host_function(const core::Stream& stream) override;
   void ended_host_function(uint64_t number) noexcept override;
 
  private:
   static Sanitizer& get();
-  Sanitizer() = default;
+  Sanitizer();
+  void leave_forked_child() noexcept;
   void keep(std::vector<Finding> findings);
   void merge_findings();
   Context context() const { return program_.load(std::memory_order_relaxed)->context(); }

@@ -117,6 +117,30 @@ TEST(reads_do_not_race_and_writes_race_with_all_of_them) {
   CHECK_EQ(device.submit(kThird, "w", {write(kX, 64)}), "");
 }
 
+TEST(what_waits_before_memory_is_used_again_orders_that_memory_only) {
+  Device device;
+  device.allocate(kX, 64);
+  device.submit(kMain, "fill", {write(kX, 128)});
+  device.submit(kSide, "sum", {read(kX + 256, 8)});
+  device.detector.reuse_waits_for(kMain, kX, 64);
+  device.detector.free(kX, nullptr);
+  device.submit(kMain, "late", {write(kX + 256, 8)});
+  device.allocate(kX, 64);
+  CHECK_EQ(device.submit(kThird, "again", {write(kX, 64)}), "");
+  CHECK_EQ(device.submit(kThird, "beside", {write(kX + 64, 64)}), "race with fill");
+}
+
+TEST(memory_that_is_used_again_waits_for_no_other_stream) {
+  Device device;
+  device.allocate(kX, 64);
+  device.submit(kMain, "a", {read(kX, 64)});
+  device.submit(kSide, "b", {read(kX, 64)});
+  device.detector.reuse_waits_for(kSide, kX, 64);
+  device.detector.free(kX, nullptr);
+  device.allocate(kX, 64);
+  CHECK_EQ(device.submit(kThird, "again", {write(kX, 64)}), "freed too early with a");
+}
+
 TEST(columns_of_a_matrix_are_apart) {
   Device device;
   device.submit(kMain, "left", {columns(0, 32, true)});

@@ -383,6 +383,22 @@ TEST(a_kernel_that_was_not_compiled_for_it_is_not_followed) {
   CHECK(kernel.recorder.take().was_followed);
 }
 
+TEST(a_launch_with_sites_that_no_compiler_makes_is_not_followed) {
+  for (const auto& [number, size] : {std::pair{~uint32_t{0}, uint32_t{4}}, std::pair{uint32_t{0}, uint32_t{64}},
+                                     std::pair{uint32_t{0}, uint32_t{0}}}) {
+    Kernel kernel;
+    kernel.recorder.watch_numbers();
+    const mtia_site* site = kernel.site(kLoad | MTIA_SITE_FLOAT, size);
+    const_cast<mtia_site*>(site)->number = number;
+    kernel.begin(0);
+    CHECK_EQ(kernel.access(site, 0, 4), uint64_t{15});
+    CHECK(!kernel.recorder.take().was_followed);
+    kernel.begin(0);
+    kernel.access(kernel.site(kLoad), 0, 4);
+    CHECK(kernel.recorder.take().was_followed);
+  }
+}
+
 }  // namespace
 }  // namespace torch_mtia::test
 

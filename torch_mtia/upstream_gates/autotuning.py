@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_mtia import _C
 from torch_mtia.door import device_module, device_type
 from torch_mtia.graphs import is_stream_capturing
 
@@ -125,7 +126,7 @@ def replayed_from_a_graph(original: Callable[..., float]) -> Callable[..., float
         if torch.cuda.is_available() or not device_module().is_available():
             return original(self, _callable, **kwargs)
         _callable()
-        device_module().synchronize()
+        _C._wait_unobserved(-1)
         graph = torch.accelerator.Graph()
         with graph:
             _callable()
