@@ -142,6 +142,7 @@ def test_a_report_says_what_happened_where_and_what_to_write() -> None:
     (report,) = reports_of(race.faulty)
     text = re.sub(r"stream [1-9]\d*", "stream N", str(report))
     text = re.sub(r"(?m)^    (?!program).*\n", "", text)
+    text = text.replace("torch.mtia.current_stream().wait_stream(torch.mtia.default_stream())", "WAIT")
     assert (
         text
         == """\
@@ -150,7 +151,7 @@ Race: two pieces of work touch the same memory in no order, and one of them writ
     program.py:4 in <module>
   aten::normal_ writes float32[1000] on the default stream of device 0, submitted before
     program.py:1 in <module>
-  To fix it: before the later one, call wait_stream(stream 0) of stream N, or wait for an event."""
+  To fix it: before the later one, call WAIT, or wait for an event."""
     )
 
 
@@ -338,6 +339,34 @@ def test_a_pytest_plugin_makes_tests_fail(run_script: RunScript, tmp_path: Path)
     assert "test_example.py:5 in test_wrong" in finished.stdout
 
 
+FREED_EARLY = """
+import torch
+side = torch.Stream("mtia")
+def test_wrong():
+    x = torch.ones(1 << 20, device="mtia")
+    side.wait_stream(torch.mtia.current_stream())
+    with side:
+        y = x.exp()
+def test_right():
+    torch.zeros(1 << 20, device="mtia")
+def test_wrong_again():
+    test_wrong()
+    test_right()
+"""
+
+
+def test_no_test_fails_for_what_another_one_has_left_behind(run_script: RunScript, tmp_path: Path) -> None:
+    test = tmp_path / "test_example.py"
+    test.write_text(FREED_EARLY)
+    finished = run_script(
+        "import subprocess, sys\n"
+        "subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'torch_mtia.sanitizer.pytest_plugin', "
+        f"'-p', 'no:cacheprovider', '--sanitize-device', 'streams', {str(test)!r}])\n"
+    )
+    assert "1 failed, 2 passed" in finished.stdout
+    assert "FAILED test_example.py::test_wrong_again" in finished.stdout
+
+
 LEAKING = """
 import torch
 x, outputs = torch.ones(1000, device="mtia"), []
@@ -401,6 +430,43 @@ def test_a_suppression_without_a_reason_is_an_error(line: str, message: str, tmp
     file.write_text(line)
     with pytest.raises(ValueError, match=message):
         sanitizer.suppress(file)
+
+
+def test_a_place_is_the_absolute_path_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A script that is started as `python prog.py` is called by its bare name."""
+    file = tmp_path / "suppressions.txt"
+    file.write_text("uninitialized aten::add */prog.py:* # a test\nuninitialized aten::mul prog.py:* # a test\n")
+    monkeypatch.setattr(sanitizer, "_suppressions", [])
+    sanitizer.suppress(file)
+    with sanitizer.enabled("init"):
+        exec(compile("x = torch.empty(3, device='mtia')\nx + 1\nx * 1", "prog.py", "exec"), {"torch": torch})
+    assert not sanitizer.reports()
+
+
+def test_methods_of_other_libraries_stay_and_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def mine(tensor: torch.Tensor) -> object:
+        calls.append("mine")
+        return torch._C.TensorBase.numpy(tensor)
+
+    def theirs(tensor: torch.Tensor) -> object:
+        calls.append("theirs")
+        return watched(tensor)
+
+    inherited = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "numpy", mine)
+    with sanitizer.enabled("streams"):
+        torch.ones(3).numpy()
+        watched = torch.Tensor.tolist
+        monkeypatch.setattr(torch.Tensor, "tolist", theirs)  # while it is watched
+    assert torch.Tensor.__dict__["numpy"] is mine
+    assert torch.Tensor.__dict__["tolist"] is theirs
+    assert torch.ones(1).tolist() == [1]
+    assert calls == ["mine", "theirs"]
+    monkeypatch.undo()
+    del torch.Tensor.tolist
+    assert torch.Tensor.tolist is inherited
 
 
 def test_what_pytorch_does_on_purpose_is_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,26 +11,48 @@ import torch
 METHODS = ("numpy", "tolist")
 
 
+class _Watched:
+    """One method of torch.Tensor, which may be another library's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_inherited = name not in vars(torch.Tensor)
+        self.original: Callable[..., Any] = getattr(torch.Tensor, name)
+        self.is_on = True
+
+        @functools.wraps(self.original)
+        def told(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            from torch_mtia import _C
+
+            if self.is_on and tensor.is_cpu:  # of a device they copy, and wait for it
+                _C._sanitizer_reads(f"Tensor.{name}()", tensor)
+            return self.original(tensor, *args, **kwargs)
+
+        self.told = told
+        setattr(torch.Tensor, name, told)
+
+    def end(self) -> None:
+        """Puts the original back, unless somebody has replaced the method since: a wrapper of theirs may call ours,
+        which only passes on from now on."""
+        self.is_on = False
+        if vars(torch.Tensor).get(self.name) is not self.told:
+            return
+        if self.is_inherited:
+            delattr(torch.Tensor, self.name)
+        else:
+            setattr(torch.Tensor, self.name, self.original)
+
+
+_watched: list[_Watched] = []
+
+
 def watch() -> None:
-    """Lets methods of torch.Tensor tell, which it inherits."""
-    for name in METHODS:
-        setattr(torch.Tensor, name, _told(name, getattr(torch._C.TensorBase, name)))
+    """From now on, until leave()."""
+    leave()
+    _watched.extend(map(_Watched, METHODS))
 
 
 def leave() -> None:
-    """They are as before."""
-    for name in METHODS:
-        if name in vars(torch.Tensor):
-            delattr(torch.Tensor, name)
-
-
-def _told(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    from torch_mtia import _C
-
-    @functools.wraps(method)
-    def told(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if tensor.is_cpu:  # of a device they copy, and wait for it
-            _C._sanitizer_reads(f"Tensor.{name}()", tensor)
-        return method(tensor, *args, **kwargs)
-
-    return told
+    """The methods are those that watch() found."""
+    while _watched:
+        _watched.pop().end()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torch_mtia.door import device_type
 from torch_mtia.sanitizer import replaced_numbers
 
 _TRITON = importlib.util.find_spec("triton")
@@ -75,6 +76,13 @@ class Access:
         return f"{f'stream {self.stream}' if self.stream else 'the default stream'} of device {self.device}"
 
     @property
+    def expression(self) -> tuple[str, str]:
+        """The stream as Python, and where that is not enough, what the name in it stands for."""
+        if self.stream == 0:
+            return f"torch.{device_type()}.default_stream({self.device or ''})", ""
+        return "earlier", f", where earlier is {self.where}"
+
+    @property
     def place(self) -> tuple[object, ...]:
         """The same for what was done at the same lines of the program."""
         frames = (*own_lines(self.frames), None, *own_lines(self.forward), None, *own_lines(self.backward))
@@ -120,20 +128,18 @@ class Report:
         if self.kind in _REMEDIES:
             return _REMEDIES[self.kind]
         assert self.earlier is not None
+        earlier, where = self.earlier.expression
+        waits = f"torch.{device_type()}.current_stream({self.access.device or ''}).wait_stream({earlier})"
         if self.kind == "freed too early":
-            return (
-                f"before the tensor is freed, call tensor.record_stream(stream {self.earlier.stream}), or "
-                f"stream {self.access.stream}.wait_stream(stream {self.earlier.stream})"
-            )
-        later, earlier = self.access.stream, self.earlier.stream
-        if later is None:
-            return f"before it, let the host wait: synchronize() of stream {earlier}, or of an event recorded there"
+            return f"before the tensor is freed, call tensor.record_stream({earlier}), or {waits}{where}"
+        if self.access.stream is None:
+            return f"before it, let the host wait: {earlier}.synchronize(){where}, or that of an event recorded there"
         if self.earlier.is_collective:
-            where = "" if self.access.is_collective else f", in stream {later}"
-            return f"before the later one, call wait() of what {self.earlier.operator} returned{where}"
+            there = "" if self.access.is_collective else f", in stream {self.access.stream}"
+            return f"before the later one, call wait() of what {self.earlier.operator} returned{there}"
         if self.access.is_collective:
-            return f"before the collective is called, let the current stream wait: wait_stream(stream {earlier})"
-        return f"before the later one, call wait_stream(stream {earlier}) of stream {later}, or wait for an event"
+            return f"before the collective is called, call {waits}{where}"
+        return f"before the later one, call {waits}{where}, or wait for an event"
 
     def __str__(self) -> str:
         lines = [f"{_TITLES[self.kind]}{f' ({self.count} times)' if self.count > 1 else ''}", f"  {self.access}"]

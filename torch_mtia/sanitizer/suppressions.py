@@ -6,7 +6,8 @@ A file has a line for each:
     race          aten::add      */metrics.py:log    # the number is only shown, and may be that of another step
     use-after-free *             *:*                 # the extension keeps the memory alive by itself
 
-Kind, operator and place are patterns of fnmatch. A place is one of the lines that the report names, of either side.
+Kind, operator and place are patterns of fnmatch. A place is one of the lines that the report names, of either side;
+its file is compared as the report names it, and by its absolute path.
 What PyTorch does on purpose comes first, and is known to everybody.
 """
 
@@ -14,10 +15,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from torch_mtia.sanitizer.report import Report
+from torch_mtia.sanitizer.report import Frame, Report
 
 
 @dataclasses.dataclass
@@ -38,8 +40,12 @@ class Suppression:
         return (
             fnmatchcase(report.kind.replace(" ", "-"), self.kind)
             and any(fnmatchcase(access.operator, self.operator) for access in accesses)
-            and (self.place == "*:*" or any(fnmatchcase(f"{each.file}:{each.function}", self.place) for each in frames))
+            and (self.place == "*:*" or any(map(self._is_at, frames)))
         )
+
+    def _is_at(self, frame: Frame) -> bool:
+        files = {frame.file, os.path.abspath(frame.file)}  # a script may be called by its bare name
+        return any(fnmatchcase(f"{file}:{frame.function}", self.place) for file in files)
 
     def __str__(self) -> str:
         if not self.count:
