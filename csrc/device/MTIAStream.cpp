@@ -32,10 +32,15 @@ constexpr const char* kNoTime =
   }
 }
 
+// Asked by nobody outside: an observer is told of no wait.
+bool is_busy(const core::Stream& stream) {
+  return runtime::driver().stream_query(stream.handle()) == MTIA_ERROR_NOT_READY;
+}
+
 }  // namespace
 
 constinit std::array<MTIAStream::DeviceStreams, kMaxDevices> MTIAStream::device_streams{};
-constinit thread_local std::array<uint8_t, kMaxDevices> MTIAStream::current_ids{};
+constinit thread_local std::array<uint16_t, kMaxDevices> MTIAStream::current_ids{};
 
 c10::StreamId MTIAStream::next_of(Pool pool, c10::DeviceIndex device) {
   check_device_index(device);
@@ -52,7 +57,7 @@ core::Stream* MTIAStream::create_core_stream(c10::DeviceIndex device, c10::Strea
   std::lock_guard<std::mutex> lock(all.create_mutex);
   auto* stream = slot.load(std::memory_order_relaxed);
   if (stream == nullptr) {
-    stream = core::Stream::create(device, id > 0 && pool_of(id) == kHigh ? -1 : 0);
+    stream = core::Stream::create(device, is_high(id) ? -1 : 0);
     slot.store(stream, std::memory_order_release);
   }
   return stream;
@@ -66,7 +71,8 @@ MTIAStream::MTIAStream(const c10::Stream& stream) : device_(stream.device_index(
   TORCH_CHECK(stream.device_type() == device_type(), "expected a stream of type ", device_name(), ", got one of ",
               stream.device());
   check_device_index(device_);
-  TORCH_CHECK(id_ >= 0 && id_ < kNumStreams, device_name(device_), " has no stream with id ", id_);
+  TORCH_CHECK(id_ >= 0 && id_ < device_streams[device_].num_ids(), device_name(device_), " has no stream with id ",
+              id_);
   *this = MTIAStream(device_, id_);
 }
 
@@ -90,8 +96,36 @@ MTIAStream MTIAStream::for_recording(c10::DeviceIndex device) {
   return {device, next_of(kRecording, device)};
 }
 
+MTIAStream MTIAStream::take_owned(c10::DeviceIndex device) {
+  check_device_index(device);
+  auto& all = device_streams[device];
+  for (int index = 0; index < kMaxOwned; ++index) {
+    if (all.is_taken[index].exchange(true)) continue;
+    const auto* const before = all.streams[kFirstOwned + index].load(std::memory_order_acquire);
+    if (before != nullptr && (before->graph() != nullptr || is_busy(*before))) {
+      all.is_taken[index] = false;
+      continue;
+    }
+    int num_owned = all.num_owned;
+    while (num_owned <= index && !all.num_owned.compare_exchange_weak(num_owned, index + 1)) {
+    }
+    try {
+      return {device, kFirstOwned + index};
+    } catch (...) {
+      all.is_taken[index] = false;
+      throw;
+    }
+  }
+  TORCH_CHECK(false, "the process groups of this process use all ", kMaxOwned, " streams that ", device_name(device),
+              " has for them: destroy groups that are not needed any more");
+}
+
+void MTIAStream::give_back() const noexcept {
+  device_streams[device_].is_taken[id_ - kFirstOwned] = false;
+}
+
 std::optional<MTIAStream> MTIAStream::find(c10::DeviceIndex device, const void* handle) {
-  for (c10::StreamId id = 0; id < kNumStreams; ++id) {
+  for (c10::StreamId id = 0; id < device_streams[device].num_ids(); ++id) {
     const auto* stream = device_streams[device].streams[id].load(std::memory_order_acquire);
     if (stream != nullptr && stream->handle() == handle) return MTIAStream(device, id);
   }
@@ -100,7 +134,7 @@ std::optional<MTIAStream> MTIAStream::find(c10::DeviceIndex device, const void* 
 
 MTIAStream MTIAStream::make_current() const {
   const MTIAStream previous = current(device_);
-  current_ids[device_] = static_cast<uint8_t>(id_);
+  current_ids[device_] = static_cast<uint16_t>(id_);
   return previous;
 }
 
@@ -128,8 +162,8 @@ void MTIAStream::synchronize_all(c10::DeviceIndex device) {
   std::optional<core::WorkError> first;
   {
     const core::WithoutGil without_gil;
-    for (auto& slot : device_streams[device].streams) {
-      auto* stream = slot.load(std::memory_order_acquire);
+    for (c10::StreamId id = 0; id < device_streams[device].num_ids(); ++id) {
+      auto* stream = device_streams[device].streams[id].load(std::memory_order_acquire);
       if (stream == nullptr || stream->graph() != nullptr) continue;  // what is captured does not run
       stream->wait_until_idle();
       auto error = stream->take_error();
@@ -143,9 +177,19 @@ void MTIAStream::synchronize_all(c10::DeviceIndex device) {
 
 std::vector<MTIAStream> MTIAStream::others() const {
   std::vector<MTIAStream> found;
-  for (c10::StreamId id = 0; id < kFirstOfRecordings; ++id) {
+  for (c10::StreamId id = 0; id < device_streams[device_].num_ids(); ++id) {
     const auto* stream = device_streams[device_].streams[id].load(std::memory_order_acquire);
-    if (stream != nullptr && stream != core_ && stream->graph() == nullptr) found.push_back(MTIAStream(device_, id));
+    if (stream != nullptr && !is_for_recordings(id) && stream != core_ && stream->graph() == nullptr)
+      found.push_back(MTIAStream(device_, id));
+  }
+  return found;
+}
+
+std::vector<MTIAStream> MTIAStream::busy(c10::DeviceIndex device) {
+  std::vector<MTIAStream> found;
+  for (c10::StreamId id = 0; id < device_streams[device].num_ids(); ++id) {
+    const auto* stream = device_streams[device].streams[id].load(std::memory_order_acquire);
+    if (stream != nullptr && stream->graph() == nullptr && is_busy(*stream)) found.push_back(MTIAStream(device, id));
   }
   return found;
 }

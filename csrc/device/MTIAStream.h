@@ -20,7 +20,9 @@ namespace torch_mtia {
 // Note [Stream ids]
 // 0 is the device's default stream. The others are made on demand, kStreamsPerPool for each of the two priorities, and
 // handed out round robin, as CUDA does: 1 .. 32 have normal priority, 33 .. 64 high. The last pool is for recordings of
-// compiled code: what a program gives to its own streams meanwhile must not become part of them.
+// compiled code: what a program gives to its own streams meanwhile must not become part of them. The ids from
+// kFirstOwned on are streams with one owner at a time: work that waits for other processes runs there, and nobody
+// else's work may be queued behind it.
 class MTIAStream {
  public:
   static constexpr int kStreamsPerPool = 32;
@@ -29,6 +31,9 @@ class MTIAStream {
   static MTIAStream default_stream(c10::DeviceIndex device);
   static MTIAStream from_pool(c10::DeviceIndex device, int priority);  // a priority below 0 is high
   static MTIAStream for_recording(c10::DeviceIndex device);
+  // A stream of high priority for one owner, who gives it back. Work may be left in it then.
+  static MTIAStream take_owned(c10::DeviceIndex device);
+  void give_back() const noexcept;
 
   // The stream with this driver handle; empty: the device has none.
   static std::optional<MTIAStream> find(c10::DeviceIndex device, const void* handle);
@@ -70,24 +75,36 @@ class MTIAStream {
   std::vector<MTIAStream> others() const;
   // Waits for all of those.
   void wait_for_others() const;
+  // The device's streams that have work that is not done, but those that are captured. For observers, nobody has
+  // waited.
+  static std::vector<MTIAStream> busy(c10::DeviceIndex device);
 
  private:
   // Pools, in the order of their ids.
   enum Pool : int { kNormal, kHigh, kRecording, kNumPools };
-  static constexpr int kFirstOfRecordings = 1 + kRecording * kStreamsPerPool;
-  static constexpr int kNumStreams = 1 + kNumPools * kStreamsPerPool;
+  static constexpr int kFirstOwned = 1 + kNumPools * kStreamsPerPool;
+  static constexpr int kMaxOwned = 4096;
+  static constexpr int kNumStreams = kFirstOwned + kMaxOwned;
 
   struct DeviceStreams {
     std::array<std::atomic<core::Stream*>, kNumStreams> streams{};
     std::array<std::atomic<uint32_t>, kNumPools> next{};
+    std::array<std::atomic<bool>, kMaxOwned> is_taken{};
+    std::atomic<int> num_owned{0};  // that were taken ever
     std::mutex create_mutex;
+
+    int num_ids() const { return kFirstOwned + num_owned.load(std::memory_order_acquire); }
   };
   // Of each device. The streams are leaked: work refers to them until the process ends.
   static std::array<DeviceStreams, kMaxDevices> device_streams;
   static_assert(std::is_trivially_destructible_v<DeviceStreams>);
-  INITIAL_EXEC static constinit thread_local std::array<uint8_t, kMaxDevices> current_ids;
+  INITIAL_EXEC static constinit thread_local std::array<uint16_t, kMaxDevices> current_ids;
 
+  static bool is_owned(c10::StreamId id) { return id >= kFirstOwned; }
+  // Of an id that is not the default stream's nor owned.
   static Pool pool_of(c10::StreamId id) { return static_cast<Pool>((id - 1) / kStreamsPerPool); }
+  static bool is_for_recordings(c10::StreamId id) { return id > 0 && !is_owned(id) && pool_of(id) == kRecording; }
+  static bool is_high(c10::StreamId id) { return is_owned(id) || (id > 0 && pool_of(id) == kHigh); }
   static c10::StreamId next_of(Pool pool, c10::DeviceIndex device);
   static core::Stream* create_core_stream(c10::DeviceIndex device, c10::StreamId id);
 
