@@ -114,6 +114,33 @@ def test_a_call_may_have_a_timeout_of_its_own(ranks: Ranks) -> None:
     ranks.run(one_call_has_a_timeout)
 
 
+def has_time_for_ever(_: int) -> None:
+    group = dist.new_group(timeout=timedelta(days=106_945))
+    for device in (D, "cpu"):
+        x = torch.ones(3, device=device)
+        dist.all_reduce(x, group=group, async_op=True).wait(timedelta(days=106_945))
+        assert x.tolist() == [SIZE] * 3
+
+
+def test_a_timeout_may_be_longer_than_the_clock_runs(ranks: Ranks) -> None:
+    ranks.run(has_time_for_ever)
+
+
+def is_told_a_rank_that_is_not_there(_: int) -> None:
+    for device in (D, "cpu"):
+        x = [torch.ones(3, device=device)]
+        for number in (-1, SIZE):
+            expected = f"to be a rank of the group, below {SIZE}, got {number}"
+            with pytest.raises(ValueError, match=f"the destination {expected}"):
+                dist.group.WORLD.send(x, number, 0)  # type: ignore[union-attr]
+            with pytest.raises(ValueError, match=f"the source {expected}"):
+                dist.group.WORLD.recv(x, number, 0)  # type: ignore[union-attr]
+
+
+def test_a_message_to_a_rank_that_is_not_there_is_refused(ranks: Ranks) -> None:
+    ranks.run(is_told_a_rank_that_is_not_there)
+
+
 def calls_do_not_fit(rank: int) -> None:
     last = rank == SIZE - 1
     x = torch.ones(10, device=D)
@@ -207,6 +234,7 @@ def test_what_is_queued_ends_before_a_group_does(ranks: Ranks) -> None:
 
 def forks(_: int) -> None:
     dist.all_reduce(torch.ones(3, device=D))
+    dist.all_reduce(torch.ones(3))
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -217,6 +245,7 @@ def forks(_: int) -> None:
             except RuntimeError as error:
                 words.append(str(error))
         os.write(writer, "\n".join(words).encode())
+        dist.destroy_process_group()
         os._exit(0)
     os.waitpid(child, 0)
     os.close(writer)
@@ -224,6 +253,7 @@ def forks(_: int) -> None:
     assert "forked subprocess" in of_the_device
     assert "the group belongs to the process that was forked" in of_the_host
     dist.barrier()
+    dist.all_reduce(torch.ones(3))
 
 
 @pytest.mark.wide

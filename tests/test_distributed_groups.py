@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _coalescing_manager, _set_pg_timeout
-from torch.distributed.rendezvous import _create_c10d_store
 
 import torch_mtia
 from tests.conftest import RunScript
 from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.distributed import BACKEND, backend_of, records
 from torch_mtia.door import device_module, device_type
+from torch_mtia.upstream_gates.process_groups import of_this_attempt
 
 RANKS = 4
 
@@ -129,7 +129,9 @@ def test_processes_that_are_started_again_do_not_meet_the_dead(monkeypatch: pyte
     server.set("torch_mtia/1", "dead")
 
     def join(rank: int) -> Store:
-        return _create_c10d_store("localhost", server.port, rank, 2, timedelta(seconds=20))
+        client = TCPStore("localhost", server.port, is_master=False, timeout=timedelta(seconds=20))
+        store: Store = of_this_attempt(client, rank, 2, timedelta(seconds=20))
+        return store
 
     with ThreadPoolExecutor() as pool:
         first = pool.submit(join, 0)
@@ -138,6 +140,66 @@ def test_processes_that_are_started_again_do_not_meet_the_dead(monkeypatch: pyte
         second.result().set("key", "value")
         assert first.result().get("key") == b"value"
     assert not server.check(["key"])
+
+
+MEETS = """
+from datetime import timedelta
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+x = torch.ones(3)
+dist.all_reduce(x)
+print(x.tolist(), "torch_mtia" in __import__("sys").modules)
+"""
+
+
+def test_a_group_of_the_cpu_needs_the_package_on_no_rank(run_script: RunScript) -> None:
+    server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+    def join(rank: int) -> str:
+        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(server.port)}
+        ranks = {"RANK": str(rank), "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        return run_script(MEETS, TORCH_DEVICE_BACKEND_AUTOLOAD=str(rank), **address, **ranks).output().strip()
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(join, range(2))) == ["[2.0, 2.0, 2.0] False", "[2.0, 2.0, 2.0] True"]
+
+
+def waits_beside_many_groups(rank: int) -> None:
+    pairs = [dist.new_group([0, 1]) for _ in range(8)]
+    others, store = dist.new_group([0, 2]), dist.distributed_c10d._get_default_store()
+    x, y = mine(rank), mine(rank)
+    for group in pairs if rank < 2 else ():
+        dist.all_reduce(x, group=group)
+    device_module().synchronize()
+    if rank == 0:
+        first = dist.all_reduce(x, group=pairs[0], async_op=True)
+        second = dist.all_reduce(y, group=others, async_op=True)
+        second.wait()
+        first.wait()
+    elif rank == 1:
+        store.get("the other group is done")
+        dist.all_reduce(x, group=pairs[0])
+    elif rank == 2:
+        dist.all_reduce(y, group=others)
+        device_module().synchronize()
+        store.set("the other group is done", "")
+    device_module().synchronize()
+
+
+def test_groups_do_not_wait_for_each_other(ranks: Ranks) -> None:
+    ranks.run(waits_beside_many_groups)
+
+
+def makes_many_groups(rank: int) -> None:
+    for _ in range(40):
+        group = dist.new_group()
+        assert total(rank, group) == 6.0
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.wide
+def test_groups_can_be_made_again_and_again(ranks: Ranks) -> None:
+    ranks.run(makes_many_groups)
 
 
 def coalesces(rank: int) -> tuple[list[float], list[float]]:

@@ -176,9 +176,14 @@ def test_devices_stay_usable_after_a_failure(run_plainly: RunScript) -> None:
             print(error)
         print(torch.ones(2, device="mtia").sum().item(), torch.accelerator.current_accelerator())
         print(torch._C._dispatch_has_kernel_for_dispatch_key("aten::add.out", "PrivateUse1"))
+        import torch.distributed as dist
+        dist.init_process_group("tmccl", store=dist.HashStore(), rank=0, world_size=1)
+        x = torch.ones(2, device="mtia")
+        dist.all_reduce(x)
+        print(x.tolist(), torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "MTIA"))
         """
     )
-    assert finished.output().splitlines() == ["refused", "2.0 mtia", "False"]
+    assert finished.output().splitlines() == ["refused", "2.0 mtia", "False", "[1.0, 1.0] True"]
 
 
 def test_other_type_is_gone(run_plainly: RunScript) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ import triton.language as tl
 from torch._inductor import config as inductor_config
 from torch._inductor.utils import run_and_get_code
 
+import torch_mtia
 from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.door import device_type
 
@@ -247,6 +249,21 @@ def is_used_wrongly(rank: int) -> None:
     handle = symmetric_memory.rendezvous(good, world())
     with pytest.raises(ValueError, match="channel"):
         handle.barrier(channel=1 << 20)
+    for number in (-1, RANKS):
+        expected = f"to be a rank of the group, below {RANKS}, got {number}"
+        with pytest.raises(ValueError, match=f"expected src_rank {expected}"):
+            handle.wait_signal(number)
+        with pytest.raises(ValueError, match=f"expected dst_rank {expected}"):
+            handle.put_signal(number)
+        with pytest.raises(ValueError, match=f"expected rank {expected}"):
+            handle.get_buffer(number, (1,), torch.float32)
+        with pytest.raises(ValueError, match=f"expected rank {expected}"):
+            handle.get_signal_pad(number)
+    with pytest.raises(ValueError, match="expected storage_offset to be 0 or more, got -1"):
+        handle.get_buffer(rank, (1,), torch.float32, storage_offset=-1)
+    with pytest.raises(ValueError, match="expected storage_offset to be 0 or more, got -1"):
+        handle.get_buffer(rank, (1,), torch.float32, -1)
+    assert good.tolist() == [0.0] * 3
     with pytest.raises(ValueError, match="by sum"):
         torch.ops.symm_mem.one_shot_all_reduce(good, "max", world().group_name)
     with pytest.raises(torch.OutOfMemoryError, match="the machine leaves"):
@@ -278,3 +295,68 @@ def is_freed(_: int) -> None:
 
 def test_it_is_freed_with_the_last_tensor(ranks: Ranks) -> None:
     ranks.run(is_freed)
+
+
+def dies_with_an_error_pending(_: int) -> None:
+    memory, index = symmetric(torch.zeros(1000)), torch.tensor([9], device=local_device())
+    torch.accelerator.synchronize()
+    torch.zeros(3, device=index.device)[index]
+    side = torch.Stream(index.device)
+    with side:
+        torch.zeros(3, device=index.device)[index]
+    del memory
+    for stream in (torch.accelerator.current_stream(), side):
+        with pytest.raises(IndexError):
+            stream.synchronize()
+
+
+def test_it_dies_with_an_error_pending(ranks: Ranks) -> None:
+    ranks.run(dies_with_an_error_pending)
+
+
+def dies_in_a_host_function(_: int) -> None:
+    memory = [symmetric(torch.zeros(1000))]
+    torch_mtia.launch_host_function(torch.accelerator.current_stream(), memory.clear)
+    torch.accelerator.synchronize()
+    assert not memory
+
+
+def test_it_dies_in_a_host_function(ranks: Ranks) -> None:
+    ranks.run(dies_in_a_host_function)
+
+
+def dies_while_work_uses_it(rank: int) -> None:
+    go = threading.Event()
+    memory = symmetric(torch.full((100_000,), float(rank)))
+    handle = symmetric_memory.rendezvous(memory, world())
+    handle.barrier()
+    results = [torch.empty(100_000, device=memory.device) for _ in range(2)]
+    stream = torch.accelerator.current_stream()
+    torch_mtia.launch_host_function(stream, lambda: go.wait(20))
+    results[0].copy_(memory)
+    results[1].copy_(handle.get_buffer((rank + 1) % RANKS, (100_000,), torch.float32))
+    del memory, handle  # does not wait
+    assert not stream.query()
+    go.set()
+    assert [result.unique().tolist() for result in results] == [[rank], [(rank + 1) % RANKS]]
+
+
+def test_it_stays_as_long_as_work_uses_it(ranks: Ranks) -> None:
+    ranks.run(dies_while_work_uses_it)
+
+
+def dies_in_a_forked_child(_: int) -> None:
+    memory = symmetric(torch.zeros(1000))
+    handle = symmetric_memory.rendezvous(memory, world())
+    child = os.fork()
+    if child == 0:
+        del memory, handle
+        gc.collect()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    handle.barrier()
+    assert memory.sum().item() == 0
+
+
+def test_it_dies_in_a_forked_child(ranks: Ranks) -> None:
+    ranks.run(dies_in_a_forked_child)

@@ -36,6 +36,12 @@ void copy_bytes(std::byte* to, const std::byte* from, size_t num_bytes) {
   if (to != from && num_bytes > 0) std::memmove(to, from, num_bytes);
 }
 
+// Another rank has written the text: its end is not taken for granted.
+template <size_t size>
+std::string text_of(const char (&text)[size]) {
+  return {text, strnlen(text, size)};
+}
+
 std::vector<uint64_t> sizes_of(const auto& buffers) {
   std::vector<uint64_t> sizes;
   for (const auto& buffer : buffers) sizes.push_back(buffer.num_bytes);
@@ -118,14 +124,15 @@ void Communicator::post_and_wait(const Deadline& deadline) {
 }
 
 uint64_t Communicator::agree(size_t area) const {
+  const Call& first = call(0, round_);
   const auto describe = [&](std::ostream& text, int rank) {
     const Call& theirs = call(rank, round_);
-    text << "; rank " << team_->members()[rank] << ": " << theirs.signature.collective;
+    text << "; rank " << team_->members()[rank] << ": " << text_of(theirs.signature.collective);
     if (theirs.is_reduction) text << " " << name_of(theirs.reduction.operation);
-    if (theirs.signature.dtype[0] != 0) text << " of " << theirs.signature.dtype;
+    if (theirs.signature.dtype[0] != 0) text << " of " << text_of(theirs.signature.dtype);
     if (theirs.signature.root >= 0) text << " with root " << theirs.signature.root;
+    if (theirs.signature.number != 0) text << " (call " << theirs.signature.number << ")";
   };
-  const Call& first = call(0, round_);
   for (int rank = 1; rank < size(); ++rank) {
     const Call& theirs = call(rank, round_);
     if (std::memcmp(&theirs.signature, &first.signature, sizeof(Signature)) == 0 &&
@@ -307,9 +314,11 @@ void Communicator::reduce_by_parts(const Signature& signature, const Reduction& 
   run({signature, reduction, sizes, sizes, part * size(), timeout, /*num_further_rounds=*/1}, fill, read);
 }
 
-void Communicator::barrier(Timeout timeout) {
+void Communicator::barrier(Timeout timeout, uint64_t number) {
   const std::vector<uint64_t> none(size(), 0);
-  run({{"barrier"}, std::nullopt, none, none, kBuffer, timeout}, [](uint64_t) {}, [](uint64_t) {});
+  Signature signature{"barrier"};
+  signature.number = number;
+  run({signature, std::nullopt, none, none, kBuffer, timeout}, [](uint64_t) {}, [](uint64_t) {});
 }
 
 }  // namespace torch_mtia::collectives

@@ -48,6 +48,9 @@ struct Signature {
   char collective[32] = "";
   char dtype[28] = "";  // the caller's name for it
   int32_t root = -1;
+  // Counts the caller's calls. A rank that has failed in a call before it came here would otherwise combine its next
+  // one with the others' present one.
+  uint64_t number = 0;
 };
 
 // What a rank asks for in a reduction.
@@ -85,7 +88,7 @@ class Communicator {
   // An input for each rank, an output for what each rank gives.
   void exchange(const Signature& signature, std::span<const Input> inputs, std::span<const Output> outputs,
                 Timeout timeout);
-  void barrier(Timeout timeout);
+  void barrier(Timeout timeout, uint64_t number = 0);
 
  private:
   // What a rank says in its first round.

@@ -13,8 +13,13 @@ struct Messages::Ring {
   alignas(64) std::atomic<uint64_t> num_read;
   alignas(64) std::byte data[kSize];
 
-  uint64_t num_free() const { return kSize - (num_written.load() - num_read.load()); }
-  uint64_t num_ready() const { return num_written.load() - num_read.load(); }
+  // Both ranks write one of the counters, and each checks what the other has written.
+  uint64_t num_ready() const {
+    const uint64_t count = num_written.load() - num_read.load();
+    if (count > kSize) throw GroupError("the counters of messages in the shared memory contradict each other");
+    return count;
+  }
+  uint64_t num_free() const { return kSize - num_ready(); }
 
   // Of at most `num_bytes`, how many it has taken.
   uint64_t write(const std::byte* from, uint64_t num_bytes) {
@@ -105,7 +110,16 @@ std::shared_ptr<Messages::Message> Messages::receive(Output output, int source, 
 }
 
 int Messages::wait(Message& message, std::chrono::milliseconds timeout) {
-  const Deadline deadline(timeout);
+  try {
+    return wait_until_done(message, Deadline(timeout));
+  } catch (const GroupError& error) {
+    team_->give_up(error.what());
+    const std::lock_guard<std::mutex> lock(mutex_);  // nobody moves to or from the caller's memory any more
+    throw;
+  }
+}
+
+int Messages::wait_until_done(Message& message, const Deadline& deadline) {
   while (true) {
     const uint64_t seen = state();
     {
@@ -121,13 +135,7 @@ int Messages::wait(Message& message, std::chrono::milliseconds timeout) {
     }
     const auto has_changed = [&] { return state() != seen; };
     const auto missing = [&] { return message.peer == kAnyRank ? std::vector<int>{} : std::vector<int>{message.peer}; };
-    try {
-      team_->wait(has_changed, missing, deadline);
-    } catch (const GroupError& error) {
-      team_->give_up(error.what());
-      const std::lock_guard<std::mutex> lock(mutex_);  // nobody moves to or from the caller's memory any more
-      throw;
-    }
+    team_->wait(has_changed, missing, deadline);
   }
 }
 
@@ -142,10 +150,15 @@ uint64_t Messages::state() const {
 }
 
 void Messages::advance() {
-  for (int peer = 0; peer < team_->size(); ++peer) {
-    if (peer == team_->index()) continue;
-    const bool has_sent = advance_sends(peer);
-    if (advance_arrivals(peer) || has_sent) team_->ring(peer);
+  try {
+    for (int peer = 0; peer < team_->size(); ++peer) {
+      if (peer == team_->index()) continue;
+      const bool has_sent = advance_sends(peer);
+      if (advance_arrivals(peer) || has_sent) team_->ring(peer);
+    }
+  } catch (const GroupError& error) {
+    team_->give_up(error.what());  // so nobody moves the messages that are left
+    throw;
   }
 }
 
@@ -177,8 +190,14 @@ bool Messages::advance_arrivals(int source) {
   bool has_moved = false;
   while (arrivals_[source] || begin_arrival(source)) {
     Arrival& arrival = *arrivals_[source];
+    uint64_t most = arrival.frame.num_bytes - arrival.num_read;
+    if (!arrival.message) {
+      // As much memory as has come, not as much as the sender has announced.
+      most = std::min(most, from.num_ready());
+      arrival.kept.resize(arrival.num_read + most);
+    }
     std::byte* const target = arrival.message ? arrival.message->output.data : arrival.kept.data();
-    const uint64_t count = from.read(target + arrival.num_read, arrival.frame.num_bytes - arrival.num_read);
+    const uint64_t count = from.read(target + arrival.num_read, most);
     arrival.num_read += count;
     has_moved = true;
     if (arrival.num_read < arrival.frame.num_bytes) break;
@@ -205,8 +224,6 @@ bool Messages::begin_arrival(int source) {
     arrival.message = *found;
     arrival.message->source = source;
     receives_.erase(found);
-  } else {
-    arrival.kept.resize(frame.num_bytes);
   }
   arrivals_[source] = std::move(arrival);
   return true;

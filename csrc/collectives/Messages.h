@@ -60,6 +60,7 @@ class Messages {
   };
 
   Ring& ring(int from, int to) const;
+  int wait_until_done(Message& message, const Deadline& deadline);
   // Changes when a peer or another thread has done something.
   uint64_t state() const;
   void advance();

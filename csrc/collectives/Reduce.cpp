@@ -1,5 +1,6 @@
 #include "Reduce.h"
 
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -235,10 +236,15 @@ const char* name_of(ElementType type) {
 
 const char* name_of(Operation operation) {
   constexpr const char* kNames[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"};
-  return kNames[static_cast<size_t>(operation)];
+  const auto number = static_cast<size_t>(operation);
+  return number < std::size(kNames) ? kNames[number] : "an unknown operation";
 }
 
 void check_defined(ElementType type, Operation operation, double factor) {
+  if (operation > Operation::kXor) {
+    throw std::invalid_argument("expected an operation below " + std::to_string(static_cast<int>(Operation::kXor) + 1) +
+                                ", got " + std::to_string(static_cast<int>(operation)));
+  }
   const bool has_factor = factor != 1;
   const bool is_defined = info_of(type).is_floating_point
                               ? operation < Operation::kAnd && (!has_factor || operation == Operation::kSum)

@@ -28,7 +28,7 @@ const char* name_of(ElementType type);
 // kAverage is for floating point, those on bits are for integers. kMin and kMax of a NaN and anything are NaN.
 enum class Operation : uint8_t { kSum, kAverage, kProduct, kMin, kMax, kAnd, kOr, kXor };
 
-const char* name_of(Operation operation);
+const char* name_of(Operation operation);  // of any number
 
 // What a rank gives to a reduction.
 struct Contribution {

@@ -11,6 +11,16 @@
 #include <utility>
 
 namespace torch_mtia::collectives {
+namespace {
+
+constexpr int kFixedSize = F_SEAL_SHRINK | F_SEAL_GROW;
+
+bool has_fixed_size(int file) {
+  const int seals = fcntl(file, F_GET_SEALS);
+  return seals >= 0 && (seals & kFixedSize) == kFixedSize;
+}
+
+}  // namespace
 
 FileDescriptor::~FileDescriptor() {
   if (number_ >= 0) close(number_);
@@ -30,8 +40,9 @@ SharedMemory::~SharedMemory() {
 }
 
 SharedMemory SharedMemory::create(size_t size) {
-  FileDescriptor file(memfd_create("torch_mtia", MFD_CLOEXEC));
-  if (file.number() < 0 || ftruncate(file.number(), static_cast<off_t>(size)) != 0) {
+  FileDescriptor file(memfd_create("torch_mtia", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (file.number() < 0 || ftruncate(file.number(), static_cast<off_t>(size)) != 0 ||
+      fcntl(file.number(), F_ADD_SEALS, kFixedSize) != 0) {
     throw std::system_error(errno, std::generic_category(), "shared memory for collectives");
   }
   SharedMemory memory(std::move(file), size);
@@ -47,7 +58,7 @@ SharedMemory SharedMemory::open(pid_t process, int descriptor, size_t size) {
   struct stat status{};
   // Anything may have this number in a process that is not the peer: only what has the size is mapped.
   const bool fits = file.number() >= 0 && fstat(file.number(), &status) == 0 && S_ISREG(status.st_mode) &&
-                    status.st_size == static_cast<off_t>(size);
+                    status.st_size == static_cast<off_t>(size) && has_fixed_size(file.number());
   return SharedMemory(fits ? std::move(file) : FileDescriptor(-1), size);
 }
 

@@ -23,10 +23,10 @@ class FileDescriptor {
 
 class SharedMemory {
  public:
-  // Zeros. Raises std::system_error.
+  // Zeros. Nobody can change the file's size, so accesses to the mapping never fail. Raises std::system_error.
   static SharedMemory create(size_t size);
-  // What another process has created: `descriptor` is its number there. Empty where this process may not, or where that
-  // process is of another machine or container and is not there.
+  // What another process has created: `descriptor` is its number there. Empty where this process may not, where that
+  // process is of another machine or container and is not there, and for a file whose size can change.
   static SharedMemory open(pid_t process, int descriptor, size_t size);
 
   SharedMemory(SharedMemory&& other) noexcept;

@@ -29,8 +29,13 @@ int num_processors() {
   return sched_getaffinity(0, sizeof(processors), &processors) == 0 ? CPU_COUNT(&processors) : 1;
 }
 
+// The number of the memory's layout and of what the ranks write there: to be raised whenever Team::Control,
+// Communicator::Call, Messages::Ring or their use changes.
+constexpr int kLayout = 2;
+
 // What a rank tells the others of its memory.
 struct Address {
+  std::string layout;
   pid_t process;
   int descriptor;
   uint64_t nonce;
@@ -38,13 +43,13 @@ struct Address {
 
   std::string text() const {
     std::ostringstream stream;
-    stream << process << ' ' << descriptor << ' ' << nonce << ' ' << machine;
+    stream << layout << ' ' << process << ' ' << descriptor << ' ' << nonce << ' ' << machine;
     return stream.str();
   }
   static Address parse(const std::string& text) {
     std::istringstream stream(text);
     Address address{};
-    stream >> address.process >> address.descriptor >> address.nonce;
+    stream >> address.layout >> address.process >> address.descriptor >> address.nonce;
     stream.get();
     std::getline(stream, address.machine);
     return address;
@@ -77,7 +82,8 @@ std::vector<int> machines_of(const std::vector<std::string>& reached) {
 Team::Team(const Store& store, int rank, int size, size_t room, const std::string& machine) : process_id_(getpid()) {
   const size_t num_bytes = sizeof(Control) + room;
   SharedMemory own = SharedMemory::create(num_bytes);
-  const Address address{process_id_, own.descriptor(), random_number(), machine};
+  const std::string layout = std::to_string(kLayout) + "." + std::to_string(num_bytes);
+  const Address address{layout, process_id_, own.descriptor(), random_number(), machine};
   reinterpret_cast<Control*>(own.data())->nonce = address.nonce;
   store.set("memory/" + std::to_string(rank), address.text());
 
@@ -85,6 +91,11 @@ Team::Team(const Store& store, int rank, int size, size_t room, const std::strin
   std::string reached;
   for (int peer = 0; peer < size; ++peer) {
     const Address theirs = Address::parse(store.get("memory/" + std::to_string(peer)));
+    if (theirs.layout != layout) {
+      throw GroupError("rank " + std::to_string(peer) + " runs another build of torch_mtia than rank " +
+                       std::to_string(rank) + " (layouts of the shared memory: " + theirs.layout + " and " + layout +
+                       "): install the same one for all ranks");
+    }
     // Before the memory is looked at: with the right nonce in it, this is the process.
     FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, theirs.process, 0)));
     SharedMemory memory = SharedMemory::open(theirs.process, theirs.descriptor, num_bytes);
@@ -140,6 +151,7 @@ void Team::ring_all() const {
 }
 
 void Team::give_up(const std::string& reason) const noexcept {
+  if (getpid() != process_id_) return;  // a forked child, whose parent goes on
   Control& own = control(index_);
   uint32_t expected = 0;
   if (!own.has_given_up.compare_exchange_strong(expected, 1)) return;
@@ -153,14 +165,19 @@ void Team::check() const {
   if (getpid() != process_id_) {
     throw GroupError("the group belongs to the process that was forked: start one of its own in this process");
   }
-  const Control& own = control(index_);
-  if (own.has_given_up.load() == 2) throw GroupError(own.reason);
+  if (control(index_).has_given_up.load() == 2) throw GroupError(reason_of(index_));
 }
 
 bool Team::is_dead(int member) const {
   if (member == index_) return false;
   pollfd process{processes_[member].number(), POLLIN, 0};
   return poll(&process, 1, 0) == 1;
+}
+
+// Others may write there: the end of the text is not taken for granted.
+std::string Team::reason_of(int member) const {
+  const Control& from = control(member);
+  return {from.reason, strnlen(from.reason, sizeof(from.reason))};
 }
 
 std::string Team::name_of(int member) const {
@@ -170,11 +187,11 @@ std::string Team::name_of(int member) const {
 std::string Team::why_lost(const std::vector<int>& missing, const Deadline& deadline) const {
   for (const int member : missing) {
     if (control(member).has_given_up.load() == 2) {
-      return name_of(member) + " has given up: " + control(member).reason;
+      return name_of(member) + " has given up: " + reason_of(member);
     }
     if (is_dead(member)) return "the process of " + name_of(member) + " has ended";
   }
-  if (std::chrono::steady_clock::now() < deadline.time) return "";
+  if (!deadline.is_over()) return "";
   std::string names;
   for (const int member : missing) names += (names.empty() ? "" : ", ") + name_of(member);
   return (names.empty() ? "no rank" : "not all ranks") + std::string(" came within the timeout of ") +

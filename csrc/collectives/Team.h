@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "Deadline.h"
 #include "SharedMemory.h"
 
 namespace torch_mtia::collectives {
@@ -28,14 +29,6 @@ struct Store {
   std::function<std::string(const std::string& key)> get;
 };
 
-struct Deadline {
-  explicit Deadline(std::chrono::milliseconds timeout)
-      : timeout(timeout), time(std::chrono::steady_clock::now() + timeout) {}
-
-  std::chrono::milliseconds timeout;
-  std::chrono::steady_clock::time_point time;
-};
-
 // Note [How ranks wait]
 // Each rank has a bell in its memory. Who changes something that a peer may wait for rings the peer's bell, which costs
 // a system call only if the peer sleeps: a rank says that it will before it looks for the last time, and who rings
@@ -44,7 +37,8 @@ struct Deadline {
 class Team {
  public:
   // All ranks of a group call this. `room` bytes of each rank's memory are for the caller, the same on all ranks. Ranks
-  // whose `machine` differs are taken to be on different ones.
+  // whose `machine` differs are taken to be on different ones. Raises GroupError on all ranks if one of them has
+  // another layout of the memory: another build of this library.
   Team(const Store& store, int rank, int size, size_t room, const std::string& machine);
 
   // The ranks of the group that are on this rank's machine, ascending.
@@ -116,6 +110,7 @@ class Team {
   bool is_dead(int member) const;
   // Empty if all may still come.
   std::string why_lost(const std::vector<int>& missing, const Deadline& deadline) const;
+  std::string reason_of(int member) const;
   std::string name_of(int member) const;
 
   const pid_t process_id_;

@@ -9,31 +9,35 @@
 namespace torch_mtia {
 
 HostQueue::~HostQueue() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    is_over_ = true;
+  if (getpid() != process_id_) {
+    state_.release();
+    return;
   }
-  changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  {
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->is_over = true;
+  }
+  state_->changed.notify_all();
+  if (state_->thread.joinable()) state_->thread.join();
 }
 
 void HostQueue::push(std::function<void()> call) {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    calls_.push_back(std::move(call));
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->calls.push_back(std::move(call));
+    if (!state_->thread.joinable()) state_->thread = std::thread([state = state_.get()] { state->run(); });
   }
-  changed_.notify_all();
+  state_->changed.notify_all();
 }
 
-void HostQueue::run() {
-  std::unique_lock<std::mutex> lock(mutex_);
+void HostQueue::State::run() {
+  std::unique_lock<std::mutex> lock(mutex);
   while (true) {
-    changed_.wait(lock, [&] { return is_over_ || !calls_.empty(); });
-    if (calls_.empty()) return;
+    changed.wait(lock, [&] { return is_over || !calls.empty(); });
+    if (calls.empty()) return;
     {
-      const std::function<void()> call = std::move(calls_.front());
-      calls_.pop_front();
+      const std::function<void()> call = std::move(calls.front());
+      calls.pop_front();
       lock.unlock();
       call();
     }

@@ -2,6 +2,7 @@
 // what streams do for the device.
 #pragma once
 
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <condition_variable>
@@ -22,19 +23,25 @@ class HostQueue {
   HostQueue() = default;
   HostQueue(const HostQueue&) = delete;
   HostQueue& operator=(const HostQueue&) = delete;
-  // Returns when all calls have been made.
+  // Returns when all calls have been made; in a forked child, which has not the thread, at once.
   ~HostQueue();
 
   void push(std::function<void()> call);
 
  private:
-  void run();
+  struct State {
+    void run();
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> calls_;
-  bool is_over_ = false;
-  std::thread thread_;  // from the first call on
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> calls;
+    bool is_over = false;
+    std::thread thread;  // from the first call on
+  };
+
+  const pid_t process_id_ = getpid();
+  // Leaked in a forked child: it may be locked there, and its end would wait for the thread.
+  std::unique_ptr<State> state_ = std::make_unique<State>();
 };
 
 class HostWork final : public c10d::Work {

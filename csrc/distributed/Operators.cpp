@@ -201,8 +201,8 @@ void define(torch::Library& m) {
 
 const DoorPart c10d_kernels([](const Door& door, bool open) {
   static auto* const library = new std::optional<torch::Library>();  // leaked, as all that a door registers
-  library->reset();
-  if (!open || door.type != c10::DeviceType::MTIA) return;
+  if (door.type != c10::DeviceType::MTIA) return;                    // PyTorch has these kernels for PrivateUse1
+  if (!open) return library->reset();
   library->emplace(torch::Library::IMPL, "c10d", c10::DispatchKey::MTIA, __FILE__, __LINE__);
   define(**library);
 });

@@ -74,14 +74,6 @@ class MessageWork final : public c10d::Work {
   int source_ = -1;
 };
 
-Signature signature_of(const char* name, const at::Tensor& tensor, int64_t root = -1) {
-  Signature signature;
-  std::strncpy(signature.collective, name, sizeof(signature.collective) - 1);
-  std::strncpy(signature.dtype, c10::toString(tensor.scalar_type()), sizeof(signature.dtype) - 1);
-  signature.root = static_cast<int32_t>(root);
-  return signature;
-}
-
 // Bool is a byte, and complex numbers are two real ones.
 ElementType element_type(c10::ScalarType dtype) {
   switch (c10::toRealValueType(dtype)) {
@@ -209,7 +201,17 @@ void SharedMemoryEngine::abort() {
   team_->give_up("aborted");
 }
 
+Signature SharedMemoryEngine::signature_of(const char* name, const at::Tensor& tensor, int64_t root) const {
+  Signature signature;
+  std::strncpy(signature.collective, name, sizeof(signature.collective) - 1);
+  std::strncpy(signature.dtype, c10::toString(tensor.scalar_type()), sizeof(signature.dtype) - 1);
+  signature.root = static_cast<int32_t>(root);
+  signature.number = num_calls_;
+  return signature;
+}
+
 WorkPtr SharedMemoryEngine::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  ++num_calls_;
   const int root = static_cast<int>(options.rootRank);
   for (const at::Tensor& tensor : tensors) {
     const bool is_root = getRank() == root;
@@ -226,6 +228,7 @@ WorkPtr SharedMemoryEngine::broadcast(Tensors& tensors, const c10d::BroadcastOpt
 }
 
 WorkPtr SharedMemoryEngine::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  ++num_calls_;
   for (const at::Tensor& tensor : tensors) {
     const at::Tensor memory = tensor.contiguous();
     communicator_.all_reduce(signature_of("all_reduce", tensor), reduction_of(options.reduceOp, tensor.scalar_type()),
@@ -240,6 +243,7 @@ WorkPtr SharedMemoryEngine::allreduce_coalesced(Tensors& tensors, const c10d::Al
 }
 
 WorkPtr SharedMemoryEngine::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  ++num_calls_;
   for (const at::Tensor& tensor : tensors) {
     const at::Tensor memory = tensor.contiguous();
     communicator_.reduce(signature_of("reduce", tensor, options.rootRank),
@@ -264,12 +268,14 @@ void SharedMemoryEngine::gather_all(const char* name, const Tensors& outputs, co
 
 WorkPtr SharedMemoryEngine::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                       const c10d::AllgatherOptions& options) {
+  ++num_calls_;
   for (size_t i = 0; i < inputs.size(); ++i) gather_all("all_gather", outputs.at(i), inputs[i], timeout_of(options));
   return completed(c10d::OpType::ALLGATHER);
 }
 
 WorkPtr SharedMemoryEngine::_allgather_base(at::Tensor& output, at::Tensor& input,
                                             const c10d::AllgatherOptions& options) {
+  ++num_calls_;
   const DenseResults result({output});
   gather_all("all_gather_into_tensor", parts_of(result.dense()[0], getSize()), input, timeout_of(options));
   result.finish();
@@ -278,6 +284,7 @@ WorkPtr SharedMemoryEngine::_allgather_base(at::Tensor& output, at::Tensor& inpu
 
 WorkPtr SharedMemoryEngine::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                 const c10d::AllgatherOptions& options) {
+  ++num_calls_;
   // The lists are those of the ranks.
   for (size_t i = 0; i < inputs.size(); ++i) {
     Tensors of_input;
@@ -289,11 +296,13 @@ WorkPtr SharedMemoryEngine::allgather_coalesced(std::vector<Tensors>& outputs, T
 
 WorkPtr SharedMemoryEngine::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                             const c10d::AllgatherOptions& options) {
+  ++num_calls_;
   for (size_t i = 0; i < inputs.size(); ++i) _allgather_base(outputs.at(i), inputs[i], options);
   return completed(c10d::OpType::ALLGATHER_COALESCED);
 }
 
 WorkPtr SharedMemoryEngine::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  ++num_calls_;
   const int root = static_cast<int>(options.rootRank);
   const at::Tensor given = inputs.at(0).contiguous();
   const bool is_root = getRank() == root;
@@ -324,6 +333,7 @@ void SharedMemoryEngine::exchange(const char* name, int root, const Tensors& out
 
 WorkPtr SharedMemoryEngine::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                     const c10d::ScatterOptions& options) {
+  ++num_calls_;
   const int root = static_cast<int>(options.rootRank);
   const bool is_root = getRank() == root;
   if (is_root) check_one_for_each(inputs.at(0), getSize());
@@ -348,24 +358,28 @@ void SharedMemoryEngine::reduce_parts(const char* name, const at::Tensor& output
 
 WorkPtr SharedMemoryEngine::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                            const c10d::ReduceScatterOptions& options) {
+  ++num_calls_;
   for (size_t i = 0; i < outputs.size(); ++i) reduce_parts("reduce_scatter", outputs[i], inputs.at(i), options);
   return completed(c10d::OpType::REDUCE_SCATTER);
 }
 
 WorkPtr SharedMemoryEngine::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                  const c10d::ReduceScatterOptions& options) {
+  ++num_calls_;
   reduce_parts("reduce_scatter_tensor", output, parts_of(input.contiguous(), getSize()), options);
   return completed(c10d::OpType::_REDUCE_SCATTER_BASE);
 }
 
 WorkPtr SharedMemoryEngine::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                             const c10d::ReduceScatterOptions& options) {
+  ++num_calls_;
   for (size_t i = 0; i < outputs.size(); ++i) _reduce_scatter_base(outputs[i], inputs.at(i), options);
   return completed(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED);
 }
 
 WorkPtr SharedMemoryEngine::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                                           std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) {
+  ++num_calls_;
   const DenseResults result({output});
   exchange("all_to_all_single", -1, rows_of(result.dense()[0], output_sizes, getSize()),
            rows_of(input.contiguous(), input_sizes, getSize()), timeout_of(options));
@@ -374,6 +388,7 @@ WorkPtr SharedMemoryEngine::alltoall_base(at::Tensor& output, at::Tensor& input,
 }
 
 WorkPtr SharedMemoryEngine::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  ++num_calls_;
   check_one_for_each(outputs, getSize());
   check_one_for_each(inputs, getSize());
   exchange("all_to_all", -1, outputs, inputs, timeout_of(options));
@@ -399,7 +414,8 @@ WorkPtr SharedMemoryEngine::recvAnysource(Tensors& tensors, int tag) {
 }
 
 WorkPtr SharedMemoryEngine::barrier(const c10d::BarrierOptions& options) {
-  communicator_.barrier(timeout_of(options));
+  ++num_calls_;
+  communicator_.barrier(timeout_of(options), num_calls_);
   return completed(c10d::OpType::BARRIER);
 }
 

@@ -67,6 +67,7 @@ class SharedMemoryEngine final : public c10d::Backend {
   std::chrono::milliseconds timeout_of(const auto& options) const {
     return options.timeout == c10d::kUnsetTimeout ? timeout_.load() : options.timeout;
   }
+  collectives::Signature signature_of(const char* name, const at::Tensor& tensor, int64_t root = -1) const;
   void gather_all(const char* name, const Tensors& outputs, const at::Tensor& input, std::chrono::milliseconds timeout);
   void reduce_parts(const char* name, const at::Tensor& output, const Tensors& inputs,
                     const c10d::ReduceScatterOptions& options);
@@ -77,6 +78,8 @@ class SharedMemoryEngine final : public c10d::Backend {
   collectives::Communicator communicator_;
   const std::shared_ptr<collectives::Messages> messages_;
   std::atomic<std::chrono::milliseconds> timeout_;
+  // Of collectives, one of which is called at a time. Each counts before anything in it can fail.
+  uint64_t num_calls_ = 0;
 };
 
 }  // namespace torch_mtia

@@ -16,7 +16,10 @@
 #include <tuple>
 #include <utility>
 
+#include "../collectives/Deadline.h"
+#include "../core/BlockingWait.h"
 #include "../core/WorkItem.h"
+#include "../device/DeviceIndex.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAGraph.h"
 #include "CollectiveArguments.h"
@@ -71,7 +74,7 @@ void launch(const MTIAStream& stream, const char* name, std::shared_ptr<Outcome>
             CollectiveOperands operands = {}) {
   core::WorkInfo info{};
   info.name = name;
-  info.flags = MTIA_WORK_CAPTURABLE;  // never on the caller: it waits for peers
+  info.flags = MTIA_WORK_CAPTURABLE | MTIA_WORK_BLOCKS;  // it waits for peers
   auto run = [outcome = std::move(outcome), function = std::move(function)] {
     try {
       function(*outcome);
@@ -110,6 +113,21 @@ StreamBackend::StreamBackend(EngineMaker make_engine, c10::intrusive_ptr<c10d::S
 // The threads end when their calls have, and nobody waits for these any more.
 StreamBackend::~StreamBackend() {
   host_engine_->abort();
+  for (const auto& [device, streams] : streams_) {
+    for (const auto& stream : streams) {
+      if (stream) stream->give_back();
+    }
+  }
+}
+
+void StreamBackend::check_process() const {
+  TORCH_CHECK(getpid() == process_id_,
+              "the group belongs to the process that was forked: start one of its own in this process");
+}
+
+void StreamBackend::check_peer(const char* name, int rank) const {
+  TORCH_CHECK_VALUE(rank >= 0 && rank < getSize(), "expected ", name, " to be a rank of the group, below ", getSize(),
+                    ", got ", rank);
 }
 
 c10::intrusive_ptr<c10d::Backend> StreamBackend::split(const c10::intrusive_ptr<c10d::Store>& /*store*/,
@@ -136,13 +154,18 @@ void StreamBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
 }
 
-const StreamBackend::Streams& StreamBackend::streams_of(c10::DeviceIndex device) {
+MTIAStream StreamBackend::stream_of(c10::DeviceIndex device, Use use) {
   ensure_initialized();
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = streams_.find(device);
-  if (found != streams_.end()) return found->second;
-  const auto stream = [device] { return MTIAStream::from_pool(device, /*priority=*/-1); };
-  return streams_.emplace(device, Streams{stream(), stream(), stream(), stream()}).first->second;
+  auto& stream = streams_[device][use];
+  if (!stream) stream = MTIAStream::take_owned(device);
+  return *stream;
+}
+
+void StreamBackend::follow(std::optional<MTIAStream>& last, const MTIAStream& stream) {
+  if (last && last->device() != stream.device() && MTIAGraph::of(*last) == MTIAGraph::of(stream))
+    stream.wait_for(*last);
+  last = stream;
 }
 
 std::shared_ptr<Outcome> StreamBackend::next_outcome(const char* name, const Tensors& tensors) {
@@ -166,7 +189,11 @@ StreamBackend::WorkPtr StreamBackend::work_of(c10d::OpType type, const MTIAStrea
                                               std::shared_ptr<Outcome> outcome, Tensors outputs) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (Coalesced* calls = coalesced_on(stream.unwrap().device())) calls->outcomes.push_back(outcome);
+    if (Coalesced* calls = coalesced_on(stream.unwrap().device())) {
+      calls->outcomes.push_back(outcome);
+      const auto is_same = [&](const MTIAStream& each) { return &each.core() == &stream.core(); };
+      if (std::none_of(calls->streams.begin(), calls->streams.end(), is_same)) calls->streams.push_back(stream);
+    }
   }
   return c10::make_intrusive<StreamWork>(getRank(), type, stream, std::move(outcome), std::move(outputs));
 }
@@ -210,19 +237,19 @@ StreamBackend::WorkPtr StreamBackend::endCoalescing() {
     return host_work_of(c10d::OpType::COALESCED, next_outcome("c10d::coalesced", {}), {}, wait_for_all,
                         /*is_message=*/true);
   }
-  const Streams& streams = streams_of(calls.device ? calls.device->index() : current_device());
-  streams.ends.wait_for(streams.collectives);
-  streams.ends.wait_for(streams.arrivals);
+  const c10::DeviceIndex device = calls.device ? calls.device->index() : current_device();
+  const MTIAStream ends = stream_of(device, kEnds);
+  if (calls.streams.empty()) calls.streams.push_back(MTIAStream::current(device));
+  for (const MTIAStream& stream : calls.streams) ends.wait_for(stream);
   auto outcome = next_outcome("c10d::coalesced", {});
-  launch(streams.ends, "c10d::coalesced", outcome, [calls = std::move(calls.outcomes)](Outcome& result) {
+  launch(ends, "c10d::coalesced", outcome, [calls = std::move(calls.outcomes)](Outcome& result) {
     result.begin();
     for (const auto& call : calls) {
       if (const auto error = call->error()) std::rethrow_exception(error);
     }
     result.end();
   });
-  return c10::make_intrusive<StreamWork>(getRank(), c10d::OpType::COALESCED, streams.ends, std::move(outcome),
-                                         Tensors{});
+  return c10::make_intrusive<StreamWork>(getRank(), c10d::OpType::COALESCED, ends, std::move(outcome), Tensors{});
 }
 
 uint64_t StreamBackend::getSequenceNumberForGroup() {
@@ -234,12 +261,16 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
                                                  const Tensors& used, Tensors outputs, Call call,
                                                  const Staging& staging, CollectiveOperands operands) {
   if (device.is_cpu()) {
+    check_process();
     const auto run = [engine = host_engine_, call = std::move(call)] { call(*engine); };
     return host_work_of(type, next_outcome(name, used), std::move(outputs), run, /*is_message=*/false);
   }
-  const MTIAStream stream = streams_of(device.index()).collectives;
+  const MTIAStream stream = stream_of(device.index(), kCollectives);
   for (const at::Tensor& tensor : used) tensor.record_stream(stream.unwrap());
+  const core::WithoutGil without_gil;  // who has the lock may want the GIL
+  const std::lock_guard<std::mutex> lock(order_mutex_);
   stream.wait_for(MTIAStream::current(device.index()));
+  follow(last_collective_, stream);
   wait_for_the_one_captured_before(stream);
   auto outcome = next_outcome(name, used);
   staging.copy_in(stream);
@@ -297,6 +328,7 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
   const c10::Device device = device_of(tensors);
   const Tensors outputs = type == c10d::OpType::SEND ? Tensors{} : tensors;
   if (device.is_cpu()) {
+    check_process();
     auto outcome = next_outcome(name, tensors);
     const auto wait = [posted = post(*host_engine_), type, outcome] {
       posted->wait();
@@ -304,18 +336,21 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
     };
     return host_work_of(type, outcome, outputs, wait, /*is_message=*/true);
   }
-  const Streams& streams = streams_of(device.index());
-  for (const at::Tensor& tensor : tensors) tensor.record_stream(streams.arrivals.unwrap());
-  streams.posts.wait_for(MTIAStream::current(device.index()));
+  const MTIAStream posts = stream_of(device.index(), kPosts), arrivals = stream_of(device.index(), kArrivals);
+  for (const at::Tensor& tensor : tensors) tensor.record_stream(arrivals.unwrap());
+  const core::WithoutGil without_gil;  // who has the lock may want the GIL
+  const std::lock_guard<std::mutex> lock(order_mutex_);
+  posts.wait_for(MTIAStream::current(device.index()));
+  follow(last_post_, posts);
   auto outcome = next_outcome(name, tensors);
   auto posted = std::make_shared<WorkPtr>();
-  staging.copy_in(streams.posts);
-  launch(streams.posts, name, outcome, [engine = engine_, post = std::move(post), posted](Outcome& result) {
+  staging.copy_in(posts);
+  launch(posts, name, outcome, [engine = engine_, post = std::move(post), posted](Outcome& result) {
     result.begin();
     posted->reset();
     *posted = post(*engine);
   });
-  streams.arrivals.wait_for(streams.posts);
+  arrivals.wait_for(posts);
   const auto wait = [posted, type](Outcome& result) {
     if (!*posted) return;  // the other item has said why
     (*posted)->wait();
@@ -323,9 +358,9 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
     posted->reset();
     result.end();
   };
-  launch(streams.arrivals, name, outcome, wait, CollectiveOperands(tensors, outputs));
-  staging.copy_out(streams.arrivals, outputs);
-  return work_of(type, streams.arrivals, std::move(outcome), outputs);
+  launch(arrivals, name, outcome, wait, CollectiveOperands(tensors, outputs));
+  staging.copy_out(arrivals, outputs);
+  return work_of(type, arrivals, std::move(outcome), outputs);
 }
 
 StreamBackend::WorkPtr StreamBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
@@ -471,12 +506,14 @@ StreamBackend::WorkPtr StreamBackend::alltoall(Tensors& outputs, Tensors& inputs
 }
 
 StreamBackend::WorkPtr StreamBackend::send(Tensors& tensors, int destination, int tag) {
+  check_peer("the destination", destination);
   Staging staging;
   auto post = engine_call(engine_dtypes_, &c10d::Backend::send, staging.of(tensors), destination, tag);
   return message(c10d::OpType::SEND, "c10d::send", tensors, std::move(post), staging);
 }
 
 StreamBackend::WorkPtr StreamBackend::recv(Tensors& tensors, int source, int tag) {
+  check_peer("the source", source);
   Staging staging;
   auto post = engine_call(engine_dtypes_, &c10d::Backend::recv, staging.of(tensors), source, tag);
   return message(c10d::OpType::RECV, "c10d::recv", tensors, std::move(post), staging);
@@ -491,7 +528,11 @@ StreamBackend::WorkPtr StreamBackend::recvAnysource(Tensors& tensors, int tag) {
 StreamBackend::WorkPtr StreamBackend::barrier(const c10d::BarrierOptions& options) {
   c10::DeviceIndex device = current_device();
   if (options.device) device = index_or_current(options.device->index());
-  if (!options.device_ids.empty()) device = index_or_current(static_cast<c10::DeviceIndex>(options.device_ids[0]));
+  if (!options.device_ids.empty()) device = index_or_current(to_device_index(options.device_ids[0]));
+  if (!options.asyncOp) {
+    MTIAGraph::refuse(MTIAStream::current(device), "torch.distributed.barrier()",
+                      "it blocks the host. Call it before the capture, or with async_op=True");
+  }
   return collective(
       c10d::OpType::BARRIER, "c10d::barrier", c10::Device(device_type(), device), {}, {},
       [options](c10d::Backend& engine) { engine.barrier(options)->wait(); }, Staging(), CollectiveOperands());
@@ -508,7 +549,9 @@ void StreamBackend::shutdown() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return std::all_of(streams_.begin(), streams_.end(), [](const auto& of_device) {
       const Streams& streams = of_device.second;
-      return streams.collectives.core().query() && streams.posts.core().query() && streams.arrivals.core().query();
+      return std::all_of(streams.begin(), streams.end(), [](const auto& stream) {
+        return !stream || MTIAGraph::of(*stream) || stream->core().query();
+      });
     });
   };
   const auto is_stuck = [&] {
@@ -522,10 +565,10 @@ void StreamBackend::shutdown() {
 
 void StreamBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
   const auto timeout = options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const collectives::Deadline deadline(timeout);
   const auto left = [&] {
     const auto time =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline.time - std::chrono::steady_clock::now());
     return std::max(time, std::chrono::milliseconds(1));
   };
   std::string prefix;

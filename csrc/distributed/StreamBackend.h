@@ -5,14 +5,20 @@
 // Each call is an item of a communication stream of the group. The item calls the engine with CPU tensors over the host
 // view of the device's memory and waits there, so what blocks is a thread of the driver, and the host does not. The
 // stream waits for what the caller's stream has been given before the call; Work::wait has a stream wait for the item.
-// Collectives run in the order in which they were called, which is the order on which all ranks agree, in one stream.
+// Collectives run in the order in which they were called, which is the order on which all ranks agree: those of one
+// device in one stream, and those of several devices of this process after each other, by events. Ranks need not agree
+// on devices: one may call barrier() on its first device and another one on the device that it trains on.
 // Messages have no such order: an item that waited for a peer must not keep back the one that the peer waits for. So
-// they take two items: one, in the stream `posts`, that leaves the message with the engine and returns, and one, in the
-// stream `arrivals`, that waits for it.
+// they take two items: one, in the stream kPosts, that leaves the message with the engine and returns, and one, in the
+// stream kArrivals, that waits for it. They are left in the order of the calls, whatever the device, because a receiver
+// tells messages with one tag apart by that order.
+// The streams are the group's own: one that two groups shared would keep back what a peer of the other group waits for.
 #pragma once
 
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <map>
@@ -99,14 +105,12 @@ class StreamBackend final : public c10d::Backend {
   void shutdown() override;
 
  private:
-  struct Streams {
-    MTIAStream collectives;
-    MTIAStream posts;
-    MTIAStream arrivals;
-    MTIAStream ends;  // of coalesced calls: neither collectives nor messages wait for the others
-  };
-  using Call = std::function<void(c10d::Backend&)>;     // waits for the engine
-  using Post = std::function<WorkPtr(c10d::Backend&)>;  // does not
+  // What the streams of a device are for. kEnds is for ends of coalesced calls: neither collectives nor messages wait
+  // for the others.
+  enum Use : size_t { kCollectives, kPosts, kArrivals, kEnds, kNumUses };
+  using Streams = std::array<std::optional<MTIAStream>, kNumUses>;  // made when they are needed
+  using Call = std::function<void(c10d::Backend&)>;                 // waits for the engine
+  using Post = std::function<WorkPtr(c10d::Backend&)>;              // does not
   // A function of the engine. The first of its arguments is what it writes.
   template <typename... Parameters>
   using Function = WorkPtr (c10d::Backend::*)(Parameters...);
@@ -115,10 +119,15 @@ class StreamBackend final : public c10d::Backend {
   struct Coalesced {
     std::optional<c10::Device> device;
     std::vector<std::shared_ptr<Outcome>> outcomes;
-    std::vector<WorkPtr> works;  // of CPU tensors
+    std::vector<MTIAStream> streams;  // of the calls
+    std::vector<WorkPtr> works;       // of CPU tensors
   };
 
-  const Streams& streams_of(c10::DeviceIndex device);
+  MTIAStream stream_of(c10::DeviceIndex device, Use use);
+  // The last stream that was given a collective, or a message, on any device: `stream` waits for it. With order_mutex_.
+  static void follow(std::optional<MTIAStream>& last, const MTIAStream& stream);
+  void check_process() const;
+  void check_peer(const char* name, int rank) const;
   // Notes the call, and gives it the next number.
   std::shared_ptr<Outcome> next_outcome(const char* name, const Tensors& tensors);
   WorkPtr work_of(c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome, Tensors outputs);
@@ -147,6 +156,10 @@ class StreamBackend final : public c10d::Backend {
   const std::shared_ptr<std::mutex> engine_mutex_ = std::make_shared<std::mutex>();  // one collective at a time
   const std::string name_;
   const c10::intrusive_ptr<Options> options_;
+  const pid_t process_id_ = getpid();
+  std::mutex order_mutex_;  // held while a call is put into its stream; guards:
+  std::optional<MTIAStream> last_collective_;
+  std::optional<MTIAStream> last_post_;
   std::mutex mutex_;  // guards what is below
   std::map<c10::DeviceIndex, Streams> streams_;
   uint64_t number_ = 0;

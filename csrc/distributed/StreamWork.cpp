@@ -8,8 +8,10 @@
 #include <thread>
 #include <utility>
 
+#include "../collectives/Deadline.h"
 #include "../core/BlockingWait.h"
 #include "../core/ProgramWait.h"
+#include "../device/MTIAGraph.h"
 #include "CollectiveWork.h"
 
 namespace torch_mtia {
@@ -76,7 +78,11 @@ bool Outcome::has_run_for(std::chrono::seconds time) const {
 
 StreamWork::StreamWork(int rank, c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome,
                        std::vector<at::Tensor> outputs)
-    : Work(rank, type), device_(stream.device()), outcome_(std::move(outcome)), outputs_(std::move(outputs)) {
+    : Work(rank, type),
+      stream_(stream),
+      is_captured_(MTIAGraph::of(stream) != nullptr),
+      outcome_(std::move(outcome)),
+      outputs_(std::move(outputs)) {
   end_.record(stream.core());
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
                                                      std::vector<c10::Device>{stream.unwrap().device()});
@@ -84,11 +90,22 @@ StreamWork::StreamWork(int rank, c10d::OpType type, const MTIAStream& stream, st
   future_->markCompleted(at::IValue(outputs_));
 }
 
+void StreamWork::refuse_if_captured(const char* what) const {
+  if (!is_captured_) return;
+  constexpr const char* kReason =
+      "the work runs at each replay, and not before. Call wait(), which the graph contains, and synchronize after a "
+      "replay";
+  MTIAGraph::refuse(stream_, what, kReason);
+  TORCH_CHECK(false, what, " is not for work that was captured in a graph: ", kReason, ".");
+}
+
 bool StreamWork::isCompleted() {
+  refuse_if_captured("Work.is_completed()");
   return core::program_queries(end_);
 }
 
 bool StreamWork::isSuccess() const {
+  refuse_if_captured("Work.is_success()");
   return core::program_queries(end_) && outcome_->error() == nullptr;
 }
 
@@ -97,13 +114,14 @@ std::exception_ptr StreamWork::exception() const {
 }
 
 int StreamWork::sourceRank() const {
+  refuse_if_captured("The rank that a message came from");
   const core::BlockingWait wait(/*takes_time=*/true);
   core::program_waits_for(end_);
   return outcome_->source_rank();
 }
 
 void StreamWork::synchronize() {
-  const MTIAStream current = MTIAStream::current(device_);
+  const MTIAStream current = MTIAStream::current(stream_.device());
   current.core().wait(end_);
   core::WorkInfo info{};
   info.name = "c10d::wait";
@@ -116,20 +134,22 @@ void StreamWork::synchronize() {
 
 bool StreamWork::wait(std::chrono::milliseconds timeout) {
   if (timeout != kNoTimeout && timeout.count() > 0) {
+    refuse_if_captured("Work.wait(timeout)");
     const core::BlockingWait wait(/*takes_time=*/true);
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    const collectives::Deadline deadline(timeout);
     while (!core::program_queries(end_)) {
-      TORCH_CHECK_WITH(DistBackendError, std::chrono::steady_clock::now() < deadline, outcome_->call.name, " number ",
+      TORCH_CHECK_WITH(DistBackendError, !deadline.is_over(), outcome_->call.name, " number ",
                        outcome_->call.sequence_number, " of rank ", rank_, " was not complete after ", timeout.count(),
                        " ms");
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   }
-  if (opType_ == c10d::OpType::BARRIER) {
+  const bool is_barrier = opType_ == c10d::OpType::BARRIER && !is_captured_;
+  if (is_barrier) {
     const core::BlockingWait wait(/*takes_time=*/true);
     core::program_waits_for(end_);
   }
-  if (opType_ == c10d::OpType::BARRIER || timeout != kNoTimeout) {
+  if (is_barrier || timeout != kNoTimeout) {
     if (const auto error = outcome_->error()) std::rethrow_exception(error);
   }
   synchronize();

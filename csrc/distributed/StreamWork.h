@@ -70,14 +70,19 @@ class StreamWork final : public c10d::Work {
   void synchronize() override;
   // With a timeout, blocks. Raises DistBackendError when it is over.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  // Work that is captured in a graph has no state of its own: what asks for one raises.
   void blockCurrentStream() override { synchronize(); }
   // Complete from the start, with the event of the work: who waits for it does so by stream, too.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   uint64_t getSequencenumber() const override { return outcome_->call.sequence_number; }
 
  private:
+  // Invalidates the graph of a capture that is under way.
+  void refuse_if_captured(const char* what) const;
+
   core::Event end_{/*enable_timing=*/false};
-  const c10::DeviceIndex device_;
+  const MTIAStream stream_;
+  const bool is_captured_;
   const std::shared_ptr<Outcome> outcome_;
   const std::vector<at::Tensor> outputs_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;

@@ -9,18 +9,22 @@
 
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <numeric>
 #include <sstream>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "../collectives/Deadline.h"
 #include "../core/AllocatorObserver.h"
 #include "../core/WorkItem.h"
+#include "../device/DeviceIndex.h"
 #include "../device/Door.h"
 #include "../device/HostView.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAStream.h"
+#include "../runtime/forks.h"
 #include "../runtime/machine_memory.h"
 
 namespace torch_mtia {
@@ -32,10 +36,61 @@ size_t round_up(size_t size, size_t granularity) {
   return (size + granularity - 1) / granularity * granularity;
 }
 
+void check_rank(const char* name, int rank, int size) {
+  TORCH_CHECK_VALUE(rank >= 0 && rank < size, "expected ", name, " to be a rank of the group, below ", size, ", got ",
+                    rank);
+}
+
 at::Tensor on_device(const std::vector<void*>& addresses, c10::Device device) {
   std::vector<int64_t> numbers;
   for (void* const address : addresses) numbers.push_back(reinterpret_cast<int64_t>(address));
   return at::tensor(numbers, at::kLong).to(device);
+}
+
+struct Drop {
+  std::shared_ptr<const SymmetricBlock> block;
+
+  void operator()(const mtia_work_context& /*context*/) const {}
+  void list_operands(core::OperandSink& /*sink*/) const {}
+};
+
+// The deleter of a block. Work that is queued may use the memory, so the last item of the device's streams destroys it.
+// Nothing is waited for and nothing raised: tensors die in host functions, with errors pending, and in forked children,
+// which have no streams and leave all as it is.
+void destroy_in_stream_order(SymmetricBlock* block) noexcept {
+  if (runtime::is_forked()) return;
+  try {
+    std::shared_ptr<const SymmetricBlock> last(block);
+    try {
+      core::WorkInfo info{};
+      info.name = "symm_mem::free";
+      for (const MTIAStream& stream : MTIAStream::busy(block->device)) stream.core().launch(info, Drop{last});
+      core::AllocatorObserver* told = core::allocator_observer.load(std::memory_order_acquire);
+      if (told == nullptr) return;
+      const MTIAStream first = MTIAStream::default_stream(block->device);
+      std::vector<MTIAStream> users = first.others();
+      users.push_back(first);
+      for (const MTIAStream& user : users) told->reuse_waits_for(user.core(), last->buffer(), last->size);
+    } catch (...) {
+      new std::shared_ptr<const SymmetricBlock>(std::move(last));  // leaked: nobody knows when the streams are done
+    }
+  } catch (...) {
+    // The host has no memory for it, and the block is leaked or gone.
+  }
+}
+
+std::shared_ptr<SymmetricBlock> make_block(c10::DeviceIndex device, size_t size, collectives::SharedMemory memory) {
+  return {new SymmetricBlock(device, size, std::move(memory)), destroy_in_stream_order};
+}
+
+// Guards the allocations. Held at forks: a child drops tensors, too.
+std::mutex& allocations_mutex() {
+  static auto* const instance = [] {
+    auto* const mutex = new std::mutex();
+    runtime::hold_at_forks(runtime::ForkOrder::kTable, *mutex);
+    return mutex;
+  }();
+  return *instance;
 }
 
 std::string text(const std::vector<uint8_t>& bytes) {
@@ -90,12 +145,12 @@ struct SymmetricMemory::Signals {
 
   // Waits until it can change the number.
   void change(Number& number, uint32_t before, uint32_t after, const char* what) const {
-    const auto start = std::chrono::steady_clock::now();
+    const collectives::Deadline deadline(timeout);
     uint32_t expected = before;
     while (!number.compare_exchange_weak(expected, after)) {
       expected = before;
-      TORCH_CHECK_WITH(DistBackendError, std::chrono::steady_clock::now() - start < timeout, "symmetric memory: ", what,
-                       " within the timeout of ", timeout.count(), " ms");
+      TORCH_CHECK_WITH(DistBackendError, !deadline.is_over(), "symmetric memory: ", what, " within the timeout of ",
+                       timeout.count(), " ms");
       std::this_thread::sleep_for(std::chrono::microseconds(10));
     }
   }
@@ -122,7 +177,7 @@ void SymmetricMemory::signal(const char* name, std::vector<int> to, std::vector<
   for (const int rank : from) signals.from.push_back(number(rank_, rank));
   core::WorkInfo info{};
   info.name = name;
-  info.flags = MTIA_WORK_CAPTURABLE;  // never on the caller: it waits for peers
+  info.flags = MTIA_WORK_CAPTURABLE | MTIA_WORK_BLOCKS;
   MTIAStream::current(blocks_[rank_]->device)
       .core()
       .launch(info, [blocks = blocks_, signals = std::move(signals)](const mtia_work_context&) { signals.exchange(); });
@@ -137,10 +192,12 @@ void SymmetricMemory::barrier(int channel, size_t timeout_ms) {
 }
 
 void SymmetricMemory::put_signal(int dst_rank, int channel, size_t timeout_ms) {
+  check_rank("dst_rank", dst_rank, get_world_size());
   signal("symm_mem::put_signal", {dst_rank}, {}, channel, timeout_ms);
 }
 
 void SymmetricMemory::wait_signal(int src_rank, int channel, size_t timeout_ms) {
+  check_rank("src_rank", src_rank, get_world_size());
   signal("symm_mem::wait_signal", {}, {src_rank}, channel, timeout_ms);
 }
 
@@ -152,10 +209,10 @@ void* SymmetricAllocator::alloc(size_t size, int device_idx, const std::optional
   const size_t available = runtime::MachineMemory().read().available;
   TORCH_CHECK_WITH(OutOfMemoryError, size <= available, "symmetric memory of ", size >> 20,
                    " MiB was asked for, and the machine leaves ", available >> 20, " MiB");
-  auto block = std::make_shared<SymmetricBlock>(index_or_current(static_cast<c10::DeviceIndex>(device_idx)), size,
-                                                collectives::SharedMemory::create(SymmetricBlock::total(size)));
+  auto block = make_block(index_or_current(to_device_index(device_idx)), size,
+                          collectives::SharedMemory::create(SymmetricBlock::total(size)));
   const uint64_t address = block->buffer();
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(allocations_mutex());
   allocations_.emplace(address, Allocation{std::move(block), group_name, {}});
   return reinterpret_cast<void*>(address);
 }
@@ -169,33 +226,21 @@ SymmetricAllocator::Allocations::iterator SymmetricAllocator::find(void* ptr) {
 }
 
 void SymmetricAllocator::free(void* ptr) {
-  Allocations::node_type allocation;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = find(ptr);
-    if (found == allocations_.end()) return;
-    allocation = allocations_.extract(found);
-  }
-  // Work of this rank may be using the memory; that of others has mappings of its own.
-  const SymmetricBlock& block = *allocation.mapped().block;
-  MTIAStream::synchronize_all(block.device);
-  core::AllocatorObserver* told = core::allocator_observer.load(std::memory_order_acquire);
-  if (told == nullptr) return;
-  const MTIAStream first = MTIAStream::default_stream(block.device);
-  std::vector<MTIAStream> users = first.others();
-  users.push_back(first);
-  for (const MTIAStream& user : users) told->reuse_waits_for(user.core(), block.buffer(), block.size);
+  Allocations::node_type allocation;  // is destroyed without the mutex
+  const std::lock_guard<std::mutex> lock(allocations_mutex());
+  const auto found = find(ptr);
+  if (found != allocations_.end()) allocation = allocations_.extract(found);
 }
 
 size_t SymmetricAllocator::get_alloc_size(void* ptr) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(allocations_mutex());
   const auto found = find(ptr);
   TORCH_CHECK_VALUE(found != allocations_.end(), "expected symmetric memory");
   return found->second.block->size;
 }
 
 bool SymmetricAllocator::has_allocation(void* ptr) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(allocations_mutex());
   return find(ptr) != allocations_.end();
 }
 
@@ -206,7 +251,7 @@ c10::intrusive_ptr<symmetric_memory::SymmetricMemory> SymmetricAllocator::rendez
   size_t offset = 0;
   int number = 0;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(allocations_mutex());
     const auto found = find(ptr);
     if (found == allocations_.end()) return nullptr;
     Allocation& allocation = found->second;
@@ -238,15 +283,15 @@ c10::intrusive_ptr<symmetric_memory::SymmetricMemory> SymmetricAllocator::rendez
     auto memory = collectives::SharedMemory::open(process, descriptor, SymmetricBlock::total(size));
     TORCH_CHECK(memory.data() != nullptr, "symmetric memory is for ranks of one machine: rank ", group->getRank(),
                 " cannot open the memory of rank ", rank);
-    blocks.push_back(std::make_shared<SymmetricBlock>(own->device, size, std::move(memory)));
+    blocks.push_back(make_block(own->device, size, std::move(memory)));
   }
   // The descriptors have to stay open until all have opened them.
   const std::string done = c10::str(key(group->getRank()), "/done");
   store->set(done, std::vector<uint8_t>{1});
   for (int rank = 0; rank < group->getSize(); ++rank) store->get(c10::str(key(rank), "/done"));
 
-  const std::lock_guard<std::mutex> lock(mutex_);
   auto result = c10::make_intrusive<SymmetricMemory>(std::move(blocks), group->getRank(), offset);
+  const std::lock_guard<std::mutex> lock(allocations_mutex());
   find(ptr)->second.of_groups.emplace(std::pair(name, offset), result);
   return result;
 }

@@ -6,7 +6,6 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,7 +15,8 @@
 
 namespace torch_mtia {
 
-// A rank's memory as one process sees it: the buffer, and behind it the signal pad.
+// A rank's memory as one process sees it: the buffer, and behind it the signal pad. Stays until the work that the
+// device was given before the last owner went is done.
 struct SymmetricBlock {
   SymmetricBlock(c10::DeviceIndex device, size_t size, collectives::SharedMemory memory);
 
@@ -91,10 +91,9 @@ class SymmetricAllocator final : public c10d::symmetric_memory::SymmetricMemoryA
     std::map<std::pair<std::string, size_t>, c10::intrusive_ptr<SymmetricMemory>> of_groups;
   };
   using Allocations = std::map<uint64_t, Allocation>;
-  // Of which the address is a part. With the mutex.
+  // Of which the address is a part. With allocations_mutex().
   Allocations::iterator find(void* ptr);
 
-  std::mutex mutex_;
   Allocations allocations_;  // by address
   std::map<std::string, int> num_rendezvous_;
 };

@@ -1,5 +1,8 @@
 // Collectives and messages over shared memory. Ranks are threads, which a sanitizer can watch, or processes, which can
 // be killed.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -348,6 +351,8 @@ TEST(what_is_not_defined_is_refused) {
     };
     CHECK_CONTAINS(CHECK_THROWS(std::invalid_argument, call(ElementType::kInt32, Operation::kAverage)), "AVG");
     CHECK_CONTAINS(CHECK_THROWS(std::invalid_argument, call(ElementType::kFloat32, Operation::kXor)), "BXOR");
+    CHECK_CONTAINS(CHECK_THROWS(std::invalid_argument, call(ElementType::kInt32, static_cast<Operation>(200))),
+                   "expected an operation below 8, got 200");
   });
 }
 
@@ -376,6 +381,21 @@ TEST(ranks_that_call_different_things_all_raise_and_go_on) {
     CHECK(values == std::vector<float>(100'000, 1));
     sum(values.size(), ElementType::kFloat32, Operation::kSum);
     CHECK(values == std::vector<float>(100'000, 3));
+  });
+}
+
+TEST(a_call_that_one_rank_has_skipped_is_not_combined_with_its_next) {
+  in_threads(2, [](Rank& rank) {
+    std::vector<float> value{1};
+    Signature signature = kReduced;
+    signature.number = rank.number() == 0 ? 7 : 8;
+    const auto call = [&] {
+      rank.communicator.all_reduce(signature, {ElementType::kFloat32, Operation::kSum}, input_of(value),
+                                   bytes_of(value), kTimeout);
+    };
+    const std::string error = CHECK_THROWS(MismatchError, call());
+    CHECK_CONTAINS(error, "rank 0: all_reduce SUM of float32 (call 7)");
+    CHECK_CONTAINS(error, "rank 1: all_reduce SUM of float32 (call 8)");
   });
 }
 
@@ -432,6 +452,79 @@ TEST(a_process_that_dies_is_named_and_leaves_nothing) {
         CHECK(values == std::vector<float>(16 << 20, 4));
         CHECK_CONTAINS(CHECK_THROWS(GroupError, sum()), "the process of rank 1 has ended");
       }));
+}
+
+TEST(timeouts_beyond_the_range_of_the_clock_never_expire) {
+  for (const auto timeout : {std::chrono::milliseconds::max(), std::chrono::milliseconds(std::chrono::days(106'945))}) {
+    CHECK(Deadline(timeout).time == std::chrono::steady_clock::time_point::max());
+    in_threads(2, [&](Rank& rank) { rank.communicator.barrier(timeout); });
+  }
+  CHECK(Deadline(1ms).time < std::chrono::steady_clock::now() + 1h);
+}
+
+TEST(ranks_of_different_builds_all_say_so) {
+  const Folder folder;
+  std::vector<std::jthread> threads;
+  std::vector<std::string> errors(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      // Another size of the memory is another layout.
+      errors[rank] = CHECK_THROWS(GroupError, Team(folder.store(), rank, 3, rank == 1 ? 128 : 64, ""));
+    });
+  }
+  threads.clear();
+  for (const std::string& error : errors) CHECK_CONTAINS(error, "runs another build of torch_mtia than rank");
+  CHECK_CONTAINS(errors[2], "rank 1 runs another build of torch_mtia than rank 2");
+}
+
+TEST(nobody_changes_the_size_of_the_memory) {
+  const SharedMemory memory = SharedMemory::create(1 << 16);
+  CHECK(ftruncate(memory.descriptor(), 0) != 0);
+  CHECK(ftruncate(memory.descriptor(), 1 << 20) != 0);
+  CHECK(SharedMemory::open(getpid(), memory.descriptor(), 1 << 16).data() != nullptr);
+  const FileDescriptor unsealed(memfd_create("test", MFD_CLOEXEC));
+  CHECK(ftruncate(unsealed.number(), 1 << 16) == 0);
+  CHECK(SharedMemory::open(getpid(), unsealed.number(), 1 << 16).data() == nullptr);
+}
+
+TEST(counters_that_another_rank_has_damaged_raise) {
+  in_threads(2, [](Rank& rank) {
+    // Of the messages to the other rank: written, and read, each in a cache line of its own.
+    const int other = 1 - rank.number();
+    auto* const rings = rank.team->room(rank.number()) + Communicator::room(2);
+    auto* const num_read = reinterpret_cast<std::atomic<uint64_t>*>(rings + other * (Messages::room(2) / 2) + 64);
+    std::vector<float> values(1000, 1);
+    rank.communicator.barrier(kTimeout);
+    if (rank.number() == 0) {
+      num_read->store(5);  // more than was written
+      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.messages.send(input_of(values), other, 0)), "contradict");
+      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.messages.send(input_of(values), other, 0)), "contradict");
+    } else {
+      const auto receive = [&] { rank.messages.wait(*rank.messages.receive(output_of(values), other, 0), kTimeout); };
+      CHECK_CONTAINS(CHECK_THROWS(GroupError, receive()), "contradict");
+    }
+  });
+}
+
+TEST(a_message_takes_as_much_memory_as_has_come) {
+  in_threads(2, [](Rank& rank) {
+    std::vector<float> values(10, 2), others(1, 0);
+    if (rank.number() == 0) {
+      // A frame that announces more than any machine has, for a tag that nobody asks for.
+      auto* const ring = rank.team->room(0) + Communicator::room(2) + Messages::room(2) / 2;
+      const struct {
+        uint64_t num_bytes;
+        int64_t tag;
+      } frame{uint64_t{1} << 62, 9};
+      std::memcpy(ring + 128, &frame, sizeof(frame));
+      reinterpret_cast<std::atomic<uint64_t>*>(ring)->store(sizeof(frame));
+      rank.communicator.barrier(kTimeout);
+    } else {
+      rank.communicator.barrier(kTimeout);
+      const auto message = rank.messages.receive(output_of(others), 0, 1);
+      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.messages.wait(*message, 50ms)), "timeout");
+    }
+  });
 }
 
 TEST(a_forked_process_cannot_use_the_group) {

@@ -4,11 +4,13 @@ compiled code calls (torch._inductor.config._micro_pipeline_tp). The rest is in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from torch_mtia.door import dispatch_key
 
-__all__ = ["FUNCTIONS_OF_CUDA", "register"]
+__all__ = ["FUNCTIONS_OF_CUDA", "inside_the_memory", "register"]
 
 FUNCTIONS_OF_CUDA = (
     "Work.__init__",
@@ -39,3 +41,18 @@ def register(module: ModuleType) -> None:
     """Has upstream's functions, of torch.distributed._symmetric_memory, be the operators' kernels for the device."""
     for operator, function in _OPERATORS.items():
         module.lib.impl(operator, getattr(module, function), dispatch_key())
+
+
+def inside_the_memory(original: Callable[..., Any]) -> Callable[..., Any]:
+    """get_buffer and get_signal_pad of a handle, which check ranks and offsets."""
+
+    def tensor_of(self: Any, rank: int, *args: Any, **kwargs: Any) -> Any:
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"expected rank to be a rank of the group, below {self.world_size}, got {rank}")
+        offset = kwargs.get("storage_offset", args[2] if len(args) > 2 else 0)
+        if offset < 0:
+            raise ValueError(f"expected storage_offset to be 0 or more, got {offset}")
+        return original(self, rank, *args, **kwargs)
+
+    tensor_of.__name__ = original.__name__
+    return tensor_of

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_mtia.upstream_gates.probes import DEVICE, Function, raises, with_values, with_variable
+from torch_mtia.upstream_gates.probes import DEVICE, Function, raises, with_values
 
 
 @contextlib.contextmanager
@@ -67,16 +67,13 @@ def sets_no_timeout(set_timeout: Function) -> bool:
             backend._set_default_timeout(before)
 
 
-def finds_keys_of_the_dead(create_store: Function) -> bool:
-    """A process that torchrun has restarted reads what the one before it has written."""
-    from torch._C._distributed_c10d import TCPStore
+def accepts_any_offset(tensor_of: Function) -> bool:
+    from torch.distributed import _symmetric_memory
 
-    agent = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    with with_variable("TORCHELASTIC_USE_AGENT_STORE", "True"):
-        dead, alive = (create_store("localhost", agent.port, 0, 1, timedelta(seconds=30)) for _ in range(2))
-    dead.set("address", "gone")
-    dead.get("address")  # the store has it
-    return bool(alive.check(["address"]))
+    with _group() as group:
+        memory = _symmetric_memory.empty(8, device=DEVICE)
+        handle = _symmetric_memory.rendezvous(memory, group)
+        return not raises(tensor_of, handle, 0, [1], torch.float32, -1)
 
 
 def refuses_compression(check_hook: Function) -> bool:

@@ -15,7 +15,8 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
     Gate(
         name="_new_process_group_helper",
         modules=("torch.distributed.distributed_c10d",),
-        why="A group without a backend is taken for one of gloo where there is no NCCL, and DDP asks it for that one.",
+        why="A group without a backend is taken for one of gloo where there is no NCCL, and DDP asks it for that one. "
+        "Processes that torchrun restarts find in its store the addresses of those that have died, and fail.",
         replace=process_groups.with_the_backend_of_the_accelerator,
         is_needed=distributed_probes.has_no_default_backend,
     ),
@@ -39,13 +40,6 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
         why="It sets the timeout of listed backends.",
         replace=process_groups.with_timeouts_of_the_device,
         is_needed=distributed_probes.sets_no_timeout,
-    ),
-    Gate(
-        name="_create_c10d_store",
-        modules=("torch.distributed.rendezvous",),
-        why="Processes that torchrun restarts find in its store the addresses of those that have died, and fail.",
-        replace=process_groups.with_keys_of_this_attempt,
-        is_needed=distributed_probes.finds_keys_of_the_dead,
     ),
     device_lists.named_instead(
         "_write_files_from_queue",
@@ -147,6 +141,16 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
             {"cuda": device_type},
         )
         for name in symmetric_memory.FUNCTIONS_OF_CUDA
+    ),
+    *(
+        Gate(
+            name=f"_SymmetricMemory.{name}",
+            modules=("torch._C._distributed_c10d",),
+            why="A rank or an offset outside of the memory gives a tensor over other memory.",
+            replace=symmetric_memory.inside_the_memory,
+            is_needed=distributed_probes.accepts_any_offset,
+        )
+        for name in ("get_buffer", "get_signal_pad")
     ),
     Gate(
         name="_sleep",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -17,15 +18,29 @@ from torch_mtia.door import device_type
 
 
 def with_the_backend_of_the_accelerator(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Names the backend of a group for which nobody has."""
+    """Names the backend of a group for which nobody has. A group of the device's backend has a store of its own in that
+    of torchrun; ranks of other groups may be without this package, and would wait for its answers."""
 
     def _new_process_group_helper(
-        group_size: int, group_rank: int, global_ranks_in_group: list[int], backend: str, *args: Any, **kwargs: Any
+        group_size: int,
+        group_rank: int,
+        global_ranks_in_group: list[int],
+        backend: str,
+        store: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         accelerator = torch.accelerator.current_accelerator()
         if backend == "undefined" and accelerator is not None and accelerator.type == device_type():
             backend = torch.distributed.Backend(BACKEND)
-        group, store = original(group_size, group_rank, global_ranks_in_group, backend, *args, **kwargs)
+        is_ours = BACKEND in re.split("[:,]", str(backend).lower())
+        # The groups of a default group have parts of its store.
+        has_store = distributed.is_initialized() and backend_of(distributed.group.WORLD) is not None
+        is_member = not global_ranks_in_group or distributed.get_rank() in global_ranks_in_group
+        if is_ours and is_member and not has_store:
+            timeout = kwargs.get("timeout") or distributed.default_pg_timeout
+            store = of_this_attempt(store, group_rank, group_size, timeout)
+        group, store = original(group_size, group_rank, global_ranks_in_group, backend, store, *args, **kwargs)
         # Of two backends upstream finds the default one by a comparison of capital letters with small ones.
         if backend_of(group) is not None and group._get_backend_name() == "undefined":
             group._set_default_backend(torch.distributed.ProcessGroup.BackendType.CUSTOM)
@@ -72,18 +87,14 @@ def numbers_of_the_device(original: Callable[[Any], int]) -> Callable[[Any], int
     return _get_sequence_number_for_group
 
 
-def with_keys_of_this_attempt(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _create_c10d_store(
-        hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, *args: Any, **kwargs: Any
-    ) -> Any:
-        store = original(hostname, port, rank, world_size, timeout, *args, **kwargs)
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            return store
-        from torch._C._distributed_c10d import PrefixStore
+def of_this_attempt(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
+    """The store, without what processes that have died since wrote there: torchrun's outlives the processes that it
+    restarts."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return store
+    from torch._C._distributed_c10d import PrefixStore
 
-        return PrefixStore(_name_of_attempt(store, rank, world_size, timeout), store)
-
-    return _create_c10d_store
+    return PrefixStore(_name_of_attempt(store, rank, world_size, timeout), store)
 
 
 def _name_of_attempt(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
