@@ -4,8 +4,8 @@
 # PIP_FLAGS  added to every pip install, for example
 #            PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for PyTorch without CUDA
 # MAX_JOBS   compilers, and test modules, that run at a time
-# TORCH      of make test and make wheels: another version of PyTorch, as in TORCH=2.15.0, with its Triton, in a copy of
-#            the tree that is removed afterwards. Takes 8 GB while it runs.
+# TORCH      of make test, make wheels and make record: another version of PyTorch, as in TORCH=2.15.0, with its Triton,
+#            in a copy of the tree that is removed afterwards. Takes 8 GB while it runs.
 # URL        of make wheels: where the project is; what indexes show links there
 # SETTINGS   of make test-matrix: some of those in tools/test_matrix.py, as in SETTINGS="avx2 order"
 # FUZZ_SEED, FUZZ_COUNT  of make fuzz and make fuzz-runtime: the first program, and how many
@@ -39,7 +39,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build-aarch64 demo demo-text test test-aarch64 test-matrix test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench bench-avx2 fuzz fuzz-compile fuzz-runtime docs dtypes lint format sanitize stress wheels wheels-aarch64 clean
+.PHONY: help build-aarch64 demo demo-text test test-aarch64 test-matrix test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench bench-avx2 fuzz fuzz-compile fuzz-runtime docs dtypes lint format record sanitize stress wheels wheels-aarch64 clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -64,7 +64,22 @@ test wheels test-wheels:
 	status=0; env -u TORCH -u MAKEFLAGS -u MAKEOVERRIDES $(MAKE) -C $(COPY) $@ PYTHON=$(PYTHON) || status=1; \
 	if [ -d $(COPY)/dist ]; then mkdir -p dist && mv $(COPY)/dist/* dist || status=1; fi; \
 	rm -rf $(COPY); exit $$status
+
+# In an environment that has nothing else: what the package replaces is recorded as it comes.
+record: $(BUILT) $(VENV)/test  ## record in tests/recorded what the package uses of PyTorch TORCH
+	@test -n "$(TRITON)" || { echo "TORCH=$(TORCH) is no version that torch_mtia/_versions.py lists"; exit 2; }
+	rm -rf $(COPY)
+	$(PYTHON) -m venv $(COPY)
+	sed 's/^torch==.*/torch==$(TORCH)/' requirements/build.txt > $(COPY)/requirements.txt
+	grep '^expecttest' requirements/test.txt >> $(COPY)/requirements.txt
+	$(COPY)/bin/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -r $(COPY)/requirements.txt '$(TRITON)'
+	$(BIN)/python -m tools.versions names > $(COPY)/names
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(COPY)/bin/python -m tools.versions record < $(COPY)/names
+	rm -rf $(COPY)
 else
+record:
+	@echo "make record TORCH=2.15.0: which version?"; exit 2
+
 test: $(BUILT) $(VENV)/test browser  ## run the C++ unit tests and the Python tests
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run
 	$(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests

@@ -25,8 +25,11 @@ def row(func: str, kernel: str = "relu_mtia", **fields: object) -> str:
 
 
 MISTAKES: dict[str, tuple[str, str]] = {
-    "unknown operator": (row("rellu(Tensor self) -> Tensor"), "PyTorch has no operator aten::rellu"),
-    "another schema": (row("relu(Tensor self, int x) -> Tensor"), "the schema of aten::relu differs from upstream's"),
+    "unknown operator": (row("rellu(Tensor self) -> Tensor"), "has no operator aten::rellu"),
+    "another schema": (
+        row("relu(Tensor self, int x) -> Tensor"),
+        "the schema of aten::relu differs from that of PyTorch ",
+    ),
     "no func": ("- dispatch:\n    MTIA: relu_mtia\n", "an entry needs a func line"),
     "no dispatch": (f"- func: {RELU}\n", "aten::relu needs `dispatch:` with the key MTIA and no other"),
     "another key": (f"- func: {RELU}\n  dispatch:\n    CUDA: relu\n", "needs `dispatch:` with the key MTIA"),
@@ -84,7 +87,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
         row(RELU, device_check="Nope"),
         "`device_check` is NoCheck or ExactSame, not 'Nope'",
     ),
-    "a schema that is none": (row("relu(Tensor self"), "the schema of aten::relu differs from upstream's"),
+    "a schema that is none": (row("relu(Tensor self"), "the schema of aten::relu differs from that of PyTorch "),
     "casts without a stub": (row(RELU, casts="none"), "`casts` and `loop` belong to `stub`"),
     "casts that there are none of": (
         row(RELU, stub="relu_stub", casts="some"),
@@ -148,6 +151,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
         row(RELU, host_view=False, without_host_view="fall_back"),
         "a kernel with `host_view: False` needs no `without_host_view`",
     ),
+    "structured by assertion": (row(RELU, structured=True), "`structured` can only be False, and not True"),
     "direct by denial": (row(RELU, direct=False), "`direct` can only be True, and not False"),
 }
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tools.codegen.generate import ROOT
-from tools.codegen.merge import PACKAGED_NATIVE, load_rows
 from tools.codegen.operator_dtypes import dtypes_by_overload
 from tools.codegen.operator_table import DOCUMENT, DTYPES, describe_dtypes, document, operator_rows
+from tools.codegen.upstream import PACKAGED_NATIVE, load_rows
 from torch_mtia import torch_version
 from torch_mtia._versions import SUPPORTED_TORCH
 

@@ -21,6 +21,11 @@ def before(major: int, minor: int) -> tuple[tuple[int, int], ...]:
     return tuple(version for version in SUPPORTED_TORCH if version < (major, minor))
 
 
+def since(major: int, minor: int) -> tuple[tuple[int, int], ...]:
+    """The supported versions from this one on."""
+    return tuple(version for version in SUPPORTED_TORCH if version >= (major, minor))
+
+
 TEMPLATE_HEURISTICS = (
     "torch._inductor.template_heuristics" if TORCH < (2, 14) else "torch._inductor.heuristics.template"
 )

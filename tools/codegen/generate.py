@@ -30,17 +30,22 @@ from tools.codegen.merge import merge
 from tools.codegen.operator_traits import no_host_view_source, traits_header
 from tools.codegen.registration import Group, functions_of, registration_sources
 from tools.codegen.stubs import stubs_source
+from tools.codegen.upstream import Upstream
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OVERLAY = ROOT / "yaml" / "native_functions.yaml"
 
 
-def generate(output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY) -> list[pathlib.Path]:
+def generate(
+    output_dir: pathlib.Path, overlay: pathlib.Path = OVERLAY, version: Upstream | None = None
+) -> list[pathlib.Path]:
     """Writes the generated sources and returns the ones to compile. Files whose content is unchanged are not touched.
+
+    They are for the installed PyTorch if no version is given.
 
     Raises `tools.codegen.merge.OverlayError` for a wrong entry.
     """
-    merged = merge(overlay)
+    merged = merge(overlay, version)
     # torchgen leaves device guards and same-device checks out for MTIA; `device_guard` makes it emit CUDA's.
     index = dataclasses.replace(merged.parsed.backend_indices[DispatchKey.MTIA], device_guard=True)
     groups = [g for g in get_grouped_native_functions(merged.parsed.native_functions) if _is_registered(g, index)]

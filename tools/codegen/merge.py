@@ -1,4 +1,4 @@
-"""Merges yaml/native_functions.yaml over the file packaged with the installed torchgen.
+"""Merges yaml/native_functions.yaml over upstream's native_functions.yaml.
 
 Every mistake in the overlay is an `OverlayError` that names file and line.
 """
@@ -10,12 +10,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import torchgen
-import yaml
-from torchgen.gen import LineLoader, ParsedYaml, parse_native_yaml_struct, parse_tags_yaml
+from torchgen.gen import ParsedYaml, parse_native_yaml_struct, parse_tags_yaml
 from torchgen.model import DeviceCheckType, FunctionSchema
 
-PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
+from tools.codegen.upstream import PACKAGED_NATIVE, Upstream, installed, load_rows
 
 # What the shared mechanisms ask of an operator, in words that go into the generated header.
 TRAITS: dict[str, str] = {
@@ -28,9 +26,10 @@ TRAITS: dict[str, str] = {
 _STUB = {"stub", "casts", "loop"}
 _WITHOUT_KERNEL = {"host_tensors", "writes_unmarked", "in_float32", "without_host_view", "old_bytes", *_STUB}
 """Fields of a row that names no kernel."""
+_OF_ANY_ROW = {"func", "torch", "__line__"}
 _ALLOWED_FIELDS = {
+    *_OF_ANY_ROW,
     *(
-        "func",
         "dispatch",
         "device_check",
         "runs",
@@ -43,11 +42,11 @@ _ALLOWED_FIELDS = {
         "capturable",
         "host_view",
         "direct",
+        "structured",
         "without_host_view",
     ),
     *_STUB,
     *TRAITS,
-    "__line__",
 }
 _ALLOWED_KEYS = {"MTIA"}
 _FUNCTIONS = {"runs", "shape", "checks", "without_host_view", "stub", "loop"}
@@ -175,17 +174,13 @@ class MergedOperators:
     """By operator name: the boxed function that serves with a driver without a host view."""
 
 
-def load_rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The entries of a native_functions.yaml; each has its line number under "__line__"."""
-    rows: list[dict[str, Any]] = yaml.load(path.read_text(), Loader=LineLoader)
-    return rows
+def merge(overlay_path: pathlib.Path, version: Upstream | None = None) -> MergedOperators:
+    """Reads the overlay and returns upstream's operators with its kernels under the MTIA key.
 
-
-def merge(overlay_path: pathlib.Path) -> MergedOperators:
-    """Reads both files and returns upstream's operators with the overlay's kernels under the MTIA key."""
-    upstream_path = PACKAGED_NATIVE / "native_functions.yaml"
-    upstream = {row["func"]: row for row in load_rows(upstream_path)}
-    by_name = {func.partition("(")[0]: func for func in upstream}
+    Upstream is the installed PyTorch if no version is given.
+    """
+    version = version or installed()
+    upstream = version.rows
 
     upstream_kernels = set()
     for row in upstream.values():
@@ -212,7 +207,9 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
     without_host_view: dict[str, str] = {}
     for row in load_rows(overlay_path):
         place = f"{overlay_path}:{row['__line__']}"
-        func = row["func"] = _check_row(row, place, by_name)
+        if not _is_of(version, row, place):
+            continue
+        func = row["func"] = _check_row(row, place, version)
         if func in seen:
             raise OverlayError(f"{place}: aten::{func.partition('(')[0]} already has an entry in line {seen[func]}")
         seen[func] = row["__line__"]
@@ -225,6 +222,8 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
             continue
         entries[name] = _entry(row, place)
         target = upstream[func]
+        if "structured" in row:
+            _make_unstructured(target, row, place)
         if "structured_delegate" in target:
             raise OverlayError(
                 f"{place}: aten::{func.partition('(')[0]} is structured and delegates to "
@@ -241,7 +240,7 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
         target.setdefault("dispatch", {"__line__": row["__line__"]})["MTIA"] = row["dispatch"]["MTIA"]
 
     tags = parse_tags_yaml(str(PACKAGED_NATIVE / "tags.yaml"))
-    parsed = parse_native_yaml_struct(list(upstream.values()), tags, path=str(upstream_path))
+    parsed = parse_native_yaml_struct(list(upstream.values()), tags, path=str(version.path))
     return MergedOperators(
         parsed,
         frozenset(upstream_kernels),
@@ -253,7 +252,17 @@ def merge(overlay_path: pathlib.Path) -> MergedOperators:
     )
 
 
-def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
+def _is_of(version: Upstream, row: dict[str, Any], place: str) -> bool:
+    condition = row.get("torch", ">=0.0")
+    try:
+        return version.matches(str(condition))
+    except ValueError:
+        raise OverlayError(
+            f"{place}: `torch` is the versions that have the row, as '>=2.14' or '<2.14', not {condition!r}"
+        ) from None
+
+
+def _check_row(row: dict[str, Any], place: str, version: Upstream) -> str:
     """Returns upstream's schema."""
     unknown = set(row) - _ALLOWED_FIELDS
     if unknown:
@@ -263,14 +272,15 @@ def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
     if not isinstance(func, str):
         raise OverlayError(f"{place}: an entry needs a func line")
     name = func.partition("(")[0]
-    if name not in by_name:
-        raise OverlayError(f"{place}: PyTorch has no operator aten::{name}")
-    if not _is_schema(func) or _without_names(by_name[name]) != _without_names(func):
+    if name not in version.schemas:
+        raise OverlayError(f"{place}: PyTorch {version} has no operator aten::{name}")
+    upstream = version.schemas[name]
+    if not _is_schema(func) or _without_names(upstream) != _without_names(func):
         raise OverlayError(
-            f"{place}: the schema of aten::{name} differs from upstream's\n"
-            f"  here:     {func}\n  upstream: {by_name[name]}"
+            f"{place}: the schema of aten::{name} differs from that of PyTorch {version}\n"
+            f"  here:     {func}\n  upstream: {upstream}"
         )
-    func = by_name[name]
+    func = upstream
     for field in sorted(_FUNCTIONS & row.keys()):
         names = (
             row[field].removeprefix("torch_mtia::") if field == "runs" and isinstance(row[field], str) else row[field]
@@ -280,7 +290,7 @@ def _check_row(row: dict[str, Any], place: str, by_name: dict[str, str]) -> str:
     device_checks = [check.name for check in DeviceCheckType]
     if "device_check" in row and row["device_check"] not in device_checks:
         raise OverlayError(f"{place}: `device_check` is {' or '.join(device_checks)}, not {row['device_check']!r}")
-    if set(row) - {"func", "__line__"} and set(row) <= {"func", "__line__", *_WITHOUT_KERNEL}:
+    if set(row) - {*_OF_ANY_ROW} and set(row) <= {*_OF_ANY_ROW, *_WITHOUT_KERNEL}:
         return func
     dispatch = row.get("dispatch")
     keys = set(dispatch) - {"__line__"} if isinstance(dispatch, dict) else set()
@@ -331,6 +341,14 @@ def _entry(row: dict[str, Any], place: str) -> Entry:
         needs_host_view="host_view" not in row,
         direct="direct" in row,
     )
+
+
+def _make_unstructured(target: dict[str, Any], row: dict[str, Any], place: str) -> None:
+    """The kernels of the row's operator do what upstream's meta function would, in every version that has one."""
+    if row["structured"] is not False:
+        raise OverlayError(f"{place}: `structured` can only be False, and not {row['structured']!r}")
+    for field in ("structured", "structured_delegate", "structured_inherits"):
+        target.pop(field, None)
 
 
 def _add_traits(traits: dict[str, Traits], name: str, row: dict[str, Any], place: str) -> None:

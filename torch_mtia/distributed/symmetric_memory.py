@@ -8,23 +8,31 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from torch_mtia import torch_version
+from torch_mtia._versions import SUPPORTED_TORCH
 from torch_mtia.door import dispatch_key
 
 __all__ = ["FUNCTIONS_OF_CUDA", "inside_the_memory", "register"]
 
-FUNCTIONS_OF_CUDA = (
-    "Work.__init__",
-    "_fused_all_gather_matmul_last_gather_dim_impl",
-    "_get_backend_stream",
-    "_low_contention_all_gather",
-    "_low_contention_reduce_scatter_with_symm_mem_input",
-    "_low_contention_reduce_scatter_with_workspace",
-    "_pipelined_all_gather_and_consume_last_dim",
-    "_pipelined_multi_all_gather_and_consume",
-    "_pipelined_produce_and_all2all",
-    "get_symm_mem_workspace",
-)
-"""Those that the operators below call and that name torch.cuda: a gate turns them to the device's module."""
+FUNCTIONS_OF_CUDA = {
+    **dict.fromkeys(
+        (
+            "Work.__init__",
+            "_fused_all_gather_matmul_last_gather_dim_impl",
+            "_get_backend_stream",
+            "_low_contention_all_gather",
+            "_low_contention_reduce_scatter_with_symm_mem_input",
+            "_low_contention_reduce_scatter_with_workspace",
+            "_pipelined_all_gather_and_consume_last_dim",
+            "_pipelined_multi_all_gather_and_consume",
+            "get_symm_mem_workspace",
+        ),
+        torch_version.before(2, 14),  # from then on they use torch.accelerator
+    ),
+    "_pipelined_produce_and_all2all": SUPPORTED_TORCH,
+}
+"""Those that the operators below call and that name torch.cuda, with the versions of PyTorch in which they do: a gate
+turns them to the device's module."""
 
 _OPERATORS = {
     "_low_contention_all_gather": "_low_contention_all_gather",

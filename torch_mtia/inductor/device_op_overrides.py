@@ -7,7 +7,7 @@ from typing import NoReturn
 from torch._inductor.codegen.common import TritonScratchWorkspace
 from torch._inductor.codegen.mtia.device_op_overrides import MTIADeviceOpOverrides
 
-from torch_mtia.door import device_type
+from torch_mtia.door import device_type, dispatch_key
 
 
 class DeviceOpOverrides(MTIADeviceOpOverrides):
@@ -28,6 +28,12 @@ class DeviceOpOverrides(MTIADeviceOpOverrides):
 
     def current_stream(self) -> str:
         return f"torch.{device_type()}.current_stream()"
+
+    def uses_gpu_cpp_wrapper(self) -> bool:
+        return True
+
+    def aten_device_type(self) -> str:
+        return f"at::k{dispatch_key()}"
 
     def cpp_aoti_device_guard(self) -> str:
         return "AOTIMtiaGuard"

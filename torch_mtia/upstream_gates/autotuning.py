@@ -120,11 +120,11 @@ def _close_to_the_best(timings: Timings) -> list[Any]:
 
 def replayed_from_a_graph(original: Callable[..., float]) -> Callable[..., float]:
     @functools.wraps(original)
-    def benchmark_gpu_with_cuda_graph(self: Any, _callable: Callable[[], Any], **kwargs: Any) -> float:
+    def benchmark_gpu_with_cuda_graph(self: Any, _callable: Callable[[], Any], *args: Any, **kwargs: Any) -> float:
         from torch_mtia.inductor.benchmark import benchmark
 
         if torch.cuda.is_available() or not device_module().is_available():
-            return original(self, _callable, **kwargs)
+            return original(self, _callable, *args, **kwargs)
         _callable()
         _C._wait_unobserved(-1)
         graph = torch.accelerator.Graph()

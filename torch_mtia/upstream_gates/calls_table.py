@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_mtia import _C
+from torch_mtia import _C, torch_version
 from torch_mtia.upstream_gates.deferred import dynamo, inductor, inductor_probes
 from torch_mtia.upstream_gates.gate import Gate
 
@@ -29,6 +29,7 @@ CALL_GATES: tuple[Gate, ...] = (
         "the graph. With the three below it took a quarter of the call of a small kernel, as all are Python functions.",
         replace=_C._make_get_current_stream,
         is_needed=inductor_probes.asks_for_streams_in_python,
+        versions=torch_version.before(2, 15),  # from then on it is a builtin function
     ),
     Gate(
         name="store_user_object_weakrefs",
@@ -36,6 +37,7 @@ CALL_GATES: tuple[Gate, ...] = (
         why="And keeps it for the graph.",
         replace=dynamo.store_weak_references,
         is_needed=inductor_probes.keeps_streams_in_python,
+        versions=torch_version.before(2, 15),  # from then on that is one call, into a new list
     ),
     Gate(
         name="record_pregraph_bytecode_enter",

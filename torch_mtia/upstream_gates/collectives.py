@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from torch_mtia import _C
 from torch_mtia.distributed import backend_of
-from torch_mtia.door import device_module
+from torch_mtia.door import device_module, device_type
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +26,27 @@ def bandwidth_of_the_device(_: Callable[[], float]) -> Callable[[], float]:
     return get_gpu_dram_gbps
 
 
-def teraflops_of_the_device(_: Callable[[torch.dtype], float]) -> Callable[[torch.dtype], float]:
-    def get_device_tflops(dtype: torch.dtype) -> float:
+def bandwidth_of_a_device(original: Callable[..., float | None]) -> Callable[..., float | None]:
+    def get_device_dram_gbps(device: torch.device | str | None = None) -> float | None:
         from torch_mtia.inductor import roofline
 
+        return roofline.memory_bandwidth() if _is_ours(device) else original(device)
+
+    return get_device_dram_gbps
+
+
+def _is_ours(device: torch.device | str | None) -> bool:
+    return device is None or torch.device(device).type == device_type()
+
+
+def teraflops_of_the_device(original: Callable[..., float]) -> Callable[..., float]:
+    """Before PyTorch 2.15 it is not asked for another device."""
+
+    def get_device_tflops(dtype: torch.dtype, device: torch.device | str | None = None) -> float:
+        from torch_mtia.inductor import roofline
+
+        if not _is_ours(device):
+            return original(dtype, device)
         return roofline.teraflops(dtype)
 
     return get_device_tflops

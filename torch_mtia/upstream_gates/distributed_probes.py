@@ -116,8 +116,8 @@ def times_no_collective(benchmark: Function) -> bool:
         return raises(benchmark, choice, arguments) or not math.isfinite(benchmark(choice, arguments))
 
 
-def has_no_bandwidth(gigabytes_per_second: Callable[[], float]) -> bool:
-    return raises(gigabytes_per_second) or not 0 < gigabytes_per_second() < math.inf
+def has_no_bandwidth(gigabytes_per_second: Callable[[], float | None]) -> bool:
+    return raises(gigabytes_per_second) or not 0 < (gigabytes_per_second() or 0) < math.inf
 
 
 def has_no_products(teraflops: Callable[[torch.dtype], float]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch_mtia import streams
+from torch_mtia import streams, torch_version
 from torch_mtia.distributed import BACKEND, attention, symmetric_memory
 from torch_mtia.door import device_type
 from torch_mtia.upstream_gates import device_lists, parallel
@@ -71,10 +71,26 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
     ),
     Gate(
         name="get_gpu_dram_gbps",
-        modules=("torch._inductor.utils", "torch.utils._runtime_estimation"),
+        modules=("torch._inductor.utils",),
         why="Schedules for overlap ask Triton's driver for the clock and the width of the memory's bus.",
         replace=collectives.bandwidth_of_the_device,
         is_needed=distributed_probes.has_no_bandwidth,
+    ),
+    Gate(
+        name="get_gpu_dram_gbps",
+        modules=("torch.utils._runtime_estimation",),
+        why="And so does the estimate of how long operators take.",
+        replace=collectives.bandwidth_of_the_device,
+        is_needed=distributed_probes.has_no_bandwidth,
+        versions=torch_version.before(2, 15),
+    ),
+    Gate(
+        name="get_device_dram_gbps",
+        modules=("torch._inductor.utils", "torch.utils._runtime_estimation"),
+        why="And so does that estimate, which knows the bandwidth of listed devices.",
+        replace=collectives.bandwidth_of_a_device,
+        is_needed=distributed_probes.has_no_bandwidth,
+        versions=torch_version.since(2, 15),
     ),
     Gate(
         name="get_device_tflops",
@@ -102,6 +118,7 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
         "torch._inductor.fx_passes.node_runtime_estimation",
         "Collectives are timed by events of torch.cuda.",
         {"cuda": device_type},
+        torch_version.before(2, 14),
     ),
     Gate(
         name="AlgorithmSelectorCache.benchmark_collective_choice",
@@ -115,6 +132,7 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
         "torch._inductor.codegen.wrapper",
         "Compiled code allocates symmetric memory on cuda.",
         {"cuda": device_type},
+        torch_version.before(2, 15),
     ),
     *(
         device_lists.named_instead(
@@ -139,8 +157,9 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
             "torch.distributed._symmetric_memory",
             "Functions of symmetric memory use the streams and events of torch.cuda.",
             {"cuda": device_type},
+            versions,
         )
-        for name in symmetric_memory.FUNCTIONS_OF_CUDA
+        for name, versions in symmetric_memory.FUNCTIONS_OF_CUDA.items()
     ),
     *(
         Gate(

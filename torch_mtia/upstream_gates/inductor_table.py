@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from torch_mtia import torch_version
 from torch_mtia.door import device_type
 from torch_mtia.inductor import decompositions
 from torch_mtia.upstream_gates import device_lists
@@ -78,6 +79,7 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         why="The file with the times of choices that were measured is one for each GPU, and for all other devices.",
         replace=inductor.times_of_the_device,
         is_needed=inductor_probes.file_of_times_is_of_no_device,
+        versions=torch_version.before(2, 15),
     ),
     Gate(
         name="fx_graph_cse",
@@ -252,6 +254,7 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         why="C++ code is generated for listed devices.",
         replace=packages.named_in_cpp,
         is_needed=lambda original: device_type() not in original,
+        versions=torch_version.before(2, 15),  # from then on DeviceOpOverrides says it
         by_name=True,
     ),
     Gate(
@@ -286,6 +289,7 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         "GraphLowering.codegen_with_cpp_wrapper",
         "torch._inductor.graph",
         "Kernels of a package are tuned before it is written on listed devices only.",
+        torch_version.before(2, 15),  # from then on DeviceOpOverrides says it
     ),
     device_lists.device_list(
         "_is_gpu_triton_backend",

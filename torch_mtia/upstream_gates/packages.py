@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from torch_mtia import include_paths
-from torch_mtia.door import device_module, device_type
+from torch_mtia.door import device_module, device_type, dispatch_key
 from torch_mtia.environment import LIBRARY_FOLDER
 
 _SHIMS = "mtia"
 
 
 def named_in_cpp(original: dict[str, str]) -> dict[str, str]:
-    return {**original, device_type(): "at::kMTIA" if device_type() == "mtia" else "at::kPrivateUse1"}
+    return {**original, device_type(): f"at::k{dispatch_key()}"}
 
 
 def image_of_mtia(original: Callable[..., None]) -> Callable[..., None]:

@@ -195,6 +195,7 @@ GATES: tuple[Gate, ...] = (
         why="And its number of operations, which max_autotune asks for.",
         replace=fusion.operations_with_out_dtype,
         is_needed=inductor_probes.counts_out_dtype_as_a_shape,
+        versions=torch_version.before(2, 14),
         entry=lambda: torch.ops.aten.baddbmm,
     ),
     Gate(

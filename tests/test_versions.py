@@ -1,0 +1,182 @@
+"""What the package takes for granted holds in every supported version of PyTorch, by the records of tests/recorded.
+
+A test that fails says which version does not fit, also where that version is not installed. `make record TORCH=2.15.0`
+writes the record of a version: after a new one is supported, and after the sources use another name or operator.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import yaml
+
+from tools.codegen import upstream
+from tools.codegen.generate import OVERLAY, ROOT, generate
+from tools.codegen.merge import OverlayError
+from tools.versions import names, operators
+from torch_mtia._versions import SUPPORTED_TORCH, TRITON_OF, minor
+
+pytestmark = pytest.mark.in_tree("the records are of the tree, whatever the device is called")
+
+VERSIONS = [f"{major}.{number}" for major, number in SUPPORTED_TORCH]
+OF_THE_INSTALLED = upstream.RECORDED / f"{minor(torch.__version__)}.yaml"
+
+DIFFERENT = {
+    "torch._C:_broadcast": "looked for before it is used: a PyTorch without CUDA has none",
+    "torch._C:_broadcast_coalesced": "the same",
+    "torch._C:_broadcast_out": "the same",
+    "torch._C:_gather": "the same",
+    "torch._C:_gather_out": "the same",
+    "torch._C:_scatter": "the same",
+    "torch._C:_scatter_out": "the same",
+    "torch._dynamo:graph_bytecode_inputs.index_to_external_object_weakref": "a gate's, of the versions before 2.15",
+    "torch._dynamo:graph_bytecode_inputs.index_to_external_object_weakref.update": "a probe's of that gate",
+    "torch._functorch.compile_utils:fx_graph_cse": "the replacement passes on what else it is given",
+    "torch._functorch.partitioners:fx_graph_cse": "the same",
+    "torch._inductor.freezing:fx_graph_cse": "the same",
+    "torch._inductor.compile_fx:cudagraphify": "graphs.traits takes what it knows and leaves the rest",
+    "torch._inductor.codegen.mtia.device_op_overrides:MTIADeviceOpOverrides.aten_device_type": "asked for from 2.15 on",
+    "torch._inductor.codegen.mtia.device_op_overrides:MTIADeviceOpOverrides.uses_gpu_cpp_wrapper": "the same",
+    "torch._inductor.cpp_builder:get_cpp_torch_device_options": "the replacement passes on all that it is given",
+    "torch._inductor.runtime.benchmarking:Benchmarker.benchmark_gpu_with_cuda_graph": "the same",
+    "torch._inductor.utils:get_device_tflops": "the replacement takes the device, which older versions do not give",
+    "torch.utils._runtime_estimation:get_device_tflops": "the same",
+    "torch.distributed.distributed_c10d:_new_process_group_helper": "the replacement passes on what else it is given",
+    "torch.distributed.tensor._ops.utils:expand_to_full_mesh_op_strategy": "called without what differs",
+    "torchgen:dest.RegisterDispatchKey": "one more parameter, with a default",
+    "triton._C.libtriton:passes.ttir.add_rewrite_tensor_pointer": "torch_version.rewrite_block_pointers asks for it",
+    "triton.backends.compiler:BaseBackend.add_stages": "takes the language, and does without it",
+    "triton.language:advance": "torch_version.has_block_pointers asks for it",
+    "triton.language:dot": "out_dtype is given where it matters",
+    "triton.language:load": "without block pointers there is nothing to check and to pad",
+    "triton.language:store": "the same",
+}
+"""Names that differ between the versions, and why the package works with each."""
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, dict[str, str]]:
+    """By version and name."""
+    return {
+        version: yaml.safe_load((upstream.RECORDED / f"{version}.yaml").read_text())["names"] for version in VERSIONS
+    }
+
+
+def test_there_is_a_record_of_every_supported_version() -> None:
+    assert sorted(path.stem for path in upstream.RECORDED.glob("*.yaml")) == VERSIONS
+
+
+def test_public_ci_builds_every_supported_version() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
+    assert [minor(row["torch"]) for row in workflow["jobs"]["test"]["strategy"]["matrix"]["include"]] == VERSIONS
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_overlay_fits(version: str, tmp_path: Path) -> None:
+    """All that a build does before it compiles."""
+    assert generate(tmp_path, OVERLAY, upstream.recorded(version))
+
+
+def test_an_operator_that_is_structured_in_one_version_is_found_in_all(tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay.yaml"
+    text = OVERLAY.read_text().replace("  structured: False\n", "")
+    assert text != OVERLAY.read_text()
+    overlay.write_text(text)
+    generate(tmp_path / "generated", overlay, upstream.recorded("2.13"))
+    for version in ("2.14", "2.15"):
+        with pytest.raises(OverlayError, match="_scaled_mm_v2 is structured and delegates"):
+            generate(tmp_path / "generated", overlay, upstream.recorded(version))
+
+
+def test_a_row_is_of_the_versions_that_it_names(tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay.yaml"
+    row = "- func: relu(Tensor self) -> Tensor\n  torch: '{}'\n  dispatch:\n    MTIA: relu\n"
+    overlay.write_text(row.format("<2.14") + row.format(">=2.14").replace("MTIA: relu", "MTIA: relu_mtia"))
+    kernels = {}
+    for version in VERSIONS:
+        generate(tmp_path / version, overlay, upstream.recorded(version))
+        kernels[version] = "relu_mtia" in (tmp_path / version / "MTIANativeFunctions.h").read_text()
+    assert kernels == {"2.13": False, "2.14": True, "2.15": True}
+    overlay.write_text(row.format("2.14"))
+    with pytest.raises(OverlayError, match=rf"^{overlay}:1: `torch` is the versions that have the row"):
+        generate(tmp_path / "mistaken", overlay)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_name_that_is_used_is_recorded(version: str, facts: dict[str, dict[str, str]]) -> None:
+    used = {name.removesuffix("()") for name in names.used()}
+    assert not used - facts[version].keys(), f"make record TORCH={version}.0, or the newest of {version}"
+    assert not facts[version].keys() - used, f"no longer used: make record TORCH={version}.0"
+
+
+def test_names_are_the_same_in_every_version_but_those_listed(facts: dict[str, dict[str, str]]) -> None:
+    gates = names.used_by_gates()
+    in_sources = {name.removesuffix("()") for name in names.used_in_sources()}
+    differing = {}
+    for name in facts[VERSIONS[0]]:
+        versions = SUPPORTED_TORCH if name in in_sources or name not in gates else gates[name]
+        found = [facts[f"{major}.{number}"].get(name, "not recorded") for major, number in versions]
+        if len(set(found)) > 1:
+            differing[name] = found
+    assert {name: differing[name] for name in differing.keys() - DIFFERENT.keys()} == {}
+    assert DIFFERENT.keys() - differing.keys() == set(), "no longer different"
+
+
+def test_the_record_is_that_of_what_is_installed() -> None:
+    """And so tells the truth, as far as can be seen here."""
+    if minor(triton.__version__) != TRITON_OF[SUPPORTED_TORCH[VERSIONS.index(OF_THE_INSTALLED.stem)]]:
+        pytest.skip("the Triton that is installed is not that of this PyTorch")
+    recorded = yaml.safe_load(OF_THE_INSTALLED.read_text())
+    installed = upstream.installed()
+    assert recorded["operators"] == operators.used(upstream.load_rows(OVERLAY), installed.rows)
+    kept = {name: fact for name, fact in recorded["names"].items() if not name.startswith("torch._C:")}
+    script = "import json, sys; from tools.versions import names; print(json.dumps(names.facts(json.load(sys.stdin))))"
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        input=json.dumps(sorted(names.used())),
+        cwd=ROOT,
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    now = json.loads(found.stdout)
+    assert {name: now[name] for name in kept} == kept
+
+
+def test_names_are_found_in_sources() -> None:
+    text = """
+import torch._inductor.config
+from torch._inductor import ir as inductor_ir, lowering
+from torch._dynamo.utils import counters
+import triton.language as tl
+
+class Buffer(inductor_ir.Buffer):
+    def get_size(self):
+        return []
+
+def use(lowering):
+    torch._inductor.config.triton.unique_kernel_names = inductor_ir.TensorBox.create(1)
+    return tl.load, torch.add, lowering.lowerings
+"""
+    assert set(names.used_in(ast.parse(text))) == {
+        "torch._inductor:ir",
+        "torch._inductor:lowering",
+        "torch._dynamo.utils:counters",
+        "torch:_inductor.config.triton.unique_kernel_names",
+        "torch._inductor:ir.TensorBox.create()",
+        "torch._inductor:ir.Buffer",
+        "torch._inductor:ir.Buffer.get_size()",
+        "triton.language:",
+        "triton.language:load",
+        "torch:add",
+    }
