@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from torch_mtia import torch_version
 from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.door import device_type
 
@@ -199,7 +200,10 @@ def divides_flex_attention(_: int) -> None:
     style = _attention._ContextParallel(seq_dim=2, attention_type=_attention._ContextParallel.AttentionType.FLEX)
     module = parallelize_module(Attends(), mesh, style)
     parts: Any = _attention._context_parallel_shard(mesh, [tensor.to(D) for tensor in inputs], [2] * 3)
-    mask = _attention._create_cp_block_mask(is_causal, B=1, H=1, Q_LEN=length, KV_LEN=length, device_mesh=mesh)
+    shape: dict[str, Any] = {"B": 1, "H": 1, "Q_LEN": length, "KV_LEN": length}
+    if torch_version.TORCH >= (2, 15):
+        shape["BLOCK_SIZE"] = (128, 128)
+    mask = _attention._create_cp_block_mask(is_causal, **shape, device_mesh=mesh)
     (result,) = _attention.context_parallel_unshard(mesh, [module(*parts, block_mask=mask)], [2])
     torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-5)
 
