@@ -21,6 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = ("torch_mtia", "mtia", "tools/codegen", "setup.py")
 UPSTREAM = ("torch", "torchgen", "triton")
 ABSENT = "absent"
+_OF_THE_MOMENT = ("torch._inductor.virtualized:V", "triton.runtime:driver", "triton:runtime.driver")
+"""Whose attributes are those of what is compiled, or of the driver that is active."""
 
 
 def used() -> set[str]:
@@ -68,9 +70,8 @@ def used_in(tree: ast.Module) -> Iterator[str]:
 
 
 def _joined(name: str, attributes: list[str]) -> str:
-    if name == "torch._inductor.virtualized:V":  # whose attributes are those of what is compiled at the moment
-        return name
-    return name + ("." if attributes and not name.endswith(":") else "") + ".".join(attributes)
+    joined = name + ("." if attributes and not name.endswith(":") else "") + ".".join(attributes)
+    return next((place for place in _OF_THE_MOMENT if joined.startswith(f"{place}.")), joined)
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
