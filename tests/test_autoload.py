@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,6 +71,66 @@ def test_importing_too_late_raises_and_names_the_remedy(run_script: RunScript, f
     assert "too late" in message
     assert "Import torch_mtia" in message
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD" in message
+
+
+BROKEN = {
+    "another PyTorch": """
+        import importlib.util
+        spec = importlib.util.find_spec("torch_mtia")
+        place = os.path.join(spec.submodule_search_locations[0], "_versions.py")
+        spec = importlib.util.spec_from_file_location("torch_mtia._versions", place)
+        versions = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(versions)
+        versions.SUPPORTED_TORCH = ((1, 0),)
+        sys.modules["torch_mtia._versions"] = versions
+    """,
+    "not built": """
+        sys.modules["torch_mtia._build"] = None
+    """,
+    "no extension module": """
+        sys.modules["torch_mtia._C"] = None
+    """,
+}
+REASONS = {
+    "another PyTorch": "works with PyTorch 1.0, and this is PyTorch",
+    "not built": "is not built in this folder",
+    "no extension module": "extension module does not load",
+}
+
+
+@pytest.mark.in_tree("the entry point is called mtia")
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_package_that_does_not_load_leaves_pytorch_alone(run_script: RunScript, broken: str) -> None:
+    finished = run_script(
+        f"""
+        import os, sys
+        {BROKEN[broken]}
+        import torch
+        x = torch.ones(3, requires_grad=True)
+        (x * 2).sum().backward()
+        torch.manual_seed(0)
+        print(x.grad.tolist(), torch.mtia.is_available(), torch.accelerator.is_available(), flush=True)
+        import triton
+        torch.ones(1, device="mtia")
+        """
+    )
+    assert finished.returncode == 1
+    assert finished.stdout == "[2.0, 2.0, 2.0] False False\n"
+    assert REASONS[broken] in finished.stderr.splitlines()[0]
+    assert REASONS[broken] in finished.stderr.splitlines()[-1]
+
+
+@pytest.mark.in_tree("the entry point is called mtia")
+@pytest.mark.parametrize("autoload", ["0", "1"])
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_package_that_does_not_load_raises_where_it_is_imported_by_name(
+    run_script: RunScript, broken: str, autoload: str
+) -> None:
+    script = f"import os, sys\n{textwrap.dedent(BROKEN[broken])}\nimport torch_mtia"
+    finished = run_script(script, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+    assert finished.returncode == 1
+    assert finished.stderr.splitlines()[-1].startswith("ImportError: torch_mtia")
+    assert REASONS[broken] in finished.stderr.splitlines()[-1]
 
 
 @pytest.mark.in_tree("the entry point is called mtia")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import textwrap
 import traceback
@@ -21,7 +22,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional as F
 
-from torch_mtia import _C
+from torch_mtia import _C, environment
 from torch_mtia.door import device_type
 from torch_mtia.inductor.prepared_call import prepare
 
@@ -138,7 +139,8 @@ def test_characters_that_end_lines_elsewhere_do_not_here(tmp_path: Path) -> None
 
 def test_while_launches_block_errors_name_lines_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = written(tmp_path, "a, = args\nreturn (a, )")
-    monkeypatch.setenv("TORCH_MTIA_LAUNCH_BLOCKING", "1")
+    blocking = dataclasses.replace(environment.settings(), launch_blocking=True)
+    monkeypatch.setattr(environment, "settings", lambda: blocking)
     assert prepare(plain) is plain
 
 

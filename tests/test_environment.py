@@ -1,4 +1,4 @@
-"""Settings are read once; a wrong value raises and lists the valid ones."""
+"""Settings are read once; a wrong one is announced by `import torch` and raises at the first use of a device."""
 
 from __future__ import annotations
 
@@ -73,10 +73,44 @@ def test_an_unknown_name_raises_and_lists_the_settings() -> None:
         assert variable.name in str(caught.value)
 
 
-def test_a_wrong_value_fails_the_import(run_script: RunScript) -> None:
-    finished = run_script("import torch", TORCH_MTIA_MEMORY="12Q")
+WRONG = {
+    "TORCH_MTIA_MEMROY": ("1G", "TORCH_MTIA_MEMROY is not a setting of torch_mtia: did you mean TORCH_MTIA_MEMORY?"),
+    "TORCH_MTIA_MEMORY": ("12Q", "TORCH_MTIA_MEMORY='12Q' is not valid"),
+    "TORCH_MTIA_DEFER": ("maybe", "TORCH_MTIA_DEFER='maybe' is not valid"),
+    "TORCH_MTIA_PRIVATEUSE1": ("Not A Name", "TORCH_MTIA_PRIVATEUSE1='Not A Name' is not valid"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_setting_leaves_programs_alone_that_do_not_use_the_device(run_script: RunScript, name: str) -> None:
+    value, message = WRONG[name]
+    script = """
+        import torch
+        x = torch.arange(3.0, requires_grad=True)
+        (x * x).sum().backward()
+        print(x.grad.tolist(), torch.accelerator.is_available())
+        print(torch.compile(lambda x: x.sin().sum())(torch.zeros(3)).item())
+    """
+    finished = run_script(script, **{name: value})
+    assert finished.output() == "[0.0, 2.0, 4.0] False\n0.0\n"
+    assert finished.stderr.count(message) == 1
+
+
+@pytest.mark.parametrize(
+    "use", ["torch.ones(1, device='mtia')", "torch.mtia.set_device(0)", "torch.mtia.synchronize()"]
+)
+def test_a_wrong_setting_raises_at_the_first_use(run_script: RunScript, use: str) -> None:
+    _, message = WRONG["TORCH_MTIA_MEMROY"]
+    finished = run_script(f"import torch\n{use}", TORCH_MTIA_MEMROY="1G")
     assert finished.returncode == 1
-    assert "TORCH_MTIA_MEMORY='12Q' is not valid" in finished.stderr
+    assert finished.stderr.splitlines()[-1].startswith("RuntimeError: torch_mtia did not load")
+    assert message in finished.stderr.splitlines()[-1]
+
+
+def test_settings_beside_a_wrong_one_hold() -> None:
+    settings, problems = environment.parse({"TORCH_MTIA_DEVICES": "3", "TORCH_MTIA_MEMORY": "12Q", "TORCH_MTIA_X": ""})
+    assert (settings.devices, settings.memory) == (3, None)
+    assert len(problems) == 2
 
 
 def test_a_library_that_is_no_driver_is_refused(run_script: RunScript) -> None:

@@ -7,6 +7,8 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
+from torch_mtia import environment
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -26,6 +28,26 @@ def test_the_report_names_versions_driver_devices_and_operators(run_script: RunS
         assert part in report
     for package in ("triton", "llvmlite"):
         assert re.search(rf"{package} +{re.escape(importlib.metadata.version(package))}$", report, re.MULTILINE)
+
+
+def test_the_report_lists_all_settings(run_script: RunScript) -> None:
+    report = run_script(REPORT, TORCH_MTIA_SANITIZE="streams").output()
+    lines = [line.split() for line in report.splitlines()]
+    for variable in environment.VARIABLES:
+        assert sum(line[:1] == [variable.name] for line in lines) == 1, variable.name
+    assert ["TORCH_MTIA_SANITIZE", "streams", "(environment)"] in lines
+
+
+def test_the_report_says_what_is_replaced_in_other_packages(run_script: RunScript) -> None:
+    script = REPORT.replace('"torch_mtia"]', '"torch_mtia", "--replacements"]')
+    report = run_script(script, timeout=300).output()
+    assert "not there" not in report
+    assert "skipped" not in report
+    for name in (
+        "torch._tensor: Tensor.new: The legacy constructor",
+        "torch._inductor.utils: is_big_gpu: Inductor has",
+    ):
+        assert f"  applied                      {name}" in report
 
 
 def test_the_report_ends_in_silence_when_nobody_reads_on(run_script: RunScript) -> None:

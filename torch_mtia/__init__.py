@@ -2,12 +2,12 @@
 
 `import torch` is enough: PyTorch loads this package through its entry point of the group `torch.backends`. Importing it
 by name does the same, and is the way to load it with TORCH_DEVICE_BACKEND_AUTOLOAD=0. Loading starts no thread and does
-not touch the device. In the processes of the conformance suite, whose device may be another, it waits for a first use.
+not touch the device. If it cannot load, `import torch` warns, and the first use of the device raises. In the processes
+of the conformance suite, whose device may be another, it waits for a first use.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from pathlib import Path
@@ -34,34 +34,59 @@ __all__ = [
 ]
 
 
+_was_used = False  # loaded, or about to be
+_load_error: Exception | None = None
+
+
 def include_paths() -> list[str]:
     """The folder for `#include <torch_mtia/device/Extension.h>`; torch_mtia.cpp_extension has the rest of a build."""
     return [str(Path(__file__).resolve().parent / "include")]
 
 
 def _autoload() -> None:
-    """Loads the backend, unless it waits for its first use. PyTorch calls it at the end of `import torch`."""
-    if not _waits():
+    """Loads the backend, unless it waits for its first use.
+
+    PyTorch calls it at the end of `import torch`, which must not fail for programs that do not use the device. So what
+    went wrong is raised at the first use.
+    """
+    if _waits() or _load_error is not None:  # which has been announced
+        return
+    try:
         _load()
+    except Exception as error:
+        from torch_mtia import unavailable
+
+        unavailable.announce(error)
 
 
-@functools.cache
 def _load() -> None:
-    """Loads the backend, once.
+    """Loads the backend, once; raises again what went wrong, if it did.
 
     Note [Import order]
     With `import torch_mtia` first, the `import torch` below comes back here while this module is half imported: PyTorch
     finds it in sys.modules and calls `_autoload`. So everything it needs is defined above that line, and whichever
     call comes first does the work.
     """
-    global _was_used
+    global _was_used, _load_error
+    if _load_error is not None:
+        raise _load_error
+    if _was_used:
+        return
+    _was_used = True
+    try:
+        _load_backend()
+    except Exception as error:
+        _load_error = error
+        raise
+
+
+def _load_backend() -> None:
     import torch
 
-    _was_used = True
-    os.environ.pop(environment.DEFER.name, None)  # processes that this one starts use the device, too
     if message := unsupported_torch(torch.__version__):
         raise ImportError(f"{message}.")
     settings = environment.settings()
+    os.environ.pop(environment.DEFER.name, None)  # processes that this one starts use the device, too
     try:
         from torch_mtia import _build
     except ImportError as error:
@@ -135,24 +160,25 @@ def _reports_errors() -> bool:
 
 def _waits() -> bool:
     """Whether the backend is loaded only when somebody uses it."""
-    return environment.DEFER.read(os.environ) or _is_run("torch_mtia.conformance")
+    return environment.DEFER.read_or_default(os.environ) or _is_run("torch_mtia.conformance")
 
 
 def __getattr__(name: str) -> object:
     """The first use of a backend that waits for one."""
-    if _was_used or name not in (*__all__, "_C"):
+    if (_was_used and _load_error is None) or name not in (*__all__, "_C"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _load()
     return globals()[name]
 
 
-_was_used = False
-_load_error: Exception | None = None
 try:
-    import torch  # noqa: F401 - see Note [Import order]
+    import torch
 
-    _autoload()
-except Exception as error:
+    # PyTorch is at the end of its own import; whoever imports this package by name wants the device.
+    if getattr(torch.__spec__, "_initializing", False) or _waits():
+        _autoload()
+    else:
+        _load()
+except Exception:
     if not _reports_errors():
         raise
-    _load_error = error

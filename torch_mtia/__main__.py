@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -55,21 +57,22 @@ def autoload() -> Rows:
 
 
 def settings() -> Rows:
-    values = environment.settings()
-    for variable, value in (
-        (environment.DEVICES, str(values.devices)),
-        (environment.MEMORY, _bytes(values.memory) if values.memory else "auto"),
-        (environment.LAUNCH_BLOCKING, str(int(values.launch_blocking))),
-        (environment.DELAY, str(values.delay)),
-        (environment.CHECK_BOUNDS, str(int(values.check_bounds))),
-        (environment.RUNTIME, str(values.runtime)),
-        (environment.LOG, ",".join(sorted(values.log)) or "nothing"),
-        (environment.CHOSEN_KERNELS, values.kernels),
-        (environment.PRIVATEUSE1, values.privateuse1 or "nothing"),
-        (environment.SYSTEM_ROOT, values.system_root or "nothing"),
-    ):
-        origin = "environment" if variable.name in os.environ else "default"
-        yield variable.name, f"{value} ({origin})"
+    values, problems = environment.parse(os.environ)
+    for variable in environment.VARIABLES:
+        value = _shown(getattr(values, variable.field))
+        if variable is environment.MEMORY and values.memory is not None:
+            value = _bytes(values.memory)
+        yield variable.name, f"{value} ({'environment' if variable.name in os.environ else 'default'})"
+    for problem in problems:
+        yield "not valid", problem
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "auto"
+    if isinstance(value, bool):
+        return str(int(value))
+    return (",".join(sorted(value)) if isinstance(value, frozenset) else str(value)) or "nothing"
 
 
 def driver() -> Rows:
@@ -108,6 +111,41 @@ def devices() -> Rows:
         )
 
 
+def replacements() -> Rows:
+    """Of names in PyTorch and in other libraries: see docs/architecture.md."""
+    from torch_mtia import torch_version, upstream_gates
+
+    places = [
+        (module, gate.name)
+        for gate in upstream_gates.GATES
+        if torch_version.TORCH in gate.versions
+        for module in gate.modules
+    ]
+    applied = [place for place in places if place in upstream_gates.originals]
+    yield "applied", f"{len(applied)} of {len(places)}; each is when its module is imported"
+    for (module, name), reason in upstream_gates.skipped.items():
+        yield "skipped", f"{module}: {name}: {reason}"
+
+
+def all_replacements() -> Rows:
+    """Each of them, after an import of all the modules in question that are installed."""
+    from torch_mtia import torch_version, upstream_gates
+
+    for gate in upstream_gates.GATES:
+        if torch_version.TORCH not in gate.versions:
+            continue
+        for module in gate.modules:
+            try:
+                for name in filter(None, (gate.filled_by, module)):
+                    importlib.import_module(name)
+            except ImportError:
+                state = "not installed"
+            else:
+                is_applied = (module, gate.name) in upstream_gates.originals
+                state = "applied" if is_applied else upstream_gates.skipped.get((module, gate.name), "not there")
+            yield state, f"{module}: {gate.name}: {gate.why}"
+
+
 def operators() -> Rows:
     import torch
 
@@ -132,12 +170,19 @@ def _bytes(size: int) -> str:
 
 
 SECTIONS: tuple[Callable[[], Rows], ...] = (versions, autoload, settings)
-SECTIONS_OF_LOADED: tuple[Callable[[], Rows], ...] = (driver, memory, devices, operators)
+SECTIONS_OF_LOADED: tuple[Callable[[], Rows], ...] = (driver, memory, devices, operators, replacements)
 
 
 def main() -> int:
-    for section in SECTIONS if torch_mtia._load_error else SECTIONS + SECTIONS_OF_LOADED:
-        print(section.__name__)
+    parser = argparse.ArgumentParser("python -m torch_mtia", description=__doc__)
+    parser.add_argument(
+        "--replacements", action="store_true", help="also import and list everything that is replaced in other packages"
+    )
+    sections = SECTIONS if torch_mtia._load_error else SECTIONS + SECTIONS_OF_LOADED
+    if parser.parse_args().replacements and not torch_mtia._load_error:
+        sections += (all_replacements,)
+    for section in sections:
+        print(section.__name__.replace("_", " "))
         try:
             for label, value in section():
                 print(f"  {label:<28} {value}")

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -35,13 +35,26 @@ class Variable(Generic[T]):
     values: str
     help: str
 
+    @property
+    def field(self) -> str:
+        """Its name in `Settings`."""
+        return self.name.removeprefix(PREFIX).lower()
+
     def read(self, environ: Mapping[str, str]) -> T:
+        """The value. Raises ValueError, which names the variable and what is valid."""
         text = environ.get(self.name, self.default)
         try:
             return self.parse(text)
         except ValueError as error:
             reason = f" ({error})" if str(error) else ""
             raise ValueError(f"{self.name}={text!r} is not valid{reason}. Valid: {self.values}.") from None
+
+    def read_or_default(self, environ: Mapping[str, str]) -> T:
+        """The value, or the default where the text is not valid."""
+        try:
+            return self.read(environ)
+        except ValueError:
+            return self.parse(self.default)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +74,7 @@ class Settings:
     privateuse1: str  # the name for the other door; "": the devices are mtia
     kernels: str  # one of KERNELS
     machine: str  # a name; "": where the process is
+    defer: bool
     system_root: str  # the folder that stands in for "/"
 
 
@@ -291,34 +305,43 @@ VARIABLES: tuple[
 )
 
 
+def parse(environ: Mapping[str, str]) -> tuple[Settings, tuple[str, ...]]:
+    """The settings, and what is wrong with the environment: a message for each variable that is unknown or whose value
+    is not valid. In place of such a value there is the default."""
+    known = [variable.name for variable in VARIABLES]
+    problems = [_unknown(name, known) for name in sorted(environ) if name.startswith(PREFIX) and name not in known]
+    values: dict[str, Any] = {}
+    for variable in VARIABLES:
+        try:
+            values[variable.field] = variable.read(environ)
+        except ValueError as error:
+            problems.append(str(error))
+            values[variable.field] = variable.parse(variable.default)
+    return Settings(**values), tuple(problems)
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    import difflib  # not needed by a process whose variables are right
+
+    similar = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {similar[0]}?" if similar else "unset it."
+    return f"{name} is not a setting of torch_mtia: {hint} Valid names: {', '.join(known)}."
+
+
 def read(environ: Mapping[str, str]) -> Settings:
-    """Parses the settings. Raises ValueError, listing what is valid, for an unknown name or a malformed value."""
-    known = {variable.name for variable in VARIABLES}
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in known:
-            listing = "\n".join(f"  {variable.name}: {variable.values}" for variable in VARIABLES)
-            raise ValueError(f"{name} is not a setting of torch_mtia. Unset it; valid are\n{listing}")
-    return Settings(
-        devices=DEVICES.read(environ),
-        memory=MEMORY.read(environ),
-        launch_blocking=LAUNCH_BLOCKING.read(environ),
-        delay=DELAY.read(environ),
-        check_bounds=CHECK_BOUNDS.read(environ),
-        sanitize=SANITIZE.read(environ),
-        sanitize_json=SANITIZE_JSON.read(environ),
-        sanitize_suppressions=SANITIZE_SUPPRESSIONS.read(environ),
-        runtime=RUNTIME.read(environ),
-        log=LOG.read(environ),
-        privateuse1=PRIVATEUSE1.read(environ),
-        kernels=CHOSEN_KERNELS.read(environ),
-        machine=MACHINE.read(environ),
-        system_root=SYSTEM_ROOT.read(environ),
-    )
+    """Parses the settings. Raises ValueError, listing what is valid, for unknown names and malformed values."""
+    settings, problems = parse(environ)
+    if problems:
+        raise ValueError(" ".join(problems))
+    return settings
 
 
 @functools.cache
 def settings() -> Settings:
-    """The settings of this process, read at the first call: later changes of the environment have no effect."""
+    """The settings of this process, read at the first call: later changes of the environment have no effect.
+
+    Raises ValueError, as `read`.
+    """
     return read(os.environ)
 
 
@@ -346,7 +369,7 @@ def numbers_are_watched() -> bool:
 
 def device_type() -> str:
     """The devices' type, for code that does without PyTorch. `torch_mtia.privateuse1.enable` sets the variable."""
-    return PRIVATEUSE1.read(os.environ) or "mtia"
+    return PRIVATEUSE1.read_or_default(os.environ) or "mtia"
 
 
 def markdown_table() -> str:

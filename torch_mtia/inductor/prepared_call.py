@@ -19,7 +19,6 @@ import ast
 import contextlib
 import gc
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
@@ -46,7 +45,7 @@ def prepare_runner(runner: Any) -> Callable[[list[Any]], tuple[Any, ...]]:
 def prepare(function: Callable[..., Any]) -> Callable[..., Any]:
     """What does the same as a function of generated code, or a method, quicker; the function itself if it does not run
     straight from its first statement to its last, or if errors are to name its lines."""
-    if environment.LAUNCH_BLOCKING.read(os.environ):
+    if environment.settings().launch_blocking:
         return function
     if isinstance(function, MethodType):
         prepared = prepare(function.__func__)
