@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from tests.compiled import buffers, generated, kernels
 from torch_mtia.inductor import config
+from torch_mtia.inductor.guardrails import TooManyBuffersError
 
 LIMITS = (2, 3, 4, 8, 16)
 
@@ -105,7 +106,10 @@ def test_a_kernel_of_the_program_itself_that_has_too_many_raises() -> None:
     x, y = torch.randn(50).to("mtia"), torch.randn(50).to("mtia")
     with config.patch(max_kernel_io_buffers=3):
         torch.testing.assert_close(generated(add, x, y)[0], x + y)
-    with config.patch(max_kernel_io_buffers=2), pytest.raises(Exception, match=r"add_kernel.* 3 buffers.*allows 2"):
+    with (
+        config.patch(max_kernel_io_buffers=2),
+        pytest.raises(TooManyBuffersError, match=r"add_kernel.* 3 buffers.*allows 2"),
+    ):
         generated(add, x, y)
 
 
@@ -140,7 +144,10 @@ def test_the_limit_holds_in_subgraphs(name: str) -> None:
     x, y = torch.rand(50), torch.rand(50)
     with config.patch(max_kernel_io_buffers=3):
         assert max(buffers(generated(function, x.to("mtia"), y.to("mtia"), **options)[1])) == 3
-    with config.patch(max_kernel_io_buffers=2), pytest.raises(Exception, match=r"add_kernel.* 3 buffers.*allows 2"):
+    with (
+        config.patch(max_kernel_io_buffers=2),
+        pytest.raises(TooManyBuffersError, match=r"add_kernel.* 3 buffers.*allows 2"),
+    ):
         generated(function, x.to("mtia"), y.to("mtia"), **options)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._dynamo.exc import ShortenTraceback
 from torch._inductor import config as inductor_config
 from torch._inductor import ir
 from torch.utils import _pytree as pytree
@@ -23,8 +24,12 @@ from torch.utils import _pytree as pytree
 from torch_mtia.inductor import config
 
 
-class TooManyBuffersError(RuntimeError):
-    """A kernel cannot be divided so far that it keeps to max_kernel_io_buffers."""
+class TooManyBuffersError(ShortenTraceback):
+    """A kernel cannot be divided so far that it keeps to max_kernel_io_buffers. A RuntimeError, which Inductor and
+    Dynamo pass on as it is: others they wrap."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, first_useful_frame=None)
 
 
 def limit() -> int | None:
