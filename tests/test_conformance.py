@@ -93,10 +93,12 @@ class Conformance:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def start(self, *arguments: str, ledger: str = "") -> subprocess.Popen[str]:
+    def start(self, *arguments: str, ledger: str | None = "") -> subprocess.Popen[str]:
         (self.folder / "toy.py").write_text(SUITE)
-        (self.folder / "ledger.yaml").write_text(ledger)
-        command = [sys.executable, "-m", "torch_mtia.conformance", "--device", "cpu", "--ledger", "ledger.yaml"]
+        command = [sys.executable, "-m", "torch_mtia.conformance", "--device", "cpu"]
+        if ledger is not None:
+            (self.folder / "ledger.yaml").write_text(ledger)
+            command += ["--ledger", "ledger.yaml"]
         command += ["--folder", "record", "-j", "1", "--time-limit", "4", "--json", "run.json", *arguments]
         return subprocess.Popen(
             command,
@@ -107,7 +109,7 @@ class Conformance:
             start_new_session=True,
         )
 
-    def run(self, *arguments: str, ledger: str = "") -> tuple[int, str]:
+    def run(self, *arguments: str, ledger: str | None = "") -> tuple[int, str]:
         process = self.start(*arguments, ledger=ledger)
         output, _ = process.communicate(timeout=900)
         return process.returncode, output
@@ -127,6 +129,15 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Conformance, int,
     made = Conformance(tmp_path_factory.mktemp("conformance"))
     status, output = made.run("--file", "toy.py", "--junit", "run.xml", "--report", "run.html", "--update")
     return made, status, output
+
+
+@pytest.mark.slow
+def test_a_proposal_goes_into_the_project_and_not_into_the_installed_package(conformance: Conformance) -> None:
+    """Unless a ledger is named, which it then replaces."""
+    _, output = conformance.run("--file", "toy.py", "--test", "toy/passes", "--update", ledger=None)
+    assert f"Proposed: {conformance.folder / 'record' / 'ledger.yaml'}" in output
+    assert "name it with --ledger" in output
+    assert "ledgers" not in output
 
 
 def test_each_way_to_fail_is_told_apart(toy_run: tuple[Conformance, int, str]) -> None:

@@ -299,7 +299,8 @@ def _run(arguments: argparse.Namespace) -> int:
         target = folder / "ledger.yaml"
         target.write_text(proposal)
         print(ledger.difference(proposal) or "The ledger agrees with the results.")
-        print(f"Proposed: {target}. Write the reasons that are missing, then copy it to {ledger.path}.")
+        place = f"copy it to {ledger.path}" if arguments.ledger else "copy it to your project and name it with --ledger"
+        print(f"Proposed: {target}. Write the reasons that are missing, then {place}.")
     return _tell(made, arguments, old)
 
 
