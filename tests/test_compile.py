@@ -3,6 +3,8 @@ device where only code is made."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 from tests.compiled import generated, kernels
-from torch_mtia import source_digest
+from torch_mtia import environment, source_digest
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript
@@ -178,6 +180,43 @@ def test_cached_code_belongs_to_this_version_of_the_package() -> None:
         assert [misses(), misses()] == [1, 0]
         with config.patch(_identity="another version"):
             assert [misses(), misses()] == [1, 0]
+
+
+def test_cached_code_belongs_to_the_cores_and_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch_mtia.inductor import cache_key
+
+    here = cache_key.identity()
+    assert cache_key.identity() == here
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(99)))
+    assert "99 cores" in cache_key.identity()
+    monkeypatch.undo()
+    library = tmp_path / "libother.so"
+    library.write_bytes(environment.settings().runtime.read_bytes() + b"built again")
+    settings = dataclasses.replace(environment.settings(), runtime=library)
+    monkeypatch.setattr(environment, "settings", lambda: settings)
+    assert cache_key.identity() != here
+
+
+def test_cached_code_belongs_to_the_places_of_views_that_share_memory() -> None:
+    def written(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(b)
+        b.add_(a)
+        return a + b
+
+    from torch._inductor.utils import fresh_cache
+
+    with fresh_cache():
+        for size, offset in ((200, 0), (200, 100), (300, 100), (300, 200)):
+            torch._dynamo.reset()  # as another process that finds the cache
+            x = torch.randn(size)
+            y = x.to("mtia")
+            result = torch.compile(written)(y[:100], y[offset : offset + 100])
+            assert torch.equal(result.cpu(), written(x[:100], x[offset : offset + 100])), (size, offset)
+            assert torch.equal(y.cpu(), x), (size, offset)
+        torch._dynamo.reset()
+        counters.clear()
+        torch.compile(written)(y[:100], y[100:200])
+        assert counters["aot_autograd"]["autograd_cache_hit"] == 1
 
 
 def test_measured_times_belong_to_this_version_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

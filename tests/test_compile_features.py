@@ -536,3 +536,14 @@ def test_quotients_of_narrow_integers_are_narrow(name: str, dtype: torch.dtype) 
     x = torch.randint(0, 120, (100, 5)).to(dtype)
     y = torch.randint(1, 120, (100, 5)).to(dtype)
     assert torch.equal(generated(QUOTIENTS[name], x.to("mtia"), y.to("mtia"))[0].cpu(), QUOTIENTS[name](x, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_quotients_of_the_least_and_the_largest_numbers_are_exact(dtype: torch.dtype) -> None:
+    least, largest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    numbers = [least, least + 1, -7, -2, -1, 0, 1, 2, 7, largest - 1, largest]
+    pairs = [(a, b) for a in numbers for b in numbers if b != 0 and (a, b) != (least, -1)]
+    x, y = torch.tensor(pairs, dtype=dtype, device="mtia").unbind(1)
+    quotients = torch.compile(lambda x, y: x // y)(x, y)
+    assert quotients.dtype == dtype
+    assert quotients.tolist() == [a // b for a, b in pairs]

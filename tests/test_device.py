@@ -55,6 +55,33 @@ def test_an_unknown_property_is_an_attribute_error() -> None:
         _ = torch.mtia.get_device_properties(0).no_such_property  # type: ignore[attr-defined]
 
 
+def test_a_device_has_a_name() -> None:
+    assert torch.mtia.get_device_name() == torch.mtia.get_device_name("mtia:0") == torch.mtia.get_device_name(0)  # type: ignore[attr-defined]
+    assert torch.mtia.get_device_name() == torch.mtia.get_device_properties()["name"]  # type: ignore[attr-defined]
+
+
+def test_the_grid_of_cores_has_as_many_as_there_are() -> None:
+    properties = torch.mtia.get_device_properties()
+    assert properties["max_grid_height"] * properties["max_grid_width"] == properties["multi_processor_count"]
+
+
+@pytest.mark.parametrize("select", ["torch.mtia.set_device(1)", "torch.mtia.device(1).__enter__()"])
+def test_fake_tensors_are_on_the_device_that_was_selected_first(run_script: RunScript, select: str) -> None:
+    script = f"""
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        {select}
+        print(torch.mtia.is_initialized())
+        with FakeTensorMode():
+            print(torch.empty(2, device="mtia").device)
+        torch.ones(1, device="mtia")
+        with FakeTensorMode():
+            x = torch.empty(2, device="mtia")
+            print(torch.where(torch.empty(2, device="mtia", dtype=torch.bool), x, x).device)
+    """
+    assert run_script(script, TORCH_MTIA_DEVICES="2").output() == "True\nmtia:1\nmtia:1\n"
+
+
 def test_capability_is_a_pair() -> None:
     major, minor = torch.mtia.get_device_capability()
     assert (major, minor) == torch.mtia.get_device_capability(0)

@@ -58,6 +58,13 @@ def test_every_statistic_is_reported() -> None:
     assert {"num_alloc_retries", "num_ooms"} <= set(statistics)
 
 
+def test_statistics_of_the_device_are_flat_and_nested() -> None:
+    x = torch.empty(1000, device="mtia")
+    statistics = torch.mtia.memory_stats()
+    assert {name: statistics[name] for name in torch.accelerator.memory_stats()} == torch.accelerator.memory_stats()
+    assert statistics["dram"]["allocated_bytes"] == statistics["allocated_bytes.all.current"] >= x.nbytes
+
+
 def test_statistics_count_exactly() -> None:
     torch.accelerator.reset_accumulated_memory_stats()
     before = torch.accelerator.memory_stats()

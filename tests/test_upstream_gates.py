@@ -6,18 +6,21 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from tests import elsewhere
 from torch_mtia import import_hooks, torch_version, upstream_gates
 from torch_mtia._versions import SUPPORTED_TORCH
-from torch_mtia.upstream_gates import Gate
+from torch_mtia.upstream_gates import Gate, device_lists
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript
@@ -96,8 +99,8 @@ def test_nothing_but_gates_assigns_to_anything_in_torch_or_triton() -> None:
             is_kept_for_others = any(name in ast.unparse(expression) for name in STATE_THAT_OTHERS_KEEP)
             if isinstance(root, ast.Name) and root.id in upstream and not is_kept_for_others:
                 found.append(f"{path.relative_to(package)}:{expression.lineno}")
-    # The sanitizer puts back what it changes when it stops.
-    assert not [place for place in found if not place.startswith(("upstream_gates/", "sanitizer/"))]
+    # The sanitizer puts back what it changes when it stops. Where the package does not load, no gate is there either.
+    assert not [place for place in found if not place.startswith(("upstream_gates/", "sanitizer/", "unavailable.py"))]
 
 
 def test_what_is_registered_in_place_of_upstreams_own_is_needed() -> None:
@@ -113,6 +116,102 @@ def test_what_is_registered_in_place_of_upstreams_own_is_needed() -> None:
             assert len(set(tiles)) < len(tiles), upstream.__name__
     with pytest.raises(NotImplementedError, match=r"^$"):
         MTIADeviceOpOverrides().kernel_driver()
+
+
+# Other devices --------------------------------------------------------------------------------------------------------
+
+EDITED = [gate for gate in GATES if gate.name.endswith(".__code__")]
+WRAPPED = [gate for gate in GATES if gate not in EDITED and not gate.adds and not gate.of_any_version]
+
+
+def parts(value: Any) -> Iterator[Any]:
+    """The names and constants of code, and what lists in it have; without what tells where it was written."""
+    if isinstance(value, CodeType):
+        yield from value.co_names
+        for constant in value.co_consts:
+            yield from parts(constant)
+    elif isinstance(value, tuple | frozenset | list):
+        for each in value:
+            yield from parts(each)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("gate", EDITED, ids=lambda gate: gate.name)
+def test_edited_code_only_grows_or_is_chosen_by_the_arguments(gate: Gate) -> None:
+    for module in gate.modules:
+        skip_without(module)
+        importlib.import_module(module)
+        original = upstream_gates.originals[module, gate.name]
+        replaced = upstream_gates.present(gate, importlib.import_module(module))
+        choices = [each for each in replaced.co_consts if isinstance(each, device_lists._Choice)]
+        if choices:
+            assert choices[0].original is original
+        else:
+            assert not list((Counter(parts(original)) - Counter(parts(replaced))).elements())
+
+
+@pytest.mark.parametrize("gate", WRAPPED, ids=lambda gate: gate.name)
+def test_what_concerns_another_device_is_left_to_the_original(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.virtualized import V
+
+    skip_without(gate.modules[0])
+    importlib.import_module(gate.filled_by or gate.modules[0])
+    original = upstream_gates.originals[gate.modules[0], gate.name]
+    if gate.name in elsewhere.SAME:
+        return
+    if isinstance(original, dict | list):  # a table, which only grows
+        replaced = gate.replace(original)
+        assert all(key in replaced for key in original)
+        assert isinstance(original, list) or all(replaced[key] == original[key] for key in original)
+        return
+    given, answer = elsewhere.calls()[gate.name], elsewhere.RETURNS.get(gate.name, elsewhere.ANSWER)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: elsewhere.CUDA)
+    arguments, named = ((), given) if isinstance(given, dict) else (given, {})
+    seen: list[tuple[Any, ...]] = []
+
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        seen.append((*args, *kwargs.values()))
+        return answer
+
+    is_of_class = isinstance(original, MethodType)
+    replaced = gate.replace(original and (MethodType(stand_in, object) if is_of_class else stand_in))
+    graph: Any = SimpleNamespace(device_types={"cuda"}, env={}, current_device=elsewhere.CUDA)
+    with V.set_graph_handler(graph):
+        result = (replaced.__func__ if isinstance(replaced, classmethod | staticmethod) else replaced)(
+            *arguments, **named
+        )
+    if original is None:
+        assert result is NotImplemented or result == (arguments[1:], {})
+    else:
+        assert len(seen) == 1
+        assert all(ours is theirs for ours, theirs in zip(seen[0][is_of_class:], arguments[is_of_class:], strict=False))
+        assert result is answer or result in (answer, None)
+
+
+def test_an_edited_function_has_its_signature_and_defaults() -> None:
+    def function(a: int, b: int = 2, /, c: int = 3, *rest: int, d: int, e: int = 5, **others: int) -> tuple[Any, ...]:
+        return "theirs", a, b, c, rest, d, e, others
+
+    signature = inspect.signature(function)
+    code = function.__code__
+    ours = code.replace(co_consts=tuple("ours" if each == "theirs" else each for each in code.co_consts))
+    function.__code__ = device_lists._chosen_at_the_call(code, ours, lambda arguments: arguments["others"])
+    assert inspect.signature(function) == signature
+    assert function(1, d=4) == ("ours", 1, 2, 3, (), 4, 5, {})
+    assert function(1, 2, 3, 4, 5, d=6, x=torch.ones(1)) == ("theirs", 1, 2, 3, (4, 5), 6, 5, {"x": torch.ones(1)})
+    assert function(1, d=4, x=torch.ones(1, device="mtia"))[0] == "ours"
+
+
+def test_strings_are_divided_as_upstream_does() -> None:
+    """Other packages generate code by Inductor's functions, and pass text."""
+    from torch._inductor.codegen.triton import TritonOverrides
+    from torch._inductor.ops_handler import MockHandler
+    from torch._inductor.virtualized import V
+
+    original = upstream_gates.originals["torch._inductor.codegen.triton", "TritonOverrides.floordiv"]
+    with V.set_ops_handler(MockHandler()):
+        assert TritonOverrides.floordiv("a", "b") == original("a", "b")
 
 
 def test_gates_are_for_versions_that_are_supported() -> None:
@@ -205,6 +304,33 @@ def test_a_library_without_the_name_is_left_alone(name: str, monkeypatch: pytest
     upstream_gates.apply(torch.__version__, [gate])
     assert not hasattr(module, "devices")
     assert (module.__name__, name) not in upstream_gates.originals
+
+
+@pytest.mark.parametrize("name", ["gone", "Gone.method", "Class.gone", "gone.__code__"])
+def test_a_name_that_pytorch_no_longer_has_is_reported_and_not_added(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upstream's import of the module goes on, with one warning for all such names of the process."""
+    (tmp_path / "of_pytorch.py").write_text("class Class: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(upstream_gates, "skipped", {})
+    gates = [
+        Gate(each, ("of_pytorch",), "What it is for.", lambda original: original, lambda _: True)
+        for each in (name, "gone too")
+    ]
+    upstream_gates.apply(torch.__version__, gates)
+    try:
+        with pytest.warns(
+            UserWarning, match=rf"cannot replace {re.escape(name)} of of_pytorch.*What it is for"
+        ) as seen:
+            module = importlib.import_module("of_pytorch")
+        assert len(seen) == 1
+        assert set(upstream_gates.skipped) == {("of_pytorch", name), ("of_pytorch", "gone too")}
+        assert not hasattr(module, "gone")
+        assert ("of_pytorch", name) not in upstream_gates.originals
+    finally:
+        sys.modules.pop("of_pytorch", None)
+        import_hooks._finder.actions.pop("of_pytorch", None)
 
 
 def test_another_version_of_pytorch_is_left_alone() -> None:

@@ -20,7 +20,8 @@ from torch_mtia.door import device_type
 __all__ = [
     *("Event", "MTIAGraph", "Stream", "StreamContext", "attach_out_of_memory_observer", "current_device"),
     *("current_stream", "default_generators", "default_stream", "device", "device_count", "empty_cache"),
-    *("get_amp_supported_dtype", "get_device_capability", "get_device_properties", "get_rng_state"),
+    *("get_amp_supported_dtype", "get_device_capability", "get_device_name", "get_device_properties"),
+    *("get_rng_state",),
     *("get_rng_state_all", "graph", "graph_pool_handle", "init", "initial_seed", "is_available", "is_bf16_supported"),
     *("is_current_stream_capturing", "is_initialized", "manual_seed", "manual_seed_all", "max_memory_allocated"),
     *("memory_allocated", "memory_stats", "record_memory_history", "reset_peak_memory_stats", "seed", "seed_all"),
@@ -136,6 +137,11 @@ def get_device_capability(device: Device = None) -> tuple[int, int]:
     return _C._device_capability(_index(device))
 
 
+def get_device_name(device: Device = None) -> str:
+    """The name of a device."""
+    return str(get_device_properties(device)["name"])
+
+
 def get_device_properties(device: Device = None) -> dict[str, Any]:
     """See `torch_mtia.properties.DeviceProperties`."""
     return _C._device_properties(_index(device))
@@ -217,8 +223,12 @@ def empty_cache() -> None:
 
 
 def memory_stats(device: Device = None) -> dict[str, Any]:
-    """`torch.mtia.memory_stats` of a device: bytes, under "dram". Empty as long as no device is in use."""
-    return _C._memory_stats(_index(device)) if is_initialized() else {}
+    """`torch.mtia.memory_stats` of a device: what `torch.accelerator.memory_stats` says, and bytes under "dram". Empty
+    as long as no device is in use."""
+    if not is_initialized():
+        return {}
+    index = _index(device)
+    return {**torch.accelerator.memory_stats(index), **_C._memory_stats(index)}
 
 
 def memory_allocated(device: Device = None) -> int:

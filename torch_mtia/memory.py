@@ -20,11 +20,11 @@ def _index(device: Device) -> int:
     if isinstance(device, int):
         return device
     if device is None:
-        return torch.accelerator.current_device_index()
+        return _C._current_device()
     resolved = torch.device(device)
     if resolved.type != device_type():
         raise ValueError(f"device must be an {device_type()} device, not {resolved}")
-    return torch.accelerator.current_device_index() if resolved.index is None else resolved.index
+    return _C._current_device() if resolved.index is None else resolved.index
 
 
 def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
@@ -84,7 +84,7 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
         )
     storage = tensor.untyped_storage()
     address = storage.data_ptr()  # a lazy clone gets memory of its own here, which the device fills
-    torch.accelerator.synchronize(tensor.device)
+    device_module().synchronize(tensor.device)
     if storage.nbytes():
         buffer = (ctypes.c_ubyte * storage.nbytes()).from_address(_C._host_address(address))
         buffer.owner = storage  # type: ignore[attr-defined]  # an instance of a class of ours, which may have it

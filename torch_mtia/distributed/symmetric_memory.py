@@ -17,7 +17,6 @@ __all__ = ["FUNCTIONS_OF_CUDA", "inside_the_memory", "register"]
 FUNCTIONS_OF_CUDA = {
     **dict.fromkeys(
         (
-            "Work.__init__",
             "_fused_all_gather_matmul_last_gather_dim_impl",
             "_get_backend_stream",
             "_low_contention_all_gather",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
+import warnings
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -22,10 +23,12 @@ from torch_mtia.upstream_gates.gate import Gate
 from torch_mtia.upstream_gates.other_names_table import GATES_OF_OTHER_NAMES
 from torch_mtia.upstream_gates.table import GATES
 
-__all__ = ["GATES", "GATES_OF_OTHER_NAMES", "Gate", "apply", "apply_again", "originals", "present"]
+__all__ = ["GATES", "GATES_OF_OTHER_NAMES", "Gate", "apply", "apply_again", "originals", "present", "skipped"]
 
 originals: dict[tuple[str, str], Any] = {}
 """What was replaced, by module and name."""
+skipped: dict[tuple[str, str], str] = {}
+"""What could not be replaced, by module and name, and why not."""
 _replaced: dict[int, tuple[Any, Any]] = {}
 """By id, replacements and what they replaced: for modules that import a name by value after it was replaced."""
 
@@ -44,6 +47,11 @@ def _place(gate: Gate, module: ModuleType) -> tuple[Any, Any]:
     return functools.reduce(getattr, owner, module), attribute
 
 
+def _has(gate: Gate, module: ModuleType) -> bool:
+    holder, key = _place(gate, module)
+    return hasattr(holder, key)
+
+
 def _is_missing(gate: Gate, module: ModuleType) -> bool:
     try:
         return present(gate, module) is None
@@ -52,9 +60,26 @@ def _is_missing(gate: Gate, module: ModuleType) -> bool:
 
 
 def _open(gate: Gate, name: str, _imported: ModuleType) -> None:
+    """Called inside upstream's import of the module, which a name that a patch release has moved must not fail."""
+    try:
+        _try_to_open(gate, name)
+    except Exception as error:
+        if not skipped:
+            warnings.warn(
+                f"torch_mtia cannot replace {gate.name} of {name}, which is not as in the versions that it knows "
+                f"({type(error).__name__}: {error}). {gate.why} `python -m torch_mtia` lists what else is skipped.",
+                stacklevel=2,
+            )
+        originals.pop((name, gate.name), None)
+        skipped[name, gate.name] = f"{type(error).__name__}: {error}"
+
+
+def _try_to_open(gate: Gate, name: str) -> None:
     module, key = sys.modules[name], (name, gate.name)
     if gate.of_any_version and _is_missing(gate, module):
         return
+    if gate.entry is None and not gate.adds and not _has(gate, module):
+        raise AttributeError(f"there is no {gate.name}")
     now = present(gate, module)
     _, original = _replaced.get(id(now), (now, now))
     if original is now:

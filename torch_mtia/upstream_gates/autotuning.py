@@ -12,6 +12,7 @@ import torch
 from torch_mtia import _C
 from torch_mtia.door import device_module, device_type
 from torch_mtia.graphs import is_stream_capturing
+from torch_mtia.upstream_gates.ours import is_the_accelerator
 
 # What is within so much of the shortest time is measured again, in turns, and so are the operators: what slows one of
 # two that are measured one after the other slows them both then.
@@ -123,7 +124,7 @@ def replayed_from_a_graph(original: Callable[..., float]) -> Callable[..., float
     def benchmark_gpu_with_cuda_graph(self: Any, _callable: Callable[[], Any], *args: Any, **kwargs: Any) -> float:
         from torch_mtia.inductor.benchmark import benchmark
 
-        if torch.cuda.is_available() or not device_module().is_available():
+        if not is_the_accelerator():
             return original(self, _callable, *args, **kwargs)
         _callable()
         _C._wait_unobserved(-1)

@@ -59,5 +59,6 @@ CALL_GATES: tuple[Gate, ...] = (
         why="Generated code enters the device by a class of Python; `torch.cuda` has a quicker one for it.",
         replace=lambda _original: _C.DeviceGuard,
         is_needed=lambda original: original is None,
+        adds=True,
     ),
 )

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from torch_mtia.upstream_gates.ours import is_the_accelerator
+
 
 def behind_the_current_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     def stage(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._staging_stream is not None:
+        if self._staging_stream is not None and is_the_accelerator():
             self._staging_stream.wait_stream(torch.accelerator.current_stream())
         return original(self, *args, **kwargs)
 
@@ -21,8 +23,9 @@ def pinned_where_not_shared(original: Callable[..., Any]) -> Callable[..., Any]:
     """The allocator of pinned memory has none that processes share."""
 
     def __init__(self: Any, pin_memory: bool = False, share_memory: bool = False, *args: Any, **kwargs: Any) -> None:
-        original(self, False, share_memory, *args, **kwargs)
-        self.allocates_pinned_memory = pin_memory and not share_memory
+        allocates = is_the_accelerator()
+        original(self, pin_memory and not allocates, share_memory, *args, **kwargs)
+        self.allocates_pinned_memory = allocates and pin_memory and not share_memory
 
     return __init__
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from datetime import timedelta
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,15 +15,29 @@ import torch.distributed as dist
 from torch_mtia import _C
 from torch_mtia.distributed import backend_of
 from torch_mtia.door import device_module, device_type
+from torch_mtia.upstream_gates.ours import is_compiled, is_ours, is_the_accelerator
 
 log = logging.getLogger(__name__)
 
 
-def bandwidth_of_the_device(_: Callable[[], float]) -> Callable[[], float]:
+def events_of_the_device(original: FunctionType) -> Callable[..., None]:
+    """Runs upstream's own code with the device's events, where the device is the accelerator."""
+    code = original.__code__
+    code = code.replace(co_names=tuple(device_type() if name == "cuda" else name for name in code.co_names))
+    ours = FunctionType(code, original.__globals__, original.__name__, original.__defaults__, original.__closure__)
+
+    @functools.wraps(original)
+    def __init__(self: Any) -> None:
+        (ours if is_the_accelerator() else original)(self)
+
+    return __init__
+
+
+def bandwidth_of_the_device(original: Callable[[], float]) -> Callable[[], float]:
     def get_gpu_dram_gbps() -> float:
         from torch_mtia.inductor import roofline
 
-        return roofline.memory_bandwidth()
+        return roofline.memory_bandwidth() if is_compiled() else original()
 
     return get_gpu_dram_gbps
 
@@ -30,43 +46,46 @@ def bandwidth_of_a_device(original: Callable[..., float | None]) -> Callable[...
     def get_device_dram_gbps(device: torch.device | str | None = None) -> float | None:
         from torch_mtia.inductor import roofline
 
-        return roofline.memory_bandwidth() if _is_ours(device) else original(device)
+        return roofline.memory_bandwidth() if _is_asked_of_ours(device) else original(device)
 
     return get_device_dram_gbps
 
 
-def _is_ours(device: torch.device | str | None) -> bool:
-    return device is None or torch.device(device).type == device_type()
+def _is_asked_of_ours(device: torch.device | str | None) -> bool:
+    """Before PyTorch 2.15 no device is named."""
+    return is_compiled() if device is None else torch.device(device).type == device_type()
 
 
 def teraflops_of_the_device(original: Callable[..., float]) -> Callable[..., float]:
-    """Before PyTorch 2.15 it is not asked for another device."""
-
     def get_device_tflops(dtype: torch.dtype, device: torch.device | str | None = None) -> float:
         from torch_mtia.inductor import roofline
 
-        if not _is_ours(device):
-            return original(dtype, device)
-        return roofline.teraflops(dtype)
+        if _is_asked_of_ours(device):
+            return roofline.teraflops(dtype)
+        return original(dtype) if device is None else original(dtype, device)
 
     return get_device_tflops
 
 
-def time_of_shared_memory(_: Callable[..., float]) -> Callable[..., float]:
+def time_of_shared_memory(original: Callable[..., float]) -> Callable[..., float]:
     def estimate_nccl_collective_runtime_impl(tensor_storage_size_bytes: int, group_size: int, coll: Any) -> float:
         """Milliseconds."""
         from torch_mtia.inductor import roofline
 
+        if not is_compiled():
+            return original(tensor_storage_size_bytes, group_size, coll)
         return roofline.collective_us(coll.name.lower(), tensor_storage_size_bytes, group_size) / 1e3
 
     return estimate_nccl_collective_runtime_impl
 
 
-def bytes_that_outweigh_the_latency(_: Callable[..., int]) -> Callable[..., int]:
+def bytes_that_outweigh_the_latency(original: Callable[..., int]) -> Callable[..., int]:
     def compute_min_saturation_bytes(group_size: int, coll: Any, target_efficiency: float = 0.9) -> int:
         """Of a collective whose bytes take that part of its time."""
         from torch_mtia.inductor import roofline
 
+        if not is_compiled():
+            return original(group_size, coll, target_efficiency)
         if group_size <= 1:
             return 0
         per_byte_us = roofline.collective_us(coll.name.lower(), 1 << 30, group_size) / (1 << 30)
@@ -75,13 +94,15 @@ def bytes_that_outweigh_the_latency(_: Callable[..., int]) -> Callable[..., int]
     return compute_min_saturation_bytes
 
 
-def choices_timed_on_the_device(_: Any) -> Any:
+def choices_timed_on_the_device(original: Any) -> Any:
     """Of those for an operator that communicates: all ranks time them together, and agree on the mean."""
 
     def benchmark_collective_choice(cls: Any, choice: Any, autotune_args: Any) -> float:
         from torch._inductor import config
 
         inputs, output = autotune_args.get_benchmark_tensors(cls._is_extern(choice)).unpack()
+        if not is_ours(output):
+            return float(original.__func__(cls, choice, autotune_args))
         output.zero_()
 
         def milliseconds(runs: int) -> float:

@@ -87,6 +87,17 @@ def refuses_compression(check_hook: Function) -> bool:
         return raises(check_hook, SimpleNamespace(device_type=DEVICE, _log_and_throw=throw), bf16_compress_hook)
 
 
+def makes_no_event(initialize: Function) -> bool:
+    from torch.distributed._symmetric_memory import Work
+
+    return raises(initialize, Work.__new__(Work))
+
+
+def synchronizes_no_batch_norm(forward: Function) -> bool:
+    with _group():
+        return raises(forward, torch.nn.SyncBatchNorm(2).to(DEVICE), torch.ones(3, 2, device=DEVICE))
+
+
 # What the copies between devices of one process take, all to the first device. Those of one tensor leave one that is
 # there already, of any kind of device.
 ARGUMENTS_OF_COPIES: dict[str, Callable[[torch.Tensor], tuple[Any, ...]]] = {

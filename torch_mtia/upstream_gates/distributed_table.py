@@ -133,6 +133,7 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
         "Compiled code allocates symmetric memory on cuda.",
         {"cuda": device_type},
         torch_version.before(2, 15),
+        of=lambda arguments: arguments["self"].node,
     ),
     *(
         device_lists.named_instead(
@@ -140,6 +141,7 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
             "torch._inductor.fx_passes.micro_pipeline_tp",
             "Products are overlapped with collectives where the wheel has NCCL.",
             {"is_nccl_available": lambda: "is_available"},
+            of=lambda arguments: [vars(collective) for collective in arguments.values()],
         )
         for name in ("fuse_all_gather_matmul", "fuse_matmul_reduce_scatter")
     ),
@@ -172,11 +174,20 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
         for name in ("get_buffer", "get_signal_pad")
     ),
     Gate(
+        name="Work.__init__",
+        modules=("torch.distributed._symmetric_memory",),
+        why="What waits for such a function has an event of torch.cuda.",
+        replace=collectives.events_of_the_device,
+        is_needed=distributed_probes.makes_no_event,
+        versions=torch_version.before(2, 14),
+    ),
+    Gate(
         name="_sleep",
         modules=("torch.mtia",),
         why="And torch.cuda._sleep.",
         replace=lambda _: streams.sleep,
         is_needed=lambda original: original is None,
+        adds=True,
     ),
     Gate(
         name="DistributedDataParallel._check_comm_hook",
@@ -198,11 +209,12 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
         "The gradient of all_gather_into_tensor is there for listed backends.",
         {"XCCL": BACKEND.upper},
     ),
-    device_lists.device_list(
-        "SyncBatchNorm.forward",
-        "torch.nn.modules.batchnorm",
-        "SyncBatchNorm refuses devices that it does not list.",
-        in_place_of="hpu",
+    Gate(
+        name="SyncBatchNorm.forward",
+        modules=("torch.nn.modules.batchnorm",),
+        why="SyncBatchNorm refuses devices that it does not list.",
+        replace=parallel.synchronized_on_mtia,
+        is_needed=distributed_probes.synchronizes_no_batch_norm,
     ),
     *(
         Gate(
@@ -212,6 +224,7 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
             "wheels.",
             replace=partial(parallel.copying, ours),
             is_needed=partial(distributed_probes.copies_nothing_of, name),
+            adds=True,
         )
         for name, ours in parallel.COPIES.items()
     ),

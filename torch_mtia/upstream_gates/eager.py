@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from torch_mtia.door import device_module, device_type, dispatch_key
+from torch_mtia.upstream_gates.ours import is_the_accelerator
 
 
 def profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,13 +115,58 @@ def is_current_stream_capturing(_original: Any) -> Callable[[], bool]:
     return is_current_stream_capturing
 
 
+def taken_into_use(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(original)
+    def set_device(device: Any) -> None:
+        torch.mtia.init()
+        original(device)
+
+    return set_device
+
+
+def entered_and_taken_into_use(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(original)
+    def __enter__(self: Any) -> None:
+        if self.idx >= 0:
+            torch.mtia.init()
+        original(self)
+
+    return __enter__
+
+
+def flat_and_nested(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    @functools.wraps(original)
+    def memory_stats(device: Any = None) -> dict[str, Any]:
+        nested = original(device)
+        if not nested or not is_the_accelerator():
+            return nested
+        index = torch.mtia._utils._get_device_index(device, optional=True)
+        return {**torch.accelerator.memory_stats(index), **nested}
+
+    return memory_stats
+
+
+def get_device_name(_original: Any) -> Callable[..., str]:
+    def get_device_name(device: Any = None) -> str:
+        """The name of a device, or of the current one."""
+        return str(device_module().get_device_properties(device)["name"])
+
+    return get_device_name
+
+
+def _is_for_mtia(kernel: Any) -> bool:
+    """Whether Triton has compiled the kernel for the device."""
+    return kernel.metadata.target.backend in ("mtia", device_type())  # type: ignore[no-any-return]
+
+
 def refusing_elsewhere(original: Callable[..., None]) -> Callable[..., None]:
     def _init_handles(self: Any) -> None:
         loaded = self.module is not None
         try:
             original(self)
         except Exception:
-            self._run = None  # or the next launch would call it with the function that is not there
+            if _is_for_mtia(self):
+                self._run = None  # or the next launch would call it with the function that is not there
             raise
         if not loaded:
             from torch_mtia.triton.launch import refusing_tensors_of_mtia
@@ -173,6 +220,8 @@ def no_metadata_without_hooks(original: Callable[..., Any]) -> Callable[..., Any
     from triton.knobs import runtime
 
     def launch_metadata(self: Any, *arguments: Any) -> Any:
+        if not _is_for_mtia(self):
+            return original(self, *arguments)
         hooked = getattr(runtime.launch_enter_hook, "calls", True) or getattr(runtime.launch_exit_hook, "calls", True)
         return original(self, *arguments) if hooked else None
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch_mtia.door import device_type
+from torch_mtia.upstream_gates.ours import is_ours
 
 
 def online_softmax(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -45,7 +46,7 @@ def addmm_of_every_bias(original: Callable[..., Any]) -> Callable[..., Any]:
 
         if 0 in (alpha, beta) and a.get_device().type == device_type():
             return fallback(torch.ops.aten.addmm.default)(bias, a, b, beta=beta, alpha=alpha)
-        if not bias.get_size():
+        if not bias.get_size() and a.get_device().type == device_type():
             bias = lowerings[torch.ops.aten.expand](bias, [b.get_size()[1]])
         return original(bias, a, b, beta=beta, alpha=alpha, **options)
 
@@ -76,20 +77,27 @@ def generated_but_for_other_dtypes(original: Callable[..., Any]) -> Callable[...
     def product(a: Any, b: Any, out_dtype: torch.dtype, **options: Any) -> Any:
         from torch._inductor import config
 
+        if not is_ours(a, b):
+            return original(a, b, out_dtype, **options)
         with config.patch({"triton.native_matmul": False}):
             return original(a, b, out_dtype, **options)
 
     return product
 
 
-def addmm_with_out_dtype(_original: Callable[..., Any]) -> Callable[..., Any]:
-    return fallback(torch.ops.aten.addmm.dtype)
+def addmm_with_out_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
+    def addmm(*args: Any, **options: Any) -> Any:
+        return (fallback(torch.ops.aten.addmm.dtype) if is_ours(args) else original)(*args, **options)
+
+    return addmm
 
 
-def baddbmm_with_out_dtype(_original: Callable[..., Any]) -> Callable[..., Any]:
+def baddbmm_with_out_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
     def baddbmm(bias: Any, a: Any, b: Any, out_dtype: torch.dtype, *, beta: complex = 1, alpha: complex = 1) -> Any:
         from torch._inductor.lowering import lowerings
 
+        if not is_ours(bias, a, b):
+            return original(bias, a, b, out_dtype, beta=beta, alpha=alpha)
         aten = torch.ops.aten
         product = lowerings[aten.bmm.dtype](a, b, out_dtype)
         if alpha != 1:
@@ -101,13 +109,13 @@ def baddbmm_with_out_dtype(_original: Callable[..., Any]) -> Callable[..., Any]:
 
 def operations_with_out_dtype(original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
-    def baddbmm_flop(bias: Any, a: Any, b: Any, *_out_dtype: Any, **kwargs: Any) -> int:
-        return original(bias, a, b, **kwargs)
+    def baddbmm_flop(bias: Any, a: Any, b: Any, *out_dtype: Any, **kwargs: Any) -> int:
+        return original(bias, a, b, *(() if is_ours(bias, a, b) else out_dtype), **kwargs)
 
     return baddbmm_flop
 
 
-def batched_with_out_dtype(_original: Callable[..., Any]) -> Callable[..., Any]:
+def batched_with_out_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
     """For shapes too, which are asked of a kernel that upstream has made of its decomposition."""
 
     def baddbmm(
@@ -119,6 +127,8 @@ def batched_with_out_dtype(_original: Callable[..., Any]) -> Callable[..., Any]:
         beta: complex = 1,
         alpha: complex = 1,
     ) -> torch.Tensor:
+        if not is_ours(self, batch1, batch2):
+            return original(self, batch1, batch2, out_dtype, beta=beta, alpha=alpha)  # type: ignore[no-any-return]
         result = torch.bmm(batch1, batch2, out_dtype=out_dtype) * alpha
         return result if beta == 0 else result + self * beta
 

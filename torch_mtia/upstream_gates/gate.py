@@ -14,13 +14,13 @@ class Gate:
     """One name in PyTorch that is replaced."""
 
     name: str
-    """The attribute, by its path in the module. One that is missing is added; its original is None. With `entry`: the
-    path of a table and, in brackets, how the entry is called here."""
+    """The attribute, by its path in the module. With `entry`: the path of a table and, in brackets, how the entry is
+    called here; an entry that is missing is added, and its original is None."""
     modules: tuple[str, ...]
     """The modules that have it: the one that defines it, and those that import it by value."""
     why: str
     replace: Callable[[Any], Any]
-    """Takes the original and returns the replacement."""
+    """Takes the original and returns the replacement, which calls the original for other devices."""
     is_needed: Callable[[Any], bool]
     """Takes the original; false once upstream does what the replacement is for."""
     versions: tuple[tuple[int, int], ...] = SUPPORTED_TORCH
@@ -31,5 +31,7 @@ class Gate:
     """Makes the key, where one entry of a table is replaced."""
     filled_by: str = ""
     """The module whose import fills the table, where that is another one."""
+    adds: bool = False
+    """Whether an attribute that is missing is added; its original is None. Otherwise it is reported as skipped."""
     of_any_version: bool = False
     """Whether the module belongs to a library of which any version may be installed: a name that it lacks is left."""

@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import inspect
+import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch.utils._ordered_set import OrderedSet
 from torch_mtia import _C
 from torch_mtia.door import device_module, device_type
 from torch_mtia.upstream_gates import device_lists
+from torch_mtia.upstream_gates.ours import is_ours, is_the_accelerator, lowered_graph
 
 
 def times_of_the_device(original: Callable[[], Path]) -> Any:
@@ -26,9 +29,28 @@ def times_of_the_device(original: Callable[[], Path]) -> Any:
         from torch_mtia.inductor.cache_key import identity
 
         path = original()
+        if not is_the_accelerator():
+            return path
         return path.with_name(hashlib.sha256(f"{path.name} {identity()}".encode()).hexdigest())
 
     return staticmethod(get_local_cache_path)
+
+
+def views_in_the_key(original: Callable[..., None]) -> Callable[..., None]:
+    """Two views of one storage become views of one input if one of them is written, at offsets that are in the code."""
+
+    @functools.wraps(original)
+    def __init__(self: Any, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+        original(self, gm, example_inputs, *args, **kwargs)
+        places: dict[Any, list[tuple[int, str, str]]] = {}
+        for index, value in enumerate(example_inputs):
+            if (storage := _storage_on_mtia(value)) is not None:
+                offset, size = value.storage_offset(), value.untyped_storage().nbytes()
+                places.setdefault(storage, []).append((index, str(offset), str(size)))
+        if shared := [views for views in places.values() if len(views) > 1]:
+            self.views_of_one_storage = shared
+
+    return __init__
 
 
 def results_apart(original: Callable[..., torch.fx.Graph]) -> Callable[..., torch.fx.Graph]:
@@ -37,25 +59,27 @@ def results_apart(original: Callable[..., torch.fx.Graph]) -> Callable[..., torc
 
     @functools.wraps(original)
     def fx_graph_cse(fx_g: torch.fx.Graph, *args: Any, **kwargs: Any) -> torch.fx.Graph:
-        returned = {_storage_on_mtia(node) for node in fx_g.output_node().all_input_nodes} - {None}
+        returned = {_storage_on_mtia(node.meta.get("val")) for node in fx_g.output_node().all_input_nodes} - {None}
         for node in fx_g.find_nodes(op="call_function", target=operator.getitem):
-            if _storage_on_mtia(node) in returned:
+            if _storage_on_mtia(node.meta.get("val")) in returned:
                 meta = node.all_input_nodes[0].meta
                 meta.setdefault("values", meta["val"])
                 meta["val"] = node.meta["val"]
-        merged = original(fx_g, *args, **kwargs)
-        for node in (*fx_g.nodes, *merged.nodes):
-            if "values" in node.meta:
-                node.meta["val"] = node.meta.pop("values")
-        return merged
+        graphs = [fx_g]
+        try:
+            graphs.append(original(fx_g, *args, **kwargs))
+        finally:
+            for node in itertools.chain.from_iterable(graph.nodes for graph in graphs):
+                if "values" in node.meta:
+                    node.meta["val"] = node.meta.pop("values")
+        return graphs[-1]
 
     return fx_graph_cse
 
 
-def _storage_on_mtia(node: torch.fx.Node) -> Any:
+def _storage_on_mtia(value: Any) -> Any:
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.device.type != device_type() or not torch._C._has_storage(value):
         return None
     return StorageWeakRef(value.untyped_storage())
@@ -70,7 +94,9 @@ def nothing_into_itself(original: dict[Any, Any]) -> dict[Any, Any]:
             each for each in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(each, torch.fx.Node)
         )
         written = get_node_storage(target)
-        return _storage_on_mtia(target) is None or all(get_node_storage(other) != written for other in others)
+        return _storage_on_mtia(target.meta.get("val")) is None or all(
+            get_node_storage(other) != written for other in others
+        )
 
     def replaced(operator: Any) -> Any:
         return dataclasses.replace(
@@ -121,11 +147,27 @@ def is_big_device(original: Callable[..., bool]) -> Callable[..., bool]:
 def number_of_processors(original: Callable[[], int]) -> Callable[[], int]:
     @functools.lru_cache
     def get_max_num_sms() -> int:
-        if device_module().is_available() and not torch.cuda.is_available():
+        if is_the_accelerator():
             return int(device_module().get_device_properties()["multi_processor_count"])
         return original()
 
     return get_max_num_sms
+
+
+def the_other_gpu(original: Any) -> Callable[[], str]:
+    """Upstream asserts that there is one at most. Where there are two, it is asked without ours."""
+
+    @functools.wraps(original)
+    def get_gpu_type() -> str:
+        from torch._inductor.utils import GPU_TYPES
+
+        others = [name for name in GPU_TYPES if name != device_type()]
+        if not any(getattr(torch, name).is_available() for name in others):
+            return original()  # type: ignore[no-any-return]
+        function = inspect.unwrap(original)
+        return str(FunctionType(function.__code__, {**function.__globals__, "GPU_TYPES": others})())
+
+    return get_gpu_type
 
 
 def log_of_mtia(original: Any) -> Callable[..., None]:
@@ -145,7 +187,7 @@ def log_of_mtia(original: Any) -> Callable[..., None]:
 
 def split_keys(original: Callable[..., int]) -> Callable[..., int]:
     def get_split_k(batch: int, heads: int, keys: int) -> int:
-        if _lowered_graph_on_mtia() is None:
+        if lowered_graph() is None:
             return original(batch, heads, keys)
         processors = int(device_module().get_device_properties()["multi_processor_count"])
         return max(1, 2 * processors // max(batch * heads, 1))
@@ -153,18 +195,11 @@ def split_keys(original: Callable[..., int]) -> Callable[..., int]:
     return get_split_k
 
 
-def _lowered_graph_on_mtia() -> Any:
-    """The graph that Inductor is lowering, if a tensor in it is on mtia."""
-    from torch._inductor.virtualized import V
-
-    return V.graph if device_type() in getattr(V.graph, "device_types", ()) else None
-
-
 def atomic_additions_are_slow(original: Callable[..., bool]) -> Callable[..., bool]:
     """Compare-and-swap takes 9 ns; the operator's kernel adds 4M elements in 6 ms, the generated one in 37 ms."""
 
     def needs_fallback_due_to_atomic_add_limitations(dtype: torch.dtype) -> bool:
-        return original(dtype) or _lowered_graph_on_mtia() is not None
+        return original(dtype) or lowered_graph() is not None
 
     return needs_fallback_due_to_atomic_add_limitations
 
@@ -175,17 +210,26 @@ def keeps_to_buffer_limit(original: Callable[..., bool]) -> Callable[..., bool]:
 
         if original(node, allow_cpu_inputs):
             return True
-        graph = _lowered_graph_on_mtia()
+        graph = lowered_graph()
         return graph is not None and guardrails.prepare_operator(node, graph.env)
 
     return fallback_node_due_to_unsupported_type
 
 
 def quotients_of_their_type(original: Callable[[Any, Any], Any]) -> Any:
-    def floordiv(a: Any, b: Any) -> Any:
-        from torch._inductor.virtualized import ops
+    """Upstream negates both numbers where the divisor is negative, and the least number has no negative. Where both are
+    negative the quotient is one more than that of a number nearer to 0 by the divisor."""
 
-        return ops.to_dtype(original(a, b), a.dtype)
+    def floordiv(a: Any, b: Any) -> Any:
+        from torch._inductor.virtualized import _ops as ops  # as upstream's: variables of the kernel, not wrapped
+
+        if lowered_graph() is None or not hasattr(a, "dtype"):  # others pass what is no variable of Inductor
+            return original(a, b)
+        zero = ops.constant(0, torch.int32)
+        are_negative = ops.lt(ops.maximum(a, b), zero)
+        quotient = original(ops.where(are_negative, ops.sub(a, b), a), b)
+        more = ops.add(quotient, ops.constant(1, torch.int32))
+        return ops.to_dtype(ops.where(are_negative, more, quotient), a.dtype)
 
     return staticmethod(floordiv)
 
@@ -233,7 +277,7 @@ def check_nan_within_mask(original: Callable[..., None]) -> Callable[..., None]:
         from torch._inductor.virtualized import V
 
         masks: OrderedSet[Any] = OrderedSet()
-        if _lowered_graph_on_mtia() is not None:
+        if lowered_graph() is not None:
             masks.update(tree.mask_name() for tree in V.kernel.range_trees if not tree.is_reduction)
             masks.update(var.mask_vars)
             V.kernel.filter_masks(masks)
@@ -248,11 +292,13 @@ def check_nan_within_mask(original: Callable[..., None]) -> Callable[..., None]:
     return check_nan
 
 
-def with_contiguous_arguments(_original: None) -> Callable[..., Any]:
+def with_contiguous_arguments(original: Callable[..., Any] | None) -> Callable[..., Any]:
     def constrain(node: Any, *args: Any, **kwargs: Any) -> Any:
         from torch._inductor.lowering import require_contiguous
 
-        return require_contiguous(node, *args, **kwargs)
+        if is_ours(args):
+            return require_contiguous(node, *args, **kwargs)
+        return (args, kwargs) if original is None else original(node, *args, **kwargs)
 
     return constrain
 

@@ -137,7 +137,7 @@ def quotients_are_wider(floordiv: Function) -> bool:
     from torch._inductor.ops_handler import MockHandler
     from torch._inductor.virtualized import V
 
-    with V.set_ops_handler(MockHandler()):
+    with _lowering(), V.set_ops_handler(MockHandler()):
         written = str(floordiv(*(SimpleNamespace(dtype=torch.int8) for _ in range(2))))
     return "int32" in written and "to_dtype" not in written
 
@@ -226,6 +226,39 @@ def has_no_templates_on_few_processors(is_big_gpu: Function) -> bool:
             return not is_big_gpu(torch.device(DEVICE, 0))
     finally:
         forget()
+
+
+def refuses_a_second_gpu(type_of_gpu: Callable[[], str]) -> bool:
+    """Where CUDA has a device as well."""
+    forget = getattr(type_of_gpu, "cache_clear", lambda: None)
+    forget()
+    try:
+        with with_values(torch.cuda, is_available=lambda: True):
+            return raises(type_of_gpu) or type_of_gpu() != "cuda"
+    finally:
+        forget()
+
+
+def forgets_where_views_are(initialize: Function) -> bool:
+    """Programs that differ in the offset of one of two views have the same key."""
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails, autograd_cache_key
+    from torch._functorch.aot_autograd import AOTConfig
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    graph.output((graph.call_function(torch.add, (x, y)),))
+    config = AOTConfig(None, None, None, {}, 2, 0, False)  # type: ignore[arg-type]
+    base = torch.ones(8, device=DEVICE)
+    keys = set()
+    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
+    with with_values(AOTAutogradCacheDetails, __init__=initialize), tracing(context):
+        for offset in (0, 4):
+            views = [base[:4], base[offset : offset + 4]]
+            keys.add(autograd_cache_key(torch.fx.GraphModule({}, graph), views, config, None)[0])
+    return len(keys) == 1
 
 
 def counts_no_processors(count: Callable[[], int]) -> bool:
@@ -366,7 +399,7 @@ def has_no_out_dtype(operator: Function, lowering: Function) -> bool:
 
 
 def counts_out_dtype_as_a_shape(count: Function) -> bool:
-    x = torch.empty(1, 1, 1)
+    x = torch.empty(1, 1, 1, device=DEVICE)
     return raises(count, x, x, x, torch.float32, out_val=x)
 
 

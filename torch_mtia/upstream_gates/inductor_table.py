@@ -82,6 +82,14 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         versions=torch_version.before(2, 15),
     ),
     Gate(
+        name="AOTAutogradCacheDetails.__init__",
+        modules=("torch._functorch._aot_autograd.autograd_cache",),
+        why="Where two inputs are views of one storage and one is written, their offsets are constants in the code, "
+        "but not in the key of the cache: code for other offsets is found, which gives wrong results.",
+        replace=inductor.views_in_the_key,
+        is_needed=inductor_probes.forgets_where_views_are,
+    ),
+    Gate(
         name="fx_graph_cse",
         modules=("torch._functorch.compile_utils", "torch._functorch.partitioners", "torch._inductor.freezing"),
         why="Of two equal operators with several results one is dropped, even if results of both are returned: they "
@@ -107,7 +115,7 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         name="TritonOverrides.floordiv",
         modules=("torch._inductor.codegen.triton",),
         why="Quotients of narrow integers are int32 in the code: what follows does not wrap around, which gives wrong "
-        "results, and reductions in loops do not compile.",
+        "results, and reductions in loops do not compile. And those of the least number by a negative one are wrong.",
         replace=inductor.quotients_of_their_type,
         is_needed=inductor_probes.quotients_are_wider,
     ),
@@ -149,6 +157,20 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         why="Inductor has GEMM templates for devices of 68 processors or more; mtia has as many as its host has cores.",
         replace=inductor.is_big_device,
         is_needed=inductor_probes.has_no_templates_on_few_processors,
+    ),
+    Gate(
+        name="get_gpu_type",
+        modules=(
+            "torch._inductor.utils",
+            "torch._inductor.fx_passes.joint_graph",
+            "torch._inductor.fx_passes.post_grad",
+            "torch._inductor.autotune_process",
+            "torch._inductor.codegen.cpp_wrapper_gpu",
+        ),
+        why="It asserts that a process has one kind of GPU, so that with this device beside it code for another one "
+        "cannot be compiled.",
+        replace=inductor.the_other_gpu,
+        is_needed=inductor_probes.refuses_a_second_gpu,
     ),
     Gate(
         name="get_max_num_sms",

@@ -6,11 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from torch_mtia import include_paths
-from torch_mtia.door import device_module, device_type, dispatch_key
+from torch_mtia.door import device_type, dispatch_key
 from torch_mtia.environment import LIBRARY_FOLDER
+from torch_mtia.upstream_gates.ours import is_the_accelerator, lowered_graph
 
 _SHIMS = "mtia"
 
@@ -56,7 +55,7 @@ def kernels_with_the_code(original: Callable[..., dict[str, object]]) -> Callabl
         from torch._inductor.virtualized import V
 
         settings = original(*args, **kwargs)
-        if not V.aot_compilation and device_module().is_available() and not torch.cuda.is_available():
+        if not V.aot_compilation and is_the_accelerator():
             settings["triton.autotune_at_compile_time"] = True
         return settings
 
@@ -78,6 +77,8 @@ def numbers_in_full(original: Callable[..., str]) -> Callable[..., str]:
     def _get_cpp_param_type(self: Any, name: str, arg_type: Any, signature: dict[str, str] | None = None) -> str:
         from torch._inductor.codecache import CudaKernelParamCache
 
+        if lowered_graph() is None:
+            return original(self, name, arg_type, signature)
         if signature is None and (kernel := CudaKernelParamCache.get(getattr(self, "kernel_name", ""))):
             signature = kernel["triton_meta"]["signature"]
         is_number = isinstance(arg_type, type) and str((signature or {}).get(name)).startswith(("fp", "bf"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from torch_mtia.door import device_module, device_type
+from torch_mtia.upstream_gates import device_lists
 
 
 def any_hook(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,6 +26,17 @@ def any_hook(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, hook)
 
     return _check_comm_hook
+
+
+def synchronized_on_mtia(original: FunctionType) -> Callable[..., torch.Tensor]:
+    """Runs upstream's own code for tensors of mtia, as if it listed mtia in place of another device."""
+    listed = device_lists.with_another_constant(original, "hpu", device_type())
+
+    @functools.wraps(original)
+    def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
+        return (listed if input.device.type == device_type() else original)(self, input)  # type: ignore[no-any-return]
+
+    return forward
 
 
 def swapped(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -123,6 +123,20 @@ def sends_no_storage(reduce: Function) -> bool:
     return raises(sent) or sent().device.type != DEVICE
 
 
+def selects_without_use(set_device: Function) -> bool:
+    used: list[bool] = []
+    with with_values(torch.mtia, _lazy_init=lambda: used.append(True)):
+        set_device(0)
+    return not used
+
+
+def enters_without_use(enter: Function) -> bool:
+    used: list[bool] = []
+    with with_values(torch.mtia, _lazy_init=lambda: used.append(True)):
+        enter(torch.mtia.device(0))
+    return not used
+
+
 # Triton ---------------------------------------------------------------------------------------------------------------
 
 
@@ -139,7 +153,7 @@ def launches_elsewhere(init_handles: Function) -> bool:
         launcher_cls=lambda *_: lambda *_: None,
         utils=utils,
     )
-    metadata = SimpleNamespace(shared=0, num_warps=1)
+    metadata = SimpleNamespace(shared=0, num_warps=1, target=SimpleNamespace(backend="cuda"))
     kernel = SimpleNamespace(
         module=None,
         function=None,
@@ -196,7 +210,8 @@ def _a_kernel(x, EVEN):  # type: ignore[no-untyped-def]
 
 
 def gathers_without_hooks(launch_metadata: Function) -> bool:
-    kernel = SimpleNamespace(_init_handles=lambda: None, name="", function=None, src=None)
+    metadata = SimpleNamespace(target=SimpleNamespace(backend="mtia"))
+    kernel = SimpleNamespace(_init_handles=lambda: None, name="", function=None, src=None, metadata=metadata)
     return launch_metadata(kernel, (1,), 0) is not None
 
 

@@ -68,6 +68,7 @@ GATES: tuple[Gate, ...] = (
         "torch.norm and Tensor.norm are torch.linalg.vector_norm on devices that they list, elsewhere an operator that "
         "DTensor divides wrongly.",
         in_place_of="xpu",
+        of=lambda arguments: arguments["input"],
     ),
     Gate(
         name="_compute_keyset",
@@ -101,7 +102,37 @@ GATES: tuple[Gate, ...] = (
         why="torch.mtia has no counterpart of torch.cuda.is_current_stream_capturing.",
         replace=eager.is_current_stream_capturing,
         is_needed=lambda original: original is None,
+        adds=True,
         versions=torch_version.before(2, 15),
+    ),
+    *(
+        Gate(
+            name=name,
+            modules=("torch.mtia",),
+            why="A program that has selected a device has not taken it into use, as it has on CUDA: so the tensors "
+            "that FakeTensorMode makes are on the first device, and stay in its cache.",
+            replace=replace,
+            is_needed=is_needed,
+        )
+        for name, replace, is_needed in (
+            ("set_device", eager.taken_into_use, probes.selects_without_use),
+            ("device.__enter__", eager.entered_and_taken_into_use, probes.enters_without_use),
+        )
+    ),
+    Gate(
+        name="memory_stats",
+        modules=("torch.mtia.memory", "torch.mtia"),
+        why="Libraries ask every device for the flat names, such as active_bytes.all.peak; torch.mtia has nested ones.",
+        replace=eager.flat_and_nested,
+        is_needed=lambda memory_stats: "active_bytes.all.peak" not in memory_stats(),
+    ),
+    Gate(
+        name="get_device_name",
+        modules=("torch.mtia",),
+        why="torch.mtia has no counterpart of torch.cuda.get_device_name, which libraries log.",
+        replace=eager.get_device_name,
+        is_needed=lambda original: original is None,
+        adds=True,
     ),
     Gate(
         name="CompiledKernel._init_handles",
