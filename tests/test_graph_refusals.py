@@ -153,7 +153,11 @@ def fails_with(error: Exception) -> Callable[[], None]:
 
 LEFT_BY: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "an exception of the program": (fails_with(KeyError("key")), KeyError, "KeyError: 'key'"),
-    "a wrong argument": (lambda: torch.ones(2, device="mtia") + torch.ones(3, device="mtia"), RuntimeError, "RuntimeError: The size"),
+    "a wrong argument": (
+        lambda: torch.ones(2, device="mtia") + torch.ones(3, device="mtia"),
+        RuntimeError,
+        "RuntimeError: The size",
+    ),
     "memory that is used up": (
         lambda: torch.empty(1 << 50, dtype=torch.uint8, device="mtia"),
         torch.OutOfMemoryError,
