@@ -203,7 +203,7 @@ void Graph::destroy(std::shared_ptr<const void> memory) noexcept {
     try {
       end_capture();
     } catch (...) {
-      // A forked child, whose parent's streams are not here; or nothing that could be done about it.
+      // Nobody is there to be told. The streams are released.
     }
   }
   if (executable_ != nullptr) executable_->memory = std::move(memory);

@@ -61,6 +61,7 @@ MTIAGraph::~MTIAGraph() {
 }
 
 MTIAGraph::Memory::~Memory() {
+  if (runtime::is_forked()) return;  // the pools are upstream's too, whose mutexes a fork does not hold
   try {
     for (const c10::DeviceIndex device : devices) MTIACachingAllocator::of(device).release_pool(pool);
     if (host_pool != c10::MempoolId_t{0, 0}) host_allocator().release_pool(host_pool);
