@@ -1,4 +1,6 @@
-// Graphs: Note [Capture] in mtia_runtime.h. A launch runs the nodes one after the other, as they were captured.
+// Graphs: Note [Capture] in mtia_runtime.h. A launch runs the nodes one after the other, as they were captured. That is
+// the shortest way and breaks one promise: a node with MTIA_WORK_BLOCKS that waits holds back the nodes behind it, so a
+// captured host function must not wait for a parallel branch.
 #pragma once
 
 #include <cstddef>
