@@ -288,6 +288,7 @@ setup(
         CppExtension(
             LIBRARY,
             sources(
+                "csrc/runtime/forks.cpp",
                 "csrc/runtime/loader.cpp",
                 "csrc/runtime/machine_memory.cpp",
                 *(
