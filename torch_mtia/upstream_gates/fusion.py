@@ -93,11 +93,12 @@ def addmm_with_out_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def baddbmm_with_out_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
-    def baddbmm(bias: Any, a: Any, b: Any, out_dtype: torch.dtype, *, beta: complex = 1, alpha: complex = 1) -> Any:
+    def baddbmm(bias: Any, a: Any, b: Any, out_dtype: torch.dtype, **factors: complex) -> Any:
         from torch._inductor.lowering import lowerings
 
         if not is_ours(bias, a, b):
-            return original(bias, a, b, out_dtype, beta=beta, alpha=alpha)
+            return original(bias, a, b, out_dtype, **factors)
+        beta, alpha = factors.get("beta", 1), factors.get("alpha", 1)
         aten = torch.ops.aten
         product = lowerings[aten.bmm.dtype](a, b, out_dtype)
         if alpha != 1:
@@ -123,12 +124,11 @@ def batched_with_out_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
         batch1: torch.Tensor,
         batch2: torch.Tensor,
         out_dtype: torch.dtype,
-        *,
-        beta: complex = 1,
-        alpha: complex = 1,
+        **factors: complex,
     ) -> torch.Tensor:
         if not is_ours(self, batch1, batch2):
-            return original(self, batch1, batch2, out_dtype, beta=beta, alpha=alpha)  # type: ignore[no-any-return]
+            return original(self, batch1, batch2, out_dtype, **factors)  # type: ignore[no-any-return]
+        beta, alpha = factors.get("beta", 1), factors.get("alpha", 1)
         result = torch.bmm(batch1, batch2, out_dtype=out_dtype) * alpha
         return result if beta == 0 else result + self * beta
 
