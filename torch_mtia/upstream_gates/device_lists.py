@@ -114,9 +114,13 @@ class _Choice:
     original: CodeType
     ours: CodeType
     of: Callable[[Arguments], Any]
+    functions: dict[bool, FunctionType] = dataclasses.field(default_factory=dict)
 
     def __call__(self, scope: dict[str, Any], arguments: Arguments) -> FunctionType:
-        return FunctionType(self.ours if is_ours(self.of(arguments)) else self.original, scope)
+        concerns_us = is_ours(self.of(arguments))
+        if concerns_us not in self.functions:  # of the one module that has the function
+            self.functions[concerns_us] = FunctionType(self.ours if concerns_us else self.original, scope)
+        return self.functions[concerns_us]
 
 
 def _chosen_at_the_call(original: CodeType, ours: CodeType, of: Callable[[Arguments], Any]) -> CodeType:

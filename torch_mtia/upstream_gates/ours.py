@@ -15,6 +15,8 @@ def is_ours(*values: Any) -> bool:
 
     Values are tensors, devices, nodes of a graph that stand for tensors, Inductor's buffers, and containers of these.
     """
+    if len(values) == 1 and type(values[0]) is torch.Tensor:  # quickly
+        return values[0].device.type == device_type()
     types = {device.type for value in values for device in _devices(value)}
     return device_type() in types if types else is_the_accelerator()
 
