@@ -179,6 +179,7 @@ try:
         _autoload()
     else:
         _load()
-except Exception:
+except Exception as error:
     if not _reports_errors():
         raise
+    _load_error = _load_error or error
