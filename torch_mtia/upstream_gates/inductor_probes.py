@@ -556,7 +556,8 @@ def finds_no_image(save_kernel: Function) -> bool:
 def cuts_numbers(type_of: Function) -> bool:
     import sympy
 
-    written = [type_of(SimpleNamespace(kernel_name=""), "x", kind, {"x": "fp64"}) for kind in (float, sympy.Expr)]
+    with _lowering():
+        written = [type_of(SimpleNamespace(kernel_name=""), "x", kind, {"x": "fp64"}) for kind in (float, sympy.Expr)]
     return written != ["double x"] * 2
 
 
