@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from tests.capturing import capture, is_capturing
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
 
 
 def recorded_event() -> torch.Event:
@@ -255,6 +258,28 @@ def test_lazy_clones_in_a_capture_are_clones() -> None:
         assert before.eq(count).all().item()
         assert after.eq(2 * (count + 1)).all().item()
         assert x.eq(count + 1).all().item()
+
+
+def test_a_lazy_clone_reads_nothing_too_early_while_there_is_a_graph(run_script: RunScript) -> None:
+    script = """
+        import torch, torch_mtia
+        one, other = torch.Stream("mtia"), torch.Stream("mtia")
+        with one:
+            x = torch.ones(1000, device="mtia")
+        graph = torch.mtia.MTIAGraph()
+        with torch.mtia.graph(graph, stream=torch.mtia.Stream()):
+            torch.ones(3, device="mtia")
+        with one:
+            x.add_(1)
+        with other:
+            clone = torch._lazy_clone(x)  # reads nothing, so it need not wait
+        with one:
+            x.add_(1)
+            values = x.cpu(), clone.cpu()
+        print([value.unique().tolist() for value in values])
+    """
+    for seed in ("1", "2", "3"):
+        assert run_script(script, TORCH_MTIA_DELAY=seed).output().strip() == "[[3.0], [2.0]]"
 
 
 def test_a_capture_does_not_wait_for_streams_outside_it() -> None:

@@ -9,9 +9,15 @@
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/COW.h>
 
+#include <vector>
+
+#include "../core/Event.h"
+#include "../core/Graph.h"
+#include "../core/RunningWork.h"
 #include "../device/Door.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAFunctions.h"
+#include "../device/MTIAStream.h"
 #include "MTIANativeFunctions.h"
 
 namespace at::detail {
@@ -110,14 +116,45 @@ Tensor _efficientzerotensor_mtia(IntArrayRef size, std::optional<ScalarType> dty
 
 namespace {
 
-// What a lazy clone is once it owns its memory. See Note [Lazy clones and graphs] in MTIACachingAllocator.cpp.
+// The other streams that may use memory: in a capture, those of the capture. Running work must not wait for any.
+std::vector<torch_mtia::core::Stream*> streams_beside(const torch_mtia::MTIAStream& current) {
+  if (torch_mtia::core::RunningWork::on_this_thread()) return {};
+  if (const torch_mtia::core::Graph* graph = current.core().graph()) {
+    std::vector<torch_mtia::core::Stream*> captured = graph->captured_streams();
+    std::erase(captured, &current.core());
+    return captured;
+  }
+  std::vector<torch_mtia::core::Stream*> all;
+  for (c10::DeviceIndex device = 0; device < torch_mtia::device_count(); ++device) {
+    const auto one = torch_mtia::MTIAStream::current(device);
+    if (&one.core() != &current.core() && one.core().graph() == nullptr) all.push_back(&one.core());
+    for (const torch_mtia::MTIAStream& other : one.others()) {
+      if (&other.core() != &current.core()) all.push_back(&other.core());
+    }
+  }
+  return all;
+}
+
+// What a lazy clone is once it owns its memory: see Note [Lazy clones and graphs] in MTIACachingAllocator.cpp. A lazy
+// clone reads nothing, so a program that makes one need not synchronize. The copy here reads: it comes after the work
+// that all streams have, and before what they get.
 Tensor clone_of_storage(const Tensor& self) {
   const c10::DeviceGuard guard(self.device());
+  const auto current = torch_mtia::MTIAStream::current(self.device().index());
+  const auto beside = streams_beside(current);
+  for (torch_mtia::core::Stream* stream : beside) {
+    torch_mtia::core::Event before(/*enable_timing=*/false);
+    before.record(*stream);
+    current.core().wait(before);
+  }
   auto& allocator = torch_mtia::MTIACachingAllocator::get();
   const c10::Storage& storage = self.storage();
   auto copy = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
                                                     allocator.clone(storage.data(), storage.nbytes()), &allocator,
                                                     storage.resizable());
+  torch_mtia::core::Event copied(/*enable_timing=*/false);
+  copied.record(current.core());
+  for (torch_mtia::core::Stream* stream : beside) stream->wait(copied);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(copy)), self.key_set(), self.dtype());
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(self.sizes(), self.strides(), self.storage_offset());
   return tensor;
