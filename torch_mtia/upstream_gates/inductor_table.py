@@ -171,6 +171,7 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         "cannot be compiled.",
         replace=inductor.the_other_gpu,
         is_needed=inductor_probes.refuses_a_second_gpu,
+        versions=torch_version.before(2, 15),  # from then on the current accelerator's is taken
     ),
     Gate(
         name="get_max_num_sms",
