@@ -79,7 +79,6 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         why="The file with the times of choices that were measured is one for each GPU, and for all other devices.",
         replace=inductor.times_of_the_device,
         is_needed=inductor_probes.file_of_times_is_of_no_device,
-        versions=torch_version.before(2, 15),
     ),
     Gate(
         name="AOTAutogradCacheDetails.__init__",
@@ -171,7 +170,6 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         "cannot be compiled.",
         replace=inductor.the_other_gpu,
         is_needed=inductor_probes.refuses_a_second_gpu,
-        versions=torch_version.before(2, 15),  # from then on the current accelerator's is taken
     ),
     Gate(
         name="get_max_num_sms",
