@@ -3,8 +3,11 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
+#include <chrono>
 #include <exception>
 #include <utility>
+
+#include "../collectives/Deadline.h"
 
 namespace torch_mtia {
 
@@ -74,6 +77,9 @@ void HostWork::run() {
 }
 
 bool HostWork::wait(std::chrono::milliseconds timeout) {
+  // The base class adds the timeout to the time.
+  const auto end = collectives::Deadline(timeout).time;
+  if (end == std::chrono::steady_clock::time_point::max()) timeout = kNoTimeout;
   if (runs_ == Runs::kAlsoInWait && timeout == kNoTimeout) run();
   return Work::wait(timeout);
 }
