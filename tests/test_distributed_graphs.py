@@ -150,7 +150,7 @@ def asks_the_host(_: int) -> None:
             graph,
         ):
             call()
-        with pytest.raises(RuntimeError, match=re.escape(f"the graph lacks what its capture refused: {name}")):
+        with pytest.raises(RuntimeError, match=re.escape(f"the graph is incomplete: {name}")):
             graph.replay()
     dist.all_reduce(x)
     assert x.tolist() == [RANKS] * 3
