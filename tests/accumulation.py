@@ -114,7 +114,7 @@ CASES = [
     Case("x[i, :, j]", lambda x, i, j: x[i, :, j], (normal(4, 5, 4), FEW, indices(2, MANY))),
     Case("x[i - 4]", lambda x, i: x[i - 4], (normal(4, 8), FEW)),
     Case("index_put", put, (normal(4, 64), FEW, positive(MANY, 64))),
-    Case("index_put, broadcast", lambda x, i, v: put(x, i, v.expand(MANY, 64)), (normal(4, 64), FEW, positive(1))),
+    Case("index_put, broadcast", lambda x, i, v: put(x, i, v), (normal(4, 64), FEW, positive(64))),
     Case("put", lambda x, i, v: x.put(i, v, accumulate=True), (normal(4, 4), FEW, positive(MANY))),
     Case("put, transposed", lambda x, i, v: x.t().put(i, v, accumulate=True), (normal(4, 3), FEW, positive(MANY))),
     Case("take", lambda x, i: x.take(i), (normal(4, 4), FEW)),
@@ -150,8 +150,8 @@ CASES = [
     ),
     Case("layer_norm, no parameters", lambda x: F.layer_norm(x, (70,)), (normal(300, 70),)),
     # Products
-    Case("prod", torch.prod, (factors(MANY),)),
-    Case("prod of columns", lambda x: x.prod(0), (factors(MANY, 8),)),
+    Case("prod", lambda x: x.prod().detach(), (factors(MANY),)),
+    Case("prod of columns", lambda x: x.prod(0).detach(), (factors(MANY, 8),)),
     Case("index_reduce", lambda x, i, v: x.index_reduce(0, i, v, "mean").detach(), (positive(4), FEW, positive(MANY))),
     # Losses
     Case("nll_loss", lambda x, t: F.nll_loss(x, t, reduction="sum"), (-positive(MANY // 4, 4), indices(4, MANY // 4))),

@@ -36,7 +36,7 @@ void count(const at::Tensor& self, Wide least, Wide most, at::Tensor& hist) {
 at::Tensor& histc_out(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max,
                       at::Tensor& hist) {
   if (!at::isIntegralType(self.scalar_type(), /*includeBool=*/false)) {
-    const auto run = in_float32([](auto&&... arguments) { return at::native::histogram_histc_out(arguments...); });
+    const auto run = in_float32([](auto&&... arguments) { at::native::histogram_histc_out(arguments...); });
     run(self, bins, min, max, hist);
     return hist;
   }

@@ -230,7 +230,9 @@ def _run(inputs: Sequence[Binding], outputs: Sequence[str], kernel: CPUKernel) -
     parameters = ", ".join(f"auto&& {name}" for name in [*names, *outputs])
     namespace = "torch_mtia" if kernel.is_own else "at::native"
     call = f"{namespace}::{kernel.runs}({', '.join([*names, *outputs])})"
-    return _widening(kernel, f"[]({parameters}) {{ return {call}; }}")
+    # Without a result InFloat32 knows that the kernel writes its outputs, which it rounds then.
+    returns = "" if kernel.in_float32 and kernel.writes_outputs else "return "
+    return _widening(kernel, f"[]({parameters}) {{ {returns}{call}; }}")
 
 
 def _widening(kernel: CPUKernel, run: str) -> str:
