@@ -271,3 +271,26 @@ print(statuses)
 
 def test_a_child_frees_what_it_inherited_while_threads_are_watched(run_script: RunScript) -> None:
     assert run_script(FORKS, timeout=300).output() == "{0}\n"
+
+
+REFUSED = """
+import torch_mtia
+x, raised = torch.zeros(1000, device="mtia"), []
+x.add_(1)
+def wait():
+    try:
+        torch.mtia.synchronize()
+    except RuntimeError:
+        raised.append(True)
+torch_mtia.launch_host_function(third, wait)
+_C._wait_unobserved(-1)
+assert raised
+with side:
+    x.mul_(2)
+main.wait_stream(side)
+"""
+
+
+def test_a_wait_that_is_refused_orders_nothing() -> None:
+    (report,) = found_in(REFUSED, _C=_C)
+    assert report.kind == "race"

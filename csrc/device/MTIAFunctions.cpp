@@ -150,6 +150,7 @@ void synchronize_device(c10::DeviceIndex index) {
   ensure_initialized();
   MTIAGraph::refuse_on_devices("synchronize()");
   const auto tell = [&] {
+    if (core::current_observer() == nullptr || core::RunningWork::on_this_thread()) return;
     const MTIAStream first = MTIAStream::default_stream(index);
     if (first.core().graph() == nullptr) core::program_has_waited(first.core());
     for (const MTIAStream& other : first.others()) core::program_has_waited(other.core());
@@ -157,10 +158,10 @@ void synchronize_device(c10::DeviceIndex index) {
   try {
     MTIAStream::synchronize_all(index);
   } catch (...) {
-    tell();  // an error of work is raised when all are idle
+    tell();  // an error of work is raised when all are idle; running work has not waited
     throw;
   }
-  if (core::current_observer() != nullptr) tell();
+  tell();
 }
 
 }  // namespace torch_mtia
