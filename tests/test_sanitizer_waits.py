@@ -252,7 +252,7 @@ with sanitizer.enabled():
     for thread in threads:
         thread.start()
     statuses = set()
-    for _ in range(40):
+    for _ in range(20):
         child = os.fork()
         if child == 0:
             signal.alarm(60)  # ends a child that hangs

@@ -1,7 +1,7 @@
 """What the runtime asks and waits for itself, between two accesses of a program: lines that order nothing.
 
-Each is a function of the program's streams. Before it, all streams are idle, so that whatever is asked is done; of that
-the sanitizer does not hear.
+Each is a function of the program's streams. Where nothing is captured, all streams are idle before it asks, so that
+whatever it asks is done; of that the sanitizer does not hear.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ import torch
 import torch.distributed as dist
 
 from torch_mtia import _C
+from torch_mtia.graphs import is_stream_capturing
 from torch_mtia.memory import set_per_process_memory_fraction
 
 Streams = tuple[torch.Stream, ...]
 Between = Callable[[Streams], None]
 MIB = 1 << 20
+
+
+def become_idle() -> None:
+    if not is_stream_capturing(torch.mtia.current_stream()):
+        _C._wait_unobserved(-1)
 
 
 def free_recorded(streams: Streams) -> None:
@@ -28,7 +34,7 @@ def free_recorded(streams: Streams) -> None:
             x = torch.ones(300, device="mtia")
             for other in streams:
                 x.record_stream(other)
-            _C._wait_unobserved(-1)
+            become_idle()
             del x
             torch.empty(300, device="mtia")
 
@@ -42,7 +48,7 @@ def free_recorded_late(streams: Streams) -> None:
             for other in streams:
                 tensors[-1].record_stream(other)
     tensors.clear()
-    _C._wait_unobserved(-1)
+    become_idle()
     for stream in streams:
         with stream:
             torch.empty(300, device="mtia")
@@ -55,7 +61,7 @@ def free_pinned(streams: Streams) -> None:
         with stream:
             pinned.append(torch.ones(300).pin_memory())
             pinned[-1].to("mtia", non_blocking=True)
-    _C._wait_unobserved(-1)
+    become_idle()
     pinned.clear()
     torch.empty(300, pin_memory=True)
 
@@ -64,7 +70,7 @@ def empty_cache(streams: Streams) -> None:
     for stream in streams:
         with stream:
             torch.empty(32 * MIB, dtype=torch.uint8, device="mtia")
-    _C._wait_unobserved(-1)
+    become_idle()
     torch.accelerator.empty_cache()
 
 
@@ -90,15 +96,14 @@ def run_out_of_memory(streams: Streams) -> None:
                 raise AssertionError("there is more memory than was allowed")
 
 
-def reduce_and_drop(streams: Streams) -> None:
-    """Of each stream a tensor was reduced and is dropped, and another one allocated."""
-    for stream in streams:
-        with stream:
-            x = torch.ones(300, device="mtia")
-            dist.all_reduce(x, async_op=True)
-            _C._wait_unobserved(-1)
-            del x
-            torch.empty(300, device="mtia")
+def reduce_and_drop(_: Streams) -> None:
+    """A tensor of the current stream was reduced and is dropped, and another one allocated. Only of that stream: the
+    group's waits for the stream that it is called in."""
+    x = torch.ones(300, device="mtia")
+    dist.all_reduce(x, async_op=True)
+    become_idle()
+    del x
+    torch.empty(300, device="mtia")
 
 
 @contextmanager
