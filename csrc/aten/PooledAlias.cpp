@@ -15,7 +15,7 @@ namespace {
 // Aliases that nobody uses. Trivially destructible, so that work which dies while the thread ends finds it as it is;
 // StockGuard empties it and closes it then.
 struct Stock {
-  std::array<c10::TensorImpl*, 16> aliases;
+  std::array<c10::TensorImpl*, 8> aliases;
   size_t size;
   bool guarded;
   bool closed;
