@@ -4,9 +4,12 @@ kernels do not all do that, so float64 judges here and not the CPU device.
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.accumulation import CASES, DTYPES, MANY, Case, faults, indices, normal, positive, put
 from tests.capturing import capture
@@ -29,6 +32,34 @@ def test_compiled_code_rounds_once(name: str, dtype: torch.dtype, device: torch.
     torch._dynamo.reset()
     compiled = Case(name, torch.compile(case.function), case.operands)
     assert not faults(case, dtype, compiled.results(device, dtype, dtype))
+
+
+@EACH_DTYPE
+def test_compiled_layer_norm_rounds_once_more(dtype: torch.dtype, device: torch.device) -> None:
+    """PyTorch hands the mean and rstd to a compiled backward in 16 bits on mtia, as on the CPU."""
+    case = NAMES["layer_norm"]
+    torch._dynamo.reset()
+    actual = Case(case.name, torch.compile(case.function), case.operands).results(device, dtype, dtype)
+    for ours, exact in zip(actual, case.results("cpu", torch.float64, dtype), strict=True):
+        assert (ours.cpu().double() - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()
+
+
+@pytest.mark.parametrize("sample", range(30))
+def test_samples_of_grid_sample(sample: int, device: torch.device) -> None:
+    """PyTorch's CPU kernel computes coordinates in 16 bits, so another cell is read near its border."""
+    (info,) = (info for info in op_db if info.name == "nn.functional.grid_sample")
+    given = next(islice(info.sample_inputs("cpu", torch.bfloat16), sample, None))
+
+    def function(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return info.op(x, grid, *given.args[1:], **given.kwargs)  # type: ignore[no-any-return]
+
+    case = Case(info.name, function, (given.input.float(), given.args[0].float()))
+    for ours, exact in zip(
+        case.results(device, torch.bfloat16, torch.bfloat16),
+        case.results("cpu", torch.float64, torch.bfloat16),
+        strict=True,
+    ):
+        assert (ours.cpu().double() - exact).abs().max() <= torch.finfo(torch.bfloat16).eps * exact.abs().max()
 
 
 @pytest.mark.in_tree("graphs are torch.mtia's")

@@ -489,7 +489,7 @@ def test_samples(device: torch.device, info: OpInfo, dtype: torch.dtype) -> None
     if dtype not in info.supported_dtypes("cpu"):
         pytest.skip(f"the CPU has no {info.name} of {dtype}")
     if info.name == "nn.functional.grid_sample" and dtype is torch.bfloat16:
-        pytest.skip("the CPU rounds coordinates to 16 bits; test_accumulation.py compares with float64")
+        pytest.skip("the CPU computes coordinates in 16 bits; test_accumulation.py compares these samples with float64")
     differentiable = dtype in info.supported_backward_dtypes("cpu")
     tolerance = 5e-2 if dtype is torch.bfloat16 else 1e-4
     compared = 0

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from tests.conftest import RunScript
 
 RANKS = 2
-# How much memory there is to run out of depends on what else the machine runs.
-LOCAL = [
-    pytest.param(line, marks=pytest.mark.wide) if line is between.run_out_of_memory else line for line in between.LOCAL
-]
 
 
 def races(programs: list[Program]) -> list[Program]:
@@ -43,6 +39,7 @@ def found_in(text: str, **more: object) -> list[sanitizer.Report]:
     names = {"torch": torch, "triton": triton, "triton_kernel": triton_kernel, "dist": dist, "streams": streams}
     names |= dict(zip(("main", "side", "third"), streams, strict=True)) | more
     torch.mtia.synchronize()
+    torch.accelerator.empty_cache()  # what an earlier test has left there could meet requests that are to reach a limit
     sanitizer.reports().clear()
     with sanitizer.enabled("streams"):
         exec(compile(text, "program.py", "exec"), names)
@@ -69,7 +66,7 @@ def check(program: Program, faulty: list[sanitizer.Report], mended: list[sanitiz
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("program", PROGRAMS, ids=name)
-@pytest.mark.parametrize("line", LOCAL, ids=name)
+@pytest.mark.parametrize("line", between.LOCAL, ids=name)
 def test_races_are_found_behind_what_the_allocators_ask(line: between.Between, program: Program) -> None:
     texts = with_line(program, "between(streams)")
     check(program, *(found_in(text, between=line) for text in texts))
@@ -158,7 +155,7 @@ with between.at_most_more(16 << 20), side:
 torch.accelerator.empty_cache()
 with third:
     z = [torch.zeros(32 << 20, dtype=torch.uint8, device="mtia") for _ in range(4)]
-assert address in {y.data_ptr(), *(each.data_ptr() for each in z)}
+assert any(each.data_ptr() < address + (32 << 20) and address < each.data_ptr() + each.nbytes for each in (y, *z))
 """,
     "memory of a graph": f"""
 x = torch.ones(1 << 20, device="mtia")
@@ -189,13 +186,7 @@ z = torch.zeros(1 << 20, device="mtia")
 }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(text, id=what, marks=[pytest.mark.wide] if "driver" in what else [])  # see LOCAL
-        for what, text in AGAIN.items()
-    ],
-)
+@pytest.mark.parametrize("text", AGAIN.values(), ids=AGAIN)
 def test_memory_that_is_used_again_is_not_reported(text: str) -> None:
     found = found_in(text, between=between, _C=_C)
     assert not found, "\n\n".join(map(str, found))
