@@ -1,4 +1,4 @@
-// What an Observer hears of allocators alone. Apart from Observer.h, which every kernel includes. No PyTorch.
+// The events of allocators alone. Apart from Observer.h, which every kernel includes. No PyTorch.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ class AllocatorObserver {
   ~AllocatorObserver() = default;
 };
 
-// Null: nobody. As for Observer, it lives as long as the process.
+// Null: not observed. As an Observer, it lives as long as the process.
 extern constinit std::atomic<AllocatorObserver*> allocator_observer;
 
 }  // namespace torch_mtia::core

@@ -34,8 +34,8 @@ Awaited::Awaited() {
   Waiting& all = waiting();
   const std::lock_guard lock(all.mutex);
   ticket_ = ++all.last_ticket;
-  behind_ = std::exchange(all.first, this);
-  if (behind_ != nullptr) behind_->before_ = this;
+  next_ = std::exchange(all.first, this);
+  if (next_ != nullptr) next_->previous_ = this;
 }
 
 Awaited::~Awaited() {
@@ -50,8 +50,8 @@ bool Awaited::leave() {
   Waiting& all = waiting();
   const std::lock_guard lock(all.mutex);
   if (users_ != 0) return false;
-  (before_ != nullptr ? before_->behind_ : all.first) = behind_;
-  if (behind_ != nullptr) behind_->before_ = before_;
+  (previous_ != nullptr ? previous_->next_ : all.first) = next_;
+  if (next_ != nullptr) next_->previous_ = previous_;
   return true;
 }
 
@@ -94,7 +94,7 @@ Awaited::Run::Run(uint64_t ticket) noexcept
         Waiting& all = waiting();
         const std::lock_guard lock(all.mutex);
         Awaited* found = all.first;
-        while (found != nullptr && found->ticket_ != ticket) found = found->behind_;
+        while (found != nullptr && found->ticket_ != ticket) found = found->next_;
         if (found != nullptr) ++found->users_;
         return found;
       }()) {}

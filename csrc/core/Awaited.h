@@ -19,7 +19,7 @@ class Stream;
 class Awaited {
  public:
   Awaited();
-  // Blocks while the item is running. An item that has not begun finds nobody.
+  // Blocks while the item is running. An item that starts later finds no waiting thread.
   ~Awaited();
   Awaited(const Awaited&) = delete;
   Awaited& operator=(const Awaited&) = delete;
@@ -60,8 +60,8 @@ class Awaited {
   int users_ = 0;  // of class Run
   bool is_done_ = false;
   std::exception_ptr error_;
-  Awaited* before_ = nullptr;  // in the list of all
-  Awaited* behind_ = nullptr;
+  Awaited* previous_ = nullptr;  // in the list of all
+  Awaited* next_ = nullptr;
 };
 
 }  // namespace torch_mtia::core

@@ -29,11 +29,11 @@ void for_each_stat(AllocatorStats& stats, Apply apply) {
   apply(stats.oversize_segments);
 }
 
-// The block is freed: PendingFrees waits for the streams that it was recorded for.
-void tell_uses(const Block* block) noexcept {
-  AllocatorObserver* told = allocator_observer.load(std::memory_order_acquire);
-  if (told == nullptr) return;
-  for (const Stream* stream : block->other_streams) told->reuse_waits_for(*stream, block->address, block->size);
+// For a block that is freed: PendingFrees waits for the streams that it was recorded for.
+void report_uses(const Block* block) noexcept {
+  AllocatorObserver* observer = allocator_observer.load(std::memory_order_acquire);
+  if (observer == nullptr) return;
+  for (const Stream* stream : block->other_streams) observer->reuse_waits_for(*stream, block->address, block->size);
 }
 
 }  // namespace
@@ -120,7 +120,7 @@ Segments::Attempt BlockAllocator::State::try_allocate(size_t size, size_t reques
 
 void BlockAllocator::free(Block* block) noexcept {
   if (Observer* told = current_observer()) [[unlikely]] {
-    tell_uses(block);
+    report_uses(block);
     told->freed(block->address);
   }
   const TraceContext context = state_->history.context_of_free();

@@ -203,7 +203,7 @@ void Graph::destroy(std::shared_ptr<const void> memory) noexcept {
     try {
       end_capture();
     } catch (...) {
-      // Nobody is there to be told. The streams are released.
+      // No caller can receive the error. The streams are released either way.
     }
   }
   if (executable_ != nullptr) executable_->memory = std::move(memory);

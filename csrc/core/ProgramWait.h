@@ -1,10 +1,9 @@
 // Whose waits order anything for an observer. No PyTorch.
 //
 // Note [Waits of the program]
-// Streams and events of this layer tell no observer that the host has asked or waited: most of those who do are parts
-// of the runtime itself (allocators, destructors, deleters, measurements), and what they wait for depends on timing and
-// on what is cached. No program may rely on it. So the functions that are the program's own ways to wait
-// (synchronize(), a query() that is true, copies to the host, ...) say so, by calling these afterwards.
+// Streams and events of this layer report no wait to an observer. Most waits are the runtime's own (allocators,
+// destructors, deleters, measurements): they depend on timing and on caches, and no program may rely on them. The
+// program's own ways to wait (synchronize(), a query() that is true, copies to the host, ...) call these afterwards.
 //
 // Where the runtime's waits order accesses to memory that is used again, it says so by AllocatorObserver.
 #pragma once
@@ -16,12 +15,12 @@
 namespace torch_mtia::core {
 
 inline void program_has_waited(const Stream& stream) {
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->host_waited(stream);
+  if (Observer* observer = current_observer()) [[unlikely]]
+    observer->host_waited(stream);
 }
 inline void program_has_waited(const Event& event) {
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->host_waited(event);
+  if (Observer* observer = current_observer()) [[unlikely]]
+    observer->host_waited(event);
 }
 
 inline bool program_queries(const Stream& stream) {

@@ -306,12 +306,12 @@ void Segments::returned(Block* block) noexcept {
   end_segment(block);
 }
 
-// Before the driver gives the memory to somebody else. Whoever returns it has waited for these streams.
-void Segments::tell_return(const Block* block) {
-  AllocatorObserver* told = allocator_observer.load(std::memory_order_acquire);
-  if (told == nullptr) return;
-  told->reuse_waits_for(*block->stream, block->address, block->size);
-  for (const Stream* stream : block->pool->used_in) told->reuse_waits_for(*stream, block->address, block->size);
+// Called before the driver can hand the memory out again. The caller has waited for these streams.
+void Segments::report_return(const Block* block) {
+  AllocatorObserver* observer = allocator_observer.load(std::memory_order_acquire);
+  if (observer == nullptr) return;
+  observer->reuse_waits_for(*block->stream, block->address, block->size);
+  for (const Stream* stream : block->pool->used_in) observer->reuse_waits_for(*stream, block->address, block->size);
 }
 
 void Segments::give_back(const Choice& chosen) {
@@ -320,7 +320,7 @@ void Segments::give_back(const Choice& chosen) {
   std::exception_ptr failure;
   try {
     for (Block* block : detached) {
-      tell_return(block);
+      report_return(block);
       if (block->expandable) {
         runtime::call(&mtia_runtime_api::memory_unmap, device_, block->address, block->size);
       } else {

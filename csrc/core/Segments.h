@@ -134,7 +134,7 @@ class Segments {
   void for_each_returnable(Apply apply) const;
   std::vector<Block*> detach(const Choice& chosen);
   void returned(Block* block) noexcept;
-  static void tell_return(const Block* block);
+  static void report_return(const Block* block);
 
   const int32_t device_;
   const OptionsSource options_;

@@ -118,14 +118,14 @@ class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream,
     events->push_back(std::move(event));
   }
 
-  // The block is about to be freed, and is given out again behind events of the streams that use it.
-  static void tell_reuse(void* context) {
-    core::AllocatorObserver* told = core::allocator_observer.load(std::memory_order_acquire);
-    if (told == nullptr || context == nullptr) return;
+  // Called before the block is freed. It is handed out again after events of the streams that use it.
+  static void report_reuse(void* context) {
+    core::AllocatorObserver* observer = core::allocator_observer.load(std::memory_order_acquire);
+    if (observer == nullptr || context == nullptr) return;
     auto* block = static_cast<at::HostBlock<c10::Stream>*>(context);
     const std::lock_guard lock(block->mutex_);
     for (const c10::Stream& stream : block->streams_) {
-      told->reuse_waits_for(MTIAStream(stream).core(), reinterpret_cast<uint64_t>(block->ptr_), block->size_);
+      observer->reuse_waits_for(MTIAStream(stream).core(), reinterpret_cast<uint64_t>(block->ptr_), block->size_);
     }
   }
 
@@ -141,7 +141,7 @@ class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream,
 
   void free_now(void* block) noexcept {
     try {
-      tell_reuse(block);
+      report_reuse(block);
       CachingHostAllocatorImpl::free(block);
     } catch (...) {
       // Nobody will know when the streams are done that use it: the device is lost, or the host is out of memory. The

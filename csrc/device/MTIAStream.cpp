@@ -32,7 +32,7 @@ constexpr const char* kNoTime =
   }
 }
 
-// Asked by nobody outside: an observer is told of no wait.
+// Not a wait of the program: see Note [Waits of the program].
 bool is_busy(const core::Stream& stream) {
   return runtime::driver().stream_query(stream.handle()) == MTIA_ERROR_NOT_READY;
 }

@@ -65,14 +65,14 @@ void destroy_in_stream_order(SymmetricBlock* block) noexcept {
       core::WorkInfo info{};
       info.name = "symm_mem::free";
       for (const MTIAStream& stream : MTIAStream::busy(block->device)) stream.core().launch(info, Drop{last});
-      core::AllocatorObserver* told = core::allocator_observer.load(std::memory_order_acquire);
-      if (told == nullptr) return;
+      core::AllocatorObserver* observer = core::allocator_observer.load(std::memory_order_acquire);
+      if (observer == nullptr) return;
       const MTIAStream first = MTIAStream::default_stream(block->device);
       std::vector<MTIAStream> users = first.others();
       users.push_back(first);
-      for (const MTIAStream& user : users) told->reuse_waits_for(user.core(), last->buffer(), last->size);
+      for (const MTIAStream& user : users) observer->reuse_waits_for(user.core(), last->buffer(), last->size);
     } catch (...) {
-      new std::shared_ptr<const SymmetricBlock>(std::move(last));  // leaked: nobody knows when the streams are done
+      new std::shared_ptr<const SymmetricBlock>(std::move(last));  // leaked: it is not known when the streams are done
     }
   } catch (...) {
     // The host has no memory for it, and the block is leaked or gone.

@@ -29,9 +29,9 @@ class Forks {
   void add(const Held& held) {
     const std::lock_guard lock(mutex_);
     install_locked();
-    const auto behind = std::upper_bound(held_.begin(), held_.end(), held.order,
-                                         [](ForkOrder order, const Held& other) { return order < other.order; });
-    held_.insert(behind, held);
+    const auto position = std::upper_bound(held_.begin(), held_.end(), held.order,
+                                           [](ForkOrder order, const Held& other) { return order < other.order; });
+    held_.insert(position, held);
     ++version_;
   }
   void add(void (*function)()) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import pathlib
 import re
 from typing import Any
@@ -13,8 +14,12 @@ import torchgen
 import yaml
 from torchgen.gen import LineLoader
 
+from torch_mtia._versions import SUPPORTED_TORCH
+
 PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 RECORDED = pathlib.Path(__file__).resolve().parents[2] / "tests" / "recorded"
+OLDEST = ".".join(map(str, SUPPORTED_TORCH[0]))
+"""Recorded in full. The record of a later version has what differs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +59,31 @@ def installed() -> Upstream:
 
 def recorded(version: str) -> Upstream:
     """Of tests/recorded, which has what the overlay uses; `make record` writes it."""
-    path = RECORDED / f"{version}.yaml"
-    rows = yaml.load(path.read_text(), Loader=LineLoader)["operators"]
-    return Upstream(path, _version(version), {row["func"]: row for row in rows})
+    rows = record(version)["operators"]
+    return Upstream(RECORDED / f"{version}.yaml", _version(version), {row["func"]: row for row in rows})
+
+
+def record(version: str) -> dict[str, Any]:
+    """The operators, and the kinds of names, of a version in tests/recorded.
+
+    Raises ValueError if the oldest version was recorded again since, of other operators or names.
+    """
+    found: dict[str, Any] = yaml.load((RECORDED / f"{version}.yaml").read_text(), Loader=LineLoader)
+    del found["__line__"], found["names"]["__line__"]
+    if version == OLDEST:
+        return found
+    oldest = record(OLDEST)
+    if found["differs_from"] != digest(oldest):
+        raise ValueError(f"{version}.yaml is older than {OLDEST}.yaml: make record TORCH={version}.0, or its newest")
+    rows = {row["func"]: row for row in oldest["operators"]} | {row["func"]: row for row in found["operators"]}
+    operators = [row for func, row in rows.items() if func not in found["without"]]
+    return {"operators": operators, "names": oldest["names"] | found["names"]}
+
+
+def digest(record: dict[str, Any]) -> str:
+    """Of which operators and names a record has."""
+    words = [*(row["func"] for row in record["operators"]), *record["names"]]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
 
 
 def load_rows(path: pathlib.Path) -> list[dict[str, Any]]:

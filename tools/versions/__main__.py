@@ -7,6 +7,7 @@ python -m tools.versions record <NAMES   where only PyTorch and Triton are: what
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 import triton
@@ -18,19 +19,32 @@ from tools.versions import names, operators
 
 _HEAD = """\
 # PyTorch {torch} and Triton {triton}, as far as the package uses them: `make record TORCH={torch}` wrote it, and
-# tests/test_versions.py compares. `operators` is cut from native_functions.yaml; `names` has those that nobody promises
-# to keep."""
+# tests/test_versions.py compares. `operators` is cut from native_functions.yaml; `names` are private ones, which may
+# change in any version. Records of later versions than the oldest have what differs from it."""
 
 
 def record(used: set[str]) -> None:
     """Writes the record of the installed version."""
     installed = upstream.installed()
     rows = operators.used(upstream.load_rows(OVERLAY), installed.rows)
-    lines = [_HEAD.format(torch=torch.__version__.partition("+")[0], triton=triton.__version__), "operators:"]
+    write(str(installed), rows, names.facts(used), torch.__version__.partition("+")[0], triton.__version__)
+
+
+def write(version: str, rows: list[dict[str, Any]], facts: dict[str, str], torch: str, triton: str) -> None:
+    """Writes a record; of a later version than the oldest, which is recorded first, what differs."""
+    lines = [_HEAD.format(torch=torch, triton=triton)]
+    if version != upstream.OLDEST:
+        oldest = upstream.record(upstream.OLDEST)
+        same = [operators.without_lines(row) for row in oldest["operators"]]
+        without = [row["func"] for row in same if row["func"] not in {each["func"] for each in rows}]
+        lines += [f"differs_from: {_flow(upstream.digest(oldest))}", f"without: {_flow(without)}"]
+        rows = [row for row in rows if row not in same]
+        facts = {name: fact for name, fact in facts.items() if oldest["names"].get(name) != fact}
+    lines.append("operators:" if rows else "operators: []")
     for row in rows:
         lines += [f"- func: {row['func']}", *(f"  {field}: {_flow(row[field])}" for field in row if field != "func")]
-    lines += ["names:", *(f"  {_flow(name)}: {_flow(fact)}" for name, fact in names.facts(used).items())]
-    (upstream.RECORDED / f"{installed}.yaml").write_text("\n".join(lines) + "\n")
+    lines += ["names:" if facts else "names: {}", *(f"  {_flow(name)}: {_flow(fact)}" for name, fact in facts.items())]
+    (upstream.RECORDED / f"{version}.yaml").write_text("\n".join(lines) + "\n")
 
 
 def _flow(value: object) -> str:

@@ -31,18 +31,20 @@ def _group(name: str) -> str:
 
 
 def _cut(row: Mapping[str, Any]) -> dict[str, Any]:
-    cut = {field: _without_lines(row[field]) for field in _FIELDS if field in row}
+    cut = {field: without_lines(row[field]) for field in _FIELDS if field in row}
     tags = row.get("tags", [])
     if kept_tags := [tag for tag in ([tags] if isinstance(tags, str) else tags) if tag in _TAGS]:
         cut["tags"] = kept_tags
     dispatch = {
         ", ".join(kept): kernel
-        for keys, kernel in _without_lines(row.get("dispatch", {})).items()
+        for keys, kernel in without_lines(row.get("dispatch", {})).items()
         if (kept := [key for key in (each.strip() for each in keys.split(",")) if key in _KEYS])
     }
     return {**cut, "dispatch": dispatch} if dispatch else cut
 
 
-def _without_lines(value: Any) -> Any:
+def without_lines(value: Any) -> Any:
     """The loader adds the number of its line to every mapping."""
-    return {key: value[key] for key in value if key != "__line__"} if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    return {key: without_lines(each) for key, each in value.items() if key != "__line__"}

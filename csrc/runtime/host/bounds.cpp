@@ -10,10 +10,10 @@ namespace {
 
 bool is_inside(const mtia_kernel_context& context, uint64_t address, uint64_t size) {
   const std::span ranges(context.live_ranges, context.num_live_ranges);
-  const auto behind = std::upper_bound(ranges.begin(), ranges.end(), address,
-                                       [](uint64_t at, const mtia_span& range) { return at < range.address; });
-  if (behind == ranges.begin()) return false;
-  const mtia_span& range = *std::prev(behind);
+  const auto next = std::upper_bound(ranges.begin(), ranges.end(), address,
+                                     [](uint64_t at, const mtia_span& range) { return at < range.address; });
+  if (next == ranges.begin()) return false;
+  const mtia_span& range = *std::prev(next);
   const uint64_t offset = address - range.address;
   return size <= range.size && offset <= range.size - size;  // sums of the kernel's numbers may wrap
 }
