@@ -14,13 +14,8 @@ import torchgen
 import yaml
 from torchgen.gen import LineLoader
 
-from torch_mtia._versions import SUPPORTED_TORCH
-
 PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 RECORDED = pathlib.Path(__file__).resolve().parents[2] / "tests" / "recorded"
-OLDEST = ".".join(map(str, SUPPORTED_TORCH[0]))
-"""Recorded in full. The record of a later version has what differs."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Upstream:
@@ -70,14 +65,21 @@ def record(version: str) -> dict[str, Any]:
     """
     found: dict[str, Any] = yaml.load((RECORDED / f"{version}.yaml").read_text(), Loader=LineLoader)
     del found["__line__"], found["names"]["__line__"]
-    if version == OLDEST:
+    if "differs_from" not in found:
         return found
-    oldest = record(OLDEST)
+    oldest = record(oldest_recorded())
     if found["differs_from"] != digest(oldest):
-        raise ValueError(f"{version}.yaml is older than {OLDEST}.yaml: make record TORCH={version}.0, or its newest")
+        raise ValueError(
+            f"{version}.yaml is older than {oldest_recorded()}.yaml: make record TORCH={version}.0, or its newest"
+        )
     rows = {row["func"]: row for row in oldest["operators"]} | {row["func"]: row for row in found["operators"]}
     operators = [row for func, row in rows.items() if func not in found["without"]]
     return {"operators": operators, "names": oldest["names"] | found["names"]}
+
+
+def oldest_recorded() -> str:
+    """The version that is recorded in full: the record of a later one has what differs."""
+    return min((path.stem for path in RECORDED.glob("*.yaml")), key=_version)
 
 
 def digest(record: dict[str, Any]) -> str:

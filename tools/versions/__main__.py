@@ -33,8 +33,8 @@ def record(used: set[str]) -> None:
 def write(version: str, rows: list[dict[str, Any]], facts: dict[str, str], torch: str, triton: str) -> None:
     """Writes a record; of a later version than the oldest, which is recorded first, what differs."""
     lines = [_HEAD.format(torch=torch, triton=triton)]
-    if version != upstream.OLDEST:
-        oldest = upstream.record(upstream.OLDEST)
+    if version != upstream.oldest_recorded():
+        oldest = upstream.record(upstream.oldest_recorded())
         same = [operators.without_lines(row) for row in oldest["operators"]]
         without = [row["func"] for row in same if row["func"] not in {each["func"] for each in rows}]
         lines += [f"differs_from: {_flow(upstream.digest(oldest))}", f"without: {_flow(without)}"]
