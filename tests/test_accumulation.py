@@ -1,5 +1,5 @@
-"""Sums and products of many 16-bit numbers are accumulated in float32 and rounded once, as on CUDA. PyTorch's CPU
-kernels do not all do that, so float64 judges here and not the CPU device.
+"""Sums and products of many 16-bit numbers are accumulated in float32 and rounded once. Many of PyTorch's CPU kernels
+accumulate in 16 bits, so float64 judges here and not the CPU device.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 
-from tests.accumulation import CASES, DTYPES, MANY, Case, faults, indices, normal, positive, put
 from tests.capturing import capture
+from torch_mtia.conformance.suites.accumulation import CASES, DTYPES, MANY, Case, faults, indices, normal, positive, put
 from torch_mtia.door import device_module
 
 EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=["bfloat16", "float16"])

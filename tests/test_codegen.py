@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -261,3 +264,10 @@ def test_registrations_in_words_that_nobody_expects_are_an_error() -> None:
     ):
         with pytest.raises(OverlayError, match=message):
             registrations(relu, index, texts)
+
+
+def test_sources_are_generated_before_there_is_a_package_to_import() -> None:
+    """setup.py runs this in a fresh clone."""
+    script = "import sys, tools.codegen.generate; sys.exit('torch_mtia' in sys.modules)"
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": str(OVERLAY.parents[1])}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)

@@ -237,7 +237,7 @@ def test_a_query_is_a_wait_if_it_is_true(is_late: bool, of: str) -> None:
 
 
 FORKS = """
-import os, signal, threading
+import faulthandler, os, threading
 import torch
 from torch_mtia import sanitizer
 
@@ -256,7 +256,7 @@ with sanitizer.enabled():
     for _ in range(20):
         child = os.fork()
         if child == 0:
-            signal.alarm(60)  # ends a child that hangs
+            faulthandler.dump_traceback_later(60, exit=True)  # ends a child that hangs
             x = torch.ones(3, requires_grad=True)
             (x * 2).sum()
             kept = None

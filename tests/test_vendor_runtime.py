@@ -295,7 +295,7 @@ def test_sums_of_16_bit_numbers_are_rounded_once(run: Callable[..., Finished]) -
     run(
         """
         import torch
-        from tests.accumulation import CASES, faults
+        from torch_mtia.conformance.suites.accumulation import CASES, faults
 
         found = []
         for case in CASES[::3] + [case for case in CASES if case.name.startswith("layer_norm")]:

@@ -1,6 +1,6 @@
 // Convolutions. PyTorch sends an out-of-tree device's convolutions, their arguments checked and brought to at least two
 // spatial dimensions, to these two operators. The CPU chooses among oneDNN and its own kernels, all of which make their
-// results themselves.
+// results themselves. Its own add up in the dtype of their operands: see Note [Float32 accumulation] in InFloat32.h.
 #include <ATen/native/ConvUtils.h>
 #include <ATen/ops/convolution_backward_native.h>
 #include <ATen/ops/convolution_native.h>
@@ -24,10 +24,20 @@ uint64_t cost(IntArrayRef input_side, IntArrayRef output_side, const Tensor& wei
   return torch_mtia::cost_of_operations(2 * positions * (static_cast<uint64_t>(weight.numel()) / channels));
 }
 
-// The memory format of the results of the kernel that the CPU would choose. It is chosen by metadata.
-MemoryFormat result_format(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                           OptionalIntArrayRef bias_sizes, IntArrayRef stride, IntArrayRef padding,
-                           IntArrayRef dilation, bool transposed, IntArrayRef output_padding, int64_t groups) {
+// The kernel that the CPU would choose for a convolution. It is chosen by metadata.
+struct Choice {
+  ConvBackend backend;
+  MemoryFormat format;  // of the results
+
+  bool accumulates_in_operands_dtype(const Tensor& input) const {
+    const bool is_onednn = backend == ConvBackend::Mkldnn || backend == ConvBackend::MkldnnTranspose;
+    return at::isReducedFloatingType(input.scalar_type()) && !is_onednn;
+  }
+};
+
+Choice cpu_choice(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                  OptionalIntArrayRef bias_sizes, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                  bool transposed, IntArrayRef output_padding, int64_t groups) {
   const torch_mtia::PooledAlias host_input(input, /*for_write=*/false);
   const torch_mtia::PooledAlias host_weight(weight, /*for_write=*/false);
   const torch_mtia::PooledAlias host_bias(bias.value_or(Tensor()), /*for_write=*/false);
@@ -36,7 +46,7 @@ MemoryFormat result_format(const Tensor& input, const Tensor& weight, const std:
       select_conv_backend(host_input.get(), host_weight.get(), host_bias.get(), symbolic(stride), symbolic(padding),
                           symbolic(dilation), transposed, symbolic(output_padding), groups,
                           bias_sizes ? at::OptionalSymIntArrayRef(symbolic(*bias_sizes)) : std::nullopt);
-  return _determine_backend_memory_format(host_input.get(), host_weight.get(), backend);
+  return {backend, _determine_backend_memory_format(host_input.get(), host_weight.get(), backend)};
 }
 
 // The sizes of a convolution's output. Empty: the CPU kernel may refuse the arguments, of which PyTorch's convolution
@@ -66,17 +76,22 @@ Tensor convolution_overrideable_mtia(const Tensor& input, const Tensor& weight, 
                                      IntArrayRef output_padding, int64_t groups) {
   torch_mtia::Shape shape = std::nullopt;
   uint64_t least_cost = 0;
+  bool is_widened = false;
   const auto sizes = output_sizes(input, weight, stride, padding, dilation, transposed, output_padding, groups);
   if (!sizes.empty()) {
-    shape = like(input, sizes,
-                 result_format(input, weight, bias, std::nullopt, stride, padding, dilation, transposed, output_padding,
-                               groups));
+    const Choice choice =
+        cpu_choice(input, weight, bias, std::nullopt, stride, padding, dilation, transposed, output_padding, groups);
+    shape = like(input, sizes, choice.format);
     least_cost = cost(input.sizes(), sizes, weight, transposed);
+    is_widened = choice.accumulates_in_operands_dtype(input);
   }
+  const auto make = [&](auto run) {
+    return make_with_cpu_kernel<1>({"aten::convolution", 1, least_cost}, input.device(), shape, run, keep(input),
+                                   keep(weight), keep(bias), keep(stride), keep(padding), keep(dilation),
+                                   keep(transposed), keep(output_padding), keep(groups))[0];
+  };
   constexpr auto run = [](auto&&... arguments) { return convolution(arguments...); };
-  return make_with_cpu_kernel<1>({"aten::convolution", 1, least_cost}, input.device(), shape, run, keep(input),
-                                 keep(weight), keep(bias), keep(stride), keep(padding), keep(dilation),
-                                 keep(transposed), keep(output_padding), keep(groups))[0];
+  return is_widened ? make(torch_mtia::in_float32(run)) : make(run);
 }
 
 std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable_mtia(const Tensor& grad_output,
@@ -89,20 +104,25 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable_mtia(const 
   const OptionalIntArrayRef bias_sizes = output_mask[2] ? OptionalIntArrayRef(bias_size) : std::nullopt;
   torch_mtia::ThreeShapes shapes = std::nullopt;
   uint64_t least_cost = 0;
+  bool is_widened = false;
   const auto sizes = output_sizes(input, weight, stride, padding, dilation, transposed, output_padding, groups);
   if (!sizes.empty() && grad_output.sizes() == sizes) {
-    const auto format = result_format(input, weight, std::nullopt, bias_sizes, stride, padding, dilation, transposed,
-                                      output_padding, groups);
-    shapes = {output_mask[0] ? like(input, input.sizes(), format) : absent(),
-              output_mask[1] ? like(weight, weight.sizes(), format) : absent(),
+    const Choice choice = cpu_choice(input, weight, std::nullopt, bias_sizes, stride, padding, dilation, transposed,
+                                     output_padding, groups);
+    shapes = {output_mask[0] ? like(input, input.sizes(), choice.format) : absent(),
+              output_mask[1] ? like(weight, weight.sizes(), choice.format) : absent(),
               output_mask[2] ? like(grad_output, bias_size) : absent()};
     least_cost = 2 * cost(input.sizes(), grad_output.sizes(), weight, transposed);
+    is_widened = choice.accumulates_in_operands_dtype(input);
   }
+  const auto make = [&](auto run) {
+    return make_with_cpu_kernel<3>({"aten::convolution_backward", 1, least_cost}, input.device(), shapes, run,
+                                   keep(grad_output), keep(input), keep(weight), keep(bias_sizes), keep(stride),
+                                   keep(padding), keep(dilation), keep(transposed), keep(output_padding), keep(groups),
+                                   keep(output_mask));
+  };
   constexpr auto run = [](auto&&... arguments) { return convolution_backward(arguments...); };
-  auto [grad_input, grad_weight, grad_bias] = make_with_cpu_kernel<3>(
-      {"aten::convolution_backward", 1, least_cost}, input.device(), shapes, run, keep(grad_output), keep(input),
-      keep(weight), keep(bias_sizes), keep(stride), keep(padding), keep(dilation), keep(transposed),
-      keep(output_padding), keep(groups), keep(output_mask));
+  auto [grad_input, grad_weight, grad_bias] = is_widened ? make(torch_mtia::in_float32(run)) : make(run);
   return {grad_input, grad_weight, grad_bias};
 }
 

@@ -32,11 +32,6 @@ constexpr const char* kNoTime =
   }
 }
 
-// Not a wait of the program: see Note [Waits of the program].
-bool is_busy(const core::Stream& stream) {
-  return runtime::driver().stream_query(stream.handle()) == MTIA_ERROR_NOT_READY;
-}
-
 }  // namespace
 
 constinit std::array<MTIAStream::DeviceStreams, kMaxDevices> MTIAStream::device_streams{};
@@ -102,7 +97,7 @@ MTIAStream MTIAStream::take_owned(c10::DeviceIndex device) {
   for (int index = 0; index < kMaxOwned; ++index) {
     if (all.is_taken[index].exchange(true)) continue;
     const auto* const before = all.streams[kFirstOwned + index].load(std::memory_order_acquire);
-    if (before != nullptr && (before->graph() != nullptr || is_busy(*before))) {
+    if (before != nullptr && !before->is_idle()) {
       all.is_taken[index] = false;
       continue;
     }
@@ -189,7 +184,7 @@ std::vector<MTIAStream> MTIAStream::busy(c10::DeviceIndex device) {
   std::vector<MTIAStream> found;
   for (c10::StreamId id = 0; id < device_streams[device].num_ids(); ++id) {
     const auto* stream = device_streams[device].streams[id].load(std::memory_order_acquire);
-    if (stream != nullptr && stream->graph() == nullptr && is_busy(*stream)) found.push_back(MTIAStream(device, id));
+    if (stream != nullptr && stream->graph() == nullptr && !stream->is_idle()) found.push_back(MTIAStream(device, id));
   }
   return found;
 }

@@ -46,21 +46,8 @@ Products of float16 and bfloat16 (`mm`, `addmm`, `bmm`, `baddbmm`) are made in f
 no instructions for the dtype: float16 without AVX512-FP16, bfloat16 without AVX-512. The CPU device has slow loops
 there.
 
-Sums and products of many float16 or bfloat16 numbers are accumulated in float32 and rounded once, as on CUDA. Many of
-the CPU device's kernels accumulate in 16 bits: its gradient of a bfloat16 embedding stops at 256 of 8,192 ones. Results
-differ from the CPU device's where that shows:
-
-- gradients of `layer_norm`, of lookups (`embedding`, `embedding_bag`, `x[index]`, `take`, `index_select`), and scatters
-  that add (`index_put_` and `put_` with `accumulate`, `index_add_`): kernels of the device's own. Layer normalization
-  keeps its statistics in the input's dtype, as PyTorch expects of the device; the backward computes the digits again
-  that they lost.
-- the entries `CPU kernel in float32`, and without an entry `segment_reduce`: the CPU's kernel on float32 copies, which
-  take twice the memory of the operands while it runs. Coordinates of `grid_sample` are computed in float32 too.
-
-Steps that autograd makes of several operators round after each, on CUDA too: the gradient of `logsumexp` computes with
-the rounded result. Compiled code accumulates in float32 too. PyTorch hands the mean
-and rstd of a layer norm to a compiled backward in 16 bits, as on the CPU: its gradients are within one eps of the
-largest value, those of eager code within half of one.
+Other sums and products of many float16 or bfloat16 numbers are accumulated in float32 and rounded once, where many of
+the CPU device's kernels accumulate in 16 bits: [accuracy.md](accuracy.md).
 
 Two operators do more than the CPU device's: `histc` counts integers, as on CUDA, and `_int_mm` is exact on processors
 without VNNI, where oneDNN cuts sums to 16 bits.

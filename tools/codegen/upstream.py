@@ -17,6 +17,7 @@ from torchgen.gen import LineLoader
 PACKAGED_NATIVE = pathlib.Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 RECORDED = pathlib.Path(__file__).resolve().parents[2] / "tests" / "recorded"
 
+
 @dataclasses.dataclass(frozen=True)
 class Upstream:
     """The operators of one version of PyTorch."""

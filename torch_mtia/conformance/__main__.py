@@ -31,7 +31,7 @@ from torch_mtia.environment import DEFER, device_type
 SUITES = (
     *("device", "accelerator", "allocator", "random", "generators", "tensor", "data", "files", "sparse", "layouts"),
     *("errors", "transforms", "autocast", "determinism", "profiler", "models"),
-    *("operators", "autograd", "modules", "optimizers", "compile", "graphs", "triton", "distributed"),
+    *("operators", "autograd", "accumulation", "modules", "optimizers", "compile", "graphs", "triton", "distributed"),
 )
 
 DRIVER_SUITE = "driver"  # of a library, not of a device

@@ -340,16 +340,72 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def in_float32(arguments: Any) -> Any:
-    """The arguments with numbers of 16 bits widened."""
-    short = (torch.float16, torch.bfloat16)
+SHORT = (torch.float16, torch.bfloat16)
+# Functions of which a result differs from float64's by more than the tolerance, for the most part on CUDA too: PyTorch
+# makes them of operators that each round, their kernels round twice, or they draw numbers, look at a memory or step
+# over a limit in the dtype of their operands.
+ROUNDED_IN_BETWEEN = frozenset(
+    (
+        *("addbmm", "addr", "as_strided.partial_views", "cross", "cumulative_trapezoid", "diff", "div.trunc_rounding"),
+        *("gradient", "linalg.cross", "linalg.multi_dot", "linalg.vecdot", "linspace", "linspace.tensor_overload"),
+        *("log_softmax", "logit", "logspace", "logspace.tensor_overload", "masked.log_softmax", "masked.logsumexp"),
+        *("masked.std", "masked.var", "matrix_exp", "nn.functional.bilinear", "nn.functional.binary_cross_entropy"),
+        *("nn.functional.binary_cross_entropy_with_logits", "nn.functional.cosine_embedding_loss"),
+        *("nn.functional.cosine_similarity", "nn.functional.cross_entropy", "nn.functional.embedding_bag"),
+        *("nn.functional.fractional_max_pool2d", "nn.functional.gaussian_nll_loss"),
+        *("nn.functional.hinge_embedding_loss", "nn.functional.interpolate.linear"),
+        *("nn.functional.interpolate.trilinear", "nn.functional.kl_div", "nn.functional.margin_ranking_loss"),
+        *("nn.functional.multi_head_attention_forward", "nn.functional.multilabel_soft_margin_loss"),
+        *("nn.functional.poisson_nll_loss", "nn.functional.scaled_dot_product_attention"),
+        *("nn.functional.soft_margin_loss", "nn.functional.tanhshrink", "nn.functional.triplet_margin_loss"),
+        *("nn.functional.triplet_margin_with_distance_loss", "special.ndtr", "trapezoid", "trapz"),
+    )
+)
+ROUNDED_IN_BETWEEN_BACKWARD = frozenset(
+    (
+        *(
+            "__rpow__",
+            "_segment_reduce.lengths",
+            "_segment_reduce.offsets",
+            "addbmm",
+            "as_strided.partial_views",
+            "diff",
+        ),
+        *("div.trunc_rounding", "fmod", "linalg.norm", "linalg.vector_norm", "logcumsumexp", "logit", "masked.cumprod"),
+        *("masked.prod", "matrix_exp", "nn.functional.binary_cross_entropy_with_logits"),
+        *("nn.functional.fractional_max_pool2d", "nn.functional.linear_cross_entropy.chunked_none"),
+        *("nn.functional.normalize", "nn.functional.scaled_dot_product_attention", "nn.functional.soft_margin_loss"),
+        *("norm", "polygamma.polygamma_n_0", "pow", "special.polygamma.special_polygamma_n_0"),
+    )
+)
+
+
+def widened(value: Any, dtype: torch.dtype) -> Any:
+    """A copy of the arguments, on the CPU, with numbers of 16 bits, and the names of their dtypes, in a wider dtype."""
 
     def widen(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.dtype in short:
-            return leaf.float()
-        return torch.float32 if isinstance(leaf, torch.dtype) and leaf in short else leaf
+        if isinstance(leaf, torch.Tensor) and leaf.dtype in SHORT:
+            return leaf.detach().to(dtype).requires_grad_(leaf.requires_grad)
+        return dtype if isinstance(leaf, torch.dtype) and leaf in SHORT else leaf
 
-    return pytree.tree_map(widen, arguments)
+    return pytree.tree_map(widen, moved(value, CPU))
+
+
+def rounded_from(dtype: torch.dtype, call: Callable[[Any], Any], arguments: Any, like: Any) -> Any:
+    """What `call` gives for the arguments in the wider dtype, rounded to the dtypes of `like`, its result for the
+    arguments as they are; None if it refuses them in that dtype, or gives something else than `like`."""
+    try:
+        exact = call(widened(arguments, dtype))
+        assert_alike(
+            rounded := pytree.tree_map(
+                lambda wide, known: wide.to(known.dtype) if isinstance(wide, torch.Tensor) else wide, exact, like
+            ),
+            like,
+            CPU,
+        )
+    except Exception:
+        return None
+    return rounded
 
 
 def each_sample(samples: Iterator[SampleInput], check: Callable[[SampleInput], None]) -> None:

@@ -27,10 +27,13 @@ from torch.utils import _pytree as pytree
 
 from torch_mtia.conformance.database import (
     CPU,
+    ROUNDED_IN_BETWEEN,
+    SHORT,
     Case,
     Refused,
     arguments_of,
     assert_alike,
+    assert_same,
     assert_same_or_random,
     assert_untouched,
     cases,
@@ -38,12 +41,12 @@ from torch_mtia.conformance.database import (
     each_sample,
     full_name,
     has_images,
-    in_float32,
     is_undefined,
     moved,
     on_cpu,
     outside_of_unittest,
     preferred_cases,
+    rounded_from,
     seed_all,
     tensors_of,
 )
@@ -55,7 +58,6 @@ FORM_SAMPLES = 20  # where the form of a call matters, and the values do not
 ERROR_SAMPLES = 2
 LARGE_SAMPLES, LARGE = 3, 2**17 + 3
 BITS_SAMPLES = 20
-SHORT = (torch.float16, torch.bfloat16)
 
 
 def compare(case: Case, function: FUNCTION, device: torch.device, sample: SampleInput) -> None:
@@ -69,36 +71,30 @@ def compare(case: Case, function: FUNCTION, device: torch.device, sample: Sample
         return
     # With the results, the arguments: what the call has written, and nothing else.
     ours, theirs = (actual, tensors_of(there)), (expected, tensors_of(here))
-    try:
-        assert_same_or_random(
-            ours,
-            theirs,
-            device,
-            case.tolerance(),
-            lambda: called(function, moved(arguments_of(sample), CPU)),
-        )
-    except AssertionError:
-        if case.dtype not in SHORT:
-            raise
+
+    def again() -> Any:
+        return called(function, moved(arguments_of(sample), CPU))
+
+    def exact(dtype: torch.dtype) -> Any:
+        def call(arguments: Any) -> Any:
+            return called(function, arguments), tensors_of(arguments)
+
+        return rounded_from(dtype, call, arguments_of(sample), theirs)
+
+    if case.dtype in SHORT and device != CPU and (rounded := exact(torch.float64)) is not None:
         assert_alike(ours, theirs, device)
-        if not is_nearer(ours, function, sample):
-            raise
-
-
-def is_nearer(actual: Any, function: FUNCTION, sample: SampleInput) -> bool:
-    """Whether results and arguments of 16 bits that are not the CPU's are those of float32, rounded: the CPU rounds
-    some numbers and intermediate results to 16 bits."""
+        try:
+            assert_same_or_random(ours, rounded, device, case.tolerance(), again)
+            return
+        except AssertionError:
+            if case.name not in ROUNDED_IN_BETWEEN:
+                raise
     try:
-        arguments = in_float32(moved(arguments_of(sample), CPU))
-        wide = called(function, arguments), tensors_of(arguments)
-        torch.testing.assert_close(
-            pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), actual),
-            pytree.tree_map(lambda w, a: w.to(a.dtype) if isinstance(w, torch.Tensor) else w, wide, actual),
-            equal_nan=True,
-        )
-    except Exception:
-        return False
-    return True
+        assert_same_or_random(ours, theirs, device, case.tolerance(), again)
+    except AssertionError:
+        if case.dtype not in SHORT or (rounded := exact(torch.float32)) is None:
+            raise
+        assert_same(ours, rounded, device, {})
 
 
 def called(function: FUNCTION, arguments: Any) -> Any:

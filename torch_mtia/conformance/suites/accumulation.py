@@ -1,4 +1,4 @@
-"""Operators that add up or multiply many 16-bit numbers, and what float64 makes of them.
+"""Operators that add up or multiply many 16-bit numbers, forward and backward, against float64 of the same numbers.
 
 A result may be off by one rounding to its dtype, and by what float32 loses on the way.
 """
@@ -9,8 +9,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch.nn import functional as F
+
+from torch_mtia.conformance.database import dtype_name
 
 MANY = 8192
 """As many summands as show: in bfloat16, ones add up to 256, in float16 to 2048."""
@@ -153,6 +156,29 @@ CASES = [
     Case("prod", lambda x: x.prod().detach(), (factors(MANY),)),
     Case("prod of columns", lambda x: x.prod(0).detach(), (factors(MANY, 8),)),
     Case("index_reduce", lambda x, i, v: x.index_reduce(0, i, v, "mean").detach(), (positive(4), FEW, positive(MANY))),
+    # Convolutions
+    Case("conv1d", lambda x, w: F.conv1d(x, w), (positive(512, 2, 20), positive(3, 2, 5))),
+    Case("conv2d", lambda x, w, b: F.conv2d(x, w, b), (positive(256, 2, 10, 10), positive(3, 2, 3, 3), normal(3))),
+    Case("conv2d, groups", lambda x, w: F.conv2d(x, w, groups=2), (positive(256, 2, 10, 10), positive(4, 1, 3, 3))),
+    Case("conv2d, channels", lambda x, w: F.conv2d(x, w), (positive(2, 512, 8, 8), positive(3, 512, 3, 3))),
+    Case(
+        "conv2d, dilated",
+        lambda x, w, b: F.conv2d(x, w, b, dilation=2),
+        (positive(256, 2, 10, 10), positive(3, 2, 3, 3), normal(3)),
+    ),
+    Case("conv3d", lambda x, w, b: F.conv3d(x, w, b), (positive(256, 2, 6, 6, 6), positive(3, 2, 3, 3, 3), normal(3))),
+    Case(
+        "conv3d, dilated",
+        lambda x, w, b: F.conv3d(x, w, b, dilation=2),
+        (positive(256, 2, 6, 6, 6), positive(3, 2, 3, 3, 3), normal(3)),
+    ),
+    Case("conv_transpose1d", lambda x, w: F.conv_transpose1d(x, w), (positive(512, 2, 20), positive(2, 3, 5))),
+    Case("conv_transpose2d", lambda x, w: F.conv_transpose2d(x, w), (positive(2, 64, 24, 24), positive(64, 3, 24, 24))),
+    Case(
+        "conv_transpose3d",
+        lambda x, w, b: F.conv_transpose3d(x, w, b),
+        (positive(64, 2, 6, 6, 6), positive(2, 3, 3, 3, 3), normal(3)),
+    ),
     # Losses
     Case("nll_loss", lambda x, t: F.nll_loss(x, t, reduction="sum"), (-positive(MANY // 4, 4), indices(4, MANY // 4))),
     Case("nll_loss2d", lambda x, t: F.nll_loss(x, t), (-positive(2, 4, 64, 64), indices(4, 2, 64, 64))),
@@ -211,3 +237,9 @@ CASES = [
     Case("sparse, dense", lambda x, i: coo(x, i).to_dense().detach(), (positive(MANY), FEW[None])),
     Case("histc", lambda x: torch.histc(x.detach(), 4, 0.5, 1.5), (positive(1000),)),
 ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
+def test_rounded_once(device: torch.device, case: Case, dtype: torch.dtype) -> None:
+    assert not faults(case, dtype, case.results(device, dtype, dtype))
