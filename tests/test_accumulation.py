@@ -26,7 +26,7 @@ def test_a_result_is_rounded_once(case: Case, dtype: torch.dtype, device: torch.
 
 
 @EACH_DTYPE
-@pytest.mark.parametrize("name", ["embedding", "x[i]", "index_put", "prod", "fold", "replication_pad2d"])
+@pytest.mark.parametrize("name", ["embedding", "lookup", "index_put", "prod", "fold", "replication_pad2d"])
 def test_compiled_code_rounds_once(name: str, dtype: torch.dtype, device: torch.device) -> None:
     case = NAMES[name]
     torch._dynamo.reset()
@@ -87,7 +87,15 @@ def test_a_graph_accumulates_anew_in_each_replay(device: torch.device) -> None:
 
 @EACH_DTYPE
 def test_threads_do_not_change_the_bits(dtype: torch.dtype, device: torch.device) -> None:
-    names = ["embedding", "embedding, wide", "x[:, i]", "index_put", "layer_norm", "index_add", "bags, weights"]
+    names = [
+        "embedding",
+        "embedding, wide",
+        "lookup of columns",
+        "index_put",
+        "layer_norm",
+        "index_add",
+        "bags, weights",
+    ]
 
     def results() -> list[torch.Tensor]:
         return [each.cpu() for name in names for each in NAMES[name].results(device, dtype, dtype)]

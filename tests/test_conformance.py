@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # What of the suites runs, each in one command; the first by default.
 SLICES = [
     pytest.param(("operators", "autograd", "modules", "graphs"), "1/160", id="PyTorch's databases"),
-    pytest.param(("device", "tensor", "optimizers", "triton"), "1/1", id="what is short"),
+    pytest.param(("device", "tensor", "accumulation", "optimizers", "triton"), "1/1", id="what is short"),
     pytest.param(("compile",), "1/80", id="compile"),
     pytest.param(("distributed",), "1/24", id="distributed"),
 ]

@@ -189,6 +189,11 @@ def sums_in_another_order_each_time() -> None:
     replace("index_add_", kernel)
 
 
+@fault("accumulation/rounded_once/index_add_one_dimension/bfloat16")
+def sums_in_16_bits() -> None:
+    changed("index_add", lambda sums_of_the_cpu: sums_of_the_cpu)
+
+
 @fault("profiler/work_of_the_device")
 def a_profile_without_the_device() -> None:
     from torch.profiler import ProfilerActivity, profile

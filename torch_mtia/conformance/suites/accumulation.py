@@ -6,6 +6,7 @@ A result may be off by one rounding to its dtype, and by what float32 loses on t
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,12 +111,12 @@ CASES = [
     Case("embedding, padding", lambda w, i: F.embedding(i, w, padding_idx=1), (normal(4, 40), FEW)),
     Case("embedding, by frequency", lambda w, i: F.embedding(i, w, scale_grad_by_freq=True), (normal(4, 64), FEW)),
     Case("embedding, wide", lambda w, i: F.embedding(i, w), (normal(4, 1000), indices(2, 300))),
-    Case("x[i]", lambda x, i: x[i], (normal(4, 64), FEW)),
-    Case("x[i], one dimension", lambda x, i: x[i], (normal(4), FEW)),
-    Case("x[:, i]", lambda x, i: x[:, i], (normal(16, 4), FEW)),
-    Case("x[i, j]", lambda x, i, j: x[i, j], (normal(4, 4, 8), FEW, indices(2, MANY))),
-    Case("x[i, :, j]", lambda x, i, j: x[i, :, j], (normal(4, 5, 4), FEW, indices(2, MANY))),
-    Case("x[i - 4]", lambda x, i: x[i - 4], (normal(4, 8), FEW)),
+    Case("lookup", lambda x, i: x[i], (normal(4, 64), FEW)),
+    Case("lookup, one dimension", lambda x, i: x[i], (normal(4), FEW)),
+    Case("lookup of columns", lambda x, i: x[:, i], (normal(16, 4), FEW)),
+    Case("lookup by two indices", lambda x, i, j: x[i, j], (normal(4, 4, 8), FEW, indices(2, MANY))),
+    Case("lookup by two indices apart", lambda x, i, j: x[i, :, j], (normal(4, 5, 4), FEW, indices(2, MANY))),
+    Case("lookup, negative", lambda x, i: x[i - 4], (normal(4, 8), FEW)),
     Case("index_put", put, (normal(4, 64), FEW, positive(MANY, 64))),
     Case("index_put, broadcast", lambda x, i, v: put(x, i, v), (normal(4, 64), FEW, positive(64))),
     Case("put", lambda x, i, v: x.put(i, v, accumulate=True), (normal(4, 4), FEW, positive(MANY))),
@@ -239,7 +240,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, id=f"{re.sub('[^A-Za-z0-9_.]+', '_', case.name)}/{dtype_name(dtype)}")
+        for case in CASES
+        for dtype in DTYPES
+    ],
+)
 def test_rounded_once(device: torch.device, case: Case, dtype: torch.dtype) -> None:
     assert not faults(case, dtype, case.results(device, dtype, dtype))
