@@ -106,6 +106,17 @@ def test_pointers_in_memory() -> None:
     assert torch.equal(z, torch.stack(rows))
 
 
+def test_pointers_to_constants() -> None:
+    @triton.jit
+    def kernel(x: tl.const, table: tl.const, z, N: tl.constexpr):
+        i = tl.arange(0, N)
+        tl.store(z + i, tl.load(x + i) + tl.load(x + tl.load(table + i)) + tl.load(x))
+
+    x, table, z = torch.randn(32), torch.randperm(32), torch.zeros(32)
+    kernel[(1,)](x, table, z, N=32)
+    assert torch.equal(z, x + x[table] + x[0])
+
+
 # Order ----------------------------------------------------------------------------------------------------------------
 
 

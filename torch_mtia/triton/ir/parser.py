@@ -28,7 +28,8 @@ def generic_text(module: Any) -> str:
     return str(module)
 
 
-_POINTER = re.compile(r"!tt\.ptr<(.*?)(?:, \d+)?>$")
+# An address space is a number up to Triton 3.8, and then a name: that of pointers to tl.const is "constant".
+_POINTER = re.compile(r'!tt\.ptr<(.*?)(?:, (?:\d+|"\w+"))?>$')
 
 
 def parse_type(text: str) -> Type:
