@@ -96,6 +96,16 @@ def test_products_and_sums_are_rounded_once_or_twice() -> None:
         assert torch.equal(z, twice)
 
 
+@pytest.mark.skipif(
+    not hasattr(knobs.language, "force_disable_fp_fusion"), reason="this Triton is older than 3.9, which has it"
+)
+def test_a_setting_overrules_kernels_that_round_once() -> None:
+    knobs.language.force_disable_fp_fusion = True
+    compiled, z = launch(enable_fp_fusion=True)
+    assert compiled.metadata.enable_fp_fusion is False
+    assert torch.equal(z, X * Y + X)
+
+
 def test_a_hook_may_replace_stages() -> None:
     stages_seen: list[str] = []
 

@@ -49,6 +49,15 @@ def descriptors_round() -> bool:
     return "round_f32_to_tf32" in TensorDescriptor.__dataclass_fields__
 
 
+def fuses_products(requested: bool | None) -> bool:
+    """Whether a kernel rounds a product and a sum once. From Triton 3.9 on, a setting overrules what it asks for."""
+    from triton import knobs
+
+    if getattr(knobs.language, "force_disable_fp_fusion", False):
+        return False
+    return bool(knobs.language.default_fp_fusion if requested is None else requested)
+
+
 def rewrite_block_pointers(manager: Any) -> None:
     """A pass up to Triton 3.7; 3.8 has made pointers of them when it comes to passes."""
     from triton._C.libtriton import passes

@@ -30,7 +30,7 @@ from triton.backends.compiler import BaseBackend, GPUTarget
 
 from torch_mtia import environment
 from torch_mtia.source_digest import source_digest
-from torch_mtia.torch_version import rewrite_block_pointers, run_passes
+from torch_mtia.torch_version import fuses_products, rewrite_block_pointers, run_passes
 from torch_mtia.triton import abi
 from torch_mtia.triton.architecture import architecture
 from torch_mtia.triton.ir.simplify import UNIT
@@ -194,7 +194,7 @@ class MTIABackend(BaseBackend):
         arguments.setdefault("arch", str(knobs.runtime.override_arch or arch))
         arguments.setdefault("instrument", environment.kernels_are_watched())
         arguments.setdefault("follow_numbers", environment.numbers_are_watched())
-        arguments.setdefault("enable_fp_fusion", knobs.language.default_fp_fusion)
+        arguments["enable_fp_fusion"] = fuses_products(arguments.get("enable_fp_fusion"))
         if mode := arguments.get("instrumentation_mode"):
             _warn_of_instrumentation(mode)
         if knobs.compilation.enable_asan:
