@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,17 @@ def test_an_operator_that_is_structured_in_one_version_is_found_in_all(tmp_path:
     for version in ("2.14", "2.15"):
         with pytest.raises(OverlayError, match="_scaled_mm_v2 is structured and delegates"):
             generate(tmp_path / "generated", overlay, upstream.recorded(version))
+
+
+def test_lists_of_an_operator_have_the_type_that_the_dispatcher_knows(tmp_path: Path) -> None:
+    """Of one that is structured in some versions, and must not have another type there than the CPU's kernel."""
+    registered = {}
+    for version in VERSIONS:
+        generate(tmp_path / version, OVERLAY, upstream.recorded(version))
+        text = "".join(path.read_text() for path in (tmp_path / version).glob("Register_*.cpp"))
+        registered[version] = re.findall(r'm\.impl\("(\S+)", &torch_mtia::WithListRefs<', text)
+    products = ["_scaled_mm_v2", "_scaled_mm_v2.out"]
+    assert registered == {"2.13": [], "2.14": products, "2.15": products}
 
 
 def test_a_row_is_of_the_versions_that_it_names(tmp_path: Path) -> None:

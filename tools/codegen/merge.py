@@ -78,6 +78,8 @@ class Entry:
     """Whether the kernel reaches the device's memory from the host; with a driver that has no view it falls back."""
     direct: bool
     """Whether other kernels call it, as a function in at::mtia."""
+    takes_list_refs: bool
+    """Whether the dispatcher has lists of tensors for it as ITensorListRef, as for all that upstream has structured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,10 +222,9 @@ def merge(overlay_path: pathlib.Path, version: Upstream | None = None) -> Merged
             without_host_view[name] = _without_host_view(row, place)
         if "dispatch" not in row:
             continue
-        entries[name] = _entry(row, place)
         target = upstream[func]
-        if "structured" in row:
-            _make_unstructured(target, row, place)
+        was_structured = "structured" in row and _make_unstructured(target, row, place)
+        entries[name] = _entry(row, place, takes_list_refs=was_structured and "Tensor[]" in func)
         if "structured_delegate" in target:
             raise OverlayError(
                 f"{place}: aten::{func.partition('(')[0]} is structured and delegates to "
@@ -321,7 +322,7 @@ def _without_names(func: str) -> object:
     return schema.name, arguments, [(value.type, value.annotation) for value in schema.returns]
 
 
-def _entry(row: dict[str, Any], place: str) -> Entry:
+def _entry(row: dict[str, Any], place: str, *, takes_list_refs: bool) -> Entry:
     waits, capturable = row.get("waits", ""), row.get("capturable", True)
     if waits is True:
         waits = "always"
@@ -340,15 +341,18 @@ def _entry(row: dict[str, Any], place: str) -> Entry:
         capturable=capturable and waits != "always",
         needs_host_view="host_view" not in row,
         direct="direct" in row,
+        takes_list_refs=takes_list_refs,
     )
 
 
-def _make_unstructured(target: dict[str, Any], row: dict[str, Any], place: str) -> None:
-    """The kernels of the row's operator do what upstream's meta function would, in every version that has one."""
+def _make_unstructured(target: dict[str, Any], row: dict[str, Any], place: str) -> bool:
+    """The kernels of the row's operator do what upstream's meta function would, in every version that has one.
+
+    Returns whether this version has one."""
     if row["structured"] is not False:
         raise OverlayError(f"{place}: `structured` can only be False, and not {row['structured']!r}")
-    for field in ("structured", "structured_delegate", "structured_inherits"):
-        target.pop(field, None)
+    fields = ("structured", "structured_delegate", "structured_inherits")
+    return any([target.pop(field, None) for field in fields])
 
 
 def _add_traits(traits: dict[str, Traits], name: str, row: dict[str, Any], place: str) -> None:

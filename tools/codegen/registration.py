@@ -34,6 +34,7 @@ _TEMPLATE = """\
 {headers}
 
 #include "MTIANativeFunctions.h"
+#include "aten/WithListRefs.h"
 #include "device/Door.h"
 
 namespace at {{
@@ -81,7 +82,10 @@ def _source(
     blocks: dict[str, list[str]] = {}
     for name, function in registrations(groups, index, write(Target.REGISTRATION)).items():
         # Its address, and not TORCH_FN: templates for each signature and not for each operator.
-        blocks.setdefault(doors[name], []).append(f'  m.impl("{name}", &{function});')
+        address = f"&{function}"
+        if name in entries and entries[name].takes_list_refs:
+            address = f"&torch_mtia::WithListRefs<{address}>::call"
+        blocks.setdefault(doors[name], []).append(f'  m.impl("{name}", {address});')
     direct = [group for group in groups if any(entry.direct for entry in _entries(group, entries))]
     headers = {f"#include <ATen/ops/{group.root_name}_native.h>" for group in groups if not is_own(group)}
     return _TEMPLATE.format(
