@@ -40,6 +40,8 @@ def register(dynamo: ModuleType) -> None:
 
     for polyfill in (current_stream, synchronize, stream, current_device, is_available, device_count):
         original = getattr(module, polyfill.__name__)
+        # From 2.14 on upstream has rules of its own for some, which do not ask of which device a stream is.
+        dynamo.trace_rules.get_torch_obj_rule_map().pop(original, None)
         dynamo.decorators.substitute_in_graph(original, skip_signature_check=True)(polyfill)
 
 
