@@ -138,6 +138,7 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
         "flop_registry[baddbmm]": (x, x, x, torch.float32),
         "get_cpp_torch_device_options": ("cuda",),
         "get_cpp_wrapper_config": (),
+        "get_device_dram_gbps": (CUDA,),
         "get_device_tflops": (torch.float32,),
         "get_gpu_dram_gbps": (),
         "get_max_num_sms": (),

@@ -16,6 +16,7 @@ from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
 
 import torch_mtia
+from torch_mtia import torch_version
 
 aten = torch.ops.aten
 Function = Callable[..., Any]
@@ -432,18 +433,6 @@ WRONG: dict[str, tuple[Function, Sequence[Any]]] = {
         lambda x, m: aten.native_layer_norm_backward(x, x, [4], m, m, None, None, [True, True, True]),
         (torch.rand(2, 4), torch.rand(2, 1)),
     ),
-    "group_norm_backward of a bias without a weight": (
-        lambda x, m: aten.native_group_norm_backward(x, x, m, m, None, 2, 4, 3, 2, [True, False, True]),
-        (torch.rand(2, 4, 3), torch.rand(2, 2)),
-    ),
-    "group_norm_backward without a weight": (
-        lambda x, m: aten.native_group_norm_backward(x, x, m, m, None, 2, 4, 3, 2, [True, True, True]),
-        (torch.rand(2, 4, 3), torch.rand(2, 2)),
-    ),
-    "group_norm of a transposed input": (
-        lambda x: torch.native_group_norm(x.transpose(0, 1), None, None, 6, 4, 5, 2, 1e-5),
-        (torch.rand(4, 6, 5),),
-    ),
     "embedding without rows": (lambda w, i: F.embedding(i, w), (torch.rand(0, 4), torch.tensor([0]))),
     "index_select of nothing": (lambda x, i: x.index_select(0, i), (torch.rand(0, 4), torch.tensor([0]))),
     "index_fill_": (lambda x, i: x.index_fill_(0, i, 1.0), (torch.rand(3, 3), torch.tensor([[1]]))),
@@ -462,6 +451,25 @@ WRONG: dict[str, tuple[Function, Sequence[Any]]] = {
 }
 
 
+TAKEN_SINCE_2_14: dict[str, tuple[Function, Sequence[Any]]] = {
+    "group_norm_backward of a bias without a weight": (
+        lambda x, m: aten.native_group_norm_backward(x, x, m, m, None, 2, 4, 3, 2, [True, False, True]),
+        (torch.rand(2, 4, 3), torch.rand(2, 2)),
+    ),
+    "group_norm_backward without a weight": (
+        lambda x, m: aten.native_group_norm_backward(x, x, m, m, None, 2, 4, 3, 2, [True, True, True]),
+        (torch.rand(2, 4, 3), torch.rand(2, 2)),
+    ),
+    "group_norm of a transposed input": (
+        lambda x: torch.native_group_norm(x.transpose(0, 1), None, None, 6, 4, 5, 2, 1e-5),
+        (torch.rand(4, 6, 5),),
+    ),
+}
+"""Refused by older versions."""
+if torch_version.TORCH < (2, 14):
+    WRONG |= TAKEN_SINCE_2_14
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_raise_at_the_call_what_the_cpu_raises(device: torch.device, name: str) -> None:
     function, arguments = WRONG[name]
@@ -471,6 +479,12 @@ def test_wrong_arguments_raise_at_the_call_what_the_cpu_raises(device: torch.dev
         function(*on(device, arguments))
     assert str(actual.value) == str(expected.value)
     torch.mtia.synchronize()
+
+
+@pytest.mark.skipif(torch_version.TORCH < (2, 14), reason="this PyTorch refuses these arguments")
+@pytest.mark.parametrize("name", TAKEN_SINCE_2_14)
+def test_arguments_that_older_versions_refuse(device: torch.device, name: str) -> None:
+    compare(device, *TAKEN_SINCE_2_14[name])
 
 
 # PyTorch's samples ---------------------------------------------------------------------------------------------------

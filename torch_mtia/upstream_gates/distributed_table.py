@@ -26,6 +26,7 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
         why="It is for gloo only, by name.",
         replace=process_groups.monitored_by_the_store,
         is_needed=distributed_probes.monitors_no_barrier,
+        versions=torch_version.before(2, 14),
     ),
     Gate(
         name="ProcessGroup._get_sequence_number_for_group",
@@ -33,6 +34,7 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
         why="Groups have the sequence numbers of listed backends.",
         replace=process_groups.numbers_of_the_device,
         is_needed=distributed_probes.has_no_sequence_number,
+        versions=torch_version.before(2, 14),
     ),
     Gate(
         name="_set_pg_timeout",
@@ -40,6 +42,7 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
         why="It sets the timeout of listed backends.",
         replace=process_groups.with_timeouts_of_the_device,
         is_needed=distributed_probes.sets_no_timeout,
+        versions=torch_version.before(2, 14),
     ),
     device_lists.named_instead(
         "_write_files_from_queue",

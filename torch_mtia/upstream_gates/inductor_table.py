@@ -29,6 +29,7 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         replace=decompositions.masked_fill_of_a_scalar,
         is_needed=inductor_probes.fills_with_no_scalar,
         entry=lambda: torch.ops.aten.masked_fill.Tensor,
+        versions=torch_version.before(2, 15),
     ),
     Gate(
         name="decompositions[index_add]",
@@ -62,6 +63,7 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
             replace=functools.partial(decompositions.of_one_dimension, name),
             is_needed=functools.partial(inductor_probes.counts_in_order_of_memory, name),
             entry=functools.partial(getattr, getattr(torch.ops.aten, name), "default"),
+            versions=torch_version.before(2, 15),
         )
         for name in ("argmax", "argmin")
     ),
@@ -72,6 +74,7 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         replace=inductor.with_contiguous_arguments,
         is_needed=inductor_probes.reads_indices_out_of_order,
         entry=lambda: torch.ops.aten.adaptive_max_pool3d_backward.default,
+        versions=torch_version.before(2, 15),
     ),
     Gate(
         name="CacheBase.get_local_cache_path",
@@ -102,6 +105,7 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         why="A tensor that is put into itself is written to while it is still read: x.index_put((i,), x).",
         replace=inductor.nothing_into_itself,
         is_needed=probes.puts_into_itself,
+        versions=torch_version.before(2, 15),
     ),
     Gate(
         name="check_nan",

@@ -153,7 +153,7 @@ def launches_elsewhere(init_handles: Function) -> bool:
         launcher_cls=lambda *_: lambda *_: None,
         utils=utils,
     )
-    metadata = SimpleNamespace(shared=0, num_warps=1, target=SimpleNamespace(backend="cuda"))
+    metadata = SimpleNamespace(shared=0, num_warps=1, warp_size=1, target=SimpleNamespace(backend="cuda"))
     kernel = SimpleNamespace(
         module=None,
         function=None,

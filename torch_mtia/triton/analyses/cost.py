@@ -25,6 +25,8 @@ def cost_of(value: Value, available: Available, strides: StrideAnalysis, memo: d
         memo[value] = 1
         return 1
     assert value.op is not None
-    operands = sum(cost_of(operand, available, strides, memo) for operand in value.op.operands)
-    memo[value] = min(OPS[value.op.name].cost + operands, _MOST)
+    cost = OPS[value.op.name].cost
+    for operand in value.op.operands:  # a loop, as in liveness.py
+        cost += cost_of(operand, available, strides, memo)
+    memo[value] = min(cost, _MOST)
     return memo[value]

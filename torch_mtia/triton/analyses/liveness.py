@@ -34,9 +34,10 @@ def needed_from(
     memo[value] = False
     for user in value.users:
         evaluated = [result for result in user.results if available.is_fused(result) or available.is_moved(result)]
-        if any(needed_from(result, block, position, available, memo, entering) for result in evaluated):
-            memo[value] = True
-            break
+        for result in evaluated:  # a loop: any() would be a call in C, whose depth has a limit of its own in Python 3.12
+            if needed_from(result, block, position, available, memo, entering):
+                memo[value] = True
+                return True
         if user.results and len(evaluated) == len(user.results):
             continue
         if user.results and all(result in available.held for result in user.results):
