@@ -352,7 +352,8 @@ def _make_unstructured(target: dict[str, Any], row: dict[str, Any], place: str) 
     if row["structured"] is not False:
         raise OverlayError(f"{place}: `structured` can only be False, and not {row['structured']!r}")
     fields = ("structured", "structured_delegate", "structured_inherits")
-    return any([target.pop(field, None) for field in fields])
+    removed = [target.pop(field, None) for field in fields]
+    return any(removed)
 
 
 def _add_traits(traits: dict[str, Traits], name: str, row: dict[str, Any], place: str) -> None:

@@ -34,7 +34,8 @@ def needed_from(
     memo[value] = False
     for user in value.users:
         evaluated = [result for result in user.results if available.is_fused(result) or available.is_moved(result)]
-        for result in evaluated:  # a loop: any() would be a call in C, whose depth has a limit of its own in Python 3.12
+        # A loop: any() would be a call in C, whose depth has a limit of its own in Python 3.12.
+        for result in evaluated:
             if needed_from(result, block, position, available, memo, entering):
                 memo[value] = True
                 return True
