@@ -120,6 +120,36 @@ def test_operands_of_two_dtypes_are_refused(device: torch.device) -> None:
         x.index_add_(0, index, torch.ones(3, dtype=torch.float16, device=device))
 
 
+@EACH_DTYPE
+def test_masks_beside_indices(dtype: torch.dtype, device: torch.device) -> None:
+    """How many elements a mask has is not known when the operator is first asked about the dtype."""
+    mask, label = torch.tensor([True, False, True]), torch.tensor([1, 0, 3])
+
+    def gradients(device: torch.device | str) -> list[torch.Tensor]:
+        x = torch.ones(3, 4, device=device, dtype=dtype, requires_grad=True)
+        m, i = mask.to(device), label.to(device)
+        lookups = (x[m, i[m]], x[m, i[m].int()], x[m])
+        return [torch.autograd.grad(lookup.sum(), x)[0] for lookup in lookups]
+
+    for actual, expected in zip(gradients(device), gradients("cpu"), strict=True):
+        torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0)
+
+
+def test_values_and_indices_that_do_not_fit_are_refused_as_on_the_cpu(device: torch.device) -> None:
+    def refusals(device: torch.device | str) -> list[Exception]:
+        x = torch.zeros(4, 4, dtype=torch.bfloat16, device=device)
+        two, three = torch.tensor([0, 1], device=device), torch.tensor([0, 1, 2], device=device)
+        found = []
+        for index, count in (((two, three), 2), ((two, two), 3)):
+            with pytest.raises((RuntimeError, IndexError)) as raised:
+                x.index_put_(index, x[0, :count].clone(), accumulate=True)
+            found.append(raised.value)
+        return found
+
+    for actual, expected in zip(refusals(device), refusals("cpu"), strict=True):
+        assert (type(actual), str(actual)) == (type(expected), str(expected))
+
+
 @pytest.mark.parametrize("scatter", ["index_put", "put", "index_add"])
 def test_an_index_out_of_range_is_an_error(scatter: str, device: torch.device) -> None:
     x = torch.zeros(4, dtype=torch.bfloat16, device=device)

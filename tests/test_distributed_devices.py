@@ -178,6 +178,58 @@ def test_a_graph_has_calls_of_both(ranks: Ranks) -> None:
     ranks.run(replays_on_both)
 
 
+def captures_between(rank: int) -> None:
+    for _ in range(10):
+        values = [torch.full((100,), value, device=device) for value, device in zip((1.0, 100.0), DEVICES, strict=True)]
+        captured = torch.ones(100, device=DEVICES[1])
+        for device in DEVICES:
+            torch.accelerator.synchronize(device)
+        graph = torch.accelerator.Graph()
+        with torch.Stream(DEVICES[1]), graph:
+            if rank == 0:
+                keep_busy(DEVICES[0])
+            dist.all_reduce(values[0])  # runs now, as the current stream of its device is not captured
+            dist.all_reduce(captured)
+        dist.all_reduce(values[1])
+        assert [value[0].item() for value in values] == [2.0, 200.0]
+        graph.replay()
+        assert captured[0].item() == 2.0
+
+
+def test_a_call_in_a_capture_is_not_in_the_order_of_those_around_it(ranks: Ranks) -> None:
+    ranks.run(captures_between)
+
+
+def premultiplies(_: int) -> None:
+    x = torch.ones(4, device=DEVICES[0])
+    for where in ("cpu", DEVICES[1]):
+        factor = torch.full((1,), 5.0, device=where)
+        with pytest.raises(ValueError, match=r"expected the factor of PREMUL_SUM to be on \w+:0, .*, got one on "):
+            dist.all_reduce(x, op=dist._make_nccl_premul_sum(factor))
+    dist.all_reduce(x, op=dist._make_nccl_premul_sum(torch.full((1,), 5.0, device=DEVICES[0])))
+    assert x.tolist() == [10.0] * 4
+
+
+def test_a_factor_of_another_device_is_refused(ranks: Ranks) -> None:
+    ranks.run(premultiplies)
+
+
+def coalesces_both(_: int) -> None:
+    values = [torch.ones(4, device=device) for device in DEVICES]
+    group: Any = dist.group.WORLD._get_backend(DEVICES[0])  # type: ignore[union-attr]
+    group._start_coalescing()
+    work = group.allreduce([values[0]])
+    with pytest.raises(ValueError, match="calls that are coalesced are of one device"):
+        group.allreduce([values[1]])
+    work.wait()
+    dist.all_reduce(values[1])
+    assert [value.tolist() for value in values] == [[2.0] * 4] * 2
+
+
+def test_coalesced_calls_of_two_devices_are_refused_before_they_run(ranks: Ranks) -> None:
+    ranks.run(coalesces_both)
+
+
 class OverBoth(nn.Module):
     def __init__(self) -> None:
         super().__init__()

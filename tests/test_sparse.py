@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
 
 CPU = torch.device("cpu")
 
@@ -48,6 +53,36 @@ def test_operators(device: torch.device, name: str) -> None:
     actual, expected = (OPERATORS[name](matrix(where)) for where in (device, CPU))
     assert actual.device == device
     torch.testing.assert_close(actual.cpu(), expected)
+
+
+def test_a_device_that_is_not_current(run_script: RunScript) -> None:
+    run_script(
+        """
+        import torch
+        from tests.test_sparse import CPU, OPERATORS, matrix
+
+        first, second = torch.device("mtia:0"), torch.device("mtia:1")
+        for name, operator in OPERATORS.items():
+            actual = operator(matrix(second))
+            assert actual.device == second, name
+            torch.testing.assert_close(actual.cpu(), operator(matrix(CPU)))
+        made = [
+            matrix(CPU).to(second),
+            matrix(first).to(second),
+            matrix(second).double(),
+            torch.empty_like(matrix(second)).copy_(matrix(second)),
+            torch.zeros_like(matrix(second)),
+            torch.sparse_coo_tensor((3, 3), device=second),
+        ]
+        for each in made:
+            assert each.device == each._values().device == each._indices().device == second
+        back = matrix(second).to(first)
+        assert back.device == back._values().device == first
+        torch.testing.assert_close(made[0].to_dense().cpu(), matrix(CPU).to_dense())
+        """,
+        TORCH_MTIA_DEVICES="2",
+        PYTHONPATH=str(Path(__file__).parent.parent),
+    ).output()
 
 
 def test_every_operator_with_a_sparse_cpu_kernel_has_one(device: torch.device) -> None:

@@ -86,6 +86,10 @@ def _load_backend() -> None:
     if message := unsupported_torch(torch.__version__):
         raise ImportError(f"{message}.")
     settings = environment.settings()
+    if settings.privateuse1:
+        from torch_mtia import door
+
+        door.check_name(settings.privateuse1)
     os.environ.pop(environment.DEFER.name, None)  # processes that this one starts use the device, too
     try:
         from torch_mtia import _build

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import keyword
 from types import ModuleType
 
 import torch
+
+from torch_mtia import environment
 
 _device_type = "mtia"
 
@@ -29,3 +32,19 @@ def set_device_type(name: str) -> None:
     """Called once the door of that name is open."""
     global _device_type
     _device_type = name
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for what cannot be the name of a device type beside those of PyTorch."""
+    environment.check_device_name(name)
+    if keyword.iskeyword(name):
+        raise ValueError(f"name must be an identifier, and '{name}' is a keyword of Python")
+    holders = (torch, torch.Tensor, torch.nn.Module, torch.UntypedStorage, torch.TypedStorage)
+    for holder, attribute in [(holder, name) for holder in holders] + [(torch.Tensor, f"is_{name}")]:
+        if hasattr(holder, attribute):
+            raise ValueError(f"name must not be one that PyTorch uses, and there is a {holder.__name__}.{attribute}")
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return  # PyTorch knows no such device
+    raise ValueError(f"name must not be a device type of PyTorch's, as '{name}' is")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import keyword
 import os
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ def open_door(name: str, driver: str | Path | None = None) -> None:
     """`enable`, for a caller that has loaded the package, or is about to have."""
     if door.device_type() == name:
         return
-    _check_name(name)
+    door.check_name(name)
     if door.device_type() != "mtia":
         raise RuntimeError(
             f"the devices are '{door.device_type()}' in this process already, and cannot be '{name}' as well"
@@ -83,18 +82,3 @@ def _leave_out_device_module(eval_frame: Any) -> None:
     for value in vars(module).values():
         if inspect.isfunction(value):
             eval_frame.skip_code(value.__code__)
-
-
-def _check_name(name: str) -> None:
-    environment.check_device_name(name)
-    if keyword.iskeyword(name):
-        raise ValueError(f"name must be an identifier, and '{name}' is a keyword of Python")
-    holders = (torch, torch.Tensor, torch.nn.Module, torch.UntypedStorage, torch.TypedStorage)
-    for holder, attribute in [(holder, name) for holder in holders] + [(torch.Tensor, f"is_{name}")]:
-        if hasattr(holder, attribute):
-            raise ValueError(f"name must not be one that PyTorch uses, and there is a {holder.__name__}.{attribute}")
-    try:
-        torch.device(name)
-    except RuntimeError:
-        return  # PyTorch knows no such device
-    raise ValueError(f"name must not be a device type of PyTorch's, as '{name}' is")

@@ -75,6 +75,14 @@ void add_rows(const at::Tensor& target, const std::vector<int64_t>& columns, con
            RowSum::kAdded);
 }
 
+bool fit_together(const std::vector<at::Tensor>& indices) {
+  return std::all_of(indices.begin(), indices.end(), [&](const at::Tensor& one) {
+    return std::all_of(indices.begin(), indices.end(), [&](const at::Tensor& other) {
+      return !one.defined() || !other.defined() || at::are_expandable(one.sizes(), other.sizes());
+    });
+  });
+}
+
 }  // namespace
 
 at::Tensor& index_put(at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices, const at::Tensor& values,
@@ -83,7 +91,12 @@ at::Tensor& index_put(at::Tensor& self, const c10::List<std::optional<at::Tensor
       values.numel() == 0) {
     return at::native::_index_put_impl_(self, indices, values, accumulate, unsafe);
   }
+  // ATen's function raises for what does not fit: an IndexError, which says nothing against other data of the sizes.
+  const auto refuse = [&]() -> at::Tensor& {
+    return at::native::_index_put_impl_(self, indices, values, accumulate, unsafe);
+  };
   std::vector<at::Tensor> expanded = at::native::expandTensors(self, indices);
+  if (!fit_together(expanded)) return refuse();
   expanded = at::expand_outplace(expanded);
   expanded.resize(static_cast<size_t>(self.dim()));
   const bool adjacent = at::native::hasContiguousSubspace(expanded);
@@ -108,6 +121,7 @@ at::Tensor& index_put(at::Tensor& self, const c10::List<std::optional<at::Tensor
   std::vector<int64_t> sizes;
   for (const int64_t dim : kept) sizes.push_back(self.size(dim));
   sizes.insert(sizes.begin() + before, first.sizes().begin(), first.sizes().end());
+  if (!at::is_expandable_to(values.sizes(), sizes)) return refuse();
   std::vector<int64_t> order(sizes.size());
   std::iota(order.begin(), order.end(), 0);
   std::rotate(order.begin(), order.begin() + before, order.begin() + before + first.dim());

@@ -20,9 +20,12 @@
 #include <ATen/ops/sparse_resize_native.h>
 #include <ATen/ops/values_native.h>
 #include <ATen/ops/zero_native.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "Fallback.h"
 
@@ -34,6 +37,7 @@ SparseParts parts_of(const at::Tensor& sparse) {
 }
 
 at::Tensor make_sparse(c10::DispatchKey key, const at::Tensor& model, const SparseParts& parts) {
+  const c10::DeviceGuard guard(parts.values.device());  // a sparse tensor is made on the current device
   at::Tensor sparse = at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(key), parts.values.dtype());
   set_sparse(sparse, model, parts);
   return sparse;
@@ -47,10 +51,37 @@ void set_sparse(const at::Tensor& sparse, const at::Tensor& model, const SparseP
   impl->set_coalesced(like->coalesced());
 }
 
+namespace {
+
+void find_device(std::optional<c10::Device>& device, const at::Tensor& argument) {
+  if (!device) device = argument.device();
+}
+void find_device(std::optional<c10::Device>& device, const std::optional<c10::Device>& argument) {
+  if (!device && argument && argument->has_index()) device = argument;
+}
+template <typename Argument>
+void find_device(std::optional<c10::Device>& /*device*/, const Argument& /*argument*/) {}
+
+// ATen's functions make a sparse tensor on the current device.
+template <auto* function>
+struct OnItsDevice;
+template <typename Result, typename... Arguments, Result (*function)(Arguments...)>
+struct OnItsDevice<function> {
+  static Result call(Arguments... arguments) {
+    std::optional<c10::Device> device;
+    (find_device(device, arguments), ...);
+    const c10::OptionalDeviceGuard guard(device);
+    return function(std::forward<Arguments>(arguments)...);
+  }
+};
+
+}  // namespace
+
 MTIA_LIBRARY_IMPL(aten, kSparse, m) {
-  m.impl("empty.memory_format", TORCH_FN(at::native::empty_sparse_symint));
-  m.impl("_sparse_coo_tensor_with_dims", TORCH_FN(at::native::new_with_dims_sparse));
-  m.impl("_sparse_coo_tensor_with_dims_and_tensors", TORCH_FN(at::native::new_with_dims_and_tensor_sparse_symint));
+  m.impl("empty.memory_format", TORCH_FN(OnItsDevice<&at::native::empty_sparse_symint>::call));
+  m.impl("_sparse_coo_tensor_with_dims", TORCH_FN(OnItsDevice<&at::native::new_with_dims_sparse>::call));
+  m.impl("_sparse_coo_tensor_with_dims_and_tensors",
+         TORCH_FN(OnItsDevice<&at::native::new_with_dims_and_tensor_sparse_symint>::call));
   m.impl("_indices", TORCH_FN(at::native::_indices_sparse));
   m.impl("_values", TORCH_FN(at::native::_values_sparse));
   m.impl("indices", TORCH_FN(at::native::indices_sparse));
@@ -60,12 +91,12 @@ MTIA_LIBRARY_IMPL(aten, kSparse, m) {
   m.impl("dense_dim", TORCH_FN(at::native::dense_dim_sparse));
   m.impl("is_coalesced", TORCH_FN(at::native::is_coalesced_sparse));
   m.impl("_coalesced_", TORCH_FN(at::native::_coalesced_sparse_));
-  m.impl("sparse_resize_", TORCH_FN(at::native::sparse_resize_));
-  m.impl("sparse_resize_and_clear_", TORCH_FN(at::native::sparse_resize_and_clear_));
-  m.impl("clone", TORCH_FN(at::native::clone_sparse));
-  m.impl("zero_", TORCH_FN(at::native::zero_sparse_));
-  m.impl("copy_", TORCH_FN(at::native::copy_sparse_wrapper_));
-  m.impl("copy_sparse_to_sparse_", TORCH_FN(at::native::copy_sparse_));
+  m.impl("sparse_resize_", TORCH_FN(OnItsDevice<&at::native::sparse_resize_>::call));
+  m.impl("sparse_resize_and_clear_", TORCH_FN(OnItsDevice<&at::native::sparse_resize_and_clear_>::call));
+  m.impl("clone", TORCH_FN(OnItsDevice<&at::native::clone_sparse>::call));
+  m.impl("zero_", TORCH_FN(OnItsDevice<&at::native::zero_sparse_>::call));
+  m.impl("copy_", TORCH_FN(OnItsDevice<&at::native::copy_sparse_wrapper_>::call));
+  m.impl("copy_sparse_to_sparse_", TORCH_FN(OnItsDevice<&at::native::copy_sparse_>::call));
 
   // What else the CPU has a sparse kernel for falls back. Without a registration of its own, an operator would run the
   // composite kernel that serves all backends, and those are for dense tensors: a sum returned its input.

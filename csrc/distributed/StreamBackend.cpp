@@ -89,12 +89,10 @@ void launch(const MTIAStream& stream, const char* name, std::shared_ptr<Outcome>
 // ranks might each replay first what the other one replays last.
 void wait_for_the_one_captured_before(const MTIAStream& stream) {
   static std::mutex mutex;
-  static std::optional<MTIAStream> last;
-  const auto* const graph = MTIAGraph::of(stream);
-  if (graph == nullptr) return;
+  static LastStreams last;
+  if (MTIAGraph::of(stream) == nullptr) return;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (last && MTIAGraph::of(*last) == graph) stream.wait_for(*last);
-  last = stream;
+  if (const auto previous = last.exchange(stream)) stream.wait_for(*previous);
 }
 
 }  // namespace
@@ -162,10 +160,9 @@ MTIAStream StreamBackend::stream_of(c10::DeviceIndex device, Use use) {
   return *stream;
 }
 
-void StreamBackend::follow(std::optional<MTIAStream>& last, const MTIAStream& stream) {
-  if (last && last->device() != stream.device() && MTIAGraph::of(*last) == MTIAGraph::of(stream))
-    stream.wait_for(*last);
-  last = stream;
+void StreamBackend::follow(LastStreams& last, const MTIAStream& stream) {
+  const auto previous = last.exchange(stream);
+  if (previous && previous->device() != stream.device()) stream.wait_for(*previous);
 }
 
 std::shared_ptr<Outcome> StreamBackend::next_outcome(const char* name, const Tensors& tensors) {
@@ -210,10 +207,16 @@ StreamBackend::WorkPtr StreamBackend::host_work_of(c10d::OpType type, std::share
   return work;
 }
 
+void StreamBackend::check_coalesced(c10::Device device) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  coalesced_on(device);
+}
+
 StreamBackend::Coalesced* StreamBackend::coalesced_on(c10::Device device) {
   if (!coalesced_) return nullptr;
-  TORCH_CHECK_VALUE(coalesced_->device.value_or(device) == device, "calls that are coalesced are of one device, got ",
-                    *coalesced_->device, " and ", device);
+  const c10::Device first = coalesced_->device.value_or(device);
+  if (first != device) coalesced_.reset();
+  TORCH_CHECK_VALUE(first == device, "calls that are coalesced are of one device, got ", first, " and ", device);
   coalesced_->device = device;
   return &*coalesced_;
 }
@@ -260,6 +263,7 @@ uint64_t StreamBackend::getSequenceNumberForGroup() {
 StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* name, c10::Device device,
                                                  const Tensors& used, Tensors outputs, Call call,
                                                  const Staging& staging, CollectiveOperands operands) {
+  check_coalesced(device);
   if (device.is_cpu()) {
     check_process();
     const auto run = [engine = host_engine_, call = std::move(call)] { call(*engine); };
@@ -312,7 +316,11 @@ StreamBackend::WorkPtr StreamBackend::reduction(c10d::OpType type, const char* n
   const Reduction reduction(operation, used[0].scalar_type(), engine_dtypes_);
   const Tensors written = outputs(arguments...);
   const bool in_place = used.size() == written.size();
-  if (const at::Tensor factor = Reduction::factor_of(operation); factor.defined()) used.push_back(factor);
+  if (const at::Tensor factor = Reduction::factor_of(operation); factor.defined()) {
+    TORCH_CHECK_VALUE(factor.device() == device, "expected the factor of PREMUL_SUM to be on ", device,
+                      ", as the tensors are, got one on ", factor.device());
+    used.push_back(factor);
+  }
   Staging staging;
   auto call = engine_reduction(function, reduction, staging.of(arguments)...);
   Tensors reduced;
@@ -326,6 +334,7 @@ StreamBackend::WorkPtr StreamBackend::reduction(c10d::OpType type, const char* n
 StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* name, const Tensors& tensors, Post post,
                                               const Staging& staging) {
   const c10::Device device = device_of(tensors);
+  check_coalesced(device);
   const Tensors outputs = type == c10d::OpType::SEND ? Tensors{} : tensors;
   if (device.is_cpu()) {
     check_process();

@@ -32,6 +32,7 @@
 #include "CollectiveWork.h"
 #include "Engine.h"
 #include "HostWork.h"
+#include "LastStreams.h"
 #include "StreamWork.h"
 
 namespace torch_mtia {
@@ -124,8 +125,8 @@ class StreamBackend final : public c10d::Backend {
   };
 
   MTIAStream stream_of(c10::DeviceIndex device, Use use);
-  // The last stream that was given a collective, or a message, on any device: `stream` waits for it. With order_mutex_.
-  static void follow(std::optional<MTIAStream>& last, const MTIAStream& stream);
+  // `stream` waits for the last one, on another device, that was given a collective, or a message. With order_mutex_.
+  static void follow(LastStreams& last, const MTIAStream& stream);
   void check_process() const;
   void check_peer(const char* name, int rank) const;
   // Notes the call, and gives it the next number.
@@ -134,7 +135,9 @@ class StreamBackend final : public c10d::Backend {
   // Of CPU tensors.
   WorkPtr host_work_of(c10d::OpType type, std::shared_ptr<Outcome> outcome, Tensors outputs, std::function<void()> call,
                        bool is_message);
+  // Null: calls are not coalesced now. Throws c10::ValueError if they are on another device, and gives that up.
   Coalesced* coalesced_on(c10::Device device);
+  void check_coalesced(c10::Device device);  // before a call is launched
   WorkPtr allreduce_sparse_coo(const at::Tensor& tensor, const c10d::AllreduceOptions& options);
   // Both give their work the `name`, a literal.
   WorkPtr collective(c10d::OpType type, const char* name, c10::Device device, const Tensors& used, Tensors outputs,
@@ -158,8 +161,8 @@ class StreamBackend final : public c10d::Backend {
   const c10::intrusive_ptr<Options> options_;
   const pid_t process_id_ = getpid();
   std::mutex order_mutex_;  // held while a call is put into its stream; guards:
-  std::optional<MTIAStream> last_collective_;
-  std::optional<MTIAStream> last_post_;
+  LastStreams last_collective_;
+  LastStreams last_post_;
   std::mutex mutex_;  // guards what is below
   std::map<c10::DeviceIndex, Streams> streams_;
   uint64_t number_ = 0;

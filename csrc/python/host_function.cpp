@@ -2,6 +2,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -40,9 +41,13 @@ class HostFunctions {
       TORCH_CHECK(!closed_, "the interpreter ends, and no host function can be launched any more");
     }
     drop_dead();
-    functions_.emplace(++last_, std::move(function));
-    return last_;
+    const uint64_t number = ++last_;
+    functions_.emplace(number, std::move(function));
+    return number;
   }
+
+  // On any thread: how many there have been.
+  uint64_t num_added() const { return last_; }
 
   // On any thread, without the lock.
   void forget(uint64_t number) noexcept {
@@ -103,7 +108,7 @@ class HostFunctions {
   }
 
   std::unordered_map<uint64_t, py::function> functions_;  // guarded by the interpreter lock
-  uint64_t last_ = 0;
+  std::atomic<uint64_t> last_ = 0;
   std::mutex mutex_;  // guards what follows
   std::vector<uint64_t> dead_;
   std::condition_variable ended_;
@@ -142,17 +147,24 @@ void finish(c10::DeviceIndex device) {
   for (const MTIAStream& other : stream.others()) other.core().wait_unless_captured();
 }
 
-// For an exit handler: what is queued runs before. Does not raise.
+// For an exit handler: what is queued runs before, and what that launches, but for a function that launches itself
+// again and again. Does not raise.
 void finish_host_functions() {
+  constexpr int kMostRounds = 1000;
   if (runtime::is_forked()) return;  // the threads that run them are not here
   const py::gil_scoped_release no_gil;
-  for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
-    try {
-      finish(device);
-    } catch (const std::exception&) {
-      // It is lost, and runs nothing more.
+  uint64_t num_added;
+  int round = 0;
+  do {
+    num_added = host_functions().num_added();
+    for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
+      try {
+        finish(device);
+      } catch (const std::exception&) {
+        // It is lost, and runs nothing more.
+      }
     }
-  }
+  } while (num_added != host_functions().num_added() && ++round < kMostRounds);
   host_functions().close();
 }
 

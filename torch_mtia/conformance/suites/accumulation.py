@@ -83,6 +83,7 @@ def faults(case: Case, dtype: torch.dtype, actual: Sequence[torch.Tensor]) -> li
 
 HOT = torch.zeros(MANY, dtype=torch.long)
 FEW = indices(3, MANY)
+ONE_OF_FOUR = torch.tensor([False, False, True, False])
 BAGS = torch.tensor([0, 4])
 LENGTHS = torch.tensor([MANY - 5, 5])
 PEAK_1D = positive(1, 2, 4096).index_fill_(2, torch.tensor([2048]), 9)
@@ -116,6 +117,7 @@ CASES = [
     Case("lookup of columns", lambda x, i: x[:, i], (normal(16, 4), FEW)),
     Case("lookup by two indices", lambda x, i, j: x[i, j], (normal(4, 4, 8), FEW, indices(2, MANY))),
     Case("lookup by two indices apart", lambda x, i, j: x[i, :, j], (normal(4, 5, 4), FEW, indices(2, MANY))),
+    Case("lookup by mask and index", lambda x, m, i: x[m, i], (normal(4, 8), ONE_OF_FOUR, indices(8, MANY))),
     Case("lookup, negative", lambda x, i: x[i - 4], (normal(4, 8), FEW)),
     Case("index_put", put, (normal(4, 64), FEW, positive(MANY, 64))),
     Case("index_put, broadcast", lambda x, i, v: put(x, i, v), (normal(4, 64), FEW, positive(64))),
