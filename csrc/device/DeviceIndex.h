@@ -7,8 +7,8 @@
 
 namespace torch_mtia {
 
-// Negative numbers stay negative: the current device, for most functions. Raises RuntimeError for a number of no device,
-// which a cast may turn into that of another.
+// Negative numbers stay negative: the current device, for most functions. Raises RuntimeError for a number of no
+// device, which a cast may turn into that of another.
 c10::DeviceIndex to_device_index(int64_t number);
 
 }  // namespace torch_mtia
