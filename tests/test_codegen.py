@@ -137,10 +137,6 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "capturable by assertion": (row(RELU, capturable=True), "`capturable` can only be False, and not True"),
     "a trait by denial": (row(RELU, takes_pivots=False), "`takes_pivots` can only be True, and not False"),
     "a trait of generated kernels": (row(RELU, rounds_numbers=True), "`rounds_numbers` belongs to `runs`"),
-    "float32 copies for a kernel that is not generated": (
-        row(RELU, in_float32=True),
-        "beside a kernel, `in_float32` belongs to `runs`",
-    ),
     "a row that says nothing": (f"- func: {RELU}\n", "aten::relu needs `dispatch:` with the key MTIA and no other"),
     "a trait of a kernel, and no kernel": (
         f"- func: {RELU}\n  takes_pivots: True\n",

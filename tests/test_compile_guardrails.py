@@ -146,9 +146,11 @@ def test_the_limit_holds_in_subgraphs(name: str) -> None:
         assert max(buffers(generated(function, x.to("mtia"), y.to("mtia"), **options)[1])) == 3
     with (
         config.patch(max_kernel_io_buffers=2),
-        pytest.raises(TooManyBuffersError, match=r"add_kernel.* 3 buffers.*allows 2"),
+        pytest.raises(RuntimeError, match=r"add_kernel.* 3 buffers.*allows 2") as raised,
     ):
         generated(function, x.to("mtia"), y.to("mtia"), **options)
+    # Inductor wraps every error of a graph that it cannot cache, such as one with a loop.
+    assert isinstance(getattr(raised.value, "inner_exception", raised.value), TooManyBuffersError)
 
 
 @pytest.mark.parametrize("limit", [2, 3])

@@ -311,7 +311,6 @@ def test_an_exit_handler_that_runs_last_is_told_that_host_functions_have_ended(r
     assert finished.output() == "done\nthe interpreter ends, and no host function can be launched any more\n"
 
 
-@pytest.mark.wide  # open: the process ends by SIGSEGV in some runs
 def test_values_of_a_fallback_survive_captures_that_other_threads_begin(run_script: RunScript) -> None:
     """The caller waits for its item, whether or not the stream may be waited for."""
     run_script(

@@ -87,16 +87,17 @@ bool fit_together(const std::vector<at::Tensor>& indices) {
 
 at::Tensor& index_put(at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices, const at::Tensor& values,
                       bool accumulate, bool unsafe) {
-  if (!accumulate || !at::isReducedFloatingType(self.scalar_type()) || values.scalar_type() != self.scalar_type() ||
-      values.numel() == 0) {
-    return at::native::_index_put_impl_(self, indices, values, accumulate, unsafe);
-  }
-  // ATen's function raises for what does not fit: an IndexError, which says nothing against other data of the sizes.
-  const auto refuse = [&]() -> at::Tensor& {
+  // Raises for what does not fit. Where indices do not, that is an IndexError, which a trial takes for one about the
+  // data.
+  const auto leave_to_aten = [&]() -> at::Tensor& {
     return at::native::_index_put_impl_(self, indices, values, accumulate, unsafe);
   };
+  if (!accumulate || !at::isReducedFloatingType(self.scalar_type()) || values.scalar_type() != self.scalar_type() ||
+      values.numel() == 0) {
+    return leave_to_aten();
+  }
   std::vector<at::Tensor> expanded = at::native::expandTensors(self, indices);
-  if (!fit_together(expanded)) return refuse();
+  if (!fit_together(expanded)) return leave_to_aten();
   expanded = at::expand_outplace(expanded);
   expanded.resize(static_cast<size_t>(self.dim()));
   const bool adjacent = at::native::hasContiguousSubspace(expanded);
@@ -108,7 +109,7 @@ at::Tensor& index_put(at::Tensor& self, const c10::List<std::optional<at::Tensor
     (is_indexed ? indexed : kept).push_back(dim);
     if (adjacent && !is_indexed && indexed.empty()) ++before;
   }
-  if (indexed.empty()) return at::native::_index_put_impl_(self, indices, values, accumulate, unsafe);
+  if (indexed.empty()) return leave_to_aten();
 
   const at::Tensor& first = expanded[static_cast<size_t>(indexed.front())];
   std::vector<int64_t> keys(static_cast<size_t>(first.numel()), 0);
@@ -121,7 +122,7 @@ at::Tensor& index_put(at::Tensor& self, const c10::List<std::optional<at::Tensor
   std::vector<int64_t> sizes;
   for (const int64_t dim : kept) sizes.push_back(self.size(dim));
   sizes.insert(sizes.begin() + before, first.sizes().begin(), first.sizes().end());
-  if (!at::is_expandable_to(values.sizes(), sizes)) return refuse();
+  if (!at::is_expandable_to(values.sizes(), sizes)) return leave_to_aten();
   std::vector<int64_t> order(sizes.size());
   std::iota(order.begin(), order.end(), 0);
   std::rotate(order.begin(), order.begin() + before, order.begin() + before + first.dim());

@@ -132,6 +132,13 @@ void Graph::invalidate_capture(uint64_t capture_id, const std::string& reason) {
   }
 }
 
+void Graph::with_capture_of(const Stream& stream, const std::function<void(Graph&)>& use) {
+  Captures& all = captures();
+  const std::lock_guard lock(all.mutex);
+  const auto found = std::find(all.graphs.begin(), all.graphs.end(), stream.graph());
+  if (found != all.graphs.end()) use(**found);
+}
+
 std::string Graph::invalid_reason() const {
   const std::lock_guard lock(mutex_);
   return invalid_reason_;

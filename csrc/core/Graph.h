@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -50,6 +51,9 @@ class Graph {
   void invalidate(const std::string& reason);
   // The same for the capture of this id, if it is still under way.
   static void invalidate_capture(uint64_t capture_id, const std::string& reason);
+  // Calls `use` with the graph that the stream is captured in, if there is one. It is another thread's where several
+  // use the stream, so only here it cannot end meanwhile.
+  static void with_capture_of(const Stream& stream, const std::function<void(Graph&)>& use);
   std::string invalid_reason() const;  // empty: it is valid
 
   bool has_nodes() const { return graph_ != nullptr; }

@@ -120,7 +120,7 @@ void Stream::refuse(mtia_status status, const std::string& function) {
     raise_error();
     throw error;  // another thread took what the stream had kept
   }
-  if (Graph* graph = this->graph()) graph->invalidate(error.what());
+  if (graph() != nullptr) Graph::with_capture_of(*this, [&](Graph& graph) { graph.invalidate(error.what()); });
   throw error;
 }
 

@@ -226,17 +226,21 @@ void MTIAGraph::debug_dump(const std::string& path) {
   TORCH_CHECK(!file.fail(), "debug_dump() cannot write to '", path, "'");
 }
 
-void MTIAGraph::refuse(std::string_view what, const char* reason) {
+void MTIAGraph::refuse_captured(const MTIAStream& stream, std::string_view what, const char* reason) {
   const std::string message = c10::str(what, " cannot be captured in a graph: ", reason, ".");
-  invalidate(message);
+  with_capture_of(stream.core(), [&](core::Graph& graph) { graph.invalidate(message); });
   TORCH_CHECK(false, message);
 }
 
 void MTIAGraph::refuse_on_devices(const char* what) {
   if (C10_LIKELY(!any_capture())) return;
   for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
-    MTIAGraph* graph = of(MTIAStream::current(device));
-    if (graph != nullptr && graph->mode_ != at::GraphCaptureMode::Relaxed) graph->refuse(what, kWaits);
+    const MTIAStream stream = MTIAStream::current(device);
+    bool is_forbidden = false;
+    with_capture_of(stream.core(), [&](core::Graph& graph) {
+      is_forbidden = static_cast<MTIAGraph&>(graph).mode_ != at::GraphCaptureMode::Relaxed;
+    });
+    if (is_forbidden) refuse_captured(stream, what, kWaits);
   }
   TORCH_CHECK(global_captures.load() == 0, what, " is forbidden while a graph is captured in global mode: ", kWaits,
               ".");

@@ -67,7 +67,7 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
 
   // Raises RuntimeError if the stream is being captured: `what` cannot be, for this reason, which ends with what to do.
   static void refuse(const MTIAStream& stream, std::string_view what, const char* reason) {
-    if (C10_UNLIKELY(stream.core().graph() != nullptr)) of(stream)->refuse(what, reason);
+    if (C10_UNLIKELY(stream.core().graph() != nullptr)) refuse_captured(stream, what, reason);
   }
   // The same for what concerns whole devices: for captures whose mode forbids it to this thread.
   static void refuse_on_devices(const char* what);
@@ -101,7 +101,7 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
     std::shared_ptr<PhiloxStates> states = std::make_shared<PhiloxStates>();  // of the generators, at the latest replay
   };
 
-  [[noreturn]] void refuse(std::string_view what, const char* reason);
+  [[noreturn]] static void refuse_captured(const MTIAStream& stream, std::string_view what, const char* reason);
   void stream_joined(core::Stream& stream) override;
   void stream_left(core::Stream& stream) noexcept override;
   void check_captured(const char* function) const;

@@ -363,8 +363,6 @@ def _add_traits(traits: dict[str, Traits], name: str, row: dict[str, Any], place
             raise OverlayError(f"{place}: `{trait}` can only be True, and not {row[trait]!r}")
     if "rounds_numbers" in given and "runs" not in row:
         raise OverlayError(f"{place}: `rounds_numbers` belongs to `runs`")
-    if "in_float32" in given and "dispatch" in row and "runs" not in row:
-        raise OverlayError(f"{place}: beside a kernel, `in_float32` belongs to `runs`")
     base = name.partition(".")[0]
     in_part = ""
     if "dispatch" not in row and "stub" not in row:

@@ -363,16 +363,9 @@ ROUNDED_IN_BETWEEN = frozenset(
 )
 ROUNDED_IN_BETWEEN_BACKWARD = frozenset(
     (
-        *(
-            "__rpow__",
-            "_segment_reduce.lengths",
-            "_segment_reduce.offsets",
-            "addbmm",
-            "as_strided.partial_views",
-            "diff",
-        ),
-        *("div.trunc_rounding", "fmod", "linalg.norm", "linalg.vector_norm", "logcumsumexp", "logit", "masked.cumprod"),
-        *("masked.prod", "matrix_exp", "nn.functional.binary_cross_entropy_with_logits"),
+        *("__rpow__", "_segment_reduce.lengths", "_segment_reduce.offsets", "addbmm", "as_strided.partial_views"),
+        *("diff", "div.trunc_rounding", "fmod", "linalg.norm", "linalg.vector_norm", "logcumsumexp", "logit"),
+        *("masked.cumprod", "masked.prod", "matrix_exp", "nn.functional.binary_cross_entropy_with_logits"),
         *("nn.functional.fractional_max_pool2d", "nn.functional.linear_cross_entropy.chunked_none"),
         *("nn.functional.normalize", "nn.functional.scaled_dot_product_attention", "nn.functional.soft_margin_loss"),
         *("norm", "polygamma.polygamma_n_0", "pow", "special.polygamma.special_polygamma_n_0"),
