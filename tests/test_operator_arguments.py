@@ -526,3 +526,35 @@ def test_a_narrow_copy_into_memory_with_strides(device: torch.device) -> None:
     assert torch.equal(out.cpu(), x.cpu()[:, 2:5])
     with pytest.raises(RuntimeError, match="dtype"):
         torch.narrow_copy(x, 1, 2, 3, out=torch.empty(0, dtype=torch.int64, device=device))
+
+
+OVERLAPPING: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]] = {
+    "addmm": lambda x, out, _: torch.addmm(x, x.clone(), x.clone(), out=out),
+    "addmv": lambda x, out, _: torch.addmv(x[1], x.clone(), x[1].clone(), out=out.view(-1)[1:4]),
+    "bernoulli": lambda x, out, _: torch.bernoulli(x, out=out),
+    "cumprod": lambda x, out, _: torch.cumprod(x, 0, out=out),
+    "cumsum": lambda x, out, _: torch.cumsum(x, 0, out=out),
+    "index_add": lambda x, out, index: torch.index_add(x, 0, index, x.clone(), out=out),
+    "index_copy": lambda x, out, index: torch.index_copy(x, 0, index, x.clone(), out=out),
+    "index_put_": lambda x, out, index: out.index_put_((index,), x, accumulate=True),
+    "logcumsumexp": lambda x, out, _: torch.logcumsumexp(x, 0, out=out),
+    "normal": lambda x, out, _: torch.normal(x, torch.ones_like(x), out=out),
+    "put_": lambda x, out, index: out.put_(index, x[1], accumulate=True),
+    "renorm": lambda x, out, _: torch.renorm(x, 2, 0, 1, out=out),
+    "scatter": lambda x, out, index: torch.scatter(x, 0, index[:, None], 1, out=out),
+    "sort": lambda x, out, _: torch.sort(x, out=(out, torch.empty_like(out, dtype=torch.int64))),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_an_output_that_shares_a_part_of_an_input_is_refused_as_on_the_cpu(
+    device: torch.device, name: str, dtype: torch.dtype
+) -> None:
+    for where in ("cpu", device):
+        memory = torch.zeros(13, dtype=dtype, device=where)
+        x, out = memory[:9].view(3, 3), memory[3:12].view(3, 3)
+        index = torch.tensor([0, 1, 2], device=where)
+        with pytest.raises(RuntimeError, match="unsupported operation: some elements of the input tensor"):
+            OVERLAPPING[name](x, out, index)
+    assert not memory.any()  # the CPU has drawn numbers by then

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/native/mtia/EmptyTensor.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 
@@ -24,6 +25,25 @@ void unite_inputs_with_outputs(const PooledAliases& tensors) {
     if (!output->writes()) continue;
     for (PooledAlias* input : tensors) {
       if (input != output && !input->writes()) input->unite_with(*output);
+    }
+  }
+}
+
+bool outputs_overlap(const PooledAliases& tensors) {
+  return std::ranges::any_of(tensors, [&](const PooledAlias* output) {
+    return output->writes() &&
+           std::ranges::any_of(tensors, [&](const PooledAlias* other) { return output->overlaps(*other); });
+  });
+}
+
+void overlap_as(const PooledAliases& tensors, const PooledAliases& zeros) {
+  if (C10_LIKELY(!outputs_overlap(tensors))) return;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i]->writes()) continue;
+    const auto nbytes = static_cast<int64_t>(tensors[i]->get().storage().nbytes());
+    const at::Tensor whole = zeros_on_host(at::empty({nbytes}, at::TensorOptions(at::kMeta).dtype(at::kByte)));
+    for (size_t j = 0; j < tensors.size(); ++j) {
+      if (i == j || tensors[i]->overlaps(*tensors[j])) zeros[j]->place_in(whole.storage(), *tensors[j]);
     }
   }
 }
@@ -54,7 +74,7 @@ CPUKernelLaunch::CPUKernelLaunch(const CPUKernelInfo& kernel, c10::Device device
   count(bytes);
   has_data_ = !has_inputs || input_bytes != 0;
   asks_for_dtypes_ = !lacks_input && has_results;
-  is_known_ = has_data_ && outputs != Outputs::kUnknown && kernel.op.takes(dtypes);
+  is_known_ = has_data_ && outputs != Outputs::kUnknown && kernel.op.takes(dtypes) && !outputs_overlap(tensors);
   const bool waits = kernel.waits || at::globalContext().deterministicAlgorithms();
   if (waits && stream_.core().graph() == nullptr) awaited_.emplace();
 }

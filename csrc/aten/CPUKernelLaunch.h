@@ -50,7 +50,7 @@ class CPUKernelLaunch {
   const core::WorkInfo& info() const { return info_; }
   // Before the launch: see Note [Dtypes]. A call without data is asked about too, because that costs nothing.
   template <typename Work, typename Run>
-  void check_dtypes(const Work& work, Run run) {
+  void check_dtypes(Work& work, Run run) {
     if (C10_LIKELY(is_known_)) return;
     Work zeros = work.zeros();
     ask(zeros.tensors(), [&] { run(zeros); });
@@ -105,6 +105,9 @@ struct IntoOutputs {
 };
 
 void unite_inputs_with_outputs(const PooledAliases& tensors);
+// Whether some output has bytes of another tensor. Kernels differ in what they make of it: a trial tells.
+bool outputs_overlap(const PooledAliases& tensors);
+void overlap_as(const PooledAliases& tensors, const PooledAliases& zeros);
 void list_operands(const PooledAliases& tensors, core::OperandSink& sink);
 
 template <typename Run, typename... Kept>
@@ -117,10 +120,11 @@ class CPUKernelWork {
     std::apply([&](Kept&... kept) { (kept.collect(list), ...); }, arguments_);
     return list;
   }
-  CPUKernelWork zeros() const {
+  CPUKernelWork zeros() {
     CPUKernelWork work =
         std::apply([&](const Kept&... kept) { return CPUKernelWork(for_trial(run_), kept.zeros()...); }, arguments_);
     unite_inputs_with_outputs(work.tensors());
+    overlap_as(tensors(), work.tensors());
     return work;
   }
   // The ticket of the caller, who waits for the work and takes its error. 0: it is thrown.

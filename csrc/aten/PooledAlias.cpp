@@ -1,9 +1,11 @@
 #include "PooledAlias.h"
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "../device/HostView.h"
 #include "../processor/initial_exec.h"
@@ -90,6 +92,25 @@ PooledAlias PooledAlias::zeros() const {
   result.follows_in_list_ = follows_in_list_;
   if (alias_.defined()) result.alias_ = on_device_ ? zeros_on_host(alias_) : alias_;
   return result;
+}
+
+bool PooledAlias::overlaps(const PooledAlias& other) const {
+  if (!on_device_ || !other.on_device_ || source_ == other.source_ || nbytes_ == 0 || other.nbytes_ == 0) return false;
+  const auto start = [](const at::Tensor& alias) { return static_cast<const char*>(alias.storage().data()); };
+  if (start(alias_) != start(other.alias_)) return false;
+  const auto range = [&](const at::Tensor& alias) {
+    const auto* const begin = static_cast<const char*>(alias.const_data_ptr());
+    return std::pair(begin, begin + at::detail::computeStorageNbytes(alias.sizes(), alias.strides(), alias.itemsize()));
+  };
+  const auto [begin, end] = range(alias_);
+  const auto [other_begin, other_end] = range(other.alias_);
+  return begin < other_end && other_begin < end;
+}
+
+void PooledAlias::place_in(const c10::Storage& storage, const PooledAlias& original) {
+  auto* const impl = alias_.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(storage);
+  impl->set_storage_offset(original.alias_.storage_offset());
 }
 
 void PooledAlias::give_back() noexcept {

@@ -47,8 +47,13 @@ class PooledAlias {
     if (alias_.defined() && source_ == other.source_) alias_ = other.alias_;
   }
 
+  // Whether both have some of the device's bytes, as tensors that are not the same.
+  bool overlaps(const PooledAlias& other) const;
+
   // Stands for the same tensor, with zeros of its own in place of the device's bytes.
   PooledAlias zeros() const;
+  // Moves zeros into `storage`, to where `original` is in its own.
+  void place_in(const c10::Storage& storage, const PooledAlias& original);
 
   bool on_device() const { return on_device_; }
   bool writes() const { return writes_; }

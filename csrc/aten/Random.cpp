@@ -253,6 +253,7 @@ void bernoulli_scalar_kernel(const TensorBase& self, double p, OptionalGenerator
 }
 
 void bernoulli_tensor_kernel(const TensorBase& self, const TensorBase& p, OptionalGenerator generator) {
+  assert_no_partial_overlap(self, p);
   const Tensor on_device = Tensor(p).to(self.device());
   const auto expanded = expand_inplace(Tensor(self), on_device);
   AT_DISPATCH_ALL_TYPES_AND3(kBool, kHalf, kBFloat16, self.scalar_type(), "bernoulli_tensor_cpu_self_", [&] {
@@ -327,6 +328,9 @@ Tensor& normal_out_of(Tensor& output, const Tensor* mean, double scalar_mean, co
       mean == nullptr ? std->sizes().vec() : infer_size(mean->sizes(), std == nullptr ? output.sizes() : std->sizes());
   resize_output(output, sizes);
   assert_no_internal_overlap(output);
+  for (const Tensor* input : {mean, std}) {
+    if (input != nullptr) assert_no_partial_overlap(output, *input);
+  }
   if (output.numel() == 0) return output;
   auto has_dtype = [&](const Tensor* tensor) {
     return tensor == nullptr || (tensor->scalar_type() == output.scalar_type() && tensor->device() == output.device());
