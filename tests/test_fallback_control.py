@@ -193,6 +193,21 @@ def test_a_forced_operator_falls_back_until_its_kernel_is_given_back(x: torch.Te
     assert fallback.stats() == {"aten::add.Tensor": 1}
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_forced_sums_of_16_bit_numbers_are_rounded_once(dtype: torch.dtype) -> None:
+    fallback.force(["embedding_dense_backward", "_index_put_impl_", "put_"])
+    index = torch.zeros(3000, dtype=torch.long, device="mtia")
+    ones = torch.ones(3000, 2, dtype=dtype, device="mtia")
+    weight = torch.zeros(5, 2, dtype=dtype, device="mtia", requires_grad=True)
+    torch.nn.functional.embedding(index, weight).sum().backward()
+    assert weight.grad is not None
+    put = torch.zeros_like(ones[:5]).index_put_((index,), ones, accumulate=True)
+    flat = torch.zeros_like(ones[:5]).put_(index, ones[:, 0].contiguous(), accumulate=True)
+    rounded = torch.tensor(3000.0).to(dtype).item()
+    assert [weight.grad[0, 0].item(), put[0, 0].item(), flat[0, 0].item()] == [rounded] * 3
+    assert count("aten::embedding_dense_backward") == count("aten::_index_put_impl_") == count("aten::put_") == 1
+
+
 def test_what_a_forced_operator_gives_has_its_gradient(x: torch.Tensor) -> None:
     fallback.force(["sigmoid", "sigmoid_backward"])
     torch.sigmoid(x.requires_grad_()).sum().backward()

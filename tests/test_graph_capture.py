@@ -308,3 +308,25 @@ def test_debugging_modes_capture_and_replay(run_script: RunScript, setting: str)
     """
     environment: dict[str, Any] = {setting: "1"}
     assert run_script(script, **environment).output() == "3000.0\n5000.0\n"
+
+
+def test_the_device_is_synchronized_while_another_thread_captures() -> None:
+    stream, x = torch.Stream("mtia"), torch.ones(100, device="mtia")
+    ended = threading.Event()
+
+    def capture_often() -> None:
+        try:
+            for _ in range(300):
+                graph = torch.mtia.MTIAGraph()
+                with torch.mtia.graph(graph, stream=stream):
+                    x + 1
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=capture_often)
+    thread.start()
+    try:
+        while not ended.is_set():
+            torch.mtia.synchronize()
+    finally:
+        thread.join()

@@ -262,6 +262,32 @@ def test_embedding_bags(device: torch.device, dtype: torch.dtype, mode: str) -> 
             compare(device, run, (weight, indices, offsets, scales), tolerance)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_gradients_of_bags_are_divided_by_how_often_their_row_is_used(
+    device: torch.device, dtype: torch.dtype, mode: str
+) -> None:
+    """The CPU's kernel divides by the count of another row."""
+    indices, offsets = torch.tensor([2, 2, 2, 1, 0, 4, 4]), torch.tensor([0, 3, 5])
+    weight = torch.ones(5, 2, dtype=dtype, device=device, requires_grad=True)
+    F.embedding_bag(indices.to(device), weight, offsets.to(device), mode=mode, scale_grad_by_freq=True).sum().backward()
+    share = torch.tensor([1 / 3] * 3 + [1 / 2] * 4 if mode == "mean" else [1.0] * 7, dtype=torch.float64)
+    sums = torch.zeros(5, dtype=torch.float64).index_add_(0, indices, share)
+    expected = (sums / indices.bincount(minlength=5).clamp_min(1)).to(dtype)
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad.cpu(), expected[:, None].expand(5, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_whose_offsets_descend_are_refused(device: torch.device, mode: str, dtype: torch.dtype) -> None:
+    weight = torch.ones(5, 2, dtype=dtype, device=device)
+    with pytest.raises(RuntimeError, match=r"offsets must not descend, but offsets\[1\] is 2 and offsets\[2\] is 1"):
+        F.embedding_bag(
+            torch.tensor([1, 2, 3], device=device), weight, torch.tensor([0, 2, 1], device=device), mode=mode
+        ).cpu()
+
+
 @pytest.mark.parametrize("indices", [torch.tensor([[1, 2], [2, 0]]), torch.tensor(3), torch.empty(0).long()], ids=str)
 def test_embeddings(device: torch.device, indices: torch.Tensor) -> None:
     for index in (indices, indices.int()):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -383,6 +384,22 @@ ERRORS: dict[str, tuple[Callable[[torch.device], Any], str]] = {
         "Boolean inputs not supported for relu",
     ),
 }
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_the_least_integer_divided_by_minus_one_wraps(device: torch.device, dtype: torch.dtype) -> None:
+    """The CPU's loops end the process."""
+    info = torch.iinfo(dtype)
+    least = torch.full((40,), info.min, dtype=dtype, device=device)
+    ones = torch.ones_like(least)
+    assert torch.div(least, -ones, rounding_mode="trunc").eq(info.min).all()
+    assert torch.div(least, -1, rounding_mode="trunc").eq(info.min).all()
+    assert torch.lcm(least, ones).eq(info.min).all()
+    assert torch.lcm(least, info.max * ones).eq(info.min).all()
+    x = torch.randint(-100, 100, (1000,)).to(dtype)
+    y = torch.randint(1, 100, (1000,)).to(dtype)
+    for operator in (functools.partial(torch.div, rounding_mode="trunc"), torch.lcm):
+        assert torch.equal(operator(x.to(device), y.to(device)).cpu(), operator(x, y))
 
 
 def overlapping(x: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,7 @@
 // Shapes of embeddings and of bags of them. An index out of range shows when the work runs.
 #include <ATen/ops/_embedding_bag_backward_native.h>
+#include <ATen/ops/_embedding_bag_forward_only_native.h>
+#include <ATen/ops/_embedding_bag_native.h>
 #include <ATen/ops/_embedding_bag_sparse_backward.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
@@ -52,7 +54,8 @@ at::Tensor embedding_bag_backward(const at::Tensor& grad, const at::Tensor& indi
                                   const at::Tensor& maximum_indices, int64_t num_weights, bool scale_grad_by_freq,
                                   int64_t mode, const std::optional<at::Tensor>& per_sample_weights,
                                   int64_t padding_idx) {
-  if (!at::isReducedFloatingType(grad.scalar_type()) || !are_indices(indices) || !are_indices(offsets)) {
+  const bool is_ours = at::isReducedFloatingType(grad.scalar_type()) || scale_grad_by_freq;
+  if (!is_ours || !are_indices(indices) || !are_indices(offsets)) {
     return at::native::_embedding_bag_backward_symint(grad, indices, offsets, offset2bag, bag_size, maximum_indices,
                                                       num_weights, scale_grad_by_freq, mode, /*sparse=*/false,
                                                       per_sample_weights, padding_idx);
@@ -63,7 +66,35 @@ at::Tensor embedding_bag_backward(const at::Tensor& grad, const at::Tensor& indi
                                       padding_idx);
 }
 
+void check_offsets(const at::Tensor& offsets) {
+  if (!are_indices(offsets) || offsets.dim() != 1) return;  // ATen says what is wrong with it
+  const at::Tensor all = offsets.to(at::kLong).contiguous();
+  const auto* const values = all.const_data_ptr<int64_t>();
+  for (int64_t i = 1; i < all.numel(); ++i) {
+    TORCH_CHECK(values[i - 1] <= values[i], "embedding_bag: offsets must not descend, but offsets[", i - 1, "] is ",
+                values[i - 1], " and offsets[", i, "] is ", values[i]);
+  }
+}
+
 }  // namespace
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> embedding_bag(
+    const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets, bool scale_grad_by_freq,
+    int64_t mode, bool sparse, const std::optional<at::Tensor>& per_sample_weights, bool include_last_offset,
+    int64_t padding_idx) {
+  check_offsets(offsets);
+  return at::native::_embedding_bag_cpu(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
+                                        include_last_offset, padding_idx);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> embedding_bag_forward_only(
+    const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets, bool scale_grad_by_freq,
+    int64_t mode, bool sparse, const std::optional<at::Tensor>& per_sample_weights, bool include_last_offset,
+    int64_t padding_idx) {
+  check_offsets(offsets);
+  return at::native::_embedding_bag_forward_only_cpu(weight, indices, offsets, scale_grad_by_freq, mode, sparse,
+                                                     per_sample_weights, include_last_offset, padding_idx);
+}
 
 Shape embedding_shape(const at::Tensor& weight, const at::Tensor& indices, int64_t /*padding_idx*/,
                       bool /*scale_grad_by_freq*/, bool /*sparse*/) {

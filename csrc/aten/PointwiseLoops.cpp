@@ -1,9 +1,13 @@
 #include "PointwiseLoops.h"
 
+#include <ATen/Dispatch.h>
 #include <ATen/native/BinaryOps.h>
+#include <ATen/native/Math.h>
 #include <ATen/native/RangeFactories.h>
+#include <ATen/native/cpu/Loops.h>
 
 #include <optional>
+#include <type_traits>
 
 #include "../processor/vectorized.h"
 
@@ -99,6 +103,23 @@ bool multiply_in_float(at::TensorIteratorBase& iter) {
   return !iter.is_scalar(2) && iter.is_cpu_scalar(1) && scale_in_float<T>(iter, take_number(iter, 1), kNoOffset);
 }
 
+// Of integers, without the overflow that is undefined: the least one wraps to itself.
+template <typename T>
+T wrapping_product(T a, T b) {
+  return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+}
+template <typename T>
+T quotient(T a, T b) {
+  if constexpr (std::is_signed_v<T>) {
+    if (b == -1) return wrapping_product(a, b);
+  }
+  return static_cast<T>(a / b);
+}
+template <typename T>
+T magnitude(T a) {
+  return a < 0 ? wrapping_product(a, static_cast<T>(-1)) : a;
+}
+
 }  // namespace
 
 void add_loop(at::TensorIteratorBase& iter, const c10::Scalar& alpha) {
@@ -113,6 +134,28 @@ void mul_loop(at::TensorIteratorBase& iter) {
   if (dtype == at::kBFloat16 && multiply_in_float<BFloat16>(iter)) return;
   if (dtype == at::kHalf && multiply_in_float<Half>(iter)) return;
   at::native::mul_stub(c10::kCPU, iter);
+}
+
+void div_trunc_loop(at::TensorIteratorBase& iter) {
+  if (!at::isIntegralType(iter.common_dtype(), /*includeBool=*/false))
+    return at::native::div_trunc_stub(c10::kCPU, iter);
+  AT_DISPATCH_INTEGRAL_TYPES(iter.common_dtype(), "div_trunc_cpu", [&] {
+    at::native::cpu_kernel(iter, [](scalar_t a, scalar_t b) -> scalar_t {
+      TORCH_CHECK(b != 0, "ZeroDivisionError");
+      return quotient(a, b);
+    });
+  });
+}
+
+void lcm_loop(at::TensorIteratorBase& iter) {
+  AT_DISPATCH_INTEGRAL_TYPES(iter.common_dtype(), "lcm_cpu", [&] {
+    at::native::cpu_kernel(iter, [](scalar_t a, scalar_t b) -> scalar_t {
+      using Wide = decltype(a * b);  // in which ATen multiplies, too
+      const scalar_t divisor = calc_gcd(a, b);
+      if (divisor == 0) return 0;
+      return static_cast<scalar_t>(magnitude(wrapping_product<Wide>(quotient<Wide>(a, divisor), b)));
+    });
+  });
 }
 
 void arange_loop(at::TensorIterator& iter, const c10::Scalar& start, const c10::Scalar& /*steps*/,

@@ -11,6 +11,10 @@ namespace torch_mtia {
 void add_loop(at::TensorIteratorBase& iter, const c10::Scalar& alpha);
 void mul_loop(at::TensorIteratorBase& iter);
 
+// ATen's divide the least integer by -1, which ends the process. Here it wraps, as on CUDA.
+void div_trunc_loop(at::TensorIteratorBase& iter);
+void lcm_loop(at::TensorIteratorBase& iter);
+
 // ATen's count to an argument and not to the end of their iterator, which makes a difference for an empty one.
 void arange_loop(at::TensorIterator& iter, const c10::Scalar& start, const c10::Scalar& steps, const c10::Scalar& step);
 void linspace_loop(at::TensorIterator& iter, const c10::Scalar& start, const c10::Scalar& end, int64_t steps);

@@ -7,6 +7,8 @@
 #include <ATen/native/TensorAdvancedIndexingUtils.h>
 #include <ATen/ops/_embedding_bag_dense_backward_native.h>
 #include <ATen/ops/_index_put_impl_native.h>
+#include <ATen/ops/bincount.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/embedding_dense_backward_native.h>
 #include <ATen/ops/index_add_native.h>
 #include <ATen/ops/put_native.h>
@@ -187,7 +189,9 @@ void index_add_out(const at::Tensor& self, int64_t dim, const at::Tensor& index,
   const at::Tensor dense = index.to(at::kLong).contiguous();
   for (size_t i = 0; i < keys.size(); ++i) {
     const int64_t value = dense.const_data_ptr<int64_t>()[i];
-    TORCH_CHECK_INDEX(value >= 0 && value < self.size(dim), "index out of range in self");
+    const bool fits = value >= 0 && value < self.size(dim);
+    TORCH_CHECK_INDEX(fits || self.dim() > 1, "index out of range in self");
+    TORCH_CHECK(fits, "index ", value, " is out of bounds for dimension ", dim, " with size ", self.size(dim));
     keys[i] = value * out.stride(dim);
   }
   std::vector<int64_t> kept;
@@ -204,6 +208,13 @@ at::Tensor embedding_bag_dense_backward(const at::Tensor& grad, const at::Tensor
                                         int64_t num_weights, bool scale_grad_by_freq, int64_t mode,
                                         const std::optional<at::Tensor>& per_sample_weights, int64_t padding_idx) {
   const bool is_weighted = per_sample_weights.has_value() && per_sample_weights->defined();
+  if (scale_grad_by_freq && mode != kMaximum && !at::isReducedFloatingType(grad.scalar_type())) {
+    // ATen's kernel divides by the count of another index than the row's.
+    const at::Tensor sums =
+        embedding_bag_dense_backward(grad, indices, offset2bag, bag_size, maximum_indices, num_weights,
+                                     /*scale_grad_by_freq=*/false, mode, per_sample_weights, padding_idx);
+    return at::div(sums, at::bincount(indices, {}, num_weights).clamp_min(1).unsqueeze(1));
+  }
   if (!at::isReducedFloatingType(grad.scalar_type()) || grad.numel() == 0 || indices.numel() == 0 ||
       (is_weighted && per_sample_weights->scalar_type() != grad.scalar_type())) {
     return at::native::_embedding_bag_dense_backward_cpu(grad, indices, offset2bag, bag_size, maximum_indices,

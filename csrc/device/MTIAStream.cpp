@@ -159,8 +159,7 @@ void MTIAStream::synchronize_all(c10::DeviceIndex device) {
     const core::WithoutGil without_gil;
     for (c10::StreamId id = 0; id < device_streams[device].num_ids(); ++id) {
       auto* stream = device_streams[device].streams[id].load(std::memory_order_acquire);
-      if (stream == nullptr || stream->graph() != nullptr) continue;  // what is captured does not run
-      stream->wait_until_idle();
+      if (stream == nullptr || !stream->wait_unless_captured()) continue;  // what is captured does not run
       auto error = stream->take_error();
       if (!error || first) continue;
       first = std::move(error);

@@ -37,7 +37,7 @@ def cpu_kernels_sources(
             if kernel is None:
                 continue
             source = on_lists if _takes_list(function) else on_tensors[number % SHARDS]
-            if kernel.in_float32 and _takes_list(function):
+            if kernel.in_float32 and not kernel.is_own and _takes_list(function):
                 raise OverlayError(f"{kernel.place}: `in_float32` is not for operators on lists")
             with native_function_manager(function):
                 if isinstance(group, NativeFunctionsGroup) and group.structured:
