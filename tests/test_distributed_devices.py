@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch._C._distributed_c10d import _make_nccl_premul_sum
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.fsdp import fully_shard
@@ -205,8 +206,8 @@ def premultiplies(_: int) -> None:
     for where in ("cpu", DEVICES[1]):
         factor = torch.full((1,), 5.0, device=where)
         with pytest.raises(ValueError, match=r"expected the factor of PREMUL_SUM to be on \w+:0, .*, got one on "):
-            dist.all_reduce(x, op=dist._make_nccl_premul_sum(factor))
-    dist.all_reduce(x, op=dist._make_nccl_premul_sum(torch.full((1,), 5.0, device=DEVICES[0])))
+            dist.all_reduce(x, op=_make_nccl_premul_sum(factor))
+    dist.all_reduce(x, op=_make_nccl_premul_sum(torch.full((1,), 5.0, device=DEVICES[0])))
     assert x.tolist() == [10.0] * 4
 
 
@@ -249,7 +250,7 @@ class OverBoth(nn.Module):
 
 def trains(rank: int) -> list[bytes]:
     torch.manual_seed(0)
-    model = DistributedDataParallel(OverBoth().spread(), bucket_cap_mb=0.01)  # type: ignore[arg-type]
+    model = DistributedDataParallel(OverBoth().spread(), bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(rank)
     for step in range(20):
@@ -297,7 +298,9 @@ def shards(rank: int) -> None:
     mesh = init_device_mesh(device_type(), (RANKS,))
     whole = torch.arange(8.0).view(4, 2)
     parts = [distribute_tensor(whole.to(device), mesh, [Shard(0)]) for device in (DEVICES[rank], DEVICES[rank])]
-    assert (parts[0] + parts[1]).full_tensor().tolist() == (2 * whole).tolist()
+    total = parts[0] + parts[1]
+    assert isinstance(total, DTensor)
+    assert total.full_tensor().tolist() == (2 * whole).tolist()
 
 
 def test_modules_are_sharded_on_each_device(ranks: Ranks) -> None:

@@ -116,6 +116,7 @@ def test_messages_go_around_in_a_ring(ranks: Ranks) -> None:
 
 def signals_to_each_other(rank: int) -> None:
     memory = symmetric_memory.empty(16, dtype=torch.int32, device=torch.empty(0, device=D).device)
+    assert dist.group.WORLD is not None
     handle = symmetric_memory.rendezvous(memory, dist.group.WORLD)
     side = torch.Stream(D)
 

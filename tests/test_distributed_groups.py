@@ -158,7 +158,9 @@ def test_a_group_of_the_cpu_needs_the_package_on_no_rank(run_script: RunScript) 
     def join(rank: int) -> str:
         address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(server.port)}
         ranks = {"RANK": str(rank), "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        return run_script(MEETS, TORCH_DEVICE_BACKEND_AUTOLOAD=str(rank), **address, **ranks).output().strip()
+        return (
+            run_script(MEETS, timeout=120, TORCH_DEVICE_BACKEND_AUTOLOAD=str(rank), **address, **ranks).output().strip()
+        )
 
     with ThreadPoolExecutor() as pool:
         assert list(pool.map(join, range(2))) == ["[2.0, 2.0, 2.0] False", "[2.0, 2.0, 2.0] True"]

@@ -91,7 +91,7 @@ def test_a_wrong_setting_leaves_programs_alone_that_do_not_use_the_device(run_sc
         print(x.grad.tolist(), torch.accelerator.is_available())
         print(torch.compile(lambda x: x.sin().sum())(torch.zeros(3)).item())
     """
-    finished = run_script(script, **{name: value})
+    finished = run_script(script, timeout=120, **{name: value})
     assert finished.output() == "[0.0, 2.0, 4.0] False\n0.0\n"
     assert finished.stderr.count(message) == 1
 

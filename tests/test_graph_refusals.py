@@ -199,7 +199,12 @@ def test_an_exception_that_is_handled_in_a_capture_does_not_spoil_the_graph() ->
 
 
 def test_memory_that_lazy_clones_share_is_not_captured() -> None:
-    for use in (lambda x: x.add_(1), lambda x: x + 1, lambda x: x[2:].clone()):
+    uses: tuple[Callable[[torch.Tensor], object], ...] = (
+        lambda x: x.add_(1),
+        lambda x: x + 1,
+        lambda x: x[2:].clone(),
+    )
+    for use in uses:
         x = torch.full((1000,), 5.0, device="mtia")
         clone = torch._lazy_clone(x)
         for tensor in (x, clone):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def test_no_quotient_stops_the_process(dtype: torch.dtype, operation: str, size:
     file = tmp_path / f"{operation}.ttir"
     file.write_text(compiled.asm["ttir"].replace("arith.divsi", f"arith.{operation}"))
     division_kernel[(1,)](x, y, z, N=size, ir_override=str(file))
-    exact = {
+    exact: Callable[[int, int], int] = {
         "ceildivsi": lambda a, b: -(-a // b),
         "floordivsi": lambda a, b: a // b,
         "divsi": lambda a, b: int(Fraction(a, b)),

@@ -328,7 +328,7 @@ class CountingManager:
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
         from triton.runtime.cache import FileCacheManager
 
-        class Manager(FileCacheManager):
+        class Manager(FileCacheManager):  # type: ignore[misc]
             def put(self, *arguments: Any, **options: Any) -> Any:
                 CountingManager.puts += 1
                 return super().put(*arguments, **options)
@@ -337,7 +337,7 @@ class CountingManager:
 
 
 def test_the_manager_of_the_cache_may_be_another() -> None:
-    knobs.cache.manager_class = CountingManager  # type: ignore[assignment]
+    knobs.cache.manager_class = CountingManager
     launch()
     assert CountingManager.puts > len(STAGES)
 

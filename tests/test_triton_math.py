@@ -307,6 +307,9 @@ DIGITS = {  # and the exponents of the least number and of what is beyond the gr
 }
 
 
+ROUND: dict[str, Callable[[Any], int]] = {"rd": math.floor, "ru": math.ceil, "rn": round, "rz": math.trunc}
+
+
 def rounded(exact: Fraction, mode: str, dtype: torch.dtype) -> float:
     """As IEEE 754 rounds a number that is not zero."""
     digits, least, greatest = DIGITS[dtype]
@@ -315,13 +318,14 @@ def rounded(exact: Fraction, mode: str, dtype: torch.dtype) -> float:
     exponent -= size < (Fraction(2) ** exponent)
     unit = Fraction(2) ** max(exponent - digits + 1, least)
     quotient = exact / unit
-    whole = {"rd": math.floor, "ru": math.ceil, "rn": round, "rz": math.trunc}[mode](quotient)
+    whole = ROUND[mode](quotient)
+    rounded_size: Fraction | float
     if abs(whole) * unit >= Fraction(2) ** greatest:
         inward = mode == "rz" or (mode == "rd" and exact > 0) or (mode == "ru" and exact < 0)
-        size = Fraction(torch.finfo(dtype).max) if inward else math.inf
+        rounded_size = Fraction(torch.finfo(dtype).max) if inward else math.inf
     else:
-        size = abs(whole) * unit
-    return math.copysign(float(size), 1 if exact > 0 else -1)
+        rounded_size = abs(whole) * unit
+    return math.copysign(float(rounded_size), 1 if exact > 0 else -1)
 
 
 def square_root(x: Fraction) -> Fraction:
@@ -469,7 +473,7 @@ def test_conversions_to_integers_saturate(dtype: torch.dtype, target: str, bits:
             return 0 if bits == 32 else low
         if math.isinf(value):
             return high if value > 0 else low
-        whole = {"rd": math.floor, "ru": math.ceil, "rn": round, "rz": math.trunc}[mode](value)
+        whole = ROUND[mode](value)
         return min(max(whole, low), high)
 
     assert actual.tolist() == [expected(value) for value in x.tolist()]
@@ -546,7 +550,7 @@ def underflows(expression: str, x: torch.Tensor, level: str) -> bool:
         torch.mtia.synchronize()
         libm.feclearexcept(UNDERFLOW)
         kernel[(1,)](device, out, N=x.numel(), arch=level)
-        found = libm.fetestexcept(UNDERFLOW) != 0
+        found: bool = libm.fetestexcept(UNDERFLOW) != 0
     torch.mtia.synchronize()
     return found
 

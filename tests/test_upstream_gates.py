@@ -190,7 +190,7 @@ def test_what_concerns_another_device_is_left_to_the_original(gate: Gate, monkey
 
 
 def test_an_edited_function_has_its_signature_and_defaults() -> None:
-    def function(a: int, b: int = 2, /, c: int = 3, *rest: int, d: int, e: int = 5, **others: int) -> tuple[Any, ...]:
+    def function(a: int, b: int = 2, /, c: int = 3, *rest: int, d: int, e: int = 5, **others: Any) -> tuple[Any, ...]:
         return "theirs", a, b, c, rest, d, e, others
 
     signature = inspect.signature(function)

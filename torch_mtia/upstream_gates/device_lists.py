@@ -139,7 +139,9 @@ def _chosen_at_the_call(original: CodeType, ours: CodeType, of: Callable[[Argume
         co_name=original.co_name,
         co_firstlineno=original.co_firstlineno,
     )
-    return chosen.replace(co_qualname=original.co_qualname) if hasattr(original, "co_qualname") else chosen
+    if not hasattr(original, "co_qualname"):  # Python 3.10
+        return chosen
+    return chosen.replace(co_qualname=original.co_qualname)  # type: ignore[call-arg]
 
 
 def _parameters(code: CodeType) -> tuple[str, str]:

@@ -71,7 +71,7 @@ def accepts_any_offset(tensor_of: Function) -> bool:
     from torch.distributed import _symmetric_memory
 
     with _group() as group:
-        memory = _symmetric_memory.empty(8, device=DEVICE)
+        memory = _symmetric_memory.empty(8, device=torch.device(DEVICE))
         handle = _symmetric_memory.rendezvous(memory, group)
         return not raises(tensor_of, handle, 0, [1], torch.float32, -1)
 

@@ -156,7 +156,7 @@ def get_device_name(_original: Any) -> Callable[..., str]:
 
 def _is_for_mtia(kernel: Any) -> bool:
     """Whether Triton has compiled the kernel for the device."""
-    return kernel.metadata.target.backend in ("mtia", device_type())  # type: ignore[no-any-return]
+    return kernel.metadata.target.backend in ("mtia", device_type())
 
 
 def refusing_elsewhere(original: Callable[..., None]) -> Callable[..., None]:

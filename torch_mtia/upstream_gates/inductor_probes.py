@@ -246,7 +246,7 @@ def refuses_a_second_gpu(type_of_gpu: Callable[[], str]) -> bool:
 def forgets_where_views_are(initialize: Function) -> bool:
     """Programs that differ in the offset of one of two views have the same key."""
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails, autograd_cache_key
-    from torch._functorch.aot_autograd import AOTConfig
+    from torch._functorch._aot_autograd.schemas import AOTConfig
     from torch._guards import TracingContext, tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -254,7 +254,7 @@ def forgets_where_views_are(initialize: Function) -> bool:
     graph = torch.fx.Graph()
     x, y = graph.placeholder("x"), graph.placeholder("y")
     graph.output((graph.call_function(torch.add, (x, y)),))
-    config = AOTConfig(None, None, None, {}, 2, 0, False)  # type: ignore[arg-type]
+    config = AOTConfig(None, None, None, {}, 2, 0, False)
     base = torch.ones(8, device=DEVICE)
     keys = set()
     context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))

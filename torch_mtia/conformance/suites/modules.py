@@ -42,8 +42,9 @@ CASES = [
 ]
 
 
-def results(module: torch.nn.Module, args: Any, kwargs: Any, seed: int) -> Any:
-    """What a call returns, and the gradients of all that requires them."""
+def results(module: torch.nn.Module, given: Any, seed: int) -> Any:
+    """What a call with `given`, (args, kwargs), returns, and the gradients of all that requires them."""
+    args, kwargs = given
     seed_all(seed)
     module.zero_grad()
     result = module(*args, **kwargs)
@@ -58,7 +59,7 @@ def exact_results(module: torch.nn.Module, state: Any, given: Any, expected: Any
     """The results of 16 bits that float64 gives; `expected`, the CPU's, if it refuses them."""
     wide = deepcopy(module).double()
     wide.load_state_dict(state)
-    exact = rounded_from(torch.float64, lambda found: results(wide, *found, 0), given, expected)
+    exact = rounded_from(torch.float64, lambda found: results(wide, found, 0), given, expected)
     return expected if exact is None else exact
 
 
@@ -79,13 +80,13 @@ def test_forward_and_backward(device: torch.device, info: ModuleInfo, dtype: tor
         there = deepcopy(here).to(device)
         try:
             state = deepcopy(here.state_dict())
-            expected = results(here, *moved(given, CPU), 0)
+            expected = results(here, moved(given, CPU), 0)
             here.load_state_dict(state)
-            again = results(here, *moved(given, CPU), 1)
+            again = results(here, moved(given, CPU), 1)
         except Exception as error:
             refusal = f"the CPU refuses them: {error}"
             continue
-        actual = results(there, *moved(given, device), 0)
+        actual = results(there, moved(given, device), 0)
         if all(torch.equal(a, b) for a, b in zip(tensors_of(expected), tensors_of(again), strict=True)):
             if dtype in SHORT and device != CPU and info.name not in ROUNDED_IN_BETWEEN:
                 expected = exact_results(here, state, given, expected)
