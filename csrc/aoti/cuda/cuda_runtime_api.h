@@ -52,3 +52,31 @@ inline cudaError_t cudaEventQuery(cudaEvent_t event) {
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return aoti_torch_mtia_synchronize_event(event);
 }
+
+// What PyTorch 2.14 and later stage constants with, in pinned memory on a stream of their own, is refused at its first
+// step. Upstream then copies them as before.
+inline constexpr unsigned cudaStreamNonBlocking = 1;
+inline constexpr unsigned cudaEventDisableTiming = 2;
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* /*stream*/, unsigned /*flags*/) {
+  return AOTI_TORCH_FAILURE;
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* /*event*/, unsigned /*flags*/) {
+  return AOTI_TORCH_FAILURE;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) {
+  return AOTI_TORCH_FAILURE;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t /*stream*/) {
+  return AOTI_TORCH_FAILURE;
+}
+inline cudaError_t cudaMemcpyAsync(void* /*to*/, const void* /*from*/, size_t /*nbytes*/, cudaMemcpyKind /*kind*/,
+                                   cudaStream_t /*stream*/) {
+  return AOTI_TORCH_FAILURE;
+}
+enum cudaMemoryType { cudaMemoryTypeUnregistered };
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+};
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* /*attributes*/, const void* /*address*/) {
+  return AOTI_TORCH_FAILURE;
+}
