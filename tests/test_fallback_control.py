@@ -208,6 +208,21 @@ def test_forced_sums_of_16_bit_numbers_are_rounded_once(dtype: torch.dtype) -> N
     assert count("aten::embedding_dense_backward") == count("aten::_index_put_impl_") == count("aten::put_") == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_forced_operator_refuses_memory_that_overlaps(dtype: torch.dtype) -> None:
+    fallback.force(["_index_put_impl_", "put_"])
+    x = torch.ones(4, dtype=dtype, device="mtia")
+    index = torch.tensor([0, 1], device="mtia")
+    for call in (
+        lambda: x.index_put_((index,), x[:2], accumulate=True),
+        lambda: x.put_(index, x[1:3], accumulate=True),
+        lambda: x[:1].expand(4).put_(index, torch.ones_like(x[:2]), accumulate=True),
+    ):
+        with pytest.raises(RuntimeError, match="unsupported operation"):
+            call()
+    assert x.tolist() == [1] * 4
+
+
 def test_what_a_forced_operator_gives_has_its_gradient(x: torch.Tensor) -> None:
     fallback.force(["sigmoid", "sigmoid_backward"])
     torch.sigmoid(x.requires_grad_()).sum().backward()

@@ -141,6 +141,12 @@ def test_names_are_the_same_in_every_version_but_those_listed(facts: dict[str, d
     assert DIFFERENT.keys() - differing.keys() == set(), "no longer different"
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_packages_use_of_cuda_is_declared(version: str) -> None:
+    declared = "".join(path.read_text() for path in (ROOT / "csrc" / "aoti" / "cuda").glob("*.h"))
+    assert set(upstream.record(version)["cuda"]) <= set(re.findall(r"\bcuda[A-Z]\w*", declared))
+
+
 def test_the_record_is_that_of_what_is_installed() -> None:
     """And so tells the truth, as far as can be seen here."""
     if minor(triton.__version__) != TRITON_OF[SUPPORTED_TORCH[VERSIONS.index(minor(torch.__version__))]]:
@@ -149,6 +155,7 @@ def test_the_record_is_that_of_what_is_installed() -> None:
     installed = upstream.installed()
     rows = {row["func"]: row for row in operators.used(upstream.load_rows(OVERLAY), installed.rows)}
     assert {row["func"]: operators.without_lines(row) for row in recorded["operators"]} == rows
+    assert recorded["cuda"] == names.of_cuda()
     kept = {name: fact for name, fact in recorded["names"].items() if not name.startswith("torch._C:")}
     script = "import json, sys; from tools.versions import names; print(json.dumps(names.facts(json.load(sys.stdin))))"
     found = subprocess.run(

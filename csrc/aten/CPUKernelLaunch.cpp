@@ -37,13 +37,17 @@ bool outputs_overlap(const PooledAliases& tensors) {
 }
 
 void overlap_as(const PooledAliases& tensors, const PooledAliases& zeros) {
-  if (C10_LIKELY(!outputs_overlap(tensors))) return;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i]->writes()) continue;
-    const auto nbytes = static_cast<int64_t>(tensors[i]->get().storage().nbytes());
-    const at::Tensor whole = zeros_on_host(at::empty({nbytes}, at::TensorOptions(at::kMeta).dtype(at::kByte)));
+    c10::Storage whole;
     for (size_t j = 0; j < tensors.size(); ++j) {
-      if (i == j || tensors[i]->overlaps(*tensors[j])) zeros[j]->place_in(whole.storage(), *tensors[j]);
+      if (!tensors[i]->overlaps(*tensors[j])) continue;
+      if (!whole) {
+        const auto nbytes = static_cast<int64_t>(tensors[i]->get().storage().nbytes());
+        whole = zeros_on_host(at::empty({nbytes}, at::TensorOptions(at::kMeta).dtype(at::kByte))).storage();
+        zeros[i]->place_in(whole, *tensors[i]);
+      }
+      zeros[j]->place_in(whole, *tensors[j]);
     }
   }
 }

@@ -107,6 +107,7 @@ struct IntoOutputs {
 void unite_inputs_with_outputs(const PooledAliases& tensors);
 // Whether some output has bytes of another tensor. Kernels differ in what they make of it: a trial tells.
 bool outputs_overlap(const PooledAliases& tensors);
+// Lets the zeros of a trial overlap as the tensors do.
 void overlap_as(const PooledAliases& tensors, const PooledAliases& zeros);
 void list_operands(const PooledAliases& tensors, core::OperandSink& sink);
 

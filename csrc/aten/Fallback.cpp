@@ -194,6 +194,26 @@ class FallbackCall {
     seeds_default_generator_ = true;
   }
 
+  // Whether two arguments, one of which is written, have bytes in common. Kernels refuse that, but not of copies.
+  bool arguments_overlap() const {
+    const auto& arguments = op_.schema().arguments();
+    bool found = false;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (!is_written(arguments[i])) continue;
+      for_each_tensor((*stack_)[first_argument_ + i], [&](const at::Tensor& output) {
+        found = found || at::has_internal_overlap(output) == at::MemOverlap::Yes;
+        for (size_t j = 0; j < arguments.size(); ++j) {
+          for_each_tensor((*stack_)[first_argument_ + j], [&](const at::Tensor& other) {
+            if (other.is_same(output)) return;
+            const auto status = at::get_overlap_status(output, other);
+            found = found || status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial;
+          });
+        }
+      });
+    }
+    return found;
+  }
+
   // Mixed dtypes are left alone: ATen's kernels accumulate in the wider one.
   void find_narrow_dtype() {
     std::optional<at::ScalarType> dtype;
@@ -206,7 +226,7 @@ class FallbackCall {
         dtype = tensor.scalar_type();
       });
     }
-    if (is_mixed || !dtype || !at::isReducedFloatingType(*dtype)) return;
+    if (is_mixed || !dtype || !at::isReducedFloatingType(*dtype) || arguments_overlap()) return;
     narrow_dtype_ = dtype;
     result_dtype_ = *dtype;
     for (size_t i = 0; i < arguments.size(); ++i) {

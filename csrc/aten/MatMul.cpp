@@ -39,7 +39,8 @@ namespace {
 // The meta function leaves to the kernel whether the bias can be expanded; raises what the CPU's raises.
 void check_bias(const at::Tensor& bias, const at::Tensor& out, const char* name) {
   at::assert_no_internal_overlap(out);
-  at::assert_no_partial_overlap(out, *at::expand_size(bias, out.sizes(), name));
+  if (bias.sizes() == out.sizes()) return at::assert_no_partial_overlap(out, bias);
+  if (!at::is_expandable_to(bias.sizes(), out.sizes())) (void)at::expand_size(bias, out.sizes(), name);
 }
 
 void check_product_dtypes(const char* name, const at::Tensor& left, const at::Tensor& right, at::ScalarType out_dtype) {
@@ -245,8 +246,8 @@ TORCH_IMPL_FUNC(addmv_out_mtia)
 (const Tensor& self, const Tensor& mat, const Tensor& vec, const Scalar& beta, const Scalar& alpha, const Tensor& out) {
   // Without columns the CPU kernel gives the result the size of the bias.
   const auto bias = expand_size(self, {mat.size(0)}, "addmv_out");
-  if (beta.toComplexDouble() != 0.0 && !out.is_same(*bias))
-    torch_mtia::check_bias(*bias, out, "addmv_out");  // is copied
+  const bool copies_bias = beta.toComplexDouble() != 0.0 && !out.is_same(*bias);
+  if (copies_bias) torch_mtia::check_bias(*bias, out, "addmv_out");
   torch_mtia::run_cpu_kernel(
       {{"aten::addmv", "addmv_out_cpu"}, 1, torch_mtia::product_cost(mat, vec)}, out.device(),
       [](const auto&... kept) { torch_mtia::StructuredCall<structured_addmv_out_cpu, 1>::run(kept...); },

@@ -92,26 +92,9 @@ void histc(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 // See Note [Float32 accumulation] in InFloat32.h.
-template <typename Function>
-void fall_back_to_function(Function function, const c10::OperatorHandle& op, Stack* stack) {
-  static const auto kernel = c10::KernelFunction::makeFromUnboxedFunction(function);
-  fall_back_to(kernel, op, stack);
-}
-
-void sums_of_index_put(const c10::OperatorHandle& op, Stack* stack) {
-  fall_back_to_function(TORCH_FN(index_put), op, stack);
-}
-
-void sums_of_put(const c10::OperatorHandle& op, Stack* stack) {
-  fall_back_to_function(TORCH_FN(put), op, stack);
-}
-
-void sums_of_embedding(const c10::OperatorHandle& op, Stack* stack) {
-  fall_back_to_function(TORCH_FN(embedding_dense_backward), op, stack);
-}
-
 void gradients_of_layer_norm(const c10::OperatorHandle& op, Stack* stack) {
-  fall_back_to_function(TORCH_FN(layer_norm_backward), op, stack);
+  static const auto kernel = c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(layer_norm_backward));
+  fall_back_to(kernel, op, stack);
 }
 
 }  // namespace torch_mtia

@@ -12,9 +12,6 @@ void fill(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void convolution(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void convolution_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void histc(const c10::OperatorHandle& op, torch::jit::Stack* stack);
-void sums_of_index_put(const c10::OperatorHandle& op, torch::jit::Stack* stack);
-void sums_of_put(const c10::OperatorHandle& op, torch::jit::Stack* stack);
-void sums_of_embedding(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void gradients_of_layer_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace torch_mtia

@@ -11,7 +11,7 @@ namespace torch_mtia {
 void add_loop(at::TensorIteratorBase& iter, const c10::Scalar& alpha);
 void mul_loop(at::TensorIteratorBase& iter);
 
-// ATen's divide the least integer by -1, which ends the process. Here it wraps, as on CUDA.
+// ATen's divide the least integer by -1, which ends the process. Here it wraps.
 void div_trunc_loop(at::TensorIteratorBase& iter);
 void lcm_loop(at::TensorIteratorBase& iter);
 

@@ -1,7 +1,6 @@
 // Operators that add 16-bit rows to rows that indices choose: see Note [Float32 accumulation] in InFloat32.h. With
-// other dtypes they are ATen's.
+// other dtypes they are ATen's, but for gradients of bags that are divided by how often a row is used.
 #include <ATen/ExpandUtils.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/native/IndexingUtils.h>
 #include <ATen/native/TensorAdvancedIndexingUtils.h>
@@ -99,7 +98,6 @@ at::Tensor& index_put(at::Tensor& self, const c10::List<std::optional<at::Tensor
       values.numel() == 0) {
     return leave_to_aten();
   }
-  at::assert_no_overlap(self, values);
   std::vector<at::Tensor> expanded = at::native::expandTensors(self, indices);
   if (!fit_together(expanded)) return leave_to_aten();
   expanded = at::expand_outplace(expanded);
@@ -139,8 +137,6 @@ at::Tensor& put(at::Tensor& self, const at::Tensor& index, const at::Tensor& sou
       index.scalar_type() != at::kLong || index.numel() != source.numel() || index.numel() == 0) {
     return at::native::put_(self, index, source, accumulate);
   }
-  at::assert_no_internal_overlap(self);
-  at::assert_no_overlap(self, source);
   const at::Tensor dense = index.contiguous();
   const int64_t numel = self.numel();
   std::vector<int64_t> keys(static_cast<size_t>(dense.numel()));

@@ -75,7 +75,7 @@ def record(version: str) -> dict[str, Any]:
         )
     rows = {row["func"]: row for row in oldest["operators"]} | {row["func"]: row for row in found["operators"]}
     operators = [row for func, row in rows.items() if func not in found["without"]]
-    return {"operators": operators, "names": oldest["names"] | found["names"]}
+    return {"operators": operators, "names": oldest["names"] | found["names"], "cuda": found["cuda"]}
 
 
 def oldest_recorded() -> str:

@@ -20,7 +20,8 @@ from tools.versions import names, operators
 _HEAD = """\
 # PyTorch {torch} and Triton {triton}, as far as the package uses them: `make record TORCH={torch}` wrote it, and
 # tests/test_versions.py compares. `operators` is cut from native_functions.yaml; `names` are private ones, which may
-# change in any version. Records of later versions than the oldest have what differs from it."""
+# change in any version. Records of later versions than the oldest have what differs from it. `cuda` is what headers of
+# AOTInductor use of CUDA's runtime."""
 
 
 def record(used: set[str]) -> None:
@@ -44,6 +45,7 @@ def write(version: str, rows: list[dict[str, Any]], facts: dict[str, str], torch
     for row in rows:
         lines += [f"- func: {row['func']}", *(f"  {field}: {_flow(row[field])}" for field in row if field != "func")]
     lines += ["names:" if facts else "names: {}", *(f"  {_flow(name)}: {_flow(fact)}" for name, fact in facts.items())]
+    lines.append(f"cuda: {_flow(names.of_cuda())}")
     (upstream.RECORDED / f"{version}.yaml").write_text("\n".join(lines) + "\n")
 
 

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
+import torch
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = ("torch_mtia", "mtia", "tools/codegen", "setup.py")
 UPSTREAM = ("torch", "torchgen", "triton")
@@ -173,3 +175,10 @@ def _signature(function: Any) -> str:
         for parameter in signature.parameters.values()
     ]
     return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def of_cuda() -> list[str]:
+    """What the headers that packages include use of CUDA's runtime: csrc/aoti/cuda declares it for the device."""
+    folder = pathlib.Path(torch.__path__[0]) / "include" / "torch" / "csrc" / "inductor" / "aoti_runtime"
+    code = "\n".join(re.sub(r'//.*|"[^"\n]*"', "", path.read_text()) for path in folder.glob("*.h"))
+    return sorted(set(re.findall(r"\bcuda[A-Z]\w*", code)))

@@ -26,8 +26,8 @@ from torch_mtia.inductor import config
 
 class TooManyBuffersError(ShortenTraceback):
     """A kernel cannot be divided so far that it keeps to max_kernel_io_buffers. A RuntimeError, which Inductor and
-    Dynamo pass on as it is, where they wrap others. Of a graph that it cannot cache, such as one with a loop, Inductor
-    wraps every error: there this one is the `inner_exception`."""
+    Dynamo pass on as it is, where they wrap others. If a graph cannot be cached (one with a loop cannot), Inductor
+    raises InductorError instead, and its `inner_exception` is this error."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, first_useful_frame=None)
