@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -213,11 +213,12 @@ def test_a_forced_operator_refuses_memory_that_overlaps(dtype: torch.dtype) -> N
     fallback.force(["_index_put_impl_", "put_"])
     x = torch.ones(4, dtype=dtype, device="mtia")
     index = torch.tensor([0, 1], device="mtia")
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: x.index_put_((index,), x[:2], accumulate=True),
         lambda: x.put_(index, x[1:3], accumulate=True),
         lambda: x[:1].expand(4).put_(index, torch.ones_like(x[:2]), accumulate=True),
-    ):
+    )
+    for call in calls:
         with pytest.raises(RuntimeError, match="unsupported operation"):
             call()
     assert x.tolist() == [1] * 4
