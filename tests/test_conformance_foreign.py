@@ -5,6 +5,7 @@ foreign_backend/ is the backend; its ledger says what it does not have.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sysconfig
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch.utils.cpp_extension import include_paths
 
 from tests.conformance_command import conformance
+from tests.conftest import RunScript
 from torch_mtia.conformance import results as r
 from torch_mtia.conformance.results import Result, Run
 
@@ -150,3 +152,42 @@ def test_another_backend_is_tested_without_torch_mtia(tmp_path: Path, library: P
     file.write_text(ALONE.replace("NAME", "'foreign'"))
     results, output = of_foreign(tmp_path, library, "--file", str(file), "-j", "0")
     assert [result.verdict for result in results.values()] == [r.PASS], output
+
+
+BESIDE = """
+import torch
+import foreign_backend
+import triton
+import triton.language as tl
+
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + offsets, tl.load(x + offsets, offsets < n) * 2, offsets < n)
+
+torch.manual_seed(0)
+layer, x = torch.nn.Linear(4, 3), torch.randn(5, 4)
+of_foreign = torch.nn.Linear(4, 3)
+of_foreign.load_state_dict(layer.state_dict())
+of_foreign.to("foreign")
+layer(x).sum().backward()
+of_foreign(x.to("foreign")).sum().backward()
+torch.testing.assert_close(of_foreign.weight.grad.cpu(), layer.weight.grad)
+
+on_mtia = x.to("mtia")
+with torch.mtia.graph(graph := torch.mtia.MTIAGraph()):
+    captured = on_mtia.sin()
+on_mtia.fill_(2)
+graph.replay()
+assert torch.equal(captured.cpu(), on_mtia.cpu().sin())
+doubled = torch.empty_like(on_mtia)
+double[(1,)](on_mtia, doubled, 20, BLOCK=32)
+print(torch.accelerator.current_accelerator(), doubled.sum().item())
+"""
+
+
+@pytest.mark.in_tree("mtia beside another backend")
+def test_another_backend_and_the_device_in_one_process(library: Path, run_script: RunScript) -> None:
+    folders = f"{HERE}{os.pathsep}{HERE.parent}"
+    finished = run_script(BESIDE, PYTHONPATH=folders, FOREIGN_LIBRARY=str(library))
+    assert finished.output().split() == ["foreign", "80.0"]
