@@ -16,6 +16,7 @@ from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.utils import fresh_cache
 
 from tests.compiled import generated, kernels
+from torch_mtia import torch_version
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 
@@ -320,7 +321,8 @@ def test_16_bits_are_rounded_as_eager_operators_round_where_that_is_asked_for(ex
 
     with config.patch(emulate_precision_casts=exact):
         result, _ = generated(function, x)
-    assert torch.equal(result, function(x)) == exact
+    # From 2.15 on Inductor rounds the scalars too, which no device's operators do.
+    assert torch.equal(result, function(x)) == (exact and torch_version.TORCH < (2, 15))
     torch.testing.assert_close(result, function(x), rtol=1.6e-2, atol=1e-2)
 
 

@@ -569,7 +569,7 @@ def test_models_that_torchao_quantizes(device: torch.device, name: str) -> None:
     # Fused operators do not round between them, unless told to; before numbers are quantized that makes a difference.
     options: Any = {"emulate_precision_casts": True}
     compiled = torch.compile(model, fullgraph=True, options=options)(x.to(device))
-    # From 2.15 on Inductor rounds the reciprocal of a constant to bfloat16, here that of the largest float8.
+    # From 2.15 on Inductor rounds scalars to bfloat16 then, here the reciprocal of the largest float8.
     has_rounded_scales = name == "float8, row-wise" and torch_version.TORCH >= (2, 15)
     if operator is not None and not has_rounded_scales:
         assert torch.equal(compiled.cpu(), result.cpu())
