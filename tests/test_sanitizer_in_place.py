@@ -31,7 +31,7 @@ SLICE |= {"index_copy", "index_fill", "index_put", "index_reduce", "lerp", "mask
 SLICE |= {"scatter", "scatter_add", "scatter_reduce", "nn.functional.dropout", "normal", "zero_", "fill", "uniform"}
 SLICE |= {"_foreach_add", "_foreach_copy", "_foreach_lerp", "_foreach_zero"}
 # They read numbers on which their results do not depend, for these samples.
-ALIKE_WHATEVER_THEY_READ = {"eq", "ne", "logical_or", "igamma", "igammac"}
+ALIKE_WHATEVER_THEY_READ = {"addcmul", "eq", "ne", "logical_or", "igamma", "igammac"}
 # They read numbers to pass them on, but of memory in which nothing is written they make nothing that is of use.
 ONLY_PASS_ON = {"tril", "triu"}
 

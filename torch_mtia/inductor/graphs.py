@@ -86,7 +86,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def _untracked(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory, which autograd does not see to be written: it does not see what kernels write either."""
-    return reinterpret_tensor(tensor, tensor.shape, tensor.stride(), 0)  # type: ignore[no-any-return]
+    return reinterpret_tensor(tensor, tuple(tensor.shape), tensor.stride(), 0)  # type: ignore[no-any-return]
 
 
 class Refused(Exception):
@@ -140,7 +140,7 @@ class _View:
 
     def __init__(self, source: int, recorded: torch.Tensor, output: torch.Tensor) -> None:
         self.source = source
-        self.shape, self.stride, self.dtype = output.shape, output.stride(), output.dtype
+        self.shape, self.stride, self.dtype = tuple(output.shape), output.stride(), output.dtype
         self.distance = _range(output).start - _range(recorded).start  # in bytes
         self.lazily = output.is_conj() != recorded.is_conj(), output.is_neg() != recorded.is_neg()
 
