@@ -25,7 +25,8 @@ def assert_close(actual: object, expected: object, tolerance: float = 1e-3) -> N
 
 @pytest.fixture(autouse=True)
 def without_caches() -> Iterator[None]:
-    with inductor_config.patch(fx_graph_cache=False, autotune_local_cache=False):
+    busy = {"max_autotune_subproc_result_timeout_seconds": 600.0}  # for a machine that has other work
+    with inductor_config.patch({"fx_graph_cache": False, "autotune_local_cache": False, **busy}):
         yield
 
 

@@ -43,7 +43,7 @@ class Finished:
 class RunScript(Protocol):
     """Runs a Python script of its own process, with `environment` added to a clean one."""
 
-    def __call__(self, text: str, /, *, timeout: float = 120, **environment: str) -> Finished: ...
+    def __call__(self, text: str, /, *, timeout: float = 600, **environment: str) -> Finished: ...
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -117,7 +117,7 @@ def _fresh_state(device: torch.device) -> Iterator[None]:
 def run_script(tmp_path: Path) -> RunScript:
     numbers = itertools.count()
 
-    def run(text: str, /, *, timeout: float = 120, **environment: str) -> Finished:
+    def run(text: str, /, *, timeout: float = 600, **environment: str) -> Finished:
         script = tmp_path / f"script{next(numbers)}.py"
         script.write_text(textwrap.dedent(text))
         inherited = {

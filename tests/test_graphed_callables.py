@@ -152,3 +152,23 @@ def test_arguments_may_be_the_samples_in_another_order() -> None:
     x.fill_(5)
     y.fill_(2)
     assert call(y, x).tolist() == [-3.0] * 3
+
+
+def test_gradients_of_several_calls_are_added_up() -> None:
+    eager, graphed = perceptron(), perceptron()
+    make_graphed_callables(graphed, (sample(),))
+    for model in (eager, graphed):
+        torch.manual_seed(1)
+        for _ in range(3):
+            model(torch.randn(4, 8).to("mtia")).square().sum().backward()
+    for expected, parameter in zip(eager.parameters(), graphed.parameters(), strict=True):
+        assert torch.equal(expected.grad.cpu(), parameter.grad.cpu())  # type: ignore[union-attr]
+
+
+def test_the_backward_of_a_call_that_another_has_followed_raises() -> None:
+    graphed = make_graphed_callables(perceptron(), (sample(),))
+    x = torch.randn(4, 8).to("mtia")
+    early, late = graphed(x).sum(), graphed(x).sum()
+    with pytest.raises(RuntimeError, match="called again before the backward pass"):
+        early.backward()
+    late.backward()

@@ -538,6 +538,7 @@ OVERLAPPING: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], obje
     "index_copy": lambda x, out, index: torch.index_copy(x, 0, index, x.clone(), out=out),
     "index_put_": lambda x, out, index: out.index_put_((index,), x, accumulate=True),
     "logcumsumexp": lambda x, out, _: torch.logcumsumexp(x, 0, out=out),
+    "mode": lambda x, out, _: torch.mode(x, 0, True, out=(out[:1], torch.empty_like(out[:1], dtype=torch.int64))),
     "normal": lambda x, out, _: torch.normal(x, torch.ones_like(x), out=out),
     "put_": lambda x, out, index: out.put_(index, x[1], accumulate=True),
     "renorm": lambda x, out, _: torch.renorm(x, 2, 0, 1, out=out),

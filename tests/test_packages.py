@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import torch_mtia
 from tests import packages
 from tests.packages import EXAMPLE, Classifier, MakePackage, expected, inputs, load
-from torch_mtia import _C, environment
+from torch_mtia import _C, environment, torch_version
 from torch_mtia.triton import abi
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -359,7 +359,7 @@ def test_triton_kernels_of_the_user_are_part_of_a_package(own_package: OwnPackag
 @pytest.mark.wide
 def test_kernels_are_tuned_before_or_while_the_package_is_written(own_package: OwnPackage) -> None:
     assert own_package.tuned == ["tuned"]
-    assert own_package.apart == own_package.at_compile_time
+    assert own_package.apart == (own_package.at_compile_time or torch_version.TORCH >= (2, 14))
     with calls_of(CachingAutotuner, "autotune_to_one_config") as tuners:
         load(own_package.path)(torch.ones(500, dtype=torch.float64, device="mtia"))
     assert not tuners
@@ -368,7 +368,9 @@ def test_kernels_are_tuned_before_or_while_the_package_is_written(own_package: O
 @pytest.mark.sampled(2)
 def test_numbers_reach_kernels_in_full(own_package: OwnPackage) -> None:
     x = torch.arange(8.0, dtype=torch.float64)
-    assert torch.equal(load(own_package.path)(x.to("mtia")).cpu(), (x * 0.1 + 1).relu())
+    # From 2.15 on the number is a float32, as it is where Triton launches the kernel.
+    factor = 0.1 if torch_version.TORCH < (2, 15) else torch.tensor(0.1).item()
+    assert torch.equal(load(own_package.path)(x.to("mtia")).cpu(), (x * factor + 1).relu())
 
 
 @torch.library.custom_op("tests_packages::twice", mutates_args=())

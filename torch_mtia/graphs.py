@@ -42,6 +42,7 @@ class _GraphedCallable:
         self.input_gradients: tuple[torch.Tensor | None, ...] = ()
         self.forward_graph = device_module().MTIAGraph()
         self.backward_graph: Any = None
+        self.calls = 0
 
     @property
     def inputs(self) -> Tensors:
@@ -108,7 +109,8 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, graphed: _GraphedCallable, *inputs: torch.Tensor) -> Tensors:
         _copy(graphed.arguments, inputs[: len(graphed.arguments)])
         graphed.forward_graph.replay()
-        ctx.graphed = graphed
+        graphed.calls += 1
+        ctx.graphed, ctx.call = graphed, graphed.calls
         outputs = tuple(output.detach() for output in graphed.outputs)
         constant = (output for output, varies in zip(outputs, graphed.differentiable, strict=True) if not varies)
         ctx.mark_non_differentiable(*constant)
@@ -119,9 +121,17 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         graphed: _GraphedCallable = ctx.graphed
         assert graphed.backward_graph is not None
+        if ctx.call != graphed.calls:
+            raise RuntimeError(
+                "a graphed callable was called again before the backward pass of this call: its graphs have one set of "
+                "buffers, and the later call has overwritten what this pass needs. Call backward() after each call, or "
+                "make another graphed callable"
+            )
         _copy(graphed.output_gradients, gradients)
         graphed.backward_graph.replay()
-        return None, *(None if gradient is None else gradient.detach() for gradient in graphed.input_gradients)
+        # As they are, not detached: autograd copies a gradient that somebody else holds. A parameter whose `grad` were
+        # the graph's memory would lose what it has accumulated at the next replay.
+        return None, *graphed.input_gradients
 
 
 def _check(function: Callable[..., Any]) -> None:

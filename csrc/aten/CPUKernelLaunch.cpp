@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "CommonDevice.h"
 #include "HostAlias.h"
 
 namespace torch_mtia {
@@ -15,6 +16,23 @@ namespace {
 bool is_about_data(const c10::Error& error) {
   return dynamic_cast<const c10::IndexError*>(&error) != nullptr ||
          dynamic_cast<const c10::LinAlgError*>(&error) != nullptr;
+}
+
+// `device`, or raises: registrations do not check operators that upstream excepts from it. What the kernel writes into
+// the copy of a CPU tensor would be lost.
+c10::Device common_device(const Operator& op, c10::Device device, const PooledAliases& tensors) {
+  const bool is_common = is_ours(device) && std::ranges::all_of(tensors, [&](const PooledAlias* tensor) {
+                           return tensor->device() == device || !tensor->get().defined();
+                         });
+  if (C10_LIKELY(is_common)) return device;
+  CommonDevice common(op.name, op.traits.host_tensors);
+  for (const PooledAlias* tensor : tensors) {
+    if (!tensor->get().defined()) continue;
+    TORCH_CHECK(tensor->on_device() || !tensor->writes(), "Expected all tensors to be on the same device, but ",
+                op.name, " would write a tensor on the CPU and has others on ", device_name());
+    common.add(tensor->device(), tensor->get().dim(), tensor->writes());
+  }
+  return common.get();
 }
 
 }  // namespace
@@ -54,7 +72,10 @@ void overlap_as(const PooledAliases& tensors, const PooledAliases& zeros) {
 
 CPUKernelLaunch::CPUKernelLaunch(const CPUKernelInfo& kernel, c10::Device device, const PooledAliases& tensors,
                                  Outputs outputs)
-    : stream_(current_stream(device)), kernel_(kernel), device_(device), outputs_(outputs) {
+    : stream_(current_stream(common_device(kernel.op, device, tensors))),
+      kernel_(kernel),
+      device_(device_type(), stream_.device()),
+      outputs_(outputs) {
   require_host_view(kernel.op.name);
   unite_inputs_with_outputs(tensors);
   DtypeSignature dtypes;

@@ -20,14 +20,14 @@ class CommonDevice {
         // Operators from outside of ATen decide themselves.
         checks_host_tensors_(name_.starts_with("aten::") && !takes_host_tensors) {}
 
+  void add(const at::Tensor& tensor, bool is_written) { add(tensor.device(), tensor.dim(), is_written); }
   // A tensor on the CPU of no dimensions is a number, unless it is written.
-  void add(const at::Tensor& tensor, bool is_written) {
-    const auto device = tensor.device();
+  void add(c10::Device device, int64_t dim, bool is_written) {
     if (is_ours(device)) {
       if (device_) check(device);
       device_ = device;
       if (host_) check(*host_);
-    } else if (checks_host_tensors_ && (tensor.dim() > 0 || is_written)) {
+    } else if (checks_host_tensors_ && (dim > 0 || is_written)) {
       host_ = device;
       if (device_) check(device);
     }

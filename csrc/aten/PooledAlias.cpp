@@ -7,6 +7,7 @@
 #include <array>
 #include <utility>
 
+#include "../device/Door.h"
 #include "../device/HostView.h"
 #include "../processor/initial_exec.h"
 #include "HostAlias.h"
@@ -58,11 +59,13 @@ PooledAlias::PooledAlias(const at::TensorBase& tensor, bool for_write, core::Old
   const auto* source = tensor.unsafeGetTensorImpl();
   source_ = source;
   nbytes_ = static_cast<size_t>(source->numel()) * source->dtype().itemsize();
-  on_device_ = !tensor.device().is_cpu();
-  if (!on_device_) {
+  device_ = tensor.device();
+  if (device_.is_cpu()) {
     alias_ = clone_on_host(tensor);
     return;
   }
+  TORCH_CHECK(is_ours(device_), "Expected all tensors to be on the same device, but found a tensor on ", device_,
+              " beside those on ", device_name());
   if (stock.size == 0 || tensor.is_conj() || tensor.is_neg()) {
     alias_ = host_alias(tensor, for_write);
     return;
@@ -90,12 +93,12 @@ PooledAlias PooledAlias::zeros() const {
   result.source_ = source_;
   result.writes_ = writes_;
   result.follows_in_list_ = follows_in_list_;
-  if (alias_.defined()) result.alias_ = on_device_ ? zeros_on_host(alias_) : alias_;
+  if (alias_.defined()) result.alias_ = on_device() ? zeros_on_host(alias_) : alias_;
   return result;
 }
 
 bool PooledAlias::overlaps(const PooledAlias& other) const {
-  if (!on_device_ || !other.on_device_ || source_ == other.source_ || nbytes_ == 0 || other.nbytes_ == 0) return false;
+  if (!on_device() || !other.on_device() || source_ == other.source_ || nbytes_ == 0 || other.nbytes_ == 0) return false;
   const auto start = [](const at::Tensor& alias) { return static_cast<const char*>(alias.storage().data()); };
   if (start(alias_) != start(other.alias_)) return false;
   const auto range = [&](const at::Tensor& alias) {
@@ -114,7 +117,7 @@ void PooledAlias::place_in(const c10::Storage& storage, const PooledAlias& origi
 }
 
 void PooledAlias::give_back() noexcept {
-  if (!on_device_ || stock.closed || stock.size == stock.aliases.size() || alias_.is_conj() || alias_.is_neg() ||
+  if (!on_device() || stock.closed || stock.size == stock.aliases.size() || alias_.is_conj() || alias_.is_neg() ||
       !nobody_else_uses(alias_)) {
     return;
   }

@@ -27,7 +27,7 @@ class PooledAlias {
   PooledAlias(PooledAlias&& other) noexcept
       : alias_(std::move(other.alias_)),
         source_(other.source_),
-        on_device_(other.on_device_),
+        device_(other.device_),
         writes_(other.writes_),
         old_bytes_(other.old_bytes_),
         follows_in_list_(other.follows_in_list_),
@@ -55,7 +55,9 @@ class PooledAlias {
   // Moves zeros into `storage`, to where `original` is in its own.
   void place_in(const c10::Storage& storage, const PooledAlias& original);
 
-  bool on_device() const { return on_device_; }
+  // Where the tensor is for which this stands.
+  c10::Device device() const { return device_; }
+  bool on_device() const { return !device_.is_cpu(); }
   bool writes() const { return writes_; }
   core::OldBytes old_bytes() const { return old_bytes_; }
   // Whether it stands in a list behind another tensor.
@@ -66,7 +68,7 @@ class PooledAlias {
 
   at::Tensor alias_;
   const void* source_ = nullptr;  // for comparison only
-  bool on_device_ = false;
+  c10::Device device_ = c10::kCPU;
   bool writes_ = false;
   core::OldBytes old_bytes_ = core::OldBytes::kRead;
   bool follows_in_list_ = false;

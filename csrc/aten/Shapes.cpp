@@ -149,6 +149,8 @@ void mode_out_check(const at::Tensor& self, int64_t /*dim*/, bool /*keepdim*/, c
               values.scalar_type(), "' for values output");
   TORCH_CHECK(indices.scalar_type() == at::kLong, "expected scalar type '", at::kLong, "' but got '",
               indices.scalar_type(), "' for indices output");
+  at::assert_no_overlap(values, self);
+  at::assert_no_overlap(indices, self);
 }
 
 void masked_fill_check(const at::Tensor& self, const at::Tensor& mask, const at::Scalar& value) {
@@ -257,6 +259,10 @@ class IndexedShape {
 
 void index_put_check(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,
                      const at::Tensor& values, bool /*accumulate*/, bool /*unsafe*/) {
+  // Indices may be on the CPU, and a value that is a number.
+  TORCH_CHECK(values.device() == self.device() || (values.is_cpu() && values.dim() == 0),
+              "Expected all tensors to be on the same device, but found at least two devices, ", self.device(), " and ",
+              values.device(), "! (when running aten::_index_put_impl_ with argument values)");
   warn_if_expanded(self, "index_put_");
   at::assert_no_overlap(self, values);
   // How many elements a mask takes is known when the device has counted them: for one value it need not be.

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch_mtia import include_paths
+from torch_mtia import include_paths, torch_version
 from torch_mtia.door import device_type, dispatch_key
 from torch_mtia.environment import LIBRARY_FOLDER
 from torch_mtia.upstream_gates.ours import is_the_accelerator, lowered_graph
@@ -55,7 +55,9 @@ def kernels_with_the_code(original: Callable[..., dict[str, object]]) -> Callabl
         from torch._inductor.virtualized import V
 
         settings = original(*args, **kwargs)
-        if not V.aot_compilation and is_the_accelerator():
+        # From 2.14 on the other value has C++ code launch kernels, with headers of CUDA.
+        launches_in_python = V.aot_compilation and torch_version.TORCH < (2, 14)
+        if not launches_in_python and is_the_accelerator():
             settings["triton.autotune_at_compile_time"] = True
         return settings
 
