@@ -176,6 +176,16 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         is_needed=inductor_probes.refuses_a_second_gpu,
     ),
     Gate(
+        name="_visible_device_env_var_maps",
+        modules=("torch._inductor.autotune_process",),
+        why="A process that measures choices ends at once if no variable is known that hides devices of its kind. "
+        "Nothing reads the one of mtia, whose devices are told apart by their indices.",
+        replace=lambda variables: variables | {device_type(): f"{device_type().upper()}_VISIBLE_DEVICES"},
+        is_needed=lambda variables: device_type() not in variables,
+        by_name=True,
+        versions=torch_version.since(2, 14),
+    ),
+    Gate(
         name="get_max_num_sms",
         modules=("torch._inductor.utils",),
         why="It asks torch.cuda for the number of processors whatever the device.",
