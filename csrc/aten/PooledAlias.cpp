@@ -98,7 +98,8 @@ PooledAlias PooledAlias::zeros() const {
 }
 
 bool PooledAlias::overlaps(const PooledAlias& other) const {
-  if (!on_device() || !other.on_device() || source_ == other.source_ || nbytes_ == 0 || other.nbytes_ == 0) return false;
+  if (!on_device() || !other.on_device() || source_ == other.source_ || nbytes_ == 0 || other.nbytes_ == 0)
+    return false;
   const auto start = [](const at::Tensor& alias) { return static_cast<const char*>(alias.storage().data()); };
   if (start(alias_) != start(other.alias_)) return false;
   const auto range = [&](const at::Tensor& alias) {
