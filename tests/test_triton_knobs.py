@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -353,3 +354,24 @@ kernel[(1,)](x)
 print(x.item(), type(kernel).__name__)
 """)
     assert run_script("import interpreted", TRITON_INTERPRET="1").output() == "1.0 InterpretedFunction\n"
+
+
+def test_a_home_that_cannot_be_written_is_replaced(run_script: RunScript, tmp_path: Path) -> None:
+    script = """
+        import os
+        os.environ.pop("TRITON_CACHE_DIR", None)
+        import torch
+        import triton
+        import triton.language as tl
+
+        @triton.jit
+        def double(x, BLOCK: tl.constexpr):
+            at = tl.arange(0, BLOCK)
+            tl.store(x + at, tl.load(x + at) * 2)
+
+        x = torch.ones(32, device="mtia")
+        double[(1,)](x, BLOCK=32)
+        print(x.sum().item(), triton.knobs.cache.dir)
+    """
+    printed = run_script(script, HOME="/proc/self", TMPDIR=str(tmp_path)).output().split()
+    assert printed == ["64.0", str(tmp_path / f"triton_{os.getuid()}" / ".triton" / "cache")]

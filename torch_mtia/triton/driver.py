@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
@@ -73,6 +75,17 @@ class Utilities:
         }
 
 
+def _find_a_home() -> None:
+    """Lets Triton keep what it compiles in a temporary folder where the home folder cannot be written."""
+    try:
+        os.makedirs(knobs.cache.dir, exist_ok=True)
+        can_be_written = os.access(knobs.cache.dir, os.W_OK)
+    except OSError:
+        can_be_written = False
+    if not can_be_written:
+        knobs.cache.home_dir = os.path.join(tempfile.gettempdir(), f"triton_{os.getuid()}")
+
+
 class MTIADriver(DriverBase):
     launcher_cls = staticmethod(launch.make_launcher)
 
@@ -80,6 +93,7 @@ class MTIADriver(DriverBase):
         super().__init__()
         from torch_mtia import _C
 
+        _find_a_home()
         self.utils = Utilities()
         # Not those of torch.accelerator, which may be another device.
         self.get_current_device: Callable[[], int] = _C._current_device
