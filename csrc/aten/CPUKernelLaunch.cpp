@@ -18,19 +18,16 @@ bool is_about_data(const c10::Error& error) {
          dynamic_cast<const c10::LinAlgError*>(&error) != nullptr;
 }
 
-// `device`, or raises: registrations do not check operators that upstream excepts from it. What the kernel writes into
-// the copy of a CPU tensor would be lost.
+// Registrations do not check the devices of operators that upstream excepts from it.
 c10::Device common_device(const Operator& op, c10::Device device, const PooledAliases& tensors) {
   const bool is_common = is_ours(device) && std::ranges::all_of(tensors, [&](const PooledAlias* tensor) {
                            return tensor->device() == device || !tensor->get().defined();
                          });
   if (C10_LIKELY(is_common)) return device;
-  CommonDevice common(op.name, op.traits.host_tensors);
+  // It writes into copies of tensors on the CPU.
+  CommonDevice common(op.name, op.traits.host_tensors, /*writes_host_tensors=*/false);
   for (const PooledAlias* tensor : tensors) {
-    if (!tensor->get().defined()) continue;
-    TORCH_CHECK(tensor->on_device() || !tensor->writes(), "Expected all tensors to be on the same device, but ",
-                op.name, " would write a tensor on the CPU and has others on ", device_name());
-    common.add(tensor->device(), tensor->get().dim(), tensor->writes());
+    if (tensor->get().defined()) common.add(tensor->device(), tensor->get().dim(), tensor->writes());
   }
   return common.get();
 }

@@ -15,10 +15,12 @@ namespace torch_mtia {
 class CommonDevice {
  public:
   // `operator_name` is referred to.
-  CommonDevice(std::string_view operator_name, bool takes_host_tensors)
+  CommonDevice(std::string_view operator_name, bool takes_host_tensors, bool writes_host_tensors)
       : name_(operator_name),
         // Operators from outside of ATen decide themselves.
-        checks_host_tensors_(name_.starts_with("aten::") && !takes_host_tensors) {}
+        is_checked_(name_.starts_with("aten::")),
+        takes_host_tensors_(takes_host_tensors),
+        writes_host_tensors_(writes_host_tensors) {}
 
   void add(const at::Tensor& tensor, bool is_written) { add(tensor.device(), tensor.dim(), is_written); }
   // A tensor on the CPU of no dimensions is a number, unless it is written.
@@ -27,7 +29,7 @@ class CommonDevice {
       if (device_) check(device);
       device_ = device;
       if (host_) check(*host_);
-    } else if (checks_host_tensors_ && (dim > 0 || is_written)) {
+    } else if (is_checked_ && (is_written ? !writes_host_tensors_ : dim > 0 && !takes_host_tensors_)) {
       host_ = device;
       if (device_) check(device);
     }
@@ -48,7 +50,9 @@ class CommonDevice {
   }
 
   std::string_view name_;
-  bool checks_host_tensors_;
+  bool is_checked_;
+  bool takes_host_tensors_;
+  bool writes_host_tensors_;
   std::optional<c10::Device> device_;
   std::optional<c10::Device> host_;
 };

@@ -158,7 +158,8 @@ class FallbackCall {
   }
 
   void find_device() {
-    CommonDevice common(op_.operator_name().name, find_traits(op_).host_tensors);
+    const bool takes_host_tensors = find_traits(op_).host_tensors;
+    CommonDevice common(op_.operator_name().name, takes_host_tensors, /*writes_host_tensors=*/takes_host_tensors);
     const auto& arguments = op_.schema().arguments();
     for (size_t i = 0; i < arguments.size(); ++i) {
       const auto& value = (*stack_)[first_argument_ + i];

@@ -18,7 +18,7 @@ from torch import multiprocessing
 
 from torch_mtia.conformance.settings import open_device
 
-START, ANSWER, STOP = 300.0, 300.0, 20.0  # seconds: what hangs is ended, and nothing else on a machine that is busy
+START, ANSWER, STOP = 300.0, 300.0, 20.0  # seconds; long enough for a busy machine
 GROUP_TIMEOUT = timedelta(seconds=30)
 
 

@@ -82,8 +82,13 @@ def _find_a_home() -> None:
         can_be_written = os.access(knobs.cache.dir, os.W_OK)
     except OSError:
         can_be_written = False
-    if not can_be_written:
-        knobs.cache.home_dir = os.path.join(tempfile.gettempdir(), f"triton_{os.getuid()}")
+    if can_be_written or "TRITON_HOME" in os.environ:
+        return
+    home = os.path.join(tempfile.gettempdir(), f"triton_{os.getuid()}")
+    os.makedirs(home, mode=0o700, exist_ok=True)
+    # Code is loaded from it: one that another user has made is not used.
+    is_own = os.lstat(home).st_uid == os.getuid()
+    os.environ["TRITON_HOME"] = home if is_own else tempfile.mkdtemp(prefix="triton_")
 
 
 class MTIADriver(DriverBase):

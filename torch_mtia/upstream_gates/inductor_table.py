@@ -179,7 +179,7 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         name="_visible_device_env_var_maps",
         modules=("torch._inductor.autotune_process",),
         why="A process that measures choices ends at once if no variable is known that hides devices of its kind. "
-        "Nothing reads the one of mtia, whose devices are told apart by their indices.",
+        "Nothing reads that of mtia: its devices are identified by index.",
         replace=lambda variables: variables | {device_type(): f"{device_type().upper()}_VISIBLE_DEVICES"},
         is_needed=lambda variables: device_type() not in variables,
         by_name=True,
