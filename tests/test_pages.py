@@ -1,0 +1,278 @@
+"""The code blocks of the pages do what the pages show.
+
+The blocks of a page share one folder and run in order:
+
+  ```python   a program, run in a process of its own. <!-- file: NAME --> above the block names its file.
+              <!-- file: NAME, run below --> only writes it: a later block runs it.
+  ```console  `$ ` begins a command; what follows is its output.
+  ``` ```text the output of the program above, if no heading is between them. With <!-- file: NAME -->, a file.
+
+`...` in an output matches anything, as in doctest. A program whose output is not shown must succeed.
+<!-- not run: REASON --> above a block says why a page shows what is not run here. Other languages are not run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import doctest
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "benchmarks/README.md")),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("examples/**/README.md"),
+    ]
+)
+TIME_LIMIT = 300  # seconds, of one program
+
+# Pages whose blocks are not yet marked as above: parts of programs, and commands in blocks without a language.
+UNMARKED = {
+    "README.md",
+    "docs/clients.md",
+    "docs/compile.md",
+    "docs/conformance.md",
+    "docs/development.md",
+    "docs/distributed.md",
+    "docs/driver.md",
+    "docs/extensions.md",
+    "docs/fallback.md",
+    "docs/faq.md",
+    "docs/graphs.md",
+    "docs/kernels.md",
+    "docs/memory.md",
+    "docs/packages.md",
+    "docs/privateuse1.md",
+    "docs/processes.md",
+    "docs/profiling.md",
+    "docs/sanitizer.md",
+    "docs/streams.md",
+    "docs/triton.md",
+    "docs/upstream_tests.md",
+    "docs/vendor_guide.md",
+    "examples/opencl_runtime/README.md",
+    "examples/vendor_runtime/README.md",
+}
+
+FENCE = re.compile(
+    r"(?P<notes>(?:<!-- (?:file|not run): (?:(?!-->).)*-->\s*)*)"
+    r"^(?P<indent> *)```(?P<language>[\w+-]*)\n(?P<text>.*?)^ *```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass
+class Block:
+    line: int  # of the page, where its text begins
+    language: str
+    text: str
+    notes: dict[str, str]
+    section: int  # how many headings there are above it
+
+    @property
+    def is_output(self) -> bool:
+        return self.language in ("", "text") and not self.notes
+
+
+def blocks_of(page: str) -> list[Block]:
+    blocks: list[Block] = []
+    section = position = 0
+    for match in FENCE.finditer(page):
+        notes = re.findall(r"<!-- (file|not run): (.*?) -->", match["notes"], re.DOTALL)
+        section += len(re.findall(r"^#+ ", page[position : match.start()], re.MULTILINE))
+        position = match.end()
+        line = page.count("\n", 0, match.start("text")) + 1
+        blocks.append(Block(line, match["language"], textwrap.dedent(match["text"]), dict(notes), section))
+    return blocks
+
+
+def commands_of(block: Block) -> Iterator[tuple[int, str, str]]:
+    """Of a console: the line, the command and the output of each."""
+    text = block.text.replace("\\\n", "\\\0")  # a command may go on in the next line
+    line = block.line
+    for part in re.split(r"^(?=\$ )", text, flags=re.MULTILINE):
+        command, _, output = part.partition("\n")
+        if command.startswith("$ "):
+            yield line, command[2:].replace("\\\0", "\\\n"), output
+        line += part.count("\n") + part.count("\0")
+
+
+Run = Callable[[str, Path], tuple[int, str]]  # a command and its folder; its exit status and what it printed
+
+
+def difference(expected: str, seen: str) -> str | None:
+    expected, seen = ("".join(f"{line.rstrip()}\n" for line in text.rstrip().split("\n")) for text in (expected, seen))
+    if doctest.OutputChecker().check_output(expected, seen, doctest.ELLIPSIS | doctest.DONT_ACCEPT_BLANKLINE):
+        return None
+    return "".join(difflib.ndiff(expected.splitlines(keepends=True), seen.splitlines(keepends=True)))
+
+
+def failures(page: str, folder: Path, run: Run) -> Iterator[tuple[int, str]]:
+    """Lines of the page, and what is wrong there."""
+    blocks = blocks_of(page)
+    for index, block in enumerate(blocks):
+        name, _, where = block.notes.get("file", f"program{index}.py").partition(", ")
+        if "file" in block.notes:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(block.text)
+        if "not run" in block.notes:
+            continue
+        if block.language == "console":
+            commands = list(commands_of(block))
+        elif block.language == "python" and where != "run below":
+            (folder / name).write_text(block.text)
+            following = blocks[index + 1] if index + 1 < len(blocks) else None
+            is_shown = following is not None and following.is_output and following.section == block.section
+            commands = [(block.line, f"python {name}", following.text if following and is_shown else "")]
+        else:
+            continue
+        for line, command, expected in commands:
+            status, seen = run(command, folder)
+            if expected.strip():
+                if found := difference(expected, seen):
+                    yield line, f"$ {command}\n{found}"
+            elif status != 0:
+                yield line, f"$ {command}\nexit status {status}\n{seen}"
+
+
+def forked_command(command: str) -> list[str] | None:
+    """The arguments of Python, if a fork of the server can run the command: a file, or a module of this package."""
+    if re.search(r"[|&;<>$*?(){}`]", command):
+        return None
+    match shlex.split(command, comments=True):
+        case ["python", "-m", module, *_] as words if module.startswith("torch_mtia"):
+            return words[1:]
+        case ["python", file, *_] as words if file.endswith(".py"):
+            return words[1:]
+    return None
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs commands: Python's in forks of one process that has imported torch, which takes longer than most blocks."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TORCH_MTIA_", "TORCH_DEVICE_BACKEND_", "PYTHONFAULTHANDLER"))
+    } | {"PYTHONUNBUFFERED": "1"}  # what is printed on stdout and on stderr is in order
+    server = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+
+    def run(command: str, folder: Path) -> tuple[int, str]:
+        output = folder.parent / "output"
+        if arguments := forked_command(command):
+            assert server.stdin is not None
+            assert server.stdout is not None
+            server.stdin.write(json.dumps([arguments, str(folder), str(output)]) + "\n")
+            server.stdin.flush()
+            return int(server.stdout.readline()), output.read_text(errors="replace")
+        with output.open("w") as file:
+            process = subprocess.run(
+                ["bash", "-c", command],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=TIME_LIMIT,
+            )
+        return process.returncode, output.read_text(errors="replace")
+
+    yield run
+    server.stdin.close()
+    server.wait()
+
+
+@pytest.mark.in_tree("pages name mtia")
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_blocks_of_a_page_do_what_it_shows(page: Path, run: Run, tmp_path: Path) -> None:
+    if str(page.relative_to(ROOT)) in UNMARKED:
+        pytest.skip("its blocks are not marked yet")
+    folder = tmp_path / "page"
+    folder.mkdir()
+    for name in ("benchmarks", "examples", "tests", "tools"):  # as if it were the folder of the sources
+        (folder / name).symlink_to(ROOT / name)
+    found = [f"{page.relative_to(ROOT)}:{line}: {text}" for line, text in failures(page.read_text(), folder, run)]
+    if found:
+        pytest.fail("\n".join(found), pytrace=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_to_lines_lead_to_what_they_name(page: Path) -> None:
+    wrong = []
+    for text, target, number in re.findall(r"\[([^\]]+)\]\(([^)#\s]+)#L(\d+)\)", page.read_text()):
+        name = re.split(r"::|\.", text.strip("`").removesuffix("()"))[-1]
+        lines = (page.parent / target).read_text().splitlines()
+        if not re.search(rf"\b{re.escape(name)}\b", lines[int(number) - 1]):
+            there = [line for line, code in enumerate(lines, 1) if re.search(rf"\b{re.escape(name)}\b", code)]
+            wrong.append(f"{text}: {target}#L{number} is not a line that has {name}; these are: {there}")
+    if wrong:
+        pytest.fail("\n".join(wrong), pytrace=False)
+
+
+def serve() -> None:
+    """Of each line of stdin, forks a process and writes how it ended. A process may fork before it uses the device."""
+    import torch
+    import triton.language  # noqa: F401
+
+    from torch_mtia.sanitizer import report
+
+    assert not torch.mtia.is_initialized()
+    report.PACKAGES = (*report.PACKAGES, __file__)  # what reports and tracebacks leave out of the places they name
+    for line in sys.stdin:
+        arguments, folder, output = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            become(arguments, folder, output)
+            return
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def become(arguments: list[str], folder: str, output: str) -> None:
+    """Goes on as `python ARGUMENTS`."""
+    import runpy
+
+    signal.alarm(TIME_LIMIT)
+    os.chdir(folder)
+    for path, flags, number in ((os.devnull, os.O_RDONLY, 0), (output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 1)):
+        opened = os.open(path, flags, 0o600)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.dup2(1, 2)
+    sys.excepthook = print_exception
+    if arguments[0] == "-m":
+        sys.argv, sys.path[0] = arguments[1:], folder
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
+    main = types.ModuleType("__main__")
+    main.__file__ = arguments[0]
+    sys.modules["__main__"] = main
+    exec(compile(Path(arguments[0]).read_bytes(), arguments[0], "exec"), main.__dict__)
+
+
+def print_exception(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+        traceback = traceback.tb_next
+    sys.__excepthook__(kind, error.with_traceback(traceback), traceback)
+
+
+if __name__ == "__main__":
+    serve()
