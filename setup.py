@@ -89,6 +89,8 @@ BUILD_TEMP = Path("build/temp")
 # Not -mtls-dialect=gnu2, although each operator reads several thread-local variables: before 2.40, glibc's resolver
 # loses vector registers at a thread's first access, and the compiler relies on them.
 COMPILE_FLAGS = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-fno-math-errno"]
+if os.environ.get("DEBUG") == "1":  # for a debugger: see docs/tour.md
+    COMPILE_FLAGS += ["-O0", "-g"]
 DEFINITIONS = [
     "-DAT_PER_OPERATOR_HEADERS",  # without, half of ATen's headers include all of its operators
     f'-DTORCH_MTIA_VERSION="{versions["__version__"]}"',

@@ -38,7 +38,7 @@ PAGES = sorted(
         *ROOT.glob("examples/**/README.md"),
     ]
 )
-TIME_LIMIT = 300  # seconds, of one program
+TIME_LIMIT = 600  # seconds, of one program
 
 # Pages whose blocks are not yet marked as above: parts of programs, and commands in blocks without a language.
 UNMARKED = {
@@ -182,7 +182,9 @@ def run() -> Iterator[Run]:
             assert server.stdout is not None
             server.stdin.write(json.dumps([arguments, str(folder), str(output)]) + "\n")
             server.stdin.flush()
-            return int(server.stdout.readline()), output.read_text(errors="replace")
+            status = server.stdout.readline()
+            assert status, "the process that forks has ended"
+            return int(status), output.read_text(errors="replace")
         with output.open("w") as file:
             process = subprocess.run(
                 ["bash", "-c", command],
