@@ -30,7 +30,7 @@ SEPARATOR = "=== end of command ==="
 
 def commands() -> list[str]:
     """Blocks of them: of the first page those that need the package, and the guide's, whose device has another name."""
-    blocks = re.findall(r"((?:<!-- .* -->\n)?```console\n.*?)```", START.read_text(), flags=re.DOTALL)
+    blocks = re.findall(r"((?:<!-- [^\n]* -->\n)?```console\n.*?)```", START.read_text(), flags=re.DOTALL)
     first = ["\n".join(re.findall(r"^\$ (.*)", block, re.MULTILINE)) for block in blocks if "new_backend" in block]
     assert len(first) == 3
     return first + re.findall(r"```sh\n(.*?)```", GUIDE.read_text().replace("acme", "zeta"), flags=re.DOTALL)
