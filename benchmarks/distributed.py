@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from timing import DEVICE, Bar, Case, Side, arguments, cells, describe, environment, line, save
 
-from torch_mtia.conformance.ranks import Ranks
+from torch_mtia.ranks import Ranks
 from torch_mtia.streams import launch_host_function
 
 KIBIBYTE, MEBIBYTE = 2**10, 2**20

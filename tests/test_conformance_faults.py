@@ -75,6 +75,8 @@ DRIVER_FAULTS = {
     "streams_are_of_the_first_device": ("driver_work/wrong_launches_are_refused", "wrong"),
     "a_priority_outside_of_the_range_is_refused": ("driver_work/priorities_have_a_range", "wrong"),
     "memory_of_the_second_device_is_not_counted": ("driver/memory_is_aligned_and_counted", "wrong"),
+    "twice_the_memory_is_free": ("driver/memory_that_is_used_up", "wrong"),
+    "the_properties_have_twice_the_memory": ("driver/devices_describe_themselves", "wrong"),
     "addresses_are_of_the_first_device": ("driver/addresses_know_their_device", "wrong"),
     "memory_is_freed_twice": ("driver/memory_that_was_not_allocated_is_not_freed", "wrong"),
     "no_bytes_are_allocated": ("driver/no_bytes_are_refused", "wrong"),

@@ -38,7 +38,7 @@ def page(tmp_path: Path) -> Path:
     return tmp_path / "page.html"
 
 
-def page_in_chromium(address: str, *arguments: str) -> str:
+def page_in_chromium(address: str, *arguments: str, width: int = 1500) -> str:
     assert CHROMIUM is not None
     command = [
         CHROMIUM,
@@ -46,7 +46,7 @@ def page_in_chromium(address: str, *arguments: str) -> str:
         "--no-sandbox",
         "--disable-gpu",
         "--hide-scrollbars",
-        "--window-size=1500,1200",
+        f"--window-size={width},1200",
     ]
     process = subprocess.run([*command, *arguments, address], capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stderr
@@ -88,6 +88,21 @@ def test_the_page_shows_all_in_a_browser(page: Path, tmp_path: Path) -> None:
     assert "&lt;/script&gt;&lt;b&gt;not close" in shown
     page_in_chromium(page.as_uri(), f"--screenshot={tmp_path / 'page.png'}")
     assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+@in_chromium
+def test_the_table_of_suites_fits_the_window_of_a_laptop(tmp_path: Path) -> None:
+    verdicts = (r.PASS, r.XFAIL, r.SKIP, r.NOT_APPLICABLE, r.FLAKY, r.ON_CPU, r.FAIL, r.XPASS)
+    tests = [Result(f"accelerator/{verdict}", r.PASSED, verdict=verdict) for verdict in verdicts]
+    save_html(Run({"device": "mtia:0", "time": "today", "command": "a command"}, tests), tmp_path / "page.html")
+    measure = """<script>
+    for (const box of document.querySelectorAll("section, aside"))
+      document.body.append(`${box.querySelector("h2").textContent}: ${box.scrollWidth - box.clientWidth} too wide. `);
+    </script>"""
+    (tmp_path / "page.html").write_text((tmp_path / "page.html").read_text().replace("</html>", measure))
+    shown = page_in_chromium((tmp_path / "page.html").as_uri(), "--dump-dom", width=1300)
+    assert "Suites: 0 too wide. " in shown
+    assert not re.search(r": [1-9]\d* too wide", shown)
 
 
 def test_the_page_contains_its_data_and_nothing_from_elsewhere(page: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_mtia
-from torch_mtia.conformance.ranks import RankError, Ranks
 from torch_mtia.distributed import BACKEND
+from torch_mtia.ranks import RankError, Ranks, StartRanks
 
 RANKS = 2
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
@@ -36,11 +35,9 @@ ONLY_MOVED = [
 
 
 @pytest.fixture(scope="module", params=["memory", "network"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+def ranks(request: pytest.FixtureRequest, start_ranks: StartRanks) -> Ranks:
     """On one machine, which is what they share, and as if on two."""
-    machine = {"memory": "", "network": "%p"}[request.param]
-    with Ranks(RANKS, "mtia", environ=[{"TORCH_MTIA_MACHINE": machine}] * RANKS) as processes:
-        yield processes
+    return start_ranks(RANKS, "mtia", environ={"TORCH_MTIA_MACHINE": {"memory": "", "network": "%p"}[request.param]})
 
 
 @pytest.mark.sampled(2)

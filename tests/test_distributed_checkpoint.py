@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -25,31 +22,28 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.distributed import BACKEND
 from torch_mtia.door import device_type
+from torch_mtia.ranks import Ranks, StartRanks
 
 D = device_type()
 PLAN = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
 
 @pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with Ranks(4, "mtia") as processes:
-        yield processes
+def four(start_ranks: StartRanks) -> Ranks:
+    return start_ranks(4, "mtia")
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(2, "mtia") as processes:
-        yield processes
+def two(start_ranks: StartRanks) -> Ranks:
+    return start_ranks(2, "mtia")
 
 
 @pytest.fixture(scope="module")
-def delayed() -> Iterator[Ranks]:
+def delayed(start_ranks: StartRanks) -> Ranks:
     """Work of the device runs late, unless somebody waits for it."""
-    with mock.patch.dict(os.environ, TORCH_MTIA_DELAY="1"), Ranks(2, "mtia") as processes:
-        yield processes
+    return start_ranks(2, "mtia", environ={"TORCH_MTIA_DELAY": "1"})
 
 
 def model(seed: int = 0) -> nn.Sequential:

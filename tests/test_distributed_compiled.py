@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -20,18 +20,17 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import torch_mtia
-from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.door import device_type
 from torch_mtia.inductor import roofline
+from torch_mtia.ranks import Ranks, StartRanks
 
 RANKS = 2
 D = device_type()
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(RANKS, "mtia") as processes:
-        yield processes
+@pytest.fixture
+def ranks(start_ranks: StartRanks) -> Ranks:
+    return start_ranks(RANKS, "mtia")
 
 
 def products_beside_collectives(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,18 +16,16 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.door import device_type
+from torch_mtia.ranks import Ranks, StartRanks
 
 RANKS = 2
 DEVICES = [torch.device(device_type(), index) for index in range(2)]
 
 
 @pytest.fixture(scope="module", params=["memory", "network"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    machine = {"memory": "", "network": "%p"}[request.param]
-    with Ranks(RANKS, "mtia", environ=[{"TORCH_MTIA_MACHINE": machine}] * RANKS) as processes:
-        yield processes
+def ranks(request: pytest.FixtureRequest, start_ranks: StartRanks) -> Ranks:
+    return start_ranks(RANKS, "mtia", environ={"TORCH_MTIA_MACHINE": {"memory": "", "network": "%p"}[request.param]})
 
 
 def keep_busy(device: torch.device) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,18 +12,17 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
-from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.door import device_type
+from torch_mtia.ranks import Ranks, StartRanks
 
 RANKS = 3
 D = device_type()
 SMALL, LARGE = 1_000, 200_000  # elements: less and more than what a rank leaves for another before that asks for it
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(RANKS, "mtia") as processes:
-        yield processes
+@pytest.fixture
+def ranks(start_ranks: StartRanks) -> Ranks:
+    return start_ranks(RANKS, "mtia")
 
 
 def replays(step: Callable[[], None], check: Callable[[int], None]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -17,18 +16,17 @@ from torch.distributed.distributed_c10d import _coalescing_manager, _set_pg_time
 
 import torch_mtia
 from tests.conftest import RunScript
-from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.distributed import BACKEND, backend_of, records
 from torch_mtia.door import device_module, device_type
+from torch_mtia.ranks import Ranks, StartRanks
 from torch_mtia.upstream_gates.process_groups import of_this_attempt
 
 RANKS = 4
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(RANKS, "mtia", bound=True) as processes:
-        yield processes
+@pytest.fixture
+def ranks(start_ranks: StartRanks) -> Ranks:
+    return start_ranks(RANKS, "mtia", bound=True)
 
 
 def mine(rank: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,20 +11,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from torch_mtia.conformance.ranks import RankError, Ranks
 from torch_mtia.conformance.suites import distributed as suite
 from torch_mtia.conformance.suites.distributed import MOVES, REDUCTIONS, Collective
 from torch_mtia.door import device_type
+from torch_mtia.ranks import RankError, Ranks, StartRanks
 
 RANKS = 3
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", params=["memory", "network"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    machine = {"memory": "", "network": "%p"}[request.param]
-    with Ranks(RANKS, "mtia", environ=[{"TORCH_MTIA_MACHINE": machine}] * RANKS) as processes:
-        yield processes
+def ranks(request: pytest.FixtureRequest, start_ranks: StartRanks) -> Ranks:
+    return start_ranks(RANKS, "mtia", environ={"TORCH_MTIA_MACHINE": {"memory": "", "network": "%p"}[request.param]})
 
 
 def on_the_host(rank: int, function: Callable[..., object], *args: object) -> None:

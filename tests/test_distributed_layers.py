@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,17 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DataParallel, comm
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.distributed import BACKEND
 from torch_mtia.door import device_type
+from torch_mtia.ranks import Ranks, StartRanks
 
 RANKS = 2
 D = device_type()
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(RANKS, "mtia") as processes:
-        yield processes
+@pytest.fixture
+def ranks(start_ranks: StartRanks) -> Ranks:
+    return start_ranks(RANKS, "mtia")
 
 
 def model() -> nn.Sequential:

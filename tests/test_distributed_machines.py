@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.conformance.suites.distributed import MOVES, REDUCTIONS, Collective, in_each_mode, sends_in_a_ring
 from torch_mtia.door import device_type
+from torch_mtia.ranks import Ranks, StartRanks
 
 MACHINES = ("a", "b", "a")  # of each rank: machines of different sizes, whose ranks do not follow each other
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(len(MACHINES), "mtia", environ=[{"TORCH_MTIA_MACHINE": name} for name in MACHINES]) as processes:
-        yield processes
+@pytest.fixture
+def ranks(start_ranks: StartRanks) -> Ranks:
+    return start_ranks(len(MACHINES), "mtia", environ=[{"TORCH_MTIA_MACHINE": name} for name in MACHINES])
 
 
 @pytest.mark.sampled(3)

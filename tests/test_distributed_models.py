@@ -7,7 +7,6 @@ term, in some ten layers and a few steps. What is allowed is 1e-5.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,8 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.door import device_type
+from torch_mtia.ranks import Ranks, StartRanks
 
 RANKS = 4
 TOLERANCE = 1e-5
@@ -30,10 +29,9 @@ STEPS, BATCH, TOKENS, VOCABULARY = 4, 4, 16, 64
 D = device_type()
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(RANKS, "mtia") as processes:
-        yield processes
+@pytest.fixture
+def ranks(start_ranks: StartRanks) -> Ranks:
+    return start_ranks(RANKS, "mtia")
 
 
 def llama() -> Any:

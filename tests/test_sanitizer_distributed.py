@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +12,7 @@ from sanitizer import collectives
 from sanitizer.corpus import Program
 
 from torch_mtia import sanitizer
-from torch_mtia.conformance.ranks import Ranks
+from torch_mtia.ranks import Ranks, StartRanks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,10 +24,8 @@ PROGRAMS = [*collectives.RACES, *collectives.UNINITIALIZED]
 
 
 @pytest.fixture(scope="module", params=["memory", "network"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    machine = {"memory": "", "network": "%p"}[request.param]
-    with Ranks(RANKS, "mtia", environ=[{"TORCH_MTIA_MACHINE": machine}] * RANKS) as processes:
-        yield processes
+def ranks(request: pytest.FixtureRequest, start_ranks: StartRanks) -> Ranks:
+    return start_ranks(RANKS, "mtia", environ={"TORCH_MTIA_MACHINE": {"memory": "", "network": "%p"}[request.param]})
 
 
 def found_by(rank: int, text: str) -> list[sanitizer.Report]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +12,7 @@ from sanitizer import between, captures, collectives, graphs, host, kernels, str
 from sanitizer.corpus import Program, triton_kernel
 
 from torch_mtia import _C, sanitizer
-from torch_mtia.conformance.ranks import Ranks
+from torch_mtia.ranks import Ranks, StartRanks
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript
@@ -80,10 +79,9 @@ def test_races_of_captures_are_found_behind_what_the_allocators_ask(line: betwee
     check(program, *(found_in(text, between=line) for text in texts))
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(RANKS, "mtia") as processes:
-        yield processes
+@pytest.fixture
+def ranks(start_ranks: StartRanks) -> Ranks:
+    return start_ranks(RANKS, "mtia")
 
 
 def found_by(rank: int, text: str, line: between.Between) -> list[sanitizer.Report]:

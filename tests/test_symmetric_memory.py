@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,16 +19,15 @@ from torch._inductor import config as inductor_config
 from torch._inductor.utils import run_and_get_code
 
 import torch_mtia
-from torch_mtia.conformance.ranks import Ranks
 from torch_mtia.door import device_type
+from torch_mtia.ranks import Ranks, StartRanks
 
 RANKS = 3
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(RANKS, "mtia") as processes:
-        yield processes
+@pytest.fixture
+def ranks(start_ranks: StartRanks) -> Ranks:
+    return start_ranks(RANKS, "mtia")
 
 
 def local_device() -> torch.device:
@@ -95,7 +94,7 @@ def leaves_it(_rank: int) -> None:
 @pytest.mark.wide
 @pytest.mark.unwatched("the sanitizer reports it in place of the driver")
 def test_the_driver_knows_its_bounds() -> None:
-    with Ranks(RANKS, "mtia", environ=[{"TORCH_MTIA_CHECK_BOUNDS": "1"}] * RANKS) as checked:
+    with Ranks(RANKS, "mtia", environ={"TORCH_MTIA_CHECK_BOUNDS": "1"}) as checked:
         checked.run(runs_a_kernel_over_peers)
         checked.run(leaves_it)
 

@@ -408,6 +408,30 @@ const std::map<std::string_view, Plant> kFaults = {
          return wrapped->memory_info(device == 1 ? 0 : device, free_bytes, total_bytes);
        };
      }},
+    {"twice_the_memory_is_free",
+     [](auto& api) {
+       api.memory_info = [](int32_t device, uint64_t* free_bytes, uint64_t* total_bytes) {
+         const mtia_status status = wrapped->memory_info(device, free_bytes, total_bytes);
+         if (status == MTIA_SUCCESS) {
+           *free_bytes *= 2;
+           *total_bytes *= 2;
+         }
+         return status;
+       };
+       api.device_properties = [](int32_t device, mtia_device_properties* properties) {
+         const mtia_status status = wrapped->device_properties(device, properties);
+         if (status == MTIA_SUCCESS) properties->total_memory *= 2;
+         return status;
+       };
+     }},
+    {"the_properties_have_twice_the_memory",
+     [](auto& api) {
+       api.device_properties = [](int32_t device, mtia_device_properties* properties) {
+         const mtia_status status = wrapped->device_properties(device, properties);
+         if (status == MTIA_SUCCESS) properties->total_memory *= 2;
+         return status;
+       };
+     }},
     {"addresses_are_of_the_first_device",
      [](auto& api) {
        api.memory_device = [](const void* address, int32_t* device) {

@@ -28,7 +28,11 @@ MISSING = ("not implemented for", "Could not run", "not currently implemented", 
 MOST_DETAIL = 6000
 START_LIMIT = 300  # seconds, in which a worker has to import the device and the tests
 
-pytest_plugins = ["torch_mtia.conformance.device_fixtures", "torch_mtia.conformance.driver_fixtures"]
+pytest_plugins = [
+    "torch_mtia.conformance.device_fixtures",
+    "torch_mtia.conformance.driver_fixtures",
+    "torch_mtia.ranks.pytest_plugin",
+]
 
 DEVICE = pytest.StashKey[torch.device]()
 

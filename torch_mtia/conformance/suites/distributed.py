@@ -6,7 +6,7 @@ Data are small whole numbers, of which every dtype has the sums and the products
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_mtia.conformance.database import dtype_name
-from torch_mtia.conformance.ranks import RankError, Ranks
 from torch_mtia.conformance.settings import Settings
+from torch_mtia.ranks import RankError, Ranks, StartRanks
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.time_limit(240)]
 
@@ -49,22 +49,11 @@ REDUCED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def groups(pytestconfig: pytest.Config) -> Iterator[Callable[[int], Ranks]]:
-    """Groups by size. One in which a rank has died is replaced."""
+@pytest.fixture
+def groups(pytestconfig: pytest.Config, start_ranks: StartRanks) -> Callable[[int], Ranks]:
+    """By size."""
     settings = Settings.from_json(pytestconfig.getoption("--conformance"))
-    started: dict[int, Ranks] = {}
-
-    def group(size: int) -> Ranks:
-        if size in started and not started[size].alive:
-            started.pop(size).kill()
-        if size not in started:
-            started[size] = Ranks(size, settings.device, settings.imports)
-        return started[size]
-
-    yield group
-    for ranks in started.values():
-        ranks.stop()
+    return lambda size: start_ranks(size, settings.device, settings.imports)
 
 
 @pytest.fixture(params=SIZES, ids=lambda size: f"{size}ranks")

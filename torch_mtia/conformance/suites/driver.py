@@ -270,15 +270,22 @@ def test_devices_describe_themselves(api: Driver) -> None:
         assert properties.name
         assert properties.architecture
         assert properties.total_memory >= 64 * MIB
+        total = memory_info(api, device)[1]
+        assert abs(total - properties.total_memory) <= total // 16, "total_memory is not the total of memory_info"
         assert properties.multi_processor_count >= 1
         assert properties.warp_size >= 1
 
 
-def free_memory(api: Driver, device: int) -> int:
+def memory_info(api: Driver, device: int) -> tuple[int, int]:
+    """Free bytes and all bytes."""
     free, total = c_uint64(), c_uint64()
     api("memory_info", device, byref(free), byref(total))
     assert free.value <= total.value
-    return free.value
+    return free.value, total.value
+
+
+def free_memory(api: Driver, device: int) -> int:
+    return memory_info(api, device)[0]
 
 
 def test_memory_is_aligned_and_counted(api: Driver) -> None:
@@ -300,11 +307,14 @@ def test_more_memory_than_there_is(api: Driver) -> None:
 
 
 def test_memory_that_is_used_up(api: Driver) -> None:
-    piece, addresses, address = free_memory(api, 0) // 4, [], c_uint64()
+    """What memory_info calls free can be allocated, but for a quarter, and no more than that."""
+    free, addresses, address = free_memory(api, 0), [], c_uint64()
+    piece = free // 8
     while (status := api.call("memory_allocate", 0, piece, byref(address))) == "MTIA_SUCCESS":
         addresses.append(address.value)
-        assert len(addresses) <= 4
+        assert len(addresses) <= 8, f"{len(addresses) * piece} bytes were allocated, where {free} were free"
     assert status == "MTIA_ERROR_OUT_OF_MEMORY"
+    assert len(addresses) >= 6, f"{len(addresses) * piece} bytes could be allocated, where {free} were free"
     assert api.message()
     api("memory_free", 0, addresses.pop())
     addresses.append(api.get("memory_allocate", c_uint64, 0, piece))

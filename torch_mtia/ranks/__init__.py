@@ -1,4 +1,4 @@
-"""Processes that form one group of torch.distributed, and run together what they are told."""
+"""Processes in one group of torch.distributed, for tests. The fixture in pytest_plugin.py starts them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from torch import multiprocessing
 
 from torch_mtia.conformance.settings import open_device
 
+__all__ = ["RankError", "Ranks", "StartRanks"]
+
 START, ANSWER, STOP = 300.0, 300.0, 20.0  # seconds; long enough for a busy machine
 GROUP_TIMEOUT = timedelta(seconds=30)
+
+Environment = Mapping[str, str]
 
 
 class RankError(Exception):
@@ -27,20 +31,30 @@ class RankError(Exception):
 
 
 class Ranks:
-    """Started at once. Where a function fails on some ranks, the others may be left in the middle of a collective: such
-    a group is ended."""
+    """`size` processes with a device each, in one group.
+
+    Where a function fails on some ranks, the others may be left in the middle of a collective. Such processes are
+    ended, and `alive` is false.
+    """
 
     def __init__(
         self,
         size: int,
-        device: str,
+        device: str | None = None,
         imports: Sequence[str] = (),
         *,
         bound: bool = False,
-        environ: Sequence[Mapping[str, str]] = (),
+        environ: Environment | Sequence[Environment] = (),
     ) -> None:
-        """As torchrun starts them: each has as many devices as there are ranks. `bound`: the group is told its device
-        at the start. `environ`: variables of each rank's environment."""
+        """Starts them as torchrun does: each has as many devices as there are ranks. Returns when the group is made.
+
+        `device`: its type; default: the accelerator's, or `cpu`. `imports`: modules that register it. `bound`: pass
+        `device_id` to init_process_group. `environ`: variables of all ranks, or of each.
+        """
+        if device is None:
+            accelerator = torch.accelerator.current_accelerator()
+            device = accelerator.type if accelerator else "cpu"
+        environs = [environ] * size if isinstance(environ, Mapping) else environ or [{}] * size
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("spawn")
@@ -52,8 +66,8 @@ class Ranks:
             )
             for rank, (_, there) in enumerate(ends)
         ]
-        for rank, process in enumerate(self._processes):
-            with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": str(size), **(environ[rank] if environ else {})}):
+        for process, variables in zip(self._processes, environs, strict=True):
+            with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": str(size), **variables}):
                 process.start()
         for _, there in ends:
             there.close()
@@ -66,7 +80,11 @@ class Ranks:
         self.stop()
 
     def run(self, function: Callable[..., object], *args: object) -> list[Any]:
-        """What function(rank, *args) returned on each. The function is one of a module. Raises RankError."""
+        """Returns what `function(rank, *args)` returned, by rank. Raises RankError if it raised on one.
+
+        Function, arguments and results are pickled: the function is one of a module that the ranks can import, and
+        results on a device are best copied to the CPU.
+        """
         try:
             return self._ask(function, args)
         except RankError:
@@ -116,6 +134,10 @@ class Ranks:
             process.join()
 
 
+StartRanks = Callable[..., Ranks]
+"""The type of the fixture `start_ranks`, which takes Ranks' arguments."""
+
+
 def _answer(connection: Connection, limit: float) -> tuple[str, Any] | None:
     try:
         return connection.recv() if connection.poll(limit) else None
@@ -144,10 +166,15 @@ def _serve(
         device_id=device if bound else None,
     )
     connection.send(("", None))
-    while (request := connection.recv()) is not None:
-        function, args = request
+    while True:
         try:
+            request = connection.recv()  # imports the function's module
+            if request is None:
+                break
+            function, args = request
             answer = ("", function(rank, *args))
+        except EOFError:  # the starting process has ended
+            break
         except BaseException:
             answer = (traceback.format_exc(), None)
         connection.send(answer)

@@ -1,0 +1,93 @@
+"""torch_mtia.ranks, and its fixture, as the tests of other projects use them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from torch_mtia.ranks import RankError, Ranks, StartRanks
+
+
+def total(rank: int) -> float:
+    x = torch.full((4,), rank + 1.0, device=torch.accelerator.current_accelerator())
+    dist.all_reduce(x)
+    return float(x[0])
+
+
+def test_each_rank_returns_its_result(start_ranks: StartRanks) -> None:
+    assert start_ranks(2).run(total) == [3, 3]
+
+
+def test_the_same_arguments_give_the_same_processes(start_ranks: StartRanks) -> None:
+    assert start_ranks(2) is start_ranks(2)
+    assert start_ranks(2) is not start_ranks(2, environ={"RANKS_ARE": "others"})
+
+
+def fails_on_one(rank: int) -> None:
+    if rank == 1:
+        raise ValueError("one rank alone")
+    dist.barrier()
+
+
+def test_an_exception_names_its_rank_and_the_next_test_has_ranks(start_ranks: StartRanks) -> None:
+    with pytest.raises(RankError, match=r"(?s)rank 1: .*in fails_on_one.*ValueError: one rank alone"):
+        start_ranks(2).run(fails_on_one)
+    assert start_ranks(2).run(total) == [3, 3]
+
+
+def variable(_rank: int) -> str:
+    import os
+
+    return os.environ["WHO"]
+
+
+def test_variables_are_those_of_all_ranks_or_of_each() -> None:
+    for environ, expected in (({"WHO": "all"}, ["all", "all"]), ([{"WHO": "a"}, {"WHO": "b"}], ["a", "b"])):
+        with Ranks(2, "cpu", environ=environ) as ranks:
+            assert ranks.run(variable) == expected
+
+
+@pytest.mark.slow
+def test_a_project_loads_the_fixture_by_option(tmp_path: Path) -> None:
+    """A function that ranks cannot import is an error that says so."""
+    (tmp_path / "test_sums.py").write_text(
+        textwrap.dedent(
+            """
+            import pytest
+            import torch.distributed as dist
+            from torch_mtia.ranks import RankError
+
+
+            def backend(rank: int) -> str:
+                return dist.get_backend()
+
+
+            def test_on_the_cpu(start_ranks) -> None:
+                assert start_ranks(2, "cpu").run(backend) == ["gloo", "gloo"]
+
+
+            def test_a_function_without_a_module(start_ranks) -> None:
+                backend.__module__ = "nowhere"
+                backend.__qualname__ = backend.__name__
+                import sys, types
+                sys.modules["nowhere"] = types.SimpleNamespace(backend=backend)
+                with pytest.raises(RankError, match="No module named 'nowhere'"):
+                    start_ranks(2, "cpu").run(backend)
+            """
+        )
+    )
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "torch_mtia.ranks.pytest_plugin", "test_sums.py"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "2 passed" in finished.stdout, finished.stdout + finished.stderr
