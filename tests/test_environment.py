@@ -48,11 +48,11 @@ def test_devices_and_memory(run_script: RunScript, settings: dict[str, Any], dev
 @pytest.mark.parametrize(
     ("name", "value", "valid"),
     [
-        ("TORCH_MTIA_DEVICES", "abc", "a whole number from 1"),
-        ("TORCH_MTIA_DEVICES", "0", "a whole number from 1"),
-        ("TORCH_MTIA_DEVICES", "-1", "a whole number from 1"),
-        ("TORCH_MTIA_DEVICES", "1.5", "a whole number from 1"),
-        ("TORCH_MTIA_DEVICES", "", "a whole number from 1"),
+        ("TORCH_MTIA_DEVICES", "abc", "an integer from 1"),
+        ("TORCH_MTIA_DEVICES", "0", "an integer from 1"),
+        ("TORCH_MTIA_DEVICES", "-1", "an integer from 1"),
+        ("TORCH_MTIA_DEVICES", "1.5", "an integer from 1"),
+        ("TORCH_MTIA_DEVICES", "", "an integer from 1"),
         ("TORCH_MTIA_MEMORY", "12Q", "`512M`, `8G`"),
         ("TORCH_MTIA_MEMORY", "-5", "`512M`, `8G`"),
         ("TORCH_MTIA_MEMORY", "1", "at least `64M`"),

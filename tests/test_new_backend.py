@@ -166,11 +166,11 @@ def test_commands_for_services_are_those_of_the_suite(path: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Acme", "small letters"),
-        ("a-b", "small letters"),
-        ("1a", "small letters"),
-        ("", "small letters"),
-        ("../a", "small letters"),
+        ("Acme", "lowercase letters"),
+        ("a-b", "lowercase letters"),
+        ("1a", "lowercase letters"),
+        ("", "lowercase letters"),
+        ("../a", "lowercase letters"),
         ("class", "keyword"),
         ("cuda", "device type"),
         ("mtia", "device type"),

@@ -81,9 +81,9 @@ def test_children_have_the_same_name(run_plainly: RunScript) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Acme", "small letters"),
-        ("a-b", "small letters"),
-        ("", "small letters"),
+        ("Acme", "lowercase letters"),
+        ("a-b", "lowercase letters"),
+        ("", "lowercase letters"),
         ("class", "keyword"),
         ("cuda", "PyTorch uses"),
         ("cpu", "PyTorch uses"),

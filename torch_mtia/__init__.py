@@ -39,7 +39,10 @@ _load_error: Exception | None = None
 
 
 def include_paths() -> list[str]:
-    """The folder for `#include <torch_mtia/device/Extension.h>`; torch_mtia.cpp_extension has the rest of a build."""
+    """Returns the include folder of `#include <torch_mtia/device/Extension.h>`, as a list of one path.
+
+    `torch_mtia.cpp_extension` has the rest of what a build needs.
+    """
     return [str(Path(__file__).resolve().parent / "include")]
 
 

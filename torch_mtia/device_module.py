@@ -71,12 +71,12 @@ def _lazy_init() -> None:
 
 
 def init() -> None:
-    """Takes the devices into use."""
+    """Initializes the devices, which their first use does otherwise."""
     _lazy_init()
 
 
 def is_initialized() -> bool:
-    """Whether the devices are in use."""
+    """Returns whether the devices are initialized."""
     return _C._is_initialized() and not _is_in_bad_fork()
 
 
@@ -87,7 +87,7 @@ def __getattr__(name: str) -> Any:
 
 
 def is_available() -> bool:
-    """Whether there is a device."""
+    """Returns whether there is a device."""
     return device_count() > 0
 
 
@@ -97,7 +97,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:  # noqa: ARG001
 
 
 def device_count() -> int:
-    """How many devices there are. Does not take them into use."""
+    """Returns the number of devices, without initializing them."""
     return _C._device_count()
 
 
@@ -107,7 +107,7 @@ def current_device() -> int:
 
 
 def set_device(device: Device) -> None:
-    """Makes a device this thread's current one; a negative index changes nothing."""
+    """Sets this thread's current device; a negative index changes nothing."""
     index = _index(device)
     if index >= 0:
         torch.accelerator.set_device_index(index)
@@ -133,7 +133,7 @@ class device:
 
 
 def get_device_capability(device: Device = None) -> tuple[int, int]:
-    """Major and minor."""
+    """Returns the major and the minor number of a device's capability."""
     return _C._device_capability(_index(device))
 
 
@@ -143,17 +143,21 @@ def get_device_name(device: Device = None) -> str:
 
 
 def get_device_properties(device: Device = None) -> dict[str, Any]:
-    """See `torch_mtia.properties.DeviceProperties`."""
+    """Returns a device's properties, by key and by attribute.
+
+    They are name, architecture, total_memory (bytes), L2_cache_size (bytes), multi_processor_count (cores), warp_size,
+    major, minor, max_grid_height and max_grid_width.
+    """
     return _C._device_properties(_index(device))
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The dtypes that autocast may be asked for."""
+    """Returns the dtypes that autocast supports."""
     return [torch.float16, torch.bfloat16]
 
 
 def synchronize(device: Device = None) -> None:
-    """Waits for all work of a device, and raises the first error of it."""
+    """Waits for all work of a device, and raises its first error."""
     _lazy_init()
     torch.accelerator.synchronize(_index(device))
 
@@ -206,7 +210,7 @@ def stream(stream: torch.Stream | None) -> StreamContext:
 
 
 def is_current_stream_capturing() -> bool:
-    """Whether work of the current stream of the current device is being captured in a graph."""
+    """Returns whether the current stream of the current device is being captured in a graph."""
     current = current_stream() if is_initialized() else None
     return current is not None and _C._is_stream_capturing(current.stream_id, current.device_index)
 
@@ -218,7 +222,7 @@ _sleep = streams.sleep
 
 
 def empty_cache() -> None:
-    """Gives the memory that the allocator keeps for later back to the device."""
+    """Returns the allocator's cached memory to the device."""
     torch.accelerator.empty_cache()
 
 
@@ -232,17 +236,17 @@ def memory_stats(device: Device = None) -> dict[str, Any]:
 
 
 def memory_allocated(device: Device = None) -> int:
-    """Bytes that tensors hold."""
+    """Returns the bytes that tensors occupy."""
     return int(memory_stats(device).get("dram", {}).get("allocated_bytes", 0))
 
 
 def max_memory_allocated(device: Device = None) -> int:
-    """The most bytes that tensors held, since the start or the last `reset_peak_memory_stats`."""
+    """Returns the peak of `memory_allocated`, since the start or the last `reset_peak_memory_stats`."""
     return int(memory_stats(device).get("dram", {}).get("peak_bytes", 0))
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:
-    """Forgets the peak."""
+    """Resets the peak of `max_memory_allocated`."""
     if is_initialized():
         torch.accelerator.reset_peak_memory_stats(_index(device))
 
@@ -259,7 +263,7 @@ def snapshot() -> dict[str, Any]:
 
 
 def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], None]) -> None:
-    """Has `observer(device, requested, reserved, free)`, in bytes, called before an out-of-memory error is raised."""
+    """Registers `observer(device, requested, reserved, free)`, in bytes, to be called before an out-of-memory error."""
     _C._attach_out_of_memory_observer(observer)
 
 
@@ -300,12 +304,12 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> int:
-    """Seeds the current device's default generator with a random number, which it returns."""
+    """Seeds the current device's default generator with a random number, and returns the number."""
     return default_generators[current_device()].seed()
 
 
 def seed_all() -> int:
-    """Seeds the default generators of all devices with one random number, which it returns."""
+    """Seeds the default generators of all devices with one random number, and returns the number."""
     number = default_generators[0].seed()
     manual_seed_all(number)
     return number
@@ -325,7 +329,7 @@ def graph_pool_handle() -> Pool:
 
 
 class MTIAGraph(_acceleratorGraph):
-    """A captured sequence of work. With `keep_graph`, it is instantiated by `instantiate` or the first `replay`."""
+    """A captured sequence of work. With `keep_graph`, `instantiate` or the first `replay` instantiates it."""
 
     def __new__(cls, keep_graph: bool = False) -> MTIAGraph:
         return super().__new__(cls, keep_graph)
@@ -334,7 +338,7 @@ class MTIAGraph(_acceleratorGraph):
         super().__init__(keep_graph)
 
     def capture_begin(self, pool: Pool = (0, 0)) -> None:  # type: ignore[override] # as torch.mtia.MTIAGraph
-        """Starts to capture the current stream; memory comes from `pool`, or one of its own."""
+        """Starts to capture the current stream. Memory comes from `pool`, or from a new pool if it is (0, 0)."""
         super().capture_begin(pool=None if tuple(pool) == (0, 0) else pool, capture_error_mode="default")
 
 

@@ -1,6 +1,6 @@
 """The settings: every environment variable this package reads, and the only place in Python that reads them.
 
-To add one: a row here, a field in `Settings`, the row of `markdown_table()` in docs/environment.md.
+To add one: a row here, a field in `Settings`, and `make docs` for the table of docs/environment.md.
 """
 
 from __future__ import annotations
@@ -59,23 +59,37 @@ class Variable(Generic[T]):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings in force. They are read once, when the package is imported."""
+    """The settings of a process: the field `devices` has the value of `TORCH_MTIA_DEVICES`, and so on.
+
+    Attributes:
+        memory: bytes of one device; None for half of what there is.
+        delay: a seed; 0 for no delays.
+        sanitize: the sanitizer's checks.
+        sanitize_json: a file, or "".
+        sanitize_suppressions: a file, or "".
+        runtime: the driver's library.
+        log: what is logged, such as "launch".
+        privateuse1: the device type; "" for mtia.
+        kernels: "aten", "triton" or "auto".
+        machine: a name, or "".
+        system_root: the folder that stands in for "/", or "".
+    """
 
     devices: int
-    memory: int | None  # bytes of one device; None: half of what there is, see machine_memory.h
+    memory: int | None  # None: see machine_memory.h
     launch_blocking: bool
-    delay: int  # a seed; 0: no delays
+    delay: int
     check_bounds: bool
-    sanitize: frozenset[str]  # of CHECKS
-    sanitize_json: str  # a file; "": none
-    sanitize_suppressions: str  # a file; "": none
-    runtime: Path  # the driver's library
-    log: frozenset[str]  # of LOGS
-    privateuse1: str  # the name for the other door; "": the devices are mtia
-    kernels: str  # one of KERNELS
-    machine: str  # a name; "": where the process is
+    sanitize: frozenset[str]
+    sanitize_json: str
+    sanitize_suppressions: str
+    runtime: Path
+    log: frozenset[str]
+    privateuse1: str
+    kernels: str
+    machine: str
     defer: bool
-    system_root: str  # the folder that stands in for "/"
+    system_root: str
 
 
 def _parse_devices(text: str) -> int:
@@ -130,9 +144,11 @@ def _parse_log(text: str) -> frozenset[str]:
 
 
 def check_device_name(name: str) -> str:
-    """Returns the name. Raises ValueError unless it can be a device type: PyTorch writes them in small letters."""
+    """Returns the name. Raises ValueError unless it can be a device type, which PyTorch writes in lowercase."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise ValueError(f"name must be small letters, digits and underscores, beginning with a letter, not {name!r}")
+        raise ValueError(
+            f"name must be lowercase letters, digits and underscores, beginning with a letter, not {name!r}"
+        )
     return name
 
 
@@ -169,15 +185,15 @@ DEVICES = Variable(
     "TORCH_MTIA_DEVICES",
     "auto",
     _parse_devices,
-    f"a whole number from 1 to {MAX_DEVICES}, or `auto`",
-    "How many devices the software device offers. `auto` is as many as torchrun has started processes on the machine "
-    "(`LOCAL_WORLD_SIZE`), and else one.",
+    f"an integer from 1 to {MAX_DEVICES}, or `auto`",
+    "Number of devices of the software device. `auto` is the number of processes that torchrun has started on the "
+    "machine (`LOCAL_WORLD_SIZE`), or one.",
 )
 MEMORY = Variable(
     "TORCH_MTIA_MEMORY",
     "auto",
     _parse_memory,
-    "bytes, with or without a suffix in powers of 1024 (`512M`, `8G`, `1GiB`), at least `64M`; or `auto`",
+    "bytes, with or without a suffix for a power of 1024 (`512M`, `8G`, `1GiB`), at least `64M`; or `auto`",
     "Memory of each device. `auto` is half of the machine's memory, or of the lowest limit of the containers around "
     "the process, divided by the number of devices.",
 )
@@ -186,15 +202,15 @@ LAUNCH_BLOCKING = Variable(
     "0",
     _parse_flag,
     "`0` or `1`",
-    "With `1`, every launch returns only when its work is done, and raises that work's errors. What host functions "
-    "give to other streams is not waited for. For debugging.",
+    "With `1`, every launch waits for its work and raises the work's errors. It does not wait for work that a host "
+    "function submits to another stream. For debugging.",
 )
 DELAY = Variable(
     "TORCH_MTIA_DELAY",
     "0",
     _parse_seed,
-    "a whole number; `0` for no delays",
-    "Seed of random times for which each stream is held back unless somebody waits for it, so that a missing "
+    "an integer; `0` for no delays",
+    "Seed of random delays. A stream's work starts when its delay ends or something waits for it, so that a missing "
     "`wait_stream` or `record_stream` gives wrong data. For debugging.",
 )
 CHECK_BOUNDS = Variable(
@@ -202,76 +218,75 @@ CHECK_BOUNDS = Variable(
     "0",
     _parse_flag,
     "`0` or `1`",
-    "With `1`, Triton kernels that touch memory outside of every live tensor's bytes raise an error that names the "
-    "kernel, the program and the line; under the sanitizer, whatever it looks for, they are reported instead. For "
-    "debugging.",
+    "With `1`, a Triton kernel that accesses memory outside of all live tensors raises an error that names the kernel, "
+    "the program and the line. The sanitizer, with any of its checks, reports the access instead. For debugging.",
 )
 SANITIZE = Variable(
     "TORCH_MTIA_SANITIZE",
     "",
     _parse_sanitize,
-    f"a list, separated by commas, of {', '.join(f'`{name}`' for name in CHECKS)}; or nothing",
-    "What the sanitizer looks for, from the start of the process on; it says what it found when the process ends "
-    "(sanitizer.md). For debugging.",
+    f"a comma-separated list of {', '.join(f'`{name}`' for name in CHECKS)}; or empty",
+    "Checks of the [sanitizer](sanitizer.md), which runs from the start of the process and prints its reports at the "
+    "end. For debugging.",
 )
 SANITIZE_JSON = Variable(
     "TORCH_MTIA_SANITIZE_JSON",
     "",
     lambda text: text,
-    "a file, or nothing",
-    "Where each process under the sanitizer appends its reports when it ends, a line of JSON for each, with its rank "
-    "and number.",
+    "a file, or empty",
+    "File to which each process under the sanitizer appends its reports when it ends: a line of JSON for each report, "
+    "with the rank and the process id.",
 )
 SANITIZE_SUPPRESSIONS = Variable(
     "TORCH_MTIA_SANITIZE_SUPPRESSIONS",
     "",
     _parse_file,
-    "a file, or nothing",
-    "Which reports of the sanitizer are left out, and why (sanitizer.md).",
+    "a file, or empty",
+    "File of the reports to suppress, with reasons ([sanitizer](sanitizer.md#suppressions)).",
 )
 RUNTIME = Variable(
     "TORCH_MTIA_RUNTIME",
     "host",
     _parse_runtime,
     f"{', '.join(f'`{name}`' for name in BUNDLED_DRIVERS)}, or the path of a shared library",
-    "The driver: one that comes with the package, by name, or another, by path.",
+    "The driver: the name of one in the package, or the path of another.",
 )
 LOG = Variable(
     "TORCH_MTIA_LOG",
     "",
     _parse_log,
-    f"a list, separated by commas, of {', '.join(f'`{name}`' for name in LOGS)}; or nothing",
-    "What to write on stderr. `launch`: a line for each work item, with its device, stream and name.",
+    f"a comma-separated list of {', '.join(f'`{name}`' for name in LOGS)}; or empty",
+    "What is logged on stderr. `launch`: a line for each work item, with its device, stream and name.",
 )
 PRIVATEUSE1 = Variable(
     "TORCH_MTIA_PRIVATEUSE1",
     "",
     _parse_privateuse1,
-    "a name for the device type, in small letters, digits and underscores; or nothing",
-    "The devices are of this type instead of `mtia`, through PyTorch's PrivateUse1: see privateuse1.md.",
+    "a device type in lowercase letters, digits and underscores; or empty",
+    "Device type of the devices in place of `mtia`, through PyTorch's [PrivateUse1](privateuse1.md).",
 )
 CHOSEN_KERNELS = Variable(
     "TORCH_MTIA_KERNELS",
     "auto",
     _parse_kernels,
     ", ".join(f"`{name}`" for name in KERNELS),
-    "What runs the operators for which there are both: ATen's kernels, or Triton kernels (kernels.md). `auto` is "
-    "`triton` for a driver without a host view, and `aten` for all others.",
+    "Which kernels run the operators that have both: ATen's, or [Triton kernels](kernels.md). `auto` is `triton` for a "
+    "driver without a host view, and `aten` for all others.",
 )
 MACHINE = Variable(
     "TORCH_MTIA_MACHINE",
     "",
     lambda text: text.replace("%p", str(os.getpid())),
-    "a name, in which `%p` stands for the process's number; or nothing",
-    "Processes of a group with different names use the network between them, as if they were on different machines "
-    "(distributed.md). With `%p`, all do. For testing.",
+    "a name, in which `%p` stands for the process id; or empty",
+    "Name of the machine that the process pretends to run on. Processes of a group with different names use "
+    "the network between them ([distributed](distributed.md)); with `%p`, all do. For testing.",
 )
 DEFER = Variable(
     "TORCH_MTIA_DEFER",
     "0",
     _parse_flag,
     "`0` or `1`",
-    "With `1`, neither `import torch` nor `import torch_mtia` loads the device; the first use of a name of "
+    "With `1`, neither `import torch` nor `import torch_mtia` loads the device. The first use of a name of "
     "`torch_mtia` does, and unsets the variable. The conformance suite sets it in its processes, which may test "
     "another device.",
 )
@@ -280,8 +295,9 @@ SYSTEM_ROOT = Variable(
     "TORCH_MTIA_SYSTEM_ROOT",
     "",
     _parse_system_root,
-    "a folder, or nothing",
-    "Stands in for `/` where the device asks what memory the machine and its containers have (memory.md). For testing.",
+    "a folder, or empty",
+    "Folder in place of `/` for the files that say how much memory the machine and its containers have "
+    "([memory](memory.md)). For testing.",
 )
 VARIABLES: tuple[
     Variable[int] | Variable[int | None] | Variable[bool] | Variable[str] | Variable[Path] | Variable[frozenset[str]],
@@ -338,9 +354,11 @@ def read(environ: Mapping[str, str]) -> Settings:
 
 @functools.cache
 def settings() -> Settings:
-    """The settings of this process, read at the first call: later changes of the environment have no effect.
+    """Returns the settings of this process, read at the first call. Later changes of the environment have no effect.
 
-    Raises ValueError, as `read`.
+    Raises:
+        ValueError: a variable that begins with TORCH_MTIA_ is unknown, or its value is not valid. The message lists
+            what is valid.
     """
     return read(os.environ)
 
@@ -373,7 +391,7 @@ def device_type() -> str:
 
 
 def markdown_table() -> str:
-    """The variables as the table of docs/environment.md."""
+    """Returns the variables as the table of docs/environment.md."""
     lines = ["| variable | default | values | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{v.name}` | `{v.default}` | {v.values} | {v.help} |" for v in VARIABLES]
+    lines += [f"| `{v.name}` | {f'`{v.default}`' if v.default else ''} | {v.values} | {v.help} |" for v in VARIABLES]
     return "\n".join(lines)

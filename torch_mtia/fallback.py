@@ -1,7 +1,7 @@
 """Control over the CPU fallback, which runs every operator that has no kernel for the device.
 
-What it does with views, `out=` arguments and generators is described in docs/fallback.md. The controls here are of the
-process, not of the thread: the backward pass calls operators from threads of its own.
+docs/fallback.md describes how it treats views, `out=` arguments and generators. All controls apply to the process, not
+to a thread: the backward pass calls operators from its own threads.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 
 from torch_mtia import _C
 from torch_mtia.door import device_type, dispatch_key
+
+__all__ = ["deny", "forbid", "force", "reset", "stats", "warn"]
 
 WarnMode = Literal["never", "once", "always"]
 
@@ -40,29 +42,39 @@ _FOUNDATION = {
 
 
 def stats() -> dict[str, int]:
-    """How often each operator fell back since the last `reset()`: `{"aten::cumsum": 2, ...}`, most frequent first."""
+    """Returns the number of fallbacks of each operator since the last `reset()`, largest first.
+
+    For example `{"aten::cumsum": 2}`.
+    """
     counts = _C._fallback_stats()
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def reset() -> None:
-    """Sets every count to zero. With `warn("once")`, operators that were named already are named again."""
+    """Sets every count to zero. In the mode `warn("once")`, each operator warns once more."""
     _C._fallback_reset()
 
 
 def warn(mode: WarnMode) -> None:
-    """Says whether a fall back warns: "never" (the default), "once" for each operator, or "always"."""
+    """Sets when a fallback warns: "never" (the default), "once" for each operator, or "always".
+
+    Raises:
+        ValueError: the mode is another.
+    """
     if mode not in get_args(WarnMode):
         raise ValueError(f"mode must be one of {', '.join(map(repr, get_args(WarnMode)))}, not {mode!r}")
     _C._fallback_set_warn(mode)
 
 
 def deny(operators: Iterable[str]) -> None:
-    """Makes the operators raise NotImplementedError, naming themselves, where they would fall back.
+    """Makes the operators raise NotImplementedError, with their name, in place of falling back.
 
-    Replaces the list of the last call; `deny([])` denies nothing. A name is "aten::add.Tensor" for one overload or
-    "aten::add" for all of them, and "aten::" may be left out. An unknown name raises ValueError, and the list stays as
-    it was.
+    Replaces the list of the last call; `deny([])` clears it. "aten::add.Tensor" names one overload and "aten::add" all
+    of them; "aten::" is optional.
+
+    Raises:
+        ValueError: there is no operator of that name. The list is unchanged.
+        TypeError: the argument is a string.
     """
     if isinstance(operators, str):
         raise TypeError(f"deny() takes a list of names; for one operator write deny([{operators!r}])")
@@ -71,14 +83,16 @@ def deny(operators: Iterable[str]) -> None:
 
 
 def force(operators: Iterable[str]) -> None:
-    """Makes the operators fall back although they have a kernel for the device: to see whether a kernel is to blame.
+    """Makes the operators fall back although the device has kernels for them, to find out whether a kernel is wrong.
 
-    Replaces the list of the last call; `force([])` gives all kernels back. Names are those of `deny`; one without an
-    overload stands for all overloads that have a kernel. Gradients are those of the operator. Not while another thread
-    runs the operators.
+    Replaces the list of the last call; `force([])` clears it. Names are as in `deny`; a name without an overload stands
+    for all overloads that have a kernel. Gradients are computed as without it. Do not call it while another thread runs
+    the operators.
 
-    Raises ValueError for an unknown name, for one that has no kernel (it falls back anyway) or none for the CPU, and
-    for the operators on memory that the fallback itself is made of; the list then stays as it was.
+    Raises:
+        ValueError: there is no operator of that name; it has no kernel for the device, or none for the CPU; or the
+            fallback itself needs it. The list is unchanged.
+        TypeError: the argument is a string.
     """
     if isinstance(operators, str):
         raise TypeError(f"force() takes a list of names; for one operator write force([{operators!r}])")
@@ -118,9 +132,9 @@ def _full_name(operator: str, registered: list[str]) -> str:
 
 @contextlib.contextmanager
 def forbid() -> Iterator[None]:
-    """Inside the block every fall back raises NotImplementedError that names the operator.
+    """Returns a context in which every fallback raises NotImplementedError with the operator's name.
 
-    Holds for all threads of the process, so that it covers the backward pass too. Blocks nest.
+    It applies to all threads of the process, and so to the backward pass too. Contexts nest.
     """
     _C._fallback_forbid(True)
     try:

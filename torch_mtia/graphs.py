@@ -20,7 +20,7 @@ Pool = tuple[int, int]
 
 
 def is_stream_capturing(stream: torch.Stream) -> bool:
-    """Whether work of the stream, which is of an mtia device, is being captured in a graph."""
+    """Returns whether the stream, of an mtia device, is being captured in a graph."""
     return _C._is_stream_capturing(stream.stream_id, stream.device_index)
 
 
@@ -184,28 +184,28 @@ def make_graphed_callables(
     allow_unused_input: bool = False,
     pool: Pool | None = None,
 ) -> Any:
-    """Captures the forward and the backward of functions or modules, and returns what replays them.
+    """Returns callables that replay graphs of the given functions' or modules' forward and backward.
 
-    What is returned takes part in autograd like the original. Its outputs are the graph's own tensors: the next call
-    overwrites them. A module is returned itself, and replays while `training` is what it was at the capture.
-    Several callables are captured in the order of the tuple, their backwards in reverse, and share memory: call them in
-    that order too. Mirrors `torch.cuda.make_graphed_callables` (torch/cuda/graphs.py).
+    They take part in autograd like the originals. Their outputs are the graph's own tensors: the next call overwrites
+    them. A module is returned itself, and replays while `training` is what it was at the capture. Several callables are
+    captured in the order of the tuple, their backwards in reverse, and share memory: call them in that order too.
+    Mirrors `torch.cuda.make_graphed_callables` (torch/cuda/graphs.py).
 
     Args:
         callables: one function or `torch.nn.Module`, or a tuple of them.
-        sample_args: the positional arguments of the callable, or a tuple of those of each: mtia tensors, in whatever
-            tuples, lists and dicts. Calls have the same shapes, dtypes and arrangement; their values are copied into
-            these tensors. Whether gradients are computed for an argument is what `requires_grad` says here.
-        num_warmup_iters: runs before the capture.
-        allow_unused_input: whether arguments and parameters may be without influence on the outputs; their gradients
-            are None.
-        pool: from `torch.mtia.graph_pool_handle()` or the `pool()` of a graph, to share its memory.
+        sample_args: the positional arguments of the callable, or a tuple with those of each callable: mtia tensors,
+            possibly nested in tuples, lists and dicts. Calls must pass the same shapes, dtypes and nesting; their
+            values are copied into these tensors. Gradients are computed for the arguments that require them here.
+        num_warmup_iters: how many iterations run before the capture.
+        allow_unused_input: whether arguments and parameters may have no influence on the outputs; their gradients are
+            then None.
+        pool: a memory pool to share, from `torch.mtia.graph_pool_handle()` or a graph's `pool()`.
 
     Raises:
-        TypeError: arguments or outputs are something else than tensors.
-        ValueError: there are not as many sample_args as callables; in a call, a shape or dtype differs.
-        RuntimeError: a module has hooks, or buffers that require gradients; autocast caches casts; something in a
-            callable cannot be captured.
+        TypeError: an argument or an output is not a tensor; in a call, the nesting differs.
+        ValueError: the numbers of sample_args and of callables differ; in a call, a shape or dtype differs.
+        RuntimeError: a module has hooks, or buffers that require gradients; autocast caches casts; an operation in a
+            callable cannot be captured; a backward runs after a later call of the same callable.
     """
     if torch.is_autocast_enabled(device_type()) and torch.is_autocast_cache_enabled():
         raise RuntimeError("autocast must not cache casts across graphs: use autocast(..., cache_enabled=False)")

@@ -1,6 +1,4 @@
-"""Device memory, beside what `torch.accelerator` and `torch.mtia` offer: limits, and the host's view of it. See
-docs/memory.md.
-"""
+"""Device memory, beside what `torch.accelerator` and `torch.mtia` offer: limits, and host views. See docs/memory.md."""
 
 from __future__ import annotations
 
@@ -28,14 +26,14 @@ def _index(device: Device) -> int:
 
 
 def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
-    """Limits what this process holds of a device's memory, cached blocks included.
+    """Limits the memory of a device that this process allocates, cached blocks included.
 
-    Beyond it, allocations return the cache and then raise `torch.OutOfMemoryError`. Memory that is held already stays.
-    Mirrors `torch.cuda.set_per_process_memory_fraction`.
+    An allocation beyond the limit first empties the cache, and then raises `torch.OutOfMemoryError`. Memory that is
+    already allocated stays. Mirrors `torch.cuda.set_per_process_memory_fraction`.
 
     Args:
         fraction: of the device's memory, from 0 to 1.
-        device: the current one if None.
+        device: the current device if None.
 
     Raises:
         ValueError: the fraction is not between 0 and 1, or the device is not an mtia device.
@@ -46,16 +44,22 @@ def set_per_process_memory_fraction(fraction: float, device: Device = None) -> N
 
 
 def get_per_process_memory_fraction(device: Device = None) -> float:
-    """The fraction in force: 1.0, unless set. Mirrors `torch.cuda.get_per_process_memory_fraction`."""
+    """Returns the fraction that `set_per_process_memory_fraction` set, or 1.0.
+
+    Mirrors `torch.cuda.get_per_process_memory_fraction`.
+
+    Raises:
+        ValueError: the device is not an mtia device.
+    """
     return _C._memory_fraction(_index(device))
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor on the same memory: what either side writes, the other one reads. Nothing is copied.
+    """Returns a CPU tensor on the same memory, without a copy.
 
     Waits for all work on the tensor's device first. Afterwards nothing orders the host's accesses and the device's:
-    synchronize before the host reads what the device has written since, and do not write while the device works on the
-    tensor. The view keeps the memory alive, unless the tensor's storage is resized or gets another memory.
+    synchronize before the host reads what the device has written since, and do not write while the device uses the
+    tensor. The view keeps the memory alive unless the tensor's storage is resized or replaced.
 
     Args:
         tensor: a strided tensor of the device, of any shape, strides and dtype, that does not require a gradient.
@@ -65,9 +69,9 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
 
     Raises:
         ValueError: the tensor is on another device, or not strided.
-        RuntimeError: it requires a gradient; `host_view(tensor.detach())` has none. Or the process was forked from one
-            that uses the device.
-        NotImplementedError: the driver gives the host no view of the device's memory; `tensor.cpu()` copies.
+        RuntimeError: the tensor requires a gradient (`host_view(tensor.detach())` does not), or the process was forked
+            from one that uses the device.
+        NotImplementedError: the host cannot access the device's memory; `tensor.cpu()` copies.
     """
     if tensor.device.type != device_type():
         raise ValueError(f"tensor must be on {device_type()}, not on {tensor.device}")

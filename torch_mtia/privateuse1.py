@@ -1,4 +1,4 @@
-"""The other door: the backend under a name of your own, through PyTorch's PrivateUse1. See docs/privateuse1.md."""
+"""The backend under another device type, through PyTorch's PrivateUse1. See docs/privateuse1.md."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _UNNAMED = "privateuseone"
 
 
 def enable(name: str, driver: str | Path | None = None) -> None:
-    """Makes the devices `torch.device(name)` instead of `torch.device("mtia")`, with their functions in `torch.NAME`.
+    """Registers the devices as `torch.device(name)` in place of `torch.device("mtia")`, with the module `torch.NAME`.
 
-    Once in a process, before the first use of a device; again with the same name does nothing. The processes that this
-    one starts do the same, through the variable TORCH_MTIA_PRIVATEUSE1, which is set. `torch.accelerator` is the new
-    type from then on, and `torch.mtia` says that there is no device.
+    Call it once in a process, before the first use of a device; a second call with the same name does nothing. It sets
+    TORCH_MTIA_PRIVATEUSE1, so that processes started by this one do the same. From then on `torch.accelerator` uses the
+    new type, and `torch.mtia` has no device.
 
     Args:
-        name: of the device type.
-        driver: the library that drives the devices, if TORCH_MTIA_RUNTIME names no other.
+        name: the device type.
+        driver: the path of the driver's library, unless TORCH_MTIA_RUNTIME names one.
 
     Raises:
-        ValueError: the name is not an identifier, or one that PyTorch uses already; or there is no such driver.
+        ValueError: the name is not an identifier, or PyTorch uses it already; or there is no such driver.
         RuntimeError: the devices are in use as `mtia` or have another name, or another backend has taken PrivateUse1.
             Nothing has changed then.
     """

@@ -22,9 +22,18 @@ PACKAGED = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native" / "na
 
 
 def generate_registration(overlay: Path, folder: Path) -> Path:
-    """Writes registration.h, which declares the kernels, and registration.cpp, which registers them. Returns that.
+    """Writes registration.h, which declares a vendor's kernels, and registration.cpp, which registers them.
 
-    Raises ValueError, with file and line, for an operator that this PyTorch does not have, or not with that signature.
+    Args:
+        overlay: a file in the dialect of PyTorch's native_functions.yaml: `func` and, under `dispatch`, the kernel's
+            name for PrivateUse1.
+        folder: where the two files are written; it is created.
+
+    Returns:
+        The path of registration.cpp.
+
+    Raises:
+        ValueError: this PyTorch does not have an operator, or not with that signature; the message has file and line.
     """
     kernels = dict(_kernels(overlay))
     head = f"// Generated from {overlay.name}."

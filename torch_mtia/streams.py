@@ -16,16 +16,16 @@ __all__ = ["launch_host_function"]
 
 
 def launch_host_function(stream: torch.Stream, function: Callable[[], object]) -> None:
-    """Has `function()` called in the stream, behind the work submitted so far and before what comes next.
+    """Submits a call of `function()` to the stream: it runs after earlier work of the stream and before later work.
 
-    Does not wait. The function runs on a thread of the driver, with the interpreter lock; it must not wait for the
-    stream. What it raises is raised as RuntimeError, with its text, at the stream's next synchronizing call. If the
-    stream is being captured in a graph, the function becomes a node of it and is called at each replay. The
-    counterpart of CUDA's cudaLaunchHostFunc.
+    Returns at once. The function runs on a thread of the driver, with the interpreter lock, and must not wait for the
+    stream. An exception in it is raised as RuntimeError, with its text, at the stream's next synchronizing call. If the
+    stream is being captured, the function becomes a node of the graph and is called at each replay. Mirrors CUDA's
+    cudaLaunchHostFunc.
 
     Args:
         stream: of an mtia device.
-        function: takes no arguments; what it returns is dropped. It is kept until it has been called; in a graph,
+        function: takes no arguments; its result is ignored. It is referenced until it has been called; in a graph,
             until some time after the graph is destroyed.
 
     Raises:

@@ -45,45 +45,88 @@ AS_EXPECTED, UNEXPECTED, USAGE, INTERRUPTED = 0, 1, 2, 3
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m torch_mtia.conformance",
-        description="Tests a device of PyTorch against its CPU, and compares with what the device's ledger expects.",
-        epilog=f"Exit status: {AS_EXPECTED} all as the ledger says, {UNEXPECTED} something else, {USAGE} wrong "
-        f"arguments, a wrong ledger or a device that does not start, {INTERRUPTED} interrupted (--resume goes on).",
+        description="Tests a PyTorch device against the CPU device, and compares the results with the device's ledger "
+        "of expected failures. One of --device, --driver and --merge is required.",
+        epilog=f"Exit status: {AS_EXPECTED} if all results are as the ledger says, {UNEXPECTED} if some are not, "
+        f"{USAGE} for wrong arguments, a wrong ledger or a device that does not start, {INTERRUPTED} if interrupted "
+        "(--resume continues).",
     )
     under_test = made.add_mutually_exclusive_group(required=True)
-    under_test.add_argument("--device", help="mtia, cpu, cuda, or the name of a PrivateUse1 backend")
-    under_test.add_argument("--driver", type=Path, metavar="LIBRARY", help=f"for the suite {DRIVER_SUITE}")
     under_test.add_argument(
-        "--merge", type=Path, nargs="+", metavar="SHARD.json", help="no run: all shards of one, each as --json wrote it"
+        "--device", help="device type to test: mtia, cpu, cuda, or the name of a PrivateUse1 backend"
     )
-    made.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help="registers it")
-    made.add_argument("--suite", action="append", default=[], help=f"repeatable; all of {', '.join(SUITES)}")
-    made.add_argument("--test", action="append", default=[], metavar="PATTERN", help="ids, as operators/*/add/float32")
-    made.add_argument("--shard", type=_shard, default=(0, 1), metavar="K/N", help="the K-th of N parts, K from 1")
+    under_test.add_argument(
+        "--driver", type=Path, metavar="LIBRARY", help=f"driver library to test, by the suite {DRIVER_SUITE}"
+    )
+    under_test.add_argument(
+        "--merge",
+        type=Path,
+        nargs="+",
+        metavar="SHARD.json",
+        help="run nothing; combine what --json wrote for each shard of one run",
+    )
     made.add_argument(
-        "--file", action="append", default=[], type=Path, help="a test file of PyTorch's instead of suites"
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="module that registers the device; repeatable",
+    )
+    made.add_argument(
+        "--suite", action="append", default=[], help=f"suite to run; repeatable (default: all of {', '.join(SUITES)})"
+    )
+    made.add_argument(
+        "--test",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="run only tests whose ids match, as in operators/*/add/float32; repeatable",
+    )
+    made.add_argument(
+        "--shard", type=_shard, default=(0, 1), metavar="K/N", help="run the K-th of N shards (default: 1/1)"
+    )
+    made.add_argument(
+        "--file",
+        action="append",
+        default=[],
+        type=Path,
+        help="file of PyTorch's tests to run; repeatable; without --suite, no suite runs",
     )
     made.add_argument(
         "--upstream",
         nargs="+",
         metavar=("CHECKOUT", "FILE"),
-        help="a folder of PyTorch's or Triton's sources, whose test files run instead of suites; some, as test_torch",
+        help="source tree of PyTorch or Triton, whose test files run instead of suites (default: all that are generic);"
+        " name a file without its suffix, as in test_torch",
     )
-    made.add_argument("--ledger", type=Path, help="default: the one that the package has for the device")
-    made.add_argument("--folder", type=Path, help="for the run's record; default: conformance-DEVICE")
+    made.add_argument(
+        "--ledger", type=Path, help="expected failures (default: the ledger that the package has for the device)"
+    )
+    made.add_argument("--folder", type=Path, help="folder for the run's record (default: conformance-DEVICE)")
     made.add_argument(
         "-j",
         "--jobs",
         type=_count,
         default=_cores(),
-        help="worker processes; 0: in this one, for a debugger, which a device may end without a word",
+        help="number of worker processes (default: the usable cores); with 0, tests run in this process, as a debugger "
+        "needs, and a device that kills its process ends the run",
     )
-    made.add_argument("--time-limit", type=_limit, default=Settings.time_limit, metavar="SECONDS", help="of one test")
-    made.add_argument("--resume", action="store_true", help="go on with the run whose record is in the folder")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write all results")
-    made.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
-    made.add_argument("--report", type=Path, metavar="FILE", help="write a page of HTML")
-    made.add_argument("--compare", type=Path, metavar="OLD.json", help="list what has changed since that run")
-    made.add_argument("--update", action="store_true", help="propose a ledger that agrees with the results")
+    made.add_argument(
+        "--time-limit",
+        type=_limit,
+        default=Settings.time_limit,
+        metavar="SECONDS",
+        help="limit for one test (default: %(default)g)",
+    )
+    made.add_argument("--resume", action="store_true", help="continue the run whose record is in the folder")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON")
+    made.add_argument("--junit", type=Path, metavar="FILE", help="write all results as JUnit XML")
+    made.add_argument("--report", type=Path, metavar="FILE", help="write an HTML report")
+    made.add_argument("--compare", type=Path, metavar="OLD.json", help="list the changes since the run that wrote it")
+    made.add_argument(
+        "--update", action="store_true", help="write a ledger that agrees with the results to the folder, as a proposal"
+    )
     return made
 
 

@@ -35,8 +35,16 @@ def register() -> None:
 
 
 def records(group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
-    """The last calls of a group, oldest first: rank, operation, sequence number, sizes, dtype and state of each. Where
-    ranks differ in them, they have not called the same.
+    """Returns the last calls of a group on this rank, oldest first.
+
+    Each has rank, operation, sequence number, sizes, dtype and state. Ranks whose lists differ have called different
+    collectives.
+
+    Args:
+        group: the default group if None.
+
+    Raises:
+        ValueError: the group has no backend `tmccl`.
     """
     backend = backend_of(group or dist.group.WORLD)
     if backend is None:

@@ -1,7 +1,7 @@
-"""Settings of Inductor on mtia, beside PyTorch's `torch._inductor.config`. They are part of the keys of its caches.
+"""Settings of Inductor on mtia, beside PyTorch's `torch._inductor.config`. They are part of its cache keys.
 
-`torch_mtia.inductor.config.max_kernel_io_buffers = 8` holds for what is compiled from then on, and
-`with torch_mtia.inductor.config.patch(max_kernel_io_buffers=8):` for what is compiled within.
+`torch_mtia.inductor.config.max_kernel_io_buffers = 8` applies to later compilations, and
+`with torch_mtia.inductor.config.patch(max_kernel_io_buffers=8):` to those inside the block.
 """
 
 import sys
@@ -12,8 +12,9 @@ from torch.utils._config_module import install_config_module
 from torch_mtia.inductor.cache_key import identity
 
 max_kernel_io_buffers: int | None = None
-"""How many different buffers a Triton kernel may read and write, or None; at least 2. For devices whose kernels take a
-limited number of arguments. Holds for every kernel that compiled code launches: see guardrails.py."""
+"""The most buffers that a Triton kernel of compiled code may read and write, at least 2; or None, for no limit.
+
+For devices whose kernels take a limited number of arguments."""
 
 _identity: str = identity()
 """Not to be set: this version of the package, for the keys of caches."""

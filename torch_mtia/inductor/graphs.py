@@ -369,9 +369,10 @@ _functions: weakref.WeakSet[_Function] = weakref.WeakSet()
 
 
 def forget_recordings() -> None:
-    """Destroys all recordings and gives their memory back; functions that are called again record again.
+    """Destroys the graphs of all functions compiled with `mode="reduce-overhead"`, and frees their memory.
 
-    Without it they live as long as Inductor's cache of generated code, which is as long as the process.
+    Functions that are called again record again. Otherwise the graphs live as long as Inductor's cache of generated
+    code, which is as long as the process.
     """
     for function in list(_functions):
         function.recordings.clear()

@@ -25,9 +25,11 @@ from torch_mtia.inductor import config
 
 
 class TooManyBuffersError(ShortenTraceback):
-    """A kernel cannot be divided so far that it keeps to max_kernel_io_buffers. A RuntimeError, which Inductor and
-    Dynamo pass on as it is, where they wrap others. If a graph cannot be cached (one with a loop cannot), Inductor
-    raises InductorError instead, and its `inner_exception` is this error."""
+    """Raised where a kernel cannot be split enough to respect `torch_mtia.inductor.config.max_kernel_io_buffers`.
+
+    It is a RuntimeError, which Inductor and Dynamo pass on unwrapped. For a graph that cannot be cached, such as one
+    with a loop, Inductor raises InductorError, whose `inner_exception` is this error.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, first_useful_frame=None)

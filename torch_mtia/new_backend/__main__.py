@@ -13,10 +13,11 @@ from torch_mtia.new_backend import write
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m torch_mtia.new_backend",
-        description="Writes a package for a device of your own, which builds, passes its tests and runs on the host.",
+        description="Writes the package of a new device, with a driver that runs on the host and tests that pass.",
+        epilog="Exit status: 0 if the package was written, 2 if the name is not valid or the folder exists.",
     )
-    parser.add_argument("name", metavar="NAME", help='of the device, as in tensor.to("NAME")')
-    parser.add_argument("--output", type=Path, metavar="DIR", help="the folder to make; default: torch_NAME")
+    parser.add_argument("name", metavar="NAME", help='device name, as in tensor.to("NAME")')
+    parser.add_argument("--output", type=Path, metavar="DIR", help="folder to create (default: torch_NAME)")
     arguments = parser.parse_args(argv)
     output = arguments.output or Path(f"torch_{arguments.name}")
     try:

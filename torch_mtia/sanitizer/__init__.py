@@ -1,7 +1,7 @@
-"""Finds work that touches memory at the wrong time: in no order, after it was freed, before it was written. And Triton
-kernels whose programs are in each other's way, or that leave a tensor, and work that makes NaN or infinity.
+"""Finds unordered accesses, use after free, uninitialized reads and leaks; races and out-of-bounds accesses of Triton
+kernels; and the first NaN or infinity.
 
-    python -m torch_mtia.sanitize script.py  # says what is wrong, and where, on stderr
+    python -m torch_mtia.sanitize script.py  # prints reports on stderr
     TORCH_MTIA_SANITIZE=streams,memory python script.py
 
     with torch_mtia.sanitizer.enabled("streams"):
@@ -9,9 +9,9 @@ kernels whose programs are in each other's way, or that leave a tensor, and work
     for report in torch_mtia.sanitizer.reports():
         print(report)
 
-Every operator, copy, event and allocation of the process is followed when it is submitted, and every access of Triton
-kernels that are compiled meanwhile when they run. So a report does not depend on how quick anything was: what is in no
-order is found where it went well, too. docs/sanitizer.md explains reports.
+Every operator, copy, event and allocation of the process is recorded when it is submitted, and every access of Triton
+kernels that are compiled meanwhile when they run. Reports therefore do not depend on timing: a race is reported even if
+the result was right. docs/sanitizer.md explains the reports.
 """
 
 from __future__ import annotations
@@ -53,10 +53,17 @@ _asked: set[str] = set()  # checks, by the last start()
 
 
 def start(*checks: str) -> None:
-    """Watches all devices of the process from now on, with nothing known of what was before. `checks`, of CHECKS:
-    "streams": work of several streams in no order; "memory": memory that was freed, and kernels that leave a tensor;
-    "init": memory that nothing has written; "kernels": programs and lanes of a kernel that are in each other's way;
-    "numbers": work that makes NaN or infinity. None: all of them. Raises ValueError for another name."""
+    """Starts checking all devices of the process; earlier work is unknown.
+
+    Args:
+        checks: names of CHECKS; all if there are none. "streams": unordered accesses of several streams. "memory": use
+            after free, leaks, and kernels that leave a tensor. "init": reads of uninitialized memory. "kernels": races
+            between the programs of a kernel, and lanes of a store that write different values to one address.
+            "numbers": operations that make NaN or infinity.
+
+    Raises:
+        ValueError: there is no check of that name.
+    """
     start_process(checks)
     _compile_here(True)
 
@@ -85,8 +92,11 @@ def start_process(checks: Collection[str]) -> None:
 
 
 def stop() -> None:
-    """Watches no more, once what was launched has run. Reports stay. Raises RuntimeError in a host function, which must
-    not wait."""
+    """Waits for the kernels that were launched, and stops checking. Reports stay.
+
+    Raises:
+        RuntimeError: it is called in a host function, which must not wait.
+    """
     from torch_mtia import _C
 
     _C._sanitizer_wait()
@@ -115,9 +125,18 @@ def _compile_here(wanted: bool) -> None:
 
 @contextlib.contextmanager
 def enabled(*checks: str) -> Iterator[None]:
-    """start() before and stop() after a `with` statement. What was watched before is watched anew behind it. Of several
-    statements, nested or in several threads, all of the process is watched as the youngest that has not ended says.
-    Raises RuntimeError in a host function, as stop() does."""
+    """Returns a context that calls start() and stop(). The checks that ran before it start anew after it.
+
+    Of several contexts, nested or in several threads, the youngest one that has not ended decides what is checked, for
+    the whole process.
+
+    Args:
+        checks: as for start().
+
+    Raises:
+        ValueError: there is no check of that name.
+        RuntimeError: it is entered or left in a host function, which must not wait.
+    """
     mine = _Statement()
     _in_turn(lambda: _enter(mine, checks))
     try:
@@ -177,7 +196,7 @@ _statements_lock = threading.RLock()
 
 
 def unchecked() -> list[str]:
-    """What start() was asked to look for and cannot see, with the reason."""
+    """Returns what the checks of start() cannot see, with the reasons, as lines of text."""
     from torch_mtia import _C
 
     found = []
@@ -204,9 +223,13 @@ def _times(count: int) -> str:
 
 
 def reports() -> list[Report]:
-    """What was found since the list was last cleared. What is found again at the same lines is counted. It waits for
-    kernels that were launched: what they touch is known when they have run. So it raises RuntimeError in a host
-    function, which they may be behind."""
+    """Returns the list of reports, which the caller may clear. Findings at the same lines are one report, with a count.
+
+    Waits for the kernels that were launched, whose accesses are known when they have run.
+
+    Raises:
+        RuntimeError: it is called in a host function, which must not wait.
+    """
     from torch_mtia import _C
 
     _C._sanitizer_wait()
@@ -223,18 +246,29 @@ def reports() -> list[Report]:
 
 
 def find_leaks() -> None:
-    """Adds what is a leak now to the reports: see docs/sanitizer.md. At the end of a program, while it is watched."""
+    """Adds a report for each leak. Call it at the end of a program, before stop(). See docs/sanitizer.md."""
     _found.extend(leak for leak in leaks.find() if not _is_suppressed(leak))
 
 
 def suppress(file: Path) -> None:
-    """Reports that the file names are left out from now on, but counted. Raises ValueError for a line that it does not
-    understand, and for one without a reason."""
+    """Suppresses later reports that the file names, and counts them.
+
+    Args:
+        file: a line for each rule: kind, operator, file:function and, after a #, the reason. See docs/sanitizer.md.
+
+    Raises:
+        ValueError: a line is not a rule, or has no reason.
+        OSError: the file cannot be read.
+    """
     _suppressions.extend(suppressions.read(file))
 
 
 def print_reports(file: TextIO | None = None) -> None:
-    """To stderr, or to `file`."""
+    """Prints the reports, the suppressions used, what was not checked, and the number of reports.
+
+    Args:
+        file: stderr if None.
+    """
     found = reports()
     for report in found:
         print(report, end="\n\n", file=file or sys.stderr)

@@ -24,7 +24,7 @@ PACKAGES = (
 
 
 class Frame(NamedTuple):
-    """A line of the program."""
+    """A line of the program: its file, the number and the function."""
 
     file: str
     line: int
@@ -47,23 +47,39 @@ class KernelLine(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """An item of work that touches a tensor's memory."""
+    """A work item's access to a tensor's memory.
+
+    Attributes:
+        operator: such as "aten::mm", or the name of a kernel.
+        device: the device's index; None for the host.
+        stream: `torch.Stream.stream_id`, 0 for the default stream; None for the host.
+        tensor: dtype and sizes, or a number of bytes.
+        address: of the first byte.
+        size: bytes, from the first to the last.
+        writes: whether it writes.
+        is_collective: whether the operator is a collective.
+        line: of a Triton kernel, its line.
+        program: of a Triton kernel, the program id where it matters.
+        frames: where the work was submitted, innermost first.
+        node: of the work of `backward()`, the autograd node.
+        forward: of the work of `backward()`, where the operator of the forward was called.
+        backward: of the work of `backward()`, where `backward()` was called.
+    """
 
     operator: str
-    device: int | None  # None: the host, without a stream
-    stream: int | None  # torch.Stream.stream_id; 0: the default stream
-    tensor: str  # dtype and sizes, or a number of bytes
+    device: int | None
+    stream: int | None
+    tensor: str
     address: int
-    size: int  # bytes, from the first to the last
+    size: int
     writes: bool
     is_collective: bool = False
-    line: KernelLine | None = None  # of a kernel
-    program: tuple[int, int, int] | None = None  # of a kernel, where it matters
-    frames: tuple[Frame, ...] = ()  # innermost first
-    # Of what backward() submits:
-    node: str = ""  # of autograd
-    forward: tuple[Frame, ...] = ()  # where the operator was called that made the node
-    backward: tuple[Frame, ...] = ()  # where backward() was called
+    line: KernelLine | None = None
+    program: tuple[int, int, int] | None = None
+    frames: tuple[Frame, ...] = ()
+    node: str = ""
+    forward: tuple[Frame, ...] = ()
+    backward: tuple[Frame, ...] = ()
 
     def __str__(self) -> str:
         program = f"program {self.program} of " if self.program else ""
@@ -103,19 +119,30 @@ class Access:
 
 @dataclasses.dataclass
 class Report:
-    """One finding. `kind` is "race", "freed too early", "use after free", "uninitialized", "out of bounds",
-    "race between programs", "several values", "not finite" or "leak"."""
+    """A finding. `str()` of it is the text that is printed.
+
+    Attributes:
+        kind: "race", "freed too early", "use after free", "uninitialized", "out of bounds", "race between programs",
+            "several values", "not finite" or "leak".
+        access: the access at fault; of a race, the later one.
+        earlier: of a race, the access submitted earlier; of a Triton kernel's values that are not finite, the store.
+        memory: where the memory was freed; where it was allocated, if it is uninitialized or the access leaves it.
+        bounds: address and bytes of the tensor that the access leaves.
+        nan: how many values of the access are NaN.
+        infinite: how many values of the access are infinite.
+        reads_infinite: whether some inputs are infinite, and none is NaN.
+        count: how often it was found at these lines.
+    """
 
     kind: str
     access: Access
-    # The other one of a race, which was submitted before; of a kernel's numbers that are not finite, the store.
     earlier: Access | None
-    memory: tuple[Frame, ...]  # where the memory was freed, or allocated if nothing has written to it, or of the tensor
-    bounds: tuple[int, int] | None = None  # address and bytes of the tensor that is left
-    nan: int = 0  # how many numbers of the access are NaN, if it is not finite
+    memory: tuple[Frame, ...]
+    bounds: tuple[int, int] | None = None
+    nan: int = 0
     infinite: int = 0
-    reads_infinite: bool = False  # what it reads is infinite in part, and nowhere NaN
-    count: int = 1  # how often it was found at these lines
+    reads_infinite: bool = False
+    count: int = 1
 
     @property
     def key(self) -> tuple[object, ...]:

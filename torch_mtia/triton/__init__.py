@@ -10,9 +10,9 @@ __all__ = ["activate"]
 
 
 def activate() -> None:
-    """Makes mtia the device that `kernel[grid](...)` runs on, in this process.
+    """Makes Triton run `kernel[grid](...)` on mtia in this process.
 
-    Needed only where Triton also has a GPU to choose: without one, mtia is what it finds.
+    It is needed only beside a GPU that Triton supports: without one, Triton finds mtia alone.
     """
     from triton.runtime import driver
 

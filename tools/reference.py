@@ -1,0 +1,112 @@
+"""Writes what the reference has from the code: docs/commands.md, and the table of docs/environment.md.
+
+The options of a command are those of the parser that its main() makes. `make docs` runs this with the built package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+from torch_mtia import environment
+from torch_mtia.sanitizer import pytest_plugin
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = ROOT / "docs" / "commands.md"
+SETTINGS = ROOT / "docs" / "environment.md"
+
+HEADING = """\
+# Commands
+
+`make docs` writes this page from the commands' own parsers. `--help` after a command prints the same.
+"""
+
+
+def commands() -> list[str]:
+    """Returns the modules that `python -m` runs, in alphabetical order."""
+    files = [*ROOT.glob("torch_mtia/*.py"), *ROOT.glob("torch_mtia/*/__main__.py")]
+    runnable = [path.relative_to(ROOT) for path in files if '__name__ == "__main__"' in path.read_text()]
+    return sorted(".".join(path.with_suffix("").parts) for path in runnable)
+
+
+class _Parsed(Exception):
+    """Ends a command where it would parse its arguments."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
+
+
+def _stop(parser: argparse.ArgumentParser, *_: object) -> None:
+    raise _Parsed(parser)
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """Returns the parser that the module's main() makes. Raises LookupError if main() parses nothing."""
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", _stop):
+        try:
+            importlib.import_module(command).main()
+        except _Parsed as parsed:
+            return parsed.parser
+    raise LookupError(f"main() of {command} makes no parser")
+
+
+class _PytestOptions(argparse.ArgumentParser):
+    """Takes the options of a plug-in as pytest's parser does."""
+
+    addoption = argparse.ArgumentParser.add_argument
+
+
+def _pytest_parser() -> argparse.ArgumentParser:
+    made = _PytestOptions(f"pytest -p {pytest_plugin.__name__}", description=pytest_plugin.__doc__, add_help=False)
+    pytest_plugin.pytest_addoption(made)  # type: ignore[arg-type] # a parser with the one method that it calls
+    return made
+
+
+def _names(action: argparse.Action) -> str:
+    """Returns the action as it is written on a command line."""
+    if not action.option_strings:
+        return f"`{action.metavar or action.dest}`"
+    metavar = action.metavar or action.dest.upper()
+    value = " ".join([*([metavar] if isinstance(metavar, str) else metavar), *(["..."] if action.nargs == "+" else [])])
+    return ", ".join(f"`{option}{'' if action.nargs == 0 else f' {value}'}`" for option in action.option_strings)
+
+
+def _plain(text: str) -> str:
+    """Returns text in which nothing is Markdown."""
+    return re.sub(r"([*|<])", r"\\\1", " ".join(text.split()))
+
+
+def _section(parser: argparse.ArgumentParser) -> Iterator[str]:
+    yield f"\n## {parser.prog}\n"
+    if parser.description:
+        yield " ".join(parser.description.split()) + "\n"
+    yield "| argument | meaning |\n|---|---|"
+    for action in parser._actions:
+        if action.dest != "help":
+            meaning = (action.help or "") % {**vars(action), "prog": parser.prog}
+            yield f"| {_names(action)} | {_plain(meaning)} |"
+    if parser.epilog:
+        yield "\n" + " ".join(parser.epilog.split())
+
+
+def pages() -> dict[Path, str]:
+    """Returns the text of each page that has generated lines."""
+    parsers = [*map(parser_of, commands()), _pytest_parser()]
+    lines = [HEADING.rstrip("\n"), *(line for parser in parsers for line in _section(parser))]
+    settings = re.sub(
+        r"^\| variable \|.*?(?=\n\n)",
+        lambda _: environment.markdown_table(),
+        SETTINGS.read_text(),
+        count=1,
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    return {COMMANDS: "\n".join(lines) + "\n", SETTINGS: settings}
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text)
