@@ -151,7 +151,7 @@ Race: unordered accesses to the same memory, at least one of which writes
     program.py:4 in <module>
   aten::normal_ writes float32[1000] on the default stream of device 0, submitted earlier
     program.py:1 in <module>
-  Fix: before program.py:4, call `WAIT`, or wait for an event recorded there."""
+  Fix: before program.py:4, call `WAIT`."""
     )
 
 

@@ -85,8 +85,7 @@ def test_an_access_that_leaves_its_tensor_is_told_and_left_out() -> None:
         "  0 bytes past the end of the tensor, which has 4000 bytes\n"
         "  the tensor was allocated at\n"
         "    test.py:N in test_an_access_that_leaves_its_tensor_is_told_and_left_out\n"
-        "  Fix: mask the lanes beyond the tensor, as in `tl.load(x + offsets, mask=offsets < n)`, or pass the right "
-        "size and strides."
+        "  Fix: mask the lanes beyond the tensor, as `mask=offsets < n` does, or pass the right size and strides."
     )
 
 

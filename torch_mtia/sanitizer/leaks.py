@@ -48,8 +48,8 @@ class Leak(Report):
                 "a tensor with an autograd graph keeps that alive too: store `x.detach()`"
             )
         return (
-            "no Python tensor holds the memory, so an autograd graph or an extension does: "
-            "accumulate `loss.item()` or `loss.detach()` in place of `loss`"
+            "an autograd graph or an extension holds the memory, no Python tensor does: "
+            "accumulate `loss.item()` or `loss.detach()`"
         )
 
     def __str__(self) -> str:

@@ -140,11 +140,11 @@ class Report:
         if self.kind == "freed too early":
             return f"before the tensor is freed, call `tensor.record_stream({earlier})` or {waits}{where}"
         if self.access.stream is None:
-            return f"before {line}, call `{earlier}.synchronize()`{where}, or synchronize an event recorded there"
+            return f"before {line}, call `{earlier}.synchronize()`{where}"
         if self.earlier.is_collective:
             there = "" if self.access.is_collective else f" in {self.access.where}"
             return f"before {line}, call `work.wait()`{there}, where work is what {self.earlier.operator} returned"
-        return f"before {line}, call {waits}{where}, or wait for an event recorded there"
+        return f"before {line}, call {waits}{where}"
 
     def __str__(self) -> str:
         lines = [f"{_TITLES[self.kind]}{f' ({self.count} times)' if self.count > 1 else ''}", f"  {self.access}"]
@@ -184,10 +184,9 @@ _REMEDIES = {
     "not finite": "keep the inputs in the operation's range, as `x.clamp(min=1e-12)` does, or use a wider dtype",
     "use after free": "keep a reference to the tensor until the work is submitted; give a graph new inputs by "
     "`x.copy_(new)`",
-    "out of bounds": "mask the lanes beyond the tensor, as in `tl.load(x + offsets, mask=offsets < n)`, or pass the "
-    "right size and strides",
-    "race between programs": "give each element to one program, use `tl.atomic_add(pointer, value)`, or order the "
-    "programs by an atomic operation that releases and one that acquires",
+    "out of bounds": "mask the lanes beyond the tensor, as `mask=offsets < n` does, or pass the right size and strides",
+    "race between programs": "give each element to one program, use `tl.atomic_add(pointer, value)`, or synchronize "
+    "the programs by atomics",
     "several values": "give each lane an address of its own, or use `tl.atomic_add(pointers, values)`",
 }
 _TITLES = {
