@@ -110,7 +110,7 @@ def test_leaks_are_found(program: Program) -> None:
     assert found, "no report"
     assert {report.kind for report in found} == {"leak"}
     assert any(frame.file == "program.py" for frame in found[0].access.frames)
-    assert "Leak: the same lines allocate more and more" in str(found[0])
+    assert "Leak: the same lines keep allocating memory" in str(found[0])
 
 
 @pytest.mark.sampled(3)
@@ -146,12 +146,12 @@ def test_a_report_says_what_happened_where_and_what_to_write() -> None:
     assert (
         text
         == """\
-Race: two pieces of work touch the same memory in no order, and one of them writes
+Race: unordered accesses to the same memory, at least one of which writes
   aten::exp reads float32[1000] on stream N of device 0
     program.py:4 in <module>
-  aten::normal_ writes float32[1000] on the default stream of device 0, submitted before
+  aten::normal_ writes float32[1000] on the default stream of device 0, submitted earlier
     program.py:1 in <module>
-  To fix it: before the later one, call WAIT, or wait for an event."""
+  Fix: before program.py:4, call `WAIT`."""
     )
 
 
@@ -379,7 +379,7 @@ for _ in range(30):
 @pytest.mark.wide
 def test_leaks_are_looked_for_when_a_script_ends(run_script: RunScript, tmp_path: Path) -> None:
     finished = run_script(LEAKING, TORCH_MTIA_SANITIZE="memory")
-    assert "Leak: the same lines allocate more and more" in finished.stderr
+    assert "Leak: the same lines keep allocating memory" in finished.stderr
     assert "torch_mtia sanitizer: 1 report\n" in finished.stderr
     script = tmp_path / "leaking.py"
     script.write_text(LEAKING)
@@ -389,7 +389,7 @@ def test_leaks_are_looked_for_when_a_script_ends(run_script: RunScript, tmp_path
         f"sys.exit(subprocess.run([sys.executable, '-m', 'torch_mtia.sanitize', *{options!r}]).returncode)\n"
     )
     assert finished.returncode == 1
-    assert "28 blocks of 114688 bytes in all are left of" in finished.stderr
+    assert "28 blocks, 114688 bytes in total, allocated at" in finished.stderr
 
 
 SUPPRESSIONS = """\
@@ -421,7 +421,7 @@ def test_a_file_names_reports_that_are_left_out_and_why(run_script: RunScript, t
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("race aten::add *:*", "suppressions.txt:1: say behind a # why"),
+        ("race aten::add *:*", "suppressions.txt:1: give the reason after a #"),
         ("race aten::add  # no place", "suppressions.txt:1: expected a kind, an operator and a file:function"),
     ],
 )
@@ -552,7 +552,7 @@ for column in range(5000):
 def test_it_says_what_it_has_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
     assert not reports_of(SHAPES)
     sanitizer.print_reports()
-    assert re.search(r"not checked: races with [1-9]\d* of the pieces of work", capsys.readouterr().err)
+    assert re.search(r"not checked: races with [1-9]\d* of the work items", capsys.readouterr().err)
     with sanitizer.enabled():
         pass
     sanitizer.print_reports()
@@ -565,6 +565,6 @@ def test_it_says_what_it_cannot_check(monkeypatch: pytest.MonkeyPatch, capsys: p
     sanitizer.print_reports()
     assert capsys.readouterr().err.splitlines() == [
         "torch_mtia sanitizer: not checked: shift (5 times), scale (3 times), compiled or captured before the "
-        "sanitizer began, or of a driver or an extension that does not say what it touches",
+        "sanitizer began, or of a driver or an extension that does not list its accesses",
         "torch_mtia sanitizer: no reports",
     ]

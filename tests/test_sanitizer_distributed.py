@@ -96,4 +96,4 @@ def test_ranks_of_a_job_append_their_reports_to_one_file(run_script: RunScript, 
     assert "torch_mtia sanitizer, rank 1: 1 report" in finished.stderr
     (report,) = map(json.loads, file.read_text().splitlines())
     assert (report["kind"], report["rank"]) == ("race", 1)
-    assert "call wait() of what c10d::allreduce returned" in report["remedy"]
+    assert "call `work.wait()` in the default stream of device" in report["remedy"]

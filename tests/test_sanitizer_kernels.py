@@ -78,14 +78,14 @@ def test_an_access_that_leaves_its_tensor_is_told_and_left_out() -> None:
     assert writes.access.line.argument == "out"
     assert writes.access.program == (3, 0, 0)
     assert re.sub(r":\d+ in", ":N in", text_of(reads)) == (
-        "Out of bounds: a kernel leaves the tensor that it was given; the access was left out\n"
+        "Out of bounds: a kernel accesses memory outside its tensor; the access was skipped\n"
         "  program (3, 0, 0) of careless_kernel reads 4 bytes on the default stream of device 0\n"
         f"    test.py:{line_of(careless_kernel, 'tl.store')}, through argument x\n"
         "    test.py:N in test_an_access_that_leaves_its_tensor_is_told_and_left_out\n"
-        "  0 bytes behind the end of the tensor, which has 4000 bytes\n"
-        "  the tensor was allocated\n"
+        "  0 bytes past the end of the tensor, which has 4000 bytes\n"
+        "  the tensor was allocated at\n"
         "    test.py:N in test_an_access_that_leaves_its_tensor_is_told_and_left_out\n"
-        "  To fix it: mask the lanes that are beyond the tensor, or pass the right size and strides."
+        "  Fix: mask the lanes beyond the tensor, as `mask=offsets < n` does, or pass the right size and strides."
     )
 
 
@@ -96,7 +96,7 @@ def test_a_race_between_programs_names_both() -> None:
     assert report.earlier is not None
     assert (report.access.program, report.earlier.program) == ((5, 0, 0), (0, 0, 0))
     assert (report.access.writes, report.earlier.writes) == (False, True)
-    same = "program (0, 0, 0) of histogram_kernel writes 4 bytes on the default stream of device 0, of the same launch"
+    same = "program (0, 0, 0) of histogram_kernel writes 4 bytes on the default stream of device 0, in the same launch"
     assert same in str(report)
 
 

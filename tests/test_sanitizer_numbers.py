@@ -140,7 +140,7 @@ def test_a_report_of_a_kernel_names_the_line_that_made_it() -> None:
     assert report.access.line[:2] == report.earlier.line[:2]
     assert report.nan > 0
     assert report.infinite == 0
-    assert f"\n  of the result {report.nan} are NaN; what it reads is finite\n" in str(report)
+    assert f"\n  the result has {report.nan} NaN value{'s' * (report.nan > 1)}; all inputs are finite\n" in str(report)
 
 
 PASSED_ON = {
@@ -290,15 +290,15 @@ def test_a_report_of_backward_names_its_node_and_where_both_were_called() -> Non
     assert (
         text
         == """\
-Not finite: work makes NaN or infinity, which nothing that it reads has
+Not finite: an operation makes NaN or infinity that its inputs do not have
   aten::div writes float32[4] on the default stream of device 0
-    in SqrtBackward0 of backward(), called at
+    in SqrtBackward0, during backward() called at
       program.py:6 in <module>
-    of the operator called at
+    differentiating the operator called at
       program.py:3 in forward
       program.py:5 in <module>
-  of the result 4 are infinite; what it reads is finite
-  To fix it: keep what it reads in the range of the operation, as with clamp(), an epsilon or a wider dtype."""
+  the result has 4 infinite values; all inputs are finite
+  Fix: keep the inputs in the operation's range, as `x.clamp(min=1e-12)` does, or use a wider dtype."""
     )
 
 

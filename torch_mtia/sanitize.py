@@ -14,18 +14,18 @@ from torch_mtia.sanitizer import process
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m torch_mtia.sanitize", description=__doc__)
-    parser.add_argument("--checks", default=",".join(sanitizer.CHECKS), help="what to look for (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append each report as a line of JSON, too")
-    parser.add_argument("--suppressions", type=Path, metavar="FILE", help="which reports to leave out, and why")
+    parser.add_argument("--checks", default=",".join(sanitizer.CHECKS), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also append each report as a line of JSON")
+    parser.add_argument("--suppressions", type=Path, metavar="FILE", help="reports to suppress, with reasons")
     parser.add_argument(
-        "--error-exitcode", type=int, default=1, metavar="N", help="of the process, if there are reports (default: 1)"
+        "--error-exitcode", type=int, default=1, metavar="N", help="exit status if there are reports (default: 1)"
     )
     parser.add_argument("script", help="a Python file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     options = parser.parse_args()
     checks = options.checks.split(",")
     if not set(checks) <= set(sanitizer.CHECKS):
-        parser.error(f"--checks: a list, separated by commas, of {', '.join(sanitizer.CHECKS)}")
+        parser.error(f"--checks: a comma-separated list of {', '.join(sanitizer.CHECKS)}")
     if options.suppressions:
         try:
             sanitizer.suppress(options.suppressions)
@@ -51,7 +51,7 @@ def main() -> None:
             sanitizer.print_reports()
             process.append(json_file)
         if elsewhere := len(others.new_reports()):
-            print(f"torch_mtia sanitizer: {elsewhere} more of other processes", file=sys.stderr)
+            print(f"torch_mtia sanitizer: {elsewhere} more from other processes", file=sys.stderr)
         if sanitizer.reports() or elsewhere:
             if end is not None and end.code is not None and not isinstance(end.code, int):
                 print(end.code, file=sys.stderr)  # as Python does

@@ -22,39 +22,37 @@ DOCUMENT = ROOT / "docs" / "operators.md"
 HEADING = """\
 # Operators
 
-The operators with a kernel for `mtia`. `make docs` writes this page from
-[yaml/native_functions.yaml](../yaml/native_functions.yaml). Operators that are made of others need no entry; all others
-fall back to the CPU's kernels ([fallback.md](fallback.md)).
+The operators with a kernel for `mtia`, with PyTorch 2.13. `make docs` writes this page from
+[yaml/native_functions.yaml](../yaml/native_functions.yaml). Operators that are composed of others need no entry; all
+others fall back to the CPU's kernels ([fallback.md](fallback.md)).
 
-| kind | what the kernel is |
+| kind | kernel |
 |---|---|
-| metadata | ATen's own function; no device memory is touched |
+| metadata | ATen's own function, which accesses no device memory |
 | stub | ATen's own function, over a loop that runs as a work item |
 | CPU kernel | generated: one of ATen's CPU kernels as a work item |
-| CPU kernel in float32 | the same, on float32 copies of operands of 16 bits |
-| list | generated: ATen's slow path for a list of tensors, as one work item where the lists are alike |
-| own | written in `csrc/aten` |
+| CPU kernel in float32 | generated: the same, on float32 copies of 16-bit operands |
+| list | generated: ATen's slow path for a list of tensors, as one work item if the lists are alike |
+| hand-written | a function in `csrc/aten` |
 
-Products of fp32 (`mm`, `addmm`, and what is made of them: `linear`, `matmul` of matrices) run in oneDNN on processors
-with AVX-512 that are not Intel's, where they are not small or narrow: the CPU device leaves them to MKL, which does
-without AVX-512 there and takes twice as long. One row times a matrix of up to 512K numbers whose columns are contiguous
-(the transposed weight of `linear`) is a loop of the device's own there. Their last bits differ from the CPU device's;
-`torch.backends.mkldnn.flags(enabled=False)` around the call leaves them to MKL too. Where MKL has one thread here and
-two on the CPU device, as small work has, its last bits can differ on Intel's processors.
+An entry stands for all forms of its operator (functional, in place, `out=`) that PyTorch derives from it. Dtypes: those
+of the first tensor argument in the OpInfo samples that ran on the device. Empty: no sample reaches the operator. A call
+that always waits for the device cannot be captured in a graph.
 
-Products of float16 and bfloat16 (`mm`, `addmm`, `bmm`, `baddbmm`) are made in float32 and rounded once where oneDNN has
-no instructions for the dtype: float16 without AVX512-FP16, bfloat16 without AVX-512. The CPU device has slow loops
-there.
+These kernels differ from the CPU device's:
 
-Other sums and products of many float16 or bfloat16 numbers are accumulated in float32 and rounded once, where many of
-the CPU device's kernels accumulate in 16 bits: [accuracy.md](accuracy.md).
-
-Two operators do more than the CPU device's: `histc` counts integers, as on CUDA, and `_int_mm` is exact on processors
-without VNNI, where oneDNN cuts sums to 16 bits.
-
-An entry stands for all forms of its operator (functional, in place, `out=`) that PyTorch derives from it. Dtypes are
-those of the first tensor with which samples of PyTorch's own tests ran on the device; where there is none, no sample
-calls the operator. A call that always waits for the device cannot be captured in a graph.
+- float32 matmuls (`mm`, `addmm`, and `linear` and `matmul` of matrices): on non-Intel processors with AVX-512, those
+  that are neither small nor narrow run in oneDNN. MKL, which the CPU device uses, does without AVX-512 there. One row
+  times a matrix of up to 512K values with contiguous columns, such as the transposed weight of `linear`, runs in a loop of
+  this package there. `torch.backends.mkldnn.flags(enabled=False)` around the call selects MKL. The last bits of both
+  differ from the CPU device's, and on Intel processors so may those of small matmuls, for which MKL has one thread here
+  and two on the CPU device.
+- float16 and bfloat16 matmuls (`mm`, `addmm`, `bmm`, `baddbmm`) are computed in float32 and rounded once if oneDNN has
+  no instructions for the dtype: float16 without AVX512-FP16, bfloat16 without AVX-512.
+- Other sums of many float16 or bfloat16 values accumulate in float32 and are rounded once; many of the CPU device's
+  kernels accumulate in 16 bits ([accuracy.md](accuracy.md)).
+- `histc` counts integers, as on CUDA. `_int_mm` is exact on processors without VNNI, where oneDNN saturates sums to 16
+  bits.
 """
 
 # Abbreviations for sets of dtypes, widest first.
@@ -118,7 +116,7 @@ def _kind(function: NativeFunction, merged: MergedOperators) -> str:
             return "list"
         return "CPU kernel in float32" if kernel.in_float32 and not kernel.is_own else "CPU kernel"
     if merged.entries[name].kernel not in merged.upstream_kernels:
-        return "own"
+        return "hand-written"
     return "metadata" if function.is_view_op or "inplace_view" in function.tags else "stub"
 
 

@@ -209,12 +209,10 @@ def unchecked() -> list[str]:
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         found.append(
             f"{listed}{more}, compiled or captured before the sanitizer began, or of a driver or an extension that "
-            "does not say what it touches"
+            "does not list its accesses"
         )
     if forgotten := _C._sanitizer_num_forgotten():
-        found.append(
-            f"races with {forgotten} of the pieces of work that touched the same bytes in more than 4096 shapes"
-        )
+        found.append(f"races with {forgotten} of the work items that accessed the same bytes in more than 4096 shapes")
     return found
 
 

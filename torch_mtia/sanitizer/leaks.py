@@ -44,21 +44,21 @@ class Leak(Report):
     def remedy(self) -> str:
         if self.in_python:
             return (
-                "remove what is not used any more from the list, dict or exception that refers to the tensors; "
-                "what has a graph keeps that, too, unless it is detached"
+                "remove unused tensors from the list, dict or exception that refers to them; "
+                "a tensor with an autograd graph keeps that alive too: store `x.detach()`"
             )
         return (
-            "no tensor of Python has the memory, so graphs of autograd or an extension do: "
-            "add up loss.item() or loss.detach() in place of losses"
+            "an autograd graph or an extension holds the memory, no Python tensor does: "
+            "accumulate `loss.item()` or `loss.detach()`"
         )
 
     def __str__(self) -> str:
         return "\n".join(
             [
-                "Leak: the same lines allocate more and more, and what they have allocated is neither freed nor used",
-                f"  {self.count} blocks of {self.size} bytes in all are left of",
+                "Leak: the same lines keep allocating memory that is neither freed nor used",
+                f"  {self.count} blocks, {self.size} bytes in total, allocated at",
                 *(f"    {frame}" for frame in own_lines(self.access.frames)),
-                f"  To fix it: {self.remedy}.",
+                f"  Fix: {self.remedy}.",
             ]
         )
 

@@ -1,5 +1,5 @@
-"""pytest -p torch_mtia.sanitizer.pytest_plugin --sanitize-device CHECKS: tests fail in which something is found, by
-this process or by one that it has started."""
+"""pytest -p torch_mtia.sanitizer.pytest_plugin --sanitize-device CHECKS: a test fails if this process, or one that it
+has started, reports anything."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--sanitize-device",
         metavar="CHECKS",
-        help="let tests fail in which torch_mtia's sanitizer finds something: a list, separated by commas, of "
+        help="fail tests in which torch_mtia's sanitizer reports anything; CHECKS is a comma-separated list of "
         f"{', '.join(sanitizer.CHECKS)}",
     )
-    parser.addoption(
-        "--sanitize-suppressions", metavar="FILE", type=Path, help="which of its reports to leave out, and why"
-    )
+    parser.addoption("--sanitize-suppressions", metavar="FILE", type=Path, help="reports to suppress, with reasons")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""What the sanitizer has to say about one finding: for people, and as JSON."""
+"""A finding of the sanitizer, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -96,7 +96,13 @@ class Access:
         """The stream as Python, and where that is not enough, what the name in it stands for."""
         if self.stream == 0:
             return f"torch.{device_type()}.default_stream({self.device or ''})", ""
-        return "earlier", f", where earlier is {self.where}"
+        return f"stream_{self.stream}", f", where stream_{self.stream} is {self.where}"
+
+    @property
+    def program_line(self) -> str:
+        """The program's innermost line of it, or of the backward() that submitted it."""
+        lines = own_lines(self.frames) or own_lines(self.backward)
+        return f"{lines[0].file}:{lines[0].line}" if lines else "the later access"
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -110,10 +116,10 @@ class Access:
         if self.frames or not self.node:
             lines += _indented(self.frames)
         if self.node:
-            lines.append(f"    in {self.node} of backward(){', called at' if self.backward else ''}")
+            lines.append(f"    in {self.node}, during backward(){' called at' if self.backward else ''}")
             lines += [f"  {line}" for line in _indented(self.backward) if self.backward]
         if self.forward:
-            lines += ["    of the operator called at", *(f"  {line}" for line in _indented(self.forward))]
+            lines += ["    differentiating the operator called at", *(f"  {line}" for line in _indented(self.forward))]
         return lines
 
 
@@ -156,17 +162,16 @@ class Report:
             return _REMEDIES[self.kind]
         assert self.earlier is not None
         earlier, where = self.earlier.expression
-        waits = f"torch.{device_type()}.current_stream({self.access.device or ''}).wait_stream({earlier})"
+        line = self.access.program_line
+        waits = f"`torch.{device_type()}.current_stream({self.access.device or ''}).wait_stream({earlier})`"
         if self.kind == "freed too early":
-            return f"before the tensor is freed, call tensor.record_stream({earlier}), or {waits}{where}"
+            return f"before the tensor is freed, call `tensor.record_stream({earlier})` or {waits}{where}"
         if self.access.stream is None:
-            return f"before it, let the host wait: {earlier}.synchronize(){where}, or that of an event recorded there"
+            return f"before {line}, call `{earlier}.synchronize()`{where}"
         if self.earlier.is_collective:
-            there = "" if self.access.is_collective else f", in stream {self.access.stream}"
-            return f"before the later one, call wait() of what {self.earlier.operator} returned{there}"
-        if self.access.is_collective:
-            return f"before the collective is called, call {waits}{where}"
-        return f"before the later one, call {waits}{where}, or wait for an event"
+            there = "" if self.access.is_collective else f" in {self.access.where}"
+            return f"before {line}, call `work.wait()`{there}, where work is what {self.earlier.operator} returned"
+        return f"before {line}, call {waits}{where}"
 
     def __str__(self) -> str:
         lines = [f"{_TITLES[self.kind]}{f' ({self.count} times)' if self.count > 1 else ''}", f"  {self.access}"]
@@ -174,26 +179,27 @@ class Report:
         if self.kind == "not finite":
             if self.earlier is not None:
                 lines.append(f"  stored at {self.earlier.line}")
-            reads = "is infinite in part, and nowhere NaN" if self.reads_infinite else "is finite"
-            lines += [f"  of the result {' and '.join(self._numbers())}; what it reads {reads}"]
+            inputs = "some inputs are infinite, none is NaN" if self.reads_infinite else "all inputs are finite"
+            lines.append(f"  the result has {self._numbers()}; {inputs}")
         elif self.kind == "race between programs":  # of one launch
             assert self.earlier is not None
-            lines += [f"  {self.earlier}, of the same launch", f"    {self.earlier.line}"]
+            lines += [f"  {self.earlier}, in the same launch", f"    {self.earlier.line}"]
         elif self.earlier is not None:
-            lines += [f"  {self.earlier}, submitted before", *self.earlier.lines()]
+            lines += [f"  {self.earlier}, submitted earlier", *self.earlier.lines()]
         if self.bounds is not None:
             lines.append(f"  {_distance(self.access, *self.bounds)}")
         if self.memory:
             if self.kind == "out of bounds":
-                lines.append("  the tensor was allocated")
+                lines.append("  the tensor was allocated at")
             else:
-                lines += ["  the memory was allocated" if self.kind == "uninitialized" else "  the memory was freed"]
+                lines.append(f"  the memory was {'allocated' if self.kind == 'uninitialized' else 'freed'} at")
             lines += _indented(self.memory)
-        return "\n".join([*lines, f"  To fix it: {self.remedy}."])
+        return "\n".join([*lines, f"  Fix: {self.remedy}."])
 
-    def _numbers(self) -> list[str]:
+    def _numbers(self) -> str:
         counts = ((self.nan, "NaN"), (self.infinite, "infinite"))
-        return [f"{count} {'are' if count > 1 else 'is'} {name}" for count, name in counts if count]
+        values = "value" if (self.infinite or self.nan) == 1 else "values"
+        return f"{' and '.join(f'{count} {name}' for count, name in counts if count)} {values}"
 
     def to_json(self, **more: object) -> str:
         """One line."""
@@ -201,24 +207,25 @@ class Report:
 
 
 _REMEDIES = {
-    "uninitialized": "write all of it first: torch.zeros() or fill_() in place of torch.empty(), or read less",
-    "not finite": "keep what it reads in the range of the operation, as with clamp(), an epsilon or a wider dtype",
-    "use after free": "keep a tensor that shares the memory until the work is submitted",
-    "out of bounds": "mask the lanes that are beyond the tensor, or pass the right size and strides",
-    "race between programs": "give each element to one program, use tl.atomic_add, or let one wait for the other by "
-    "an atomic operation that releases and one that acquires",
-    "several values": "let lanes of one store have different addresses, or use an atomic operation",
+    "uninitialized": "allocate it with `torch.zeros()` in place of `torch.empty()`, fill it first, or read less of it",
+    "not finite": "keep the inputs in the operation's range, as `x.clamp(min=1e-12)` does, or use a wider dtype",
+    "use after free": "keep a reference to the tensor until the work is submitted; give a graph new inputs by "
+    "`x.copy_(new)`",
+    "out of bounds": "mask the lanes beyond the tensor, as `mask=offsets < n` does, or pass the right size and strides",
+    "race between programs": "give each element to one program, use `tl.atomic_add(pointer, value)`, or synchronize "
+    "the programs by atomics",
+    "several values": "give each lane an address of its own, or use `tl.atomic_add(pointers, values)`",
 }
 _TITLES = {
-    "race": "Race: two pieces of work touch the same memory in no order, and one of them writes",
-    "freed too early": "Freed too early: memory is used again while another stream still works on it",
-    "use after free": "Use after free: work touches memory that was freed before",
-    "not finite": "Not finite: work makes NaN or infinity, which nothing that it reads has",
-    "uninitialized": "Uninitialized: work reads memory that nothing has written since it was allocated",
-    "out of bounds": "Out of bounds: a kernel leaves the tensor that it was given; the access was left out",
-    "race between programs": "Race between programs: two programs of a launch touch the same memory in no order, and "
-    "one of them writes",
-    "several values": "Several values: lanes of one store write different values to one address",
+    "race": "Race: unordered accesses to the same memory, at least one of which writes",
+    "freed too early": "Freed too early: memory is reused while another stream still accesses it",
+    "use after free": "Use after free: work accesses memory that was freed before the work was submitted",
+    "not finite": "Not finite: an operation makes NaN or infinity that its inputs do not have",
+    "uninitialized": "Uninitialized: work reads memory that has not been written since it was allocated",
+    "out of bounds": "Out of bounds: a kernel accesses memory outside its tensor; the access was skipped",
+    "race between programs": "Race between programs: unordered accesses of two programs of one launch, at least one of "
+    "which writes",
+    "several values": "Several values: lanes of one store write different values to the same address",
 }
 
 
@@ -260,9 +267,9 @@ def _distance(access: Access, address: int, size: int) -> str:
     """Where an access is that leaves a tensor."""
     if size == 0:
         return "no tensor has this memory"
-    behind = access.address - (address + size)
-    if behind >= 0:
-        return f"{behind} bytes behind the end of the tensor, which has {size} bytes"
+    after = access.address - (address + size)
+    if after >= 0:
+        return f"{after} bytes past the end of the tensor, which has {size} bytes"
     if access.address < address:
         return f"{address - access.address} bytes before the tensor, which has {size} bytes"
     return f"across the end of the tensor, which has {size} bytes"

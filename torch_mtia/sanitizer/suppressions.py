@@ -1,14 +1,14 @@
-"""Reports that a program is known for, and that somebody has found to be all right.
+"""Known reports that a review has found harmless.
 
 A file has a line for each:
 
     # kind        operator       file:function       the reason, after a #
-    race          aten::add      */metrics.py:log    # the number is only shown, and may be that of another step
+    race          aten::add      */metrics.py:log    # the value is only displayed, and may be that of another step
     use-after-free *             *:*                 # the extension keeps the memory alive by itself
 
 Kind, operator and place are patterns of fnmatch. A place is one of the lines that the report names, of either side;
 its file is compared as the report names it, and by its absolute path.
-What PyTorch does on purpose comes first, and is known to everybody.
+What PyTorch does on purpose is built in.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _parse(text: str, source_of_all: str) -> list[Suppression]:
         if len(fields) != 3 or ":" not in fields[2]:
             raise ValueError(f"{source}: expected a kind, an operator and a file:function, got {rule.strip()!r}")
         if not reason.strip():
-            raise ValueError(f"{source}: say behind a # why that is all right")
+            raise ValueError(f"{source}: give the reason after a #")
         kind, operator, place = fields
         found.append(Suppression(source, kind, operator, place, reason.strip()))
     return found
