@@ -7,6 +7,7 @@ python -m tools.triton_operations --check    exit status 1 if it is not up to da
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -14,23 +15,43 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "triton.md"
 BEGIN, END = "<!-- operations -->\n", "<!-- end of operations -->\n"
 
 
+LETTERS = (("a", "d"), ("e", "k"), ("l", "r"), ("s", "z"))
+FROM_FLOAT = re.compile(r"double|float")
+CONVERSION = re.compile(r"(double|float|u?int|u?ll)2\w+|\w+_as_\w+|hiloint2double")
+DIRECTED = re.compile(r"\w+_r[dnuz]")
+
+
 def table() -> str:
     from torch_mtia.triton import libdevice
     from torch_mtia.triton.ir.ops import OPS, Kind
 
-    kinds = [
-        ("fused into the loops that need them", Kind.ELEMENTWISE),
-        ("fused, and say where an element is found", Kind.PLACED),
-        ("open loops of their own, or control flow", Kind.STATEMENT),
+    def operations(kind: Kind) -> list[str]:
+        return sorted(name for name, facts in OPS.items() if facts.kind is kind)
+
+    elementwise = operations(Kind.ELEMENTWISE)
+    arithmetic = [name for name in elementwise if name.startswith("arith.")]
+    functions = sorted(name[len(libdevice.PREFIX) :] for name in libdevice.FUNCTIONS)
+    conversions = [name for name in functions if CONVERSION.fullmatch(name)]
+    directed = [name for name in functions if DIRECTED.fullmatch(name) and name not in conversions]
+    others = [name for name in functions if name not in {*conversions, *directed}]
+    rows = [
+        ("fused into the loops that use them: arithmetic", [name for name in arithmetic if not name.endswith("f")]),
+        ("the same, of floating point", [name for name in arithmetic if name.endswith("f")]),
+        ("functions and casts, fused", [name for name in elementwise if name not in arithmetic]),
+        ("fused: which element is read", operations(Kind.PLACED)),
+        ("loops of their own, or control flow", operations(Kind.STATEMENT)),
+        ("`libdevice`, fused: conversions of floating point", [name for name in conversions if FROM_FLOAT.match(name)]),
+        ("conversions of integers", [name for name in conversions if not FROM_FLOAT.match(name)]),
+        ("arithmetic with a rounding mode", directed),
+        *((f"other functions, {first} to {last}", between(others, first, last)) for first, last in LETTERS),
     ]
     lines = ["| how | operations of TTIR |", "|---|---|"]
-    for how, kind in kinds:
-        names = sorted(name for name, facts in OPS.items() if facts.kind is kind)
-        lines.append(f"| {how} | {' '.join(f'`{name}`' for name in names)} |")
-    prefix = len(libdevice.PREFIX)
-    functions = " ".join(f"`{name[prefix:]}`" for name in sorted(libdevice.FUNCTIONS))
-    lines.append(f"| `libdevice`, fused | {functions} |")
+    lines += [f"| {how} | {' '.join(f'`{name}`' for name in names)} |" for how, names in rows]
     return "\n".join(lines) + "\n"
+
+
+def between(names: list[str], first: str, last: str) -> list[str]:
+    return [name for name in names if first <= name[0] <= last]
 
 
 def updated(text: str) -> str:
