@@ -1,21 +1,27 @@
 # Every target is sufficient alone, also on a fresh clone: it creates .venv, installs what it needs, and builds.
 #
-# PYTHON     the interpreter .venv is made with
-# PIP_FLAGS  added to every pip install, for example
-#            PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for PyTorch without CUDA
-# MAX_JOBS   compilers, and test modules, that run at a time
+# Variables, as in make test MAX_JOBS=4:
+#
+# PYTHON     the interpreter .venv is made with (python3)
+# CUDA       CUDA=1 installs the package index's PyTorch, on PyPI with CUDA, and not PyTorch's own build for the CPU
+# PIP_FLAGS  added to every pip install: PIP_FLAGS="--no-index --find-links DIR" needs no network, with wheels in DIR
+# MAX_JOBS   compilers, and test modules, that run at a time (as many as cores, and 1.5 GiB of free memory for each)
+# V          V=1 prints the commands of the compiler
+# CXX        the C++ compiler (c++, or g++ if that is another's): GCC 11 or newer
 # TORCH      of make test, make wheels and make record: another version of PyTorch, as in TORCH=2.15.0, with its Triton,
 #            in a copy of the tree that is removed afterwards. Takes 8 GB while it runs.
 # URL        of make wheels: where the project is; what indexes show links there
 # SETTINGS   of make test-matrix: some of those in tools/test_matrix.py, as in SETTINGS="avx2 order"
-# FUZZ_SEED, FUZZ_COUNT  of make fuzz and make fuzz-runtime: the first program, and how many
-# FUZZ_JOBS  of all three: how many processes run them, of make fuzz pairs of processes
+# FUZZ_SEED, FUZZ_COUNT  of make fuzz and make fuzz-runtime: the first program (1000000), and how many (10000)
+# FUZZ_JOBS  of all three: how many processes run them, of make fuzz pairs of processes (1)
 # STRESS_SEED, STRESS_COUNT  of make stress: the first interleaving (0), and how many (1000)
-# FUZZ_COMPILE_COUNT  programs of make fuzz-compile, from FUZZ_SEED on
+# FUZZ_COMPILE_COUNT  programs of make fuzz-compile, from FUZZ_SEED on (1000)
 
 PYTHON ?= python3
 PIP_FLAGS ?=
-MAX_JOBS ?= 2
+ifndef MAX_JOBS
+MAX_JOBS := $(or $(shell $(PYTHON) tools/machine.py --jobs 2>/dev/null),1)
+endif
 export MAX_JOBS
 
 # As if the processor had AVX2 and nothing newer.
@@ -30,7 +36,17 @@ FUZZ_COMPILE_COUNT ?= 1000
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
+PIP := -m pip install --disable-pip-version-check
+PIP_INSTALL := $(BIN)/python $(PIP) $(PIP_FLAGS)
+
+# $(call install_torch,PYTHON,torch==VERSION): the build for the CPU, unless CUDA=1. Where its index has none, or cannot
+# be reached, the usual index serves. It is asked for nothing else: pip waits for an index that does not answer once for
+# each package.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+install_torch = $(if $(filter 1,$(CUDA)),,\
+	@$(1) $(PIP) --no-deps --retries 0 --timeout 15 --index-url $(CPU_INDEX) $(PIP_FLAGS) '$(2)' \
+	  || echo "$(CPU_INDEX) offers no $(2) here, or cannot be reached: the usual package index is asked.")
+
 BUILT := $(VENV)/built
 BUILD_INPUTS := setup.py pyproject.toml torch_mtia/_versions.py \
 	$(shell find csrc yaml tools -type f -not -name '*.pyc')
@@ -39,14 +55,17 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build-aarch64 demo demo-text test test-aarch64 test-matrix test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench bench-avx2 fuzz fuzz-compile fuzz-runtime docs dtypes lint format record sanitize stress wheels wheels-aarch64 clean
+.PHONY: help build-aarch64 check demo demo-text test test-aarch64 test-matrix test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench bench-avx2 fuzz fuzz-compile fuzz-runtime docs dtypes lint format record sanitize stress wheels wheels-aarch64 clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 25
+	@echo
+	@sed -n '/^# Variables/,/^$$/s/^# \{0,1\}//p' $(MAKEFILE_LIST)
 
 demo: $(BUILT) $(VENV)/demo  ## train a network on mtia and on the CPU, and compare
 	$(BIN)/python -m torch_mtia
 	$(BIN)/python examples/train_digits.py --compare
+	@$(BIN)/python -m tools.examples $(BIN)/python
 
 demo-text: $(BUILT) $(VENV)/demo  ## train a small GPT on source text on mtia and on the CPU, and compare
 	$(BIN)/python examples/train_text.py --compare
@@ -72,7 +91,8 @@ record: $(BUILT) $(VENV)/test  ## record in tests/recorded what the package uses
 	$(PYTHON) -m venv $(COPY)
 	sed 's/^torch==.*/torch==$(TORCH)/' requirements/build.txt > $(COPY)/requirements.txt
 	grep '^expecttest' requirements/test.txt >> $(COPY)/requirements.txt
-	$(COPY)/bin/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -r $(COPY)/requirements.txt '$(TRITON)'
+	$(call install_torch,$(COPY)/bin/python,torch==$(TORCH))
+	$(COPY)/bin/python $(PIP) $(PIP_FLAGS) -r $(COPY)/requirements.txt '$(TRITON)'
 	$(BIN)/python -m tools.versions names > $(COPY)/names
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(COPY)/bin/python -m tools.versions record < $(COPY)/names
 	rm -rf $(COPY)
@@ -80,9 +100,19 @@ else
 record:
 	@echo "make record TORCH=2.15.0: which version?"; exit 2
 
-test: $(BUILT) $(VENV)/test browser  ## run the C++ unit tests and the Python tests
+test: $(BUILT) $(VENV)/test  ## run the C++ unit tests and the Python tests
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run
 	$(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests
+
+# A few quick modules of each area.
+CHECKED := docs machine build_log kernel_abi device tensors pointwise fallback layers optimizers amp \
+	streams graphs graph_training allocator_settings \
+	triton_control_flow triton_masks triton_memory triton_atomics triton_loops \
+	compile compile_autocast distributed sanitizer_in_place sanitizer_kernels conformance_ledgers
+
+check: lint $(BUILT) $(VENV)/test  ## make lint, the C++ unit tests, and a few quick Python tests of each area
+	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run
+	$(BIN)/python -m pytest -q -n $(MAX_JOBS) --dist loadfile $(CHECKED:%=tests/test_%.py)
 
 test-matrix: $(BUILT) $(VENV)/test  ## run the Python tests under each of SETTINGS (all): processors, threads, users, memory, order, load
 	$(BIN)/python -m tools.test_matrix $(SETTINGS) --jobs $(MAX_JOBS)
@@ -108,7 +138,7 @@ SMOKE_TESTS := device streams autograd pointwise products compile compile_models
 # There is no transformers in the root, and ten processes that begin at once take longer under qemu than a hang may.
 NOT_SMOKE := bert or right_after_its_first_backward
 
-$(AARCH64)/root/usr: tools/aarch64.py requirements/build.txt requirements/test.txt
+$(AARCH64)/root/usr: tools/aarch64.py requirements/build.txt requirements/demo.txt requirements/test.txt
 	rm -rf $(@D)
 	$(PYTHON) -m tools.aarch64 root $(@D)
 	@touch $@
@@ -158,22 +188,20 @@ $(CLIENTS)/installed: requirements/clients.txt $(VENV)/test
 	$(BIN)/python -m venv $(CLIENTS)
 	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
 	  > "$$($(CLIENTS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/venv.pth"
-	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -r $<
+	$(CLIENTS)/bin/python $(PIP) $(PIP_FLAGS) -r $<
 	@touch $@
 
 build: $(BUILT)  ## install the package in .venv, editable
 
-# The tests of the conformance suite's page run in it; where it cannot be installed, they are skipped.
+# The tests of the conformance suite's page run in it; without one they are skipped.
 BROWSERS := chromium chromium-headless-shell google-chrome
 
-browser:
-	@for name in $(BROWSERS); do if command -v $$name >/dev/null; then exit 0; fi; done; \
-	install="apt-get -qq -y --no-install-recommends install chromium"; \
+browser:  ## install Chromium into the system, for some tests of make test: Debian and Ubuntu, as root
+	@for name in $(BROWSERS); do if command -v $$name; then exit 0; fi; done; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-	  echo "No browser: tests of the report are skipped. As root: $$install"; \
-	elif ! { apt-get -qq update && DEBIAN_FRONTEND=noninteractive $$install; } >/dev/null; then \
-	  echo "No browser: tests of the report are skipped, since chromium cannot be installed."; \
-	fi
+	  echo "As root: apt-get install chromium; dnf install chromium; pacman -S chromium"; exit 1; \
+	fi; \
+	apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium
 
 conformance: $(BUILT) $(VENV)/test  ## test all that PyTorch asks of a device: results and a page in build/conformance
 	$(BIN)/python -m torch_mtia.conformance --device mtia -j $(MAX_JOBS) --folder build/conformance \
@@ -227,17 +255,18 @@ clean:  ## remove what was built, but not .venv
 	$(MAKE) -C tests/cpp clean
 
 $(BUILT): $(VENV)/build $(BUILD_INPUTS)
-	@echo "Building: some minutes the first time, then only what changed."
+	@echo "Building, $(MAX_JOBS) files at a time: some minutes the first time, then only what changed."
 	$(BIN)/python setup.py build_ext --inplace
 	$(PIP_INSTALL) --no-build-isolation --no-deps -e .
 	@touch $@
 
 # .venv/NAME: requirements/NAME.txt is installed.
 $(VENV)/build $(VENV)/demo $(VENV)/test $(VENV)/wheels $(VENV)/lint: $(VENV)/%: requirements/%.txt | $(BIN)/python
+	$(call install_torch,$(BIN)/python,$(shell grep '^torch==' requirements/build.txt))
 	$(PIP_INSTALL) -r $<
 	@touch $@
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 10) else 0)'
-	@command -v g++ >/dev/null || { echo "g++ is needed, version 11 or newer"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python, or name it: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) tools/machine.py $(if $(filter 1,$(CUDA)),--cuda)
 	$(PYTHON) -m venv $(VENV)

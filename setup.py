@@ -50,7 +50,6 @@ except ImportError as error:
 if message := versions["unsupported_torch"](torch.__version__):
     sys.exit(f"error: {message}.")
 
-os.environ.setdefault("MAX_JOBS", "2")
 # Without ninja on the PATH, as in a virtual environment that is not activated, torch compiles one file after the other.
 os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
 
@@ -59,6 +58,8 @@ os.environ["CCACHE_SLOPPINESS"] = f"{os.environ.get('CCACHE_SLOPPINESS', '')},pc
 os.environ["CCACHE_PCH_EXTSUM"] = "1"
 
 from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_compiler, include_paths  # noqa: E402
+
+from tools import build_log, machine  # noqa: E402
 
 # What C++ extensions may include: installed under torch_mtia/include/torch_mtia, in the same folders.
 PUBLIC_HEADERS = (
@@ -144,6 +145,11 @@ class Build(BuildExtension):
         self.build_temp = str(BUILD_TEMP)
 
     def run(self) -> None:
+        if message := machine.compiler_problem(machine.measured()):
+            sys.exit(f"error: {message}")
+        if (compiler := machine.compiler()) != "c++":
+            os.environ["CXX"] = compiler
+        os.environ.setdefault("MAX_JOBS", str(machine.default_jobs()))
         generated = write_public_files()
         for extension in self.extensions:
             if extension.name == LIBRARY:
@@ -152,18 +158,19 @@ class Build(BuildExtension):
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
-        """Gives each target a ninja file of its own."""
+        """Gives each target a ninja file of its own, and each source file a line."""
         self.build_temp = str(BUILD_TEMP / ext.name.rpartition(".")[2])
         if ext.name != HOST_DRIVER:
             # no warnings of PyTorch's own
             ext.extra_compile_args += [f"-isystem{folder}" for folder in include_paths()]
-        if ext.name == LIBRARY:
-            ext.libraries.remove("torch_python")
-            header = self.precompiled_header(ext)
-            ext.extra_compile_args += ["-include", str(header), "-fpch-preprocess", "-Winvalid-pch"]
-        if ext.name == BINDINGS:
-            ext.library_dirs.append(os.path.dirname(self.get_ext_fullpath(LIBRARY)))
-        super().build_extension(ext)
+        with build_log.shortened():
+            if ext.name == LIBRARY:
+                ext.libraries.remove("torch_python")
+                header = self.precompiled_header(ext)
+                ext.extra_compile_args += ["-include", str(header), "-fpch-preprocess", "-Winvalid-pch"]
+            if ext.name == BINDINGS:
+                ext.library_dirs.append(os.path.dirname(self.get_ext_fullpath(LIBRARY)))
+            super().build_extension(ext)
         if ext.name == LIBRARY:
             self.check_symbols(ext)
         if ext.name == BINDINGS:

@@ -53,7 +53,7 @@ def page_in_chromium(address: str, *arguments: str, width: int = 1500) -> str:
     return process.stdout
 
 
-in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: make browser")
 
 
 @in_chromium

@@ -97,7 +97,7 @@ def install_python_packages(folder: Path) -> None:
         str(folder / PACKAGES),
     ]
     pip += [f"--platform={platform}" for platform in PLATFORMS]
-    requirements = (ROOT / "requirements" / "build.txt").read_text() + (ROOT / "requirements" / "test.txt").read_text()
+    requirements = "".join((ROOT / "requirements" / f"{name}.txt").read_text() for name in ("build", "demo", "test"))
     versions = dict(re.findall(r"^([\w-]+)==(\S+)", requirements, re.MULTILINE))
     heavy = [f"{name}=={versions[name]}" for name in ("torch", "triton")]
     others = [f"{name}=={versions[name]}" for name in ("setuptools", "ninja", "pyyaml", "pytest", "pytest-xdist")]
