@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -80,17 +81,21 @@ def _plain(text: str) -> str:
     return re.sub(r"([*|<])", r"\\\1", " ".join(text.split()))
 
 
+def _filled(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), width=120, break_long_words=False, break_on_hyphens=False)
+
+
 def _section(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield f"\n## {parser.prog}\n"
     if parser.description:
-        yield " ".join(parser.description.split()) + "\n"
+        yield _filled(parser.description) + "\n"
     yield "| argument | meaning |\n|---|---|"
     for action in parser._actions:
         if action.dest != "help":
             meaning = (action.help or "") % {**vars(action), "prog": parser.prog}
             yield f"| {_names(action)} | {_plain(meaning)} |"
     if parser.epilog:
-        yield "\n" + " ".join(parser.epilog.split())
+        yield "\n" + _filled(parser.epilog)
 
 
 def pages() -> dict[Path, str]:
