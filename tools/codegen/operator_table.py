@@ -43,8 +43,8 @@ These kernels differ from the CPU device's:
 
 - float32 matmuls (`mm`, `addmm`, and `linear` and `matmul` of matrices): on non-Intel processors with AVX-512, those
   that are neither small nor narrow run in oneDNN. MKL, which the CPU device uses, does without AVX-512 there. One row
-  times a matrix of up to 512K values with contiguous columns, such as the transposed weight of `linear`, runs in a loop of
-  this package there. `torch.backends.mkldnn.flags(enabled=False)` around the call selects MKL. The last bits of both
+  times a matrix of up to 512K values with contiguous columns, such as the transposed weight of `linear`, runs in a loop
+  of this package there. `torch.backends.mkldnn.flags(enabled=False)` around the call selects MKL. The last bits of both
   differ from the CPU device's, and on Intel processors so may those of small matmuls, for which MKL has one thread here
   and two on the CPU device.
 - float16 and bfloat16 matmuls (`mm`, `addmm`, `bmm`, `baddbmm`) are computed in float32 and rounded once if oneDNN has
