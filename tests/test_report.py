@@ -1,4 +1,5 @@
-"""`python -m torch_mtia` prints what a bug report needs, also when the backend does not load."""
+"""`python -m torch_mtia` says what works, and with --verbose what a bug report needs, also when the backend does not
+load."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import importlib.metadata
 import re
 import signal
 from typing import TYPE_CHECKING
+
+import pytest
 
 from torch_mtia import environment
 
@@ -16,10 +19,61 @@ if TYPE_CHECKING:
 
 TORCH = importlib.metadata.version("torch")
 
-REPORT = """
+SHORT = """
 import os, sys
 os.execv(sys.executable, [sys.executable, "-m", "torch_mtia"])
 """
+REPORT = SHORT.replace('"torch_mtia"]', '"torch_mtia", "--verbose"]')
+
+WITHOUT = """
+import importlib.metadata, os, runpy, sys
+import torch
+
+version = importlib.metadata.version
+def hidden(package):
+    if package == {package!r}:
+        raise importlib.metadata.PackageNotFoundError(package)
+    return version(package)
+
+importlib.metadata.version = hidden
+sys.argv = ["torch_mtia"]
+runpy.run_module("torch_mtia", run_name="__main__")
+"""
+
+
+def test_the_short_report_fits_on_one_screen(run_script: RunScript) -> None:
+    report = run_script(SHORT).output()
+    assert len(report.splitlines()) <= 24
+    for part in (TORCH, "host", "mtia:0", "works", "Triton kernels, torch.compile", "C++ compiler", "--verbose"):
+        assert part in report
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"), [("triton", "triton"), ("llvmlite", "triton"), ("expecttest", "conformance")]
+)
+def test_what_is_missing_is_named_with_the_command_that_installs_it(
+    package: str, extra: str, run_script: RunScript
+) -> None:
+    lines = run_script(WITHOUT.format(package=package)).stdout.splitlines()
+    (missing,) = [line for line in lines if line.startswith("missing")]
+    assert f"no {package}: pip install 'torch_mtia[{extra}]'" in missing
+
+
+def test_a_machine_without_a_compiler_is_told_what_it_cannot_do(run_script: RunScript) -> None:
+    (missing,) = [line for line in run_script(SHORT, CXX="/no/compiler").output().splitlines() if "missing" in line]
+    assert "C++ extensions, cpp_wrapper, AOTInductor: no C++ compiler" in missing
+
+
+def test_the_short_report_shows_settings_that_are_not_the_default(run_script: RunScript) -> None:
+    lines = [line.split() for line in run_script(SHORT, TORCH_MTIA_DEVICES="2").output().splitlines()]
+    assert ["TORCH_MTIA_DEVICES", "2", "(environment)"] in lines
+    assert "TORCH_MTIA_MEMORY" not in {line[0] for line in lines}
+
+
+def test_the_short_report_ends_with_the_reason_why_the_backend_does_not_load(run_script: RunScript) -> None:
+    finished = run_script(SHORT, TORCH_MTIA_DEVICES="abc")
+    assert finished.returncode == 1
+    assert "TORCH_MTIA_DEVICES='abc' is not valid" in finished.stdout.splitlines()[-1]
 
 
 def test_the_report_names_versions_driver_devices_and_operators(run_script: RunScript) -> None:
@@ -39,7 +93,7 @@ def test_the_report_lists_all_settings(run_script: RunScript) -> None:
 
 
 def test_the_report_says_what_is_replaced_in_other_packages(run_script: RunScript) -> None:
-    script = REPORT.replace('"torch_mtia"]', '"torch_mtia", "--replacements"]')
+    script = SHORT.replace('"torch_mtia"]', '"torch_mtia", "--replacements"]')
     report = run_script(script, timeout=300).output()
     assert "not there" not in report
     assert "skipped" not in report

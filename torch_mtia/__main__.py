@@ -1,4 +1,5 @@
-"""`python -m torch_mtia`: what a bug report needs. Works, as far as it can, when the backend does not load."""
+"""`python -m torch_mtia`: what is installed and what works with it, on one screen. With --verbose, what a bug report
+needs. Both work, as far as they can, when the backend does not load."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import shlex
 import signal
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch_mtia
@@ -25,18 +28,42 @@ KEYS_OF_COMPOSITES = (
 
 Rows = Iterator[tuple[str, str]]
 
+# What works with which packages beside PyTorch, and what installs them.
+FEATURES = (
+    ("tensors, autograd, streams, graphs, torch.distributed", (), ""),
+    ("Triton kernels, torch.compile", ("triton", "llvmlite"), "pip install 'torch_mtia[triton]'"),
+    ("the conformance suite", ("pytest", "pytest-xdist", "expecttest"), "pip install 'torch_mtia[conformance]'"),
+)
+FEATURES_OF_COMPILERS = "C++ extensions, cpp_wrapper, AOTInductor"
+
 
 def versions() -> Rows:
     yield "torch_mtia", f"{torch_mtia.__version__} in {Path(torch_mtia.__file__).parent}"
     for package in ("torch", "triton", "llvmlite"):
-        try:
-            yield package, importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            yield package, "not installed"
+        yield package, _version(package) or "not installed"
+    yield "C++ compiler", _compiler() or "none"
     yield "Python", f"{platform.python_version()} at {sys.executable}"
     yield "system", platform.platform()
     yield "CPU", _cpu_model()
     yield "cores", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _compiler() -> str | None:
+    """The first line of what the C++ compiler says of itself: that of $CXX, or c++ or g++, as PyTorch looks for it."""
+    for command in [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++"]:
+        try:
+            text = subprocess.check_output([*shlex.split(command), "--version"], stderr=subprocess.DEVNULL, text=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return text.partition("\n")[0]
+    return None
 
 
 def _cpu_model() -> str:
@@ -111,6 +138,24 @@ def devices() -> Rows:
         )
 
 
+def works() -> Rows:
+    """What can be used here, and what is missing for the rest."""
+    for feature, packages, remedy in FEATURES:
+        missing = [package for package in packages if not _version(package)]
+        yield (("missing", f"{feature}: no {' and no '.join(missing)}: {remedy}") if missing else ("works", feature))
+    if _compiler():
+        yield "works", FEATURES_OF_COMPILERS
+    else:
+        yield "missing", f"{FEATURES_OF_COMPILERS}: no C++ compiler (g++)"
+
+
+def changed_settings() -> Rows:
+    """Those that the environment sets, and what is wrong with them."""
+    for label, value in settings():
+        if label == "not valid" or label in os.environ:
+            yield label, value
+
+
 def replacements() -> Rows:
     """Of names in PyTorch and in other libraries: see docs/architecture.md."""
     from torch_mtia import torch_version, upstream_gates
@@ -169,31 +214,55 @@ def _bytes(size: int) -> str:
     return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"
 
 
-SECTIONS: tuple[Callable[[], Rows], ...] = (versions, autoload, settings)
-SECTIONS_OF_LOADED: tuple[Callable[[], Rows], ...] = (driver, memory, devices, operators, replacements)
+Section = Callable[[], Rows]
+
+SHORT: tuple[Section, ...] = (versions, changed_settings)
+SHORT_OF_LOADED: tuple[Section, ...] = (driver, devices, works)
+VERBOSE: tuple[Section, ...] = (versions, autoload, settings)
+VERBOSE_OF_LOADED: tuple[Section, ...] = (driver, memory, devices, works, operators, replacements)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m torch_mtia", description=__doc__)
+    parser.add_argument("--verbose", action="store_true", help="also settings, memory, operators and replacements")
     parser.add_argument(
-        "--replacements", action="store_true", help="also import and list everything that is replaced in other packages"
+        "--replacements",
+        action="store_true",
+        help="--verbose, and import and list everything that is replaced in other packages",
     )
-    sections = SECTIONS if torch_mtia._load_error else SECTIONS + SECTIONS_OF_LOADED
-    if parser.parse_args().replacements and not torch_mtia._load_error:
-        sections += (all_replacements,)
+    options = parser.parse_args()
+    is_verbose = options.verbose or options.replacements
+    sections: Sequence[Section] = VERBOSE if is_verbose else SHORT
+    if not torch_mtia._load_error:
+        sections = [*sections, *(VERBOSE_OF_LOADED if is_verbose else SHORT_OF_LOADED)]
+        if options.replacements:
+            sections.append(all_replacements)
     for section in sections:
-        print(section.__name__.replace("_", " "))
-        try:
-            for label, value in section():
-                print(f"  {label:<28} {value}")
-        except Exception as error:
-            print(f"  not available: {type(error).__name__}: {error}")
-        print()
+        _print(section, is_verbose)
     if torch_mtia._load_error is None:
+        if not is_verbose:
+            print("`python -m torch_mtia --verbose` says more: what a bug report needs.")
         return 0
     print("The backend did not load:")
-    traceback.print_exception(torch_mtia._load_error, file=sys.stdout)
+    if is_verbose:
+        traceback.print_exception(torch_mtia._load_error, file=sys.stdout)
+    else:
+        print(f"{type(torch_mtia._load_error).__name__}: {torch_mtia._load_error}")
     return 1
+
+
+def _print(section: Section, with_heading: bool) -> None:
+    """Rows that are found before one raises are shown, and then what it raised."""
+    if with_heading:
+        print(section.__name__.replace("_", " "))
+    indentation, width = ("  ", 28) if with_heading else ("", 14)
+    try:
+        for label, value in section():
+            print(f"{indentation}{label:<{width}} {value}")
+    except Exception as error:
+        print(f"{indentation}not available: {type(error).__name__}: {error}")
+    if with_heading:
+        print()
 
 
 if __name__ == "__main__":

@@ -152,7 +152,14 @@ class Operator:
             return None  # writes one element several times, which ATen refuses
         if self.has_out and 0 not in described[-1].shape and described[-1].shape != output.shape:
             return None  # resizing what has elements warns
-        family = importlib.import_module(f"torch_mtia.kernels.{self.family}")
+        try:
+            family = importlib.import_module(f"torch_mtia.kernels.{self.family}")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{self.name} runs as a Triton kernel here, and {error.name} is not installed: "
+                "pip install 'torch_mtia[triton]', or set TORCH_MTIA_KERNELS=aten",
+                name=error.name,
+            ) from error
         plan: Plan | None = family.plan(Request(self.name, arguments, result, output))
         return None if plan is None else (plan, output)
 
