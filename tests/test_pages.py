@@ -177,10 +177,12 @@ def run() -> Iterator[Run]:
 
     def run(command: str, folder: Path) -> tuple[int, str]:
         output = folder.parent / "output"
+        # Reports name the file in which a cached kernel was first seen: pages have nothing in common.
+        added = {"TRITON_CACHE_DIR": str(folder.parent / "triton")}
         if arguments := forked_command(command):
             assert server.stdin is not None
             assert server.stdout is not None
-            server.stdin.write(json.dumps([arguments, str(folder), str(output)]) + "\n")
+            server.stdin.write(json.dumps([arguments, str(folder), str(output), added]) + "\n")
             server.stdin.flush()
             status = server.stdout.readline()
             assert status, "the process that forks has ended"
@@ -189,7 +191,7 @@ def run() -> Iterator[Run]:
             process = subprocess.run(
                 ["bash", "-c", command],
                 cwd=folder,
-                env=environment,
+                env=environment | added,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -239,18 +241,18 @@ def serve() -> None:
     assert not torch.mtia.is_initialized()
     report.PACKAGES = (*report.PACKAGES, __file__)  # what reports and tracebacks leave out of the places they name
     for line in sys.stdin:
-        arguments, folder, output = json.loads(line)
         child = os.fork()
         if child == 0:
-            become(arguments, folder, output)
+            become(*json.loads(line))
             return
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
-def become(arguments: list[str], folder: str, output: str) -> None:
+def become(arguments: list[str], folder: str, output: str, environment: dict[str, str]) -> None:
     """Goes on as `python ARGUMENTS`."""
     import runpy
 
+    os.environ.update(environment)
     signal.alarm(TIME_LIMIT)
     os.chdir(folder)
     for path, flags, number in ((os.devnull, os.O_RDONLY, 0), (output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 1)):
