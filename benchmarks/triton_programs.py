@@ -1,4 +1,4 @@
-"""Hand-written Triton kernels that benchmarks/triton_kernels.py measures, beside those of the examples."""
+"""Hand-written Triton kernels that triton_kernels.py measures, in addition to those of the examples."""
 
 from __future__ import annotations
 
