@@ -33,7 +33,7 @@ LIVE = 64  # allocations of each stream that live at a time
 MIXED_SIZES = (64, 1000, 4 * KIBIBYTE, 100_000, MEBIBYTE, 3 * MEBIBYTE, 12 * MEBIBYTE)
 
 
-ALLOCATORS = Group("allocation", "glibc, by way of the CPU device's allocator")
+ALLOCATORS = Group("allocation", "glibc, through the CPU device's allocator")
 MIXED = Group("allocation on several streams", "")
 OVERLAP = Group("two streams on one thread", "the same work on one stream")
 PROFILED = Group("launch under the profiler", "a launch without the profiler")

@@ -52,7 +52,7 @@ import triton_vector_add  # noqa: E402
 SUMS = Tolerance(relative=1e-4, absolute=1e-3)
 ROUGH = Tolerance(relative=2e-2, absolute=0.5)  # of sums in bfloat16
 WEIGHTED = Tolerance(relative=2e-2, absolute=2e-2)  # of averages in bfloat16
-LIBRARIES = "the fastest matmul of the CPU device, MKL's or oneDNN's"
+LIBRARIES = "MKL or oneDNN on the CPU device"
 KERNELS = Group("Triton kernels", CPU, Target(ratio=1.3))
 MATMULS = Group("Triton matmul in fp32", LIBRARIES, AS_FAST)
 OTHER_MATMULS = Group("Triton matmul in other dtypes", LIBRARIES)
