@@ -1,6 +1,6 @@
 """The execution model of the device against PyTorch's CPU device: chains of operators, copies, fallbacks, launches.
 
-Everything takes some minutes, a part of it less:
+All cases take some minutes, some of them less:
     python benchmarks/device.py
     python benchmarks/device.py --cases 'chain 1M'
 """

@@ -1,6 +1,6 @@
 """Operators, optimizer steps and training steps against PyTorch's CPU device with as many threads.
 
-Everything takes some minutes, a part of it less:
+All cases take some minutes, some of them less:
     python benchmarks/eager.py
     python benchmarks/eager.py --cases 'small'
 """
@@ -160,7 +160,7 @@ RECURRENT: tuple[Operator, ...] = tuple(
 
 SAME_KERNELS = "Both sides run the same kernels."
 SMALL_GROUP = Group("small operators", CPU, AS_FAST, about=f"{SAME_KERNELS} 16 elements.")
-LARGE_GROUP = Group("large operators", CPU, about=SAME_KERNELS)
+LARGE_GROUP = Group("large operators", CPU, about="Most run the same kernels on both sides.")
 UPCAST_GROUP = Group(
     "upcast matmuls", CPU, about="Only `mtia` upcasts: the processor has no instructions for the dtype."
 )

@@ -155,7 +155,8 @@ def section(name: str, report: Report) -> list[str]:
         baseline = f"Baseline: {group['baseline']}." if group["baseline"] else "No baseline."
         lines += [f"### {group['name']}", "", f"{baseline} {group['about']}".rstrip(), "", *table(group), ""]
         if group["ratio"] is not None and len(group["rows"]) > 1:
-            lines += [f"Geometric mean of the ratios: {ratio(group['ratio'])}, target: {target(group)}.", ""]
+            goal = f" (target: {target(group)})" if group["target"] else ""
+            lines += [f"Geometric mean of the ratios: {ratio(group['ratio'])}{goal}.", ""]
     return lines
 
 

@@ -1,11 +1,11 @@
 """The parts of the device around its operators: allocators, streams, the profiler.
 
-Everything takes about a minute, a part of it less:
+All cases take about a minute, some of them less:
     python benchmarks/runtime.py
     python benchmarks/runtime.py --cases profiler
 
-Allocators are compared with glibc's best settings for the CPU, which keep freed memory in the process. With its own
-settings, which most programs have, the device should be 10 times as fast at 64 MiB, and 6 through torch.empty:
+Allocators are compared with glibc's best settings for the CPU, which reuse freed memory. glibc's own settings, which
+most programs have, return large blocks to the kernel:
     python benchmarks/runtime.py --cases allocate --settings default
 """
 

@@ -44,8 +44,8 @@ def printed(script: str) -> Callable[[], Side]:
     return lambda: sampled_by(measure)
 
 
-def whole(*command: str) -> Callable[[], Side]:
-    """A side whose time is that of a whole process."""
+def process(*command: str) -> Callable[[], Side]:
+    """A side whose time is that of a process, from start to exit."""
 
     def measure() -> float:
         start = time.perf_counter()
@@ -73,8 +73,8 @@ CASES = (
     Case(
         "python -m torch_mtia",
         Group("the report of versions", "a process that imports torch"),
-        mtia=whole("-m", "torch_mtia"),
-        baseline=whole("-c", "import torch"),
+        mtia=process("-m", "torch_mtia"),
+        baseline=process("-c", "import torch"),
         target=Target(most_us=1_500_000),
     ),
 )

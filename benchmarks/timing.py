@@ -123,8 +123,8 @@ class Target:
 
     def __str__(self) -> str:
         ratio = [] if self.ratio is None else [f">= {self.ratio:.2f}"]
-        excess = [] if self.excess_us is None else [f"<= +{self.excess_us:,g} us"]
-        most = [] if self.most_us is None else [f"<= {self.most_us:,g} us"]
+        excess = [] if self.excess_us is None else [f"<= +{self.excess_us:,.10g} us"]
+        most = [] if self.most_us is None else [f"<= {self.most_us:,.10g} us"]
         return ", ".join(ratio + excess + most)
 
 

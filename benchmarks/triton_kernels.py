@@ -352,15 +352,15 @@ def compilation(source: Path, name: str, warm_up: Callable[[object], object]) ->
     copies = itertools.count()
 
     def run() -> None:
-        number = next(copies)
-        path = folder / f"copy{number}.py"
-        path.write_text(source.read_text().replace(f"def {name}(", f"def {name}{number}("))
+        copy = next(copies)
+        path = folder / f"copy{copy}.py"
+        path.write_text(source.read_text().replace(f"def {name}(", f"def {name}{copy}("))
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        compiled = warm_up(getattr(module, f"{name}{number}"))
+        compiled = warm_up(getattr(module, f"{name}{copy}"))
         compiled._init_handles()  # type: ignore[attr-defined]
 
     return Side(run, lambda: None, lambda: None)

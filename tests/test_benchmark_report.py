@@ -86,7 +86,7 @@ def test_a_share_of_a_bound_names_the_bound() -> None:
 def test_the_readme_names_the_baseline_of_each_row_and_shows_slower_groups(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- measured -->\nold\n<!-- end of measured -->\nafter\n")
-    empty = {name: [] for name in report.OF_README}
+    empty: dict[str, list[dict[str, Any]]] = {name: [] for name in report.OF_README}
     report.write_readme(readme, reports(**(empty | {"eager": [SMALL], "compile": [MEMORY]})))
     text = readme.read_text()
     link = "[small operators](docs/performance.md#small-operators)"
