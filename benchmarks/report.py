@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,8 @@ def section(name: str, report: Report) -> list[str]:
     about = report["environment"]
     settings = f", `{about['settings']}`" if about["settings"] else ""
     lines = [f"## {name}", "", report["about"], ""]
-    lines += [f"`python benchmarks/{name}.py`, threads of each process: {about['threads']}{settings}.", ""]
+    run = f"`python benchmarks/{name}.py`, threads of each process: {about['threads']}{settings}."
+    lines += [*textwrap.wrap(run, 120, break_long_words=False, break_on_hyphens=False), ""]
     for group in report["groups"]:
         baseline = f"Baseline: {group['baseline']}." if group["baseline"] else "No baseline."
         lines += [f"### {group['name']}", "", f"{baseline} {group['about']}".rstrip(), "", *table(group), ""]
