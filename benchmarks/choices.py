@@ -1,5 +1,5 @@
-"""What autotuning chooses for the products of compile.py, in fresh processes, against the operators on the same device:
-as compiled code without autotuning calls them, which is what a choice is between, and as eager code does.
+"""The time of what autotuning chooses for the matmuls of compile.py, in fresh processes. The two baselines are ATen's
+operators on the same device, called by compiled code without autotuning, and by eager code.
 
 python benchmarks/choices.py --processes 10
 """
@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from compile import AUTOTUNED, PRODUCTS, SEED, Product
-from timing import DEVICE, wait_for_compile_workers
+from compile import AUTOTUNED, MATMULS, Matmul, matmul_name, matmul_operands
+from timing import DEVICE, SEED, wait_for_compile_workers
 from torch.nn import functional as F
 
 from torch_mtia.door import device_module
@@ -33,30 +33,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=10)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--one", action="store_true", help="in this process; prints JSON")
+    parser.add_argument("--one", action="store_true", help="measure in this process and print JSON")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.one:
         wait_for_compile_workers()
-        print(json.dumps({name(*case): ratios(*case) for case in cases()}))
+        print(json.dumps({matmul_name(*case): ratios(*case) for case in cases()}))
         return
     found = [in_a_fresh_process(options.threads) for _ in range(options.processes)]
-    print(f"time of the operators / time of what was chosen, {options.threads} threads, {len(found)} processes")
+    print(f"time of the operators / time of the choice, {options.threads} threads, {len(found)} processes")
     print(f"{'':40} {'compiled: least, median':>25} {'eager: least, median':>25}")
-    for product in found[0]:
-        by_peer = list(zip(*(each[product] for each in found), strict=True))
-        print(
-            f"{product:40} " + " ".join(f"{min(ratios):17.3f} {statistics.median(ratios):7.3f}" for ratios in by_peer)
-        )
+    for name in found[0]:
+        by_baseline = list(zip(*(ratios_of[name] for ratios_of in found), strict=True))
+        columns = (f"{min(ratios):17.3f} {statistics.median(ratios):7.3f}" for ratios in by_baseline)
+        print(f"{name:40} {' '.join(columns)}")
 
 
-def cases() -> list[tuple[Product, torch.dtype]]:
-    return [(product, dtype) for dtype in DTYPES for product in PRODUCTS]
-
-
-def name(product: Product, dtype: torch.dtype) -> str:
-    rows, columns, depth, activation = product
-    return f"{rows} x {columns} x {depth} {activation.__name__} {str(dtype).removeprefix('torch.')}"
+def cases() -> list[tuple[Matmul, torch.dtype]]:
+    return [(matmul, dtype) for dtype in DTYPES for matmul in MATMULS]
 
 
 def in_a_fresh_process(threads: int) -> dict[str, list[float]]:
@@ -67,12 +61,11 @@ def in_a_fresh_process(threads: int) -> dict[str, list[float]]:
     return json.loads(finished.stdout)  # type: ignore[no-any-return]
 
 
-def ratios(product: Product, dtype: torch.dtype) -> tuple[float, float]:
-    """Of the medians of samples that are taken in turns."""
+def ratios(matmul: Matmul, dtype: torch.dtype) -> tuple[float, float]:
+    """The ratios to the two baselines, from medians of interleaved samples."""
     torch.manual_seed(SEED)
-    rows, columns, depth, activation = product
-    x, weight, bias = torch.randn(rows, depth), torch.randn(columns, depth) / depth**0.5, torch.randn(columns)
-    operands = [operand.to(DEVICE, dtype) for operand in (x, weight, bias)]
+    activation = matmul[3]
+    operands = [operand.to(DEVICE) for operand in matmul_operands(matmul, dtype)]
 
     def eager(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return activation(F.linear(x, weight, bias))
@@ -90,7 +83,7 @@ def ratios(product: Product, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def seconds(function: Callable[..., Any], operands: list[torch.Tensor], calls: int) -> float:
-    """Of a call, with the wait for the device behind the last."""
+    """Seconds of a call; the device is waited for after the last one."""
     start = time.perf_counter()
     for _ in range(calls):
         function(*operands)

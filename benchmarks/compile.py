@@ -2,9 +2,9 @@
 
 python benchmarks/compile.py --threads 1
 python benchmarks/compile.py --group models
-python benchmarks/compile.py --cases 'softmax.*inductor'
+python benchmarks/compile.py --cases softmax
 
-Groups: programs, eager, matmul, models, start, call, memory. The rows of memory are MiB, not microseconds.
+`--list` prints the cases with their groups. The group for peak memory is in MiB, not in microseconds.
 """
 
 from __future__ import annotations
@@ -19,38 +19,47 @@ import torch._inductor.config as inductor_config
 from compile_models import MODELS, Model, Shape
 from compile_programs import BF16, PROGRAMS, SUMS, Program
 from compile_start import LENGTHS, started
-from timing import DEVICE, Bar, Case, Group, Side, is_known_to_onednn, main, on, wait_for_compile_workers, work_of
+from timing import (
+    AS_FAST,
+    CPU,
+    DEVICE,
+    INDUCTOR,
+    MEBIBYTE,
+    SEED,
+    Case,
+    Group,
+    Side,
+    Target,
+    calling,
+    is_known_to_onednn,
+    main,
+    sampled_by,
+    wait_for_compile_workers,
+    work_of,
+)
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from torch_mtia.door import device_module
 
-SEED = 0
-PROGRAM_GROUP = Group("programs against Inductor's C++", Bar(ratio=1.3))
-EAGER_GROUP = Group("programs against eager", Bar())
-MATMUL_GROUP = Group("matmul + bias + activation", Bar(ratio=1.1))
-MODEL_GROUP = Group("models", Bar(ratio=1.2))
-START_GROUP = Group("start", Bar())
-CALL_GROUP = Group("call", Bar())
-MEMORY_GROUP = Group("memory", Bar())
-NOT_SLOWER = Bar(ratio=1.0)
+PROGRAM_GROUP = Group("compiled programs and compiled CPU code", INDUCTOR, Target(ratio=1.3))
+EAGER_GROUP = Group("compiled programs and eager CPU code", CPU)
+MATMUL_GROUP = Group("autotuned matmul with bias and activation", CPU, Target(ratio=1.1))
+MODEL_GROUP = Group("compiled models", INDUCTOR, Target(ratio=1.2))
+COLD_GROUP = Group("cold start", INDUCTOR, about="The first calls, in a fresh process with empty caches.")
+KERNELS_GROUP = Group("kernels of a cold start", INDUCTOR, about="The part of a cold start that compiles kernels.")
+WARM_GROUP = Group("warm start", INDUCTOR, about="The first calls, in a fresh process with filled caches.")
+CALL_GROUP = Group("call of compiled code", INDUCTOR)
+PACKAGE_GROUP = Group("call of a package", "a package on the CPU device")
+WRAPPER_GROUP = Group("call of a package and of a wrapper", "the compiled function's Python wrapper, on `mtia`")
+MEMORY_GROUP = Group("peak memory of a training step", INDUCTOR, unit="MiB")
 SHAPE = Shape()
 
 
 def compiled_side(
     device: str, function: Callable[..., Any], operands: Any, compared: Callable[[Any], object], calls: int = 1
 ) -> Side:
-    outputs: list[Any] = [None]
     wait_for_compile_workers()
-
-    def run() -> None:
-        for _ in range(calls):
-            outputs[0] = function(*operands)
-
-    def result() -> object:
-        return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), compared(outputs[0]))
-
-    return on(device, run, result)
+    return calling(device, lambda: function(*operands), compared, calls)
 
 
 # Programs -------------------------------------------------------------------------------------------------------------
@@ -63,27 +72,24 @@ def program_side(device: str, program: Program, wrap: Callable[[Any], Any]) -> S
     return compiled_side(device, wrap(program.function), operands, program.compared)
 
 
-def program_cases(program: Program) -> list[Case]:
-    def case(peer: str, wrap: Callable[[Any], Any], group: Group) -> Case:
-        return Case(
-            f"{program.name}: {peer}",
-            ours=lambda: program_side(DEVICE, program, torch.compile),
-            peer=lambda: program_side("cpu", program, wrap),
-            peer_name=peer,
-            bar=NOT_SLOWER,
-            group=group,
-            tolerance=program.tolerance,
-            work=lambda: work_of(program.function, program.operands),
-        )
-
-    return [case("inductor", torch.compile, PROGRAM_GROUP), case("eager", lambda function: function, EAGER_GROUP)]
+def program_case(program: Program, group: Group) -> Case:
+    baseline = torch.compile if group == PROGRAM_GROUP else lambda function: function
+    return Case(
+        program.name,
+        group,
+        mtia=lambda: program_side(DEVICE, program, torch.compile),
+        baseline=lambda: program_side("cpu", program, baseline),
+        target=AS_FAST,
+        tolerance=program.tolerance,
+        work=lambda: work_of(program.function, program.operands),
+    )
 
 
-# Matrix products ------------------------------------------------------------------------------------------------------
+# Matmuls --------------------------------------------------------------------------------------------------------------
 
-Product = tuple[int, int, int, Callable[[torch.Tensor], torch.Tensor]]
-# Rows, columns and depth of a product, and what is fused with it.
-PRODUCTS: tuple[Product, ...] = (
+Matmul = tuple[int, int, int, Callable[[torch.Tensor], torch.Tensor]]
+# m, n and k, and the activation that is fused.
+MATMULS: tuple[Matmul, ...] = (
     (128, 1024, 1024, F.relu),
     (512, 512, 512, F.relu),
     (1024, 1024, 256, F.relu),
@@ -93,7 +99,7 @@ PRODUCTS: tuple[Product, ...] = (
     (1024, 1024, 64, F.gelu),
     (2048, 1024, 128, F.gelu),
 )
-# What mode="max-autotune-no-cudagraphs" does, without a table of the choices on the screen.
+# What mode="max-autotune-no-cudagraphs" does, without printing a table of the choices.
 AUTOTUNED: dict[str, Any] = {
     "max_autotune": True,
     "coordinate_descent_tuning": True,
@@ -102,16 +108,21 @@ AUTOTUNED: dict[str, Any] = {
 }
 
 
-def product_operands(product: Product, dtype: torch.dtype) -> list[torch.Tensor]:
-    rows, columns, depth, _ = product
-    x, weight, bias = torch.randn(rows, depth), torch.randn(columns, depth), torch.randn(columns)
-    return [operand.to(dtype) for operand in (x, weight / depth**0.5, bias)]
+def matmul_name(matmul: Matmul, dtype: torch.dtype) -> str:
+    m, n, k, activation = matmul
+    return f"{m} x {n} x {k} {activation.__name__} {str(dtype).removeprefix('torch.')}"
 
 
-def product_side(device: str, product: Product, dtype: torch.dtype) -> Side:
+def matmul_operands(matmul: Matmul, dtype: torch.dtype) -> list[torch.Tensor]:
+    m, n, k, _ = matmul
+    x, weight, bias = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
+    return [operand.to(dtype) for operand in (x, weight / k**0.5, bias)]
+
+
+def matmul_side(device: str, matmul: Matmul, dtype: torch.dtype) -> Side:
     torch.manual_seed(SEED)
-    activation = product[3]
-    operands = [operand.to(device) for operand in product_operands(product, dtype)]
+    activation = matmul[3]
+    operands = [operand.to(device) for operand in matmul_operands(matmul, dtype)]
     torch._dynamo.reset()
 
     def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -123,16 +134,14 @@ def product_side(device: str, product: Product, dtype: torch.dtype) -> Side:
     return compiled_side(device, function, operands, lambda result: result)
 
 
-def product_case(product: Product, dtype: torch.dtype) -> Case:
-    rows, columns, depth, activation = product
+def matmul_case(matmul: Matmul, dtype: torch.dtype) -> Case:
     return Case(
-        f"{rows} x {columns} x {depth} {activation.__name__} {str(dtype).removeprefix('torch.')}",
-        ours=lambda: product_side(DEVICE, product, dtype),
-        peer=lambda: product_side("cpu", product, dtype),
-        peer_name="eager",
-        group=MATMUL_GROUP,
+        matmul_name(matmul, dtype),
+        MATMUL_GROUP,
+        mtia=lambda: matmul_side(DEVICE, matmul, dtype),
+        baseline=lambda: matmul_side("cpu", matmul, dtype),
         tolerance=BF16 if dtype == torch.bfloat16 else SUMS,
-        work=lambda: work_of(F.linear, lambda: product_operands(product, dtype)),
+        work=lambda: work_of(F.linear, lambda: matmul_operands(matmul, dtype)),
     )
 
 
@@ -148,16 +157,16 @@ def inference(device: str, model: Model) -> Side:
     def run() -> torch.Tensor:
         return model.loss(network, SHAPE, device)
 
-    with inductor_config.patch(freezing=True):  # Dynamo asks the configuration too, so options are not enough
+    with inductor_config.patch(freezing=True):  # Dynamo reads the configuration too: options do not suffice
         run()
     return compiled_side(device, run, (), lambda loss: loss)
 
 
 def training_step(device: str, model: Model) -> tuple[Callable[[], torch.Tensor], Callable[[], int]]:
-    """A step, of which forward and backward are compiled and the optimizer is eager; and how many bytes it leaves."""
+    """A step, with an eager optimizer; and a function that returns how many bytes stay allocated after it."""
     torch.manual_seed(SEED)
     torch._dynamo.reset()
-    gc.collect()  # a compiled model is part of cycles: that of the sample before is still there
+    gc.collect()  # a compiled model is part of reference cycles: the previous sample's still exists
     network = model.make(SHAPE).to(device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-5)
     compiled = torch.compile(network)
@@ -169,13 +178,13 @@ def training_step(device: str, model: Model) -> tuple[Callable[[], torch.Tensor]
         optimizer.step()
         return loss
 
-    def kept() -> int:
+    def persistent_bytes() -> int:
         parameters = list(network.parameters())
         states = [value for state in optimizer.state.values() for value in state.values()]
-        kept = [*parameters, *network.buffers(), *(p.grad for p in parameters if p.grad is not None), *states]
-        return sum(tensor.untyped_storage().nbytes() for tensor in kept)
+        persistent = [*parameters, *network.buffers(), *(p.grad for p in parameters if p.grad is not None), *states]
+        return sum(tensor.untyped_storage().nbytes() for tensor in persistent)
 
-    return step, kept
+    return step, persistent_bytes
 
 
 def training(device: str, model: Model) -> Side:
@@ -185,10 +194,9 @@ def training(device: str, model: Model) -> Side:
 def model_case(model: Model, make: Callable[[str, Model], Side]) -> Case:
     return Case(
         f"{model.name}, {make.__name__}",
-        ours=lambda: make(DEVICE, model),
-        peer=lambda: make("cpu", model),
-        peer_name="inductor",
-        group=MODEL_GROUP,
+        MODEL_GROUP,
+        mtia=lambda: make(DEVICE, model),
+        baseline=lambda: make("cpu", model),
         tolerance=SUMS,
     )
 
@@ -196,25 +204,25 @@ def model_case(model: Model, make: Callable[[str, Model], Side]) -> Case:
 # Compile time ---------------------------------------------------------------------------------------------------------
 
 
-def start_case(name: str, bar: float, what: str, key: str = "calls", *, warm: bool = False) -> Case:
+def start_case(name: str, group: Group, target: Target, what: str) -> Case:
+    key = "kernels" if group == KERNELS_GROUP else "calls"
     return Case(
         name,
-        ours=lambda: started(what, DEVICE, key, warm),
-        peer=lambda: started(what, "cpu", key, warm),
-        peer_name="inductor",
-        bar=Bar(ratio=bar),
-        group=START_GROUP,
+        group,
+        mtia=lambda: started(what, DEVICE, key, group == WARM_GROUP),
+        baseline=lambda: started(what, "cpu", key, group == WARM_GROUP),
+        target=target,
         most_samples=2,
     )
 
 
 START_CASES = (
-    start_case(f"cold start of {len(PROGRAMS)} programs", 3.0, "programs"),
-    start_case(f"cold start of {len(MODELS)} models", 2.0, "models"),
-    start_case("of it, kernels of the programs", 4.0, "programs", "kernels"),
-    start_case(f"cold start of Llama with {len(LENGTHS)} lengths", 2.0, "lengths"),
-    start_case(f"warm start of {len(PROGRAMS)} programs", 1.0, "programs", warm=True),
-    start_case(f"warm start of {len(MODELS)} models", 1.0, "models", warm=True),
+    start_case(f"cold start of {len(PROGRAMS)} programs", COLD_GROUP, Target(ratio=3.0), "programs"),
+    start_case(f"cold start of {len(MODELS)} models", COLD_GROUP, Target(ratio=2.0), "models"),
+    start_case(f"cold start of Llama with {len(LENGTHS)} lengths", COLD_GROUP, Target(ratio=2.0), "lengths"),
+    start_case(f"kernels of {len(PROGRAMS)} programs", KERNELS_GROUP, Target(ratio=4.0), "programs"),
+    start_case(f"warm start of {len(PROGRAMS)} programs", WARM_GROUP, AS_FAST, "programs"),
+    start_case(f"warm start of {len(MODELS)} models", WARM_GROUP, AS_FAST, "models"),
 )
 
 # One call -------------------------------------------------------------------------------------------------------------
@@ -227,7 +235,7 @@ def program_of_one_kernel(x: torch.Tensor) -> torch.Tensor:
 
 
 def program_of_ten_kernels(x: torch.Tensor) -> torch.Tensor:
-    """Each needs all that the one before gave."""
+    """Each kernel depends on all results of the one before, which prevents fusion."""
     for index in range(10):
         x = (x + index).softmax(index % 2)
     return x
@@ -262,43 +270,39 @@ def call_side(device: str, make: Make, shape: tuple[int, ...]) -> Side:
 
 def call_case(
     what: str,
-    ours: Make,
-    peer_device: str,
-    peer: Make,
-    peer_name: str,
+    group: Group,
+    mtia: Make,
+    baseline: tuple[str, Make],
     shape: tuple[int, ...] = (16,),
-    bar: float = 1.0,
+    target: Target = AS_FAST,
 ) -> Case:
     return Case(
         f"a call of {what} on 16 elements",
-        ours=lambda: call_side(DEVICE, ours, shape),
-        peer=lambda: call_side(peer_device, peer, shape),
+        group,
+        mtia=lambda: call_side(DEVICE, mtia, shape),
+        baseline=lambda: call_side(*baseline, shape),
         operations=CALLS,
-        peer_name=peer_name,
-        bar=Bar(ratio=bar),
-        group=CALL_GROUP,
+        target=target,
     )
 
 
 CALL_CASES = (
-    call_case("one kernel", compiled, "cpu", compiled, "inductor"),
-    call_case("ten kernels", ten_compiled, "cpu", ten_compiled, "inductor", (4, 4), 1.5),
-    call_case("a package of one kernel", packaged, "cpu", packaged, "a package on the CPU"),
-    call_case("a package of one kernel", packaged, DEVICE, compiled, "the Python wrapper"),
+    call_case("one kernel", CALL_GROUP, compiled, ("cpu", compiled)),
+    call_case("ten kernels", CALL_GROUP, ten_compiled, ("cpu", ten_compiled), (4, 4), Target(ratio=1.5)),
+    call_case("a package of one kernel", PACKAGE_GROUP, packaged, ("cpu", packaged)),
+    call_case("a package of one kernel", WRAPPER_GROUP, packaged, (DEVICE, compiled)),
 )
 
 # Memory ---------------------------------------------------------------------------------------------------------------
-
-MIB = 2**20
 
 
 def peak_memory(device: str, model: Model) -> Side:
     """A side whose "time" is the most memory allocated during a training step: a MiB counts as a microsecond."""
 
     def measure() -> float:
-        return (peak_on_mtia(model) if device == DEVICE else peak_on_cpu(model)) / MIB * 1e-6
+        return (peak_on_mtia(model) if device == DEVICE else peak_on_cpu(model)) / MEBIBYTE * 1e-6
 
-    return Side(lambda: None, lambda: None, lambda: None, measure)
+    return sampled_by(measure)
 
 
 def peak_on_mtia(model: Model) -> int:
@@ -312,10 +316,10 @@ def peak_on_mtia(model: Model) -> int:
 
 
 def peak_on_cpu(model: Model) -> int:
-    """What is there before the step, and what the profiler sees allocated and freed during it."""
-    step, kept = training_step("cpu", model)
+    """The bytes allocated before the step, and what the profiler records as allocated and freed during it."""
+    step, persistent_bytes = training_step("cpu", model)
     step()
-    allocated = peak = kept()
+    allocated = peak = persistent_bytes()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -327,23 +331,22 @@ def peak_on_cpu(model: Model) -> int:
 
 def memory_case(model: Model) -> Case:
     return Case(
-        f"{model.name}, peak memory (MiB)",
-        ours=lambda: peak_memory(DEVICE, model),
-        peer=lambda: peak_memory("cpu", model),
-        peer_name="inductor",
-        bar=NOT_SLOWER,
-        group=MEMORY_GROUP,
+        f"{model.name}, peak memory",
+        MEMORY_GROUP,
+        mtia=lambda: peak_memory(DEVICE, model),
+        baseline=lambda: peak_memory("cpu", model),
+        target=AS_FAST,
         most_samples=2,
     )
 
 
 CASES = [
-    *(case for program in PROGRAMS for case in program_cases(program)),
+    *(program_case(program, group) for group in (PROGRAM_GROUP, EAGER_GROUP) for program in PROGRAMS),
     *(
-        product_case(product, dtype)
+        matmul_case(matmul, dtype)
         for dtype in (torch.float32, torch.bfloat16)
         if is_known_to_onednn(dtype)
-        for product in PRODUCTS
+        for matmul in MATMULS
     ),
     *(model_case(model, make) for model in MODELS for make in (inference, training)),
     *START_CASES,
@@ -353,5 +356,5 @@ CASES = [
 
 if __name__ == "__main__":
     if torch.backends.cpu.get_cpu_capability() == "AVX2":
-        inductor_config.cpp.simdlen = 256  # Inductor asks the processor, not ATen, which may be limited
+        inductor_config.cpp.simdlen = 256  # Inductor asks the processor, not ATen, whose level may be limited
     sys.exit(main(CASES, __doc__))

@@ -1,4 +1,4 @@
-"""Five models with random weights, as people write them: what compile.py trains, and tests/test_compile_models.py."""
+"""Five models with random weights, which compile.py and tests/test_compile_models.py train."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Sizes, for all of them."""
+    """Sizes, for all models."""
 
     batch: int = 8
     tokens: int = 128
@@ -137,7 +137,7 @@ def image_loss(model: Any, shape: Shape, device: str) -> torch.Tensor:
 class Model:
     make: Callable[[Shape], nn.Module]
     loss: Callable[[Any, Shape, str], torch.Tensor]
-    """Of a fixed batch: takes the model, the shape that it was made with, and its device."""
+    """The loss for a fixed batch: takes the model, the shape that it was made with, and its device."""
 
     @property
     def name(self) -> str:

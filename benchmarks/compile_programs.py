@@ -1,4 +1,4 @@
-"""The programs of compile.py: what torch.compile is given on both sides."""
+"""The programs that compile.py compiles on both sides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from timing import Tolerance
+from timing import Tolerance, normal
 from torch.nn import functional as F
 
 SIZE = 2048
@@ -24,10 +24,6 @@ class Program:
     operands: Operands
     tolerance: Tolerance | None = SUMS
     compared: Callable[[Any], object] = lambda result: result
-
-
-def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape).to(dtype)
 
 
 def matrix() -> Sequence[torch.Tensor]:
@@ -54,7 +50,7 @@ def rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> t
 
 
 def fraction_of_zeros(result: torch.Tensor) -> torch.Tensor:
-    """Random numbers of two generators have nothing else in common."""
+    """All that the results of two random generators have in common."""
     return (result == 0).float().mean()
 
 
@@ -64,7 +60,7 @@ def adamw(
     averages: list[torch.Tensor],
     squares: list[torch.Tensor],
 ) -> None:
-    """A step of AdamW, with the functions on lists of which torch.optim's is made."""
+    """A step of AdamW, from the same `_foreach` functions as torch.optim's."""
     torch._foreach_mul_(parameters, 1 - 1e-3 * 1e-2)
     torch._foreach_lerp_(averages, gradients, 0.1)
     torch._foreach_mul_(squares, 0.999)

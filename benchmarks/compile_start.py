@@ -1,4 +1,4 @@
-"""The first calls of compiled functions, in this process. compile.py runs it, with empty or filled caches.
+"""Measures the first calls of compiled functions, in this process. compile.py runs it, with empty or filled caches.
 
 python benchmarks/compile_start.py mtia programs      # or models, lengths; prints seconds
 """
@@ -17,16 +17,16 @@ from pathlib import Path
 import torch
 from compile_models import LLAMA, MODELS, Model, Shape
 from compile_programs import PROGRAMS, Program
-from timing import Side
+from timing import Side, sampled_by
 
-LENGTHS = range(16, 136, 12)  # of sequences, of the model of changing lengths
+LENGTHS = range(16, 136, 12)  # of Llama's sequences
 LOADED = "PyCodeCache.load_by_key_path"  # upstream's name for running generated code, which compiles its kernels
 
 
 def first_calls(what: str, device: str) -> dict[str, float]:
-    """Seconds of the first calls of all programs, or training steps of all models, or of Llama's with `LENGTHS`, until
-    their results are there; and of these, what the kernels took, after they were generated. Imports that both devices
-    need are left out."""
+    """Seconds until the results of the first calls are there: of all programs, of a training step of each model, or of
+    Llama with each of `LENGTHS`. `kernels` is the part in which generated kernels are compiled. Imports that both
+    devices need are excluded."""
     import torch._dynamo.utils
     import torch._inductor.compile_fx
 
@@ -59,8 +59,8 @@ def of_model(model: Model, device: str, shapes: list[Shape]) -> Callable[[], obj
 
 
 def started(what: str, device: str, key: str, warm: bool) -> Side:
-    """A side whose time is one figure of `first_calls`, in a fresh process with empty caches, or with those that a
-    process before it has filled. Kernels are measured where they are compiled in that process, not in workers."""
+    """A side whose time is one figure of `first_calls`, in a fresh process with empty caches or, if `warm`, with caches
+    that an earlier process has filled. For `kernels`, that process compiles without workers."""
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if key == "kernels" else {}
     folder = tempfile.TemporaryDirectory()
     runs = [0]
@@ -76,7 +76,7 @@ def started(what: str, device: str, key: str, warm: bool) -> Side:
 
     if warm:
         measure()
-    return Side(lambda: None, lambda: None, lambda: None, measure)
+    return sampled_by(measure)
 
 
 if __name__ == "__main__":

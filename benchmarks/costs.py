@@ -1,7 +1,7 @@
-"""The numbers by which costs are estimated beside what this machine does, on one thread of the CPU: those of
-csrc/aten/Cost.h and csrc/runtime/host/cost.h, and weights of operators in yaml/native_functions.yaml.
+"""Compares the cost model's constants with this machine, on one thread of the CPU: those of csrc/aten/Cost.h and
+csrc/runtime/host/cost.h, and the weights of operators in yaml/native_functions.yaml.
 
-Work is small or large by them, so a factor of two is near enough. Takes half a minute:
+The constants decide which work is small or large, so a factor of two is accurate enough. Takes half a minute:
     python benchmarks/costs.py
 """
 
@@ -46,26 +46,26 @@ def nanoseconds(call: Callable[[], object]) -> float:
 
 
 def beyond_the_call(call: Callable[[], object], small: Callable[[], object]) -> float:
-    """The time that the work takes, without that of a call of the same operator with next to no work."""
+    """Nanoseconds of the work alone: a call of the same operator on one element is subtracted."""
     return max(nanoseconds(call) - nanoseconds(small), 1.0)
 
 
 def bytes_per_nanosecond() -> float:
-    """Of an addition whose operands and result, 384 KiB together, stay in the second-level cache."""
+    """The bandwidth of an addition whose operands and result, 384 KiB together, stay in the second-level cache."""
     a, b, out = (torch.ones(32 * KIBIBYTE) for _ in range(3))
     c, d, little = (torch.ones(1) for _ in range(3))
     return 12 * a.numel() / beyond_the_call(lambda: torch.add(a, b, out=out), lambda: torch.add(c, d, out=little))
 
 
 def weight(call: Callable[[torch.Tensor], object], tensors: int = 2) -> float:
-    """How many times longer a call takes than moving its tensors at kBytesPerNanosecond."""
+    """The time of a call over that of moving its tensors at kBytesPerNanosecond."""
     large, small = torch.rand(512, 64), torch.rand(1, 64)
     moved = 4 * tensors * large.numel() / constants()["kBytesPerNanosecond"]
     return beyond_the_call(lambda: call(large), lambda: call(small)) / moved
 
 
 def sampling_weight() -> float:
-    """The same of bilinear samples, one for each element of an image of four channels."""
+    """The same ratio for bilinear samples, one for each element of an image of four channels."""
     image, grid = torch.rand(1, 4, 64, 64), torch.rand(1, 64, 64, 2) * 2 - 1
     pixel, point = torch.rand(1, 4, 1, 1), torch.zeros(1, 1, 1, 2)
     moved = 4 * (2 * image.numel() + grid.numel()) / constants()["kBytesPerNanosecond"]
@@ -107,7 +107,7 @@ def main() -> None:
         "kNanosecondsPerTensor": nanoseconds_per_tensor,
         "kBytesPerNs": copied_bytes_per_nanosecond,
     }
-    print(f"{'number':28}{'source':>10}{'here':>10}")
+    print(f"{'constant':28}{'source':>10}{'measured':>10}")
     for name, measure in measured.items():
         print(f"{name:28}{constants()[name]:10}{measure():10.1f}")
 

@@ -1,6 +1,6 @@
-"""The execution model of the device against PyTorch's CPU device: chains of operators, copies, fall backs, launches.
+"""The execution model of the device against PyTorch's CPU device: chains of operators, copies, fallbacks, launches.
 
-Everything takes some minutes, a part of it less:
+All cases take some minutes, some of them less:
     python benchmarks/device.py
     python benchmarks/device.py --cases 'chain 1M'
 """
@@ -13,14 +13,19 @@ from collections.abc import Callable
 
 import native_loops
 import torch
-from timing import MEMORY_FLOOR, SAME_KERNEL, Bar, Case, Side, main, on
+from timing import CPU, MEBIBYTE, SEED, Case, Group, Side, Target, calling, main, on
 
-SEED = 0
-MEBIBYTE = 2**20
 LAUNCHES = 100_000
 
+SAME_KERNELS = "Both sides run ATen's own kernels."
+SMALL_CHAINS = Group("chains of small operators", CPU, about=f"{SAME_KERNELS} Up to 16K elements.")
+LARGE_CHAINS = Group("chains of large operators", CPU, about=f"{SAME_KERNELS} 64K elements and more.")
+COPIES = Group("copies of 256 MiB", "`memmove`", about="Both sides move bytes and do nothing else.")
+FALLBACKS = Group("CPU fallback", CPU, about=SAME_KERNELS)
+LAUNCH = Group("launch of an empty kernel", "")
+
 # elements, operators in a chain, least ratio to the CPU. The device is waited for at the end of each chain.
-CHAINS: tuple[tuple[str, int, int, float | None], ...] = (
+CHAINS: tuple[tuple[str, int, int, float], ...] = (
     ("16", 16, 64, 0.9),
     ("4K", 4 * 1024, 64, 0.95),
     ("16K", 16 * 1024, 64, 0.95),
@@ -39,43 +44,43 @@ def host_work() -> None:
         pass
 
 
-def chain_case(label: str, elements: int, operators: int, ratio: float | None, direction: str, host: str) -> Case:
+def chain_case(label: str, elements: int, operators: int, ratio: float, direction: str, host: str) -> Case:
     backward, between = direction != "forward", host_work if host == "busy" else None
     return Case(
-        name=f"chain {label}, {direction}, host {host}",
-        ours=lambda: chain("mtia", elements, operators, backward, between),
-        peer=lambda: chain("cpu", elements, operators, backward, between),
+        f"chain {label}, {direction}, host {host}",
+        SMALL_CHAINS if elements <= 16 * 1024 else LARGE_CHAINS,
+        mtia=lambda: chain("mtia", elements, operators, backward, between),
+        baseline=lambda: chain("cpu", elements, operators, backward, between),
         operations=operators,
-        bar=Bar(ratio=ratio),
-        note=SAME_KERNEL,
+        target=Target(ratio=ratio),
     )
 
 
-def copy_case(name: str, ours: Callable[[], Side]) -> Case:
-    return Case(name, ours, lambda: memmove(), peer_name="memmove", bar=Bar(ratio=0.9), note=MEMORY_FLOOR)
+def copy_case(name: str, mtia: Callable[[], Side]) -> Case:
+    return Case(name, COPIES, mtia, lambda: memmove(), target=Target(ratio=0.9))
 
 
-def fall_back_case(label: str, elements: int, calls: int, bar: Bar) -> Case:
+def fallback_case(label: str, elements: int, calls: int, target: Target) -> Case:
     return Case(
-        name=f"fall back {label}",
-        ours=lambda: fall_back("mtia", elements, calls),
-        peer=lambda: fall_back("cpu", elements, calls),
+        f"fallback {label}",
+        FALLBACKS,
+        mtia=lambda: fallback("mtia", elements, calls),
+        baseline=lambda: fallback("cpu", elements, calls),
         operations=calls,
-        bar=bar,
-        note=SAME_KERNEL,
+        target=target,
     )
 
 
 def launch_case(way: str) -> Case:
-    return Case(f"launch of nothing, {way}", lambda: launches(way == "inline"), operations=LAUNCHES, note="ours only")
+    return Case(f"launch, {way}", LAUNCH, lambda: launches(way == "inline"), operations=LAUNCHES)
 
 
 CASES = (
     *(chain_case(*row, direction, host) for row in CHAINS for direction in DIRECTIONS for host in HOSTS),
     copy_case("copy 256 MiB, host to device", lambda: copy(to_device=True)),
     copy_case("copy 256 MiB, device to host", lambda: copy(to_device=False)),
-    fall_back_case("16", 16, 16, Bar(excess_us=3)),
-    fall_back_case("16M", 16 * MEBIBYTE, 1, Bar(ratio=0.95)),
+    fallback_case("16", 16, 16, Target(excess_us=3)),
+    fallback_case("16M", 16 * MEBIBYTE, 1, Target(ratio=0.95)),
     launch_case("inline"),
     launch_case("queued"),
 )
@@ -142,20 +147,14 @@ def memmove() -> Side:
     return on("cpu", run, lambda: torch.equal(destination, source))
 
 
-# Fall backs ----------------------------------------------------------------------------------------------------------
+# Fallbacks -----------------------------------------------------------------------------------------------------------
 
 
-def fall_back(device: str, elements: int, calls: int) -> Side:
+def fallback(device: str, elements: int, calls: int) -> Side:
     native = torch._C._dispatch_get_registrations_for_dispatch_key("MTIA")
     assert "aten::_dirichlet_grad" not in native, "it has become native: take another operator"
     x = torch.linspace(0.1, 0.9, elements).to(device)
-    last: list[torch.Tensor] = []
-
-    def run() -> None:
-        for _ in range(calls):
-            last[:] = [torch._dirichlet_grad(x, x, x)]
-
-    return on(device, run, lambda: last[0].cpu())
+    return calling(device, lambda: torch._dirichlet_grad(x, x, x), calls=calls)
 
 
 # Launches ------------------------------------------------------------------------------------------------------------

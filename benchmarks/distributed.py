@@ -1,16 +1,15 @@
-"""Collectives on the device against gloo on tensors of the CPU: the same processes, on this machine, in turns.
+"""Collectives on the device against gloo on CPU tensors: the same processes, on this machine, interleaved.
 
     python benchmarks/distributed.py
     python benchmarks/distributed.py --cases 'all_reduce' --samples 9 --json distributed.json
 
-Each rank has one thread. Where there are twice as many ranks as processors, the bar is not to be slower than gloo.
+Each rank has one thread. If there are more ranks than cores, the target is gloo's speed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 import sys
 import time
@@ -18,45 +17,66 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from timing import DEVICE, Bar, Case, Side, arguments, cells, describe, environment, line, save
+from timing import (
+    AS_FAST,
+    DEVICE,
+    MEBIBYTE,
+    Case,
+    Group,
+    Row,
+    Side,
+    Target,
+    add_row,
+    arguments,
+    chosen,
+    describe,
+    environment,
+    finish,
+    group_results,
+    print_about,
+    print_list,
+)
 
 from torch_mtia.ranks import Ranks
 from torch_mtia.streams import launch_host_function
 
-KIBIBYTE, MEBIBYTE = 2**10, 2**20
+KIBIBYTE = 2**10
 SIZES = {"1K": KIBIBYTE, "16K": 16 * KIBIBYTE, "256K": 256 * KIBIBYTE, "4M": 4 * MEBIBYTE}
 LARGE_SIZES = {"64M": 64 * MEBIBYTE, "256M": 256 * MEBIBYTE}
-PROCESSORS = len(os.sched_getaffinity(0))
-RANKS = (2, 4)
+CORES = len(os.sched_getaffinity(0))
+GLOO = "gloo on CPU tensors"
+GROUPS = {ranks: Group(f"collectives of {ranks} ranks", GLOO) for ranks in (2, 4)}
+ASYNCHRONY_GROUP = Group("asynchrony of collectives", "", about="Two ranks.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """Of one rank: `size` bytes is what all_reduce and broadcast have on each, all_gather writes, the others read."""
+    """The tensors of one rank. `whole` has the size of the case: all_reduce and broadcast use it alone, all_gather
+    writes it, and the others read it."""
 
     whole: torch.Tensor
-    part: torch.Tensor
+    shard: torch.Tensor
 
 
 def operands(device: str, size: int, rank: int, ranks: int) -> Operands:
-    """Small whole numbers: each side's sums are exact."""
+    """Small integers: the sums of both sides are exact."""
     count = size // 4 // ranks * ranks
     whole = (torch.arange(count, dtype=torch.float32) % 7 + rank).to(device)
     return Operands(whole, whole[: count // ranks].clone())
 
 
 def all_reduce(group: dist.ProcessGroup, it: Operands) -> torch.Tensor:
-    dist.all_reduce(it.whole, group=group)  # again and again: until it is infinite, which takes no longer
+    dist.all_reduce(it.whole, group=group)  # repeated until the sums are infinite, which takes no longer
     return it.whole
 
 
 def reduce_scatter(group: dist.ProcessGroup, it: Operands) -> torch.Tensor:
-    dist.reduce_scatter_tensor(it.part, it.whole, group=group)
-    return it.part
+    dist.reduce_scatter_tensor(it.shard, it.whole, group=group)
+    return it.shard
 
 
 def all_gather(group: dist.ProcessGroup, it: Operands) -> torch.Tensor:
-    dist.all_gather_into_tensor(it.whole, it.part, group=group)
+    dist.all_gather_into_tensor(it.whole, it.shard, group=group)
     return it.whole
 
 
@@ -71,7 +91,7 @@ def all_to_all(group: dist.ProcessGroup, it: Operands) -> torch.Tensor:
     return result
 
 
-# What is called, and the least ratio for sizes up to 4 MiB and above.
+# The function, and the least ratios for sizes up to 4 MiB and above.
 Collective = Callable[[dist.ProcessGroup, Operands], torch.Tensor]
 COLLECTIVES: dict[str, tuple[Collective, float, float]] = {
     "all_reduce": (all_reduce, 5, 3),
@@ -101,14 +121,14 @@ def sides(rank: int, case: Exchange) -> tuple[Callable[[], torch.Tensor], Callab
     collective, ranks = COLLECTIVES[case.collective][0], dist.get_world_size()
     group = dist.group.WORLD
     assert group is not None
-    ours, peer = (operands(device, case.size, rank, ranks) for device in (DEVICE, "cpu"))
+    on_device, on_cpu = (operands(device, case.size, rank, ranks) for device in (DEVICE, "cpu"))
 
-    def run_ours() -> torch.Tensor:
-        result = collective(group, ours)
+    def on_mtia() -> torch.Tensor:
+        result = collective(group, on_device)
         torch.accelerator.synchronize()
         return result
 
-    return run_ours, lambda: collective(gloo_group(), peer)
+    return on_mtia, lambda: collective(gloo_group(), on_cpu)
 
 
 def sample(run: Callable[[], object], repetitions: int) -> float:
@@ -123,8 +143,8 @@ def sample(run: Callable[[], object], repetitions: int) -> float:
 
 def measure(rank: int, case: Exchange, samples: int) -> tuple[list[float], list[float]]:
     both = sides(rank, case)
-    ours, peer = (run().cpu() for run in both)
-    torch.testing.assert_close(ours, peer, rtol=0, atol=0)
+    mtia, baseline = (run().cpu() for run in both)
+    torch.testing.assert_close(mtia, baseline, rtol=0, atol=0)
     repetitions = max(1, min(50, 8 * MEBIBYTE // case.size))
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(samples):
@@ -133,16 +153,16 @@ def measure(rank: int, case: Exchange, samples: int) -> tuple[list[float], list[
     return times
 
 
-# Asynchrony: no peer, and no processor to spare is needed.
+# Asynchrony: there is no baseline, and no idle core is needed.
 
 
 def queue(seconds: float) -> None:
-    """Work that takes so long, and no time of the host or of a processor."""
+    """Work that takes so long and needs no core."""
     launch_host_function(torch.accelerator.current_stream(), lambda: time.sleep(seconds))
 
 
-def call_behind_work(_: int) -> float:
-    """Microseconds until a call returns that has a second of work before it."""
+def call_after_work(_: int) -> float:
+    """Microseconds until a call returns whose stream has a second of work queued."""
     tensor = torch.ones(MEBIBYTE, device=DEVICE)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
@@ -156,8 +176,8 @@ def call_behind_work(_: int) -> float:
     return elapsed * 1e6
 
 
-def late_peer(rank: int) -> float:
-    """Microseconds of a collective, whose peer comes 300 ms late, beside 300 ms of this rank's own work."""
+def late_rank(rank: int) -> float:
+    """Microseconds of a collective whose other rank is 300 ms late, while this rank has 300 ms of other work."""
     tensor = torch.ones(MEBIBYTE, device=DEVICE)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
@@ -175,7 +195,7 @@ def late_peer(rank: int) -> float:
 
 
 def waiting(rank: int) -> float:
-    """Microseconds of processor time that five seconds of waiting for a peer take."""
+    """Microseconds of processor time during five seconds of waiting for the other rank."""
     tensor = torch.ones(MEBIBYTE, device=DEVICE)
     dist.barrier(gloo_group())
     if rank != 0:
@@ -187,65 +207,62 @@ def waiting(rank: int) -> float:
 
 
 ASYNCHRONY: dict[str, tuple[Callable[[int], float], float]] = {
-    "call behind 1 s of work": (call_behind_work, 200),
-    "peer late by 300 ms, 300 ms of own work": (late_peer, 330_000),
+    "call with 1 s of work queued": (call_after_work, 200),
+    "rank late by 300 ms, 300 ms of other work": (late_rank, 330_000),
     "processor time of 5 s of waiting": (waiting, 200_000),
 }
 
 
-def bar_of(collective: str, size: int, ranks: int) -> Bar:
+def target_of(collective: str, size: int, ranks: int) -> Target:
     _, small, large = COLLECTIVES[collective]
-    if ranks > PROCESSORS:
-        return Bar(ratio=1.0)
-    return Bar(ratio=small if size <= SIZES["4M"] else large)
+    if ranks > CORES:
+        return AS_FAST
+    return Target(ratio=small if size <= SIZES["4M"] else large)
 
 
 def unused() -> Side:
     raise NotImplementedError("the ranks measure")
 
 
-def named_cases(ranks: int) -> list[tuple[Case, Exchange]]:
-    result = []
-    for collective in COLLECTIVES:
-        for label, size in (SIZES | LARGE_SIZES).items():
-            name = f"{collective} {label}, {ranks} ranks"
-            bar = bar_of(collective, size, ranks)
-            result.append((Case(name, unused, unused, peer_name="gloo", bar=bar), Exchange(collective, size)))
-    return result
+EXCHANGES: dict[Case, tuple[int, Exchange]] = {
+    Case(f"{name} {label}, {ranks} ranks", group, unused, unused, target=target_of(name, size, ranks)): (
+        ranks,
+        Exchange(name, size),
+    )
+    for ranks, group in GROUPS.items()
+    for name in COLLECTIVES
+    for label, size in (SIZES | LARGE_SIZES).items()
+}
+ASYNCHRONOUS: dict[Case, Callable[[int], float]] = {
+    Case(name, ASYNCHRONY_GROUP, unused, target=Target(most_us=most_us)): function
+    for name, (function, most_us) in ASYNCHRONY.items()
+}
+CASES = (*EXCHANGES, *ASYNCHRONOUS)
 
 
 def main() -> int:
     options = arguments(__doc__)
-    cases = {ranks: [each for each in named_cases(ranks) if options.cases in each[0].name] for ranks in RANKS}
-    asynchrony = {name: case for name, case in ASYNCHRONY.items() if options.cases in name}
+    selected = chosen(CASES, options)
     if options.list:
-        for case, _ in itertools.chain(*cases.values()):
-            print(f"{case.name:38} {case.bar}")
-        print("\n".join(asynchrony))
+        print_list(selected)
         return 0
     about = environment(1)
-    for name, value in about.items():
-        print(f"{name}: {value}")
-    rows = []
-    for ranks, of_size in cases.items():
+    print_about(about, options.samples)
+    rows: dict[Group, list[Row]] = {}
+    for ranks in GROUPS:
         with Ranks(ranks, DEVICE) as processes:
-            for case, exchange in of_size:
-                of_ranks = processes.run(measure, exchange, options.samples)
-                # The slowest rank counts: a root that only gives is done before the others.
-                ours, peer = (
-                    [max(times) for times in zip(*of_side, strict=True)] for of_side in zip(*of_ranks, strict=True)
-                )
-                rows.append(describe(case, None, ours, peer))
-                print(line(cells(rows[-1])), flush=True)
-            for name, (function, most_us) in asynchrony.items() if ranks == RANKS[0] else ():
-                times = [processes.run(function)[0] for _ in range(4)]
-                bar = Bar(most_us=most_us)
-                row = describe(Case(name, unused, bar=bar), None, times)
-                rows.append(dataclasses.replace(row, bar=str(bar), passed=bar.is_met(row.ours_us, row.ours_us)))
-                print(line(cells(rows[-1])), flush=True)
-    if options.json is not None:
-        save(options.json, __doc__, about, rows)
-    return 1 if any(row.passed is False for row in rows) else 0
+            for case in selected:
+                if case in EXCHANGES and EXCHANGES[case][0] == ranks:
+                    of_ranks = processes.run(measure, EXCHANGES[case][1], options.samples)
+                    # The slowest rank counts: the root of a broadcast ends before the others.
+                    mtia, baseline = (
+                        [max(times) for times in zip(*of_side, strict=True)] for of_side in zip(*of_ranks, strict=True)
+                    )
+                    add_row(rows, case.group, describe(case, mtia, baseline))
+                elif case in ASYNCHRONOUS and ranks == 2:
+                    times = [processes.run(ASYNCHRONOUS[case])[0] for _ in range(4)]
+                    add_row(rows, case.group, describe(case, times))
+    return finish(options.json, __doc__, about, group_results(CASES, rows))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Operators, optimizer steps and training steps against PyTorch's CPU device with as many threads.
 
-Everything takes some minutes, a part of it less:
+All cases take some minutes, some of them less:
     python benchmarks/eager.py
     python benchmarks/eager.py --cases 'small'
 """
@@ -13,13 +13,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from timing import DEVICE, SAME_KERNEL, Bar, Case, Group, Side, Tolerance, is_known_to_onednn, main, on
+from timing import (
+    AS_FAST,
+    CPU,
+    DEVICE,
+    MEBIBYTE,
+    SEED,
+    Case,
+    Group,
+    Side,
+    Target,
+    Tolerance,
+    is_known_to_onednn,
+    main,
+    normal,
+    on,
+)
 from torch.nn import functional as F
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))  # the models of the training steps
-
-SEED = 0
-MEBIBYTE = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +41,6 @@ class Operator:
     operands: Callable[[], Sequence[torch.Tensor]]  # of the CPU; the floating-point ones get gradients
     tolerance: Tolerance | None = None
     calls: int = 4  # between two waits for the device
-    note: str = SAME_KERNEL
-
-
-def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape).to(dtype)
 
 
 def indices(below: int, *shape: int) -> torch.Tensor:
@@ -42,11 +49,11 @@ def indices(below: int, *shape: int) -> torch.Tensor:
 
 # Both sides run the same kernels, but may split the work differently, and the rounding of sums depends on the split.
 SUMS = Tolerance(relative=1e-4, absolute=1e-4)
-LONG_SUMS = Tolerance(relative=1e-4, absolute=2e-2)  # of 16M numbers, whose partial sums are some thousand
-# Of 2048 products of fp32, which two libraries add up. To add one after another rounds each partial sum, so the error
-# has a standard deviation of 2048 * 2**-24 / sqrt(6) = 5e-5. Of 4M results some are six of those off.
+LONG_SUMS = Tolerance(relative=1e-4, absolute=2e-2)  # of 16M values, whose partial sums reach some thousand
+# Sums of 2048 terms in fp32, from two libraries. Each partial sum is rounded, so a result has an error with a standard
+# deviation of 2048 * 2**-24 / sqrt(6) = 5e-5. Some of 4M results are off by six standard deviations.
 DEEP_SUMS = Tolerance(relative=1e-4, absolute=5e-4)
-BF16_SUMS = Tolerance(relative=2e-2, absolute=0.5)  # one unit in the last place of numbers up to some hundred
+BF16_SUMS = Tolerance(relative=2e-2, absolute=0.5)  # one unit in the last place of values up to some hundred
 
 SMALL_CALLS = 64
 SMALL: tuple[Operator, ...] = (
@@ -63,6 +70,14 @@ SMALL: tuple[Operator, ...] = (
     Operator("addmm", torch.addmm, lambda: [normal(4), normal(4, 4), normal(4, 4)]),
     Operator("layer_norm", lambda x, w, b: F.layer_norm(x, (16,), w, b), lambda: [normal(16) for _ in range(3)]),
 )
+
+
+HALF_MATMULS = ((2048 if is_known_to_onednn(torch.bfloat16) else 512, torch.bfloat16), (512, torch.float16))
+
+
+def half_matmul(size: int, dtype: torch.dtype) -> Operator:
+    name = f"matmul {size}, {str(dtype).removeprefix('torch.')}"
+    return Operator(name, torch.matmul, lambda: [normal(size, size, dtype=dtype) for _ in range(2)], BF16_SUMS)
 
 
 LARGE: tuple[Operator, ...] = (
@@ -89,16 +104,7 @@ LARGE: tuple[Operator, ...] = (
         Tolerance(relative=1e-4, absolute=1e-3),
     ),
     Operator("matmul 2048, float32", torch.matmul, lambda: [normal(2048, 2048), normal(2048, 2048)], DEEP_SUMS),
-    *(
-        Operator(
-            f"matmul {side}, {str(dtype).removeprefix('torch.')}",
-            torch.matmul,
-            lambda side=side, dtype=dtype: [normal(side, side, dtype=dtype), normal(side, side, dtype=dtype)],  # type: ignore[misc]
-            BF16_SUMS,
-            note=SAME_KERNEL if is_known_to_onednn(dtype) else "by way of float32",
-        )
-        for side, dtype in ((2048 if is_known_to_onednn(torch.bfloat16) else 512, torch.bfloat16), (512, torch.float16))
-    ),
+    *(half_matmul(size, dtype) for size, dtype in HALF_MATMULS if is_known_to_onednn(dtype)),
     *(
         Operator(
             f"conv2d {channels} x {side} x {side}",
@@ -131,7 +137,10 @@ LARGE: tuple[Operator, ...] = (
     ),
 )
 
-# Steps, batch, features; as many hidden ones.
+# Where `mtia` upcasts, as the processor has no instructions for the dtype.
+UPCAST = tuple(half_matmul(size, dtype) for size, dtype in HALF_MATMULS if not is_known_to_onednn(dtype))
+
+# steps x batch x features; the hidden size is the number of features.
 RECURRENT: tuple[Operator, ...] = tuple(
     Operator(
         f"LSTM {steps} x {batch} x {features}, {str(dtype).removeprefix('torch.')}",
@@ -146,58 +155,72 @@ RECURRENT: tuple[Operator, ...] = tuple(
     )
     for steps, batch, features in ((512, 1, 64), (512, 8, 128))
     for dtype in (torch.float32, torch.bfloat16)
-    if is_known_to_onednn(dtype)  # else a gate rounds each of its sums, and not both sides' alike
+    if is_known_to_onednn(dtype)  # without its instructions, the two sides round differently
 )
 
-SMALL_GROUP = Group("the small operators", Bar(ratio=1.0))
+SAME_KERNELS = "Both sides run the same kernels."
+SMALL_GROUP = Group("small operators", CPU, AS_FAST, about=f"{SAME_KERNELS} 16 elements.")
+LARGE_GROUP = Group("large operators", CPU, about="Most run the same kernels on both sides.")
+UPCAST_GROUP = Group(
+    "upcast matmuls", CPU, about="Only `mtia` upcasts: the processor has no instructions for the dtype."
+)
+RECURRENT_GROUP = Group("LSTM layers", CPU, about=SAME_KERNELS)
+OPTIMIZER_GROUP = Group("optimizer steps", CPU, about=SAME_KERNELS)
+TRAINING_GROUP = Group("training steps", CPU, about="The steps of `make demo` and `make demo-text`.")
 TRAINING_STEPS = 8  # between two waits for the device
 OPTIMIZER_STEPS = 4
 # 10M parameters in tensors like those of a transformer.
 PARAMETERS = ((512, 1024), (512,)) * 20
 
 
-def operator_case(operator: Operator, prefix: str, calls: int, bar: Bar, group: Group | None, backward: bool) -> Case:
+def operator_case(operator: Operator, prefix: str, calls: int, target: Target, group: Group, backward: bool) -> Case:
     return Case(
-        name=f"{prefix}{operator.name}{', forward+backward' if backward else ''}",
-        ours=lambda: apply(DEVICE, operator, calls, backward),
-        peer=lambda: apply("cpu", operator, calls, backward),
+        f"{prefix}{operator.name}{', forward+backward' if backward else ''}",
+        group,
+        mtia=lambda: apply(DEVICE, operator, calls, backward),
+        baseline=lambda: apply("cpu", operator, calls, backward),
         operations=calls,
-        bar=bar,
-        note=operator.note,
-        group=group,
+        target=target,
         tolerance=operator.tolerance,
     )
 
 
-def adamw_case(way: str, bar: Bar) -> Case:
+def adamw_case(way: str, target: Target) -> Case:
     return Case(
-        name=f"AdamW step, 10M parameters, {way}",
-        ours=lambda: adamw(DEVICE, way),
-        peer=lambda: adamw("cpu", way),
+        f"AdamW step, 10M parameters, {way}",
+        OPTIMIZER_GROUP,
+        mtia=lambda: adamw(DEVICE, way),
+        baseline=lambda: adamw("cpu", way),
         operations=OPTIMIZER_STEPS,
-        bar=bar,
-        note=SAME_KERNEL,
+        target=target,
     )
 
 
 def training_case(name: str, prepare: Callable[[str], Side]) -> Case:
     return Case(
-        name=f"training step, {name}",
-        ours=lambda: prepare(DEVICE),
-        peer=lambda: prepare("cpu"),
+        f"training step, {name}",
+        TRAINING_GROUP,
+        mtia=lambda: prepare(DEVICE),
+        baseline=lambda: prepare("cpu"),
         operations=TRAINING_STEPS,
-        bar=Bar(ratio=1.0),
-        note=SAME_KERNEL,
+        target=AS_FAST,
         tolerance=SUMS,
     )
 
 
+WAYS = (False, True)  # forward, forward and backward
+
 CASES = (
-    *(operator_case(row, "small ", SMALL_CALLS, Bar(ratio=0.9), SMALL_GROUP, backward=False) for row in SMALL),
-    *(operator_case(row, "", row.calls, Bar(ratio=0.95), None, way) for row in LARGE for way in (False, True)),
-    *(operator_case(row, "", row.calls, Bar(ratio=1.0), None, way) for row in RECURRENT for way in (False, True)),
-    adamw_case("foreach", Bar(ratio=0.95)),
-    adamw_case("fused", Bar()),
+    *(operator_case(row, "small ", SMALL_CALLS, Target(ratio=0.9), SMALL_GROUP, backward=False) for row in SMALL),
+    *(
+        operator_case(row, "", row.calls, Target(ratio=0.95), LARGE_GROUP, way)
+        for row in LARGE
+        for way in (False, True)
+    ),
+    *(operator_case(row, "", row.calls, Target(ratio=0.95), UPCAST_GROUP, way) for row in UPCAST for way in WAYS),
+    *(operator_case(row, "", row.calls, AS_FAST, RECURRENT_GROUP, way) for row in RECURRENT for way in WAYS),
+    adamw_case("foreach", Target(ratio=0.95)),
+    adamw_case("fused", Target()),
     training_case("digits", lambda device: digits_step(device)),
     training_case("text", lambda device: text_step(device)),
 )
@@ -250,7 +273,7 @@ def text_step(device: str) -> Side:
     import train_text
 
     shape = train_text.Shape(alphabet=96)
-    training = train_text.training(device, shape, steps=10**6, seed=SEED)  # so many that the rate stays as it is
+    training = train_text.training(device, shape, steps=10**6, seed=SEED)  # so many that the learning rate is constant
     characters = indices(shape.alphabet, train_text.BATCH_SIZE, shape.context + 1)
     return training_steps(device, training.step, characters[:, :-1], characters[:, 1:])
 
@@ -258,7 +281,7 @@ def text_step(device: str) -> Side:
 def training_steps(
     device: str, step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor
 ) -> Side:
-    """Always on the same batch, which lies on the device. The result is the losses of one run."""
+    """Steps on one batch, which is on the device. The result is the losses of one run."""
     inputs, targets = inputs.to(device), targets.to(device)
     losses: list[torch.Tensor] = []
 

@@ -11,18 +11,34 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from timing import Bar, Case, Side, Tolerance, main, on, wait_for_compile_workers
+from timing import (
+    AS_FAST,
+    CPU,
+    INDUCTOR,
+    SEED,
+    Case,
+    Group,
+    Side,
+    Target,
+    Tolerance,
+    calling,
+    main,
+    on,
+    wait_for_compile_workers,
+)
 from torch import nn
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
-SEED = 0
 CHAIN = 1000  # nodes
 LONG_CHAIN = 10_000
 LSTM_STEPS = 512
 LSTM_WIDTH = 64
 BATCH = 8
 SUMS = Tolerance(relative=1e-4, absolute=1e-4)
+CAPTURED = Group("captured graphs", CPU)
+CAPTURE = Group("capture of a graph", "the same operators, eager, on `mtia`")
+COMPILED = Group("compiled and captured training steps", INDUCTOR)
 
 
 def captured(function: Callable[[], object]) -> torch.mtia.MTIAGraph:
@@ -78,7 +94,7 @@ def capture_of_chain(length: int) -> Side:
 def step_of_text(
     device: str, length: int, compile_mode: str | None = None, *, capturable: bool = False
 ) -> tuple[Callable[[], torch.Tensor], Callable[[], None]]:
-    """A training step of the example's transformer, and what puts its state back to the start."""
+    """A training step of the example's transformer, and what restores its initial state."""
     import train_text
 
     torch.manual_seed(SEED)
@@ -114,13 +130,7 @@ def step_of_text(
 
 
 def eager_step(device: str, length: int) -> Side:
-    step, _ = step_of_text(device, length)
-    losses: list[torch.Tensor] = []
-
-    def run() -> None:
-        losses[:] = [step()]
-
-    return on(device, run, lambda: losses[0].item())
+    return calling(device, step_of_text(device, length)[0])
 
 
 def captured_step(length: int) -> Side:
@@ -129,7 +139,7 @@ def captured_step(length: int) -> Side:
     losses: list[torch.Tensor] = []
     graph = captured(lambda: losses.append(step()))
     restore()
-    return on("mtia", graph.replay, lambda: losses[0].item())
+    return on("mtia", graph.replay, lambda: losses[0].cpu())
 
 
 def compiled_step(device: str, length: int) -> Side:
@@ -139,20 +149,16 @@ def compiled_step(device: str, length: int) -> Side:
         step()
     wait_for_compile_workers()
     restore()
-    losses: list[torch.Tensor] = []
-
-    def run() -> None:
-        losses[:] = [step()]
-
-    return on(device, run, lambda: losses[0].item())
+    return calling(device, step)
 
 
-def step_case(length: int, bar: Bar) -> Case:
+def step_case(length: int, target: Target) -> Case:
     return Case(
         f"training step, sequence {length}",
-        ours=lambda: captured_step(length),
-        peer=lambda: eager_step("cpu", length),
-        bar=bar,
+        CAPTURED,
+        mtia=lambda: captured_step(length),
+        baseline=lambda: eager_step("cpu", length),
+        target=target,
         tolerance=SUMS,
     )
 
@@ -196,41 +202,44 @@ def captured_side(program: tuple[Callable[[], None], Callable[[], object]]) -> S
 CASES: Sequence[Case] = (
     Case(
         f"chain of {CHAIN} nodes",
-        ours=lambda: captured_chain(CHAIN),
-        peer=lambda: eager_chain("cpu", CHAIN),
+        CAPTURED,
+        mtia=lambda: captured_chain(CHAIN),
+        baseline=lambda: eager_chain("cpu", CHAIN),
         operations=CHAIN,
-        bar=Bar(ratio=4.0, most_us=0.25),
+        target=Target(ratio=4.0, most_us=0.25),
     ),
-    Case(
-        f"capture of {LONG_CHAIN} nodes",
-        ours=lambda: capture_of_chain(LONG_CHAIN),
-        peer=lambda: eager_chain("mtia", LONG_CHAIN),
-        peer_name="mtia, eager",
-        operations=LONG_CHAIN,
-        bar=Bar(ratio=0.2),
-    ),
-    step_case(16, Bar(ratio=1.2)),
-    step_case(128, Bar()),
-    Case(
-        "compiled training step, sequence 16",
-        ours=lambda: compiled_step("mtia", 16),
-        peer=lambda: compiled_step("cpu", 16),
-        peer_name="cpu, compiled",
-        bar=Bar(ratio=1.2),
-        tolerance=SUMS,
-    ),
+    step_case(16, Target(ratio=1.2)),
+    step_case(128, Target()),
     Case(
         f"{LSTM_STEPS} LSTMCell steps",
-        ours=lambda: captured_side(cells("mtia")),
-        peer=lambda: on("cpu", *cells("cpu")),
-        bar=Bar(ratio=4.0),
+        CAPTURED,
+        mtia=lambda: captured_side(cells("mtia")),
+        baseline=lambda: on("cpu", *cells("cpu")),
+        target=Target(ratio=4.0),
         tolerance=SUMS,
     ),
     Case(
         f"nn.LSTM over {LSTM_STEPS} steps",
-        ours=lambda: captured_side(layer("mtia")),
-        peer=lambda: on("cpu", *layer("cpu")),
-        bar=Bar(ratio=1.0),
+        CAPTURED,
+        mtia=lambda: captured_side(layer("mtia")),
+        baseline=lambda: on("cpu", *layer("cpu")),
+        target=AS_FAST,
+        tolerance=SUMS,
+    ),
+    Case(
+        f"capture of {LONG_CHAIN} nodes",
+        CAPTURE,
+        mtia=lambda: capture_of_chain(LONG_CHAIN),
+        baseline=lambda: eager_chain("mtia", LONG_CHAIN),
+        operations=LONG_CHAIN,
+        target=Target(ratio=0.2),
+    ),
+    Case(
+        "compiled training step, sequence 16",
+        COMPILED,
+        mtia=lambda: compiled_step("mtia", 16),
+        baseline=lambda: compiled_step("cpu", 16),
+        target=Target(ratio=1.2),
         tolerance=SUMS,
     ),
 )

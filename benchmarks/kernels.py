@@ -1,4 +1,4 @@
-"""The operators as Triton kernels (torch_mtia.kernels) against ATen's kernels, both on the software device.
+"""Operators as Triton kernels (torch_mtia.kernels) against ATen's kernels, both on mtia.
 
 python benchmarks/kernels.py --threads 1
 python benchmarks/kernels.py --cases 'softmax'
@@ -11,15 +11,14 @@ import sys
 from collections.abc import Callable
 
 import torch
-from timing import DEVICE, Case, Side, Tolerance, main, on
+from timing import DEVICE, MEBIBYTE, SEED, Case, Group, Side, Tolerance, calling, main
 from torch.nn import functional as F
 
 from torch_mtia.kernels import dispatch
 
-SEED = 0
-MEBI = 2**20
 SUMS = Tolerance(relative=1e-3, absolute=1e-2)
 HALF = Tolerance(relative=1e-2, absolute=1e-2)
+GROUP = Group("operators as Triton kernels", "ATen's kernels on `mtia`")
 
 Operator = Callable[..., torch.Tensor]
 
@@ -29,7 +28,7 @@ def side(operator: Operator, operands: Callable[[], list[torch.Tensor]], *, trit
         register_once()
     torch.manual_seed(SEED)
     on_device = [operand.to(DEVICE) for operand in operands()]
-    return on(DEVICE, lambda: operator(*on_device), lambda: operator(*on_device).cpu())
+    return calling(DEVICE, lambda: operator(*on_device))
 
 
 @functools.cache
@@ -44,9 +43,9 @@ def case(name: str, operator: Operator, *shapes: tuple[int, ...], half: bool = F
 
     return Case(
         name,
-        ours=lambda: side(operator, operands, triton=True),
-        peer=lambda: side(operator, operands, triton=False),
-        peer_name="ATen",
+        GROUP,
+        mtia=lambda: side(operator, operands, triton=True),
+        baseline=lambda: side(operator, operands, triton=False),
         tolerance=HALF if half else SUMS,
     )
 
@@ -54,14 +53,14 @@ def case(name: str, operator: Operator, *shapes: tuple[int, ...], half: bool = F
 CASES = (
     case("add 16", torch.add, (16,), (16,)),
     case("add 64K", torch.add, (2**16,), (2**16,)),
-    case("add 4M", torch.add, (4 * MEBI,), (4 * MEBI,)),
-    case("add 4M bf16", torch.add, (4 * MEBI,), (4 * MEBI,), half=True),
+    case("add 4M", torch.add, (4 * MEBIBYTE,), (4 * MEBIBYTE,)),
+    case("add 4M bf16", torch.add, (4 * MEBIBYTE,), (4 * MEBIBYTE,), half=True),
     case("mul 2048 x 2048, row", torch.mul, (2048, 2048), (2048,)),
     case("mul 2048 x 2048, column", torch.mul, (2048, 2048), (2048, 1)),
-    case("gelu 4M", F.gelu, (4 * MEBI,)),
-    case("tanh 4M", torch.tanh, (4 * MEBI,)),
+    case("gelu 4M", F.gelu, (4 * MEBIBYTE,)),
+    case("tanh 4M", torch.tanh, (4 * MEBIBYTE,)),
     case("transposed copy 2048 x 2048", lambda x: x.t().contiguous(), (2048, 2048)),
-    case("sum 4M", torch.sum, (4 * MEBI,)),
+    case("sum 4M", torch.sum, (4 * MEBIBYTE,)),
     case("sum of rows 2048 x 2048", lambda x: x.sum(1), (2048, 2048)),
     case("sum of columns 2048 x 2048", lambda x: x.sum(0), (2048, 2048)),
     case("amax of rows 2048 x 2048", lambda x: x.amax(1), (2048, 2048)),

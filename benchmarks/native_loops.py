@@ -1,4 +1,4 @@
-"""Loops over what takes less time than a line of Python: native_loops.cpp, built when a benchmark first asks for it."""
+"""Loops whose body takes less time than a line of Python: native_loops.cpp, built when a benchmark first needs it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _build() -> None:
 
 
 def launch(device: str, count: int, may_run_inline: bool) -> None:
-    """Submits `count` items that do nothing to the current stream of the device."""
+    """Submits `count` empty work items to the current stream of the device."""
     _build()
     torch.ops.mtia_benchmarks.launch(torch.device(device), count, may_run_inline)
 
 
 def allocate(device: str, size: int, count: int) -> None:
-    """Takes `size` bytes from the allocator that c10 has for the device, and frees them untouched, `count` times."""
+    """Allocates `size` bytes with c10's allocator for the device and frees them untouched, `count` times."""
     _build()
     torch.ops.mtia_benchmarks.allocate(torch.device(device), size, count)

@@ -2,18 +2,22 @@
 
     python benchmarks/report.py PAGE FILE.json ...
 
-The files are those of `--json`, one of each benchmark; a table has the name of its file.
+The files are those of `--json`, one per benchmark; the name of a file is the name of its benchmark.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 Report = dict[str, Any]  # the content of a file
+Group = dict[str, Any]  # one of its groups, a timing.GroupResult
 
 ROOT = Path(__file__).parent.parent
 
@@ -22,35 +26,46 @@ PAGES = {
     "performance": ("Performance", "`make bench`"),
     "performance-avx2": (
         "Performance with AVX2",
-        "`make bench-avx2`, where the device and its peers do without AVX-512 and AMX,",
+        "`make bench-avx2`, which disables AVX-512 and AMX for both sides,",
     ),
 }
 HEAD = """# {title}
 
-Written by {command} on {machine}.
+Written by {command}
+on {machine}.
 
-Times are medians in microseconds of one operation. `ratio` is the peer's time over ours: above 1 the device is faster.
-A bar is what a case should reach. `of roof` is the share of what the machine can do, in memory or in matrix products,
-where a case states its work: 1 is the roof. [benchmarks/README.md](../benchmarks/README.md) describes how the figures
-are measured, and what the notes mean.
+Each table compares `mtia` with one baseline, which the line above it names. Values are medians for one operation, in
+the unit of their column. `ratio` is the baseline's value divided by that of `mtia`: above 1, `mtia` is faster, or takes
+less memory. `target` is what a case should reach; a target of 0.97 means as fast, within noise. `of bound` is the time
+that library code on this machine takes for the same amount of work, divided by that of `mtia`: `copy` is PyTorch's copy
+of as many bytes, `matmul` is the fastest square matmul of MKL and oneDNN for as many operations. These bounds are
+measurements, not limits of the hardware: code that writes less than a copy, or a faster matmul, exceeds 1.
+[benchmarks/README.md](../benchmarks/README.md) describes how the figures are measured.
 
-![Ratios of all cases]({chart})
+![The ratios of each group]({chart})
 """
 
-# What README shows: what it says of a row, the table, and the row. None: the geometric mean of the table.
-OF_README = (
-    ("the first tensor of a process", "start", "first tensor"),
-    ("a chain of operators on 16 elements, forward", "device", "chain 16, forward, host idle"),
-    ("a chain of operators on 64K elements, forward", "device", "chain 64K, forward, host idle"),
-    ("a training step of `make demo-text`", "eager", "training step, text"),
-    ("Triton kernels written by hand, geometric mean", "triton_kernels", None),
-    ("programs under `torch.compile`, geometric mean", "compile", None),
-)
+# The groups in README's table, in its order: faster and slower ones.
+OF_README = {
+    "start": ["importing torch", "first tensor of a process"],
+    "device": ["chains of small operators", "chains of large operators"],
+    "eager": ["small operators", "large operators", "training steps"],
+    "graphs": ["captured graphs"],
+    "triton_kernels": ["Triton kernels", "Triton matmul in fp32", "vector add and the interpreter"],
+    "compile": [
+        "compiled programs and compiled CPU code",
+        "compiled programs and eager CPU code",
+        "compiled models",
+        "cold start",
+        "peak memory of a training step",
+    ],
+    "kernels": ["operators as Triton kernels"],
+    "distributed": ["collectives of 2 ranks"],
+    "sanitizing": ["sanitized training steps", "sanitized Triton kernels"],
+}
 
-
-def time(microseconds: float) -> str:
-    digits = 2 if microseconds < 100 else 0
-    return f"{microseconds:,.{digits}f}"
+AS_FAST = 0.97  # less is noise
+CHART_RANGE = (1 / 64, 32)  # ratios outside of it are drawn at its ends, with a label
 
 
 def machine(report: Report) -> str:
@@ -61,14 +76,73 @@ def machine(report: Report) -> str:
     )
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = ["| case | ours | peer | | ratio | of roof | bar | note |", "|---|---|---|---|---|---|---|---|"]
-    for row in rows:
-        peer = "" if row["peer_us"] is None else time(row["peer_us"])
-        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        roof = "" if row["roof_us"] is None else f"{row['roof_us'] / row['ours_us']:.2f}"
-        bar = row["bar"] + (" (missed)" if row["passed"] is False else "")
-        cells = (row["name"], time(row["ours_us"]), peer, row["peer"], ratio, roof, bar, row["note"])
+def value(number: float | None) -> str:
+    return "-" if number is None else f"{number:,.{2 if number < 100 else 0}f}"
+
+
+def ratio(number: float | None) -> str:
+    return "-" if number is None else f"{number:.{2 if number < 100 else 0}f}"
+
+
+def target(result: dict[str, Any]) -> str:
+    return (result["target"] or "-") + (", missed" if result["passed"] is False else "")
+
+
+def groups_of(reports: dict[str, Report]) -> Iterator[Group]:
+    return (group for report in reports.values() for group in report["groups"])
+
+
+def link(group: Group, page: str = "") -> str:
+    return f"[{group['name']}]({page}#{group['name'].lower().replace(' ', '-')})"
+
+
+def count(amount: int, what: str) -> str:
+    return f"{amount} {what}{'' if amount == 1 else 's'}"
+
+
+# The page ------------------------------------------------------------------------------------------------------------
+
+
+def missed_of(group: Group) -> list[str]:
+    """Which targets a group misses, each with its ratio or, where the target is a time, with the time."""
+    missed = [
+        f"{row['name']}: {ratio(row['ratio']) if '>=' in row['target'] else value(row['mtia']) + ' us'}"
+        for row in group["rows"]
+        if row["passed"] is False
+    ]
+    return [*missed, *([f"geometric mean: {ratio(group['ratio'])}"] if group["passed"] is False else [])]
+
+
+def targets_of(group: Group) -> int:
+    return sum(result["passed"] is not None for result in [*group["rows"], group])
+
+
+def summary(reports: dict[str, Report]) -> list[str]:
+    """How many targets there are, how many are missed, and which."""
+    groups = list(groups_of(reports))
+    missed = sum(len(missed_of(group)) for group in groups)
+    lines = [f"Of {count(sum(map(targets_of, groups)), 'target')}, {missed} are missed:", ""]
+    lines += ["| group | baseline | targets | missed | cases |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {link(group)} | {group['baseline'] or '-'} | {targets_of(group)} | {len(names)} | {'; '.join(names)} |"
+        for group in groups
+        if (names := missed_of(group))
+    ]
+    return [*lines, ""]
+
+
+def table(group: Group) -> list[str]:
+    has_baseline, has_bound = bool(group["baseline"]), any(row["of_bound"] for row in group["rows"])
+    unit = group["unit"]
+    headings = ["case", f"mtia ({unit})"]
+    headings += [f"baseline ({unit})", "ratio"] if has_baseline else []
+    headings += ["target", *(["of bound"] if has_bound else [])]
+    lines = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
+    for row in group["rows"]:
+        cells = [row["name"], value(row["mtia"])]
+        cells += [value(row["baseline"]), ratio(row["ratio"])] if has_baseline else []
+        bound = f"{row['of_bound']:.2f} {row['bound']}" if row["of_bound"] else "-"
+        cells += [target(row), *([bound] if has_bound else [])]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -77,44 +151,107 @@ def section(name: str, report: Report) -> list[str]:
     about = report["environment"]
     settings = f", `{about['settings']}`" if about["settings"] else ""
     lines = [f"## {name}", "", report["about"], ""]
-    lines += [f"`python benchmarks/{name}.py`, threads of each process: {about['threads']}{settings}.", ""]
-    lines += table(report["rows"])
-    if (mean := report["geometric mean"]) is not None:
-        lines += ["", f"Geometric mean of the ratios without a note: {mean:.2f}."]
+    run = f"`python benchmarks/{name}.py`, threads of each process: {about['threads']}{settings}."
+    lines += [*textwrap.wrap(run, 120, break_long_words=False, break_on_hyphens=False), ""]
     for group in report["groups"]:
-        missed = " (missed)" if group["passed"] is False else ""
-        mean = f"{group['name']}: geometric mean {group['ratio']:.2f} of {group['cases']} cases"
-        lines += ["", f"{mean}, bar {group['bar']}{missed}"]
-    return [*lines, ""]
+        baseline = f"Baseline: {group['baseline']}." if group["baseline"] else "No baseline."
+        lines += [f"### {group['name']}", "", f"{baseline} {group['about']}".rstrip(), "", *table(group), ""]
+        if group["ratio"] is not None and len(group["rows"]) > 1:
+            goal = f" (target: {target(group)})" if group["target"] else ""
+            lines += [f"Geometric mean of the ratios: {ratio(group['ratio'])}{goal}.", ""]
+    return lines
+
+
+# The chart -----------------------------------------------------------------------------------------------------------
+
+
+def compared(reports: dict[str, Report]) -> list[Group]:
+    """The groups whose ratio is one of times, from the fastest to the slowest."""
+    groups = [group for group in groups_of(reports) if group["ratio"] is not None and group["unit"] == "us"]
+    return sorted(groups, key=lambda group: -group["ratio"])
+
+
+def chart_title(groups: list[Group]) -> str:
+    faster = sum(group["ratio"] >= AS_FAST for group in groups)
+    return f"mtia is as fast as its baseline, or faster, in {faster} of {count(len(groups), 'group')}"
 
 
 def draw(reports: dict[str, Report], picture: Path) -> None:
-    """A dot for each case, at its ratio; a row for each benchmark."""
+    """A line for each group: a dot for each case, and a bar at the geometric mean."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(10, 0.8 + 0.5 * len(reports)), layout="constrained")
-    for height, report in enumerate(reversed(reports.values())):
-        ratios = [row["ratio"] for row in report["rows"] if row["ratio"] is not None]
-        axes.plot(ratios, [height] * len(ratios), "o", alpha=0.5)
-    axes.axvline(1, color="gray", linewidth=0.8)
-    axes.set_xscale("log")
-    ticks = (0.25, 0.5, 1, 2, 4, 8, 16)
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_yticks(range(len(reports)), list(reversed(reports)))
-    axes.set(ylim=(-0.5, len(reports) - 0.5), xlabel="the peer's time over ours")
+    groups = compared(reports)
+    lowest, highest = CHART_RANGE
+    figure, axes = plt.subplots(figsize=(11, 1.6 + 0.33 * len(groups)), layout="constrained")
+    for height, group in enumerate(groups):
+        color = "tab:blue" if group["ratio"] >= AS_FAST else "tab:orange"
+        ratios = [row["ratio"] for row in group["rows"]]
+        if len(ratios) > 1:
+            shown = [min(max(each, lowest), highest) for each in ratios]
+            axes.plot(shown, [height] * len(shown), "o", color=color, alpha=0.35, markersize=6, markeredgewidth=0)
+        mean = min(max(group["ratio"], lowest), highest)
+        axes.plot([mean], [height], "|", color=color, markersize=14, markeredgewidth=3)
+        beyond = [each for each in (min(ratios), max(ratios)) if not lowest <= each <= highest]
+        for each in dict.fromkeys(beyond):
+            edge, arrow = (highest, "→") if each > highest else (lowest, "←")
+            axes.annotate(f"{arrow} {ratio(each)}", (edge, height), (6, 0), textcoords="offset points", va="center")
+        axes.annotate(
+            f"baseline: {group['baseline'].replace('`', '')}",
+            (0, height),
+            (-6, 0),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=7,
+            color="dimgray",
+            annotation_clip=False,
+        )
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    exponents = range(round(math.log2(lowest)), round(math.log2(highest)) + 1)
+    axes.set_xticks([2.0**e for e in exponents], [f"{2**e}" if e >= 0 else f"1/{2**-e}" for e in exponents])
+    axes.set_yticks(range(len(groups)), [group["name"] for group in groups], va="bottom", fontsize=9)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", linewidth=0.3)
+    axes.set(ylim=(len(groups) - 0.5, -0.5), xlim=(lowest * 0.8, highest * 2))
+    axes.set_xlabel("speed relative to the baseline (above 1: mtia is faster)\ndots: cases; bars: their geometric mean")
+    axes.set_title(f"{chart_title(groups)}\n{machine(next(iter(reports.values())))}", fontsize=11)
     figure.savefig(picture, dpi=90)
+
+
+# README --------------------------------------------------------------------------------------------------------------
 
 
 def of_readme(reports: dict[str, Report]) -> list[str]:
     lines = [f"Measured on {machine(next(iter(reports.values())))}.", ""]
-    lines += ["| what | ours | peer | ratio | command |", "|---|---|---|---|---|"]
-    for what, name, case in OF_README:
-        report = reports[name]
-        row = next((row for row in report["rows"] if row["name"] == case), None)
-        ours, peer = ("", "") if row is None else (f"{time(row[side])} us" for side in ("ours_us", "peer_us"))
-        ratio = report["geometric mean"] if row is None else row["ratio"]
-        lines.append(f"| {what} | {ours} | {peer} | {ratio:.2f} | `python benchmarks/{name}.py` |")
-    return lines
+    lines += ["| what | baseline | cases | ratio (lowest to highest) | command |", "|---|---|---|---|---|"]
+    for name, wanted in OF_README.items():
+        for group in reports[name]["groups"]:
+            if group["name"] in wanted:
+                ratios = [row["ratio"] for row in group["rows"]]
+                spread = f" ({ratio(min(ratios))} to {ratio(max(ratios))})" if len(ratios) > 1 else ""
+                cells = [link(group, "docs/performance.md"), group["baseline"], str(len(ratios))]
+                cells += [ratio(group["ratio"]) + spread, f"`python benchmarks/{name}.py`"]
+                lines.append(f"| {' | '.join(cells)} |")
+    groups = list(groups_of(reports))
+    missed, targets = sum(len(missed_of(group)) for group in groups), sum(map(targets_of, groups))
+    return [*lines, "", f"{missed} of {targets} targets are missed; [the page](docs/performance.md) lists them."]
+
+
+def write_readme(readme: Path, reports: dict[str, Report]) -> None:
+    begin, end = "<!-- measured -->\n", "<!-- end of measured -->\n"
+    measured = begin + "\n".join(of_readme(reports)) + f"\n{end}"
+    readme.write_text(re.sub(f"{begin}.*{end}", lambda _: measured, readme.read_text(), flags=re.DOTALL))
+
+
+def page(name: str, reports: dict[str, Report]) -> str:
+    title, command = PAGES[name]
+    head = HEAD.format(
+        title=title, command=command, machine=machine(next(iter(reports.values()))), chart=f"images/{name}.png"
+    )
+    sections = [line for benchmark, report in reports.items() for line in section(benchmark, report)]
+    return "\n".join([head, *summary(reports), *sections])
 
 
 def main() -> None:
@@ -123,17 +260,11 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.json")
     arguments = parser.parse_args()
     reports: dict[str, Report] = {file.stem: json.loads(file.read_text()) for file in arguments.files}
-    title, command = PAGES[arguments.page]
-    chart = Path("images") / f"{arguments.page}.png"
-    lines = [HEAD.format(title=title, command=command, machine=machine(next(iter(reports.values()))), chart=chart)]
-    for name, report in reports.items():
-        lines += section(name, report)
-    (ROOT / "docs" / arguments.page).with_suffix(".md").write_text("\n".join(lines))
-    draw(reports, ROOT / "docs" / chart)
-    if arguments.page == "performance" and all(name in reports for _, name, _ in OF_README):
-        readme, begin, end = ROOT / "README.md", "<!-- measured -->\n", "<!-- end of measured -->\n"
-        measured = begin + "\n".join(of_readme(reports)) + f"\n{end}"
-        readme.write_text(re.sub(f"{begin}.*{end}", lambda _: measured, readme.read_text(), flags=re.DOTALL))
+    docs = ROOT / "docs"
+    (docs / f"{arguments.page}.md").write_text(page(arguments.page, reports))
+    draw(reports, docs / "images" / f"{arguments.page}.png")
+    if arguments.page == "performance" and reports.keys() >= OF_README.keys():
+        write_readme(ROOT / "README.md", reports)
 
 
 if __name__ == "__main__":

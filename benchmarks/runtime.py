@@ -1,11 +1,11 @@
 """The parts of the device around its operators: allocators, streams, the profiler.
 
-Everything takes about a minute, a part of it less:
+All cases take about a minute, some of them less:
     python benchmarks/runtime.py
     python benchmarks/runtime.py --cases profiler
 
-Allocators are compared with glibc's best settings for the CPU, which keep freed memory in the process. With its own
-settings, which most programs have, the device should be 10 times as fast at 64 MiB, and 6 through torch.empty:
+Allocators are compared with glibc's best settings for the CPU, which reuse freed memory. glibc's own settings, which
+most programs have, return large blocks to the kernel:
     python benchmarks/runtime.py --cases allocate --settings default
 """
 
@@ -17,14 +17,13 @@ import sys
 
 import native_loops
 import torch
-from timing import SAME_KERNEL, Bar, Case, Side, main, on
+from timing import MEBIBYTE, SEED, Case, Group, Side, Target, main, on
 
-SEED = 0
-KIBIBYTE, MEBIBYTE = 2**10, 2**20
+KIBIBYTE = 2**10
 ALLOCATIONS = 1000
 LAUNCHES = 10_000
 
-# bytes, least ratio to the CPU through the raw allocators, the same through torch.empty
+# bytes, least ratio through the raw allocators, least ratio through torch.empty
 ALLOCATION_SIZES = (("64 B", 64, 0.7, 0.8), ("64 MiB", 64 * MEBIBYTE, 0.7, 0.8))
 
 STREAMS = 4
@@ -34,47 +33,52 @@ LIVE = 64  # allocations of each stream that live at a time
 MIXED_SIZES = (64, 1000, 4 * KIBIBYTE, 100_000, MEBIBYTE, 3 * MEBIBYTE, 12 * MEBIBYTE)
 
 
+ALLOCATORS = Group("allocation", "glibc, through the CPU device's allocator")
+MIXED = Group("allocation on several streams", "")
+OVERLAP = Group("two streams on one thread", "the same work on one stream")
+PROFILED = Group("launch under the profiler", "a launch without the profiler")
+
+
 def raw_case(label: str, size: int, ratio: float) -> Case:
     return Case(
         f"allocate and free {label}, raw",
+        ALLOCATORS,
         lambda: raw_allocations("mtia", size),
         lambda: raw_allocations("cpu", size),
         operations=ALLOCATIONS,
-        bar=Bar(ratio=ratio),
+        target=Target(ratio=ratio),
     )
 
 
 def empty_case(label: str, size: int, ratio: float) -> Case:
     return Case(
         f"allocate and free {label}, torch.empty",
+        ALLOCATORS,
         lambda: empty_tensors("mtia", size),
         lambda: empty_tensors("cpu", size),
         operations=ALLOCATIONS,
-        bar=Bar(ratio=ratio),
+        target=Target(ratio=ratio),
     )
 
 
 CASES = (
     *(raw_case(label, size, raw) for label, size, raw, _ in ALLOCATION_SIZES),
     *(empty_case(label, size, empty) for label, size, _, empty in ALLOCATION_SIZES),
+    Case(f"mixed sizes on {STREAMS} streams", MIXED, lambda: mixed_sizes(), operations=ALLOCATIONS_OF_A_PASS),
     Case(
-        f"mixed sizes on {STREAMS} streams", lambda: mixed_sizes(), operations=ALLOCATIONS_OF_A_PASS, note="ours only"
-    ),
-    Case(
-        "matmul beside a copy, one thread",
+        "matmul beside a copy",
+        OVERLAP,
         lambda: matmul_and_copy(streams=2),
         lambda: matmul_and_copy(streams=1),
-        peer_name="one stream",
-        bar=Bar(ratio=1 / 0.65),
+        target=Target(ratio=1 / 0.65),
     ),
     Case(
         "a launch under the profiler",
+        PROFILED,
         lambda: launches(profiled=True),
         lambda: launches(profiled=False),
         operations=LAUNCHES,
-        peer_name="without it",
-        bar=Bar(excess_us=2),
-        note=SAME_KERNEL,
+        target=Target(excess_us=2),
     ),
 )
 
@@ -96,7 +100,7 @@ def empty_tensors(device: str, size: int) -> Side:
 
 
 def mixed_sizes() -> Side:
-    """Passes of equal allocations, in equal order; raises if one takes more memory after a million of them."""
+    """Passes of equal allocations, in equal order; raises if a pass after the warm-up reserves more memory."""
     order = random.Random(SEED)
     sizes = [order.choice(MIXED_SIZES) // order.randint(1, 4) for _ in range(ALLOCATIONS_OF_A_PASS // STREAMS)]
     streams = [torch.Stream("mtia") for _ in range(STREAMS)]
@@ -125,7 +129,7 @@ def matmul_and_copy(streams: int) -> Side:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(SEED)
     a = torch.randn(1024, 1024, generator=generator).to("mtia")
-    product = torch.empty_like(a)
+    result = torch.empty_like(a)
     source = torch.zeros(128 * MEBIBYTE, dtype=torch.uint8).pin_memory()
     target = torch.empty_like(source, device="mtia")
     first = torch.Stream("mtia")
@@ -133,11 +137,11 @@ def matmul_and_copy(streams: int) -> Side:
 
     def run() -> None:
         with first:
-            torch.mm(a, a, out=product)
+            torch.mm(a, a, out=result)
         with second:
             target.copy_(source, non_blocking=True)
 
-    return on("mtia", run, lambda: product.cpu())
+    return on("mtia", run, lambda: result.cpu())
 
 
 # The profiler --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the sanitizer costs: the same work on the device with it and without it.
+"""What the sanitizer costs: the same work on the device with and without the sanitizer.
 
     python benchmarks/sanitizing.py
     python benchmarks/sanitizing.py --cases 'kernel'
@@ -12,9 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from eager import TRAINING_STEPS, digits_step, normal, text_step
-from timing import DEVICE, Bar, Case, Side, main, on
+from eager import TRAINING_STEPS, digits_step, text_step
+from timing import DEVICE, MEBIBYTE, Case, Group, Side, Target, calling, main, normal
 
 from torch_mtia import sanitizer
 
@@ -24,71 +23,68 @@ STREAMS = ("streams", "memory")
 KERNELS = ("streams", "memory", "init", "kernels")
 CALLS = 64
 
+UNSANITIZED = "`mtia` without the sanitizer"
+OPERATORS = Group("sanitized operators", UNSANITIZED)
+STEPS = Group("sanitized training steps", UNSANITIZED)
+TRITON = Group("sanitized Triton kernels", UNSANITIZED)
 
-def watched(checks: tuple[str, ...], prepare: Callable[[], Side]) -> Side:
+
+def sanitized(checks: tuple[str, ...], prepare: Callable[[], Side]) -> Side:
     sanitizer.start(*checks)
     return prepare()
 
 
-def case(name: str, prepare: Callable[[], Side], checks: tuple[str, ...], operations: int, most: float | None) -> Case:
+def case(
+    name: str,
+    group: Group,
+    prepare: Callable[[], Side],
+    checks: tuple[str, ...],
+    operations: int = 1,
+    most: float | None = None,
+) -> Case:
     """`most`: how many times as long it may take."""
     return Case(
-        name=f"{name}, {', '.join(checks)}",
-        ours=lambda: watched(checks, prepare),
-        peer=prepare,
+        f"{name}, {', '.join(checks)}",
+        group,
+        mtia=lambda: sanitized(checks, prepare),
+        baseline=prepare,
         operations=operations,
-        bar=Bar(ratio=1 / most) if most is not None else Bar(),
-        note="",
+        target=Target() if most is None else Target(ratio=1 / most),
     )
 
 
 def operator() -> Side:
     x, y = normal(16).to(DEVICE), normal(16).to(DEVICE)
-    last: list[torch.Tensor] = []
-
-    def run() -> None:
-        for _ in range(CALLS):
-            last[:] = [x + y]
-
-    return on(DEVICE, run, lambda: last[0].cpu())
+    return calling(DEVICE, lambda: x + y, calls=CALLS)
 
 
 def vector_add() -> Side:
     from triton_vector_add import add
 
-    x, y = normal(1 << 20).to(DEVICE), normal(1 << 20).to(DEVICE)
-    return of_kernel(lambda: add(x, y))
+    x, y = normal(MEBIBYTE).to(DEVICE), normal(MEBIBYTE).to(DEVICE)
+    return calling(DEVICE, lambda: add(x, y))
 
 
 def softmax() -> Side:
     from triton_softmax import softmax
 
     x = normal(1024, 1024).to(DEVICE)
-    return of_kernel(lambda: softmax(x))
+    return calling(DEVICE, lambda: softmax(x))
 
 
 def matmul() -> Side:
     from triton_matmul import matmul
 
     x, y = normal(512, 512).to(DEVICE), normal(512, 512).to(DEVICE)
-    return of_kernel(lambda: matmul(x, y))
-
-
-def of_kernel(call: Callable[[], torch.Tensor]) -> Side:
-    last: list[torch.Tensor] = []
-
-    def run() -> None:
-        last[:] = [call()]
-
-    return on(DEVICE, run, lambda: last[0].cpu())
+    return calling(DEVICE, lambda: matmul(x, y))
 
 
 CASES = (
-    case("operator of 16 elements", operator, STREAMS, CALLS, None),
-    case("operator of 16 elements", operator, KERNELS, CALLS, None),
-    case("training step, digits", lambda: digits_step(DEVICE), STREAMS, TRAINING_STEPS, 3),
-    case("training step, text", lambda: text_step(DEVICE), STREAMS, TRAINING_STEPS, 1.5),
-    *(case(f"kernel, {of.__name__}", of, KERNELS, 1, 20) for of in (vector_add, softmax, matmul)),
+    case("operator of 16 elements", OPERATORS, operator, STREAMS, CALLS),
+    case("operator of 16 elements", OPERATORS, operator, KERNELS, CALLS),
+    case("training step, digits", STEPS, lambda: digits_step(DEVICE), STREAMS, TRAINING_STEPS, 3),
+    case("training step, text", STEPS, lambda: text_step(DEVICE), STREAMS, TRAINING_STEPS, 1.5),
+    *(case(of.__name__, TRITON, of, KERNELS, most=20) for of in (vector_add, softmax, matmul)),
 )
 
 

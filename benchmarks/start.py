@@ -2,8 +2,7 @@
 
     python benchmarks/start.py
 
-Each sample is a fresh process. `import torch` is compared with itself where the device is not installed, the rest with
-the CPU device.
+Each sample is a fresh process.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from timing import DEVICE, Bar, Case, Side, main
+from timing import CPU, DEVICE, Case, Group, Side, Target, main, sampled_by
 
 IMPORT = "import time; start = time.perf_counter(); import torch; print(time.perf_counter() - start)"
 # PyTorch looks for devices in any case.
@@ -42,40 +41,41 @@ def printed(script: str) -> Callable[[], Side]:
         command = [sys.executable, "-c", script]
         return float(subprocess.check_output(command, env=ENVIRONMENT, text=True))
 
-    return lambda: Side(lambda: None, lambda: None, lambda: None, measure)
+    return lambda: sampled_by(measure)
 
 
-def whole(*command: str) -> Callable[[], Side]:
-    """A side whose time is that of a whole process."""
+def process(*command: str) -> Callable[[], Side]:
+    """A side whose time is that of a process, from start to exit."""
 
     def measure() -> float:
         start = time.perf_counter()
         subprocess.run([sys.executable, *command], env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=True)
         return time.perf_counter() - start
 
-    return lambda: Side(lambda: None, lambda: None, lambda: None, measure)
+    return lambda: sampled_by(measure)
 
 
 CASES = (
     Case(
         "import torch",
-        ours=printed(IMPORT),
-        peer=printed(NOT_INSTALLED + IMPORT),
-        peer_name="without",
-        bar=Bar(excess_us=10_000),
+        Group("importing torch", "`import torch` without torch_mtia"),
+        mtia=printed(IMPORT),
+        baseline=printed(NOT_INSTALLED + IMPORT),
+        target=Target(excess_us=10_000),
     ),
     Case(
         "first tensor",
-        ours=printed(FIRST_TENSOR.replace("DEVICE", DEVICE)),
-        peer=printed(FIRST_TENSOR.replace("DEVICE", "cpu")),
-        bar=Bar(most_us=60_000),
+        Group("first tensor of a process", CPU),
+        mtia=printed(FIRST_TENSOR.replace("DEVICE", DEVICE)),
+        baseline=printed(FIRST_TENSOR.replace("DEVICE", "cpu")),
+        target=Target(most_us=60_000),
     ),
     Case(
         "python -m torch_mtia",
-        ours=whole("-m", "torch_mtia"),
-        peer=whole("-c", "import torch"),
-        peer_name="import torch",
-        bar=Bar(most_us=1_500_000),
+        Group("the report of versions", "a process that imports torch"),
+        mtia=process("-m", "torch_mtia"),
+        baseline=process("-c", "import torch"),
+        target=Target(most_us=1_500_000),
     ),
 )
 

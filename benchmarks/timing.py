@@ -1,7 +1,7 @@
-"""How every benchmark measures, compares, prints and saves. A benchmark script is its table CASES and a call of main().
+"""How every benchmark measures, compares, prints and saves. A benchmark script is a table CASES and a call of main().
 
 The rules: both sides go through one timing function, which waits for the device inside the timed region; their results
-are compared before anything is timed; samples of the two sides alternate; medians and quartiles are reported.
+are compared before anything is timed; samples of the two sides are interleaved; medians and quartiles are reported.
 
 Note [A process for each side]
 The sides live in processes of their own. In one process the thread pools of the device and of the CPU would count as
@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
@@ -41,14 +41,15 @@ from torch_mtia.door import device_type
 DEVICE = device_type()
 """The device that is measured, by its name in this process."""
 
-# glibc hands large blocks back to the kernel and gets fresh pages each time. The CPU's best settings keep them.
-PEER_SETTINGS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
+CPU = "eager PyTorch on the CPU device"  # the baseline of most groups
+INDUCTOR = "Inductor on the CPU device"
+
+# glibc returns large blocks to the kernel and gets fresh pages each time. The CPU's best settings reuse them.
+BASELINE_SETTINGS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
 MINIMUM_SAMPLE_SECONDS = 0.01
 PAUSE_SECONDS = 0.02  # between samples
-NOISE = 0.97  # of a bar "not below 1.0"
-SAME_KERNEL = "same kernel"  # notes of rows that stay out of the mean
-MEMORY_FLOOR = "memory floor"
-ROOF = "roof"
+SEED = 0
+MEBIBYTE = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +58,38 @@ class Side:
 
     run: Callable[[], object]  # may return before the work is done
     synchronize: Callable[[], None]  # returns when it is
-    result: Callable[[], object]  # after a run: what it computed, in CPU tensors or numbers
+    result: Callable[[], object]  # after a run: what it computed, in CPU tensors or Python values
     measure: Callable[[], float] | None = None  # takes a sample itself, in seconds, in place of `run`
 
 
 def on(device: str, run: Callable[[], object], result: Callable[[], object]) -> Side:
     """A side whose work is done on a device."""
     return Side(run, torch.accelerator.synchronize if device == DEVICE else lambda: None, result)
+
+
+def calling(
+    device: str, function: Callable[[], Any], compared: Callable[[Any], object] = lambda result: result, calls: int = 1
+) -> Side:
+    """A side that calls a function. `compared` selects from the last result what is compared."""
+    last: list[Any] = [None]
+
+    def run() -> None:
+        for _ in range(calls):
+            last[0] = function()
+
+    def result() -> object:
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), compared(last[0]))
+
+    return on(device, run, result)
+
+
+def sampled_by(measure: Callable[[], float]) -> Side:
+    """A side that takes its samples itself, in seconds, and has no result to compare."""
+    return Side(lambda: None, lambda: None, lambda: None, measure)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape).to(dtype)
 
 
 def wait_for_compile_workers() -> None:
@@ -75,34 +101,45 @@ def wait_for_compile_workers() -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bar:
-    """What a case has to reach. All that are given must hold."""
+class Target:
+    """What a case or a group should reach. All that are given must hold."""
 
-    ratio: float | None = None  # at least: the peer's time over ours
-    excess_us: float | None = None  # at most: our time minus the peer's
-    most_us: float | None = None  # at most: our time
+    ratio: float | None = None  # at least: the baseline's value over mtia's
+    excess_us: float | None = None  # at most: mtia's time minus the baseline's
+    most_us: float | None = None  # at most: mtia's time
 
-    def is_met(self, ours_us: float, peer_us: float) -> bool:
-        excess = math.inf if self.excess_us is None else self.excess_us
-        most = math.inf if self.most_us is None else self.most_us
-        return self.allows(peer_us / ours_us) and ours_us - peer_us <= excess and ours_us <= most
+    def is_met(self, mtia: float, baseline: float | None) -> bool | None:
+        """None: there is no target."""
+        if self == Target():
+            return None
+        if self.most_us is not None and mtia > self.most_us:
+            return False
+        if baseline is None:
+            return True
+        return self.allows(baseline / mtia) and (self.excess_us is None or mtia - baseline <= self.excess_us)
 
     def allows(self, ratio: float) -> bool:
-        return ratio >= (NOISE if self.ratio == 1.0 else self.ratio or 0.0)
+        return self.ratio is None or ratio >= self.ratio
 
     def __str__(self) -> str:
         ratio = [] if self.ratio is None else [f">= {self.ratio:.2f}"]
-        excess = [] if self.excess_us is None else [f"<= +{self.excess_us:g} us"]
-        most = [] if self.most_us is None else [f"<= {self.most_us:g} us"]
+        excess = [] if self.excess_us is None else [f"<= +{self.excess_us:,.10g} us"]
+        most = [] if self.most_us is None else [f"<= {self.most_us:,.10g} us"]
         return ", ".join(ratio + excess + most)
+
+
+AS_FAST = Target(ratio=0.97)  # less is noise
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Cases that have a bar together, for the geometric mean of their ratios."""
+    """Cases with one baseline and one unit, which makes the geometric mean of their ratios meaningful."""
 
-    name: str
-    bar: Bar
+    name: str  # a heading of the page: letters, digits, spaces and hyphens
+    baseline: str  # what the other side runs; empty: there is no other side
+    target: Target = dataclasses.field(default_factory=Target)  # for the geometric mean
+    unit: str = "us"
+    about: str = ""  # a sentence for the page
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,26 +152,34 @@ class Tolerance:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What cannot be done without: see Note [Roof]."""
+    """The least that a case has to do: see Note [Bounds]."""
 
     bytes_moved: int
     flops: int = 0
-    dtype: torch.dtype = torch.float32  # of the factors of products
+    dtype: torch.dtype = torch.float32  # of the operands of matmuls
 
 
-# What upstream does not count.
-PRODUCTS = {
+def attention_flops(
+    q: Sequence[int], k: Sequence[int], _v: object, _dropout: float = 0.0, causal: bool = False, **_: object
+) -> int:
+    return 4 * math.prod(q) * k[-2] // (2 if causal else 1)
+
+
+# Matmuls that upstream does not count.
+FLOPS = {
     torch.ops.aten._int_mm: lambda a, b, **_: 2 * a[0] * a[1] * b[1],
+    torch.ops.aten._weight_int4pack_mm_for_cpu: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[0],
     torch.ops.mkldnn._linear_pointwise: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[0],
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
 }
 
 
 def work_of(function: Callable[..., Any], operands: Callable[[], Sequence[torch.Tensor]]) -> Work:
-    """Of a function that reads its operands and writes its results once: found from shapes, nothing is computed."""
+    """The work of a function that reads its operands and writes its results once, from shapes: nothing is computed."""
     with FakeTensorMode():
         read = list(operands())
         function(*read)  # for functions that choose at their first call
-        with FlopCounterMode(display=False, custom_mapping=PRODUCTS) as counter:
+        with FlopCounterMode(display=False, custom_mapping=FLOPS) as counter:
             result = function(*read)
         written = [tensor for tensor in pytree.tree_leaves(result) if isinstance(tensor, torch.Tensor)]
     return Work(sum(tensor.nbytes for tensor in [*read, *written]), counter.get_total_flops(), read[0].dtype)
@@ -143,41 +188,46 @@ def work_of(function: Callable[..., Any], operands: Callable[[], Sequence[torch.
 @dataclasses.dataclass(frozen=True)
 class Case:
     name: str
-    ours: Callable[[], Side]  # these two prepare operands, untimed
-    peer: Callable[[], Side] | None = None
-    operations: int = 1  # of one run: times are reported for each
-    peer_name: str = "cpu"
-    bar: Bar = dataclasses.field(default_factory=Bar)
-    note: str = ""
+    group: Group
+    mtia: Callable[[], Side]  # these two prepare operands, untimed
+    baseline: Callable[[], Side] | None = None
+    operations: int = 1  # in one run: values are per operation
+    target: Target = dataclasses.field(default_factory=Target)
     work: Callable[[], Work] | None = None  # of one operation
-    group: Group | None = None
     most_samples: int | None = None  # for cases that take long
     tolerance: Tolerance | None = None  # None: what torch.testing allows for the dtype
+
+    def __post_init__(self) -> None:
+        assert (self.baseline is not None) == bool(self.group.baseline), f"{self.name}: baseline and group disagree"
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
+    """The result of a case: medians and quartiles, in the unit of its group."""
+
     name: str
-    ours_us: float
-    ours_iqr: tuple[float, float]  # quartiles, not their difference
-    peer: str
-    peer_us: float | None
-    peer_iqr: tuple[float, float] | None
+    mtia: float
+    mtia_quartiles: tuple[float, float]
+    baseline: float | None
+    baseline_quartiles: tuple[float, float] | None
     ratio: float | None
-    note: str
     samples: int
-    bar: str
-    passed: bool | None
-    roof_us: float | None = None  # the least that the machine takes for the work, if a case states that
+    target: str
+    passed: bool | None  # None: no target
+    bound: str = ""  # which one is the higher for the work of the case, "copy" or "matmul"
+    of_bound: float | None = None  # its time over mtia's
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupRow:
+class GroupResult:
     name: str
-    ratio: float  # the geometric mean
-    cases: int
-    bar: str
-    passed: bool | None  # None: not all of its cases were measured
+    baseline: str
+    unit: str
+    about: str
+    rows: list[Row]
+    ratio: float | None  # the geometric mean
+    target: str
+    passed: bool | None  # None: no target, or not all cases were measured
 
 
 # One side ------------------------------------------------------------------------------------------------------------
@@ -211,15 +261,19 @@ def repetitions_for(side: Side) -> int:
     return repetitions
 
 
-# Note [Roof]
-# The least time for the work of a case on this machine, with as many threads: for the bytes that have to move (operands
-# once, results once), what the CPU's own copy of that many takes, so that small work is held against the caches; for
-# the operations of matrix products, what the fastest of the CPU's own square products takes for as many. Both are
-# measured in the process of the peer, when a case first asks. What reads more than it writes may be above its roof.
+# Note [Bounds]
+# What library code on this machine takes for the work of a case, with as many threads: for the bytes that have to move
+# (operands once, results once), the CPU's own copy of that many, so that small work is compared with the caches; for
+# the operations of matmuls, the fastest of the CPU's own square matmuls in that dtype. The higher of the two is the
+# bound of the case. Both are measured in the process of the baseline, when a case first needs them. They are not limits
+# of the hardware: a case that reads more than it writes, or whose matmul is better than the library's, exceeds 1.
 
 
-def roof_us(work: Work) -> float:
-    return max(work.bytes_moved / copy_bandwidth(work.bytes_moved), work.flops and work.flops / flop_rate(work.dtype))
+def bound_of(work: Work) -> tuple[str, float]:
+    """Which bound, and its microseconds."""
+    copy = work.bytes_moved / copy_bandwidth(work.bytes_moved)
+    matmul = work.flops / flop_rate(work.dtype) if work.flops else 0.0
+    return ("copy", copy) if copy >= matmul else ("matmul", matmul)
 
 
 @functools.cache
@@ -231,7 +285,7 @@ def copy_bandwidth(moved: int) -> float:
 
 
 def is_known_to_onednn(dtype: torch.dtype) -> bool:
-    """Whether it has instructions for the dtype: without, the CPU takes seven seconds for a product of 2048 x 2048."""
+    """Whether the processor has instructions for the dtype: without, a matmul of 2048 x 2048 takes seconds."""
     known = {
         torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
         torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
@@ -241,7 +295,7 @@ def is_known_to_onednn(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def flop_rate(dtype: torch.dtype) -> float:
-    """Operations per microsecond, two for each pair of factors, of the CPU's own products of matrices."""
+    """Operations per microsecond, two for each multiply-add, of the CPU's own matmuls."""
     if not is_known_to_onednn(dtype):
         return flop_rate(torch.float32)
 
@@ -251,9 +305,8 @@ def flop_rate(dtype: torch.dtype) -> float:
 
     ways: list[Callable[..., object]] = [torch._int_mm if dtype == torch.int8 else torch.mm]
     if dtype in (torch.float32, torch.bfloat16):
-        ways.append(
-            lambda a, b: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
-        )  # MKL is not always quick
+        # MKL is slow on some processors.
+        ways.append(lambda a, b: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
     return max(rate(size, multiply) for size in (256, 512, 1024, 2048) for multiply in ways)
 
 
@@ -266,12 +319,12 @@ def fastest_us(run: Callable[[], object]) -> float:
 class Worker:
     """The process of one side: prepares cases and takes samples, when asked."""
 
-    def __init__(self, cases: Sequence[Case], side: Literal["ours", "peer"], threads: int | None) -> None:
+    def __init__(self, cases: Sequence[Case], side: Literal["mtia", "baseline"], threads: int | None) -> None:
         context = multiprocessing.get_context("fork")  # nothing has run yet: no thread, no device
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=Worker._serve, args=(theirs, cases, side, threads), daemon=True)
+        self._connection, far_end = context.Pipe()
+        self._process = context.Process(target=Worker._serve, args=(far_end, cases, side, threads), daemon=True)
         self._process.start()
-        theirs.close()
+        far_end.close()
 
     def prepare(self, case: int) -> object:
         """Runs the case once and returns its result. Every sample from now on is of this case."""
@@ -281,8 +334,9 @@ class Worker:
         """Seconds of one run."""
         return float(self._ask("sample"))
 
-    def roof_us(self, work: Work) -> float:
-        return float(self._ask("roof", work))
+    def bound_of(self, work: Work) -> tuple[str, float]:
+        name, microseconds = self._ask("bound", work)
+        return str(name), float(microseconds)
 
     def _ask(self, *question: Any) -> Any:
         self._connection.send(question)
@@ -295,7 +349,7 @@ class Worker:
     def _serve(connection: Connection, cases: Sequence[Case], name: str, threads: int | None) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
-        side, repetitions = Side(lambda: None, lambda: None, lambda: None), 1
+        side, repetitions = sampled_by(lambda: 0.0), 1
         while True:
             try:
                 question, *arguments = connection.recv()
@@ -318,7 +372,7 @@ class Worker:
                 elif question == "sample":
                     answer = sample(side, repetitions)
                 else:
-                    answer = roof_us(arguments[0])
+                    answer = bound_of(arguments[0])
                 connection.send((answer, None))
             except BaseException:
                 connection.send((None, traceback.format_exc()))
@@ -329,11 +383,11 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True)
 class Sides:
-    ours: Worker
-    peer: Worker
+    mtia: Worker
+    baseline: Worker
 
     def measure(self, number: int, case: Case, samples: int) -> Row:
-        workers = [self.ours] if case.peer is None else [self.ours, self.peer]
+        workers = [self.mtia] if case.baseline is None else [self.mtia, self.baseline]
         results = [worker.prepare(number) for worker in workers]
         relative = None if case.tolerance is None else case.tolerance.relative
         absolute = None if case.tolerance is None else case.tolerance.absolute
@@ -343,30 +397,44 @@ class Sides:
             order = range(len(workers)) if sample % 2 == 0 else reversed(range(len(workers)))
             for i in order:
                 times[i].append(workers[i].sample() / case.operations * 1e6)
-        roof = None if case.work is None else self.peer.roof_us(case.work())
-        return describe(case, roof, *times)
+        bound = None if case.work is None else self.baseline.bound_of(case.work())
+        return describe(case, times[0], times[1] if len(times) > 1 else None, bound)
 
 
-def describe(case: Case, roof: float | None, ours: list[float], peer: list[float] | None = None) -> Row:
-    ours_low, ours_us, ours_high = statistics.quantiles(ours, n=4)
-    if peer is None:
-        return Row(case.name, ours_us, (ours_low, ours_high), "", None, None, None, case.note, len(ours), "", None)
-    peer_low, peer_us, peer_high = statistics.quantiles(peer, n=4)
-    is_at_roof = roof is not None and ours_us <= 1.1 * roof
+def describe(
+    case: Case, mtia: list[float], baseline: list[float] | None = None, bound: tuple[str, float] | None = None
+) -> Row:
+    """The row of a case, from its samples."""
+    low, median, high = statistics.quantiles(mtia, n=4)
+    of_baseline = None if baseline is None else statistics.quantiles(baseline, n=4)
     return Row(
         name=case.name,
-        ours_us=ours_us,
-        ours_iqr=(ours_low, ours_high),
-        peer=case.peer_name,
-        peer_us=peer_us,
-        peer_iqr=(peer_low, peer_high),
-        ratio=peer_us / ours_us,
-        note=", ".join(note for note in (case.note, ROOF * is_at_roof) if note),
-        samples=len(ours),
-        bar=str(case.bar),
-        passed=case.bar.is_met(ours_us, peer_us) if str(case.bar) else None,
-        roof_us=roof,
+        mtia=median,
+        mtia_quartiles=(low, high),
+        baseline=None if of_baseline is None else of_baseline[1],
+        baseline_quartiles=None if of_baseline is None else (of_baseline[0], of_baseline[2]),
+        ratio=None if of_baseline is None else of_baseline[1] / median,
+        samples=len(mtia),
+        target=str(case.target),
+        passed=case.target.is_met(median, None if of_baseline is None else of_baseline[1]),
+        bound="" if bound is None else bound[0],
+        of_bound=None if bound is None else bound[1] / median,
     )
+
+
+def group_results(cases: Sequence[Case], rows: Mapping[Group, list[Row]]) -> list[GroupResult]:
+    """A result for each group of which cases were measured; `cases` are all that there are."""
+    results = []
+    for group, measured in rows.items():
+        ratios = [row.ratio for row in measured if row.ratio is not None]
+        mean = statistics.geometric_mean(ratios) if ratios else None
+        is_complete = len(measured) == sum(case.group == group for case in cases)
+        is_judged = mean is not None and is_complete and group.target.ratio is not None
+        passed = group.target.allows(mean) if is_judged and mean is not None else None
+        results.append(
+            GroupResult(group.name, group.baseline, group.unit, group.about, measured, mean, str(group.target), passed)
+        )
+    return results
 
 
 # Reporting -----------------------------------------------------------------------------------------------------------
@@ -391,76 +459,65 @@ def environment(threads: int | None) -> dict[str, str]:
     }
 
 
-def geometric_mean(rows: Sequence[Row]) -> float | None:
-    """Of the ratios, without the rows whose outcome the note explains."""
-    ratios = [row.ratio for row in rows if row.ratio is not None and not row.note]
-    return statistics.geometric_mean(ratios) if ratios else None
-
-
-def group_rows(cases: Sequence[Case], rows: Sequence[Row]) -> list[GroupRow]:
-    """A row for each group of which cases were measured."""
-    measured = {row.name: row.ratio for row in rows if row.ratio is not None}
-    result = []
-    for group in dict.fromkeys(case.group for case in cases if case.group is not None):
-        names = [case.name for case in cases if case.group == group]
-        ratios = [measured[name] for name in names if name in measured]
-        if ratios:
-            mean = statistics.geometric_mean(ratios)
-            passed = group.bar.allows(mean) if len(ratios) == len(names) else None
-            result.append(GroupRow(group.name, mean, len(ratios), str(group.bar), passed))
-    return result
-
-
 def verdict(passed: bool | None) -> str:
     return "" if passed is None else "pass" if passed else "FAIL"
 
 
-def microseconds(median: float | None, quartiles: tuple[float, float] | None) -> str:
+def value(median: float | None, quartiles: tuple[float, float] | None) -> str:
     if median is None or quartiles is None:
-        return ""
+        return "-"
     digits = 3 if median < 10 else 1
     return f"{median:.{digits}f} [{quartiles[0]:.{digits}f}, {quartiles[1]:.{digits}f}]"
-
-
-def of_roof(ours_us: float, roof: float | None) -> str:
-    """The share of what the machine can do: 1 is the roof."""
-    return "" if roof is None else f"{roof / ours_us:.2f}"
 
 
 def cells(row: Row) -> tuple[str, ...]:
     return (
         row.name,
-        microseconds(row.ours_us, row.ours_iqr),
-        row.peer,
-        microseconds(row.peer_us, row.peer_iqr),
-        "" if row.ratio is None else f"{row.ratio:.3f}",
-        of_roof(row.ours_us, row.roof_us),
-        row.bar,
+        value(row.mtia, row.mtia_quartiles),
+        value(row.baseline, row.baseline_quartiles),
+        "-" if row.ratio is None else f"{row.ratio:.3f}",
+        row.target or "-",
         verdict(row.passed),
-        row.note,
+        "-" if row.of_bound is None else f"{row.of_bound:.2f} {row.bound}",
     )
 
 
-HEADINGS = ("case", "ours us [quartiles]", "peer", "peer us [quartiles]", "ratio", "of roof", "bar", "", "note")
-WIDTHS = (38, 28, 12, 28, 6, 7, 18, 4, 12)
+HEADINGS = ("case", "mtia [quartiles]", "baseline [quartiles]", "ratio", "target", "", "of bound")
+WIDTHS = (38, 28, 28, 6, 18, 4, 11)
 
 
 def line(row: Sequence[str]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(row, WIDTHS, strict=True)).rstrip()
 
 
-def save(
-    file: Path, description: str | None, about: dict[str, str], rows: Sequence[Row], groups: Sequence[GroupRow] = ()
-) -> None:
-    """What report.py reads."""
-    content = {
-        "about": (description or "").partition("\n")[0],
-        "environment": about,
-        "rows": [dataclasses.asdict(row) for row in rows],
-        "groups": [dataclasses.asdict(group) for group in groups],
-        "geometric mean": geometric_mean(rows),
-    }
-    file.write_text(json.dumps(content, indent=1) + "\n")
+def print_about(about: dict[str, str], samples: int) -> None:
+    print("\n".join(f"{name:<16}{text}" for name, text in about.items()))
+    print(f"{'samples':<16}{samples} of each side, interleaved\n\n{line(HEADINGS)}", flush=True)
+
+
+def add_row(rows: dict[Group, list[Row]], group: Group, row: Row) -> None:
+    """Adds a row to those of its group, and prints it."""
+    if group not in rows:
+        print(f"\n{group.name}, in {group.unit}; baseline: {group.baseline or 'none'}")
+    rows.setdefault(group, []).append(row)
+    print(line(cells(row)), flush=True)
+
+
+def finish(file: Path | None, description: str | None, about: dict[str, str], groups: Sequence[GroupResult]) -> int:
+    """Prints the groups, saves what report.py reads, and returns the exit status: 1 if a target is missed."""
+    print()
+    for group in groups:
+        if group.ratio is not None:
+            mean = f"{group.name}: geometric mean {group.ratio:.3f} of {len(group.rows)} against {group.baseline}"
+            print(f"{mean}  {group.target}  {verdict(group.passed)}".rstrip())
+    if file is not None:
+        content = {
+            "about": (description or "").partition("\n")[0],
+            "environment": about,
+            "groups": [dataclasses.asdict(group) for group in groups],
+        }
+        file.write_text(json.dumps(content, indent=1) + "\n")
+    return 1 if False in [*(group.passed for group in groups), *(row.passed for g in groups for row in g.rows)] else 0
 
 
 def arguments(description: str | None) -> argparse.Namespace:
@@ -468,14 +525,14 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the cases and end")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
     parser.add_argument("--threads", type=int, metavar="N", help="torch.set_num_threads(N), for both sides")
-    parser.add_argument("--cases", metavar="PATTERN", default="", help="only those whose name the pattern is found in")
-    parser.add_argument("--group", metavar="PATTERN", default="", help="only those whose group's name it is found in")
+    parser.add_argument("--cases", metavar="PATTERN", default="", help="only those whose name matches")
+    parser.add_argument("--group", metavar="PATTERN", default="", help="only those whose group's name matches")
     parser.add_argument("--samples", type=int, default=15, metavar="N", help="of each side of each case (default: 15)")
     parser.add_argument(
         "--settings",
         choices=("best", "default"),
         default="best",
-        help="glibc's settings: the best for the CPU side, or its own, which return large blocks to the kernel",
+        help="glibc's settings: the best for the CPU, or glibc's own, which return large blocks to the kernel",
     )
     options = parser.parse_args()
     if options.samples < 4:
@@ -483,43 +540,36 @@ def arguments(description: str | None) -> argparse.Namespace:
     return options
 
 
-def restart_with_peer_settings() -> None:
-    """Runs this script anew, unless the settings of the allocator are the ones that are best for the peer."""
-    if any(os.environ.get(name) != value for name, value in PEER_SETTINGS.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | PEER_SETTINGS)
+def restart_with_baseline_settings() -> None:
+    """Restarts this script, unless the settings of the allocator are the ones that are best for the CPU."""
+    if any(os.environ.get(name) != setting for name, setting in BASELINE_SETTINGS.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | BASELINE_SETTINGS)
+
+
+def chosen(cases: Sequence[Case], options: argparse.Namespace) -> list[Case]:
+    return [c for c in cases if re.search(options.cases, c.name) and re.search(options.group, c.group.name)]
+
+
+def print_list(cases: Sequence[Case]) -> None:
+    for case in cases:
+        print(
+            f"{case.name:<40}{str(case.target) or '-':<22}{case.group.name}; baseline: {case.group.baseline or 'none'}"
+        )
 
 
 def main(cases: Sequence[Case], description: str | None) -> int:
-    """Measures the chosen cases; the exit status is 1 if one misses its bar."""
+    """Measures the chosen cases; the exit status is 1 if one misses its target."""
     options = arguments(description)
-    chosen = [
-        case
-        for case in cases
-        if re.search(options.cases, case.name) and re.search(options.group, case.group.name if case.group else "")
-    ]
+    selected = chosen(cases, options)
     if options.list:
-        print(
-            "\n".join(f"{case.name:<40}{case.peer_name if case.peer else '':<12}{case.bar}".rstrip() for case in chosen)
-        )
+        print_list(selected)
         return 0
     if options.settings == "best":
-        restart_with_peer_settings()
-    sides = Sides(Worker(chosen, "ours", options.threads), Worker(chosen, "peer", options.threads))
+        restart_with_baseline_settings()
+    sides = Sides(Worker(selected, "mtia", options.threads), Worker(selected, "baseline", options.threads))
     about = environment(options.threads)
-    print("\n".join(f"{name:<16}{value}" for name, value in about.items()))
-    print(f"{'samples':<16}{options.samples} of each side, alternating\n\n{line(HEADINGS)}", flush=True)
-    rows = []
-    for number, case in enumerate(chosen):
-        rows.append(sides.measure(number, case, options.samples))
-        print(line(cells(rows[-1])), flush=True)
-    if (mean := geometric_mean(rows)) is not None:
-        print(f"\ngeometric mean of the ratios without a note: {mean:.3f}")
-    groups = group_rows(cases, rows)
-    for group in groups:
-        print(
-            f"\ngeometric mean of {group.name}, {group.cases} cases: {group.ratio:.3f}  {group.bar}  "
-            f"{verdict(group.passed) or 'not all of them measured'}"
-        )
-    if options.json is not None:
-        save(options.json, description, about, rows, groups)
-    return 1 if False in [*(row.passed for row in rows), *(group.passed for group in groups)] else 0
+    print_about(about, options.samples)
+    rows: dict[Group, list[Row]] = {}
+    for number, case in enumerate(selected):
+        add_row(rows, case.group, sides.measure(number, case, options.samples))
+    return finish(options.json, description, about, group_results(cases, rows))

@@ -1,4 +1,4 @@
-"""Hand-written Triton kernels on mtia against eager PyTorch on the CPU, and what compiling them costs.
+"""Hand-written Triton kernels on mtia against eager PyTorch on the CPU device, and the cost of compiling them.
 
 python benchmarks/triton_kernels.py --threads 1
 python benchmarks/triton_kernels.py --cases 'softmax'
@@ -20,13 +20,28 @@ from pathlib import Path
 import torch
 import triton.language as tl
 import triton_programs as programs
-from timing import Bar, Case, Group, Side, Tolerance, is_known_to_onednn, main, on, work_of
+from timing import (
+    AS_FAST,
+    CPU,
+    MEBIBYTE,
+    SEED,
+    Case,
+    Group,
+    Side,
+    Target,
+    Tolerance,
+    calling,
+    is_known_to_onednn,
+    main,
+    normal,
+    work_of,
+)
 from torch.nn import functional as F
 
 from torch_mtia.triton.architecture import architecture
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-sys.path.append(str(EXAMPLES))  # kernels that are examples too
+sys.path.append(str(EXAMPLES))  # some of the kernels
 
 import triton_attention  # noqa: E402
 import triton_dropout  # noqa: E402
@@ -34,15 +49,16 @@ import triton_layer_norm  # noqa: E402
 import triton_softmax  # noqa: E402
 import triton_vector_add  # noqa: E402
 
-SEED = 0
-MEBI = 2**20
 SUMS = Tolerance(relative=1e-4, absolute=1e-3)
 ROUGH = Tolerance(relative=2e-2, absolute=0.5)  # of sums in bfloat16
 WEIGHTED = Tolerance(relative=2e-2, absolute=2e-2)  # of averages in bfloat16
-KERNELS = Group("the kernels", Bar(ratio=1.3))
-PRODUCTS = Group("matmul fp32", Bar(ratio=1.0))
-
-REACHES_THE_CPU = Bar(ratio=1.0)
+LIBRARIES = "MKL or oneDNN on the CPU device"
+KERNELS = Group("Triton kernels", CPU, Target(ratio=1.3))
+MATMULS = Group("Triton matmul in fp32", LIBRARIES, AS_FAST)
+OTHER_MATMULS = Group("Triton matmul in other dtypes", LIBRARIES)
+INT4 = Group("Triton matmul with int4 weights", "ATen's int4 matmul on the CPU device")
+INTERPRETED = Group("vector add and the interpreter", "Triton's interpreter (`TRITON_INTERPRET=1`)")
+COMPILATION = Group("compilation of a Triton kernel", "")
 
 Operands = Callable[[], Sequence[torch.Tensor]]
 
@@ -50,17 +66,14 @@ Operands = Callable[[], Sequence[torch.Tensor]]
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     name: str
-    ours: Callable[..., torch.Tensor]
-    peer: Callable[..., torch.Tensor]
+    mtia: Callable[..., torch.Tensor]
+    baseline: Callable[..., torch.Tensor]
     operands: Operands
-    bar: Bar = REACHES_THE_CPU
-    group: Group | None = KERNELS
+    target: Target = AS_FAST
+    group: Group = KERNELS
+    reads: int | None = None  # how many of the operands the baseline reads; None: all
     tolerance: Tolerance | None = None
     compared: Callable[[torch.Tensor], torch.Tensor] = lambda result: result
-
-
-def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape).to(dtype)
 
 
 def small_integers(*shape: int) -> torch.Tensor:
@@ -78,7 +91,7 @@ def rotary_eager(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> t
 
 
 def fraction_of_zeros(result: torch.Tensor) -> torch.Tensor:
-    """Random numbers of two generators have nothing else in common."""
+    """All that the results of two random generators have in common."""
     return (result == 0).float().mean()
 
 
@@ -91,8 +104,8 @@ def as_floats(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.float() @ b.float()).to(a.dtype)
 
 
-def quicker(*functions: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Of several ways to do the same, the one that takes less time where it is called first."""
+def fastest(*functions: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The fastest of several functions that compute the same, chosen at the first call."""
     chosen: list[Callable[..., torch.Tensor]] = []
 
     def seconds(function: Callable[..., torch.Tensor], operands: Sequence[torch.Tensor]) -> float:
@@ -109,50 +122,49 @@ def quicker(*functions: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     return run
 
 
-BF16_BAR = 0.8 if "amx" in architecture() else 0.9
+BF16_TARGET = 0.8 if "amx" in architecture() else 0.9
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "int8": torch.int8}
 
 
-def matmul_kernel(name: str, bar: float, m: int, n: int, k: int) -> Kernel:
+def matmul_kernel(name: str, ratio: float, m: int, n: int, k: int) -> Kernel:
     dtype = DTYPES[name]
     of_bf16 = (torch.matmul, one_dnn) if is_known_to_onednn(torch.bfloat16) else (as_floats,)
-    peers = {"fp32": (torch.matmul, one_dnn), "bf16": of_bf16, "int8": (torch._int_mm,)}
+    baselines = {"fp32": (torch.matmul, one_dnn), "bf16": of_bf16, "int8": (torch._int_mm,)}
     tolerances = {"fp32": SUMS, "fp64": SUMS, "bf16": ROUGH}
     return Kernel(
         f"matmul {name} {m} x {n} x {k}",
         programs.matmul,
-        quicker(*peers.get(name, (torch.matmul,))),
+        fastest(*baselines.get(name, (torch.matmul,))),
         lambda: (
             [small_integers(m, k), small_integers(k, n)]
             if dtype == torch.int8
             else [normal(m, k, dtype=dtype), normal(k, n, dtype=dtype)]
         ),
-        bar=Bar(ratio=bar),
-        group=PRODUCTS if name == "fp32" else None,
+        target=Target(ratio=ratio),
+        group=MATMULS if name == "fp32" else OTHER_MATMULS,
         tolerance=tolerances.get(name),
     )
 
 
 def int4_operands(rows: int, size: int = 4096) -> Sequence[torch.Tensor]:
-    """Those of our kernel, and those of ATen's: weights and scales of groups, each in its own form."""
+    """The operands of ATen's kernel, then weights and scales again in the layout of the Triton kernel."""
     groups = size // programs.GROUP
     weight, scale = torch.randint(0, 16, (size, size), dtype=torch.uint8), torch.rand(groups, size) / size**0.5
     halves = weight.view(groups, 2, programs.GROUP // 2, size)
     packed = (halves[:, 0] | halves[:, 1] << 4).reshape(size // 2, size)
     for_aten = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.t().contiguous().int(), 1)
     scale_and_zero = torch.stack([scale, torch.zeros_like(scale)], 2).bfloat16()
-    return [normal(rows, size, dtype=torch.bfloat16), packed, scale, for_aten, scale_and_zero]
+    return [normal(rows, size, dtype=torch.bfloat16), for_aten, scale_and_zero, packed, scale]
 
 
 def int4_kernel(rows: int) -> Kernel:
     return Kernel(
         f"matmul bf16 x int4, {rows} x 4096 x 4096",
-        lambda x, weight, scale, *_: programs.int4_matmul(x, weight, scale),
-        lambda x, _weight, _scale, weight, scale: torch.ops.aten._weight_int4pack_mm_for_cpu(
-            x, weight, programs.GROUP, scale
-        ),
+        lambda x, _weight, _scale, weight, scale: programs.int4_matmul(x, weight, scale),
+        lambda x, weight, scale, *_: torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, programs.GROUP, scale),
         lambda: int4_operands(rows),
-        group=None,
+        group=INT4,
+        reads=3,
         tolerance=ROUGH,
     )
 
@@ -163,7 +175,7 @@ def attention_kernel(name: str) -> Kernel:
         lambda q, k, v: triton_attention.attention(q, k, v, causal=True),
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
         lambda: [normal(2, 8, 1024, 64, dtype=DTYPES[name]) for _ in range(3)],
-        bar=Bar(ratio=1.3),
+        target=Target(ratio=1.3),
         tolerance=SUMS if name == "fp32" else WEIGHTED,
     )
 
@@ -174,7 +186,7 @@ def decoding_kernel(name: str) -> Kernel:
         programs.decoding,
         F.scaled_dot_product_attention,
         lambda: [normal(8, 32, length, 64, dtype=DTYPES[name]) for length in (1, 4096, 4096)],
-        bar=Bar(ratio=1.5),
+        target=Target(ratio=1.5),
         tolerance=SUMS if name == "fp32" else WEIGHTED,
     )
 
@@ -184,16 +196,16 @@ KERNEL_ROWS: tuple[Kernel, ...] = (
         "vector add 16M",
         triton_vector_add.add,
         torch.add,
-        lambda: [normal(16 * MEBI), normal(16 * MEBI)],
+        lambda: [normal(16 * MEBIBYTE), normal(16 * MEBIBYTE)],
     ),
     Kernel(
         "silu(x) * y 16M",
         programs.silu_mul,
         lambda x, y: F.silu(x) * y,
-        lambda: [normal(16 * MEBI), normal(16 * MEBI)],
+        lambda: [normal(16 * MEBIBYTE), normal(16 * MEBIBYTE)],
         tolerance=SUMS,
     ),
-    Kernel("gelu 16M", programs.gelu, F.gelu, lambda: [normal(16 * MEBI)], tolerance=SUMS),
+    Kernel("gelu 16M", programs.gelu, F.gelu, lambda: [normal(16 * MEBIBYTE)], tolerance=SUMS),
     *(
         Kernel(
             f"softmax 4096 x {columns}",
@@ -248,7 +260,7 @@ KERNEL_ROWS: tuple[Kernel, ...] = (
         "dropout 16M",
         lambda x: triton_dropout.dropout(x, 0.5, SEED),
         lambda x: F.dropout(x, 0.5),
-        lambda: [normal(16 * MEBI)],
+        lambda: [normal(16 * MEBIBYTE)],
         tolerance=Tolerance(relative=0, absolute=1e-3),
         compared=fraction_of_zeros,
     ),
@@ -260,8 +272,8 @@ KERNEL_ROWS: tuple[Kernel, ...] = (
     matmul_kernel("fp32", 0.95, 64, 4096, 1024),
     matmul_kernel("fp64", 0.9, 1024, 1024, 1024),
     *(
-        matmul_kernel(name, bar, size, size, size)
-        for name, bar in (("bf16", BF16_BAR), ("int8", 0.8))
+        matmul_kernel(name, ratio, size, size, size)
+        for name, ratio in (("bf16", BF16_TARGET), ("int8", 0.8))
         for size in (1024, 2048)
     ),
     *map(int4_kernel, (1, 4, 16)),
@@ -271,29 +283,24 @@ KERNEL_ROWS: tuple[Kernel, ...] = (
 def case(kernel: Kernel) -> Case:
     return Case(
         kernel.name,
-        ours=lambda: side("mtia", kernel, kernel.ours),
-        peer=lambda: side("cpu", kernel, kernel.peer),
-        bar=kernel.bar,
-        group=kernel.group,
+        kernel.group,
+        mtia=lambda: side("mtia", kernel, kernel.mtia),
+        baseline=lambda: side("cpu", kernel, kernel.baseline),
+        target=kernel.target,
         tolerance=kernel.tolerance,
-        work=lambda: work_of(kernel.peer, kernel.operands),
+        work=lambda: work_of(kernel.baseline, lambda: kernel.operands()[: kernel.reads]),
     )
 
 
 def side(device: str, kernel: Kernel, function: Callable[..., torch.Tensor]) -> Side:
     torch.manual_seed(SEED)
     operands = [operand.to(device) for operand in kernel.operands()]
-    last: list[torch.Tensor] = []
-
-    def run() -> None:
-        last[:] = [function(*operands)]
-
-    return on(device, run, lambda: kernel.compared(last[0].cpu()))
+    return calling(device, lambda: function(*operands), kernel.compared)
 
 
 # The interpreter -----------------------------------------------------------------------------------------------------
 
-INTERPRETED = """
+INTERPRETER = """
 import sys
 import torch
 sys.path.append({examples!r})
@@ -308,8 +315,8 @@ for line in sys.stdin:
 
 
 def interpreter() -> Side:
-    """Triton's interpreter, in a process that can do nothing else."""
-    script = INTERPRETED.format(examples=str(EXAMPLES), seed=SEED, size=MEBI)
+    """Triton's interpreter, in a process of its own: it replaces `triton.jit` there."""
+    script = INTERPRETER.format(examples=str(EXAMPLES), seed=SEED, size=MEBIBYTE)
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         env=os.environ | {"TRITON_INTERPRET": "1"},
@@ -331,34 +338,29 @@ def interpreter() -> Side:
 
 def added() -> Side:
     torch.manual_seed(SEED)
-    x, y = normal(MEBI).to("mtia"), normal(MEBI).to("mtia")
-    last: list[torch.Tensor] = []
-
-    def run() -> None:
-        last[:] = [triton_vector_add.add(x, y)]
-
-    return on("mtia", run, lambda: float(last[0].cpu().double().sum()))
+    x, y = normal(MEBIBYTE).to("mtia"), normal(MEBIBYTE).to("mtia")
+    return calling("mtia", lambda: triton_vector_add.add(x, y), lambda result: float(result.cpu().double().sum()))
 
 
 # Compilation ---------------------------------------------------------------------------------------------------------
 
 
 def compilation(source: Path, name: str, warm_up: Callable[[object], object]) -> Side:
-    """From source to something that can be called, each time of a kernel that was never compiled before."""
+    """From source to a kernel that can be launched: each run compiles a kernel that is new to the cache."""
     folder = Path(tempfile.mkdtemp(prefix="triton_kernels_"))
     os.environ["TRITON_CACHE_DIR"] = str(folder / "cache")
-    numbers = itertools.count()
+    copies = itertools.count()
 
     def run() -> None:
-        number = next(numbers)
-        path = folder / f"copy{number}.py"
-        path.write_text(source.read_text().replace(f"def {name}(", f"def {name}{number}("))
+        copy = next(copies)
+        path = folder / f"copy{copy}.py"
+        path.write_text(source.read_text().replace(f"def {name}(", f"def {name}{copy}("))
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        compiled = warm_up(getattr(module, f"{name}{number}"))
+        compiled = warm_up(getattr(module, f"{name}{copy}"))
         compiled._init_handles()  # type: ignore[attr-defined]
 
     return Side(run, lambda: None, lambda: None)
@@ -369,7 +371,7 @@ def compile_silu() -> Side:
     return compilation(
         Path(programs.__file__),
         "silu_mul_kernel",
-        lambda kernel: kernel.warmup(*pointers, 16 * MEBI, BLOCK=4096, grid=(1,)),  # type: ignore[attr-defined]
+        lambda kernel: kernel.warmup(*pointers, 16 * MEBIBYTE, BLOCK=4096, grid=(1,)),  # type: ignore[attr-defined]
     )
 
 
@@ -394,10 +396,10 @@ def compile_matmul() -> Side:
 
 CASES = (
     *(case(kernel) for kernel in KERNEL_ROWS),
-    Case("vector add 1M", added, interpreter, peer_name="interpreter", bar=Bar(ratio=300)),
-    Case("compile silu(x) * y", compile_silu, note="60 ms at most"),
-    Case("compile attention", compile_attention, note="250 ms at most"),
-    Case("compile matmul", compile_matmul, note="60 ms at most"),
+    Case("vector add 1M", INTERPRETED, added, interpreter, target=Target(ratio=300)),
+    Case("compile silu(x) * y", COMPILATION, compile_silu, target=Target(most_us=60_000)),
+    Case("compile attention", COMPILATION, compile_attention, target=Target(most_us=250_000)),
+    Case("compile matmul", COMPILATION, compile_matmul, target=Target(most_us=60_000)),
 )
 
 if __name__ == "__main__":

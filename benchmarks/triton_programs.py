@@ -1,4 +1,4 @@
-"""Hand-written Triton kernels that benchmarks/triton_kernels.py measures, beside those of the examples."""
+"""Hand-written Triton kernels that triton_kernels.py measures, in addition to those of the examples."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def rotary_kernel(x_pointer, cosine_pointer, sine_pointer, out_pointer, length, 
 
 
 def rotary(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Of (batch, heads, length, dimension) by angles of (length, dimension / 2); whole numbers of 16 vectors."""
+    """Rotates (batch, heads, length, dimension) by angles of (length, dimension / 2); length is a multiple of 16."""
     batch, heads, length, dimension = x.shape
     out = torch.empty_like(x)
     programs = batch * heads * length // 16
