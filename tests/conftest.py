@@ -8,18 +8,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import subprocess
 import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 import torch
 
+from tests import interpreter
+from tests.interpreter import Finished
 from torch_mtia import environment as settings
 from torch_mtia.door import device_module, device_type
 
@@ -27,24 +27,16 @@ pytest_plugins = ["torch_mtia.ranks.pytest_plugin"]
 collect_ignore = ["clients"]  # unless it is named: it has an environment of its own
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A child process that has ended."""
+class RunPython(Protocol):
+    """Runs `python ARGUMENTS` in the test's folder, with `environment` added to a clean one."""
 
-    returncode: int
-    stdout: str
-    stderr: str
-
-    def output(self) -> str:
-        """What it printed; it must have succeeded."""
-        assert self.returncode == 0, f"exit status {self.returncode}\n{self.stdout}\n{self.stderr}"
-        return self.stdout
+    def __call__(self, *arguments: str, timeout: float = 600, forked: bool = True, **environment: str) -> Finished: ...
 
 
 class RunScript(Protocol):
-    """Runs a Python script of its own process, with `environment` added to a clean one."""
+    """Runs the text of a Python script as RunPython does."""
 
-    def __call__(self, text: str, /, *, timeout: float = 600, **environment: str) -> Finished: ...
+    def __call__(self, text: str, /, *, timeout: float = 600, forked: bool = True, **environment: str) -> Finished: ...
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -115,27 +107,28 @@ def _fresh_state(device: torch.device) -> Iterator[None]:
 
 
 @pytest.fixture
-def run_script(tmp_path: Path) -> RunScript:
-    numbers = itertools.count()
-
-    def run(text: str, /, *, timeout: float = 600, **environment: str) -> Finished:
-        script = tmp_path / f"script{next(numbers)}.py"
-        script.write_text(textwrap.dedent(text))
+def run_python(tmp_path: Path) -> RunPython:
+    def run(*arguments: str, timeout: float = 600, forked: bool = True, **environment: str) -> Finished:
         inherited = {
             name: value
             for name, value in os.environ.items()
             if name == settings.PRIVATEUSE1.name
             or not name.startswith(("TORCH_MTIA_", "TORCH_DEVICE_BACKEND_", "PYTHONFAULTHANDLER"))
         }
-        process = subprocess.run(
-            [sys.executable, str(script)],
-            cwd=tmp_path,
-            env=inherited | environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
+        return interpreter.run_python(
+            arguments, cwd=tmp_path, environment=inherited | environment, timeout=timeout, forked=forked
         )
-        return Finished(process.returncode, process.stdout, process.stderr)
+
+    return run
+
+
+@pytest.fixture
+def run_script(run_python: RunPython, tmp_path: Path) -> RunScript:
+    numbers = itertools.count()
+
+    def run(text: str, /, *, timeout: float = 600, forked: bool = True, **environment: str) -> Finished:
+        script = tmp_path / f"script{next(numbers)}.py"
+        script.write_text(textwrap.dedent(text))
+        return run_python(str(script), timeout=timeout, forked=forked, **environment)
 
     return run

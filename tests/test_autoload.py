@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import textwrap
 from typing import TYPE_CHECKING
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import RunScript
+
+
+@pytest.fixture
+def run_script(run_script: RunScript) -> RunScript:
+    """These tests are about what an import does."""
+    return functools.partial(run_script, forked=False)
+
 
 USE = "x = torch.ones(3, device='mtia'); assert (x + x).tolist() == [2, 2, 2]; print('used')"
 

@@ -255,7 +255,6 @@ def test_a_process_that_compiles_does_not_touch_the_device(run_script: RunScript
     assert run_script(script).output() == "True True\nFalse\n"
 
 
-@pytest.mark.wide
 def test_kernels_are_compiled_in_other_processes_and_cached(run_script: RunScript, tmp_path: Path) -> None:
     script = """
         import torch

@@ -59,7 +59,6 @@ def test_operands_that_are_views() -> None:
     assert "extern_kernels.mm(" not in code
 
 
-@pytest.mark.wide
 def test_tf32_has_no_effect() -> None:
     a, b = on_device(512, 512), on_device(512, 512)
     torch.set_float32_matmul_precision("high")
@@ -99,7 +98,6 @@ def test_an_exhaustive_search_finds_what_is_right(choices: list[str]) -> None:
     assert any(name.startswith("triton_mm_") for name in choices)
 
 
-@pytest.mark.wide
 def test_long_sums_can_be_divided(choices: list[str]) -> None:
     a, b = on_device(16, 8192), on_device(8192, 16)
     result, _ = generated(torch.mm, a, b, options={"max_autotune": True})
@@ -162,7 +160,6 @@ def test_two_products_that_want_one_operand_in_two_layouts() -> None:
     assert [name for name in kernels(code) if name.startswith("triton_tem")] == ["triton_tem_fused_mm_1"]
 
 
-@pytest.mark.wide
 def test_nothing_is_offered_that_only_gpus_have(choices: list[str]) -> None:
     backends = "CUTLASS,CUTEDSL,CK,ATEN,TRITON"
     options = {
@@ -183,7 +180,6 @@ def test_choices_are_measured_without_what_describes_their_tensors(caplog: pytes
     assert "Constructing input/output tensor meta failed for Extern Choice" in caplog.text
 
 
-@pytest.mark.wide
 def test_autotuning_keeps_within_a_limit_on_memory() -> None:
     size = 2048  # 16 MB in each of three tensors
     a, b = on_device(size, size), on_device(size, size)

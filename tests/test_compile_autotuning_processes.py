@@ -195,7 +195,6 @@ def test_choices_that_hang_in_a_process_of_their_own_lose(
         only_the_operator_is_left(times)
 
 
-@pytest.mark.wide
 def test_choices_that_end_a_process_of_their_own_lose(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     broken_elsewhere(monkeypatch, os._exit, 1)
     with pytest.warns(UserWarning, match="Failed to benchmark choice"):
@@ -213,7 +212,6 @@ def test_a_choice_that_ends_the_pipelines_process_is_an_error(monkeypatch: pytes
         AutotuneProcessPool.shutdown_instance()
 
 
-@pytest.mark.wide
 def test_the_pipelines_process_ends_when_it_has_nothing_to_do(
     pipeline: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +235,6 @@ def test_the_pipelines_process_ends_when_it_has_nothing_to_do(
     AutotuneProcessPool.shutdown_instance()
 
 
-@pytest.mark.wide
 def test_a_variable_turns_the_pipeline_on(run_script: RunScript, tmp_path: Path) -> None:
     script = """
         import math

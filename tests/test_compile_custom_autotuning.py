@@ -62,7 +62,6 @@ def assert_close(actual: object, expected: object) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.wide
 def test_decompositions_compete_with_the_operator(rounds: list[list[str]]) -> None:
     product = custom_product()
     configs = [CustomOpConfig(product_in_parts, parts=2), CustomOpConfig(product_in_parts, parts=4)]
@@ -131,7 +130,6 @@ def test_a_function_of_the_shapes_names_the_decompositions(rounds: list[list[str
     assert {device.type for device in seen} == {"mtia"}
 
 
-@pytest.mark.wide
 def test_ranges_of_a_size_have_a_choice_each(rounds: list[list[str]]) -> None:
     product = custom_product()
     register_custom_op_autotuning(

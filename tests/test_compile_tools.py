@@ -41,7 +41,6 @@ PROGRAM = """
 """
 
 
-@pytest.mark.wide
 @pytest.mark.slow
 def test_debug_output_runs_by_itself(run_script: RunScript, tmp_path: Path) -> None:
     finished = run_script(
@@ -81,7 +80,6 @@ def assert_it_is_timed(run_script: RunScript, code: str) -> None:
     assert "triton_" in profile
 
 
-@pytest.mark.wide
 def test_a_graph_with_sizes_that_vary_and_a_constant_runs_by_itself(run_script: RunScript, tmp_path: Path) -> None:
     script = """
         import torch
@@ -133,7 +131,6 @@ def report(trace: Path, *options: str) -> Path:
     return folder
 
 
-@pytest.mark.wide
 def test_what_the_structured_trace_names(trace: Path) -> None:
     folder = report(trace)
     first = {re.sub(r"_\w{52}(?=_\d+\.)|_\d+\.\w+$", "", path.name) for path in (folder / "-_0_0_1").iterdir()}
@@ -169,7 +166,6 @@ def test_kernels_are_traced_to_the_lines_of_the_program(trace: Path) -> None:
     assert "torch.relu(x @ w + 1)" in "".join(json.loads(traces[0].read_text())[kernel])
 
 
-@pytest.mark.wide
 def test_the_caches_of_one_process_serve_another(run_script: RunScript, tmp_path: Path) -> None:
     script = """
         import sys, torch, triton

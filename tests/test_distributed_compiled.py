@@ -141,7 +141,6 @@ def chooses_among_collectives(rank: int) -> None:
     assert torch.equal(result.cpu(), torch.full((32, 8), 2.0))
 
 
-@pytest.mark.wide
 def test_an_operator_that_communicates_is_autotuned(ranks: Ranks) -> None:
     ranks.run(chooses_among_collectives)
 
@@ -165,7 +164,6 @@ def has_a_choice_that_fails(rank: int) -> str:
     return ""
 
 
-@pytest.mark.wide
 def test_a_choice_that_fails_on_one_rank_holds_up_nobody() -> None:
     with Ranks(RANKS, "mtia") as processes:
         for error in processes.run(has_a_choice_that_fails):
@@ -183,7 +181,6 @@ def products_are_autotuned_by_all(rank: int) -> None:
         torch.testing.assert_close(torch.compile(chain)(x), chain(x), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.wide
 def test_ranks_share_the_autotuning_of_products(ranks: Ranks) -> None:
     ranks.run(products_are_autotuned_by_all)
 

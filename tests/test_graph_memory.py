@@ -87,7 +87,6 @@ def test_pool_handles_differ_and_graphs_tell_theirs() -> None:
     assert own.pool() not in (first, second, (0, 0))
 
 
-@pytest.mark.wide
 def test_graphs_that_share_a_pool_share_memory_until_the_last_one_goes() -> None:
     before = reserved()
     x = torch.ones(8 * MIB, device="mtia")

@@ -362,7 +362,6 @@ def test_a_process_may_end_in_any_state_of_a_graph(run_script: RunScript, device
     assert run_script(script, TORCH_MTIA_DEVICES=devices).output() == "end\n"
 
 
-@pytest.mark.wide
 def test_a_forked_child_may_drop_its_parents_graphs(run_script: RunScript) -> None:
     script = """
         import os
