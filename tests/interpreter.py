@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import multiprocessing.process
 import os
 import runpy
 import select
@@ -41,16 +42,25 @@ class Finished:
 
 
 def run_python(
-    arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str], timeout: float = 600, forked: bool = True
+    arguments: Sequence[str],
+    *,
+    cwd: Path,
+    environment: Mapping[str, str],
+    timeout: float = 600,
+    forked: bool = True,
+    merged: bool = False,
 ) -> Finished:
     """What `python ARGUMENTS` does in folder `cwd`, with no other `environment`.
+
+    `merged`: what it prints on stderr is part of stdout, in order.
 
     A variable that an interpreter, or torch while it is imported, would read makes it a new interpreter, as does
     `forked=False`, for programs about the import itself. Raises subprocess.TimeoutExpired after `timeout` seconds.
     """
     run = _run_forked if forked and _server().is_like(environment) else _run_new
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        returncode = run(list(arguments), cwd, environment, timeout, (stdout.fileno(), stderr.fileno()))
+        output = (stdout.fileno(), (stdout if merged else stderr).fileno())
+        returncode = run(list(arguments), cwd, environment, timeout, output)
         for file in (stdout, stderr):
             file.seek(0)
         return Finished(returncode, stdout.read(), stderr.read())
@@ -60,7 +70,7 @@ def _run_new(
     arguments: list[str], cwd: Path, environment: Mapping[str, str], timeout: float, output: tuple[int, int]
 ) -> int:
     return subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, *(["-u"] if output[0] == output[1] else []), *arguments],
         cwd=cwd,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -140,17 +150,23 @@ def _become(arguments: list[str], cwd: str, environment: dict[str, str], descrip
         os.dup2(descriptor, standard)
     for descriptor in [null, *descriptors]:
         os.close(descriptor)
+    if os.path.samestat(os.fstat(1), os.fstat(2)):
+        sys.stdout.reconfigure(line_buffering=True)
     os.chdir(cwd)
+    multiprocessing.process.ORIGINAL_DIR = cwd  # where processes that it spawns look for its program
     os.environ.clear()
     os.environ.update(environment)
     sys.orig_argv[1:] = arguments
     sys.argv[:] = ["-m", *arguments[2:]] if arguments[0] == "-m" else arguments
     sys.path[0] = cwd if arguments[0] == "-m" else str(Path(arguments[0]).resolve().parent)
-    is_of_the_package = arguments[0] == "-m" and arguments[1].startswith("torch_mtia")  # which loads before torch
-    if environment.get(AUTOLOAD) != "0" and not is_of_the_package:
+    if environment.get(AUTOLOAD) != "0":
         torch.__spec__._initializing = True
         torch._import_device_backends()
         torch.__spec__._initializing = False
+        if environment.get("TORCH_MTIA_SANITIZE") or arguments[:2] == ["-m", "torch_mtia.sanitize"]:
+            from torch_mtia.sanitizer import report
+
+            report.PACKAGES = (*report.PACKAGES, __file__)  # its line below is none of the program's
     return arguments
 
 

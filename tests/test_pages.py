@@ -15,20 +15,18 @@ from __future__ import annotations
 
 import difflib
 import doctest
-import json
 import os
 import re
 import shlex
-import signal
 import subprocess
-import sys
 import textwrap
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.interpreter import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -39,34 +37,6 @@ PAGES = sorted(
     ]
 )
 TIME_LIMIT = 600  # seconds, of one program
-
-# Pages whose blocks are not yet marked as above: parts of programs, and commands in blocks without a language.
-UNMARKED = {
-    "README.md",
-    "docs/clients.md",
-    "docs/compile.md",
-    "docs/conformance.md",
-    "docs/development.md",
-    "docs/distributed.md",
-    "docs/driver.md",
-    "docs/extensions.md",
-    "docs/fallback.md",
-    "docs/faq.md",
-    "docs/graphs.md",
-    "docs/kernels.md",
-    "docs/memory.md",
-    "docs/packages.md",
-    "docs/privateuse1.md",
-    "docs/processes.md",
-    "docs/profiling.md",
-    "docs/sanitizer.md",
-    "docs/streams.md",
-    "docs/triton.md",
-    "docs/upstream_tests.md",
-    "docs/vendor_guide.md",
-    "examples/opencl_runtime/README.md",
-    "examples/vendor_runtime/README.md",
-}
 
 FENCE = re.compile(
     r"(?P<notes>(?:<!-- (?:file|not run): (?:(?!-->).)*-->\s*)*)"
@@ -111,9 +81,6 @@ def commands_of(block: Block) -> Iterator[tuple[int, str, str]]:
         line += part.count("\n") + part.count("\0")
 
 
-Run = Callable[[str, Path], tuple[int, str]]  # a command and its folder; its exit status and what it printed
-
-
 def difference(expected: str, seen: str) -> str | None:
     expected, seen = ("".join(f"{line.rstrip()}\n" for line in text.rstrip().split("\n")) for text in (expected, seen))
     if doctest.OutputChecker().check_output(expected, seen, doctest.ELLIPSIS | doctest.DONT_ACCEPT_BLANKLINE):
@@ -121,7 +88,7 @@ def difference(expected: str, seen: str) -> str | None:
     return "".join(difflib.ndiff(expected.splitlines(keepends=True), seen.splitlines(keepends=True)))
 
 
-def failures(page: str, folder: Path, run: Run) -> Iterator[tuple[int, str]]:
+def failures(page: str, folder: Path) -> Iterator[tuple[int, str]]:
     """Lines of the page, and what is wrong there."""
     blocks = blocks_of(page)
     for index, block in enumerate(blocks):
@@ -141,7 +108,7 @@ def failures(page: str, folder: Path, run: Run) -> Iterator[tuple[int, str]]:
         else:
             continue
         for line, command, expected in commands:
-            status, seen = run(command, folder)
+            status, seen = run_in_page(command, folder)
             if expected.strip():
                 if found := difference(expected, seen):
                     yield line, f"$ {command}\n{found}"
@@ -149,8 +116,8 @@ def failures(page: str, folder: Path, run: Run) -> Iterator[tuple[int, str]]:
                 yield line, f"$ {command}\nexit status {status}\n{seen}"
 
 
-def forked_command(command: str) -> list[str] | None:
-    """The arguments of Python, if a fork of the server can run the command: a file, or a module of this package."""
+def arguments_of_python(command: str) -> list[str] | None:
+    """Those of a command that needs no shell."""
     if re.search(r"[|&;<>$*?(){}`]", command):
         return None
     match shlex.split(command, comments=True):
@@ -161,59 +128,39 @@ def forked_command(command: str) -> list[str] | None:
     return None
 
 
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    """Runs commands: Python's in forks of one process that has imported torch, which takes longer than most blocks."""
+def run_in_page(command: str, folder: Path) -> tuple[int, str]:
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("TORCH_MTIA_", "TORCH_DEVICE_BACKEND_", "PYTHONFAULTHANDLER"))
-    } | {"PYTHONUNBUFFERED": "1"}  # what is printed on stdout and on stderr is in order
-    server = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    }
+    # Reports name the file in which a cached kernel was first seen: pages have nothing in common.
+    environment["TRITON_CACHE_DIR"] = str(folder.parent / "triton")
+    if arguments := arguments_of_python(command):
+        finished = run_python(arguments, cwd=folder, environment=environment, timeout=TIME_LIMIT, merged=True)
+        return finished.returncode, finished.stdout
+    process = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment | {"PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=TIME_LIMIT,
     )
-    assert server.stdin is not None
-    assert server.stdout is not None
-
-    def run(command: str, folder: Path) -> tuple[int, str]:
-        output = folder.parent / "output"
-        # Reports name the file in which a cached kernel was first seen: pages have nothing in common.
-        added = {"TRITON_CACHE_DIR": str(folder.parent / "triton")}
-        if arguments := forked_command(command):
-            assert server.stdin is not None
-            assert server.stdout is not None
-            server.stdin.write(json.dumps([arguments, str(folder), str(output), added]) + "\n")
-            server.stdin.flush()
-            status = server.stdout.readline()
-            assert status, "the process that forks has ended"
-            return int(status), output.read_text(errors="replace")
-        with output.open("w") as file:
-            process = subprocess.run(
-                ["bash", "-c", command],
-                cwd=folder,
-                env=environment | added,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=TIME_LIMIT,
-            )
-        return process.returncode, output.read_text(errors="replace")
-
-    yield run
-    server.stdin.close()
-    server.wait()
+    return process.returncode, process.stdout.decode(errors="replace")
 
 
 @pytest.mark.in_tree("pages name mtia")
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_blocks_of_a_page_do_what_it_shows(page: Path, run: Run, tmp_path: Path) -> None:
-    if str(page.relative_to(ROOT)) in UNMARKED:
-        pytest.skip("its blocks are not marked yet")
+def test_the_blocks_of_a_page_do_what_it_shows(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
     for name in ("benchmarks", "examples", "tests", "tools"):  # as if it were the folder of the sources
         (folder / name).symlink_to(ROOT / name)
-    found = [f"{page.relative_to(ROOT)}:{line}: {text}" for line, text in failures(page.read_text(), folder, run)]
+    found = [
+        f"{page.relative_to(ROOT)}:{line}: {text}" for line, text in failures(page.read_text(), folder)
+    ]
     if found:
         pytest.fail("\n".join(found), pytrace=False)
 
@@ -229,54 +176,3 @@ def test_links_to_lines_lead_to_what_they_name(page: Path) -> None:
             wrong.append(f"{text}: {target}#L{number} is not a line that has {name}; these are: {there}")
     if wrong:
         pytest.fail("\n".join(wrong), pytrace=False)
-
-
-def serve() -> None:
-    """Of each line of stdin, forks a process and writes how it ended. A process may fork before it uses the device."""
-    import torch
-    import triton.language  # noqa: F401
-
-    from torch_mtia.sanitizer import report
-
-    assert not torch.mtia.is_initialized()
-    report.PACKAGES = (*report.PACKAGES, __file__)  # what reports and tracebacks leave out of the places they name
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            become(*json.loads(line))
-            return
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-
-
-def become(arguments: list[str], folder: str, output: str, environment: dict[str, str]) -> None:
-    """Goes on as `python ARGUMENTS`."""
-    import runpy
-
-    os.environ.update(environment)
-    signal.alarm(TIME_LIMIT)
-    os.chdir(folder)
-    for path, flags, number in ((os.devnull, os.O_RDONLY, 0), (output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 1)):
-        opened = os.open(path, flags, 0o600)
-        os.dup2(opened, number)
-        os.close(opened)
-    os.dup2(1, 2)
-    sys.excepthook = print_exception
-    if arguments[0] == "-m":
-        sys.argv, sys.path[0] = arguments[1:], folder
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        return
-    sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
-    main = types.ModuleType("__main__")
-    main.__file__ = arguments[0]
-    sys.modules["__main__"] = main
-    exec(compile(Path(arguments[0]).read_bytes(), arguments[0], "exec"), main.__dict__)
-
-
-def print_exception(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
-    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
-        traceback = traceback.tb_next
-    sys.__excepthook__(kind, error.with_traceback(traceback), traceback)
-
-
-if __name__ == "__main__":
-    serve()
