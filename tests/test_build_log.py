@@ -41,8 +41,7 @@ def printed(body: str, **environment: str) -> str:
         [sys.executable, "-c", program],
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin"} | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=False,
     )
