@@ -6,6 +6,7 @@ in an editor and on GitHub.
 
 from __future__ import annotations
 
+import importlib
 import posixpath
 import re
 from collections.abc import Mapping
@@ -21,10 +22,9 @@ _CODE_OR_LINK = re.compile(
 
 def on_files(files: Any, config: Any, **_: object) -> Any:
     """Returns the files with the first page. mkdocs calls the hooks by these names, with these arguments."""
-    from mkdocs.structure.files import File
-
+    file_type = importlib.import_module("mkdocs.structure.files").File  # tests import this module without mkdocs
     readme = Path(config["config_file_path"]).parent / "README.md"
-    files.append(File.generated(config, _FIRST, content=readme.read_text()))
+    files.append(file_type.generated(config, _FIRST, content=readme.read_text()))
     return files
 
 
