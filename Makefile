@@ -10,7 +10,7 @@
 # CXX        the C++ compiler (c++, or g++ if that is another's): GCC 11 or newer
 # TORCH      of make test, make wheels and make record: another version of PyTorch, as in TORCH=2.15.0, with its Triton,
 #            in a copy of the tree that is removed afterwards. Takes 8 GB while it runs.
-# URL        of make wheels: where the project is; what indexes show links there
+# URL        of make wheels and make docs-site: where the project is; what indexes show links there
 # SETTINGS   of make test-matrix: some of those in tools/test_matrix.py, as in SETTINGS="avx2 order"
 # FUZZ_SEED, FUZZ_COUNT  of make fuzz and make fuzz-runtime: the first program (1000000), and how many (10000)
 # FUZZ_JOBS  of all three: how many processes run them, of make fuzz pairs of processes (1)
@@ -55,7 +55,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build-aarch64 check demo demo-text test test-aarch64 test-matrix test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench bench-avx2 fuzz fuzz-compile fuzz-runtime docs dtypes lint format record sanitize stress wheels wheels-aarch64 clean
+.PHONY: help build-aarch64 check demo demo-text test test-aarch64 test-matrix test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench bench-avx2 fuzz fuzz-compile fuzz-runtime docs docs-site dtypes lint format record sanitize stress wheels wheels-aarch64 clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 25
@@ -227,8 +227,13 @@ fuzz-compile: $(BUILT) $(VENV)/test  ## compare FUZZ_COMPILE_COUNT random progra
 fuzz-runtime: $(BUILT) $(VENV)/test  ## compare FUZZ_COUNT random interleavings of streams, memory and graphs with the CPU
 	$(BIN)/python -m tools.runtime_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COUNT) --jobs $(FUZZ_JOBS)
 
-docs: $(BUILT) $(VENV)/test  ## write docs/operators.md
+docs: $(BUILT) $(VENV)/test  ## write docs/operators.md, docs/commands.md and the table of docs/environment.md
 	$(BIN)/python -m tools.codegen.operator_table
+	$(BIN)/python -m tools.reference
+
+docs-site: $(VENV)/docs  ## build the site of README.md and docs/ in build/site
+	NO_MKDOCS_2_WARNING=1 TORCH_MTIA_URL=$(URL) $(BIN)/mkdocs build --strict
+	@echo "The search needs a server: $(BIN)/python -m http.server -d build/site"
 
 dtypes: $(BUILT) $(VENV)/test  ## add to yaml/dtypes.yaml what CPU kernels take and it does not have
 	$(BIN)/python -m tools.codegen.measure_dtypes
@@ -261,7 +266,7 @@ $(BUILT): $(VENV)/build $(BUILD_INPUTS)
 	@touch $@
 
 # .venv/NAME: requirements/NAME.txt is installed.
-$(VENV)/build $(VENV)/demo $(VENV)/test $(VENV)/wheels $(VENV)/lint: $(VENV)/%: requirements/%.txt | $(BIN)/python
+$(VENV)/build $(VENV)/demo $(VENV)/test $(VENV)/wheels $(VENV)/lint $(VENV)/docs: $(VENV)/%: requirements/%.txt | $(BIN)/python
 	$(call install_torch,$(BIN)/python,$(shell grep '^torch==' requirements/build.txt))
 	$(PIP_INSTALL) -r $<
 	@touch $@

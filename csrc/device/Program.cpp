@@ -53,8 +53,8 @@ int32_t num_devices() {
     const bool is_number = error == std::errc() && end == local_ranks.data() + local_ranks.size() && ranks > 0;
     return is_number ? static_cast<int32_t>(std::min<uint64_t>(ranks, kMaxDevices)) : 1;
   }
-  const uint64_t value = number(kName, text, "a whole number from 1 to 64, or auto");
-  if (value < 1 || value > kMaxDevices) refuse(kName, "a whole number from 1 to 64, or auto");
+  const uint64_t value = number(kName, text, "an integer from 1 to 64, or auto");
+  if (value < 1 || value > kMaxDevices) refuse(kName, "an integer from 1 to 64, or auto");
   return static_cast<int32_t>(value);
 }
 
@@ -118,7 +118,7 @@ void initialize_program() {
               "torch_mtia::initialize_program() was called too late: PyTorch has looked for "
               "the hooks of its accelerator, which it does once. Call it before anything else of PyTorch.");
   configure(driver_library(), num_devices(), memory_per_device(), flag("TORCH_MTIA_LAUNCH_BLOCKING"),
-            number("TORCH_MTIA_DELAY", setting("TORCH_MTIA_DELAY", "0"), "a whole number"), logs_launches());
+            number("TORCH_MTIA_DELAY", setting("TORCH_MTIA_DELAY", "0"), "an integer"), logs_launches());
   MTIAKernel::set_check_bounds(flag("TORCH_MTIA_CHECK_BOUNDS"));
   open_mtia();
 }

@@ -144,8 +144,8 @@ void wait_for_numbers() {
 // Raises RuntimeError inside of work: what is to be waited for may be behind it.
 void wait() {
   TORCH_CHECK(!core::RunningWork::on_this_thread(),
-              "the sanitizer waits for what was launched, which a host function must not do: it may be behind the "
-              "function itself. Call reports(), stop() and the like elsewhere");
+              "the sanitizer waits for launched work, which a host function must not do: the work may come after the "
+              "function. Call reports() and stop() elsewhere");
   sanitizer::Sanitizer::wait();
 }
 
