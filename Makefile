@@ -55,7 +55,7 @@ PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build-aarch64 check demo demo-text test test-aarch64 test-matrix test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench bench-avx2 fuzz fuzz-compile fuzz-runtime docs docs-site dtypes lint format record sanitize stress wheels wheels-aarch64 clean
+.PHONY: help build-aarch64 check demo demo-text test test-aarch64 test-matrix test-clients test-privateuse1 test-sanitized test-wide test-wheels conformance build browser bench bench-avx2 fuzz fuzz-compile fuzz-runtime docs docs-site dtypes lint format record sanitize stress traces wheels wheels-aarch64 clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 25
@@ -217,6 +217,15 @@ bench-avx2: $(BUILT) $(VENV)/test $(VENV)/demo  ## measure both without AVX-512 
 measure = mkdir -p build/$(1); status=0; for benchmark in $(2); do \
 	  $(BIN)/python benchmarks/$$benchmark.py --json build/$(1)/$$benchmark.json || status=1; done; \
 	$(BIN)/python benchmarks/report.py $(1) $(2:%=build/$(1)/%.json); exit $$status
+
+TRACES := build/traces
+
+traces: $(BUILT) $(VENV)/test  ## write a training step's Chrome trace, memory snapshot and tlparse page, in build/traces
+	rm -rf $(TRACES) && mkdir -p $(TRACES)
+	cd $(TRACES) && $(CURDIR)/$(BIN)/python $(CURDIR)/examples/profile_step.py --picture trace.png
+	cd $(TRACES) && $(CURDIR)/$(BIN)/python $(CURDIR)/examples/memory_snapshot.py --picture snapshot.png
+	TORCH_TRACE=$(CURDIR)/$(TRACES)/structured $(BIN)/python examples/train_text.py --compile --steps 2 --output $(TRACES)/loss.png
+	$(BIN)/tlparse $(TRACES)/structured/*.log -o $(TRACES)/tlparse --no-browser
 
 fuzz: $(BUILT) $(VENV)/test  ## compare FUZZ_COUNT random Triton kernels with Triton's interpreter, from FUZZ_SEED on
 	$(BIN)/python -m tools.triton_fuzz --seed $(FUZZ_SEED) --count $(FUZZ_COUNT) --jobs $(FUZZ_JOBS) --features

@@ -267,6 +267,7 @@ def described() -> dict[str, Any]:
             "Homepage": url,
             "Documentation": f"{url}/tree/main/docs",
             "Changelog": f"{url}/blob/main/CHANGELOG.md",
+            "Issues": f"{url}/issues",
         }
     return described | {
         "extras_require": EXTRAS,

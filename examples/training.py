@@ -88,7 +88,7 @@ def train(
     Unless `options.allow_fallback`, a step that needs the CPU fallback raises NotImplementedError.
     """
     if options.compile:
-        training.model.compile()
+        training.model = torch.compile(training.model)  # Module.compile() would skip classes of torch.nn
     losses: list[torch.Tensor] = []
     reset_fallbacks(device)
     start = time.perf_counter()
