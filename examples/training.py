@@ -88,7 +88,8 @@ def train(
     Unless `options.allow_fallback`, a step that needs the CPU fallback raises NotImplementedError.
     """
     if options.compile:
-        training.model = torch.compile(training.model)  # Module.compile() would skip classes of torch.nn
+        # Not Module.compile(), which compiles no class of torch.nn.
+        training = dataclasses.replace(training, model=torch.compile(training.model))
     losses: list[torch.Tensor] = []
     reset_fallbacks(device)
     start = time.perf_counter()

@@ -20,7 +20,11 @@ def run_demo(run_script: RunScript, name: str, *options: str) -> Finished:
         import runpy, sys
         sys.path.insert(0, {str(EXAMPLES)!r})
         sys.argv = [{name!r}, *{options!r}]
-        runpy.run_path({str(EXAMPLES / name)!r}, run_name="__main__")
+        try:
+            runpy.run_path({str(EXAMPLES / name)!r}, run_name="__main__")
+        finally:
+            from torch._dynamo.utils import counters
+            print("graphs:", counters["stats"]["unique_graphs"])
         """,
         timeout=300,
     )
@@ -42,6 +46,7 @@ def test_a_demo_compares_two_devices(
     options = ("--compare", "--allow-fallback", "--losses", "losses.json", "--output", "loss.png")
     finished = run_demo(run_script, name, *options, *length)
     assert "CPU fallback" in finished.output()
+    assert ("graphs: 0\n" in finished.stdout) == ("--compile" not in length)
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     there, host = json.loads((tmp_path / "losses.json").read_text())
     assert (there["device"], host["device"]) == ("mtia", "cpu")
