@@ -1,5 +1,5 @@
-"""Triton kernels for the operators that programs use most: with them, a driver needs memory, copies, launches and a
-Triton target, and no kernel of its own. See docs/kernels.md.
+"""Triton kernels for the operators that programs use most: with them, a driver needs memory, copies and launches of
+host machine code, and no kernel of its own. See docs/kernels.md.
 
 Importing this registers nothing; Triton is imported at the first call of an operator.
 """
