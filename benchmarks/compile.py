@@ -73,7 +73,7 @@ def program_side(device: str, program: Program, wrap: Callable[[Any], Any]) -> S
 
 
 def program_case(program: Program, group: Group) -> Case:
-    baseline = torch.compile if group == PROGRAM_GROUP else lambda function: function
+    baseline: Callable[[Any], Any] = torch.compile if group == PROGRAM_GROUP else lambda function: function
     return Case(
         program.name,
         group,

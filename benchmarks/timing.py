@@ -166,7 +166,7 @@ def attention_flops(
 
 
 # Matmuls that upstream does not count.
-FLOPS = {
+FLOPS: dict[Any, Callable[..., int]] = {
     torch.ops.aten._int_mm: lambda a, b, **_: 2 * a[0] * a[1] * b[1],
     torch.ops.aten._weight_int4pack_mm_for_cpu: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[0],
     torch.ops.mkldnn._linear_pointwise: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[0],
