@@ -185,5 +185,6 @@ if __name__ == "__main__":
         except Exception as error:
             import sys
 
-            sys.excepthook(type(error), error, error.__traceback__.tb_next)
+            own = error.__traceback__.tb_next  # without the line above
+            sys.excepthook(type(error), error.with_traceback(own), own)
             sys.exit(1)
