@@ -158,9 +158,7 @@ def test_the_blocks_of_a_page_do_what_it_shows(page: Path, tmp_path: Path) -> No
     folder.mkdir()
     for name in ("benchmarks", "examples", "tests", "tools"):  # as if it were the folder of the sources
         (folder / name).symlink_to(ROOT / name)
-    found = [
-        f"{page.relative_to(ROOT)}:{line}: {text}" for line, text in failures(page.read_text(), folder)
-    ]
+    found = [f"{page.relative_to(ROOT)}:{line}: {text}" for line, text in failures(page.read_text(), folder)]
     if found:
         pytest.fail("\n".join(found), pytrace=False)
 
