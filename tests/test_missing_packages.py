@@ -46,7 +46,7 @@ def test_the_command_that_installs_what_is_missing_is_named(
     (without / package / "__init__.py").write_text(f"raise ModuleNotFoundError('no {package}', name={package!r})")
     caches = {name: str(without / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     program = f"import sys; sys.path.insert(0, {str(without)!r})\n{program}"
-    finished = run_script(program, **caches, **settings)
+    finished = run_script(program, timeout=600, **caches, **settings)
     assert finished.returncode != 0
     assert package in finished.stderr
     assert "pip install 'torch_mtia[triton]'" in finished.stderr
