@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import cast
 
 import matplotlib as mpl
 import torch
@@ -89,7 +90,7 @@ def train(
     """
     if options.compile:
         # Not Module.compile(), which compiles no class of torch.nn.
-        training = dataclasses.replace(training, model=torch.compile(training.model))
+        training = dataclasses.replace(training, model=cast("nn.Module", torch.compile(training.model)))
     losses: list[torch.Tensor] = []
     reset_fallbacks(device)
     start = time.perf_counter()

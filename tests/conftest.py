@@ -30,13 +30,13 @@ collect_ignore = ["clients"]  # unless it is named: it has an environment of its
 class RunPython(Protocol):
     """Runs `python ARGUMENTS` in the test's folder, with `environment` added to a clean one."""
 
-    def __call__(self, *arguments: str, timeout: float = 600, forked: bool = True, **environment: str) -> Finished: ...
+    def __call__(self, *arguments: str, timeout: float = 600, **environment: str) -> Finished: ...
 
 
 class RunScript(Protocol):
     """Runs the text of a Python script as RunPython does."""
 
-    def __call__(self, text: str, /, *, timeout: float = 600, forked: bool = True, **environment: str) -> Finished: ...
+    def __call__(self, text: str, /, *, timeout: float = 600, **environment: str) -> Finished: ...
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -107,8 +107,14 @@ def _fresh_state(device: torch.device) -> Iterator[None]:
 
 
 @pytest.fixture
-def run_python(tmp_path: Path) -> RunPython:
-    def run(*arguments: str, timeout: float = 600, forked: bool = True, **environment: str) -> Finished:
+def forked() -> bool:
+    """Whether processes of a test are forked from one that has imported torch; tests of the import say False."""
+    return True
+
+
+@pytest.fixture
+def run_python(forked: bool, tmp_path: Path) -> RunPython:
+    def run(*arguments: str, timeout: float = 600, **environment: str) -> Finished:
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -126,9 +132,9 @@ def run_python(tmp_path: Path) -> RunPython:
 def run_script(run_python: RunPython, tmp_path: Path) -> RunScript:
     numbers = itertools.count()
 
-    def run(text: str, /, *, timeout: float = 600, forked: bool = True, **environment: str) -> Finished:
+    def run(text: str, /, *, timeout: float = 600, **environment: str) -> Finished:
         script = tmp_path / f"script{next(numbers)}.py"
         script.write_text(textwrap.dedent(text))
-        return run_python(str(script), timeout=timeout, forked=forked, **environment)
+        return run_python(str(script), timeout=timeout, **environment)
 
     return run

@@ -8,6 +8,7 @@ process loads the package as `import torch` would have done at its end.
 from __future__ import annotations
 
 import functools
+import io
 import json
 import multiprocessing.process
 import os
@@ -136,7 +137,8 @@ def _serve(requests: socket.socket) -> list[str] | None:
                 status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
                 os.write(descriptors[2], f"{status}\n".encode())
                 os._exit(0)
-            return _become(*json.loads(request), descriptors)
+            arguments, cwd, environment = json.loads(request)
+            return _become(arguments, cwd, environment, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -151,18 +153,19 @@ def _become(arguments: list[str], cwd: str, environment: dict[str, str], descrip
     for descriptor in [null, *descriptors]:
         os.close(descriptor)
     if os.path.samestat(os.fstat(1), os.fstat(2)):
+        assert isinstance(sys.stdout, io.TextIOWrapper)
         sys.stdout.reconfigure(line_buffering=True)
     os.chdir(cwd)
-    multiprocessing.process.ORIGINAL_DIR = cwd  # where processes that it spawns look for its program
+    vars(multiprocessing.process)["ORIGINAL_DIR"] = cwd  # where processes that it spawns look for its program
     os.environ.clear()
     os.environ.update(environment)
     sys.orig_argv[1:] = arguments
     sys.argv[:] = ["-m", *arguments[2:]] if arguments[0] == "-m" else arguments
     sys.path[0] = cwd if arguments[0] == "-m" else str(Path(arguments[0]).resolve().parent)
     if environment.get(AUTOLOAD) != "0":
-        torch.__spec__._initializing = True
+        vars(torch.__spec__)["_initializing"] = True
         torch._import_device_backends()
-        torch.__spec__._initializing = False
+        vars(torch.__spec__)["_initializing"] = False
         if environment.get("TORCH_MTIA_SANITIZE") or arguments[:2] == ["-m", "torch_mtia.sanitize"]:
             from torch_mtia.sanitizer import report
 
@@ -175,16 +178,16 @@ if __name__ == "__main__":
     if arguments is not None:
         try:
             if arguments[0] == "-m":
-                runpy._run_module_as_main(arguments[1])
+                runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
             else:
                 program = compile(Path(arguments[0]).read_bytes(), arguments[0], "exec")
                 for name in set(globals()) - {"__name__", "__builtins__", "__doc__", "__loader__", "program"}:
                     del globals()[name]
-                __file__, __spec__ = program.co_filename, None
+                globals().update(__file__=program.co_filename, __spec__=None)
                 exec(program)
         except Exception as error:
             import sys
 
-            own = error.__traceback__.tb_next  # without the line above
+            own = error.__traceback__ and error.__traceback__.tb_next  # without the line above
             sys.excepthook(type(error), error.with_traceback(own), own)
             sys.exit(1)

@@ -10,7 +10,8 @@ import torch
 import torch_mtia
 
 if TYPE_CHECKING:
-    from tests.conftest import Finished, RunScript
+    from tests.conftest import RunScript
+    from tests.interpreter import Finished
 
 MIB = 1 << 20
 

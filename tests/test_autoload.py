@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import textwrap
 from typing import TYPE_CHECKING
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def run_script(run_script: RunScript) -> RunScript:
-    """These tests are about what an import does."""
-    return functools.partial(run_script, forked=False)
+def forked() -> bool:
+    return False
 
 
 USE = "x = torch.ones(3, device='mtia'); assert (x + x).tolist() == [2, 2, 2]; print('used')"

@@ -12,7 +12,8 @@ from torch_mtia import cpp_extension
 from torch_mtia.cpp_extension import COMPILE_FLAGS, MtiaExtension
 
 if TYPE_CHECKING:
-    from tests.conftest import Finished, RunScript
+    from tests.conftest import RunScript
+    from tests.interpreter import Finished
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "custom_operator"
 

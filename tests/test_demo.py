@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Finished, RunScript
+    from tests.conftest import RunScript
+    from tests.interpreter import Finished
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -17,7 +17,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import Finished, RunScript
+    from tests.conftest import RunScript
+    from tests.interpreter import Finished
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"

@@ -21,6 +21,12 @@ def total(rank: int) -> float:
     return float(x[0])
 
 
+def total_of_cpu(rank: int) -> float:
+    x = torch.full((4,), rank + 1.0)
+    dist.all_reduce(x)
+    return float(x[0])
+
+
 def test_each_rank_returns_its_result(start_ranks: StartRanks) -> None:
     assert start_ranks(2).run(total) == [3, 3]
 
@@ -40,6 +46,50 @@ def test_an_exception_names_its_rank_and_the_next_test_has_ranks(start_ranks: St
     with pytest.raises(RankError, match=r"(?s)rank 1: .*in fails_on_one.*ValueError: one rank alone"):
         start_ranks(2).run(fails_on_one)
     assert start_ranks(2).run(total) == [3, 3]
+
+
+def cannot_be_pickled(rank: int) -> object:
+    return (lambda: None) if rank == 1 else rank
+
+
+def cannot_be_received(rank: int) -> object:
+    return Refused() if rank == 1 else "stale"
+
+
+class Refused:
+    """Raises in the process that receives it, as a tensor of a device does that it lacks."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return refuse, (os.getpid(),)
+
+
+def refuse(sender: int) -> None:
+    raise LookupError(f"not here, but in {sender}")
+
+
+def exits(rank: int) -> None:
+    if rank == 1:
+        os._exit(3)
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_of_its_rank() -> None:
+    with Ranks(2, "cpu") as ranks:
+        with pytest.raises(RankError, match=r"(?s)rank 1: .*pickle"):
+            ranks.run(cannot_be_pickled)
+        assert ranks.run(total_of_cpu) == [3, 3]
+
+
+def test_no_answer_is_left_for_the_next_call() -> None:
+    with Ranks(3, "cpu") as ranks:
+        with pytest.raises(LookupError, match="not here"):
+            ranks.run(cannot_be_received)
+        with pytest.raises(RankError, match="have ended"):
+            ranks.run(total_of_cpu)
+
+
+def test_a_rank_that_exits_is_named_with_its_exit_code() -> None:
+    with Ranks(2, "cpu") as ranks, pytest.raises(RankError, match=r"(?s)no answer of rank 1.*rank 1 .*exit code 3"):
+        ranks.run(exits)
 
 
 def variable(_rank: int) -> str:

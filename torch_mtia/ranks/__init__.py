@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -62,7 +64,10 @@ class Ranks:
         self._connections = [here for here, _ in ends]
         self._processes = [
             context.Process(
-                target=_serve, args=(rank, size, there, self._folder.name, device, tuple(imports), bound), daemon=True
+                name=f"rank {rank}",
+                target=_serve,
+                args=(rank, size, there, self._folder.name, device, tuple(imports), bound),
+                daemon=True,
             )
             for rank, (_, there) in enumerate(ends)
         ]
@@ -80,36 +85,52 @@ class Ranks:
         self.stop()
 
     def run(self, function: Callable[..., object], *args: object) -> list[Any]:
-        """Returns what `function(rank, *args)` returned, by rank. Raises RankError if it raised on one.
+        """Returns what `function(rank, *args)` returned, by rank. Raises RankError if one raised or has ended.
 
         Function, arguments and results are pickled: the function is one of a module that the ranks can import, and
-        results on a device are best copied to the CPU.
+        results are Python values or CPU tensors. The calling process has one device, and cannot receive tensors of
+        other ranks' devices.
         """
+        requests = self._pickled(function, args)
+        if not self.alive:
+            raise RankError("the ranks have ended: start them again")
         try:
-            return self._ask(function, args)
+            return self._ask(requests)
         except RankError:
             self._end_if_out_of_step()
             raise
+        except BaseException:
+            self.kill()  # later ranks' answers are still in their pipes
+            raise
 
-    def _ask(self, function: Callable[..., object], args: Sequence[object]) -> list[Any]:
-        for connection in self._connections:
-            connection.send((function, args))
+    def _pickled(self, function: Callable[..., object], args: Sequence[object]) -> list[memoryview]:
+        """For each rank: shared memory in a pickle can be opened once."""
+        return [ForkingPickler.dumps((function, args)) for _ in self._connections]
+
+    def _ask(self, requests: Sequence[memoryview]) -> list[Any]:
+        for connection, request in zip(self._connections, requests, strict=True):
+            connection.send_bytes(request)
         return self._collect(ANSWER)
 
     def _end_if_out_of_step(self) -> None:
         if self.alive:
             try:
-                self._ask(_meet, ())
+                self._ask(self._pickled(_meet, ()))
             except RankError:
                 self.kill()
 
     def _collect(self, limit: float) -> list[Any]:
-        answers = [_answer(connection, limit) for connection in self._connections]
+        deadline = time.monotonic() + limit
+        answers = [_answer(connection, deadline) for connection in self._connections]
         silent = [rank for rank, answer in enumerate(answers) if answer is None]
         failures = [f"rank {rank}: {answer[0]}" for rank, answer in enumerate(answers) if answer and answer[0]]
         if silent:
+            for rank in silent:
+                self._processes[rank].join(0.5)  # a pipe is closed a moment before its process has ended
+            ended = [process for process in self._processes if process.exitcode is not None]
             self.kill()
             failures.append(f"no answer of rank {', '.join(map(str, silent))}")
+            failures += [f"{process.name} ended with exit code {process.exitcode}" for process in ended]
         if failures:
             raise RankError("\n".join(failures))
         return [answer[1] for answer in answers if answer is not None]
@@ -138,9 +159,9 @@ StartRanks = Callable[..., Ranks]
 """The type of the fixture `start_ranks`, which takes Ranks' arguments."""
 
 
-def _answer(connection: Connection, limit: float) -> tuple[str, Any] | None:
+def _answer(connection: Connection, deadline: float) -> tuple[str, Any] | None:
     try:
-        return connection.recv() if connection.poll(limit) else None
+        return connection.recv() if connection.poll(max(0.0, deadline - time.monotonic())) else None
     except EOFError:
         return None
 
@@ -172,10 +193,10 @@ def _serve(
             if request is None:
                 break
             function, args = request
-            answer = ("", function(rank, *args))
+            answer = ForkingPickler.dumps(("", function(rank, *args)))
         except EOFError:  # the starting process has ended
             break
         except BaseException:
-            answer = (traceback.format_exc(), None)
-        connection.send(answer)
+            answer = ForkingPickler.dumps((traceback.format_exc(), None))
+        connection.send_bytes(answer)
     dist.destroy_process_group()
