@@ -22,7 +22,7 @@ FLAGS = "c++ -MMD -MF x.o.d -Wall -I/include " * 10
         (f"[7/9] {FLAGS} -c '/with a space/Copy.cpp' -o 'x y.o'\n", "[7/9] /with a space/Copy.cpp\n"),
         (f"{FLAGS} -shared a.o b.o -o build/lib/_C.so\n", "linking build/lib/_C.so\n"),
         (
-            f"{FLAGS} -x c++-header {ROOT}/build/temp/precompiled_1.h -o build/temp/precompiled_1.h.gch\n",
+            f'{FLAGS} -x c++-header "{ROOT}/build/temp/precompiled_1.h" -o build/temp/precompiled_1.h.gch\n',
             "precompiling headers: build/temp/precompiled_1.h\n",
         ),
         ("csrc/aten/Copy.cpp:7:1: warning: unused\n", "csrc/aten/Copy.cpp:7:1: warning: unused\n"),

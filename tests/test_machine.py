@@ -65,7 +65,7 @@ def test_all_faults_are_shown_at_once() -> None:
 def test_other_systems_are_shown_the_way_through_docker(system: str) -> None:
     (problem,) = machine.problems(SOUND._replace(system=system, has_header=False, processor="arm64"))
     assert f"this is {system}" in problem
-    assert "docker run" in problem
+    assert "docker build" in problem
 
 
 @pytest.mark.parametrize(

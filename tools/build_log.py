@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_PATH = r"('[^']*'|\S+)"
+_PATH = r"""('[^']*'|"[^"]*"|\S+)"""
 COMPILED = re.compile(rf"\[(\d+)/(\d+)\] .* -c {_PATH} -o ")  # by ninja, which prints a command that fails once more
 LINKED = re.compile(rf".* -shared .* -o {_PATH}")
 PRECOMPILED = re.compile(rf".* -x c\+\+-header {_PATH} -o ")
@@ -34,7 +34,7 @@ def short(line: str) -> str:
 
 
 def _relative(path: str) -> str:
-    return path.strip("'").removeprefix(f"{ROOT}/")
+    return path.strip("'\"").removeprefix(f"{ROOT}/")
 
 
 @contextlib.contextmanager

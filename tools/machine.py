@@ -27,7 +27,7 @@ PROCESSORS = ("x86_64", "aarch64")
 MEMORY = 2 * GIB
 DISK, DISK_WITH_CUDA = 4 * GIB, 12 * GIB
 
-DOCKER = 'docker run --rm -it -v "$PWD":/torch_mtia -w /torch_mtia python:3.12 make demo'
+DOCKER = "docker build --platform linux/amd64 -t torch_mtia . && docker run --rm -it torch_mtia"
 ELSEWHERE = "If there is none that is newer: conda create -n mtia -c conda-forge python=3.12 cxx-compiler make"
 
 # What installs it, by distribution; {python} is as in "python3.12".
