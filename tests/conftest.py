@@ -115,14 +115,12 @@ def forked() -> bool:
 @pytest.fixture
 def run_python(forked: bool, tmp_path: Path) -> RunPython:
     def run(*arguments: str, timeout: float = 600, **environment: str) -> Finished:
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if name == settings.PRIVATEUSE1.name
-            or not name.startswith(("TORCH_MTIA_", "TORCH_DEVICE_BACKEND_", "PYTHONFAULTHANDLER"))
-        }
         return interpreter.run_python(
-            arguments, cwd=tmp_path, environment=inherited | environment, timeout=timeout, forked=forked
+            arguments,
+            cwd=tmp_path,
+            environment=interpreter.clean_environment() | environment,
+            timeout=timeout,
+            forked=forked,
         )
 
     return run

@@ -25,7 +25,7 @@ from pathlib import Path
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 # Nothing that the server imports reads them.
-READ_LATER = (AUTOLOAD, "TORCH_MTIA_", "MTIA_TEST_", "TORCHINDUCTOR_", "TRITON_")
+READ_LATER = (AUTOLOAD, "TORCH_MTIA_", "MTIA_TEST_", "PYTEST_", "TORCHINDUCTOR_", "TRITON_")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,16 @@ class Finished:
         """What it printed; it must have succeeded."""
         assert self.returncode == 0, f"exit status {self.returncode}\n{self.stdout}\n{self.stderr}"
         return self.stdout
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without settings; but the device keeps its name."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == "TORCH_MTIA_PRIVATEUSE1"
+        or not name.startswith(("TORCH_MTIA_", "TORCH_DEVICE_BACKEND_", "PYTHONFAULTHANDLER"))
+    }
 
 
 def run_python(
@@ -180,7 +190,7 @@ if __name__ == "__main__":
             if arguments[0] == "-m":
                 runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
             else:
-                program = compile(Path(arguments[0]).read_bytes(), arguments[0], "exec")
+                program = compile(Path(arguments[0]).read_bytes(), os.path.abspath(arguments[0]), "exec")
                 for name in set(globals()) - {"__name__", "__builtins__", "__doc__", "__loader__", "program"}:
                     del globals()[name]
                 globals().update(__file__=program.co_filename, __spec__=None)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import difflib
 import doctest
-import os
 import re
 import shlex
 import subprocess
@@ -26,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interpreter import run_python
+from tests.interpreter import clean_environment, run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -129,11 +128,7 @@ def arguments_of_python(command: str) -> list[str] | None:
 
 
 def run_in_page(command: str, folder: Path) -> tuple[int, str]:
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TORCH_MTIA_", "TORCH_DEVICE_BACKEND_", "PYTHONFAULTHANDLER"))
-    }
+    environment = clean_environment()
     # Reports name the file in which a cached kernel was first seen: pages have nothing in common.
     environment["TRITON_CACHE_DIR"] = str(folder.parent / "triton")
     if arguments := arguments_of_python(command):

@@ -15,15 +15,12 @@ from torch_mtia import environment
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import RunScript
+    from tests.conftest import RunPython, RunScript
 
 TORCH = importlib.metadata.version("torch")
 
-SHORT = """
-import os, sys
-os.execv(sys.executable, [sys.executable, "-m", "torch_mtia"])
-"""
-REPORT = SHORT.replace('"torch_mtia"]', '"torch_mtia", "--verbose"]')
+SHORT = ("-m", "torch_mtia")
+REPORT = (*SHORT, "--verbose")
 
 WITHOUT = """
 import importlib.metadata, os, runpy, sys
@@ -41,8 +38,8 @@ runpy.run_module("torch_mtia", run_name="__main__")
 """
 
 
-def test_the_short_report_fits_on_one_screen(run_script: RunScript) -> None:
-    report = run_script(SHORT).output()
+def test_the_short_report_fits_on_one_screen(run_python: RunPython) -> None:
+    report = run_python(*SHORT).output()
     assert len(report.splitlines()) <= 24
     for part in (TORCH, "host", "mtia:0", "works", "Triton kernels, torch.compile", "C++ compiler", "--verbose"):
         assert part in report
@@ -59,33 +56,33 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(
     assert f"no {package}: pip install 'torch_mtia[{extra}]'" in missing
 
 
-def test_a_machine_without_a_compiler_is_told_what_it_cannot_do(run_script: RunScript) -> None:
-    (missing,) = [line for line in run_script(SHORT, CXX="/no/compiler").output().splitlines() if "missing" in line]
+def test_a_machine_without_a_compiler_is_told_what_it_cannot_do(run_python: RunPython) -> None:
+    (missing,) = [line for line in run_python(*SHORT, CXX="/no/compiler").output().splitlines() if "missing" in line]
     assert "C++ extensions, cpp_wrapper, AOTInductor: no C++ compiler" in missing
 
 
-def test_the_short_report_shows_settings_that_are_not_the_default(run_script: RunScript) -> None:
-    lines = [line.split() for line in run_script(SHORT, TORCH_MTIA_DEVICES="2").output().splitlines()]
+def test_the_short_report_shows_settings_that_are_not_the_default(run_python: RunPython) -> None:
+    lines = [line.split() for line in run_python(*SHORT, TORCH_MTIA_DEVICES="2").output().splitlines()]
     assert ["TORCH_MTIA_DEVICES", "2", "(environment)"] in lines
     assert "TORCH_MTIA_MEMORY" not in {line[0] for line in lines}
 
 
-def test_the_short_report_ends_with_the_reason_why_the_backend_does_not_load(run_script: RunScript) -> None:
-    finished = run_script(SHORT, TORCH_MTIA_DEVICES="abc")
+def test_the_short_report_ends_with_the_reason_why_the_backend_does_not_load(run_python: RunPython) -> None:
+    finished = run_python(*SHORT, TORCH_MTIA_DEVICES="abc")
     assert finished.returncode == 1
     assert "TORCH_MTIA_DEVICES='abc' is not valid" in finished.stdout.splitlines()[-1]
 
 
-def test_the_report_names_versions_driver_devices_and_operators(run_script: RunScript) -> None:
-    report = run_script(REPORT, TORCH_MTIA_DEVICES="2", TORCH_MTIA_MEMORY="512M").output()
+def test_the_report_names_versions_driver_devices_and_operators(run_python: RunPython) -> None:
+    report = run_python(*REPORT, TORCH_MTIA_DEVICES="2", TORCH_MTIA_MEMORY="512M").output()
     for part in (TORCH, "host", "mtia:0", "mtia:1", "512 MiB", "native", "total", "autoload", "cores"):
         assert part in report
     for package in ("triton", "llvmlite"):
         assert re.search(rf"{package} +{re.escape(importlib.metadata.version(package))}$", report, re.MULTILINE)
 
 
-def test_the_report_lists_all_settings(run_script: RunScript) -> None:
-    report = run_script(REPORT, TORCH_MTIA_SANITIZE="streams").output()
+def test_the_report_lists_all_settings(run_python: RunPython) -> None:
+    report = run_python(*REPORT, TORCH_MTIA_SANITIZE="streams").output()
     lines = [line.split() for line in report.splitlines()]
     for variable in environment.VARIABLES:
         assert sum(line[:1] == [variable.name] for line in lines) == 1, variable.name
@@ -117,22 +114,22 @@ def test_the_report_ends_in_silence_when_nobody_reads_on(run_script: RunScript) 
     assert (finished.returncode, finished.stderr) == (-signal.SIGPIPE, "")
 
 
-def test_the_report_works_with_autoload_off(run_script: RunScript) -> None:
-    assert "off: TORCH_DEVICE_BACKEND_AUTOLOAD='0'" in run_script(REPORT, TORCH_DEVICE_BACKEND_AUTOLOAD="0").output()
+def test_the_report_works_with_autoload_off(run_python: RunPython) -> None:
+    assert "off: TORCH_DEVICE_BACKEND_AUTOLOAD='0'" in run_python(*REPORT, TORCH_DEVICE_BACKEND_AUTOLOAD="0").output()
 
 
-def test_the_report_shows_why_the_backend_does_not_load(run_script: RunScript) -> None:
-    finished = run_script(REPORT, TORCH_MTIA_DEVICES="abc")
+def test_the_report_shows_why_the_backend_does_not_load(run_python: RunPython) -> None:
+    finished = run_python(*REPORT, TORCH_MTIA_DEVICES="abc")
     assert finished.returncode == 1
     assert "TORCH_MTIA_DEVICES='abc' is not valid" in finished.stdout
     assert TORCH in finished.stdout
 
 
-def test_the_report_shows_what_memory_the_machine_and_the_container_have(run_script: RunScript, tmp_path: Path) -> None:
+def test_the_report_shows_what_memory_the_machine_and_the_container_have(run_python: RunPython, tmp_path: Path) -> None:
     meminfo = tmp_path / "root" / "proc" / "meminfo"
     meminfo.parent.mkdir(parents=True)
     meminfo.write_text("MemTotal: 3276800 kB\nMemAvailable: 307200 kB\n")
-    report = run_script(REPORT, TORCH_MTIA_SYSTEM_ROOT=str(tmp_path / "root")).output()
+    report = run_python(*REPORT, TORCH_MTIA_SYSTEM_ROOT=str(tmp_path / "root")).output()
     for line in (
         "3.12 GiB, the machine's",
         "300 MiB, left by the machine",
@@ -141,9 +138,9 @@ def test_the_report_shows_what_memory_the_machine_and_the_container_have(run_scr
         assert line in report
 
 
-def test_the_report_counts_operators_under_any_name(run_script: RunScript) -> None:
+def test_the_report_counts_operators_under_any_name(run_python: RunPython) -> None:
     counts = [
-        next(line for line in run_script(REPORT, timeout=120, **settings).output().splitlines() if "  native " in line)
+        next(line for line in run_python(*REPORT, timeout=120, **settings).output().splitlines() if "  native " in line)
         for settings in ({"TORCH_MTIA_PRIVATEUSE1": ""}, {"TORCH_MTIA_PRIVATEUSE1": "acme"})
     ]
     native = [int(line.split()[1].rstrip(",")) for line in counts]

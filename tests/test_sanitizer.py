@@ -18,7 +18,7 @@ import torch_mtia
 from torch_mtia import sanitizer
 
 if TYPE_CHECKING:
-    from tests.conftest import RunScript
+    from tests.conftest import RunPython, RunScript
 
 PROGRAMS = [
     *streams.RACES,
@@ -300,16 +300,12 @@ y = x + 1
 """
 
 
-def test_a_script_is_run_under_the_sanitizer(run_script: RunScript, tmp_path: Path) -> None:
+def test_a_script_is_run_under_the_sanitizer(run_python: RunPython, tmp_path: Path) -> None:
     script, reports = tmp_path / "faulty.py", tmp_path / "reports.jsonl"
     script.write_text(SCRIPT)
     options = ["--json", str(reports), "--error-exitcode", "7", str(script), "--epochs", "3"]
-    finished = run_script(
-        f"import subprocess, sys\n"
-        f"done = subprocess.run([sys.executable, '-m', 'torch_mtia.sanitize', *{options!r}])\n"
-        f"print(done.returncode)\n"
-    )
-    assert finished.stdout.splitlines()[-1] == "7"
+    finished = run_python("-m", "torch_mtia.sanitize", *options)
+    assert finished.returncode == 7
     assert "['--epochs', '3'] __main__" in finished.stdout
     assert "Uninitialized: work reads memory" in finished.stderr
     assert "torch_mtia sanitizer: 1 report\n" in finished.stderr
@@ -323,18 +319,17 @@ def test_the_environment_asks_for_it(run_script: RunScript) -> None:
     assert "torch_mtia sanitizer: 1 report\n" in finished.stderr
 
 
-def test_a_pytest_plugin_makes_tests_fail(run_script: RunScript, tmp_path: Path) -> None:
+PYTEST = ("-m", "pytest", "-q", "-p", "torch_mtia.sanitizer.pytest_plugin", "-p", "no:cacheprovider")
+
+
+def test_a_pytest_plugin_makes_tests_fail(run_python: RunPython, tmp_path: Path) -> None:
     test = tmp_path / "test_example.py"
     test.write_text(
         "import torch\n"
         "def test_right():\n    torch.zeros(3, device='mtia') + 1\n"
         "def test_wrong():\n    torch.empty(3, device='mtia') + 1\n"
     )
-    finished = run_script(
-        "import subprocess, sys\n"
-        "subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'torch_mtia.sanitizer.pytest_plugin', "
-        f"'-p', 'no:cacheprovider', '--sanitize-device', 'init', {str(test)!r}])\n"
-    )
+    finished = run_python(*PYTEST, "--sanitize-device", "init", str(test))
     assert "1 failed, 1 passed" in finished.stdout
     assert "test_example.py:5 in test_wrong" in finished.stdout
 
@@ -355,14 +350,10 @@ def test_wrong_again():
 """
 
 
-def test_no_test_fails_for_what_another_one_has_left_behind(run_script: RunScript, tmp_path: Path) -> None:
+def test_no_test_fails_for_what_another_one_has_left_behind(run_python: RunPython, tmp_path: Path) -> None:
     test = tmp_path / "test_example.py"
     test.write_text(FREED_EARLY)
-    finished = run_script(
-        "import subprocess, sys\n"
-        "subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'torch_mtia.sanitizer.pytest_plugin', "
-        f"'-p', 'no:cacheprovider', '--sanitize-device', 'streams', {str(test)!r}])\n"
-    )
+    finished = run_python(*PYTEST, "--sanitize-device", "streams", str(test))
     assert "1 failed, 2 passed" in finished.stdout
     assert "FAILED test_example.py::test_wrong_again" in finished.stdout
 
@@ -377,17 +368,14 @@ for _ in range(30):
 
 
 @pytest.mark.wide
-def test_leaks_are_looked_for_when_a_script_ends(run_script: RunScript, tmp_path: Path) -> None:
+def test_leaks_are_looked_for_when_a_script_ends(run_script: RunScript, run_python: RunPython, tmp_path: Path) -> None:
     finished = run_script(LEAKING, TORCH_MTIA_SANITIZE="memory")
     assert "Leak: the same lines keep allocating memory" in finished.stderr
     assert "torch_mtia sanitizer: 1 report\n" in finished.stderr
     script = tmp_path / "leaking.py"
     script.write_text(LEAKING)
     options = ["--checks", "memory", str(script)]
-    finished = run_script(
-        f"import subprocess, sys\n"
-        f"sys.exit(subprocess.run([sys.executable, '-m', 'torch_mtia.sanitize', *{options!r}]).returncode)\n"
-    )
+    finished = run_python("-m", "torch_mtia.sanitize", *options)
     assert finished.returncode == 1
     assert "28 blocks, 114688 bytes in total, allocated at" in finished.stderr
 
@@ -401,15 +389,12 @@ race          *          *:*             # there is none
 
 
 @pytest.mark.wide
-def test_a_file_names_reports_that_are_left_out_and_why(run_script: RunScript, tmp_path: Path) -> None:
+def test_a_file_names_reports_that_are_left_out_and_why(run_python: RunPython, tmp_path: Path) -> None:
     script, file = tmp_path / "faulty.py", tmp_path / "suppressions.txt"
     script.write_text(SCRIPT)
     file.write_text(SUPPRESSIONS)
     options = ["--suppressions", str(file), str(script)]
-    finished = run_script(
-        f"import subprocess, sys\n"
-        f"sys.exit(subprocess.run([sys.executable, '-m', 'torch_mtia.sanitize', *{options!r}]).returncode)\n"
-    )
+    finished = run_python("-m", "torch_mtia.sanitize", *options)
     assert finished.returncode == 0
     assert finished.stderr.splitlines() == [
         f"torch_mtia sanitizer: {file}:2 suppressed 1: a test of suppressions",
@@ -484,14 +469,11 @@ def test_what_pytorch_does_on_purpose_is_left_out_and_counted(capsys: pytest.Cap
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("line", "status"), [("x + 1", 1), ("x.zero_()", 3)])
 def test_a_script_that_ends_itself_has_the_status_of_its_reports(
-    run_script: RunScript, tmp_path: Path, line: str, status: int
+    run_python: RunPython, tmp_path: Path, line: str, status: int
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import sys, torch\nx = torch.empty(10, device='mtia')\n{line}\nsys.exit(3)\n")
-    finished = run_script(
-        f"import subprocess, sys\n"
-        f"sys.exit(subprocess.run([sys.executable, '-m', 'torch_mtia.sanitize', {str(script)!r}]).returncode)\n"
-    )
+    finished = run_python("-m", "torch_mtia.sanitize", str(script))
     assert finished.returncode == status
 
 
@@ -510,14 +492,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.wide
-def test_processes_that_a_script_starts_are_watched_too(run_script: RunScript, tmp_path: Path) -> None:
+def test_processes_that_a_script_starts_are_watched_too(run_python: RunPython, tmp_path: Path) -> None:
     script, file = tmp_path / "parent.py", tmp_path / "reports.jsonl"
     script.write_text(PARENT)
     options = ["--json", str(file), "--error-exitcode", "7", str(script)]
-    finished = run_script(
-        f"import subprocess, sys\n"
-        f"sys.exit(subprocess.run([sys.executable, '-m', 'torch_mtia.sanitize', *{options!r}]).returncode)\n"
-    )
+    finished = run_python("-m", "torch_mtia.sanitize", *options)
     assert finished.returncode == 7, finished.stderr
     assert finished.stderr.count("Uninitialized: work reads memory") == 2
     reports = [json.loads(line) for line in file.read_text().splitlines()]
@@ -526,18 +505,14 @@ def test_processes_that_a_script_starts_are_watched_too(run_script: RunScript, t
 
 
 @pytest.mark.wide
-def test_a_test_fails_for_what_another_process_has_found(run_script: RunScript, tmp_path: Path) -> None:
+def test_a_test_fails_for_what_another_process_has_found(run_python: RunPython, tmp_path: Path) -> None:
     test = tmp_path / "test_example.py"
     test.write_text(
         "import subprocess, sys\n"
         "SCRIPT = 'import torch; torch.empty(3, device=\"mtia\") + 1'\n"
         "def test_wrong():\n    subprocess.run([sys.executable, '-c', SCRIPT], check=True)\n"
     )
-    finished = run_script(
-        "import subprocess, sys\n"
-        "subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'torch_mtia.sanitizer.pytest_plugin', "
-        f"'-p', 'no:cacheprovider', '--sanitize-device', 'init', {str(test)!r}])\n"
-    )
+    finished = run_python(*PYTEST, "--sanitize-device", "init", str(test))
     assert "1 failed" in finished.stdout
     assert "Uninitialized: work reads memory" in finished.stdout
 

@@ -17,7 +17,7 @@ from torch_mtia.ranks import Ranks, StartRanks
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import RunScript
+    from tests.conftest import RunPython
 
 RANKS = 2
 PROGRAMS = [*collectives.RACES, *collectives.UNINITIALIZED]
@@ -84,14 +84,12 @@ dist.destroy_process_group()
 
 
 @pytest.mark.wide
-def test_ranks_of_a_job_append_their_reports_to_one_file(run_script: RunScript, tmp_path: Path) -> None:
+def test_ranks_of_a_job_append_their_reports_to_one_file(run_python: RunPython, tmp_path: Path) -> None:
     script, file = tmp_path / "train.py", tmp_path / "reports.jsonl"
     script.write_text(JOB)
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     options = ["-m", "torch_mtia.sanitize", "--json", str(file), str(script)]
-    finished = run_script(
-        f"import subprocess, sys\nsys.exit(subprocess.run([sys.executable, *{torchrun!r}, *{options!r}]).returncode)\n"
-    )
+    finished = run_python(*torchrun, *options)
     assert finished.returncode != 0
     assert "torch_mtia sanitizer, rank 1: 1 report" in finished.stderr
     (report,) = map(json.loads, file.read_text().splitlines())
