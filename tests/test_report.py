@@ -89,9 +89,8 @@ def test_the_report_lists_all_settings(run_python: RunPython) -> None:
     assert ["TORCH_MTIA_SANITIZE", "streams", "(environment)"] in lines
 
 
-def test_the_report_says_what_is_replaced_in_other_packages(run_script: RunScript) -> None:
-    script = SHORT.replace('"torch_mtia"]', '"torch_mtia", "--replacements"]')
-    report = run_script(script, timeout=300).output()
+def test_the_report_says_what_is_replaced_in_other_packages(run_python: RunPython) -> None:
+    report = run_python(*SHORT, "--replacements").output()
     assert "not there" not in report
     assert "skipped" not in report
     for name in (
