@@ -6,6 +6,7 @@ The commands are those of docs/start_backend.md and docs/vendor_guide.md: one ru
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -123,7 +124,10 @@ def test_generated_ledger_is_valid(tmp_path: Path) -> None:
 def test_nothing_of_the_template_is_left(tmp_path: Path) -> None:
     for path in new_backend.write("acme", tmp_path / "acme"):
         assert "NAME" not in str(path.relative_to(tmp_path))
-        assert "@NAME@" not in path.read_text()
+        assert not re.search("@[A-Z]+@", path.read_text())
+    workflow = yaml.safe_load((tmp_path / "acme/.github/workflows/conformance.yml").read_text())
+    versions = [step["with"]["python-version"] for job in workflow["jobs"].values() for step in job["steps"][1:2]]
+    assert versions == [".".join(platform.python_version_tuple()[:2])] * 3
 
 
 # What the services put into the commands, and the jobs' commands.

@@ -1,12 +1,14 @@
 """Writes the package of a vendor: a device with a name and a driver of its own. See docs/vendor_guide.md.
 
-The files are in package-template/, as they are written but for the name: NAME in their paths, @NAME@ in their text.
+The files are in package-template/, as they are written but for the name, which is NAME in their paths and @NAME@ in
+their text, and the version of Python, @PYTHON@.
 Some have other names there, for tools that would take them for what they say.
 """
 
 from __future__ import annotations
 
 import keyword
+import platform
 from pathlib import Path
 
 import torch
@@ -44,6 +46,7 @@ def write(name: str, output: Path) -> list[Path]:
     check_name(name)
     if output.exists():
         raise FileExistsError(f"{output} exists: name a folder that does not, or remove it")
+    python = ".".join(platform.python_version_tuple()[:2])
     written = []
     # pip compiles what it installs, the template's modules, too.
     files = (path for path in TEMPLATE.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
@@ -51,7 +54,7 @@ def write(name: str, output: Path) -> list[Path]:
         parts = [NAMES.get(part, part.replace("NAME", name)) for part in source.relative_to(TEMPLATE).parts]
         target = output.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(source.read_text().replace("@NAME@", name))
+        target.write_text(source.read_text().replace("@NAME@", name).replace("@PYTHON@", python))
         if target.suffix == ".sh":
             target.chmod(0o755)
         written.append(target)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What has to pass before a change: the build, the package's tests, the contract of the driver, the allocator, and the
-# ten tests that a device fails first. Results are in build/.
+# What has to pass before a change: the build, the package's tests, the contract of the driver, the allocator, and
+# ten tests of what a new device lacks most often. Results are in build/.
 set -eu
 cd "$(dirname "$0")"
 

@@ -5,4 +5,5 @@ set -eu
 cd "$(dirname "$0")"
 
 python -m pip install --no-index --no-deps --find-links "${WHEELS:-wheels}" torch_mtia
+# From the index of pip: PyTorch, and what the tests need.
 python -m pip install "torch_mtia[conformance,triton]" "setuptools>=77" wheel ninja
