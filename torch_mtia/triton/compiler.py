@@ -113,9 +113,7 @@ def _warn_of_instrumentation(mode: str) -> None:
     )
 
 
-# Calls, three for each of the longest chain of operations that depend on each other. 2,000 are to spare: after a
-# compilation of Dynamo's that fails, a process of Python 3.12 can have 1,240 fewer than its limit says.
-RECURSION_LIMIT = 12_000
+RECURSION_LIMIT = 10_000  # calls, three for each of the longest chain of operations that depend on each other
 
 
 class DeepRecursion:
