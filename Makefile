@@ -102,7 +102,7 @@ record:
 
 test: $(BUILT) $(VENV)/test  ## run the C++ unit tests and the Python tests
 	$(MAKE) -j$(MAX_JOBS) -C tests/cpp run
-	$(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests
+	$(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile --no-loadscope-reorder tests
 
 # A few quick modules of each area.
 CHECKED := docs machine build_log kernel_abi device tensors pointwise fallback layers optimizers amp \

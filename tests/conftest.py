@@ -39,6 +39,21 @@ class RunScript(Protocol):
     def __call__(self, text: str, /, *, timeout: float = 600, **environment: str) -> Finished: ...
 
 
+# Modules that begin first, so that no worker waits for one of them at the end.
+LONGEST = (
+    "test_pages",
+    "test_new_backend",
+    "test_conformance",
+    "test_vendor_runtime",
+    "test_versions",
+    "test_autoload",
+    "test_compile_autotuning_processes",
+    "test_compile_tools",
+    "test_flex_attention",
+    "test_conformance_foreign",
+)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default=device_type(), help="device type under test (default: the device's own)")
 
@@ -46,6 +61,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # As in an environment that is activated: the programs of requirements/test.txt, ninja and cmake among them.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # There are as many workers as cores. Each process that compiles would start a pool of processes otherwise.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    interpreter.fork_what_is_spawned()
     config.addinivalue_line("markers", "slow: takes more than ten seconds")
     config.addinivalue_line(
         "markers", "in_tree(reason): about the device type mtia itself; left out under another name"
@@ -75,6 +93,7 @@ def samples_outside_of_unittest() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     is_renamed = settings.settings().privateuse1
     is_watched = config.getoption("--sanitize-device", None)
     sampled: Counter[str] = Counter()

@@ -129,8 +129,6 @@ def arguments_of_python(command: str) -> list[str] | None:
 
 def run_in_page(command: str, folder: Path) -> tuple[int, str]:
     environment = clean_environment()
-    # Reports name the file in which a cached kernel was first seen: pages have nothing in common.
-    environment["TRITON_CACHE_DIR"] = str(folder.parent / "triton")
     if arguments := arguments_of_python(command):
         finished = run_python(arguments, cwd=folder, environment=environment, timeout=TIME_LIMIT, merged=True)
         return finished.returncode, finished.stdout

@@ -166,6 +166,7 @@ def test_a_process_may_end_with_no_memory_left(run_script: RunScript) -> None:
 
 
 @pytest.mark.sampled(2)
+@pytest.mark.parametrize("forked", [False])  # some packages clear at exit that there was an interrupt
 @pytest.mark.parametrize("moment", ["submitting", "waiting", "reading", "backward"])
 def test_an_interrupt_ends_the_process_whatever_it_was_doing(run_script: RunScript, moment: str) -> None:
     work = {

@@ -44,8 +44,8 @@ def fails_on_one(rank: int) -> None:
 
 def test_an_exception_names_its_rank_and_the_next_test_has_ranks(start_ranks: StartRanks) -> None:
     with pytest.raises(RankError, match=r"(?s)rank 1: .*in fails_on_one.*ValueError: one rank alone"):
-        start_ranks(2).run(fails_on_one)
-    assert start_ranks(2).run(total) == [3, 3]
+        start_ranks(2, timeout=5).run(fails_on_one)
+    assert start_ranks(2, timeout=5).run(total) == [3, 3]
 
 
 def cannot_be_pickled(rank: int) -> object:
@@ -143,3 +143,22 @@ def test_a_project_loads_the_fixture_by_option(tmp_path: Path) -> None:
         timeout=300,
     )
     assert "2 passed" in finished.stdout, finished.stdout + finished.stderr
+
+
+def tensor_on_the_device(rank: int) -> dict[str, torch.Tensor]:
+    return {"total": torch.full((2,), rank, device=torch.accelerator.current_accelerator())}
+
+
+def test_a_result_on_a_device_is_an_error_of_its_rank(start_ranks: StartRanks) -> None:
+    with pytest.raises(
+        RankError, match=r"rank 1: (?s:.*)TypeError: the result has a tensor on \w+:1: return `tensor.cpu"
+    ):
+        start_ranks(2).run(tensor_on_the_device)
+    assert start_ranks(2).run(total) == [3, 3]
+
+
+def test_no_ranks_and_the_wrong_number_of_environments_are_refused() -> None:
+    with pytest.raises(ValueError, match="size is 0: it must be at least 1"):
+        Ranks(0, "cpu")
+    with pytest.raises(ValueError, match="environ has 2 entries for 3 ranks"):
+        Ranks(3, "cpu", environ=[{}, {}])

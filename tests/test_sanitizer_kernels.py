@@ -250,6 +250,26 @@ print(report.kind, report.access.device, report.bounds[1])
 """
 
 
+def test_a_report_names_the_file_of_its_own_program(run_script: RunScript, tmp_path: Path) -> None:
+    """Not that of a copy which has compiled the kernel before."""
+    script = """
+        import torch, triton, triton.language as tl
+        from torch_mtia import sanitizer
+
+        @triton.jit
+        def beyond(x, BLOCK: tl.constexpr):
+            tl.store(x + tl.arange(0, BLOCK), 1.0)
+
+        with sanitizer.enabled():
+            beyond[(1,)](torch.zeros(4, device="mtia"), BLOCK=8)
+        for report in sanitizer.reports():
+            print(report.access.line)
+    """
+    for number in range(2):
+        finished = run_script(script, TRITON_CACHE_DIR=str(tmp_path / "cache"))
+        assert f"script{number}.py:7," in finished.output()
+
+
 @pytest.mark.wide
 def test_a_kernel_of_another_device(run_script: RunScript) -> None:
     folder = str(Path(__file__).parent)

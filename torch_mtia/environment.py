@@ -218,8 +218,9 @@ CHECK_BOUNDS = Variable(
     "0",
     _parse_flag,
     "`0` or `1`",
-    "With `1`, a Triton kernel that accesses memory outside of all live tensors raises an error that names the kernel, "
-    "the program and the line. The sanitizer, with any of its checks, reports the access instead. For debugging.",
+    "With `1`, a Triton kernel that accesses memory outside of all live tensors raises an error at the next "
+    "synchronizing call, which names the kernel, the program and the line. The sanitizer, with any of its checks, "
+    "reports the access instead. For debugging.",
 )
 SANITIZE = Variable(
     "TORCH_MTIA_SANITIZE",

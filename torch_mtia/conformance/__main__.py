@@ -143,7 +143,7 @@ def _count(text: str) -> int:
 def _limit(text: str) -> float:
     seconds = float(text)
     if not 0 < seconds <= LONGEST:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {LONGEST}")
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {LONGEST}")
     return seconds
 
 

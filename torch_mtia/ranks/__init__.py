@@ -17,13 +17,13 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
+from torch.utils._pytree import tree_leaves
 
 from torch_mtia.conformance.settings import open_device
 
 __all__ = ["RankError", "Ranks", "StartRanks"]
 
 START, ANSWER, STOP = 300.0, 300.0, 20.0  # seconds; long enough for a busy machine
-GROUP_TIMEOUT = timedelta(seconds=30)
 
 Environment = Mapping[str, str]
 
@@ -47,16 +47,22 @@ class Ranks:
         *,
         bound: bool = False,
         environ: Environment | Sequence[Environment] = (),
+        timeout: float = 30.0,
     ) -> None:
         """Starts them as torchrun does: each has as many devices as there are ranks. Returns when the group is made.
 
         `device`: its type; default: the accelerator's, or `cpu`. `imports`: modules that register it. `bound`: pass
-        `device_id` to init_process_group. `environ`: variables of all ranks, or of each.
+        `device_id` to init_process_group. `environ`: variables of all ranks, or of each. `timeout`: seconds that a
+        collective waits for ranks that do not call it.
         """
         if device is None:
             accelerator = torch.accelerator.current_accelerator()
             device = accelerator.type if accelerator else "cpu"
         environs = [environ] * size if isinstance(environ, Mapping) else environ or [{}] * size
+        if size < 1:
+            raise ValueError(f"size is {size}: it must be at least 1")
+        if len(environs) != size:
+            raise ValueError(f"environ has {len(environs)} entries for {size} ranks")
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("spawn")
@@ -66,7 +72,7 @@ class Ranks:
             context.Process(
                 name=f"rank {rank}",
                 target=_serve,
-                args=(rank, size, there, self._folder.name, device, tuple(imports), bound),
+                args=(rank, size, there, self._folder.name, device, tuple(imports), bound, timeout),
                 daemon=True,
             )
             for rank, (_, there) in enumerate(ends)
@@ -166,12 +172,26 @@ def _answer(connection: Connection, deadline: float) -> tuple[str, Any] | None:
         return None
 
 
+def _on_host(result: object) -> object:
+    for leaf in tree_leaves(result):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+            raise TypeError(f"the result has a tensor on {leaf.device}: return `tensor.cpu()`")
+    return result
+
+
 def _meet(_: int) -> None:
     dist.barrier()
 
 
 def _serve(
-    rank: int, size: int, connection: Connection, folder: str, name: str, imports: tuple[str, ...], bound: bool
+    rank: int,
+    size: int,
+    connection: Connection,
+    folder: str,
+    name: str,
+    imports: tuple[str, ...],
+    bound: bool,
+    timeout: float,
 ) -> None:
     torch.set_num_threads(1)
     device = open_device(name, imports)
@@ -183,7 +203,7 @@ def _serve(
         init_method=f"file://{Path(folder) / 'store'}",
         rank=rank,
         world_size=size,
-        timeout=GROUP_TIMEOUT,
+        timeout=timedelta(seconds=timeout),
         device_id=device if bound else None,
     )
     connection.send(("", None))
@@ -193,7 +213,7 @@ def _serve(
             if request is None:
                 break
             function, args = request
-            answer = ForkingPickler.dumps(("", function(rank, *args)))
+            answer = ForkingPickler.dumps(("", _on_host(function(rank, *args))))
         except EOFError:  # the starting process has ended
             break
         except BaseException:

@@ -51,6 +51,7 @@ class MTIAOptions:
     backend_name: str = "mtia"
     follow_numbers: bool = False  # with `instrument`: so that what makes NaN or infinity is told
     instrument: bool = False  # so that accesses can be watched: Note [Watched kernels] in mtia_runtime.h
+    instrumented_program: str = ""  # code names the files of its source, which a copy of a program has elsewhere
     debug: bool = False
     sanitize_overflow: bool = True
     enable_fp_fusion: bool = True
@@ -194,6 +195,8 @@ class MTIABackend(BaseBackend):
         arguments.setdefault("arch", str(knobs.runtime.override_arch or arch))
         arguments.setdefault("instrument", environment.kernels_are_watched())
         arguments.setdefault("follow_numbers", environment.numbers_are_watched())
+        if arguments["instrument"]:
+            arguments.setdefault("instrumented_program", os.path.abspath(sys.argv[0]))
         arguments["enable_fp_fusion"] = fuses_products(arguments.get("enable_fp_fusion"))
         if mode := arguments.get("instrumentation_mode"):
             _warn_of_instrumentation(mode)
