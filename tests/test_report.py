@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +14,6 @@ import pytest
 from torch_mtia import environment
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.conftest import RunPython, RunScript
 
 TORCH = importlib.metadata.version("torch")
@@ -87,6 +86,16 @@ def test_the_report_lists_all_settings(run_python: RunPython) -> None:
     for variable in environment.VARIABLES:
         assert sum(line[:1] == [variable.name] for line in lines) == 1, variable.name
     assert ["TORCH_MTIA_SANITIZE", "streams", "(environment)"] in lines
+
+
+def test_readme_counts_operators_as_the_report_does(run_python: RunPython) -> None:
+    counts = re.findall(r"^  (?:native|composite) +(\d+)", run_python(*REPORT).output(), re.MULTILINE)
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    shown = re.findall(
+        r"with PyTorch (\S+), (\d+) have a kernel registered for the device.* and (\d+) are composed", readme
+    )
+    assert [counts for version, *counts in shown if TORCH.startswith(version)] == [counts] * TORCH.startswith("2.13")
+    assert len(shown) == 1
 
 
 def test_the_report_says_what_is_replaced_in_other_packages(run_python: RunPython) -> None:
