@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
-from torch.utils._pytree import tree_leaves
+from torch.utils import _pytree as pytree
 
 from torch_mtia.conformance.settings import open_device
 
@@ -173,7 +173,7 @@ def _answer(connection: Connection, deadline: float) -> tuple[str, Any] | None:
 
 
 def _on_host(result: object) -> object:
-    for leaf in tree_leaves(result):
+    for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
             raise TypeError(f"the result has a tensor on {leaf.device}: return `tensor.cpu()`")
     return result
