@@ -35,7 +35,7 @@ from typing import TextIO
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 # Variables that no import reads, and those that only an import of the package or of a compiler reads.
-READ_LATER = ("MTIA_TEST_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+READ_LATER = ("_TORCHINDUCTOR_", "MTIA_TEST_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 READ_BY_PACKAGES = (AUTOLOAD, "LOCAL_WORLD_SIZE", "TORCH_MTIA_", "TORCHINDUCTOR_", "TRITON_")
 SET_CHILD_SUBREAPER = 36  # of prctl
 
