@@ -456,6 +456,7 @@ def test_a_cached_kernel_runs_in_a_process_that_never_compiled(run_script: RunSc
     assert run_script(run, TRITON_CACHE_DIR=cache, FORBID_COMPILING="1").output() == "[0, 3, 6, 9]\n"
 
 
+@pytest.mark.parametrize("forked", [False])  # the process that others are forked from has imported it
 def test_importing_torch_does_not_import_triton(run_script: RunScript) -> None:
     script = """
         import sys, torch
