@@ -137,11 +137,13 @@ def fork_what_is_spawned() -> None:
         arguments = arguments[arguments.index("-c") :]
         files = {number: number for number in (0, 1, 2, *descriptors)}
         prctl(SET_CHILD_SUBREAPER, 1)  # so that it is this process's child once the one between them has ended
-        with server.start(arguments, Path.cwd(), os.environ, files, is_awaited=False) as status:
-            process = int(status.readline())
-        while int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]) != os.getpid():
-            time.sleep(0.001)
-        prctl(SET_CHILD_SUBREAPER, 0)
+        try:
+            with server.start(arguments, Path.cwd(), os.environ, files, is_awaited=False) as status:
+                process = int(status.readline())
+            while int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]) != os.getpid():
+                time.sleep(0.001)
+        finally:
+            prctl(SET_CHILD_SUBREAPER, 0)
         return process
 
     vars(multiprocessing.util)["spawnv_passfds"] = spawn

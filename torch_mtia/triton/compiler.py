@@ -196,7 +196,7 @@ class MTIABackend(BaseBackend):
         arguments.setdefault("instrument", environment.kernels_are_watched())
         arguments.setdefault("follow_numbers", environment.numbers_are_watched())
         if arguments["instrument"]:
-            arguments.setdefault("instrumented_program", os.path.abspath(sys.argv[0]))
+            arguments.setdefault("instrumented_program", os.path.abspath(sys.argv[0] if sys.argv else ""))
         arguments["enable_fp_fusion"] = fuses_products(arguments.get("enable_fp_fusion"))
         if mode := arguments.get("instrumentation_mode"):
             _warn_of_instrumentation(mode)
