@@ -12,8 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "../core/BlockingWait.h"
-#include "../core/ProgramWait.h"
+#include "../core/Waits.h"
 #include "../device/MTIAStream.h"
 #include "../runtime/forks.h"
 #include "Errors.h"

@@ -10,7 +10,7 @@
 #include <set>
 #include <string_view>
 
-#include "../core/DriverInfo.h"
+#include "../core/Driver.h"
 #include "PackageKernel.h"
 
 namespace torch_mtia {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "../core/DriverInfo.h"
+#include "../core/Driver.h"
 
 namespace torch_mtia {
 namespace {

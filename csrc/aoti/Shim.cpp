@@ -14,9 +14,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "../core/DriverInfo.h"
+#include "../core/Driver.h"
 #include "../core/Event.h"
-#include "../core/ProgramWait.h"
+#include "../core/Waits.h"
 #include "../device/DeviceIndex.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAStream.h"

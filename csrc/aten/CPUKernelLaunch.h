@@ -16,7 +16,7 @@
 #include <tuple>
 #include <utility>
 
-#include "../core/Awaited.h"
+#include "../core/Waits.h"
 #include "InFloat32.h"
 #include "KeptArguments.h"
 #include "Launch.h"

@@ -37,8 +37,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "../core/Awaited.h"
-#include "../core/RunningWork.h"
+#include "../core/Waits.h"
 #include "../device/AllocationScopes.h"
 #include "../device/Door.h"
 #include "../device/MTIACachingAllocator.h"
@@ -415,7 +414,7 @@ class FallbackCall {
   }
 
   // The kernel as a work item. The caller waits for it, so it refers to the call while the caller is there: see Note
-  // [Items that are waited for] in core/Awaited.h. It can run only once.
+  // [Items that are waited for] in core/Waits.h. It can run only once.
   class KernelWork {
    public:
     KernelWork(FallbackCall& call, const MTIAStream& stream, uint64_t awaited)

@@ -13,7 +13,7 @@
 
 #include "../core/Event.h"
 #include "../core/Graph.h"
-#include "../core/RunningWork.h"
+#include "../core/Waits.h"
 #include "../device/Door.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAFunctions.h"

@@ -1,10 +1,15 @@
-// The pieces of memory that the allocator is about, and their sizes. For the files of the allocator only.
+// The pieces of memory that the allocator is about, their sizes, and the lists that they are in. For the files of the
+// allocator only, and called with its lock held: see Note [Locks of the allocator] in BlockAllocator.cpp.
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "BlockAllocator.h"
@@ -79,5 +84,93 @@ inline bool BySize::operator()(const Block* a, const Block* b) const {
 inline bool BySize::operator()(const Block* block, size_t size) const {
   return block->size < size;
 }
+
+// A list for each multiple of kBlockRounding, last in first out, and a bit for each list that is not empty: the best
+// fit is the first set bit.
+class SmallFreeBlocks {
+ public:
+  void insert(Block* block) {
+    const size_t list = list_of(block->size);
+    block->previous_free = nullptr;
+    block->next_free = lists_[list];
+    if (block->next_free != nullptr) block->next_free->previous_free = block;
+    lists_[list] = block;
+    not_empty_[list / 64] |= uint64_t{1} << (list % 64);
+  }
+  void remove(Block* block) {
+    const size_t list = list_of(block->size);
+    (block->previous_free != nullptr ? block->previous_free->next_free : lists_[list]) = block->next_free;
+    if (block->next_free != nullptr) block->next_free->previous_free = block->previous_free;
+    if (lists_[list] == nullptr) not_empty_[list / 64] &= ~(uint64_t{1} << (list % 64));
+  }
+  Block* best_fit(size_t size) const {  // null: none fits
+    const size_t first = list_of(size);
+    uint64_t bits = not_empty_[first / 64] & (~uint64_t{0} << (first % 64));
+    for (size_t word = first / 64;;) {
+      if (bits != 0) return lists_[word * 64 + static_cast<size_t>(std::countr_zero(bits))];
+      if (++word == not_empty_.size()) return nullptr;
+      bits = not_empty_[word];
+    }
+  }
+  // Of just this size, and removes it; null: there is none.
+  Block* take(size_t size) {
+    Block* block = lists_[list_of(size)];
+    if (block != nullptr) remove(block);
+    return block;
+  }
+
+ private:
+  static constexpr size_t kLists = kSmallSegment / kBlockRounding;
+  static size_t list_of(size_t size) { return size / kBlockRounding - 1; }
+
+  std::array<Block*, kLists> lists_{};
+  std::array<uint64_t, kLists / 64> not_empty_{};
+};
+
+// Neither inserting nor removing allocates: a block keeps its node of the set.
+class LargeFreeBlocks {
+ public:
+  static void prepare(Block* block) { block->set_node = LargeFreeSet{block}.extract(block); }
+
+  void insert(Block* block) { blocks_.insert(std::move(block->set_node)); }
+  void remove(Block* block) { block->set_node = blocks_.extract(block); }
+  // Not larger than `limit`; null: none fits.
+  Block* best_fit(size_t size, size_t limit) const {
+    const auto found = blocks_.lower_bound(size);
+    return found == blocks_.end() || (*found)->size > limit ? nullptr : *found;
+  }
+
+ private:
+  LargeFreeSet blocks_;
+};
+
+// The Block objects that describe no memory now. Owns all that there are; none is moved or destroyed. What has been
+// prepared is taken without fail, so that nothing throws between taking a block off its list and handing it out.
+class UnusedBlocks {
+ public:
+  void prepare(size_t count) {
+    while (count_ < count) {
+      Block* block = &all_.emplace_back();
+      LargeFreeBlocks::prepare(block);
+      put(block);
+    }
+  }
+  Block* take() noexcept {
+    Block* block = first_;
+    first_ = block->next_free;
+    --count_;
+    return block;
+  }
+  void put(Block* block) noexcept {
+    block->next_free = first_;
+    first_ = block;
+    ++count_;
+  }
+
+ private:
+  std::deque<Block> all_;
+  Block* first_ = nullptr;  // linked by next_free
+  size_t count_ = 0;
+};
 
 }  // namespace torch_mtia::core

@@ -1,20 +1,24 @@
 #include "BlockAllocator.h"
 
 #include <algorithm>
-#include <memory>
+#include <iterator>
 #include <mutex>
-#include <utility>
-#include <vector>
+#include <set>
 
-#include "AllocatorObserver.h"
-#include "AllocatorState.h"
+#include "../runtime/forks.h"
+#include "../runtime/loader.h"
+#include "AllocatorHistory.h"
+#include "DeferredFrees.h"
 #include "Graph.h"
-#include "HostCache.h"
 #include "Observer.h"
+#include "Segments.h"
+#include "SmallMutex.h"
+#include "Stream.h"
+#include "Waits.h"
 
 namespace torch_mtia::core {
 
-constinit std::atomic<AllocatorObserver*> allocator_observer{nullptr};
+constinit ReturnHostCache return_host_cache = nullptr;
 
 namespace {
 
@@ -37,6 +41,165 @@ void report_uses(const Block* block) noexcept {
 }
 
 }  // namespace
+
+// Note [Locks of the allocator]
+// `mutex` guards everything but the history. It is held while calling the driver, but never for a call that waits for
+// the device: a thread that frees needs it, and may be the one that lets the device go on. Who waits for the device to
+// give segments back holds no lock at all, not even the interpreter's: what is waited for may be work that allocates
+// itself. Order: mutex, the history's lock, the driver's own locks. Pools, Segments, Windows and PendingFrees have no
+// lock of their own: their functions are called with `mutex`, as are those of State whose name ends in `_locked`.
+struct BlockAllocator::State {
+  State(int32_t device, OptionsSource options) : device(device), segments(device, options, pools, history) {}
+
+  const int32_t device;
+  mutable SmallMutex mutex;
+  AllocatorHistory history;
+  Pools pools;
+  Segments segments;
+  Windows windows;
+  PendingFrees pending{windows};
+
+  // BlockAllocator::allocate: the first has a way without a look at the driver for small blocks.
+  Block* allocate_quickly(size_t size, Stream* stream);
+  Block* allocate(size_t size, Stream* stream);
+  // The block waits for no other stream; open windows of its own stream hold it.
+  void release_locked(Block* block) noexcept {
+    if (!windows.hold(block)) segments.release(block);
+  }
+  void release_completed_locked() {
+    pending.take_completed([this](Block* block) { release_locked(block); });
+  }
+  // `stream`, which uses the freed block, can be marked now.
+  void mark_late_locked(Block* block, Stream* stream) noexcept {
+    if (pending.mark_late(block, stream)) release_locked(block);
+  }
+
+  // Returns to the driver the free segments that `chosen` is true for, after waiting for the device; inside running
+  // work, without waiting, those that no work uses.
+  void reclaim(const Segments::Choice& chosen);
+  void reclaim_all();
+  void collect_garbage(uint64_t bytes);
+};
+
+// Memory for a request ------------------------------------------------------------------------------------------------
+
+Block* BlockAllocator::State::allocate_quickly(size_t size, Stream* stream) {
+  if (size <= kSmallRequest && !history.enabled()) [[likely]] {
+    const std::lock_guard lock(mutex);
+    release_completed_locked();
+    Block* block = segments.allocate_parked(round_up(std::max<size_t>(size, 1), kBlockRounding), size, stream);
+    if (block != nullptr) [[likely]]
+      return block;
+  }
+  return allocate(size, stream);
+}
+
+Block* BlockAllocator::State::allocate(size_t size, Stream* stream) {
+  TraceContext context = history.context_of_alloc();
+  if (size <= kNoDeviceHas) {
+    const size_t rounded = round_up(std::max<size_t>(size, 1), kBlockRounding);
+    const auto attempt = [&](bool may_collect) {
+      const std::lock_guard lock(mutex);
+      release_completed_locked();
+      return segments.allocate(rounded, size, stream, context, may_collect);
+    };
+    auto result = attempt(/*may_collect=*/true);
+    if (result.garbage > 0) {
+      collect_garbage(result.garbage);
+      result = attempt(/*may_collect=*/false);
+    }
+    if (result.block != nullptr) return result.block;
+    reclaim_all();
+    result = attempt(/*may_collect=*/false);
+    if (result.block == nullptr && return_host_cache != nullptr) {
+      return_host_cache();
+      result = attempt(/*may_collect=*/false);
+    }
+    const std::lock_guard lock(mutex);
+    ++segments.stats().num_alloc_retries;
+    if (result.block != nullptr) return result.block;
+  }
+  const auto [free_bytes, total_bytes] = runtime::memory_info(device);
+  const std::lock_guard lock(mutex);
+  ++segments.stats().num_ooms;
+  segments.record(TraceAction::kOutOfMemory, free_bytes, size, stream, pools.of(stream).id, context);
+  throw OutOfDeviceMemory(size, free_bytes, total_bytes, size <= kNoDeviceHas ? segments.refusal() : std::string());
+}
+
+// What goes back to the driver ----------------------------------------------------------------------------------------
+
+namespace {
+
+// No lock of the allocator is held. Takes those out that another thread has begun to capture.
+void wait_for(std::set<Stream*>& streams) {
+  std::vector<Stream*> busy;
+  std::copy_if(streams.begin(), streams.end(), std::back_inserter(busy),
+               [](Stream* stream) { return !stream->is_idle(); });
+  if (busy.empty()) return;
+  const WithoutGil without_gil;
+  for (Stream* stream : busy) {
+    if (!stream->wait_unless_captured()) streams.erase(stream);
+  }
+}
+
+}  // namespace
+
+void BlockAllocator::State::reclaim(const Segments::Choice& chosen) {
+  std::set<Stream*> waited_for;  // they are done with the blocks that were free at `start`
+  uint64_t start = 0;
+  if (!RunningWork::on_this_thread()) {
+    std::set<Stream*> users;
+    {
+      const std::lock_guard lock(mutex);
+      ++segments.stats().num_sync_all_streams;
+      for (const std::vector<Stream*>& busy : {pending.streams(), windows.streams()}) {
+        std::copy_if(busy.begin(), busy.end(), std::inserter(users, users.end()),
+                     [](Stream* stream) { return stream->graph() == nullptr; });
+      }
+    }
+    wait_for(users);
+    {
+      const std::lock_guard lock(mutex);
+      release_completed_locked();
+      segments.merge_parked();
+      waited_for = segments.users(chosen);
+      start = segments.num_frees();
+    }
+    wait_for(waited_for);
+  }
+  const std::lock_guard lock(mutex);
+  release_completed_locked();
+  segments.give_back([&](const Block* block) {
+    if (!chosen(block)) return false;
+    const auto is_done = [&](Stream* stream) {
+      return (waited_for.contains(stream) && block->free_since <= start) || stream->is_idle();
+    };
+    // Of its own stream, running work finds free only what is done with.
+    const std::vector<Stream*>& used_in = block->pool->used_in;
+    return (RunningWork::on_this_thread(block->stream) || is_done(block->stream)) &&
+           std::all_of(used_in.begin(), used_in.end(), is_done);
+  });
+}
+
+void BlockAllocator::State::reclaim_all() {
+  reclaim([](const Block* block) { return block->pool->may_return_segments(); });
+}
+
+// Returns the segments that have been free for longest, until `bytes` are given back.
+void BlockAllocator::State::collect_garbage(uint64_t bytes) {
+  std::set<const Block*> garbage;
+  {
+    const std::lock_guard lock(mutex);
+    release_completed_locked();
+    segments.merge_parked();
+    garbage = segments.oldest(bytes);
+  }
+  if (garbage.empty()) return;
+  // The lock was not held all the time: one of them may be a block of something else by now.
+  reclaim([&garbage](const Block* block) { return garbage.contains(block) && block->pool->may_return_segments(); });
+}
+
+// The allocator -------------------------------------------------------------------------------------------------------
 
 mtia_device_ptr block_address(const Block* block) {
   return block->address;
@@ -70,52 +233,6 @@ Block* BlockAllocator::allocate(size_t size, Stream* stream) {
   if (Observer* told = current_observer()) [[unlikely]]
     told->allocated(block->address, block->size, block->pool->id != PoolId{});
   return block;
-}
-
-Block* BlockAllocator::State::allocate_quickly(size_t size, Stream* stream) {
-  if (size <= kSmallRequest && !history.enabled()) [[likely]] {
-    const std::lock_guard lock(mutex);
-    release_completed_locked();
-    Block* block = segments.allocate_parked(round_up(std::max<size_t>(size, 1), kBlockRounding), size, stream);
-    if (block != nullptr) [[likely]]
-      return block;
-  }
-  return allocate(size, stream);
-}
-
-Block* BlockAllocator::State::allocate(size_t size, Stream* stream) {
-  TraceContext context = history.context_of_alloc();
-  if (size <= kNoDeviceHas) {
-    const size_t rounded = round_up(std::max<size_t>(size, 1), kBlockRounding);
-    const auto attempt = [&](bool may_collect) { return try_allocate(rounded, size, stream, context, may_collect); };
-    auto result = attempt(/*may_collect=*/true);
-    if (result.garbage > 0) {
-      collect_garbage(result.garbage);
-      result = attempt(/*may_collect=*/false);
-    }
-    if (result.block != nullptr) return result.block;
-    reclaim_all();
-    result = attempt(/*may_collect=*/false);
-    if (result.block == nullptr && return_host_cache != nullptr) {
-      return_host_cache();
-      result = attempt(/*may_collect=*/false);
-    }
-    const std::lock_guard lock(mutex);
-    ++segments.stats().num_alloc_retries;
-    if (result.block != nullptr) return result.block;
-  }
-  const auto [free_bytes, total_bytes] = runtime::memory_info(device);
-  const std::lock_guard lock(mutex);
-  ++segments.stats().num_ooms;
-  segments.record(TraceAction::kOutOfMemory, free_bytes, size, stream, pools.of(stream).id, context);
-  throw OutOfDeviceMemory(size, free_bytes, total_bytes, size <= kNoDeviceHas ? segments.refusal() : std::string());
-}
-
-Segments::Attempt BlockAllocator::State::try_allocate(size_t size, size_t requested, Stream* stream,
-                                                      TraceContext& context, bool may_collect) {
-  const std::lock_guard lock(mutex);
-  release_completed_locked();
-  return segments.allocate(size, requested, stream, context, may_collect);
 }
 
 void BlockAllocator::free(Block* block) noexcept {

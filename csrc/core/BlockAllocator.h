@@ -29,7 +29,7 @@
 // freed in between become free when the window closes, except those that running work itself frees, which nobody else
 // has seen. So whatever is free while running work looks is done with: it may even be returned to the driver.
 //
-// Running work (see RunningWork.h) does not wait. When it finds no memory, it gets what is idle, or OutOfDeviceMemory.
+// Running work (see Waits.h) does not wait. When it finds no memory, it gets what is idle, or OutOfDeviceMemory.
 #pragma once
 
 #include <array>
@@ -165,6 +165,12 @@ class OutOfDeviceMemory : public std::runtime_error {
   const uint64_t device_free;
   const uint64_t device_total;
 };
+
+// Gives back the pinned memory that the layer above keeps for later requests: where devices have memory of the host, it
+// leaves them less. Called without locks of the allocator, on any thread, inside of work too; must not wait for
+// streams. The layer above sets it, once, before the device is used. Null: there is no such memory.
+using ReturnHostCache = void (*)();
+extern constinit ReturnHostCache return_host_cache;
 
 // Thread safe. Leaked: blocks are freed from any thread until the process ends.
 class BlockAllocator {

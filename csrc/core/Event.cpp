@@ -2,10 +2,10 @@
 
 #include <utility>
 
-#include "BlockingWait.h"
 #include "Graph.h"
 #include "Observer.h"
 #include "Stream.h"
+#include "Waits.h"
 
 namespace torch_mtia::core {
 Event::Event(bool enable_timing) {

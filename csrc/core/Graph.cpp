@@ -1,15 +1,13 @@
 #include "Graph.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "../runtime/forks.h"
-#include "BlockingWait.h"
-#include "DriverInfo.h"
+#include "Driver.h"
 #include "Observer.h"
-#include "RunningWork.h"
 #include "Stream.h"
+#include "Waits.h"
 
 namespace torch_mtia::core {
 namespace {

@@ -67,7 +67,7 @@ class Graph {
   void launch(Stream& stream, const mtia_graph_parameters* parameters);
 
   // Blocks until all launches are done, frees everything, and lets go of `memory`, which launches use. The graph is as
-  // new. Running work (RunningWork.h) must not wait: inside of it, the launches and `memory` are left to destroy_late.
+  // new. Running work (Waits.h) must not wait: inside of it, the launches and `memory` are left to destroy_late.
   void destroy(std::shared_ptr<const void> memory = nullptr) noexcept;
   // Destroys what running work has left, and blocks until its launches are done; true: there was something. The next
   // capture and the end of the next graph do it, and so do those who need memory. Nothing inside running work.

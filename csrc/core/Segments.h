@@ -1,22 +1,172 @@
-// The segments that the allocator holds of the driver, and the blocks in them. For the files of the allocator only.
+// The segments that the allocator holds of the driver, the blocks in them, and which memory serves which stream. For
+// the files of the allocator only, and called with its lock held: see Note [Locks of the allocator] in
+// BlockAllocator.cpp.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <set>
+#include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "../runtime/loader.h"
 #include "AllocatorHistory.h"
-#include "AllocatorStatistics.h"
 #include "Block.h"
-#include "MemoryLimit.h"
-#include "Pools.h"
-#include "UnusedBlocks.h"
 
 namespace torch_mtia::core {
+
+// How the allocator counts.
+inline void increase(Stat& stat, size_t amount) {
+  stat.current += static_cast<int64_t>(amount);
+  if (stat.current > stat.peak) [[unlikely]]
+    stat.peak = stat.current;
+  stat.allocated += static_cast<int64_t>(amount);
+}
+
+inline void decrease(Stat& stat, size_t amount) {
+  stat.current -= static_cast<int64_t>(amount);
+  stat.freed += static_cast<int64_t>(amount);
+}
+
+inline StatIndex stat_index(const Block* block) {
+  return block->is_in_small_segment ? kSmall : kLarge;
+}
+
+inline void increase(StatArray& stats, const Block* block, size_t amount) {
+  increase(stats[kAll], amount);
+  increase(stats[stat_index(block)], amount);
+}
+
+inline void decrease(StatArray& stats, const Block* block, size_t amount) {
+  decrease(stats[kAll], amount);
+  decrease(stats[stat_index(block)], amount);
+}
+
+// How much of the device's memory the allocator may hold.
+class MemoryLimit {
+ public:
+  explicit MemoryLimit(int32_t device) : device_(device) {}
+
+  double fraction() const { return fraction_; }
+  void set_fraction(double fraction) {
+    if (!(fraction >= 0 && fraction <= 1)) {
+      throw std::invalid_argument("a memory fraction is between 0 and 1, not " + std::to_string(fraction));
+    }
+    fraction_ = fraction;
+  }
+
+  // Of what the driver has for the device. Throws runtime::DriverError.
+  uint64_t bytes() const {
+    const uint64_t total = runtime::memory_info(device_).total_bytes;
+    return fraction_ >= 1 ? total : static_cast<uint64_t>(fraction_ * static_cast<double>(total));
+  }
+  bool allows(uint64_t bytes) const { return fraction_ >= 1 || bytes <= this->bytes(); }
+
+ private:
+  const int32_t device_;
+  double fraction_ = 1;
+};
+
+class Segments;
+
+// A segment that is addresses first and gets memory where it is needed: see Note [Expandable segments] in
+// BlockAllocator.h. That of one stream in one pool. Its blocks are those of `segments`; two without memory are never
+// neighbours.
+class ExpandableSegment {
+ public:
+  // A free block of at least `size` bytes, in no list. Null: there is no place for it, or the device is full.
+  Block* take(Segments& segments, size_t size, MemoryPool& pool, Stream* stream, const TraceContext& context);
+
+  // Of a free block that is in no list, the whole pages, as a block of their own in no list; the rest is free. Needs
+  // two unused blocks.
+  static Block* detach_pages(Segments& segments, Block* block) noexcept;
+  // The driver has taken the memory of a block from detach_pages.
+  void unmapped(Segments& segments, Block* block) noexcept;
+
+ private:
+  Block* reserve(Segments& segments, MemoryPool& pool, Stream* stream);
+  static Block* map_front(Segments& segments, Block* block, size_t size, const TraceContext& context);
+  void release_if_empty(Segments& segments, Block* block) noexcept;
+
+  Block* first_ = nullptr;  // null: it has no addresses
+};
+
+// The free blocks that belong to one stream: those in small segments and the others.
+//
+// Note [Parked blocks]
+// Most programs free a small block and soon ask for one of the same size. Such blocks are parked as they are: neither
+// merged with their free neighbours nor cut out of them again. To their neighbours they look used. They are merged as
+// soon as a request finds none of its size, or somebody looks at the segments.
+struct FreeBlocks {
+  SmallFreeBlocks parked;
+  SmallFreeBlocks small;
+  LargeFreeBlocks large;
+  ExpandableSegment expandable;
+
+  void insert(Block* block) { block->is_in_small_segment ? small.insert(block) : large.insert(block); }
+  void remove(Block* block) { block->is_in_small_segment ? small.remove(block) : large.remove(block); }
+};
+
+// See Note [Private pools] in BlockAllocator.h.
+struct MemoryPool {
+  PoolId id{0, 0};
+  int users = 0;  // of a private pool
+  size_t num_segments = 0;
+  std::vector<Stream*> used_in;  // by Pools::use_in
+  std::unordered_map<Stream*, std::unique_ptr<FreeBlocks>> free_blocks;
+
+  bool is_default() const { return id == PoolId{0, 0}; }
+  bool may_return_segments() const { return is_default() || users == 0; }
+};
+
+// The pools, and the streams that are directed to private ones. A private pool exists while it has users or segments,
+// or a stream is directed to it.
+class Pools {
+ public:
+  MemoryPool& of(Stream* stream) {
+    if (directed_.empty()) [[likely]]
+      return default_;
+    const auto found = directed_.find(stream);
+    return found == directed_.end() ? default_ : *found->second;
+  }
+
+  FreeBlocks& free_blocks(MemoryPool& pool, Stream* stream) {
+    return &pool == &default_ && stream == recent_stream_ ? *recent_ : find_free_blocks(pool, stream);
+  }
+  FreeBlocks& free_blocks(const Block* block) { return free_blocks(*block->pool, block->stream); }
+  // Calls apply(free_blocks) for those of all pools and streams.
+  template <typename Apply>
+  void for_each_free_blocks(Apply apply) {
+    for (const auto& [stream, free] : default_.free_blocks) apply(*free);
+    for (const auto& [id, pool] : private_) {
+      for (const auto& [stream, free] : pool->free_blocks) apply(*free);
+    }
+  }
+
+  void use(PoolId id) { ++find(id).users; }
+  void release(PoolId id);  // throws std::invalid_argument if nobody uses it
+  void use_in(PoolId id, Stream* stream);
+  void direct(Stream* stream, PoolId id) { directed_[stream] = &find(id); }
+  void direct_to_default(Stream* stream) { directed_.erase(stream); }
+  // To be called when a pool may have lost its last segment.
+  void discard_unused() noexcept;
+
+ private:
+  MemoryPool& find(PoolId id);  // makes it, if need be
+  FreeBlocks& find_free_blocks(MemoryPool& pool, Stream* stream);
+
+  MemoryPool default_;
+  std::map<PoolId, std::unique_ptr<MemoryPool>> private_;
+  std::unordered_map<Stream*, MemoryPool*> directed_;
+  Stream* recent_stream_ = nullptr;  // and its free blocks in the default pool, of which nearly every call is
+  FreeBlocks* recent_ = nullptr;
+};
 
 // Takes segments from the driver and gives them back, cuts them into blocks and merges those that are free. A block is
 // free, in a list of its stream and pool, or in use: handed out, or freed by the program and not yet released.
@@ -123,7 +273,6 @@ class Segments {
   Block* take_free(size_t size, MemoryPool& pool, Stream* stream);
   Block* new_segment(Take take, size_t size, bool small, MemoryPool& pool, Stream* stream);
   Block* take_segment(size_t size, MemoryPool& pool, Stream* stream);
-  Block* take_expandable(size_t size, MemoryPool& pool, Stream* stream, const TraceContext& context);
   void end_segment(Block* block) noexcept;
   Block* cut(Block* block, size_t size) noexcept;
   void split(Block* block, size_t size) noexcept;

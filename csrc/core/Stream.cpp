@@ -1,18 +1,21 @@
 #include "Stream.h"
 
+#include <cstddef>
+#include <cstring>
 #include <memory>
+#include <new>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "Event.h"
 #include "Graph.h"
-#include "ObservedWork.h"
 
 namespace torch_mtia::core {
 
 constinit ErrorRaiser error_raiser = nullptr;
 constinit std::atomic<Observer*> observer{nullptr};
+constinit std::atomic<AllocatorObserver*> allocator_observer{nullptr};
 constinit std::atomic<CaptureCheck> capture_check{nullptr};
 
 namespace {
@@ -37,6 +40,58 @@ void list_copied(const void* work, OperandSink& sink) {
   list(from, /*writes=*/false, kind == MTIA_COPY_HOST_TO_DEVICE);
   list(to, /*writes=*/true, kind == MTIA_COPY_DEVICE_TO_HOST);
 }
+
+// The argument block of an item around another one, which stays where it is until the driver moves it: then its block
+// comes to lie behind this one. See Note [Work item] in mtia_runtime.h.
+class ObservedWork {
+ public:
+  ObservedWork(std::shared_ptr<RunObserver> observer, const mtia_work& work, OperandList list)
+      : observer_(std::move(observer)), list_(list), work_(work) {}
+
+  // Describes this as a work item; valid while it lives.
+  mtia_work work() {
+    mtia_work outer = work_;
+    outer.run = &run;
+    outer.relocate = &relocate;
+    outer.destroy = &destroy;
+    outer.args = this;
+    outer.args_size = inner() + work_.args_size;
+    if (work_.accesses != nullptr) outer.accesses = &accesses;
+    return outer;
+  }
+
+ private:
+  static mtia_status run(void* args, const mtia_work_context* context) noexcept {
+    auto* self = static_cast<ObservedWork*>(args);
+    return self->observer_->run(self->work_, self->list_, context);
+  }
+  static void relocate(void* to, void* from) noexcept {
+    auto* moved = ::new (to) ObservedWork(std::move(*static_cast<ObservedWork*>(from)));
+    void* args = static_cast<std::byte*>(to) + inner();
+    if (moved->work_.relocate != nullptr) {
+      moved->work_.relocate(args, moved->work_.args);
+    } else {
+      std::memcpy(args, moved->work_.args, moved->work_.args_size);
+    }
+    moved->work_.args = args;
+  }
+  static void destroy(void* args) noexcept {
+    auto* self = static_cast<ObservedWork*>(args);
+    if (self->work_.destroy != nullptr) self->work_.destroy(self->work_.args);
+    self->~ObservedWork();
+  }
+  static uint32_t accesses(const void* args, mtia_access* list, uint32_t capacity) noexcept {
+    const mtia_work& work = static_cast<const ObservedWork*>(args)->work_;
+    return work.accesses(work.args, list, capacity);
+  }
+
+  // Where the other block lies.
+  static constexpr size_t inner() { return (sizeof(ObservedWork) + 15) / 16 * 16; }
+
+  std::shared_ptr<RunObserver> observer_;
+  OperandList list_;
+  mtia_work work_;
+};
 
 }  // namespace
 
@@ -185,6 +240,14 @@ void Stream::record_error(const char* operator_name, std::exception_ptr exceptio
     // The host may be out of memory, which may be the error: then it goes without the name.
   }
   has_error_.store(true, std::memory_order_release);
+}
+
+void record_work_error(void* stream_tag, const char* name, std::exception_ptr error) noexcept {
+  static_cast<Stream*>(stream_tag)->record_error(name, std::move(error), {});
+}
+
+bool give_work_error(uint64_t awaited, const std::exception_ptr& error) noexcept {
+  return Awaited::give(awaited, error);
 }
 
 }  // namespace torch_mtia::core

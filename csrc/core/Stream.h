@@ -10,10 +10,8 @@
 #include <utility>
 
 #include "../runtime/loader.h"
-#include "Awaited.h"
-#include "BlockingWait.h"
 #include "Observer.h"
-#include "RunningWork.h"
+#include "Waits.h"
 #include "WorkItem.h"
 
 namespace torch_mtia::core {

@@ -12,7 +12,7 @@
 
 #include "../runtime/forks.h"
 #include "../runtime/loader.h"
-#include "DriverInfo.h"
+#include "Driver.h"
 #include "SmallMutex.h"
 #include "Stream.h"
 

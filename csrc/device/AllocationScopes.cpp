@@ -4,7 +4,7 @@
 #include <c10/util/Exception.h>
 #include <malloc.h>
 
-#include "../core/DriverInfo.h"
+#include "../core/Driver.h"
 #include "../runtime/machine_memory.h"
 #include "BlockTable.h"
 #include "HostView.h"

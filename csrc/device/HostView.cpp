@@ -1,6 +1,6 @@
 #include "HostView.h"
 
-#include "../core/DriverInfo.h"
+#include "../core/Driver.h"
 
 namespace torch_mtia {
 

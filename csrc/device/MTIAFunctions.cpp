@@ -11,9 +11,8 @@
 #include <limits>
 #include <mutex>
 
-#include "../core/BlockingWait.h"
-#include "../core/DriverInfo.h"
-#include "../core/ProgramWait.h"
+#include "../core/Driver.h"
+#include "../core/Waits.h"
 #include "../core/WorkTrace.h"
 #include "../runtime/forks.h"
 #include "../runtime/loader.h"

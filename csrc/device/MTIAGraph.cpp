@@ -8,7 +8,7 @@
 #include <memory>
 #include <utility>
 
-#include "../core/DriverInfo.h"
+#include "../core/Driver.h"
 #include "../runtime/forks.h"
 #include "Door.h"
 #include "MTIACachingAllocator.h"

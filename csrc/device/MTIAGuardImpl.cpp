@@ -5,7 +5,8 @@
 
 #include <memory>
 
-#include "../core/ProgramWait.h"
+#include "../core/Event.h"
+#include "../core/Waits.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAStream.h"
 #include "ScalarTypes.h"

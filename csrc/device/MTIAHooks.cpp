@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "../core/DriverInfo.h"
+#include "../core/Driver.h"
 #include "../runtime/forks.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAFunctions.h"

@@ -6,10 +6,10 @@
 #include <mutex>
 #include <vector>
 
-#include "../core/AllocatorObserver.h"
+#include "../core/BlockAllocator.h"
 #include "../core/Event.h"
-#include "../core/HostCache.h"
-#include "../core/RunningWork.h"
+#include "../core/Observer.h"
+#include "../core/Waits.h"
 #include "../runtime/forks.h"
 #include "Door.h"
 #include "MTIAGraph.h"

@@ -7,9 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "../core/DriverInfo.h"
+#include "../core/Driver.h"
 #include "../core/Observer.h"
-#include "../core/SharedSegment.h"
 #include "MTIACachingAllocator.h"
 
 namespace torch_mtia {

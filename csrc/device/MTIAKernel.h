@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "../core/Kernel.h"
+#include "../core/Driver.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {

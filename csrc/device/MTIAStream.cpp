@@ -3,8 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "../core/Event.h"
-#include "../core/ProgramWait.h"
-#include "../core/RunningWork.h"
+#include "../core/Waits.h"
 #include "../runtime/forks.h"
 #include "MTIAGraph.h"
 

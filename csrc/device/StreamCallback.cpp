@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "../core/Observer.h"
-#include "../core/RunningWork.h"
+#include "../core/Waits.h"
 #include "../core/WorkItem.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAGraph.h"

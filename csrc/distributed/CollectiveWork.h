@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "../core/Operands.h"
-#include "../core/RunningWork.h"
+#include "../core/Waits.h"
 #include "../runtime/mtia_runtime.h"
 
 namespace torch_mtia {

@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "../collectives/Deadline.h"
-#include "../core/BlockingWait.h"
+#include "../core/Waits.h"
 #include "../core/WorkItem.h"
 #include "../device/DeviceIndex.h"
 #include "../device/MTIAFunctions.h"

@@ -9,8 +9,7 @@
 #include <utility>
 
 #include "../collectives/Deadline.h"
-#include "../core/BlockingWait.h"
-#include "../core/ProgramWait.h"
+#include "../core/Waits.h"
 #include "../device/MTIAGraph.h"
 #include "CollectiveWork.h"
 

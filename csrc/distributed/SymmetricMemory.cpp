@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "../collectives/Deadline.h"
-#include "../core/AllocatorObserver.h"
+#include "../core/Observer.h"
 #include "../core/WorkItem.h"
 #include "../device/DeviceIndex.h"
 #include "../device/Door.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "../collectives/SharedMemory.h"
-#include "../core/SharedSegment.h"
+#include "../core/Driver.h"
 
 namespace torch_mtia {
 

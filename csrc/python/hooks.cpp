@@ -1,6 +1,6 @@
 #include "hooks.h"
 
-#include "../core/DriverInfo.h"
+#include "../core/Driver.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAFunctions.h"
 #include "bindings.h"

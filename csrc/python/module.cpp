@@ -9,8 +9,8 @@
 
 #include "../aten/Dtypes.h"
 #include "../aten/FallbackControl.h"
-#include "../core/BlockingWait.h"
-#include "../core/DriverInfo.h"
+#include "../core/Driver.h"
+#include "../core/Waits.h"
 #include "../device/Door.h"
 #include "../device/GraphOutputs.h"
 #include "../device/HostView.h"

@@ -13,7 +13,7 @@
 #include <memory>
 #include <type_traits>
 
-#include "../core/DriverInfo.h"
+#include "../core/Driver.h"
 #include "../device/MTIAFunctions.h"
 
 namespace torch_mtia {

@@ -22,7 +22,7 @@
 #include <variant>
 #include <vector>
 
-#include "../core/BlockingWait.h"
+#include "../core/Waits.h"
 #include "../device/MTIAStream.h"
 #include "bindings.h"
 #include "fast_launcher.h"

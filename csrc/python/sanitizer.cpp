@@ -1,9 +1,8 @@
 #include "../sanitizer/Sanitizer.h"
 
 #include "../aten/HostAccesses.h"
-#include "../core/ProgramWait.h"
-#include "../core/RunningWork.h"
 #include "../core/Stream.h"
+#include "../core/Waits.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAStream.h"
 #include "../runtime/loader.h"

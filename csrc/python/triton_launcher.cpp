@@ -15,7 +15,7 @@
 #include <string_view>
 #include <utility>
 
-#include "../core/BlockingWait.h"
+#include "../core/Waits.h"
 #include "../device/DeviceIndex.h"
 #include "../device/MTIAKernel.h"
 #include "triton_launcher.h"

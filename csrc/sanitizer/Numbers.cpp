@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-#include "../core/DriverInfo.h"
+#include "../core/Driver.h"
 #include "../processor/vectorized.h"
 #include "NamedOperand.h"
 

@@ -7,10 +7,10 @@
 #include <string>
 #include <utility>
 
-#include "../core/DriverInfo.h"
+#include "../core/Driver.h"
 #include "../core/Event.h"
-#include "../core/RunningWork.h"
 #include "../core/Stream.h"
+#include "../core/Waits.h"
 #include "../runtime/forks.h"
 #include "../runtime/loader.h"
 #include "NamedOperand.h"

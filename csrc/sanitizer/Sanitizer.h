@@ -11,7 +11,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "../core/AllocatorObserver.h"
 #include "../core/Graph.h"
 #include "../core/Observer.h"
 #include "Capture.h"

@@ -1,5 +1,5 @@
 // A thread that waits for an item may leave before the item has run: the item must not touch its stack then.
-#include "core/Awaited.h"
+#include "core/Waits.h"
 
 #include <atomic>
 #include <exception>

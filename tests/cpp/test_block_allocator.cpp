@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/RunningWork.h"
+#include "core/Waits.h"
 #include "device_under_test.h"
 
 namespace torch_mtia::test {

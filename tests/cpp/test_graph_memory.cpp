@@ -2,7 +2,7 @@
 #include <atomic>
 
 #include "core/Graph.h"
-#include "core/RunningWork.h"
+#include "core/Waits.h"
 #include "device_under_test.h"
 
 namespace torch_mtia::test {

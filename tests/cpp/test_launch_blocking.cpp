@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "../../csrc/core/Graph.h"
-#include "../../csrc/core/RunningWork.h"
+#include "../../csrc/core/Waits.h"
 #include "device_under_test.h"
 
 namespace torch_mtia::test {

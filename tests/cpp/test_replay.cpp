@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "capturing.h"
-#include "core/RunningWork.h"
+#include "core/Waits.h"
 #include "core/WorkTrace.h"
 #include "device_under_test.h"
 

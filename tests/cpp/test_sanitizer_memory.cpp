@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "child_process.h"
-#include "core/ProgramWait.h"
+#include "core/Waits.h"
 #include "device_under_test.h"
 #include "sanitizer/Sanitizer.h"
 

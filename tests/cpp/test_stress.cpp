@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "core/Graph.h"
-#include "core/RunningWork.h"
+#include "core/Waits.h"
 #include "device_under_test.h"
 
 namespace torch_mtia::test {

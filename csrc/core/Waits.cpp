@@ -1,4 +1,4 @@
-#include "Awaited.h"
+#include "Waits.h"
 
 #include <condition_variable>
 #include <mutex>
@@ -6,11 +6,16 @@
 
 #include "../runtime/forks.h"
 #include "../runtime/loader.h"
-#include "BlockingWait.h"
-#include "ProgramWait.h"
+#include "Event.h"
+#include "Observer.h"
 #include "Stream.h"
 
 namespace torch_mtia::core {
+
+constinit InterpreterLock interpreter_lock{};
+constinit ReleaseThreads release_threads = nullptr;
+constinit thread_local const RunningWork* RunningWork::innermost = nullptr;
+
 namespace {
 
 // All that there are, in a list: few threads wait at a time. Leaked: items run until the process ends.
@@ -116,6 +121,35 @@ void Awaited::Run::finish() noexcept {
   const std::lock_guard lock(all.mutex);
   awaited_->is_done_ = true;
   all.changed.notify_all();
+}
+
+void program_has_waited(const Stream& stream) {
+  if (Observer* observer = current_observer()) [[unlikely]]
+    observer->host_waited(stream);
+}
+void program_has_waited(const Event& event) {
+  if (Observer* observer = current_observer()) [[unlikely]]
+    observer->host_waited(event);
+}
+
+bool program_queries(const Stream& stream) {
+  const bool is_idle = stream.query();
+  if (is_idle) program_has_waited(stream);
+  return is_idle;
+}
+bool program_queries(const Event& event) {
+  const bool is_complete = event.query();
+  if (is_complete) program_has_waited(event);
+  return is_complete;
+}
+
+void program_waits_for(Stream& stream) {
+  stream.wait_until_idle();
+  program_has_waited(stream);
+}
+void program_waits_for(const Event& event) {
+  event.synchronize();
+  program_has_waited(event);
 }
 
 }  // namespace torch_mtia::core
