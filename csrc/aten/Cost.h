@@ -1,5 +1,5 @@
 // How long operators are estimated to take on one thread. Work item by work item, the driver decides by it what runs
-// within the call and how many threads are worth waking (runtime/host/cost.h), so an estimate has to be on the right
+// within the call and how many threads are worth waking (runtime/host/work.h), so an estimate has to be on the right
 // side of that line, and no more. `python -m benchmarks.costs` measures these numbers on the machine at hand.
 //
 // What belongs to one operator stands with it: `weight` in yaml/native_functions.yaml, and DrawInfo in Random.h.

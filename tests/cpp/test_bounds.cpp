@@ -1,10 +1,9 @@
 // Which accesses of kernels the bounds check of the driver lets through.
-#include "runtime/host/bounds.h"
-
 #include <array>
 #include <cstdint>
 
 #include "check.h"
+#include "runtime/host/kernel.h"
 
 namespace torch_mtia::test {
 namespace {

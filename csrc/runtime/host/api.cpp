@@ -4,16 +4,14 @@
 #include <string>
 #include <type_traits>
 
-#include "capture.h"
-#include "copy.h"
 #include "driver.h"
 #include "error.h"
 #include "event.h"
 #include "graph.h"
 #include "kernel.h"
-#include "properties.h"
+#include "memory.h"
 #include "sized.h"
-#include "tracer.h"
+#include "work.h"
 
 namespace torch_mtia::runtime::host {
 namespace {

@@ -1,4 +1,4 @@
-// One software device: its streams and the rule by which they share the cores.
+// One software device: what it says about itself, its streams, and the rule by which they share the cores.
 #pragma once
 
 #include <atomic>
@@ -10,6 +10,12 @@
 #include "stream.h"
 
 namespace torch_mtia::runtime::host {
+
+// What a software device says about itself: all fields but struct_size.
+mtia_device_properties describe_device(uint64_t memory);
+
+// Cores this process may run on.
+int32_t available_cores();
 
 // Leaked, like its streams.
 class Device {

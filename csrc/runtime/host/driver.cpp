@@ -7,7 +7,6 @@
 #include <string>
 
 #include "error.h"
-#include "properties.h"
 
 namespace torch_mtia::runtime::host {
 namespace {

@@ -1,17 +1,26 @@
 // What `initialize` sets up: the devices and their memory.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "../mtia_runtime.h"
-#include "copy.h"
 #include "device.h"
 #include "memory.h"
-#include "process.h"
+#include "work.h"
 
 namespace torch_mtia::runtime::host {
+
+enum ProcessState : uint32_t {
+  kInitialized = 1,
+  kForked = 2,          // this is a child of the process that initialized: its threads and memory are not here
+  kLaunchBlocking = 4,  // every launch returns only when its work is done
+};
+
+// What holds for the process as a whole, in one word that every call reads first.
+inline constinit std::atomic<uint32_t> process_state{0};
 
 // Leaked: executor threads and callers use it until the process ends.
 class Driver {

@@ -1,19 +1,9 @@
 #include "event.h"
 
-#include <chrono>
-
 #include "error.h"
 #include "work.h"
 
 namespace torch_mtia::runtime::host {
-namespace {
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-}  // namespace
 
 void Record::complete() noexcept {
   time_ns_ = now_ns();

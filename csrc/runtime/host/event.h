@@ -14,9 +14,9 @@
 #include <mutex>
 
 #include "../mtia_runtime.h"
-#include "capture.h"
+#include "executor.h"
+#include "graph.h"
 #include "stream.h"
-#include "wait_queue.h"
 
 namespace torch_mtia::runtime::host {
 

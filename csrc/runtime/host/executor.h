@@ -1,4 +1,4 @@
-// The queue of one stream and the thread that runs it.
+// The queue of one stream and the thread that runs it: how threads start, sleep, and are woken.
 //
 // Note [Who runs an item]
 // The items of a stream run one after another, each either on the thread that launches it or on the stream's executor
@@ -11,7 +11,9 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -19,10 +21,59 @@
 #include <string>
 
 #include "../mtia_runtime.h"
-#include "queue_slot.h"
-#include "wait_queue.h"
 
 namespace torch_mtia::runtime::host {
+
+// Runs `body`, which must not throw, on a new detached thread. Signals sent to the process never reach it, so they
+// always reach a thread of the application. Throws std::system_error if there can be no further thread.
+void start_thread(const std::string& name, std::function<void()> body);
+
+// Threads that sleep until another one wakes all of them, as with a condition variable. All functions are called with
+// the lock of the owner held.
+//
+// Note [Woken on the core of the waker]
+// A thread that waits for a stream is woken by one that has nothing to do next. Where every core is taken, because the
+// helpers of the last parallel region spin for some 10 ms yet, a futex leaves the woken thread where it slept, behind
+// such a helper: up to a time slice, 4 ms where the timer ticks 250 times a second. Writing into a pipe tells the
+// kernel that the writer is about to sleep, and it lets the woken thread have that core.
+class WaitQueue {
+ public:
+  // Gives the lock up meanwhile. May also return without having been woken.
+  void wait(std::unique_lock<std::mutex>& lock) noexcept;
+  void wake_all() noexcept;
+
+ private:
+  struct Sleeper;
+  Sleeper* first_ = nullptr;
+};
+
+// The executor's own copy of a queued work item. Its argument block lies right behind it.
+struct alignas(16) QueueSlot {
+  QueueSlot* next = nullptr;
+  size_t capacity = 0;  // bytes of the argument block
+  mtia_work work{};
+
+  // Moves `source` with its argument block in. What is only valid during the launch (the spans) is left behind.
+  void fill(const mtia_work& source) noexcept;
+  // Destroys the argument block.
+  void clear() noexcept;
+};
+
+// An allocator: slots come from the heap and from a bounded free list. Not thread safe but for `create` and `destroy`.
+class QueueSlotPool {
+ public:
+  // A recycled slot for `args_size` bytes; null: there is none, `create` one.
+  QueueSlot* take(size_t args_size) noexcept;
+  // False: the slot does not fit here, `destroy` it.
+  bool recycle(QueueSlot* slot) noexcept;
+
+  static QueueSlot* create(size_t args_size);  // throws std::bad_alloc
+  static void destroy(QueueSlot* slot) noexcept;
+
+ private:
+  QueueSlot* free_ = nullptr;
+  size_t num_free_ = 0;
+};
 
 // Note [Threads that are never joined]
 // An executor thread starts with the first item that is queued, never by creating a stream or by work that runs on its
@@ -93,11 +144,11 @@ class Executor {
     std::condition_variable was_urged;
   };
 
-  void hold_back(std::unique_lock<std::mutex>& lock) noexcept;
   void hand_over() noexcept;
-  void start_thread();
   void run_queue() noexcept;
+  // With `mutex_`; what is given the lock gives it up while it sleeps.
   QueueSlot* next_item(std::unique_lock<std::mutex>& lock) noexcept;
+  void hold_back(std::unique_lock<std::mutex>& lock) noexcept;
   void sleep(std::unique_lock<std::mutex>& lock) noexcept;
   void finish_item(QueueSlot* slot) noexcept;
 

@@ -1,10 +1,10 @@
-// A captured graph: its nodes, and what is made of them to run it.
+// Graphs: the recording of work of streams, the nodes that come of it, and what is made of them to run them.
 //
 // Note [Replay]
 // A launch of a graph is one work item of its stream. At instantiation the nodes are cut into chains: runs of nodes in
 // which each depends on just the one before it. Usually all nodes run back to back on the thread that runs the item, in
-// the order of capture. Chains run in parallel (replay.h) where two that are worth a thread can run at the same time,
-// or where a chain does not depend on work that may block.
+// the order of capture. Chains run in parallel where two that are worth a thread can run at the same time, or where a
+// chain does not depend on work that may block.
 //
 // The argument blocks of the nodes are shared by everything instantiated from the graph, and some change when they run.
 // So launches exclude each other.
@@ -16,11 +16,12 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "../mtia_runtime.h"
-#include "cost.h"
 #include "stream.h"
+#include "work.h"
 
 namespace torch_mtia::runtime::host {
 
@@ -75,9 +76,37 @@ class Graph {
   std::mutex turn_;
 };
 
-inline uint64_t cost_of(const Graph::Node& node) noexcept {
-  return add_costs(node.work.cost, kNodeCostNs);
-}
+// The nodes that what comes next in a stream depends on, ascending.
+using Tail = std::vector<uint32_t>;
+
+// The recording of work of streams: see Note [Capture] in mtia_runtime.h. Thread safe. Streams and events that were
+// part of it keep it; the graph leaves it when it ends.
+class Capture : public std::enable_shared_from_this<Capture> {
+ public:
+  // Throws Failure: INVALID_VALUE if the stream is captured already.
+  static void begin(Stream& origin);
+  // Throws Failure: INVALID_VALUE if no capture began with this stream.
+  static std::shared_ptr<Graph> end(Stream& origin);
+
+  uint64_t id() const { return id_; }
+
+  // Throws Failure: NOT_SUPPORTED for work that is not capturable.
+  mtia_status record(Stream& stream, const mtia_work& work);
+
+  Tail tail(Stream& stream);
+  // What comes next in the stream depends on `tail` too. The stream joins. Throws Failure: INVALID_VALUE if the
+  // capture has ended or the stream is part of another one.
+  void join(Stream& stream, const Tail& tail);
+
+ private:
+  explicit Capture(Stream& origin);
+
+  const uint64_t id_;
+  Stream& origin_;
+  std::mutex mutex_;                                          // taken before the lock of a stream
+  std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();  // null: it has ended
+  std::unordered_map<Stream*, Tail> tails_;                   // of the streams that are part of it
+};
 
 class ParallelReplay;
 

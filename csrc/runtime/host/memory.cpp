@@ -5,17 +5,113 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 #include <exception>
+#include <iterator>
+#include <map>
+#include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 
 #include "error.h"
+#include "stream.h"
 
 namespace torch_mtia::runtime::host {
+
+// Addresses -----------------------------------------------------------------------------------------------------------
+
 namespace {
+
+// A range of 2 MiB or more is cut and aligned in huge pages, a smaller one in small pages.
+constexpr uint64_t kSmallPage = uint64_t{4} << 10;
+constexpr uint64_t kHugePage = uint64_t{2} << 20;
+
+constexpr uint64_t round_up(uint64_t value, uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+constexpr uint64_t round_to_pages(uint64_t size) {
+  return round_up(size, size >= kHugePage ? kHugePage : kSmallPage);
+}
+
+// First-fit allocation of ranges of [0, capacity). Knows nothing of memory: offsets only. Not thread safe.
+class RangeAllocator {
+ public:
+  explicit RangeAllocator(uint64_t capacity) : capacity_(capacity) {
+    if (capacity != 0) free_.emplace(0, capacity);
+  }
+
+  // The offset of a new range of at least `size` bytes; nothing when no free range is large enough.
+  std::optional<uint64_t> allocate(uint64_t size) {
+    if (size > capacity_) return std::nullopt;
+    const uint64_t page = size >= kHugePage ? kHugePage : kSmallPage;
+    size = round_to_pages(size);
+    for (auto range = free_.begin(); range != free_.end(); ++range) {
+      const uint64_t begin = range->first;
+      const uint64_t end = begin + range->second;
+      const uint64_t offset = round_up(begin, page);
+      if (offset + size > end) continue;
+      allocated_.emplace(offset, size);
+      if (offset + size < end) free_.emplace(offset + size, end - offset - size);
+      if (begin < offset) {
+        range->second = offset - begin;
+      } else {
+        free_.erase(range);
+      }
+      return offset;
+    }
+    return std::nullopt;
+  }
+
+  // The size of the range at `offset`; 0: there is none.
+  uint64_t size_of(uint64_t offset) const {
+    const auto allocation = allocated_.find(offset);
+    return allocation == allocated_.end() ? 0 : allocation->second;
+  }
+
+  // Whether one allocated range contains all of this one.
+  bool contains(uint64_t offset, uint64_t size) const {
+    const auto behind = allocated_.upper_bound(offset);
+    if (behind == allocated_.begin()) return false;
+    const auto& [begin, length] = *std::prev(behind);
+    return offset - begin < length && size <= length - (offset - begin);
+  }
+
+  // Giving back takes two steps, so that the caller can drop the pages between them: `release` forgets the allocation
+  // and returns its size (0: there is none at `offset`), `recycle` makes the range available, merged with its
+  // neighbours.
+  uint64_t release(uint64_t offset) {
+    const uint64_t size = size_of(offset);
+    allocated_.erase(offset);
+    return size;
+  }
+  void recycle(uint64_t offset, uint64_t size) {
+    const auto next = free_.lower_bound(offset);
+    if (next != free_.end() && offset + size == next->first) {
+      size += next->second;
+      free_.erase(next);
+    }
+    const auto after = free_.lower_bound(offset);
+    if (after != free_.begin()) {
+      const auto previous = std::prev(after);
+      if (previous->first + previous->second == offset) {
+        previous->second += size;
+        return;
+      }
+    }
+    free_.emplace_hint(after, offset, size);
+  }
+
+  const std::map<uint64_t, uint64_t>& allocated() const { return allocated_; }  // offset -> size
+
+ private:
+  const uint64_t capacity_;
+  std::map<uint64_t, uint64_t> free_;       // offset -> size, no two adjacent
+  std::map<uint64_t, uint64_t> allocated_;  // likewise
+};
 
 // Of addresses to allocate from, and of those to reserve, as many as this times the memory. First fit finds room for
 // whatever the memory has room for if there are as many as that times the number of doublings from the smallest segment
@@ -44,6 +140,17 @@ struct AddressSpace {
 
 }  // namespace
 
+struct Memory::Region {
+  Region(uint64_t allocatable, uint64_t reservable) : ranges(allocatable), reservations(reservable) {}
+
+  RangeAllocator ranges;
+  RangeAllocator reservations;                 // offsets from the end of `ranges`
+  std::unordered_set<uint64_t> mapped_pages;   // huge pages of the reservations, by their number
+  std::unordered_set<uint64_t> shared_pages;   // of those, the ones with a file behind them
+  std::unordered_set<uint64_t> leaving_pages;  // of those, the ones that a thread is about to drop
+  uint64_t used = 0;                           // bytes of `ranges` and of mapped pages, until they are dropped
+};
+
 Memory::Memory(int32_t num_devices, uint64_t bytes_per_device)
     : capacity_(round_up(bytes_per_device, kHugePage)), num_devices_(static_cast<uint64_t>(num_devices)) {
   const uint64_t most = kMaxAddresses / num_devices_ / capacity_ / 2;
@@ -62,6 +169,8 @@ Memory::Memory(int32_t num_devices, uint64_t bytes_per_device)
     regions_.push_back(std::make_unique<Region>(allocatable_, addresses_ - allocatable_));
   }
 }
+
+Memory::~Memory() = default;
 
 bool Memory::map_addresses(uint64_t factor) {
   allocatable_ = capacity_ * std::max<uint64_t>(factor, 1);
@@ -294,6 +403,117 @@ void Memory::info(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes) c
   const std::lock_guard lock(mutex_);
   *free_bytes = capacity_ - region(device).used;
   *total_bytes = capacity_;
+}
+
+// Copies and fills ----------------------------------------------------------------------------------------------------
+
+namespace {
+
+// From this size on several threads share the work, in pieces of at least `kPiece`.
+constexpr uint64_t kParallelBytes = uint64_t{4} << 20;
+constexpr int64_t kPiece = int64_t{1} << 20;
+
+// Runs body(first, last) over [0, size) with the threads that the item was granted.
+template <typename Body>
+void for_pieces(uint64_t size, const mtia_work_context& context, mtia_parallel_for parallel_for, Body body) noexcept {
+  const auto end = static_cast<int64_t>(size);
+  if (context.num_threads <= 1 || size < kParallelBytes) return body(0, end);
+  parallel_for(
+      0, end, kPiece, context.num_threads,
+      [](void* args, int64_t first, int64_t last) { (*static_cast<Body*>(args))(first, last); }, &body);
+}
+
+// A pattern repeated to a length that is copied quickly and stays in the first-level cache.
+class PatternTile {
+ public:
+  // `size`: what is to be written in all; the tile is no longer than that.
+  PatternTile(const std::byte* pattern, size_t pattern_size, uint64_t size) noexcept {
+    const size_t length = std::min<uint64_t>(size, bytes_.size());
+    std::memcpy(bytes_.data(), pattern, pattern_size);
+    for (size_t done = pattern_size; done < length;) {
+      const size_t piece = std::min(done, length - done);
+      std::memcpy(&bytes_[done], bytes_.data(), piece);
+      done += piece;
+    }
+  }
+  // Bytes [first, last) of the endless repetition, whose period divides the size of the tile.
+  void write(std::byte* to, int64_t first, int64_t last) const noexcept {
+    while (first < last) {
+      const int64_t phase = first % static_cast<int64_t>(bytes_.size());
+      const int64_t piece = std::min(static_cast<int64_t>(bytes_.size()) - phase, last - first);
+      std::memcpy(to + first, &bytes_[static_cast<size_t>(phase)], static_cast<size_t>(piece));
+      first += piece;
+    }
+  }
+
+ private:
+  alignas(64) std::array<std::byte, 4096> bytes_;
+};
+
+void require(bool condition, const char* message) {
+  if (!condition) throw Failure(MTIA_ERROR_INVALID_VALUE, message);
+}
+
+mtia_status launch(Stream& stream, uint64_t size, const Parallelism& parallelism, const char* name, auto&& body) {
+  OwnWork work{std::move(body)};
+  const int32_t num_threads = size < kParallelBytes ? 1 : parallelism.wanted_threads();
+  return stream.launch(
+      work.describe(name, MTIA_WORK_MAY_RUN_INLINE | MTIA_WORK_CAPTURABLE, size / kBytesPerNs, num_threads));
+}
+
+}  // namespace
+
+mtia_status copy(Stream& stream, const Memory& memory, const Parallelism& parallelism, uint64_t to, uint64_t from,
+                 uint64_t size, mtia_copy_kind kind) {
+  if (size == 0) return MTIA_SUCCESS;
+  const bool to_device = kind != MTIA_COPY_DEVICE_TO_HOST;
+  const bool from_device = kind != MTIA_COPY_HOST_TO_DEVICE;
+  require(kind >= MTIA_COPY_HOST_TO_DEVICE && kind <= MTIA_COPY_DEVICE_TO_DEVICE, "memory_copy: unknown copy kind");
+  require(to_device ? memory.contains(to, size) : to != 0 && memory.device_of(to) < 0,
+          to_device ? "memory_copy: the destination is not device memory"
+                    : "memory_copy: the destination is not host memory");
+  require(from_device ? memory.contains(from, size) : from != 0 && memory.device_of(from) < 0,
+          from_device ? "memory_copy: the source is not device memory" : "memory_copy: the source is not host memory");
+
+  auto* target = to_device ? memory.host(to) : reinterpret_cast<std::byte*>(to);
+  const auto* source = from_device ? memory.host(from) : reinterpret_cast<const std::byte*>(from);
+  return launch(
+      stream, size, parallelism, "mtia::memory_copy",
+      [target, source, size, parallel_for = parallelism.parallel_for](const mtia_work_context& context) noexcept {
+        for_pieces(size, context, parallel_for, [target, source](int64_t first, int64_t last) noexcept {
+          std::memcpy(target + first, source + first, static_cast<size_t>(last - first));
+        });
+      });
+}
+
+mtia_status fill(Stream& stream, const Memory& memory, const Parallelism& parallelism, mtia_device_ptr to,
+                 const void* pattern, uint32_t pattern_size, uint64_t count) {
+  if (count == 0) return MTIA_SUCCESS;
+  require(pattern_size != 0 && pattern_size <= 16 && (pattern_size & (pattern_size - 1)) == 0,
+          "memory_fill: a pattern has 1, 2, 4, 8 or 16 bytes");
+  require(pattern != nullptr, "memory_fill: the pattern is null");
+  require(count <= memory.capacity() / pattern_size && memory.contains(to, count * pattern_size),
+          "memory_fill: the destination is not device memory");
+
+  const uint64_t size = count * pattern_size;
+  std::byte* target = memory.host(to);
+  std::array<std::byte, 16> bytes{};
+  std::memcpy(bytes.data(), pattern, pattern_size);
+  const bool one_byte = std::all_of(bytes.begin() + 1, bytes.begin() + pattern_size,
+                                    [&](std::byte byte) { return byte == bytes.front(); });
+  return launch(stream, size, parallelism, "mtia::memory_fill",
+                [target, size, bytes, pattern_size, one_byte,
+                 parallel_for = parallelism.parallel_for](const mtia_work_context& context) noexcept {
+                  if (one_byte) {
+                    return for_pieces(size, context, parallel_for, [&](int64_t first, int64_t last) noexcept {
+                      std::memset(target + first, std::to_integer<int>(bytes.front()),
+                                  static_cast<size_t>(last - first));
+                    });
+                  }
+                  const PatternTile tile(bytes.data(), pattern_size, size);
+                  for_pieces(size, context, parallel_for,
+                             [&](int64_t first, int64_t last) noexcept { tile.write(target, first, last); });
+                });
 }
 
 }  // namespace torch_mtia::runtime::host

@@ -1,4 +1,4 @@
-// The memory of all software devices.
+// The memory of all software devices, and copies and fills of it as work items.
 //
 // Note [Device memory is not host memory]
 // Device addresses lie in a range that is mapped without access, so a host that dereferences one faults, as with real
@@ -22,20 +22,22 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <unordered_set>
 #include <vector>
 
 #include "../machine_memory.h"
 #include "../mtia_runtime.h"
-#include "range_allocator.h"
+#include "work.h"
 
 namespace torch_mtia::runtime::host {
+
+class Stream;
 
 // Thread safe. Lives as long as the process: the mappings are never undone.
 class Memory {
  public:
   // Throws Failure when the address space cannot be reserved.
   Memory(int32_t num_devices, uint64_t bytes_per_device);
+  ~Memory();
 
   mtia_device_ptr allocate(int32_t device, uint64_t size);  // throws Failure: OUT_OF_MEMORY, with figures
   void free(int32_t device, mtia_device_ptr address);       // throws Failure: INVALID_VALUE
@@ -64,20 +66,14 @@ class Memory {
   uint64_t capacity() const { return capacity_; }
 
  private:
-  struct Region {
-    Region(uint64_t allocatable, uint64_t reservable) : ranges(allocatable), reservations(reservable) {}
-
-    RangeAllocator ranges;
-    RangeAllocator reservations;                 // offsets from the end of `ranges`
-    std::unordered_set<uint64_t> mapped_pages;   // huge pages of the reservations, by their number
-    std::unordered_set<uint64_t> shared_pages;   // of those, the ones with a file behind them
-    std::unordered_set<uint64_t> leaving_pages;  // of those, the ones that a thread is about to drop
-    uint64_t used = 0;                           // bytes of `ranges` and of mapped pages, until they are dropped
-  };
+  struct Region;
   Region& region(int32_t device) const { return *regions_[static_cast<size_t>(device)]; }
   uint64_t base(int32_t device) const { return device_base_ + static_cast<uint64_t>(device) * addresses_; }
   uint64_t reservations(int32_t device) const { return base(device) + allocatable_; }
-  // Throws Failure unless the device and the machine have `size` bytes more. With `mutex_`.
+
+  // Called with `mutex_`, down to `mark_mapped`.
+  //
+  // Throws Failure unless the device and the machine have `size` bytes more.
   void check_room(int32_t device, uint64_t size);
   void count_used(Region& region, uint64_t size);
   void count_freed(Region& region, uint64_t size);
@@ -89,9 +85,9 @@ class Memory {
     uint64_t end;
   };
   Pages pages(const char* function, int32_t device, mtia_device_ptr address, uint64_t size) const;
-
-  // With `mutex_`. Throws Failure if one is mapped already.
+  // Throws Failure if one is mapped already.
   void mark_mapped(const char* function, Region& region, Pages pages);
+
   // Memory of its own, all zeros and untouched, behind addresses that have had a file's.
   void map_own(mtia_device_ptr address, uint64_t size) const;
 
@@ -110,5 +106,12 @@ class Memory {
   std::vector<std::unique_ptr<Region>> regions_;  // one per device
   uint64_t owed_ = 0;                             // at least as much as is untouched
 };
+
+// The ranges must not overlap. Throws Failure: INVALID_VALUE for an address that does not fit the kind.
+mtia_status copy(Stream& stream, const Memory& memory, const Parallelism& parallelism, uint64_t to, uint64_t from,
+                 uint64_t size, mtia_copy_kind kind);
+
+mtia_status fill(Stream& stream, const Memory& memory, const Parallelism& parallelism, mtia_device_ptr to,
+                 const void* pattern, uint32_t pattern_size, uint64_t count);
 
 }  // namespace torch_mtia::runtime::host

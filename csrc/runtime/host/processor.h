@@ -9,9 +9,6 @@ namespace torch_mtia::runtime::host {
 // Which MTIA_CPU_* the processor offers and the operating system lets this process use.
 uint64_t cpu_features();
 
-// "avx2+fma, avx512-bf16"; bits without a name as a number.
-std::string cpu_feature_names(uint64_t features);
-
 // The marketing name, without surrounding blanks.
 std::string processor_name();
 

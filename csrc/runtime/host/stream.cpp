@@ -4,11 +4,11 @@
 #include <cstdio>
 #include <utility>
 
-#include "capture.h"
 #include "device.h"
+#include "driver.h"
 #include "error.h"
-#include "process.h"
-#include "tracer.h"
+#include "graph.h"
+#include "work.h"
 
 namespace torch_mtia::runtime::host {
 

@@ -1,7 +1,6 @@
 // A stream of a software device: who runs an item, with how many threads, and what its failure leads to.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -12,7 +11,6 @@
 
 #include "../../processor/initial_exec.h"
 #include "../mtia_runtime.h"
-#include "cost.h"
 #include "executor.h"
 
 namespace torch_mtia::runtime::host {
@@ -20,17 +18,6 @@ namespace torch_mtia::runtime::host {
 class Capture;
 class Device;
 class Graph;
-
-// See kInlineCostNs.
-inline bool is_small(const mtia_work& work) noexcept {
-  return (work.flags & (MTIA_WORK_MAY_RUN_INLINE | MTIA_WORK_BLOCKS)) == MTIA_WORK_MAY_RUN_INLINE &&
-         work.cost <= kInlineCostNs;
-}
-// Small work gets one thread wherever it runs. Otherwise the last bits of a sum would depend on whether the stream was
-// idle when it was launched, and a replay would differ from what it repeats.
-inline int32_t threads_for(const mtia_work& work, int32_t available) noexcept {
-  return is_small(work) ? 1 : std::clamp(work.num_threads, 1, available);
-}
 
 // Describes work that failed. Plain bytes: describing a failure cannot fail.
 using WorkFailure = std::array<char, 512>;
@@ -54,7 +41,6 @@ class Stream {
 
   // Queues the item whatever its size and returns, also with launch blocking and in a capture.
   void enqueue(const mtia_work& work);
-  void enqueue_untraced(const mtia_work& work) { executor_.push(work); }
 
   // Runs a node of a graph that was launched in this stream, on any thread. `trace_id`: 0, or the tracer's.
   void run_node(const mtia_work& work, const Graph& graph, int32_t device, int32_t num_threads,
