@@ -25,7 +25,7 @@ def constants() -> dict[str, int]:
     text = "".join((ROOT / header).read_text() for header in SOURCES)
     found = re.findall(r"constexpr \w+ (k\w+) = (\d+);", text)
     rows = (ROOT / "yaml" / "native_functions.yaml").read_text()
-    weights = re.findall(r"^- func: (\w+)\((?:(?!^- func:).)*?^  weight: (\d+)", rows, re.MULTILINE | re.DOTALL)
+    weights = re.findall(r"^- \{?operator: (\w+),?\s(?:(?!^- ).)*?\bweight: (\d+)", rows, re.MULTILINE | re.DOTALL)
     return {name: int(value) for name, value in [*found, *weights]}
 
 

@@ -17,33 +17,25 @@ from tools.codegen.registration import registrations
 
 pytestmark = pytest.mark.in_tree("the source of kernels names one key")
 
-RELU = "relu(Tensor self) -> Tensor"
-CUMSUM_OUT = "cumsum.out(Tensor self, int dim, *, ScalarType? dtype=None, Tensor(a!) out) -> Tensor(a!)"
-FILL = "fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)"
+RELU, CUMSUM_OUT, FILL = "relu", "cumsum.out", "fill_.Scalar"
 
 
-def row(func: str, kernel: str = "relu_mtia", **fields: object) -> str:
-    lines = [f"- func: {func}", "  dispatch:", f"    MTIA: {kernel}"]
+def row(operator: str, kernel: str = "relu_mtia", **fields: object) -> str:
+    lines = [f"- operator: {operator}", f"  kernel: {kernel}"]
     return "\n".join([*lines, *(f"  {name}: {value}" for name, value in fields.items())]) + "\n"
 
 
 MISTAKES: dict[str, tuple[str, str]] = {
-    "unknown operator": (row("rellu(Tensor self) -> Tensor"), "has no operator aten::rellu"),
-    "another schema": (
-        row("relu(Tensor self, int x) -> Tensor"),
-        "the schema of aten::relu differs from that of PyTorch ",
-    ),
-    "no func": ("- dispatch:\n    MTIA: relu_mtia\n", "an entry needs a func line"),
-    "no dispatch": (f"- func: {RELU}\n", "aten::relu needs `dispatch:` with the key MTIA and no other"),
-    "another key": (f"- func: {RELU}\n  dispatch:\n    CUDA: relu\n", "needs `dispatch:` with the key MTIA"),
-    "one key more": (
-        f"- func: {RELU}\n  dispatch:\n    MTIA: relu\n    CUDA: relu\n",
-        "with the key MTIA and no other",
-    ),
+    "unknown operator": (row("rellu"), "has no operator aten::rellu"),
+    "unknown overload": (row("relu.out_of"), "has no operator aten::relu.out_of"),
+    "a schema": (row("relu(Tensor self) -> Tensor"), "has no operator aten::relu(Tensor self) -> Tensor"),
+    "no operator": ("- kernel: relu_mtia\n", "an entry needs `operator`, the name of one with its overload"),
+    "the operator by another name": ("- func: relu\n  kernel: relu_mtia\n", "unknown field ['func']"),
+    "no kernel": (f"- operator: {RELU}\n", "aten::relu needs `kernel`, the name of a function"),
     "unknown field": (row(RELU, variants="function"), "unknown field ['variants']"),
     "duplicate": (row(RELU) + row(RELU), "aten::relu already has an entry in line 1"),
     "delegate": (
-        row("add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"),
+        row("add.Tensor"),
         "aten::add.Tensor is structured and delegates to add.out",
     ),
     "runs what is no kernel of the operator": (
@@ -51,7 +43,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "`runs: cumprod_out` is not a CPU kernel of aten::cumsum: ['cumsum_out']",
     ),
     "runs, and there is no CPU kernel": (
-        row("argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor", "argsort_mtia", runs="argsort"),
+        row("argsort", "argsort_mtia", runs="argsort"),
         "`runs: argsort` is not a CPU kernel of aten::argsort: none",
     ),
     "runs on an operator that makes its results": (
@@ -84,13 +76,12 @@ MISTAKES: dict[str, tuple[str, str]] = {
     ),
     "a kernel that is no name": (
         row(RELU, kernel="[1]"),
-        "the kernel of aten::relu is the name of a function, not [1]",
+        "`kernel` names a function, and not [1]",
     ),
     "a check of devices that there is none of": (
         row(RELU, device_check="Nope"),
         "`device_check` is NoCheck or ExactSame, not 'Nope'",
     ),
-    "a schema that is none": (row("relu(Tensor self"), "the schema of aten::relu differs from that of PyTorch "),
     "casts without a stub": (row(RELU, casts="none"), "`casts` and `loop` belong to `stub`"),
     "casts that there are none of": (
         row(RELU, stub="relu_stub", casts="some"),
@@ -113,7 +104,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "`old_bytes` belongs to `runs` or `stub`",
     ),
     "old bytes of an operator without a kernel that are not read in part": (
-        f"- func: {RELU}\n  old_bytes: {{self: passed_on}}\n",
+        f"- operator: {RELU}\n  old_bytes: {{self: passed_on}}\n",
         "without a kernel, `old_bytes` says of one argument that it is `in_part`",
     ),
     "old bytes of what is no argument": (
@@ -137,10 +128,9 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "capturable by assertion": (row(RELU, capturable=True), "`capturable` can only be False, and not True"),
     "a trait by denial": (row(RELU, takes_pivots=False), "`takes_pivots` can only be True, and not False"),
     "a trait of generated kernels": (row(RELU, rounds_numbers=True), "`rounds_numbers` belongs to `runs`"),
-    "a row that says nothing": (f"- func: {RELU}\n", "aten::relu needs `dispatch:` with the key MTIA and no other"),
     "a trait of a kernel, and no kernel": (
-        f"- func: {RELU}\n  takes_pivots: True\n",
-        "aten::relu needs `dispatch:` with the key MTIA and no other",
+        f"- operator: {RELU}\n  takes_pivots: True\n",
+        "aten::relu needs `kernel`, the name of a function",
     ),
     "no function for drivers without a host view": (
         row(RELU, without_host_view=True),
@@ -163,7 +153,7 @@ def test_a_mistake_is_an_error_that_names_file_and_line(tmp_path: Path, mistake:
     overlay.write_text(text)
     with pytest.raises(OverlayError) as caught:
         generate(tmp_path / "generated", overlay)
-    line = {"duplicate": 4, "a stub of two rows": 5}.get(mistake, 1)
+    line = {"duplicate": 3, "a stub of two rows": 4}.get(mistake, 1)
     assert str(caught.value).startswith(f"{overlay}:{line}: ")
     assert message in str(caught.value)
     assert not (tmp_path / "generated").exists()
@@ -171,8 +161,8 @@ def test_a_mistake_is_an_error_that_names_file_and_line(tmp_path: Path, mistake:
 
 def test_the_line_is_that_of_the_entry(tmp_path: Path) -> None:
     overlay = tmp_path / "overlay.yaml"
-    overlay.write_text("# a comment\n\n" + row(RELU) + "\n" + row("rellu(Tensor self) -> Tensor"))
-    with pytest.raises(OverlayError, match=rf"^{overlay}:7: "):
+    overlay.write_text("# a comment\n\n" + row(RELU) + "\n" + row("rellu"))
+    with pytest.raises(OverlayError, match=rf"^{overlay}:6: "):
         merge(overlay)
 
 
@@ -197,19 +187,17 @@ def test_when_calls_wait(tmp_path: Path) -> None:
 
 def test_the_rows_of_an_operator_agree_in_its_traits(tmp_path: Path) -> None:
     overlay = tmp_path / "overlay.yaml"
-    tensor = "fill_.Tensor(Tensor(a!) self, Tensor value) -> Tensor(a!)"
-    overlay.write_text(row(FILL, "fill_", host_tensors=True) + row(tensor, "fill_"))
-    with pytest.raises(OverlayError, match=rf"^{overlay}:5: .*'host_tensors'.* {overlay}:1$"):
+    overlay.write_text(row(FILL, "fill_", host_tensors=True) + row("fill_.Tensor", "fill_"))
+    with pytest.raises(OverlayError, match=rf"^{overlay}:4: .*'host_tensors'.* {overlay}:1$"):
         merge(overlay)
 
 
 def test_what_rows_say_of_operators_is_one_table(tmp_path: Path) -> None:
     overlay = tmp_path / "overlay.yaml"
-    index = "_unsafe_index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"
     overlay.write_text(
         row(FILL, "fill_", writes_unmarked=True, host_tensors=True, without_host_view="fill")
-        + f"- func: {index}\n  host_tensors: True\n"
-        + row("zero_(Tensor(a!) self) -> Tensor(a!)", "zero_")
+        + "- {operator: _unsafe_index.Tensor, host_tensors: True}\n"
+        + row("zero_", "zero_")
     )
     generate(tmp_path, overlay)
     assert [line for line in (tmp_path / "OperatorTraits.h").read_text().splitlines() if "aten::" in line] == [
@@ -233,8 +221,7 @@ def test_float32_copies_are_for_kernels_of_atens(tmp_path: Path) -> None:
 
 def test_a_row_without_a_kernel_registers_none(tmp_path: Path) -> None:
     overlay = tmp_path / "overlay.yaml"
-    overlay.write_text(row(RELU, "relu") + "- func: copy_(Tensor(a!) self, Tensor src, bool non_blocking=False)")
-    overlay.write_text(overlay.read_text() + " -> Tensor(a!)\n  host_tensors: True\n")
+    overlay.write_text(row(RELU, "relu") + "- {operator: copy_, host_tensors: True}\n")
     merged = merge(overlay)
     assert merged.entries.keys() == {"relu"}
     assert merged.traits["copy_"].names == {"host_tensors"}

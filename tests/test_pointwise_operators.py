@@ -24,7 +24,7 @@ import torch_mtia
 
 YAML = Path(__file__).parents[1] / "yaml" / "native_functions.yaml"
 SECTION = YAML.read_text().partition("\n# Pointwise:")[2].partition("\n# Reductions:")[0]
-ROWS: list[str] = re.findall(r"^- func: ([\w.]+)\(.*\n  dispatch:", SECTION, re.MULTILINE)
+ROWS: list[str] = re.findall(r"^- \{?operator: ([\w.]+)(?:,|\n ) kernel:", SECTION, re.MULTILINE)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
 MOST_SAMPLES = 8

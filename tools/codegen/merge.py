@@ -26,11 +26,11 @@ TRAITS: dict[str, str] = {
 _STUB = {"stub", "casts", "loop"}
 _WITHOUT_KERNEL = {"host_tensors", "writes_unmarked", "in_float32", "without_host_view", "old_bytes", *_STUB}
 """Fields of a row that names no kernel."""
-_OF_ANY_ROW = {"func", "torch", "__line__"}
+_OF_ANY_ROW = {"operator", "torch", "__line__"}
 _ALLOWED_FIELDS = {
     *_OF_ANY_ROW,
     *(
-        "dispatch",
+        "kernel",
         "device_check",
         "runs",
         "shape",
@@ -48,8 +48,7 @@ _ALLOWED_FIELDS = {
     *_STUB,
     *TRAITS,
 }
-_ALLOWED_KEYS = {"MTIA"}
-_FUNCTIONS = {"runs", "shape", "checks", "without_host_view", "stub", "loop"}
+_FUNCTIONS = {"kernel", "runs", "shape", "checks", "without_host_view", "stub", "loop"}
 """Fields that name a function."""
 _OLD_BYTES = {"read": "kRead", "in_part": "kReadInPart", "passed_on": "kPassedOn", "overwritten": "kOverwritten"}
 """What a row says in `old_bytes`, and what csrc/core/Operands.h calls it."""
@@ -213,32 +212,32 @@ def merge(overlay_path: pathlib.Path, version: Upstream | None = None) -> Merged
             continue
         func = row["func"] = _check_row(row, place, version)
         if func in seen:
-            raise OverlayError(f"{place}: aten::{func.partition('(')[0]} already has an entry in line {seen[func]}")
+            raise OverlayError(f"{place}: aten::{row['operator']} already has an entry in line {seen[func]}")
         seen[func] = row["__line__"]
-        name = func.partition("(")[0]
+        name = row["operator"]
         _add_traits(traits, name, row, place)
         _add_stub(stubs, name, row, place)
         if "without_host_view" in row:
             without_host_view[name] = _without_host_view(row, place)
-        if "dispatch" not in row:
+        if "kernel" not in row:
             continue
         target = upstream[func]
         was_structured = "structured" in row and _make_unstructured(target, row, place)
         entries[name] = _entry(row, place, takes_list_refs=was_structured and "Tensor[]" in func)
         if "structured_delegate" in target:
             raise OverlayError(
-                f"{place}: aten::{func.partition('(')[0]} is structured and delegates to "
-                f"{target['structured_delegate']}; give that one the kernel"
+                f"{place}: aten::{name} is structured and delegates to {target['structured_delegate']}; "
+                "give that one the kernel"
             )
         if "runs" in row:
-            cpu_kernels[func.partition("(")[0]] = _cpu_kernel(row, place, upstream)
+            cpu_kernels[name] = _cpu_kernel(row, place, upstream)
         elif {"shape", "checks", "weight", "product"} & set(row):
             raise OverlayError(f"{place}: `shape`, `checks`, `weight` and `product` belong to `runs`")
         elif "old_bytes" in row and "stub" not in row:
             raise OverlayError(f"{place}: `old_bytes` belongs to `runs` or `stub`")
         if "device_check" in row:
             target["device_check"] = row["device_check"]
-        target.setdefault("dispatch", {"__line__": row["__line__"]})["MTIA"] = row["dispatch"]["MTIA"]
+        target.setdefault("dispatch", {"__line__": row["__line__"]})["MTIA"] = row["kernel"]
 
     tags = parse_tags_yaml(str(PACKAGED_NATIVE / "tags.yaml"))
     parsed = parse_native_yaml_struct(list(upstream.values()), tags, path=str(version.path))
@@ -269,19 +268,11 @@ def _check_row(row: dict[str, Any], place: str, version: Upstream) -> str:
     if unknown:
         known = sorted(_ALLOWED_FIELDS - {"__line__"})
         raise OverlayError(f"{place}: unknown field {sorted(unknown)}; an entry may have {known}")
-    func = row.get("func")
-    if not isinstance(func, str):
-        raise OverlayError(f"{place}: an entry needs a func line")
-    name = func.partition("(")[0]
+    name = row.get("operator")
+    if not isinstance(name, str):
+        raise OverlayError(f"{place}: an entry needs `operator`, the name of one with its overload")
     if name not in version.schemas:
         raise OverlayError(f"{place}: PyTorch {version} has no operator aten::{name}")
-    upstream = version.schemas[name]
-    if not _is_schema(func) or _without_names(upstream) != _without_names(func):
-        raise OverlayError(
-            f"{place}: the schema of aten::{name} differs from that of PyTorch {version}\n"
-            f"  here:     {func}\n  upstream: {upstream}"
-        )
-    func = upstream
     for field in sorted(_FUNCTIONS & row.keys()):
         names = (
             row[field].removeprefix("torch_mtia::") if field == "runs" and isinstance(row[field], str) else row[field]
@@ -291,35 +282,14 @@ def _check_row(row: dict[str, Any], place: str, version: Upstream) -> str:
     device_checks = [check.name for check in DeviceCheckType]
     if "device_check" in row and row["device_check"] not in device_checks:
         raise OverlayError(f"{place}: `device_check` is {' or '.join(device_checks)}, not {row['device_check']!r}")
-    if set(row) - {*_OF_ANY_ROW} and set(row) <= {*_OF_ANY_ROW, *_WITHOUT_KERNEL}:
-        return func
-    dispatch = row.get("dispatch")
-    keys = set(dispatch) - {"__line__"} if isinstance(dispatch, dict) else set()
-    if keys != _ALLOWED_KEYS:
-        raise OverlayError(f"{place}: aten::{name} needs `dispatch:` with the key MTIA and no other")
-    kernel = row["dispatch"]["MTIA"]
-    if not _is_name(kernel):
-        raise OverlayError(f"{place}: the kernel of aten::{name} is the name of a function, not {kernel!r}")
-    return func
+    is_about_fallback = set(row) & _WITHOUT_KERNEL and set(row) <= {*_OF_ANY_ROW, *_WITHOUT_KERNEL}
+    if "kernel" not in row and not is_about_fallback:
+        raise OverlayError(f"{place}: aten::{name} needs `kernel`, the name of a function")
+    return version.schemas[name]
 
 
 def _is_name(value: object) -> bool:
     return isinstance(value, str) and value.isidentifier()
-
-
-def _is_schema(func: str) -> bool:
-    try:
-        FunctionSchema.parse(func)
-    except Exception:  # torchgen's parser raises whatever it comes upon
-        return False
-    return True
-
-
-def _without_names(func: str) -> object:
-    """A schema but for the names of its arguments, of which a version of PyTorch changes some."""
-    schema = FunctionSchema.parse(func)
-    arguments = [(argument.type, argument.default, argument.annotation) for argument in schema.schema_order_arguments()]
-    return schema.name, arguments, [(value.type, value.annotation) for value in schema.returns]
 
 
 def _entry(row: dict[str, Any], place: str, *, takes_list_refs: bool) -> Entry:
@@ -336,7 +306,7 @@ def _entry(row: dict[str, Any], place: str, *, takes_list_refs: bool) -> Entry:
         raise OverlayError(f"{place}: `direct` can only be True, and not {row['direct']!r}")
     return Entry(
         place,
-        row["dispatch"]["MTIA"],
+        row["kernel"],
         waits,
         capturable=capturable and waits != "always",
         needs_host_view="host_view" not in row,
@@ -365,7 +335,7 @@ def _add_traits(traits: dict[str, Traits], name: str, row: dict[str, Any], place
         raise OverlayError(f"{place}: `rounds_numbers` belongs to `runs`")
     base = name.partition(".")[0]
     in_part = ""
-    if "dispatch" not in row and "stub" not in row:
+    if "kernel" not in row and "stub" not in row:
         for argument, old_bytes in _old_bytes(row, place).items():
             if in_part or old_bytes != OldBytes("in_part"):
                 raise OverlayError(f"{place}: without a kernel, `old_bytes` says of one argument that it is `in_part`")
@@ -432,8 +402,7 @@ def _without_host_view(row: dict[str, Any], place: str) -> str:
 
 def _cpu_kernel(row: dict[str, Any], place: str, upstream: dict[str, dict[str, Any]]) -> CPUKernel:
     """The CPU kernel may be that of the operator itself or of another overload: the out= one, mostly."""
-    name = row["func"].partition("(")[0]
-    base = name.partition(".")[0]
+    base = row["operator"].partition(".")[0]
     runs, weight = row["runs"], row.get("weight", 1)
     kernels = {
         kernel: func

@@ -21,7 +21,7 @@ def used(overlay: Sequence[Mapping[str, Any]], upstream: Mapping[str, Mapping[st
 
     A row may run the kernel of another overload, and torchgen groups them.
     """
-    groups = {_group(row["func"].partition("(")[0]) for row in overlay}
+    groups = {_group(row["operator"]) for row in overlay}
     return [_cut(row) for func, row in upstream.items() if _group(func.partition("(")[0]) in groups]
 
 
