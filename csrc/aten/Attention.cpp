@@ -9,6 +9,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include "../device/Door.h"
+#include "../device/HostView.h"
 #include "CPUKernelLaunch.h"
 #include "MTIANativeFunctions.h"
 

@@ -4,25 +4,21 @@
 // generated. docs/development.md says how to add one.
 #pragma once
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/conj_physical_native.h>
 
-#include <c10/core/DispatchKeySet.h>
-#include <c10/util/FunctionRef.h>
-
+#include <algorithm>
 #include <array>
-#include <exception>
-#include <optional>
+#include <memory>
+#include <span>
 #include <tuple>
 #include <utility>
 
-#include "../core/Waits.h"
+#include "../device/AllocationScopes.h"
+#include "Cost.h"
 #include "InFloat32.h"
 #include "KeptArguments.h"
-#include "Launch.h"
 #include "ListNumbers.h"
 #include "Operator.h"
-#include "OutputOffer.h"
 #include "Shapes.h"
 
 namespace torch_mtia {
@@ -34,53 +30,21 @@ struct CPUKernelInfo {
   bool waits = false;  // the call raises what depends on the data, too
 };
 
-enum class Outputs {
-  kGiven,    // among the tensors of the call
-  kMade,     // made for the call, which tells their shapes
-  kUnknown,  // the arguments do not fit, or nothing but the kernel tells what it makes of them
-};
-
-// What the launch of a kernel does with its tensors whatever their number: kept out of the templates below, of which
-// there is an instance for every operator.
-class CPUKernelLaunch {
+// A CPU kernel with its arguments, whatever their types. It is on the caller's stack, and moves to the heap if the work
+// is queued. A work item runs it any number of times.
+class KernelCall {
  public:
-  CPUKernelLaunch(const CPUKernelInfo& kernel, c10::Device device, const PooledAliases& tensors, Outputs outputs);
+  KernelCall() = default;
+  KernelCall(const KernelCall&) = delete;
+  KernelCall& operator=(const KernelCall&) = delete;
+  virtual ~KernelCall() = default;
 
-  const MTIAStream& stream() const { return stream_; }
-  const core::WorkInfo& info() const { return info_; }
-  // Before the launch: see Note [Dtypes]. A call without data is asked about too, because that costs nothing.
-  template <typename Work, typename Run>
-  void check_dtypes(Work& work, Run run) {
-    if (C10_LIKELY(is_known_)) return;
-    Work zeros = work.zeros();
-    ask(zeros.tensors(), [&] { run(zeros); });
-  }
-  // Makes the outputs: of these shapes, or, where there are none, such as they are from the trial.
-  void make_outputs(at::ArrayRef<TensorShape> shapes, std::span<at::Tensor> outputs);
-  // Who takes an error of the work: see core::Awaited. 0: the stream keeps it.
-  uint64_t awaited() { return awaited_ ? awaited_->ticket() : 0; }
-  // After the launch: raises that error.
-  void finish() {
-    if (C10_UNLIKELY(awaited_.has_value())) wait();
-  }
-
- private:
-  void ask(const PooledAliases& zeros, c10::function_ref<void()> run);
-  void count(size_t bytes);
-  void wait();
-
-  const MTIAStream stream_;
-  core::WorkInfo info_{};
-  const CPUKernelInfo& kernel_;
-  const c10::Device device_;
-  const Outputs outputs_;
-  size_t bytes_ = 0;
-  bool has_data_ = false;
-  bool asks_for_dtypes_ = false;  // a kernel may not look at them where an input or all results are empty
-  bool is_known_ = false;
-  // The call waits because of `CPUKernelInfo::waits`, or to be deterministic: ATen's kernels ask for that flag of the
-  // process when they run, so the work ends before the program can change it.
-  std::optional<core::Awaited> awaited_;
+  // Calls apply for the alias of each tensor, which it may exchange for another one.
+  virtual void visit(VisitTensor apply) = 0;
+  // `results`: what the kernel makes; empty if it writes its outputs. `is_trial`: see InFloat32.
+  virtual void run(std::span<at::Tensor> results, bool is_trial) = 0;
+  virtual void list_numbers(core::OperandSink& sink) const = 0;
+  virtual std::unique_ptr<KernelCall> move_to_heap() = 0;
 };
 
 inline std::array<at::Tensor, 1> result_array(at::Tensor result) {
@@ -92,107 +56,73 @@ std::array<at::Tensor, sizeof...(Results)> result_array(std::tuple<Results...> r
                     results);
 }
 
-// A kernel that makes its results, as one that takes its outputs first.
-template <typename Run>
-struct IntoOutputs {
-  Run run;
-  template <typename... Arguments>
-  void operator()(at::TensorList outputs, Arguments&&... arguments) {
-    OutputOffer offer(outputs);
-    auto results = result_array(run(std::forward<Arguments>(arguments)...));
-    offer.settle(results);
-  }
-};
-
-void unite_inputs_with_outputs(const PooledAliases& tensors);
-// Whether some output has bytes of another tensor. Kernels differ in what they make of it: a trial tells.
-bool outputs_overlap(const PooledAliases& tensors);
-// Lets the zeros of a trial overlap as the tensors do.
-void overlap_as(const PooledAliases& tensors, const PooledAliases& zeros);
-void list_operands(const PooledAliases& tensors, core::OperandSink& sink);
-
-template <typename Run, typename... Kept>
-class CPUKernelWork {
+// There is an instance for every operator: what does not depend on the types is in CPUKernelLaunch.cpp.
+template <size_t kResults, typename Run, typename... Kept>
+class TypedCall final : public KernelCall {
  public:
-  CPUKernelWork(Run run, Kept&&... arguments) : run_(std::move(run)), arguments_(std::move(arguments)...) {}
+  explicit TypedCall(Run run, Kept&&... arguments) : run_(std::move(run)), arguments_(std::move(arguments)...) {}
+  TypedCall(TypedCall&& other) noexcept : run_(std::move(other.run_)), arguments_(std::move(other.arguments_)) {}
 
-  PooledAliases tensors() {
-    PooledAliases list;
-    std::apply([&](Kept&... kept) { (kept.collect(list), ...); }, arguments_);
-    return list;
+  void visit(VisitTensor apply) override {
+    [[maybe_unused]] const auto visit_one = [&](auto& kept) {
+      if constexpr (requires { kept.visit(apply); }) kept.visit(apply);
+    };
+    std::apply([&](Kept&... kept) { (visit_one(kept), ...); }, arguments_);
   }
-  CPUKernelWork zeros() {
-    CPUKernelWork work =
-        std::apply([&](const Kept&... kept) { return CPUKernelWork(for_trial(run_), kept.zeros()...); }, arguments_);
-    unite_inputs_with_outputs(work.tensors());
-    overlap_as(tensors(), work.tensors());
-    return work;
-  }
-  // The ticket of the caller, who waits for the work and takes its error. 0: it is thrown.
-  void give_error_to(uint64_t awaited) { awaited_ = awaited; }
-
-  // The work that makes the results of this one in `outputs`.
-  auto into(at::TensorList outputs) && {
-    return std::apply(
-        [&](Kept&... kept) {
-          return CPUKernelWork<IntoOutputs<Run>, KeptTensorList, Kept...>({std::move(run_)}, keep_output(outputs),
-                                                                          std::move(kept)...);
-        },
-        arguments_);
-  }
-
-  // Below the dispatcher's autograd: on the caller that is so already, an executor has a state of its own. And below
-  // the CPU's autocast, whichever the caller has switched on, for kernels that call operators.
-  decltype(auto) call() {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    return std::apply([&](const Kept&... kept) -> decltype(auto) { return run_(kept.get()...); }, arguments_);
-  }
-  void operator()() {
-    try {
-      (void)call();
-    } catch (...) {
-      if (awaited_ == 0 || !core::Awaited::give(awaited_, std::current_exception())) throw;
+  void run(std::span<at::Tensor> results, bool is_trial) override {
+    if constexpr (requires { run_.is_trial; }) run_.is_trial = is_trial;
+    const auto call = [&](const Kept&... kept) -> decltype(auto) { return run_(kept.get()...); };
+    if constexpr (kResults == 0) {
+      (void)std::apply(call, arguments_);
+    } else {
+      std::ranges::move(result_array(std::apply(call, arguments_)), results.begin());
     }
   }
-
-  void list_operands(core::OperandSink& sink) const {
-    torch_mtia::list_operands(const_cast<CPUKernelWork*>(this)->tensors(), sink);
-    std::apply([&](const Kept&... kept) { (list_numbers(kept.get(), sink), ...); }, arguments_);
+  void list_numbers(core::OperandSink& sink) const override {
+    std::apply([&](const Kept&... kept) { (torch_mtia::list_numbers(kept.get(), sink), ...); }, arguments_);
   }
+  std::unique_ptr<KernelCall> move_to_heap() override { return std::make_unique<TypedCall>(std::move(*this)); }
 
  private:
   Run run_;
   std::tuple<Kept...> arguments_;
-  uint64_t awaited_ = 0;
 };
+
+// Has a CPU kernel that makes its results itself make them where they belong: offers the bytes of the outputs, as Note
+// [Offered memory] says, to whatever runs while this lives. Undefined outputs stand for results that nobody wants. What
+// lies between the elements of an output is not offered, and so neither is such an output.
+class OutputOffer {
+ public:
+  explicit OutputOffer(at::TensorList outputs);
+  // Sees to it that the results are in the outputs.
+  void settle(std::span<at::Tensor> results);
+
+ private:
+  at::TensorList outputs_;
+  MemoryOffer offer_;
+};
+
+// Launches a call of a kernel that writes its outputs, which are among its arguments.
+void launch_kernel(const CPUKernelInfo& kernel, c10::Device device, KernelCall& call);
+// The same for a kernel that makes its results, in new `outputs`. Without `shapes` a trial tells what they are.
+void launch_kernel(const CPUKernelInfo& kernel, c10::Device device, KernelCall& call, at::ArrayRef<TensorShape> shapes,
+                   std::span<at::Tensor> outputs);
 
 // Runs run(arguments...) in the current stream of `device`; `arguments` are results of keep and keep_output. The
 // estimated time is `weight` times that of moving the tensors, and at least `least_cost` (nanoseconds on one thread).
 template <typename Run, typename... Kept>
 void run_cpu_kernel(const CPUKernelInfo& kernel, c10::Device device, Run run, Kept... kept) {
-  Block<CPUKernelWork<Run, Kept...>> block{{{std::move(run), std::move(kept)...}}, kernel.op.name};
-  auto& work = block.callable.callable;
-  CPUKernelLaunch launch_of_it(kernel, device, work.tensors(), Outputs::kGiven);
-  launch_of_it.check_dtypes(work, [](auto& zeros) { zeros(); });
-  work.give_error_to(launch_of_it.awaited());
-  launch(launch_of_it.stream(), launch_of_it.info(), block);
-  launch_of_it.finish();
+  TypedCall<0, Run, Kept...> call(std::move(run), std::move(kept)...);
+  launch_kernel(kernel, device, call);
 }
 
 // The same for a kernel that makes its results: in new outputs, which are returned.
 template <size_t kOutputs, typename Run, typename... Kept>
 std::array<at::Tensor, kOutputs> make_with_cpu_kernel(const CPUKernelInfo& kernel, c10::Device device,
                                                       const Shapes<kOutputs>& shapes, Run run, Kept... kept) {
-  CPUKernelWork<Run, Kept...> call(std::move(run), std::move(kept)...);
-  CPUKernelLaunch launch_of_it(kernel, device, call.tensors(), shapes.known() ? Outputs::kMade : Outputs::kUnknown);
   std::array<at::Tensor, kOutputs> outputs;
-  launch_of_it.check_dtypes(call, [&](auto& zeros) { outputs = result_array(zeros.call()); });
-  launch_of_it.make_outputs(shapes.list(), outputs);
-  auto work = std::move(call).into(outputs);
-  work.give_error_to(launch_of_it.awaited());
-  launch(launch_of_it.stream(), launch_of_it.info(), std::move(work));
-  launch_of_it.finish();
+  TypedCall<kOutputs, Run, Kept...> call(std::move(run), std::move(kept)...);
+  launch_kernel(kernel, device, call, shapes.list(), outputs);
   return outputs;
 }
 

@@ -81,10 +81,7 @@ WideArgument<T> widen(const T& argument) {
 template <typename Run>
 struct InFloat32 {
   Run run;
-  bool is_trial = false;
-
-  // For a trial, which asks the kernel about the operands as they are: see Note [Dtypes].
-  InFloat32 for_trial() const { return {run, true}; }
+  bool is_trial = false;  // asks the kernel about the operands as they are: see Note [Dtypes]
 
   // Results that the kernel makes are rounded by the copy to the outputs.
   template <typename... Arguments>
@@ -124,16 +121,6 @@ struct InFloat32 {
 template <typename Run>
 constexpr InFloat32<Run> in_float32(Run run) {
   return {std::move(run)};
-}
-
-// What a trial runs in place of `run`.
-template <typename Run>
-Run for_trial(const Run& run) {
-  return run;
-}
-template <typename Run>
-InFloat32<Run> for_trial(const InFloat32<Run>& run) {
-  return run.for_trial();
 }
 
 }  // namespace torch_mtia

@@ -1,14 +1,15 @@
 // The arguments of a CPU kernel as a work item keeps them: tensors as host aliases, everything else by value.
 //
-// keep(argument) gives an object whose get() yields, any number of times, what the kernel takes for that argument;
-// zeros() is the same with zeros on the host in place of the device's data. keep_output(tensor) is keep for a tensor
-// all of which the kernel writes and nothing of which it reads, keep_in_place(tensor) for one that it changes. What a
-// kernel does not read of an argument, core::OldBytes behind it says. To support another type, add an overload of keep.
+// keep(argument) gives an object whose get() yields, any number of times, what the kernel takes for that argument. One
+// with tensors has visit(apply), which calls apply for each alias and may be used to exchange it. keep_output(tensor)
+// is for a tensor that the kernel overwrites, keep_in_place(tensor) for one that it changes; core::OldBytes as the
+// second argument tells what else is not read. To support another type, add an overload of keep.
 #pragma once
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
 #include <concepts>
@@ -22,14 +23,11 @@
 
 namespace torch_mtia {
 
-// The tensors of a work item.
-using PooledAliases = c10::SmallVector<PooledAlias*, 8>;
+using VisitTensor = c10::function_ref<void(PooledAlias&)>;
 
 // A number, a flag, a dtype.
 template <typename T>
 struct KeptValue {
-  void collect(PooledAliases& /*list*/) {}
-  KeptValue zeros() const { return *this; }
   T value;
   const T& get() const { return value; }
 };
@@ -37,14 +35,12 @@ struct KeptValue {
 struct KeptTensor {
   PooledAlias tensor;
   const at::Tensor& get() const { return tensor.get(); }
-  KeptTensor zeros() const { return {tensor.zeros()}; }
-  void collect(PooledAliases& list) { list.push_back(&tensor); }
+  void visit(VisitTensor apply) { apply(tensor); }
 };
 
 struct KeptOutput : KeptTensor {
   // Kernels of out= and in-place operators take the output by a reference that is not const.
   at::Tensor& get() const { return const_cast<at::Tensor&>(tensor.get()); }
-  KeptOutput zeros() const { return {KeptTensor::zeros()}; }
 };
 
 struct KeptOptionalTensor {
@@ -60,25 +56,18 @@ struct KeptOptionalTensor {
     }
   };
   Reference get() const { return {tensor.get()}; }
-  KeptOptionalTensor zeros() const { return {tensor.zeros()}; }
-  void collect(PooledAliases& list) { list.push_back(&tensor); }
+  void visit(VisitTensor apply) { apply(tensor); }
 };
 
 struct KeptTensorList {
   std::vector<PooledAlias> tensors;
   std::vector<at::Tensor> aliases;
   at::TensorList get() const { return aliases; }
-  KeptTensorList zeros() const {
-    KeptTensorList list;
-    list.tensors.reserve(tensors.size());
-    for (const PooledAlias& tensor : tensors) {
-      list.tensors.push_back(tensor.zeros());
-      list.aliases.push_back(list.tensors.back().get());
+  void visit(VisitTensor apply) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      apply(tensors[i]);
+      if (!aliases[i].is_same(tensors[i].get())) aliases[i] = tensors[i].get();
     }
-    return list;
-  }
-  void collect(PooledAliases& list) {
-    for (PooledAlias& tensor : tensors) list.push_back(&tensor);
   }
 };
 
@@ -86,33 +75,23 @@ struct KeptOptionalTensorList {
   std::vector<PooledAlias> tensors;
   std::unique_ptr<c10::List<std::optional<at::Tensor>>> aliases;  // a List cannot be moved
   const c10::List<std::optional<at::Tensor>>& get() const { return *aliases; }
-  KeptOptionalTensorList zeros() const {
-    KeptOptionalTensorList list{{}, std::make_unique<c10::List<std::optional<at::Tensor>>>()};
-    list.tensors.reserve(tensors.size());
-    for (const PooledAlias& tensor : tensors) {
-      list.tensors.push_back(tensor.zeros());
-      const at::Tensor& alias = list.tensors.back().get();
-      list.aliases->push_back(alias.defined() ? std::optional<at::Tensor>(alias) : std::nullopt);
+  void visit(VisitTensor apply) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      apply(tensors[i]);
+      const at::Tensor& alias = tensors[i].get();
+      if (alias.defined() && !aliases->get(i)->is_same(alias)) aliases->set(i, alias);
     }
-    return list;
-  }
-  void collect(PooledAliases& list) {
-    for (PooledAlias& tensor : tensors) list.push_back(&tensor);
   }
 };
 
 template <typename T>
 struct KeptArray {
-  void collect(PooledAliases& /*list*/) {}
-  KeptArray zeros() const { return *this; }
   c10::SmallVector<T, 5> values;  // as many as c10::DimVector has in place
   at::ArrayRef<T> get() const { return values; }
 };
 
 template <typename T>
 struct KeptOptionalArray {
-  void collect(PooledAliases& /*list*/) {}
-  KeptOptionalArray zeros() const { return *this; }
   std::optional<std::vector<T>> values;
   struct Reference {
     const std::optional<std::vector<T>>& values;
@@ -125,22 +104,16 @@ struct KeptOptionalArray {
 };
 
 struct KeptOptionalScalar {
-  void collect(PooledAliases& /*list*/) {}
-  KeptOptionalScalar zeros() const { return *this; }
   std::optional<at::Scalar> value;
   at::OptionalScalarRef get() const { return value ? at::OptionalScalarRef(*value) : at::OptionalScalarRef(); }
 };
 
 struct KeptString {
-  void collect(PooledAliases& /*list*/) {}
-  KeptString zeros() const { return *this; }
   std::string value;
   std::string_view get() const { return value; }
 };
 
 struct KeptOptionalString {
-  void collect(PooledAliases& /*list*/) {}
-  KeptOptionalString zeros() const { return *this; }
   std::optional<std::string> value;
   std::optional<std::string_view> get() const { return value; }
 };

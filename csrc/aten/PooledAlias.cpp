@@ -88,15 +88,6 @@ PooledAlias::PooledAlias(const at::TensorBase& tensor, bool for_write, core::Old
   if (impl->storage_offset() != tensor.storage_offset()) impl->set_storage_offset(tensor.storage_offset());
 }
 
-PooledAlias PooledAlias::zeros() const {
-  PooledAlias result;
-  result.source_ = source_;
-  result.writes_ = writes_;
-  result.follows_in_list_ = follows_in_list_;
-  if (alias_.defined()) result.alias_ = on_device() ? zeros_on_host(alias_) : alias_;
-  return result;
-}
-
 bool PooledAlias::overlaps(const PooledAlias& other) const {
   if (!on_device() || !other.on_device() || source_ == other.source_ || nbytes_ == 0 || other.nbytes_ == 0)
     return false;
@@ -109,12 +100,6 @@ bool PooledAlias::overlaps(const PooledAlias& other) const {
   const auto [begin, end] = range(alias_);
   const auto [other_begin, other_end] = range(other.alias_);
   return begin < other_end && other_begin < end;
-}
-
-void PooledAlias::place_in(const c10::Storage& storage, const PooledAlias& original) {
-  auto* const impl = alias_.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(storage);
-  impl->set_storage_offset(original.alias_.storage_offset());
 }
 
 void PooledAlias::give_back() noexcept {

@@ -50,10 +50,10 @@ class PooledAlias {
   // Whether both have some of the device's bytes, as tensors that are not the same.
   bool overlaps(const PooledAlias& other) const;
 
-  // Stands for the same tensor, with zeros of its own in place of the device's bytes.
-  PooledAlias zeros() const;
-  // Moves zeros into `storage`, to where `original` is in its own.
-  void place_in(const c10::Storage& storage, const PooledAlias& original);
+  // Whether both were made of one tensor.
+  bool is_of_tensor_of(const PooledAlias& other) const { return source_ == other.source_; }
+  // Puts another tensor in the alias's place.
+  void exchange(at::Tensor& alias) noexcept { std::swap(alias_, alias); }
 
   // Where the tensor is for which this stands.
   c10::Device device() const { return device_; }
