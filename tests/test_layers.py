@@ -24,7 +24,12 @@ LAYERS = (
 )  # each knows those before it
 DRIVER = "csrc/runtime/host"
 # All of csrc/ that a driver may know.
-OF_THE_DRIVER = ("csrc/runtime/mtia_runtime.h", "csrc/runtime/machine_memory.h", "csrc/processor/initial_exec.h")
+OF_THE_DRIVER = (
+    "csrc/runtime/mtia_runtime.h",
+    "csrc/runtime/live_ranges.h",
+    "csrc/runtime/machine_memory.h",
+    "csrc/processor/initial_exec.h",
+)
 
 # Headers of others, by how their names begin, and the first layer that may include them.
 PYTORCH = ("ATen/", "c10/", "torch/", "kineto/")

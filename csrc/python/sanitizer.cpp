@@ -17,27 +17,9 @@ namespace {
 
 namespace py = pybind11;
 
-const char* name_of(sanitizer::FindingKind kind) {
-  switch (kind) {
-    case sanitizer::FindingKind::kRace:
-      return "race";
-    case sanitizer::FindingKind::kFreedTooEarly:
-      return "freed too early";
-    case sanitizer::FindingKind::kUseAfterFree:
-      return "use after free";
-    case sanitizer::FindingKind::kUninitialized:
-      return "uninitialized";
-    case sanitizer::FindingKind::kOutOfBounds:
-      return "out of bounds";
-    case sanitizer::FindingKind::kProgramRace:
-      return "race between programs";
-    case sanitizer::FindingKind::kLaneConflict:
-      return "several values";
-    case sanitizer::FindingKind::kNotFinite:
-      return "not finite";
-  }
-  return "unknown";
-}
+// By FindingKind.
+constexpr const char* kKinds[] = {"race",          "freed too early",       "use after free", "uninitialized",
+                                  "out of bounds", "race between programs", "several values", "not finite"};
 
 py::object describe(const std::shared_ptr<const sanitizer::KernelLine>& line) {
   if (line == nullptr) return py::none();
@@ -99,7 +81,7 @@ py::dict describe(const sanitizer::Item& item, size_t operand, Frames& frames) {
   py::dict result = describe(item, frames);
   result["tensor"] = what.type;
   result["address"] = what.region.begin();
-  result["size"] = what.region.end() - what.region.begin();
+  result["size"] = what.region.range().size();
   result["writes"] = what.writes;
   result["line"] = describe(what.line);
   result["program"] = py::none();
@@ -154,8 +136,8 @@ py::list take() {
   py::list list;
   for (const sanitizer::Finding& finding : merge_findings(sanitizer::Sanitizer::take())) {
     py::dict entry;
-    entry["kind"] = name_of(finding.kind);
-    if (const sanitizer::KernelFinding* kernel = finding.kernel.get()) {
+    entry["kind"] = kKinds[static_cast<size_t>(finding.kind)];
+    if (const sanitizer::KernelAccesses* kernel = finding.kernel.get()) {
       entry["access"] = describe(*finding.item, kernel->access, frames);
       if (kernel->earlier) entry["earlier"] = describe(*finding.item, *kernel->earlier, frames);
       entry["bounds"] = py::make_tuple(kernel->tensor.address, kernel->tensor.size);

@@ -23,7 +23,6 @@ enum class ForkOrder : int {
   kHistory,    // of a BlockAllocator
   kObserver,   // the first of the observer's (csrc/sanitizer)
   kObserved,   // those that are taken with it held
-  kDetector,   // and with that one
   kTrace,      // of the profiler
   kTable,      // what is held for a look-up only
   kSettings,   // the loader's: every error message asks for the driver's name

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
-#include <span>
+
+#include "../runtime/live_ranges.h"
 
 namespace torch_mtia::sanitizer {
 namespace {
@@ -16,38 +16,37 @@ constexpr uint64_t bits(uint32_t first, uint32_t count) {
   return (count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << first;
 }
 
-// An image is a file that somebody may have changed: a site with a larger number, or with elements of another size, is
-// not the compiler's.
+// The compiler makes no site with a larger number or larger elements; but an image is a file that may be corrupt.
 constexpr uint32_t kMaxSites = uint32_t{1} << 16;
 constexpr uint32_t kMaxElementSize = 8;
 
-// More operands of a line than these become one, of all its runs.
+// A line with more operands gets one scattered operand instead.
 constexpr size_t kMaxOperands = 256;
 
-// Bytes that one line of the kernel touches, from low to high addresses.
+// Bytes that one line of the kernel accesses, in ascending order.
 class Runs {
  public:
   void add(uint64_t begin, uint64_t end) {
-    if (!runs_.empty() && runs_.back().second == begin) {
-      runs_.back().second = end;
+    if (!runs_.empty() && runs_.back().end == begin) {
+      runs_.back().end = end;
     } else {
-      runs_.emplace_back(begin, end);
+      runs_.push_back({begin, end});
     }
   }
 
-  // As few operands as there are stretches of runs that are alike.
+  // One operand for each sequence of runs with one size and one stride.
   void list(bool writes, OldBytes old_bytes, const std::shared_ptr<const KernelLine>& line,
             std::vector<Operand>& operands) {
     uint64_t bytes = 0;
-    for (const auto& [begin, end] : runs_) bytes += end - begin;
+    for (const ByteRange& run : runs_) bytes += run.size();
     const std::string type = std::to_string(bytes) + " bytes";
     std::vector<Operand> found;
     for (size_t first = 0; first < runs_.size() && found.size() <= kMaxOperands;) {
-      const size_t last = behind_those_like(first);
-      const auto& [begin, end] = runs_[first];
+      const size_t last = end_of_sequence(first);
+      const ByteRange& run = runs_[first];
       const int64_t sizes[] = {static_cast<int64_t>(last - first)};
-      const int64_t strides[] = {last - first > 1 ? static_cast<int64_t>(runs_[first + 1].first - begin) : 0};
-      found.push_back({Region(begin, end - begin, sizes, strides), writes, old_bytes, type, line});
+      const int64_t strides[] = {last - first > 1 ? static_cast<int64_t>(runs_[first + 1].begin - run.begin) : 0};
+      found.push_back({Region(run.begin, run.size(), sizes, strides), writes, old_bytes, type, line});
       first = last;
     }
     if (found.size() > kMaxOperands) {
@@ -58,20 +57,18 @@ class Runs {
   }
 
  private:
-  // The first run behind `first` that has not its size, or not the distance that the one before it has.
-  size_t behind_those_like(size_t first) const {
+  // The first run after `first` with another size, or another distance from the one before it.
+  size_t end_of_sequence(size_t first) const {
     size_t last = first + 1;
     if (last == runs_.size()) return last;
-    const uint64_t size = runs_[first].second - runs_[first].first;
-    const uint64_t stride = runs_[last].first - runs_[first].first;
-    while (last < runs_.size() && runs_[last].second - runs_[last].first == size &&
-           runs_[last].first - runs_[last - 1].first == stride) {
+    const uint64_t size = runs_[first].size();
+    const uint64_t stride = runs_[last].begin - runs_[first].begin;
+    while (last < runs_.size() && runs_[last].size() == size && runs_[last].begin - runs_[last - 1].begin == stride)
       ++last;
-    }
     return last;
   }
 
-  std::vector<std::pair<uint64_t, uint64_t>> runs_;
+  Region::Runs runs_;
 };
 
 }  // namespace
@@ -109,11 +106,11 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
   }
   const bool is_dense = addresses == nullptr && stride == static_cast<int64_t>(site.size);
   const auto is_inside = [&](uint64_t begin, uint64_t size) {
-    const mtia_span* tensor = site.tensor.size != 0 ? &site.tensor : live_at(begin);
-    return !checks_bounds_ ||
-           (tensor != nullptr && tensor->address <= begin && begin + size <= tensor->address + tensor->size);
+    if (!checks_bounds_) return true;
+    const mtia_span* tensor = site.tensor.size != 0 ? &site.tensor : runtime::range_at(live_, begin);
+    return tensor != nullptr && runtime::contains(*tensor, begin, size);
   };
-  // Most strips are neighbours without anything special.
+  // The common case: adjacent lanes, and nothing but their bytes to record.
   const uint64_t special = MTIA_SITE_ACQUIRES | MTIA_SITE_RELEASES | (watches_numbers_ ? kNumbers : 0);
   if (is_dense && (lanes & (lanes + 1)) == 0 && (site.kind & special) == 0) {
     const uint64_t size = uint64_t{site.size} * static_cast<uint32_t>(std::bit_width(lanes));
@@ -126,7 +123,7 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
   const auto address_of = [&](uint32_t lane) {
     return addresses != nullptr ? addresses[lane] : address + static_cast<uint64_t>(int64_t{lane} * stride);
   };
-  // Calls body(first lane, how many) for neighbours.
+  // Calls body(first lane, count) for lanes with adjacent bytes.
   const auto for_each_run = [&](uint64_t left, auto&& body) {
     while (left != 0) {
       const auto first = static_cast<uint32_t>(std::countr_zero(left));
@@ -195,7 +192,7 @@ void AccessRecorder::begin_program(const mtia_kernel_context& context, const std
   std::copy_n(context.grid, 3, grid_.begin());
   program_ = static_cast<uint32_t>(program[0] + int64_t{grid_[0]} * (program[1] + int64_t{grid_[1]} * program[2]));
   epoch_ = 0;
-  known_.clear();
+  clock_.clear();
   given_ = {};
   computed_.clear();
   ++moment_;
@@ -218,7 +215,7 @@ AccessRecorder::Site* AccessRecorder::site_of(const mtia_site& source) {
   if (offset < 0 || static_cast<uint64_t>(offset) + sizeof(uint64_t) > arguments_.size()) return &site;
   uint64_t pointer = 0;
   std::memcpy(&pointer, arguments_.data() + offset, sizeof(pointer));
-  if (const mtia_span* tensor = live_at(pointer)) site.tensor = *tensor;
+  if (const mtia_span* tensor = runtime::range_at(live_, pointer)) site.tensor = *tensor;
   return &site;
 }
 
@@ -232,18 +229,10 @@ uint32_t AccessRecorder::record_of(Site& site, uint32_t number) {
   return site.record;
 }
 
-const mtia_span* AccessRecorder::live_at(uint64_t address) const {
-  const auto behind = std::upper_bound(live_.begin(), live_.end(), address,
-                                       [](uint64_t at, const mtia_span& span) { return at < span.address; });
-  if (behind == live_.begin()) return nullptr;
-  const mtia_span& span = *std::prev(behind);
-  return address - span.address < span.size ? &span : nullptr;
-}
-
 // Memory -------------------------------------------------------------------------------------------------------------
 
-// Strips of a site that lie side by side are entered together, as one stretch. Until then other sites must not touch
-// it, unless both read, and the program must not learn whom it is behind.
+// Adjacent accesses of a site are entered into memory_ together. They must be entered before another site accesses the
+// same bytes, unless both read, and before the program's clock changes.
 void AccessRecorder::touch(Site& site, uint32_t number, uint64_t begin, uint64_t end) {
   record_of(site, number);
   const bool is_first = site.low == site.high;
@@ -272,7 +261,7 @@ void AccessRecorder::enter_all() {
 void AccessRecorder::touch(Cell& cell, const Site& site, uint32_t record, uint64_t address) {
   const bool writes = (site.kind & MTIA_SITE_WRITES) != 0;
   const bool is_atomic = (site.kind & MTIA_SITE_ATOMIC) != 0;
-  // Of several reads, one that computes something from all that it reads.
+  // Of several reads, prefer one that uses every byte over one whose data may be masked away.
   if ((site.kind & MTIA_SITE_READS) != 0 && cell.last_writer == 0 &&
       (cell.needs == 0 || ((site.kind & MTIA_SITE_CHOOSES) == 0 && chooses(cell.needs)))) {
     cell.needs = record;
@@ -297,7 +286,7 @@ void AccessRecorder::touch(Cell& cell, const Site& site, uint32_t record, uint64
   cell.loads = cell.atomics = 0;
 }
 
-// What is behind the last access of a program is behind its others.
+// Program order: keep only each program's last access.
 void AccessRecorder::add(uint32_t& list, uint32_t record) {
   uint32_t next = list;
   if (next != 0 && records_[nodes_[next].record].program == program_) {
@@ -314,7 +303,7 @@ bool AccessRecorder::was_stored(Site& site, uint64_t begin, uint64_t end) {
   return memory_.any_of(begin, end, [&](const Cell& cell) { return cell.last_writer == site.record; });
 }
 
-// What earlier strips have stored is in memory; what this one stores is in `values`.
+// The values of earlier strips of the statement are in memory, those of this one in `values`.
 void AccessRecorder::check_lanes(const mtia_kernel_context& context, Site& site, uint32_t number,
                                  const uint64_t* addresses, uint64_t lanes, const void* values) {
   const auto* const stored = static_cast<const std::byte*>(values);
@@ -364,8 +353,8 @@ NonFinite AccessRecorder::classify(const void* number, const Site& site) {
   return {.nan = bits > infinity ? 1U : 0U, .infinite = bits == infinity ? 1U : 0U};
 }
 
-// What a program stores comes of constants, of what it has read, and of what it has computed. A lane of a vector is the
-// same element throughout, but where one number is made of many: NaN, which is no constant, was computed in any lane.
+// A program stores constants, what it has read, and what it has computed. A lane of a vector stays the same element,
+// except across reductions: NaN, which is never a constant, may have been computed in any lane.
 void AccessRecorder::check_numbers(const mtia_kernel_context& context, const Site& site, const mtia_site& source,
                                    const uint64_t* addresses, uint64_t lanes, const void* values, bool is_single) {
   NonFinite found;
@@ -385,7 +374,7 @@ void AccessRecorder::check_numbers(const mtia_kernel_context& context, const Sit
     return;
   }
   if (found.nan != 0 ? given_.nan != 0 : given_.any()) return;
-  // Infinity in one number for all lanes may be a constant, and what has made infinity in some lanes masked off.
+  // A uniform infinity may be a constant, and the lanes in which a site made infinity may have been masked off.
   const auto makes_it = [&](const std::pair<const mtia_site*, uint64_t>& each) {
     if (found.nan == 0 && (each.first->kind & MTIA_SITE_FLOAT) != 0) return false;  // that made NaN
     if (is_single && found.nan == 0) return each.second == ~uint64_t{0};
@@ -395,67 +384,68 @@ void AccessRecorder::check_numbers(const mtia_kernel_context& context, const Sit
   const mtia_site* by = made != computed_.end() ? made->first : nullptr;
   if (by == nullptr && found.nan != 0 && !computed_.empty()) by = computed_.front().first;
   if (by == nullptr || !known_findings_.emplace(FindingKind::kNotFinite, by->number, source.number).second) return;
-  const uint64_t address = addresses[std::countr_zero(where)];
-  const auto program = program_at(program_);
-  const auto line = std::make_shared<KernelLine>(KernelLine{by->file, by->line, ""});
-  findings_.push_back(
-      {.kind = FindingKind::kNotFinite,
-       .access = {.line = line, .program = program, .address = address, .size = site.size, .writes = true},
-       .earlier =
-           KernelAccess{.line = site.line, .program = program, .address = address, .size = site.size, .writes = true},
-       .numbers = found,
-       .given = given_});
+  KernelAccess access{.line = std::make_shared<KernelLine>(KernelLine{by->file, by->line, ""}),
+                      .program = program_at(program_),
+                      .address = addresses[std::countr_zero(where)],
+                      .size = site.size,
+                      .writes = true};
+  KernelAccess store = access;
+  store.line = site.line;
+  findings_.push_back({.kind = FindingKind::kNotFinite,
+                       .kernel = std::make_shared<KernelAccesses>(KernelAccesses{std::move(access), std::move(store)}),
+                       .numbers = found,
+                       .given = given_});
 }
 
-// Order: see Note [Programs in order] --------------------------------------------------------------------------------
+// Order: see Note [Happens-before of programs] -----------------------------------------------------------------------
 
-bool AccessRecorder::is_behind(const Record& record) const {
+bool AccessRecorder::happens_before_now(const Record& record) const {
   if (record.program == program_) return true;
-  const auto known = std::lower_bound(known_.begin(), known_.end(), std::pair(record.program, uint32_t{0}));
-  return known != known_.end() && known->first == record.program && known->second > record.epoch;
+  const auto time = std::lower_bound(clock_.begin(), clock_.end(), std::pair(record.program, uint32_t{0}));
+  return time != clock_.end() && time->first == record.program && time->second > record.epoch;
 }
 
 void AccessRecorder::check_order(uint32_t earlier, const Site& site, uint32_t record, uint64_t address) {
-  if (earlier == 0 || is_behind(records_[earlier])) return;
+  if (earlier == 0 || happens_before_now(records_[earlier])) return;
   if ((site.kind & sites_[records_[earlier].site].kind & MTIA_SITE_ATOMIC) != 0) return;
   report(FindingKind::kProgramRace, record, earlier, address);
 }
 
 namespace {
 
-template <typename Known>
-void join(Known& known, const Known& other) {
-  Known joined;
-  joined.reserve(known.size() + other.size());
-  auto one = known.begin();
+// Both are clocks: programs, ascending, with epochs.
+template <typename Clock>
+void join(Clock& clock, const Clock& other) {
+  Clock joined;
+  joined.reserve(clock.size() + other.size());
+  auto one = clock.begin();
   for (const auto& entry : other) {
-    while (one != known.end() && one->first < entry.first) joined.push_back(*one++);
+    while (one != clock.end() && one->first < entry.first) joined.push_back(*one++);
     joined.push_back(entry);
-    if (one != known.end() && one->first == entry.first) {
+    if (one != clock.end() && one->first == entry.first) {
       joined.back().second = std::max(one->second, entry.second);
       ++one;
     }
   }
-  joined.insert(joined.end(), one, known.end());
-  known = std::move(joined);
+  joined.insert(joined.end(), one, clock.end());
+  clock = std::move(joined);
 }
 
 }  // namespace
 
 void AccessRecorder::acquire(uint64_t address) {
-  const auto told = released_.find(address);
-  if (told != released_.end()) join(known_, told->second);
+  const auto released = released_.find(address);
+  if (released != released_.end()) join(clock_, released->second);
 }
 
 void AccessRecorder::release(uint64_t address) {
-  Known& told = released_[address];
-  if (!known_.empty()) join(told, known_);
-  const std::pair own(program_, epoch_ + 1);
-  const auto place = std::lower_bound(told.begin(), told.end(), std::pair(program_, uint32_t{0}));
-  if (place != told.end() && place->first == program_) {
-    place->second = own.second;
+  Clock& released = released_[address];
+  if (!clock_.empty()) join(released, clock_);
+  const auto own = std::lower_bound(released.begin(), released.end(), std::pair(program_, uint32_t{0}));
+  if (own != released.end() && own->first == program_) {
+    own->second = epoch_ + 1;
   } else {
-    told.insert(place, own);
+    released.insert(own, {program_, epoch_ + 1});
   }
 }
 
@@ -464,10 +454,9 @@ void AccessRecorder::release(uint64_t address) {
 void AccessRecorder::report(FindingKind kind, uint32_t record, uint32_t earlier, uint64_t address) {
   const uint32_t site = records_[record].site;
   if (!known_findings_.insert({kind, site, records_[earlier].site}).second) return;
-  findings_.push_back({.kind = kind,
-                       .access = describe(record, address),
-                       .earlier = earlier != 0 ? std::optional(describe(earlier, address)) : std::nullopt,
-                       .tensor = sites_[site].tensor});
+  KernelAccesses accesses{.access = describe(record, address), .tensor = sites_[site].tensor};
+  if (earlier != 0) accesses.earlier = describe(earlier, address);
+  findings_.push_back({.kind = kind, .kernel = std::make_shared<KernelAccesses>(std::move(accesses))});
 }
 
 std::array<int32_t, 3> AccessRecorder::program_at(uint32_t number) const {

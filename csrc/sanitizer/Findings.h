@@ -1,4 +1,4 @@
-// What is found, and what it is about. No PyTorch.
+// Work items as the sanitizer keeps them, and what it finds. No PyTorch.
 #pragma once
 
 #include <array>
@@ -6,11 +6,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../core/Operands.h"
 #include "../runtime/mtia_runtime.h"
-#include "Clocks.h"
 #include "Region.h"
 
 namespace torch_mtia::sanitizer {
@@ -18,11 +18,13 @@ namespace torch_mtia::sanitizer {
 using core::OldBytes;
 using Context = std::shared_ptr<void>;  // where in the program something was done
 
+class Clock;
+
 // A place in a kernel that accesses memory.
 struct KernelLine {
   std::string file;
   int line = 0;
-  std::string argument;  // through which it does; empty: not known
+  std::string argument;  // the pointer argument that the address comes from; empty: not known
 };
 
 // One of the tensors that an item reads or writes.
@@ -32,26 +34,37 @@ struct Operand {
   OldBytes old_bytes = OldBytes::kRead;
   std::string type;                                    // for people, such as "float32[4, 8]"
   std::shared_ptr<const KernelLine> line = nullptr;    // of a kernel
-  std::shared_ptr<const uint64_t> captured = nullptr;  // of a graph: how many blocks there had been at its capture
+  std::shared_ptr<const uint64_t> captured = nullptr;  // of a graph: the number of blocks allocated at its capture
 };
 
-// One item of work, as it was submitted.
+inline Operand named(const core::Operand& operand) {
+  std::string type = std::to_string(operand.element_size) + " bytes";
+  if (operand.dtype[0] != '\0') {
+    type = std::string(operand.dtype) + '[';
+    const auto shape = operand.shape.empty() ? operand.sizes : operand.shape;
+    for (size_t d = 0; d < shape.size(); ++d) type += (d == 0 ? "" : ", ") + std::to_string(shape[d]);
+    type += ']';
+  }
+  return {Region(operand), operand.writes, operand.old_bytes, std::move(type)};
+}
+
+// One work item, as it was submitted.
 struct Item {
   std::string name;
   const void* stream = nullptr;   // null: the host does it itself
-  uint64_t function = 0;          // the number of the function of the host that does it or submits it; 0: none
-  bool is_listed = true;          // false: nobody knows what it touches
+  uint64_t function = 0;          // the number of the host function that does it or submits it; 0: none
+  bool is_listed = true;          // false: its operands are unknown
   bool copies = false;            // the first of its two operands to the second one
-  bool copies_bytes = false;      // each to the place that it has in the first one
+  bool copies_bytes = false;      // byte for byte: at equal offsets
   bool is_collective = false;     // its numbers come from other processes
-  std::vector<Operand> operands;  // in the order in which it comes to them
+  std::vector<Operand> operands;  // in the order in which they are accessed
   Context context;
 
   size_t timeline = 0;
   uint64_t time = 0;
-  uint64_t number = 0;  // of all items, in order
-  // What it is behind, while functions of the host are on their way: what they do is told when they run, which may be
-  // later than what is behind them. Else null.
+  uint64_t number = 0;  // of all items, in order of submission
+  // The clock of its timeline when it was submitted, kept while host functions are in flight: their own items are
+  // submitted when they run, possibly after items that they happen before. Else null.
   std::shared_ptr<const Clock> clock = nullptr;
 };
 
@@ -64,15 +77,15 @@ struct LiveBlock {
   uint64_t used;       // of the last item that has touched it; 0: none
 };
 
-// Where a program allocates, and how often it did. What a site allocates while nothing is freed is one execution.
+// A place where the program allocates. All blocks that it allocates while nothing is freed are one execution.
 struct Site {
   uint64_t executions = 0;
-  uint64_t rises = 0;      // executions in which it had more blocks alive than ever before
-  uint64_t last_rise = 0;  // the number of the last one of them
-  uint64_t alive = 0;      // blocks
+  uint64_t rises = 0;      // executions that exceeded most_alive
+  uint64_t last_rise = 0;  // the number of the last of these
+  uint64_t alive = 0;      // live blocks
   uint64_t most_alive = 0;
-  uint64_t frees = 0;         // of all sites, when it allocated last
-  Context context = nullptr;  // where it is, by its last block
+  uint64_t frees = 0;         // of all sites, at its last allocation
+  Context context = nullptr;  // of its last block
 
   void allocate(uint64_t frees_now, Context where);
 };
@@ -83,17 +96,17 @@ struct LiveSite {
 };
 
 enum class FindingKind {
-  kRace,           // two items touch the same bytes in no order, and one of them writes
-  kFreedTooEarly,  // the same, where the memory was freed in between and given to another tensor
-  kUseAfterFree,   // an item touches memory that was freed before it was submitted
+  kRace,           // two items access the same bytes, one writes, and neither happens before the other
+  kFreedTooEarly,  // the same, where the memory was freed in between and reused for another tensor
+  kUseAfterFree,   // an item accesses memory that was freed before it was submitted
   kUninitialized,  // an item reads bytes that nothing has written since they were allocated
-  kOutOfBounds,    // a kernel leaves the tensor
-  kProgramRace,    // two programs of a kernel touch the same bytes in no order, and one of them writes
+  kOutOfBounds,    // a kernel accesses memory outside of the tensor
+  kProgramRace,    // as kRace, of two programs of a kernel
   kLaneConflict,   // lanes of one store write different values to one address
-  kNotFinite,      // an item makes NaN or infinity of numbers that are finite: see Numbers.h
+  kNotFinite,      // an item makes NaN or infinity of finite numbers: see Numbers.h
 };
 
-// How many of some numbers are not finite. Of a complex number each part counts.
+// Counts of numbers that are not finite. The parts of a complex number count separately.
 struct NonFinite {
   uint64_t nan = 0;
   uint64_t infinite = 0;
@@ -105,7 +118,7 @@ struct NonFinite {
   }
 };
 
-// What a program of a kernel does.
+// An access by a program of a kernel.
 struct KernelAccess {
   std::shared_ptr<const KernelLine> line;
   std::array<int32_t, 3> program{};
@@ -114,27 +127,24 @@ struct KernelAccess {
   bool writes = false;
 };
 
-// Of what a kernel does.
-struct KernelFinding {
-  FindingKind kind;
+// The accesses of a finding within one launch of a kernel.
+struct KernelAccesses {
   KernelAccess access;
-  std::optional<KernelAccess> earlier;  // by another program; of numbers, the store
-  mtia_span tensor{};                   // that the pointer belongs to; empty: not known
-  NonFinite numbers = {};               // that are stored
-  NonFinite given = {};                 // among what the program has read
+  std::optional<KernelAccess> earlier = std::nullopt;  // by another program; of kNotFinite, the store
+  mtia_span tensor{};                                  // that the pointer argument points into; empty: not known
 };
 
 struct Finding {
   FindingKind kind;
-  std::shared_ptr<const Item> item;
+  std::shared_ptr<const Item> item = nullptr;
   size_t operand = 0;
-  std::shared_ptr<const Item> earlier = nullptr;  // of the first two kinds
+  std::shared_ptr<const Item> earlier = nullptr;  // of kRace and kFreedTooEarly
   size_t earlier_operand = 0;
-  Context memory = nullptr;  // where it was freed; or allocated, of the fourth and fifth kinds
-  std::shared_ptr<const KernelFinding> kernel = nullptr;  // of what kernels do; these have no operand
-  NonFinite numbers = {};                                 // of the operand, if it is not finite
-  NonFinite given = {};                                   // among what the item reads
-  uint64_t count = 1;                                     // how often it was found
+  Context memory = nullptr;  // where it was freed; of kUninitialized and kOutOfBounds, where it was allocated
+  std::shared_ptr<const KernelAccesses> kernel = nullptr;  // if it is within a kernel; then `operand` has no meaning
+  NonFinite numbers = {};                                  // in the operand, or in what a program stores
+  NonFinite given = {};                                    // in what the item, or the program, reads
+  uint64_t count = 1;                                      // how often it was found
 };
 
 }  // namespace torch_mtia::sanitizer

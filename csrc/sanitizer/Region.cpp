@@ -6,18 +6,18 @@
 namespace torch_mtia::sanitizer {
 
 Region::Region(uint64_t address, uint64_t element_size, std::span<const int64_t> sizes,
-               std::span<const int64_t> strides)
-    : begin_(address), end_(address), run_(element_size) {
+               std::span<const int64_t> strides, int64_t stride_unit)
+    : range_{address, address}, run_(element_size) {
   for (size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] == 0) run_ = 0;
-    if (sizes[d] <= 1 || strides[d] == 0) continue;
     const auto size = static_cast<uint64_t>(sizes[d]);
-    const auto stride = static_cast<uint64_t>(std::abs(strides[d]));
-    if (strides[d] < 0) begin_ -= (size - 1) * stride;
-    grid_.push_back({size, stride, 0});
+    const int64_t stride = strides[d] * stride_unit;
+    if (size == 0) run_ = 0;
+    if (size <= 1 || stride == 0) continue;
+    if (stride < 0) range_.begin += (size - 1) * stride;
+    grid_.push_back({size, static_cast<uint64_t>(std::abs(stride)), 0});
   }
   std::sort(grid_.begin(), grid_.end(), [](const Dimension& a, const Dimension& b) { return a.stride < b.stride; });
-  // From the smallest stride on: what is as long as the distance to its neighbour is one run with it.
+  // From the smallest stride on: runs that touch or overlap become one run, dimensions that continue each other one.
   std::vector<Dimension> kept;
   uint64_t reach = run_;
   for (const Dimension& each : grid_) {
@@ -34,30 +34,29 @@ Region::Region(uint64_t address, uint64_t element_size, std::span<const int64_t>
   }
   std::reverse(kept.begin(), kept.end());
   grid_ = std::move(kept);
-  end_ = begin_ + (run_ == 0 ? 0 : reach);
+  range_.end = range_.begin + (run_ == 0 ? 0 : reach);
 }
 
 Region::Region(Runs runs)
-    : begin_(runs.front().first),
-      end_(runs.back().second),
-      run_(runs.front().second - runs.front().first),
+    : range_{runs.front().begin, runs.back().end},
+      run_(runs.front().size()),
       scattered_(std::make_shared<const Runs>(std::move(runs))) {}
 
-Region::Runs::const_iterator Region::scattered_behind(uint64_t address) const {
+Region::Runs::const_iterator Region::scattered_after(uint64_t address) const {
   return std::upper_bound(scattered_->begin(), scattered_->end(), address,
-                          [](uint64_t at, const auto& each) { return at < each.second; });
+                          [](uint64_t at, const auto& each) { return at < each.end; });
 }
 
 uint64_t Region::next_scattered(uint64_t address) const {
-  const auto run = scattered_behind(address);
-  return run != scattered_->end() ? std::max(address, run->first) : kNone;
+  const auto run = scattered_after(address);
+  return run != scattered_->end() ? std::max(address, run->begin) : kNone;
 }
 
 uint64_t Region::next(std::span<const Dimension> grid, uint64_t first, uint64_t last, uint64_t address) {
   if (address >= last || first >= last) return kNone;
   if (grid.empty() || address <= first) return std::max(address, first);
   const auto [size, stride, reach] = grid.front();
-  // From the first that ends behind the address on. What lies at the next index may come first, if they overlap.
+  // From the first index that ends after the address on. Where indices overlap, a later one may have the nearest byte.
   uint64_t found = kNone;
   for (uint64_t index = address < first + reach ? 0 : (address - first - reach) / stride + 1; index < size; ++index) {
     const uint64_t at = first + index * stride;
@@ -68,24 +67,24 @@ uint64_t Region::next(std::span<const Dimension> grid, uint64_t first, uint64_t 
 }
 
 uint64_t Region::run_end(uint64_t address) const {
-  return scattered_ == nullptr ? run_end(grid_, begin_, address) : scattered_behind(address)->second;
+  return scattered_ == nullptr ? run_end(grid_, begin(), address) : scattered_after(address)->end;
 }
 
 uint64_t Region::run_end(std::span<const Dimension> grid, uint64_t first, uint64_t address) const {
   if (grid.empty()) return first + run_;
   const auto [size, stride, reach] = grid.front();
-  // Of several that reach across the address, only one may hold it.
+  // Several indices may reach across the address; one holds it.
   uint64_t index = address < first + reach ? 0 : (address - first - reach) / stride + 1;
   while (next(grid.subspan(1), first + index * stride, first + index * stride + reach, address) != address) ++index;
   return run_end(grid.subspan(1), first + index * stride, address);
 }
 
 bool Region::contains_all(const Region& other) const {
-  if (is_dense()) return contains(other.begin_, other.end_);
+  if (is_dense()) return contains(other.range_);
   if (scattered_ != nullptr || other.scattered_ != nullptr) return scattered_ == other.scattered_;
-  // Each run of the other one lies in the run at the same place of the grid.
+  // The same grid, each run inside the run of the same index.
   const auto is_alike = [](const Dimension& a, const Dimension& b) { return a.size == b.size && a.stride == b.stride; };
-  return other.begin_ + other.run_ <= begin_ + run_ &&
+  return other.begin() + other.run_ <= begin() + run_ &&
          std::equal(grid_.begin(), grid_.end(), other.grid_.begin(), other.grid_.end(), is_alike);
 }
 
@@ -98,28 +97,24 @@ uint64_t Region::num_runs() const {
 }
 
 bool Region::overlaps(const Region& other) const {
-  if (empty() || other.empty() || begin_ >= other.end_ || other.begin_ >= end_) return false;
-  if (is_dense()) return other.overlaps(begin_, end_);
-  if (other.is_dense()) return overlaps(other.begin_, other.end_);
+  if (empty() || other.empty() || !range_.overlaps(other.range_)) return false;
+  if (is_dense()) return other.overlaps(begin(), end());
+  if (other.is_dense()) return overlaps(other.begin(), other.end());
   if (scattered_ != nullptr || other.scattered_ != nullptr) {
     const Region& one = scattered_ != nullptr ? *this : other;
     const Region& two = scattered_ != nullptr ? other : *this;
     return std::any_of(one.scattered_->begin(), one.scattered_->end(),
-                       [&](const auto& run) { return two.overlaps(run.first, run.second); });
+                       [&](const auto& run) { return two.overlaps(run.begin, run.end); });
   }
-  return num_runs() <= other.num_runs() ? other.meets_runs_of(*this) : meets_runs_of(other);
-}
-
-bool Region::meets_runs_of(const Region& other) const {
-  std::vector<uint64_t> index(other.grid_.size(), 0);
-  for (;;) {
-    uint64_t at = other.begin_;
-    for (size_t d = 0; d < index.size(); ++d) at += index[d] * other.grid_[d].stride;
-    if (overlaps(at, at + other.run_)) return true;
-    size_t d = index.size();
-    while (d > 0 && ++index[d - 1] == other.grid_[d - 1].size) index[--d] = 0;
-    if (d == 0) return false;
-  }
+  const bool is_shorter = num_runs() <= other.num_runs();
+  const Region& one = is_shorter ? *this : other;
+  const Region& two = is_shorter ? other : *this;
+  return one.any_row([&two](uint64_t first, uint64_t run, uint64_t count, uint64_t stride) {
+    for (; count != 0; --count, first += stride) {
+      if (two.overlaps(first, first + run)) return true;
+    }
+    return false;
+  });
 }
 
 }  // namespace torch_mtia::sanitizer

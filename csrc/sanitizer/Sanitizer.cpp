@@ -13,7 +13,6 @@
 #include "../core/Waits.h"
 #include "../runtime/forks.h"
 #include "../runtime/loader.h"
-#include "NamedOperand.h"
 #include "Numbers.h"
 
 namespace torch_mtia::sanitizer {
@@ -24,9 +23,9 @@ constexpr size_t kMaxFindings = 4096;  // before those that are alike become one
 
 class OperandsOf final : public core::OperandSink {
  public:
-  void add(const core::Operand& each) override { operands.push_back(name(each)); }
+  void add(const core::Operand& each) override { operands.push_back(named(each)); }
   void add_host(const core::Operand& each) override {
-    if (each.is_shared) operands.push_back(name(each));
+    if (each.is_shared) operands.push_back(named(each));
   }
 
   std::vector<Operand> operands;
@@ -38,11 +37,11 @@ void note(Body body) noexcept {
   try {
     body();
   } catch (...) {
-    // The host is out of memory. What was not noted may lead to a report too many or too few.
+    // The host is out of memory. What was not noted may cause a false report, or hide one.
   }
 }
 
-// Before anything is written, all is read.
+// The order in which an item accesses its operands: it reads before it writes.
 int rank(const Operand& operand) {
   if (!operand.writes) return 0;
   return operand.old_bytes == OldBytes::kRead || operand.old_bytes == OldBytes::kReadInPart ? 1 : 2;
@@ -53,12 +52,11 @@ int rank(const Operand& operand) {
 Sanitizer::Sanitizer() {
   log_.hold_at_forks(runtime::ForkOrder::kObserver);
   runtime::hold_at_forks(runtime::ForkOrder::kObserved, mutex_);
-  detector_.hold_at_forks(runtime::ForkOrder::kDetector);
   runtime::in_forked_children([] { get().leave_forked_child(); });
 }
 
-// All that the child of a process that uses the device can do is to free what it has inherited. So nobody looks, and
-// the locks of captures need not be on the list of those that a fork waits for.
+// The child of a process that uses the device can only free what it has inherited. So it is not observed, and the locks
+// of captures and watchers need not be held at forks.
 void Sanitizer::leave_forked_child() noexcept {
   if (!runtime::is_forked() && !runtime::is_initialized()) return;
   core::observer = nullptr;
@@ -78,7 +76,7 @@ void Sanitizer::start(Checks checks, bool numbers, const Program& program) {
   instance.finds_leaks_ = checks.freed;
   instance.checks_bounds_ = checks.bounds;
   instance.log_.clear();
-  instance.detector_.restart(checks);
+  instance.log_.locked([&] { instance.detector_ = Detector(checks); });
   instance.num_forgotten_ = 0;
   {
     const std::lock_guard lock(instance.mutex_);
@@ -96,8 +94,8 @@ void Sanitizer::stop() {
   core::allocator_observer = nullptr;
   get().log_.clear();
   get().watches_numbers_ = false;
-  get().num_forgotten_ += get().detector_.num_forgotten();
-  get().detector_.restart({});
+  get().num_forgotten_ = num_forgotten();
+  get().log_.locked([] { get().detector_ = Detector(); });
 }
 
 void Sanitizer::wait() {
@@ -113,7 +111,7 @@ std::vector<Finding> Sanitizer::take() {
 
 std::vector<LiveSite> Sanitizer::live_blocks() {
   wait();
-  return get().detector_.live_blocks();
+  return get().log_.locked([] { return get().detector_.live_blocks(); });
 }
 
 std::map<std::string, uint64_t> Sanitizer::unlisted() {
@@ -123,7 +121,7 @@ std::map<std::string, uint64_t> Sanitizer::unlisted() {
 }
 
 uint64_t Sanitizer::num_forgotten() {
-  return get().num_forgotten_ + get().detector_.num_forgotten();
+  return get().log_.locked([] { return get().num_forgotten_ + get().detector_.num_forgotten(); });
 }
 
 void Sanitizer::count_unlisted(const std::string& name) {
@@ -138,8 +136,8 @@ void Sanitizer::keep(std::vector<Finding> found) {
   num_findings_ = findings_.size();
 }
 
-// So that a loop which repeats a fault does not fill the memory. Locks of the sanitizer's must not be held: the program
-// may run inside of this.
+// Keeps a loop that repeats a fault from filling the memory. No lock of the sanitizer may be held: Program::merge may
+// run code of the program.
 void Sanitizer::merge_findings() {
   std::vector<Finding> merged = program_.load(std::memory_order_relaxed)->merge(take());
   const std::lock_guard lock(mutex_);
@@ -179,21 +177,29 @@ std::vector<std::shared_ptr<Capture>> Sanitizer::capturing() {
   return all;
 }
 
-void Sanitizer::add(const core::Graph* graph, Node node) {
-  const std::shared_ptr<Capture> capture = captured(graph);
-  if (capture == nullptr) return;
-  node.item.function = 0;  // it runs in replays
-  const auto num_blocks = std::make_shared<uint64_t>(0);
-  log_.add([this, num_blocks] { *num_blocks = detector_.num_blocks(); });
-  capture->add({std::move(node), num_blocks});
+void Sanitizer::submit(const core::Stream& stream, Node node) {
+  if (const core::Graph* graph = stream.graph()) {
+    const std::shared_ptr<Capture> capture = captured(graph);
+    if (capture == nullptr) return;
+    node.item.function = 0;  // it runs in replays
+    const auto num_blocks = std::make_shared<uint64_t>(0);
+    log_.add([this, num_blocks] { *num_blocks = detector_.num_blocks(); });
+    node.num_blocks = num_blocks;
+    capture->add(std::move(node));
+  } else if (node.kernel == nullptr) {
+    add(std::move(node.item));
+  } else {
+    submit({std::move(node)}, [this](std::vector<Node> done) {
+      keep(detector_.submit(std::move(done.front().item), std::move(done.front().found)));
+    });
+  }
 }
 
 std::vector<Finding> Sanitizer::check(Capture& capture, std::vector<Node>& nodes) {
-  Detector order;
-  {
+  Detector order([this] {
     const std::lock_guard lock(mutex_);
-    order.restart(checks_);
-  }
+    return checks_;
+  }());
   std::vector<Finding> found = capture.check(nodes, order);
   num_forgotten_ += order.num_forgotten();
   return found;
@@ -219,15 +225,11 @@ std::shared_ptr<core::RunObserver> Sanitizer::submits(const core::Stream& stream
   std::stable_sort(listed.operands.begin(), listed.operands.end(),
                    [](const Operand& a, const Operand& b) { return rank(a) < rank(b); });
   item->operands = std::move(listed.operands);
-  const auto length = [](const Operand& each) { return each.region.end() - each.region.begin(); };
   item->copies = (item->name == "copy" || item->name == "aten::copy_") && item->operands.size() == 2 &&
                  !item->operands[0].writes && item->operands[0].old_bytes == OldBytes::kPassedOn;
-  item->copies_bytes = item->copies && item->name == "copy" && length(item->operands[0]) == length(item->operands[1]);
-  if (const core::Graph* graph = stream.graph()) {
-    add(graph, {.item = std::move(*item)});
-  } else {
-    add(std::move(*item));
-  }
+  item->copies_bytes = item->copies && item->name == "copy" &&
+                       item->operands[0].region.range().size() == item->operands[1].region.range().size();
+  submit(stream, {.item = std::move(*item)});
   return observer;
 }
 
@@ -238,60 +240,50 @@ std::shared_ptr<core::KernelWatcher> Sanitizer::submits(const core::Stream& stre
   if (!item) return nullptr;
   item->is_listed = false;  // until it has run
   const auto watcher = std::make_shared<Watcher>(launch, checks_bounds_, watches_numbers_);
-  Node node{.item = std::move(*item), .kernel = watcher};
-  if (const core::Graph* graph = stream.graph()) {
-    add(graph, std::move(node));
-  } else {
-    submit({std::move(node)}, [this](std::vector<Node> nodes) {
-      return [this, node = std::move(nodes.front())]() mutable {
-        keep(detector_.submit(std::move(node.item), std::move(node.found)));
-      };
-    });
-  }
+  submit(stream, {.item = std::move(*item), .kernel = watcher});
   return watcher;
 }
 
-void Sanitizer::submit(std::vector<Node> nodes, Complete complete) {
-  const std::shared_ptr<Log::Entry> place = log_.reserve();
-  await(std::move(nodes), [this, place, complete = std::move(complete)](std::vector<Node> done) {
+void Sanitizer::submit(std::vector<Node> nodes, Log::Apply apply) {
+  log_.add(std::move(nodes), [this, apply = std::move(apply)](std::vector<Node> done) {
     for (const Node& each : done) {
       if (each.kernel != nullptr && !each.item.is_listed) count_unlisted(each.item.name);
     }
-    log_.fill(*place, complete(std::move(done)));
+    apply(std::move(done));
   });
 }
 
-void Sanitizer::records(const core::Event& event, const core::Stream& stream) {
+template <typename Step>
+void Sanitizer::apply(Step step) {
+  log_.add([this, step = std::move(step)] { step(detector_); });
+}
+
+template <typename Step>
+void Sanitizer::apply(const core::Stream& stream, Step step) {
   const core::Graph* graph = stream.graph();
-  if (graph == nullptr) {
-    log_.add([this, handle = event.handle(), &stream] { detector_.record(handle, &stream); });
-    return;
-  }
-  log_.add([this, handle = event.handle()] { detector_.forget(handle); });
-  if (const auto capture = captured(graph)) {
-    capture->add([handle = event.handle(), &stream](Detector& order) { order.record(handle, &stream); });
-  }
+  if (graph == nullptr) return apply(std::move(step));
+  if (const auto capture = captured(graph)) capture->add(std::move(step));
+}
+
+void Sanitizer::records(const core::Event& event, const core::Stream& stream) {
+  if (stream.graph() != nullptr) apply([handle = event.handle()](Detector& order) { order.clocks().forget(handle); });
+  apply(stream, [handle = event.handle(), &stream](Detector& order) { order.clocks().record(handle, &stream); });
 }
 
 void Sanitizer::waits(const core::Stream& stream, const core::Event& event) {
-  const core::Graph* graph = stream.graph();
-  if (graph == nullptr) {
-    log_.add([this, handle = event.handle(), &stream] { detector_.wait(&stream, handle); });
-  } else if (const auto capture = captured(graph)) {
-    capture->add([handle = event.handle(), &stream](Detector& order) { order.wait(&stream, handle); });
-  }
+  apply(stream, [handle = event.handle(), &stream](Detector& order) { order.clocks().wait(&stream, handle); });
 }
 
 void Sanitizer::host_waited(const core::Stream& stream) {
-  log_.add([this, &stream] { detector_.host_waits_for_stream(&stream); });
+  apply([&stream](Detector& order) { order.clocks().host_waits_for_stream(&stream); });
 }
 
 void Sanitizer::host_waited(const core::Event& event) {
-  log_.add([this, handle = event.handle()] { detector_.host_waits_for_event(handle); });
+  apply([handle = event.handle()](Detector& order) { order.clocks().wait(/*stream=*/nullptr, handle); });
 }
 
 void Sanitizer::destroys(const core::Event& event) noexcept {
-  note([&] { log_.add([this, handle = event.handle()] { detector_.forget(handle); }); });
+  note([&] { apply([handle = event.handle()](Detector& order) { order.clocks().forget(handle); }); });
 }
 
 void Sanitizer::captures(const core::Graph& graph) {
@@ -320,30 +312,29 @@ void Sanitizer::launches(const core::Graph& graph, const core::Stream& stream) {
   if (!item) return;
   const std::shared_ptr<Capture> capture = captured(&graph);
   if (capture == nullptr) {
-    item->is_listed = false;  // captured before anybody looked
+    item->is_listed = false;  // captured before the start
     count_unlisted(item->name);
     return add(std::move(*item));
   }
   std::vector<Node> nodes = capture->nodes();
   const bool has_kernels = std::any_of(nodes.begin(), nodes.end(), [](const Node& each) { return each.kernel; });
   submit(std::move(nodes), [this, capture, has_kernels, replay = std::move(*item)](std::vector<Node> done) {
+    Item merged = merge(replay, done);
     std::vector<Finding> found = has_kernels ? check(*capture, done) : std::vector<Finding>();
-    return [this, item = capture->complete(replay, done), found = std::move(found)]() mutable {
-      for (Finding& each : found) detector_.locate(each);
-      keep(std::move(found));
-      keep(detector_.submit(std::move(item)));
-    };
+    for (Finding& each : found) detector_.locate(each);
+    keep(std::move(found));
+    keep(detector_.submit(std::move(merged)));
   });
 }
 
-// The memory of a graph is free for its later nodes, but stays in use for everybody else.
+// Private memory of a graph is free for its later nodes, but stays in use for all other work.
 void Sanitizer::allocated(uint64_t address, uint64_t size, bool is_private) {
-  const bool is_seen = !core::RunningWork::on_this_thread();  // what running work writes first is not
+  const bool is_seen = !core::RunningWork::on_this_thread();  // the first writes of running work are not seen
   const Context where = is_seen ? context() : nullptr;
   const bool has_site = is_seen && !is_private && finds_leaks_.load(std::memory_order_relaxed);
   const uint64_t site = has_site ? program_.load(std::memory_order_relaxed)->site() : 0;
-  log_.add([this, address, size, is_private, is_written = !is_seen || is_private, where, site] {
-    detector_.allocate(address, size, is_private, is_written, where, site);
+  apply([address, size, is_private, is_written = !is_seen || is_private, where, site](Detector& order) {
+    order.allocate(address, size, is_private, is_written, where, site);
   });
   if (!is_private) return;
   for (const auto& capture : capturing()) {
@@ -357,15 +348,14 @@ void Sanitizer::freed(uint64_t address) noexcept {
   Context where = nullptr;
   if (!core::RunningWork::on_this_thread()) note([&] { where = context(); });
   note([&] {
-    log_.add([this, address, where] { detector_.free(address, where); });
-    for (const auto& capture : capturing()) {
-      capture->add([address, where](Detector& order) { order.free(address, where); });
-    }
+    const auto step = [address, where](Detector& order) { order.free(address, where); };
+    apply(step);
+    for (const auto& capture : capturing()) capture->add(step);
   });
 }
 
 void Sanitizer::reuse_waits_for(const core::Stream& stream, uint64_t address, uint64_t size) noexcept {
-  note([&] { log_.add([this, &stream, address, size] { detector_.reuse_waits_for(&stream, address, size); }); });
+  note([&] { apply([&stream, address, size](Detector& order) { order.reuse_waits_for(&stream, address, size); }); });
 }
 
 void Sanitizer::touches(const char* name, List list, const void* work) {
@@ -379,12 +369,12 @@ void Sanitizer::touches(const char* name, List list, const void* work) {
 
 uint64_t Sanitizer::submits_host_function(const core::Stream& stream) {
   const uint64_t number = ++num_host_functions_;
-  log_.add([this, number, &stream] { detector_.begin_function(number, &stream); });
+  apply([number, &stream](Detector& order) { order.begin_function(number, &stream); });
   return number;
 }
 
 void Sanitizer::ended_host_function(uint64_t number) noexcept {
-  note([&] { log_.add([this, number] { detector_.end_function(number); }); });
+  note([&] { apply([number](Detector& order) { order.end_function(number); }); });
 }
 
 }  // namespace torch_mtia::sanitizer

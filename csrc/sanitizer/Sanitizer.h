@@ -1,4 +1,4 @@
-// Watches the process's devices, and keeps what it finds until somebody asks. No PyTorch.
+// Observes the devices of the process, and keeps findings until they are taken. No PyTorch.
 #pragma once
 
 #include <atomic>
@@ -13,35 +13,33 @@
 
 #include "../core/Graph.h"
 #include "../core/Observer.h"
-#include "Capture.h"
 #include "Detector.h"
-#include "KernelItem.h"
 #include "Log.h"
 
 namespace torch_mtia::sanitizer {
 
-// Leaked: any thread may be about to call it.
+// Never destroyed: any thread may be about to call it.
 class Sanitizer final : public core::Observer, public core::AllocatorObserver {
  public:
-  // What is to be asked of the program, on the thread that does something.
+  // Called on the thread that does what is observed.
   struct Program {
-    Context (*context)();  // where it is
+    Context (*context)();  // where the program is
     uint64_t (*site)();    // see Detector::allocate
-    // Findings that nobody can tell from each other become one, with their count.
+    // Merges findings that a report does not distinguish, and counts them.
     std::vector<Finding> (*merge)(std::vector<Finding> findings);
   };
 
-  // Watches from now on, with nothing known of what was before.
-  static void start(Checks checks, bool numbers, const Program& program);  // which is kept
+  // Observes from now on, and knows nothing of what was before. `program` must stay valid.
+  static void start(Checks checks, bool numbers, const Program& program);
   static void stop();
-  // BLOCKS until all kernels have run that were launched so far: what they touch is not known before.
+  // BLOCKS until all kernels have run that were launched so far: their operands are not known before.
   static void wait();
   static bool is_running() { return core::current_observer() != nullptr; }
   static bool watches_numbers() { return get().watches_numbers_; }
-  // What was found since the last call.
+  // The findings since the last call.
   static std::vector<Finding> take();
   static std::vector<LiveSite> live_blocks();
-  // Work of which nobody knows what it touches: how much there was of each name.
+  // How many items of each name did not list their operands.
   static std::map<std::string, uint64_t> unlisted();
   // See Detector.
   static uint64_t num_forgotten();
@@ -73,24 +71,27 @@ class Sanitizer final : public core::Observer, public core::AllocatorObserver {
   void keep(std::vector<Finding> findings);
   void merge_findings();
   Context context() const { return program_.load(std::memory_order_relaxed)->context(); }
-  // What the calling thread submits to a stream, or does itself (null). Null: running work does, which lists what it
-  // touches as a whole.
+  // An item that the calling thread submits to a stream, or does itself (null). Nullopt: it is part of running work,
+  // which lists its operands as a whole.
   std::optional<Item> begin_item(const char* name, const core::Stream* stream);
   void add(Item item);
-  // Reserves a place in the log; `complete` gives what is applied there, when all kernels of the nodes have run.
-  using Complete = std::function<std::function<void()>(std::vector<Node> nodes)>;
-  void submit(std::vector<Node> nodes, Complete complete);
+  void submit(const core::Stream& stream, Node node);
+  void submit(std::vector<Node> nodes, Log::Apply apply);
+  // Calls step(detector) in program order; with a stream that is captured, the detector of the graph's order.
+  template <typename Step>
+  void apply(Step step);
+  template <typename Step>
+  void apply(const core::Stream& stream, Step step);
 
-  // Null: nobody watched when it was captured.
+  // Null: it was captured before the start.
   std::shared_ptr<Capture> captured(const core::Graph* graph);
   std::vector<std::shared_ptr<Capture>> capturing();
-  void add(const core::Graph* graph, Node node);
   // What is wrong among the nodes of a graph.
   std::vector<Finding> check(Capture& capture, std::vector<Node>& nodes);
   void count_unlisted(const std::string& name);
 
   Log log_;
-  Detector detector_;
+  Detector detector_;  // used by entries of the log, or while it is locked
   std::atomic<const Program*> program_{nullptr};
   std::atomic<bool> finds_leaks_{false};
   std::atomic<uint64_t> num_host_functions_{0};

@@ -1,10 +1,16 @@
-// What is known of the memory that a launch touches: a cell for bytes of which all the same is known. No PyTorch.
+// Shadow memory: cells that say what is known of bytes of the device's memory. No PyTorch.
+//
+// Note [Two granularities of shadow memory]
+// Tensors are few and may be gigabytes: an ordered map of ranges has one cell for each. Programs of a kernel access
+// single elements, and scattered: a page table finds their cells in constant time.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -12,9 +18,51 @@
 
 namespace torch_mtia::sanitizer {
 
+// Disjoint ranges. A cell has `end`; its begin is the key. `Cell::clip(begin)` drops what no longer concerns the range
+// from there to `end`, when a range is divided.
+template <typename Cell>
+class RangeShadow : private std::map<uint64_t, Cell> {
+ public:
+  using Map = std::map<uint64_t, Cell>;
+  using Map::begin, Map::end, Map::size, Map::clear, Map::emplace_hint;
+  using typename Map::iterator;
+
+  // The first cell that ends after the address.
+  auto find(uint64_t address) { return find(*this, address); }
+  auto find(uint64_t address) const { return find(*this, address); }
+
+  // Divides a cell that the address is inside of. Returns the first cell that begins at or after the address.
+  iterator cut(uint64_t address) {
+    const iterator cell = find(address);
+    if (cell == end() || cell->first >= address) return cell;
+    const iterator second = emplace_hint(std::next(cell), address, cell->second);
+    cell->second.end = address;
+    cell->second.clip(cell->first);
+    second->second.clip(address);
+    return second;
+  }
+  void erase(uint64_t begin, uint64_t end) {
+    const iterator first = cut(begin);
+    Map::erase(first, cut(end));
+  }
+  // In place of what is known of its range.
+  void assign(uint64_t begin, Cell cell) {
+    if (begin == cell.end) return;
+    erase(begin, cell.end);
+    Map::emplace(begin, std::move(cell));
+  }
+
+ private:
+  template <typename Self>
+  static auto find(Self& cells, uint64_t address) {
+    const auto next = cells.upper_bound(address);
+    return next != cells.begin() && std::prev(next)->second.end > address ? std::prev(next) : next;
+  }
+};
+
 // Pages are divided into chunks, and these into parts, only where what is known differs.
 template <typename Cell>
-class Shadow {
+class ByteShadow {
  public:
   // Calls touch(cell, address) for the cells that make up the bytes from `begin` to `end`. It may change a cell, and
   // may be called for one twice.

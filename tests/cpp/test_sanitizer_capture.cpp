@@ -1,5 +1,5 @@
 // The order of a captured graph's nodes, of which kernels are known when they have run.
-#include "sanitizer/Capture.h"
+#include "sanitizer/Log.h"
 
 #include <cstdint>
 #include <memory>
@@ -30,15 +30,15 @@ struct Graph {
   uint64_t num_blocks = 0;
 
   void add(const void* stream, const char* name, std::vector<Operand> operands) {
-    capture.add({{.item = {.name = name, .stream = stream, .operands = std::move(operands), .context = {}}},
-                 std::make_shared<const uint64_t>(num_blocks)});
+    capture.add({.item = {.name = name, .stream = stream, .operands = std::move(operands), .context = {}},
+                 .num_blocks = std::make_shared<const uint64_t>(num_blocks)});
   }
   void add_kernel(const void* stream) {
     const mtia_kernel_launch launch{};
     const auto watcher = std::make_shared<Watcher>(launch, /*checks_bounds=*/false, /*watches_numbers=*/false);
-    capture.add({{.item = {.name = "kernel", .stream = stream, .is_listed = false, .operands = {}, .context = {}},
-                  .kernel = watcher},
-                 std::make_shared<const uint64_t>(num_blocks)});
+    capture.add({.item = {.name = "kernel", .stream = stream, .is_listed = false, .operands = {}, .context = {}},
+                 .kernel = watcher,
+                 .num_blocks = std::make_shared<const uint64_t>(num_blocks)});
   }
   // With what each kernel has touched; none: the kernels have not run.
   std::string check(std::vector<std::vector<Operand>> of_kernels = {}) {
@@ -73,9 +73,9 @@ TEST(branches_race_with_what_kernels_touch_in_a_replay) {
 TEST(events_order_kernels) {
   Graph graph;
   graph.add_kernel(kMain);
-  graph.capture.add([](Detector& order) { order.record(kEvent, kMain); });
+  graph.capture.add([](Detector& order) { order.clocks().record(kEvent, kMain); });
   graph.add_kernel(kMain);
-  graph.capture.add([](Detector& order) { order.wait(kSide, kEvent); });
+  graph.capture.add([](Detector& order) { order.clocks().wait(kSide, kEvent); });
   graph.add(kSide, "exp", {touch(kX, false), touch(2 * kX, false)});
   CHECK_EQ(graph.check({{touch(kX, true)}, {touch(3 * kX, true)}}), "");
   CHECK_EQ(graph.check({{touch(kX, true)}, {touch(2 * kX, true)}}), "exp: race with kernel");
@@ -109,12 +109,12 @@ TEST(a_replay_touches_what_its_nodes_do) {
   graph.add(kMain, "mul", {touch(kX, true)});
   graph.add_kernel(kMain);
   std::vector<Node> nodes = graph.capture.nodes();
-  CHECK(!graph.capture.complete({.name = "graph", .operands = {}, .context = {}}, nodes).is_listed);
+  CHECK(!merge({.name = "graph", .operands = {}, .context = {}}, nodes).is_listed);
   nodes[1].item.is_listed = true;
   nodes[1].item.operands = {touch(kX, false), touch(2 * kX, true)};
   nodes[1].item.operands[0].line = std::make_shared<KernelLine>(KernelLine{"kernel.py", 3, "x"});
   nodes[1].item.operands[1].line = std::make_shared<KernelLine>(KernelLine{"kernel.py", 4, ""});
-  const Item replay = graph.capture.complete({.name = "graph", .operands = {}, .context = {}}, nodes);
+  const Item replay = merge({.name = "graph", .operands = {}, .context = {}}, nodes);
   CHECK(replay.is_listed);
   CHECK_EQ(replay.operands.size(), size_t{3});
   CHECK_EQ(*replay.operands[0].captured, uint64_t{3});

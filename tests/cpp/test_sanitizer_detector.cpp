@@ -75,36 +75,36 @@ TEST(streams_without_order_race) {
 TEST(events_order) {
   Device device;
   device.submit(kMain, "fill", {write(kX, 64)});
-  device.detector.record(kEvent, kMain);
+  device.detector.clocks().record(kEvent, kMain);
   device.submit(kMain, "zero", {write(kX + 64, 64)});
-  device.detector.wait(kSide, kEvent);
+  device.detector.clocks().wait(kSide, kEvent);
   CHECK_EQ(device.submit(kSide, "sum", {read(kX, 64)}), "");
   CHECK_EQ(device.submit(kSide, "late", {read(kX, 128)}), "race with zero");
   // What a stream waited for is passed on.
-  device.detector.record(kOther, kSide);
-  device.detector.wait(kThird, kOther);
+  device.detector.clocks().record(kOther, kSide);
+  device.detector.clocks().wait(kThird, kOther);
   CHECK_EQ(device.submit(kThird, "third", {write(kX, 64)}), "");
 }
 
 TEST(an_event_stands_for_what_was_before_its_last_record) {
   Device device;
-  device.detector.record(kEvent, kMain);
+  device.detector.clocks().record(kEvent, kMain);
   device.submit(kMain, "fill", {write(kX, 64)});
-  device.detector.wait(kSide, kEvent);
+  device.detector.clocks().wait(kSide, kEvent);
   CHECK_EQ(device.submit(kSide, "sum", {read(kX, 64)}), "race with fill");
-  device.detector.record(kEvent, kMain);
-  device.detector.wait(kSide, kEvent);
+  device.detector.clocks().record(kEvent, kMain);
+  device.detector.clocks().wait(kSide, kEvent);
   CHECK_EQ(device.submit(kSide, "sum", {read(kX, 64)}), "");
 }
 
 TEST(the_host_orders_what_it_waited_for) {
   Device device;
   device.submit(kMain, "fill", {write(kX, 64)});
-  device.detector.host_waits_for_stream(kMain);
+  device.detector.clocks().host_waits_for_stream(kMain);
   CHECK_EQ(device.submit(kSide, "sum", {read(kX, 64)}), "");
   device.submit(kMain, "again", {write(kX + 64, 64)});
-  device.detector.record(kEvent, kMain);
-  device.detector.host_waits_for_event(kEvent);
+  device.detector.clocks().record(kEvent, kMain);
+  device.detector.clocks().wait(/*stream=*/nullptr, kEvent);
   CHECK_EQ(device.submit(kThird, "sum", {read(kX, 128)}), "");
 }
 
@@ -152,8 +152,8 @@ TEST(memory_that_another_stream_uses_is_freed_too_early) {
   Device device;
   device.allocate(kX, 64);
   device.submit(kMain, "fill", {write(kX, 64)});
-  device.detector.record(kEvent, kMain);
-  device.detector.wait(kSide, kEvent);
+  device.detector.clocks().record(kEvent, kMain);
+  device.detector.clocks().wait(kSide, kEvent);
   device.submit(kSide, "sum", {read(kX, 64)});
   device.detector.free(kX, nullptr);
   device.allocate(kX, 32);
@@ -206,7 +206,7 @@ TEST(the_host_is_behind_what_it_has_waited_for) {
   Device device;
   device.submit(kMain, "copy", {write(kX, 64)});
   CHECK_EQ(device.submit(nullptr, "item", {read(kX, 64)}), "race with copy");
-  device.detector.host_waits_for_stream(kMain);
+  device.detector.clocks().host_waits_for_stream(kMain);
   CHECK_EQ(device.submit(nullptr, "sum", {read(kX, 64)}), "");
   CHECK_EQ(device.submit(nullptr, "fill", {write(kX, 64)}), "");
   // All that is submitted is behind what the host has done.
@@ -301,8 +301,8 @@ TEST(a_view_that_is_covered_has_been_checked) {
   Device device;
   device.submit(kMain, "narrow", {columns(8, 4, true)});
   CHECK_EQ(device.submit(kSide, "wide", {columns(4, 16, true)}), "race with narrow");
-  device.detector.record(kEvent, kSide);
-  device.detector.wait(kThird, kEvent);
+  device.detector.clocks().record(kEvent, kSide);
+  device.detector.clocks().wait(kThird, kEvent);
   CHECK_EQ(device.submit(kThird, "third", {columns(8, 4, true)}), "");
   // A later reader of less is no reason to forget one of more.
   device.submit(kMain, "reads", {columns(32, 16, false)});

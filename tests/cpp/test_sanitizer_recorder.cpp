@@ -71,7 +71,8 @@ struct Kernel {
 
   std::string findings() {
     std::string text;
-    for (const KernelFinding& each : recorder.take().findings) {
+    for (const Finding& finding : recorder.take().findings) {
+      const KernelAccesses& each = *finding.kernel;
       text += text.empty() ? "" : ", ";
       text += std::to_string(each.access.line->line) + " of " + std::to_string(each.access.program[0]);
       if (each.earlier) {
@@ -367,6 +368,20 @@ TEST(lanes_that_leave_the_tensor_of_their_argument_stop) {
   kernel.begin(0);
   CHECK_EQ(kernel.access(load, 512, 4), uint64_t{0});  // of another tensor
   CHECK_EQ(kernel.findings(), "1 of 0");
+}
+
+TEST(lanes_whose_end_exceeds_64_bits_stop) {
+  const uint64_t address = Kernel::kBase;
+  std::vector<std::byte> arguments(8);
+  std::memcpy(arguments.data(), &address, sizeof(address));
+  for (const int64_t argument : {0, -1}) {
+    Kernel kernel(std::vector<mtia_span>{{Kernel::kBase, 128}}, arguments);
+    const auto* load = kernel.site(kLoad, 4, argument);
+    kernel.begin(0);
+    CHECK_EQ(kernel.access(load, uint64_t{0} - Kernel::kBase - 4), uint64_t{0});
+    CHECK_EQ(kernel.access(load, uint64_t{0} - Kernel::kBase - 8, 4), uint64_t{0});
+    CHECK_EQ(kernel.findings(), "1 of 0");
+  }
 }
 
 TEST(where_nothing_is_alive_all_lanes_stop) {

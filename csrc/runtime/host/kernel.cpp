@@ -11,9 +11,9 @@
 #include <cstring>
 #include <limits>
 #include <new>
-#include <span>
 #include <utility>
 
+#include "../live_ranges.h"
 #include "device.h"
 #include "error.h"
 #include "processor.h"
@@ -191,16 +191,6 @@ bool claim(mtia_error_cell& cell) {
   return __atomic_compare_exchange_n(&cell.reported, &none, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
-bool is_inside(const mtia_kernel_context& context, uint64_t address, uint64_t size) {
-  const std::span ranges(context.live_ranges, context.num_live_ranges);
-  const auto next = std::upper_bound(ranges.begin(), ranges.end(), address,
-                                     [](uint64_t at, const mtia_span& range) { return at < range.address; });
-  if (next == ranges.begin()) return false;
-  const mtia_span& range = *std::prev(next);
-  const uint64_t offset = address - range.address;
-  return size <= range.size && offset <= range.size - size;  // sums of the kernel's numbers may wrap
-}
-
 void report(mtia_error_cell& cell, const mtia_site& site, const int32_t (&program)[3]) {
   if (!claim(cell)) return;
   std::copy_n(program, 3, cell.program);
@@ -225,7 +215,8 @@ uint64_t access(const mtia_kernel_watch* /*watch*/, const mtia_kernel_context* c
   for (uint64_t left = lanes; left != 0; left &= left - 1) {
     const int lane = __builtin_ctzll(left);
     const uint64_t at = addresses != nullptr ? addresses[lane] : address + static_cast<uint64_t>(lane * stride);
-    if (is_inside(*context, at, site->size)) continue;
+    const mtia_span* range = range_at({context->live_ranges, context->num_live_ranges}, at);
+    if (range != nullptr && contains(*range, at, site->size)) continue;
     inside &= ~(uint64_t{1} << lane);
     report(*context->error_cell, *site, {program_x, program_y, program_z});
   }
