@@ -91,7 +91,7 @@ BUILD_TEMP = Path("build/temp")
 # loses vector registers at a thread's first access, and the compiler relies on them.
 COMPILE_FLAGS = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-fno-math-errno"]
 if os.environ.get("DEBUG") == "1":  # for a debugger: see docs/tour.md
-    COMPILE_FLAGS += ["-O0", "-g"]
+    COMPILE_FLAGS += ["-O0", "-g", "-DMTIA_ASSERTIONS"]
 DEFINITIONS = [
     "-DAT_PER_OPERATOR_HEADERS",  # without, half of ATen's headers include all of its operators
     f'-DTORCH_MTIA_VERSION="{versions["__version__"]}"',

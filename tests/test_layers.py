@@ -28,6 +28,7 @@ OF_THE_DRIVER = (
     "csrc/runtime/mtia_runtime.h",
     "csrc/runtime/live_ranges.h",
     "csrc/runtime/machine_memory.h",
+    "csrc/processor/assertion.h",
     "csrc/processor/initial_exec.h",
 )
 

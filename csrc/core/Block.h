@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "../processor/assertion.h"
 #include "BlockAllocator.h"
 
 namespace torch_mtia::core {
@@ -112,6 +113,13 @@ class SmallFreeBlocks {
       bits = not_empty_[word];
     }
   }
+  // Calls apply(block) for all.
+  template <typename Apply>
+  void for_each(Apply apply) const {
+    for (const Block* block : lists_) {
+      for (; block != nullptr; block = block->next_free) apply(block);
+    }
+  }
   // Of just this size, and removes it; null: there is none.
   Block* take(size_t size) {
     Block* block = lists_[list_of(size)];
@@ -134,6 +142,10 @@ class LargeFreeBlocks {
 
   void insert(Block* block) { blocks_.insert(std::move(block->set_node)); }
   void remove(Block* block) { block->set_node = blocks_.extract(block); }
+  template <typename Apply>
+  void for_each(Apply apply) const {
+    for (const Block* block : blocks_) apply(block);
+  }
   // Not larger than `limit`; null: none fits.
   Block* best_fit(size_t size, size_t limit) const {
     const auto found = blocks_.lower_bound(size);
@@ -156,6 +168,7 @@ class UnusedBlocks {
     }
   }
   Block* take() noexcept {
+    MTIA_ASSERT(count_ > 0);  // it has been prepared
     Block* block = first_;
     first_ = block->next_free;
     --count_;

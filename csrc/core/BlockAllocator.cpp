@@ -362,6 +362,11 @@ std::vector<mtia_span> BlockAllocator::live_ranges() const {
   return result;
 }
 
+bool BlockAllocator::is_valid() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->segments.is_valid() && state_->pending.is_valid() && state_->windows.is_valid();
+}
+
 AllocatorStats BlockAllocator::stats() const {
   const std::lock_guard lock(state_->mutex);
   state_->segments.merge_parked();

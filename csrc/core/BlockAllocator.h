@@ -218,6 +218,9 @@ class BlockAllocator {
   // The requested bytes of the blocks in use, ascending.
   std::vector<mtia_span> live_ranges() const;
 
+  // For tests: whether everything that the allocator knows agrees.
+  bool is_valid() const;
+
   AllocatorStats stats() const;
   void reset_peak_stats();
   void reset_accumulated_stats();

@@ -43,6 +43,20 @@ std::vector<Stream*> Windows::streams() const {
   return found;
 }
 
+bool Windows::is_valid() const {
+  size_t count = 0;
+  for (const auto& [stream, open] : windows_) {
+    count += open.size();
+    if (!open.empty() && open.front().closed) return false;
+    for (const Window& window : open) {
+      for (const Block* block = window.freed; block != nullptr; block = block->next_free) {
+        if (block->stream != stream || !block->in_use || block->allocated) return false;
+      }
+    }
+  }
+  return count == num_windows_;
+}
+
 Windows::Window* Windows::latest(Stream* stream) noexcept {
   const auto found = windows_.find(stream);
   return found == windows_.end() || found->second.empty() ? nullptr : &found->second.back();
@@ -105,6 +119,17 @@ std::vector<Stream*> PendingFrees::streams() const {
     if (!frees.empty()) found.push_back(stream);
   }
   return found;
+}
+
+bool PendingFrees::is_valid() const {
+  size_t count = 0;
+  for (const auto& [stream, frees] : pending_) {
+    count += frees.size();
+    for (const PendingFree& each : frees) {
+      if (each.block->pending_events <= 0) return false;
+    }
+  }
+  return count == num_pending_;
 }
 
 }  // namespace torch_mtia::core

@@ -48,6 +48,7 @@ class Windows {
 
   // The streams that have open windows.
   std::vector<Stream*> streams() const;
+  bool is_valid() const;
 
  private:
   Window* latest(Stream* stream) noexcept;  // null: none is open
@@ -91,6 +92,7 @@ class PendingFrees {
 
   // The streams whose marks are waited for.
   std::vector<Stream*> streams() const;
+  bool is_valid() const;
 
  private:
   struct PendingFree {

@@ -107,7 +107,7 @@ void Segments::merge_parked(FreeBlocks& free) noexcept {
 }
 
 void Segments::merge_parked() noexcept {
-  pools_.for_each_free_blocks([this](FreeBlocks& free) { merge_parked(free); });
+  pools_.for_each_free_blocks([this](const MemoryPool&, const Stream*, FreeBlocks& free) { merge_parked(free); });
 }
 
 void Segments::insert_free(Block* block) noexcept {
@@ -147,6 +147,7 @@ Block* Segments::take_free(size_t size, MemoryPool& pool, Stream* stream) {
 
 // Cuts a block that is in no list in two, and returns the second, which is in no list either.
 Block* Segments::cut(Block* block, size_t size) noexcept {
+  MTIA_ASSERT(0 < size && size < block->size);
   Block* rest = unused_.take();
   rest->address = block->address + size;
   rest->size = block->size - size;
@@ -177,6 +178,7 @@ void Segments::split(Block* block, size_t size) noexcept {
 
 // Both are in no list.
 Block* Segments::merge(Block* front, Block* back) noexcept {
+  MTIA_ASSERT(front->behind == back && front->pool == back->pool && front->mapped == back->mapped);
   front->size += back->size;
   front->free_since = std::max(front->free_since, back->free_since);
   front->behind = back->behind;
@@ -184,6 +186,68 @@ Block* Segments::merge(Block* front, Block* back) noexcept {
   back->segment_context.reset();
   unused_.put(back);
   return front;
+}
+
+namespace {
+
+// Whether a segment's pieces are linked, follow each other, and are as Block says.
+bool is_valid_chain(const Block* first) {
+  if (first->before != nullptr) return false;
+  for (const Block* block = first; block != nullptr; block = block->behind) {
+    if (block->size == 0 || block->size % kBlockRounding != 0) return false;
+    if (block->allocated && !(block->in_use && block->mapped && block->requested <= block->size)) return false;
+    if (!block->mapped && !(block->in_use && block->expandable)) return false;
+    if (block->pending_events < 0 || (block->pending_events > 0 && (block->allocated || !block->in_use))) return false;
+    const Block* next = block->behind;
+    if (next == nullptr) break;
+    if (next->before != block || next->address != block->address + block->size) return false;
+    if (next->pool != block->pool || next->stream != block->stream || next->expandable != block->expandable) {
+      return false;
+    }
+    if ((!block->in_use && !next->in_use) || (!block->mapped && !next->mapped)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool Segments::is_valid() const {
+  AllocatorStats counted;
+  std::map<const MemoryPool*, size_t> num_segments;
+  size_t num_free = 0;
+  for (const Block* first : segments_) {
+    if (!is_valid_chain(first)) return false;
+    ++num_segments[first->pool];
+    for (const Block* block = first; block != nullptr; block = block->behind) {
+      if (block->mapped) increase(counted.reserved_bytes, block, block->size);
+      if (block->allocated) increase(counted.allocated_bytes, block, block->size);
+      if (block->mapped && block->in_use) increase(counted.active_bytes, block, block->size);
+      num_free += !block->in_use;
+      if (!block->in_use && !block->is_whole_segment()) increase(counted.inactive_split_bytes, block, block->size);
+    }
+  }
+  bool is_listed_rightly = true;
+  pools_.for_each_free_blocks([&](const MemoryPool& pool, const Stream* stream, const FreeBlocks& free) {
+    const auto belongs = [&](const Block* block) { return block->pool == &pool && block->stream == stream; };
+    free.parked.for_each([&](const Block* block) {
+      decrease(counted.active_bytes, block, block->size);  // parked, it looks used
+      is_listed_rightly &= belongs(block) && block->in_use && !block->allocated && block->is_in_small_segment;
+    });
+    const auto count = [&](const Block* block, bool small) {
+      --num_free;
+      is_listed_rightly &= belongs(block) && !block->in_use && block->is_in_small_segment == small;
+    };
+    free.small.for_each([&](const Block* block) { count(block, true); });
+    free.large.for_each([&](const Block* block) { count(block, false); });
+    is_listed_rightly &= pool.num_segments == num_segments[&pool];
+  });
+  const auto agree = [&](StatArray AllocatorStats::* stat) {
+    return std::equal(std::begin(counted.*stat), std::end(counted.*stat), std::begin(stats_.*stat),
+                      [](const Stat& a, const Stat& b) { return a.current == b.current; });
+  };
+  return is_listed_rightly && num_free == 0 && agree(&AllocatorStats::reserved_bytes) &&
+         agree(&AllocatorStats::allocated_bytes) && agree(&AllocatorStats::active_bytes) &&
+         agree(&AllocatorStats::inactive_split_bytes);
 }
 
 // Segments ------------------------------------------------------------------------------------------------------------
@@ -256,6 +320,7 @@ Block* Segments::take_segment(size_t size, MemoryPool& pool, Stream* stream) {
 
 // The block is all of it.
 void Segments::end_segment(Block* block) noexcept {
+  MTIA_ASSERT(block->is_whole_segment());
   --block->pool->num_segments;
   segments_.erase(block);
   unused_.put(block);

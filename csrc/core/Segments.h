@@ -140,12 +140,12 @@ class Pools {
     return &pool == &default_ && stream == recent_stream_ ? *recent_ : find_free_blocks(pool, stream);
   }
   FreeBlocks& free_blocks(const Block* block) { return free_blocks(*block->pool, block->stream); }
-  // Calls apply(free_blocks) for those of all pools and streams.
+  // Calls apply(pool, stream, free_blocks) for those of all pools and streams.
   template <typename Apply>
-  void for_each_free_blocks(Apply apply) {
-    for (const auto& [stream, free] : default_.free_blocks) apply(*free);
+  void for_each_free_blocks(Apply apply) const {
+    for (const auto& [stream, free] : default_.free_blocks) apply(default_, stream, *free);
     for (const auto& [id, pool] : private_) {
-      for (const auto& [stream, free] : pool->free_blocks) apply(*free);
+      for (const auto& [stream, free] : pool->free_blocks) apply(*pool, stream, *free);
     }
   }
 
@@ -194,6 +194,7 @@ class Segments {
   }
   // The program has freed the block, which stays in use until it is released.
   void take_back(Block* block, const TraceContext& context) noexcept {
+    MTIA_ASSERT(block->allocated);  // else it is freed twice
     decrease(stats_.allocation, block, 1);
     decrease(stats_.allocated_bytes, block, block->size);
     if (std::exchange(block->counts_as_oversize, false)) decrease(stats_.oversize_allocations, 1);
@@ -202,6 +203,7 @@ class Segments {
   }
   // The block is free: other streams are done with it, and what its own stream still does comes before its next use.
   void release(Block* block) noexcept {
+    MTIA_ASSERT(block->in_use && !block->allocated && block->pending_events == 0);
     decrease(stats_.active, block, 1);
     decrease(stats_.active_bytes, block, block->size);
     decrease(stats_.requested_bytes, block, block->requested);
@@ -236,6 +238,9 @@ class Segments {
       for (const Block* block = first; block != nullptr; block = block->behind) apply(block);
     }
   }
+
+  // Whether the blocks, the lists of those that are free, the pools and the statistics agree.
+  bool is_valid() const;
 
   const std::string& refusal() const { return refusal_; }  // why the latest segment could not be had
   MemoryLimit& limit() { return limit_; }

@@ -271,6 +271,7 @@ void follow_random_traces(core::BlockAllocator::OptionsSource options) {
       } else {
         f.allocator.empty_cache();
       }
+      CHECK(f.allocator.is_valid());
       if (step % 100 != 0) continue;
       const core::AllocatorStats stats = f.allocator.stats();
       CHECK_EQ(stats.requested_bytes[kAll].current, requested);

@@ -154,6 +154,7 @@ class Worker {
       } catch (const core::OutOfDeviceMemory&) {
         free_all();
       }
+      CHECK(allocators_[static_cast<size_t>(step) % kDevices]->is_valid());
     }
     free_all();
     for (core::Stream* stream : streams_) finish(*stream);

@@ -231,9 +231,18 @@ Executor::Position Executor::push(const mtia_work& work) {
     // Whoever runs an item inline now wakes the executor in `hand_over`.
     wake = asleep_ && !position.inline_item;
     if (wake) asleep_ = false;
+    MTIA_ASSERT(is_valid());
   }
   if (wake) work_arrived_.notify_one();
   return position;
+}
+
+// The queue, the two counts of items and the word that decides say the same.
+bool Executor::is_valid() const noexcept {
+  const uint64_t unfinished = submitted_ - completed_;
+  if (completed_ > submitted_ || (first_ == nullptr) != (last_ == nullptr)) return false;
+  if (first_ == nullptr ? unfinished > 1 : last_->next != nullptr) return false;
+  return (busy_.load(std::memory_order_acquire) & ~kWaiters) / kQueued == unfinished;
 }
 
 Executor::Position Executor::position() {
@@ -295,6 +304,7 @@ QueueSlot* Executor::next_item(std::unique_lock<std::mutex>& lock) noexcept {
     sleep(lock);
   }
   if (delay_ != nullptr) hold_back(lock);
+  MTIA_ASSERT(is_valid() && (busy_.load(std::memory_order_acquire) & kInline) == 0);
   QueueSlot* slot = first_;
   first_ = slot->next;
   if (first_ == nullptr) last_ = nullptr;
@@ -326,6 +336,7 @@ void Executor::finish_item(QueueSlot* slot) noexcept {
   if (!slots_.recycle(slot)) QueueSlotPool::destroy(slot);
   ++completed_;
   busy_.fetch_sub(kQueued, std::memory_order_release);
+  MTIA_ASSERT(is_valid());
   if (completed_ >= wanted_) {
     wanted_ = kNobody;
     work_done_.wake_all();

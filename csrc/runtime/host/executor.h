@@ -20,6 +20,7 @@
 #include <random>
 #include <string>
 
+#include "../../processor/assertion.h"
 #include "../mtia_runtime.h"
 
 namespace torch_mtia::runtime::host {
@@ -110,7 +111,9 @@ class Executor {
     return busy_.compare_exchange_strong(idle, kInline, std::memory_order_acquire, std::memory_order_relaxed);
   }
   void leave() noexcept {
-    if (busy_.fetch_sub(kInline, std::memory_order_release) != kInline) [[unlikely]]
+    const uint64_t busy = busy_.fetch_sub(kInline, std::memory_order_release);
+    MTIA_ASSERT((busy & kInline) != 0);
+    if (busy != kInline) [[unlikely]]
       hand_over();
   }
 
@@ -147,6 +150,7 @@ class Executor {
   void hand_over() noexcept;
   void run_queue() noexcept;
   // With `mutex_`; what is given the lock gives it up while it sleeps.
+  bool is_valid() const noexcept;
   QueueSlot* next_item(std::unique_lock<std::mutex>& lock) noexcept;
   void hold_back(std::unique_lock<std::mutex>& lock) noexcept;
   void sleep(std::unique_lock<std::mutex>& lock) noexcept;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <iterator>
 #include <set>
 #include <string>
@@ -65,6 +66,15 @@ void Graph::seal() {
   dependencies_.shrink_to_fit();
 }
 
+bool Graph::is_valid() const {
+  for (uint32_t index = 0; index < size(); ++index) {
+    const auto before = dependencies(node(index));
+    if (std::adjacent_find(before.begin(), before.end(), std::greater_equal()) != before.end()) return false;
+    if (!before.empty() && before.back() >= index) return false;
+  }
+  return true;
+}
+
 void Graph::run_node(uint32_t index, Stream& stream, int32_t num_threads,
                      std::span<const uint64_t> trace_ids) const noexcept {
   const Node& node = nodes_[index];
@@ -108,6 +118,7 @@ std::shared_ptr<Graph> Capture::end(Stream& origin) {
   for (const auto& [stream, tail] : capture->tails_) stream->end_capture();
   capture->tails_.clear();
   capture->graph_->seal();
+  MTIA_ASSERT(capture->graph_->is_valid());
   return std::exchange(capture->graph_, nullptr);
 }
 
@@ -364,6 +375,7 @@ void ParallelReplay::run(Stream& stream, int32_t num_threads, std::span<const ui
   std::unique_lock lock(mutex_);
   stream_ = &stream;
   trace_ids_ = trace_ids;
+  MTIA_ASSERT(unfinished_ == 0 && ready_[kOrdinary].empty() && ready_[kBlocking].empty());
   unfinished_ = chains_.size();
   for (uint32_t index = 0; index < chains_.size(); ++index) {
     missing_[index] = chains_[index].num_predecessors;
@@ -394,6 +406,7 @@ void ParallelReplay::run_next(Kind kind, int32_t num_threads, std::unique_lock<s
   for (const uint32_t index : chain.nodes) graph_.run_node(index, stream, num_threads, trace_ids);
   lock.lock();
   for (const uint32_t successor : chain.successors) {
+    MTIA_ASSERT(missing_[successor] > 0);
     if (--missing_[successor] == 0) make_ready(successor, kind);
   }
   if (--unfinished_ == 0) changed_[kOrdinary].notify_all();

@@ -55,6 +55,8 @@ class Graph {
   uint32_t add(const mtia_work& work, Stream& stream, std::span<const uint32_t> dependencies);
   // Nothing more is added.
   void seal();
+  // Whether each node depends on earlier ones, in ascending order: as replays rely on.
+  bool is_valid() const;
 
   uint32_t size() const { return static_cast<uint32_t>(nodes_.size()); }
   const Node& node(uint32_t index) const { return nodes_[index]; }

@@ -143,6 +143,7 @@ inline std::optional<WorkFailure> Stream::run_in_frame(const mtia_work& work, co
   frame.explanation[0] = '\0';
   innermost_frame = &frame;
   const mtia_status status = run();
+  MTIA_ASSERT(innermost_frame == &frame);
   innermost_frame = frame.outer;
   if (status == MTIA_SUCCESS) [[likely]]
     return std::nullopt;
@@ -244,6 +245,7 @@ mtia_status Stream::report(const WorkFailure& failure) noexcept {
 }
 
 void Stream::reuse(int32_t priority, void* tag) noexcept {
+  MTIA_ASSERT(is_idle());
   priority_ = priority;
   tag_ = tag;
   take_failure();
