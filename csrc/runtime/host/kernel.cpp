@@ -245,7 +245,7 @@ void set(Table& table, mtia_rare_function index, Function function) {
   table[index] = reinterpret_cast<const void*>(function);
 }
 
-Table make_table() {
+Table make_rare_functions() {
   Table table{};
   set<Unary>(table, MTIA_RARE_LGAMMA, [](double x) {
     int sign = 0;  // of Gamma(x); plain lgamma keeps it in a global variable
@@ -271,7 +271,7 @@ Table make_table() {
 
 // The table that kernels call rare mathematical functions through: see mtia_rare_function.
 const void* const* rare_functions() {
-  static const Table table = make_table();
+  static const Table table = make_rare_functions();
   return table.data();
 }
 
