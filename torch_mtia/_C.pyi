@@ -1,6 +1,6 @@
 """The extension module, built from csrc/python/module.cpp."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypedDict, final
 
@@ -28,25 +28,12 @@ class Kernel:
     def __new__(cls, name: str, image: bytes, device: int) -> Kernel: ...
     def unload(self) -> None: ...
 
-@final
-class KernelLauncher:
-    """Packs the arguments of a kernel and launches it. Triton calls it: see torch_mtia.triton.launch."""
+def _make_launcher(arguments: Iterable[object], /) -> Callable[..., None]:
+    """What packs the arguments of a kernel and launches it. Triton calls it: see torch_mtia.triton.launch. By position:
+    three sizes of the grid, the handle of a stream, a Kernel, packed metadata, launch metadata, an enter hook, an exit
+    hook, and the arguments of the kernel."""
 
-    def __new__(cls, arguments: Sequence[object]) -> KernelLauncher: ...
-    def __call__(
-        self,
-        grid_x: int,
-        grid_y: int,
-        grid_z: int,
-        stream: int,
-        function: Kernel,
-        packed_metadata: object,
-        launch_metadata: object,
-        enter_hook: Callable[[Any], object] | None,
-        exit_hook: Callable[[Any], object] | None,
-        /,
-        *args: object,
-    ) -> None: ...
+def _is_launcher(function: object, /) -> bool: ...
 
 @final
 class GraphOutputs:
@@ -137,7 +124,7 @@ def _record_grid(x: int, y: int, z: int, /, *_rest: object) -> None: ...
 def _fast_launcher(
     launcher: Callable[..., None],
     compute_grid: Callable[..., None],
-    triton_launcher: KernelLauncher,
+    triton_launcher: Callable[..., None],
     function: Kernel,
     enter_hook: object,
     exit_hook: object,
@@ -171,18 +158,9 @@ class PreparedCall:
     ) -> PreparedCall: ...
     def __call__(self, *args: object) -> tuple[Any, ...]: ...
 
-def _exchange_device(device: int) -> int: ...
-def _maybe_exchange_device(device: int) -> int: ...
 def _default_generator(device: int) -> torch.Generator: ...
 def _default_stream(device: int) -> torch.Stream: ...
 def _current_raw_stream(device: int) -> int: ...
-def _memory_stats(device: int) -> dict[str, Any]: ...
-def _device_capability(device: int) -> tuple[int, int]: ...
-def _device_properties(device: int) -> dict[str, Any]: ...
-def _record_memory_history(enabled: str | None, stacks: str, max_entries: int) -> None: ...
-def _memory_snapshot() -> dict[str, Any]: ...
-def _attach_out_of_memory_observer(observer: Callable[[int, int, int, int], None]) -> None: ...
-def _graph_pool_handle() -> tuple[int, int]: ...
 def _sanitizer_start(
     order: bool,
     freed: bool,

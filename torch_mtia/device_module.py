@@ -113,8 +113,8 @@ def set_device(device: Device) -> None:
         torch.accelerator.set_device_index(index)
 
 
-_exchange_device = _C._exchange_device
-_maybe_exchange_device = _C._maybe_exchange_device
+_exchange_device = torch._C._mtia_exchangeDevice
+_maybe_exchange_device = torch._C._mtia_maybeExchangeDevice
 _DeviceGuard = _C.DeviceGuard
 
 
@@ -134,7 +134,7 @@ class device:
 
 def get_device_capability(device: Device = None) -> tuple[int, int]:
     """Returns the major and the minor number of a device's capability."""
-    return _C._device_capability(_index(device))
+    return torch._C._mtia_getDeviceCapability(_index(device))
 
 
 def get_device_name(device: Device = None) -> str:
@@ -148,7 +148,7 @@ def get_device_properties(device: Device = None) -> dict[str, Any]:
     They are name, architecture, total_memory (bytes), L2_cache_size (bytes), multi_processor_count (cores), warp_size,
     major, minor, max_grid_height and max_grid_width.
     """
-    return _C._device_properties(_index(device))
+    return torch._C._mtia_getDeviceProperties(_index(device))
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -232,7 +232,7 @@ def memory_stats(device: Device = None) -> dict[str, Any]:
     if not is_initialized():
         return {}
     index = _index(device)
-    return {**torch.accelerator.memory_stats(index), **_C._memory_stats(index)}
+    return {**torch.accelerator.memory_stats(index), **torch._C._mtia_memoryStats(index)}
 
 
 def memory_allocated(device: Device = None) -> int:
@@ -254,17 +254,17 @@ def reset_peak_memory_stats(device: Device = None) -> None:
 def record_memory_history(enabled: str | None = "all", stacks: str = "python", max_entries: int = 0) -> None:
     """Starts or stops recording what the allocator does: see `torch.mtia.record_memory_history` and docs/memory.md."""
     if is_initialized():
-        _C._record_memory_history(enabled, stacks, max_entries)
+        torch._C._mtia_recordMemoryHistory(enabled, stacks, max_entries)
 
 
 def snapshot() -> dict[str, Any]:
     """The allocator's blocks and history, in the format of PyTorch's memory viewer."""
-    return _C._memory_snapshot()
+    return torch._C._mtia_memorySnapshot()
 
 
 def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], None]) -> None:
     """Registers `observer(device, requested, reserved, free)`, in bytes, to be called before an out-of-memory error."""
-    _C._attach_out_of_memory_observer(observer)
+    torch._C._mtia_attachOutOfMemoryObserver(observer)
 
 
 # Random numbers
@@ -325,7 +325,7 @@ def initial_seed() -> int:
 
 def graph_pool_handle() -> Pool:
     """A new memory pool for graphs."""
-    return _C._graph_pool_handle()
+    return torch._C._mtia_graphPoolHandle()
 
 
 class MTIAGraph(_acceleratorGraph):

@@ -16,7 +16,7 @@
 #include "../device/MTIAStream.h"
 #include "../runtime/forks.h"
 #include "Errors.h"
-#include "PackageInfo.h"
+#include "Package.h"
 
 namespace torch_mtia {
 namespace {

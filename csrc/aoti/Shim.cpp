@@ -1,10 +1,13 @@
 #include "shim.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/inductor/aoti_torch/utils.h>
+#include <torch/csrc/shim_exception_state.h>
+#include <torch/library.h>
 
 #include <cstring>
 #include <fstream>
@@ -12,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "../core/Driver.h"
@@ -22,10 +26,17 @@
 #include "../device/MTIAStream.h"
 #include "../runtime/forks.h"
 #include "Errors.h"
-#include "PackageKernel.h"
+#include "Package.h"
 
 namespace torch_mtia {
 namespace {
+
+thread_local std::exception_ptr last_error;
+
+void set_message(const std::string& what, const std::string& what_without_backtrace) {
+  torch::csrc::shim::details::set_torch_exception_what(what);
+  torch::csrc::shim::details::set_torch_exception_what_without_backtrace(what_without_backtrace);
+}
 
 MTIAStream stream_of(c10::DeviceIndex device, mtia_stream handle) {
   const MTIAStream current = MTIAStream::current(device);
@@ -120,7 +131,46 @@ void destroy(Handle handle) {
   const std::unique_ptr<Object> object(reinterpret_cast<Object*>(handle));
 }
 
+// Operators that packages call by their schema, through libtorch's executor. It gives those that take a device one of
+// CUDA, whatever the package says, and has no place for another. So the call passes through a boxed kernel that puts
+// the model's device in its place; at a key that upstream keeps for tests of exactly that, because none is for it.
+constexpr auto kProxyKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+void with_device_of_model(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard once(kProxyKey);
+  const auto count = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  for (auto argument = stack->end() - count; argument != stack->end(); ++argument) {
+    if (argument->isDevice() && argument->toDevice().is_cuda()) {
+      *argument = c10::Device(device_type(), current_device());
+    }
+  }
+  op.callBoxed(stack);
+}
+
 }  // namespace
+
+AOTITorchError keep_shim_error(std::exception_ptr error) {
+  last_error = std::move(error);
+  try {
+    std::rethrow_exception(last_error);
+  } catch (const c10::Error& e) {
+    set_message(e.what(), e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    set_message(e.what(), e.what());
+  } catch (...) {
+    set_message("unknown error", "unknown error");
+  }
+  return AOTI_TORCH_FAILURE;
+}
+
+std::exception_ptr take_shim_error() {
+  return std::exchange(last_error, nullptr);
+}
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&with_device_of_model>());
+}
+
 }  // namespace torch_mtia
 
 using namespace torch_mtia;
@@ -244,4 +294,13 @@ AOTITorchError aoti_torch_mtia_launch_kernel(MTIAKernelHandle kernel, uint32_t g
     const PackageKernel& to_launch = *kernel_of(kernel);
     to_launch.launch(stream_of(to_launch.device(), stream), {grid_x, grid_y, grid_z}, arguments);
   });
+}
+
+AOTITorchError aoti_torch_mtia_proxy_executor_call_function(AOTIProxyExecutorHandle proxy_executor,
+                                                            int extern_node_index, int num_ints,
+                                                            int64_t* flatten_int_args, int num_tensors,
+                                                            AtenTensorHandle* flatten_tensor_args) {
+  const c10::impl::IncludeDispatchKeyGuard through(kProxyKey);
+  return aoti_torch_proxy_executor_call_function(proxy_executor, extern_node_index, num_ints, flatten_int_args,
+                                                 num_tensors, flatten_tensor_args);
 }

@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "../device/MTIACachingAllocator.h"
-#include "../device/StorageResize.h"
 #include "MTIANativeFunctions.h"
 
 namespace torch_mtia {

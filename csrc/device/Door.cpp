@@ -11,7 +11,7 @@
 
 #include "../runtime/loader.h"
 #include "HostView.h"
-#include "PrivateUse1Hooks.h"
+#include "MTIAHooks.h"
 
 namespace torch_mtia {
 

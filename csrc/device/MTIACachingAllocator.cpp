@@ -6,6 +6,7 @@
 #include <c10/core/impl/COWDeleter.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -91,32 +92,6 @@ void delete_block_at(void* address) {
   delete_block(blocks_by_address().take(address));
 }
 
-// The allocator of storages that belong to one device.
-class AllocatorOfDevice final : public c10::Allocator {
- public:
-  explicit AllocatorOfDevice(c10::DeviceIndex device) : device_(device_type(), device) {}
-  c10::DataPtr allocate(size_t size) override {
-    const c10::DeviceGuard guard(device_);
-    return MTIACachingAllocator::get().allocate(size);
-  }
-  void copy_data(void* to, const void* from, size_t size) const override {
-    const c10::DeviceGuard guard(device_);
-    MTIACachingAllocator::get().copy_data(to, from, size);
-  }
-
- private:
-  const c10::Device device_;
-};
-
-c10::Allocator& allocator_of_device(c10::DeviceIndex device) {
-  static const auto* const allocators = [] {  // leaked: storages refer to them until the process ends
-    auto* const made = new std::vector<std::unique_ptr<AllocatorOfDevice>>();
-    for (c10::DeviceIndex i = 0; i < device_count(); ++i) made->push_back(std::make_unique<AllocatorOfDevice>(i));
-    return made;
-  }();
-  return *allocators->at(device);
-}
-
 // How many storages share the memory. c10 keeps it private; who explicitly instantiates a template may name it.
 const std::atomic<int64_t>& num_references(const c10::impl::cow::COWDeleterContext& context);
 template <auto kCount>
@@ -138,7 +113,8 @@ void materialize(c10::StorageImpl* storage) {
     blocks_by_address().set_sharing(data.get(), nullptr);  // `shared` dies now
     return cow::materialize_cow(storage);
   }
-  c10::DataPtr own = storage->allocator()->clone(data.get(), storage->nbytes());
+  const c10::DeviceGuard guard(data.device());  // the storage's, whatever is the current one when it is written
+  c10::DataPtr own = MTIACachingAllocator::get().clone(data.get(), storage->nbytes());
   storage->clear_materializer();
   storage->set_data_ptr(std::move(own));  // the deleter of what it replaces gives the reference up
 }
@@ -356,7 +332,6 @@ bool MTIACachingAllocator::may_be_of_graph(const c10::StorageImpl& storage) {
 void MTIACachingAllocator::prepare_lazy_clone(c10::StorageImpl& storage) {
   const c10::DataPtr& data = storage.data_ptr();
   if (data.get() == nullptr || data.get_deleter() != &delete_block) return;
-  storage.set_allocator(&allocator_of_device(data.device().index()));
   c10::DataPtr other(data.get(), data.get(), &delete_block_at, data.device());
   blocks_by_address().insert(data.get(), static_cast<core::Block*>(data.get_context()));
   storage.set_data_ptr(std::move(other)).release_context();
@@ -410,9 +385,26 @@ std::pair<size_t, size_t> MTIACachingAllocator::getMemoryInfo(c10::DeviceIndex d
   return {info.free_bytes, info.total_bytes};
 }
 
+void resize_storage(c10::StorageImpl* storage, size_t size) {
+  TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
+  const c10::Device device = storage->device();
+  const c10::DeviceGuard guard(device);
+  auto& allocator = MTIACachingAllocator::get();
+  c10::DataPtr grown = allocator.allocate(size);
+  const size_t kept = std::min(size, storage->nbytes());
+  if (kept > 0) {
+    allocator.copy_data(grown.get(), storage->data(), kept);
+    // The old block goes back to the stream it was allocated for; the copy may run on another.
+    allocator.recordStream(storage->data_ptr(), MTIAStream::current(device.index()).unwrap());
+  }
+  storage->clear_materializer();  // of a lazy clone: the memory is its own now
+  storage->set_data_ptr_noswap(std::move(grown));
+  storage->set_nbytes(size);
+}
+
 namespace {
 // The highest priority: nobody else may set the allocator of this device type afterwards.
-const DoorPart registered([](const Door& door, bool open) {
+const DoorPart allocator_registration([](const Door& door, bool open) {
   c10::SetAllocator(door.type, open ? &MTIACachingAllocator::get() : nullptr, /*priority=*/255);
 });
 }  // namespace

@@ -30,7 +30,7 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   // Whether a graph may use the memory, or may come to use it: see Note [Lazy clones and graphs].
   static bool may_be_of_graph(const c10::StorageImpl& storage);
   // What a storage must be before c10 can make a lazy clone of it: the context of its memory is the address in place of
-  // the block, and its copies are of its own device, whatever is the current one when it is written.
+  // the block.
   static void prepare_lazy_clone(c10::StorageImpl& storage);
   // Afterwards, for both: one that runs out of memory when it is written still shares what it shared.
   static void finish_lazy_clone(c10::StorageImpl& storage);
@@ -74,5 +74,9 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   std::mutex observers_mutex_;
   std::vector<OutOfMemoryObserver> observers_;
 };
+
+// Gives the storage `size` bytes, keeping what fits: allocates, copies on the current stream, frees in stream order.
+// ATen's own function copies on the host. Raises RuntimeError for a storage that is not resizable.
+void resize_storage(c10::StorageImpl* storage, size_t size);
 
 }  // namespace torch_mtia

@@ -20,8 +20,8 @@
 #include "DeviceIndex.h"
 #include "HostView.h"
 #include "IntraOpThreads.h"
-#include "LaunchLog.h"
 #include "MTIAGraph.h"
+#include "MTIAProfiler.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {

@@ -1,6 +1,6 @@
-#include "MTIAGuardImpl.h"
-
+// The device guard, which c10 finds through its registry.
 #include <c10/core/DeviceCapability.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
 #include <memory>
@@ -8,11 +8,42 @@
 #include "../core/Event.h"
 #include "../core/Waits.h"
 #include "MTIACachingAllocator.h"
+#include "MTIAFunctions.h"
 #include "MTIAStream.h"
 #include "ScalarTypes.h"
 
 namespace torch_mtia {
 namespace {
+
+struct MTIAGuardImpl final : public c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return device_type(); }
+  c10::Device exchangeDevice(c10::Device device) const override;
+  c10::Device getDevice() const override { return {device_type(), current_device()}; }
+  void setDevice(c10::Device device) const override;
+  void uncheckedSetDevice(c10::Device device) const noexcept override { set_device_unchecked(device.index()); }
+  c10::DeviceIndex deviceCount() const noexcept override { return device_count(); }
+  c10::DeviceCapability getDeviceCapability(c10::Device device) const override;
+
+  c10::Stream getStream(c10::Device device) const override;
+  c10::Stream getDefaultStream(c10::Device device) const override;
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool is_high_priority) const override;
+  c10::Stream getNewStream(c10::Device device, int priority) const override;
+  c10::Stream exchangeStream(c10::Stream stream) const override;
+  void* getStreamNativeHandle(const c10::Stream stream) const override;
+  bool queryStream(const c10::Stream& stream) const override;
+  bool isStreamCapturing(const c10::Stream& stream) const override;
+  void synchronizeStream(const c10::Stream& stream) const override;
+  void synchronizeDevice(const c10::DeviceIndex index) const override { synchronize_device(index); }
+
+  void destroyEvent(void* event, const c10::DeviceIndex index) const noexcept override;
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex index,
+              const c10::EventFlag flag) const override;
+  void block(void* event, const c10::Stream& stream) const override;
+  bool queryEvent(void* event) const override;
+  void synchronizeEvent(void* event) const override;
+  double elapsedTime(void* start, void* end, const c10::DeviceIndex index) const override;
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override;
+};
 
 void check_device_type(c10::Device device) {
   TORCH_CHECK(is_ours(device), "expected a device of type ", device_name(), ", got ", device);
@@ -21,8 +52,6 @@ void check_device_type(c10::Device device) {
 core::Event& event_of(void* event) {
   return *static_cast<core::Event*>(event);
 }
-
-}  // namespace
 
 c10::Device MTIAGuardImpl::exchangeDevice(c10::Device device) const {
   check_device_type(device);
@@ -122,7 +151,6 @@ void MTIAGuardImpl::recordDataPtrOnStream(const c10::DataPtr& data, const c10::S
   MTIACachingAllocator::get().recordStream(data, stream);
 }
 
-namespace {
 const DoorPart guard([](const Door& door, bool open) {
   static const auto* const instance = new MTIAGuardImpl();  // leaked: c10 keeps the pointer until the process ends
   c10::impl::DeviceGuardImplRegistrar(door.type, open ? instance : nullptr);

@@ -204,7 +204,7 @@ void delete_host_block(void* context) {
   allocator().free(context);
 }
 
-const DoorPart registered([](const Door& door, bool open) {
+const DoorPart host_allocator_registration([](const Door& door, bool open) {
   core::return_host_cache = [] { allocator().empty_cache(); };
   at::setHostAllocator(door.type, open ? &allocator() : nullptr, /*priority=*/255);
 });

@@ -11,6 +11,9 @@
 
 namespace torch_mtia {
 
+// The most bytes of packed arguments of a kernel.
+inline constexpr uint32_t kMaxPackedArguments = 4096;
+
 // One kernel on one device. It may be destroyed while launches of it are under way.
 class MTIAKernel {
  public:

@@ -7,6 +7,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstdio>
 #include <memory>
 #include <set>
 #include <string>
@@ -169,10 +170,21 @@ class MTIAProfiler final : public libkineto::IActivityProfiler {
                                            ActivityType::PRIVATEUSE1_RUNTIME, ActivityType::CONCURRENT_KERNEL};
 };
 
+void log_launch(const core::Stream& stream, const char* name) noexcept {
+  const c10::Stream public_stream = MTIAStream::of(stream).unwrap();
+  // One call, so that the lines of several threads do not mix.
+  std::fprintf(stderr, "torch_mtia: launch %s stream %lld %s\n", device_name(public_stream.device_index()).c_str(),
+               static_cast<long long>(public_stream.id()), name);
+}
+
 }  // namespace
 
 void register_profiler() {
   libkineto::api().registerProfilerFactory([] { return std::make_unique<MTIAProfiler>(); });
+}
+
+void enable_launch_log() {
+  core::WorkTrace::set_launch_listener(&log_launch);
 }
 
 }  // namespace torch_mtia

@@ -9,4 +9,8 @@ namespace torch_mtia {
 // Kineto asks for a profiler of the device when it is first used. Called once, when the backend is loaded.
 void register_profiler();
 
+// TORCH_MTIA_LOG=launch: a line on stderr for each work item that is submitted. Called before the device is
+// initialized.
+void enable_launch_log();
+
 }  // namespace torch_mtia

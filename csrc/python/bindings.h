@@ -5,28 +5,20 @@
 
 namespace torch_mtia {
 
-// What torch_mtia/device_module.py is made of: of torch._C._mtia_*, which are for the type mtia only, the part that
-// torch.accelerator does not have.
-void bind_device_module(pybind11::module_& module);
-
-// DeviceGuard(index): the device that is current within a `with` statement of generated code.
-void bind_device_guard(pybind11::module_& module);
-
 // _bind_stream_backend(): adds StreamBackend(engine, name, timeout), a backend of process groups.
 void bind_distributed(pybind11::module_& module);
 
-// _make_get_current_stream and others, which make functions that Dynamo calls before a graph: see dynamo.cpp.
-void bind_dynamo(pybind11::module_& module);
-
+// DeviceGuard(index): the device that is current within a `with` statement of generated code.
+//
 // _empty_strided(sizes, strides, dtype), with which code that Inductor generates allocates (wrapper.py in
 // torch/_inductor/codegen): torch.empty_strided on the current device, quicker, with no Python arguments to parse but
 // tuples of ints and a dtype.
-void bind_empty_strided(pybind11::module_& module);
+//
+// _make_get_current_stream and others, which make functions that Dynamo calls before a graph.
+void bind_generated_code(pybind11::module_& module);
 
-// _record_grid and _fast_launcher, see torch_mtia/inductor/fast_launcher.py.
-void bind_fast_launcher(pybind11::module_& module);
-
-// _set_device_properties_type(type): getDeviceProperties returns type(dict of the properties).
+// _set_device_properties_type(type): getDeviceProperties returns type(dict of the properties). And what
+// torch_mtia/device_module.py has neither of torch.accelerator nor of torch._C._mtia_*.
 void bind_hooks(pybind11::module_& module);
 
 // _launch_host_function: Python functions as work of a stream.
@@ -38,7 +30,8 @@ void bind_prepared_call(pybind11::module_& module);
 // _sanitizer_start, _sanitizer_stop and _sanitizer_take, see torch_mtia/sanitizer.
 void bind_sanitizer(pybind11::module_& module);
 
-// Kernel and KernelLauncher, of which Triton's driver for mtia is made.
-void bind_triton_launcher(pybind11::module_& module);
+// Kernel and _make_launcher, of which Triton's driver for mtia is made, and what torch_mtia/inductor/fast_launcher.py
+// is made of.
+void bind_triton_launch(pybind11::module_& module);
 
 }  // namespace torch_mtia

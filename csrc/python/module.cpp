@@ -147,13 +147,9 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("_wait_for_other_streams", [](c10::DeviceIndex device) { MTIAStream::current(device).wait_for_others(); });
   bind_hooks(m);
-  bind_device_module(m);
-  bind_device_guard(m);
   bind_distributed(m);
-  bind_dynamo(m);
-  bind_triton_launcher(m);
-  bind_empty_strided(m);
-  bind_fast_launcher(m);
+  bind_triton_launch(m);
+  bind_generated_code(m);
   bind_prepared_call(m);
   bind_sanitizer(m);
   py::class_<GraphOutputs>(m, "GraphOutputs")

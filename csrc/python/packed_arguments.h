@@ -2,24 +2,15 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <Python.h>
 #include <c10/core/Device.h>
+#include <torch/csrc/utils/pybind.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace torch_mtia {
-
-// Longer blocks are refused when the launcher is made.
-inline constexpr uint32_t kMaxPackedArguments = 4096;
-
-struct PackedArguments {
-  alignas(16) std::array<std::byte, kMaxPackedArguments> bytes;  // written as far as the layout says
-};
 
 // The value of an argument: a Python object, or a tensor that no Python object stands for yet. Borrowed.
 struct ArgumentValue {
@@ -27,23 +18,17 @@ struct ArgumentValue {
   const at::Tensor* tensor = nullptr;
 };
 
-// One value in the block.
-struct Slot;
-using PackFunction = bool (*)(const Slot& slot, PyObject* value, c10::Device device, std::byte* to);
+struct Argument;
+using PackFunction = void (*)(const Argument& argument, PyObject* value, c10::Device device, std::byte* to);
 
-struct Slot {
-  std::string name;  // of the Python argument, for messages
-  PackFunction pack;
-  uint32_t offset;
-};
-
-// A Python argument: nothing in the block (constexpr), one slot, or a tuple of arguments.
+// A Python argument: nothing in the block (constexpr), one value, or a tuple of arguments.
 struct Argument {
-  enum class Kind { kDropped, kSlot, kTuple };
+  enum class Kind { kDropped, kValue, kTuple };
   Kind kind = Kind::kDropped;
-  Slot slot{};
-  std::string name;
-  PyObject* decompose = nullptr;  // callable that turns the value into a tuple first; borrowed from the specification
+  std::string name;  // for messages
+  PackFunction pack = nullptr;
+  uint32_t offset = 0;
+  pybind11::object decompose;  // callable that turns the value into a tuple first; null: it is one
   std::vector<Argument> elements;
 };
 
@@ -51,26 +36,29 @@ struct Argument {
 class ArgumentLayout {
  public:
   // `specification` has an entry for each Python argument: None, (name, Triton type), (name, [entries]) or
-  // (name, [entries], decompose). Raises TypeError or ValueError, in Python, for anything else and returns false.
-  bool parse(PyObject* specification);
+  // (name, [entries], decompose). Raises TypeError for anything else, and ValueError for more than kMaxPackedArguments.
+  explicit ArgumentLayout(const pybind11::iterable& specification);
 
-  uint32_t size() const { return size_; }
+  size_t num_arguments() const { return arguments_.size(); }
+  uint32_t size() const { return size_; }  // of the block
 
   // Writes the block from `count` values, one for each Python argument, as Triton's launcher for CUDA takes them: those
   // of constexpr are not looked at, so they may be left out at the end; and more than there are arguments are ignored.
-  // Raises, in Python, naming the argument, for a value that is missing or does not fit and returns false: see
-  // PackFunction in the source for what each type takes. Tensors must lie on `device`.
-  bool pack(const ArgumentValue* values, size_t count, c10::Device device, PackedArguments& to) const;
+  // Raises, naming the argument, for a value that is missing or does not fit: see PackFunction in the source for what
+  // each type takes. Tensors must lie on `device`.
+  void pack(const ArgumentValue* values, size_t count, c10::Device device, std::byte* to) const;
 
-  // Where in the block the pointer of an argument lies; empty: it is none.
-  std::optional<uint32_t> place_of_pointer(size_t argument) const;
+  // The arguments that are pointers, but those in tuples.
+  const std::vector<size_t>& pointers() const { return pointers_; }
+  // Writes those alone; the value of argument i is number places[i]. Needs no GIL for tensors of the device.
+  void pack_pointers(const ArgumentValue* values, const std::vector<Py_ssize_t>& places, c10::Device device,
+                     std::byte* to) const;
 
  private:
-  bool parse_entry(PyObject* entry, Argument& argument);
-  bool parse_slot(PyObject* name, PyObject* type, Argument& argument);
-  bool parse_tuple(PyObject* entry, Argument& argument);
+  void parse(pybind11::handle entry, Argument& argument);
 
   std::vector<Argument> arguments_;
+  std::vector<size_t> pointers_;
   uint32_t size_ = 0;
 };
 

@@ -54,4 +54,11 @@ void gradients_are_scaled();
 // From now on remembers, or no more, where operators are called that autograd makes nodes of.
 void follow_forward(bool on);
 
+// Before the first site: with the GIL. Raises what Python does.
+void know_modules();
+
+// Where the calling thread allocates, as a number: the same for the same lines of the program within the same modules.
+// The layers of a deep network are different sites, though they share their lines. 0: the thread has no Python code.
+uint64_t site_of_caller();
+
 }  // namespace torch_mtia

@@ -25,7 +25,7 @@
 #include "../core/Waits.h"
 #include "../device/MTIAStream.h"
 #include "bindings.h"
-#include "fast_launcher.h"
+#include "triton_launch.h"
 
 namespace py = pybind11;
 
@@ -289,29 +289,26 @@ struct Launch {
     const BoundLaunch* launch = state.bound[number];
     const auto& on = state.registers[stream].stream;
     if (launch == nullptr || !on) return false;
-    c10::SmallVector<const at::Tensor*, 64> tensors;
+    c10::SmallVector<ArgumentValue, 64> values;
     for (const Operand& argument : arguments) {
+      values.push_back({argument.constant, nullptr});
       if (argument.index < 0) continue;
       Register& value = state.registers[argument.index];
       if (!value.is_tensor()) return false;
-      tensors.push_back(&value.tensor);
+      values.back().tensor = &value.tensor;
     }
     if (!state.without_gil) state.without_gil.emplace();
-    return launch->launch(*on, tensors.data());
+    return launch->launch(*on, values.data());
   }
 
   void run_unbound(State& state) {
     state.without_gil.reset();
     c10::SmallVector<ArgumentValue, 64> values;
     for (const Operand& argument : arguments) values.push_back(argument.as_value(state));
-    if (!run_kernel(kernel, values.data(), values.size(), state.registers[stream].as_object())) {
-      throw py::error_already_set();
-    }
+    run_kernel(kernel, values.data(), values.size(), state.registers[stream].as_object());
     if (state.bound[number] != nullptr) return;
     for (size_t i = 0; i < values.size(); ++i) {
-      if (arguments[i].index < 0) continue;
-      if (!state.registers[arguments[i].index].is_tensor()) return;  // a number, which may be another next time
-      values[i] = {};
+      if (arguments[i].index >= 0) values[i] = {};  // a number may be another next time
     }
     if (auto launch = BoundLaunch::make(kernel, values.data(), values.size())) bound.push_back(std::move(launch));
   }

@@ -23,7 +23,7 @@ def make_fast_launcher(launcher: Any) -> Callable[..., None] | None:
     kinds = [signature.get(name, "i64") for name in names[:-1]]  # upstream adds sizes of grids to the arguments
     launched = [name for name, kind in signature.items() if kind != "constexpr"]
     if (
-        not isinstance(runner, _C.KernelLauncher)
+        not _C._is_launcher(runner)
         or names[-1] != "stream"
         or not set(launched) <= set(names)
         or not all(isinstance(kind, str) and "tensordesc" not in kind for kind in kinds)

@@ -64,9 +64,9 @@ class Utilities:
         module.unload()
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        from torch_mtia import _C
+        import torch
 
-        properties = _C._device_properties(device)
+        properties = torch._C._mtia_getDeviceProperties(device)
         return {
             "max_shared_mem": properties["L2_cache_size"],
             "max_num_regs": NO_LIMIT,
@@ -96,13 +96,15 @@ class MTIADriver(DriverBase):
 
     def __init__(self) -> None:
         super().__init__()
+        import torch
+
         from torch_mtia import _C
 
         _find_a_home()
         self.utils = Utilities()
         # Not those of torch.accelerator, which may be another device.
         self.get_current_device: Callable[[], int] = _C._current_device
-        self.set_current_device: Callable[[int], int] = _C._exchange_device
+        self.set_current_device: Callable[[int], int] = torch._C._mtia_exchangeDevice
         self.get_current_stream: Callable[[int], int] = _C._current_raw_stream
 
     @classmethod

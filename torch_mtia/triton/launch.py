@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from torch_mtia._C import KernelLauncher
+from torch_mtia import _C
 from torch_mtia.torch_version import descriptors_round
 
 # None: takes no room. (name, type): one value. (name, entries): a tuple. (name, entries, decompose): what decompose
@@ -21,10 +21,10 @@ Entry: TypeAlias = "tuple[str, str] | tuple[str, list[Entry]] | tuple[str, list[
 _DESCRIPTOR = re.compile(r"tensordesc<(?P<dtype>[^\[>]*)\[(?P<shape>[^\]]*)\]")
 
 
-def make_launcher(source: Any, _metadata: object = None) -> KernelLauncher:
+def make_launcher(source: Any, _metadata: object = None) -> Callable[..., None]:
     """What Triton calls `launcher_cls`, with an ASTSource or an IRSource."""
     signature: Mapping[Any, Any] = source.signature
-    return KernelLauncher([entry(str(name), kind) for name, kind in signature.items()])
+    return _C._make_launcher([entry(str(name), kind) for name, kind in signature.items()])
 
 
 def entry(name: str, kind: Any) -> Entry:
@@ -61,7 +61,7 @@ def decompose_descriptor(descriptor: Any) -> tuple[Any, ...]:
 def refusing_tensors_of_mtia(launcher: Callable[..., Any]) -> Callable[..., Any]:
     """A launcher that is not mtia's, made to raise ValueError for tensors of mtia: their addresses mean nothing to it.
     Our own stays as it is."""
-    if isinstance(launcher, KernelLauncher):
+    if _C._is_launcher(launcher):
         return launcher
 
     from torch_mtia.door import device_type

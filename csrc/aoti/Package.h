@@ -1,4 +1,4 @@
-// A kernel of a package: launched with pointers to its arguments, as CUDA's are.
+// What a package made by AOTInductor consists of, and whether it can run here.
 #pragma once
 
 #include <array>
@@ -8,9 +8,17 @@
 #include <vector>
 
 #include "../device/MTIAKernel.h"
+#include "shim.h"
 
 namespace torch_mtia {
 
+// Raises RuntimeError, naming the package, what it was made for, and what is here.
+void check_package(const std::string& path, const torch_mtia_package_info& info);
+
+// The same for the kernels in a folder: each kind of processor that they need is asked of the driver.
+void check_kernel_images(const std::string& folder);
+
+// A kernel of a package: launched with pointers to its arguments, as CUDA's are.
 class PackageKernel {
  public:
   // On the current device. Raises RuntimeError for what is no image, and for one that the driver does not load.
