@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import platform
 import re
@@ -85,6 +86,11 @@ LIBRARY = "torch_mtia.lib.libtorch_mtia"  # the device, without Python
 BINDINGS = "torch_mtia._C"
 GENERATED = Path("build/generated")
 BUILD_TEMP = Path("build/temp")
+# Lines that are compiled as one file. Each file costs the compiler four seconds of templates in ATen's headers, whatever
+# is in it; and what is changed is compiled with its group.
+GROUP_LINES = 1000
+# Headers that declare all operators: what does not include them is faster, and may name an operator like its own.
+ALL_OPERATORS = re.compile(r"^#include <ATen/(ATen|autocast_mode)\.h>", re.MULTILINE)
 
 # no-math-errno: nobody reads errno after a mathematical function, and setting it keeps square roots from vectorizing.
 # Not -mtls-dialect=gnu2, although each operator reads several thread-local variables: before 2.40, glibc's resolver
@@ -170,11 +176,41 @@ class Build(BuildExtension):
                 ext.extra_compile_args += ["-include", str(header), "-fpch-preprocess", "-Winvalid-pch"]
             if ext.name == BINDINGS:
                 ext.library_dirs.append(os.path.dirname(self.get_ext_fullpath(LIBRARY)))
+            ext.sources = self.grouped(ext)
             super().build_extension(ext)
         if ext.name == LIBRARY:
             self.check_symbols(ext)
         if ext.name == BINDINGS:
             self.check_state()
+
+    def grouped(self, ext: Extension) -> list[str]:
+        """Files that include the sources, several of a folder each."""
+        groups: dict[tuple[Path, bool], list[list[str]]] = {}
+        sizes: dict[str, int] = {}
+        for source in ext.sources:
+            text = Path(source).read_text()
+            sizes[source] = text.count("\n")
+            of_kind = groups.setdefault((Path(source).parent, ALL_OPERATORS.search(text) is not None), [[]])
+            if sum(sizes[other] for other in of_kind[-1]) + sizes[source] > GROUP_LINES:
+                of_kind.append([])
+            of_kind[-1].append(source)
+        folder = Path(self.build_temp) / "groups"
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for group in filter(None, itertools.chain.from_iterable(groups.values())):
+            first, last = Path(group[0]), Path(group[-1])
+            path = folder / f"{first.parent.name}_{'_to_'.join(dict.fromkeys((first.stem, last.stem)))}.cpp"
+            text = "".join(f'#include "{self.included(ext, source)}"\n' for source in group)
+            if not path.exists() or path.read_text() != text:
+                path.write_text(text)
+            written.append(str(path))
+        return written
+
+    @staticmethod
+    def included(ext: Extension, source: str) -> Path:
+        """By what name the compiler finds it."""
+        path = Path(source).resolve()
+        return next(path.relative_to(folder) for folder in ext.include_dirs if path.is_relative_to(folder))
 
     def precompiled_header(self, ext: Extension) -> Path:
         """csrc/aten/precompiled.h, compiled with the flags of the sources, which the compiler insists on.

@@ -110,7 +110,7 @@ struct RandomizedLeakyRelu {
 };
 
 // A new tensor with the sizes of `tensor`, and its strides where they are dense.
-at::Tensor empty_of(const at::Tensor& tensor, at::ScalarType dtype) {
+at::Tensor empty_with_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
   const auto options = tensor.options().dtype(dtype);
   return tensor.is_contiguous() ? at::Tensor(at::detail::empty_mtia(tensor.sizes(), options))
                                 : at::empty_like(tensor, options);
@@ -153,8 +153,8 @@ std::tuple<Tensor, Tensor> native_dropout_mtia(const Tensor& input, double p, st
   TORCH_CHECK(!isIntegralType(input.scalar_type(), /*includeBool=*/true),
               "result type Float can't be cast to the desired output type ", input.scalar_type());
   const double scale = kept == 0 ? 0 : 1 / kept;
-  const Tensor output = torch_mtia::empty_of(input, input.scalar_type());
-  const Tensor mask = torch_mtia::empty_of(input, kBool);
+  const Tensor output = torch_mtia::empty_with_dtype(input, input.scalar_type());
+  const Tensor mask = torch_mtia::empty_with_dtype(input, kBool);
   // Where nothing is kept, no bound keeps nothing, but the mask is 0 all the same.
   if (kept == 0) {
     mask.zero_();
@@ -175,7 +175,7 @@ Tensor native_dropout_backward_mtia(const Tensor& grad_output, const Tensor& mas
   if (!same || isIntegralType(grad_output.scalar_type(), /*includeBool=*/true)) {
     return at::native::native_dropout_backward(grad_output, mask, scale);
   }
-  const Tensor grad_input = torch_mtia::empty_of(grad_output, grad_output.scalar_type());
+  const Tensor grad_input = torch_mtia::empty_with_dtype(grad_output, grad_output.scalar_type());
   AT_DISPATCH_FLOATING_AND_COMPLEX_TYPES_AND3(
       kHalf, kBFloat16, kComplexHalf, grad_output.scalar_type(), "dropout_backward", [&] {
         // Rounded to the gradient's dtype first, as where mask and scale are multiplied in it.

@@ -98,7 +98,7 @@ at::Tensor two_shot_all_reduce_out(at::Tensor input, std::string reduction, std:
   return output.copy_(two_shot_all_reduce_(std::move(input), std::move(reduction), std::move(group_name)));
 }
 
-const DoorPart symmetric_memory([](const Door& /*door*/, bool open) {
+const DoorPart allocator([](const Door& /*door*/, bool open) {
   if (open) SymmetricAllocator::make_known();
 });
 
