@@ -88,7 +88,7 @@ GENERATED = Path("build/generated")
 BUILD_TEMP = Path("build/temp")
 # Lines that are compiled as one file. Each file costs the compiler four seconds of templates in ATen's headers, whatever
 # is in it; and what is changed is compiled with its group.
-GROUP_LINES = 1000
+GROUP_LINES = 700
 # Headers that declare all operators: what does not include them is faster, and may name an operator like its own.
 ALL_OPERATORS = re.compile(r"^#include <ATen/(ATen|autocast_mode)\.h>", re.MULTILINE)
 
