@@ -199,6 +199,20 @@ def test_the_host_waits_neither_at_the_call_nor_in_wait(ranks: Ranks) -> None:
     assert ranks.run(behind_queued_work) == [(False, [6.0] * 4)] * RANKS
 
 
+def waits_for_what_is_done(_: int) -> bool:
+    work = dist.all_reduce(torch.ones(4, device="mtia"), async_op=True)
+    torch.mtia.synchronize()
+    for _ in range(100):
+        work.wait()
+        if not torch.mtia.current_stream().query():
+            return False
+    return True
+
+
+def test_a_wait_for_what_is_done_is_done_at_once(ranks: Ranks) -> None:
+    assert ranks.run(waits_for_what_is_done) == [True] * RANKS
+
+
 def future_of(rank: int) -> tuple[str, list[float], list[float]]:
     tensor = torch.full((3,), float(rank + 1), device="mtia")
     future = dist.all_reduce(tensor, async_op=True).get_future()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _make_nccl_premul_sum
 
 from torch_mtia.conformance.suites.distributed import MOVES, REDUCTIONS, Collective, in_each_mode, sends_in_a_ring
 from torch_mtia.door import device_type
@@ -44,6 +45,47 @@ def test_data_are_reduced(
 ) -> None:
     for operation in operations:
         ranks.run(in_each_mode, collective, dtype, operation)
+
+
+def reduces_much(rank: int) -> None:
+    """More than what a machine sends to all others, and what is rounded once, after all machines are added."""
+    size = len(MACHINES)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int64):
+        parts = [((torch.arange(120_003) % 9 + other) / 8 + 256 * (other == 0)).to(dtype) for other in range(size)]
+        wide = torch.stack(parts).to(torch.float64).sum(0)
+        summed = parts[rank].to(device_type())
+        dist.all_reduce(summed)
+        assert torch.equal(summed.cpu(), wide.to(dtype))
+        scattered = torch.empty(120_003 // size, dtype=dtype, device=device_type())
+        dist.reduce_scatter_tensor(scattered, parts[rank].to(device_type()))
+        assert torch.equal(scattered.cpu(), wide.to(dtype).chunk(size)[rank])
+    for dtype, expected in ((torch.float32, 0.5 + 1.5 + 2.5), (torch.bfloat16, 4.5), (torch.int32, 0 + 1 + 2)):
+        scaled = torch.ones(5, dtype=dtype, device=device_type())
+        dist.all_reduce(scaled, op=_make_nccl_premul_sum(rank + 0.5))
+        assert scaled.tolist() == [expected] * 5
+
+
+def test_much_is_reduced_between_machines(ranks: Ranks) -> None:
+    ranks.run(reduces_much)
+
+
+def moves_nothing(rank: int) -> None:
+    device, size = device_type(), len(MACHINES)
+    empty = torch.empty(0, device=device)
+    dist.broadcast(empty, 1)
+    dist.all_reduce(empty)
+    dist.all_gather([torch.empty(0, device=device) for _ in range(size)], empty)
+    dist.gather(empty, [torch.empty(0, device=device) for _ in range(size)] if rank == 1 else None, 1)
+    dist.reduce_scatter_tensor(torch.empty(0, device=device), empty)
+    given = torch.full((rank,), float(rank), device=device)  # all of it for the last rank
+    taken = torch.empty(3 if rank == 2 else 0, device=device)
+    sizes = [0, 1, 2] if rank == 2 else [0, 0, 0]
+    dist.all_to_all_single(taken, given, sizes, [0, 0, rank])
+    assert taken.tolist() == ([1.0, 2.0, 2.0] if rank == 2 else [])
+
+
+def test_tensors_may_be_empty(ranks: Ranks) -> None:
+    ranks.run(moves_nothing)
 
 
 def test_messages_arrive(ranks: Ranks) -> None:

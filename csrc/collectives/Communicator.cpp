@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace torch_mtia::collectives {
 namespace {
@@ -50,34 +51,43 @@ std::vector<uint64_t> sizes_of(const auto& buffers) {
 
 }  // namespace
 
-size_t Communicator::call_bytes(int size) {
-  return round_up(sizeof(Call) + 2 * size * sizeof(uint64_t));
+size_t Communicator::announcement_bytes(int size) {
+  return round_up(sizeof(Announcement) + 2 * size * sizeof(uint64_t));
+}
+
+size_t Communicator::rounds_bytes(int size) {
+  return sizeof(Control) + 2 * announcement_bytes(size) + 4 * kBuffer;
 }
 
 size_t Communicator::room(int size) {
-  return sizeof(Control) + 2 * call_bytes(size) + 4 * kBuffer;
+  return rounds_bytes(size) + Messages::room(size);
 }
 
-Communicator::Communicator(std::shared_ptr<const Team> team) : team_(std::move(team)) {}
+Communicator::Communicator(std::shared_ptr<const Team> team)
+    : Engine(team->index(), team->size()),
+      team_(std::move(team)),
+      messages_(team_, rounds_bytes(size())),
+      factors_(size()) {}
 
 Communicator::Control& Communicator::control(int rank) const {
   return *reinterpret_cast<Control*>(team_->room(rank));
 }
 
-Communicator::Call& Communicator::call(int rank, uint64_t round) const {
-  return *reinterpret_cast<Call*>(team_->room(rank) + sizeof(Control) + (round % 2) * call_bytes(size()));
+Communicator::Announcement& Communicator::announced(int rank, uint64_t round) const {
+  return *reinterpret_cast<Announcement*>(team_->room(rank) + sizeof(Control) +
+                                          (round % 2) * announcement_bytes(size()));
 }
 
 std::byte* Communicator::buffer(int rank, uint64_t round, Half half) const {
   const size_t index = 2 * (round % 2) + (half == Half::kOut ? 1 : 0);
-  return team_->room(rank) + sizeof(Control) + 2 * call_bytes(size()) + index * kBuffer;
+  return team_->room(rank) + sizeof(Control) + 2 * announcement_bytes(size()) + index * kBuffer;
 }
 
 template <typename Fill, typename Read>
 void Communicator::run(const Plan& plan, const Fill& fill, const Read& read) {
   const std::lock_guard<std::mutex> lock(mutex_);
   team_->check();
-  const Deadline deadline(plan.timeout);
+  const Deadline deadline(plan.call.timeout);
   try {
     uint64_t num_rounds = 1;
     for (uint64_t i = 0; i < num_rounds; ++i) {
@@ -85,7 +95,10 @@ void Communicator::run(const Plan& plan, const Fill& fill, const Read& read) {
       if (i == 0) announce(plan);
       fill(i);
       post_and_wait(deadline);
-      if (i == 0) num_rounds = agree(plan.area) + plan.num_further_rounds;
+      if (i == 0) {
+        num_rounds = agree(plan.area) + plan.num_further_rounds;
+        for (int peer = 0; peer < size(); ++peer) factors_[peer] = announced(peer, round_).reduction.factor;
+      }
       read(i);
     }
   } catch (const GroupError& error) {
@@ -95,8 +108,8 @@ void Communicator::run(const Plan& plan, const Fill& fill, const Read& read) {
 }
 
 void Communicator::announce(const Plan& plan) {
-  Call& own = call(rank(), round_);
-  own.signature = plan.signature;
+  Announcement& own = announced(rank(), round_);
+  own.signature = plan.call.signature;
   own.is_reduction = plan.reduction.has_value();
   own.reduction = plan.reduction.value_or(Reduction{});
   std::copy(plan.to.begin(), plan.to.end(), own.bytes);
@@ -124,9 +137,9 @@ void Communicator::post_and_wait(const Deadline& deadline) {
 }
 
 uint64_t Communicator::agree(size_t area) const {
-  const Call& first = call(0, round_);
+  const Announcement& first = announced(0, round_);
   const auto describe = [&](std::ostream& text, int rank) {
-    const Call& theirs = call(rank, round_);
+    const Announcement& theirs = announced(rank, round_);
     text << "; rank " << team_->members()[rank] << ": " << text_of(theirs.signature.collective);
     if (theirs.is_reduction) text << " " << name_of(theirs.reduction.operation);
     if (theirs.signature.dtype[0] != 0) text << " of " << text_of(theirs.signature.dtype);
@@ -134,7 +147,7 @@ uint64_t Communicator::agree(size_t area) const {
     if (theirs.signature.number != 0) text << " (call " << theirs.signature.number << ")";
   };
   for (int rank = 1; rank < size(); ++rank) {
-    const Call& theirs = call(rank, round_);
+    const Announcement& theirs = announced(rank, round_);
     if (std::memcmp(&theirs.signature, &first.signature, sizeof(Signature)) == 0 &&
         theirs.reduction.type == first.reduction.type && theirs.reduction.operation == first.reduction.operation) {
       continue;
@@ -147,8 +160,8 @@ uint64_t Communicator::agree(size_t area) const {
   size_t most = 0;
   for (int giver = 0; giver < size(); ++giver) {
     for (int taker = 0; taker < size(); ++taker) {
-      const uint64_t given = call(giver, round_).bytes[taker];
-      const uint64_t expected = call(taker, round_).bytes[size() + giver];
+      const uint64_t given = announced(giver, round_).bytes[taker];
+      const uint64_t expected = announced(taker, round_).bytes[size() + giver];
       if (given != expected) {
         std::ostringstream text;
         text << "the ranks disagree on sizes: rank " << team_->members()[giver] << " gives " << given
@@ -161,8 +174,8 @@ uint64_t Communicator::agree(size_t area) const {
   return std::max<uint64_t>(1, (most + area - 1) / area);
 }
 
-void Communicator::multicast(const Signature& signature, Input input, std::span<const uint64_t> to,
-                             std::span<const Output> outputs, Timeout timeout) {
+void Communicator::multicast(const Call& call, Input input, std::span<const uint64_t> to,
+                             std::span<const Output> outputs) {
   const std::vector<uint64_t> from = sizes_of(outputs);
   size_t most = 0;
   for (int peer = 0; peer < size(); ++peer) {
@@ -180,20 +193,21 @@ void Communicator::multicast(const Signature& signature, Input input, std::span<
     }
     if (round == 0) copy_bytes(outputs[rank()].data, input.data, outputs[rank()].num_bytes);
   };
-  run({signature, std::nullopt, to, from, kBuffer, timeout}, fill, read);
+  run({call, std::nullopt, to, from, kBuffer}, fill, read);
 }
 
-void Communicator::exchange(const Signature& signature, std::span<const Input> inputs, std::span<const Output> outputs,
-                            Timeout timeout) {
+void Communicator::fill_areas(std::span<const Input> inputs, size_t area, uint64_t round) {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const Range range(area, round, inputs[peer].num_bytes);
+    copy_bytes(buffer(rank(), round_) + peer * area, inputs[peer].data + range.first, range.num_bytes);
+  }
+}
+
+void Communicator::exchange(const Call& call, std::span<const Input> inputs, std::span<const Output> outputs) {
   const std::vector<uint64_t> to = sizes_of(inputs), from = sizes_of(outputs);
   const size_t area = share_of_buffer(size());
-  const auto fill = [&](uint64_t round) {
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) continue;
-      const Range range(area, round, inputs[peer].num_bytes);
-      copy_bytes(buffer(rank(), round_) + peer * area, inputs[peer].data + range.first, range.num_bytes);
-    }
-  };
+  const auto fill = [&](uint64_t round) { fill_areas(inputs, area, round); };
   const auto read = [&](uint64_t round) {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
@@ -202,95 +216,78 @@ void Communicator::exchange(const Signature& signature, std::span<const Input> i
     }
     if (round == 0) copy_bytes(outputs[rank()].data, inputs[rank()].data, outputs[rank()].num_bytes);
   };
-  run({signature, std::nullopt, to, from, area, timeout}, fill, read);
+  run({call, std::nullopt, to, from, area}, fill, read);
 }
 
-void Communicator::reduce_scatter(const Signature& signature, const Reduction& reduction, std::span<const Input> inputs,
-                                  std::byte* result, Timeout timeout) {
+std::vector<Contribution> Communicator::contributions(const std::byte* own, uint64_t round, size_t offset) const {
+  std::vector<Contribution> result;
+  for (int peer = 0; peer < size(); ++peer) {
+    result.push_back({peer == rank() ? own : buffer(peer, round) + offset, factors_[peer]});
+  }
+  return result;
+}
+
+void Communicator::reduce_scatter(const Call& call, const Reduction& reduction, std::span<const Input> inputs,
+                                  std::byte* result) {
   check_defined(reduction.type, reduction.operation, reduction.factor);
   const std::vector<uint64_t> to = sizes_of(inputs), from(size(), inputs[rank()].num_bytes);
   const size_t area = share_of_buffer(size());
-  const auto fill = [&](uint64_t round) {
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) continue;
-      const Range range(area, round, inputs[peer].num_bytes);
-      copy_bytes(buffer(rank(), round_) + peer * area, inputs[peer].data + range.first, range.num_bytes);
-    }
-  };
-  std::vector<Contribution> contributions(size());
-  std::vector<double> factors(size(), 1);
+  const auto fill = [&](uint64_t round) { fill_areas(inputs, area, round); };
   const auto read = [&](uint64_t round) {
     const Range range(area, round, inputs[rank()].num_bytes);
-    for (int peer = 0; peer < size(); ++peer) {
-      if (round == 0) factors[peer] = call(peer, round_).reduction.factor;
-      contributions[peer] = {peer == rank() ? inputs[peer].data + range.first : buffer(peer, round_) + rank() * area,
-                             factors[peer]};
-    }
-    collectives::reduce(reduction.type, reduction.operation, contributions, result + range.first,
+    collectives::reduce(reduction.type, reduction.operation,
+                        contributions(inputs[rank()].data + range.first, round_, rank() * area), result + range.first,
                         range.num_bytes / size_of(reduction.type));
   };
-  run({signature, reduction, to, from, area, timeout}, fill, read);
+  run({call, reduction, to, from, area}, fill, read);
 }
 
-void Communicator::all_reduce(const Signature& signature, const Reduction& reduction, Input input, std::byte* result,
-                              Timeout timeout) {
+void Communicator::all_reduce(const Call& call, const Reduction& reduction, Input input, std::byte* result) {
   check_defined(reduction.type, reduction.operation, reduction.factor);
   const std::vector<uint64_t> sizes(size(), input.num_bytes);
   if (input.num_bytes <= kReducedByAll) {
-    reduce_whole(signature, reduction, input, result, sizes, sizes, timeout);
+    reduce_whole(call, reduction, input, result, sizes, sizes);
   } else {
-    reduce_by_parts(signature, reduction, input, result, sizes, timeout);
+    reduce_by_parts(call, reduction, input, result, sizes);
   }
 }
 
-void Communicator::reduce(const Signature& signature, const Reduction& reduction, Input input, std::byte* result,
-                          Timeout timeout) {
+void Communicator::reduce(const Call& call, const Reduction& reduction, Input input, std::byte* result) {
   check_defined(reduction.type, reduction.operation, reduction.factor);
   std::vector<uint64_t> to(size(), 0), from(size(), 0);
-  to[signature.root] = input.num_bytes;
-  if (rank() == signature.root) from.assign(size(), input.num_bytes);
-  reduce_whole(signature, reduction, input, result, to, from, timeout);
+  to[call.signature.root] = input.num_bytes;
+  if (rank() == call.signature.root) from.assign(size(), input.num_bytes);
+  reduce_whole(call, reduction, input, result, to, from);
 }
 
-void Communicator::reduce_whole(const Signature& signature, const Reduction& reduction, Input input, std::byte* result,
-                                std::span<const uint64_t> to, std::span<const uint64_t> from, Timeout timeout) {
+void Communicator::reduce_whole(const Call& call, const Reduction& reduction, Input input, std::byte* result,
+                                std::span<const uint64_t> to, std::span<const uint64_t> from) {
   const auto fill = [&](uint64_t round) {
     const Range range(kBuffer, round, input.num_bytes);
     copy_bytes(buffer(rank(), round_), input.data + range.first, range.num_bytes);
   };
-  std::vector<Contribution> contributions(size());
-  std::vector<double> factors(size(), 1);
   const auto read = [&](uint64_t round) {
     const Range range(kBuffer, round, from[rank()]);
-    for (int peer = 0; peer < size(); ++peer) {
-      if (round == 0) factors[peer] = call(peer, round_).reduction.factor;
-      contributions[peer] = {peer == rank() ? input.data + range.first : buffer(peer, round_), factors[peer]};
-    }
-    collectives::reduce(reduction.type, reduction.operation, contributions, result + range.first,
-                        range.num_bytes / size_of(reduction.type));
+    collectives::reduce(reduction.type, reduction.operation, contributions(input.data + range.first, round_, 0),
+                        result + range.first, range.num_bytes / size_of(reduction.type));
   };
-  run({signature, reduction, to, from, kBuffer, timeout}, fill, read);
+  run({call, reduction, to, from, kBuffer}, fill, read);
 }
 
 // Each rank reduces a part of each chunk. In one round the ranks give the parts of a chunk to those who reduce them,
 // and the results of the chunk before.
-void Communicator::reduce_by_parts(const Signature& signature, const Reduction& reduction, Input input,
-                                   std::byte* result, std::span<const uint64_t> sizes, Timeout timeout) {
+void Communicator::reduce_by_parts(const Call& call, const Reduction& reduction, Input input, std::byte* result,
+                                   std::span<const uint64_t> sizes) {
   const size_t largest_chunk = share_of_buffer(size()) * size();
   const uint64_t num_chunks = (input.num_bytes + largest_chunk - 1) / largest_chunk;
   const size_t part = round_up((input.num_bytes + num_chunks * size() - 1) / (num_chunks * size()));
   const auto range_of = [&](uint64_t chunk, int owner) { return Range(part, chunk * size() + owner, input.num_bytes); };
 
-  std::vector<Contribution> contributions(size());
-  std::vector<double> factors(size(), 1);
   const auto reduce_own_part = [&](uint64_t chunk) {
     const Range range = range_of(chunk, rank());
-    for (int peer = 0; peer < size(); ++peer) {
-      const std::byte* const given = buffer(peer, round_ - 1) + rank() * part;
-      contributions[peer] = {peer == rank() ? input.data + range.first : given, factors[peer]};
-    }
-    collectives::reduce(reduction.type, reduction.operation, contributions, buffer(rank(), round_, Half::kOut),
-                        range.num_bytes / size_of(reduction.type));
+    collectives::reduce(reduction.type, reduction.operation,
+                        contributions(input.data + range.first, round_ - 1, rank() * part),
+                        buffer(rank(), round_, Half::kOut), range.num_bytes / size_of(reduction.type));
   };
   const auto fill = [&](uint64_t round) {
     if (round > 0) reduce_own_part(round - 1);
@@ -302,23 +299,17 @@ void Communicator::reduce_by_parts(const Signature& signature, const Reduction& 
     }
   };
   const auto read = [&](uint64_t round) {
-    for (int peer = 0; peer < size(); ++peer) {
-      if (round == 0) {
-        factors[peer] = call(peer, round_).reduction.factor;
-        continue;
-      }
+    for (int peer = 0; peer < size() && round > 0; ++peer) {
       const Range range = range_of(round - 1, peer);
       copy_bytes(result + range.first, buffer(peer, round_, Half::kOut), range.num_bytes);
     }
   };
-  run({signature, reduction, sizes, sizes, part * size(), timeout, /*num_further_rounds=*/1}, fill, read);
+  run({call, reduction, sizes, sizes, part * size(), /*num_further_rounds=*/1}, fill, read);
 }
 
-void Communicator::barrier(Timeout timeout, uint64_t number) {
+void Communicator::barrier(const Call& call) {
   const std::vector<uint64_t> none(size(), 0);
-  Signature signature{"barrier"};
-  signature.number = number;
-  run({signature, std::nullopt, none, none, kBuffer, timeout}, [](uint64_t) {}, [](uint64_t) {});
+  run({call, std::nullopt, none, none, kBuffer}, [](uint64_t) {}, [](uint64_t) {});
 }
 
 }  // namespace torch_mtia::collectives

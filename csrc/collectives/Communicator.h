@@ -1,4 +1,4 @@
-// Collectives of processes that share memory. Each call blocks until this rank's part is done.
+// The engine of processes that share memory.
 //
 // Note [Rounds]
 // What a rank gives passes through two buffers in its memory, by turns. In a round each rank fills its buffer of that
@@ -11,88 +11,47 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
-#include <stdexcept>
+#include <string>
 #include <vector>
 
-#include "Reduce.h"
+#include "Engine.h"
+#include "Messages.h"
 #include "Team.h"
 
 namespace torch_mtia::collectives {
 
-// The ranks have called different collectives, or with different arguments. Raised on all of them. The group remains
-// usable.
-class MismatchError : public std::runtime_error {
+class Communicator final : public Engine {
  public:
-  using std::runtime_error::runtime_error;
-};
-
-struct Input {
-  const std::byte* data = nullptr;
-  size_t num_bytes = 0;
-};
-
-struct Output {
-  std::byte* data = nullptr;
-  size_t num_bytes = 0;
-};
-
-// What all ranks have to agree on. No padding: compared as bytes.
-struct Signature {
-  char collective[32] = "";
-  char dtype[28] = "";  // the caller's name for it
-  int32_t root = -1;
-  // Counts the caller's calls. A rank that has failed in a call before it came here would otherwise combine its next
-  // one with the others' present one.
-  uint64_t number = 0;
-};
-
-// What a rank asks for in a reduction.
-struct Reduction {
-  ElementType type = ElementType::kUInt8;
-  Operation operation = Operation::kSum;
-  double factor = 1;  // of this rank's elements: see Contribution
-};
-
-class Communicator {
- public:
-  using Timeout = std::chrono::milliseconds;
-
   // Bytes of Team::room().
   static size_t room(int size);
 
-  // Has the start of the team's rooms.
+  // Has the team's rooms.
   explicit Communicator(std::shared_ptr<const Team> team);
 
-  int rank() const { return team_->index(); }
-  int size() const { return team_->size(); }
-
-  // `result` may be the input.
-  void all_reduce(const Signature& signature, const Reduction& reduction, Input input, std::byte* result,
-                  Timeout timeout);
-  // `result` is used on the root only.
-  void reduce(const Signature& signature, const Reduction& reduction, Input input, std::byte* result, Timeout timeout);
-  // An input for each rank. `result` may be this rank's.
-  void reduce_scatter(const Signature& signature, const Reduction& reduction, std::span<const Input> inputs,
-                      std::byte* result, Timeout timeout);
-  // The input goes to the ranks that have a size in `to`, which is its size or 0; an output for what each rank gives.
-  // This rank's own may be the input.
-  void multicast(const Signature& signature, Input input, std::span<const uint64_t> to, std::span<const Output> outputs,
-                 Timeout timeout);
-  // An input for each rank, an output for what each rank gives.
-  void exchange(const Signature& signature, std::span<const Input> inputs, std::span<const Output> outputs,
-                Timeout timeout);
-  void barrier(Timeout timeout, uint64_t number = 0);
+  void all_reduce(const Call& call, const Reduction& reduction, Input input, std::byte* result) override;
+  void reduce(const Call& call, const Reduction& reduction, Input input, std::byte* result) override;
+  void reduce_scatter(const Call& call, const Reduction& reduction, std::span<const Input> inputs,
+                      std::byte* result) override;
+  void multicast(const Call& call, Input input, std::span<const uint64_t> to, std::span<const Output> outputs) override;
+  void exchange(const Call& call, std::span<const Input> inputs, std::span<const Output> outputs) override;
+  void barrier(const Call& call) override;
+  std::shared_ptr<Message> send(Input input, int destination, int64_t tag) override {
+    return messages_.send(input, destination, tag);
+  }
+  std::shared_ptr<Message> receive(Output output, int source, int64_t tag) override {
+    return messages_.receive(output, source, tag);
+  }
+  void abort(const std::string& reason) noexcept override { team_->give_up(reason); }
 
  private:
   // What a rank says in its first round.
-  struct Call {
+  struct Announcement {
     Signature signature;
     bool is_reduction;
     Reduction reduction;
@@ -102,20 +61,20 @@ class Communicator {
     alignas(64) std::atomic<uint64_t> posted;  // rounds
   };
   struct Plan {
-    Signature signature;
+    const Call& call;
     std::optional<Reduction> reduction;
     std::span<const uint64_t> to;
     std::span<const uint64_t> from;
     size_t area;  // bytes that a rank gives to another in a round
-    Timeout timeout;
     uint64_t num_further_rounds = 0;
   };
   enum class Half { kIn, kOut };
 
-  static size_t call_bytes(int size);
+  static size_t announcement_bytes(int size);
+  static size_t rounds_bytes(int size);  // before the messages' rings
   Control& control(int rank) const;
   // Of a round of the group.
-  Call& call(int rank, uint64_t round) const;
+  Announcement& announced(int rank, uint64_t round) const;
   std::byte* buffer(int rank, uint64_t round, Half half = Half::kIn) const;
 
   // fill(i) and read(i) do this rank's part of the call's round i, which is round_ of the group.
@@ -125,16 +84,22 @@ class Communicator {
   void post_and_wait(const Deadline& deadline);
   // The rounds that all need. Raises MismatchError.
   uint64_t agree(size_t area) const;
+  // An area of this rank's buffer for each of the others.
+  void fill_areas(std::span<const Input> inputs, size_t area, uint64_t round);
 
+  // What the ranks give to a reduction: this rank `own`, the others what starts at `offset` of their buffers.
+  std::vector<Contribution> contributions(const std::byte* own, uint64_t round, size_t offset) const;
   // All that is reduced passes through the buffers whole: where one rank wants it, or where it is small.
-  void reduce_whole(const Signature& signature, const Reduction& reduction, Input input, std::byte* result,
-                    std::span<const uint64_t> to, std::span<const uint64_t> from, Timeout timeout);
-  void reduce_by_parts(const Signature& signature, const Reduction& reduction, Input input, std::byte* result,
-                       std::span<const uint64_t> sizes, Timeout timeout);
+  void reduce_whole(const Call& call, const Reduction& reduction, Input input, std::byte* result,
+                    std::span<const uint64_t> to, std::span<const uint64_t> from);
+  void reduce_by_parts(const Call& call, const Reduction& reduction, Input input, std::byte* result,
+                       std::span<const uint64_t> sizes);
 
   const std::shared_ptr<const Team> team_;
-  std::mutex mutex_;  // one call at a time
+  Messages messages_;
+  std::mutex mutex_;  // one collective at a time; guards:
   uint64_t round_ = 0;
+  std::vector<double> factors_;  // of the ranks, in the reduction that is under way
 };
 
 }  // namespace torch_mtia::collectives

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <utility>
 
 namespace torch_mtia::collectives {
@@ -45,9 +46,12 @@ struct Messages::Ring {
   }
 };
 
-class Messages::Message {
+class Messages::OnItsWay final : public Message {
  public:
-  Message(Input input, Output output, int peer, int64_t tag) : input(input), output(output), peer(peer), tag(tag) {}
+  OnItsWay(Messages& owner, Input input, Output output, int peer, int64_t tag)
+      : input(input), output(output), peer(peer), tag(tag), owner_(owner) {}
+
+  int wait(Timeout timeout) override { return owner_.wait(*this, timeout); }
 
   bool fits(int source, int64_t its_tag) const { return its_tag == tag && (peer == kAnyRank || peer == source); }
 
@@ -62,6 +66,9 @@ class Messages::Message {
   bool is_done = false;
   int source = kAnyRank;
   std::string error;
+
+ private:
+  Messages& owner_;
 };
 
 size_t Messages::room(int size) {
@@ -75,9 +82,9 @@ Messages::Ring& Messages::ring(int from, int to) const {
   return reinterpret_cast<Ring*>(team_->room(from) + offset_)[to];
 }
 
-std::shared_ptr<Messages::Message> Messages::send(Input input, int destination, int64_t tag) {
+std::shared_ptr<Message> Messages::send(Input input, int destination, int64_t tag) {
   if (destination == team_->index()) throw std::invalid_argument("a rank cannot send to itself");
-  auto message = std::make_shared<Message>(input, Output{}, destination, tag);
+  auto message = std::make_shared<OnItsWay>(*this, input, Output{}, destination, tag);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     team_->check();
@@ -89,9 +96,9 @@ std::shared_ptr<Messages::Message> Messages::send(Input input, int destination, 
   return message;
 }
 
-std::shared_ptr<Messages::Message> Messages::receive(Output output, int source, int64_t tag) {
+std::shared_ptr<Message> Messages::receive(Output output, int source, int64_t tag) {
   if (source == team_->index()) throw std::invalid_argument("a rank cannot receive from itself");
-  auto message = std::make_shared<Message>(Input{}, output, source, tag);
+  auto message = std::make_shared<OnItsWay>(*this, Input{}, output, source, tag);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     team_->check();
@@ -109,7 +116,7 @@ std::shared_ptr<Messages::Message> Messages::receive(Output output, int source, 
   return message;
 }
 
-int Messages::wait(Message& message, std::chrono::milliseconds timeout) {
+int Messages::wait(OnItsWay& message, Timeout timeout) {
   try {
     return wait_until_done(message, Deadline(timeout));
   } catch (const GroupError& error) {
@@ -119,7 +126,7 @@ int Messages::wait(Message& message, std::chrono::milliseconds timeout) {
   }
 }
 
-int Messages::wait_until_done(Message& message, const Deadline& deadline) {
+int Messages::wait_until_done(OnItsWay& message, const Deadline& deadline) {
   while (true) {
     const uint64_t seen = state();
     {
@@ -167,7 +174,7 @@ bool Messages::advance_sends(int destination) {
   Ring& to = ring(team_->index(), destination);
   bool has_moved = false;
   while (!queue.empty()) {
-    Message& message = *queue.front();
+    OnItsWay& message = *queue.front();
     if (!message.is_announced) {
       const Frame frame{message.input.num_bytes, message.tag};
       if (to.num_free() < sizeof(frame)) break;
@@ -248,7 +255,7 @@ void Messages::end_arrival(int source) {
   receives_.erase(found);
 }
 
-void Messages::deliver(Message& message, int source, const std::vector<std::byte>& data) {
+void Messages::deliver(OnItsWay& message, int source, const std::vector<std::byte>& data) {
   message.source = source;
   message.is_done = true;
   if (data.size() == message.output.num_bytes) {

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -15,15 +14,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <vector>
 
-#include "Communicator.h"
+#include "Engine.h"
 #include "Team.h"
 
 namespace torch_mtia::collectives {
-
-constexpr int kAnyRank = -1;
 
 class Messages {
  public:
@@ -33,15 +29,13 @@ class Messages {
   // Has the rooms from `offset` on.
   Messages(std::shared_ptr<const Team> team, size_t offset);
 
-  class Message;
-  // The memory has to stay until wait() has returned or raised. Ranks are those of the team.
+  // As Engine has them. Ranks are those of the team.
   std::shared_ptr<Message> send(Input input, int destination, int64_t tag);
   std::shared_ptr<Message> receive(Output output, int source, int64_t tag);
-  // Blocks. Returns the rank that has sent it.
-  int wait(Message& message, std::chrono::milliseconds timeout);
 
  private:
   struct Ring;
+  class OnItsWay;
   struct Frame {
     uint64_t num_bytes;
     int64_t tag;
@@ -49,8 +43,8 @@ class Messages {
   // What is being read from a rank.
   struct Arrival {
     Frame frame;
-    std::shared_ptr<Message> message;  // or none
-    std::vector<std::byte> kept;       // that nobody has asked for yet
+    std::shared_ptr<OnItsWay> message;  // or none
+    std::vector<std::byte> kept;        // that nobody has asked for yet
     uint64_t num_read = 0;
   };
   struct Unclaimed {
@@ -60,7 +54,8 @@ class Messages {
   };
 
   Ring& ring(int from, int to) const;
-  int wait_until_done(Message& message, const Deadline& deadline);
+  int wait(OnItsWay& message, Timeout timeout);
+  int wait_until_done(OnItsWay& message, const Deadline& deadline);
   // Changes when a peer or another thread has done something.
   uint64_t state() const;
   void advance();
@@ -68,15 +63,15 @@ class Messages {
   bool advance_arrivals(int source);
   bool begin_arrival(int source);
   void end_arrival(int source);
-  void deliver(Message& message, int source, const std::vector<std::byte>& data);
+  void deliver(OnItsWay& message, int source, const std::vector<std::byte>& data);
 
   const std::shared_ptr<const Team> team_;
   const size_t offset_;
-  std::atomic<uint64_t> num_changes_{0};                     // by this process
-  std::mutex mutex_;                                         // guards what is below
-  std::vector<std::deque<std::shared_ptr<Message>>> sends_;  // for each rank
-  std::vector<std::optional<Arrival>> arrivals_;             // from each rank
-  std::list<std::shared_ptr<Message>> receives_;
+  std::atomic<uint64_t> num_changes_{0};                      // by this process
+  std::mutex mutex_;                                          // guards what is below
+  std::vector<std::deque<std::shared_ptr<OnItsWay>>> sends_;  // for each rank
+  std::vector<std::optional<Arrival>> arrivals_;              // from each rank
+  std::list<std::shared_ptr<OnItsWay>> receives_;
   std::list<Unclaimed> unclaimed_;
 };
 

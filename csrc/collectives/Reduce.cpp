@@ -1,5 +1,6 @@
 #include "Reduce.h"
 
+#include <cstring>
 #include <iterator>
 #include <stdexcept>
 #include <string>
@@ -106,6 +107,7 @@ struct Task {
   std::byte* result;
   size_t num_elements;
   bool has_factors;
+  size_t divisor;  // of averages
 };
 
 template <typename T>
@@ -138,8 +140,8 @@ INLINED void reduce_block(const Task& task, size_t first, size_t count) {
   }
   if constexpr (std::is_floating_point_v<A> && std::is_same_v<Operator, Sum>) {
     if (task.operation == Operation::kAverage) {
-      const auto num_ranks = static_cast<A>(task.contributions.size());
-      for (size_t i = 0; i < count; ++i) block[i] /= num_ranks;
+      const auto divisor = static_cast<A>(task.divisor);
+      for (size_t i = 0; i < count; ++i) block[i] /= divisor;
     }
   }
   T* const result = reinterpret_cast<T*>(task.result) + first;
@@ -180,28 +182,27 @@ INLINED void reduce_elements(const Task& task) {
   }
 }
 
-#define REDUCTION(T)                                            \
+// In the order of ElementType.
+#define ELEMENT_TYPES(_)  \
+  _(double, "float64")    \
+  _(float, "float32")     \
+  _(Float16, "float16")   \
+  _(BFloat16, "bfloat16") \
+  _(int64_t, "int64")     \
+  _(int32_t, "int32")     \
+  _(int16_t, "int16")     \
+  _(int8_t, "int8")       \
+  _(uint64_t, "uint64")   \
+  _(uint32_t, "uint32")   \
+  _(uint16_t, "uint16")   \
+  _(uint8_t, "uint8")
+
+#define REDUCTION(T, name)                                      \
   VECTORIZED void reduce_typed(T* /*type*/, const Task& task) { \
     reduce_elements<T>(task);                                   \
   }
-REDUCTION(double)
-REDUCTION(float)
-REDUCTION(Float16)
-REDUCTION(BFloat16)
-REDUCTION(int64_t)
-REDUCTION(int32_t)
-REDUCTION(int16_t)
-REDUCTION(int8_t)
-REDUCTION(uint64_t)
-REDUCTION(uint32_t)
-REDUCTION(uint16_t)
-REDUCTION(uint8_t)
+ELEMENT_TYPES(REDUCTION)
 #undef REDUCTION
-
-template <typename T>
-void reduce_as(const Task& task) {
-  reduce_typed(static_cast<T*>(nullptr), task);
-}
 
 struct TypeInfo {
   const char* name;
@@ -210,15 +211,22 @@ struct TypeInfo {
   void (*reduce)(const Task&);
 };
 
-// In the order of ElementType.
-constexpr TypeInfo kTypes[] = {
-    {"float64", 8, true, reduce_as<double>},   {"float32", 4, true, reduce_as<float>},
-    {"float16", 2, true, reduce_as<Float16>},  {"bfloat16", 2, true, reduce_as<BFloat16>},
-    {"int64", 8, false, reduce_as<int64_t>},   {"int32", 4, false, reduce_as<int32_t>},
-    {"int16", 2, false, reduce_as<int16_t>},   {"int8", 1, false, reduce_as<int8_t>},
-    {"uint64", 8, false, reduce_as<uint64_t>}, {"uint32", 4, false, reduce_as<uint32_t>},
-    {"uint16", 2, false, reduce_as<uint16_t>}, {"uint8", 1, false, reduce_as<uint8_t>},
-};
+#define TYPE_INFO(T, name) \
+  {name, sizeof(T), !std::is_integral_v<T>, [](const Task& task) { reduce_typed(static_cast<T*>(nullptr), task); }},
+constexpr TypeInfo kTypes[] = {ELEMENT_TYPES(TYPE_INFO)};
+#undef TYPE_INFO
+
+template <typename T>
+void widen_as(const std::byte* from, std::byte* to, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    reinterpret_cast<float*>(to)[i] = torch_mtia::widened(reinterpret_cast<const T*>(from)[i]);
+}
+
+template <typename T>
+void narrow_as(const std::byte* from, std::byte* to, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    torch_mtia::narrow(reinterpret_cast<const float*>(from)[i], reinterpret_cast<T*>(to)[i]);
+}
 
 const TypeInfo& info_of(ElementType type) {
   return kTypes[static_cast<size_t>(type)];
@@ -255,10 +263,27 @@ void check_defined(ElementType type, Operation operation, double factor) {
 }
 
 void reduce(ElementType type, Operation operation, std::span<const Contribution> contributions, std::byte* result,
-            size_t num_elements) {
+            size_t num_elements, size_t divisor) {
   bool has_factors = false;
   for (const Contribution& contribution : contributions) has_factors |= contribution.factor != 1;
-  info_of(type).reduce({operation, contributions, result, num_elements, has_factors});
+  info_of(type).reduce(
+      {operation, contributions, result, num_elements, has_factors, divisor == 0 ? contributions.size() : divisor});
+}
+
+ElementType widened(ElementType type) {
+  return type == ElementType::kFloat16 || type == ElementType::kBFloat16 ? ElementType::kFloat32 : type;
+}
+
+void widen(ElementType type, const std::byte* elements, std::byte* wide, size_t num_elements) {
+  if (type == ElementType::kFloat16) return widen_as<Float16>(elements, wide, num_elements);
+  if (type == ElementType::kBFloat16) return widen_as<BFloat16>(elements, wide, num_elements);
+  std::memmove(wide, elements, num_elements * size_of(type));
+}
+
+void narrow(ElementType type, const std::byte* wide, std::byte* elements, size_t num_elements) {
+  if (type == ElementType::kFloat16) return narrow_as<Float16>(wide, elements, num_elements);
+  if (type == ElementType::kBFloat16) return narrow_as<BFloat16>(wide, elements, num_elements);
+  std::memmove(elements, wide, num_elements * size_of(type));
 }
 
 }  // namespace torch_mtia::collectives

@@ -39,8 +39,14 @@ struct Contribution {
 // Raises std::invalid_argument where the operation is not defined for the type, or has no factors.
 void check_defined(ElementType type, Operation operation, double factor);
 
-// Combines the contributions in their order, by an operation that is defined. `result` may be one of them.
+// Combines the contributions in their order, by an operation that is defined. `result` may be one of them. An average
+// is the sum by the number of contributions, or by `divisor`.
 void reduce(ElementType type, Operation operation, std::span<const Contribution> contributions, std::byte* result,
-            size_t num_elements);
+            size_t num_elements, size_t divisor = 0);
+
+// Elements as they are added: those of floating point of 16 bits as float32. Others are copied.
+ElementType widened(ElementType type);
+void widen(ElementType type, const std::byte* elements, std::byte* wide, size_t num_elements);
+void narrow(ElementType type, const std::byte* wide, std::byte* elements, size_t num_elements);
 
 }  // namespace torch_mtia::collectives

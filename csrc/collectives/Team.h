@@ -4,23 +4,52 @@
 #include <sys/types.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "Deadline.h"
-#include "SharedMemory.h"
+#include "Engine.h"
 
 namespace torch_mtia::collectives {
 
-// A peer has died or given up or does not come, or the group was aborted. The group is of no use afterwards.
-class GroupError : public std::runtime_error {
+class FileDescriptor {
  public:
-  using std::runtime_error::runtime_error;
+  explicit FileDescriptor(int number) : number_(number) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : number_(other.number_) { other.number_ = -1; }
+  FileDescriptor& operator=(FileDescriptor&&) = delete;
+  ~FileDescriptor();
+
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+// Memory of one process that others map. It has no name anywhere: it is gone with the last process that maps it,
+// however that ends.
+class SharedMemory {
+ public:
+  // Zeros. Nobody can change the file's size, so accesses to the mapping never fail. Raises std::system_error.
+  static SharedMemory create(size_t size);
+  // What another process has created: `descriptor` is its number there. Empty where this process may not, where that
+  // process is of another machine or container and is not there, and for a file whose size can change.
+  static SharedMemory open(pid_t process, int descriptor, size_t size);
+
+  SharedMemory(SharedMemory&& other) noexcept;
+  SharedMemory& operator=(SharedMemory&&) = delete;
+  ~SharedMemory();
+
+  std::byte* data() const { return data_; }
+  int descriptor() const { return file_.number(); }
+
+ private:
+  SharedMemory(FileDescriptor file, size_t size);
+
+  FileDescriptor file_;
+  std::byte* data_ = nullptr;
+  size_t size_;
 };
 
 // Where the ranks of a group find each other. `get` waits until somebody has set the key.

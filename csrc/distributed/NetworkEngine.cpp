@@ -1,344 +1,379 @@
 #include "NetworkEngine.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/bitwise_and.h>
-#include <ATen/ops/bitwise_or.h>
-#include <ATen/ops/bitwise_xor.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/div.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
+#include <memory>
+#include <numeric>
+#include <span>
 #include <utility>
 
-#include "DenseTensors.h"
+#include "../collectives/Communicator.h"
 
 namespace torch_mtia {
 namespace {
 
-using c10d::ReduceOp;
-using Tensors = NetworkEngine::Tensors;
-using WorkPtr = NetworkEngine::WorkPtr;
+using collectives::ElementType;
+using collectives::Operation;
+using collectives::size_of;
+using Bytes = std::unique_ptr<std::byte[]>;
 
-// An average is a sum until all machines' are added.
-ReduceOp summed(const ReduceOp& operation) {
-  return operation == ReduceOp::AVG ? ReduceOp(ReduceOp::SUM) : operation;
+// Up to here each machine reduces all of what the others have: one call of gloo instead of two.
+constexpr size_t kReducedByAll = size_t{1} << 16;
+constexpr size_t kAlignment = 16;  // of parts: a multiple of all elements' sizes
+
+Bytes bytes(size_t size) {
+  return std::make_unique_for_overwrite<std::byte[]>(size);
 }
 
-at::Tensor combined(ReduceOp::RedOpType operation, const at::Tensor& left, const at::Tensor& right) {
-  switch (operation) {
-    case ReduceOp::PRODUCT:
-      return left * right;
-    case ReduceOp::MIN:
-      return at::minimum(left, right);
-    case ReduceOp::MAX:
-      return at::maximum(left, right);
-    case ReduceOp::BAND:
-      return at::bitwise_and(left, right);
-    case ReduceOp::BOR:
-      return at::bitwise_or(left, right);
-    case ReduceOp::BXOR:
-      return at::bitwise_xor(left, right);
-    default:
-      return left + right;
+at::Tensor tensor_of(const std::byte* data, size_t num_bytes) {
+  return at::from_blob(const_cast<std::byte*>(data), {static_cast<int64_t>(num_bytes)}, at::kByte);
+}
+
+std::vector<int64_t> sizes_of(const auto& buffers) {
+  std::vector<int64_t> sizes;
+  for (const auto& buffer : buffers) sizes.push_back(static_cast<int64_t>(buffer.num_bytes));
+  return sizes;
+}
+
+size_t sum_of(const std::vector<int64_t>& sizes) {
+  return static_cast<size_t>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, size_t num_bytes) {
+  if (num_bytes > 0 && to != from) std::memmove(to, from, num_bytes);
+}
+
+// The parts, one after the other, and back.
+Bytes joined(std::span<const collectives::Input> parts) {
+  Bytes whole = bytes(sum_of(sizes_of(parts)));
+  std::byte* end = whole.get();
+  for (const auto& [data, num_bytes] : parts) {
+    copy_bytes(end, data, num_bytes);
+    end += num_bytes;
+  }
+  return whole;
+}
+
+void split(const std::byte* whole, std::span<const collectives::Output> parts) {
+  for (const auto& [data, num_bytes] : parts) {
+    copy_bytes(data, whole, num_bytes);
+    whole += num_bytes;
   }
 }
 
-// The work of a call that has waited for all that it did.
-WorkPtr completed() {
-  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::NoneType::get());
-  future->markCompleted();
-  return c10d::Work::create_from_future(future);
+// From each rank of gloo's group its `given`, which have one size, one after the other.
+void gather_rows(c10d::Backend& gloo, const std::byte* given, size_t num_bytes, std::byte* rows,
+                 collectives::Timeout timeout) {
+  if (num_bytes == 0) return;
+  at::Tensor input = tensor_of(given, num_bytes), output = tensor_of(rows, num_bytes * gloo.getSize());
+  gloo._allgather_base(output, input, {.timeout = timeout})->wait();
 }
 
-// A message whose memory is kept, and copied where it belongs, when it has arrived.
-class DenseWork final : public c10d::Work {
+// The sizes by value: gloo moves from them.
+void exchange_parts(c10d::Backend& gloo, const std::byte* given, std::vector<int64_t> given_sizes, std::byte* taken,
+                    std::vector<int64_t> taken_sizes, collectives::Timeout timeout) {
+  at::Tensor input = tensor_of(given, sum_of(given_sizes)), output = tensor_of(taken, sum_of(taken_sizes));
+  gloo.alltoall_base(output, input, taken_sizes, given_sizes, {.timeout = timeout})->wait();
+}
+
+collectives::Call rooted(collectives::Call call, int root) {
+  call.signature.root = root;
+  return call;
+}
+
+class NetworkMessage final : public collectives::Message {
  public:
-  DenseWork(WorkPtr work, DenseResults memory) : work_(std::move(work)), memory_(std::move(memory)) {}
-  int sourceRank() const override { return work_->sourceRank(); }
-  bool wait(std::chrono::milliseconds timeout) override {
+  NetworkMessage(c10::intrusive_ptr<c10d::Work> work, int peer) : work_(std::move(work)), peer_(peer) {}
+  int wait(collectives::Timeout timeout) override {
     work_->wait(timeout);
-    memory_.finish();
-    return true;
+    return peer_ == collectives::kAnyRank ? work_->sourceRank() : peer_;
   }
 
  private:
-  const WorkPtr work_;
-  const DenseResults memory_;
+  const c10::intrusive_ptr<c10d::Work> work_;
+  const int peer_;
+};
+
+collectives::Store store_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  const auto prefixed = c10::make_intrusive<c10d::PrefixStore>("engine", store);
+  return {[prefixed](const std::string& key, const std::string& value) {
+            prefixed->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+          },
+          [prefixed](const std::string& key) {
+            const std::vector<uint8_t> value = prefixed->get(key);
+            return std::string(value.begin(), value.end());
+          }};
+}
+
+class NetworkEngine final : public collectives::Engine {
+ public:
+  using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+  using Call = collectives::Call;
+  using Input = collectives::Input;
+  using Output = collectives::Output;
+  using Reduction = collectives::Reduction;
+
+  // `machines` has for each rank the first one that is on its machine. `between` is gloo among those, in their order,
+  // and is none on all other ranks; `all` is gloo among all ranks.
+  NetworkEngine(int rank, const std::vector<int>& machines, std::shared_ptr<Engine> within, BackendPtr between,
+                BackendPtr all)
+      : Engine(rank, static_cast<int>(machines.size())),
+        within_(std::move(within)),
+        between_(std::move(between)),
+        all_(std::move(all)) {
+    std::map<int, int> numbers;  // of machines, by their first ranks
+    for (const int first : machines) {
+      const auto [number, is_new] = numbers.emplace(first, static_cast<int>(numbers.size()));
+      if (is_new) members_of_.emplace_back();
+      members_of_[number->second].push_back(static_cast<int>(machine_of_.size()));
+      machine_of_.push_back(number->second);
+    }
+    machine_ = machine_of_[rank];
+    index_ = within_->rank();
+  }
+
+  void all_reduce(const Call& call, const Reduction& reduction, Input input, std::byte* result) override {
+    const size_t count = input.num_bytes / size_of(reduction.type);
+    const Reduction between{collectives::widened(reduction.type), reduction.operation};
+    const Bytes sum = sum_within(call, reduction, input);
+    if (is_first()) {
+      reduce_between(call, between, {sum.get(), count * size_of(between.type)});
+      collectives::narrow(reduction.type, sum.get(), result, count);
+    }
+    broadcast_within(call, 0, {result, input.num_bytes});
+  }
+
+  void reduce(const Call& call, const Reduction& reduction, Input input, std::byte* result) override {
+    const bool is_root = rank() == call.signature.root;
+    const Bytes unused = bytes(is_root ? 0 : input.num_bytes);
+    all_reduce(call, reduction, input, is_root ? result : unused.get());
+  }
+
+  // The first rank of a machine gets from each other one the parts of its machine's ranks, reduced there.
+  void reduce_scatter(const Call& call, const Reduction& reduction, std::span<const Input> inputs,
+                      std::byte* result) override {
+    const Reduction between{collectives::widened(reduction.type), reduction.operation};
+    std::vector<Input> given;
+    std::vector<int64_t> sizes;  // of the machines' parts, as they are reduced
+    for (const auto& ranks : members_of_) {
+      sizes.push_back(0);
+      for (const int each : ranks) {
+        given.push_back(inputs[each]);
+        sizes.back() += static_cast<int64_t>(inputs[each].num_bytes / size_of(reduction.type) * size_of(between.type));
+      }
+    }
+    const Bytes whole = joined(given);
+    const Bytes sum = sum_within(call, reduction, {whole.get(), sum_of(sizes_of(given))});
+    std::vector<Input> parts(members().size());
+    std::vector<Output> outputs(members().size());
+    outputs[0] = {result, inputs[rank()].num_bytes};
+    if (is_first()) {
+      const auto num_bytes = static_cast<size_t>(sizes[machine_]);
+      const Bytes own = bytes(num_bytes);
+      reduce_part_between(call, between, sum.get(), sizes, own.get());
+      // To where the parts were given: the sums have taken them up.
+      collectives::narrow(reduction.type, own.get(), whole.get(), num_bytes / size_of(between.type));
+      for (size_t i = 0, start = 0; i < parts.size(); start += parts[i++].num_bytes) {
+        parts[i] = {whole.get() + start, inputs[members()[i]].num_bytes};
+      }
+    }
+    within_->exchange(rooted(call, 0), parts, outputs);
+  }
+
+  void multicast(const Call& call, Input input, std::span<const uint64_t> to,
+                 std::span<const Output> outputs) override {
+    const int root = call.signature.root;
+    if (root < 0) return gather_all(call, input, outputs);
+    // From the root to all, or from all to the root. What another rank has to do with it says which.
+    const bool is_broadcast = rank() == root ? to[root == 0 ? 1 : 0] > 0 : outputs[root].num_bytes > 0;
+    if (is_broadcast) {
+      if (rank() == root) copy_bytes(outputs[root].data, input.data, input.num_bytes);
+      return broadcast(call, outputs[root]);
+    }
+    std::vector<Input> inputs;
+    for (const uint64_t num_bytes : to) inputs.push_back({input.data, num_bytes});
+    if (sum_of(sizes_of(inputs)) + sum_of(sizes_of(outputs)) > 0) exchange(call, inputs, outputs);
+  }
+
+  void exchange(const Call& call, std::span<const Input> inputs, std::span<const Output> outputs) override {
+    const std::vector<int64_t> taken_sizes = sizes_of(outputs);
+    const Bytes given = joined(inputs), taken = bytes(sum_of(taken_sizes));
+    exchange_parts(*all_, given.get(), sizes_of(inputs), taken.get(), taken_sizes, call.timeout);
+    split(taken.get(), outputs);
+  }
+
+  void barrier(const Call& call) override {
+    c10d::BarrierOptions options;
+    options.timeout = call.timeout;
+    all_->barrier(options)->wait();
+  }
+
+  std::shared_ptr<collectives::Message> send(Input input, int destination, int64_t tag) override {
+    std::vector<at::Tensor> list{tensor_of(input.data, input.num_bytes)};
+    return std::make_shared<NetworkMessage>(all_->send(list, destination, static_cast<int>(tag)), destination);
+  }
+
+  std::shared_ptr<collectives::Message> receive(Output output, int source, int64_t tag) override {
+    std::vector<at::Tensor> list{tensor_of(output.data, output.num_bytes)};
+    const auto number = static_cast<int>(tag);
+    auto work = source == collectives::kAnyRank ? all_->recvAnysource(list, number) : all_->recv(list, source, number);
+    return std::make_shared<NetworkMessage>(std::move(work), source);
+  }
+
+  void abort(const std::string& reason) noexcept override {
+    within_->abort(reason);
+    for (const BackendPtr& gloo : {between_, all_}) {
+      try {
+        if (gloo) gloo->abort();
+      } catch (const std::exception&) {
+        // The shared memory has told the ranks of this machine, and the others notice that a connection is closed.
+      }
+    }
+  }
+
+ private:
+  bool is_first() const { return between_ != nullptr; }
+  const std::vector<int>& members() const { return members_of_[machine_]; }
+  // From the member with this index to all of the machine.
+  void broadcast_within(const Call& call, int root, Output memory) {
+    const std::vector<uint64_t> to(members().size(), index_ == root ? memory.num_bytes : 0);
+    std::vector<Output> outputs(members().size());
+    outputs[root] = memory;
+    within_->multicast(rooted(call, root), {memory.data, memory.num_bytes}, to, outputs);
+  }
+
+  // The sum of the machine's ranks, for its first one, of elements that are not rounded yet.
+  Bytes sum_within(const Call& call, Reduction reduction, Input input) {
+    collectives::check_defined(reduction.type, reduction.operation, reduction.factor);
+    const ElementType type = std::exchange(reduction.type, collectives::widened(reduction.type));
+    const size_t count = input.num_bytes / size_of(type), num_bytes = count * size_of(reduction.type);
+    const Bytes wide = bytes(reduction.type == type ? 0 : num_bytes);
+    if (reduction.type != type) {
+      collectives::widen(type, input.data, wide.get(), count);
+      input = {wide.get(), num_bytes};
+    }
+    // It is divided when all machines' are added.
+    if (reduction.operation == Operation::kAverage) reduction.operation = Operation::kSum;
+    Bytes sum = bytes(is_first() ? num_bytes : 0);
+    within_->reduce(rooted(call, 0), reduction, input, sum.get());
+    return sum;
+  }
+
+  // Of the machines' sums: all of it, and the part of this machine, of `sizes` in bytes.
+  void reduce_between(const Call& call, const Reduction& reduction, Output sum) {
+    const size_t num_machines = members_of_.size();
+    if (sum.num_bytes <= kReducedByAll) {
+      const Bytes rows = bytes(sum.num_bytes * num_machines);
+      gather_rows(*between_, sum.data, sum.num_bytes, rows.get(), call.timeout);
+      return reduce_rows(reduction, rows.get(), sum);
+    }
+    const size_t part = (sum.num_bytes / num_machines / kAlignment + 1) * kAlignment;
+    std::vector<int64_t> sizes;
+    for (size_t machine = 0; machine < num_machines; ++machine) {
+      sizes.push_back(static_cast<int64_t>(std::min(part, sum.num_bytes - std::min(sum.num_bytes, machine * part))));
+    }
+    const Bytes own = bytes(part), all = bytes(part * num_machines);
+    reduce_part_between(call, reduction, sum.data, sizes, own.get());
+    gather_rows(*between_, own.get(), part, all.get(), call.timeout);
+    copy_bytes(sum.data, all.get(), sum.num_bytes);
+  }
+
+  void reduce_part_between(const Call& call, const Reduction& reduction, const std::byte* sum,
+                           const std::vector<int64_t>& sizes, std::byte* result) {
+    if (sum_of(sizes) == 0) return;
+    const auto own = static_cast<size_t>(sizes[machine_]);
+    const Bytes rows = bytes(own * sizes.size());
+    exchange_parts(*between_, sum, sizes, rows.get(), std::vector<int64_t>(sizes.size(), sizes[machine_]),
+                   call.timeout);
+    reduce_rows(reduction, rows.get(), {result, own});
+  }
+
+  // one of each machine
+  void reduce_rows(const Reduction& reduction, const std::byte* rows, Output result) const {
+    std::vector<collectives::Contribution> contributions;
+    for (size_t machine = 0; machine < members_of_.size(); ++machine) {
+      contributions.push_back({rows + machine * result.num_bytes});
+    }
+    collectives::reduce(reduction.type, reduction.operation, contributions, result.data,
+                        result.num_bytes / size_of(reduction.type), size());
+  }
+
+  void broadcast(const Call& call, Output memory) {
+    const int root = call.signature.root, home = machine_of_[root];
+    const std::vector<int>& at_home = members_of_[home];
+    const auto root_index = static_cast<int>(std::find(at_home.begin(), at_home.end(), root) - at_home.begin());
+    if (machine_ == home) broadcast_within(call, root_index, memory);
+    if (is_first()) {
+      std::vector<at::Tensor> list{tensor_of(memory.data, memory.num_bytes)};
+      between_->broadcast(list, {.rootRank = home, .timeout = call.timeout})->wait();
+    }
+    if (machine_ != home) broadcast_within(call, 0, memory);
+  }
+
+  void gather_all(const Call& call, Input input, std::span<const Output> outputs) {
+    // What a machine's ranks give is a row. Rows are as long as the longest.
+    std::vector<std::vector<Output>> of_machines;
+    size_t row = 0;
+    for (const auto& ranks : members_of_) {
+      auto& of_machine = of_machines.emplace_back();
+      for (const int each : ranks) of_machine.push_back(outputs[each]);
+      row = std::max(row, sum_of(sizes_of(of_machine)));
+    }
+    const Bytes own = bytes(is_first() ? row : 0), rows = bytes(row * of_machines.size());
+    std::vector<uint64_t> to(members().size(), 0);
+    to[0] = input.num_bytes;
+    std::vector<Output> places(members().size());
+    for (size_t i = 0, start = 0; is_first() && i < places.size(); start += places[i++].num_bytes) {
+      places[i] = {own.get() + start, outputs[members()[i]].num_bytes};
+    }
+    within_->multicast(rooted(call, 0), input, to, places);
+    if (is_first()) gather_rows(*between_, own.get(), row, rows.get(), call.timeout);
+    broadcast_within(call, 0, {rows.get(), row * of_machines.size()});
+    for (size_t machine = 0; machine < of_machines.size(); ++machine) {
+      split(rows.get() + machine * row, of_machines[machine]);
+    }
+  }
+
+  std::vector<std::vector<int>> members_of_;  // the ranks of each machine, ascending
+  std::vector<int> machine_of_;               // for each rank
+  int machine_;
+  int index_;  // among the members
+  const std::shared_ptr<Engine> within_;
+  const BackendPtr between_;
+  const BackendPtr all_;
 };
 
 }  // namespace
 
-NetworkEngine::NetworkEngine(int rank, std::vector<int> machines, BackendPtr within, BackendPtr between, BackendPtr all)
-    : Backend(rank, static_cast<int>(machines.size())),
-      within_(std::move(within)),
-      between_(std::move(between)),
-      all_(std::move(all)) {
-  std::map<int, int> numbers;  // of machines, by their first ranks
-  for (const int first : machines) {
-    const auto [number, is_new] = numbers.emplace(first, static_cast<int>(numbers.size()));
-    if (is_new) members_of_.emplace_back();
-    members_of_[number->second].push_back(static_cast<int>(machine_of_.size()));
-    machine_of_.push_back(number->second);
-  }
-  machine_ = machine_of_[rank];
-  index_ = static_cast<int>(std::find(members().begin(), members().end(), rank) - members().begin());
-}
-
-void NetworkEngine::setTimeout(std::chrono::milliseconds timeout) {
-  within_->setTimeout(timeout);
-  if (is_first()) between_->setTimeout(timeout);
-  all_->setTimeout(timeout);
-}
-
-void NetworkEngine::broadcast_within(const at::Tensor& tensor, int root, std::chrono::milliseconds timeout) {
-  Tensors tensors{tensor};
-  within_->broadcast(tensors, {.rootRank = root, .timeout = timeout})->wait();
-}
-
-WorkPtr NetworkEngine::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  const int root = static_cast<int>(options.rootRank), home = machine_of_.at(root);
-  for (at::Tensor& tensor : tensors) {
-    const auto& at_home = members_of_[home];
-    const auto root_index = static_cast<int>(std::find(at_home.begin(), at_home.end(), root) - at_home.begin());
-    if (machine_ == home) broadcast_within(tensor, root_index, options.timeout);
-    Tensors list{tensor.contiguous()};
-    if (is_first()) between_->broadcast(list, {.rootRank = home, .timeout = options.timeout})->wait();
-    if (!list[0].is_same(tensor)) tensor.copy_(list[0]);
-    if (machine_ != home) broadcast_within(tensor, 0, options.timeout);
-  }
-  return completed();
-}
-
-WorkPtr NetworkEngine::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  for (at::Tensor& tensor : tensors) {
-    const at::Tensor sum = tensor.contiguous();
-    Tensors list{sum};
-    within_->reduce(list, {.reduceOp = summed(options.reduceOp), .rootRank = 0, .timeout = options.timeout})->wait();
-    if (is_first()) {
-      between_->allreduce(list, {.reduceOp = summed(options.reduceOp), .timeout = options.timeout})->wait();
-      if (options.reduceOp == ReduceOp::AVG) sum.div_(getSize());
+EngineMaker engine_maker(GlooMaker make_gloo, const std::string& machine) {
+  return [make_gloo = std::move(make_gloo), machine](
+             const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+             std::chrono::milliseconds timeout) -> std::shared_ptr<collectives::Engine> {
+    auto team = std::make_shared<collectives::Team>(store_of(store), rank, size, collectives::Communicator::room(size),
+                                                    machine);
+    const std::vector<int> machines = team->machines();
+    auto within = std::make_shared<collectives::Communicator>(std::move(team));
+    if (within->size() == size) return within;
+    std::vector<int> firsts;  // of the machines
+    for (int each = 0; each < size; ++each) {
+      if (machines[each] == each) firsts.push_back(each);
     }
-    broadcast_within(sum, 0, options.timeout);
-    if (!sum.is_same(tensor)) tensor.copy_(sum);
-  }
-  return completed();
-}
-
-WorkPtr NetworkEngine::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  return allreduce(tensors, options);
-}
-
-WorkPtr NetworkEngine::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  for (const at::Tensor& tensor : tensors) {
-    Tensors results{tensor.clone()};
-    allreduce(results, {.reduceOp = options.reduceOp, .timeout = options.timeout});
-    if (getRank() == options.rootRank) tensor.copy_(results[0]);
-  }
-  return completed();
-}
-
-WorkPtr NetworkEngine::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  const at::Tensor mine = input.contiguous().view({1, -1});
-  TORCH_CHECK_VALUE(output.numel() == input.numel() * getSize(), "the output of ", getSize(), " ranks has ",
-                    output.numel(), " elements, their inputs have ", input.numel(), " each");
-  // Machines with fewer ranks than others have rows that nobody reads.
-  size_t most = 0;
-  for (const auto& members : members_of_) most = std::max(most, members.size());
-  const auto rows = [&](size_t count) {
-    return at::empty({static_cast<int64_t>(count), mine.size(1)}, mine.options());
+    auto all = make_gloo(c10::make_intrusive<c10d::PrefixStore>("all", store), rank, size, timeout);
+    c10::intrusive_ptr<c10d::Backend> between;
+    if (static_cast<int>(firsts.size()) == size) {
+      between = all;
+    } else if (machines[rank] == rank) {
+      const auto number = static_cast<int>(std::find(firsts.begin(), firsts.end(), rank) - firsts.begin());
+      between = make_gloo(c10::make_intrusive<c10d::PrefixStore>("between", store), number,
+                          static_cast<int>(firsts.size()), timeout);
+    }
+    return std::make_shared<NetworkEngine>(rank, machines, std::move(within), std::move(between), std::move(all));
   };
-  at::Tensor own = rows(is_first() ? most : 0), all = rows(is_first() ? most * members_of_.size() : 0);
-  std::vector<Tensors> gathered;
-  if (is_first()) gathered = {own.narrow(0, 0, static_cast<int64_t>(members().size())).unbind()};
-  Tensors given{mine[0]};
-  within_->gather(gathered, given, {.rootRank = 0, .timeout = options.timeout})->wait();
-  at::Tensor result = rows(getSize());
-  if (is_first()) {
-    between_->_allgather_base(all, own, options)->wait();
-    for (size_t machine = 0; machine < members_of_.size(); ++machine) {
-      for (size_t i = 0; i < members_of_[machine].size(); ++i) {
-        result[members_of_[machine][i]].copy_(all[static_cast<int64_t>(machine * most + i)]);
-      }
-    }
-  }
-  broadcast_within(result, 0, options.timeout);
-  output.copy_(result.view(output.sizes()));
-  return completed();
-}
-
-WorkPtr NetworkEngine::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                 const c10d::AllgatherOptions& options) {
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    at::Tensor rows = at::empty({getSize(), inputs[i].numel()}, inputs[i].options());
-    _allgather_base(rows, inputs[i], options);
-    for (int rank = 0; rank < getSize(); ++rank) {
-      const at::Tensor& output = outputs.at(i).at(rank);
-      output.copy_(rows[rank].view(output.sizes()));
-    }
-  }
-  return completed();
-}
-
-WorkPtr NetworkEngine::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                                           const c10d::AllgatherOptions& options) {
-  return all_->allgather_coalesced(outputs, inputs, options);
-}
-
-WorkPtr NetworkEngine::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                       const c10d::AllgatherOptions& options) {
-  for (size_t i = 0; i < inputs.size(); ++i) _allgather_base(outputs.at(i), inputs[i], options);
-  return completed();
-}
-
-WorkPtr NetworkEngine::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  Tensors given = dense(inputs);
-  const DenseResults results(outputs.empty() ? Tensors{} : outputs[0]);
-  std::vector<Tensors> taken;
-  if (!outputs.empty()) taken.push_back(results.dense());
-  all_->gather(taken, given, options)->wait();
-  results.finish();
-  return completed();
-}
-
-WorkPtr NetworkEngine::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
-  const DenseResults results(outputs);
-  Tensors taken = results.dense();
-  std::vector<Tensors> given;
-  for (const Tensors& tensors : inputs) given.push_back(dense(tensors));
-  all_->scatter(taken, given, options)->wait();
-  results.finish();
-  return completed();
-}
-
-// The first rank of a machine gets from each other one the rows of its machine's ranks, reduced there.
-at::Tensor NetworkEngine::reduced_row(const at::Tensor& rows, const c10d::ReduceScatterOptions& options) {
-  Tensors list{rows};
-  within_->reduce(list, {.reduceOp = summed(options.reduceOp), .rootRank = 0, .timeout = options.timeout})->wait();
-  at::Tensor row = at::empty({rows.size(1)}, rows.options());
-  std::vector<Tensors> own;
-  if (is_first()) {
-    const auto num_own = static_cast<int64_t>(members().size()),
-               num_machines = static_cast<int64_t>(members_of_.size());
-    Tensors in_order;
-    std::vector<int64_t> input_sizes;
-    for (const auto& ranks : members_of_) {
-      for (const int rank : ranks) in_order.push_back(rows[rank]);
-      input_sizes.push_back(static_cast<int64_t>(ranks.size()));
-    }
-    at::Tensor given = at::stack(in_order), taken = at::empty({num_machines * num_own, rows.size(1)}, rows.options());
-    std::vector<int64_t> output_sizes(num_machines, num_own);
-    between_->alltoall_base(taken, given, output_sizes, input_sizes, {.timeout = options.timeout})->wait();
-    at::Tensor result = taken.narrow(0, 0, num_own);
-    for (int64_t machine = 1; machine < num_machines; ++machine) {
-      result = combined(options.reduceOp.op_, result, taken.narrow(0, machine * num_own, num_own));
-    }
-    if (options.reduceOp == ReduceOp::AVG) result = at::div(result, getSize());
-    own = {result.unbind()};
-  }
-  Tensors mine{row};
-  within_->scatter(mine, own, {.rootRank = 0, .timeout = options.timeout})->wait();
-  return row;
-}
-
-WorkPtr NetworkEngine::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                            const c10d::ReduceScatterOptions& options) {
-  TORCH_CHECK_VALUE(input.numel() == output.numel() * getSize(), "the input for ", getSize(), " ranks has ",
-                    input.numel(), " elements, their outputs have ", output.numel(), " each");
-  // A copy: the reduction leaves sums there that nobody asked for.
-  const at::Tensor rows = input.clone(at::MemoryFormat::Contiguous).view({getSize(), -1});
-  output.copy_(reduced_row(rows, options).view(output.sizes()));
-  return completed();
-}
-
-WorkPtr NetworkEngine::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                      const c10d::ReduceScatterOptions& options) {
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    // Parts of different sizes have the size of the largest while they are on their way.
-    int64_t most = 0;
-    for (const at::Tensor& part : inputs.at(i)) most = std::max(most, part.numel());
-    at::Tensor rows = at::zeros({getSize(), most}, outputs[i].options());
-    for (int rank = 0; rank < getSize(); ++rank) {
-      const at::Tensor& part = inputs[i].at(rank);
-      rows[rank].narrow(0, 0, part.numel()).copy_(part.reshape({-1}));
-    }
-    outputs[i].copy_(reduced_row(rows, options).narrow(0, 0, outputs[i].numel()).view(outputs[i].sizes()));
-  }
-  return completed();
-}
-
-WorkPtr NetworkEngine::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                       const c10d::ReduceScatterOptions& options) {
-  for (size_t i = 0; i < outputs.size(); ++i) _reduce_scatter_base(outputs[i], inputs.at(i), options);
-  return completed();
-}
-
-WorkPtr NetworkEngine::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
-                                     std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) {
-  const DenseResults result({output});
-  at::Tensor taken = result.dense()[0], given = input.contiguous();
-  all_->alltoall_base(taken, given, output_sizes, input_sizes, options)->wait();
-  result.finish();
-  return completed();
-}
-
-// As one tensor: gloo's own takes lists of one size only.
-WorkPtr NetworkEngine::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  std::vector<int64_t> output_sizes, input_sizes;
-  Tensors flat;
-  for (const at::Tensor& tensor : inputs) {
-    flat.push_back(tensor.reshape({-1}));
-    input_sizes.push_back(tensor.numel());
-  }
-  int64_t count = 0;
-  for (const at::Tensor& tensor : outputs) {
-    output_sizes.push_back(tensor.numel());
-    count += tensor.numel();
-  }
-  at::Tensor given = at::cat(flat), taken = at::empty({count}, given.options());
-  const Tensors parts = taken.split_with_sizes(output_sizes);  // before gloo, which moves from the sizes
-  all_->alltoall_base(taken, given, output_sizes, input_sizes, options)->wait();
-  for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_(parts[i].view(outputs[i].sizes()));
-  return completed();
-}
-
-WorkPtr NetworkEngine::send(Tensors& tensors, int destination, int tag) {
-  DenseResults memory(dense(tensors));
-  Tensors given = memory.dense();
-  return c10::make_intrusive<DenseWork>(all_->send(given, destination, tag), std::move(memory));
-}
-
-WorkPtr NetworkEngine::recv(Tensors& tensors, int source, int tag) {
-  DenseResults memory(tensors);
-  Tensors taken = memory.dense();
-  return c10::make_intrusive<DenseWork>(all_->recv(taken, source, tag), std::move(memory));
-}
-
-WorkPtr NetworkEngine::recvAnysource(Tensors& tensors, int tag) {
-  DenseResults memory(tensors);
-  Tensors taken = memory.dense();
-  return c10::make_intrusive<DenseWork>(all_->recvAnysource(taken, tag), std::move(memory));
-}
-
-WorkPtr NetworkEngine::barrier(const c10d::BarrierOptions& options) {
-  return all_->barrier(options);
-}
-
-void NetworkEngine::abort() {
-  within_->abort();
-  if (is_first()) between_->abort();
-  all_->abort();
-}
-
-void NetworkEngine::shutdown() {
-  within_->shutdown();
-  if (is_first()) between_->shutdown();
-  all_->shutdown();
 }
 
 }  // namespace torch_mtia

@@ -1,9 +1,9 @@
-// Collectives in streams of the device, by an engine that knows only tensors of the CPU and blocks. Tensors of the CPU
-// have threads in place of streams.
+// Collectives in streams of the device, by an engine that knows bytes only and blocks. Tensors of the CPU have threads
+// in place of streams.
 //
 // Note [Collectives as work]
-// Each call is an item of a communication stream of the group. The item calls the engine with CPU tensors over the host
-// view of the device's memory and waits there, so what blocks is a thread of the driver, and the host does not. The
+// Each call is an item of a communication stream of the group. The item calls the engine on the host view of the
+// device's memory and waits there, so what blocks is a thread of the driver, and the host does not. The
 // stream waits for what the caller's stream has been given before the call; Work::wait has a stream wait for the item.
 // Collectives run in the order in which they were called, which is the order on which all ranks agree: those of one
 // device in one stream, and those of several devices of this process after each other, by events. Ranks need not agree
@@ -19,6 +19,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -28,23 +30,60 @@
 #include <string>
 #include <vector>
 
+#include "../collectives/Engine.h"
 #include "../device/MTIAStream.h"
-#include "CollectiveWork.h"
-#include "Engine.h"
-#include "HostWork.h"
-#include "LastStreams.h"
-#include "StreamWork.h"
+#include "Collective.h"
+#include "NetworkEngine.h"
+#include "Work.h"
 
 namespace torch_mtia {
 
-class Staging;
+class MTIAGraph;
+
+// The stream that the last call of a kind was given to: of the calls that run now, and of those in each capture. A call
+// in a capture is ordered after nothing outside of it.
+class LastStreams {
+ public:
+  // The one before `stream`, which is the last one from now on. Not thread safe.
+  std::optional<MTIAStream> exchange(const MTIAStream& stream);
+
+ private:
+  struct Captured {
+    const MTIAGraph* graph;
+    MTIAStream stream;
+  };
+  std::optional<MTIAStream> eager_;
+  std::vector<Captured> captured_;
+};
+
+// An engine, and what its calls share. Stays as long as there is work, and who waits for this rank then raises.
+class Channel {
+ public:
+  Channel(std::shared_ptr<collectives::Engine> engine, std::chrono::milliseconds timeout,
+          std::shared_ptr<FirstFailure> failures);
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+  ~Channel() { abort("it has left the group"); }
+
+  collectives::Engine& engine() const { return *engine_; }
+  void abort(const char* why) const noexcept;
+  // One collective at a time. Engines know them by their numbers.
+  std::unique_lock<std::mutex> lock() { return std::unique_lock<std::mutex>(mutex_); }
+  void run(const std::vector<Step>& steps, std::chrono::milliseconds timeout);
+
+  std::atomic<std::chrono::milliseconds> timeout;
+
+ private:
+  const std::shared_ptr<collectives::Engine> engine_;
+  const std::shared_ptr<FirstFailure> failures_;
+  std::mutex mutex_;
+  uint64_t num_calls_ = 0;
+};
 
 class StreamBackend final : public c10d::Backend {
  public:
-  using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // Nobody else may call the engine: its ranks agree on the order of the calls.
   StreamBackend(EngineMaker make_engine, c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::string name,
                 std::chrono::milliseconds timeout);
   StreamBackend(const StreamBackend&) = delete;
@@ -59,30 +98,103 @@ class StreamBackend final : public c10d::Backend {
                                           const c10::intrusive_ptr<Options>& options) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
 
-  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    return collective(c10d::OpType::BROADCAST, "c10d::broadcast", options.timeout, [&](Collective& call) {
+      for (const at::Tensor& tensor : tensors) call.broadcast(tensor, options.rootRank);
+    });
+  }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
-  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
-  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
-  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
-  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    return collective(c10d::OpType::ALLREDUCE_COALESCED, "c10d::allreduce_coalesced", options.timeout,
+                      [&](Collective& call) {
+                        call.set_operation(options.reduceOp, tensors);
+                        for (const at::Tensor& tensor : tensors) call.all_reduce(tensor);
+                      });
+  }
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    return collective(c10d::OpType::REDUCE, "c10d::reduce", options.timeout, [&](Collective& call) {
+      call.set_operation(options.reduceOp, tensors);
+      for (const at::Tensor& tensor : tensors) call.reduce(tensor, options.rootRank);
+    });
+  }
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    return collective(c10d::OpType::ALLGATHER, "c10d::allgather", options.timeout, [&](Collective& call) {
+      call.check_lists(outputs, inputs);
+      for (size_t i = 0; i < inputs.size(); ++i) call.all_gather("all_gather", outputs[i], inputs[i]);
+    });
+  }
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    return collective(c10d::OpType::_ALLGATHER_BASE, "c10d::_allgather_base", options.timeout,
+                      [&](Collective& call) { call.all_gather(output, input); });
+  }
   WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                              const c10d::AllgatherOptions& options) override;
+                              const c10d::AllgatherOptions& options) override {
+    return collective(c10d::OpType::ALLGATHER_COALESCED, "c10d::allgather_coalesced", options.timeout,
+                      [&](Collective& call) {
+                        for (size_t i = 0; i < inputs.size(); ++i) {
+                          Tensors of_input;  // the lists are those of the ranks
+                          for (const Tensors& of_rank : outputs) of_input.push_back(of_rank.at(i));
+                          call.all_gather("all_gather_coalesced", of_input, inputs[i]);
+                        }
+                      });
+  }
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                          const c10d::AllgatherOptions& options) override;
-  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
-  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
+                                          const c10d::AllgatherOptions& options) override {
+    return collective(c10d::OpType::COALESCED, "c10d::allgather_into_tensor_coalesced", options.timeout,
+                      [&](Collective& call) {
+                        for (size_t i = 0; i < inputs.size(); ++i) call.all_gather(outputs.at(i), inputs[i]);
+                      });
+  }
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    return collective(c10d::OpType::GATHER, "c10d::gather", options.timeout,
+                      [&](Collective& call) { call.gather(outputs, inputs, options.rootRank); });
+  }
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
+    return collective(c10d::OpType::SCATTER, "c10d::scatter", options.timeout,
+                      [&](Collective& call) { call.scatter(outputs, inputs, options.rootRank); });
+  }
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                         const c10d::ReduceScatterOptions& options) override;
+                         const c10d::ReduceScatterOptions& options) override {
+    return collective(c10d::OpType::REDUCE_SCATTER, "c10d::reduce_scatter", options.timeout, [&](Collective& call) {
+      call.check_lists(inputs, outputs);
+      call.set_operation(options.reduceOp, outputs);
+      for (size_t i = 0; i < outputs.size(); ++i) call.reduce_scatter(outputs[i], inputs[i]);
+    });
+  }
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                               const c10d::ReduceScatterOptions& options) override;
+                               const c10d::ReduceScatterOptions& options) override {
+    return collective(c10d::OpType::_REDUCE_SCATTER_BASE, "c10d::_reduce_scatter_base", options.timeout,
+                      [&](Collective& call) {
+                        call.set_operation(options.reduceOp, {output});
+                        call.reduce_scatter(output, input);
+                      });
+  }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                          const c10d::ReduceScatterOptions& options) override;
+                                          const c10d::ReduceScatterOptions& options) override {
+    return collective(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "c10d::reduce_scatter_tensor_coalesced",
+                      options.timeout, [&](Collective& call) {
+                        call.set_operation(options.reduceOp, outputs);
+                        for (size_t i = 0; i < outputs.size(); ++i) call.reduce_scatter(outputs[i], inputs.at(i));
+                      });
+  }
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
-                        std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) override;
-  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
-  WorkPtr send(Tensors& tensors, int destination, int tag) override;
-  WorkPtr recv(Tensors& tensors, int source, int tag) override;
-  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+                        std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) override {
+    return collective(c10d::OpType::ALLTOALL_BASE, "c10d::alltoall_base", options.timeout,
+                      [&](Collective& call) { call.all_to_all(output, output_sizes, input, input_sizes); });
+  }
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
+    return collective(c10d::OpType::ALLTOALL, "c10d::alltoall", options.timeout,
+                      [&](Collective& call) { call.all_to_all(outputs, inputs); });
+  }
+  WorkPtr send(Tensors& tensors, int destination, int tag) override {
+    return message(c10d::OpType::SEND, "c10d::send", tensors, destination, tag);
+  }
+  WorkPtr recv(Tensors& tensors, int source, int tag) override {
+    return message(c10d::OpType::RECV, "c10d::recv", tensors, source, tag);
+  }
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    return message(c10d::OpType::RECVANYSOURCE, "c10d::recv_any_source", tensors, collectives::kAnyRank, tag);
+  }
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
   // Over the store, with no work of the device: on each rank, an error that names those that have not called it in
   // time.
@@ -110,11 +222,6 @@ class StreamBackend final : public c10d::Backend {
   // for the others.
   enum Use : size_t { kCollectives, kPosts, kArrivals, kEnds, kNumUses };
   using Streams = std::array<std::optional<MTIAStream>, kNumUses>;  // made when they are needed
-  using Call = std::function<void(c10d::Backend&)>;                 // waits for the engine
-  using Post = std::function<WorkPtr(c10d::Backend&)>;              // does not
-  // A function of the engine. The first of its arguments is what it writes.
-  template <typename... Parameters>
-  using Function = WorkPtr (c10d::Backend::*)(Parameters...);
 
   // Calls between startCoalescing and endCoalescing.
   struct Coalesced {
@@ -128,9 +235,8 @@ class StreamBackend final : public c10d::Backend {
   // `stream` waits for the last one, on another device, that was given a collective, or a message. With order_mutex_.
   static void follow(LastStreams& last, const MTIAStream& stream);
   void check_process() const;
-  void check_peer(const char* name, int rank) const;
   // Notes the call, and gives it the next number.
-  std::shared_ptr<Outcome> next_outcome(const char* name, const Tensors& tensors);
+  std::shared_ptr<Outcome> next_outcome(const char* name, const std::vector<Argument>& arguments = {});
   WorkPtr work_of(c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome, Tensors outputs);
   // Of CPU tensors.
   WorkPtr host_work_of(c10d::OpType type, std::shared_ptr<Outcome> outcome, Tensors outputs, std::function<void()> call,
@@ -139,24 +245,20 @@ class StreamBackend final : public c10d::Backend {
   Coalesced* coalesced_on(c10::Device device);
   void check_coalesced(c10::Device device);  // before a call is launched
   WorkPtr allreduce_sparse_coo(const at::Tensor& tensor, const c10d::AllreduceOptions& options);
-  // Both give their work the `name`, a literal.
-  WorkPtr collective(c10d::OpType type, const char* name, c10::Device device, const Tensors& used, Tensors outputs,
-                     Call call, const Staging& staging, CollectiveOperands operands);
-  WorkPtr message(c10d::OpType type, const char* name, const Tensors& tensors, Post post, const Staging& staging);
-  template <typename... Parameters, typename... Arguments>
-  WorkPtr collective(c10d::OpType type, const char* name, Function<Parameters...> function,
-                     const Arguments&... arguments);
-  template <typename... Parameters, typename... Arguments>
-  WorkPtr reduction(c10d::OpType type, const char* name, Function<Parameters...> function,
-                    const c10d::ReduceOp& operation, const Arguments&... arguments);
+  // Both give their work the `name`, a literal. `describe` raises what one rank can know to be wrong.
+  WorkPtr collective(c10d::OpType type, const char* name, std::chrono::milliseconds timeout,
+                     const std::function<void(Collective&)>& describe,
+                     std::optional<c10::Device> device = std::nullopt);
+  WorkPtr message(c10d::OpType type, const char* name, const Tensors& tensors, int peer, int tag);
+  // What the function raises is a failure of the group, too: other ranks may wait for the call.
+  WorkPtr noting_failures(const char* name, const std::function<WorkPtr()>& function);
 
   const EngineMaker make_engine_;
   const c10::intrusive_ptr<c10d::Store> store_;
-  const c10::intrusive_ptr<c10d::Backend> engine_;
+  const std::shared_ptr<FirstFailure> failures_ = std::make_shared<FirstFailure>();
+  const std::shared_ptr<Channel> device_;
   // Of CPU tensors, whose order nobody compares with that of the others.
-  const c10::intrusive_ptr<c10d::Backend> host_engine_;
-  const EngineDtypes engine_dtypes_;
-  const std::shared_ptr<std::mutex> engine_mutex_ = std::make_shared<std::mutex>();  // one collective at a time
+  const std::shared_ptr<Channel> host_;
   const std::string name_;
   const c10::intrusive_ptr<Options> options_;
   const pid_t process_id_ = getpid();

@@ -1,22 +1,31 @@
-#include "SymmetricMemory.h"
-
+// Symmetric memory: each rank's is mapped in the device memory of all ranks on the machine, so that kernels of one read
+// what another has written. See c10d/symm_mem/SymmetricMemory.hpp for what the functions promise.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 #include <sys/types.h>
+#include <torch/library.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <sstream>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "../collectives/Deadline.h"
+#include "../collectives/Team.h"
+#include "../core/Driver.h"
 #include "../core/Observer.h"
 #include "../core/WorkItem.h"
 #include "../device/DeviceIndex.h"
@@ -35,6 +44,28 @@ namespace symmetric_memory = c10d::symmetric_memory;
 size_t round_up(size_t size, size_t granularity) {
   return (size + granularity - 1) / granularity * granularity;
 }
+
+// A rank's memory as one process sees it: the buffer, and behind it the signal pad. Stays until the work that the
+// device was given before the last owner went is done.
+struct SymmetricBlock {
+  SymmetricBlock(c10::DeviceIndex device, size_t size, collectives::SharedMemory memory)
+      : device(device),
+        size(size),
+        memory(std::move(memory)),
+        segment(device, total(size), this->memory.descriptor()) {}
+
+  const c10::DeviceIndex device;
+  const size_t size;  // of the buffer
+  const collectives::SharedMemory memory;
+  const core::SharedSegment segment;
+
+  static size_t total(size_t size) {
+    const size_t with_pad = round_up(size, 64) + symmetric_memory::get_signal_pad_size();
+    return round_up(with_pad, core::SharedSegment::kGranularity);
+  }
+  uint64_t buffer() const { return segment.address(); }
+  uint64_t signal_pad() const { return buffer() + round_up(size, 64); }
+};
 
 void check_rank(const char* name, int rank, int size) {
   TORCH_CHECK_VALUE(rank >= 0 && rank < size, "expected ", name, " to be a rank of the group, below ", size, ", got ",
@@ -97,41 +128,81 @@ std::string text(const std::vector<uint8_t>& bytes) {
   return {bytes.begin(), bytes.end()};
 }
 
-}  // namespace
+class SymmetricMemory final : public symmetric_memory::SymmetricMemory {
+ public:
+  // `blocks` are those of the ranks.
+  SymmetricMemory(std::vector<std::shared_ptr<SymmetricBlock>> blocks, int rank, size_t offset);
 
-SymmetricBlock::SymmetricBlock(c10::DeviceIndex device, size_t size, collectives::SharedMemory memory)
-    : device(device), size(size), memory(std::move(memory)), segment(device, total(size), this->memory.descriptor()) {}
+  std::vector<void*> get_buffer_ptrs() override { return addresses(&SymmetricBlock::buffer); }
+  std::vector<void*> get_signal_pad_ptrs() override { return addresses(&SymmetricBlock::signal_pad); }
+  void** get_buffer_ptrs_dev() override { return static_cast<void**>(buffers_on_device_.mutable_data_ptr()); }
+  void** get_signal_pad_ptrs_dev() override { return static_cast<void**>(signal_pads_on_device_.mutable_data_ptr()); }
+  size_t get_buffer_size() override { return blocks_[rank_]->size; }
+  size_t get_offset() override { return offset_; }
+  bool has_multicast_support() override { return false; }
+  void* get_multicast_ptr() override { return nullptr; }
 
-size_t SymmetricBlock::total(size_t size) {
-  const size_t with_pad = round_up(size, 64) + symmetric_memory::get_signal_pad_size();
-  return round_up(with_pad, core::SharedSegment::kGranularity);
-}
+  // In the current stream, for which they block. `timeout_ms` 0: a minute.
+  void barrier(int channel, size_t timeout_ms) override;
+  void put_signal(int dst_rank, int channel, size_t timeout_ms) override;
+  void wait_signal(int src_rank, int channel, size_t timeout_ms) override;
 
-uint64_t SymmetricBlock::signal_pad() const {
-  return buffer() + round_up(size, 64);
-}
+  int get_rank() override { return rank_; }
+  int get_world_size() override { return static_cast<int>(blocks_.size()); }
+  c10::Device get_device() override { return {device_type(), blocks_[rank_]->device}; }
+  const std::vector<int>& get_rank_to_global_rank() override { return ranks_; }
+  bool world_within_direct_access() override { return true; }
+
+ private:
+  struct Signals;
+  std::vector<void*> addresses(uint64_t (SymmetricBlock::*address)() const) const {
+    std::vector<void*> result;
+    for (const auto& block : blocks_) result.push_back(reinterpret_cast<void*>(((*block).*address)()));
+    return result;
+  }
+  // Puts a signal for each of `to` and waits for one of each of `from`.
+  void signal(const char* name, std::vector<int> to, std::vector<int> from, int channel, size_t timeout_ms);
+
+  const std::vector<std::shared_ptr<SymmetricBlock>> blocks_;
+  const int rank_;
+  const size_t offset_;
+  std::vector<int> ranks_;
+  at::Tensor buffers_on_device_;
+  at::Tensor signal_pads_on_device_;
+};
+
+class SymmetricAllocator final : public symmetric_memory::SymmetricMemoryAllocator {
+ public:
+  void* alloc(size_t size, int device_idx, const std::optional<std::string>& group_name) override;
+  void free(void* ptr) override;
+  size_t get_alloc_size(void* ptr) override;
+  c10::intrusive_ptr<symmetric_memory::SymmetricMemory> rendezvous(
+      void* ptr, const std::optional<std::string>& group_name) override;
+  bool has_multicast_support(int /*device_idx*/) override { return false; }
+  c10::DeviceType supported_device_type() override { return device_type(); }
+  std::string name() override { return device_name(); }
+  bool has_allocation(void* ptr) override;
+
+ private:
+  struct Allocation {
+    std::shared_ptr<SymmetricBlock> block;
+    std::optional<std::string> group_name;
+    // By the name and the offset of the address.
+    std::map<std::pair<std::string, size_t>, c10::intrusive_ptr<SymmetricMemory>> of_groups;
+  };
+  using Allocations = std::map<uint64_t, Allocation>;
+  // Of which the address is a part. With allocations_mutex().
+  Allocations::iterator find(void* ptr);
+
+  Allocations allocations_;  // by address
+  std::map<std::string, int> num_rendezvous_;
+};
 
 SymmetricMemory::SymmetricMemory(std::vector<std::shared_ptr<SymmetricBlock>> blocks, int rank, size_t offset)
     : blocks_(std::move(blocks)), rank_(rank), offset_(offset), ranks_(blocks_.size()) {
   std::iota(ranks_.begin(), ranks_.end(), 0);
   buffers_on_device_ = on_device(get_buffer_ptrs(), get_device());
   signal_pads_on_device_ = on_device(get_signal_pad_ptrs(), get_device());
-}
-
-c10::Device SymmetricMemory::get_device() {
-  return {device_type(), blocks_[rank_]->device};
-}
-
-std::vector<void*> SymmetricMemory::get_buffer_ptrs() {
-  std::vector<void*> result;
-  for (const auto& block : blocks_) result.push_back(reinterpret_cast<void*>(block->buffer()));
-  return result;
-}
-
-std::vector<void*> SymmetricMemory::get_signal_pad_ptrs() {
-  std::vector<void*> result;
-  for (const auto& block : blocks_) result.push_back(reinterpret_cast<void*>(block->signal_pad()));
-  return result;
 }
 
 // The pad of a rank has, for each channel, a number for each rank that signals to it: 1 from the signal until that is
@@ -296,17 +367,106 @@ c10::intrusive_ptr<symmetric_memory::SymmetricMemory> SymmetricAllocator::rendez
   return result;
 }
 
-c10::DeviceType SymmetricAllocator::supported_device_type() {
-  return device_type();
+// The operators of symm_mem that reduce, as PyTorch has them for CUDA
+// (torch/csrc/distributed/c10d/symm_mem/CUDA*Ops.cu): all ranks read what the others have in symmetric memory. Sums are
+// made in the order of the ranks, those of short floating point in float32, and rounded once, so all ranks have the
+// same bits.
+
+using Handle = c10::intrusive_ptr<symmetric_memory::SymmetricMemory>;
+
+Handle handle_of(const at::Tensor& input, const std::string& reduction, const std::string& group_name) {
+  TORCH_CHECK_VALUE(reduction == "sum", "symmetric memory is reduced by sum, got ", reduction);
+  TORCH_CHECK_VALUE(input.is_contiguous(), "expected a contiguous tensor in symmetric memory");
+  Handle handle = symmetric_memory::rendezvous(input, group_name);
+  TORCH_CHECK_VALUE(handle, "expected a tensor of torch.distributed._symmetric_memory.empty");
+  return handle;
 }
 
-std::string SymmetricAllocator::name() {
-  return device_name();
+// The input of each rank, as one dimension.
+std::vector<at::Tensor> inputs_of(const Handle& handle, const at::Tensor& input) {
+  const auto first = static_cast<int64_t>(handle->get_offset() / input.element_size()) + input.storage_offset();
+  std::vector<at::Tensor> inputs;
+  for (int rank = 0; rank < handle->get_world_size(); ++rank) {
+    inputs.push_back(handle->get_buffer(rank, {input.numel()}, input.scalar_type(), first));
+  }
+  return inputs;
 }
 
-void SymmetricAllocator::make_known() {
-  const auto allocator = c10::make_intrusive<SymmetricAllocator>();
-  symmetric_memory::register_allocator(device_type(), allocator);
+at::Tensor sum_of(const std::vector<at::Tensor>& tensors) {
+  const c10::ScalarType dtype = tensors[0].scalar_type();
+  at::Tensor sum = tensors[0].to(c10::isReducedFloatingType(dtype) ? at::kFloat : dtype, false, /*copy=*/true);
+  for (size_t i = 1; i < tensors.size(); ++i) sum.add_(tensors[i]);
+  return sum.to(dtype);
+}
+
+at::Tensor one_shot_all_reduce_out(const at::Tensor& input, std::string reduction, std::string group_name,
+                                   at::Tensor out) {
+  const Handle handle = handle_of(input, reduction, group_name);
+  handle->barrier(0, 0);
+  out.copy_(sum_of(inputs_of(handle, input)).view(out.sizes()));
+  handle->barrier(0, 0);  // from here on the inputs may be written again
+  return out;
+}
+
+at::Tensor one_shot_all_reduce(const at::Tensor& input, std::string reduction, std::string group_name) {
+  return one_shot_all_reduce_out(input, std::move(reduction), std::move(group_name), at::empty_like(input));
+}
+
+// `symm_buffer` is the input once `local_input` is in it.
+at::Tensor one_shot_all_reduce_copy_out(const at::Tensor& symm_buffer, const at::Tensor& local_input,
+                                        std::string reduction, std::string group_name, at::Tensor out) {
+  TORCH_CHECK_VALUE(
+      local_input.numel() <= symm_buffer.numel() && local_input.scalar_type() == symm_buffer.scalar_type(),
+      "expected local_input to fit into symm_buffer and to have its dtype");
+  at::Tensor input = symm_buffer.view({-1}).narrow(0, 0, local_input.numel()).view(local_input.sizes());
+  input.copy_(local_input);
+  return one_shot_all_reduce_out(input, std::move(reduction), std::move(group_name), std::move(out));
+}
+
+at::Tensor one_shot_all_reduce_copy(const at::Tensor& symm_buffer, const at::Tensor& local_input, std::string reduction,
+                                    std::string group_name) {
+  return one_shot_all_reduce_copy_out(symm_buffer, local_input, std::move(reduction), std::move(group_name),
+                                      at::empty_like(local_input));
+}
+
+at::Tensor two_shot_all_reduce_(at::Tensor input, std::string reduction, std::string group_name) {
+  const Handle handle = handle_of(input, reduction, group_name);
+  const std::vector<at::Tensor> inputs = inputs_of(handle, input);
+  const int64_t size = handle->get_world_size(), count = (input.numel() + size - 1) / size;
+  const auto part = [&](const at::Tensor& tensor, int64_t rank) {
+    const int64_t first = std::min(rank * count, tensor.numel());
+    return tensor.narrow(0, first, std::min(count, tensor.numel() - first));
+  };
+  const int rank = handle->get_rank();
+  handle->barrier(0, 0);
+  std::vector<at::Tensor> own_parts;
+  for (const at::Tensor& each : inputs) own_parts.push_back(part(each, rank));
+  own_parts[rank].copy_(sum_of(own_parts));  // nobody else reads this part before the barrier
+  handle->barrier(0, 0);
+  for (int64_t other = 0; other < size; ++other) {
+    if (other != rank) part(inputs[rank], other).copy_(part(inputs[other], other));
+  }
+  handle->barrier(0, 0);
+  return input;
+}
+
+at::Tensor two_shot_all_reduce_out(at::Tensor input, std::string reduction, std::string group_name, at::Tensor output) {
+  return output.copy_(two_shot_all_reduce_(std::move(input), std::move(reduction), std::move(group_name)));
+}
+
+const DoorPart symmetric_allocator([](const Door& /*door*/, bool open) {
+  if (open) symmetric_memory::register_allocator(device_type(), c10::make_intrusive<SymmetricAllocator>());
+});
+
+}  // namespace
+
+MTIA_LIBRARY_IMPL(symm_mem, kBackend, m) {
+  m.impl("one_shot_all_reduce", one_shot_all_reduce);
+  m.impl("one_shot_all_reduce_copy", one_shot_all_reduce_copy);
+  m.impl("one_shot_all_reduce_copy_out", one_shot_all_reduce_copy_out);
+  m.impl("one_shot_all_reduce_out", one_shot_all_reduce_out);
+  m.impl("two_shot_all_reduce_", two_shot_all_reduce_);
+  m.impl("two_shot_all_reduce_out", two_shot_all_reduce_out);
 }
 
 }  // namespace torch_mtia

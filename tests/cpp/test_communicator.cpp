@@ -73,14 +73,12 @@ bool child_succeeds_beside(Other other, Body body) {
 
 struct Rank {
   Rank(const Store& store, int rank, int size, const std::string& machine = "")
-      : team(std::make_shared<Team>(store, rank, size, Communicator::room(size) + Messages::room(size), machine)),
-        communicator(team),
-        messages(team, Communicator::room(size)) {}
-  int number() const { return team->index(); }
+      : team(std::make_shared<Team>(store, rank, size, Communicator::room(size), machine)), communicator(team) {}
+  int number() const { return communicator.rank(); }
+  void barrier(Timeout timeout) { communicator.barrier({{"barrier"}, timeout}); }
 
   std::shared_ptr<Team> team;
   Communicator communicator;
-  Messages messages;
 };
 
 // Runs `body` for each rank in a thread. The first exception is raised again.
@@ -172,13 +170,13 @@ TEST(all_reduce_combines_what_all_ranks_have) {
         for (const Operation operation : {Operation::kSum, Operation::kProduct, Operation::kMin, Operation::kMax}) {
           const std::vector<float> values = values_of<float>(rank.number(), count);
           std::vector<float> result(count);
-          rank.communicator.all_reduce(kReduced, {ElementType::kFloat32, operation}, input_of(values), bytes_of(result),
-                                       kTimeout);
+          rank.communicator.all_reduce({kReduced, kTimeout}, {ElementType::kFloat32, operation}, input_of(values),
+                                       bytes_of(result));
           CHECK(result == expected<float>(operation, size, count));
         }
         std::vector<int16_t> in_place = values_of<int16_t>(rank.number(), count);
-        rank.communicator.all_reduce(kReduced, {ElementType::kInt16, Operation::kSum}, input_of(in_place),
-                                     bytes_of(in_place), kTimeout);
+        rank.communicator.all_reduce({kReduced, kTimeout}, {ElementType::kInt16, Operation::kSum}, input_of(in_place),
+                                     bytes_of(in_place));
         CHECK(in_place == expected<int16_t>(Operation::kSum, size, count));
       }
     });
@@ -190,8 +188,8 @@ TEST(reduce_writes_the_root_only) {
     for (const size_t count : kCounts) {
       std::vector<int64_t> values = values_of<int64_t>(rank.number(), count);
       const std::vector<int64_t> before = values;
-      rank.communicator.reduce(named("reduce", 1), {ElementType::kInt64, Operation::kMax}, input_of(values),
-                               bytes_of(values), kTimeout);
+      rank.communicator.reduce({named("reduce", 1), kTimeout}, {ElementType::kInt64, Operation::kMax}, input_of(values),
+                               bytes_of(values));
       CHECK(values == (rank.number() == 1 ? expected<int64_t>(Operation::kMax, 3, count) : before));
     }
   });
@@ -211,8 +209,8 @@ TEST(reduce_scatter_gives_each_rank_its_part) {
         start += count + peer;
       }
       std::vector<double> result(count + rank.number());
-      rank.communicator.reduce_scatter(named("reduce_scatter"), {ElementType::kFloat64, Operation::kSum}, inputs,
-                                       bytes_of(result), kTimeout);
+      rank.communicator.reduce_scatter({named("reduce_scatter"), kTimeout}, {ElementType::kFloat64, Operation::kSum},
+                                       inputs, bytes_of(result));
       const std::vector<double> all = expected<double>(Operation::kSum, 3, 3 * count + 3);
       const auto first = all.begin() + static_cast<ptrdiff_t>(starts[rank.number()]);
       CHECK(std::equal(result.begin(), result.end(), first));
@@ -228,15 +226,15 @@ TEST(multicast_broadcasts_and_gathers) {
       std::vector<std::vector<int>> all(3, std::vector<int>(count));
       std::vector<Output> outputs;
       for (auto& each : all) outputs.push_back(output_of(each));
-      rank.communicator.multicast(named("all_gather"), input_of(values), std::vector<uint64_t>(3, num_bytes), outputs,
-                                  kTimeout);
+      rank.communicator.multicast({named("all_gather"), kTimeout}, input_of(values),
+                                  std::vector<uint64_t>(3, num_bytes), outputs);
       for (int peer = 0; peer < 3; ++peer) CHECK(all[peer] == values_of<int>(peer, count));
 
       std::vector<uint64_t> to(3, 0);
       if (rank.number() == 2) to.assign(3, num_bytes);
       std::vector<Output> from_root(3);
       from_root[2] = output_of(values);
-      rank.communicator.multicast(named("broadcast", 2), input_of(values), to, from_root, kTimeout);
+      rank.communicator.multicast({named("broadcast", 2), kTimeout}, input_of(values), to, from_root);
       CHECK(values == values_of<int>(2, count));
     }
   });
@@ -255,7 +253,7 @@ TEST(exchange_takes_any_sizes) {
     std::vector<Output> outputs;
     for (const auto& each : given) inputs.push_back(input_of(each));
     for (auto& each : taken) outputs.push_back(output_of(each));
-    rank.communicator.exchange(named("all_to_all"), inputs, outputs, kTimeout);
+    rank.communicator.exchange({named("all_to_all"), kTimeout}, inputs, outputs);
     for (int peer = 0; peer < 3; ++peer) CHECK(taken[peer] == values_of<int>(10 * peer + me, count_of(peer, me)));
   });
 }
@@ -264,10 +262,10 @@ TEST(calls_follow_each_other_without_mixing) {
   in_threads(4, [](Rank& rank) {
     for (int i = 0; i < 2000; ++i) {
       std::vector<int> value{i + rank.number()};
-      rank.communicator.all_reduce(kReduced, {ElementType::kInt32, Operation::kSum}, input_of(value), bytes_of(value),
-                                   kTimeout);
+      rank.communicator.all_reduce({kReduced, kTimeout}, {ElementType::kInt32, Operation::kSum}, input_of(value),
+                                   bytes_of(value));
       CHECK_EQ(value[0], 4 * i + 6);
-      if (i % 100 == 0) rank.communicator.barrier(kTimeout);
+      if (i % 100 == 0) rank.barrier(kTimeout);
     }
   });
 }
@@ -277,8 +275,8 @@ TEST(short_floats_are_added_in_float_and_rounded_once) {
     // In bfloat16, 256 + 1 is 256: rounded after each addition, the sum of 256, 1 and 1 were 256.
     const uint16_t values[] = {0x4380, 0x3f80, 0x3f80};
     std::vector<uint16_t> value(20000, values[rank.number()]);
-    rank.communicator.all_reduce(kReduced, {ElementType::kBFloat16, Operation::kSum}, input_of(value), bytes_of(value),
-                                 kTimeout);
+    rank.communicator.all_reduce({kReduced, kTimeout}, {ElementType::kBFloat16, Operation::kSum}, input_of(value),
+                                 bytes_of(value));
     CHECK(value == std::vector<uint16_t>(20000, 0x4381));  // 258
   });
 }
@@ -304,6 +302,29 @@ TEST(every_float16_goes_through_float_and_back) {
   }
 }
 
+TEST(floats_of_16_bits_are_widened_and_narrowed_exactly) {
+  for (const ElementType type : {ElementType::kFloat16, ElementType::kBFloat16, ElementType::kInt16}) {
+    std::vector<uint16_t> all(65536), back(65536);
+    std::iota(all.begin(), all.end(), 0);
+    std::vector<std::byte> wide(all.size() * size_of(widened(type)));
+    widen(type, bytes_of(all), wide.data(), all.size());
+    narrow(type, wide.data(), bytes_of(back), all.size());
+    for (size_t i = 0; i < all.size(); ++i) {
+      const bool is_nan = type == ElementType::kFloat16 ? (i & 0x7fff) > 0x7c00 : (i & 0x7fff) > 0x7f80;
+      CHECK(back[i] == all[i] || (type != ElementType::kInt16 && is_nan));
+    }
+  }
+}
+
+TEST(an_average_may_have_another_divisor) {
+  std::vector<double> first{6}, second{18}, result(1);
+  const Contribution both[] = {{bytes_of(first)}, {bytes_of(second)}};
+  reduce(ElementType::kFloat64, Operation::kAverage, both, bytes_of(result), 1);
+  CHECK_EQ(result[0], 12.0);
+  reduce(ElementType::kFloat64, Operation::kAverage, both, bytes_of(result), 1, 3);
+  CHECK_EQ(result[0], 8.0);
+}
+
 TEST(float16_is_rounded_as_the_compiler_rounds_it) {
   for (uint32_t i = 0; i < 1'000'000; ++i) {
     // Of all exponents of float16 and those around them, with all kinds of last bits.
@@ -325,8 +346,8 @@ TEST(minimum_and_maximum_of_nan_are_nan) {
   in_threads(2, [](Rank& rank) {
     for (const Operation operation : {Operation::kMin, Operation::kMax}) {
       std::vector<float> value{rank.number() == 0 ? NAN : 1.0F, rank.number() == 1 ? NAN : 1.0F};
-      rank.communicator.all_reduce(kReduced, {ElementType::kFloat32, operation}, input_of(value), bytes_of(value),
-                                   kTimeout);
+      rank.communicator.all_reduce({kReduced, kTimeout}, {ElementType::kFloat32, operation}, input_of(value),
+                                   bytes_of(value));
       CHECK(std::isnan(value[0]) && std::isnan(value[1]));
     }
   });
@@ -336,8 +357,8 @@ TEST(each_rank_has_a_factor_of_its_own) {
   in_threads(2, [](Rank& rank) {
     for (const size_t count : {size_t{3}, size_t{100'000}}) {
       std::vector<float> values(count, 3);
-      rank.communicator.all_reduce(kReduced, {ElementType::kFloat32, Operation::kSum, rank.number() + 0.5},
-                                   input_of(values), bytes_of(values), kTimeout);
+      rank.communicator.all_reduce({kReduced, kTimeout}, {ElementType::kFloat32, Operation::kSum, rank.number() + 0.5},
+                                   input_of(values), bytes_of(values));
       CHECK(values == std::vector<float>(count, 6));
     }
   });
@@ -347,7 +368,7 @@ TEST(what_is_not_defined_is_refused) {
   in_threads(1, [](Rank& rank) {
     std::vector<int> value{1};
     const auto call = [&](ElementType type, Operation operation) {
-      rank.communicator.all_reduce(kReduced, {type, operation}, input_of(value), bytes_of(value), kTimeout);
+      rank.communicator.all_reduce({kReduced, kTimeout}, {type, operation}, input_of(value), bytes_of(value));
     };
     CHECK_CONTAINS(CHECK_THROWS(std::invalid_argument, call(ElementType::kInt32, Operation::kAverage)), "AVG");
     CHECK_CONTAINS(CHECK_THROWS(std::invalid_argument, call(ElementType::kFloat32, Operation::kXor)), "BXOR");
@@ -360,8 +381,8 @@ TEST(ranks_that_call_different_things_all_raise_and_go_on) {
   in_threads(3, [](Rank& rank) {
     std::vector<float> values(100'000, 1);
     const auto sum = [&](size_t count, ElementType type, Operation operation) {
-      rank.communicator.all_reduce(kReduced, {type, operation}, {bytes_of(values), count * sizeof(float)},
-                                   bytes_of(values), kTimeout);
+      rank.communicator.all_reduce({kReduced, kTimeout}, {type, operation}, {bytes_of(values), count * sizeof(float)},
+                                   bytes_of(values));
     };
     const bool is_odd = rank.number() == 1;
     CHECK_CONTAINS(CHECK_THROWS(MismatchError, sum(is_odd ? 10 : 100'000, ElementType::kFloat32, Operation::kSum)),
@@ -372,7 +393,7 @@ TEST(ranks_that_call_different_things_all_raise_and_go_on) {
     CHECK_THROWS(MismatchError, sum(10, is_odd ? ElementType::kInt32 : ElementType::kFloat32, Operation::kSum));
     const auto something = [&] {
       if (is_odd) {
-        rank.communicator.barrier(kTimeout);
+        rank.barrier(kTimeout);
       } else {
         sum(10, ElementType::kFloat32, Operation::kSum);
       }
@@ -390,8 +411,8 @@ TEST(a_call_that_one_rank_has_skipped_is_not_combined_with_its_next) {
     Signature signature = kReduced;
     signature.number = rank.number() == 0 ? 7 : 8;
     const auto call = [&] {
-      rank.communicator.all_reduce(signature, {ElementType::kFloat32, Operation::kSum}, input_of(value),
-                                   bytes_of(value), kTimeout);
+      rank.communicator.all_reduce({signature, kTimeout}, {ElementType::kFloat32, Operation::kSum}, input_of(value),
+                                   bytes_of(value));
     };
     const std::string error = CHECK_THROWS(MismatchError, call());
     CHECK_CONTAINS(error, "rank 0: all_reduce SUM of float32 (call 7)");
@@ -404,13 +425,13 @@ TEST(a_rank_that_does_not_come_is_named) {
   in_threads(3, [&](Rank& rank) {
     if (rank.number() == 2) {
       while (num_raised < 2) std::this_thread::yield();
-      rank.communicator.barrier(kTimeout);  // the others have been here
-      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.communicator.barrier(kTimeout)), "has given up");
+      rank.barrier(kTimeout);  // the others have been here
+      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.barrier(kTimeout)), "has given up");
       return;
     }
-    const std::string error = CHECK_THROWS(GroupError, rank.communicator.barrier(100ms));
+    const std::string error = CHECK_THROWS(GroupError, rank.barrier(100ms));
     CHECK_CONTAINS(error, "rank 2");
-    CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.communicator.barrier(kTimeout)), "rank 2");
+    CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.barrier(kTimeout)), "rank 2");
     ++num_raised;
   });
 }
@@ -419,11 +440,11 @@ TEST(a_group_that_is_given_up_wakes_who_waits) {
   in_threads(2, [](Rank& rank) {
     if (rank.number() == 0) {
       std::vector<int> value(1);
-      const auto message = rank.messages.receive(output_of(value), 1, 0);
+      const auto message = rank.communicator.receive(output_of(value), 1, 0);
       std::jthread other([&] { rank.team->give_up("aborted"); });
-      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.messages.wait(*message, kTimeout)), "aborted");
+      CHECK_CONTAINS(CHECK_THROWS(GroupError, message->wait(kTimeout)), "aborted");
     } else {
-      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.communicator.barrier(kTimeout)), "rank 0 has given up: aborted");
+      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.barrier(kTimeout)), "rank 0 has given up: aborted");
     }
   });
 }
@@ -435,8 +456,8 @@ TEST(a_process_that_dies_is_named_and_leaves_nothing) {
         Rank rank(folder.store(), 1, 2);
         std::vector<float> values(16 << 20, 1);
         for (int i = 0; i < 2; ++i) {
-          rank.communicator.all_reduce(kReduced, {ElementType::kFloat32, Operation::kSum}, input_of(values),
-                                       bytes_of(values), kTimeout);
+          rank.communicator.all_reduce({kReduced, kTimeout}, {ElementType::kFloat32, Operation::kSum}, input_of(values),
+                                       bytes_of(values));
         }
         raise(SIGKILL);
       },
@@ -444,8 +465,8 @@ TEST(a_process_that_dies_is_named_and_leaves_nothing) {
         Rank rank(folder.store(), 0, 2);
         std::vector<float> values(16 << 20, 1);
         const auto sum = [&] {
-          rank.communicator.all_reduce(kReduced, {ElementType::kFloat32, Operation::kSum}, input_of(values),
-                                       bytes_of(values), kTimeout);
+          rank.communicator.all_reduce({kReduced, kTimeout}, {ElementType::kFloat32, Operation::kSum}, input_of(values),
+                                       bytes_of(values));
         };
         sum();
         sum();
@@ -457,7 +478,7 @@ TEST(a_process_that_dies_is_named_and_leaves_nothing) {
 TEST(timeouts_beyond_the_range_of_the_clock_never_expire) {
   for (const auto timeout : {std::chrono::milliseconds::max(), std::chrono::milliseconds(std::chrono::days(106'945))}) {
     CHECK(Deadline(timeout).time == std::chrono::steady_clock::time_point::max());
-    in_threads(2, [&](Rank& rank) { rank.communicator.barrier(timeout); });
+    in_threads(2, [&](Rank& rank) { rank.barrier(timeout); });
   }
   CHECK(Deadline(1ms).time < std::chrono::steady_clock::now() + 1h);
 }
@@ -491,16 +512,16 @@ TEST(counters_that_another_rank_has_damaged_raise) {
   in_threads(2, [](Rank& rank) {
     // Of the messages to the other rank: written, and read, each in a cache line of its own.
     const int other = 1 - rank.number();
-    auto* const rings = rank.team->room(rank.number()) + Communicator::room(2);
+    auto* const rings = rank.team->room(rank.number()) + Communicator::room(2) - Messages::room(2);
     auto* const num_read = reinterpret_cast<std::atomic<uint64_t>*>(rings + other * (Messages::room(2) / 2) + 64);
     std::vector<float> values(1000, 1);
-    rank.communicator.barrier(kTimeout);
+    rank.barrier(kTimeout);
     if (rank.number() == 0) {
       num_read->store(5);  // more than was written
-      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.messages.send(input_of(values), other, 0)), "contradict");
-      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.messages.send(input_of(values), other, 0)), "contradict");
+      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.communicator.send(input_of(values), other, 0)), "contradict");
+      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.communicator.send(input_of(values), other, 0)), "contradict");
     } else {
-      const auto receive = [&] { rank.messages.wait(*rank.messages.receive(output_of(values), other, 0), kTimeout); };
+      const auto receive = [&] { rank.communicator.receive(output_of(values), other, 0)->wait(kTimeout); };
       CHECK_CONTAINS(CHECK_THROWS(GroupError, receive()), "contradict");
     }
   });
@@ -511,18 +532,18 @@ TEST(a_message_takes_as_much_memory_as_has_come) {
     std::vector<float> values(10, 2), others(1, 0);
     if (rank.number() == 0) {
       // A frame that announces more than any machine has, for a tag that nobody asks for.
-      auto* const ring = rank.team->room(0) + Communicator::room(2) + Messages::room(2) / 2;
+      auto* const ring = rank.team->room(0) + Communicator::room(2) - Messages::room(2) / 2;
       const struct {
         uint64_t num_bytes;
         int64_t tag;
       } frame{uint64_t{1} << 62, 9};
       std::memcpy(ring + 128, &frame, sizeof(frame));
       reinterpret_cast<std::atomic<uint64_t>*>(ring)->store(sizeof(frame));
-      rank.communicator.barrier(kTimeout);
+      rank.barrier(kTimeout);
     } else {
-      rank.communicator.barrier(kTimeout);
-      const auto message = rank.messages.receive(output_of(others), 0, 1);
-      CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.messages.wait(*message, 50ms)), "timeout");
+      rank.barrier(kTimeout);
+      const auto message = rank.communicator.receive(output_of(others), 0, 1);
+      CHECK_CONTAINS(CHECK_THROWS(GroupError, message->wait(50ms)), "timeout");
     }
   });
 }
@@ -530,7 +551,7 @@ TEST(a_message_takes_as_much_memory_as_has_come) {
 TEST(a_forked_process_cannot_use_the_group) {
   in_threads(1, [](Rank& rank) {
     CHECK(torch_mtia::test::child_succeeds(
-        [&] { CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.communicator.barrier(kTimeout)), "forked"); }));
+        [&] { CHECK_CONTAINS(CHECK_THROWS(GroupError, rank.barrier(kTimeout)), "forked"); }));
   });
 }
 
@@ -554,26 +575,26 @@ TEST(ranks_of_two_machines_agree_on_who_is_where) {
 
 TEST(messages_are_found_by_tag_and_rank) {
   in_threads(3, [](Rank& rank) {
-    Messages& messages = rank.messages;
+    Engine& engine = rank.communicator;
     if (rank.number() != 0) {
       std::vector<int> first(200'000, rank.number()), second{10 * rank.number()};
-      const auto long_one = messages.send(input_of(first), 0, 7);
-      const auto short_one = messages.send(input_of(second), 0, 8);
-      messages.wait(*short_one, kTimeout);
-      messages.wait(*long_one, kTimeout);
+      const auto long_one = engine.send(input_of(first), 0, 7);
+      const auto short_one = engine.send(input_of(second), 0, 8);
+      short_one->wait(kTimeout);
+      long_one->wait(kTimeout);
       return;
     }
     std::vector<int> second(1), first(200'000), other_first(200'000), other_second(1);
     // The short message of rank 2 is behind a long one of another tag.
-    CHECK_EQ(messages.wait(*messages.receive(output_of(second), 2, 8), kTimeout), 2);
+    CHECK_EQ(engine.receive(output_of(second), 2, 8)->wait(kTimeout), 2);
     CHECK_EQ(second[0], 20);
-    const auto any = messages.receive(output_of(first), kAnyRank, 7);
-    const auto any_other = messages.receive(output_of(other_first), kAnyRank, 7);
-    const int source = messages.wait(*any, kTimeout);
+    const auto any = engine.receive(output_of(first), kAnyRank, 7);
+    const auto any_other = engine.receive(output_of(other_first), kAnyRank, 7);
+    const int source = any->wait(kTimeout);
     CHECK(first == std::vector<int>(200'000, source));
-    CHECK_EQ(messages.wait(*any_other, kTimeout), 3 - source);
+    CHECK_EQ(any_other->wait(kTimeout), 3 - source);
     CHECK(other_first == std::vector<int>(200'000, 3 - source));
-    messages.wait(*messages.receive(output_of(other_second), 1, 8), kTimeout);
+    engine.receive(output_of(other_second), 1, 8)->wait(kTimeout);
     CHECK_EQ(other_second[0], 10);
   });
 }
@@ -583,10 +604,10 @@ TEST(ranks_that_send_first_both_come_to_an_end) {
     const int peer = 1 - rank.number();
     for (int i = 0; i < 20; ++i) {
       std::vector<int> mine(1'000'003, rank.number() + i), theirs(mine.size());
-      const auto sent = rank.messages.send(input_of(mine), peer, 0);
-      const auto received = rank.messages.receive(output_of(theirs), peer, 0);
-      rank.messages.wait(*sent, kTimeout);
-      rank.messages.wait(*received, kTimeout);
+      const auto sent = rank.communicator.send(input_of(mine), peer, 0);
+      const auto received = rank.communicator.receive(output_of(theirs), peer, 0);
+      sent->wait(kTimeout);
+      received->wait(kTimeout);
       CHECK(theirs == std::vector<int>(mine.size(), peer + i));
     }
   });
@@ -600,10 +621,10 @@ TEST(threads_of_a_rank_wait_for_messages_of_their_own) {
       threads.emplace_back([&, tag] {
         for (int i = 0; i < 50; ++i) {
           std::vector<int> mine(1000 * tag + 1, 100 * tag + i), theirs(mine.size());
-          const auto sent = rank.messages.send(input_of(mine), 1 - rank.number(), tag);
-          const auto received = rank.messages.receive(output_of(theirs), 1 - rank.number(), tag);
-          rank.messages.wait(*received, kTimeout);
-          rank.messages.wait(*sent, kTimeout);
+          const auto sent = rank.communicator.send(input_of(mine), 1 - rank.number(), tag);
+          const auto received = rank.communicator.receive(output_of(theirs), 1 - rank.number(), tag);
+          received->wait(kTimeout);
+          sent->wait(kTimeout);
           num_right += theirs == mine ? 1 : 0;
         }
       });
@@ -617,10 +638,10 @@ TEST(a_message_of_another_size_raises_at_the_receiver) {
   in_threads(2, [](Rank& rank) {
     std::vector<int> values(rank.number() == 0 ? 3 : 5);
     if (rank.number() == 0) {
-      rank.messages.wait(*rank.messages.send(input_of(values), 1, 0), kTimeout);
+      rank.communicator.send(input_of(values), 1, 0)->wait(kTimeout);
     } else {
-      const auto message = rank.messages.receive(output_of(values), 0, 0);
-      CHECK_CONTAINS(CHECK_THROWS(MismatchError, rank.messages.wait(*message, kTimeout)),
+      const auto message = rank.communicator.receive(output_of(values), 0, 0);
+      CHECK_CONTAINS(CHECK_THROWS(MismatchError, message->wait(kTimeout)),
                      "rank 0 has sent 12 bytes, the receiver expects 20");
     }
   });

@@ -1,5 +1,5 @@
 """What torch.distributed._symmetric_memory has for CUDA devices, on ours: products that overlap with collectives, which
-compiled code calls (torch._inductor.config._micro_pipeline_tp). The rest is in csrc/distributed/SymmetricOperators.cpp.
+compiled code calls (torch._inductor.config._micro_pipeline_tp). The rest is in csrc/distributed/SymmetricMemory.cpp.
 """
 
 from __future__ import annotations

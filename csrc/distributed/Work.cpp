@@ -1,19 +1,39 @@
-#include "StreamWork.h"
+#include "Work.h"
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <c10/core/StreamGuard.h>
 
 #include <chrono>
+#include <new>
 #include <thread>
 #include <utility>
 
-#include "../collectives/Deadline.h"
+#include "../collectives/Engine.h"
 #include "../core/Waits.h"
 #include "../device/MTIAGraph.h"
-#include "CollectiveWork.h"
+#include "Collective.h"
 
 namespace torch_mtia {
+
+void FirstFailure::note(const std::string& text) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (text_.empty()) text_ = text;
+}
+
+std::string FirstFailure::after(const char* what) const noexcept {
+  try {
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    return !lock || text_.empty() ? what : what + ("; its first failure: " + text_);
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+}
+
+std::string message_of(const std::exception& error) {
+  const auto* const original = dynamic_cast<const c10::Error*>(&error);
+  return original != nullptr ? original->what_without_backtrace() : error.what();
+}
 
 void Outcome::begin() {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -22,25 +42,18 @@ void Outcome::begin() {
   start_ = std::chrono::steady_clock::now();
 }
 
-void Outcome::end() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  state_ = State::kCompleted;
-}
-
 void Outcome::fail() {
-  const auto explained = [&](const char* message) {
-    return std::make_exception_ptr(C10_BUILD_ERROR(
-        DistBackendError, c10::str(call.name, ", number ", call.sequence_number, " of its group, on rank ", call.rank,
-                                   " of ", call.size, ": ", message)));
-  };
-  std::exception_ptr error;
+  std::string message = "an exception of no known type";
   try {
     throw;
-  } catch (const c10::Error& original) {
-    error = explained(original.what_without_backtrace());
-  } catch (const std::exception& original) {
-    error = explained(original.what());
+  } catch (const std::exception& error) {
+    message = message_of(error);
+  } catch (...) {
   }
+  const std::string text = c10::str(call.name, ", number ", call.sequence_number, " of its group, on rank ", call.rank,
+                                    " of ", call.size, ": ", message);
+  failures_->note(text);
+  const auto error = std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, text));
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     error_ = error;
@@ -49,30 +62,10 @@ void Outcome::fail() {
   std::rethrow_exception(error);
 }
 
-void Outcome::set_source_rank(int rank) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  source_rank_ = rank;
-}
-
-std::exception_ptr Outcome::error() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return error_;
-}
-
-int Outcome::source_rank() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return source_rank_;
-}
-
 const char* Outcome::state() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   constexpr const char* kNames[] = {"queued", "running", "completed", "failed"};
   return kNames[static_cast<size_t>(state_)];
-}
-
-bool Outcome::has_run_for(std::chrono::seconds time) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return state_ == State::kRunning && std::chrono::steady_clock::now() - start_ >= time;
 }
 
 StreamWork::StreamWork(int rank, c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome,
@@ -116,7 +109,7 @@ int StreamWork::sourceRank() const {
   refuse_if_captured("The rank that a message came from");
   const core::BlockingWait wait(/*takes_time=*/true);
   core::program_waits_for(end_);
-  return outcome_->source_rank();
+  return outcome_->source_rank;
 }
 
 void StreamWork::synchronize() {
@@ -124,7 +117,6 @@ void StreamWork::synchronize() {
   current.core().wait(end_);
   core::WorkInfo info{};
   info.name = "c10d::wait";
-  info.flags = MTIA_WORK_CAPTURABLE;  // behind the event, never on the caller
   const auto raise_error = [outcome = outcome_] {
     if (const auto error = outcome->error()) std::rethrow_exception(error);
   };
@@ -153,6 +145,42 @@ bool StreamWork::wait(std::chrono::milliseconds timeout) {
   }
   synchronize();
   return true;
+}
+
+HostWork::HostWork(int rank, c10d::OpType type, std::shared_ptr<Outcome> outcome, std::vector<at::Tensor> outputs,
+                   std::function<void()> call, Runs runs)
+    : Work(rank, type),
+      outcome_(std::move(outcome)),
+      outputs_(std::move(outputs)),
+      call_(std::move(call)),
+      runs_(runs),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+
+void HostWork::run() {
+  const std::lock_guard<std::mutex> lock(running_);
+  if (isCompleted()) return;
+  try {
+    outcome_->begin();
+    try {
+      call_();
+    } catch (...) {
+      outcome_->fail();
+    }
+    outcome_->end();
+    future_->markCompleted(at::IValue(outputs_));
+    finish();
+  } catch (...) {
+    future_->setError(std::current_exception());
+    finish(std::current_exception());
+  }
+}
+
+bool HostWork::wait(std::chrono::milliseconds timeout) {
+  // The base class adds the timeout to the time.
+  const auto end = collectives::Deadline(timeout).time;
+  if (end == std::chrono::steady_clock::time_point::max()) timeout = kNoTimeout;
+  if (runs_ == Runs::kAlsoInWait && timeout == kNoTimeout) run();
+  return Work::wait(timeout);
 }
 
 }  // namespace torch_mtia
