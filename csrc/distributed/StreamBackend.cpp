@@ -424,6 +424,7 @@ void StreamBackend::abort() {
 }
 
 void StreamBackend::shutdown() {
+  if (getpid() != process_id_) return abort();  // a forked child, which has no streams
   constexpr std::chrono::seconds kPatience(5);
   const auto is_idle = [&] {
     const std::lock_guard<std::mutex> lock(mutex_);
