@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import itertools
 import os
 import platform
 import re
@@ -89,7 +88,7 @@ BUILD_TEMP = Path("build/temp")
 # Lines that are compiled as one file. Each file costs the compiler four seconds of templates in ATen's headers, whatever
 # is in it; and what is changed is compiled with its group.
 GROUP_LINES = 700
-# Headers that declare all operators: what does not include them is faster, and may name an operator like its own.
+# Headers that declare all operators: whoever includes them is compiled alone.
 ALL_OPERATORS = re.compile(r"^#include <ATen/(ATen|autocast_mode)\.h>", re.MULTILINE)
 
 # no-math-errno: nobody reads errno after a mathematical function, and setting it keeps square roots from vectorizing.
@@ -185,19 +184,22 @@ class Build(BuildExtension):
 
     def grouped(self, ext: Extension) -> list[str]:
         """Files that include the sources, several of a folder each."""
-        groups: dict[tuple[Path, bool], list[list[str]]] = {}
-        sizes: dict[str, int] = {}
+        groups: list[list[str]] = []
+        last: Any = None
+        lines = 0
         for source in ext.sources:
             text = Path(source).read_text()
-            sizes[source] = text.count("\n")
-            of_kind = groups.setdefault((Path(source).parent, ALL_OPERATORS.search(text) is not None), [[]])
-            if sum(sizes[other] for other in of_kind[-1]) + sizes[source] > GROUP_LINES:
-                of_kind.append([])
-            of_kind[-1].append(source)
+            lines += text.count("\n")
+            kind = source if ALL_OPERATORS.search(text) else Path(source).parent
+            if kind != last or lines > GROUP_LINES:
+                groups.append([])
+                lines = text.count("\n")
+            groups[-1].append(source)
+            last = kind
         folder = Path(self.build_temp) / "groups"
         folder.mkdir(parents=True, exist_ok=True)
         written = []
-        for group in filter(None, itertools.chain.from_iterable(groups.values())):
+        for group in groups:
             first, last = Path(group[0]), Path(group[-1])
             path = folder / f"{first.parent.name}_{'_to_'.join(dict.fromkeys((first.stem, last.stem)))}.cpp"
             text = "".join(f'#include "{self.included(ext, source)}"\n' for source in group)
