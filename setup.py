@@ -85,8 +85,8 @@ LIBRARY = "torch_mtia.lib.libtorch_mtia"  # the device, without Python
 BINDINGS = "torch_mtia._C"
 GENERATED = Path("build/generated")
 BUILD_TEMP = Path("build/temp")
-# Lines that are compiled as one file. Each file costs the compiler four seconds of templates in ATen's headers, whatever
-# is in it; and what is changed is compiled with its group.
+# Lines that are compiled as one file: each file costs the compiler four seconds of templates in ATen's headers, and a
+# change compiles its whole group.
 GROUP_LINES = 700
 # Headers that declare all operators: whoever includes them is compiled alone.
 ALL_OPERATORS = re.compile(r"^#include <ATen/(ATen|autocast_mode)\.h>", re.MULTILINE)

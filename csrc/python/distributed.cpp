@@ -31,8 +31,8 @@ void bind_stream_backend(py::module_& module) {
       });
   py::class_<StreamBackend, c10::intrusive_ptr<StreamBackend>>(module, "StreamBackend", base)
       // Waits for the other ranks, which may be threads of this process.
-      .def(py::init([](GlooMaker make_gloo, const std::string& machine, c10::intrusive_ptr<c10d::Store> store,
-                       int rank, int size, std::string name, std::chrono::milliseconds timeout) {
+      .def(py::init([](GlooMaker make_gloo, const std::string& machine, c10::intrusive_ptr<c10d::Store> store, int rank,
+                       int size, std::string name, std::chrono::milliseconds timeout) {
              return c10::make_intrusive<StreamBackend>(engine_maker(std::move(make_gloo), machine), std::move(store),
                                                        rank, size, std::move(name), timeout);
            }),
