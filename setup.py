@@ -187,7 +187,7 @@ class Build(BuildExtension):
         groups: list[list[str]] = []
         last: Any = None
         lines = 0
-        for source in ext.sources:
+        for source in map(str, ext.sources):
             text = Path(source).read_text()
             lines += text.count("\n")
             kind = source if ALL_OPERATORS.search(text) else Path(source).parent
