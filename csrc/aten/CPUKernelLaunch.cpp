@@ -130,8 +130,8 @@ class OnZeros {
 // The work item of every CPU kernel.
 class CPUKernelWork {
  public:
-  // `outputs`: of a kernel that makes its results. `awaited`: the ticket of the caller, who waits for the work and
-  // takes its error; 0: the stream does.
+  // `outputs`: where a kernel that allocates its results stores them. `awaited`: the ticket of a caller that waits for
+  // the work and takes its error, or 0 if the stream takes it.
   CPUKernelWork(KernelCall& call, KeptTensorList outputs, uint64_t awaited)
       : call_(&call), outputs_(std::move(outputs)), awaited_(awaited) {}
 

@@ -70,7 +70,7 @@ void PendingFrees::add(Block* block) noexcept {
         ++block->pending_events;
         continue;
       }
-      // Recorded inside an item of the stream, an event stands for that item, not for what is queued behind it.
+      // Recorded inside an item of the stream, an event stands for that item, not for items queued after it.
       if (RunningWork::on_this_thread(stream) && windows_.hold_use(block, stream)) {
         ++block->pending_events;
         continue;

@@ -17,8 +17,8 @@ namespace torch_mtia::core {
 // The windows of running work: see Note [Memory of running work] in BlockAllocator.h.
 //
 // A block that is freed while a window is open becomes free when this window and those before it are closed: work that
-// uses the block may be behind each of their items. Windows that open later are of items behind that work, so a stream
-// of items that overlap does not hold the block back for ever.
+// uses the block may be ordered after each of their items. Windows that open later belong to items after that work, so
+// a stream of overlapping items does not defer the block for ever.
 class Windows {
  public:
   struct Window {

@@ -34,7 +34,7 @@ class RunObserver {
   virtual mtia_status run(const mtia_work& work, OperandList list, const mtia_work_context* context) = 0;
 };
 
-// Called on the thread that does what is told, before it is done; of waits, after it. Any number of threads at a time.
+// Callbacks run on the acting thread, before the action; for waits, after it. Any number of threads at a time.
 class Observer {
  public:
   using List = OperandList;

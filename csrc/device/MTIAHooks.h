@@ -1,8 +1,8 @@
 // What PyTorch asks of the accelerator: at::MTIAHooksInterface, and at::PrivateUse1HooksInterface for the other device
 // type. csrc/python/hooks.cpp adds what MTIAHooksInterface wants as Python objects.
 //
-// While the device type is PrivateUse1, PyTorch is told that there is no mtia. What MTIAHooks says of the devices stays
-// true then, and torch_mtia/device_module.py uses it.
+// While the device type is PrivateUse1, hasMTIA() returns false. What MTIAHooks returns about the devices stays true
+// then, and torch_mtia/device_module.py uses it.
 #pragma once
 
 #include <memory>

@@ -51,7 +51,7 @@ struct CollectiveWork {
   std::function<void()> function;
   CollectiveOperands operands;
 
-  // An observer is told of the operands alone: what the function does to memory of the host, its stream has ordered.
+  // An observer sees the operands alone: the stream orders what the function does to memory of the host.
   void operator()(const mtia_work_context& context) const {
     const core::RunningWork running(*static_cast<const core::Stream*>(context.stream_tag));
     function();

@@ -231,7 +231,7 @@ class NetworkEngine final : public collectives::Engine {
       try {
         if (gloo) gloo->abort();
       } catch (const std::exception&) {
-        // The shared memory has told the ranks of this machine, and the others notice that a connection is closed.
+        // Ranks of this machine see the abort in shared memory; the others notice that a connection is closed.
       }
     }
   }

@@ -31,7 +31,7 @@ struct CallRecord {
   std::string dtype;                        // of the first
 };
 
-// What first went wrong in a group on this rank. Who waits for a rank that leaves is told.
+// What first went wrong in a group on this rank. Ranks that wait for one that leaves raise it.
 class FirstFailure {
  public:
   void note(const std::string& text);
