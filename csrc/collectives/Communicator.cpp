@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "../processor/assertion.h"
+
 namespace torch_mtia::collectives {
 namespace {
 
@@ -101,10 +103,19 @@ void Communicator::run(const Plan& plan, const Fill& fill, const Read& read) {
       }
       read(i);
     }
+    MTIA_ASSERT(is_valid());
   } catch (const GroupError& error) {
     team_->give_up(error.what());
     throw;
   }
+}
+
+bool Communicator::is_valid() const {
+  for (int peer = 0; peer < size(); ++peer) {
+    const uint64_t ahead = control(peer).posted.load() - round_;
+    if (ahead > (peer == rank() ? 0 : 1)) return false;
+  }
+  return true;
 }
 
 void Communicator::announce(const Plan& plan) {

@@ -81,6 +81,8 @@ class Communicator final : public Engine {
   template <typename Fill, typename Read>
   void run(const Plan& plan, const Fill& fill, const Read& read);
   void announce(const Plan& plan);
+  // At the end of a call, with the mutex: each rank has posted this round, and none is further than the next one.
+  bool is_valid() const;
   void post_and_wait(const Deadline& deadline);
   // The rounds that all need. Raises MismatchError.
   uint64_t agree(size_t area) const;

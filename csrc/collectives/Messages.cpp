@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "../processor/assertion.h"
+
 namespace torch_mtia::collectives {
 
 struct Messages::Ring {
@@ -167,6 +169,22 @@ void Messages::advance() {
     team_->give_up(error.what());  // so nobody moves the messages that are left
     throw;
   }
+  MTIA_ASSERT(is_valid());
+}
+
+bool Messages::is_valid() const {
+  for (int peer = 0; peer < team_->size(); ++peer) {
+    for (const auto& message : sends_[peer]) {
+      const bool is_first = message == sends_[peer].front();
+      if (message->is_done || message->num_sent > message->input.num_bytes) return false;
+      if (!is_first && (message->is_announced || message->num_sent > 0)) return false;
+    }
+    if (!arrivals_[peer]) continue;
+    const Arrival& arrival = *arrivals_[peer];
+    if (arrival.num_read > arrival.frame.num_bytes) return false;
+    if (arrival.message ? arrival.message->is_done : arrival.kept.size() < arrival.num_read) return false;
+  }
+  return std::ranges::none_of(receives_, [](const auto& message) { return message->is_done; });
 }
 
 bool Messages::advance_sends(int destination) {

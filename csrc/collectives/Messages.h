@@ -64,6 +64,8 @@ class Messages {
   bool begin_arrival(int source);
   void end_arrival(int source);
   void deliver(OnItsWay& message, int source, const std::vector<std::byte>& data);
+  // With the mutex: nothing is counted twice, and only the first message to a rank is on its way.
+  bool is_valid() const;
 
   const std::shared_ptr<const Team> team_;
   const size_t offset_;
