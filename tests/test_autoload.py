@@ -1,4 +1,4 @@
-"""`import torch` is enough, costs no thread, and says what went wrong when it cannot be."""
+"""`import torch` is enough, costs no thread, leaves GPUs alone, and says what went wrong when it cannot be."""
 
 from __future__ import annotations
 
@@ -9,18 +9,38 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+import torch_mtia
 from torch_mtia import _build
 from torch_mtia._versions import built_for_another_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import RunScript
+    from tests.conftest import RunPython, RunScript
 
 
 @pytest.fixture
 def forked() -> bool:
     return False
+
+
+BESIDE_A_GPU = """
+import importlib.util, os, sys
+package = importlib.util.find_spec("torch").submodule_search_locations[0]
+spec = importlib.util.spec_from_file_location("torch.version", os.path.join(package, "version.py"))
+sys.modules["torch.version"] = version = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(version)
+version.{build} = "9.0"
+"""
+"""PyTorch built for another accelerator; whose device files are there, a test says."""
+
+
+def files(root: Path, *names: str) -> str:
+    """Makes device files. Returns the folder that stands in for /."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("0x8086\n")
+    return str(root)
 
 
 USE = "x = torch.ones(3, device='mtia'); assert (x + x).tolist() == [2, 2, 2]; print('used')"
@@ -145,6 +165,111 @@ def test_an_error_inside_autoload_is_shown_with_its_cause_at_the_first_use(run_s
     assert (finished.returncode, finished.stdout) == (1, "imported\n")
     assert "TORCH_MTIA_DEVICES='abc' is not valid" in finished.stderr.splitlines()[0]  # the warning
     assert "raise ValueError" in finished.stderr  # where it was found
+    assert "TORCH_MTIA_DEVICES='abc' is not valid" in finished.stderr.splitlines()[-1]
+
+
+@pytest.mark.in_tree("another name asks for the device")
+def test_beside_a_gpu_nothing_is_registered_and_the_first_use_says_how(run_script: RunScript, tmp_path: Path) -> None:
+    finished = run_script(
+        f"""
+        import sys
+        finders = list(sys.meta_path)
+        {textwrap.indent(BESIDE_A_GPU.format(build="cuda"), "        ").lstrip()}
+        import torch
+        assert torch.accelerator.current_accelerator() is None and not torch.mtia.is_available()
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::add.Tensor", "MTIA")
+        assert "torch_mtia" not in vars(torch.Tensor)["__deepcopy__"].__code__.co_filename
+        assert sys.meta_path == finders
+        assert "torch_mtia._C" not in sys.modules and "torch_mtia.upstream_gates" not in sys.modules
+        import triton
+        from triton.backends import backends
+        print("active:", backends["mtia"].driver.is_active(), flush=True)
+        torch.ones(3, device="mtia")
+        """,
+        TORCH_MTIA_SYSTEM_ROOT=files(tmp_path, "dev/nvidia0"),
+    )
+    assert finished.stdout == "active: False\n", finished.stderr
+    message = finished.stderr.splitlines()[-1]
+    assert message.startswith("RuntimeError: torch_mtia has not loaded the device mtia")
+    assert "this machine has CUDA devices" in message
+    assert "`import torch_mtia`" in message
+    assert "TORCH_MTIA_AUTOLOAD=1" in message
+    assert "Warning" not in finished.stderr
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("imports", "settings"),
+    [
+        pytest.param("import torch, torch_mtia", {}, id="by name"),
+        pytest.param("import torch_mtia, torch", {}, id="by name, first"),
+        pytest.param("import torch; from torch_mtia import launch_host_function", {}, id="a name of it"),
+        pytest.param("import torch, torch_mtia", {"TORCH_MTIA_AUTOLOAD": "0"}, id="by name, though switched off"),
+        pytest.param("import torch", {"TORCH_MTIA_AUTOLOAD": "1"}, id="asked for"),
+        pytest.param("import torch", {"CUDA_VISIBLE_DEVICES": ""}, id="no visible GPU"),
+        pytest.param("import torch", {"CUDA_VISIBLE_DEVICES": "-1"}, id="none of the GPUs"),
+    ],
+)
+def test_beside_a_gpu_the_device_is_there_for_who_asks(
+    run_script: RunScript, tmp_path: Path, imports: str, settings: dict[str, str]
+) -> None:
+    script = f"{BESIDE_A_GPU.format(build='cuda')}\n{imports}\n{USE}"
+    finished = run_script(script, TORCH_MTIA_SYSTEM_ROOT=files(tmp_path, "dev/nvidia0"), **settings)
+    assert finished.output() == "used\n"
+
+
+@pytest.mark.in_tree("another name asks for the device")
+def test_processes_of_one_that_uses_the_device_beside_a_gpu_use_it_too(run_script: RunScript, tmp_path: Path) -> None:
+    finished = run_script(
+        f"""
+        {textwrap.indent(BESIDE_A_GPU.format(build="cuda"), "        ").lstrip()}
+        import torch, torch_mtia, os
+        print(os.environ["TORCH_MTIA_AUTOLOAD"])
+        """,
+        TORCH_MTIA_SYSTEM_ROOT=files(tmp_path, "dev/nvidia0"),
+    )
+    assert finished.output() == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("build", "names", "environ", "expected"),
+    [
+        pytest.param("cuda", ["dev/nvidia0"], {}, "CUDA", id="CUDA"),
+        pytest.param("cuda", ["dev/nvidia0"], {"CUDA_VISIBLE_DEVICES": "1,0"}, "CUDA", id="chosen"),
+        pytest.param("cuda", ["dev/nvidia0"], {"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, "CUDA", id="chosen by name"),
+        pytest.param("cuda", ["dev/nvidia0"], {"CUDA_VISIBLE_DEVICES": "-1"}, "", id="hidden"),
+        pytest.param("cuda", ["dev/nvidiactl"], {}, "", id="a driver without a GPU"),
+        pytest.param("cuda", ["dev/kfd"], {}, "", id="a GPU that PyTorch is not built for"),
+        pytest.param("cuda", ["dev/dxg"], {}, "CUDA", id="in WSL"),
+        pytest.param("hip", ["dev/kfd"], {}, "ROCm", id="ROCm"),
+        pytest.param("hip", ["dev/kfd"], {"HIP_VISIBLE_DEVICES": ""}, "", id="ROCm, hidden"),
+        pytest.param("xpu", ["sys/class/drm/renderD128/device/vendor"], {}, "XPU", id="XPU"),
+        pytest.param("xpu", ["dev/nvidia0"], {}, "", id="XPU, without"),
+        pytest.param("debug", ["dev/nvidia0", "dev/kfd"], {}, "", id="built for none"),
+    ],
+)
+def test_other_accelerators_are_found_by_their_files(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    build: str,
+    names: list[str],
+    environ: dict[str, str],
+    expected: str,
+) -> None:
+    for accelerator in ("cuda", "hip", "xpu"):
+        monkeypatch.setattr(torch.version, accelerator, None)
+    monkeypatch.setattr(torch.version, build, "9.0")
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (environ | {"TORCH_MTIA_SYSTEM_ROOT": files(tmp_path, *names)}).items():
+        monkeypatch.setenv(name, value)
+    assert torch_mtia._other() == expected
+
+
+def test_warnings_that_are_errors_do_not_fail_the_import(run_python: RunPython) -> None:
+    script = "import torch; print('imported'); torch.mtia.synchronize()"
+    finished = run_python("-W", "error::UserWarning", "-c", script, TORCH_MTIA_DEVICES="abc")
+    assert finished.stdout == "imported\n"
     assert "TORCH_MTIA_DEVICES='abc' is not valid" in finished.stderr.splitlines()[-1]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import gc
 import textwrap
 import traceback
@@ -139,7 +138,7 @@ def test_characters_that_end_lines_elsewhere_do_not_here(tmp_path: Path) -> None
 
 def test_while_launches_block_errors_name_lines_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = written(tmp_path, "a, = args\nreturn (a, )")
-    blocking = dataclasses.replace(environment.settings(), launch_blocking=True)
+    blocking = environment.settings()._replace(launch_blocking=True)
     monkeypatch.setattr(environment, "settings", lambda: blocking)
     assert prepare(plain) is plain
 

@@ -1,13 +1,16 @@
 """PyTorch's device type `mtia`, for a stock PyTorch on any machine.
 
-`import torch` is enough: PyTorch loads this package through its entry point of the group `torch.backends`. Importing it
-by name does the same, and is the way to load it with TORCH_DEVICE_BACKEND_AUTOLOAD=0. Loading starts no thread and does
-not touch the device. If it cannot load, `import torch` warns, and the first use of the device raises. In the processes
-of the conformance suite, whose device may be another, it waits for a first use.
+`import torch` is enough: PyTorch loads this package through its entry point of the group `torch.backends`, unless the
+machine has a GPU for which PyTorch is built (Note [Beside another accelerator] in other_accelerators.py). Importing it
+by name loads it in any case. Loading starts no thread and does not touch the device. If it cannot load, `import torch`
+warns, and the first use of the device raises. In the processes of the conformance suite, whose device may be another,
+it waits for a first use.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -33,7 +36,10 @@ __all__ = [
     "privateuse1",
 ]
 
+# Where a name of __all__ is, if it is no module of its own.
+_MODULES = {"make_graphed_callables": "graphs", "launch_host_function": "streams"}
 
+_is_imported_first = "torch" not in sys.modules  # by name, before PyTorch
 _was_used = False  # loaded, or about to be
 _load_error: Exception | None = None
 
@@ -47,19 +53,56 @@ def include_paths() -> list[str]:
 
 
 def _autoload() -> None:
-    """Loads the backend, unless it waits for its first use.
+    """Loads the backend, unless it waits for its first use, or leaves the process to another accelerator.
 
     PyTorch calls it at the end of `import torch`, which must not fail for programs that do not use the device. So what
     went wrong is raised at the first use.
     """
-    if _waits() or _load_error is not None:  # which has been announced
+    if _was_used or _waits() or _load_error is not None:  # an error has been announced
+        return
+    if reason := _reason_to_stay_away():
+        from torch_mtia import unavailable
+
+        unavailable.refuse(reason)
+        del sys.modules[__name__]  # an import by name runs this module again
         return
     try:
         _load()
     except Exception as error:
         from torch_mtia import unavailable
 
-        unavailable.announce(error)
+        with contextlib.suppress(Warning):  # where warnings are errors
+            unavailable.announce(error)
+
+
+def _reason_to_stay_away() -> str:
+    """Returns why `import torch` does not load the device, and how to load it; "" if it does."""
+    if _is_imported_first:
+        return ""
+    wanted = environment.AUTOLOAD.read_or_default(os.environ)
+    if wanted == "0":
+        reason = f"{environment.AUTOLOAD.name} is 0"
+    elif wanted == "auto" and not environment.PRIVATEUSE1.read_or_default(os.environ) and (other := _other()):
+        reason = f"this machine has {other} devices, for which it leaves PyTorch alone"
+    else:
+        return ""
+    return (
+        f"torch_mtia has not loaded the device mtia, because {reason}. Write `import torch_mtia` directly after "
+        f"`import torch`, or set {environment.AUTOLOAD.name}=1 before the process starts: mtia is then "
+        "torch.accelerator of the process."
+    )
+
+
+def _other() -> str:
+    """Returns the name of another accelerator that has devices here, or ""."""
+    import torch
+
+    version = torch.version
+    if not (version.cuda or version.hip or version.xpu):
+        return ""  # PyTorch is built for none
+    from torch_mtia import other_accelerators
+
+    return other_accelerators.present()
 
 
 def _load() -> None:
@@ -76,6 +119,8 @@ def _load() -> None:
     if _was_used:
         return
     _was_used = True
+    if unavailable := sys.modules.get("torch_mtia.unavailable"):  # `import torch` has left the device out
+        unavailable.withdraw()
     try:
         _load_backend()
     except Exception as error:
@@ -93,12 +138,16 @@ def _load_backend() -> None:
         from torch_mtia import door
 
         door.check_name(settings.privateuse1)
-    os.environ.pop(environment.DEFER.name, None)  # processes that this one starts use the device, too
+    # Processes that this one starts use the device, too.
+    os.environ.pop(environment.DEFER.name, None)
+    if settings.autoload == "auto" and _other():
+        os.environ[environment.AUTOLOAD.name] = "1"
     try:
         from torch_mtia import _build
     except ImportError as error:
         raise ImportError(
-            "torch_mtia is not built in this folder: run pip install -e . --no-build-isolation there."
+            "torch_mtia is not built in this folder: run pip install -e . --no-build-isolation there. (What "
+            "torch-mtia-conformance installs has no device.)"
         ) from error
     if message := built_for_another_torch(_build.TORCH, torch.__version__):
         raise ImportError(f"{message}.")
@@ -122,7 +171,7 @@ def _load_backend() -> None:
             "has already found none. Typical first uses are torch.accelerator.current_accelerator() and "
             "is_available(), torch.mtia.device_count(), Tensor.backward(), Tensor.is_pinned(), torch.compile and the "
             "profiler. Import torch_mtia directly after torch, or leave TORCH_DEVICE_BACKEND_AUTOLOAD unset, so that "
-            "`import torch` loads it."
+            "`import torch` loads it; beside a GPU, set TORCH_MTIA_AUTOLOAD=1."
         )
     from torch_mtia import autograd_threads, distributed, inductor, kernels, lightning, upstream_gates
 
@@ -141,15 +190,6 @@ def _load_backend() -> None:
         privateuse1.open_door(settings.privateuse1)
     else:
         kernels.register()
-    _bring_names()
-
-
-def _bring_names() -> None:
-    """What the package offers beside the device."""
-    global launch_host_function, make_graphed_callables
-    from torch_mtia import fallback, graphs, memory, privateuse1  # noqa: F401
-    from torch_mtia.graphs import make_graphed_callables
-    from torch_mtia.streams import launch_host_function
 
 
 def _is_run(module: str) -> bool:
@@ -171,20 +211,21 @@ def _waits() -> bool:
 
 
 def __getattr__(name: str) -> object:
-    """The first use of a backend that waits for one."""
-    if (_was_used and _load_error is None) or name not in (*__all__, "_C"):
+    """Imports what the package offers beside the device when it is first used. That is the first use of a backend which
+    waits for one, too."""
+    if name not in (*__all__, "_C"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _load()
-    return globals()[name]
+    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}")
+    value = globals()[name] = getattr(module, name) if name in _MODULES else module
+    return value
 
 
 try:
     import torch
 
-    # PyTorch is at the end of its own import; whoever imports this package by name wants the device.
-    if getattr(torch.__spec__, "_initializing", False) or _waits():
-        _autoload()
-    else:
+    # At the end of its own import, PyTorch calls _autoload; whoever imports this package by name wants the device.
+    if not getattr(torch.__spec__, "_initializing", False) and not _waits():
         _load()
 except Exception as error:
     if not _reports_errors():

@@ -80,6 +80,8 @@ def autoload() -> Rows:
     yield "state", "on" if switch in (None, "1") else f"off: TORCH_DEVICE_BACKEND_AUTOLOAD={switch!r}"
     listing = ", ".join(f"{entry.name} = {entry.value}" for entry in entry_points)
     yield "entry points", listing or "none: torch_mtia is not installed, `import torch` will not load it"
+    if other := torch_mtia._other():
+        yield "beside", f"{other}: `import torch` loads this device only with {environment.AUTOLOAD.name}=1"
     yield "backend", "did not load, see below" if torch_mtia._load_error else "loaded"
 
 

@@ -5,13 +5,12 @@ To add one: a row here, a field in `Settings`, and `make docs` for the table of 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -20,20 +19,22 @@ MAX_DEVICES = 64
 MIN_MEMORY = 64 << 20
 LOGS = ("launch",)
 KERNELS = ("aten", "triton", "auto")
+AUTOLOADS = ("auto", "0", "1")
 CHECKS = ("streams", "memory", "init", "kernels", "numbers")
 LIBRARY_FOLDER = Path(__file__).resolve().parent / "lib"
 BUNDLED_DRIVERS = {"host": LIBRARY_FOLDER / "libmtia_host.so"}
 
 
-@dataclasses.dataclass(frozen=True)
+# Neither class is a dataclass, which takes a millisecond to make when this module is imported.
 class Variable(Generic[T]):
     """One environment variable. `parse` raises ValueError for what `values` does not describe."""
 
-    name: str
-    default: str
-    parse: Callable[[str], T]
-    values: str
-    help: str
+    def __init__(self, name: str, default: str, parse: Callable[[str], T], values: str, help: str) -> None:
+        self.name = name
+        self.default = default
+        self.parse = parse
+        self.values = values
+        self.help = help
 
     @property
     def field(self) -> str:
@@ -57,8 +58,7 @@ class Variable(Generic[T]):
             return self.parse(self.default)
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The settings of a process: the field `devices` has the value of `TORCH_MTIA_DEVICES`, and so on.
 
     Attributes:
@@ -72,6 +72,7 @@ class Settings:
         privateuse1: the device type; "" for mtia.
         kernels: "aten", "triton" or "auto".
         machine: a name, or "".
+        autoload: "auto", "0" or "1".
         system_root: the folder that stands in for "/", or "".
     """
 
@@ -88,6 +89,7 @@ class Settings:
     privateuse1: str
     kernels: str
     machine: str
+    autoload: str
     defer: bool
     system_root: str
 
@@ -175,10 +177,13 @@ def _parse_file(text: str) -> str:
     return text
 
 
-def _parse_kernels(text: str) -> str:
-    if text not in KERNELS:
-        raise ValueError
-    return text
+def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError
+        return text
+
+    return parse
 
 
 DEVICES = Variable(
@@ -269,7 +274,7 @@ PRIVATEUSE1 = Variable(
 CHOSEN_KERNELS = Variable(
     "TORCH_MTIA_KERNELS",
     "auto",
-    _parse_kernels,
+    _one_of(KERNELS),
     ", ".join(f"`{name}`" for name in KERNELS),
     "Which kernels run the operators that have both: ATen's, or [Triton kernels](kernels.md). `auto` is `triton` for a "
     "driver without a host view, and `aten` for all others.",
@@ -282,6 +287,15 @@ MACHINE = Variable(
     "Name of the machine that the process pretends to run on. Processes of a group with different names use "
     "the network between them ([distributed](distributed.md)); with `%p`, all do. For testing.",
 )
+AUTOLOAD = Variable(
+    "TORCH_MTIA_AUTOLOAD",
+    "auto",
+    _one_of(AUTOLOADS),
+    ", ".join(f"`{name}`" for name in AUTOLOADS),
+    "Whether `import torch` loads the device. `auto` loads it unless the machine has a GPU for which PyTorch is built "
+    "([FAQ](faq.md#can-i-use-it-in-a-machine-that-has-a-gpu)); if `TORCH_MTIA_PRIVATEUSE1` names the device, also then. "
+    "`import torch_mtia` loads it with all values.",
+)
 DEFER = Variable(
     "TORCH_MTIA_DEFER",
     "0",
@@ -291,14 +305,14 @@ DEFER = Variable(
     "`torch_mtia` does, and unsets the variable. The conformance suite sets it in its processes, which may test "
     "another device.",
 )
-# Only checked here: drivers read it themselves (csrc/runtime/machine_memory.h).
+# Drivers read it themselves (csrc/runtime/machine_memory.h).
 SYSTEM_ROOT = Variable(
     "TORCH_MTIA_SYSTEM_ROOT",
     "",
     _parse_system_root,
     "a folder, or empty",
     "Folder in place of `/` for the files that say how much memory the machine and its containers have "
-    "([memory](memory.md)). For testing.",
+    "([memory](memory.md)), and for device files of GPUs. For testing.",
 )
 VARIABLES: tuple[
     Variable[int] | Variable[int | None] | Variable[bool] | Variable[str] | Variable[Path] | Variable[frozenset[str]],
@@ -317,6 +331,7 @@ VARIABLES: tuple[
     PRIVATEUSE1,
     CHOSEN_KERNELS,
     MACHINE,
+    AUTOLOAD,
     DEFER,
     SYSTEM_ROOT,
 )

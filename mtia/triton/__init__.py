@@ -2,7 +2,7 @@
 
 Triton imports the backends that are installed when it is imported itself, in every process. The classes here stand in
 for those of torch_mtia.triton: nothing of torch_mtia is imported before Triton has use for one, and nothing at all
-where TORCH_DEVICE_BACKEND_AUTOLOAD or TORCH_MTIA_DEFER keeps the device away and nobody has loaded it by name.
+where `import torch` does not load the device and nobody has loaded it by name.
 """
 
 import os
@@ -10,6 +10,7 @@ import sys
 
 
 def is_wanted() -> bool:
-    """Whether the device is loaded, or PyTorch would load it by itself."""
-    autoload, defer = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1"), os.environ.get("TORCH_MTIA_DEFER", "0")
-    return "torch_mtia._C" in sys.modules or (autoload, defer) == ("1", "0")
+    """Whether the device is loaded, or PyTorch loads it when it is imported, as Triton's other drivers import it."""
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
+        import torch  # noqa: F401
+    return "torch_mtia._C" in sys.modules

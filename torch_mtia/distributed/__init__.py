@@ -5,13 +5,13 @@ docs/distributed.md.
 from __future__ import annotations
 
 from datetime import timedelta
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from torch_mtia import _C, door, environment
-from torch_mtia.distributed import attention, symmetric_memory
 from torch_mtia.import_hooks import after_import
 
 if TYPE_CHECKING:
@@ -28,10 +28,22 @@ def register() -> None:
     kept by device type; gates do the rest."""
     if not dist.is_available():
         return
-    after_import("torch.distributed.tensor._ops", attention.register)
-    after_import("torch.distributed._symmetric_memory", symmetric_memory.register)
+    after_import("torch.distributed.tensor._ops", _register_attention)
+    after_import("torch.distributed._symmetric_memory", _register_symmetric_memory)
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, _create, devices=[door.device_type(), "cpu"])
+
+
+def _register_attention(module: ModuleType) -> None:
+    from torch_mtia.distributed import attention
+
+    attention.register(module)
+
+
+def _register_symmetric_memory(module: ModuleType) -> None:
+    from torch_mtia.distributed import symmetric_memory
+
+    symmetric_memory.register(module)
 
 
 def records(group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
