@@ -293,7 +293,7 @@ AUTOLOAD = Variable(
     _one_of(AUTOLOADS),
     ", ".join(f"`{name}`" for name in AUTOLOADS),
     "Whether `import torch` loads the device. `auto` loads it unless the machine has a GPU for which PyTorch is built "
-    "([FAQ](faq.md#can-i-use-it-in-a-machine-that-has-a-gpu)); if `TORCH_MTIA_PRIVATEUSE1` names the device, also then. "
+    "([FAQ](faq.md#can-i-use-it-in-a-machine-that-has-a-gpu)); if `TORCH_MTIA_PRIVATEUSE1` names the device, then too. "
     "`import torch_mtia` loads it with all values.",
 )
 DEFER = Variable(

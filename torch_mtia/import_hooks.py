@@ -1,9 +1,11 @@
-"""Calls functions when other modules are imported, so that what belongs to a module costs nothing without it."""
+"""Calls functions before and after other modules are imported: what belongs to a module costs nothing without it."""
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -16,10 +18,14 @@ class _Finder:
 
     def __init__(self) -> None:
         self.actions: dict[str, list[Action]] = {}
+        self.preparations: dict[str, list[Callable[[], None]]] = {}  # by package
+        self.lock = threading.RLock()  # another thread may import a module of the package meanwhile
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        if self.preparations:
+            self.prepare(name)
         if name not in self.actions:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
@@ -27,6 +33,15 @@ class _Finder:
         if spec is not None and spec.loader is not None:
             _act_after(spec.loader, name, self.actions[name])
         return spec
+
+    def prepare(self, name: str) -> None:
+        while name:
+            if name in self.preparations:
+                with self.lock:
+                    for prepare in self.preparations.get(name, ()):
+                        prepare()
+                    self.preparations.pop(name, None)
+            name = name.rpartition(".")[0]
 
 
 def _act_after(loader: Any, name: str, actions: list[Action]) -> None:
@@ -64,13 +79,32 @@ def _is_loading(module: ModuleType) -> bool:
 _finder = _Finder()
 
 
+def _listen() -> None:
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def before_import(packages: Sequence[str], prepare: Callable[[], None]) -> None:
+    """Calls `prepare()` once: at once if one of the packages is imported, or there are none; otherwise before the first
+    import of one of them, or of a module in one.
+
+    Imports nothing.
+    """
+    if not packages or any(package in sys.modules for package in packages):
+        prepare()
+        return
+    _listen()
+    once = functools.cache(prepare)
+    for package in packages:
+        _finder.preparations.setdefault(package, []).append(once)
+
+
 def after_import(name: str, action: Action) -> None:
     """Calls `action(module)` at once if the module is imported, and right after each later import or reload of it.
 
     Imports nothing.
     """
-    if _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)
+    _listen()
     actions = _finder.actions.setdefault(name, [])
     if action not in actions:
         actions.append(action)
