@@ -3,7 +3,6 @@ device where only code is made."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 from collections.abc import Callable
@@ -192,7 +191,7 @@ def test_cached_code_belongs_to_the_cores_and_the_driver(monkeypatch: pytest.Mon
     monkeypatch.undo()
     library = tmp_path / "libother.so"
     library.write_bytes(environment.settings().runtime.read_bytes() + b"built again")
-    settings = dataclasses.replace(environment.settings(), runtime=library)
+    settings = environment.settings()._replace(runtime=library)
     monkeypatch.setattr(environment, "settings", lambda: settings)
     assert cache_key.identity() != here
 
@@ -228,6 +227,29 @@ def test_measured_times_belong_to_this_version_of_the_package(monkeypatch: pytes
     monkeypatch.setattr(cache_key, "identity", lambda: "another version")
     assert CacheBase.get_local_cache_path().parent == path.parent
     assert CacheBase.get_local_cache_path() != path
+
+
+def test_a_graph_is_as_it_was_where_upstream_cannot_simplify_it() -> None:
+    """Upstream sees one of the two results in place of both: for as long as it works."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from torch_mtia.upstream_gates.inductor import results_apart
+
+    x, weight = torch.randn(4, 8, device="mtia"), torch.randn(8, device="mtia")
+    traced = make_fx(lambda x, w: torch.native_layer_norm(x, (8,), w, None, 1e-5)[0], tracing_mode="fake")(x, weight)
+
+    def kinds() -> list[type]:
+        return [type(node.meta.get("val")) for node in traced.graph.nodes]
+
+    def fails(_graph: torch.fx.Graph) -> torch.fx.Graph:
+        assert kinds() != before
+        raise ValueError("upstream's")
+
+    before = kinds()
+    assert tuple in before
+    with pytest.raises(ValueError, match="upstream's"):
+        results_apart(fails)(traced.graph)
+    assert kinds() == before
 
 
 def test_what_chooses_code_by_version_is_part_of_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

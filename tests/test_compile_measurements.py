@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -86,6 +87,14 @@ def test_samples_whose_threads_waited_for_a_core_confirm_nothing(monkeypatch: py
     monkeypatch.setattr(benchmark, "_waited", lambda: {"1": clock.waited})
     monkeypatch.setattr(benchmark, "_warm_up", lambda *_: None)
     assert benchmark.benchmark(None, lambda: None) == 0.3
+
+
+def test_a_thread_that_ends_while_threads_are_asked_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = Path("/proc/self/task/0")
+    tasks = [*Path("/proc/self/task").iterdir(), ended]
+    assert not ended.exists()
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(tasks))
+    assert benchmark._waited().keys() <= {task.name for task in tasks} - {ended.name}
 
 
 def test_long_samples_confirm_each_other_where_nobody_waited(monkeypatch: pytest.MonkeyPatch) -> None:

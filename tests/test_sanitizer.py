@@ -13,6 +13,7 @@ import torch
 import triton
 from sanitizer import captures, graphs, host, kernel_numbers, kernels, leaks, memory, numbers, streams
 from sanitizer.corpus import Program, triton_kernel
+from torch._inductor import config
 
 import torch_mtia
 from torch_mtia import sanitizer
@@ -192,11 +193,14 @@ def test_a_host_function_must_not_wait_for_reports() -> None:
                 raised.append(str(error))
 
     sanitizer.reports().clear()
+    before = config.compile_threads, torch.Tensor.numpy
     with sanitizer.enabled():
         torch_mtia.launch_host_function(torch.mtia.current_stream(), ask)
         torch.mtia.synchronize()
         torch.empty(10, device="mtia") + 1
         assert len(sanitizer.reports()) == 1  # it goes on
+        assert torch.Tensor.numpy is not before[1]
+    assert (config.compile_threads, torch.Tensor.numpy) == before
     sanitizer.reports().clear()
     assert len(raised) == 2
     assert "a host function must not" in raised[0]

@@ -95,7 +95,7 @@ def stop() -> None:
     """Waits for the kernels that were launched, and stops checking. Reports stay.
 
     Raises:
-        RuntimeError: it is called in a host function, which must not wait.
+        RuntimeError: it is called in a host function, which must not wait; checking continues.
     """
     from torch_mtia import _C
 
