@@ -279,10 +279,7 @@ class Build(BuildExtension):
 # cannot be used from outside.
 EXTRAS = {
     "triton": [versions["triton_requirement"](torch.__version__), "llvmlite>=0.46"],
-    # To run python -m torch_mtia.conformance. expecttest and scipy are what PyTorch's own databases of tests import.
-    "conformance": [
-        *("pytest>=8", "pytest-xdist>=3.6", "packaging", "pyyaml", "tqdm", "numpy", "expecttest", "scipy"),
-    ],
+    "conformance": list(versions["CONFORMANCE"]),  # to run python -m torch_mtia.conformance
 }
 
 

@@ -236,6 +236,14 @@ def test_another_pytorch_is_refused_in_one_line(installed: Environment, tmp_path
     assert f"whose version ends in +torch{other}" in last
 
 
+def test_the_suite_alone_tests_a_device(tmp_path: Path) -> None:
+    environment = empty(tmp_path / "env", compiler=False)
+    environment.install(str(made(f"torch_mtia_conformance-{_versions.__version__}-*.whl")), f"torch=={TORCH}")
+    assert "torch_mtia" not in environment.python("import sys, torch; print(*sys.modules)").split()
+    command = ("-m", "torch_mtia.conformance", "--device", "cpu", "--suite", "tensor", "--test", "tensor/creation/*")
+    assert re.search(r"^tensor +[1-9]", environment.run("python", *command), re.MULTILINE)
+
+
 @pytest.fixture(scope="module")
 def with_compiler(installed: Environment) -> Environment:
     environment = Environment(installed.folder)

@@ -12,6 +12,9 @@ __version__ = "0.1.0"
 TRITON_OF: dict[tuple[int, int], str] = {(2, 13): "3.7", (2, 14): "3.8", (2, 15): "3.9"}
 SUPPORTED_TORCH = tuple(TRITON_OF)
 
+# What the conformance suite needs beside PyTorch, whose databases of tests import expecttest and scipy.
+CONFORMANCE = ("pytest>=8", "pytest-xdist>=3.6", "packaging", "pyyaml", "tqdm", "numpy", "expecttest", "scipy")
+
 
 def torch_requirement() -> str:
     """The requirement specifier of the supported versions."""

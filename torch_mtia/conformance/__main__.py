@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from torch_mtia._versions import __version__
 from torch_mtia.conformance import results as r
 from torch_mtia.conformance.driver_api import Driver, DriverFailure
 from torch_mtia.conformance.ledger import FOLDER, Ledger, LedgerError
@@ -189,7 +190,7 @@ def environment(probed: dict[str, str]) -> dict[str, str]:
     return {
         "device": f"{probed['device']}: {probed['properties']}",
         "torch": importlib.metadata.version("torch"),
-        "torch_mtia": importlib.metadata.version("torch_mtia"),
+        "torch_mtia": __version__,
         "Python": platform.python_version(),
         "system": f"{platform.platform()}, {_cores()} cores",
         "time": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
