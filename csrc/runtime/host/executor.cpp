@@ -53,8 +53,6 @@ void start_thread(const std::string& name, std::function<void()> body) {
 
 // Waiting -------------------------------------------------------------------------------------------------------------
 
-namespace {
-
 // Of one thread; empty when nobody has written to it. Has no destructor, so it is there until the thread has ended.
 class Pipe {
  public:
@@ -114,6 +112,8 @@ class Pipe {
   ino_t number_ = 0;
   bool is_over_ = false;
 };
+
+namespace {
 
 constinit thread_local Pipe pipe_of_thread;
 

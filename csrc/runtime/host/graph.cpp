@@ -175,8 +175,6 @@ void Capture::join(Stream& stream, const Tail& tail) {
 
 // Replays -------------------------------------------------------------------------------------------------------------
 
-namespace {
-
 // A run of nodes in which each depends on just the one before it. Either all of them may block or none.
 struct Chain {
   std::vector<uint32_t> nodes;
@@ -185,6 +183,8 @@ struct Chain {
   uint64_t cost = 0;
   bool blocks = false;
 };
+
+namespace {
 
 uint64_t cost_of(const Graph::Node& node) noexcept {
   return add_costs(node.work.cost, kNodeCostNs);

@@ -37,6 +37,8 @@ constexpr uint64_t round_to_pages(uint64_t size) {
   return round_up(size, size >= kHugePage ? kHugePage : kSmallPage);
 }
 
+}  // namespace
+
 // First-fit allocation of ranges of [0, capacity). Knows nothing of memory: offsets only. Not thread safe.
 class RangeAllocator {
  public:
@@ -112,6 +114,8 @@ class RangeAllocator {
   std::map<uint64_t, uint64_t> free_;       // offset -> size, no two adjacent
   std::map<uint64_t, uint64_t> allocated_;  // likewise
 };
+
+namespace {
 
 // Of addresses to allocate from, and of those to reserve, as many as this times the memory. First fit finds room for
 // whatever the memory has room for if there are as many as that times the number of doublings from the smallest segment
