@@ -254,15 +254,25 @@ class Build(BuildExtension):
             sys.exit(f"error: {loaded.stderr.strip().splitlines()[-1]}")
 
     def check_state(self) -> None:
-        """Raises if a variable of a header is in both libraries: each would have its own, because neither shows it."""
+        """Raises if a variable of a header is in both libraries: each would have its own, because neither shows it.
+
+        And if the bindings use what the library does not export: the linker leaves that open, too.
+        """
+
+        def symbols(*options: str) -> list[tuple[str, str]]:
+            listing = subprocess.check_output([os.environ.get("NM", "nm"), "-C", *options], text=True)
+            found = re.findall(r"^[ 0-9a-f]* (\w) (.*)$", listing, re.MULTILINE)
+            return [(kind, name) for kind, name in found if re.match(r"(\w+ for )?torch_mtia::|.*_mtia\(", name)]
+
         libraries = [self.get_ext_fullpath(name) for name in (LIBRARY, BINDINGS)]
-        variables = []
-        for library in libraries:
-            listing = subprocess.check_output(
-                [os.environ.get("NM", "nm"), "-C", "--defined-only", library], text=True
-            ).splitlines()
-            symbols = (line.split(maxsplit=2)[1:] for line in listing)
-            variables.append({name for kind, name in symbols if kind in "bBdDuV" and name.startswith("torch_mtia::")})
+        exported = {name for _, name in symbols("-D", "--defined-only", libraries[0])}
+        if missing := {name for _, name in symbols("-D", "--undefined-only", libraries[1])} - exported:
+            os.remove(libraries[1])
+            sys.exit(f"error: the bindings use {sorted(missing)}, which csrc/device/exports.map does not list.")
+        variables = [
+            {name for kind, name in symbols("--defined-only", library) if kind in "bBdDuV" and " for " not in name}
+            for library in libraries
+        ]
         # TORCH_LIBRARY's and the like in unnamed namespaces are each library's own.
         if shared := {name for name in variables[0] & variables[1] if "(anonymous namespace)" not in name}:
             os.remove(libraries[1])

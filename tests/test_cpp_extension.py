@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.utils.cpp_extension import include_paths
 
 from torch_mtia import cpp_extension
 from torch_mtia.cpp_extension import COMPILE_FLAGS, MtiaExtension
@@ -144,3 +148,113 @@ def test_flags_may_be_given_by_compiler() -> None:
     extension = MtiaExtension("name", ["source.cpp"], extra_compile_args={"cxx": ["-O3"], "nvcc": ["-g"]})
     flags: Any = extension.extra_compile_args
     assert flags == {"cxx": [*COMPILE_FLAGS, "-O3"], "nvcc": ["-g"]}
+
+
+CALLS = """
+#include <torch_mtia/device/Extension.h>
+
+#include <exception>
+#include <string>
+
+template <typename Call>
+static const char* error_of(Call call) {
+  static std::string text;
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return (text = error.what()).c_str();
+  }
+  return nullptr;
+}
+
+#define EXPORTED extern "C" [[gnu::visibility("default")]] const char*
+
+EXPORTED add_one(float* address) {
+  return error_of([&] {
+    float* const x = torch_mtia::host_address(address);
+    torch_mtia::launch(c10::Device(c10::kMTIA), {"calls::add_one"}, [x] { *x += 1; });
+  });
+}
+EXPORTED ask_driver(int32_t* num_devices) {
+  return error_of([&] {
+    const mtia_runtime_api& api = torch_mtia::extension_driver();
+    if (api.device_count(num_devices) != MTIA_SUCCESS) *num_devices = -1;
+  });
+}
+EXPORTED submit_sized(uint32_t size) {
+  mtia_work work{};
+  work.struct_size = size;
+  work.run = [](void*, const mtia_work_context*) { return MTIA_SUCCESS; };
+  return error_of([&] { torch_mtia::submit(c10::Device(c10::kMTIA), work); });
+}
+EXPORTED size_of_work(uint32_t* size) {
+  *size = sizeof(mtia_work);
+  return nullptr;
+}
+"""
+
+
+def of_abi_version_1(_header: str) -> str:
+    return (Path(__file__).parent / "older_driver" / "mtia_runtime.h").read_text()
+
+
+def with_a_later_field(header: str) -> str:
+    assert header.count("\n} mtia_work;") == header.count("\n} mtia_runtime_api;") == 1
+    header = header.replace("\n} mtia_work;", "\n  uint64_t added[9];\n} mtia_work;")
+    return header.replace("\n} mtia_runtime_api;", "\n  mtia_status (*added)(void);\n} mtia_runtime_api;")
+
+
+@pytest.fixture
+def build_with(tmp_path: Path) -> Any:
+    """Returns a function that builds CALLS against the installed headers, one of which is another, and loads it."""
+    (installed,) = map(Path, cpp_extension.include_paths())
+
+    def build(header: str, changed: Any) -> ctypes.CDLL:
+        shutil.copytree(installed / "torch_mtia", tmp_path / "torch_mtia")
+        path = tmp_path / "torch_mtia" / header
+        path.write_text(changed(path.read_text()))
+        (tmp_path / "calls.cpp").write_text(CALLS)
+        folders = [f"-I{tmp_path}", *(f"-isystem{folder}" for folder in include_paths())]
+        command = ["g++", *COMPILE_FLAGS, "-fPIC", "-shared", *folders, "-o", "calls.so", "calls.cpp"]
+        subprocess.run([*command, *cpp_extension.link_flags()], check=True, cwd=tmp_path)
+        library = ctypes.CDLL(str(tmp_path / "calls.so"))
+        for name in ("add_one", "ask_driver", "submit_sized"):
+            getattr(library, name).restype = ctypes.c_char_p
+        return library
+
+    return build
+
+
+@pytest.mark.in_tree("the extension asks for mtia by name")
+@pytest.mark.parametrize("changed", [of_abi_version_1, with_a_later_field])
+def test_an_extension_with_an_older_or_a_later_driver_header_works(build_with: Any, changed: Any) -> None:
+    extension = build_with("runtime/mtia_runtime.h", changed)
+    x = torch.ones(1, device="mtia")
+    assert extension.add_one(ctypes.c_void_p(x.data_ptr())) is None
+    assert x.item() == 2
+    count, size = ctypes.c_int32(), ctypes.c_uint32()
+    assert extension.ask_driver(ctypes.byref(count)) is None
+    assert count.value == torch.accelerator.device_count()
+    extension.size_of_work(ctypes.byref(size))
+    assert extension.submit_sized(size) is None
+    torch.accelerator.synchronize()
+
+
+@pytest.mark.in_tree("the extension asks for mtia by name")
+def test_an_extension_for_another_version_of_the_interface_is_refused(build_with: Any) -> None:
+    def another(header: str) -> str:
+        assert header.count("kExtensionVersion = 1;") == 1
+        return header.replace("kExtensionVersion = 1;", "kExtensionVersion = 2;")
+
+    extension = build_with("device/Extension.h", another)
+    count = ctypes.c_int32()
+    for error in (extension.add_one(None), extension.ask_driver(ctypes.byref(count)), extension.submit_sized(80)):
+        assert b"version 2 of torch_mtia/device/Extension.h, and the installed torch_mtia has version 1" in error
+        assert b"build the extension again" in error
+
+
+@pytest.mark.in_tree("the extension asks for mtia by name")
+def test_work_of_a_size_that_no_header_had_is_refused(build_with: Any) -> None:
+    extension = build_with("device/Extension.h", str)
+    assert b"struct_size of the mtia_work is 72, and must be" in extension.submit_sized(72)
+    assert b"struct_size of the mtia_work is 0, and must be" in extension.submit_sized(0)

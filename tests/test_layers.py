@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os.path
 import re
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+import torch_mtia
 
 ROOT = Path(__file__).parent.parent
 LAYERS = (
@@ -150,3 +153,24 @@ def test_the_check_does_not_mind_comments_and_what_is_below() -> None:
         "csrc/python/module.cpp": '#include <Python.h>\n#include "../device/MTIAStream.h"\n',
     }
     assert violations(files) == []
+
+
+PACKAGE = Path(torch_mtia.__file__).parent
+EXPORTED = re.compile(r'(?:\[\[gnu::visibility\("default"\)\]\] [^;(]*?|AOTI_TORCH_EXPORT \w+ )(\w+)\(')
+
+
+def symbols(library: Path, option: str) -> set[str]:
+    """The demangled names, without arguments, of a library's dynamic symbols: all overloads have one."""
+    listing = subprocess.check_output(["nm", "-DC", option, library], text=True)
+    return {name.partition("(")[0] for name in re.findall(r"^[ 0-9a-f]* \w (.*)$", listing, re.MULTILINE)}
+
+
+def test_the_library_exports_what_headers_promise_and_bindings_use_and_nothing_else() -> None:
+    exported = symbols(PACKAGE / "lib" / "libtorch_mtia.so", "--defined-only")
+    headers = (PACKAGE / "include" / "torch_mtia").rglob("*.h")
+    promised = {name for header in headers for name in EXPORTED.findall(header.read_text())}
+    assert {"submit", "initialize_program", "aoti_torch_mtia_launch_kernel"} < promised
+    public = {name for name in exported if name.rpartition("::")[2] in promised}
+    assert {name.rpartition("::")[2] for name in public} == promised
+    (bindings,) = PACKAGE.glob("_C.*.so")
+    assert exported - public - symbols(bindings, "--undefined-only") == set()

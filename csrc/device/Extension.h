@@ -8,6 +8,7 @@
 #include <ATen/Parallel.h>
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <utility>
 
 #include "../core/WorkItem.h"
@@ -15,18 +16,24 @@
 
 namespace torch_mtia {
 
-// The driver's table, with the device initialized. Raises RuntimeError in a process that cannot use the device.
-[[gnu::visibility("default")]] const mtia_runtime_api& extension_driver();
+// Changes when what is declared here changes. The functions raise RuntimeError for an extension that was built with
+// another version.
+inline constexpr uint32_t kExtensionVersion = 1;
+
+// The driver's table, with the device initialized. Raises RuntimeError in a process that cannot use the device. An
+// extension may know more functions than the table has: see Growth in mtia_runtime.h.
+[[gnu::visibility("default")]] const mtia_runtime_api& extension_driver(uint32_t version = kExtensionVersion);
 
 // Submits work to the current stream of the device: see Note [Work item] in mtia_runtime.h. Its errors are raised at
 // the stream's next synchronizing call; with launch blocking, here.
-[[gnu::visibility("default")]] void submit(c10::Device device, const mtia_work& work);
+[[gnu::visibility("default")]] void submit(c10::Device device, const mtia_work& work,
+                                           uint32_t version = kExtensionVersion);
 
 // Calls body(args) with ATen's intra-operator parallelism limited to what the driver granted.
 [[gnu::visibility("default")]] void run_with_threads(int32_t num_threads, void (*body)(void* args), void* args);
 
 // Where work finds the bytes at a device address. Raises NotImplementedError if the driver has no host view.
-[[gnu::visibility("default")]] void* host_address(const void* device_address);
+[[gnu::visibility("default")]] void* host_address(const void* device_address, uint32_t version = kExtensionVersion);
 template <typename T>
 T* host_address(T* device_address) {
   return static_cast<T*>(host_address(static_cast<const void*>(device_address)));
