@@ -40,6 +40,8 @@ class StagedCopy {
  public:
   StagedCopy(void* to, const void* from, size_t size) : to_(to), from_(from), size_(size) {}
 
+  static bool is_serial() { return true; }
+
   void detach() noexcept {
     staged_.reset(new (std::nothrow) std::byte[size_]);
     if (staged_ != nullptr) std::memcpy(staged_.get(), from_, size_);

@@ -7,6 +7,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <concepts>
 #include <utility>
 
 #include "../core/WorkItem.h"
@@ -31,12 +32,22 @@ inline void require_host_view(const char* name) {
                               " has no kernel for a driver without a host view of its memory");
 }
 
+// A callable that may know that it opens no parallel region and takes no workspace: small loops do. Setting the number
+// of threads of OpenMP and MKL, and restoring it, takes as long as adding some hundred numbers.
+template <typename Callable>
+concept MaybeSerial = requires(const Callable& callable) {
+  { callable.is_serial() } -> std::same_as<bool>;
+};
+
 // A callable with the number of ATen threads that the driver grants it, and with workspace that the machine has.
 template <typename Callable>
 struct WithIntraOpThreads {
   Callable callable;
 
   void operator()(const mtia_work_context& context) {
+    if constexpr (MaybeSerial<Callable>) {
+      if (callable.is_serial()) return callable();
+    }
     IntraOpThreads threads(context.num_threads);
     const CheckedWorkspace workspace;
     callable();

@@ -164,7 +164,13 @@ template <typename Loop>
 class PointwiseWork {
  public:
   PointwiseWork(at::TensorIteratorBase& iter, const Loop& loop, CPUOperand host_operand, bool reads_tensors)
-      : iter_(&iter), loop_(&loop), host_operand_(host_operand), reads_tensors_(reads_tensors) {}
+      : iter_(&iter),
+        loop_(&loop),
+        host_operand_(host_operand),
+        reads_tensors_(reads_tensors),
+        is_serial_(is_serial_loop(iter)) {}
+
+  bool is_serial() const { return is_serial_; }
 
   void detach() noexcept {
     if (owned_ != nullptr || copy_error_ != nullptr) return;
@@ -209,10 +215,16 @@ class PointwiseWork {
     bool leaves_iterator_alone = false;  // known after the first run
   };
 
+  static bool is_serial_loop(const at::TensorIteratorBase& iter) {
+    if constexpr (requires { Loop::kLeastGrain; }) return iter.numel() < Loop::kLeastGrain;
+    return false;
+  }
+
   at::TensorIteratorBase* iter_;  // these two are the caller's
   const Loop* loop_;
   CPUOperand host_operand_;
   bool reads_tensors_;
+  bool is_serial_;
   std::unique_ptr<Owned> owned_;
   std::exception_ptr copy_error_;
 };
@@ -239,6 +251,9 @@ bool converts(const T& /*value*/, at::ScalarType /*dtype*/) {
 // A stub's loop with its arguments behind the iterator.
 template <typename Iterator, typename... Args>
 struct KeptLoop {
+  // The smallest grain of ATen's loops over an iterator: that of exp, log and the like. Fewer elements are one piece.
+  static constexpr int64_t kLeastGrain = 2048;
+
   void (*cpu_loop)(Iterator&, Args...);
   InputBytes inputs;
   std::tuple<decltype(keep(std::declval<const Args&>()))...> arguments;

@@ -32,12 +32,11 @@ struct RandomWork {
   int64_t grain;
   Body body;
 
+  bool is_serial() const { return num_pieces <= grain; }
   void operator()() const {
     const PhiloxState state = source.get();
-    if (num_pieces <= grain) {  // at::parallel_for would come to the same, after asking OpenMP
-      body(state, elements, 0, num_pieces);
-      return;
-    }
+    // at::parallel_for would come to the same, after asking OpenMP.
+    if (is_serial()) return body(state, elements, 0, num_pieces);
     at::parallel_for(0, num_pieces, grain, [&](int64_t begin, int64_t end) { body(state, elements, begin, end); });
   }
   void list_operands(core::OperandSink& sink) const { elements.list_operands(sink); }
