@@ -223,7 +223,7 @@ ArgumentLayout::ArgumentLayout(const py::iterable& specification) {
   for (const py::handle entry : specification) {
     Argument& argument = arguments_.emplace_back();
     parse(entry, argument);
-    if (argument.pack == pack_pointer) pointers_.push_back(arguments_.size() - 1);
+    if (argument.pack == pack_pointer) pointers_.push_back({arguments_.size() - 1, argument.offset});
   }
 }
 
@@ -259,7 +259,19 @@ void ArgumentLayout::pack(const ArgumentValue* values, size_t count, c10::Device
 
 void ArgumentLayout::pack_pointers(const ArgumentValue* values, const std::vector<Py_ssize_t>& places,
                                    c10::Device device, std::byte* to) const {
-  for (const size_t pointer : pointers_) pack_argument(arguments_[pointer], values[places[pointer]], device, to);
+  for (const auto& [argument, offset] : pointers_) {
+    pack_argument(arguments_[argument], values[places[argument]], device, to);
+  }
+}
+
+bool ArgumentLayout::pack_tensors(const ArgumentValue* values, const std::vector<Py_ssize_t>& places,
+                                  c10::Device device, std::byte* to) const {
+  for (const auto& [argument, offset] : pointers_) {
+    const at::Tensor* tensor = values[places[argument]].tensor;
+    if (tensor == nullptr || tensor->device() != device) return false;
+    write(to + offset, reinterpret_cast<mtia_device_ptr>(tensor->data_ptr()));
+  }
+  return true;
 }
 
 }  // namespace torch_mtia

@@ -49,16 +49,23 @@ class ArgumentLayout {
   void pack(const ArgumentValue* values, size_t count, c10::Device device, std::byte* to) const;
 
   // The arguments that are pointers, but those in tuples.
-  const std::vector<size_t>& pointers() const { return pointers_; }
-  // Writes those alone; the value of argument i is number places[i]. Needs no GIL for tensors of the device.
+  struct Pointer {
+    size_t argument;
+    uint32_t offset;
+  };
+  const std::vector<Pointer>& pointers() const { return pointers_; }
+  // Writes those alone; the value of argument i is number places[i].
   void pack_pointers(const ArgumentValue* values, const std::vector<Py_ssize_t>& places, c10::Device device,
                      std::byte* to) const;
+  // The same without the GIL. False: a value is no tensor of the device.
+  bool pack_tensors(const ArgumentValue* values, const std::vector<Py_ssize_t>& places, c10::Device device,
+                    std::byte* to) const;
 
  private:
   void parse(pybind11::handle entry, Argument& argument);
 
   std::vector<Argument> arguments_;
-  std::vector<size_t> pointers_;
+  std::vector<Pointer> pointers_;
   uint32_t size_ = 0;
 };
 

@@ -43,14 +43,13 @@ void PreparedLaunch::launch_with(const MTIAStream& stream, const Block& block) c
   kernel_->launch(stream, grid_, block.data(), layout_->size());
 }
 
-bool PreparedLaunch::takes(const MTIAStream& stream, const ArgumentValue* values,
-                           const std::vector<Py_ssize_t>& places) const {
-  const c10::Device device = this->device();
-  const auto& pointers = layout_->pointers();
-  return stream.device() == device.index() && std::all_of(pointers.begin(), pointers.end(), [&](size_t pointer) {
-           const at::Tensor* tensor = values[places[pointer]].tensor;
-           return tensor != nullptr && tensor->device() == device;
-         });
+bool PreparedLaunch::try_launch(const MTIAStream& stream, const ArgumentValue* values,
+                                const std::vector<Py_ssize_t>& places) const {
+  if (stream.device() != kernel_->device()) return false;
+  Block block = block_;
+  if (!layout_->pack_tensors(values, places, device(), block.data()->bytes.data())) return false;
+  kernel_->launch(stream, grid_, block.data(), layout_->size());
+  return true;
 }
 
 namespace {
@@ -294,7 +293,7 @@ py::object make_fast_launcher(py::object launcher, py::object compute_grid, py::
   const auto is_given = [&](size_t argument) { return places[argument] >= 0; };
   TORCH_CHECK_VALUE(places.size() == layout.num_arguments() && std::all_of(places.begin(), places.end(), in_range) &&
                         std::all_of(numbers.begin(), numbers.end(), in_range) &&
-                        std::all_of(layout.pointers().begin(), layout.pointers().end(), is_given),
+                        std::ranges::all_of(layout.pointers(), is_given, &ArgumentLayout::Pointer::argument),
                     "the ", count, " arguments of a call do not give the kernel its ", layout.num_arguments());
   return bound(fast_launch_method, std::make_unique<FastLauncher>(FastLauncher{std::move(launcher),
                                                                                std::move(compute_grid),
@@ -398,10 +397,7 @@ std::unique_ptr<const BoundLaunch> BoundLaunch::make(PyObject* autotuner, const 
 }
 
 bool BoundLaunch::launch(const MTIAStream& stream, const ArgumentValue* values) const {
-  const std::vector<Py_ssize_t>& places = of_launcher(launcher_).places;
-  if (!launch_.takes(stream, values, places)) return false;
-  launch_.launch(stream, values, places);
-  return true;
+  return launch_.try_launch(stream, values, of_launcher(launcher_).places);
 }
 
 LaunchCheck::LaunchCheck() : are_watched_(upstream_run() == nullptr || are_launches_watched()) {}

@@ -26,8 +26,9 @@ class PreparedLaunch {
   void launch(const MTIAStream& stream) const;
   // The same with other pointers, as in ArgumentLayout::pack_pointers.
   void launch(const MTIAStream& stream, const ArgumentValue* values, const std::vector<Py_ssize_t>& places) const;
-  // Whether that needs no GIL, as the pointers are tensors of the device, and the stream is of it.
-  bool takes(const MTIAStream& stream, const ArgumentValue* values, const std::vector<Py_ssize_t>& places) const;
+  // The same without the GIL. False: nothing is launched, because a pointer is no tensor of the kernel's device, or the
+  // stream is of another one.
+  bool try_launch(const MTIAStream& stream, const ArgumentValue* values, const std::vector<Py_ssize_t>& places) const;
 
   const std::shared_ptr<const MTIAKernel>& kernel() const { return kernel_; }
 
