@@ -61,6 +61,12 @@ def without_weights(make_package: MakePackage) -> Path:
     return make_package(Classifier().to(DEVICE), inputs(2), **options)
 
 
+@pytest.fixture(scope="module")
+def embedded(make_package: MakePackage) -> Path:
+    """A package whose kernels are part of the library."""
+    return make_package(Classifier().to(DEVICE), inputs(2), **{"aot_inductor.embed_kernel_binary": True})
+
+
 def weights_of(network: nn.Module, device: str = DEVICE) -> dict[str, Tensor]:
     return {name: weight.to(device) for name, weight in network.state_dict().items()}
 
