@@ -23,17 +23,14 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/COW.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <utility>
 
@@ -42,16 +39,15 @@
 #include "../device/Door.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAGraph.h"
-#include "ByteRange.h"
 #include "CommonDevice.h"
 #include "Fallback.h"
+#include "FallbackAliases.h"
 #include "FallbackControl.h"
 #include "HostAlias.h"
 #include "Launch.h"
 #include "LentGenerator.h"
 #include "ListNumbers.h"
 #include "Operator.h"
-#include "Sparse.h"
 
 namespace torch_mtia {
 namespace {
@@ -74,7 +70,7 @@ OperatorTraits find_traits(const c10::OperatorHandle& op) {
   return known == operators->end() ? OperatorTraits() : known->second;
 }
 
-// One call: its arguments' aliases, and the way back.
+// One call.
 class FallbackCall {
  public:
   // `key`: that of the CPU kernel. `kernel`: one of ours that runs in its place; null: none.
@@ -95,55 +91,16 @@ class FallbackCall {
     try {
       alias_arguments();
       run_in_stream();
-      give_back_arguments();
+      aliases_->write_back(results());
     } catch (...) {
-      wait_for_copies();
+      aliases_->wait_for_copies();
       throw;
     }
-    for (size_t i = first_argument_; i < stack_->size(); ++i) (*stack_)[i] = to_device((*stack_)[i]);
+    for (c10::IValue& result : results()) result = aliases_->to_device(result);
   }
 
  private:
-  // Before the memory of the aliases goes: copies from and to it may be on their way.
-  void wait_for_copies() noexcept {
-    if (HostView::available()) return;
-    try {
-      current_stream(device_).wait();
-    } catch (...) {  // of a device that is lost: no copies either, and the first error is the caller's
-    }
-  }
-
-  struct StorageAlias {
-    c10::Storage device;
-    c10::Storage host;
-    void* address;
-    // Without a host view: what was copied to the host, and what is to be copied back.
-    ByteRange copied = {};
-    ByteRange written = {};
-  };
-  struct TensorAlias {
-    at::Tensor device;
-    at::Tensor host;
-    bool writes = false;  // the kernel, says its schema
-    core::OldBytes old_bytes = core::OldBytes::kRead;
-    // The memory of an argument for which `host` stands in: contiguous for an `out`, float32 for 16 bits.
-    at::Tensor memory = {};
-
-    const at::Tensor& in_place() const { return memory.defined() ? memory : host; }
-  };
-
-  template <typename Visit>
-  static void for_each_tensor(const c10::IValue& value, const Visit& visit) {
-    if (value.isTensor()) {
-      if (value.toTensor().defined()) visit(value.toTensor());
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorList()) {
-        if (tensor.defined()) visit(tensor);
-      }
-    } else if (value.isList()) {
-      for (const c10::IValue& element : value.toListRef()) for_each_tensor(element, visit);
-    }
-  }
+  std::span<c10::IValue> results() { return std::span(*stack_).subspan(first_argument_); }
 
   static bool is_written(const c10::Argument& argument) {
     return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -169,7 +126,7 @@ class FallbackCall {
       if (value.isDevice()) common.add(value.toDevice());
     }
     device_ = common.get();
-    generator_device_ = common.of_generators();
+    aliases_.emplace(op_, device_, common.of_generators());
   }
 
   void alias_arguments() {
@@ -177,11 +134,9 @@ class FallbackCall {
     const OperatorTraits traits = find_traits(op_);
     if (traits.in_float32 && kernel_ == nullptr) find_narrow_dtype();
     for (size_t i = 0; i < arguments.size(); ++i) {
-      writes_argument_ = traits.writes_unmarked || is_written(arguments[i]);
-      old_bytes_ = old_bytes_of(arguments[i], writes_argument_, traits);
-      is_out_ = arguments[i].is_out();
+      const bool writes = traits.writes_unmarked || is_written(arguments[i]);
       auto& value = (*stack_)[first_argument_ + i];
-      value = to_host(value);
+      value = aliases_->to_host(value, {writes, old_bytes_of(arguments[i], writes, traits), arguments[i].is_out()});
     }
     const bool draws = op_.hasTag(at::Tag::nondeterministic_seeded);
     if (!draws) return;
@@ -227,7 +182,8 @@ class FallbackCall {
       });
     }
     if (is_mixed || !dtype || !at::isReducedFloatingType(*dtype) || arguments_overlap()) return;
-    narrow_dtype_ = dtype;
+    aliases_->widen(*dtype);
+    rounds_results_ = true;
     result_dtype_ = *dtype;
     for (size_t i = 0; i < arguments.size(); ++i) {
       c10::IValue& value = (*stack_)[first_argument_ + i];
@@ -240,9 +196,9 @@ class FallbackCall {
   // Results that the kernel has made in float32.
   void round_results() {
     const auto round = [&](const at::Tensor& tensor) {
-      const auto is_it = [&](const TensorAlias& known) { return known.host.is_same(tensor); };
-      const bool is_new = std::none_of(tensors_.begin(), tensors_.end(), is_it);
-      return tensor.defined() && is_new && tensor.scalar_type() == at::kFloat ? tensor.to(result_dtype_) : tensor;
+      return tensor.defined() && !aliases_->is_alias(tensor) && tensor.scalar_type() == at::kFloat
+                 ? tensor.to(result_dtype_)
+                 : tensor;
     };
     for (size_t i = first_argument_; i < stack_->size(); ++i) {
       c10::IValue& value = (*stack_)[i];
@@ -256,130 +212,13 @@ class FallbackCall {
             type.castRaw<c10::OptionalType>()->getElementType()->kind() == c10::TypeKind::GeneratorType);
   }
 
-  c10::IValue to_host(const c10::IValue& value) {
-    if (value.isTensor()) return to_host(value.toTensor());
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> result;
-      result.reserve(value.toTensorList().size());
-      for (const at::Tensor& tensor : value.toTensorList()) result.push_back(to_host(tensor));
-      return result;
-    }
-    if (value.isList()) {
-      auto list = value.toList();
-      auto result = c10::impl::GenericList(list.elementType());
-      result.reserve(list.size());
-      for (const c10::IValue& element : value.toListRef()) result.push_back(to_host(element));
-      return result;
-    }
-    if (value.isDevice()) return c10::Device(c10::kCPU);
-    if (value.isGenerator()) {
-      const at::Generator generator = value.toGenerator();
-      TORCH_CHECK(generator.device() == generator_device_, "Expected a '", generator_device_,
-                  "' device type for generator but found '", generator.device(), "'");
-      return at::detail::createCPUGenerator(draw_seed(generator));
-    }
-    return value;
-  }
-
-  at::Tensor to_host(const at::Tensor& tensor) {
-    if (!tensor.defined()) return tensor;
-    if (!is_ours(tensor.device())) {
-      if (tensor.has_storage()) host_storages_.push_back(tensor.storage());
-      return tensor;
-    }
-    const bool is_sparse = tensor.layout() == at::kSparse;
-    const size_t num_storages = storages_.size();
-    const c10::Storage storage = is_sparse ? c10::Storage() : to_host_storage(tensor);
-    const bool shares_storage = storages_.size() == num_storages;
-    for (auto& known : tensors_) {
-      if (!known.device.is_same(tensor)) continue;
-      known.writes = known.writes || writes_argument_;
-      known.old_bytes = std::min(known.old_bytes, old_bytes_);  // the first reads the most
-      return known.host;
-    }
-    if (is_sparse) {
-      const SparseParts parts = parts_of(tensor);
-      at::Tensor host =
-          make_sparse(c10::DispatchKey::SparseCPU, tensor, {to_host(parts.indices), to_host(parts.values)});
-      tensors_.push_back({tensor, host, writes_argument_, old_bytes_});
-      return host;
-    }
-    at::Tensor host = host_alias(tensor, storage);
-    // What kernels refuse, memory that overlaps, they are to see.
-    const bool stays =
-        !is_out_ || host.is_contiguous() || shares_storage || at::has_internal_overlap(host) == at::MemOverlap::Yes;
-    at::Tensor memory;
-    if (tensor.scalar_type() == narrow_dtype_) {
-      memory = std::exchange(host, at::empty(host.sizes(), host.options().dtype(at::kFloat)));
-    } else if (!stays) {
-      memory = std::exchange(host, at::empty(host.sizes(), host.options()));
-    }
-    tensors_.push_back({tensor, host, writes_argument_, old_bytes_, memory});
-    return host;
-  }
-
-  c10::Storage to_host_storage(const at::Tensor& tensor) {
-    auto* storage = tensor.storage().unsafeGetStorageImpl();
-    auto alias = std::find_if(storages_.begin(), storages_.end(), [&](const StorageAlias& known) {
-      return known.device.unsafeGetStorageImpl() == storage;
-    });
-    if (alias == storages_.end()) {
-      c10::DataPtr data = host_memory(*storage);
-      void* const address = data.get();
-      // A kernel that grows its out argument goes to the storage's allocator, which inside the call draws from the
-      // device.
-      c10::Storage host(c10::Storage::use_byte_size_t(), storage->nbytes(), std::move(data),
-                        c10::GetAllocator(c10::kCPU), storage->resizable());
-      storages_.push_back({tensor.storage(), std::move(host), address});
-      alias = storages_.end() - 1;
-    } else if (writes_argument_ && c10::impl::cow::is_cow_data_ptr(storage->data_ptr())) {
-      // An argument that is only read was first: its lazy clone gets memory of its own now.
-      storage->mutable_data();
-      if (HostView::available()) {
-        alias->host.set_data_ptr_noswap(host_memory(*storage));
-        alias->address = alias->host.mutable_data();
-      }
-    }
-    if (!HostView::available()) note_use(*alias, range_of(tensor));
-    return alias->host;
-  }
-
-  c10::DataPtr host_memory(c10::StorageImpl& device) const {
-    // Reading must not make a copy of a lazy clone.
-    void* const address = writes_argument_ ? device.mutable_data() : const_cast<void*>(device.data());
-    if (!HostView::available()) return c10::GetAllocator(c10::kCPU)->allocate(device.nbytes());
-    return {address != nullptr ? HostView::to_host(address) : nullptr, c10::Device(c10::kCPU)};
-  }
-
-  void note_use(StorageAlias& alias, const ByteRange& range) {
-    if (!alias.copied.contains(range)) {
-      alias.copied.extend(range);
-      copy(alias, alias.copied, MTIA_COPY_DEVICE_TO_HOST);
-    }
-    if (writes_argument_) alias.written.extend(range);
-  }
-
-  void copy(const StorageAlias& alias, const ByteRange& range, mtia_copy_kind kind) {
-    const auto device = reinterpret_cast<uint64_t>(alias.device.data()) + range.begin;
-    const auto host = reinterpret_cast<uint64_t>(alias.address) + range.begin;
-    const bool to_host = kind == MTIA_COPY_DEVICE_TO_HOST;
-    current_stream(device_).core().copy(to_host ? host : device, to_host ? device : host, range.end - range.begin, kind,
-                                        core::CopyUse::kByFallback);
-  }
-
   void run_kernel() {
     std::optional<DeviceAllocation> device_memory;
     if (HostView::available()) device_memory.emplace();
-    for (const TensorAlias& alias : tensors_) {
-      if (alias.memory.defined()) alias.host.copy_(alias.memory);
-    }
+    aliases_->fill_substitutes();
     redispatch();
-    for (const TensorAlias& alias : tensors_) {
-      if (!alias.memory.defined() || !alias.writes) continue;
-      if (alias.memory.sizes() != alias.host.sizes()) alias.memory.resize_(alias.host.sizes());
-      alias.memory.copy_(alias.host);
-    }
-    if (narrow_dtype_) round_results();
+    aliases_->copy_from_substitutes();
+    if (rounds_results_) round_results();
   }
 
   void redispatch() {
@@ -400,8 +239,7 @@ class FallbackCall {
     for (size_t i = first_argument_; i < stack_->size(); ++i) {
       const c10::IValue& value = (*stack_)[i];
       for_each_tensor(value, [&](const at::Tensor& tensor) {
-        const auto is_it = [&](const TensorAlias& known) { return known.host.is_same(tensor); };
-        if (tensor.layout() != at::kStrided || std::any_of(tensors_.begin(), tensors_.end(), is_it)) return;
+        if (tensor.layout() != at::kStrided || aliases_->is_alias(tensor)) return;
         if (has_run_) {
           list_operand(tensor, /*writes=*/true, core::OldBytes::kOverwritten, sink);
         } else {
@@ -432,10 +270,7 @@ class FallbackCall {
     void list_operands(core::OperandSink& sink) const {
       const core::Awaited::Run caller(awaited_);
       if (!caller) return;
-      for (const TensorAlias& alias : call_->tensors_) {
-        if (alias.device.layout() != at::kStrided) continue;
-        list_operand(alias.in_place(), alias.writes, alias.old_bytes, sink);
-      }
+      call_->aliases_->list_operands(sink);
       call_->list_values(sink);
     }
 
@@ -485,167 +320,19 @@ class FallbackCall {
     awaited.wait(stream.core());
   }
 
-  // What a kernel has resized within its storage may reach further than before. Of what is dense, all is written.
-  bool copy_back_resized() {
-    bool copies_back = false;
-    for (const TensorAlias& tensor : tensors_) {
-      const at::Tensor& host = tensor.in_place();
-      if (!tensor.writes || host.layout() != at::kStrided || !host.is_non_overlapping_and_dense()) continue;
-      const StorageAlias& alias = storage_alias_of(tensor.device);
-      const bool is_elsewhere = alias.host.data() != alias.address || alias.host.nbytes() != alias.device.nbytes();
-      const ByteRange range = range_of(host);
-      if (is_elsewhere || range.empty() || alias.written.contains(range)) continue;
-      copy(alias, range, MTIA_COPY_HOST_TO_DEVICE);
-      copies_back = true;
-    }
-    return copies_back;
-  }
-
-  void give_back_arguments() {
-    bool copies_back = !HostView::available() && copy_back_resized();
-    for (auto& alias : storages_) {
-      if (alias.host.data() == alias.address && alias.host.nbytes() == alias.device.nbytes()) {
-        if (alias.written.empty()) continue;
-        copy(alias, alias.written, MTIA_COPY_HOST_TO_DEVICE);
-        copies_back = true;
-        continue;
-      }
-      auto* storage = alias.device.unsafeGetStorageImpl();
-      storage->set_data_ptr_noswap(adopt_or_copy(alias.host, /*kept_elsewhere=*/false));
-      storage->set_nbytes(alias.host.nbytes());
-    }
-    if (copies_back) current_stream(device_).wait();  // before the host's memory goes
-    // Indexed, because the parts of a sparse tensor become tensors of the list.
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const at::Tensor device = tensors_[i].device;
-      const at::Tensor host = tensors_[i].in_place();
-      if (host.layout() == at::kSparse) {
-        const SparseParts parts = parts_of(host);
-        set_sparse(device, host, {to_device(parts.indices), to_device(parts.values)});
-        continue;
-      }
-      auto* impl = device.unsafeGetTensorImpl();
-      if (impl->is_conj() != host.is_conj()) impl->_set_conj(host.is_conj());
-      if (impl->is_neg() != host.is_neg()) impl->_set_neg(host.is_neg());
-      if (!host.storage().is_alias_of(storage_alias_of(device).host)) {
-        impl->set_storage_keep_dtype(to_device(host.storage()));
-      }
-      if (impl->sizes() == host.sizes() && impl->strides() == host.strides() &&
-          impl->storage_offset() == host.storage_offset()) {
-        continue;
-      }
-      impl->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
-    }
-  }
-
-  const StorageAlias& storage_alias_of(const at::Tensor& device) const {
-    return *std::find_if(storages_.begin(), storages_.end(), [&](const StorageAlias& alias) {
-      return alias.device.unsafeGetStorageImpl() == device.storage().unsafeGetStorageImpl();
-    });
-  }
-
-  // The device memory behind a new CPU storage: the memory itself if it came from the device, else a copy. An operator
-  // that keeps the storage for itself must not find it empty.
-  c10::DataPtr adopt_or_copy(const c10::Storage& host, bool kept_elsewhere) {
-    auto* impl = host.unsafeGetStorageImpl();
-    if (impl->nbytes() == 0) return MTIACachingAllocator::get().allocate(0);
-    if (kept_elsewhere || !DeviceAllocation::owns(impl->data_ptr())) return copy_to_device(*impl);
-    return DeviceAllocation::adopt(impl->set_data_ptr(c10::DataPtr()));
-  }
-
-  c10::DataPtr copy_to_device(const c10::StorageImpl& host) {
-    const MTIAStream stream = current_stream(device_);
-    c10::DataPtr data = MTIACachingAllocator::get().allocate(host.nbytes());
-    stream.core().copy(reinterpret_cast<uint64_t>(data.get()), reinterpret_cast<uint64_t>(host.data()), host.nbytes(),
-                       MTIA_COPY_HOST_TO_DEVICE);
-    stream.wait();
-    return data;
-  }
-
-  // References that the tensors on the stack, results and converted results, hold.
-  size_t references_on_stack(const c10::Storage& host) const {
-    size_t references = 0;
-    for (size_t i = first_argument_; i < stack_->size(); ++i) {
-      for_each_tensor((*stack_)[i], [&](const at::Tensor& tensor) {
-        references += tensor.has_storage() && tensor.storage().is_alias_of(host);
-      });
-    }
-    return references;
-  }
-
-  c10::Storage to_device(const c10::Storage& host) {
-    for (const auto& alias : storages_) {
-      if (alias.host.is_alias_of(host)) return alias.device;
-    }
-    const bool kept_elsewhere = host.use_count() > 1 && host.use_count() > references_on_stack(host);
-    c10::Storage device(c10::Storage::use_byte_size_t(), host.nbytes(), adopt_or_copy(host, kept_elsewhere),
-                        &MTIACachingAllocator::get(), /*resizable=*/true);
-    storages_.push_back({device, host, nullptr});
-    return device;
-  }
-
-  at::Tensor to_device(const at::Tensor& host) {
-    if (!host.defined() || !host.device().is_cpu() || is_host_argument(host)) return host;
-    const bool is_sparse = host.layout() == at::kSparse;
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        (is_sparse || host.layout() == at::kStrided) && !host.is_quantized(), op_.operator_name().name,
-        " is not implemented for ", device_name(), ": it gives a ",
-        host.is_quantized() ? "quantized" : "compressed sparse",
-        " tensor, and the device's tensors are dense, or sparse in the layout torch.sparse_coo");
-    for (const auto& alias : tensors_) {
-      if (alias.host.is_same(host)) return alias.device;
-    }
-    if (is_sparse) {
-      const SparseParts parts = parts_of(host);
-      at::Tensor result = make_sparse(sparse_dispatch_key(), host, {to_device(parts.indices), to_device(parts.values)});
-      tensors_.push_back({result, host});
-      return result;
-    }
-    auto result = at::detail::make_tensor<c10::TensorImpl>(to_device(host.storage()),
-                                                           c10::DispatchKeySet(dispatch_key()), host.dtype());
-    auto* impl = result.unsafeGetTensorImpl();
-    impl->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
-    if (host.is_conj()) impl->_set_conj(true);
-    if (host.is_neg()) impl->_set_neg(true);
-    return result;
-  }
-
-  // An argument that was on the CPU, or a view of one: nothing to convert.
-  bool is_host_argument(const at::Tensor& host) const {
-    return std::any_of(host_storages_.begin(), host_storages_.end(), [&](const c10::Storage& storage) {
-      return host.has_storage() && host.storage().is_alias_of(storage);
-    });
-  }
-
-  c10::IValue to_device(const c10::IValue& value) {
-    if (value.isTensor()) return to_device(value.toTensor());
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> result;
-      for (const at::Tensor& tensor : value.toTensorList()) result.push_back(to_device(tensor));
-      return result;
-    }
-    return value;
-  }
-
   const c10::OperatorHandle& op_;
   const c10::DispatchKey key_;
   const c10::KernelFunction* const kernel_;
   Stack* const stack_;
   const size_t first_argument_;
   c10::Device device_{device_type(), 0};
-  c10::Device generator_device_{device_type(), 0};
   int64_t numel_ = 0;
-  bool writes_argument_ = false;  // the one that is being converted
-  core::OldBytes old_bytes_ = core::OldBytes::kRead;
-  bool is_out_ = false;
   bool seeds_default_generator_ = false;
   bool has_run_ = false;
-  std::optional<at::ScalarType> narrow_dtype_;  // of the arguments for which float32 tensors stand in
+  bool rounds_results_ = false;  // float32 tensors stand in for those of 16 bits
   at::ScalarType result_dtype_ = at::kFloat;
   std::exception_ptr error_;
-  c10::SmallVector<StorageAlias, 4> storages_;
-  c10::SmallVector<TensorAlias, 4> tensors_;
-  c10::SmallVector<c10::Storage, 1> host_storages_;  // of arguments on the CPU
+  std::optional<FallbackAliases> aliases_;  // once the device is known
 };
 
 template <c10::DispatchKey key>
