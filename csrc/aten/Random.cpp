@@ -254,11 +254,13 @@ void bernoulli_scalar_kernel(const TensorBase& self, double p, OptionalGenerator
 
 void bernoulli_tensor_kernel(const TensorBase& self, const TensorBase& p, OptionalGenerator generator) {
   assert_no_partial_overlap(self, p);
-  const Tensor on_device = Tensor(p).to(self.device());
+  // As float32, for half as many kernels.
+  const ScalarType dtype = isReducedFloatingType(p.scalar_type()) ? kFloat : p.scalar_type();
+  const Tensor on_device = Tensor(p).to(self.device(), dtype);
   const auto expanded = expand_inplace(Tensor(self), on_device);
   AT_DISPATCH_ALL_TYPES_AND3(kBool, kHalf, kBFloat16, self.scalar_type(), "bernoulli_tensor_cpu_self_", [&] {
     using self_t = scalar_t;
-    AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, p.scalar_type(), "bernoulli_tensor_cpu_p_", [&] {
+    AT_DISPATCH_FLOATING_TYPES(dtype, "bernoulli_tensor_cpu_p_", [&] {
       torch_mtia::launch_tiles(kBernoulli, generator, self.device(), Elements({&self, &*expanded}, 1), kTileWords,
                                torch_mtia::BernoulliEach<self_t, scalar_t>());
     });
