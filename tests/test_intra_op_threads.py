@@ -70,3 +70,52 @@ def test_the_number_of_threads_may_change_between_items() -> None:
             assert torch.equal((on_device @ on_device).cpu(), expected)
     finally:
         torch.set_num_threads(before)
+
+
+SMALL_LOOPS = '''
+import os, torch
+
+torch.set_num_threads(3)
+dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64)
+unary = """abs neg sign exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh
+    acosh atanh erf erfc erfinv lgamma digamma sigmoid reciprocal floor ceil round trunc frac sinc i0 bitwise_not
+    logical_not isnan sum mean prod amax amin argmax any all std var norm"""
+binary = """add sub mul div remainder fmod pow atan2 maximum minimum hypot copysign nextafter logaddexp logaddexp2 xlogy
+    eq lt bitwise_and bitwise_or gcd lcm heaviside igamma"""
+
+def of_the_program():
+    comms = []
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/comm") as comm:
+            comms.append(comm.read())
+    return sum(not comm.startswith("mtia:") for comm in comms)
+
+def run(numel):
+    ran = 0
+    for dtype in dtypes:
+        x = torch.arange(1, numel + 1, device="mtia").to(dtype)
+        for names, arguments in ((unary, (x,)), (binary, (x, x))):
+            for name in names.split():
+                try:
+                    getattr(torch, name)(*arguments)
+                    ran += 1
+                except (RuntimeError, TypeError):
+                    pass  # not of this dtype
+        x.clone().fill_(2), x.to(torch.float32), torch.where(x == x, x, x)
+        if dtype.is_floating_point:
+            x.uniform_(), x.normal_()
+    assert ran > 150, ran
+
+run(16)
+torch.mtia.synchronize()
+before = of_the_program()
+for numel in (2047, 2048, 5000):
+    run(numel)
+    torch.mtia.synchronize()
+    assert of_the_program() == before, (numel, of_the_program(), before)
+'''
+
+
+def test_small_loops_start_no_threads_of_openmp(run_script: RunScript) -> None:
+    """Those below the smallest grain of ATen's loops run without a number of threads of their own."""
+    run_script(SMALL_LOOPS, OMP_NUM_THREADS="3").output()
