@@ -22,7 +22,7 @@ from compile import AUTOTUNED, MATMULS, Matmul, matmul_name, matmul_operands
 from timing import DEVICE, SEED, wait_for_compile_workers
 from torch.nn import functional as F
 
-from torch_mtia.door import device_module
+from torch_mtia.backend import device_module
 
 DTYPES = (torch.float32, torch.bfloat16)
 SAMPLES = 21

@@ -39,7 +39,7 @@ from timing import (
 )
 from torch.nn import functional as F
 
-from torch_mtia.door import device_module
+from torch_mtia.backend import device_module
 
 PROGRAM_GROUP = Group("compiled programs and compiled CPU code", INDUCTOR, Target(ratio=1.3))
 EAGER_GROUP = Group("compiled programs and eager CPU code", CPU)

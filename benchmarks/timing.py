@@ -36,7 +36,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 DEVICE = device_type()
 """The device that is measured, by its name in this process."""

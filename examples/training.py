@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -10,7 +10,7 @@ import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import select_algorithm
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 Tensor = torch.Tensor
 

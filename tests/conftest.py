@@ -21,7 +21,7 @@ import torch
 from tests import interpreter
 from tests.interpreter import Finished
 from torch_mtia import environment as settings
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 
 pytest_plugins = ["torch_mtia.ranks.pytest_plugin"]
 collect_ignore = ["clients"]  # unless it is named: it has an environment of its own

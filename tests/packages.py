@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.package.package import load_package
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 sys.path.append(str(Path(__file__).parents[1] / "examples" / "package_without_python"))
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.capturing import capture
+from torch_mtia.backend import device_module
 from torch_mtia.conformance.suites.accumulation import CASES, DTYPES, MANY, Case, faults, indices, normal, positive, put
-from torch_mtia.door import device_module
 
 EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=["bfloat16", "float16"])
 NAMES = {case.name: case for case in CASES}

@@ -13,7 +13,7 @@ from tools.compile_fuzz.execution import MODES
 from tools.compile_fuzz.generate import generate
 from tools.compile_fuzz.program import CALLS, Input, Program
 from tools.compile_fuzz.shrink import shrink
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 SEEDS = (2, 9)
 

@@ -22,7 +22,7 @@ from torch._inductor.utils import fresh_cache
 from torch.nn import functional as F
 
 from torch_mtia import _C, environment
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.inductor.prepared_call import prepare
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from torch_mtia.backend import device_type
 from torch_mtia.distributed import BACKEND
-from torch_mtia.door import device_type
 from torch_mtia.ranks import Ranks, StartRanks
 
 D = device_type()

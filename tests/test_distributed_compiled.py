@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import torch_mtia
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.inductor import roofline
 from torch_mtia.ranks import Ranks, StartRanks
 

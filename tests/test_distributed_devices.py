@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.ranks import Ranks, StartRanks
 
 RANKS = 2

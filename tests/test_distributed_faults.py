@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.ranks import RankError, Ranks
 
 if TYPE_CHECKING:

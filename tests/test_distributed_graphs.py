@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.ranks import Ranks, StartRanks
 
 RANKS = 3

@@ -16,8 +16,8 @@ from torch.distributed.distributed_c10d import _coalescing_manager, _set_pg_time
 
 import torch_mtia
 from tests.conftest import RunScript
+from torch_mtia.backend import device_module, device_type
 from torch_mtia.distributed import BACKEND, backend_of, records
-from torch_mtia.door import device_module, device_type
 from torch_mtia.ranks import Ranks, StartRanks
 from torch_mtia.upstream_gates.process_groups import of_this_attempt
 
@@ -312,7 +312,7 @@ def test_a_dry_run_has_any_number_of_ranks(run_script: RunScript) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
-    from torch_mtia.door import device_type
+    from torch_mtia.backend import device_type
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=64)
     mesh = init_device_mesh(device_type(), (8, 8), mesh_dim_names=("replicate", "shard"))

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from torch_mtia.backend import device_type
 from torch_mtia.conformance.suites import distributed as suite
 from torch_mtia.conformance.suites.distributed import MOVES, REDUCTIONS, Collective
-from torch_mtia.door import device_type
 from torch_mtia.ranks import RankError, Ranks, StartRanks
 
 RANKS = 3

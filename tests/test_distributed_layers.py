@@ -33,8 +33,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DataParallel, comm
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from torch_mtia.backend import device_type
 from torch_mtia.distributed import BACKEND
-from torch_mtia.door import device_type
 from torch_mtia.ranks import Ranks, StartRanks
 
 RANKS = 2

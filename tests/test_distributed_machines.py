@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _make_nccl_premul_sum
 
+from torch_mtia.backend import device_type
 from torch_mtia.conformance.suites.distributed import MOVES, REDUCTIONS, Collective, in_each_mode, sends_in_a_ring
-from torch_mtia.door import device_type
 from torch_mtia.ranks import Ranks, StartRanks
 
 MACHINES = ("a", "b", "a")  # of each rank: machines of different sizes, whose ranks do not follow each other

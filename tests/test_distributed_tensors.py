@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from torch_mtia import torch_version
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.ranks import Ranks, StartRanks
 
 RANKS = 4

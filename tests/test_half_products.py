@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.capturing import capture
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript

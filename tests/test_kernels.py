@@ -17,7 +17,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 pytest.importorskip("triton")
 
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 from torch_mtia.kernels import dispatch
 
 if TYPE_CHECKING:
@@ -475,7 +475,7 @@ def test_several_devices(run_script: RunScript) -> None:
     output = run_script(
         """
         import torch
-        from torch_mtia.door import device_type
+        from torch_mtia.backend import device_type
         x = torch.arange(3.0, device=f"{device_type()}:1")
         print((x + x).sum().item(), (x + x).device.index)
         """,
@@ -489,7 +489,7 @@ def test_the_setting_registers_them(run_script: RunScript) -> None:
     script = """
         import sys, torch
         from torch_mtia import kernels
-        from torch_mtia.door import device_type
+        from torch_mtia.backend import device_type
         print(kernels.wanted(), "triton" in sys.modules)
         x = torch.ones(3, device=device_type()) + 1
         print(x.tolist(), "triton" in sys.modules)

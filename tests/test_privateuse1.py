@@ -1,5 +1,5 @@
-"""The other door: the device under a name of the user's choice. Every other test module runs there by `make
-test-privateuse1`; here is what concerns the door itself."""
+"""PrivateUse1: the device under a name of the user's choice. Every other test module runs there by `make
+test-privateuse1`; here is what concerns the name itself."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from tests.conftest import RunScript
 
 
-pytestmark = pytest.mark.in_tree("each process opens a door of its own")
+pytestmark = pytest.mark.in_tree("each process registers a device type of its own")
 
 
 @pytest.fixture
 def run_plainly(run_script: RunScript) -> RunScript:
-    """Runs a script that starts with the door of mtia."""
+    """Runs a script that starts with the device type mtia."""
 
     def run(text: str, /, **environment: str) -> object:
         return run_script(text, timeout=120, **{"TORCH_MTIA_PRIVATEUSE1": "", **environment})

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript

@@ -13,7 +13,7 @@ from torch import nn
 
 import torch_mtia
 from tests.capturing import capture
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript

@@ -19,7 +19,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.utils import run_and_get_code
 
 import torch_mtia
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.ranks import Ranks, StartRanks
 
 RANKS = 3

@@ -14,7 +14,7 @@ from tools.triton_fuzz.fuzzer import Fuzzer
 from tools.triton_fuzz.generate import generate
 from tools.triton_fuzz.program import Buffer, Parameter, Program
 from tools.triton_fuzz.shrink import shrink
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 if TYPE_CHECKING:
     from pathlib import Path

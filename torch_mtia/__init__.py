@@ -135,9 +135,9 @@ def _load_backend() -> None:
         raise ImportError(f"{message}.")
     settings = environment.settings()
     if settings.privateuse1:
-        from torch_mtia import door
+        from torch_mtia import backend
 
-        door.check_name(settings.privateuse1)
+        backend.check_name(settings.privateuse1)
     # Processes that this one starts use the device, too.
     os.environ.pop(environment.DEFER.name, None)
     if settings.autoload == "auto" and _other():
@@ -164,7 +164,7 @@ def _load_backend() -> None:
     driver.configure(settings)
     _C._set_device_properties_type(DeviceProperties)
     _C._set_check_bounds(settings.check_bounds)
-    _C._open_mtia()
+    _C._register_mtia()
     if not _C._hooks_registered_in_time():
         raise RuntimeError(
             "torch_mtia was imported too late: PyTorch looks for the hooks of its accelerator once in a process, and "
@@ -187,7 +187,7 @@ def _load_backend() -> None:
     if settings.privateuse1:
         from torch_mtia import privateuse1
 
-        privateuse1.open_door(settings.privateuse1)
+        privateuse1.register_device_type(settings.privateuse1)
     else:
         kernels.register()
 

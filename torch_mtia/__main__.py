@@ -127,7 +127,7 @@ def memory() -> Rows:
 def devices() -> Rows:
     import torch
 
-    from torch_mtia.door import device_module, device_type
+    from torch_mtia.backend import device_module, device_type
 
     yield "count", str(device_module().device_count())
     for index in range(device_module().device_count()):
@@ -196,7 +196,7 @@ def all_replacements() -> Rows:
 def operators() -> Rows:
     import torch
 
-    from torch_mtia.door import device_type
+    from torch_mtia.backend import device_type
 
     key = torch._C._dispatch_key_for_device(device_type())
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key

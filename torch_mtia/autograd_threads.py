@@ -15,7 +15,7 @@ import time
 import torch
 from torch.autograd.graph import _engine_run_backward
 
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 
 _TASKS = pathlib.Path("/proc/self/task")
 _POLL_SECONDS = 0.0005

@@ -15,7 +15,7 @@ import torch
 from torch._C import _acceleratorGraph
 
 from torch_mtia import _C, streams
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 __all__ = [
     *("Event", "MTIAGraph", "Stream", "StreamContext", "attach_out_of_memory_observer", "current_device"),

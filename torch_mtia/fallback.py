@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 
 from torch_mtia import _C
-from torch_mtia.door import device_type, dispatch_key
+from torch_mtia.backend import device_type, dispatch_key
 
 __all__ = ["deny", "forbid", "force", "reset", "stats", "warn"]
 

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from torch_mtia import _C
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 
 __all__ = ["is_stream_capturing", "make_graphed_callables"]
 

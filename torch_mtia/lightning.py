@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 from torch_mtia.import_hooks import after_import
 
 REGISTRIES = {

@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from torch_mtia import _C
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 
 __all__ = ["get_per_process_memory_fraction", "host_view", "set_per_process_memory_fraction"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 Reduction = tuple[Callable[..., Any], tuple[Any, ...]]
 

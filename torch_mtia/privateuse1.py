@@ -12,7 +12,7 @@ import torch
 from torch.utils import backend_registration
 
 import torch_mtia
-from torch_mtia import _C, door, environment
+from torch_mtia import _C, backend, environment
 from torch_mtia import driver as drivers
 from torch_mtia.import_hooks import after_import
 
@@ -38,17 +38,17 @@ def enable(name: str, driver: str | Path | None = None) -> None:
             Nothing has changed then.
     """
     torch_mtia._load()  # another package's entry point may come before that of this one
-    open_door(name, driver)
+    register_device_type(name, driver)
 
 
-def open_door(name: str, driver: str | Path | None = None) -> None:
+def register_device_type(name: str, driver: str | Path | None = None) -> None:
     """`enable`, for a caller that has loaded the package, or is about to have."""
-    if door.device_type() == name:
+    if backend.device_type() == name:
         return
-    door.check_name(name)
-    if door.device_type() != "mtia":
+    backend.check_name(name)
+    if backend.device_type() != "mtia":
         raise RuntimeError(
-            f"the devices are '{door.device_type()}' in this process already, and cannot be '{name}' as well"
+            f"the devices are '{backend.device_type()}' in this process already, and cannot be '{name}' as well"
         )
     if (taken := torch._C._get_privateuse1_backend_name()) != _UNNAMED:
         raise RuntimeError(f"another backend has named PrivateUse1 '{taken}' in this process: there is only one")
@@ -59,8 +59,8 @@ def open_door(name: str, driver: str | Path | None = None) -> None:
         )
     if driver is not None:
         drivers.use(Path(driver))
-    _C._open_privateuse1(name, lambda: backend_registration.rename_privateuse1_backend(name))
-    door.set_device_type(name)
+    _C._register_privateuse1(name, lambda: backend_registration.rename_privateuse1_backend(name))
+    backend.set_device_type(name)
     os.environ[environment.PRIVATEUSE1.name] = name
     torch._register_device_module(name, importlib.import_module("torch_mtia.device_module"))
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)

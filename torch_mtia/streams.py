@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from torch_mtia import _C, graphs
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 
 __all__ = ["launch_host_function"]
 

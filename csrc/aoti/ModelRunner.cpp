@@ -57,12 +57,12 @@ std::unique_ptr<torch::inductor::AOTIModelContainerRunner> make_runner(const std
   }
 }
 
-const DoorPart runner_of_door([](const Door& door, bool open) {
+const DeviceTypeRegistration runner_registration([](const RegisteredType& registered, bool active) {
   auto& runners = torch::inductor::getAOTIModelRunnerRegistry();
-  if (open) {
-    runners[door.name] = &make_runner;
+  if (active) {
+    runners[registered.name] = &make_runner;
   } else {
-    runners.erase(door.name);
+    runners.erase(registered.name);
   }
 });
 

@@ -22,7 +22,7 @@ struct torch_mtia_package_info {
   const char* driver;  // its name: kernel images are the driver's
 };
 
-// Of whichever door is open: `mtia`, or PrivateUse1.
+// Of whichever is registered: `mtia`, or PrivateUse1.
 AOTI_TORCH_EXPORT int32_t aoti_torch_device_type_mtia();
 
 // The device of this thread.

@@ -8,7 +8,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_native.h>
 #include <ATen/ops/empty_like.h>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../device/HostView.h"
 #include "CPUKernelLaunch.h"
 #include "MTIANativeFunctions.h"
@@ -51,7 +51,7 @@ int64_t _fused_sdp_choice_mtia(const Tensor& query, const Tensor& key, const Ten
                                                                      : choice;
 }
 
-REGISTER_DOOR_DISPATCH(_fused_sdp_choice_stub, &_fused_sdp_choice_mtia)
+REGISTER_DEVICE_DISPATCH(_fused_sdp_choice_stub, &_fused_sdp_choice_mtia)
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>
 _scaled_dot_product_fused_attention_overrideable_mtia(const Tensor& query, const Tensor& key, const Tensor& value,

@@ -1,7 +1,7 @@
-// Autocast for the door of PrivateUse1, by the lists that PyTorch registers for every device type of its own.
+// Autocast for PrivateUse1, by the lists that PyTorch registers for every device type of its own.
 #include <ATen/autocast_mode.h>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 
 namespace at::autocast {
 namespace {

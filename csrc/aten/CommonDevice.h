@@ -6,7 +6,7 @@
 #include <optional>
 #include <string_view>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../device/MTIAFunctions.h"
 
 namespace torch_mtia {

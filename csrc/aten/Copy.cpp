@@ -17,7 +17,7 @@
 #include <memory>
 #include <new>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAGraph.h"
 #include "../device/MTIAHostAllocator.h"

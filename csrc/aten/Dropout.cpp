@@ -14,7 +14,7 @@
 
 #include <cmath>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "MTIANativeFunctions.h"
 #include "Random.h"
 

@@ -36,7 +36,7 @@
 
 #include "../core/Waits.h"
 #include "../device/AllocationScopes.h"
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAGraph.h"
 #include "CommonDevice.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "../device/AllocationScopes.h"
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../device/HostView.h"
 #include "../device/MTIACachingAllocator.h"
 #include "HostAlias.h"

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../runtime/forks.h"
 #include "Fallback.h"
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "../core/Observer.h"
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../device/MTIAHostAllocator.h"
 #include "../device/ScalarTypes.h"
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 
 namespace torch_mtia {
 

@@ -3,7 +3,7 @@
 #include <ATen/ops/_nested_tensor_strides_native.h>
 #include <torch/library.h>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 
 namespace torch_mtia {
 

@@ -20,7 +20,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "CPUKernelLaunch.h"
 #include "MTIANativeFunctions.h"
 
@@ -162,10 +162,10 @@ void extremum_on_device(const Tensor& values, const Tensor& indices, const Tenso
 
 }  // namespace
 
-REGISTER_DOOR_DISPATCH(cross_stub, &cross_on_device)
-REGISTER_DOOR_DISPATCH(isin_default_stub, &isin_on_device)
-REGISTER_DOOR_DISPATCH(max_stub, &extremum_on_device<max_stub>)
-REGISTER_DOOR_DISPATCH(min_stub, &extremum_on_device<min_stub>)
+REGISTER_DEVICE_DISPATCH(cross_stub, &cross_on_device)
+REGISTER_DEVICE_DISPATCH(isin_default_stub, &isin_on_device)
+REGISTER_DEVICE_DISPATCH(max_stub, &extremum_on_device<max_stub>)
+REGISTER_DEVICE_DISPATCH(min_stub, &extremum_on_device<min_stub>)
 
 // Numbers without operands --------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@
 #include <array>
 #include <utility>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../device/HostView.h"
 #include "../processor/initial_exec.h"
 #include "HostAlias.h"

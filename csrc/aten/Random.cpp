@@ -17,7 +17,7 @@
 #include <cmath>
 #include <limits>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../device/MTIAGenerator.h"
 #include "../device/MTIAGraph.h"
 #include "MTIANativeFunctions.h"
@@ -353,17 +353,17 @@ Tensor& normal_out_of(Tensor& output, const Tensor* mean, double scalar_mean, co
 
 }  // namespace
 
-REGISTER_DOOR_DISPATCH(uniform_stub, &uniform_kernel)
-REGISTER_DOOR_DISPATCH(normal_stub, &normal_kernel)
-REGISTER_DOOR_DISPATCH(log_normal_stub, &log_normal_kernel)
-REGISTER_DOOR_DISPATCH(exponential_stub, &exponential_kernel)
-REGISTER_DOOR_DISPATCH(cauchy_stub, &cauchy_kernel)
-REGISTER_DOOR_DISPATCH(geometric_stub, &geometric_kernel)
-REGISTER_DOOR_DISPATCH(bernoulli_scalar_stub, &bernoulli_scalar_kernel)
-REGISTER_DOOR_DISPATCH(bernoulli_tensor_stub, &bernoulli_tensor_kernel)
-REGISTER_DOOR_DISPATCH(random_from_to_stub, &random_from_to_kernel)
-REGISTER_DOOR_DISPATCH(random_full_64_bits_range_stub, &random_full_64_bits_range_kernel)
-REGISTER_DOOR_DISPATCH(random_stub, &random_kernel)
+REGISTER_DEVICE_DISPATCH(uniform_stub, &uniform_kernel)
+REGISTER_DEVICE_DISPATCH(normal_stub, &normal_kernel)
+REGISTER_DEVICE_DISPATCH(log_normal_stub, &log_normal_kernel)
+REGISTER_DEVICE_DISPATCH(exponential_stub, &exponential_kernel)
+REGISTER_DEVICE_DISPATCH(cauchy_stub, &cauchy_kernel)
+REGISTER_DEVICE_DISPATCH(geometric_stub, &geometric_kernel)
+REGISTER_DEVICE_DISPATCH(bernoulli_scalar_stub, &bernoulli_scalar_kernel)
+REGISTER_DEVICE_DISPATCH(bernoulli_tensor_stub, &bernoulli_tensor_kernel)
+REGISTER_DEVICE_DISPATCH(random_from_to_stub, &random_from_to_kernel)
+REGISTER_DEVICE_DISPATCH(random_full_64_bits_range_stub, &random_full_64_bits_range_kernel)
+REGISTER_DEVICE_DISPATCH(random_stub, &random_kernel)
 
 Tensor& normal_out_mtia(const Tensor& mean, double std, OptionalGenerator generator, Tensor& out) {
   return normal_out_of(out, &mean, 0, nullptr, std, generator);

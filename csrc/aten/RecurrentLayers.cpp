@@ -12,7 +12,7 @@
 #include <map>
 #include <mutex>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "CPUKernelLaunch.h"
 #include "MTIANativeFunctions.h"
 

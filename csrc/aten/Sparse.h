@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 
 namespace torch_mtia {
 

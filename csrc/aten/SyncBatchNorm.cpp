@@ -7,7 +7,7 @@
 #include <optional>
 #include <tuple>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 
 namespace torch_mtia {
 namespace {

@@ -14,7 +14,7 @@
 #include "../core/Event.h"
 #include "../core/Graph.h"
 #include "../core/Waits.h"
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAStream.h"

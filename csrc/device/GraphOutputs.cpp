@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "../core/Event.h"
-#include "Door.h"
+#include "DeviceType.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAStream.h"
 

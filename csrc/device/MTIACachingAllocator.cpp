@@ -404,8 +404,8 @@ void resize_storage(c10::StorageImpl* storage, size_t size) {
 
 namespace {
 // The highest priority: nobody else may set the allocator of this device type afterwards.
-const DoorPart allocator_registration([](const Door& door, bool open) {
-  c10::SetAllocator(door.type, open ? &MTIACachingAllocator::get() : nullptr, /*priority=*/255);
+const DeviceTypeRegistration allocator_registration([](const RegisteredType& registered, bool active) {
+  c10::SetAllocator(registered.type, active ? &MTIACachingAllocator::get() : nullptr, /*priority=*/255);
 });
 }  // namespace
 

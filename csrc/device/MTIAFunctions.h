@@ -7,7 +7,7 @@
 #include <string>
 
 #include "../processor/initial_exec.h"
-#include "Door.h"
+#include "DeviceType.h"
 
 namespace torch_mtia {
 

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "Door.h"
+#include "DeviceType.h"
 #include "PhiloxState.h"
 
 namespace torch_mtia {

@@ -10,7 +10,7 @@
 
 #include "../core/Driver.h"
 #include "../runtime/forks.h"
-#include "Door.h"
+#include "DeviceType.h"
 #include "MTIACachingAllocator.h"
 #include "MTIAGenerator.h"
 #include "MTIAHostAllocator.h"
@@ -259,11 +259,12 @@ PhiloxSource MTIAGraph::reserve_words(const at::Generator& generator, uint64_t w
 
 namespace at {
 namespace {
-const torch_mtia::DoorPart registered([](const torch_mtia::Door& door, bool open) {
-  std::string key = door.name;
+const torch_mtia::DeviceTypeRegistration graph_registration([](const torch_mtia::RegisteredType& registered,
+                                                               bool active) {
+  std::string key = registered.name;
   std::transform(key.begin(), key.end(), key.begin(), [](unsigned char c) { return std::toupper(c); });
-  // A registry keeps what it was given; a graph of a closed door's device cannot be captured.
-  if (!open || at::GraphImplRegistry()->Has(key)) return;
+  // A registry keeps what it was given; a graph of a type that is no longer registered cannot be captured.
+  if (!active || at::GraphImplRegistry()->Has(key)) return;
   at::GraphImplRegistry()->Register(key, [](const at::GraphImplArgs& args) -> std::unique_ptr<at::GraphImplInterface> {
     return std::make_unique<torch_mtia::MTIAGraph>(args);
   });

@@ -151,9 +151,9 @@ void MTIAGuardImpl::recordDataPtrOnStream(const c10::DataPtr& data, const c10::S
   MTIACachingAllocator::get().recordStream(data, stream);
 }
 
-const DoorPart guard([](const Door& door, bool open) {
+const DeviceTypeRegistration guard([](const RegisteredType& registered, bool active) {
   static const auto* const instance = new MTIAGuardImpl();  // leaked: c10 keeps the pointer until the process ends
-  c10::impl::DeviceGuardImplRegistrar(door.type, open ? instance : nullptr);
+  c10::impl::DeviceGuardImplRegistrar(registered.type, active ? instance : nullptr);
 });
 }  // namespace
 

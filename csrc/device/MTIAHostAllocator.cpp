@@ -11,7 +11,7 @@
 #include "../core/Observer.h"
 #include "../core/Waits.h"
 #include "../runtime/forks.h"
-#include "Door.h"
+#include "DeviceType.h"
 #include "MTIAGraph.h"
 #include "MTIAStream.h"
 
@@ -204,9 +204,9 @@ void delete_host_block(void* context) {
   allocator().free(context);
 }
 
-const DoorPart host_allocator_registration([](const Door& door, bool open) {
+const DeviceTypeRegistration host_allocator_registration([](const RegisteredType& registered, bool active) {
   core::return_host_cache = [] { allocator().empty_cache(); };
-  at::setHostAllocator(door.type, open ? &allocator() : nullptr, /*priority=*/255);
+  at::setHostAllocator(registered.type, active ? &allocator() : nullptr, /*priority=*/255);
 });
 
 }  // namespace

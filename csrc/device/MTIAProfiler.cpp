@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "../core/WorkTrace.h"
-#include "Door.h"
+#include "DeviceType.h"
 #include "MTIAStream.h"
 
 namespace torch_mtia {

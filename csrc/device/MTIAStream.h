@@ -12,7 +12,7 @@
 
 #include "../core/Stream.h"
 #include "../processor/initial_exec.h"
-#include "Door.h"
+#include "DeviceType.h"
 #include "MTIAFunctions.h"
 
 namespace torch_mtia {

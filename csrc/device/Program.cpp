@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-#include "Door.h"
+#include "DeviceType.h"
 #include "MTIAFunctions.h"
 #include "MTIAHooks.h"
 #include "MTIAKernel.h"
@@ -120,7 +120,7 @@ void initialize_program() {
   configure(driver_library(), num_devices(), memory_per_device(), flag("TORCH_MTIA_LAUNCH_BLOCKING"),
             number("TORCH_MTIA_DELAY", setting("TORCH_MTIA_DELAY", "0"), "an integer"), logs_launches());
   MTIAKernel::set_check_bounds(flag("TORCH_MTIA_CHECK_BOUNDS"));
-  open_mtia();
+  register_mtia();
 }
 
 }  // namespace torch_mtia

@@ -14,7 +14,7 @@
 #include <numeric>
 #include <utility>
 
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../device/HostView.h"
 #include "../device/ScalarTypes.h"
 

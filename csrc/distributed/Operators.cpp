@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "../core/Event.h"
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAStream.h"
 
@@ -164,10 +164,10 @@ void check_for_nan(const at::Tensor& tensor) {
   at::_assert_async(at::isnan(tensor).any().logical_not(), "check_for_nan: found NaN in a tensor of a collective");
 }
 
-const DoorPart c10d_kernels([](const Door& door, bool open) {
-  static auto* const library = new std::optional<torch::Library>();  // leaked, as all that a door registers
-  if (door.type != c10::DeviceType::MTIA) return;                    // PyTorch has these kernels for PrivateUse1
-  if (!open) return library->reset();
+const DeviceTypeRegistration c10d_kernels([](const RegisteredType& registered, bool active) {
+  static auto* const library = new std::optional<torch::Library>();  // leaked, as all that is registered
+  if (registered.type != c10::DeviceType::MTIA) return;              // PyTorch has these kernels for PrivateUse1
+  if (!active) return library->reset();
   library->emplace(torch::Library::IMPL, "c10d", c10::DispatchKey::MTIA, __FILE__, __LINE__);
   define_point_to_point(**library);
   define_reductions(**library);
@@ -203,7 +203,7 @@ class ReducerTimer final : public c10d::Timer {
 
 }  // namespace
 
-// Of PyTorch's own, neither door has these.
+// Of PyTorch's own, neither device type has these.
 MTIA_LIBRARY_IMPL(c10d, kBackend, m) {
   m.impl("check_for_nan", check_for_nan);
 }
@@ -215,7 +215,7 @@ MTIA_LIBRARY_IMPL(c10d, kSparse, m) {
 }  // namespace torch_mtia
 
 namespace c10d {
-// Of both doors, which have this in common.
+// Of both device types.
 C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kMTIA, torch_mtia::ReducerTimer)
 C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kPrivateUse1, torch_mtia::ReducerTimer)
 }  // namespace c10d

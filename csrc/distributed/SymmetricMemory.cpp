@@ -29,7 +29,7 @@
 #include "../core/Observer.h"
 #include "../core/WorkItem.h"
 #include "../device/DeviceIndex.h"
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../device/HostView.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAStream.h"
@@ -454,8 +454,8 @@ at::Tensor two_shot_all_reduce_out(at::Tensor input, std::string reduction, std:
   return output.copy_(two_shot_all_reduce_(std::move(input), std::move(reduction), std::move(group_name)));
 }
 
-const DoorPart symmetric_allocator([](const Door& /*door*/, bool open) {
-  if (open) symmetric_memory::register_allocator(device_type(), c10::make_intrusive<SymmetricAllocator>());
+const DeviceTypeRegistration symmetric_allocator([](const RegisteredType& /*registered*/, bool active) {
+  if (active) symmetric_memory::register_allocator(device_type(), c10::make_intrusive<SymmetricAllocator>());
 });
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include "../aten/FallbackControl.h"
 #include "../core/Driver.h"
 #include "../core/Waits.h"
-#include "../device/Door.h"
+#include "../device/DeviceType.h"
 #include "../device/GraphOutputs.h"
 #include "../device/HostView.h"
 #include "../device/MTIACachingAllocator.h"
@@ -100,8 +100,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("_configure", &configure, py::arg("library"), py::arg("num_devices"), py::arg("memory_per_device"),
         py::arg("launch_blocking"), py::arg("delay_seed"), py::arg("log_launches"));
   m.def("_machine_memory", &machine_memory);
-  m.def("_open_mtia", &open_mtia);
-  m.def("_open_privateuse1", &open_privateuse1);
+  m.def("_register_mtia", &register_mtia);
+  m.def("_register_privateuse1", &register_privateuse1);
   m.def("_driver_info", &driver_info);
   m.def("_fallback_stats", &FallbackControl::stats);
   m.def("_fallback_reset", &FallbackControl::reset);

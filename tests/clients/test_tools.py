@@ -13,7 +13,7 @@ from torch.cuda import _memory_viz
 from torch.profiler import ProfilerActivity, profile, tensorboard_trace_handler
 from torch.utils.tensorboard import SummaryWriter
 
-from torch_mtia.door import device_module
+from torch_mtia.backend import device_module
 
 
 def test_tensorboard_shows_tensors_of_the_device(tmp_path: Path, device: torch.device) -> None:

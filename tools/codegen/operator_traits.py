@@ -58,7 +58,7 @@ def no_host_view_source(functions: Mapping[str, str]) -> str:
 #include <torch/library.h>
 
 #include "aten/NoHostView.h"
-#include "device/Door.h"
+#include "device/DeviceType.h"
 
 MTIA_LIBRARY_IMPL(aten, kNoHostView, m) {{
 {lines}

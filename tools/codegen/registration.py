@@ -35,7 +35,7 @@ _TEMPLATE = """\
 
 #include "MTIANativeFunctions.h"
 #include "aten/WithListRefs.h"
-#include "device/Door.h"
+#include "device/DeviceType.h"
 
 namespace at {{
 namespace {{
@@ -44,7 +44,7 @@ namespace {{
 
 {definitions}
 
-// The same kernels serve both doors: they register under the key of the one that opens.
+// The same kernels serve both device types: they register under the key of the one that is chosen.
 {registrations}
 
 }}  // namespace
@@ -78,14 +78,14 @@ def _source(
         )
         return [text for group in groups for text in generator(group)]
 
-    doors = {name: door for group in groups for name, door in _doors(group, entries).items()}
+    keys = {name: key for group in groups for name, key in _keys(group, entries).items()}
     blocks: dict[str, list[str]] = {}
     for name, function in registrations(groups, index, write(Target.REGISTRATION)).items():
         # Its address, and not TORCH_FN: templates for each signature and not for each operator.
         address = f"&{function}"
         if name in entries and entries[name].takes_list_refs:
             address = f"&torch_mtia::WithListRefs<{address}>::call"
-        blocks.setdefault(doors[name], []).append(f'  m.impl("{name}", {address});')
+        blocks.setdefault(keys[name], []).append(f'  m.impl("{name}", {address});')
     direct = [group for group in groups if any(entry.direct for entry in _entries(group, entries))]
     headers = {f"#include <ATen/ops/{group.root_name}_native.h>" for group in groups if not is_own(group)}
     return _TEMPLATE.format(
@@ -94,18 +94,18 @@ def _source(
         definitions="\n".join(write(Target.ANONYMOUS_DEFINITION)),
         direct="\n".join(write(Target.NAMESPACED_DEFINITION, direct)),
         registrations="\n".join(
-            "\n".join([f"MTIA_LIBRARY_IMPL(aten, {door}, m) {{", *lines, "}"]) for door, lines in blocks.items()
+            "\n".join([f"MTIA_LIBRARY_IMPL(aten, {key}, m) {{", *lines, "}"]) for key, lines in blocks.items()
         ),
     )
 
 
-def _doors(group: Group, entries: Mapping[str, Entry]) -> dict[str, str]:
-    """The key of csrc/device/Door.h under which each operator of a group is registered."""
+def _keys(group: Group, entries: Mapping[str, Entry]) -> dict[str, str]:
+    """The key of csrc/device/DeviceType.h under which each operator of a group is registered."""
     own = _entries(group, entries)
     if len({entry.needs_host_view for entry in own}) > 1:
         raise OverlayError(f"{own[0].place}: the variants of an operator agree in `host_view`")
-    door = "kHostView" if own[0].needs_host_view else "kBackend"
-    return {str(function.func.name): door for function in functions_of(group)}
+    key = "kHostView" if own[0].needs_host_view else "kBackend"
+    return {str(function.func.name): key for function in functions_of(group)}
 
 
 def _entries(group: Group, entries: Mapping[str, Entry]) -> list[Entry]:

@@ -33,7 +33,7 @@ def stubs_source(stubs: Iterable[Stub]) -> str:
 
 #include "Pointwise.h"
 #include "PointwiseLoops.h"
-#include "device/Door.h"
+#include "device/DeviceType.h"
 
 namespace at::native {{
 
@@ -54,4 +54,4 @@ def _registration(stub: Stub) -> str:
         inputs = ", ".join(each.cpp() for each in stub.old_bytes)
         old_bytes = f", [](const auto&{condition}...) {{ return torch_mtia::InputBytes{{{inputs}}}; }}"
     made = f"torch_mtia::OnDevice<{stub.name}{own}>::make({operator}, {casts}{old_bytes})"
-    return f"REGISTER_DOOR_DISPATCH({stub.name}, {made})"
+    return f"REGISTER_DEVICE_DISPATCH({stub.name}, {made})"

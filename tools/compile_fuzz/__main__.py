@@ -43,7 +43,7 @@ def run(seeds: Iterable[int], modes: list[str], device: str, jobs: int = 1) -> I
 def main() -> int:
     from tools.compile_fuzz.execution import MODES
     from tools.compile_fuzz.generate import generate
-    from torch_mtia.door import device_type
+    from torch_mtia.backend import device_type
 
     parser = argparse.ArgumentParser(prog="python -m tools.compile_fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the first")

@@ -13,7 +13,7 @@ import torch
 import torch_mtia
 from tools.runtime_fuzz.order import Step, order
 from tools.runtime_fuzz.program import Action, Program
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 
 PATIENCE = 60.0  # seconds that a thread waits for another one
 

@@ -16,7 +16,7 @@ from tools.hunts.worker import Outcome
 from tools.triton_fuzz.fuzzer import Fuzzer, Pair
 from tools.triton_fuzz.program import Program
 from tools.triton_fuzz.shrink import shrink
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.source_digest import source_digest
 
 IN_MEMORY = Path("/dev/shm")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from torch_mtia import _C, door, environment
+from torch_mtia import _C, environment
+from torch_mtia.backend import device_type
 from torch_mtia.import_hooks import after_import
 
 if TYPE_CHECKING:
@@ -24,14 +25,14 @@ BACKEND = "tmccl"
 
 
 def register() -> None:
-    """Makes the backend known, as the default one for tensors of the devices. When another door opens, again what is
-    kept by device type; gates do the rest."""
+    """Makes the backend known, as the default one for tensors of the devices. Once more when another device type is
+    registered, for what is kept by device type; gates do the rest."""
     if not dist.is_available():
         return
     after_import("torch.distributed.tensor._ops", _register_attention)
     after_import("torch.distributed._symmetric_memory", _register_symmetric_memory)
     if not hasattr(dist.Backend, BACKEND.upper()):
-        dist.Backend.register_backend(BACKEND, _create, devices=[door.device_type(), "cpu"])
+        dist.Backend.register_backend(BACKEND, _create, devices=[device_type(), "cpu"])
 
 
 def _register_attention(module: ModuleType) -> None:
@@ -66,7 +67,7 @@ def records(group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
 
 def backend_of(group: Any) -> _C.StreamBackend | None:
     """The group's backend for the devices, if it is this one."""
-    device = torch.device(door.device_type())
+    device = torch.device(device_type())
     if not isinstance(group, dist.ProcessGroup) or device not in group._device_types:
         return None
     backend: Any = group._get_backend(device)

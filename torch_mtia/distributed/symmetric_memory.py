@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_mtia import torch_version
 from torch_mtia._versions import SUPPORTED_TORCH
-from torch_mtia.door import dispatch_key
+from torch_mtia.backend import dispatch_key
 
 __all__ = ["FUNCTIONS_OF_CUDA", "inside_the_memory", "register"]
 

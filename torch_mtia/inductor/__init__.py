@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from torch_mtia import torch_version
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.import_hooks import after_import
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 from torch._inductor.runtime.hints import HeuristicType, ReductionHint
 from torch._inductor.runtime.triton_compat import Config
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 # A program is a call: its cost does not show from 512 elements on (gelu: 6.4 with 512, 7.0 with 1024, 7.1 with 2048).
 POINTWISE = 1024

@@ -14,7 +14,7 @@ from torch._inductor.runtime.runtime_utils import next_power_of_2
 from torch._inductor.select_algorithm import ExternKernelChoice
 from torch._inductor.virtualized import V
 
-from torch_mtia import door
+from torch_mtia import backend
 from torch_mtia.inductor import guardrails
 from torch_mtia.inductor.cache_key import identity
 
@@ -41,8 +41,8 @@ class MTIAChoices(LookupTableChoices):
 
     @staticmethod
     def _get_device_key(device: torch.device) -> str | None:  # type: ignore[override] # upstream's keeps its answers
-        if device.type == door.device_type():
-            return str(door.device_module().get_device_properties(device.index)["architecture"])
+        if device.type == backend.device_type():
+            return str(backend.device_module().get_device_properties(device.index)["architecture"])
         return LookupTableChoices._get_device_key(device)
 
     def uuid(self) -> str:
@@ -75,7 +75,7 @@ class MTIAChoices(LookupTableChoices):
 
     def get_config_heuristics(self, device_type: str | None = "cuda") -> Any:
         """Upstream lists the devices by name."""
-        return super().get_config_heuristics("mtia" if device_type == door.device_type() else device_type)
+        return super().get_config_heuristics("mtia" if device_type == backend.device_type() else device_type)
 
     def _finalize_template_configs(
         self,
@@ -90,7 +90,7 @@ class MTIAChoices(LookupTableChoices):
             template_choices, kernel_inputs, templates, op_name, kwarg_overrides
         )
         most = guardrails.limit()
-        if most is None or kernel_inputs.device_type != door.device_type() or len(kernel_inputs.nodes()) < most:
+        if most is None or kernel_inputs.device_type != backend.device_type() or len(kernel_inputs.nodes()) < most:
             return choices
         return [choice for choice in choices if isinstance(choice.template, ExternKernelChoice)]
 
@@ -100,4 +100,4 @@ def _on_mtia() -> bool:
 
 
 def _is_mtia(device: torch.device | None) -> bool:
-    return device is not None and device.type == door.device_type()
+    return device is not None and device.type == backend.device_type()

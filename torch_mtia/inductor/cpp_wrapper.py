@@ -12,7 +12,7 @@ from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
 from torch._inductor.virtualized import V
 
 from torch_mtia import _C, __version__
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.inductor import guardrails
 
 SHIMS = "mtia"

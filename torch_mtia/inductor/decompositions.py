@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 
 def masked_fill_of_a_scalar(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ import torch
 from torch._dynamo import device_interface as upstream
 
 from torch_mtia import _C, device_module
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.triton.architecture import architecture
 
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 from torch._inductor.codegen.common import TritonScratchWorkspace
 from torch._inductor.codegen.mtia.device_op_overrides import MTIADeviceOpOverrides
 
-from torch_mtia.door import device_type, dispatch_key
+from torch_mtia.backend import device_type, dispatch_key
 
 
 class DeviceOpOverrides(MTIADeviceOpOverrides):

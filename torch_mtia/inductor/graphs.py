@@ -48,7 +48,7 @@ from torch._inductor.utils import ALIGNMENT, align_inputs_from_check_idxs
 from torch.utils._ordered_set import OrderedSet
 
 from torch_mtia import _C
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 from torch_mtia.graphs import is_stream_capturing
 
 Model = Callable[[list[Any]], Sequence[Any]]

@@ -28,7 +28,7 @@ import torch
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from torch_mtia import _C, environment
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 Operation = tuple[Any, ...]
 

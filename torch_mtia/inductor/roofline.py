@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_mtia import _C
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 COLLECTIVE_LATENCY_US = 50.0  # of a collective of a few bytes: two threads wake up on each rank
 ROUNDS = 3

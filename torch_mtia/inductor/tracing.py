@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 
 
 def register(dynamo: ModuleType) -> None:

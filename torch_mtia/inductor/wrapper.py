@@ -10,7 +10,7 @@ from torch._inductor.codegen.python_wrapper_mtia import PythonWrapperMtia
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
 from torch._inductor.utils import IndentedBuffer
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.inductor import guardrails
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch._ops import OpOverload
 
-from torch_mtia import _C, door
+from torch_mtia import _C, backend
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "pointwise": (
@@ -94,7 +94,7 @@ class Operator:
         self.is_number = [str(argument.type) in _NUMBERS for argument in arguments]
         self.written = next((position for position, argument in enumerate(arguments) if _is_written(argument)), None)
         self.has_out = self.written is not None and arguments[self.written].kwarg_only
-        self.previous = torch.library.get_kernel(form, door.dispatch_key())
+        self.previous = torch.library.get_kernel(form, backend.dispatch_key())
         self.plan = functools.lru_cache(PLANS)(self._plan)
 
     def __call__(self, keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +122,7 @@ class Operator:
         for value, is_number in zip(values, self.is_number, strict=True):
             if isinstance(value, Tensor):
                 device = value.device
-                if device.type == door.device_type():
+                if device.type == backend.device_type():
                     indices.add(device.index)
                     described.append(Layout(value.dtype, value.shape, value.stride()))
                 elif device.type == "cpu" and value.dim() == 0:
@@ -284,7 +284,7 @@ def register() -> dict[str, Operator]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")  # that kernels are replaced
         for operator in operators.values():
-            _library.impl(operator.form, operator, door.dispatch_key(), with_keyset=True, allow_override=True)
+            _library.impl(operator.form, operator, backend.dispatch_key(), with_keyset=True, allow_override=True)
     return operators
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.sanitizer.report import Access, Frame, Report, frames_of, own_lines
 
 REPEATS = 10  # executions, from which on it is one

@@ -36,7 +36,7 @@ def watch(settings: Settings) -> None:
 def follow_forks(json_file: Path | None, finds_leaks: bool) -> None:
     """Lets processes that multiprocessing forks say what they have found: it ends them without atexit. Those of one
     that has used the device cannot use it, and may have locks of its threads that nobody opens: they say nothing."""
-    from torch_mtia.door import device_module
+    from torch_mtia.backend import device_module
 
     was_used = False
 
@@ -55,7 +55,7 @@ def follow_forks(json_file: Path | None, finds_leaks: bool) -> None:
 def finish(json_file: Path | None, finds_leaks: bool) -> None:
     """Says what was found. A process that others have started for a while, and that found nothing, says nothing."""
     from torch_mtia import sanitizer
-    from torch_mtia.door import device_module
+    from torch_mtia.backend import device_module
 
     if finds_leaks:
         sanitizer.find_leaks()

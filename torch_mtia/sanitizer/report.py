@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.sanitizer import replaced_numbers
 
 _TRITON = importlib.util.find_spec("triton")

@@ -126,12 +126,12 @@ class MTIADriver(DriverBase):
     def get_active_torch_device(self) -> torch.device:
         import torch
 
-        from torch_mtia.door import device_type
+        from torch_mtia.backend import device_type
 
         return torch.device(device_type(), self.get_current_device())
 
     def get_device_interface(self) -> ModuleType:
-        from torch_mtia.door import device_module
+        from torch_mtia.backend import device_module
 
         return device_module()
 
@@ -143,7 +143,7 @@ class MTIADriver(DriverBase):
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         import torch
 
-        from torch_mtia.door import device_type
+        from torch_mtia.backend import device_type
 
         return torch.empty(CACHE_SIZE, dtype=torch.int8, device=device_type())
 

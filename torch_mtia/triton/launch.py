@@ -64,7 +64,7 @@ def refusing_tensors_of_mtia(launcher: Callable[..., Any]) -> Callable[..., Any]
     if _C._is_launcher(launcher):
         return launcher
 
-    from torch_mtia.door import device_type
+    from torch_mtia.backend import device_type
 
     def launch(*arguments: Any) -> Any:
         for argument in arguments:

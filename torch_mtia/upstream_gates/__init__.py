@@ -1,4 +1,4 @@
-"""Doors that PyTorch opens by a literal list of devices which lacks `mtia`: opened here, in one table.
+"""Features that PyTorch offers to a literal list of devices which lacks `mtia`: offered here, in one table.
 
 Nothing else in torch_mtia assigns to anything in torch, triton, torchao, or the libraries of clients_table.py. A row of
 GATES (table.py, inductor_table.py, and for torch.distributed distributed_table.py) says what is replaced, in which

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from torch_mtia.backend import device_module, device_type
 from torch_mtia.distributed import BACKEND
-from torch_mtia.door import device_module, device_type
 
 Function = Callable[..., Any]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 from torch_mtia.upstream_gates.probes import DEVICE, raises, with_values, with_variable
 
 Function = Callable[..., Any]

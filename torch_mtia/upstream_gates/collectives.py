@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from torch_mtia import _C
+from torch_mtia.backend import device_module, device_type
 from torch_mtia.distributed import backend_of
-from torch_mtia.door import device_module, device_type
 from torch_mtia.upstream_gates.ours import is_compiled, is_ours, is_the_accelerator
 
 log = logging.getLogger(__name__)

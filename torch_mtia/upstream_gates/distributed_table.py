@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from torch_mtia import streams, torch_version
+from torch_mtia.backend import device_type
 from torch_mtia.distributed import BACKEND, attention, symmetric_memory
-from torch_mtia.door import device_type
 from torch_mtia.upstream_gates import device_lists, parallel
 from torch_mtia.upstream_gates.deferred import checkpoints, collectives, distributed_probes, process_groups
 from torch_mtia.upstream_gates.gate import Gate

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_mtia.door import device_module, device_type, dispatch_key
+from torch_mtia.backend import device_module, device_type, dispatch_key
 from torch_mtia.upstream_gates.ours import is_the_accelerator
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.upstream_gates.ours import is_ours
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 
 def one_device_may_be_mtia(original: Callable[..., str | None]) -> Callable[..., str | None]:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._ordered_set import OrderedSet
 
 from torch_mtia import _C
-from torch_mtia.door import device_module, device_type
+from torch_mtia.backend import device_module, device_type
 from torch_mtia.upstream_gates import device_lists
 from torch_mtia.upstream_gates.ours import is_ours, is_the_accelerator, lowered_graph
 

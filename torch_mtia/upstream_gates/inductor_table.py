@@ -7,7 +7,7 @@ import functools
 import torch
 
 from torch_mtia import torch_version
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 from torch_mtia.inductor import decompositions
 from torch_mtia.upstream_gates import device_lists
 from torch_mtia.upstream_gates.deferred import (

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 
 def attending_by_sequence(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from torch_mtia import torch_version
+from torch_mtia.backend import device_type
 from torch_mtia.distributed import BACKEND
-from torch_mtia.door import device_type
 from torch_mtia.inductor import decompositions
 from torch_mtia.upstream_gates import device_lists
 from torch_mtia.upstream_gates.deferred import eager, nested, packages, parallel, probes, process_groups

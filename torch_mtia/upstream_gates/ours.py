@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 
 def is_ours(*values: Any) -> bool:

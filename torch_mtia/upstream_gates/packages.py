@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_mtia import include_paths, torch_version
-from torch_mtia.door import device_type, dispatch_key
+from torch_mtia.backend import device_type, dispatch_key
 from torch_mtia.environment import LIBRARY_FOLDER
 from torch_mtia.upstream_gates.ours import is_the_accelerator, lowered_graph
 

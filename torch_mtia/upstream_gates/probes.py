@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_mtia.door import device_type
+from torch_mtia.backend import device_type
 
 DEVICE = "mtia"
 Function = Callable[..., Any]

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from torch_mtia.backend import device_type
 from torch_mtia.distributed import BACKEND, backend_of
-from torch_mtia.door import device_type
 
 
 def with_the_backend_of_the_accelerator(original: Callable[..., Any]) -> Callable[..., Any]:

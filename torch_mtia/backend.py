@@ -29,7 +29,7 @@ def dispatch_key() -> str:
 
 
 def set_device_type(name: str) -> None:
-    """Called once the door of that name is open."""
+    """Called once the type of that name is registered."""
     global _device_type
     _device_type = name
 
