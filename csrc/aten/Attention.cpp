@@ -17,9 +17,9 @@ namespace at::native {
 namespace {
 
 using torch_mtia::absent;
-using torch_mtia::keep;
 using torch_mtia::like;
 using torch_mtia::make_with_cpu_kernel;
+using torch_mtia::own;
 using torch_mtia::with_strides_of;
 
 uint64_t cost(const Tensor& query, const Tensor& key) {
@@ -66,8 +66,8 @@ _scaled_dot_product_fused_attention_overrideable_mtia(const Tensor& query, const
   constexpr auto run = [](auto&&... arguments) { return _scaled_dot_product_flash_attention_cpu(arguments...); };
   const uint64_t least = query.dim() == 4 && key.dim() == 4 ? cost(query, key) : 0;
   auto [output, logsumexp] = make_with_cpu_kernel<2>(
-      {"aten::_scaled_dot_product_fused_attention_overrideable", 1, least}, query.device(), shapes(), run, keep(query),
-      keep(key), keep(value), keep(dropout_p), keep(is_causal), keep(attn_bias), keep(scale));
+      {"aten::_scaled_dot_product_fused_attention_overrideable", 1, least}, query.device(), shapes(), run, own(query),
+      own(key), own(value), own(dropout_p), own(is_causal), own(attn_bias), own(scale));
   const Tensor no_dropout = torch_mtia::empty_of(like(query, {}, kLong));
   return {output, logsumexp, Tensor(), Tensor(), query.size(2), key.size(2), no_dropout, no_dropout, Tensor()};
 }
@@ -95,8 +95,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> _scaled_dot_product_fused_attention_o
   const uint64_t least = query.dim() == 4 && key.dim() == 4 ? 2 * cost(query, key) : 0;
   auto [grad_query, grad_key, grad_value] =
       make_with_cpu_kernel<3>({"aten::_scaled_dot_product_fused_attention_overrideable_backward", 1, least},
-                              query.device(), shapes(), run, keep(grad_out), keep(query), keep(key), keep(value),
-                              keep(out), keep(logsumexp), keep(dropout_p), keep(is_causal), keep(mask), keep(scale));
+                              query.device(), shapes(), run, own(grad_out), own(query), own(key), own(value), own(out),
+                              own(logsumexp), own(dropout_p), own(is_causal), own(mask), own(scale));
   return {grad_query, grad_key, grad_value, Tensor()};
 }
 

@@ -132,7 +132,7 @@ class CPUKernelWork {
  public:
   // `outputs`: where a kernel that allocates its results stores them. `awaited`: the ticket of a caller that waits for
   // the work and takes its error, or 0 if the stream takes it.
-  CPUKernelWork(KernelCall& call, KeptTensorList outputs, uint64_t awaited)
+  CPUKernelWork(KernelCall& call, OwnedTensorList outputs, uint64_t awaited)
       : call_(&call), outputs_(std::move(outputs)), awaited_(awaited) {}
 
   void detach() noexcept {
@@ -176,7 +176,7 @@ class CPUKernelWork {
 
   KernelCall* call_;  // the caller's, until the work is queued
   std::unique_ptr<KernelCall> owned_;
-  KeptTensorList outputs_;
+  OwnedTensorList outputs_;
   uint64_t awaited_;
   std::exception_ptr detach_error_;
 };
@@ -301,7 +301,7 @@ void CPUKernelLaunch::make_outputs(at::ArrayRef<TensorShape> shapes, std::span<a
 
 void CPUKernelLaunch::submit(at::TensorList outputs) {
   const uint64_t ticket = awaited_ ? awaited_->ticket() : 0;
-  Block<CPUKernelWork> block{{CPUKernelWork(call_, keep_output(outputs), ticket)}, info_.name};
+  Block<CPUKernelWork> block{{CPUKernelWork(call_, own_output(outputs), ticket)}, info_.name};
   launch(stream_, info_, block);
   if (C10_LIKELY(!awaited_)) return;
   stream_.wait();

@@ -16,9 +16,9 @@
 #include "../device/AllocationScopes.h"
 #include "Cost.h"
 #include "InFloat32.h"
-#include "KeptArguments.h"
 #include "ListNumbers.h"
 #include "Operator.h"
+#include "OwnedArguments.h"
 #include "Shapes.h"
 
 namespace torch_mtia {
@@ -57,21 +57,21 @@ std::array<at::Tensor, sizeof...(Results)> result_array(std::tuple<Results...> r
 }
 
 // There is an instance for every operator: what does not depend on the types is in CPUKernelLaunch.cpp.
-template <size_t kResults, typename Run, typename... Kept>
+template <size_t kResults, typename Run, typename... Owned>
 class TypedCall final : public KernelCall {
  public:
-  explicit TypedCall(Run run, Kept&&... arguments) : run_(std::move(run)), arguments_(std::move(arguments)...) {}
+  explicit TypedCall(Run run, Owned&&... arguments) : run_(std::move(run)), arguments_(std::move(arguments)...) {}
   TypedCall(TypedCall&& other) noexcept : run_(std::move(other.run_)), arguments_(std::move(other.arguments_)) {}
 
   void visit(VisitTensor apply) override {
-    [[maybe_unused]] const auto visit_one = [&](auto& kept) {
-      if constexpr (requires { kept.visit(apply); }) kept.visit(apply);
+    [[maybe_unused]] const auto visit_one = [&](auto& owned) {
+      if constexpr (requires { owned.visit(apply); }) owned.visit(apply);
     };
-    std::apply([&](Kept&... kept) { (visit_one(kept), ...); }, arguments_);
+    std::apply([&](Owned&... owned) { (visit_one(owned), ...); }, arguments_);
   }
   void run(std::span<at::Tensor> results, bool is_trial) override {
     if constexpr (requires { run_.is_trial; }) run_.is_trial = is_trial;
-    const auto call = [&](const Kept&... kept) -> decltype(auto) { return run_(kept.get()...); };
+    const auto call = [&](const Owned&... owned) -> decltype(auto) { return run_(owned.get()...); };
     if constexpr (kResults == 0) {
       (void)std::apply(call, arguments_);
     } else {
@@ -79,13 +79,13 @@ class TypedCall final : public KernelCall {
     }
   }
   void list_numbers(core::OperandSink& sink) const override {
-    std::apply([&](const Kept&... kept) { (torch_mtia::list_numbers(kept.get(), sink), ...); }, arguments_);
+    std::apply([&](const Owned&... owned) { (torch_mtia::list_numbers(owned.get(), sink), ...); }, arguments_);
   }
   std::unique_ptr<KernelCall> move_to_heap() override { return std::make_unique<TypedCall>(std::move(*this)); }
 
  private:
   Run run_;
-  std::tuple<Kept...> arguments_;
+  std::tuple<Owned...> arguments_;
 };
 
 // Has a CPU kernel that makes its results itself make them where they belong: offers the bytes of the outputs, as Note
@@ -108,20 +108,20 @@ void launch_kernel(const CPUKernelInfo& kernel, c10::Device device, KernelCall& 
 void launch_kernel(const CPUKernelInfo& kernel, c10::Device device, KernelCall& call, at::ArrayRef<TensorShape> shapes,
                    std::span<at::Tensor> outputs);
 
-// Runs run(arguments...) in the current stream of `device`; `arguments` are results of keep and keep_output. The
+// Runs run(arguments...) in the current stream of `device`; `arguments` are results of own and own_output. The
 // estimated time is `weight` times that of moving the tensors, and at least `least_cost` (nanoseconds on one thread).
-template <typename Run, typename... Kept>
-void run_cpu_kernel(const CPUKernelInfo& kernel, c10::Device device, Run run, Kept... kept) {
-  TypedCall<0, Run, Kept...> call(std::move(run), std::move(kept)...);
+template <typename Run, typename... Owned>
+void run_cpu_kernel(const CPUKernelInfo& kernel, c10::Device device, Run run, Owned... owned) {
+  TypedCall<0, Run, Owned...> call(std::move(run), std::move(owned)...);
   launch_kernel(kernel, device, call);
 }
 
 // The same for a kernel that makes its results: in new outputs, which are returned.
-template <size_t kOutputs, typename Run, typename... Kept>
+template <size_t kOutputs, typename Run, typename... Owned>
 std::array<at::Tensor, kOutputs> make_with_cpu_kernel(const CPUKernelInfo& kernel, c10::Device device,
-                                                      const Shapes<kOutputs>& shapes, Run run, Kept... kept) {
+                                                      const Shapes<kOutputs>& shapes, Run run, Owned... owned) {
   std::array<at::Tensor, kOutputs> outputs;
-  TypedCall<kOutputs, Run, Kept...> call(std::move(run), std::move(kept)...);
+  TypedCall<kOutputs, Run, Owned...> call(std::move(run), std::move(owned)...);
   launch_kernel(kernel, device, call, shapes.list(), outputs);
   return outputs;
 }

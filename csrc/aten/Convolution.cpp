@@ -14,9 +14,9 @@ namespace {
 
 using torch_mtia::absent;
 using torch_mtia::all_at_least;
-using torch_mtia::keep;
 using torch_mtia::like;
 using torch_mtia::make_with_cpu_kernel;
+using torch_mtia::own;
 
 uint64_t cost(IntArrayRef input_side, IntArrayRef output_side, const Tensor& weight, bool transposed) {
   const auto positions = static_cast<uint64_t>(c10::multiply_integers(transposed ? input_side : output_side));
@@ -86,9 +86,9 @@ Tensor convolution_overrideable_mtia(const Tensor& input, const Tensor& weight, 
     is_widened = choice.accumulates_in_operands_dtype(input);
   }
   const auto make = [&](auto run) {
-    return make_with_cpu_kernel<1>({"aten::convolution", 1, least_cost}, input.device(), shape, run, keep(input),
-                                   keep(weight), keep(bias), keep(stride), keep(padding), keep(dilation),
-                                   keep(transposed), keep(output_padding), keep(groups))[0];
+    return make_with_cpu_kernel<1>({"aten::convolution", 1, least_cost}, input.device(), shape, run, own(input),
+                                   own(weight), own(bias), own(stride), own(padding), own(dilation), own(transposed),
+                                   own(output_padding), own(groups))[0];
   };
   constexpr auto run = [](auto&&... arguments) { return convolution(arguments...); };
   return is_widened ? make(torch_mtia::in_float32(run)) : make(run);
@@ -117,9 +117,9 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable_mtia(const 
   }
   const auto make = [&](auto run) {
     return make_with_cpu_kernel<3>({"aten::convolution_backward", 1, least_cost}, input.device(), shapes, run,
-                                   keep(grad_output), keep(input), keep(weight), keep(bias_sizes), keep(stride),
-                                   keep(padding), keep(dilation), keep(transposed), keep(output_padding), keep(groups),
-                                   keep(output_mask));
+                                   own(grad_output), own(input), own(weight), own(bias_sizes), own(stride),
+                                   own(padding), own(dilation), own(transposed), own(output_padding), own(groups),
+                                   own(output_mask));
   };
   constexpr auto run = [](auto&&... arguments) { return convolution_backward(arguments...); };
   auto [grad_input, grad_weight, grad_bias] = is_widened ? make(torch_mtia::in_float32(run)) : make(run);

@@ -159,7 +159,7 @@ Tensor _embedding_bag_backward_mtia(const Tensor& grad, const Tensor& indices, c
                                     const Tensor& offset2bag, const Tensor& bag_size, const Tensor& maximum_indices,
                                     int64_t num_weights, bool scale_grad_by_freq, int64_t mode, bool sparse,
                                     const std::optional<Tensor>& per_sample_weights, int64_t padding_idx) {
-  using torch_mtia::keep;
+  using torch_mtia::own;
   if (sparse) {
     const bool has_bags = offset2bag.numel() > 0 || indices.numel() == 0;
     const Tensor bags = has_bags ? offset2bag : torch_mtia::bags_of(indices, offsets);
@@ -170,10 +170,10 @@ Tensor _embedding_bag_backward_mtia(const Tensor& grad, const Tensor& indices, c
       torch_mtia::embedding_bag_dense_backward_shape(grad, indices, offset2bag, bag_size, maximum_indices, num_weights,
                                                      scale_grad_by_freq, mode, per_sample_weights, padding_idx);
   constexpr auto run = [](auto&&... arguments) { return torch_mtia::embedding_bag_backward(arguments...); };
-  return torch_mtia::make_with_cpu_kernel<1>({"aten::_embedding_bag_backward", 2}, grad.device(), shape, run,
-                                             keep(grad), keep(indices), keep(offsets), keep(offset2bag), keep(bag_size),
-                                             keep(maximum_indices), keep(num_weights), keep(scale_grad_by_freq),
-                                             keep(mode), keep(per_sample_weights), keep(padding_idx))[0];
+  return torch_mtia::make_with_cpu_kernel<1>({"aten::_embedding_bag_backward", 2}, grad.device(), shape, run, own(grad),
+                                             own(indices), own(offsets), own(offset2bag), own(bag_size),
+                                             own(maximum_indices), own(num_weights), own(scale_grad_by_freq), own(mode),
+                                             own(per_sample_weights), own(padding_idx))[0];
 }
 
 }  // namespace at::native

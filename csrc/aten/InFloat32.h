@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "KeptArguments.h"
+#include "OwnedArguments.h"
 
 namespace torch_mtia {
 
@@ -51,9 +51,9 @@ struct WideOutput : WideArgument<at::Tensor> {
 };
 
 template <>
-struct WideArgument<KeptOptionalTensor::Reference> {
-  explicit WideArgument(const KeptOptionalTensor::Reference& argument) : tensor(argument.tensor) {}
-  KeptOptionalTensor::Reference get() const { return {tensor.get()}; }
+struct WideArgument<OwnedOptionalTensor::Reference> {
+  explicit WideArgument(const OwnedOptionalTensor::Reference& argument) : tensor(argument.tensor) {}
+  OwnedOptionalTensor::Reference get() const { return {tensor.get()}; }
   void round() const {}
 
   WideArgument<at::Tensor> tensor;

@@ -151,9 +151,9 @@ void addmm_activation_out_check(const at::Tensor& self, const at::Tensor& /*mat1
 namespace at::native {
 namespace {
 
-torch_mtia::KeptTensor keep_term(const Tensor& tensor, const Scalar& factor) {
+torch_mtia::OwnedTensor own_term(const Tensor& tensor, const Scalar& factor) {
   using torch_mtia::core::OldBytes;
-  return torch_mtia::keep(tensor, torch_mtia::is_set(factor) ? OldBytes::kRead : OldBytes::kPassedOn);
+  return torch_mtia::own(tensor, torch_mtia::is_set(factor) ? OldBytes::kRead : OldBytes::kPassedOn);
 }
 
 // See Note [Products of 16 bits].
@@ -165,9 +165,9 @@ void launch_as_floats(const torch_mtia::Operator& op, const Tensor& left, const 
   const bool shares =
       left.is_alias_of(out) || right.is_alias_of(out) || (reads_bias && bias.is_alias_of(out) && !bias.is_same(out));
   torch_mtia::run_cpu_kernel({op, 1, torch_mtia::product_cost(left, right)}, out.device(),
-                             torch_mtia::multiply_as_floats, torch_mtia::keep(left), torch_mtia::keep(right),
-                             torch_mtia::keep(scale), keep_term(reads_bias ? bias : Tensor(), beta),
-                             torch_mtia::keep(scale_of_bias), torch_mtia::keep(shares), torch_mtia::keep_output(out));
+                             torch_mtia::multiply_as_floats, torch_mtia::own(left), torch_mtia::own(right),
+                             torch_mtia::own(scale), own_term(reads_bias ? bias : Tensor(), beta),
+                             torch_mtia::own(scale_of_bias), torch_mtia::own(shares), torch_mtia::own_output(out));
 }
 
 }  // namespace
@@ -186,7 +186,7 @@ TORCH_IMPL_FUNC(mm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tenso
         if (product == Product::kRow) return torch_mtia::multiply_single_row(self, mat2, nullptr, out);
         torch_mtia::StructuredCall<structured_mm_out_cpu, 1>::run(self, mat2, out);
       },
-      torch_mtia::keep(self), torch_mtia::keep(mat2), torch_mtia::keep(product), torch_mtia::keep_output(out));
+      torch_mtia::own(self), torch_mtia::own(mat2), torch_mtia::own(product), torch_mtia::own_output(out));
 }
 
 TORCH_IMPL_FUNC(addmm_out_mtia)
@@ -215,8 +215,8 @@ TORCH_IMPL_FUNC(addmm_out_mtia)
         torch_mtia::StructuredCall<structured_addmm_out_cpu, 1>::run(fills_rows ? out : self, mat1, mat2, beta, alpha,
                                                                      out);
       },
-      keep_term(self, beta), torch_mtia::keep(mat1), torch_mtia::keep(mat2), torch_mtia::keep(beta),
-      torch_mtia::keep(alpha), torch_mtia::keep(product), torch_mtia::keep(fills_rows), torch_mtia::keep_output(out));
+      own_term(self, beta), torch_mtia::own(mat1), torch_mtia::own(mat2), torch_mtia::own(beta), torch_mtia::own(alpha),
+      torch_mtia::own(product), torch_mtia::own(fills_rows), torch_mtia::own_output(out));
 }
 
 TORCH_IMPL_FUNC(bmm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tensor& out) {
@@ -225,8 +225,8 @@ TORCH_IMPL_FUNC(bmm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tens
   }
   torch_mtia::run_cpu_kernel(
       {{"aten::bmm", "bmm_out_cpu"}, 1, torch_mtia::product_cost(self, mat2)}, out.device(),
-      [](const auto&... kept) { torch_mtia::StructuredCall<structured_bmm_out_cpu, 1>::run(kept...); },
-      torch_mtia::keep(self), torch_mtia::keep(mat2), torch_mtia::keep_output(out));
+      [](const auto&... owned) { torch_mtia::StructuredCall<structured_bmm_out_cpu, 1>::run(owned...); },
+      torch_mtia::own(self), torch_mtia::own(mat2), torch_mtia::own_output(out));
 }
 
 TORCH_IMPL_FUNC(baddbmm_out_mtia)
@@ -237,9 +237,9 @@ TORCH_IMPL_FUNC(baddbmm_out_mtia)
   }
   torch_mtia::run_cpu_kernel(
       {{"aten::baddbmm", "baddbmm_out_cpu"}, 1, torch_mtia::product_cost(batch1, batch2)}, out.device(),
-      [](const auto&... kept) { torch_mtia::StructuredCall<structured_baddbmm_out_cpu, 1>::run(kept...); },
-      keep_term(self, beta), torch_mtia::keep(batch1), torch_mtia::keep(batch2), torch_mtia::keep(beta),
-      torch_mtia::keep(alpha), torch_mtia::keep_output(out));
+      [](const auto&... owned) { torch_mtia::StructuredCall<structured_baddbmm_out_cpu, 1>::run(owned...); },
+      own_term(self, beta), torch_mtia::own(batch1), torch_mtia::own(batch2), torch_mtia::own(beta),
+      torch_mtia::own(alpha), torch_mtia::own_output(out));
 }
 
 TORCH_IMPL_FUNC(addmv_out_mtia)
@@ -250,9 +250,9 @@ TORCH_IMPL_FUNC(addmv_out_mtia)
   if (copies_bias) torch_mtia::check_bias(*bias, out, "addmv_out");
   torch_mtia::run_cpu_kernel(
       {{"aten::addmv", "addmv_out_cpu"}, 1, torch_mtia::product_cost(mat, vec)}, out.device(),
-      [](const auto&... kept) { torch_mtia::StructuredCall<structured_addmv_out_cpu, 1>::run(kept...); },
-      keep_term(*bias, beta), torch_mtia::keep(mat), torch_mtia::keep(vec), torch_mtia::keep(beta),
-      torch_mtia::keep(alpha), torch_mtia::keep_output(out));
+      [](const auto&... owned) { torch_mtia::StructuredCall<structured_addmv_out_cpu, 1>::run(owned...); },
+      own_term(*bias, beta), torch_mtia::own(mat), torch_mtia::own(vec), torch_mtia::own(beta), torch_mtia::own(alpha),
+      torch_mtia::own_output(out));
 }
 
 // With `out_dtype`, the operands are converted, and so products and sums have its precision.

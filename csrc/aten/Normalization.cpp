@@ -153,10 +153,10 @@ namespace {
 
 using torch_mtia::has_channels;
 using torch_mtia::is_given;
-using torch_mtia::keep;
-using torch_mtia::keep_in_place;
 using torch_mtia::MaybeTensor;
 using torch_mtia::or_undefined;
+using torch_mtia::own;
+using torch_mtia::own_in_place;
 using torch_mtia::statistics;
 
 constexpr uint64_t kBatchNormWeight = 4;  // reads its input twice, and computes
@@ -270,12 +270,10 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_on_host(const Tensor& input, const
     return {torch_mtia::as_input(input), statistic, statistic};
   };
   constexpr auto run = [](auto&&... arguments) { return batch_norm_host(arguments...); };
-  const auto keep_statistic = [&](const MaybeTensor& tensor) {
-    return training ? keep_in_place(tensor) : keep(tensor);
-  };
+  const auto own_statistic = [&](const MaybeTensor& tensor) { return training ? own_in_place(tensor) : own(tensor); };
   auto [output, mean, invstd] = torch_mtia::make_with_cpu_kernel<3>(
-      {"aten::native_batch_norm", kBatchNormWeight}, input.device(), shapes(), run, keep(input), keep(weight),
-      keep(bias), keep_statistic(running_mean), keep_statistic(running_var), keep(training), keep(momentum), keep(eps));
+      {"aten::native_batch_norm", kBatchNormWeight}, input.device(), shapes(), run, own(input), own(weight), own(bias),
+      own_statistic(running_mean), own_statistic(running_var), own(training), own(momentum), own(eps));
   return {output, mean, invstd};
 }
 
@@ -322,8 +320,8 @@ std::tuple<Tensor, Tensor> batch_norm_update_stats_mtia(const Tensor& input, con
   };
   constexpr auto run = [](auto&&... arguments) { return batch_norm_update_stats_host(arguments...); };
   auto [mean, var] = torch_mtia::make_with_cpu_kernel<2>(
-      {"aten::batch_norm_update_stats", kBatchNormWeight}, input.device(), shapes(), run, keep(input),
-      keep_in_place(running_mean), keep_in_place(running_var), keep(momentum));
+      {"aten::batch_norm_update_stats", kBatchNormWeight}, input.device(), shapes(), run, own(input),
+      own_in_place(running_mean), own_in_place(running_var), own(momentum));
   return {mean, var};
 }
 
@@ -348,9 +346,9 @@ std::tuple<Tensor, Tensor, Tensor> native_batch_norm_backward_mtia(
   };
   constexpr auto run = [](auto&&... arguments) { return batch_norm_backward_host(arguments...); };
   auto [grad_input, grad_weight, grad_bias] = torch_mtia::make_with_cpu_kernel<3>(
-      {"aten::native_batch_norm_backward", kBatchNormWeight}, input.device(), shapes(), run, keep(grad_out),
-      keep(input), keep(weight), keep(running_mean), keep(running_var), keep(save_mean), keep(save_invstd), keep(train),
-      keep(eps), keep(output_mask));
+      {"aten::native_batch_norm_backward", kBatchNormWeight}, input.device(), shapes(), run, own(grad_out), own(input),
+      own(weight), own(running_mean), own(running_var), own(save_mean), own(save_invstd), own(train), own(eps),
+      own(output_mask));
   return {grad_input, grad_weight, grad_bias};
 }
 

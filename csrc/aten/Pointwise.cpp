@@ -13,7 +13,7 @@
 namespace torch_mtia {
 namespace {
 
-using OwnedTensor = c10::MaybeOwned<at::TensorBase>;
+using MaybeOwnedTensor = c10::MaybeOwned<at::TensorBase>;
 
 at::Tensor empty_on_host_like(const at::Tensor& tensor, at::ScalarType dtype) {
   if (tensor.is_non_overlapping_and_dense()) {
@@ -55,16 +55,16 @@ std::unique_ptr<at::TensorIterator> own_iterator(const at::TensorIteratorBase& i
       const int alike = find_alike(arg);
       at::TensorBase alias =
           alike != arg ? at::TensorBase(own->tensor_base(alike)) : host_alias(operand.tensor_base(), operand.is_output);
-      operand.tensor(OwnedTensor::owned(std::move(alias)));
+      operand.tensor(MaybeOwnedTensor::owned(std::move(alias)));
       continue;
     }
     at::Tensor value = clone_on_host(operand.tensor_base());
     operand.data = value.data_ptr();
     if (operand.original_tensor_base().defined()) {
-      operand.tensor(OwnedTensor::owned(clone_on_host(operand.original_tensor_base())));
-      operand.exchange_tensor(OwnedTensor::owned(std::move(value)));
+      operand.tensor(MaybeOwnedTensor::owned(clone_on_host(operand.original_tensor_base())));
+      operand.exchange_tensor(MaybeOwnedTensor::owned(std::move(value)));
     } else {
-      operand.tensor(OwnedTensor::owned(std::move(value)));
+      operand.tensor(MaybeOwnedTensor::owned(std::move(value)));
     }
   }
   return own;
@@ -83,7 +83,7 @@ bool cast_scalars(at::TensorIteratorBase& iter, Casts casts) {
     at::Tensor cast = at::detail::empty_cpu({}, dtype);
     copy_on_host(cast, operand.tensor());
     operand.data = cast.data_ptr();
-    operand.exchange_tensor(OwnedTensor::owned(std::move(cast)));
+    operand.exchange_tensor(MaybeOwnedTensor::owned(std::move(cast)));
     operand.current_dtype = dtype;
     operand.target_dtype = dtype;
   }
@@ -131,8 +131,8 @@ void run_with_casts(const CastingOperands& operands, c10::function_ref<void(at::
   for (size_t arg = num_outputs; arg < cast.size(); ++arg) {
     if (cast[arg].is_same(tensors[arg])) continue;
     auto& operand = iter.operand(static_cast<int>(arg));
-    operand.tensor(OwnedTensor::borrowed(tensors[arg]));
-    operand.exchange_tensor(OwnedTensor::borrowed(cast[arg]));
+    operand.tensor(MaybeOwnedTensor::borrowed(tensors[arg]));
+    operand.exchange_tensor(MaybeOwnedTensor::borrowed(cast[arg]));
   }
   loop(iter);
   for (size_t arg = 0; arg < num_outputs; ++arg) {

@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "HostAlias.h"
-#include "KeptArguments.h"
 #include "Launch.h"
 #include "ListNumbers.h"
 #include "Operator.h"
+#include "OwnedArguments.h"
 
 namespace torch_mtia {
 
@@ -250,28 +250,29 @@ bool converts(const T& /*value*/, at::ScalarType /*dtype*/) {
 
 // A stub's loop with its arguments behind the iterator.
 template <typename Iterator, typename... Args>
-struct KeptLoop {
+struct OwnedLoop {
   // The smallest grain of ATen's loops over an iterator: that of exp, log and the like. Fewer elements are one piece.
   static constexpr int64_t kLeastGrain = 2048;
 
   void (*cpu_loop)(Iterator&, Args...);
   InputBytes inputs;
-  std::tuple<decltype(keep(std::declval<const Args&>()))...> arguments;
+  std::tuple<decltype(own(std::declval<const Args&>()))...> arguments;
 
   void operator()(at::TensorIterator& iter) const { run(iter); }
   void operator()(at::TensorIteratorBase& iter) const { run(iter); }
   void list_operands(const at::TensorIteratorBase& iter, CPUOperand host_operand, core::OperandSink& sink) const {
-    std::apply([&](const auto&... kept) { torch_mtia::list_operands(iter, host_operand, inputs, sink, kept.get()...); },
-               arguments);
+    std::apply(
+        [&](const auto&... owned) { torch_mtia::list_operands(iter, host_operand, inputs, sink, owned.get()...); },
+        arguments);
     list_numbers(sink);
   }
   void list_numbers(core::OperandSink& sink) const {
-    std::apply([&](const auto&... kept) { (torch_mtia::list_numbers(kept.get(), sink), ...); }, arguments);
+    std::apply([&](const auto&... owned) { (torch_mtia::list_numbers(owned.get(), sink), ...); }, arguments);
   }
 
  private:
   void run(auto& iter) const {
-    std::apply([&](const auto&... kept) { cpu_loop(static_cast<Iterator&>(iter), kept.get()...); }, arguments);
+    std::apply([&](const auto&... owned) { cpu_loop(static_cast<Iterator&>(iter), owned.get()...); }, arguments);
   }
 };
 
@@ -299,7 +300,7 @@ class DeviceLoop {
     check_arguments(iter, args...);
     if (iter.numel() == 0) return;
     const MTIAStream stream = current_stream(iter.device(0));
-    KeptLoop<Iterator, Args...> loop{cpu_loop_, inputs_ == nullptr ? InputBytes() : inputs_(args...), {keep(args)...}};
+    OwnedLoop<Iterator, Args...> loop{cpu_loop_, inputs_ == nullptr ? InputBytes() : inputs_(args...), {own(args)...}};
     if (C10_UNLIKELY(needs_casts)) {
       launch(stream, describe(iter, op_.name), CastingWork{take_casting_operands(iter, casts_), std::move(loop)});
     } else {

@@ -33,8 +33,8 @@ Tensor& clamp_min_(Tensor& self, const Scalar& min);
 namespace at::native {
 namespace {
 
-using torch_mtia::keep;
-using torch_mtia::keep_output;
+using torch_mtia::own;
+using torch_mtia::own_output;
 using torch_mtia::run_cpu_kernel;
 
 constexpr uint64_t kActivationWeight = 4;
@@ -85,7 +85,7 @@ TORCH_IMPL_FUNC(gelu_out_mtia)(const Tensor& self, std::string_view approximate,
   const auto run = formula == GeluType::None
                        ? +[](Tensor& out, const Tensor& self) { at::cpu::gelu_out(out, self, "none"); }
                        : +[](Tensor& out, const Tensor& self) { at::cpu::gelu_out(out, self, "tanh"); };
-  run_cpu_kernel({"aten::gelu", kActivationWeight}, out.device(), run, keep_output(out), keep(self));
+  run_cpu_kernel({"aten::gelu", kActivationWeight}, out.device(), run, own_output(out), own(self));
 }
 
 TORCH_IMPL_FUNC(gelu_backward_out_mtia)
@@ -98,8 +98,8 @@ TORCH_IMPL_FUNC(gelu_backward_out_mtia)
   const auto run = [](Tensor& grad_input, const Tensor& grad_output, const Tensor& self) {
     at::cpu::gelu_backward_out(grad_input, grad_output, self, "none");
   };
-  run_cpu_kernel({"aten::gelu_backward", kActivationWeight}, grad_input.device(), run, keep_output(grad_input),
-                 keep(grad_output), keep(self));
+  run_cpu_kernel({"aten::gelu_backward", kActivationWeight}, grad_input.device(), run, own_output(grad_input),
+                 own(grad_output), own(self));
 }
 
 // The dispatcher does not know which backend belongs to AutogradMTIA, and for an operator that has a differentiable
@@ -138,7 +138,7 @@ void cross_on_device(const Tensor& out, const Tensor& self, const Tensor& other,
   const auto run = [dim](const Tensor& out, const Tensor& self, const Tensor& other) {
     cross_stub(kCPU, out, self, other, dim);
   };
-  run_cpu_kernel({"aten::linalg_cross"}, out.device(), run, keep_output(out), keep(self), keep(other));
+  run_cpu_kernel({"aten::linalg_cross"}, out.device(), run, own_output(out), own(self), own(other));
 }
 
 // Promotes before the launch: a number without dimensions would not be known as one in the work.
@@ -147,8 +147,8 @@ void isin_on_device(const Tensor& elements, const Tensor& test_elements, bool in
   const auto run = [invert](const Tensor& elements, const Tensor& test_elements, const Tensor& out) {
     isin_default_stub(kCPU, elements, test_elements, invert, out);
   };
-  run_cpu_kernel({"aten::isin"}, out.device(), run, keep(elements.to(dtype)),
-                 keep(test_elements.to(dtype).contiguous()), keep_output(out));
+  run_cpu_kernel({"aten::isin"}, out.device(), run, own(elements.to(dtype)), own(test_elements.to(dtype).contiguous()),
+                 own_output(out));
 }
 
 template <auto& Stub>
@@ -157,7 +157,7 @@ void extremum_on_device(const Tensor& values, const Tensor& indices, const Tenso
   const auto run = [dim, keepdim](const Tensor& values, const Tensor& indices, const Tensor& self) {
     Stub(kCPU, values, indices, self, dim, keepdim);
   };
-  run_cpu_kernel({kName}, self.device(), run, keep_output(values), keep_output(indices), keep(self));
+  run_cpu_kernel({kName}, self.device(), run, own_output(values), own_output(indices), own(self));
 }
 
 }  // namespace
@@ -192,7 +192,7 @@ Tensor& logspace_out_mtia(const Scalar& start, const Scalar& end, int64_t steps,
   const auto run = [start = Scalar(start), end = Scalar(end), steps, base](Tensor& result) {
     logspace_out(start, end, steps, base, result);
   };
-  run_cpu_kernel({"aten::logspace"}, out.device(), run, keep_output(out));
+  run_cpu_kernel({"aten::logspace"}, out.device(), run, own_output(out));
   return out;
 }
 

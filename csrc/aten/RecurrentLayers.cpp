@@ -20,9 +20,9 @@ namespace at::native {
 namespace {
 
 using torch_mtia::absent;
-using torch_mtia::keep;
 using torch_mtia::like;
 using torch_mtia::make_with_cpu_kernel;
+using torch_mtia::own;
 using torch_mtia::TensorShape;
 
 constexpr int64_t kLSTM = 2;  // of oneDNN's kinds, as PyTorch numbers them
@@ -122,10 +122,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mkldnn_rnn_layer_mtia(
     return at::native::mkldnn_rnn_layer(arguments...);
   };
   auto [output, hy, cy, workspace] = make_with_cpu_kernel<4>(
-      {"aten::mkldnn_rnn_layer", 1, sizes.cost()}, input.device(), shapes, run, keep(keeps_workspace),
-      keep(input.contiguous()), keep(weight0), keep(weight1), keep(weight2), keep(weight3), keep(hx_.contiguous()),
-      keep(cx_.contiguous()), keep(reverse), keep(batch_sizes), keep(mode), keep(hidden_size), keep(num_layers),
-      keep(has_biases), keep(bidirectional), keep(batch_first), keep(train));
+      {"aten::mkldnn_rnn_layer", 1, sizes.cost()}, input.device(), shapes, run, own(keeps_workspace),
+      own(input.contiguous()), own(weight0), own(weight1), own(weight2), own(weight3), own(hx_.contiguous()),
+      own(cx_.contiguous()), own(reverse), own(batch_sizes), own(mode), own(hidden_size), own(num_layers),
+      own(has_biases), own(bidirectional), own(batch_first), own(train));
   return {output, hy, cy, workspace};
 }
 
@@ -160,11 +160,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> mkldnn_rnn_la
   }
   constexpr auto run = [](auto&&... arguments) { return at::native::mkldnn_rnn_layer_backward(arguments...); };
   const auto gradients = make_with_cpu_kernel<7>(
-      {"aten::mkldnn_rnn_layer_backward", 1, 2 * sizes.cost()}, input.device(), shapes, run, keep(input.contiguous()),
-      keep(weight1), keep(weight2), keep(weight3), keep(weight4), keep(hx_.contiguous()), keep(cx_tmp.contiguous()),
-      keep(output.contiguous()), keep(hy_.contiguous()), keep(cy_.contiguous()), keep(grad_output), keep(grad_hy),
-      keep(grad_cy), keep(reverse), keep(mode), keep(hidden_size), keep(num_layers), keep(has_biases), keep(train),
-      keep(bidirectional), keep(batch_sizes), keep(batch_first), keep(workspace));
+      {"aten::mkldnn_rnn_layer_backward", 1, 2 * sizes.cost()}, input.device(), shapes, run, own(input.contiguous()),
+      own(weight1), own(weight2), own(weight3), own(weight4), own(hx_.contiguous()), own(cx_tmp.contiguous()),
+      own(output.contiguous()), own(hy_.contiguous()), own(cy_.contiguous()), own(grad_output), own(grad_hy),
+      own(grad_cy), own(reverse), own(mode), own(hidden_size), own(num_layers), own(has_biases), own(train),
+      own(bidirectional), own(batch_sizes), own(batch_first), own(workspace));
   return std::tuple_cat(gradients);
 }
 

@@ -197,8 +197,8 @@ def _making(function: NativeFunction, inputs: Sequence[Binding], written: Sequen
     """The call of a kernel that makes its results, in new outputs; given ones get a copy."""
     count = len(function.func.returns)
     first = next(b for b in inputs if isinstance(b.argument, Argument) and str(b.argument.type) == "Tensor")
-    keep = ", ".join(_keep(b, kernel) for b in inputs)
-    arguments = f"{_info(function, inputs, kernel)}, {first.name}.device(), shapes, run, {keep}"
+    own = ", ".join(_own(b, kernel) for b in inputs)
+    arguments = f"{_info(function, inputs, kernel)}, {first.name}.device(), shapes, run, {own}"
     call = f"  constexpr auto run = {_run(inputs, [], kernel)};\n"
     call += f"  auto results = torch_mtia::make_with_cpu_kernel<{count}>({arguments});\n"
     if written:
@@ -247,7 +247,7 @@ def _return(names: Sequence[str]) -> str:
     return f"  return {result};\n"
 
 
-def _keep(binding: Binding, kernel: CPUKernel, how: str = "keep") -> str:
+def _own(binding: Binding, kernel: CPUKernel, how: str = "own") -> str:
     """How a work item keeps an argument."""
     old_bytes = kernel.old_bytes.get(binding.name)
     return f"torch_mtia::{how}({binding.name}{', ' + old_bytes.cpp() if old_bytes else ''})"
@@ -265,15 +265,15 @@ def _launch(
 ) -> str:
     """The call of run_cpu_kernel, after `checks`; `made`: what the kernel writes and the caller does not pass."""
     changes = function.func.kind() in (SchemaKind.inplace, SchemaKind.mutable)
-    keep_written = "keep_in_place" if changes else "keep_output"
-    keep = [_keep(b, kernel, keep_written if _is_written(b) else "keep") for b in bindings]
-    keep += [f"torch_mtia::keep_output({name})" for name in made]
+    own_written = "own_in_place" if changes else "own_output"
+    own = [_own(b, kernel, own_written if _is_written(b) else "own") for b in bindings]
+    own += [f"torch_mtia::own_output({name})" for name in made]
     info = _info(function, bindings, kernel, least_cost)
     device = f"{made[0]}.device()" if made else _device(bindings)
     lines = [
         f"constexpr auto run = {run};",
         *checks,
-        f"torch_mtia::run_cpu_kernel({info}, {device}, run, {', '.join(keep)});",
+        f"torch_mtia::run_cpu_kernel({info}, {device}, run, {', '.join(own)});",
     ]
     return "\n".join(f"  {line}" for line in lines)
 

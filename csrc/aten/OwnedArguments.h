@@ -1,9 +1,9 @@
-// The arguments of a CPU kernel as a work item keeps them: tensors as host aliases, everything else by value.
+// The arguments of a CPU kernel as a work item owns them: tensors as host aliases, everything else by value.
 //
-// keep(argument) gives an object whose get() yields, any number of times, what the kernel takes for that argument. One
-// with tensors has visit(apply), which calls apply for each alias and may be used to exchange it. keep_output(tensor)
-// is for a tensor that the kernel overwrites, keep_in_place(tensor) for one that it changes; core::OldBytes as the
-// second argument tells what else is not read. To support another type, add an overload of keep.
+// own(argument) gives an object whose get() yields, any number of times, what the kernel takes for that argument. One
+// with tensors has visit(apply), which calls apply for each alias and may be used to exchange it. own_output(tensor)
+// is for a tensor that the kernel overwrites, own_in_place(tensor) for one that it changes; core::OldBytes as the
+// second argument tells what else is not read. To support another type, add an overload of own.
 #pragma once
 
 #include <ATen/core/IListRef.h>
@@ -27,23 +27,23 @@ using VisitTensor = c10::function_ref<void(PooledAlias&)>;
 
 // A number, a flag, a dtype.
 template <typename T>
-struct KeptValue {
+struct OwnedValue {
   T value;
   const T& get() const { return value; }
 };
 
-struct KeptTensor {
+struct OwnedTensor {
   PooledAlias tensor;
   const at::Tensor& get() const { return tensor.get(); }
   void visit(VisitTensor apply) { apply(tensor); }
 };
 
-struct KeptOutput : KeptTensor {
+struct OwnedOutput : OwnedTensor {
   // Kernels of out= and in-place operators take the output by a reference that is not const.
   at::Tensor& get() const { return const_cast<at::Tensor&>(tensor.get()); }
 };
 
-struct KeptOptionalTensor {
+struct OwnedOptionalTensor {
   PooledAlias tensor;
   // What kernels take: std::optional<Tensor> or OptionalTensorRef.
   struct Reference {
@@ -59,7 +59,7 @@ struct KeptOptionalTensor {
   void visit(VisitTensor apply) { apply(tensor); }
 };
 
-struct KeptTensorList {
+struct OwnedTensorList {
   std::vector<PooledAlias> tensors;
   std::vector<at::Tensor> aliases;
   at::TensorList get() const { return aliases; }
@@ -71,7 +71,7 @@ struct KeptTensorList {
   }
 };
 
-struct KeptOptionalTensorList {
+struct OwnedOptionalTensorList {
   std::vector<PooledAlias> tensors;
   std::unique_ptr<c10::List<std::optional<at::Tensor>>> aliases;  // a List cannot be moved
   const c10::List<std::optional<at::Tensor>>& get() const { return *aliases; }
@@ -85,13 +85,13 @@ struct KeptOptionalTensorList {
 };
 
 template <typename T>
-struct KeptArray {
+struct OwnedArray {
   c10::SmallVector<T, 5> values;  // as many as c10::DimVector has in place
   at::ArrayRef<T> get() const { return values; }
 };
 
 template <typename T>
-struct KeptOptionalArray {
+struct OwnedOptionalArray {
   std::optional<std::vector<T>> values;
   struct Reference {
     const std::optional<std::vector<T>>& values;
@@ -103,17 +103,17 @@ struct KeptOptionalArray {
   Reference get() const { return {values}; }
 };
 
-struct KeptOptionalScalar {
+struct OwnedOptionalScalar {
   std::optional<at::Scalar> value;
   at::OptionalScalarRef get() const { return value ? at::OptionalScalarRef(*value) : at::OptionalScalarRef(); }
 };
 
-struct KeptString {
+struct OwnedString {
   std::string value;
   std::string_view get() const { return value; }
 };
 
-struct KeptOptionalString {
+struct OwnedOptionalString {
   std::optional<std::string> value;
   std::optional<std::string_view> get() const { return value; }
 };
@@ -121,7 +121,7 @@ struct KeptOptionalString {
 template <typename T>
   requires std::is_trivially_copyable_v<T> || std::is_same_v<T, at::Scalar> ||
            std::is_same_v<T, std::optional<at::Scalar>>
-KeptValue<T> keep(const T& value) {
+OwnedValue<T> own(const T& value) {
   return {value};
 }
 
@@ -133,83 +133,83 @@ inline bool is_set(const at::Scalar& factor) {
   return !factor.equal(0.0);
 }
 
-inline KeptTensor keep(const at::TensorBase& tensor, core::OldBytes old_bytes = core::OldBytes::kRead) {
+inline OwnedTensor own(const at::TensorBase& tensor, core::OldBytes old_bytes = core::OldBytes::kRead) {
   return {PooledAlias(tensor, /*for_write=*/false, old_bytes)};
 }
-inline KeptOutput keep_in_place(const at::TensorBase& tensor, core::OldBytes old_bytes = core::OldBytes::kRead) {
+inline OwnedOutput own_in_place(const at::TensorBase& tensor, core::OldBytes old_bytes = core::OldBytes::kRead) {
   return {{PooledAlias(tensor, /*for_write=*/true, old_bytes)}};
 }
-inline KeptOutput keep_output(const at::TensorBase& tensor) {
-  return keep_in_place(tensor, core::OldBytes::kOverwritten);
+inline OwnedOutput own_output(const at::TensorBase& tensor) {
+  return own_in_place(tensor, core::OldBytes::kOverwritten);
 }
 
-inline KeptOptionalTensor keep(const std::optional<at::Tensor>& tensor) {
-  return tensor ? KeptOptionalTensor{PooledAlias(*tensor, /*for_write=*/false)} : KeptOptionalTensor{};
+inline OwnedOptionalTensor own(const std::optional<at::Tensor>& tensor) {
+  return tensor ? OwnedOptionalTensor{PooledAlias(*tensor, /*for_write=*/false)} : OwnedOptionalTensor{};
 }
-inline KeptOptionalTensor keep(const at::OptionalTensorRef& tensor) {
-  return tensor.has_value() ? KeptOptionalTensor{PooledAlias(*tensor, /*for_write=*/false)} : KeptOptionalTensor{};
+inline OwnedOptionalTensor own(const at::OptionalTensorRef& tensor) {
+  return tensor.has_value() ? OwnedOptionalTensor{PooledAlias(*tensor, /*for_write=*/false)} : OwnedOptionalTensor{};
 }
 
 // Of an argument that the kernel writes, though its type does not say so.
-inline KeptOptionalTensor keep_in_place(const std::optional<at::Tensor>& tensor) {
-  return tensor ? KeptOptionalTensor{PooledAlias(*tensor, /*for_write=*/true)} : KeptOptionalTensor{};
+inline OwnedOptionalTensor own_in_place(const std::optional<at::Tensor>& tensor) {
+  return tensor ? OwnedOptionalTensor{PooledAlias(*tensor, /*for_write=*/true)} : OwnedOptionalTensor{};
 }
 
 template <typename List>
-KeptTensorList keep_list(const List& list, bool for_write, core::OldBytes old_bytes = core::OldBytes::kRead) {
-  KeptTensorList kept;
-  kept.tensors.reserve(list.size());
-  kept.aliases.reserve(list.size());
+OwnedTensorList own_list(const List& list, bool for_write, core::OldBytes old_bytes = core::OldBytes::kRead) {
+  OwnedTensorList owned;
+  owned.tensors.reserve(list.size());
+  owned.aliases.reserve(list.size());
   for (const at::Tensor& tensor : list) {
-    kept.tensors.emplace_back(tensor, for_write, old_bytes, /*follows_in_list=*/!kept.tensors.empty());
-    kept.aliases.push_back(kept.tensors.back().get());
+    owned.tensors.emplace_back(tensor, for_write, old_bytes, /*follows_in_list=*/!owned.tensors.empty());
+    owned.aliases.push_back(owned.tensors.back().get());
   }
-  return kept;
+  return owned;
 }
-inline KeptTensorList keep(at::TensorList list) {
-  return keep_list(list, /*for_write=*/false);
+inline OwnedTensorList own(at::TensorList list) {
+  return own_list(list, /*for_write=*/false);
 }
-inline KeptTensorList keep(const at::ITensorListRef& list) {
-  return keep_list(list, /*for_write=*/false);
+inline OwnedTensorList own(const at::ITensorListRef& list) {
+  return own_list(list, /*for_write=*/false);
 }
-inline KeptTensorList keep_in_place(at::TensorList list, core::OldBytes old_bytes = core::OldBytes::kRead) {
-  return keep_list(list, /*for_write=*/true, old_bytes);
+inline OwnedTensorList own_in_place(at::TensorList list, core::OldBytes old_bytes = core::OldBytes::kRead) {
+  return own_list(list, /*for_write=*/true, old_bytes);
 }
-inline KeptTensorList keep_output(at::TensorList list) {
-  return keep_in_place(list, core::OldBytes::kOverwritten);
+inline OwnedTensorList own_output(at::TensorList list) {
+  return own_in_place(list, core::OldBytes::kOverwritten);
 }
 
-inline KeptOptionalTensorList keep(const c10::List<std::optional<at::Tensor>>& list) {
-  KeptOptionalTensorList kept{{}, std::make_unique<c10::List<std::optional<at::Tensor>>>()};
+inline OwnedOptionalTensorList own(const c10::List<std::optional<at::Tensor>>& list) {
+  OwnedOptionalTensorList owned{{}, std::make_unique<c10::List<std::optional<at::Tensor>>>()};
   for (const std::optional<at::Tensor>& tensor : list) {
-    kept.tensors.emplace_back(tensor.value_or(at::Tensor()), /*for_write=*/false, core::OldBytes::kRead,
-                              /*follows_in_list=*/!kept.tensors.empty());
-    kept.aliases->push_back(tensor ? std::optional<at::Tensor>(kept.tensors.back().get()) : std::nullopt);
+    owned.tensors.emplace_back(tensor.value_or(at::Tensor()), /*for_write=*/false, core::OldBytes::kRead,
+                               /*follows_in_list=*/!owned.tensors.empty());
+    owned.aliases->push_back(tensor ? std::optional<at::Tensor>(owned.tensors.back().get()) : std::nullopt);
   }
-  return kept;
+  return owned;
 }
 
 template <typename T>
-KeptArray<T> keep(at::ArrayRef<T> values) {
+OwnedArray<T> own(at::ArrayRef<T> values) {
   return {{values.begin(), values.end()}};
 }
 template <typename T>
-KeptOptionalArray<T> keep(const std::optional<at::ArrayRef<T>>& values) {
-  return values ? KeptOptionalArray<T>{values->vec()} : KeptOptionalArray<T>{};
+OwnedOptionalArray<T> own(const std::optional<at::ArrayRef<T>>& values) {
+  return values ? OwnedOptionalArray<T>{values->vec()} : OwnedOptionalArray<T>{};
 }
 template <typename T>
-KeptOptionalArray<T> keep(const at::OptionalArrayRef<T>& values) {
-  return values ? KeptOptionalArray<T>{values->vec()} : KeptOptionalArray<T>{};
+OwnedOptionalArray<T> own(const at::OptionalArrayRef<T>& values) {
+  return values ? OwnedOptionalArray<T>{values->vec()} : OwnedOptionalArray<T>{};
 }
 // A template, because get() compiles only where c10/util/Exception.h was included before anything else.
 template <std::same_as<at::Scalar> T>
-KeptOptionalScalar keep(const c10::OptionalRef<T>& value) {
+OwnedOptionalScalar own(const c10::OptionalRef<T>& value) {
   return {value.has_value() ? std::optional<at::Scalar>(value.get()) : std::nullopt};
 }
-inline KeptString keep(std::string_view value) {
+inline OwnedString own(std::string_view value) {
   return {std::string(value)};
 }
-inline KeptOptionalString keep(const std::optional<std::string_view>& value) {
+inline OwnedOptionalString own(const std::optional<std::string_view>& value) {
   return {value ? std::optional<std::string>(*value) : std::nullopt};
 }
 
