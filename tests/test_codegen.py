@@ -104,24 +104,24 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "`old_bytes` belongs to `runs` or `stub`",
     ),
     "old bytes of an operator without a kernel that are not read in part": (
-        f"- operator: {RELU}\n  old_bytes: {{self: passed_on}}\n",
+        f"- operator: {RELU}\n  old_bytes: {{self: passed_through}}\n",
         "without a kernel, `old_bytes` says of one argument that it is `in_part`",
     ),
     "old bytes of what is no argument": (
         row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", old_bytes="{other: in_part}"),
-        "`old_bytes` of an argument is one of read, in_part, passed_on, overwritten, or depends on another, as in "
-        "'read if beta else passed_on', and is not other: in_part",
+        "`old_bytes` of an argument is one of read, in_part, passed_through, overwritten, or depends on another, as in "
+        "'read if beta else passed_through', and is not other: in_part",
     ),
     "old bytes that depend on what is no argument": (
-        row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", old_bytes="{self: read if beta else passed_on}"),
-        "and is not self: read if beta else passed_on",
+        row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", old_bytes="{self: read if beta else passed_through}"),
+        "and is not self: read if beta else passed_through",
     ),
     "old bytes in a word that nobody knows": (
         row(CUMSUM_OUT, "cumsum_out_mtia", runs="cumsum_out", old_bytes="{self: gone}"),
         "and is not self: gone",
     ),
     "old bytes of a stub that depend on a later number": (
-        row(FILL, "fill_", stub="fill_stub", old_bytes="{value: passed_on}"),
+        row(FILL, "fill_", stub="fill_stub", old_bytes="{value: passed_through}"),
         "with `stub`, `old_bytes` is about the first 3 tensors, and asks for the first number",
     ),
     "waits, and does not": (row(RELU, waits=False), "`waits` is True, or says when, and not False"),

@@ -110,7 +110,7 @@ class FallbackCall {
   static core::OldBytes old_bytes_of(const c10::Argument& argument, bool writes, const OperatorTraits& traits) {
     if (argument.is_out()) return core::OldBytes::kOverwritten;
     if (argument.name() == traits.in_part) return core::OldBytes::kReadInPart;
-    return writes ? core::OldBytes::kPassedOn : core::OldBytes::kRead;
+    return writes ? core::OldBytes::kPassedThrough : core::OldBytes::kRead;
   }
 
   void find_device() {

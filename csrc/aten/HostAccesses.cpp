@@ -44,7 +44,7 @@ void list_accesses(const void* work, core::OperandSink& sink) {
                           tensor.strides(),
                           size,
                           writes,
-                          writes ? core::OldBytes::kPassedOn : core::OldBytes::kRead,
+                          writes ? core::OldBytes::kPassedThrough : core::OldBytes::kRead,
                           dtype_name(tensor.scalar_type())};
     if (is_ours(tensor.device())) {
       sink.add(operand);

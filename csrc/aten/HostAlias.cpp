@@ -71,7 +71,7 @@ void list_operand(const at::Tensor& alias, bool writes, core::OldBytes old_bytes
 
 void list_host_operand(const at::TensorBase& tensor, bool writes, core::OperandSink& sink) {
   const auto size = static_cast<int64_t>(tensor.itemsize());
-  const auto old_bytes = writes ? core::OldBytes::kPassedOn : core::OldBytes::kRead;
+  const auto old_bytes = writes ? core::OldBytes::kPassedThrough : core::OldBytes::kRead;
   sink.add_host({reinterpret_cast<uint64_t>(tensor.const_data_ptr()), static_cast<uint64_t>(size), tensor.sizes(),
                  tensor.strides(), size, writes, old_bytes, dtype_name(tensor.scalar_type())});
 }

@@ -153,7 +153,7 @@ namespace {
 
 torch_mtia::OwnedTensor own_term(const Tensor& tensor, const Scalar& factor) {
   using torch_mtia::core::OldBytes;
-  return torch_mtia::own(tensor, torch_mtia::is_set(factor) ? OldBytes::kRead : OldBytes::kPassedOn);
+  return torch_mtia::own(tensor, torch_mtia::is_set(factor) ? OldBytes::kRead : OldBytes::kPassedThrough);
 }
 
 // See Note [Products of 16 bits].

@@ -192,7 +192,8 @@ void list_operand(const at::TensorIteratorBase& iter, int arg, CPUOperand host_o
   void* const data = iter.operand(arg).data;
   const bool is_output = arg < iter.noutputs();
   const bool is_copy = host_operand == CPUOperand::kBuffer && on_device(iter, 0);
-  const auto old_bytes = is_copy && !is_output ? core::OldBytes::kPassedOn : old_bytes_of(arg, iter.noutputs(), inputs);
+  const auto old_bytes =
+      is_copy && !is_output ? core::OldBytes::kPassedThrough : old_bytes_of(arg, iter.noutputs(), inputs);
   core::Operand operand{reinterpret_cast<uint64_t>(data),
                         static_cast<uint64_t>(iter.element_size(arg)),
                         sizes,

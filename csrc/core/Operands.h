@@ -10,10 +10,10 @@ namespace torch_mtia::core {
 
 // What work does with the bytes that an operand has before.
 enum class OldBytes : uint8_t {
-  kRead,         // all of them are read
-  kReadInPart,   // some are, mostly those that data chooses
-  kPassedOn,     // none has a say in what is computed, but some may stay, or be sent on, as they are
-  kOverwritten,  // all are written, and none is read before
+  kRead,           // all of them are read
+  kReadInPart,     // some are, mostly those that data chooses
+  kPassedThrough,  // none has a say in what is computed, but some may stay, or be sent on, as they are
+  kOverwritten,    // all are written, and none is read before
 };
 
 // Elements at address + the sum of index * stride * stride_unit, in bytes, for each index below a dimension's size.

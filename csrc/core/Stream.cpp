@@ -31,8 +31,10 @@ struct Copied {
 void list_copied(const void* work, OperandSink& sink) {
   const auto& [to, from, size, kind, use] = *static_cast<const Copied*>(work);
   const auto list = [&](uint64_t address, bool writes, bool is_host) {
-    const bool is_passed_on = use == CopyUse::kByFallback || kind == MTIA_COPY_DEVICE_TO_DEVICE;
-    const OldBytes old_bytes = writes ? OldBytes::kOverwritten : is_passed_on ? OldBytes::kPassedOn : OldBytes::kRead;
+    const bool passes_through = use == CopyUse::kByFallback || kind == MTIA_COPY_DEVICE_TO_DEVICE;
+    const OldBytes old_bytes = writes           ? OldBytes::kOverwritten
+                               : passes_through ? OldBytes::kPassedThrough
+                                                : OldBytes::kRead;
     Operand operand{address, size, {}, {}, 1, writes, old_bytes, ""};
     operand.is_shared = is_host && use == CopyUse::kNotWaitedFor;
     is_host ? sink.add_host(operand) : sink.add(operand);
@@ -124,7 +126,7 @@ void Stream::list_spans(const void* work, OperandSink& sink) {
   of.accesses(of.args, list.data(), static_cast<uint32_t>(list.size()));
   for (const mtia_access& each : list) {
     const bool writes = each.writes != 0;
-    const OldBytes old_bytes = writes ? OldBytes::kPassedOn : OldBytes::kRead;  // or it is read, which nobody says
+    const OldBytes old_bytes = writes ? OldBytes::kPassedThrough : OldBytes::kRead;  // or it is read, which nobody says
     sink.add({each.span.address, each.span.size, {}, {}, 1, writes, old_bytes, ""});
   }
 }

@@ -102,7 +102,7 @@ CollectiveOperands::CollectiveOperands(const std::vector<Argument>& arguments) {
 void CollectiveOperands::list(core::OperandSink& sink) const {
   for (const Each& each : operands_) {
     sink.add({each.address, static_cast<uint64_t>(each.element_size), each.sizes, each.strides, each.element_size,
-              each.is_written, each.is_reduced ? core::OldBytes::kRead : core::OldBytes::kPassedOn, each.dtype});
+              each.is_written, each.is_reduced ? core::OldBytes::kRead : core::OldBytes::kPassedThrough, each.dtype});
   }
 }
 

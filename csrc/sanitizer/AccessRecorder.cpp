@@ -489,7 +489,7 @@ AccessRecorder::Launch AccessRecorder::take() {
   memory_.for_each(add);
   for (size_t site = 0; site < sites_.size(); ++site) {
     const bool chooses = (sites_[site].kind & MTIA_SITE_CHOOSES) != 0;
-    read[site].list(/*writes=*/false, chooses ? OldBytes::kPassedOn : OldBytes::kRead, sites_[site].line,
+    read[site].list(/*writes=*/false, chooses ? OldBytes::kPassedThrough : OldBytes::kRead, sites_[site].line,
                     launch.operands);
   }
   for (size_t site = 0; site < sites_.size(); ++site) {

@@ -226,7 +226,7 @@ std::shared_ptr<core::RunObserver> Sanitizer::submits(const core::Stream& stream
                    [](const Operand& a, const Operand& b) { return rank(a) < rank(b); });
   item->operands = std::move(listed.operands);
   item->copies = (item->name == "copy" || item->name == "aten::copy_") && item->operands.size() == 2 &&
-                 !item->operands[0].writes && item->operands[0].old_bytes == OldBytes::kPassedOn;
+                 !item->operands[0].writes && item->operands[0].old_bytes == OldBytes::kPassedThrough;
   item->copies_bytes = item->copies && item->name == "copy" &&
                        item->operands[0].region.range().size() == item->operands[1].region.range().size();
   submit(stream, {.item = std::move(*item)});

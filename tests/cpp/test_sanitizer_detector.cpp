@@ -313,9 +313,9 @@ TEST(a_view_that_is_covered_has_been_checked) {
 TEST(what_is_passed_on_need_not_be_written) {
   Device device;
   device.allocate(kX, 128);
-  CHECK_EQ(device.submit(kMain, "send", {with(OldBytes::kPassedOn, read(kX, 128))}), "");
+  CHECK_EQ(device.submit(kMain, "send", {with(OldBytes::kPassedThrough, read(kX, 128))}), "");
   CHECK_EQ(device.submit(kMain, "sum", {read(kX, 128)}), "uninitialized");
-  CHECK_EQ(device.submit(kMain, "masked fill", {with(OldBytes::kPassedOn, write(kX, 128))}), "");
+  CHECK_EQ(device.submit(kMain, "masked fill", {with(OldBytes::kPassedThrough, write(kX, 128))}), "");
   CHECK_EQ(device.submit(kMain, "sum", {read(kX, 128)}), "");
 }
 

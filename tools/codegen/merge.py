@@ -50,7 +50,12 @@ _ALLOWED_FIELDS = {
 }
 _FUNCTIONS = {"kernel", "runs", "shape", "checks", "without_host_view", "stub", "loop"}
 """Fields that name a function."""
-_OLD_BYTES = {"read": "kRead", "in_part": "kReadInPart", "passed_on": "kPassedOn", "overwritten": "kOverwritten"}
+_OLD_BYTES = {
+    "read": "kRead",
+    "in_part": "kReadInPart",
+    "passed_through": "kPassedThrough",
+    "overwritten": "kOverwritten",
+}
 """What a row says in `old_bytes`, and what csrc/core/Operands.h calls it."""
 MAX_STUB_INPUTS = 3
 """Of so many inputs InputBytes in csrc/aten/Pointwise.h can say more than that they are read."""
@@ -387,7 +392,7 @@ def _old_bytes(row: dict[str, Any], place: str) -> dict[str, OldBytes]:
         if name not in arguments or use not in _OLD_BYTES or not (is_plain or is_conditional):
             raise OverlayError(
                 f"{place}: `old_bytes` of an argument is one of {', '.join(_OLD_BYTES)}, or depends on another, as in "
-                f"'read if beta else passed_on', and is not {name}: {text}"
+                f"'read if beta else passed_through', and is not {name}: {text}"
             )
         result[name] = OldBytes(use, condition, otherwise)
     return result
