@@ -31,7 +31,7 @@ struct Dropout {
   uint32_t last;  // words up to this keep their element
   Factor<T> scale;
 
-  void operator()(const PhiloxState& state, const Elements& elements, int64_t begin, int64_t end) const {
+  void operator()(const PhiloxState& state, const StridedElements& elements, int64_t begin, int64_t end) const {
     for_each_tile(state, elements.numel(), kTileWords, begin, end,
                   [&](const uint32_t* words, int64_t first, int64_t count) {
                     if (elements.contiguous() && count == kTileWords) {
@@ -64,7 +64,7 @@ template <typename T>
 struct DropoutBackward {
   Factor<T> scale;
 
-  void operator()(const PhiloxState& /*state*/, const Elements& elements, int64_t begin, int64_t end) const {
+  void operator()(const PhiloxState& /*state*/, const StridedElements& elements, int64_t begin, int64_t end) const {
     for (int64_t first = begin; first < end; first += kTileWords) {
       const int64_t count = std::min(kTileWords, end - first);
       T grad_buffer[kTileWords];
@@ -88,7 +88,7 @@ struct RandomizedLeakyRelu {
   at::opmath_type<T> range;
   at::opmath_type<T> upper;
 
-  void operator()(const PhiloxState& state, const Elements& elements, int64_t begin, int64_t end) const {
+  void operator()(const PhiloxState& state, const StridedElements& elements, int64_t begin, int64_t end) const {
     using value_type = at::opmath_type<T>;
     constexpr int64_t kValues = kTileValues<value_type>;
     for_each_tile(state, elements.numel(), kValues, begin, end,
@@ -118,7 +118,7 @@ at::Tensor empty_with_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
 
 // Work on elements that draws nothing.
 template <typename Body>
-void launch_elements(const DrawInfo& info, c10::Device device, Elements elements, Body body) {
+void launch_elements(const DrawInfo& info, c10::Device device, StridedElements elements, Body body) {
   require_host_view(info.name);
   const int64_t numel = elements.numel();
   if (numel > 0) launch_random<Body>(info, device, {{}, std::move(elements), numel, kGrainElements, std::move(body)});
@@ -131,7 +131,7 @@ namespace at::native {
 namespace {
 
 using torch_mtia::DrawInfo;
-using torch_mtia::Elements;
+using torch_mtia::StridedElements;
 
 constexpr DrawInfo kDropout{"aten::native_dropout", 1};
 constexpr DrawInfo kDropoutBackward{"aten::native_dropout_backward", 0.6};
@@ -163,7 +163,7 @@ std::tuple<Tensor, Tensor> native_dropout_mtia(const Tensor& input, double p, st
   }
   const auto last = static_cast<uint32_t>(static_cast<uint64_t>(std::ceil(kept * 0x1p32)) - 1);
   AT_DISPATCH_FLOATING_AND_COMPLEX_TYPES_AND3(kHalf, kBFloat16, kComplexHalf, input.scalar_type(), "dropout", [&] {
-    torch_mtia::launch_tiles(kDropout, std::nullopt, input.device(), Elements({&output, &mask, &input}, 2),
+    torch_mtia::launch_tiles(kDropout, std::nullopt, input.device(), StridedElements({&output, &mask, &input}, 2),
                              torch_mtia::kTileWords,
                              torch_mtia::Dropout<scalar_t>{last, static_cast<torch_mtia::Factor<scalar_t>>(scale)});
   });
@@ -182,7 +182,7 @@ Tensor native_dropout_backward_mtia(const Tensor& grad_output, const Tensor& mas
         using Factor = torch_mtia::Factor<scalar_t>;
         const auto rounded = static_cast<Factor>(static_cast<typename c10::scalar_value_type<scalar_t>::type>(scale));
         torch_mtia::launch_elements(kDropoutBackward, grad_output.device(),
-                                    Elements({&grad_input, &grad_output, &mask}, 1),
+                                    StridedElements({&grad_input, &grad_output, &mask}, 1),
                                     torch_mtia::DropoutBackward<scalar_t>{rounded});
       });
   return grad_input;
@@ -207,7 +207,8 @@ Tensor& rrelu_with_noise_out_mtia(const Tensor& self, Tensor& noise, const Scala
       assert_no_internal_overlap(output);
       using value_type = opmath_type<scalar_t>;
       torch_mtia::launch_tiles(
-          kRrelu, generator, self.device(), Elements({&output, &noise, &self}, 2), torch_mtia::kTileValues<value_type>,
+          kRrelu, generator, self.device(), StridedElements({&output, &noise, &self}, 2),
+          torch_mtia::kTileValues<value_type>,
           torch_mtia::RandomizedLeakyRelu<scalar_t>{static_cast<value_type>(from), static_cast<value_type>(to - from),
                                                     static_cast<value_type>(to)});
     });

@@ -76,7 +76,7 @@ void fill_range(const DrawInfo& info, const std::optional<at::Generator>& genera
 // bernoulli_.Tensor: operand 0 is the result, operand 1 has the probabilities.
 template <typename scalar_t, typename p_t>
 struct BernoulliEach {
-  void operator()(const PhiloxState& state, const Elements& elements, int64_t begin, int64_t end) const {
+  void operator()(const PhiloxState& state, const StridedElements& elements, int64_t begin, int64_t end) const {
     for_each_tile(state, elements.numel(), kTileWords, begin, end,
                   [&](const uint32_t* words, int64_t first, int64_t count) {
                     p_t buffer[kTileWords];
@@ -105,7 +105,7 @@ struct NormalEach {
   value_type mean;
   value_type std;
 
-  void operator()(const PhiloxState& state, const Elements& elements, int64_t begin, int64_t end) const {
+  void operator()(const PhiloxState& state, const StridedElements& elements, int64_t begin, int64_t end) const {
     for_each_tile(state, elements.numel(), kValues, begin, end,
                   [&](const uint32_t* words, int64_t first, int64_t count) {
                     value_type values[kValues];
@@ -139,10 +139,10 @@ namespace at::native {
 namespace {
 
 using torch_mtia::DrawInfo;
-using torch_mtia::Elements;
 using torch_mtia::fill_tiles;
 using torch_mtia::kTileValues;
 using torch_mtia::kTileWords;
+using torch_mtia::StridedElements;
 using OptionalGenerator = std::optional<Generator>;
 
 // How long an element takes was measured on one core with AVX-512.
@@ -261,8 +261,8 @@ void bernoulli_tensor_kernel(const TensorBase& self, const TensorBase& p, Option
   AT_DISPATCH_ALL_TYPES_AND3(kBool, kHalf, kBFloat16, self.scalar_type(), "bernoulli_tensor_cpu_self_", [&] {
     using self_t = scalar_t;
     AT_DISPATCH_FLOATING_TYPES(dtype, "bernoulli_tensor_cpu_p_", [&] {
-      torch_mtia::launch_tiles(kBernoulli, generator, self.device(), Elements({&self, &*expanded}, 1), kTileWords,
-                               torch_mtia::BernoulliEach<self_t, scalar_t>());
+      torch_mtia::launch_tiles(kBernoulli, generator, self.device(), StridedElements({&self, &*expanded}, 1),
+                               kTileWords, torch_mtia::BernoulliEach<self_t, scalar_t>());
     });
   });
 }
@@ -303,15 +303,15 @@ Tensor& normal_each_(Tensor& output, const Tensor* mean, double scalar_mean, con
     using value_type = opmath_type<scalar_t>;
     const torch_mtia::NormalEach<scalar_t> body{mean != nullptr, std != nullptr, static_cast<value_type>(scalar_mean),
                                                 static_cast<value_type>(scalar_std)};
-    auto launch = [&](const Elements& elements) {
+    auto launch = [&](const StridedElements& elements) {
       torch_mtia::launch_tiles(kNormalEach, generator, output.device(), elements, body.kValues, body);
     };
     if (mean == nullptr) {
-      launch(Elements({&output, &stds}, 1));
+      launch(StridedElements({&output, &stds}, 1));
     } else if (std == nullptr) {
-      launch(Elements({&output, &means}, 1));
+      launch(StridedElements({&output, &means}, 1));
     } else {
-      launch(Elements({&output, &means, &stds}, 1));
+      launch(StridedElements({&output, &means, &stds}, 1));
     }
   });
   return output;

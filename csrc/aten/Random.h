@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <optional>
 
-#include "Elements.h"
 #include "Launch.h"
 #include "Philox.h"
 #include "StandardVariates.h"
+#include "StridedElements.h"
 
 namespace torch_mtia {
 
@@ -27,7 +27,7 @@ inline constexpr int64_t kGrainElements = 16 * 1024;
 template <typename Body>
 struct RandomWork {
   PhiloxSource source;
-  Elements elements;
+  StridedElements elements;
   int64_t num_pieces;
   int64_t grain;
   Body body;
@@ -58,7 +58,7 @@ void launch_random(const DrawInfo& info, c10::Device device, RandomWork<Body> wo
 // A draw that takes the same number of words for each element, `values_per_tile` elements from a tile.
 template <typename Body>
 void launch_tiles(const DrawInfo& info, const std::optional<at::Generator>& generator, c10::Device device,
-                  Elements elements, int64_t values_per_tile, Body body) {
+                  StridedElements elements, int64_t values_per_tile, Body body) {
   require_host_view(info.name);
   const int64_t num_tiles = (elements.numel() + values_per_tile - 1) / values_per_tile;
   PhiloxSource source = reserve_words(generator, device, num_tiles * kTileWords);
@@ -70,7 +70,7 @@ void launch_tiles(const DrawInfo& info, const std::optional<at::Generator>& gene
 // A draw in which each element reads words of its own.
 template <typename Body>
 void launch_samples(const DrawInfo& info, const std::optional<at::Generator>& generator, c10::Device device,
-                    Elements elements, Body body) {
+                    StridedElements elements, Body body) {
   require_host_view(info.name);
   const int64_t numel = elements.numel();
   PhiloxSource source = reserve_words(generator, device, 4 * numel);
@@ -98,7 +98,7 @@ void for_each_tile(const PhiloxState& state, int64_t numel, int64_t values_per_t
 template <typename scalar_t, typename value_type, int64_t kValues = kTileValues<value_type>, typename Sample>
 void fill_tiles(const DrawInfo& info, const std::optional<at::Generator>& generator, const at::TensorBase& out,
                 Sample sample) {
-  const auto fill = [sample](const PhiloxState& state, const Elements& elements, int64_t begin, int64_t end) {
+  const auto fill = [sample](const PhiloxState& state, const StridedElements& elements, int64_t begin, int64_t end) {
     constexpr bool kConverts = !std::is_same_v<value_type, scalar_t>;
     const auto fill_tile = [&](const uint32_t* words, int64_t first, int64_t count) {
       if constexpr (!kConverts) {
@@ -116,7 +116,7 @@ void fill_tiles(const DrawInfo& info, const std::optional<at::Generator>& genera
     };
     for_each_tile(state, elements.numel(), kValues, begin, end, fill_tile);
   };
-  launch_tiles(info, generator, out.device(), Elements({&out}, 1), kValues, fill);
+  launch_tiles(info, generator, out.device(), StridedElements({&out}, 1), kValues, fill);
 }
 
 }  // namespace torch_mtia

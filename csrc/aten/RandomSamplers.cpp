@@ -66,7 +66,7 @@ double binomial(PhiloxEngine& engine, double count, double prob) {
 // Operand 0 is the result; Sample: double(PhiloxEngine&, double for each further operand).
 template <typename T, int Inputs, auto Sample>
 struct SampleEach {
-  void operator()(const PhiloxState& state, const Elements& elements, int64_t begin, int64_t end) const {
+  void operator()(const PhiloxState& state, const StridedElements& elements, int64_t begin, int64_t end) const {
     for (int64_t i = begin; i < end; ++i) {
       PhiloxEngine engine(state, i);
       T buffer;
@@ -99,7 +99,7 @@ template <typename T>
 struct Dirichlet {
   int64_t num_categories;
 
-  void operator()(const PhiloxState& state, const Elements& elements, int64_t begin, int64_t end) const {
+  void operator()(const PhiloxState& state, const StridedElements& elements, int64_t begin, int64_t end) const {
     constexpr double kLeast = std::numeric_limits<T>::min();
     constexpr double kLargest = 1 - std::numeric_limits<T>::epsilon() / 2;
     std::vector<double> values(num_categories);
@@ -123,7 +123,7 @@ struct Dirichlet {
 // One piece. Fisher and Yates's shuffle: place i gets one of those from i on.
 template <typename T>
 struct Permutation {
-  void operator()(const PhiloxState& state, const Elements& out, int64_t /*begin*/, int64_t /*end*/) const {
+  void operator()(const PhiloxState& state, const StridedElements& out, int64_t /*begin*/, int64_t /*end*/) const {
     const int64_t n = out.numel();
     std::vector<T> buffer(out.contiguous() ? 0 : n);
     T* values = out.contiguous() ? out.at<T>(0, 0) : buffer.data();
@@ -145,8 +145,8 @@ struct Permutation {
 template <typename T>
 struct Multinomial {
   PhiloxSource source;
-  Elements result;
-  Elements weights;
+  StridedElements result;
+  StridedElements weights;
   int64_t num_rows;
   int64_t num_categories;
   int64_t num_samples;
@@ -220,7 +220,7 @@ namespace at::native {
 namespace {
 
 using torch_mtia::DrawInfo;
-using torch_mtia::Elements;
+using torch_mtia::StridedElements;
 using OptionalGenerator = std::optional<Generator>;
 
 constexpr DrawInfo kPoisson{"aten::poisson", 60};
@@ -237,7 +237,7 @@ constexpr int64_t kMaxCategories = int64_t{1} << 24;
 Tensor poisson_mtia(const Tensor& self, OptionalGenerator generator) {
   Tensor result = at::empty(self.sizes(), self.options());
   AT_DISPATCH_FLOATING_TYPES_AND2(kHalf, kBFloat16, self.scalar_type(), "poisson_cpu", [&] {
-    torch_mtia::launch_samples(kPoisson, generator, self.device(), Elements({&result, &self}, 1),
+    torch_mtia::launch_samples(kPoisson, generator, self.device(), StridedElements({&result, &self}, 1),
                                torch_mtia::SampleEach<scalar_t, 1, torch_mtia::checked_poisson>());
   });
   return result;
@@ -254,7 +254,7 @@ Tensor binomial_mtia(const Tensor& count, const Tensor& prob, OptionalGenerator 
   const Tensor counts = count.expand(result.sizes());
   const Tensor probs = prob.expand(result.sizes());
   AT_DISPATCH_FLOATING_TYPES(count.scalar_type(), "binomial_cpu", [&] {
-    torch_mtia::launch_samples(kBinomial, generator, count.device(), Elements({&result, &counts, &probs}, 1),
+    torch_mtia::launch_samples(kBinomial, generator, count.device(), StridedElements({&result, &counts, &probs}, 1),
                                torch_mtia::SampleEach<scalar_t, 2, torch_mtia::binomial>());
   });
   return result;
@@ -263,7 +263,7 @@ Tensor binomial_mtia(const Tensor& count, const Tensor& prob, OptionalGenerator 
 Tensor _standard_gamma_mtia(const Tensor& self, OptionalGenerator generator) {
   Tensor result = at::empty(self.sizes(), self.options());
   AT_DISPATCH_FLOATING_TYPES(self.scalar_type(), "gamma_cpu", [&] {
-    torch_mtia::launch_samples(kGamma, generator, self.device(), Elements({&result, &self}, 1),
+    torch_mtia::launch_samples(kGamma, generator, self.device(), StridedElements({&result, &self}, 1),
                                torch_mtia::SampleEach<scalar_t, 1, torch_mtia::positive_gamma<scalar_t>>());
   });
   return result;
@@ -277,9 +277,10 @@ Tensor _sample_dirichlet_mtia(const Tensor& self, OptionalGenerator generator) {
     torch_mtia::require_host_view(kDirichlet.name);
     using Body = torch_mtia::Dirichlet<scalar_t>;
     auto source = torch_mtia::reserve_words(generator, self.device(), 4 * self.numel());
-    torch_mtia::launch_random<Body>(kDirichlet, self.device(),
-                                    {std::move(source), Elements({&result, &self}, 1), self.numel() / num_categories,
-                                     std::max<int64_t>(1, 512 / num_categories), Body{num_categories}});
+    torch_mtia::launch_random<Body>(
+        kDirichlet, self.device(),
+        {std::move(source), StridedElements({&result, &self}, 1), self.numel() / num_categories,
+         std::max<int64_t>(1, 512 / num_categories), Body{num_categories}});
   });
   return result;
 }
@@ -298,8 +299,9 @@ Tensor& randperm_out_mtia(int64_t n, OptionalGenerator generator, Tensor& result
     constexpr int64_t kValues = torch_mtia::kTileValues<uint64_t>;
     const auto words = (n + kValues - 1) / kValues * torch_mtia::kTileWords;
     auto source = torch_mtia::reserve_words(generator, result.device(), words);
-    torch_mtia::launch_random<Body>(kRandperm, result.device(),
-                                    {std::move(source), Elements({&result}, 1), /*num_pieces=*/1, /*grain=*/1, Body()});
+    torch_mtia::launch_random<Body>(
+        kRandperm, result.device(),
+        {std::move(source), StridedElements({&result}, 1), /*num_pieces=*/1, /*grain=*/1, Body()});
   });
   return result;
 }
@@ -329,8 +331,8 @@ Tensor& multinomial_out_mtia(const Tensor& self, int64_t num_samples, bool repla
     info.cost = static_cast<uint64_t>(static_cast<double>(num_draws) * kMultinomial.nanoseconds_per_element);
     torch_mtia::launch(
         torch_mtia::current_stream(self.device()), info,
-        torch_mtia::Multinomial<scalar_t>{std::move(source), Elements({&result}, 1), Elements({&self}, 0), num_rows,
-                                          num_categories, num_samples, each_for_itself});
+        torch_mtia::Multinomial<scalar_t>{std::move(source), StridedElements({&result}, 1), StridedElements({&self}, 0),
+                                          num_rows, num_categories, num_samples, each_for_itself});
   });
   return result;
 }

@@ -14,12 +14,12 @@ namespace torch_mtia {
 
 // Up to four device tensors of equal sizes, as host addresses and strides. Plain data: a work item may keep it. Made of
 // contiguous tensors, it allocates nothing.
-class Elements {
+class StridedElements {
  public:
   static constexpr int kMaxOperands = 4;
 
   // Outputs first; a lazily cloned storage of an output is made its own.
-  Elements(std::initializer_list<const at::TensorBase*> tensors, int num_outputs);
+  StridedElements(std::initializer_list<const at::TensorBase*> tensors, int num_outputs);
 
   int64_t numel() const { return numel_; }
   bool contiguous() const { return sizes_.empty(); }

@@ -1,4 +1,4 @@
-#include "Elements.h"
+#include "StridedElements.h"
 
 #include <c10/util/Exception.h>
 
@@ -9,7 +9,7 @@
 
 namespace torch_mtia {
 
-Elements::Elements(std::initializer_list<const at::TensorBase*> tensors, int num_outputs)
+StridedElements::StridedElements(std::initializer_list<const at::TensorBase*> tensors, int num_outputs)
     : numel_((*tensors.begin())->numel()), num_operands_(static_cast<int>(tensors.size())), num_outputs_(num_outputs) {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(tensors.size() <= kMaxOperands);
   bool all_contiguous = true;
@@ -29,7 +29,7 @@ Elements::Elements(std::initializer_list<const at::TensorBase*> tensors, int num
   }
 }
 
-void Elements::list_operands(core::OperandSink& sink) const {
+void StridedElements::list_operands(core::OperandSink& sink) const {
   for (int operand = 0; operand < num_operands_; ++operand) {
     const Operand& of = operands_[operand];
     const auto address = reinterpret_cast<uint64_t>(HostView::to_device(of.data));
