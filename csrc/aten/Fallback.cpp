@@ -45,9 +45,9 @@
 #include "FallbackControl.h"
 #include "HostAlias.h"
 #include "Launch.h"
-#include "LentGenerator.h"
 #include "ListNumbers.h"
 #include "Operator.h"
+#include "SeedGuard.h"
 
 namespace torch_mtia {
 namespace {
@@ -229,7 +229,7 @@ class FallbackCall {
     }
     static auto* const mutex = new std::mutex();
     std::lock_guard<std::mutex> lock(*mutex);
-    const LentGenerator lent(draw_seed(default_generator(device_.index())));
+    const DefaultCPUSeedGuard seed(draw_seed(default_generator(device_.index())));
     op_.redispatchBoxed(c10::DispatchKeySet(key_), stack_);
   }
 

@@ -14,7 +14,7 @@
 #include "../device/MTIACachingAllocator.h"
 #include "HostAlias.h"
 #include "Launch.h"
-#include "LentGenerator.h"
+#include "SeedGuard.h"
 #include "Sparse.h"
 
 namespace torch_mtia {

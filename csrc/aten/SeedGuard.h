@@ -28,19 +28,19 @@ inline uint64_t draw_seed(const at::Generator& generator) {
 
 // The CPU's default generator, with another seed while this lives. Its mutex guards each step, and cannot be held in
 // between: the kernel takes it to draw. What another thread draws on the CPU meanwhile is drawn of this seed.
-class LentGenerator {
+class DefaultCPUSeedGuard {
  public:
-  explicit LentGenerator(uint64_t seed) : seed_(seed), generator_(at::detail::getDefaultCPUGenerator()) {
+  explicit DefaultCPUSeedGuard(uint64_t seed) : seed_(seed), generator_(at::detail::getDefaultCPUGenerator()) {
     const std::lock_guard<std::mutex> lock(generator_.mutex());
     state_ = generator_.get_state();
     generator_.set_current_seed(seed);
   }
-  ~LentGenerator() {
+  ~DefaultCPUSeedGuard() {
     const std::lock_guard<std::mutex> lock(generator_.mutex());
     if (generator_.current_seed() == seed_) generator_.set_state(state_);  // else somebody has seeded it meanwhile
   }
-  LentGenerator(const LentGenerator&) = delete;
-  LentGenerator& operator=(const LentGenerator&) = delete;
+  DefaultCPUSeedGuard(const DefaultCPUSeedGuard&) = delete;
+  DefaultCPUSeedGuard& operator=(const DefaultCPUSeedGuard&) = delete;
 
  private:
   const uint64_t seed_;
