@@ -23,18 +23,18 @@
 namespace torch_mtia {
 namespace {
 
-// `function` raises what is kept in the outcome, too, for those who wait for the work in other streams.
+// `function` raises what is kept in the state, too, for those who wait for the work in other streams.
 template <typename Function>
-void launch(const MTIAStream& stream, const char* name, std::shared_ptr<Outcome> outcome, Function function,
+void launch(const MTIAStream& stream, const char* name, std::shared_ptr<WorkState> state, Function function,
             CollectiveOperands operands = {}) {
   core::WorkInfo info{};
   info.name = name;
   info.flags = MTIA_WORK_CAPTURABLE | MTIA_WORK_BLOCKS;  // it waits for peers
-  auto run = [outcome = std::move(outcome), function = std::move(function)] {
+  auto run = [state = std::move(state), function = std::move(function)] {
     try {
-      function(*outcome);
+      function(*state);
     } catch (...) {
-      outcome->fail();
+      state->fail();
     }
   };
   stream.core().launch(info, CollectiveWork{std::move(run), std::move(operands)});
@@ -143,39 +143,39 @@ void StreamBackend::follow(LastStreams& last, const MTIAStream& stream) {
   if (previous && previous->device() != stream.device()) stream.wait_for(*previous);
 }
 
-std::shared_ptr<Outcome> StreamBackend::next_outcome(const char* name, const std::vector<Argument>& arguments) {
+std::shared_ptr<WorkState> StreamBackend::next_state(const char* name, const std::vector<Argument>& arguments) {
   constexpr size_t kMaxRecords = 2000;
   CallRecord call{name, getRank(), getSize(), 0, {}, ""};
   for (const auto& [tensor, is_written, is_reduced] : arguments) call.sizes.push_back(tensor.sizes().vec());
   if (!arguments.empty()) call.dtype = c10::toString(arguments[0].tensor.scalar_type());
   const std::lock_guard<std::mutex> lock(mutex_);
   call.sequence_number = ++number_;
-  records_.push_back(std::make_shared<Outcome>(std::move(call), failures_));
+  records_.push_back(std::make_shared<WorkState>(std::move(call), failures_));
   if (records_.size() > kMaxRecords) records_.pop_front();
   return records_.back();
 }
 
-std::vector<std::shared_ptr<const Outcome>> StreamBackend::records() {
+std::vector<std::shared_ptr<const WorkState>> StreamBackend::records() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return {records_.begin(), records_.end()};
 }
 
 StreamBackend::WorkPtr StreamBackend::work_of(c10d::OpType type, const MTIAStream& stream,
-                                              std::shared_ptr<Outcome> outcome, Tensors outputs) {
+                                              std::shared_ptr<WorkState> state, Tensors outputs) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (Coalesced* calls = coalesced_on(stream.unwrap().device())) {
-      calls->outcomes.push_back(outcome);
+      calls->states.push_back(state);
       const auto is_same = [&](const MTIAStream& each) { return &each.core() == &stream.core(); };
       if (std::none_of(calls->streams.begin(), calls->streams.end(), is_same)) calls->streams.push_back(stream);
     }
   }
-  return c10::make_intrusive<StreamWork>(getRank(), type, stream, std::move(outcome), std::move(outputs));
+  return c10::make_intrusive<StreamWork>(getRank(), type, stream, std::move(state), std::move(outputs));
 }
 
-StreamBackend::WorkPtr StreamBackend::host_work_of(c10d::OpType type, std::shared_ptr<Outcome> outcome, Tensors outputs,
+StreamBackend::WorkPtr StreamBackend::host_work_of(c10d::OpType type, std::shared_ptr<WorkState> state, Tensors outputs,
                                                    std::function<void()> call, bool is_message) {
-  auto work = c10::make_intrusive<HostWork>(getRank(), type, std::move(outcome), std::move(outputs), std::move(call),
+  auto work = c10::make_intrusive<HostWork>(getRank(), type, std::move(state), std::move(outputs), std::move(call),
                                             is_message ? HostWork::Runs::kAlsoInWait : HostWork::Runs::kQueued);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -215,22 +215,22 @@ StreamBackend::WorkPtr StreamBackend::endCoalescing() {
     const auto wait_for_all = [works = std::move(calls.works)] {
       for (const WorkPtr& work : works) work->wait();
     };
-    return host_work_of(c10d::OpType::COALESCED, next_outcome("c10d::coalesced"), {}, wait_for_all,
+    return host_work_of(c10d::OpType::COALESCED, next_state("c10d::coalesced"), {}, wait_for_all,
                         /*is_message=*/true);
   }
   const c10::DeviceIndex device = calls.device ? calls.device->index() : current_device();
   const MTIAStream ends = stream_of(device, kEnds);
   if (calls.streams.empty()) calls.streams.push_back(MTIAStream::current(device));
   for (const MTIAStream& stream : calls.streams) ends.wait_for(stream);
-  auto outcome = next_outcome("c10d::coalesced");
-  launch(ends, "c10d::coalesced", outcome, [calls = std::move(calls.outcomes)](Outcome& result) {
+  auto state = next_state("c10d::coalesced");
+  launch(ends, "c10d::coalesced", state, [calls = std::move(calls.states)](WorkState& result) {
     result.begin();
     for (const auto& call : calls) {
       if (const auto error = call->error()) std::rethrow_exception(error);
     }
     result.end();
   });
-  return c10::make_intrusive<StreamWork>(getRank(), c10d::OpType::COALESCED, ends, std::move(outcome), Tensors{});
+  return c10::make_intrusive<StreamWork>(getRank(), c10d::OpType::COALESCED, ends, std::move(state), Tensors{});
 }
 
 uint64_t StreamBackend::getSequenceNumberForGroup() {
@@ -261,7 +261,7 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
         const auto lock = channel->lock();
         channel->run(steps, timeout);
       };
-      return host_work_of(type, next_outcome(name, call.arguments), std::move(call.results), run,
+      return host_work_of(type, next_state(name, call.arguments), std::move(call.results), run,
                           /*is_message=*/false);
     }
     const MTIAStream stream = stream_of(device->index(), kCollectives);
@@ -271,17 +271,17 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
     stream.wait_for(MTIAStream::current(device->index()));
     follow(last_collective_, stream);
     wait_for_the_one_captured_before(stream);
-    auto outcome = next_outcome(name, call.arguments);
+    auto state = next_state(name, call.arguments);
     call.host.copy_in(stream);
-    auto run = [channel = device_, steps = std::move(call.steps), timeout](Outcome& result) {
+    auto run = [channel = device_, steps = std::move(call.steps), timeout](WorkState& result) {
       const auto lock = channel->lock();
       result.begin();
       channel->run(steps, timeout);
       result.end();
     };
-    launch(stream, name, outcome, std::move(run), CollectiveOperands(call.arguments));
+    launch(stream, name, state, std::move(run), CollectiveOperands(call.arguments));
     call.host.copy_out(stream);
-    return work_of(type, stream, std::move(outcome), std::move(call.results));
+    return work_of(type, stream, std::move(state), std::move(call.results));
   });
 }
 
@@ -311,17 +311,17 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
                            : channel->engine().receive(bytes, peer, tag);
       return Posted{std::move(dense), std::move(message)};
     };
-    const auto wait = [channel, type](const Posted& posted, Outcome& result) {
+    const auto wait = [channel, type](const Posted& posted, WorkState& result) {
       const int source = posted.message->wait(channel->timeout);
       if (type == c10d::OpType::RECVANYSOURCE) result.source_rank = source;
       if (type != c10d::OpType::SEND) posted.memory.write();
     };
     if (device.is_cpu()) {
       check_process();
-      auto outcome = next_outcome(name, call.arguments);
+      auto state = next_state(name, call.arguments);
       return host_work_of(
-          type, outcome, sends ? Tensors{} : tensors,
-          [wait, posted = std::make_shared<Posted>(post()), outcome] { wait(*posted, *outcome); },
+          type, state, sends ? Tensors{} : tensors,
+          [wait, posted = std::make_shared<Posted>(post()), state] { wait(*posted, *state); },
           /*is_message=*/true);
     }
     const MTIAStream posts = stream_of(device.index(), kPosts), arrivals = stream_of(device.index(), kArrivals);
@@ -330,24 +330,24 @@ StreamBackend::WorkPtr StreamBackend::message(c10d::OpType type, const char* nam
     const std::lock_guard<std::mutex> lock(order_mutex_);
     posts.wait_for(MTIAStream::current(device.index()));
     follow(last_post_, posts);
-    auto outcome = next_outcome(name, call.arguments);
+    auto state = next_state(name, call.arguments);
     auto posted = std::make_shared<std::optional<Posted>>();
     call.host.copy_in(posts);
-    launch(posts, name, outcome, [post, posted](Outcome& result) {
+    launch(posts, name, state, [post, posted](WorkState& result) {
       result.begin();
       posted->reset();
       posted->emplace(post());
     });
     arrivals.wait_for(posts);
-    const auto arrive = [wait, posted](Outcome& result) {
+    const auto arrive = [wait, posted](WorkState& result) {
       if (!*posted) return;  // the other item has said why
       wait(**posted, result);
       posted->reset();
       result.end();
     };
-    launch(arrivals, name, outcome, arrive, CollectiveOperands(call.arguments));
+    launch(arrivals, name, state, arrive, CollectiveOperands(call.arguments));
     call.host.copy_out(arrivals);
-    return work_of(type, arrivals, std::move(outcome), sends ? Tensors{} : tensors);
+    return work_of(type, arrivals, std::move(state), sends ? Tensors{} : tensors);
   });
 }
 
@@ -395,11 +395,11 @@ StreamBackend::WorkPtr StreamBackend::allreduce_sparse_coo(const at::Tensor& ten
   tensor.copy_(sum);
   if (tensor.is_cpu()) {
     return host_work_of(
-        c10d::OpType::_ALLREDUCE_SPARSE, next_outcome("c10d::allreduce_sparse"), {tensor}, [] {},
+        c10d::OpType::_ALLREDUCE_SPARSE, next_state("c10d::allreduce_sparse"), {tensor}, [] {},
         /*is_message=*/false);
   }
   return work_of(c10d::OpType::_ALLREDUCE_SPARSE, MTIAStream::current(tensor.get_device()),
-                 next_outcome("c10d::allreduce_sparse"), {tensor});
+                 next_state("c10d::allreduce_sparse"), {tensor});
 }
 
 StreamBackend::WorkPtr StreamBackend::barrier(const c10d::BarrierOptions& options) {
@@ -438,7 +438,7 @@ void StreamBackend::shutdown() {
   const auto is_stuck = [&] {
     const std::lock_guard<std::mutex> lock(mutex_);
     return std::any_of(records_.begin(), records_.end(),
-                       [&](const auto& outcome) { return outcome->has_run_for(kPatience); });
+                       [&](const auto& state) { return state->has_run_for(kPatience); });
   };
   while (!is_idle() && !is_stuck()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   abort();

@@ -206,7 +206,7 @@ class StreamBackend final : public c10d::Backend {
   WorkPtr endCoalescing() override;
 
   // The last calls, oldest first.
-  std::vector<std::shared_ptr<const Outcome>> records();
+  std::vector<std::shared_ptr<const WorkState>> records();
 
   // Numbers count the calls.
   void setSequenceNumberForGroup() override {}
@@ -226,7 +226,7 @@ class StreamBackend final : public c10d::Backend {
   // Calls between startCoalescing and endCoalescing.
   struct Coalesced {
     std::optional<c10::Device> device;
-    std::vector<std::shared_ptr<Outcome>> outcomes;
+    std::vector<std::shared_ptr<WorkState>> states;
     std::vector<MTIAStream> streams;  // of the calls
     std::vector<WorkPtr> works;       // of CPU tensors
   };
@@ -236,10 +236,10 @@ class StreamBackend final : public c10d::Backend {
   static void follow(LastStreams& last, const MTIAStream& stream);
   void check_process() const;
   // Notes the call, and gives it the next number.
-  std::shared_ptr<Outcome> next_outcome(const char* name, const std::vector<Argument>& arguments = {});
-  WorkPtr work_of(c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome, Tensors outputs);
+  std::shared_ptr<WorkState> next_state(const char* name, const std::vector<Argument>& arguments = {});
+  WorkPtr work_of(c10d::OpType type, const MTIAStream& stream, std::shared_ptr<WorkState> state, Tensors outputs);
   // Of CPU tensors.
-  WorkPtr host_work_of(c10d::OpType type, std::shared_ptr<Outcome> outcome, Tensors outputs, std::function<void()> call,
+  WorkPtr host_work_of(c10d::OpType type, std::shared_ptr<WorkState> state, Tensors outputs, std::function<void()> call,
                        bool is_message);
   // Null: calls are not coalesced now. Throws c10::ValueError if they are on another device, and gives that up.
   Coalesced* coalesced_on(c10::Device device);
@@ -270,7 +270,7 @@ class StreamBackend final : public c10d::Backend {
   uint64_t number_ = 0;
   std::map<std::vector<int>, uint64_t> num_splits_;
   uint64_t num_monitored_barriers_ = 0;
-  std::deque<std::shared_ptr<Outcome>> records_;
+  std::deque<std::shared_ptr<WorkState>> records_;
   std::optional<Coalesced> coalesced_;
   HostQueue host_collectives_;
   HostQueue host_messages_;

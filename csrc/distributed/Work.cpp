@@ -35,14 +35,14 @@ std::string message_of(const std::exception& error) {
   return original != nullptr ? original->what_without_backtrace() : error.what();
 }
 
-void Outcome::begin() {
+void WorkState::begin() {
   const std::lock_guard<std::mutex> lock(mutex_);
   error_ = nullptr;
   state_ = State::kRunning;
   start_ = std::chrono::steady_clock::now();
 }
 
-void Outcome::fail() {
+void WorkState::fail() {
   std::string message = "an exception of no known type";
   try {
     throw;
@@ -62,18 +62,18 @@ void Outcome::fail() {
   std::rethrow_exception(error);
 }
 
-const char* Outcome::state() const {
+const char* WorkState::state() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   constexpr const char* kNames[] = {"queued", "running", "completed", "failed"};
   return kNames[static_cast<size_t>(state_)];
 }
 
-StreamWork::StreamWork(int rank, c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome,
+StreamWork::StreamWork(int rank, c10d::OpType type, const MTIAStream& stream, std::shared_ptr<WorkState> state,
                        std::vector<at::Tensor> outputs)
     : Work(rank, type),
       stream_(stream),
       is_captured_(MTIAGraph::of(stream) != nullptr),
-      outcome_(std::move(outcome)),
+      state_(std::move(state)),
       outputs_(std::move(outputs)) {
   end_.record(stream.core());
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
@@ -98,18 +98,18 @@ bool StreamWork::isCompleted() {
 
 bool StreamWork::isSuccess() const {
   refuse_if_captured("Work.is_success()");
-  return core::program_queries(end_) && outcome_->error() == nullptr;
+  return core::program_queries(end_) && state_->error() == nullptr;
 }
 
 std::exception_ptr StreamWork::exception() const {
-  return outcome_->error();
+  return state_->error();
 }
 
 int StreamWork::sourceRank() const {
   refuse_if_captured("The rank that a message came from");
   const core::BlockingWait wait(/*takes_time=*/true);
   core::program_waits_for(end_);
-  return outcome_->source_rank;
+  return state_->source_rank;
 }
 
 void StreamWork::synchronize() {
@@ -117,8 +117,8 @@ void StreamWork::synchronize() {
   current.core().wait(end_);
   core::WorkInfo info{};
   info.name = "c10d::wait";
-  const auto raise_error = [outcome = outcome_] {
-    if (const auto error = outcome->error()) std::rethrow_exception(error);
+  const auto raise_error = [state = state_] {
+    if (const auto error = state->error()) std::rethrow_exception(error);
   };
   current.core().launch(info, CollectiveWork{raise_error, CollectiveOperands()});
 }
@@ -129,8 +129,8 @@ bool StreamWork::wait(std::chrono::milliseconds timeout) {
     const core::BlockingWait wait(/*takes_time=*/true);
     const collectives::Deadline deadline(timeout);
     while (!core::program_queries(end_)) {
-      TORCH_CHECK_WITH(DistBackendError, !deadline.is_over(), outcome_->call.name, " number ",
-                       outcome_->call.sequence_number, " of rank ", rank_, " was not complete after ", timeout.count(),
+      TORCH_CHECK_WITH(DistBackendError, !deadline.is_over(), state_->call.name, " number ",
+                       state_->call.sequence_number, " of rank ", rank_, " was not complete after ", timeout.count(),
                        " ms");
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
@@ -141,16 +141,16 @@ bool StreamWork::wait(std::chrono::milliseconds timeout) {
     core::program_waits_for(end_);
   }
   if (is_barrier || timeout != kNoTimeout) {
-    if (const auto error = outcome_->error()) std::rethrow_exception(error);
+    if (const auto error = state_->error()) std::rethrow_exception(error);
   }
   synchronize();
   return true;
 }
 
-HostWork::HostWork(int rank, c10d::OpType type, std::shared_ptr<Outcome> outcome, std::vector<at::Tensor> outputs,
+HostWork::HostWork(int rank, c10d::OpType type, std::shared_ptr<WorkState> state, std::vector<at::Tensor> outputs,
                    std::function<void()> call, Runs runs)
     : Work(rank, type),
-      outcome_(std::move(outcome)),
+      state_(std::move(state)),
       outputs_(std::move(outputs)),
       call_(std::move(call)),
       runs_(runs),
@@ -160,13 +160,13 @@ void HostWork::run() {
   const std::lock_guard<std::mutex> lock(running_);
   if (isCompleted()) return;
   try {
-    outcome_->begin();
+    state_->begin();
     try {
       call_();
     } catch (...) {
-      outcome_->fail();
+      state_->fail();
     }
-    outcome_->end();
+    state_->end();
     future_->markCompleted(at::IValue(outputs_));
     finish();
   } catch (...) {

@@ -47,9 +47,9 @@ std::string message_of(const std::exception& error);
 
 // How a run of the work went. Shared by the handle and the work item, which refer to nothing else of each other: no
 // tensor of the device may die with the item.
-class Outcome {
+class WorkState {
  public:
-  Outcome(CallRecord call, std::shared_ptr<FirstFailure> failures)
+  WorkState(CallRecord call, std::shared_ptr<FirstFailure> failures)
       : call(std::move(call)), failures_(std::move(failures)) {}
 
   const CallRecord call;
@@ -86,7 +86,7 @@ class Outcome {
 class StreamWork final : public c10d::Work {
  public:
   // The work that `stream` was given last, and whatever is before it.
-  StreamWork(int rank, c10d::OpType type, const MTIAStream& stream, std::shared_ptr<Outcome> outcome,
+  StreamWork(int rank, c10d::OpType type, const MTIAStream& stream, std::shared_ptr<WorkState> state,
              std::vector<at::Tensor> outputs);
 
   bool isCompleted() override;
@@ -103,7 +103,7 @@ class StreamWork final : public c10d::Work {
   void blockCurrentStream() override { synchronize(); }
   // Complete from the start, with the event of the work: who waits for it does so by stream, too.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-  uint64_t getSequencenumber() const override { return outcome_->call.sequence_number; }
+  uint64_t getSequencenumber() const override { return state_->call.sequence_number; }
 
  private:
   // Invalidates the graph of a capture that is under way.
@@ -112,7 +112,7 @@ class StreamWork final : public c10d::Work {
   core::Event end_{/*enable_timing=*/false};
   const MTIAStream stream_;
   const bool is_captured_;
-  const std::shared_ptr<Outcome> outcome_;
+  const std::shared_ptr<WorkState> state_;
   const std::vector<at::Tensor> outputs_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
@@ -148,20 +148,20 @@ class HostWork final : public c10d::Work {
   // Where does a call run: in a queue, or also in the thread that waits for it, if that is earlier.
   enum class Runs { kQueued, kAlsoInWait };
 
-  HostWork(int rank, c10d::OpType type, std::shared_ptr<Outcome> outcome, std::vector<at::Tensor> outputs,
+  HostWork(int rank, c10d::OpType type, std::shared_ptr<WorkState> state, std::vector<at::Tensor> outputs,
            std::function<void()> call, Runs runs);
 
   // Makes the call, unless that is done, and completes with what it raises.
   void run();
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  int sourceRank() const override { return outcome_->source_rank; }
+  int sourceRank() const override { return state_->source_rank; }
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-  uint64_t getSequencenumber() const override { return outcome_->call.sequence_number; }
+  uint64_t getSequencenumber() const override { return state_->call.sequence_number; }
 
  private:
-  const std::shared_ptr<Outcome> outcome_;
+  const std::shared_ptr<WorkState> state_;
   const std::vector<at::Tensor> outputs_;
   const std::function<void()> call_;
   const Runs runs_;

@@ -45,15 +45,15 @@ void bind_stream_backend(py::module_& module) {
       .def("perform_nocolor_split", [](StreamBackend& /*self*/, const py::object& /*device*/) {})
       .def("records", [](StreamBackend& self) {
         py::list list;
-        for (const auto& outcome : self.records()) {
-          const CallRecord& call = outcome->call;
+        for (const auto& state : self.records()) {
+          const CallRecord& call = state->call;
           py::dict record;
           record["rank"] = call.rank;
           record["operation"] = call.name;
           record["sequence_number"] = call.sequence_number;
           record["sizes"] = call.sizes;
           record["dtype"] = call.dtype;
-          record["state"] = outcome->state();
+          record["state"] = state->state();
           list.append(std::move(record));
         }
         return list;
