@@ -102,7 +102,7 @@ bool PooledAlias::overlaps(const PooledAlias& other) const {
   return begin < other_end && other_begin < end;
 }
 
-void PooledAlias::give_back() noexcept {
+void PooledAlias::recycle() noexcept {
   if (!on_device() || stock.closed || stock.size == stock.aliases.size() || alias_.is_conj() || alias_.is_neg() ||
       !nobody_else_uses(alias_)) {
     return;

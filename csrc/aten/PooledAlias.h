@@ -22,7 +22,7 @@ class PooledAlias {
   PooledAlias(const at::TensorBase& tensor, bool for_write, core::OldBytes old_bytes = core::OldBytes::kRead,
               bool follows_in_list = false);
   ~PooledAlias() {
-    if (alias_.defined()) give_back();
+    if (alias_.defined()) recycle();
   }
   PooledAlias(PooledAlias&& other) noexcept
       : alias_(std::move(other.alias_)),
@@ -64,7 +64,7 @@ class PooledAlias {
   bool follows_in_list() const { return follows_in_list_; }
 
  private:
-  void give_back() noexcept;
+  void recycle() noexcept;
 
   at::Tensor alias_;
   const void* source_ = nullptr;  // for comparison only

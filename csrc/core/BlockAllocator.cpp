@@ -169,7 +169,7 @@ void BlockAllocator::State::reclaim(const Segments::Choice& chosen) {
   }
   const std::lock_guard lock(mutex);
   release_completed_locked();
-  segments.give_back([&](const Block* block) {
+  segments.release_unused([&](const Block* block) {
     if (!chosen(block)) return false;
     const auto is_done = [&](Stream* stream) {
       return (waited_for.contains(stream) && block->free_since <= start) || stream->is_idle();
@@ -242,7 +242,7 @@ void BlockAllocator::free(Block* block) noexcept {
   }
   const TraceContext context = state_->history.context_of_free();
   const std::lock_guard lock(state_->mutex);
-  state_->segments.take_back(block, context);
+  state_->segments.free(block, context);
   if (!block->other_streams.empty()) state_->pending.add(block);
   if (block->pending_events == 0) state_->release_locked(block);
 }
@@ -251,7 +251,7 @@ void BlockAllocator::free_while_running(Block* block) noexcept {
   if (Observer* told = current_observer()) [[unlikely]]
     told->freed(block->address);
   const std::lock_guard lock(state_->mutex);
-  state_->segments.take_back(block, /*context=*/nullptr);
+  state_->segments.free(block, /*context=*/nullptr);
   state_->segments.release(block);
 }
 

@@ -551,7 +551,7 @@ void Segments::report_return(const Block* block) {
   for (const Stream* stream : block->pool->used_in) observer->reuse_waits_for(*stream, block->address, block->size);
 }
 
-void Segments::give_back(const Choice& chosen) {
+void Segments::release_unused(const Choice& chosen) {
   const std::vector<Block*> detached = detach(chosen);
   size_t num_returned = 0;
   std::exception_ptr failure;

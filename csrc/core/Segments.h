@@ -193,7 +193,7 @@ class Segments {
     return block;
   }
   // The program has freed the block, which stays in use until it is released.
-  void take_back(Block* block, const TraceContext& context) noexcept {
+  void free(Block* block, const TraceContext& context) noexcept {
     MTIA_ASSERT(block->allocated);  // else it is freed twice
     decrease(stats_.allocation, block, 1);
     decrease(stats_.allocated_bytes, block, block->size);
@@ -229,7 +229,7 @@ class Segments {
   std::set<const Block*> oldest(uint64_t bytes) const;
   // Gives free memory that is chosen, for blocks or whole pages of them, back to the driver. Throws
   // runtime::DriverError; what the driver has not taken is kept.
-  void give_back(const Choice& chosen);
+  void release_unused(const Choice& chosen);
 
   // Calls apply(block) for the blocks of all segments, in order of address.
   template <typename Apply>

@@ -23,7 +23,7 @@ class Stream;
 // The layers above fill both in, once, before the device is used. Without, there is nothing to give up.
 struct InterpreterLock {
   void* (*release)() = nullptr;              // null: the calling thread did not hold it
-  void (*take_back)(void* state) = nullptr;  // `state`: what release() gave, not null
+  void (*reacquire)(void* state) = nullptr;  // `state`: what release() gave, not null
 };
 extern constinit InterpreterLock interpreter_lock;
 using ReleaseThreads = void (*)();  // they start again when they are needed
@@ -34,7 +34,7 @@ class WithoutGil {
  public:
   WithoutGil() : state_(interpreter_lock.release == nullptr ? nullptr : interpreter_lock.release()) {}
   ~WithoutGil() {
-    if (state_ != nullptr) interpreter_lock.take_back(state_);
+    if (state_ != nullptr) interpreter_lock.reacquire(state_);
   }
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;

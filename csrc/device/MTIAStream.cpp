@@ -90,7 +90,7 @@ MTIAStream MTIAStream::for_recording(c10::DeviceIndex device) {
   return {device, next_of(kRecording, device)};
 }
 
-MTIAStream MTIAStream::take_owned(c10::DeviceIndex device) {
+MTIAStream MTIAStream::acquire_owned(c10::DeviceIndex device) {
   check_device_index(device);
   auto& all = device_streams[device];
   for (int index = 0; index < kMaxOwned; ++index) {
@@ -114,7 +114,7 @@ MTIAStream MTIAStream::take_owned(c10::DeviceIndex device) {
               " has for them: destroy groups that are not needed any more");
 }
 
-void MTIAStream::give_back() const noexcept {
+void MTIAStream::release_owned() const noexcept {
   device_streams[device_].is_taken[id_ - kFirstOwned] = false;
 }
 

@@ -32,8 +32,8 @@ class MTIAStream {
   static MTIAStream from_pool(c10::DeviceIndex device, int priority);  // a priority below 0 is high
   static MTIAStream for_recording(c10::DeviceIndex device);
   // A stream of high priority for one owner, who gives it back. Work may be left in it then.
-  static MTIAStream take_owned(c10::DeviceIndex device);
-  void give_back() const noexcept;
+  static MTIAStream acquire_owned(c10::DeviceIndex device);
+  void release_owned() const noexcept;
 
   // The stream with this driver handle; empty: the device has none.
   static std::optional<MTIAStream> find(c10::DeviceIndex device, const void* handle);

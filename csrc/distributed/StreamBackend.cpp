@@ -97,7 +97,7 @@ StreamBackend::~StreamBackend() {
   host_->abort("aborted");
   for (const auto& [device, streams] : streams_) {
     for (const auto& stream : streams) {
-      if (stream) stream->give_back();
+      if (stream) stream->release_owned();
     }
   }
 }
@@ -134,7 +134,7 @@ MTIAStream StreamBackend::stream_of(c10::DeviceIndex device, Use use) {
   ensure_initialized();
   const std::lock_guard<std::mutex> lock(mutex_);
   auto& stream = streams_[device][use];
-  if (!stream) stream = MTIAStream::take_owned(device);
+  if (!stream) stream = MTIAStream::acquire_owned(device);
   return *stream;
 }
 

@@ -63,15 +63,15 @@ class Forks {
       mutex_.lock();
       if (version == version_) return;
       mutex_.unlock();
-      let_go();
+      unlock_all();
     }
   }
-  void let_go() {
+  void unlock_all() {
     for (auto held = taken_.rbegin(); held != taken_.rend(); ++held) held->unlock(held->mutex);
   }
   void in_parent() {
     mutex_.unlock();
-    let_go();
+    unlock_all();
     forking_.unlock();
   }
   void in_child() {

@@ -14,7 +14,7 @@ void Record::complete() noexcept {
 
 void Record::wait() noexcept {
   if (is_complete() || stream_.runs_on_this_thread()) return;
-  stream_.urge();
+  stream_.expedite();
   std::unique_lock lock(mutex_);
   while (!is_complete()) completed_.wait(lock);
 }

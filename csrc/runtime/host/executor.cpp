@@ -250,18 +250,18 @@ Executor::Position Executor::position() {
   return {submitted_, (busy_.load(std::memory_order_acquire) & kInline) != 0};
 }
 
-void Executor::urge() {
+void Executor::expedite() {
   if (delay_ == nullptr) return;
   const std::lock_guard lock(mutex_);
-  delay_->urged = submitted_;
-  delay_->was_urged.notify_one();
+  delay_->expedited = submitted_;
+  delay_->was_expedited.notify_one();
 }
 
 void Executor::wait(const Position& position) {
   std::unique_lock lock(mutex_);
   if (delay_ != nullptr) {
-    delay_->urged = std::max(delay_->urged, position.submitted);
-    delay_->was_urged.notify_one();
+    delay_->expedited = std::max(delay_->expedited, position.submitted);
+    delay_->was_expedited.notify_one();
   }
   // From here on `leave` comes to `hand_over`, and no further item runs inline.
   busy_.fetch_add(kWaiter, std::memory_order_acq_rel);
@@ -315,7 +315,7 @@ QueueSlot* Executor::next_item(std::unique_lock<std::mutex>& lock) noexcept {
 void Executor::hold_back(std::unique_lock<std::mutex>& lock) noexcept {
   const std::chrono::milliseconds delay(std::uniform_int_distribution<int>(20, 100)(delay_->random));
   const auto item = completed_ + 1;
-  delay_->was_urged.wait_for(lock, delay, [&] { return delay_->urged >= item; });
+  delay_->was_expedited.wait_for(lock, delay, [&] { return delay_->expedited >= item; });
 }
 
 // Until work may have arrived.

@@ -103,7 +103,7 @@ class Executor {
   // the executor begins a queue only when somebody waits for the stream, on the host or on another stream, or after a
   // random time. What is waited for runs at once, what should have been waited for too does not. Nothing runs on its
   // launching thread.
-  void urge();  // somebody waits for everything that is queued
+  void expedite();  // somebody waits for everything that is queued
 
   // True: the stream is idle and the caller runs one item now, then calls `leave`.
   bool try_enter() noexcept {
@@ -143,8 +143,8 @@ class Executor {
   struct Delay {
     explicit Delay(uint64_t seed) : random(seed) {}
     std::mt19937_64 random;
-    uint64_t urged = 0;  // somebody waits for so many items
-    std::condition_variable was_urged;
+    uint64_t expedited = 0;  // somebody waits for so many items
+    std::condition_variable was_expedited;
   };
 
   void hand_over() noexcept;

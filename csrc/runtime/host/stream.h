@@ -62,7 +62,7 @@ class Stream {
   bool runs_on_this_thread() const noexcept;
 
   // Somebody waits for what the stream has to do: it is no longer held back.
-  void urge() { executor_.urge(); }
+  void expedite() { executor_.expedite(); }
 
   Executor::Position position() { return executor_.position(); }
   void wait(const Executor::Position& position);  // returns at once inside an item of this stream
