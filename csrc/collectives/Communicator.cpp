@@ -61,8 +61,8 @@ size_t Communicator::rounds_bytes(int size) {
   return sizeof(Control) + 2 * announcement_bytes(size) + 4 * kBuffer;
 }
 
-size_t Communicator::room(int size) {
-  return rounds_bytes(size) + Messages::room(size);
+size_t Communicator::memory_size(int size) {
+  return rounds_bytes(size) + Messages::memory_size(size);
 }
 
 Communicator::Communicator(std::shared_ptr<const Team> team)
@@ -72,17 +72,17 @@ Communicator::Communicator(std::shared_ptr<const Team> team)
       factors_(size()) {}
 
 Communicator::Control& Communicator::control(int rank) const {
-  return *reinterpret_cast<Control*>(team_->room(rank));
+  return *reinterpret_cast<Control*>(team_->memory(rank));
 }
 
 Communicator::Announcement& Communicator::announced(int rank, uint64_t round) const {
-  return *reinterpret_cast<Announcement*>(team_->room(rank) + sizeof(Control) +
+  return *reinterpret_cast<Announcement*>(team_->memory(rank) + sizeof(Control) +
                                           (round % 2) * announcement_bytes(size()));
 }
 
 std::byte* Communicator::buffer(int rank, uint64_t round, Half half) const {
   const size_t index = 2 * (round % 2) + (half == Half::kOut ? 1 : 0);
-  return team_->room(rank) + sizeof(Control) + 2 * announcement_bytes(size()) + index * kBuffer;
+  return team_->memory(rank) + sizeof(Control) + 2 * announcement_bytes(size()) + index * kBuffer;
 }
 
 template <typename Fill, typename Read>
@@ -129,7 +129,7 @@ void Communicator::announce(const Plan& plan) {
 
 void Communicator::post_and_wait(const Deadline& deadline) {
   control(rank()).posted.store(round_);
-  team_->ring_all();
+  team_->notify_all();
   const auto is_here = [&](int peer) { return control(peer).posted.load() >= round_; };
   const auto all_are_here = [&] {
     for (int peer = 0; peer < size(); ++peer) {

@@ -28,8 +28,8 @@ namespace torch_mtia::collectives {
 
 class Communicator final : public Engine {
  public:
-  // Bytes of Team::room().
-  static size_t room(int size);
+  // Bytes of Team::memory().
+  static size_t memory_size(int size);
 
   // Has the team's rooms.
   explicit Communicator(std::shared_ptr<const Team> team);

@@ -73,7 +73,7 @@ class Messages::OnItsWay final : public Message {
   Messages& owner_;
 };
 
-size_t Messages::room(int size) {
+size_t Messages::memory_size(int size) {
   return size * sizeof(Ring);
 }
 
@@ -81,7 +81,7 @@ Messages::Messages(std::shared_ptr<const Team> team, size_t offset)
     : team_(std::move(team)), offset_(offset), sends_(team_->size()), arrivals_(team_->size()) {}
 
 Messages::Ring& Messages::ring(int from, int to) const {
-  return reinterpret_cast<Ring*>(team_->room(from) + offset_)[to];
+  return reinterpret_cast<Ring*>(team_->memory(from) + offset_)[to];
 }
 
 std::shared_ptr<Message> Messages::send(Input input, int destination, int64_t tag) {
@@ -94,7 +94,7 @@ std::shared_ptr<Message> Messages::send(Input input, int destination, int64_t ta
     advance();
     ++num_changes_;
   }
-  team_->ring(team_->index());
+  team_->notify(team_->index());
   return message;
 }
 
@@ -114,7 +114,7 @@ std::shared_ptr<Message> Messages::receive(Output output, int source, int64_t ta
     }
     ++num_changes_;
   }
-  team_->ring(team_->index());
+  team_->notify(team_->index());
   return message;
 }
 
@@ -163,7 +163,7 @@ void Messages::advance() {
     for (int peer = 0; peer < team_->size(); ++peer) {
       if (peer == team_->index()) continue;
       const bool has_sent = advance_sends(peer);
-      if (advance_arrivals(peer) || has_sent) team_->ring(peer);
+      if (advance_arrivals(peer) || has_sent) team_->notify(peer);
     }
   } catch (const GroupError& error) {
     team_->give_up(error.what());  // so nobody moves the messages that are left
@@ -258,7 +258,7 @@ void Messages::end_arrival(int source) {
   Arrival arrival = std::move(*arrivals_[source]);
   arrivals_[source].reset();
   ++num_changes_;
-  team_->ring(team_->index());
+  team_->notify(team_->index());
   if (arrival.message) {
     arrival.message->is_done = true;
     return;

@@ -23,8 +23,8 @@ namespace torch_mtia::collectives {
 
 class Messages {
  public:
-  // Bytes of Team::room().
-  static size_t room(int size);
+  // Bytes of Team::memory().
+  static size_t memory_size(int size);
 
   // Has the rooms from `offset` on.
   Messages(std::shared_ptr<const Team> team, size_t offset);

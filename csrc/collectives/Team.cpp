@@ -131,8 +131,9 @@ SharedMemory SharedMemory::open(pid_t process, int descriptor, size_t size) {
   return SharedMemory(fits ? std::move(file) : FileDescriptor(-1), size);
 }
 
-Team::Team(const Store& store, int rank, int size, size_t room, const std::string& machine) : process_id_(getpid()) {
-  const size_t num_bytes = sizeof(Control) + room;
+Team::Team(const Store& store, int rank, int size, size_t memory_size, const std::string& machine)
+    : process_id_(getpid()) {
+  const size_t num_bytes = sizeof(Control) + memory_size;
   SharedMemory own = SharedMemory::create(num_bytes);
   const std::string layout = std::to_string(kLayout) + "." + std::to_string(num_bytes);
   const Address address{layout, process_id_, own.descriptor(), random_number(), machine};
@@ -173,7 +174,7 @@ Team::Team(const Store& store, int rank, int size, size_t room, const std::strin
   if (this->size() <= num_processors()) num_spins_ = kSpins;
 }
 
-std::byte* Team::room(int member) const {
+std::byte* Team::memory(int member) const {
   return memories_[member].data() + sizeof(Control);
 }
 
@@ -185,20 +186,20 @@ void Team::pause() {
 #endif
 }
 
-void Team::Sleeper::sleep(uint32_t heard) const {
-  syscall(SYS_futex, &control_.bell, FUTEX_WAIT, heard, &kLook, nullptr, 0);
+void Team::Sleeper::sleep(uint32_t num_seen) const {
+  syscall(SYS_futex, &control_.num_notifications, FUTEX_WAIT, num_seen, &kLook, nullptr, 0);
 }
 
-void Team::ring(int member) const {
+void Team::notify(int member) const {
   Control& peer = control(member);
   if (peer.num_sleepers.load() == 0) return;
-  peer.bell.fetch_add(1);
-  syscall(SYS_futex, &peer.bell, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+  peer.num_notifications.fetch_add(1);
+  syscall(SYS_futex, &peer.num_notifications, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 
-void Team::ring_all() const {
+void Team::notify_all() const {
   for (int member = 0; member < size(); ++member) {
-    if (member != index_) ring(member);
+    if (member != index_) notify(member);
   }
 }
 
@@ -209,8 +210,8 @@ void Team::give_up(const std::string& reason) const noexcept {
   if (!own.has_given_up.compare_exchange_strong(expected, 1)) return;
   std::strncpy(own.reason, reason.c_str(), sizeof(own.reason) - 1);
   own.has_given_up.store(2);
-  ring_all();
-  ring(index_);  // other threads of this rank
+  notify_all();
+  notify(index_);  // other threads of this rank
 }
 
 void Team::check() const {

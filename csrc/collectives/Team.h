@@ -59,16 +59,16 @@ struct Store {
 };
 
 // Note [How ranks wait]
-// Each rank has a bell in its memory. Who changes something that a peer may wait for rings the peer's bell, which costs
-// a system call only if the peer sleeps: a rank says that it will before it looks for the last time, and who rings
+// Each rank has a futex in its memory. Who changes something that a peer may wait for notifies the peer, which costs a
+// system call only if the peer sleeps: a rank says that it will before it looks for the last time, and who notifies it
 // looks for that after the change. Before it sleeps, a rank spins for as long as a peer on another core takes to come;
 // where ranks share cores nobody spins, because the peer needs the core.
 class Team {
  public:
-  // All ranks of a group call this. `room` bytes of each rank's memory are for the caller, the same on all ranks. Ranks
-  // whose `machine` differs are taken to be on different ones. Raises GroupError on all ranks if one of them has
-  // another layout of the memory: another build of this library.
-  Team(const Store& store, int rank, int size, size_t room, const std::string& machine);
+  // All ranks of a group call this. `memory_size` bytes of each rank's memory are for the caller, the same on all
+  // ranks. Ranks whose `machine` differs are taken to be on different ones. Raises GroupError on all ranks if one of
+  // them has another layout of the memory: another build of this library.
+  Team(const Store& store, int rank, int size, size_t memory_size, const std::string& machine);
 
   // The ranks of the group that are on this rank's machine, ascending.
   const std::vector<int>& members() const { return members_; }
@@ -79,7 +79,7 @@ class Team {
   int index() const { return index_; }
   int size() const { return static_cast<int>(members_.size()); }
   // Starts with zeros.
-  std::byte* room(int member) const;
+  std::byte* memory(int member) const;
 
   // Returns when ready() is true. missing() gives the members that are waited for. Raises GroupError if one of them is
   // dead or has given up, or at the deadline.
@@ -91,19 +91,19 @@ class Team {
     }
     const Sleeper sleeper(control(index_));
     while (true) {
-      const uint32_t heard = sleeper.heard();
+      const uint32_t num_seen = sleeper.num_seen();
       if (ready()) return;
       check();
       const std::vector<int> members = missing();
       // Who has come and is dead by now was in time.
       if (const std::string reason = why_lost(members, deadline); !reason.empty() && !ready()) throw GroupError(reason);
-      sleeper.sleep(heard);
+      sleeper.sleep(num_seen);
     }
   }
 
   // After a change that `member` may wait for: of an atomic, in the order that all agree on.
-  void ring(int member) const;
-  void ring_all() const;
+  void notify(int member) const;
+  void notify_all() const;
 
   // Has all that wait for this member raise, now and later.
   void give_up(const std::string& reason) const noexcept;
@@ -114,7 +114,7 @@ class Team {
   // What a rank's memory starts with.
   struct Control {
     uint64_t nonce;
-    alignas(64) std::atomic<uint32_t> bell;
+    alignas(64) std::atomic<uint32_t> num_notifications;
     std::atomic<uint32_t> num_sleepers;
     alignas(64) std::atomic<uint32_t> has_given_up;
     char reason[512];
@@ -126,9 +126,9 @@ class Team {
     Sleeper(const Sleeper&) = delete;
     Sleeper& operator=(const Sleeper&) = delete;
     ~Sleeper() { control_.num_sleepers.fetch_sub(1); }
-    uint32_t heard() const { return control_.bell.load(); }
-    // Until the bell rings, or for a while.
-    void sleep(uint32_t heard) const;
+    uint32_t num_seen() const { return control_.num_notifications.load(); }
+    // Until the member is notified, or for a while.
+    void sleep(uint32_t num_seen) const;
 
    private:
     Control& control_;

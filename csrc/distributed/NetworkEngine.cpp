@@ -354,8 +354,8 @@ EngineMaker engine_maker(GlooMaker make_gloo, const std::string& machine) {
   return [make_gloo = std::move(make_gloo), machine](
              const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
              std::chrono::milliseconds timeout) -> std::shared_ptr<collectives::Engine> {
-    auto team = std::make_shared<collectives::Team>(store_of(store), rank, size, collectives::Communicator::room(size),
-                                                    machine);
+    auto team = std::make_shared<collectives::Team>(store_of(store), rank, size,
+                                                    collectives::Communicator::memory_size(size), machine);
     const std::vector<int> machines = team->machines();
     auto within = std::make_shared<collectives::Communicator>(std::move(team));
     if (within->size() == size) return within;

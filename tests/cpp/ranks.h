@@ -55,7 +55,7 @@ class Folder {
 
 struct Rank {
   Rank(const Store& store, int rank, int size, const std::string& machine = "")
-      : team(std::make_shared<Team>(store, rank, size, Communicator::room(size), machine)), communicator(team) {}
+      : team(std::make_shared<Team>(store, rank, size, Communicator::memory_size(size), machine)), communicator(team) {}
   int number() const { return communicator.rank(); }
   void barrier(Timeout timeout) { communicator.barrier({{"barrier"}, timeout}); }
 

@@ -16,8 +16,9 @@ TEST(counters_that_another_rank_has_damaged_raise) {
   in_threads(2, [](Rank& rank) {
     // Of the messages to the other rank: written, and read, each in a cache line of its own.
     const int other = 1 - rank.number();
-    auto* const rings = rank.team->room(rank.number()) + Communicator::room(2) - Messages::room(2);
-    auto* const num_read = reinterpret_cast<std::atomic<uint64_t>*>(rings + other * (Messages::room(2) / 2) + 64);
+    auto* const rings = rank.team->memory(rank.number()) + Communicator::memory_size(2) - Messages::memory_size(2);
+    auto* const num_read =
+        reinterpret_cast<std::atomic<uint64_t>*>(rings + other * (Messages::memory_size(2) / 2) + 64);
     std::vector<float> values(1000, 1);
     rank.barrier(kTimeout);
     if (rank.number() == 0) {
@@ -36,7 +37,7 @@ TEST(a_message_takes_as_much_memory_as_has_come) {
     std::vector<float> values(10, 2), others(1, 0);
     if (rank.number() == 0) {
       // A frame that announces more than any machine has, for a tag that nobody asks for.
-      auto* const ring = rank.team->room(0) + Communicator::room(2) - Messages::room(2) / 2;
+      auto* const ring = rank.team->memory(0) + Communicator::memory_size(2) - Messages::memory_size(2) / 2;
       const struct {
         uint64_t num_bytes;
         int64_t tag;
