@@ -109,7 +109,7 @@ def run(numel):
 run(16)
 torch.mtia.synchronize()
 before = of_the_program()
-for numel in (2047, 2048, 5000):
+for numel in (31, 32, 5000):
     run(numel)
     torch.mtia.synchronize()
     assert of_the_program() == before, (numel, of_the_program(), before)
@@ -117,5 +117,5 @@ for numel in (2047, 2048, 5000):
 
 
 def test_small_loops_start_no_threads_of_openmp(run_script: RunScript) -> None:
-    """Those below the smallest grain of ATen's loops run without a number of threads of their own."""
+    """Those of fewer than 32 elements run without a number of threads of their own."""
     run_script(SMALL_LOOPS, OMP_NUM_THREADS="3").output()

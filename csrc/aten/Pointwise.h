@@ -251,8 +251,9 @@ bool converts(const T& /*value*/, at::ScalarType /*dtype*/) {
 // A stub's loop with its arguments behind the iterator.
 template <typename Iterator, typename... Args>
 struct OwnedLoop {
-  // The smallest grain of ATen's loops over an iterator: that of exp, log and the like. Fewer elements are one piece.
-  static constexpr int64_t kLeastGrain = 2048;
+  // Fewer elements are one piece: for ATen's loops, whose smallest grain is 2048, and for the vector functions of MKL,
+  // which share out some hundred.
+  static constexpr int64_t kLeastGrain = 32;
 
   void (*cpu_loop)(Iterator&, Args...);
   InputBytes inputs;
