@@ -138,6 +138,10 @@ def reduces_what_is_hard(rank: int) -> None:
         scaled = torch.full((3,), float(rank + 1), device="mtia")
         dist.all_reduce(scaled, op=dist._make_nccl_premul_sum(factor))  # type: ignore[attr-defined]
         assert scaled.tolist() == [1.5] * 3
+    for factor, expected in ((3.0, [6 * 2**40 + 12, -36]), (0.5, [2**40 + 2, -6])):
+        integers = torch.tensor([2**40 + 2, -6], device="mtia")
+        dist.all_reduce(integers, op=dist._make_nccl_premul_sum(factor))  # type: ignore[attr-defined]
+        assert integers.tolist() == expected
     part = torch.empty(2, dtype=torch.complex64, device="mtia")
     dist.reduce_scatter_tensor(part, torch.full((4,), 1 + 2j * rank, device="mtia"))
     assert part.tolist() == [2 + 2j] * 2

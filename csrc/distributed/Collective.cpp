@@ -10,6 +10,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -205,10 +206,15 @@ double Reduction::factor() const {
   return factor_tensor_.defined() ? factor_tensor_.item<double>() : number_;
 }
 
+// Integers have more digits than the default dtype, in which a product with a floating-point factor would be.
 void Reduction::read(const Dense& memory) const {
   memory.read();
   if (!multiplies()) return;
-  for (const at::Tensor& tensor : memory.memory()) tensor.copy_(at::mul(tensor, at::scalar_tensor(factor())));
+  const double number = factor();
+  const bool is_integer = std::trunc(number) == number && std::abs(number) < 0x1p63;
+  const at::Tensor multiplier =
+      is_integer ? at::scalar_tensor(static_cast<int64_t>(number), at::kLong) : at::scalar_tensor(number, at::kDouble);
+  for (const at::Tensor& tensor : memory.memory()) tensor.copy_(at::mul(tensor, multiplier));
 }
 
 collectives::Reduction Reduction::of_engine() const {
