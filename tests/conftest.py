@@ -120,6 +120,10 @@ def device(pytestconfig: pytest.Config) -> torch.device:
 def _fresh_state(device: torch.device) -> Iterator[None]:
     """Seeds the generators before a test; waits after it, so that a late error is charged to its own test."""
     torch.manual_seed(0)
+    if device.type != "cpu":
+        # Upstream's captures go to the stream that was current at the process's first one: of another test, perhaps a
+        # stream of the pool, which this test may get for its work beside the capture.
+        device_module().graph.default_capture_stream = None
     yield
     if device.type != "cpu" and device_module().is_initialized():
         device_module().synchronize()
