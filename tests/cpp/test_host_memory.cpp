@@ -21,6 +21,19 @@ void operator delete(void* memory) noexcept {
 void operator delete(void* memory, size_t /*size*/) noexcept {
   std::free(memory);
 }
+// The standard library's call those above; the compiler's sanitizers have their own.
+void* operator new[](size_t size) {
+  return operator new(size);
+}
+void* operator new[](size_t size, const std::nothrow_t& /*tag*/) noexcept {
+  return fails ? nullptr : std::malloc(size);
+}
+void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, size_t /*size*/) noexcept {
+  std::free(memory);
+}
 
 namespace torch_mtia::test {
 namespace {
