@@ -88,8 +88,8 @@ BUILD_TEMP = Path("build/temp")
 # Lines that are compiled as one file: each file costs the compiler four seconds of templates in ATen's headers, and a
 # change compiles its whole group.
 GROUP_LINES = 700
-# Headers that declare all operators: whoever includes them is compiled alone.
-ALL_OPERATORS = re.compile(r"^#include <ATen/(ATen|autocast_mode)\.h>", re.MULTILINE)
+# Whoever includes a header that declares all operators, or has kernels for each dtype in ten places, is compiled alone.
+SLOW = re.compile(r"^#include <ATen/(ATen|autocast_mode)\.h>|(AT_DISPATCH.*?){10}", re.MULTILINE | re.DOTALL)
 
 # no-math-errno: nobody reads errno after a mathematical function, and setting it keeps square roots from vectorizing.
 # Not -mtls-dialect=gnu2, although each operator reads several thread-local variables: before 2.40, glibc's resolver
@@ -190,7 +190,7 @@ class Build(BuildExtension):
         for source in map(str, ext.sources):
             text = Path(source).read_text()
             lines += text.count("\n")
-            kind = source if ALL_OPERATORS.search(text) else Path(source).parent
+            kind = source if SLOW.search(text) else Path(source).parent
             if kind != last or lines > GROUP_LINES:
                 groups.append([])
                 lines = text.count("\n")
