@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch_mtia.triton.analyses.strips import first_of, stride_of
+from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.ir.ops import pointee_size
 from torch_mtia.triton.llvm import Builder
-from torch_mtia.triton.llvm_value import Value, bits_of, integer, iota, power_of_two_divisor
-
-# A constant stride beyond is no access pattern: hashing multiplies indices by large numbers, and relies on wrapping.
-MAX_STRIDE = 1 << 20
+from torch_mtia.triton.llvm_value import Value, bits_of, integer, iota
 
 
 class Lane:
@@ -69,102 +69,69 @@ def materialize(b: Builder, lane: Lane, lanes: int) -> Value:
     return b.binary("add", base, steps)
 
 
-def _stride_value(stride: int | Value, element: str) -> Value:
-    return integer(stride, element) if isinstance(stride, int) else stride
-
-
-def add_strides(b: Builder, left: int | Value, right: int | Value, element: str) -> int | Value:
-    if isinstance(left, int) and isinstance(right, int):
-        return left + right
-    return b.add(_stride_value(left, element), _stride_value(right, element))
-
-
-def scale_stride(b: Builder, stride: int | Value, factor: Value) -> int | Value | None:
-    """stride * factor, or None if that is no access pattern."""
-    if isinstance(stride, int):
-        if stride == 0:
-            return 0
-        if factor.constant is not None:
-            product = stride * factor.constant
-            return product if abs(product) <= MAX_STRIDE else None
-        return b.mul(integer(stride, factor.type), factor)
-    return b.mul(stride, factor)
-
-
-AffineRule = Callable[[Builder, list[Lane], int], "Lane | None"]
-AFFINE_RULES: dict[str, AffineRule] = {}
-
-
-def affine_rule(*names: str) -> Callable[[AffineRule], AffineRule]:
-    """Registers how an operation acts on affine strips. The rule returns None where the result is not affine; it is
-    asked only if all operands are uniform or affine and one is not uniform, and the width is not 0."""
-
-    def register(rule: AffineRule) -> AffineRule:
-        for name in names:
-            AFFINE_RULES[name] = rule
-        return rule
-
-    return register
-
-
-def _indexlike(value: Value) -> bool:
-    return value.type in ("i32", "i64")
-
-
-@affine_rule("arith.addi")
-def _add(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    left, right = lanes
-    if not _indexlike(left.value):
+def affine(b: Builder, op: Op, lanes: list[Lane], width: int) -> Lane | None:
+    """What an operation makes of strips that all have a stride; None where the result has none."""
+    decided, name = stride_of(op, lanes, width), op.name
+    if decided is None:
         return None
-    assert left.stride is not None
-    assert right.stride is not None
-    return Lane(b.add(left.value, right.value), add_strides(b, left.stride, right.stride, left.value.type))
+    left, right = lanes[0], lanes[-1]
+    if name in ("arith.addi", "arith.subi"):
+        combine = b.add if name == "arith.addi" else b.sub
+        stride = _stride(b, left, decided, lambda step: combine(step, _step(right, step.type)))
+        return Lane(combine(left.value, right.value), stride)
+    if name in ("arith.muli", "arith.shli"):
+        left, right = (right, left) if left.uniform else (left, right)
+        factor = right.value if name == "arith.muli" else integer(1 << (right.value.constant or 0), left.value.type)
+        return Lane(b.mul(left.value, factor), _stride(b, left, decided, lambda step: b.mul(step, factor)))
+    if name in ("arith.extsi", "arith.index_cast", "arith.extui", "arith.index_castui"):
+        is_signed = name in ("arith.extsi", "arith.index_cast")
+        wide = widened(b, left) if is_signed else Lane(b.zext(left.value, "i64"), left.stride)
+        if not (isinstance(left.stride, int) and _does_not_wrap(left.value, left.stride, width)):
+            wide.exact = b.cast("sext" if is_signed else "zext", materialize(b, left, width), "i64")
+        return wide
+    if name in ("arith.remsi", "arith.remui", "arith.divsi", "arith.divui"):
+        is_remainder = name.startswith("arith.rem")
+        below = left.value if is_remainder else b.integer_like(0, left.value)
+        result = _unless_below(b, name[6:9], left.value, right.value, below, name.endswith("si"))
+    elif name in ("arith.andi", "arith.shrsi", "arith.shrui"):
+        left, right = (right, left) if left.uniform else (left, right)
+        result = b.binary({"andi": "and", "shrsi": "ashr", "shrui": "lshr"}[name[6:]], left.value, right.value)
+    else:
+        return left
+    known = first_of(op, [left.value, right.value])
+    result.divisor, result.nonnegative = known.divisor, known.nonnegative
+    return Lane(result, left.stride if decided else 0)
 
 
-@affine_rule("arith.subi")
-def _sub(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    left, right = lanes
-    if not _indexlike(left.value):
-        return None
-    assert left.stride is not None
-    assert right.stride is not None
-    minus = -right.stride if isinstance(right.stride, int) else b.sub(integer(0, right.stride.type), right.stride)
-    return Lane(b.sub(left.value, right.value), add_strides(b, left.stride, minus, left.value.type))
+def _step(lane: Lane, element: str) -> Value:
+    return integer(lane.stride, element) if isinstance(lane.stride, int) else lane.stride or integer(0, element)
 
 
-@affine_rule("arith.muli")
-def _mul(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    left, right = lanes
-    if left.uniform:
-        left, right = right, left
-    if not right.uniform or not _indexlike(left.value):
-        return None
-    assert left.stride is not None
-    stride = scale_stride(b, left.stride, right.value)
-    return None if stride is None else Lane(b.mul(left.value, right.value), stride)
+def _stride(b: Builder, lane: Lane, decided: object, compute: Callable[[Value], Value]) -> int | Value:
+    """The stride that was decided, or where it is a scalar of the program, what `compute` makes of the lane's."""
+    return decided if isinstance(decided, int) else compute(_step(lane, lane.value.type))
 
 
-@affine_rule("arith.shli")
-def _shl(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    left, right = lanes
-    if not right.uniform or right.value.constant is None or not 0 <= right.value.constant < 20:
-        return None
-    return _mul(b, [left, Lane(integer(1 << right.value.constant, left.value.type))], width)
-
-
-@affine_rule("arith.extsi", "arith.index_cast")
-def _extsi(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    (lane,) = lanes
-    if lane.value.type != "i32":
-        return None
-    wide = widened(b, lane)
-    if not (isinstance(lane.stride, int) and _does_not_wrap(lane.value, lane.stride, width)):
-        wide.exact = b.cast("sext", materialize(b, lane, width), "i64")
-    return wide
+def offset_address(b: Builder, op: Op, address: Lane, offset: Lane, width: int) -> Lane:
+    """A tt.addptr; offsets are signed."""
+    size = pointee_size(op)
+    if address.uniform and offset.uniform:
+        return Lane(b.add(address.value, b.mul(b.sext(offset.value, "i64"), integer(size, "i64"))))
+    if address.affine and offset.affine and (decided := stride_of(op, [address, offset], width)) is not None:
+        wide = widened(b, offset)
+        factor = integer(size, "i64")
+        moved = b.add(address.value, b.mul(wide.value, factor))
+        return Lane(moved, _stride(b, address, decided, lambda step: b.add(step, b.mul(_step(wide, "i64"), factor))))
+    vector = b.cast("sext", materialize(b, offset, width), "i64")
+    if size != 1:
+        vector = b.mul(vector, integer(size, vector.type))
+    if address.uniform:
+        return Lane(b.add(b.splat(address.value, width), vector), None)
+    return Lane(b.add(materialize(b, address, width), vector), None)
 
 
 def widened(b: Builder, lane: Lane) -> Lane:
-    """A strip of 32-bit indices that does not wrap in the middle, as 64-bit ones."""
+    """A strip of indices that does not wrap in the middle, as 64-bit ones."""
     assert lane.stride is not None
     return Lane(b.sext(lane.value, "i64"), lane.stride if isinstance(lane.stride, int) else b.sext(lane.stride, "i64"))
 
@@ -176,53 +143,6 @@ def _does_not_wrap(first: Value, stride: int, width: int) -> bool:
     if first.constant is not None:
         return -(1 << 31) <= first.constant + last < 1 << 31
     return 0 <= last < first.divisor
-
-
-@affine_rule("arith.extui", "arith.index_castui")
-def _extui(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    (lane,) = lanes
-    # Below zero, the first lanes of a strip would be large numbers and the others not.
-    if lane.value.type != "i32" or not lane.value.nonnegative or not isinstance(lane.stride, int) or lane.stride < 0:
-        return None
-    wide = Lane(b.zext(lane.value, "i64"), lane.stride)
-    if not _does_not_wrap(lane.value, lane.stride, width):
-        wide.exact = b.cast("zext", materialize(b, lane, width), "i64")
-    return wide
-
-
-def _strip_fits(numerator: Lane, divisor: int, width: int) -> bool:
-    """Whether the strip lies between two multiples of every number that `divisor` divides."""
-    return (
-        isinstance(numerator.stride, int)
-        and numerator.stride > 0
-        and numerator.stride * width <= divisor
-        and numerator.value.divisor % (numerator.stride * _ceil_power_of_two(width)) == 0
-        and divisor % (numerator.stride * _ceil_power_of_two(width)) == 0
-    )
-
-
-def _ceil_power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
-
-
-@affine_rule("arith.remsi")
-def _remsi(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    return _rem(b, lanes, width, signed=True)
-
-
-@affine_rule("arith.remui")
-def _remui(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    return _rem(b, lanes, width, signed=False)
-
-
-def _rem(b: Builder, lanes: list[Lane], width: int, signed: bool) -> Lane | None:
-    left, right = lanes
-    if not right.uniform or not left.value.nonnegative or not _strip_fits(left, right.value.divisor, width):
-        return None
-    result = _unless_below(b, "rem", left.value, right.value, left.value, signed)
-    result.divisor = min(left.value.divisor, right.value.divisor)
-    result.nonnegative = True
-    return Lane(result, left.stride)
 
 
 def _unless_below(b: Builder, name: str, left: Value, right: Value, otherwise: Value, signed: bool) -> Value:
@@ -242,25 +162,6 @@ def _unless_below(b: Builder, name: str, left: Value, right: Value, otherwise: V
     return b.phi(left.type, [(otherwise, before), (divided, end)])
 
 
-@affine_rule("arith.divsi")
-def _divsi(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    return _div(b, lanes, width, signed=True)
-
-
-@affine_rule("arith.divui")
-def _divui(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    return _div(b, lanes, width, signed=False)
-
-
-def _div(b: Builder, lanes: list[Lane], width: int, signed: bool) -> Lane | None:
-    left, right = lanes
-    if not right.uniform or not left.value.nonnegative or not _strip_fits(left, right.value.divisor, width):
-        return None
-    result = _unless_below(b, "div", left.value, right.value, b.integer_like(0, left.value), signed)
-    result.nonnegative = right.value.nonnegative or not signed
-    return Lane(result)
-
-
 def guarded_divisor(b: Builder, divisor: Value) -> Value:
     """Division by zero is undefined in Triton, but must not stop the process."""
     if divisor.constant:
@@ -269,45 +170,3 @@ def guarded_divisor(b: Builder, divisor: Value) -> Value:
     result = b.select(b.icmp("eq", divisor, b.integer_like(0, divisor)), one, divisor)
     result.divisor = divisor.divisor
     return result
-
-
-@affine_rule("arith.andi")
-def _and(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    left, right = lanes
-    if left.uniform:
-        left, right = right, left
-    constant = right.value.constant
-    if not right.uniform or constant is None or constant < 0 or constant & (constant + 1):
-        return None
-    if not _strip_fits(left, constant + 1, width):
-        return None
-    result = b.binary("and", left.value, right.value)
-    result.divisor = min(left.value.divisor, power_of_two_divisor(constant + 1))
-    result.nonnegative = True
-    return Lane(result, left.stride)
-
-
-@affine_rule("arith.shrsi")
-def _shrsi(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    return _shr(b, lanes, width, "ashr")
-
-
-@affine_rule("arith.shrui")
-def _shrui(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    return _shr(b, lanes, width, "lshr")
-
-
-def _shr(b: Builder, lanes: list[Lane], width: int, name: str) -> Lane | None:
-    left, right = lanes
-    if not right.uniform or right.value.constant is None or not 0 <= right.value.constant < 20:
-        return None
-    if not _strip_fits(left, 1 << right.value.constant, width):
-        return None
-    result = b.binary(name, left.value, right.value)
-    result.nonnegative = left.value.nonnegative
-    return Lane(result)
-
-
-@affine_rule("tt.ptr_to_int", "tt.int_to_ptr")
-def _same_address(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    return lanes[0] if lanes[0].value.type == "i64" else None

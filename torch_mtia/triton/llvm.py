@@ -10,15 +10,14 @@ import contextlib
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
+from torch_mtia.triton.analyses.strips import MAX_DIVISOR, power_of_two_divisor
 from torch_mtia.triton.llvm_value import (
-    MAX_DIVISOR,
     Value,
     bits_of,
     element_of,
     floating,
     integer,
     like,
-    power_of_two_divisor,
     suffix,
     vector_type,
 )

@@ -10,7 +10,7 @@ import functools
 import struct
 from collections.abc import Sequence
 
-MAX_DIVISOR = 1 << 20
+from torch_mtia.triton.analyses.strips import power_of_two_divisor
 
 
 class Value:
@@ -64,10 +64,6 @@ def is_float(element: str) -> bool:
 
 def like(value: Value, element: str) -> str:
     return vector_type(lanes_of(value), element)
-
-
-def power_of_two_divisor(number: int) -> int:
-    return min(number & -number, MAX_DIVISOR) if number else MAX_DIVISOR
 
 
 def float_literal(value: float, element: str) -> str:

@@ -11,9 +11,8 @@ import itertools
 from collections.abc import Sequence
 
 from torch_mtia.triton.analyses import symbolic
+from torch_mtia.triton.analyses.affine import Affine
 from torch_mtia.triton.analyses.availability import Available
-from torch_mtia.triton.analyses.intervals import Intervals
-from torch_mtia.triton.analyses.strides import StrideAnalysis, is_linear
 from torch_mtia.triton.analyses.symbolic import TRUE, Expression
 from torch_mtia.triton.ir.module import Op, Value
 from torch_mtia.triton.ir.ops import Elements, Linear, facts, is_load, pointee_size
@@ -23,7 +22,7 @@ MAX_SIZE = 2000  # of a condition
 
 
 def may_write_at_once(
-    stores: Sequence[Op], available: Available, strides: StrideAnalysis, *, checked: bool
+    stores: Sequence[Op], available: Available, affine: Affine, *, checked: bool
 ) -> Expression | None:
     """A condition under which stores of one nest, which write a strip each before the next strip is read, leave memory
     as program order says: no load that they wait for reads what one of them wrote before, and no store comes before an
@@ -31,23 +30,23 @@ def may_write_at_once(
     is left out, so that it is not known which ones read."""
     shape = stores[0].operands[0].type.shape
     assert shape is not None
-    order, at_index = available.reach([root for store in stores for root in store.operands], shape)
-    if any(available.is_moved(value) and available.reads_memory(value) for value in order):
+    at_index = available.reach([root for store in stores for root in store.operands], shape)
+    if any(available.is_moved(value) and available.reads_memory(value) for value in at_index):
         return None
-    loads = [value for value in order if is_load(value.op)]
+    loads = [value for value in at_index if is_load(value.op)]
     pairs = [(value.op, store, at_index[value]) for value in loads for store in stores]
     pairs += [(first, second, True) for first, second in itertools.combinations(stores, 2)]
     if len(pairs) > MAX_PAIRS or (loads and checked):
         return None
-    intervals = Intervals(available)
     conditions: list[Expression] = []
+    holds: list[Expression] = []  # without which nothing is known of the ranges of addresses
     for first, store, same_place in pairs:
         assert first is not None
-        undisturbed = _does_not_disturb(intervals, strides, first, store, same_place)
+        undisturbed = _does_not_disturb(affine, first, store, same_place, holds)
         if undisturbed is None:
             return None
         conditions.append(undisturbed)
-    safe = symbolic.every(*conditions, intervals.hold)
+    safe = symbolic.every(*conditions, *holds)
     return safe if safe.size <= MAX_SIZE else None
 
 
@@ -69,33 +68,35 @@ def _equal(pairs: Sequence[tuple[Value, Value]]) -> Expression:
 
 
 def _does_not_disturb(
-    intervals: Intervals, strides: StrideAnalysis, earlier: Op, store: Op, at_index: bool
+    affine: Affine, earlier: Op, store: Op, at_index: bool, holds: list[Expression]
 ) -> Expression | None:
-    """Whether `store` leaves alone what `earlier`, a load or a store, accesses in later strips, if the intervals hold.
-    `at_index`: both visit their elements in the same order."""
+    """Whether `store` leaves alone what `earlier`, a load or a store, accesses in later strips, where `holds`, to
+    which it adds, are true. `at_index`: both visit their elements in the same order."""
     read, written = earlier.operands[0], store.operands[0]
     same: Expression | None = None
-    if at_index and pointee_size(earlier) == pointee_size(store) and _are_distinct(strides, written):
+    if at_index and pointee_size(earlier) == pointee_size(store) and _are_distinct(affine, written):
         pairs = _starts(read, written)
         if pairs is not None:
             same = _equal(pairs)
             if same is TRUE:
                 return same
-    first, second = intervals.of(read), intervals.of(written)
+    first, second = affine.range(read), affine.range(written)
     if first is None or second is None:
         return same
-    behind = symbolic.add(first[1], symbolic.number(pointee_size(earlier)))
-    above = symbolic.add(second[1], symbolic.number(pointee_size(store)))
-    apart = symbolic.either(symbolic.at_most(behind, second[0]), symbolic.at_most(above, first[0]))
+    holds += (*first.holds, *second.holds)
+    behind = symbolic.add(first.high, symbolic.number(pointee_size(earlier)))
+    above = symbolic.add(second.high, symbolic.number(pointee_size(store)))
+    apart = symbolic.either(symbolic.at_most(behind, second.low), symbolic.at_most(above, first.low))
     return apart if same is None else symbolic.either(same, apart)
 
 
-def _are_distinct(strides: StrideAnalysis, pointer: Value) -> bool:
+def _are_distinct(affine: Affine, pointer: Value) -> bool:
     """Whether no two elements are the same address, as far as the strides tell."""
-    if not is_linear(pointer):
+    form = affine.form(pointer)
+    if not form.is_linear():
         return False
     steps: list[tuple[int, int]] = []
-    for stride, size in zip(strides.strides(pointer), pointer.type.shape or (), strict=True):
+    for stride, size in zip(form.strides, pointer.type.shape or (), strict=True):
         if size > 1:
             if stride is None:
                 return False

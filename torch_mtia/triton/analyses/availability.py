@@ -1,17 +1,32 @@
-"""What is available of tensors at a place in the program: some are held in buffers, loops moved others."""
+"""What is available of tensors at a place in the program: some are held in buffers, loops moved others. And what it
+takes to evaluate the rest."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
+from torch_mtia.triton.analyses.affine import Affine
+from torch_mtia.triton.analyses.walk import operands_first, own_dims, walk
 from torch_mtia.triton.ir.module import Value
-from torch_mtia.triton.ir.ops import is_elementwise, is_fused, is_load
+from torch_mtia.triton.ir.ops import OPS, Dims, is_fused, is_load
+
+DEAR = 10  # the cost from which on a value that is needed again is kept
+RELOAD = 4  # the cost of reading a strip of neighbours from memory again
+_MOST = 1000
+
+
+class Strided(Protocol):
+    """A buffer."""
+
+    @property
+    def strides(self) -> tuple[int, ...]: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Available:
-    held: Mapping[Value, object]  # in buffers
+    held: Mapping[Value, Strided]  # in buffers
     moved: Mapping[Value, Value]  # by a loop, from where it was before
 
     def is_fused(self, value: Value) -> bool:
@@ -22,77 +37,66 @@ class Available:
         """Whether evaluating a tensor evaluates what a loop moved it from."""
         return value in self.moved and value not in self.held
 
-    def reads_memory(self, value: Value, memo: dict[Value, bool] | None = None) -> bool:
-        """Whether evaluating it loads from device memory."""
-        memo = {} if memo is None else memo
+    def parts(self, value: Value) -> Sequence[Value]:
+        """What evaluating a tensor evaluates first."""
         if self.is_moved(value):
-            return self.reads_memory(self.moved[value], memo)
-        if not self.is_fused(value):
-            return False
-        found = memo.get(value)
-        if found is None:
-            assert value.op is not None
-            found = memo[value] = is_load(value.op) or any(
-                self.reads_memory(operand, memo) for operand in value.op.operands
-            )
+            return [self.moved[value]]
+        return value.op.operands if value.op is not None and self.is_fused(value) else []
+
+    def evaluated(self, roots: Sequence[Value]) -> dict[Value, None]:
+        """All that evaluating `roots` evaluates or reads, operands first."""
+        found: dict[Value, None] = {}
+        for root in roots:
+            for value in operands_first(root, found, self.parts):
+                found[value] = None
         return found
+
+    def reads_memory(self, value: Value) -> bool:
+        """Whether evaluating it loads from device memory."""
+        return any(is_load(each.op) and self.is_fused(each) for each in self.evaluated([value]))
 
     def hazardous(self, roots: Sequence[Value]) -> list[Value]:
         """Those of `roots` that are computed from loads not done yet: a statement that writes while it evaluates them
         could overwrite what it has still to read."""
         return [root for root in roots if self.reads_memory(root)]
 
+    def leaves(self, roots: Sequence[Value]) -> list[Value]:
+        """The tensors in buffers, and those that loops moved, that evaluating `roots` reads."""
+        return [value for value in self.evaluated(roots) if value in self.held or value in self.moved]
+
     def reads_buffers(self, value: Value) -> bool:
         """Whether evaluating it reads what is held. At an index outside of the tensor there is nothing to read then."""
         return any(leaf in self.held for leaf in self.leaves([value]))
 
-    def reach(self, roots: Sequence[Value], shape: tuple[int, ...]) -> tuple[list[Value], dict[Value, bool]]:
+    def reach(self, roots: Sequence[Value], shape: tuple[int, ...]) -> dict[Value, bool]:
         """The tensors that evaluating `roots` evaluates, operands first, and for each whether only at the index of the
-        nest over `shape`. What a loop moved is among them, but not what it was before."""
+        nest over `shape`. A tensor that a loop moved is among them, but not what it was before."""
         at_index: dict[Value, bool] = {}
-        order: list[Value] = []
+        here = tuple(range(len(shape)))
 
-        def visit(value: Value, same: bool) -> None:
-            if self.is_moved(value):
-                at_index.setdefault(value, same)
-                order.append(value)
-                return
-            if not self.is_fused(value):
-                return
-            known = at_index.get(value)
-            if known is not None and (known == same or not known):
-                return
-            first = known is None
-            at_index[value] = same
-            assert value.op is not None
-            inner = same and (is_elementwise(value.op) or is_load(value.op))
-            for operand in value.op.operands:
-                visit(operand, inner)
-            if first:
-                order.append(value)
+        def enter(value: Value, dims: Dims) -> Sequence[Value] | None:
+            is_moved = self.is_moved(value)
+            if not is_moved and not self.is_fused(value):
+                return None
+            at_index[value] = at_index.get(value, True) and dims == here and value.type.shape == shape
+            return [] if is_moved else self.parts(value)
 
-        for root in roots:
-            visit(root, root.type.shape == shape)
-        return order, at_index
+        dims = [own_dims(root) if root.type.shape == shape else (None,) * len(own_dims(root)) for root in roots]
+        return {value: at_index[value] for value, _ in walk(zip(roots, dims, strict=True), enter)}
 
-    def leaves(self, roots: Sequence[Value]) -> list[Value]:
-        """The tensors in buffers, and those that loops moved, that evaluating `roots` reads."""
-        seen: set[Value] = set()
-        found: list[Value] = []
+    def cost(self, value: Value, affine: Affine, memo: dict[Value, int] | None = None) -> int:
+        """What evaluating one lane of a tensor takes, in simple instructions. `memo`: costs that are known already, or
+        are to be taken for known."""
+        memo = {} if memo is None else memo
 
-        def visit(value: Value) -> None:
-            if value.type.shape is None or value in seen:
-                return
-            seen.add(value)
-            if value in self.held:
-                found.append(value)
-            elif value in self.moved:
-                found.append(value)
-                visit(self.moved[value])
-            elif value.op is not None and is_fused(value.op):
-                for operand in value.op.operands:
-                    visit(operand)
+        def parts(value: Value) -> Sequence[Value]:
+            return self.parts(value) if self.is_fused(value) and not affine.is_index(value) else []
 
-        for root in roots:
-            visit(root)
-        return found
+        for each in operands_first(value, memo, parts):
+            if each.op is None or not self.is_fused(each):
+                memo[each] = 0
+            elif affine.is_index(each):
+                memo[each] = 1
+            else:
+                memo[each] = min(OPS[each.op.name].cost + sum(memo[operand] for operand in each.op.operands), _MOST)
+        return memo[value]

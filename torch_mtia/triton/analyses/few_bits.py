@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from torch_mtia.triton.analyses.availability import Available
+from torch_mtia.triton.analyses.walk import operands_first
 from torch_mtia.triton.ir.module import Op, Value
 from torch_mtia.triton.ir.ops import is_elementwise, splat_constant
 
@@ -19,24 +21,23 @@ class FewBits:
 
 
 def few_bits(value: Value, available: Available, most: int) -> FewBits | None:
-    """What a tensor is a function of, element by element, if that is not more than `most` bits of one tensor."""
+    """The at most `most` bits of one tensor that a tensor is a function of, element by element; None if it depends on
+    more."""
     known: dict[Value, FewBits | None] = {}
 
-    def visit(value: Value) -> FewBits | None:
-        if value not in known:
-            known[value] = through(value.op) if value.op is not None and available.is_fused(value) else None
-        return known[value]
+    def parts(value: Value) -> Sequence[Value]:
+        if value.op is None or not available.is_fused(value) or not is_elementwise(value.op):
+            return []
+        return [operand for operand in value.op.operands if _constant(operand) is None]
 
-    def through(op: Op) -> FewBits | None:
-        if not is_elementwise(op) or available.is_moved(op.results[0]):
-            return None
-        found = {visit(operand) for operand in op.operands if _constant(operand) is None}
-        if len(found) == 1 and (only := found.pop()) is not None:
-            return only
-        taken = _taken(op)
-        return taken if taken is not None and taken.count <= most else None
-
-    return visit(value)
+    for each in operands_first(value, known, parts):
+        found = {known[part] for part in parts(each)}
+        only = found.pop() if len(found) == 1 else None
+        if only is None and each.op is not None and available.is_fused(each) and is_elementwise(each.op):
+            only = _taken(each.op)
+            only = only if only is not None and only.count <= most else None
+        known[each] = only
+    return known[value]
 
 
 def _constant(value: Value) -> object | None:

@@ -28,25 +28,27 @@ def needed_from(
     """Whether a statement at `position` of `block` or behind still has to evaluate `value`. `memo`: what is known
     already, or is to be taken for known. What the loop `entering` itself takes does not count."""
     memo = {} if memo is None else memo
-    found = memo.get(value)
-    if found is not None:
-        return found
-    memo[value] = False
-    for user in value.users:
-        evaluated = [result for result in user.results if available.is_fused(result) or available.is_moved(result)]
-        # A loop: any() would be a call in C, whose depth has a limit of its own in Python 3.12.
-        for result in evaluated:
-            if needed_from(result, block, position, available, memo, entering):
+    pending, seen = [value], {value}
+    while pending:
+        each = pending.pop()
+        if each in memo:
+            if memo[each]:
                 memo[value] = True
                 return True
-        if user.results and len(evaluated) == len(user.results):
             continue
-        if user.results and all(result in available.held for result in user.results):
-            continue
-        if user is not entering and position_in(block, user) >= position:
-            memo[value] = True
-            break
-    return memo[value]
+        for user in each.users:
+            evaluated = [result for result in user.results if available.is_fused(result) or available.is_moved(result)]
+            pending += [result for result in evaluated if result not in seen]
+            seen.update(evaluated)
+            if user.results and len(evaluated) == len(user.results):
+                continue
+            if user.results and all(result in available.held for result in user.results):
+                continue
+            if user is not entering and position_in(block, user) >= position:
+                memo[value] = True
+                return True
+    memo.update(dict.fromkeys(seen - memo.keys(), False))
+    return False
 
 
 def is_used_elsewhere(value: Value, block: Block) -> bool:

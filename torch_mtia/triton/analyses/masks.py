@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from torch_mtia.triton.analyses.strides import StrideAnalysis, is_linear
+from torch_mtia.triton.analyses.affine import Affine
+from torch_mtia.triton.analyses.walk import operands_first, own_dims, walk
 from torch_mtia.triton.ir.module import Op, Value
 from torch_mtia.triton.ir.ops import (
     OPS,
@@ -18,7 +19,6 @@ from torch_mtia.triton.ir.ops import (
     Kind,
     is_elementwise,
     load_operands,
-    operand_dims,
     splat_constant,
 )
 
@@ -43,41 +43,34 @@ class End:
         return bool(self.comparison.attributes["predicate"] == LESS_OR_EQUAL)
 
 
-def comparisons(mask: Value) -> set[tuple[Op, Dims]]:
-    """The comparisons that all have to be true where a mask is, each with the dimensions of the mask that its own are:
-    rows and columns may be compared by one operation."""
-    seen: set[tuple[Value, Dims]] = set()
-    found: set[tuple[Op, Dims]] = set()
+def conjuncts(mask: Value, held: Collection[Value] = ()) -> dict[tuple[Value, Dims], None]:
+    """The values that all have to be true where a mask is, comparisons mostly, each with the dimensions of the mask
+    that its own are: rows and columns may be compared by one operation. What is `held` in a buffer stays whole."""
+    found: dict[tuple[Value, Dims], None] = {}
 
-    def visit(value: Value, dims: Dims) -> None:
-        op = value.op
-        if op is None or (value, dims) in seen:
-            return
-        seen.add((value, dims))
-        if op.name == "arith.cmpi":
-            found.add((op, dims))
-        elif op.name == "arith.andi" or op.name in _PASSED_ON:
-            for operand in op.operands:
-                visit(operand, operand_dims(op, operand, dims))
+    def enter(value: Value, dims: Dims) -> Sequence[Value] | None:
+        if (
+            value.op is not None
+            and value not in held
+            and (value.op.name == "arith.andi" or value.op.name in _PASSED_ON)
+        ):
+            return value.op.operands
+        found[value, dims] = None
+        return None
 
-    visit(mask, tuple(range(len(mask.type.shape or ()))))
+    walk([(mask, own_dims(mask))], enter)
     return found
 
 
 def is_all_of(mask: Value, comparisons: Collection[Op]) -> bool:
     """Whether a mask is true where all of some comparisons are."""
-    op = mask.op
-    if op is None or op in comparisons:
-        return op is not None
-    return (op.name == "arith.andi" or op.name in _PASSED_ON) and all(
-        is_all_of(operand, comparisons) for operand in op.operands
-    )
+    return all(value.op in comparisons for value, _ in conjuncts(mask))
 
 
 def ends(
     mask: Value,
     shape: tuple[int, ...],
-    strides: StrideAnalysis,
+    affine: Affine,
     held: Collection[Value],
     saves: Sequence[Value],
     own: Op | None = None,
@@ -86,50 +79,29 @@ def ends(
     behind. What is `held` in a buffer is no comparison any more. `own`: the nest's operation, if it knows what lies
     behind."""
     found: dict[int, End] = {}
-    seen: set[tuple[Value, Dims]] = set()
-
-    def visit(value: Value, dims: Dims) -> None:
+    for value, dims in conjuncts(mask, held):
         op = value.op
-        if op is None or value in held or (value, dims) in seen:
-            return
-        seen.add((value, dims))
-        if op.name == "arith.cmpi":
-            d = _dimension(op, dims, strides)
-            if d is not None and d not in found and all(_is_used_only_under(save, op, dims, own) for save in saves):
-                found[d] = End(op, dims.index(d), shape[d])
-        elif op.name in ("arith.andi", "tt.broadcast", "tt.expand_dims"):
-            for operand in op.operands:
-                visit(operand, operand_dims(op, operand, dims))
-
-    visit(mask, tuple(range(len(shape))))
+        if op is None or op.name != "arith.cmpi" or value in held:
+            continue
+        d = _dimension(op, dims, affine)
+        if d is not None and d not in found and all(_is_used_only_under(save, value, dims, own) for save in saves):
+            found[d] = End(op, dims.index(d), shape[d])
     return found
 
 
-def _dimension(op: Op, dims: Dims, strides: StrideAnalysis) -> int | None:
+def _dimension(op: Op, dims: Dims, affine: Affine) -> int | None:
     """The one along which a comparison `start + index < bound` changes."""
-    left, right = op.operands
-    if op.attributes["predicate"] not in (LESS, LESS_OR_EQUAL) or not (is_linear(left) and is_linear(right)):
-        return None
-    if any(stride != 0 for stride in strides.strides(right)):
+    left, right = map(affine.form, op.operands)
+    if op.attributes["predicate"] not in (LESS, LESS_OR_EQUAL) or not (left.is_linear() and right.is_linear()):
         return None
     # Of several numbers that change, each may wrap at 32 bits at a place of its own before it is widened.
-    if _ranges(left, {}) != 1 or _ranges(right, {}) != 0:
+    if any(stride != 0 for stride in right.strides) or left.ranges != 1 or right.ranges != 0:
         return None
-    moving = [(stride, d) for stride, d in zip(strides.strides(left), dims, strict=True) if stride != 0]
+    moving = [(stride, d) for stride, d in zip(left.strides, dims, strict=True) if stride != 0]
     return moving[0][1] if len(moving) == 1 and moving[0][0] == 1 else None
 
 
-def _ranges(value: Value, known: dict[Value, int]) -> int:
-    """How many times a linear value is made of a range."""
-    op = value.op
-    if op is None or value.type.shape is None:
-        return 0
-    if value not in known:
-        known[value] = int(op.name == "tt.make_range") + sum(_ranges(operand, known) for operand in op.operands)
-    return known[value]
-
-
-def _is_used_only_under(value: Value, comparison: Op, dims: Dims, own: Op | None) -> bool:
+def _is_used_only_under(value: Value, comparison: Value, dims: Dims, own: Op | None) -> bool:
     """Whether it makes no difference to operations other than `own` what a value is where the comparison, along `dims`
     of it, is false."""
     pending, seen = [value], {value}
@@ -140,7 +112,7 @@ def _is_used_only_under(value: Value, comparison: Op, dims: Dims, own: Op | None
                 continue
             mask = _mask_over(value, user)
             if mask is not None:
-                if (comparison, dims) not in comparisons(mask):
+                if (comparison, dims) not in conjuncts(mask):
                     return False
             elif not user.results or not is_elementwise(user):  # tt.trans, for one, uses it at other places
                 return False
@@ -187,7 +159,7 @@ class ReductionEnd:
 
 
 def reduction_end(
-    op: Op, shape: tuple[int, ...], strides: StrideAnalysis, held: Collection[Value], saves: Sequence[Value]
+    op: Op, shape: tuple[int, ...], affine: Affine, held: Collection[Value], saves: Sequence[Value]
 ) -> ReductionEnd | None:
     """Where, along its axis, a reduction may end."""
     for inner in op.regions[0].walk():
@@ -195,23 +167,39 @@ def reduction_end(
             return None  # an assertion must not see what is not combined
     masks: list[Value] = []
     found: list[Beyond] = []
+    known: dict[Value, Beyond | None] = {}
     most_cost = _MOST_COST_IN_LONG_ROWS if shape[op.attributes["axis"]] >= LONG_ROW else _MOST_COST
     for operand in op.operands:
-        beyond = _beyond(operand, masks, {}, most_cost)
+        beyond = _beyond(operand, masks, known, most_cost)
         if beyond is None:
             return None
         found.append(beyond)
-    if not masks or any(mask.type.shape != shape or comparisons(mask) != comparisons(masks[0]) for mask in masks):
+    if not masks or any(mask.type.shape != shape or _comparisons(mask) != _comparisons(masks[0]) for mask in masks):
         return None
-    end = ends(masks[0], shape, strides, held, saves, op).get(op.attributes["axis"])
+    end = ends(masks[0], shape, affine, held, saves, op).get(op.attributes["axis"])
     return None if end is None else ReductionEnd(end, tuple(found))
+
+
+def _comparisons(mask: Value) -> set[tuple[Value, Dims]]:
+    return {(value, dims) for value, dims in conjuncts(mask) if value.op is not None and value.op.name == "arith.cmpi"}
 
 
 def _beyond(value: Value, masks: list[Value], known: dict[Value, Beyond | None], most_cost: int) -> Beyond | None:
     """What a tensor is wherever all of `masks`, to which those met are added, are false."""
-    if value not in known:
-        known[value] = _compute_beyond(value, masks, known, most_cost)
+    for each in operands_first(value, known, _beyond_parts):
+        known[each] = _compute_beyond(each, masks, known, most_cost)
     return known[value]
+
+
+def _beyond_parts(value: Value) -> Sequence[Value]:
+    """What the element of a tensor is made of where its masks are false."""
+    op = value.op
+    if op is None or value.type.shape is None:
+        return []
+    if op.name in ("arith.select", "tt.load"):
+        _, other = _choice(op)
+        return [] if other is None else [other]
+    return op.operands if op.name in _PASSED_ON or is_elementwise(op) else []
 
 
 def _compute_beyond(
@@ -225,22 +213,17 @@ def _compute_beyond(
     if op.name == "arith.constant":
         return None if splat_constant(op) is None else Beyond(value)
     if op.name in _PASSED_ON:
-        return _beyond(op.operands[0], masks, known, most_cost)
+        return known[op.operands[0]]
     if op.name in ("arith.select", "tt.load"):
         mask, other = _choice(op)
         if mask is None or mask.type.shape != value.type.shape:
             return None
         masks.append(mask)
-        return Beyond(element=value.type.element) if other is None else _beyond(other, masks, known, most_cost)
+        return Beyond(element=value.type.element) if other is None else known[other]
     if not is_elementwise(op) or OPS[op.name].kind is not Kind.ELEMENTWISE or OPS[op.name].cost > most_cost:
         return None
-    operands: list[Beyond] = []
-    for operand in op.operands:
-        found = _beyond(operand, masks, known, most_cost)
-        if found is None:
-            return None
-        operands.append(found)
-    return Beyond(op=op, number=value.number, operands=tuple(operands))
+    operands = [found for operand in op.operands if (found := known[operand]) is not None]
+    return Beyond(op=op, number=value.number, operands=tuple(operands)) if len(operands) == len(op.operands) else None
 
 
 def _choice(op: Op) -> tuple[Value | None, Value | None]:

@@ -32,6 +32,16 @@ class Expression:
         """How many operators and operands there are in its text, which repeats what it shares."""
         return 1 + sum(operand.size for operand in self.operands)
 
+    @functools.cached_property
+    def bits(self) -> int:
+        """How many bits any value of it takes, with the sign."""
+        if self.constant is not None:
+            return self.constant.bit_length() + 1
+        if self.leaf is not None:
+            return 32 if self.leaf.type.element == "i32" else WORD
+        sizes = [operand.bits for operand in self.operands]
+        return sum(sizes) if self.operator == "mul" else max(sizes) + (self.operator in ("add", "sub"))
+
     def __str__(self) -> str:
         if self.constant is not None:
             return str(self.constant)
@@ -46,6 +56,7 @@ def _in_parentheses(expression: Expression) -> str:
     return f"({expression})" if expression.operator in _INFIX else str(expression)
 
 
+WORD = 64  # bits of what is computed with
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "sdiv": "/", "and": "and", "or": "or", "le": "<=", "eq": "=="}
 
 TRUE = Expression("true", constant=1)

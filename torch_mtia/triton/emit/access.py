@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from torch_mtia.triton.analyses.strips import kind_of, store_kind
 from torch_mtia.triton.emit.environment import Environment, memory_type
 from torch_mtia.triton.lanes import Index, Lane, materialize
 from torch_mtia.triton.llvm import Builder
@@ -70,19 +71,19 @@ def is_true(mask: Lane | None) -> bool:
 
 
 def read(
-    b: Builder, pointers: Pointers, memory: str, size: int, width: int, mask: Lane | None, other: Lane | None
+    b: Builder, pointers: Pointers, memory: str, size: int, width: int, mask: Lane | None, other: Lane | None, kind: str
 ) -> Lane:
-    """A strip from memory; `other` (0 if None) where `mask` is false."""
+    """A strip from memory, accessed as Access.kind says; `other` (0 if None) where `mask` is false."""
     unmasked = is_true(mask)
-    uniform_address = isinstance(pointers.stride, int) and pointers.stride == 0
-    if not width or (uniform_address and (mask is None or mask.uniform) and (other is None or other.uniform)):
+    if kind == "scalar":
         if unmasked:
             return Lane(b.load(memory, pointers.address, size))
         assert mask is not None
         fallback = other.value if other is not None else zero(memory)
         return Lane(_scalar_read(b, pointers.address, memory, size, mask.value, fallback))
     type = vector_type(width, memory)
-    if pointers.stride == size and isinstance(pointers.stride, int):
+    if kind == "vector":
+        assert pointers.stride == size, "planned as neighbours"
         if unmasked:
             return Lane(b.load(type, pointers.address, size), None)
         assert mask is not None
@@ -124,10 +125,13 @@ def _scalar_read(b: Builder, address: Value, memory: str, size: int, mask: Value
     return b.phi(memory, [(loaded, yes), (fallback, before)])
 
 
-def write(b: Builder, pointers: Pointers, memory: str, size: int, width: int, lane: Lane, mask: Lane | None) -> None:
-    """A strip to memory, where `mask` is true. Of lanes that share an address, the last one stays."""
+def write(
+    b: Builder, pointers: Pointers, memory: str, size: int, width: int, lane: Lane, mask: Lane | None, kind: str
+) -> None:
+    """A strip to memory, accessed as Access.kind says, where `mask` is true. Of lanes that share an address, the last
+    one stays."""
     unmasked = is_true(mask)
-    if not width:
+    if kind == "scalar":
         if unmasked:
             b.store(lane.value, pointers.address, size)
             return
@@ -137,7 +141,8 @@ def write(b: Builder, pointers: Pointers, memory: str, size: int, width: int, la
         return
     value = materialize(b, lane, width)
     flags = materialize(b, mask, width) if mask is not None else Value("splat (i1 true)", vector_type(width, "i1"))
-    if isinstance(pointers.stride, int) and pointers.stride == size:
+    if kind == "vector":
+        assert pointers.stride == size, "planned as neighbours"
         if unmasked:
             b.store(value, pointers.address, size)
         else:
@@ -167,7 +172,8 @@ def read_buffer(env: Environment, buffer: Buffer, index: Index, width: int) -> L
 def read_table(b: Builder, address: Value, buffer: Buffer, index: Index, width: int) -> Lane:
     """A strip of a buffer that begins at `address`."""
     pointers = buffer_pointers(b, address, buffer, index, width)
-    lane = read(b, pointers, memory_type(buffer.element), buffer.size, width, None, None)
+    kind = kind_of(pointers, buffer.size, width)
+    lane = read(b, pointers, memory_type(buffer.element), buffer.size, width, None, None, kind)
     if buffer.element == "i1":
         return Lane(b.cast("trunc", lane.value, "i1"), lane.stride)
     return lane
@@ -178,4 +184,5 @@ def write_buffer(env: Environment, buffer: Buffer, index: Index, lane: Lane, wid
     pointers = buffer_pointers(b, env.address_of(buffer), buffer, index, width)
     if buffer.element == "i1":
         lane = Lane(b.cast("zext", materialize(b, lane, width), "i8"), None if width else 0)
-    write(b, pointers, memory_type(buffer.element), buffer.size, width, lane, None)
+    kind = store_kind(pointers, buffer.size, width)
+    write(b, pointers, memory_type(buffer.element), buffer.size, width, lane, None, kind)

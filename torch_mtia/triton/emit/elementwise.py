@@ -53,11 +53,7 @@ _BITWISE = {"arith.andi": "and", "arith.ori": "or", "arith.xori": "xor"}
 
 @elementwise(*_BITWISE)
 def _bitwise(b: Builder, op: Op, operands: list[Value]) -> Value:
-    left, right = operands
-    result = b.binary(_BITWISE[op.name], left, right)
-    result.divisor = min(left.divisor, right.divisor)
-    result.nonnegative = left.nonnegative and right.nonnegative
-    return result
+    return b.binary(_BITWISE[op.name], *operands)
 
 
 _SHIFTS = {"arith.shli": "shl", "arith.shrsi": "ashr", "arith.shrui": "lshr"}
@@ -70,11 +66,7 @@ def _shift(b: Builder, op: Op, operands: list[Value]) -> Value:
     name = _SHIFTS[op.name]
     bits = bits_of(element_of(value))
     if amount.constant is not None and 0 <= amount.constant < bits:
-        result = b.binary(name, value, amount)
-        if name == "shl":
-            result.divisor = min(value.divisor << min(amount.constant, 20), 1 << 20)
-        result.nonnegative = value.nonnegative
-        return result
+        return b.binary(name, value, amount)
     if name == "ashr":
         return b.binary(name, value, b.binary_intrinsic("umin", amount, b.integer_like(bits - 1, amount)))
     in_range = b.icmp("ult", amount, b.integer_like(bits, amount))
@@ -88,13 +80,7 @@ _DIVISIONS = {"arith.divsi": "sdiv", "arith.divui": "udiv", "arith.remsi": "srem
 @elementwise(*_DIVISIONS)
 def _division(b: Builder, op: Op, operands: list[Value]) -> Value:
     """Dividing by zero, and the least number by -1, has no defined result, but must not stop the process."""
-    left, right = operands
-    name = _DIVISIONS[op.name]
-    result = _guarded_division(b, name, left, right)
-    result.nonnegative = left.nonnegative and (right.nonnegative or name in ("srem", "urem"))
-    if name in ("srem", "urem"):
-        result.divisor = min(left.divisor, right.divisor)
-    return result
+    return _guarded_division(b, _DIVISIONS[op.name], *operands)
 
 
 def _guarded_division(b: Builder, name: str, left: Value, right: Value) -> Value:
@@ -145,11 +131,7 @@ _INTEGER_EXTREMES = {"arith.maxsi": "smax", "arith.maxui": "umax", "arith.minsi"
 
 @elementwise(*_INTEGER_EXTREMES)
 def _integer_extreme(b: Builder, op: Op, operands: list[Value]) -> Value:
-    left, right = operands
-    result = b.binary_intrinsic(_INTEGER_EXTREMES[op.name], left, right)
-    result.divisor = min(left.divisor, right.divisor)
-    result.nonnegative = left.nonnegative and right.nonnegative
-    return result
+    return b.binary_intrinsic(_INTEGER_EXTREMES[op.name], *operands)
 
 
 @elementwise("math.absi")
@@ -340,9 +322,7 @@ def _extsi(b: Builder, op: Op, operands: list[Value]) -> Value:
 
 @elementwise("arith.extui")
 def _extui(b: Builder, op: Op, operands: list[Value]) -> Value:
-    result = b.zext(operands[0], llvm_element(result_element(op)))
-    result.nonnegative = True
-    return result
+    return b.zext(operands[0], llvm_element(result_element(op)))
 
 
 @elementwise("arith.trunci")

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+from torch_mtia.triton.analyses.affine import Affine
 from torch_mtia.triton.emit.parameters import HOST_OFFSET, SCRATCH
 from torch_mtia.triton.ir.elements import llvm_element
 from torch_mtia.triton.ir.module import Block, Op
@@ -28,6 +29,7 @@ class Environment:
     def __init__(self, plan: Plan, features: frozenset[str], saturates_fp8: bool) -> None:
         self.module = plan.module
         self.b = Builder(features, saturates_fp8)
+        self.affine = Affine()
         self.instrumented = plan.instrumented
         self.follows_numbers = False  # of an instrumented kernel: what it computes, too
         self.selects_infinity = False  # see watching.selects_infinity

@@ -25,22 +25,34 @@ def loop_over(env: Environment, nest: Nest, body: Callable[[Strip], None]) -> No
     b, shape, dim = env.b, nest.shape, nest.dim
     ends = {d: first_beyond(env, nest.sources, end) for d, end in nest.ends.items()}
     index: list[Lane | None] = [None] * len(shape)
-    with contextlib.ExitStack() as stack, env.repeated(nest.strips // nest.together):
+    with contextlib.ExitStack() as stack, env.repeated(nest.strips // nest.unroll):
         for d, size in enumerate(shape):
             if d != dim:
                 index[d] = Lane(stack.enter_context(b.loop(0, size, 1, ends.get(d))))
         outer = hoist(env, nest, index)
         width = max(nest.lanes, 1)
-        first = stack.enter_context(b.loop(0, shape[dim], nest.together * width, ends.get(dim)))
-        for number in range(nest.together):
+        first = stack.enter_context(b.loop(0, shape[dim], nest.unroll * width, ends.get(dim)))
+        for number in range(nest.unroll):
             index[dim] = Lane(b.add(first, integer(number * width, "i32")), 1 if nest.lanes else 0)
             with env.counted():
-                body(Strip(env, nest.sources, complete(index), nest.lanes, nest.saves, outer, number * width))
+                body(
+                    Strip(
+                        env,
+                        nest.sources,
+                        complete(index),
+                        nest.lanes,
+                        nest.saves,
+                        outer,
+                        number * width,
+                        nest.accesses,
+                    )
+                )
 
 
 def hoist(env: Environment, nest: Nest, index: Sequence[Lane | None]) -> Cache:
     """Evaluates, before the innermost loop opens, what does not change in it: `index` lacks its dimension."""
-    strip = Strip(env, nest.sources, (), nest.lanes)
+    around = tuple(ZERO if lane is None else lane for lane in index)
+    strip = Strip(env, nest.sources, around, nest.lanes, accesses=nest.accesses)
     for value, dims in nest.hoisted:
         strip.value(value, complete([ZERO if d is None else index[d] for d in dims]))
     return strip.cache

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from torch_mtia.triton.analyses.availability import Available
-from torch_mtia.triton.analyses.strides import is_linear
+from torch_mtia.triton.analyses.strips import kind_of
 from torch_mtia.triton.analyses.symbolic import TRUE
+from torch_mtia.triton.analyses.walk import own_dims
 from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import Pointers, is_true, read, read_buffer, write, write_buffer
 from torch_mtia.triton.emit.ends import is_true_throughout
@@ -20,14 +20,13 @@ from torch_mtia.triton.emit.symbolic import evaluate
 from torch_mtia.triton.ir.elements import element_size, llvm_element
 from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.ir.module import Value as Tensor
-from torch_mtia.triton.ir.ops import load_operands, pointee_size, store_operands
+from torch_mtia.triton.ir.ops import load_operands, store_operands
 from torch_mtia.triton.ir.unsupported import Unsupported
-from torch_mtia.triton.lanes import Index, Lane, add_strides, affine_rule, materialize, scale_stride, widened
+from torch_mtia.triton.lanes import Index, Lane, materialize, offset_address
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, integer, vector_type
-from torch_mtia.triton.plan.plan import Do, Nest, Steps, Store, StoreStaged
+from torch_mtia.triton.plan.plan import Access, Do, Nest, Prefetch, Steps, Store, StoreStaged
 
-PREFETCH_BYTES = 2 << 10
 CACHE_LINE = 64
 # Keeps LLVM from taking what is loaded for what was there before; the processor keeps loads in order by itself.
 COMPILER_FENCE = 'fence syncscope("singlethread") acq_rel'
@@ -43,37 +42,10 @@ def _num_programs(env: Environment, do: Do) -> None:
     env.set_scalar(do.op.results[0], GRID[do.op.attributes["axis"]])
 
 
-def offset_address(b: Builder, address: Lane, offset: Lane, size: int, width: int) -> Lane:
-    """address + offset * size; offsets are signed."""
-    if address.uniform and offset.uniform:
-        wide = b.sext(offset.value, "i64")
-        return Lane(b.add(address.value, b.mul(wide, integer(size, "i64"))))
-    if address.affine and offset.affine:
-        extended = widened(b, offset) if offset.value.type == "i32" else offset
-        if extended.value.type == "i64":
-            assert extended.stride is not None
-            assert address.stride is not None
-            scaled = scale_stride(b, extended.stride, integer(size, "i64"))
-            if scaled is not None:
-                moved = b.add(address.value, b.mul(extended.value, integer(size, "i64")))
-                return Lane(moved, add_strides(b, address.stride, scaled, "i64"))
-    vector = b.cast("sext", materialize(b, offset, width), "i64")
-    if size != 1:
-        vector = b.mul(vector, integer(size, vector.type))
-    if address.uniform:
-        return Lane(b.add(b.splat(address.value, width), vector), None)
-    return Lane(b.add(materialize(b, address, width), vector), None)
-
-
 @placed("tt.addptr")
 def _addptr(strip: Strip, op: Op, index: Index) -> Lane:
     address, offset = (strip.value(operand, index) for operand in op.operands)
-    return offset_address(strip.b, address, offset, pointee_size(op), strip.width)
-
-
-@affine_rule("tt.bitcast")
-def _bitcast_pointer(b: Builder, lanes: list[Lane], width: int) -> Lane | None:
-    return lanes[0] if lanes[0].value.type == "i64" else None
+    return offset_address(strip.b, op, address, offset, strip.width)
 
 
 def pointers_of(env: Environment, address: Lane, width: int) -> Pointers:
@@ -102,20 +74,30 @@ def _to_memory(b: Builder, lane: Lane, pointer: Tensor) -> Lane:
     return Lane(b.cast("zext", lane.value, "i8"), lane.stride) if pointer.type.pointee == "i1" else lane
 
 
-def load_lane(env: Environment, op: Op, address: Lane, mask: Lane | None, other: Lane | None, width: int) -> Lane:
+def load_lane(
+    env: Environment,
+    op: Op,
+    address: Lane,
+    mask: Lane | None,
+    other: Lane | None,
+    width: int,
+    kind: str | None = None,
+) -> Lane:
+    """A strip from device memory. `kind`: how the plan accesses it; None where it says nothing of it."""
     pointer = op.operands[0]
     if pointer.type.pointee.startswith("tensor"):
         raise Unsupported("a load through a block pointer that was not rewritten", op.location)
     memory, size = memory_element(pointer)
+    kind = kind or kind_of(address, size, width, mask, other)
     if env.instrumented:
         mask = watching.allowed(env, op, address, size, mask, width)
     if other is not None:
         other = _to_memory(env.b, other, pointer)
     pointers = pointers_of(env, address, width)
     if not op.attributes.get("isVolatile"):
-        return _from_memory(env.b, read(env.b, pointers, memory, size, width, mask, other), pointer)
+        return _from_memory(env.b, read(env.b, pointers, memory, size, width, mask, other, kind), pointer)
     env.b.emit(COMPILER_FENCE)
-    lane = read(env.b, pointers, memory, size, width, mask, other)
+    lane = read(env.b, pointers, memory, size, width, mask, other, kind)
     env.b.emit(COMPILER_FENCE)
     return _from_memory(env.b, lane, pointer)
 
@@ -123,8 +105,9 @@ def load_lane(env: Environment, op: Op, address: Lane, mask: Lane | None, other:
 @placed("tt.load")
 def _load(strip: Strip, op: Op, index: Index) -> Lane:
     pointer, mask, other = load_operands(op)
-    address = strip.value(pointer, index)
-    _fetch_ahead(strip, pointer, address, index)
+    address, access = strip.value(pointer, index), strip.access(op, index)
+    if access is not None and access.prefetch is not None:
+        _fetch_ahead(strip, pointer, address, index, access.prefetch)
     return load_lane(
         strip.env,
         op,
@@ -132,30 +115,20 @@ def _load(strip: Strip, op: Op, index: Index) -> Lane:
         strip.value(mask, index) if mask is not None else None,
         strip.value(other, index) if other is not None else None,
         strip.width,
+        None if access is None else access.kind,
     )
 
 
-def _fetch_ahead(strip: Strip, pointer: Tensor, address: Lane, index: Index) -> None:
-    """Starts to fetch what the nest reads some strips later: the long chains of a strip's instructions leave the
-    processor no room to get there by itself. Behind the last row lies what the next program or round reads."""
-    env, shape = strip.env, pointer.type.shape
-    sources = Available(strip.sources.held, strip.sources.moved)
-    _, size = memory_element(pointer)
-    if not strip.width or address.stride != size or shape is None:
+def _fetch_ahead(strip: Strip, pointer: Tensor, address: Lane, index: Index, prefetch: Prefetch) -> None:
+    env, dimension = strip.env, prefetch.dimension
+    if strip.place * memory_element(pointer)[1] % CACHE_LINE:  # a neighbour fetches
         return
-    if strip.place is None or strip.place * size % CACHE_LINE:  # a neighbour fetches
+    if dimension is None:
+        env.b.prefetch(env.b.offset(env.host_address(address.value), prefetch.distance))
         return
-    along = next((d for d, lane in enumerate(index) if lane.stride == 1), None)
-    if along is None:
-        return
-    outer = max((d for d, extent in enumerate(shape) if d != along and extent > 1), default=None)
-    if outer is None:
-        env.b.prefetch(env.b.offset(env.host_address(address.value), PREFETCH_BYTES))
-    elif is_linear(sources.moved.get(pointer, pointer)) and not sources.reads_buffers(pointer):
-        rows = max(PREFETCH_BYTES // (shape[along] * size), 1)
-        below = Lane(env.b.add(index[outer].value, integer(rows, "i32")))
-        later = (*index[:outer], below, *index[outer + 1 :])
-        env.b.prefetch(env.host_address(Strip(env, strip.sources, later, strip.width).value(pointer).value))
+    below = Lane(env.b.add(index[dimension].value, integer(prefetch.distance, "i32")))
+    later = (*index[:dimension], below, *index[dimension + 1 :])
+    env.b.prefetch(env.host_address(Strip(env, strip.sources, later, strip.width).value(pointer).value))
 
 
 @scalar("tt.load")
@@ -172,13 +145,15 @@ def _scalar_load(env: Environment, op: Op) -> None:
     env.scalars[op.results[0]] = lane
 
 
-def store_lane(env: Environment, op: Op, address: Lane, value: Lane, mask: Lane | None, width: int) -> None:
+def store_lane(
+    env: Environment, op: Op, address: Lane, value: Lane, mask: Lane | None, width: int, kind: str = "scalar"
+) -> None:
     pointer = op.operands[0]
     memory, size = memory_element(pointer)
     stored = _to_memory(env.b, value, pointer)
     if env.instrumented:
         mask = watching.allowed(env, op, address, size, mask, width, materialize(env.b, stored, width))
-    write(env.b, pointers_of(env, address, width), memory, size, width, stored, mask)
+    write(env.b, pointers_of(env, address, width), memory, size, width, stored, mask, kind)
 
 
 @statement("tt.store")
@@ -241,7 +216,8 @@ def _store(
             b.jump(done)
             b.start(direct)
         for each, (address, value, *flags) in zip(step.stores, lanes, strict=True):
-            _store_or_stream(env, each, address, value, flags[0] if flags else None, strip.width, streams)
+            access = strip.accesses[each, own_dims(each.operands[0])]
+            _store_or_stream(env, each, address, value, flags[0] if flags else None, strip.width, access, streams)
         if at_once is not None:
             b.jump(done)
             b.start(done)
@@ -257,18 +233,26 @@ def store_staged(env: Environment, step: StoreStaged) -> None:
         pointer, _, mask = store_operands(step.store)
         address, flag = strip.value(pointer), strip.value(mask) if mask is not None else None
         value = read_buffer(env, step.source, strip.index, strip.width)
-        store_lane(env, step.store, address, value, flag, strip.width)
+        access = strip.accesses[step.store, own_dims(pointer)]
+        store_lane(env, step.store, address, value, flag, strip.width, access.kind)
 
     loop_over(env, step.nest, body)
 
 
 def _store_or_stream(
-    env: Environment, op: Op, address: Lane, value: Lane, mask: Lane | None, width: int, streaming: Value | None
+    env: Environment,
+    op: Op,
+    address: Lane,
+    value: Lane,
+    mask: Lane | None,
+    width: int,
+    access: Access,
+    streaming: Value | None,
 ) -> None:
     b = env.b
     size = memory_element(op.operands[0])[1]
-    if streaming is None or not width or address.stride != size or width * size not in (16, 32, 64):
-        store_lane(env, op, address, value, mask, width)
+    if streaming is None or not access.nontemporal:
+        store_lane(env, op, address, value, mask, width, access.kind)
         return
     aim, stream, plain, done = (b.label(stem) for stem in ("aim", "stream", "plain", "written"))
     b.branch(streaming, aim, plain)
@@ -286,7 +270,7 @@ def _store_or_stream(
     b.emit(f"store {stored}, ptr {host.ref}, align {width * size}, !nontemporal !0")
     b.jump(done)
     b.start(plain)
-    store_lane(env, op, address, value, mask, width)
+    store_lane(env, op, address, value, mask, width, access.kind)
     b.jump(done)
     b.start(done)
     env.streams = True

@@ -9,7 +9,6 @@ from functools import partial
 
 from torch_mtia.triton import floats
 from torch_mtia.triton.analyses.few_bits import FewBits
-from torch_mtia.triton.analyses.strides import is_linear
 from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.environment import Environment, memory_type
@@ -93,9 +92,9 @@ class _Words:
         """The numbers of one row, or what they are looked up by."""
         b, few_bits = self.env.b, self.few_bits
         if few_bits is None:
-            value = materialize(b, strip.value(self.value, index), strip.width)
+            value = materialize(b, strip.at(index).value(self.value), strip.width)
             return b.cast("zext", _number(self.env, value, self.value.type.element, self.words), "i32")
-        value = materialize(b, strip.value(few_bits.source, index), strip.width)
+        value = materialize(b, strip.at(index).value(few_bits.source), strip.width)
         if bits_of(element_of(value)) <= LOOKED_UP:
             return b.cast("zext", value, "i32")
         value = b.cast("trunc", b.binary("lshr", value, b.integer_like(few_bits.first, value)), "i32")
@@ -162,11 +161,12 @@ def _line(env: Environment, step: Pack, value: Tensor, column: Index, width: int
     b, sources, op = env.b, step.nest.sources, value.op
 
     def at(row: Value, of: Tensor) -> Lane:
-        return Strip(env, sources, (*column[:-1], Lane(row, 1), column[-1]), width).value(of)
+        index = (*column[:-1], Lane(row, 1), column[-1])
+        return Strip(env, sources, index, width, accesses=step.nest.accesses).value(of)
 
     if op is not None and is_load(op) and len(op.operands) == 1 and value not in sources.held:
         (pointer,) = op.operands
-        if is_linear(sources.moved.get(pointer, pointer), len(column) - 1):
+        if env.affine.form(pointer).is_linear(len(column) - 1):
             first = at(integer(0, "i32"), pointer)
             if isinstance(first.stride, int):
                 size = integer(first.stride, "i64")
@@ -443,7 +443,7 @@ class _RegisterKernel(_Kernel):
         b, step = self.env.b, self.step
         element = "i32" if step.words else memory_type(step.target.element)
         # One strip, and the same indices for all: what they have in common is evaluated once.
-        strip = Strip(self.env, step.sources, (), step.lanes, place=None)
+        strip = Strip(self.env, step.sources, (), step.lanes)
         places = [Lane(b.add(column, integer(v * step.lanes, "i32")), 1) for v in range(step.vectors)]
         index = (*self.batch, Lane(line))
         lines = _of_words(self.env, index, step.words) if step.words else [index]
@@ -531,7 +531,7 @@ class _RegisterKernel(_Kernel):
         vector = self._vector(memory_type(step.target.element))
         if step.initial is not None:
             place = Lane(b.add(column, integer(number * step.lanes, "i32")), 1)
-            strip = Strip(self.env, step.sources, (*self.batch, Lane(line), place), step.lanes, place=None)
+            strip = Strip(self.env, step.sources, (*self.batch, Lane(line), place), step.lanes)
             return strip.vector(step.initial)
         return zero(vector) if step.from_zero else b.load(vector, address, step.target.size)
 

@@ -50,7 +50,7 @@ def transpose(env: Environment, step: Transpose) -> None:
             return tuple(moved)
 
         places = [place(step.along, step.across, row) for row in range(width)]
-        rows = [Strip(env, step.sources, each, width).vector(step.value) for each in places]
+        rows = [Strip(env, step.sources, each, width, accesses=step.accesses).vector(step.value) for each in places]
         for column, vector in enumerate(b.transpose(rows)):
             write_buffer(env, step.target, place(step.across, step.along, column), Lane(vector, None), width)
 

@@ -43,7 +43,7 @@ def reduce(env: Environment, step: Reduce) -> None:
             values: list[Value] = []
             for place, known in zip(places, hoisted, strict=True):
                 index: Index = (*place[:axis], lane, *place[axis:])
-                strip = Strip(env, nest.sources, index, width, nest.saves, known)
+                strip = Strip(env, nest.sources, index, width, nest.saves, known, 0, nest.accesses)
                 values += [materialize(b, strip.value(operand), width) for operand in op.operands]
             return values
 

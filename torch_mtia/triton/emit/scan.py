@@ -26,7 +26,7 @@ def scan(env: Environment, plan: Scan) -> None:
             return (*outer[:axis], Lane(position, 0 if step == 1 else 1), *outer[axis:])
 
         def strip_at(position: Value) -> list[Value]:
-            strip = Strip(env, nest.sources, index_at(position), width, nest.saves)
+            strip = Strip(env, nest.sources, index_at(position), width, nest.saves, accesses=nest.accesses)
             values = [materialize(b, strip.value(operand), width) for operand in op.operands]
             if step > 1:
                 if plan.reverse:

@@ -4,9 +4,11 @@ evaluates everything else. `index` says which elements a strip is: one lane stru
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 from torch_mtia.triton import vecmath
+from torch_mtia.triton.analyses.strips import known_of
 from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.environment import Environment
@@ -14,10 +16,10 @@ from torch_mtia.triton.emit.registry import ELEMENTWISE, PLACED
 from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.ir.unsupported import Unsupported
-from torch_mtia.triton.lanes import AFFINE_RULES, Index, Lane, materialize
+from torch_mtia.triton.lanes import Index, Lane, affine, materialize
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, integer, undefined
-from torch_mtia.triton.plan.plan import Buffer, Sources
+from torch_mtia.triton.plan.plan import Access, Accesses, Buffer, Sources
 
 ZERO = Lane(integer(0, "i32"))  # the index along a dimension that is broadcast
 TRUE = Lane(integer(1, "i1"))
@@ -34,7 +36,8 @@ class Strip:
         width: int,
         saves: Mapping[Tensor, Buffer] | None = None,
         outer: Mapping[tuple[object, ...], Lane] | None = None,
-        place: int | None = 0,
+        place: int = 0,
+        accesses: Accesses | None = None,
     ) -> None:
         self.env = env
         self.b: Builder = env.b
@@ -42,7 +45,8 @@ class Strip:
         self.index = index
         self.width = width
         self.saves = saves or {}
-        self.place = place  # of its first element in a round of the loop; None if it does not fetch ahead
+        self.accesses = accesses or {}
+        self.place = place  # of its first element in a round of the loop
         # What was evaluated outside of the innermost loop stays valid inside.
         self.cache: dict[tuple[object, ...], Lane] = dict(outer or {})
 
@@ -60,6 +64,18 @@ class Strip:
             # `index` must outlive the cache, or its identity could be reused.
             self.cache[(key, "index")] = Lane(undefined("i1")) if index is self.index else _Kept(index)
         return found
+
+    def access(self, op: Op, index: Index) -> Access | None:
+        """What the plan says about a load at `index`."""
+        own = {id(lane): d for d, lane in enumerate(self.index)}
+        dims = tuple(None if lane is ZERO else own.get(id(lane), -1) for lane in index)
+        return self.accesses.get((op, dims))
+
+    def at(self, index: Index) -> Strip:
+        """The strip at another index, of the same nest: what both evaluate is evaluated once."""
+        other = copy.copy(self)
+        other.index = index
+        return other
 
     def vector(self, value: Tensor, index: Index | None = None) -> Value:
         return materialize(self.b, self.value(value, index), self.width)
@@ -118,9 +134,15 @@ def apply(b: Builder, op: Op, lanes: list[Lane], width: int) -> list[Lane]:
     """An elementwise operation on strips: on scalars or strides where that is enough, else on vectors."""
     if all(lane.uniform for lane in lanes):
         computed = ELEMENTWISE[op.name](b, op, [lane.value for lane in lanes])
-        return [Lane(value) for value in (computed if isinstance(computed, list) else [computed])]
-    if width and op.name in AFFINE_RULES and all(lane.affine for lane in lanes):
-        lane = AFFINE_RULES[op.name](b, lanes, width)
+        if isinstance(computed, list):
+            return [Lane(value) for value in computed]
+        if lanes:
+            known = known_of(op, [lane.value for lane in lanes])
+            computed.divisor = max(computed.divisor, known.divisor)
+            computed.nonnegative |= known.nonnegative
+        return [Lane(computed)]
+    if width and all(lane.affine for lane in lanes):
+        lane = affine(b, op, lanes, width)
         if lane is not None:
             if any(operand.exact for operand in lanes):
                 lane = Lane(lane.value, lane.stride, _computed(b, op, lanes, width)[0])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch_mtia.triton import abi, image
+from torch_mtia.triton.analyses.provenance import pointer_argument
 from torch_mtia.triton.emit.environment import Environment
 from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
 from torch_mtia.triton.ir.attributes import Dense, float_bits
@@ -22,7 +23,6 @@ _NONE = integer(0, "i64")
 _ACQUIRING, _RELEASING = (2, 4), (3, 4)  # triton::MemSemantic
 _EXCHANGE = 10  # triton::RMWOp
 _WITHIN_PROGRAM = 2  # triton::MemSyncScope, cta
-_SAME_BASE = ("tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.bitcast", "tt.trans", "tt.reshape")
 
 
 def begin_program(env: Environment) -> None:
@@ -331,28 +331,3 @@ def _kind(op: Op) -> int:
     if is_used and order in _ACQUIRING:
         kind |= abi.SITE_ACQUIRES
     return kind | (abi.SITE_RELEASES if order in _RELEASING else 0)
-
-
-def pointer_argument(pointer: Tensor, moved: tuple[Tensor, ...] = ()) -> Tensor | None:
-    """What a pointer is computed from, by adding to it: an argument of a function, or one of `moved`."""
-    value = pointer
-    while value not in moved:
-        op = value.op
-        if op is None:
-            assert value.block is not None
-            loop = value.block.region.parent
-            if loop is None:
-                return value
-            if loop.name != "scf.for" or value.number == 0:
-                return None
-            following = value.block.terminator.operands[value.number - 1]
-            if pointer_argument(following, (*moved, value)) is not value:
-                return None
-            value = loop.operands[2 + value.number]
-        elif op.name == "scf.for":
-            value = op.regions[0].blocks[0].arguments[value.number + 1]
-        elif op.name in _SAME_BASE:
-            value = op.operands[0]
-        else:
-            return None
-    return value

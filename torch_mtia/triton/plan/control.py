@@ -1,16 +1,17 @@
 """Control flow: structured loops and branches, blocks with branches (early returns), calls.
 
 Scalars that a construct carries travel by themselves, tensors in buffers. A tensor of pointers or indices that a loop
-only moves by scalars is not stored: it is where it starts, plus how far it has come (analyses/loops.py).
+only moves by scalars is not stored: it is where it starts, plus how far it has come (analyses/provenance.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_mtia.triton.analyses import loops
+from torch_mtia.triton.analyses.provenance import steps
+from torch_mtia.triton.analyses.walk import own_dims, walk
 from torch_mtia.triton.ir.module import Block, Op, Region, Value
-from torch_mtia.triton.ir.ops import is_elementwise, is_load, is_scalar
+from torch_mtia.triton.ir.ops import Dims, is_scalar
 from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan.dimensions import dimension_votes
 from torch_mtia.triton.plan.plan import (
@@ -73,22 +74,17 @@ def _may_write(planner: Planner, value: Value, group: Sequence[tuple[Value, Buff
 def _buffers_read(planner: Planner, value: Value) -> list[tuple[Buffer, bool]]:
     """The buffers that evaluating `value` reads, and whether at the place that is evaluated."""
     found: list[tuple[Buffer, bool]] = []
-    seen: set[tuple[Value, bool]] = set()
 
-    def visit(value: Value, same: bool) -> None:
-        if value.type.shape is None or (value, same) in seen:
-            return
-        seen.add((value, same))
-        buffer = planner.held.get(value)
-        if buffer is not None:
-            found.append((buffer, same))
-        elif value in planner.moved:
-            visit(planner.moved[value], same)
-        elif value.op is not None:
-            for operand in value.op.operands:
-                visit(operand, same and (is_elementwise(value.op) or is_load(value.op)))
+    def enter(each: Value, dims: Dims) -> Sequence[Value] | None:
+        if (buffer := planner.held.get(each)) is not None:
+            found.append((buffer, dims == own_dims(value) and each.type.shape == value.type.shape))
+        elif each in planner.moved:
+            return [planner.moved[each]]
+        elif each.op is not None and each.type.shape is not None:
+            return each.op.operands
+        return None
 
-    visit(value, True)
+    walk([(value, own_dims(value))], enter)
     return found
 
 
@@ -96,7 +92,7 @@ def _new_buffer_for(planner: Planner, value: Value, computed: Value | None = Non
     """A buffer for `value`, in the order in which `computed`, which is put there, is best evaluated."""
     shape = shape_of(value)
     strides = None
-    if computed is not None and any(dimension_votes([computed], shape, planner.held, planner.strides)):
+    if computed is not None and any(dimension_votes([computed], shape, planner.held, planner.affine)):
         strides = innermost_first(shape, planner.best_dimension([computed], shape))
     return planner.new_buffer(shape, value.type.element, strides)
 
@@ -119,9 +115,9 @@ def _carry(
     for argument, start, after, result in zip(arguments, initial, following, results, strict=True):
         item = Carried(argument, start, after, argument if result is None else result)
         if not is_scalar(argument):
-            steps = loops.steps(argument, after) if moves else None
-            if steps is not None:
-                item = Carried(argument, start, after, item.result, None, steps)
+            added = steps(argument, after) if moves else None
+            if added is not None:
+                item = Carried(argument, start, after, item.result, None, added)
             else:
                 buffer = _new_buffer_for(planner, argument, after if moves else None)
                 item = Carried(argument, start, after, item.result, buffer)
@@ -160,10 +156,10 @@ def _for(planner: Planner, op: Op) -> None:
         value = item.following
         if item.buffer is not None and value.op is not None and value.op.block is body and len(value.users) == 1:
             planner.destinations[value] = item.buffer
-    with planner.collected() as steps, planner.block_scope(body):
+    with planner.collected() as inner, planner.block_scope(body):
         planner.plan_ops(body.ops[:-1])
         _next_round(planner, carried, body.terminator)
-    planner.add(For(op, carried, tuple(steps)))
+    planner.add(For(op, carried, tuple(inner)))
     for item in carried:
         if item.buffer is not None:
             planner.held[item.result] = item.buffer
@@ -211,10 +207,10 @@ def _if(planner: Planner, op: Op) -> None:
         pairs = [
             (value, buffers[result]) for value, result in zip(values, op.results, strict=True) if result in buffers
         ]
-        with planner.collected() as steps, planner.block_scope(block):
+        with planner.collected() as branch, planner.block_scope(block):
             planner.plan_ops(block.ops[:-1])
             assign(planner, block.terminator, pairs)
-        branches.append(tuple(steps))
+        branches.append(tuple(branch))
     planner.add(If(op, tuple(branches), buffers))
     planner.held.update(buffers)
 
@@ -231,14 +227,14 @@ def plan_body(planner: Planner, region: Region) -> Body:
     blocks: list[PlannedBlock] = []
     for block in region.blocks:
         arguments = {value: planner.held[value] for value in block.arguments if value in planner.held}
-        with planner.collected() as steps:
+        with planner.collected() as inner:
             if block is region.blocks[0]:
                 planner.plan_ops(block.ops)
             else:
                 with planner.block_scope(block):
                     planner.plan_ops(block.ops)
         planner.held.update(arguments)  # other blocks jump here
-        blocks.append(PlannedBlock(block, tuple(steps)))
+        blocks.append(PlannedBlock(block, tuple(inner)))
     return Body(tuple(blocks))
 
 
@@ -263,10 +259,10 @@ def _cond_br(planner: Planner, op: Op) -> None:
     ways: list[Steps] = []
     for block, values in zip(op.successors, passed, strict=True):
         before = dict(planner.held)
-        with planner.collected() as steps:
+        with planner.collected() as way:
             _jump(planner, op, block, values)
         planner.after_branch(before)  # what it took to evaluate the arguments is in buffers only on this way
-        ways.append(tuple(steps))
+        ways.append(tuple(way))
     planner.add(Branch(condition, (ways[0], ways[1])))
 
 

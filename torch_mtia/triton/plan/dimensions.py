@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch_mtia.triton.analyses.strides import StrideAnalysis, Strides
+from torch_mtia.triton.analyses.affine import Affine, Strides
+from torch_mtia.triton.analyses.walk import own_dims, walk
 from torch_mtia.triton.ir.module import Value
-from torch_mtia.triton.ir.ops import Dims, is_fused, is_load, operand_dims, pointee_size, size_behind
+from torch_mtia.triton.ir.ops import Dims, is_fused, is_load, pointee_size, size_behind
 from torch_mtia.triton.plan.plan import Buffer, Shape
 
 BUFFER_VOTE = 2
@@ -15,23 +16,20 @@ WHOLE = 16
 
 
 def best_dimension(
-    roots: Sequence[Value], shape: Shape, lanes: int, held: Mapping[Value, Buffer], strides: StrideAnalysis
+    roots: Sequence[Value], shape: Shape, lanes: int, held: Mapping[Value, Buffer], affine: Affine
 ) -> int:
     """The dimension along which most accesses are contiguous; the last one if none is. One of a single element only if
     all are."""
-    votes = dimension_votes(roots, shape, held, strides)
+    votes = dimension_votes(roots, shape, held, affine)
     return max(
         range(len(shape)),
         key=lambda d: (shape[d] > 1, votes[d] * min(shape[d], lanes), min(shape[d], lanes), d),
     )
 
 
-def dimension_votes(
-    roots: Sequence[Value], shape: Shape, held: Mapping[Value, Buffer], analysis: StrideAnalysis
-) -> list[int]:
+def dimension_votes(roots: Sequence[Value], shape: Shape, held: Mapping[Value, Buffer], affine: Affine) -> list[int]:
     """For each dimension of a nest, how much contiguous access speaks for it."""
     votes = [0] * len(shape)
-    seen: set[tuple[Value, Dims]] = set()
 
     def vote(strides: Strides, size: int, dims: Dims, weight: int) -> None:
         # What has fewer elements than the nest is read once for many of them, and then it does not matter how.
@@ -41,26 +39,19 @@ def dimension_votes(
             if d is not None and stride == size:
                 votes[d] += weight
 
-    def visit(value: Value, dims: Dims) -> None:
-        """`dims` names for each dimension of the value the nest's own, if it is one of them."""
-        if value.type.shape is None or (value, dims) in seen:
-            return
-        seen.add((value, dims))
-        buffer = held.get(value)
+    def enter(value: Value, dims: Dims) -> Sequence[Value] | None:
         op = value.op
-        if buffer is not None:
+        if (buffer := held.get(value)) is not None:
             vote(buffer.strides, 1, dims, BUFFER_VOTE)
-        elif op is not None and is_fused(op):
+        elif op is not None and value.type.shape is not None and is_fused(op):
             if is_load(op):
-                vote(analysis.strides(op.operands[0]), pointee_size(op), dims, MEMORY_VOTE)
-            for operand in op.operands:
-                if operand.type.shape is not None:
-                    visit(operand, operand_dims(op, operand, dims))
+                vote(affine.strides(op.operands[0]), pointee_size(op), dims, MEMORY_VOTE)
+            return op.operands
+        return None
 
-    for root in roots:
-        if root.type.shape == shape:
-            dims = tuple(range(len(shape)))
-            if root.type.element == "ptr":
-                vote(analysis.strides(root), size_behind(root), dims, MEMORY_VOTE)
-            visit(root, dims)
+    at_index = [(root, own_dims(root)) for root in roots if root.type.shape == shape]
+    for root, dims in at_index:
+        if root.type.element == "ptr":
+            vote(affine.strides(root), size_behind(root), dims, MEMORY_VOTE)
+    walk(at_index, enter)
     return votes

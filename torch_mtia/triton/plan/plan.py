@@ -1,23 +1,39 @@
 """What is decided about a kernel before any code is written: which loops, along which dimensions, what is kept where.
 
 A plan is a list of steps in program order; those of control flow have lists of their own. Nothing changes once it is
-made. text.py prints one; emit/ writes the code for it.
+made. text.py prints one, as `title` and `shown` say; emit/ writes the code for it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import field
+from typing import ClassVar
 
 from torch_mtia.triton.analyses.few_bits import FewBits
-from torch_mtia.triton.analyses.loops import Step as Move
 from torch_mtia.triton.analyses.masks import End, ReductionEnd
+from torch_mtia.triton.analyses.provenance import Step as Move
 from torch_mtia.triton.analyses.symbolic import Expression
 from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Block, Module, Op, Value
 from torch_mtia.triton.ir.ops import Dims
 
 Shape = tuple[int, ...]
+
+
+def shown(text: str) -> dict[str, str]:
+    """The metadata of a field that is a line of the plan's text, or of a mapping a line for each entry: text.py."""
+    return {"text": text}
+
+
+def steps(title: str) -> dict[str, str]:
+    """The metadata of a field of steps, under a title, or of several, with as many titles between bars."""
+    return {"steps": title}
+
+
+class Part:
+    """Of a plan: has fields that its text shows."""
 
 
 def row_major(shape: Shape) -> Shape:
@@ -93,16 +109,38 @@ class Buffer:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sources:
+class Sources(Part):
     """Where the tensors come from that are not computed where they are needed."""
 
-    held: Mapping[Value, Buffer]
-    moved: Mapping[Value, Value]  # by a loop, from where they were before
+    held: Mapping[Value, Buffer] = field(metadata=shown("reads {} from {}"))
+    moved: Mapping[Value, Value] = field(metadata=shown("moves {} from {}"))  # by a loop, from where they were before
     true: frozenset[Value] = frozenset()  # masks, where the program knows that they are
 
 
+@dataclasses.dataclass(frozen=True)
+class Prefetch:
+    """What is fetched ahead of a load: so many bytes behind the strip, or what lies so many rows below it."""
+
+    dimension: int | None  # of the pointer's own: that of the rows; None: bytes
+    distance: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """How a nest accesses the strips of a load or a store: "vector" (neighbours), "strided" (at one distance), "gather"
+    (lane by lane) or "scalar"."""
+
+    kind: str
+    prefetch: Prefetch | None = None
+    nontemporal: bool = False  # a store that passes by the caches where the step's condition holds
+
+
+# By operation, and by the dimensions of the nest that its own are.
+Accesses = dict[tuple[Op, Dims], Access]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Nest:
+class Nest(Part):
     """Loops over all elements of `shape`, in strips of `lanes` (0: one by one) along `dim`, which is the innermost.
 
     Note [Nests]
@@ -112,15 +150,28 @@ class Nest:
     written to a buffer by the first nest that evaluates it.
     """
 
-    shape: Shape
+    shape: Shape = field(metadata=shown("over {shape}, {strip}[, {together} strips in a round]"))
     dim: int
     lanes: int
     roots: tuple[Value, ...]  # what is evaluated
+    accesses: Accesses = field(metadata=shown("{}: {}"))
     sources: Sources
-    saves: Mapping[Value, Buffer] = dataclasses.field(default_factory=dict)  # written when they are first evaluated
-    hoisted: tuple[tuple[Value, Dims], ...] = ()  # evaluated outside of the innermost loop, at these dimensions
-    ends: Mapping[int, End] = dataclasses.field(default_factory=dict)  # by dimension
-    together: int = 1  # strips in a round of the innermost loop
+    saves: Mapping[Value, Buffer] = field(default_factory=dict, metadata=shown("keeps {} in {}"))
+    # Evaluated outside of the innermost loop, at these dimensions.
+    hoisted: tuple[tuple[Value, Dims], ...] = field(
+        default=(), metadata=shown("outside of the innermost loop: {hoisted}")
+    )
+    ends: Mapping[int, End] = field(default_factory=dict, metadata=shown("ends along dimension {} {}"))
+    unroll: int = 1  # strips in a round of the innermost loop
+
+    @property
+    def strip(self) -> str:
+        along = f" along dimension {self.dim}" if len(self.shape) > 1 else ""
+        return f"{self.lanes} at a time{along}" if self.lanes else "one by one"
+
+    @property
+    def together(self) -> int:
+        return self.unroll if self.unroll > 1 else 0
 
     @property
     def strips(self) -> int:
@@ -133,8 +184,10 @@ class Nest:
 # Steps ----------------------------------------------------------------------------------------------------------------
 
 
-class Step:
+class Step(Part):
     """One thing that a program does."""
+
+    title: ClassVar[str]
 
 
 Steps = tuple[Step, ...]
@@ -144,16 +197,22 @@ Steps = tuple[Step, ...]
 class Do(Step):
     """An operation as it is, over `nests`, with some operands and results in buffers."""
 
+    title = "{op}[ with {buffers}]"
     op: Op
     nests: tuple[Nest, ...] = ()
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer | None, ...] = ()
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return (*self.reads, *filter(None, self.writes))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluate(Step):
     """Computes tensors into buffers."""
 
+    title = "evaluate {writes}"
     nest: Nest
     writes: tuple[tuple[Value, Buffer], ...]
 
@@ -163,17 +222,23 @@ class Transpose(Step):
     """Computes a tensor in strips along `along` and writes it in strips along `across`, turned in registers, in squares
     of `lanes`."""
 
+    title = "evaluate {value} -> {target}, in squares transposed in registers"
     value: Value
     target: Buffer
     along: int
     across: int
+    shape: Shape = field(
+        metadata=shown("over {shape}, {lanes} at a time along dimension {along}, written along {across}")
+    )
     lanes: int
+    accesses: Accesses = field(metadata=shown("{}: {}"))
     sources: Sources
-    ends: Mapping[int, End]  # by dimension
+    ends: Mapping[int, End] = field(metadata=shown("ends along dimension {} {}"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Copy(Step):
+    title = "copy {source} -> {target}"
     nest: Nest
     source: Buffer
     target: Buffer
@@ -184,17 +249,24 @@ class Store(Step):
     """Stores of one nest. Where `at_once` is false, they write to `staged` buffers, which `afterwards` copies to device
     memory. Where `streams` is true, they pass by the caches."""
 
+    title = "store {stored}"
     nest: Nest
     stores: tuple[Op, ...]
-    at_once: Expression
+    # A mask that is true throughout where no loop ends early, if code without it is worth it.
+    whole: Value | None = field(metadata=shown("without {whole} where no loop ends early"))
+    at_once: Expression = field(metadata=shown("at once"))
+    streams: Expression | None = field(metadata=shown("past the caches"))
     staged: tuple[Buffer, ...] = ()
-    afterwards: Steps = ()
-    streams: Expression | None = None
-    whole: Value | None = None  # the mask, if it is true throughout where no loop ends early; not said of every one
+    afterwards: Steps = field(default=(), metadata=steps("  otherwise by way of {staged}"))
+
+    @property
+    def stored(self) -> str:
+        return ", ".join(f"{store.operands[1]} to {store.operands[0]}" for store in self.stores)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoreStaged(Step):
+    title = "store {source} to {store.operands[0]}"
     nest: Nest
     store: Op
     source: Buffer
@@ -205,6 +277,7 @@ class Reduce(Step):
     """Combines the elements along an axis. Strips lie along `nest.dim`: if that is another dimension, `side` of them
     are reduced side by side; else their lanes are combined at the end."""
 
+    title = "reduce {op.operands} along dimension {axis} to {op.results}[ -> {written}]"
     op: Op
     nest: Nest  # its innermost loop is the one along the axis
     axis: int
@@ -212,8 +285,22 @@ class Reduce(Step):
     any_order: bool
     side: int
     chains: int  # accumulators for each strip
-    group: int  # strips that are combined before the next ones, if the order matters
-    end: ReductionEnd | None
+    # Strips that are combined before the next ones, if the order matters.
+    group: int = field(metadata=shown("in {order}"))
+    end: ReductionEnd | None = field(metadata=shown("ends before {end.end.size} {end}, if the rest changes nothing"))
+
+    @property
+    def written(self) -> tuple[Buffer, ...]:
+        return tuple(filter(None, self.targets))
+
+    @property
+    def order(self) -> str:
+        order = "any order" if self.any_order else "order of the indices"
+        if self.across:
+            return f"{order}, {self.side} strips side by side"
+        if self.any_order:
+            return f"{order}, {self.chains} accumulators of {max(self.nest.lanes, 1)} lanes"
+        return f"{order}, {self.group} strips at a time"
 
     @property
     def across(self) -> bool:
@@ -227,11 +314,16 @@ class Reduce(Step):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scan(Step):
+    title = "scan {op.operands} along dimension {axis}, {direction}, to {op.results} -> {targets}"
     op: Op
     nest: Nest
     axis: int
     targets: tuple[Buffer, ...]
     reverse: bool
+
+    @property
+    def direction(self) -> str:
+        return "backward" if self.reverse else "forward"
 
     @property
     def step(self) -> int:
@@ -247,10 +339,11 @@ def per_word(element: str) -> int:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Packed:
+class Packed(Part):
     value: Value
     target: Buffer
-    few_bits: FewBits | None = None  # that words are looked up by
+    # Bits that words are looked up by.
+    few_bits: FewBits | None = field(default=None, metadata=shown("looks {value} up by {few_bits}"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -259,10 +352,19 @@ class Pack(Step):
     `words`: a format of 8 or 16 bits, of which several rows share 32 bits. Where it is `turned`, words lie side by side
     in memory: strips go along the rows, and are turned in registers."""
 
-    nest: Nest
+    title = "pack {tensors}, {form}[, {arrangement}]"
     tensors: tuple[Packed, ...]
+    nest: Nest
     words: str = ""
     turned: bool = False
+
+    @property
+    def form(self) -> str:
+        return f"in words of {self.words}" if self.words else f"as {self.tensors[0].target.element}"
+
+    @property
+    def arrangement(self) -> str:
+        return "transposed" if self.turned else ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -270,6 +372,7 @@ class Decode(Step):
     """A microscaled operand as f32: `inner` is the dimension that is summed over, `packed` the one along which numbers
     of four bits share a byte."""
 
+    title = "decode {source}[ times {scales}] -> {target}, from {format}"
     nest: Nest
     source: Buffer
     scales: Buffer | None
@@ -280,42 +383,57 @@ class Decode(Step):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Factors:
+class Factors(Part):
     """The operands of a product."""
 
     left: Buffer | Value  # in a buffer in row-major order, or read where it was loaded from
     right: Buffer | Value  # in panels of as many columns as there are accumulators, or evaluated where it is needed
-    few_bits: FewBits | None = None  # that the words of `right` are looked up by, if it is evaluated
+    # Bits that the words of `right` are looked up by, if it is evaluated.
+    few_bits: FewBits | None = field(default=None, metadata=shown("looks {right} up by {few_bits}"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Multiply(Step):
     """target += the sum of left @ right (= with `from_zero`; = `initial` +), for every matrix of a batch."""
 
+    title = "multiply {target} {sums} {products}"
     op: Op
-    products: tuple[Factors, ...]
     target: Buffer
-    inner: int  # elements of a row of `left`, rows of `right`
+    # Elements of a row of `left`, rows of `right`.
+    inner: int = field(metadata=shown("{sizes}, {depth} products at a time"))
     words: str  # the format of which each element, of 32 bits, holds several; none if empty
-    upcoming: Op | None  # a load: behind its rows lies, most likely, the right operand of the next product
     tiles: bool  # whether each 16 vectors of the accumulators, one below the other, are a register of AMX
-    rows: int  # of accumulators that stay in registers
+    rows: int = field(metadata=shown("accumulators: {accumulators}"))  # that stay in registers
+    # A load: behind its rows lies, most likely, the right operand of the next product.
+    upcoming: Op | None = field(metadata=shown("prefetches what is behind {upcoming.results}"))
+    products: tuple[Factors, ...]
     vectors: int  # of each row of them
     lanes: int
     depth: int  # products that are added before the accumulators go to memory
     from_zero: bool
     initial: Value | None  # what the accumulators begin with, evaluated there; None: zeros, or what the target holds
+    accesses: Accesses = field(metadata=shown("{}: {}"))
     sources: Sources
 
     @property
-    def roots(self) -> list[Value]:
-        """What is evaluated."""
-        parts = [each for factors in self.products for each in (factors.left, factors.right)]
-        return [each for each in (*parts, self.initial) if isinstance(each, Value)]
+    def sums(self) -> str:
+        return f"= {self.initial} +" if self.initial is not None else "=" if self.from_zero else "+="
+
+    @property
+    def sizes(self) -> str:
+        rows, columns = self.target.shape[-2:]
+        return f"{rows} x {self.inner} @ {self.inner} x {columns}"
+
+    @property
+    def accumulators(self) -> str:
+        if self.tiles:
+            return f"{self.rows // self.lanes} x {self.vectors} tiles of {self.lanes} x {self.lanes}"
+        return f"{self.rows} x {self.vectors} vectors of {self.lanes} lanes"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Convert(Step):
+    title = "convert {source} -> {target}, to {target.element}"
     nest: Nest
     source: Buffer
     target: Buffer
@@ -323,6 +441,7 @@ class Convert(Step):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Clear(Step):
+    title = "clear {target}"
     nest: Nest
     target: Buffer
 
@@ -330,38 +449,60 @@ class Clear(Step):
 # Control flow ---------------------------------------------------------------------------------------------------------
 
 
+_CARRIED = "carries {argument}[ in {buffer},][ {moved}] from {initial}[ by {distances}], then {following}"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Carried:
+class Carried(Part):
     """How a value travels around a loop: a scalar by itself, a tensor in a buffer, or as the distance from `initial`
     that `moves` add up to."""
 
-    argument: Value
+    argument: Value = field(metadata=shown(_CARRIED))
     initial: Value
     following: Value
     result: Value
     buffer: Buffer | None = None
     moves: tuple[Move, ...] | None = None
 
+    @property
+    def moved(self) -> str:
+        return "moved" if self.moves else ""
+
+    @property
+    def distances(self) -> tuple[Value, ...]:
+        return tuple(distance for _, distance in self.moves or ())
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class For(Step):
+    title = "for {counter} from {op.operands[0]} to {op.operands[1]} by {op.operands[2]}"
     op: Op
     carried: tuple[Carried, ...]
-    body: Steps
+    body: Steps = field(metadata=steps("do"))
+
+    @property
+    def counter(self) -> Value:
+        return self.op.regions[0].blocks[0].arguments[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class While(Step):
+    title = "while"
     op: Op
     carried: tuple[Carried, ...]
-    head: Steps  # computes the condition
-    body: Steps
+    head: Steps = field(metadata=steps("check"))  # computes the condition
+    body: Steps = field(metadata=steps("do, if {condition}"))
+
+    @property
+    def condition(self) -> Value:
+        return self.op.regions[0].blocks[0].terminator.operands[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class If(Step):
+    title = "if {op.operands[0]}[, for {buffers}]"
     op: Op
-    branches: tuple[Steps, ...]
+    branches: tuple[Steps, ...] = field(metadata=steps("then|else"))
     buffers: Mapping[Value, Buffer]  # of results that are tensors
 
 
@@ -380,30 +521,34 @@ class Body:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Jump(Step):
+    title = "go to {block}({values})"
     block: Block
     values: tuple[Value, ...]  # for the block's arguments
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Branch(Step):
+    title = "if {condition}"
     condition: Value
-    ways: tuple[Steps, Steps]  # where it is true, and where not; each ends in a Jump
+    ways: tuple[Steps, Steps] = field(metadata=steps("then|else"))  # each ends in a Jump
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leave(Step):
     """Leaves a function with scalars; tensors are in the caller's buffers."""
 
+    title = "return[ {values}]"
     values: tuple[Value, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unreachable(Step):
-    pass
+    title = "unreachable"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call(Step):
+    title = "call {op.attributes[callee]} for {op.results}"
     op: Op
     arguments: tuple[tuple[Value, Value], ...]  # scalars: (the function's, the caller's)
     body: Body
@@ -413,6 +558,7 @@ class Call(Step):
 class MapElements(Step):
     """A function of scalars, with any control flow, for `pack` neighbouring elements at a time."""
 
+    title = "for each element of {sources} -> {targets}, {pack} at a time"
     op: Op
     pack: int
     sources: tuple[Buffer, ...]

@@ -9,25 +9,48 @@ rearranging.py, which `plans` registers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from torch_mtia.triton.analyses.availability import Available
-from torch_mtia.triton.analyses.cost import DEAR, RELOAD, cost_of
+from torch_mtia.triton.analyses.affine import Affine
+from torch_mtia.triton.analyses.availability import DEAR, RELOAD, Available
 from torch_mtia.triton.analyses.liveness import is_used_elsewhere, needed_from
-from torch_mtia.triton.analyses.loops import moved_operands
 from torch_mtia.triton.analyses.masks import End, ends
-from torch_mtia.triton.analyses.strides import StrideAnalysis
+from torch_mtia.triton.analyses.provenance import moved_operands
+from torch_mtia.triton.analyses.strips import (
+    UNKNOWN,
+    Lanes,
+    Scalar,
+    StripAnalysis,
+    counter,
+    kind_of,
+    power_of_two_divisor,
+    store_kind,
+)
+from torch_mtia.triton.analyses.walk import own_dims, walk
 from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Block, Module, Op, Value
-from torch_mtia.triton.ir.ops import OPS, Dims, Kind, is_fused, is_load, is_scalar, operand_dims
+from torch_mtia.triton.ir.ops import (
+    OPS,
+    Dims,
+    Kind,
+    is_fused,
+    is_load,
+    is_scalar,
+    load_operands,
+    operand_dims,
+    pointee_size,
+)
 from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan.dimensions import best_dimension
 from torch_mtia.triton.plan.plan import (
+    Access,
+    Accesses,
     Buffer,
     Do,
     Evaluate,
     Nest,
+    Prefetch,
     Shape,
     Sources,
     Step,
@@ -40,6 +63,8 @@ from torch_mtia.triton.plan.plan import (
 MAX_STORES = 4  # in a nest
 LIGHT = 20  # the cost of a strip below which
 STRIPS_TOGETHER = 2  # are in one round of a loop
+PREFETCH_BYTES = 2 << 10
+NONTEMPORAL_SIZES = (16, 32, 64)  # bytes that a store past the caches may write
 STACK_LIMIT = 16 << 10  # bytes of one buffer
 STACK_TOTAL = 48 << 10
 
@@ -58,7 +83,14 @@ def plans(*names: str) -> Callable[[F], F]:
 
 
 class Planner:
-    def __init__(self, module: Module, lanes: int, features: frozenset[str], instrumented: bool) -> None:
+    def __init__(
+        self,
+        module: Module,
+        lanes: int,
+        features: frozenset[str],
+        instrumented: bool,
+        divisors: Mapping[Value, int],
+    ) -> None:
         self.module = module
         self.lanes = lanes
         self.features = features
@@ -66,7 +98,8 @@ class Planner:
         self.held: dict[Value, Buffer] = {}
         self.moved: dict[Value, Value] = {}
         self.available = Available(self.held, self.moved)  # always what is in both now
-        self.strides = StrideAnalysis()
+        self.affine = Affine()
+        self.strips = StripAnalysis(divisors)
         self.steps: list[Step] = []
         self.put_off: dict[Op, list[Op]] = {}  # stores, to the one that they share a nest with
         self.joined: dict[Op, list[Op]] = {}  # products, to the one that adds to them in the same loop
@@ -197,7 +230,7 @@ class Planner:
 
     def is_dear(self, value: Value, costs: dict[Value, int] | None = None) -> bool:
         """`costs`: of other values, while nothing is evaluated in between."""
-        return cost_of(value, self.available, self.strides, costs) >= DEAR
+        return self.available.cost(value, self.affine, costs) >= DEAR
 
     def joins_next_store(self, op: Op) -> bool:
         """Puts a store off to the next one of its shape, if nothing between them accesses memory: they may share a
@@ -228,7 +261,7 @@ class Planner:
             for region in op.regions:
                 for inner in region.walk():
                     inside.update(inner.operands)
-        lasting = set(self.available.reach(moved_operands(op), ())[0])  # is evaluated in the loop as well
+        lasting = set(self.available.reach(moved_operands(op), ()))  # is evaluated in the loop as well
         # Of the blocks that enclose this one, the values were evaluated when their operation was reached.
         for earlier in block.ops[: op.position]:
             for value in earlier.results:
@@ -248,7 +281,7 @@ class Planner:
     # Nests ------------------------------------------------------------------------------------------------------------
 
     def best_dimension(self, roots: Sequence[Value], shape: Shape) -> int:
-        return best_dimension(roots, shape, self.lanes, self.held, self.strides)
+        return best_dimension(roots, shape, self.lanes, self.held, self.affine)
 
     def sources(self, roots: Sequence[Value]) -> Sources:
         leaves = self.available.leaves(roots)
@@ -258,9 +291,9 @@ class Planner:
     def prepare(self, op: Op, roots: Sequence[Value], shape: Shape) -> list[Value]:
         """Evaluates what a nest of `op` should not evaluate itself; returns what it should keep."""
         while True:
-            order, at_index = self.available.reach(roots, shape)
+            at_index = self.available.reach(roots, shape)
             costs: dict[Value, int] = {}
-            elsewhere = [value for value in order if not at_index[value] and self.is_dear(value, costs)]
+            elsewhere = [value for value in at_index if not at_index[value] and self.is_dear(value, costs)]
             early = next((value for value in elsewhere if self._belongs_before(value, at_index, op)), None)
             if early is None:
                 break
@@ -269,8 +302,8 @@ class Planner:
         known: dict[Value, bool] = {}
         # Reading neighbours once more takes no longer from where they are than from a buffer; and what is the same for
         # a whole strip would no longer be known to be.
-        costs = {value: RELOAD for value in order if self.strides.is_plain_load(value)}
-        for value in reversed(order):  # users before what they use
+        costs = {value: RELOAD for value in at_index if self.affine.is_plain_load(value)}
+        for value in reversed(at_index):  # users before what they use
             if value.block_of() is not op.block or value in saves:
                 continue
             if not self.is_dear(value, costs):
@@ -296,6 +329,8 @@ class Planner:
         dim: int | None = None,
         one_by_one: bool = False,
         mask: Value | None = None,
+        stores: Sequence[Op] = (),
+        nontemporal: bool = False,
     ) -> Nest:
         """Loops in which `op` evaluates `roots`; where `mask` is false, it does nothing. What they keep is held behind
         them."""
@@ -308,15 +343,75 @@ class Planner:
         lanes = 0 if one_by_one else self.lanes_along(shape, dim)
         sources, hoisted = self.sources(roots), self.hoisted(roots, shape, dim, lanes)
         together = self._together(roots, shape, dim, lanes)
+        index = self.index(shape, dim, lanes, together)
+        accesses = self.accesses(roots, shape, index, lanes, stores, nontemporal)
         self.held.update(buffers)
-        return Nest(shape, dim, lanes, tuple(roots), sources, buffers, hoisted, limits, together)
+        return Nest(shape, dim, lanes, tuple(roots), accesses, sources, buffers, hoisted, limits, together)
 
     def plain_nest(
-        self, shape: Shape, dim: int, *, one_by_one: bool = False, roots: Sequence[Value] = (), together: int = 1
+        self,
+        shape: Shape,
+        dim: int,
+        *,
+        one_by_one: bool = False,
+        roots: Sequence[Value] = (),
+        together: int = 1,
+        accesses: Accesses | None = None,
     ) -> Nest:
         """Loops in which nothing is kept, and tensors are only read at other places than their own."""
         lanes = 0 if one_by_one else self.lanes_along(shape, dim)
-        return Nest(shape, dim, lanes, tuple(roots), self.sources(roots), together=together)
+        sources = self.sources(roots)
+        return Nest(shape, dim, lanes, tuple(roots), accesses or {}, sources, unroll=together)
+
+    def index(self, shape: Shape, dim: int, lanes: int, together: int = 1) -> list[Lanes]:
+        """What is known of the index of a strip in loops over `shape`."""
+        index = [counter(size, 1) for size in shape]
+        index[dim] = counter(shape[dim], together * max(lanes, 1), int(lanes > 0))
+        if together > 1:  # those behind the first strip of a round
+            index[dim] = Lanes(Scalar(None, power_of_two_divisor(lanes), True), 1)
+        return index
+
+    def accesses(
+        self,
+        roots: Sequence[Value],
+        shape: Shape,
+        index: Sequence[Lanes],
+        lanes: int,
+        stores: Sequence[Op] = (),
+        nontemporal: bool = False,
+    ) -> Accesses:
+        """How strips at `index` access memory to evaluate `roots`, and for `stores`."""
+        at_index = [(root, own_dims(root)) for root in roots if root.type.shape == shape]
+        strips = self.strips.lanes(at_index, index, lanes, self.available)
+        found: Accesses = {}
+        for value, dims in strips:
+            if value.op is None or not is_load(value.op) or not self.available.is_fused(value):
+                continue
+            pointer, *others = load_operands(value.op)
+            size, address = pointee_size(value.op), strips[pointer, dims]
+            conditions = [None if each is None else strips[each, operand_dims(value.op, each, dims)] for each in others]
+            prefetch = self._prefetch(pointer, dims, index, size) if lanes and address.stride == size else None
+            found[value.op, dims] = Access(kind_of(address, size, lanes, *conditions), prefetch)
+        for store in stores:
+            pointer, size = store.operands[0], pointee_size(store)
+            kind = store_kind(strips[pointer, own_dims(pointer)], size, lanes)
+            bypasses = nontemporal and kind == "vector" and lanes * size in NONTEMPORAL_SIZES
+            found[store, own_dims(pointer)] = Access(kind, nontemporal=bypasses)
+        return found
+
+    def _prefetch(self, pointer: Value, dims: Dims, index: Sequence[Lanes], size: int) -> Prefetch | None:
+        """What to fetch while a strip of neighbours is loaded: the long chains of a strip's instructions leave the
+        processor no room to get there by itself. Behind the last row lies what the next program or round reads."""
+        shape = shape_of(pointer)
+        along = next((place for place, d in enumerate(dims) if d is not None and index[d].stride == 1), None)
+        if along is None:
+            return None
+        outer = max((place for place, extent in enumerate(shape) if place != along and extent > 1), default=None)
+        if outer is None:
+            return Prefetch(None, PREFETCH_BYTES)
+        if not self.affine.form(pointer).is_linear() or self.available.reads_buffers(pointer):
+            return None
+        return Prefetch(outer, max(PREFETCH_BYTES // (shape[along] * size), 1))
 
     def lanes_along(self, shape: Shape, dim: int) -> int:
         width = min(self.lanes, shape[dim])
@@ -324,9 +419,9 @@ class Planner:
 
     def _together(self, roots: Sequence[Value], shape: Shape, dim: int, lanes: int) -> int:
         """Strips in a round of the innermost loop: several if what is to be done takes no longer than the loop."""
-        loads = filter(self.strides.is_plain_load, self.available.reach(roots, shape)[0])
+        loads = filter(self.affine.is_plain_load, self.available.reach(roots, shape))
         known = dict.fromkeys(loads, RELOAD)
-        cost = sum(cost_of(root, self.available, self.strides, known) for root in roots)
+        cost = sum(self.available.cost(root, self.affine, known) for root in roots)
         return STRIPS_TOGETHER if lanes and cost < LIGHT and shape[dim] % (STRIPS_TOGETHER * lanes) == 0 else 1
 
     def hoisted(self, roots: Sequence[Value], shape: Shape, inner: int, lanes: int) -> tuple[tuple[Value, Dims], ...]:
@@ -335,23 +430,16 @@ class Planner:
         if shape[inner] <= max(lanes, 1):
             return ()
         found: list[tuple[Value, Dims]] = []
-        seen: set[tuple[Value, Dims]] = set()
 
-        def visit(value: Value, dims: Dims) -> None:
-            if not self.available.is_fused(value) or (value, dims) in seen:
-                return
-            seen.add((value, dims))
-            assert value.op is not None
+        def enter(value: Value, dims: Dims) -> Sequence[Value] | None:
+            if not self.available.is_fused(value):
+                return None
             if inner not in dims:
                 found.append((value, dims))
-                return
-            for operand in value.op.operands:
-                if operand.type.shape is not None:
-                    visit(operand, operand_dims(value.op, operand, dims))
+                return None
+            return self.available.parts(value)
 
-        for root in roots:
-            if root.type.shape == shape:
-                visit(root, tuple(range(len(shape))))
+        walk([(root, own_dims(root)) for root in roots if root.type.shape == shape], enter)
         return tuple(found)
 
     def materialize(
@@ -396,7 +484,9 @@ class Planner:
             lanes = self.lanes_along(shape, dim)
             hoisted = self.hoisted(roots, shape, dim, lanes)
             together = self._together(roots, shape, dim, lanes)
-            nest = Nest(shape, dim, lanes, tuple(roots), self.sources(roots), buffers, hoisted, together=together)
+            sources = self.sources(roots)
+            accesses = self.accesses(roots, shape, self.index(shape, dim, lanes, together), lanes)
+            nest = Nest(shape, dim, lanes, tuple(roots), accesses, sources, buffers, hoisted, {}, together)
             self.add(Evaluate(nest, tuple(writes)))
         self.held.update(buffers)
         for (value, buffer), (_, target) in zip(writes, work, strict=True):
@@ -404,21 +494,23 @@ class Planner:
                 self.held[value] = buffer
 
     def _transpose(self, value: Value, buffer: Buffer, along: int, across: int, mask: Value | None) -> Transpose:
-        limits = self._ends(mask, shape_of(value), [value])
+        shape = shape_of(value)
+        limits = self._ends(mask, shape, [value])
         sources = self.sources([value, mask] if limits and mask is not None else [value])
-        return Transpose(value, buffer, along, across, self.lanes, sources, limits)
+        index = self.index(shape, along, self.lanes)
+        index[across] = Lanes(UNKNOWN, 0)
+        accesses = self.accesses([value], shape, index, self.lanes)
+        return Transpose(value, buffer, along, across, shape, self.lanes, accesses, sources, limits)
 
     def _ends(self, mask: Value | None, shape: Shape, saves: Sequence[Value]) -> dict[int, End]:
-        return {} if mask is None else ends(mask, shape, self.strides, self.held, saves)
+        return {} if mask is None else ends(mask, shape, self.affine, self.held, saves)
 
     def _transpose_loads(self, roots: Sequence[Value], shape: Shape, dim: int, mask: Value | None) -> None:
         """Reads, before the nest and in squares, what lies side by side along another dimension than its strips."""
-        order, at_index = self.available.reach(roots, shape)
-        for value in order:
-            if not is_load(value.op) or not at_index[value]:
+        for value, is_at_index in self.available.reach(roots, shape).items():
+            if value.op is None or not is_load(value.op) or not is_at_index:
                 continue
-            assert value.op is not None
-            strides = self.strides.strides(value.op.operands[0])
+            strides = self.affine.strides(value.op.operands[0])
             size = element_size(value.type.element)
             along = next((d for d, stride in enumerate(strides) if stride == size and shape[d] > 1), dim)
             if strides[dim] not in (0, size) and self.is_square(value, along, dim):

@@ -15,9 +15,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from torch_mtia.triton.analyses.cost import cost_of
 from torch_mtia.triton.analyses.few_bits import FewBits, few_bits
-from torch_mtia.triton.analyses.strides import is_linear
+from torch_mtia.triton.analyses.strips import Lanes, Scalar, power_of_two_divisor
+from torch_mtia.triton.analyses.walk import own_dims
 from torch_mtia.triton.ir.attributes import Bits
 from torch_mtia.triton.ir.elements import element_size, is_float_element
 from torch_mtia.triton.ir.module import Op, Value
@@ -25,6 +25,8 @@ from torch_mtia.triton.ir.ops import is_fused, is_load, splat_constant
 from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan.control import assign
 from torch_mtia.triton.plan.plan import (
+    Access,
+    Accesses,
     Buffer,
     Clear,
     Convert,
@@ -92,9 +94,7 @@ def _following(planner: Planner, op: Op) -> Op | None:
         return None
     if not words and not _is_evaluated(planner, user, rights):
         return None
-    first, second = (
-        {value for value in planner.available.reach([right], ())[0] if is_load(value.op)} for right in rights
-    )
+    first, second = ({value for value in planner.available.reach([right], ()) if is_load(value.op)} for right in rights)
     return user if first & second else None
 
 
@@ -135,7 +135,7 @@ def _is_evaluated(planner: Planner, op: Op, rights: list[Value]) -> bool:
         and len(shape) <= 3
         and words != "i8"  # which needs the sums of its columns first
         and not (words and _in_tiles(planner, op, words))
-        and sum(cost_of(right, planner.available, planner.strides) for right in rights) <= MOST_COST
+        and sum(planner.available.cost(right, planner.affine) for right in rights) <= MOST_COST
         and (len(rights) > 1 or _is_evaluated_by_rows(planner, op, rights[0]))
     )
 
@@ -192,19 +192,19 @@ def _upcoming(planner: Planner, op: Op, right: Value, evaluated: bool) -> Op | N
     parent = op.block.region.parent
     if parent is None or parent.name != "scf.for" or len(shape_of(right)) != 2 or right in planner.held:
         return None
-    loads = planner.available.reach([right], shape_of(right))[0] if evaluated else [right]
+    loads = list(planner.available.reach([right], shape_of(right))) if evaluated else [right]
     for load in loads:
         if is_load(load.op) and load.type.shape == right.type.shape:
             assert load.op is not None
             pointer = load.op.operands[0]
-            by_columns = planner.strides.strides(pointer)[0] == element_size(load.type.element)
-            if not by_columns and _is_linear(planner, pointer, 0) and not planner.available.reads_buffers(pointer):
+            by_columns = planner.affine.strides(pointer)[0] == element_size(load.type.element)
+            if (
+                not by_columns
+                and planner.affine.form(pointer).is_linear(0)
+                and not planner.available.reads_buffers(pointer)
+            ):
                 return load.op
     return None
-
-
-def _is_linear(planner: Planner, pointer: Value, along: int | None = None) -> bool:
-    return is_linear(planner.moved.get(pointer, pointer), along)
 
 
 def _reads_directly(planner: Planner, value: Value, element: str, in_words: bool, in_tiles: bool) -> bool:
@@ -215,9 +215,9 @@ def _reads_directly(planner: Planner, value: Value, element: str, in_words: bool
     if op is None or not is_load(op) or len(op.operands) != 1:
         return False
     along = None if in_tiles else len(shape_of(value)) - 1  # a tile has its rows at one distance
-    if not _is_linear(planner, op.operands[0], along):
+    if not planner.affine.form(op.operands[0]).is_linear(along):
         return False
-    return not in_words or planner.strides.strides(op.operands[0])[-1] == element_size(element)
+    return not in_words or planner.affine.strides(op.operands[0])[-1] == element_size(element)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +271,7 @@ def _is_read_by_rows(planner: Planner, initial: Value, tile: _Accumulators) -> b
         and planner.available.is_fused(initial)
         and not planner.available.reads_buffers(initial)
         and planner.best_dimension([initial], shape) == len(shape) - 1
-        and cost_of(initial, planner.available, planner.strides) <= MOST_COST_OF_SUM
+        and planner.available.cost(initial, planner.affine) <= MOST_COST_OF_SUM
     )
 
 
@@ -298,7 +298,7 @@ def _pack(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
 
 
 def _pack_into(planner: Planner, op: Op, value: Value, target: Buffer) -> None:
-    planner.add(Pack(planner.nest(op, [value], shape_of(value)), (Packed(value, target),)))
+    planner.add(Pack((Packed(value, target),), planner.nest(op, [value], shape_of(value))))
 
 
 def _pack_panels(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
@@ -309,9 +309,9 @@ def _pack_panels(planner: Planner, op: Op, value: Value, element: str) -> Buffer
         return _pack(planner, op, value, element)
     target = planner.new_buffer(panels, element)
     if _is_turned(planner, value, shape):
-        planner.add(
-            Pack(planner.plain_nest(shape, len(shape) - 1, roots=[value]), (Packed(value, target),), turned=True)
-        )
+        accesses = _accesses_of_columns(planner, value, 1)
+        nest = planner.plain_nest(shape, len(shape) - 1, roots=[value], accesses=accesses)
+        planner.add(Pack((Packed(value, target),), nest, turned=True))
     else:
         _pack_into(planner, op, value, target)
     return target
@@ -332,8 +332,24 @@ def _pack_words(planner: Planner, op: Op, values: list[Value], element: str) -> 
     )
     light = all(each.few_bits is not None for each in packed)
     together = min(LIGHT_TOGETHER, n // planner.lanes) if light else 1
-    planner.add(Pack(planner.plain_nest(words, last, roots=values, together=together), packed, element, turned))
+    if turned:
+        accesses = _accesses_of_columns(planner, values[0], per_word(element))
+    else:
+        index = planner.index(words, last, planner.lanes_along(words, last), together)
+        index[-2] = Lanes(Scalar(nonnegative=True), 0)  # one of the rows that share words
+        accesses = planner.accesses(values, shape, index, planner.lanes_along(words, last))
+    nest = planner.plain_nest(words, last, roots=values, together=together, accesses=accesses)
+    planner.add(Pack(packed, nest, element, turned))
     return [each.target for each in packed]
+
+
+def _accesses_of_columns(planner: Planner, value: Value, count: int) -> Accesses:
+    """How strips of a right operand's columns, of `count` rows for each lane, are loaded."""
+    shape = shape_of(value)
+    lanes = planner.lanes_along(shape, len(shape) - 1) * count
+    index = planner.index(shape, len(shape) - 2, lanes)
+    index[-2:] = Lanes(Scalar(None, power_of_two_divisor(lanes), True), 1), Lanes(Scalar(nonnegative=True), 0)
+    return planner.accesses([value], shape, index, lanes)
 
 
 def _is_turned(planner: Planner, value: Value, shape: Shape) -> bool:
@@ -343,7 +359,7 @@ def _is_turned(planner: Planner, value: Value, shape: Shape) -> bool:
         return False
     while value not in planner.held and value.op is not None and value.op.name == "tt.trans":
         (value,) = value.op.operands
-    return value in planner.held or planner.strides.is_plain_load(value)
+    return value in planner.held or planner.affine.is_plain_load(value)
 
 
 def _is_evaluated_by_rows(planner: Planner, op: Op, value: Value) -> bool:
@@ -353,13 +369,13 @@ def _is_evaluated_by_rows(planner: Planner, op: Op, value: Value) -> bool:
 
 def _is_evaluated_once(planner: Planner, op: Op, value: Value) -> bool:
     """Whether nobody else needs what leads to the tensor, and its rows are rows in memory."""
-    if planner.strides.is_plain_load(value) or value in planner.held:
+    if planner.affine.is_plain_load(value) or value in planner.held:
         return True
     if planner.is_needed_behind(value, op) or planner.prepare(op, [value], shape_of(value)):
         return False
-    order, _ = planner.available.reach([value], shape_of(value))
+    order = planner.available.reach([value], shape_of(value))
     return all(each.op is None or each.op.name != "tt.trans" for each in order) and all(
-        planner.strides.strides(load.op.operands[0])[-1] in (0, element_size(load.type.element))
+        planner.affine.strides(load.op.operands[0])[-1] in (0, element_size(load.type.element))
         for load in order
         if load.op is not None and is_load(load.op) and shape_of(load)[-1] > 1
     )
@@ -434,21 +450,40 @@ def _multiply(
     planner.add(
         Multiply(
             op,
-            operands.products,
             target,
             operands.inner,
             operands.words,
-            operands.upcoming,
             tile.tiles,
             tile.rows,
+            operands.upcoming,
+            operands.products,
             tile.vectors,
             tile.lanes,
             depth,
             from_zero,
             initial,
+            _accesses_of_operands(planner, operands, tile, initial),
             planner.sources(read),
         )
     )
+
+
+def _accesses_of_operands(
+    planner: Planner, operands: _Operands, tile: _Accumulators, initial: Value | None
+) -> Accesses:
+    """How what is not in buffers is read: the left operand element by element, the others in strips of columns."""
+    found: Accesses = {}
+    for each in operands.products:
+        if isinstance(each.left, Value) and each.left.op is not None:
+            found[each.left.op, own_dims(each.left)] = Access("vector" if tile.tiles else "scalar")
+    for value in [*operands.evaluated, *([] if initial is None else [initial])]:
+        shape = shape_of(value)
+        lanes = tile.lanes if tile.lanes > 1 else 0
+        index = [Lanes(Scalar(nonnegative=True), 0)] * len(shape)
+        index[-1] = Lanes(Scalar(None, power_of_two_divisor(tile.lanes), True), int(lanes > 0))
+        accesses = planner.accesses([value], shape, index, lanes)
+        found.update({key: dataclasses.replace(access, prefetch=None) for key, access in accesses.items()})
+    return found
 
 
 # Microscaled operands -------------------------------------------------------------------------------------------------

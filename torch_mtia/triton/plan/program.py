@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torch_mtia.triton.analyses.sharing import shares_operands
-from torch_mtia.triton.ir.module import Module
+from torch_mtia.triton.analyses.provenance import made_of
+from torch_mtia.triton.ir.module import Module, Region, Value
 from torch_mtia.triton.ir.ops import is_scalar
 from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan import products, rearranging, reductions, stores  # noqa: F401  (register what they plan)
@@ -21,7 +21,8 @@ def plan_kernel(module: Module, lanes: int, features: frozenset[str], instrument
         raise Unsupported("a tensor as argument of a kernel", kernel.location)
     attributes = kernel.argument_attributes or [{}] * len(arguments)
     divisors = [each.get("tt.divisibility", 1) for each in attributes]
-    planner = Planner(module, lanes, features, instrumented)
+    known = {argument: divisor & -divisor for argument, divisor in zip(arguments, divisors, strict=True)}
+    planner = Planner(module, lanes, features, instrumented, known)
     planner.leave.append(lambda _returning, values: leave_with_scalars(planner, values))
     body = plan_body(planner, kernel.body)
     used = lifetimes(body)
@@ -30,12 +31,45 @@ def plan_kernel(module: Module, lanes: int, features: frozenset[str], instrument
         module,
         kernel.name,
         tuple(arguments),
-        tuple(divisor & -divisor for divisor in divisors),
+        tuple(known.values()),
         body,
         lanes,
         instrumented,
         used,
         places,
         max((offset + aligned(storage.bytes) for storage, offset in places.items()), default=0),
-        shares_operands(kernel.body),
+        _shares_operands(kernel.body),
     )
+
+
+# A program may wait for what another one writes, so they start in the order of their numbers.
+_MAY_WAIT = ("tt.atomic_rmw", "tt.atomic_cas", "scf.while", "cf.br", "cf.cond_br", "tt.call")
+
+
+def _shares_operands(body: Region) -> bool:
+    """Whether programs along one of the grid's first two axes share the left operand of a product, and those along the
+    other one the right one, so that their order decides what the caches still have; and none can wait for another. A
+    kernel that numbers its tiles itself, along one axis, has chosen an order. The third axis is that of batches."""
+    pairs = []
+    for op in body.walk():
+        if op.name in _MAY_WAIT or (op.name == "tt.load" and op.attributes.get("isVolatile")):
+            return False
+        if op.name in ("tt.dot", "tt.dot_scaled"):
+            pairs.append({frozenset(_axes(operand) - {2}) for operand in op.operands[:2]})
+    return any(pair == {frozenset((0,)), frozenset((1,))} for pair in pairs)
+
+
+def _axes(value: Value) -> set[int]:
+    """The axes of the grid that decide what a value is."""
+    axes: set[int] = set()
+    seen: set[Value] = set()
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value.op is not None and value.op.name == "tt.get_program_id":
+            axes.add(value.op.attributes["axis"])
+        pending += made_of(value)
+    return axes

@@ -28,7 +28,7 @@ def _reduce(planner: Planner, op: Op) -> None:
     lanes = planner.lanes_along(shape, dim)
     sources = planner.sources(op.operands)
     hoisted = planner.hoisted(op.operands, shape, axis, lanes)
-    end = reduction_end(op, shape, planner.strides, planner.held, saves)
+    end = reduction_end(op, shape, planner.affine, planner.held, saves)
     targets: list[Buffer | None] = [None] * len(op.results)
     if not is_scalar(op.results[0]):
         rest = tuple(size for d, size in enumerate(shape) if d != axis)
@@ -40,7 +40,9 @@ def _reduce(planner: Planner, op: Op) -> None:
     count = shape[axis] // (1 if across else max(lanes, 1))
     wanted = max(1, (ACCUMULATORS if any_order else 1) // side)
     chains = wanted if count >= 2 * wanted else 2 if count >= 4 and wanted > 1 else 1
-    nest = Nest(shape, dim, lanes, tuple(op.operands), sources, buffers, hoisted)
+    index = planner.index(shape, dim, lanes)
+    accesses = planner.accesses(op.operands, shape, index, lanes)
+    nest = Nest(shape, dim, lanes, tuple(op.operands), accesses, sources, buffers, hoisted)
     group = min(count, MAX_SIDE)
     planner.add(Reduce(op, nest, axis, tuple(targets), any_order, side, chains, group, end))
     planner.held.update(buffers)
@@ -57,7 +59,10 @@ def _scan(planner: Planner, op: Op) -> None:
     strides = innermost_first(shape, dim)
     targets = [planner.new_buffer(shape, result.type.element, strides) for result in op.results]
     sources = planner.sources(op.operands)
-    nest = Nest(shape, dim, planner.lanes_along(shape, dim), tuple(op.operands), sources, buffers)
+    lanes = planner.lanes_along(shape, dim)
+    index = planner.index(shape, dim, lanes)
+    accesses = planner.accesses(op.operands, shape, index, lanes)
+    nest = Nest(shape, dim, lanes, tuple(op.operands), accesses, sources, buffers)
     planner.add(Scan(op, nest, axis, tuple(targets), reverse))
     planner.held.update(buffers)
     planner.held.update(zip(op.results, targets, strict=True))

@@ -58,7 +58,7 @@ def _at_once(planner: Planner, stores: Sequence[Op]) -> Expression | None:
         roots = [root for store in stores for root in store.operands]
         assert shape[planner.best_dimension(roots, shape)] == max(shape), "one strip"
         return TRUE  # one strip
-    return may_write_at_once(stores, planner.available, planner.strides, checked=planner.instrumented)
+    return may_write_at_once(stores, planner.available, planner.affine, checked=planner.instrumented)
 
 
 def _store_alone(planner: Planner, op: Op) -> None:
@@ -87,9 +87,9 @@ def _turned_to(planner: Planner, op: Op) -> int | None:
     if is_scalar(pointer):
         return None
     shape = shape_of(value)
-    strides = planner.strides.strides(pointer)
+    strides = planner.affine.strides(pointer)
     along = next((d for d, stride in enumerate(strides) if stride == pointee_size(op) and shape[d] > 1), None)
-    votes = dimension_votes([value], shape, planner.held, planner.strides)
+    votes = dimension_votes([value], shape, planner.held, planner.affine)
     computed = max(range(len(shape)), key=votes.__getitem__)
     if along is None or votes[computed] <= votes[along] or not planner.is_square(value, computed, along):
         return None
@@ -105,17 +105,19 @@ def _store_strips(planner: Planner, stores: Sequence[Op], at_once: Expression) -
     masks = {store_operands(store)[2] for store in stores}
     staged = [planner.save_buffer(store.operands[1], dim) for store in stores] if at_once is not TRUE else []
     mask = masks.pop() if len(masks) == 1 else None
-    nest = planner.nest(op, roots, shape, dim=dim, mask=mask)
+    streams = None if planner.instrumented else _write_much(stores, dim)
+    nest = planner.nest(op, roots, shape, dim=dim, mask=mask, stores=stores, nontemporal=streams is not None)
     before = dict(planner.held)
     with planner.collected() as afterwards:
         for store, buffer in zip(stores, staged, strict=False):
             pointer, _, own = store_operands(store)
             places = [pointer, *([own] if own is not None else [])]
-            planner.add(StoreStaged(planner.nest(store, places, shape, dim=dim, mask=own), store, buffer))
+            planner.add(
+                StoreStaged(planner.nest(store, places, shape, dim=dim, mask=own, stores=[store]), store, buffer)
+            )
     planner.after_branch(before)
-    streams = None if planner.instrumented else _write_much(stores, dim)
     whole = mask if _is_often_whole(planner, mask, nest) else None
-    planner.add(Store(nest, tuple(stores), at_once, tuple(staged), tuple(afterwards), streams, whole))
+    planner.add(Store(nest, tuple(stores), whole, at_once, streams, tuple(staged), tuple(afterwards)))
 
 
 def _is_often_whole(planner: Planner, mask: Value | None, nest: Nest) -> bool:
@@ -177,7 +179,7 @@ def _adds_neighbours(planner: Planner, op: Op) -> bool:
     if not is_sum or planner.instrumented:  # checks look at each element by itself
         return False
     dim = planner.best_dimension(op.operands, shape_of(result))
-    return planner.strides.strides(op.operands[0])[dim] == element_size(result.type.element)
+    return planner.affine.strides(op.operands[0])[dim] == element_size(result.type.element)
 
 
 @plans("tt.assert")

@@ -1,0 +1,57 @@
+"""Walks through what values are made of. None recurses: chains of operations may be thousands long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+
+from torch_mtia.triton.ir.module import Value
+from torch_mtia.triton.ir.ops import Dims, operand_dims
+
+
+def operands_first(root: Value, known: Container[Value], parts: Callable[[Value], Sequence[Value]]) -> Iterator[Value]:
+    """`root` and the values that it is made of, as `parts` says, each behind its parts. Those that are `known` are left
+    out; the caller adds each one before it asks for the next."""
+    pending = [(root, False)]
+    while pending:
+        value, has_parts = pending.pop()
+        if value in known:
+            continue
+        if has_parts:
+            yield value
+        else:
+            pending.append((value, True))
+            pending.extend((part, False) for part in reversed(parts(value)))
+
+
+def walk(
+    roots: Iterable[tuple[Value, Dims]], enter: Callable[[Value, Dims], Sequence[Value] | None]
+) -> list[tuple[Value, Dims]]:
+    """The values that `enter` accepts, operands first, each with the dimensions of its root that its own are (None
+    where it is the same along one). `enter` is asked once for each pair, and returns the values to go on with, mostly
+    the operands, or None for a value that is left out."""
+    pending = [(value, dims, False) for value, dims in roots]
+    pending.reverse()
+    seen: set[tuple[Value, Dims]] = set()
+    done: list[tuple[Value, Dims]] = []
+    while pending:
+        value, dims, is_done = pending.pop()
+        if is_done:
+            done.append((value, dims))
+            continue
+        if (value, dims) in seen:
+            continue
+        seen.add((value, dims))
+        parts = enter(value, dims)
+        if parts is None:
+            continue
+        pending.append((value, dims, True))
+        op = value.op
+        for part in reversed(parts):
+            inner = operand_dims(op, part, dims) if op is not None and part in op.operands else dims
+            pending.append((part, inner, False))
+    return done
+
+
+def own_dims(value: Value) -> Dims:
+    """The dimensions of a root: its own."""
+    return tuple(range(len(value.type.shape or ())))
