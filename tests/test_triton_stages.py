@@ -10,7 +10,7 @@ import pytest
 
 import torch_mtia
 from torch_mtia.triton.emit import program as emit_program
-from torch_mtia.triton.emit.registry import ELEMENTWISE, PLACED, SCALARS, STATEMENTS
+from torch_mtia.triton.emit.environment import ELEMENTWISE, PLACED, SCALARS, STATEMENTS
 from torch_mtia.triton.ir.ops import OPS, Kind
 from torch_mtia.triton.plan import program as plan_program
 from torch_mtia.triton.plan.planner import PLANS

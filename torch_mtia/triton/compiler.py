@@ -145,7 +145,7 @@ _deep_recursion = DeepRecursion()
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
     """Around what goes through a kernel, and may find that it cannot compile it."""
-    from torch_mtia.triton.ir.unsupported import Unsupported
+    from torch_mtia.triton.ir.module import Unsupported
 
     try:
         with _deep_recursion:

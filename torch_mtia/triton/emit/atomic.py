@@ -9,15 +9,13 @@ from contextlib import nullcontext
 from torch_mtia.triton import floats
 from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import write_buffer
-from torch_mtia.triton.emit.environment import Environment
+from torch_mtia.triton.emit.environment import Environment, statement
 from torch_mtia.triton.emit.loops import loop_over
 from torch_mtia.triton.emit.memory import memory_element
-from torch_mtia.triton.emit.registry import statement
 from torch_mtia.triton.emit.strip import Strip
 from torch_mtia.triton.ir.elements import NARROW, WIDE, element_size, is_float_element
-from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.ir.module import Op, Unsupported
 from torch_mtia.triton.ir.module import Value as Tensor
-from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, integer, lanes_of, zero

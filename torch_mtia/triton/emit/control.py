@@ -8,15 +8,13 @@ from typing import Any
 from torch_mtia.triton.emit import memory, products, rearranging, scaled, watching
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.elementwise import constant_value
-from torch_mtia.triton.emit.environment import Environment, Target
-from torch_mtia.triton.emit.reduce import reduce
-from torch_mtia.triton.emit.registry import ELEMENTWISE, SCALARS, STATEMENTS
-from torch_mtia.triton.emit.scan import scan
+from torch_mtia.triton.emit.environment import ELEMENTWISE, SCALARS, STATEMENTS, Environment, Target
+from torch_mtia.triton.emit.reductions import reduce, scan
 from torch_mtia.triton.emit.strip import apply
 from torch_mtia.triton.ir.elements import llvm_element
+from torch_mtia.triton.ir.module import Unsupported
 from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.ir.ops import Linear, facts, is_scalar, pointee_size
-from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.lanes import Lane
 from torch_mtia.triton.llvm import Phi
 from torch_mtia.triton.llvm_value import Value, integer

@@ -7,12 +7,11 @@ narrow floating-point numbers arrive as integers, see floats.py.
 from __future__ import annotations
 
 from torch_mtia.triton import floats, vecmath
-from torch_mtia.triton.emit.registry import elementwise
+from torch_mtia.triton.emit.environment import elementwise
 from torch_mtia.triton.ir.attributes import Bits, Dense, float_bits
 from torch_mtia.triton.ir.elements import NARROW, WIDE, is_float_element, llvm_element
-from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.ir.module import Op, Unsupported
 from torch_mtia.triton.ir.ops import FLOAT_PREDICATES, INTEGER_PREDICATES, pointee_size
-from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.lanes import guarded_divisor
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, bits_of, element_of, floating, integer, lanes_of, vector_type, zero

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from torch_mtia.triton.analyses.affine import Affine
-from torch_mtia.triton.emit.parameters import HOST_OFFSET, SCRATCH
 from torch_mtia.triton.ir.elements import llvm_element
 from torch_mtia.triton.ir.module import Block, Op
 from torch_mtia.triton.ir.module import Value as Tensor
@@ -15,6 +15,13 @@ from torch_mtia.triton.lanes import Lane
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value
 from torch_mtia.triton.plan.plan import Buffer, Plan, Storage
+
+# The parameters that the function of one program has after the kernel's own arguments.
+CONTEXT = Value("%context", "ptr")  # mtia_kernel_context
+SCRATCH = Value("%scratch", "ptr")
+HOST_OFFSET = Value("%host_offset", "i64", divisor=4096)
+PROGRAM = tuple(Value(f"%program_{axis}", "i32", nonnegative=True) for axis in "xyz")
+GRID = tuple(Value(f"%grid_{axis}", "i32", nonnegative=True) for axis in "xyz")
 
 
 @dataclasses.dataclass
@@ -106,3 +113,39 @@ class Environment:
 
 def memory_type(element: str) -> str:
     return "i8" if element == "i1" else llvm_element(element)
+
+
+# The functions that write code, by the operations' names --------------------------------------------------------------
+#
+# To add an operation: one row of facts in ir/ops.py, and one function in the module of its kind:
+#
+#     elementwise("arith.addf")   (b, op, operands) -> value; acts lane by lane, on scalars and vectors alike
+#     placed("tt.broadcast")      (strip, op, index) -> lane; says where an element is found
+#     statement("tt.gather")      (env, step); what the plan has for it, mostly a `Do`
+#     scalar("tt.load")           (env, op); the form of a placed operation whose result is no tensor
+
+Elementwise = Callable[[Builder, Op, "list[Value]"], "Value | list[Value]"]
+
+ELEMENTWISE: dict[str, Elementwise] = {}
+PLACED: dict[str, Callable[..., Lane]] = {}
+STATEMENTS: dict[str, Callable[[Any, Any], None]] = {}
+SCALARS: dict[str, Callable[[Any, Op], None]] = {}
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def _registers(table: dict[str, Any]) -> Callable[..., Callable[[F], F]]:
+    def names_of(*names: str) -> Callable[[F], F]:
+        def register(function: F) -> F:
+            table.update(dict.fromkeys(names, function))
+            return function
+
+        return register
+
+    return names_of
+
+
+elementwise = _registers(ELEMENTWISE)
+placed = _registers(PLACED)
+statement = _registers(STATEMENTS)
+scalar = _registers(SCALARS)

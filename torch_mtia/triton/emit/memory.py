@@ -10,18 +10,13 @@ from torch_mtia.triton.analyses.symbolic import TRUE
 from torch_mtia.triton.analyses.walk import own_dims
 from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import Pointers, is_true, read, read_buffer, write, write_buffer
-from torch_mtia.triton.emit.ends import is_true_throughout
-from torch_mtia.triton.emit.environment import Environment
-from torch_mtia.triton.emit.loops import loop_over
-from torch_mtia.triton.emit.parameters import GRID, HOST_OFFSET, PROGRAM
-from torch_mtia.triton.emit.registry import placed, scalar, statement
+from torch_mtia.triton.emit.environment import GRID, HOST_OFFSET, PROGRAM, Environment, placed, scalar, statement
+from torch_mtia.triton.emit.loops import evaluate, is_true_throughout, loop_over
 from torch_mtia.triton.emit.strip import Strip
-from torch_mtia.triton.emit.symbolic import evaluate
 from torch_mtia.triton.ir.elements import element_size, llvm_element
-from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.ir.module import Op, Unsupported
 from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.ir.ops import load_operands, store_operands
-from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.lanes import Index, Lane, materialize, offset_address
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, integer, vector_type

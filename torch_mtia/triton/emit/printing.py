@@ -7,10 +7,8 @@ The functions that write numbers are emitted once per image; there is no C libra
 from __future__ import annotations
 
 from torch_mtia.triton import abi, floats
-from torch_mtia.triton.emit.environment import Environment
+from torch_mtia.triton.emit.environment import CONTEXT, PROGRAM, Environment, statement
 from torch_mtia.triton.emit.loops import loop_over
-from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
-from torch_mtia.triton.emit.registry import statement
 from torch_mtia.triton.emit.strip import Strip
 from torch_mtia.triton.ir.elements import is_float_element
 from torch_mtia.triton.ir.module import Value as Tensor

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from torch_mtia.triton import abi, image, machine
-from torch_mtia.triton.emit import atomic, places, printing, remarks, watching  # noqa: F401  (register their operations)
+from torch_mtia.triton.emit import assertions, atomic, indexing, printing, watching  # noqa: F401  (register their operations)
 from torch_mtia.triton.emit.control import run_body
-from torch_mtia.triton.emit.environment import Environment
-from torch_mtia.triton.emit.parameters import CONTEXT, GRID, HOST_OFFSET, PROGRAM, SCRATCH
+from torch_mtia.triton.emit.environment import CONTEXT, GRID, HOST_OFFSET, PROGRAM, SCRATCH, Environment
 from torch_mtia.triton.ir.elements import element_size, is_float_element, llvm_element
 from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.llvm import Builder, Phi

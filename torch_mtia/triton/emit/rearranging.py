@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
-from torch_mtia.triton.emit.ends import first_beyond
-from torch_mtia.triton.emit.environment import Environment
-from torch_mtia.triton.emit.loops import complete, loop_over
-from torch_mtia.triton.emit.registry import statement
+from torch_mtia.triton.emit.environment import Environment, statement
+from torch_mtia.triton.emit.loops import complete, first_beyond, loop_over
 from torch_mtia.triton.emit.strip import Strip
 from torch_mtia.triton.ir.elements import llvm_element
 from torch_mtia.triton.lanes import Index, Lane

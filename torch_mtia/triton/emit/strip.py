@@ -11,11 +11,9 @@ from torch_mtia.triton import vecmath
 from torch_mtia.triton.analyses.strips import known_of
 from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
-from torch_mtia.triton.emit.environment import Environment
-from torch_mtia.triton.emit.registry import ELEMENTWISE, PLACED
-from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.emit.environment import ELEMENTWISE, PLACED, Environment
+from torch_mtia.triton.ir.module import Op, Unsupported
 from torch_mtia.triton.ir.module import Value as Tensor
-from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.lanes import Index, Lane, affine, materialize
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, integer, undefined

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from torch_mtia.triton import abi, image
 from torch_mtia.triton.analyses.provenance import pointer_argument
-from torch_mtia.triton.emit.environment import Environment
-from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
+from torch_mtia.triton.emit.environment import CONTEXT, PROGRAM, Environment
 from torch_mtia.triton.ir.attributes import Dense, float_bits
 from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Module, Op

@@ -122,3 +122,12 @@ class Module:
     @property
     def kernel(self) -> Function:
         return next(function for function in self.functions.values() if function.public)
+
+
+class Unsupported(Exception):
+    """What the compiler cannot do, and where in the kernel."""
+
+    def __init__(self, message: str, location: Location | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.location = location

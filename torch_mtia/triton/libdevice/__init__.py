@@ -6,7 +6,24 @@ Most are functions of vecmath under another name. `_rz`, `_rd` and `_ru` round t
 says, see Note [Directed rounding] in rounding.py.
 """
 
-from torch_mtia.triton.libdevice import integers, numbers, rounding  # noqa: F401  (fill the table)
-from torch_mtia.triton.libdevice.table import FUNCTIONS, PREFIX
+from __future__ import annotations
 
-__all__ = ["FUNCTIONS", "PREFIX"]
+from collections.abc import Callable
+
+from torch_mtia.triton.llvm_value import Value
+
+Function = Callable[..., "Value"]
+FUNCTIONS: dict[str, Function] = {}
+PREFIX = "__nv_"
+
+
+def register(*names: str) -> Callable[[Function], Function]:
+    def add(function: Function) -> Function:
+        for name in names:
+            FUNCTIONS[PREFIX + name] = function
+        return function
+
+    return add
+
+
+from torch_mtia.triton.libdevice import integers, numbers, rounding  # noqa: E402, F401  (fill the table)

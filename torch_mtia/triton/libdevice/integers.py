@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch_mtia.triton import vecmath
-from torch_mtia.triton.libdevice.table import FUNCTIONS, PREFIX, Function, register
+from torch_mtia.triton.libdevice import FUNCTIONS, PREFIX, Function, register
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, bits_of, element_of, integer, is_float, suffix
 

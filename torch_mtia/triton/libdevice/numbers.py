@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from torch_mtia.triton import vecmath
-from torch_mtia.triton.libdevice.table import FUNCTIONS, PREFIX, register
+from torch_mtia.triton.libdevice import FUNCTIONS, PREFIX, register
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, bits_of, element_of, zero
 from torch_mtia.triton.vecmath import Number, through_double

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from torch_mtia.triton import vecmath
-from torch_mtia.triton.libdevice.table import FUNCTIONS, PREFIX, Function
+from torch_mtia.triton.libdevice import FUNCTIONS, PREFIX, Function
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, bits_of, element_of, like, suffix
 from torch_mtia.triton.vecmath import Number

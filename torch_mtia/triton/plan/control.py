@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 from torch_mtia.triton.analyses.provenance import steps
 from torch_mtia.triton.analyses.walk import own_dims, walk
-from torch_mtia.triton.ir.module import Block, Op, Region, Value
+from torch_mtia.triton.ir.module import Block, Op, Region, Unsupported, Value
 from torch_mtia.triton.ir.ops import Dims, is_scalar
-from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan.dimensions import dimension_votes
 from torch_mtia.triton.plan.plan import (
     Body,

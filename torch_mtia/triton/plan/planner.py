@@ -29,7 +29,7 @@ from torch_mtia.triton.analyses.strips import (
 )
 from torch_mtia.triton.analyses.walk import own_dims, walk
 from torch_mtia.triton.ir.elements import element_size
-from torch_mtia.triton.ir.module import Block, Module, Op, Value
+from torch_mtia.triton.ir.module import Block, Module, Op, Unsupported, Value
 from torch_mtia.triton.ir.ops import (
     OPS,
     Dims,
@@ -41,7 +41,6 @@ from torch_mtia.triton.ir.ops import (
     operand_dims,
     pointee_size,
 )
-from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan.dimensions import best_dimension
 from torch_mtia.triton.plan.plan import (
     Access,

@@ -20,9 +20,8 @@ from torch_mtia.triton.analyses.strips import Lanes, Scalar, power_of_two_diviso
 from torch_mtia.triton.analyses.walk import own_dims
 from torch_mtia.triton.ir.attributes import Bits
 from torch_mtia.triton.ir.elements import element_size, is_float_element
-from torch_mtia.triton.ir.module import Op, Value
+from torch_mtia.triton.ir.module import Op, Unsupported, Value
 from torch_mtia.triton.ir.ops import is_fused, is_load, splat_constant
-from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan.control import assign
 from torch_mtia.triton.plan.plan import (
     Access,

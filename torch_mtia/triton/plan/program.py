@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from torch_mtia.triton.analyses.provenance import made_of
-from torch_mtia.triton.ir.module import Module, Region, Value
+from torch_mtia.triton.ir.module import Module, Region, Unsupported, Value
 from torch_mtia.triton.ir.ops import is_scalar
-from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan import products, rearranging, reductions, stores  # noqa: F401  (register what they plan)
 from torch_mtia.triton.plan.control import leave_with_scalars, plan_body
 from torch_mtia.triton.plan.lifetimes import aligned, lifetimes, offsets

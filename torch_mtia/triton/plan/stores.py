@@ -9,9 +9,8 @@ from torch_mtia.triton.analyses.aliasing import has_read, may_write_at_once
 from torch_mtia.triton.analyses.masks import is_all_of
 from torch_mtia.triton.analyses.symbolic import TRUE, Expression
 from torch_mtia.triton.ir.elements import element_size
-from torch_mtia.triton.ir.module import Op, Value
+from torch_mtia.triton.ir.module import Op, Unsupported, Value
 from torch_mtia.triton.ir.ops import is_scalar, pointee_size, store_operands
-from torch_mtia.triton.ir.unsupported import Unsupported
 from torch_mtia.triton.plan.dimensions import dimension_votes
 from torch_mtia.triton.plan.plan import Do, Nest, Store, StoreStaged
 from torch_mtia.triton.plan.planner import Planner, plans, shape_of

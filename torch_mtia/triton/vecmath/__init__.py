@@ -17,8 +17,7 @@ from torch_mtia.triton.vecmath import (  # noqa: F401  (register their functions
 )
 from torch_mtia.triton.vecmath.arithmetic import divided_by_scalar, high_of_64
 from torch_mtia.triton.vecmath.exponential import power_of_single, power_of_two, split
-from torch_mtia.triton.vecmath.number import FUNCTIONS, Number, call, from_bits, function, through_double
-from torch_mtia.triton.vecmath.rare import rare
+from torch_mtia.triton.vecmath.number import FUNCTIONS, Number, call, from_bits, function, rare, through_double
 
 __all__ = [
     "FUNCTIONS",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from torch_mtia.triton.llvm_value import Value, element_of, integer, zero
-from torch_mtia.triton.vecmath.number import FUNCTIONS, Number, from_bits, function, through_double
-from torch_mtia.triton.vecmath.rare import rare
+from torch_mtia.triton.vecmath.number import FUNCTIONS, Number, from_bits, function, rare, through_double
 
 # Exponential function -------------------------------------------------------------------------------------------------
 #

@@ -9,8 +9,7 @@ from torch_mtia.triton.llvm_value import Value, element_of, lanes_of
 from torch_mtia.triton.vecmath.exponential import (
     nearest_integer,
 )
-from torch_mtia.triton.vecmath.number import FUNCTIONS, Number, function, through_double
-from torch_mtia.triton.vecmath.rare import rare
+from torch_mtia.triton.vecmath.number import FUNCTIONS, Number, function, rare, through_double
 
 TWO_OVER_PI = 2 / math.pi
 PI_REST = 1.2246467991473532e-16  # of math.pi

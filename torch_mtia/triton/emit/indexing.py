@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch_mtia.triton.emit.access import read_table
 from torch_mtia.triton.emit.elementwise import constant_value
-from torch_mtia.triton.emit.environment import Environment
-from torch_mtia.triton.emit.registry import placed, statement
+from torch_mtia.triton.emit.environment import Environment, placed, statement
 from torch_mtia.triton.emit.strip import ZERO, Strip
 from torch_mtia.triton.ir.attributes import Dense
 from torch_mtia.triton.ir.elements import llvm_element

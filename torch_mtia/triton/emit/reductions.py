@@ -1,4 +1,4 @@
-"""Reductions along one axis, with any combine function and any number of operands."""
+"""Reductions and scans along one axis, with any combine function and any number of operands."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import write_buffer
-from torch_mtia.triton.emit.ends import reduction_limit
-from torch_mtia.triton.emit.environment import Environment
-from torch_mtia.triton.emit.inline import inline
-from torch_mtia.triton.emit.loops import hoist, loops_around
-from torch_mtia.triton.emit.strip import Strip
-from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.emit.assertions import check_assertion
+from torch_mtia.triton.emit.environment import ELEMENTWISE, Environment
+from torch_mtia.triton.emit.loops import hoist, loops_around, reduction_limit
+from torch_mtia.triton.emit.strip import Strip, apply
+from torch_mtia.triton.ir.module import Block, Op, Region, Unsupported
+from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.lanes import Index, Lane, materialize
-from torch_mtia.triton.llvm_value import Value, integer
-from torch_mtia.triton.plan.plan import Reduce
+from torch_mtia.triton.llvm_value import Value, constant_vector, integer
+from torch_mtia.triton.plan.plan import Reduce, Scan
 from torch_mtia.triton.plan.reductions import ACCUMULATORS
 
 
@@ -168,3 +168,111 @@ def _fold_lanes(env: Environment, op: Op, values: list[Value], width: int, in_or
         width = half if half > 1 else 0
         values = combine(env, op, [low for low, _ in pairs], [high for _, high in pairs], width)
     return values
+
+
+def scan(env: Environment, plan: Scan) -> None:
+    b, op, nest, axis, step = env.b, plan.op, plan.nest, plan.axis, plan.step
+    width, size = nest.lanes, nest.shape[axis]
+
+    with env.counted(nest.strips / 2), loops_around(env, nest, axis, width) as outer:
+
+        def index_at(position: Value) -> Index:
+            if plan.reverse:
+                position = b.sub(integer(size - step, "i32"), position)
+            return (*outer[:axis], Lane(position, 0 if step == 1 else 1), *outer[axis:])
+
+        def strip_at(position: Value) -> list[Value]:
+            strip = Strip(env, nest.sources, index_at(position), width, nest.saves, accesses=nest.accesses)
+            values = [materialize(b, strip.value(operand), width) for operand in op.operands]
+            if step > 1:
+                if plan.reverse:
+                    values = [_reversed(env, value, width) for value in values]
+                values = _scan_lanes(env, op, values, width)
+            return values
+
+        def keep(position: Value, values: list[Value]) -> list[Value]:
+            index = index_at(position)
+            watching.passed(env, op, values)
+            for target, value in zip(plan.targets, values, strict=True):
+                stored = _reversed(env, value, width) if step > 1 and plan.reverse else value
+                write_buffer(env, target, index, Lane(stored, None if width else 0), width)
+            return [b.splat(b.extract(value, width - 1), width) for value in values] if step > 1 else values
+
+        first = integer(0, "i32")
+        carried = keep(first, strip_at(first))
+        if size > step:
+            loop = b.open_loop(step, size, step, carried)
+            fresh = strip_at(loop.counter)
+            b.close_loop(loop, keep(loop.counter, combine(env, op, loop.carried, fresh, width)))
+
+
+def _reversed(env: Environment, value: Value, width: int) -> Value:
+    return env.b.shuffle(value, None, range(width - 1, -1, -1))
+
+
+def _scan_lanes(env: Environment, op: Op, values: list[Value], width: int) -> list[Value]:
+    """Within a strip: each step combines with what lies 1, 2, 4, ... lanes before."""
+    b = env.b
+    distance = 1
+    while distance < width:
+        shifted = [b.shuffle(value, None, [max(lane - distance, 0) for lane in range(width)]) for value in values]
+        combined = combine(env, op, shifted, values, width)
+        reached = constant_vector([int(lane >= distance) for lane in range(width)], "i1")
+        values = [b.select(reached, new, old) for new, old in zip(combined, values, strict=True)]
+        distance *= 2
+    return values
+
+
+# Combine functions ----------------------------------------------------------------------------------------------------
+
+
+def inline(env: Environment, region: Region, arguments: Sequence[Lane], width: int, across: Op) -> list[Lane]:
+    """Applies a region of scalar operations, that of a reduction or a scan `across` lanes, to strips."""
+    if len(region.blocks) != 1:
+        raise Unsupported("control flow in a combine function", region.blocks[0].terminator.location)
+    block = region.blocks[0]
+    environment = dict(zip(block.arguments, arguments, strict=True))
+    return _inline_block(env, block, environment, width, across)
+
+
+def _inline_block(
+    env: Environment, block: Block, environment: dict[Tensor, Lane], width: int, across: Op
+) -> list[Lane]:
+    def look_up(value: Tensor) -> Lane:
+        found = environment.get(value)
+        return found if found is not None else env.scalar(value)
+
+    for op in block.ops[:-1]:
+        lanes = [look_up(operand) for operand in op.operands]
+        if op.name == "scf.if" and all(_is_pure(region) for region in op.regions):
+            branches = [_inline_block(env, region.blocks[0], environment, width, across) for region in op.regions]
+            results = [_select(env, lanes[0], yes, no, width) for yes, no in zip(*branches, strict=True)]
+        elif op.name == "tt.call":
+            callee = env.module.functions[op.attributes["callee"].lstrip("@")]
+            results = inline(env, callee.body, lanes, width, across)
+        elif op.name in ELEMENTWISE:
+            results = apply(env.b, op, lanes, width)
+            if env.follows_numbers:
+                watching.computed(env, op, lanes, results, width, across)
+        elif op.name == "tt.assert":
+            check_assertion(env.b, op, lanes[0], width)
+            continue
+        elif op.name == "llvm.intr.assume":
+            continue
+        else:
+            raise Unsupported(f"operation {op.name} in a combine function", op.location)
+        environment.update(zip(op.results, results, strict=True))
+    return [look_up(operand) for operand in block.terminator.operands]
+
+
+def _is_pure(region: Region) -> bool:
+    return len(region.blocks) == 1 and all(
+        op.name in ELEMENTWISE or op.name in ("scf.yield", "scf.if") for op in region.walk()
+    )
+
+
+def _select(env: Environment, condition: Lane, yes: Lane, no: Lane, width: int) -> Lane:
+    if condition.uniform and yes.uniform and no.uniform:
+        return Lane(env.b.select(condition.value, yes.value, no.value))
+    flag = condition.value if condition.uniform else materialize(env.b, condition, width)
+    return Lane(env.b.select(flag, materialize(env.b, yes, width), materialize(env.b, no, width)), None if width else 0)

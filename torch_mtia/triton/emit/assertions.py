@@ -1,13 +1,15 @@
-"""How a program reports an error: that an assertion failed."""
+"""Assertions, assumptions and barriers; how a program reports that an assertion failed."""
 
 from __future__ import annotations
 
 from torch_mtia.triton import abi
-from torch_mtia.triton.emit.parameters import CONTEXT, PROGRAM
+from torch_mtia.triton.emit.environment import CONTEXT, PROGRAM, Environment, statement
+from torch_mtia.triton.emit.loops import loop_over
 from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, integer, lanes_of
+from torch_mtia.triton.plan.plan import Do
 
 REPORT = "report_error"
 
@@ -56,3 +58,22 @@ def check_assertion(b: Builder, op: Op, condition: Lane, width: int) -> None:
     message = f"device assertion failed: {op.attributes['message']}"
     with b.when(any_failed):
         report(b, message, op.location.line)
+
+
+@statement("tt.assert")
+def _assert(env: Environment, do: Do) -> None:
+    (condition,) = do.op.operands
+    if not do.nests:
+        check_assertion(env.b, do.op, env.scalar(condition), 0)
+        return
+    loop_over(env, do.nests[0], lambda strip: check_assertion(env.b, do.op, strip.value(condition), strip.width))
+
+
+@statement("llvm.intr.assume")
+def _assume(env: Environment, do: Do) -> None:
+    env.b.intrinsic("llvm.assume", "void", env.scalar(do.op.operands[0]).value)
+
+
+@statement("gpu.barrier", "ttg.barrier", "ttg.local_barrier", "tt.debug_barrier")
+def _nothing(env: Environment, do: Do) -> None:
+    """A program runs on one thread, so there is nobody to wait for."""
