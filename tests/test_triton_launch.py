@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +11,6 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from torch_mtia.triton.compiler import RECURSION_LIMIT, DeepRecursion
 from torch_mtia.triton.driver import MTIADriver
 
 if TYPE_CHECKING:
@@ -248,16 +245,6 @@ def test_files_may_replace_ttir_and_llvm_ir(device: torch.device, tmp_path: Path
         else:
             with pytest.raises(ValueError, match=r"only to be read: override the stage before"):
                 add_kernel[(1,)](x, x, z, 64, BLOCK=64, ir_override=str(file))
-
-
-def test_a_compilation_that_ends_leaves_the_recursion_limit_to_those_beside_it() -> None:
-    before, recursion = sys.getrecursionlimit(), DeepRecursion()
-    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
-        first.enter_context(recursion)
-        second.enter_context(recursion)
-        first.close()
-        assert sys.getrecursionlimit() >= RECURSION_LIMIT
-    assert sys.getrecursionlimit() == before
 
 
 def test_launches_go_to_the_current_stream(device: torch.device) -> None:

@@ -18,7 +18,6 @@ import hashlib
 import os
 import re
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,48 +113,16 @@ def _warn_of_instrumentation(mode: str) -> None:
     )
 
 
-RECURSION_LIMIT = 10_000  # calls, three for each of the longest chain of operations that depend on each other
-
-
-class DeepRecursion:
-    """Raises the limit of the process from where the first thread enters to where the last one leaves."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inside = 0
-        self.before = 0
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if self.inside == 0:
-                self.before = sys.getrecursionlimit()
-                sys.setrecursionlimit(max(self.before, RECURSION_LIMIT))
-            self.inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self.lock:
-            self.inside -= 1
-            if self.inside == 0:
-                sys.setrecursionlimit(self.before)
-
-
-_deep_recursion = DeepRecursion()
-
-
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
     """Around what goes through a kernel, and may find that it cannot compile it."""
     from torch_mtia.triton.ir.module import Unsupported
 
     try:
-        with _deep_recursion:
-            yield
+        yield
     except Unsupported as error:
         file, line = error.location or ("", 0)
         raise _compilation_error(error.message, file, line) from None
-    except RecursionError:
-        message = "operations that depend on each other in a chain of thousands; store and load something in between"
-        raise _compilation_error(message, "", 0) from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch_mtia.triton.analyses import symbolic
 from torch_mtia.triton.analyses.provenance import origin
-from torch_mtia.triton.analyses.symbolic import TRUE, WORD, ZERO, Expression, number
+from torch_mtia.triton.analyses.symbolic import MAX_SIZE, TRUE, WORD, ZERO, Expression, number
 from torch_mtia.triton.analyses.walk import operands_first, own_dims
 from torch_mtia.triton.ir.attributes import Dense
 from torch_mtia.triton.ir.elements import element_size
@@ -157,8 +157,8 @@ class Affine:
             operands[1] = unwrapped[1]
         found = _combined(op, linear, operands)
         if found is not None and value.type.element == "i32" and max(found.low.bits, found.high.bits) > WORD:
-            return _combined(op, linear, unwrapped)
-        return found
+            found = _combined(op, linear, unwrapped)
+        return found if found is not None and max(found.low.size, found.high.size) <= MAX_SIZE else None
 
 
 def _linear(value: Value) -> Linear | None:

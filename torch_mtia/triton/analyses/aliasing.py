@@ -18,7 +18,7 @@ from torch_mtia.triton.ir.module import Op, Value
 from torch_mtia.triton.ir.ops import Elements, Linear, facts, is_load, pointee_size
 
 MAX_PAIRS = 16  # each takes about ten instructions to check
-MAX_SIZE = 2000  # of a condition
+MAX_CONDITION = 2000  # its size
 
 
 def may_write_at_once(
@@ -47,7 +47,7 @@ def may_write_at_once(
             return None
         conditions.append(undisturbed)
     safe = symbolic.every(*conditions, *holds)
-    return safe if safe.size <= MAX_SIZE else None
+    return safe if safe.size <= MAX_CONDITION else None
 
 
 def has_read(store: Op) -> Expression | None:

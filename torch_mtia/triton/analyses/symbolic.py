@@ -5,42 +5,47 @@ Numbers have 64 bits; scalars are extended with their sign. Constants are folded
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-
 from torch_mtia.triton.ir.module import Value
 
+WORD = 64  # bits of what is computed with
+MAX_SIZE = 400  # of a sum or a condition that is worth computing
 
-@dataclasses.dataclass(frozen=True)
+
 class Expression:
     """`operator` of `operands`; without operands a constant, or what `leaf` names. Equal ones are the same."""
 
-    operator: str
-    operands: tuple[Expression, ...] = ()
-    leaf: Value | None = None
-    constant: int | None = None
+    __slots__ = ("_hash", "bits", "constant", "leaf", "operands", "operator", "size")
+
+    def __init__(
+        self,
+        operator: str,
+        operands: tuple[Expression, ...] = (),
+        leaf: Value | None = None,
+        constant: int | None = None,
+    ) -> None:
+        self.operator, self.operands, self.leaf, self.constant = operator, operands, leaf, constant
+        self._hash: int = hash((operator, operands, leaf, constant))
+        # How many operators and operands there are in its text, which repeats what it shares.
+        self.size: int = 1 + sum(operand.size for operand in operands)
+        # How many bits any value of it takes, with the sign.
+        if constant is not None:
+            self.bits: int = constant.bit_length() + 1
+        elif not operands:
+            self.bits = 32 if leaf is not None and leaf.type.element == "i32" else WORD
+        else:
+            sizes = [operand.bits for operand in operands]
+            self.bits = sum(sizes) if operator == "mul" else max(sizes) + (operator in ("add", "sub"))
 
     def __hash__(self) -> int:
         return self._hash
 
-    @functools.cached_property
-    def _hash(self) -> int:
-        return hash((self.operator, self.operands, self.leaf, self.constant))
-
-    @functools.cached_property
-    def size(self) -> int:
-        """How many operators and operands there are in its text, which repeats what it shares."""
-        return 1 + sum(operand.size for operand in self.operands)
-
-    @functools.cached_property
-    def bits(self) -> int:
-        """How many bits any value of it takes, with the sign."""
-        if self.constant is not None:
-            return self.constant.bit_length() + 1
-        if self.leaf is not None:
-            return 32 if self.leaf.type.element == "i32" else WORD
-        sizes = [operand.bits for operand in self.operands]
-        return sum(sizes) if self.operator == "mul" else max(sizes) + (self.operator in ("add", "sub"))
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Expression)
+            and self._hash == other._hash
+            and (self.operator, self.leaf, self.constant) == (other.operator, other.leaf, other.constant)
+            and self.operands == other.operands
+        )
 
     def __str__(self) -> str:
         if self.constant is not None:
@@ -56,7 +61,6 @@ def _in_parentheses(expression: Expression) -> str:
     return f"({expression})" if expression.operator in _INFIX else str(expression)
 
 
-WORD = 64  # bits of what is computed with
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "sdiv": "/", "and": "and", "or": "or", "le": "<=", "eq": "=="}
 
 TRUE = Expression("true", constant=1)

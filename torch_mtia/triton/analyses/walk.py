@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from torch_mtia.triton.ir.module import Value
 from torch_mtia.triton.ir.ops import Dims, operand_dims
 
+T = TypeVar("T")
 
-def operands_first(root: Value, known: Container[Value], parts: Callable[[Value], Sequence[Value]]) -> Iterator[Value]:
+
+def operands_first(root: T, known: Container[T], parts: Callable[[T], Sequence[T]]) -> Iterator[T]:
     """`root` and the values that it is made of, as `parts` says, each behind its parts. Those that are `known` are left
     out; the caller adds each one before it asks for the next."""
     pending = [(root, False)]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch_mtia.triton.analyses.affine import Affine
 from torch_mtia.triton.ir.elements import llvm_element
-from torch_mtia.triton.ir.module import Block, Op
+from torch_mtia.triton.ir.module import Block, Module, Op
 from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.lanes import Lane
 from torch_mtia.triton.llvm import Builder
@@ -37,6 +37,7 @@ class Environment:
         self.module = plan.module
         self.b = Builder(features, saturates_fp8)
         self.affine = Affine()
+        self.depths = _depths(plan.module)
         self.instrumented = plan.instrumented
         self.follows_numbers = False  # of an instrumented kernel: what it computes, too
         self.selects_infinity = False  # see watching.selects_infinity
@@ -109,6 +110,16 @@ class Environment:
         start = len(self.b.lines)
         yield
         self.cost += (len(self.b.lines) - start) * self.trips * times
+
+
+def _depths(module: Module) -> dict[Tensor, int]:
+    """How many operations in a row lead to each value."""
+    depths: dict[Tensor, int] = {}
+    for function in module.functions.values():
+        for op in function.body.walk():
+            depth = 1 + max((depths.get(operand, 0) for operand in op.operands), default=0)
+            depths.update(dict.fromkeys(op.results, depth))
+    return depths
 
 
 def memory_type(element: str) -> str:

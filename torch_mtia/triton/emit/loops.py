@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch_mtia.triton.analyses.masks import Beyond, End, ReductionEnd
 from torch_mtia.triton.analyses.symbolic import PROGRAMS, TRUE, Expression
+from torch_mtia.triton.analyses.walk import operands_first
 from torch_mtia.triton.emit.elementwise import constant_value
 from torch_mtia.triton.emit.environment import GRID, Environment
 from torch_mtia.triton.emit.strip import ZERO, Strip, apply
@@ -132,21 +133,17 @@ def reduction_limit(
 
 
 def _lane(env: Environment, beyond: Beyond, known: dict[Beyond, Lane]) -> Lane:
-    if beyond not in known:
-        known[beyond] = _compute_lane(env, beyond, known)
+    for each in operands_first(beyond, known, lambda each: each.operands):
+        if each.op is not None:
+            known[each] = apply(env.b, each.op, [known[operand] for operand in each.operands], 0)[each.number]
+        elif each.value is None:
+            known[each] = Lane(zero(llvm_element(each.element)))
+        elif each.value.type.shape is None:
+            known[each] = env.scalar(each.value)
+        else:
+            assert each.value.op is not None
+            known[each] = Lane(constant_value(each.value.op, 0))
     return known[beyond]
-
-
-def _compute_lane(env: Environment, beyond: Beyond, known: dict[Beyond, Lane]) -> Lane:
-    if beyond.op is not None:
-        operands = [_lane(env, operand, known) for operand in beyond.operands]
-        return apply(env.b, beyond.op, operands, 0)[beyond.number]
-    if beyond.value is None:
-        return Lane(zero(llvm_element(beyond.element)))
-    if beyond.value.type.shape is None:
-        return env.scalar(beyond.value)
-    assert beyond.value.op is not None
-    return Lane(constant_value(beyond.value.op, 0))
 
 
 # Conditions -----------------------------------------------------------------------------------------------------------
@@ -155,12 +152,16 @@ def _compute_lane(env: Environment, beyond: Beyond, known: dict[Beyond, Lane]) -
 def evaluate(env: Environment, expression: Expression, known: dict[Expression, Value] | None = None) -> Value:
     """An i64, or the i1 of a condition. `known`: what was computed already."""
     known = {} if known is None else known
-    if expression not in known:
-        known[expression] = _compute(env, expression, known)
+    for each in operands_first(expression, known, _parts):
+        known[each] = _compute(env, each, [known[part] for part in _parts(each)])
     return known[expression]
 
 
-def _compute(env: Environment, expression: Expression, known: dict[Expression, Value]) -> Value:
+def _parts(expression: Expression) -> tuple[Expression, ...]:
+    return expression.operands if expression.operator != "eq" else ()  # which is of addresses
+
+
+def _compute(env: Environment, expression: Expression, operands: list[Value]) -> Value:
     b = env.b
     if expression is TRUE:
         return integer(1, "i1")
@@ -176,7 +177,6 @@ def _compute(env: Environment, expression: Expression, known: dict[Expression, V
     if operator == "eq":
         left, right = (env.scalar(each.leaf).value for each in expression.operands if each.leaf is not None)
         return b.icmp("eq", left, right)
-    operands = [evaluate(env, operand, known) for operand in expression.operands]
     if operator == "fits32":
         (value,) = operands
         return b.icmp("eq", b.cast("sext", b.trunc(value, "i32"), "i64"), value)

@@ -5,20 +5,24 @@ evaluates everything else. `index` says which elements a strip is: one lane stru
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch_mtia.triton import vecmath
+from torch_mtia.triton.analyses.availability import Available
 from torch_mtia.triton.analyses.strips import known_of
+from torch_mtia.triton.analyses.walk import own_dims, walk
 from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.environment import ELEMENTWISE, PLACED, Environment
 from torch_mtia.triton.ir.module import Op, Unsupported
 from torch_mtia.triton.ir.module import Value as Tensor
+from torch_mtia.triton.ir.ops import Dims
 from torch_mtia.triton.lanes import Index, Lane, affine, materialize
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, integer, undefined
 from torch_mtia.triton.plan.plan import Access, Accesses, Buffer, Sources
 
+LONGEST_CHAIN = 60  # of operations that are evaluated by calls inside calls, three for each
 ZERO = Lane(integer(0, "i32"))  # the index along a dimension that is broadcast
 TRUE = Lane(integer(1, "i1"))
 
@@ -58,6 +62,8 @@ class Strip:
         key = (value, *map(id, index))
         found = self.cache.get(key)
         if found is None:
+            if self.env.depths.get(value, 0) > LONGEST_CHAIN:
+                self._evaluate_pieces(value, index)
             found = self.cache[key] = self._evaluate(value, index)
             # `index` must outlive the cache, or its identity could be reused.
             self.cache[(key, "index")] = Lane(undefined("i1")) if index is self.index else _Kept(index)
@@ -77,6 +83,24 @@ class Strip:
 
     def vector(self, value: Tensor, index: Index | None = None) -> Value:
         return materialize(self.b, self.value(value, index), self.width)
+
+    def _evaluate_pieces(self, root: Tensor, index: Index) -> None:
+        """Evaluates, operands first, what ends a piece of a chain that is too long to follow in calls."""
+        own, heights = own_dims(root), dict[Tensor, int]()
+        available = Available(self.sources.held, self.sources.moved)
+
+        def place(dims: Dims) -> Index:
+            return index if dims == own else tuple(ZERO if d is None else index[d] for d in dims)
+
+        def enter(value: Tensor, dims: Dims) -> Sequence[Tensor] | None:
+            is_known = value.type.shape is None or value in self.sources.true
+            return None if is_known or (value, *map(id, place(dims))) in self.cache else available.parts(value)
+
+        for value, dims in walk([(root, own)], enter):
+            heights[value] = 1 + max((heights.get(part, 0) for part in available.parts(value)), default=0)
+            if heights[value] >= LONGEST_CHAIN and value is not root:
+                self.value(value, place(dims))
+                heights[value] = 0
 
     def _evaluate(self, value: Tensor, index: Index) -> Lane:
         buffer = self.sources.held.get(value)
