@@ -39,6 +39,7 @@ class Form:
     turns: tuple[bool, ...]  # apart from these dimensions, along which indices start again (`rows % m`)
     ranges: int = 0  # how many times it is made of tl.arange, each of which may wrap at an element of its own
     constant: int | None = None  # what it is everywhere
+    is_loaded: bool = False  # whether it is made of tensors that are not index arithmetic
 
     def is_linear(self, along: int | None = None) -> bool:
         """Whether strides hold from end to end, of a matrix maybe along one dimension alone."""
@@ -102,10 +103,13 @@ class Affine:
 
     def is_index(self, value: Value) -> bool:
         """Whether a value is index arithmetic along some dimension: it costs little, and in memory it would no longer
-        be known to be contiguous."""
-        strides = zip(self.strides(value), value.type.shape or (), strict=True)
-        return value.type.element in ("ptr", "i32", "i64") and any(
-            stride is not None for stride, size in strides if size > 1
+        be known to be contiguous. What is made of loaded numbers costs as much as they, unless it is for an address."""
+        form = self.form(value)
+        strides = zip(form.strides, value.type.shape or (), strict=True)
+        return (
+            value.type.element in ("ptr", "i32", "i64")
+            and any(stride is not None for stride, size in strides if size > 1)
+            and (not form.is_loaded or _leads_to_address(value))
         )
 
     def is_plain_load(self, value: Value) -> bool:
@@ -121,7 +125,7 @@ class Affine:
             return dataclasses.replace(self.forms[before], constant=None)
         op, linear = value.op, _linear(value)
         if op is None or linear is None:
-            return Form((None,) * rank, not rank, (False,) * rank)
+            return Form((None,) * rank, not rank, (False,) * rank, is_loaded=rank > 0)
         operands = [self.forms[operand] for operand in op.operands]
         is_even = all(form.is_even for form in operands) and linear not in _WITHIN_A_STRIP
         turns = [linear in _REMAINDERS] * rank
@@ -138,6 +142,7 @@ class Affine:
             tuple(turns),
             int(linear is Linear.RANGE) + sum(form.ranges for form in operands),
             constant,
+            any(form.is_loaded for form in operands),
         )
 
     def _range(self, value: Value) -> Range | None:
@@ -170,6 +175,19 @@ def _parts(value: Value) -> Sequence[Value]:
     if (before := origin(value)) is not None:
         return [before]
     return value.op.operands if value.op is not None and _linear(value) is not None else []
+
+
+def _leads_to_address(value: Value) -> bool:
+    """Whether an index is part of an address, as far as index arithmetic goes."""
+    pending, seen = [value], {value}
+    while pending:
+        value = pending.pop()
+        if value.type.element == "ptr":
+            return True
+        following = [result for user in value.users for result in user.results if _linear(result) is not None]
+        pending += [each for each in following if each not in seen]
+        seen.update(following)
+    return False
 
 
 def _strides(op: Op, linear: Linear, operands: Sequence[Form]) -> Strides:
