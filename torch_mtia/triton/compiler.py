@@ -48,7 +48,7 @@ class MTIAOptions:
 
     arch: str = "x86-64"
     backend_name: str = "mtia"
-    follow_numbers: bool = False  # with `instrument`: so that what makes NaN or infinity is told
+    follow_numbers: bool = False  # with `instrument`: so that what makes NaN or infinity is traced
     instrument: bool = False  # so that accesses can be watched: Note [Watched kernels] in mtia_runtime.h
     instrumented_program: str = ""  # code names the files of its source, which a copy of a program has elsewhere
     debug: bool = False
@@ -252,7 +252,7 @@ class MTIABackend(BaseBackend):
         from torch_mtia.triton.emit.program import emit_program
 
         if not isinstance(stage, PlanStage):
-            raise ValueError("a plan is only to be read: override the stage before, .ttir, or the one behind, .llir")
+            raise ValueError("a plan is only to be read: override the stage before, .ttir, or the one after, .llir")
         plan = stage.plan
         with _compiling():
             program = emit_program(plan, options.arch, options.saturate_fp8, options.follow_numbers)
@@ -295,7 +295,7 @@ class MTIABackend(BaseBackend):
 
 
 def _unit_strides(module: Any) -> list[int]:
-    """The arguments that are 1, by their positions behind rewrite_tensor_descriptor_to_pointer: the last stride of each
+    """The arguments that are 1, by their positions after rewrite_tensor_descriptor_to_pointer: the last stride of each
     descriptor made on the host, in both places (launch.py)."""
     from torch_mtia.triton.launch import taken_apart
 

@@ -46,7 +46,7 @@ def _descriptor_entry(name: str, dtype: str, rank: int) -> Entry:
 
 def taken_apart(dtype: str, rank: int) -> list[str]:
     """What Triton's pass rewrite_tensor_descriptor_to_pointer makes of a descriptor: its address, shape, strides, and
-    flags. Behind it the kernel gets the shape and the strides once more, as the front end passes them beside every
+    flags. After it the kernel gets the shape and the strides once more, as the front end passes them beside every
     descriptor."""
     return [f"*{dtype}", *["i64"] * (2 * rank), *["i1"] * (1 + descriptors_round())]
 

@@ -130,8 +130,8 @@ class Affine:
         is_even = all(form.is_even for form in operands) and linear not in _WITHIN_A_STRIP
         turns = [linear in _REMAINDERS] * rank
         for operand, form in zip(op.operands, operands, strict=True):
-            for d, turned in zip(operand_dims(op, operand, own_dims(value)), form.turns, strict=True):
-                if d is not None and turned:
+            for d, transposed in zip(operand_dims(op, operand, own_dims(value)), form.turns, strict=True):
+                if d is not None and transposed:
                     turns[d] = True
         constant = operands[0].constant if linear in _KEEPS_CONSTANTS else None
         if linear is Linear.CONSTANT and isinstance(found := splat_constant(op), int):
@@ -149,7 +149,7 @@ class Affine:
         if value.type.shape is None:
             return _single(symbolic.scalar(value))
         if (before := origin(value)) is not None:
-            start, distance = self.ranges[before], symbolic.moved(value)
+            start, distance = self.ranges[before], symbolic.advanced(value)
             return None if start is None else start.plus(Range(distance, distance))
         op, linear = value.op, _linear(value)
         if op is None or linear is None or linear in _WITHOUT_RANGE:

@@ -21,7 +21,7 @@ MAX_PAIRS = 16  # each takes about ten instructions to check
 MAX_CONDITION = 2000  # its size
 
 
-def may_write_at_once(
+def may_write_unstaged(
     stores: Sequence[Op], available: Available, affine: Affine, *, checked: bool
 ) -> Expression | None:
     """A condition under which stores of one nest, which write a strip each before the next strip is read, leave memory
@@ -31,7 +31,7 @@ def may_write_at_once(
     shape = stores[0].operands[0].type.shape
     assert shape is not None
     at_index = available.reach([root for store in stores for root in store.operands], shape)
-    if any(available.is_moved(value) and available.reads_memory(value) for value in at_index):
+    if any(available.is_advanced(value) and available.reads_memory(value) for value in at_index):
         return None
     loads = [value for value in at_index if is_load(value.op)]
     pairs = [(value.op, store, at_index[value]) for value in loads for store in stores]
@@ -84,9 +84,9 @@ def _does_not_disturb(
     if first is None or second is None:
         return same
     holds += (*first.holds, *second.holds)
-    behind = symbolic.add(first.high, symbolic.number(pointee_size(earlier)))
+    after = symbolic.add(first.high, symbolic.number(pointee_size(earlier)))
     above = symbolic.add(second.high, symbolic.number(pointee_size(store)))
-    apart = symbolic.either(symbolic.at_most(behind, second.low), symbolic.at_most(above, first.low))
+    apart = symbolic.either(symbolic.at_most(after, second.low), symbolic.at_most(above, first.low))
     return apart if same is None else symbolic.either(same, apart)
 
 

@@ -1,5 +1,5 @@
-"""What is available of tensors at a place in the program: some are held in buffers, loops moved others. And what it
-takes to evaluate the rest."""
+"""What is available of tensors at a place in the program: some are materialized in buffers, loops moved others. And
+what it takes to evaluate the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_mtia.triton.analyses.walk import operands_first, own_dims, walk
 from torch_mtia.triton.ir.module import Value
 from torch_mtia.triton.ir.ops import OPS, Dims, is_fused, is_load
 
-DEAR = 10  # the cost from which on a value that is needed again is kept
+EXPENSIVE = 10  # the cost from which on a value that is needed again is kept
 RELOAD = 4  # the cost of reading a strip of neighbours from memory again
 _MOST = 1000
 
@@ -26,21 +26,26 @@ class Strided(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Available:
-    held: Mapping[Value, Strided]  # in buffers
-    moved: Mapping[Value, Value]  # by a loop, from where it was before
+    materialized: Mapping[Value, Strided]  # in buffers
+    advanced: Mapping[Value, Value]  # by a loop, from where it was before
 
     def is_fused(self, value: Value) -> bool:
         """Whether a tensor is evaluated wherever it is needed, from its operands."""
-        return value.type.shape is not None and value not in self.held and value.op is not None and is_fused(value.op)
+        return (
+            value.type.shape is not None
+            and value not in self.materialized
+            and value.op is not None
+            and is_fused(value.op)
+        )
 
-    def is_moved(self, value: Value) -> bool:
+    def is_advanced(self, value: Value) -> bool:
         """Whether evaluating a tensor evaluates what a loop moved it from."""
-        return value in self.moved and value not in self.held
+        return value in self.advanced and value not in self.materialized
 
     def parts(self, value: Value) -> Sequence[Value]:
         """What evaluating a tensor evaluates first."""
-        if self.is_moved(value):
-            return [self.moved[value]]
+        if self.is_advanced(value):
+            return [self.advanced[value]]
         return value.op.operands if value.op is not None and self.is_fused(value) else []
 
     def evaluated(self, roots: Sequence[Value]) -> dict[Value, None]:
@@ -62,11 +67,12 @@ class Available:
 
     def leaves(self, roots: Sequence[Value]) -> list[Value]:
         """The tensors in buffers, and those that loops moved, that evaluating `roots` reads."""
-        return [value for value in self.evaluated(roots) if value in self.held or value in self.moved]
+        return [value for value in self.evaluated(roots) if value in self.materialized or value in self.advanced]
 
     def reads_buffers(self, value: Value) -> bool:
-        """Whether evaluating it reads what is held. At an index outside of the tensor there is nothing to read then."""
-        return any(leaf in self.held for leaf in self.leaves([value]))
+        """Whether evaluating it reads what is materialized. At an index outside of the tensor there is nothing to read
+        then."""
+        return any(leaf in self.materialized for leaf in self.leaves([value]))
 
     def reach(self, roots: Sequence[Value], shape: tuple[int, ...]) -> dict[Value, bool]:
         """The tensors that evaluating `roots` evaluates, operands first, and for each whether only at the index of the
@@ -75,11 +81,11 @@ class Available:
         here = tuple(range(len(shape)))
 
         def enter(value: Value, dims: Dims) -> Sequence[Value] | None:
-            is_moved = self.is_moved(value)
-            if not is_moved and not self.is_fused(value):
+            is_advanced = self.is_advanced(value)
+            if not is_advanced and not self.is_fused(value):
                 return None
             at_index[value] = at_index.get(value, True) and dims == here and value.type.shape == shape
-            return [] if is_moved else self.parts(value)
+            return [] if is_advanced else self.parts(value)
 
         dims = [own_dims(root) if root.type.shape == shape else (None,) * len(own_dims(root)) for root in roots]
         return {value: at_index[value] for value, _ in walk(zip(roots, dims, strict=True), enter)}

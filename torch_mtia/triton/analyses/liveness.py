@@ -1,4 +1,4 @@
-"""Whether a tensor is still needed behind a place of the program."""
+"""Whether a tensor is still needed after a place of the program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def needed_from(
     memo: dict[Value, bool] | None = None,
     entering: Op | None = None,
 ) -> bool:
-    """Whether a statement at `position` of `block` or behind still has to evaluate `value`. `memo`: what is known
+    """Whether a statement at `position` of `block` or after still has to evaluate `value`. `memo`: what is known
     already, or is to be taken for known. What the loop `entering` itself takes does not count."""
     memo = {} if memo is None else memo
     pending, seen = [value], {value}
@@ -37,12 +37,14 @@ def needed_from(
                 return True
             continue
         for user in each.users:
-            evaluated = [result for result in user.results if available.is_fused(result) or available.is_moved(result)]
+            evaluated = [
+                result for result in user.results if available.is_fused(result) or available.is_advanced(result)
+            ]
             pending += [result for result in evaluated if result not in seen]
             seen.update(evaluated)
             if user.results and len(evaluated) == len(user.results):
                 continue
-            if user.results and all(result in available.held for result in user.results):
+            if user.results and all(result in available.materialized for result in user.results):
                 continue
             if user is not entering and position_in(block, user) >= position:
                 memo[value] = True

@@ -23,7 +23,7 @@ from torch_mtia.triton.ir.ops import (
 )
 
 LESS, LESS_OR_EQUAL = 2, 3  # predicates of arith.cmpi
-_MOST_COST = 8  # of an operation on what lies behind an end, which is done once, as a scalar
+_MOST_COST = 8  # of an operation on what lies after an end, which is done once, as a scalar
 _MOST_COST_IN_LONG_ROWS, LONG_ROW = 32, 256  # where it takes the time of one strip of sixteen, at most
 _PURE = ("scf.if", "scf.yield", "tt.reduce.return")
 _PASSED_ON = ("tt.broadcast", "tt.expand_dims", "tt.splat")
@@ -43,15 +43,16 @@ class End:
         return bool(self.comparison.attributes["predicate"] == LESS_OR_EQUAL)
 
 
-def conjuncts(mask: Value, held: Collection[Value] = ()) -> dict[tuple[Value, Dims], None]:
+def conjuncts(mask: Value, materialized: Collection[Value] = ()) -> dict[tuple[Value, Dims], None]:
     """The values that all have to be true where a mask is, comparisons mostly, each with the dimensions of the mask
-    that its own are: rows and columns may be compared by one operation. What is `held` in a buffer stays whole."""
+    that its own are: rows and columns may be compared by one operation. What is `materialized` in a buffer stays
+    whole."""
     found: dict[tuple[Value, Dims], None] = {}
 
     def enter(value: Value, dims: Dims) -> Sequence[Value] | None:
         if (
             value.op is not None
-            and value not in held
+            and value not in materialized
             and (value.op.name == "arith.andi" or value.op.name in _PASSED_ON)
         ):
             return value.op.operands
@@ -71,17 +72,17 @@ def ends(
     mask: Value,
     shape: tuple[int, ...],
     affine: Affine,
-    held: Collection[Value],
+    materialized: Collection[Value],
     saves: Sequence[Value],
     own: Op | None = None,
 ) -> dict[int, End]:
     """By dimension, where a nest over `shape` that keeps `saves` for later ones may end, because the mask is false
-    behind. What is `held` in a buffer is no comparison any more. `own`: the nest's operation, if it knows what lies
-    behind."""
+    after. What is `materialized` in a buffer is no comparison any more. `own`: the nest's operation, if it knows what
+    lies after."""
     found: dict[int, End] = {}
-    for value, dims in conjuncts(mask, held):
+    for value, dims in conjuncts(mask, materialized):
         op = value.op
-        if op is None or op.name != "arith.cmpi" or value in held:
+        if op is None or op.name != "arith.cmpi" or value in materialized:
             continue
         d = _dimension(op, dims, affine)
         if d is not None and d not in found and all(_is_used_only_under(save, value, dims, own) for save in saves):
@@ -159,7 +160,7 @@ class ReductionEnd:
 
 
 def reduction_end(
-    op: Op, shape: tuple[int, ...], affine: Affine, held: Collection[Value], saves: Sequence[Value]
+    op: Op, shape: tuple[int, ...], affine: Affine, materialized: Collection[Value], saves: Sequence[Value]
 ) -> ReductionEnd | None:
     """Where, along its axis, a reduction may end."""
     for inner in op.regions[0].walk():
@@ -176,7 +177,7 @@ def reduction_end(
         found.append(beyond)
     if not masks or any(mask.type.shape != shape or _comparisons(mask) != _comparisons(masks[0]) for mask in masks):
         return None
-    end = ends(masks[0], shape, affine, held, saves, op).get(op.attributes["axis"])
+    end = ends(masks[0], shape, affine, materialized, saves, op).get(op.attributes["axis"])
     return None if end is None else ReductionEnd(end, tuple(found))
 
 

@@ -85,7 +85,7 @@ def origin(value: Value) -> Value | None:
     return carried[0] if carried is not None and steps(*carried[1:]) is not None else None
 
 
-def moved_operands(loop: Op) -> list[Value]:
+def advanced_operands(loop: Op) -> list[Value]:
     """What tensors that a loop moves are before it."""
     if loop.name != "scf.for":
         return []

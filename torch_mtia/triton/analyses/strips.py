@@ -242,11 +242,11 @@ class StripAnalysis:
         if value.type.shape is None:
             return Lanes(self.scalar(value), 0)
         own = [ZERO if d is None else index[d] for d in dims]
-        if (buffer := available.held.get(value)) is not None:
+        if (buffer := available.materialized.get(value)) is not None:
             strides = [lane.stride for lane, distance in zip(own, buffer.strides, strict=True) if distance]
             return Lanes(stride=0 if all(stride == 0 for stride in strides) else None)
-        if value in available.moved:
-            start = found[available.moved[value], dims]
+        if value in available.advanced:
+            start = found[available.advanced[value], dims]
             return start._replace(value=UNKNOWN)
         op = value.op
         known = None if op is None else facts(op)

@@ -80,9 +80,9 @@ def scalar(value: Value) -> Expression | None:
     return Expression("", leaf=value)
 
 
-def moved(argument: Value) -> Expression:
+def advanced(argument: Value) -> Expression:
     """How far a loop has moved what it carries in an argument of its body, or has left as a result."""
-    return Expression("moved", leaf=argument)
+    return Expression("advanced", leaf=argument)
 
 
 def _without_constant(sum_: Expression) -> tuple[Expression, int]:

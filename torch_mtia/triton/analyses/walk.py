@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def operands_first(root: T, known: Container[T], parts: Callable[[T], Sequence[T]]) -> Iterator[T]:
-    """`root` and the values that it is made of, as `parts` says, each behind its parts. Those that are `known` are left
+    """`root` and the values that it is made of, as `parts` says, each after its parts. Those that are `known` are left
     out; the caller adds each one before it asks for the next."""
     pending = [(root, False)]
     while pending:

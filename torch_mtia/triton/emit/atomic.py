@@ -48,7 +48,7 @@ def _rmw(env: Environment, do: Do) -> None:
     def one(address: Value, operands: list[Value]) -> Value:
         return _read_modify_write(env, op, kind, address, operands[0], value.type.element)
 
-    def told(address: Value, given: Value, old: Value) -> None:
+    def traced(address: Value, given: Value, old: Value) -> None:
         element = value.type.element
         if watching.is_followed(env, element):
             new = _combined(env.b, op, kind, old, given, element)
@@ -57,7 +57,7 @@ def _rmw(env: Environment, do: Do) -> None:
     if do.nests and do.nests[0].lanes:
         loop_over(env, do.nests[0], lambda strip: _add_neighbours(env, op, strip, kind, one))
         return
-    _each(env, do, pointer, [value], mask, one, told)
+    _each(env, do, pointer, [value], mask, one, traced)
 
 
 @statement("tt.atomic_cas")
@@ -87,9 +87,9 @@ def _each(
     operands: list[Tensor],
     mask: Tensor | None,
     one: Callable[[Value, list[Value]], Value],
-    told: Callable[[Value, Value, Value], None] = lambda _address, _given, _old: None,
+    traced: Callable[[Value, Value, Value], None] = lambda _address, _given, _old: None,
 ) -> None:
-    """Does `one` for every element whose mask is true, and then `told`; the results are the old values."""
+    """Does `one` for every element whose mask is true, and then `traced`; the results are the old values."""
     op, b = do.op, env.b
     _, size = memory_element(pointer)
 
@@ -102,7 +102,7 @@ def _each(
         b.branch(flag.value, yes, done)
         b.start(yes)
         old = one(env.host_address(address.value), [lane.value for lane in values])
-        told(address.value, values[0].value, old)
+        traced(address.value, values[0].value, old)
         end = b.block
         b.jump(done)
         b.start(done)

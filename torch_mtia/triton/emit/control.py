@@ -76,10 +76,10 @@ def _open_head(env: Environment, carried: Sequence[Carried], before: str) -> dic
 
 def _next_round(env: Environment, phis: dict[Carried, Phi]) -> None:
     for item, phi in phis.items():
-        phi.add(env.scalar(item.following).value if item.moves is None else _moved(env, item, phi.value))
+        phi.add(env.scalar(item.following).value if item.moves is None else _advanced(env, item, phi.value))
 
 
-def _moved(env: Environment, item: Carried, distance: Value) -> Value:
+def _advanced(env: Environment, item: Carried, distance: Value) -> Value:
     b = env.b
     for op, source in item.moves or ():
         if is_scalar(source):

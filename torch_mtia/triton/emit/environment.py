@@ -46,7 +46,7 @@ class Environment:
         self.distances: dict[Tensor, Value] = {}  # of what loops move
         self.targets: dict[Block, Target] = {}
         self.leave: list[Callable[[Sequence[Tensor]], None]] = []  # what the functions being written return to
-        self.streams = False  # whether stores pass by the caches
+        self.nontemporal = False  # whether stores pass by the caches
         self.tiles = False  # whether products use the registers of AMX
         self.cost = 0.0  # of one program, in lane instructions
         self.trips = 1.0  # how often the code being written runs

@@ -82,7 +82,7 @@ def loops_around(env: Environment, nest: Nest, axis: int, width: int) -> Iterato
 
 
 def first_beyond(env: Environment, sources: Sources, end: End) -> Value:
-    """The i32 index from which on the comparison is false; the size where it is true again behind."""
+    """The i32 index from which on the comparison is false; the size where it is true again after."""
     b = env.b
     count, rises = _count(env, sources, end)
     return b.trunc(b.select(rises, count, integer(end.size, "i64")), "i32")
@@ -120,7 +120,7 @@ def reduction_limit(
     end: ReductionEnd,
     combine: Callable[[list[Value], list[Value]], list[Value]],
 ) -> tuple[Value, list[Value]]:
-    """Where a reduction may end, and the elements that all are behind."""
+    """Where a reduction may end, and the elements that all are after."""
     b = env.b
     known: dict[Beyond, Lane] = {}
     beyond = [_lane(env, each, known).value for each in end.beyond]

@@ -161,30 +161,30 @@ def _scalar_store(env: Environment, do: Do) -> None:
 
 
 def store(env: Environment, step: Store, run: Callable[[Environment, Steps], None]) -> None:
-    """Reads and writes in one nest, without a mask where it is true throughout; where `at_once` is false, it writes to
+    """Reads and writes in one nest, without a mask where it is true throughout; where `unstaged` is false, it writes to
     buffers that are copied afterwards, by what `run` writes for steps."""
     b, nest = env.b, step.nest
     if env.instrumented:
         for each in step.stores:
             watching.begin_store(env, each, memory_element(each.operands[0])[1])
-    at_once = None if step.at_once is TRUE else evaluate(env, step.at_once)
-    streams = None if step.streams is None else evaluate(env, step.streams)
-    if step.whole is None:
-        _store(env, step, nest, at_once, streams, run)
+    unstaged = None if step.unstaged is TRUE else evaluate(env, step.unstaged)
+    nontemporal = None if step.nontemporal is None else evaluate(env, step.nontemporal)
+    if step.unmasked is None:
+        _store(env, step, nest, unstaged, nontemporal, run)
         return
-    simple = integer(1, "i1") if at_once is None else at_once
+    simple = integer(1, "i1") if unstaged is None else unstaged
     for end in nest.ends.values():
         simple = b.binary("and", simple, is_true_throughout(env, nest.sources, end))
     whole, partly, done = b.label("whole"), b.label("partly"), b.label("stored")
     b.branch(simple, whole, partly)
     b.start(whole)
     cost = env.cost
-    sources = dataclasses.replace(nest.sources, true=frozenset({step.whole}))
-    _store(env, step, dataclasses.replace(nest, sources=sources, ends={}), None, streams, run)
+    sources = dataclasses.replace(nest.sources, true=frozenset({step.unmasked}))
+    _store(env, step, dataclasses.replace(nest, sources=sources, ends={}), None, nontemporal, run)
     env.cost = cost  # of one of the two
     b.jump(done)
     b.start(partly)
-    _store(env, step, nest, at_once, streams, run)
+    _store(env, step, nest, unstaged, nontemporal, run)
     b.jump(done)
     b.start(done)
 
@@ -193,8 +193,8 @@ def _store(
     env: Environment,
     step: Store,
     nest: Nest,
-    at_once: Value | None,
-    streams: Value | None,
+    unstaged: Value | None,
+    nontemporal: Value | None,
     run: Callable[[Environment, Steps], None],
 ) -> None:
     b = env.b
@@ -202,9 +202,9 @@ def _store(
     def body(strip: Strip) -> None:
         lanes = [[strip.value(root) for root in each.operands] for each in step.stores]
         done = ""
-        if at_once is not None:
+        if unstaged is not None:
             direct, delayed, done = b.label("direct"), b.label("delayed"), b.label("stored")
-            b.branch(at_once, direct, delayed)
+            b.branch(unstaged, direct, delayed)
             b.start(delayed)
             for buffer, (_, value, *_) in zip(step.staged, lanes, strict=True):
                 write_buffer(env, buffer, strip.index, value, strip.width)
@@ -212,14 +212,14 @@ def _store(
             b.start(direct)
         for each, (address, value, *flags) in zip(step.stores, lanes, strict=True):
             access = strip.accesses[each, own_dims(each.operands[0])]
-            _store_or_stream(env, each, address, value, flags[0] if flags else None, strip.width, access, streams)
-        if at_once is not None:
+            _store_strip(env, each, address, value, flags[0] if flags else None, strip.width, access, nontemporal)
+        if unstaged is not None:
             b.jump(done)
             b.start(done)
 
     loop_over(env, nest, body)
-    if at_once is not None:
-        with b.when(b.binary("xor", at_once, integer(1, "i1"))):
+    if unstaged is not None:
+        with b.when(b.binary("xor", unstaged, integer(1, "i1"))):
             run(env, step.afterwards)
 
 
@@ -234,7 +234,7 @@ def store_staged(env: Environment, step: StoreStaged) -> None:
     loop_over(env, step.nest, body)
 
 
-def _store_or_stream(
+def _store_strip(
     env: Environment,
     op: Op,
     address: Lane,
@@ -242,15 +242,15 @@ def _store_or_stream(
     mask: Lane | None,
     width: int,
     access: Access,
-    streaming: Value | None,
+    nontemporal: Value | None,
 ) -> None:
     b = env.b
     size = memory_element(op.operands[0])[1]
-    if streaming is None or not access.nontemporal:
+    if nontemporal is None or not access.nontemporal:
         store_lane(env, op, address, value, mask, width, access.kind)
         return
     aim, stream, plain, done = (b.label(stem) for stem in ("aim", "stream", "plain", "written"))
-    b.branch(streaming, aim, plain)
+    b.branch(nontemporal, aim, plain)
     b.start(aim)  # such a store needs an aligned address, and has no mask
     host = env.host_address(address.value)
     misaligned = b.binary("and", b.define("i64", f"ptrtoint {host} to i64"), integer(width * size - 1, "i64"))
@@ -268,4 +268,4 @@ def _store_or_stream(
     store_lane(env, op, address, value, mask, width, access.kind)
     b.jump(done)
     b.start(done)
-    env.streams = True
+    env.nontemporal = True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
-from functools import partial
 
 from torch_mtia.triton import floats
 from torch_mtia.triton.analyses.few_bits import FewBits
@@ -31,8 +31,8 @@ LOOKED_UP = 16  # bits of a number in a word that is looked up
 
 
 def pack(env: Environment, step: Pack) -> None:
-    if step.turned:
-        _pack_turned(env, step)
+    if step.transposed:
+        _pack_transposed(env, step)
         return
     words = [_Words(env, each.value, step.words, each.few_bits) for each in step.tensors] if step.words else []
 
@@ -131,7 +131,7 @@ def _of_words(env: Environment, index: Index, words: str) -> list[Index]:
     return [(*outer, Lane(b.add(first, integer(number, "i32")))) for number in range(count)]
 
 
-def _pack_turned(env: Environment, step: Pack) -> None:
+def _pack_transposed(env: Environment, step: Pack) -> None:
     b, lanes, count = env.b, step.nest.lanes, per_word(step.words) if step.words else 1
     (packed,) = step.tensors
     value, target = packed.value, packed.target
@@ -164,7 +164,7 @@ def _line(env: Environment, step: Pack, value: Tensor, column: Index, width: int
         index = (*column[:-1], Lane(row, 1), column[-1])
         return Strip(env, sources, index, width, accesses=step.nest.accesses).value(of)
 
-    if op is not None and is_load(op) and len(op.operands) == 1 and value not in sources.held:
+    if op is not None and is_load(op) and len(op.operands) == 1 and value not in sources.materialized:
         (pointer,) = op.operands
         if env.affine.form(pointer).is_linear(len(column) - 1):
             first = at(integer(0, "i32"), pointer)
@@ -329,20 +329,20 @@ class _Kernel:
         lines, tiles = step.depth * self._lines_a_row(), step.target.shape[-2] // step.rows
         share = -(-lines // tiles)
         start = b.mul(b.binary("udiv", row, integer(step.rows, "i32")), integer(share, "i32"))
-        behind = b.add(first, integer(step.inner, "i32"))
+        after = b.add(first, integer(step.inner, "i32"))
         for number in range(min(share, MOST_FETCHES)):
-            self._fetch_line(column, behind, b.add(start, integer(number, "i32")))
+            self._fetch_line(column, after, b.add(start, integer(number, "i32")))
 
     def _fetch_row(self, column: Value, row: Value) -> None:
-        """What is as far behind a row of the right operand as memory takes to answer: in the next round, or later."""
+        """What is as far after a row of the right operand as memory takes to answer: in the next round, or later."""
         step = self.step
         if step.upcoming is None:
             return
         rows = per_word(step.words) if step.words else 1
         bytes_ = rows * step.target.shape[-1] * pointee_size(step.upcoming)
-        behind = self.env.b.add(row, integer(max(step.inner, FETCH_BYTES // bytes_), "i32"))
+        after = self.env.b.add(row, integer(max(step.inner, FETCH_BYTES // bytes_), "i32"))
         for line in range(self._lines_a_row()):
-            self._fetch_line(column, behind, integer(line, "i32"), level=2)
+            self._fetch_line(column, after, integer(line, "i32"), level=2)
 
     def _lines_a_row(self) -> int:
         """Lines of the cache that a row of the upcoming right operand, of numbers or words, takes in memory."""
@@ -352,7 +352,7 @@ class _Kernel:
         return rows * max(step.vectors * step.lanes * pointee_size(step.upcoming) // CACHE_LINE, 1)
 
     def _fetch_line(self, column: Value, first: Value, line: Value, level: int = 1) -> None:
-        """One of those that row `first` of the right operand, and what is behind it, takes in memory."""
+        """One of those that row `first` of the right operand, and what is after it, takes in memory."""
         b, step = self.env.b, self.step
         assert step.upcoming is not None
         rows, per_line = per_word(step.words) if step.words else 1, CACHE_LINE // pointee_size(step.upcoming)
@@ -432,7 +432,10 @@ class _RegisterKernel(_Kernel):
         (vectors,) = self._right_vectors(column, k)
         self.excess = b.close_loop(
             summed,
-            [self._add_words(held, self.offset, right) for held, right in zip(summed.carried, vectors, strict=True)],
+            [
+                self._add_words(partial, self.offset, right)
+                for partial, right in zip(summed.carried, vectors, strict=True)
+            ],
         )
 
     def _vector(self, element: str) -> str:
@@ -472,25 +475,25 @@ class _RegisterKernel(_Kernel):
         chunks = b.open_loop(0, step.depth, chunk, sums)
         start = b.add(first, chunks.counter)
         self._fetch_left(row, start, chunk)
-        at_once = 1 if evaluated else min(AT_ONCE, chunk)
-        products = b.open_loop(0, chunk, at_once, chunks.carried)
+        unstaged = 1 if evaluated else min(AT_ONCE, chunk)
+        products = b.open_loop(0, chunk, unstaged, chunks.carried)
         following = products.carried
-        for number in range(at_once):
+        for number in range(unstaged):
             k = b.add(b.add(start, products.counter), integer(number, "i32"))
             if evaluated:
                 self._fetch_row(column, k)
             for left, vectors in zip(lines, self._right_vectors(column, k), strict=True):
-                held, following = following, []
+                partial, following = following, []
                 for r in range(step.rows):
                     one = b.load(element, left[r](k), alignment)
                     factor = b.splat(one, width) if width > 1 else one
                     if self.offset is not None:
                         factor = b.binary("xor", factor, self.offset)
                     for v in range(step.vectors):
-                        following.append(self._add_product(held[r * step.vectors + v], factor, vectors[v]))
+                        following.append(self._add_product(partial[r * step.vectors + v], factor, vectors[v]))
         before, sums = sums, b.close_loop(chunks, b.close_loop(products, following))
         if watching.is_followed(self.env, step.target.element):
-            zeros = partial(self._zeros, lines, column, first)
+            zeros = functools.partial(self._zeros, lines, column, first)
             watching.summed(self.env, step.op, step.target.element, before, sums, zeros)
         for address, value in zip(targets, sums, strict=True):
             b.store(value, address, size)
@@ -502,13 +505,13 @@ class _RegisterKernel(_Kernel):
         loop = b.open_loop(0, step.depth, 1, [nothing] * (step.rows * step.vectors))
         k, following = b.add(first, loop.counter), loop.carried
         for left, vectors in zip(lines, self._right_vectors(column, k), strict=True):
-            held, following = following, []
+            partial, following = following, []
             for r in range(step.rows):
                 size = element_size(step.words) if step.words else step.target.size
                 one = b.load(element_of(vectors[0]), left[r](k), size)
                 factor = b.splat(one, step.lanes) if step.lanes > 1 else one
                 for v in range(step.vectors):
-                    total = held[r * step.vectors + v]
+                    total = partial[r * step.vectors + v]
                     for each in (*self._numbers(factor), *self._numbers(vectors[v])):
                         total = b.fma(each, nothing, total)
                     following.append(total)
@@ -535,21 +538,21 @@ class _RegisterKernel(_Kernel):
             return strip.vector(step.initial)
         return zero(vector) if step.from_zero else b.load(vector, address, step.target.size)
 
-    def _add_product(self, held: Value, left: Value, right: Value) -> Value:
+    def _add_product(self, partial: Value, left: Value, right: Value) -> Value:
         b = self.env.b
         if self.step.words:
-            return self._add_words(held, left, right)
+            return self._add_words(partial, left, right)
         if is_float_element(self.step.target.element):
-            return b.fma(left, right, held)
-        return b.add(held, b.mul(left, right))
+            return b.fma(left, right, partial)
+        return b.add(partial, b.mul(left, right))
 
-    def _add_words(self, held: Value, left: Value, right: Value) -> Value:
+    def _add_words(self, partial: Value, left: Value, right: Value) -> Value:
         b, words, lanes = self.env.b, self.step.words, self.step.lanes
         parts = vector_type(lanes * per_word(words), "bfloat" if words == "bf16" else words)
         left, right = (b.define(parts, f"bitcast {value} to {parts}") for value in (left, right))
         if words == "i16":
-            return b.add(held, b.intrinsic(_ADD_PAIRS[lanes], held.type, left, right))
-        return b.intrinsic(_ADD_TO_SUM[words], held.type, held, left, right)
+            return b.add(partial, b.intrinsic(_ADD_PAIRS[lanes], partial.type, left, right))
+        return b.intrinsic(_ADD_TO_SUM[words], partial.type, partial, left, right)
 
     def _fetch_left(self, row: Value, start: Value, count: int) -> None:
         """What the tile below needs of the left operand for `count` products."""

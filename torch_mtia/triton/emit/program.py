@@ -59,7 +59,7 @@ def emit_program(plan: Plan, architecture: str, saturates_fp8: bool, follows_num
         + "\n"
         + machine.attributes(architecture)
     )
-    if env.streams:
+    if env.nontemporal:
         text += "\n!0 = !{i32 1}\n"
     return Program(text, arguments, int(env.cost / INSTRUCTIONS_PER_NANOSECOND))
 
@@ -101,7 +101,7 @@ def _emit_entry(env: Environment, plan: Plan, parameters: list[Value], hidden: l
         b.start(done)
         if env.tiles:
             b.intrinsic("llvm.x86.tilerelease", "void")
-        if env.streams:  # such stores become visible to other threads only behind this
+        if env.nontemporal:  # such stores become visible to other threads only after this
             if "sse" in b.features:
                 b.intrinsic("llvm.x86.sse.sfence", "void")
             else:

@@ -82,27 +82,27 @@ def _along(
             results += combine(env, op, left[first : first + operands], right[first : first + operands], width)
         return results
 
-    held = [element(integer(number * step, "i32")) for number in range(chains)]
+    partial = [element(integer(number * step, "i32")) for number in range(chains)]
     if size > chains * step:
         group = side * operands
-        initial = [value for values in held for value in values]
+        initial = [value for values in partial for value in values]
         loop = b.open_loop(chains * step, size, chains * step, initial, limit)
         following: list[Value] = []
         for number in range(chains):
             fresh = element(b.add(loop.counter, integer(number * step, "i32")))
             following += combined(loop.carried[number * group : (number + 1) * group], fresh)
         flat = b.close_loop(loop, following)
-        held = [flat[number * group : (number + 1) * group] for number in range(chains)]
-    while len(held) > 1:
-        half = len(held) // 2
-        held = [combined(held[number], held[number + half]) for number in range(half)]
-    return held[0]
+        partial = [flat[number * group : (number + 1) * group] for number in range(chains)]
+    while len(partial) > 1:
+        half = len(partial) // 2
+        partial = [combined(partial[number], partial[number + half]) for number in range(half)]
+    return partial[0]
 
 
 def _with_what_is_beyond(
     env: Environment, op: Op, results: list[Value], limit: Value, elements: Sequence[Value], size: int, width: int
 ) -> list[Value]:
-    """`results`, of strips side by side, and behind them the element that all are beyond the end, if there is one."""
+    """`results`, of strips side by side, and after them the element that all are beyond the end, if there is one."""
     b = env.b
     is_cut = b.icmp("slt", limit, integer(size, "i32"))
     beyond = [materialize(b, Lane(value), width) for value in elements]

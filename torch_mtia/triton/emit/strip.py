@@ -1,5 +1,6 @@
-"""Strips, and the values in them: how a nest of loops (Note [Nests] in plan/plan.py) reads what is held in buffers, and
-evaluates everything else. `index` says which elements a strip is: one lane structure (Note [Lanes]) for each dimension.
+"""Strips, and the values in them: how a nest of loops (Note [Nests] in plan/plan.py) reads what is materialized in
+buffers, and evaluates everything else. `index` says which elements a strip is: one lane structure (Note [Lanes]) for
+each dimension.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Strip:
     def _evaluate_pieces(self, root: Tensor, index: Index) -> None:
         """Evaluates, operands first, what ends a piece of a chain that is too long to follow in calls."""
         own, heights = own_dims(root), dict[Tensor, int]()
-        available = Available(self.sources.held, self.sources.moved)
+        available = Available(self.sources.materialized, self.sources.advanced)
 
         def place(dims: Dims) -> Index:
             return index if dims == own else tuple(ZERO if d is None else index[d] for d in dims)
@@ -103,10 +104,10 @@ class Strip:
                 heights[value] = 0
 
     def _evaluate(self, value: Tensor, index: Index) -> Lane:
-        buffer = self.sources.held.get(value)
+        buffer = self.sources.materialized.get(value)
         if buffer is not None:
             return read_buffer(self.env, buffer, index, self.width)
-        start = self.sources.moved.get(value)
+        start = self.sources.advanced.get(value)
         if start is not None:
             return _advance(self.b, self.value(start, index), self.env.distances[value], self.width)
         op = value.op

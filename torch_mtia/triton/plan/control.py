@@ -41,7 +41,7 @@ def assign(planner: Planner, op: Op, pairs: Sequence[tuple[Value, Buffer]]) -> N
     """Writes tensors into buffers as if all at once: what a value reads is not overwritten before."""
     groups: dict[tuple[int, ...], list[tuple[Value, Buffer]]] = {}
     for value, target in pairs:
-        if planner.held.get(value) is not target:
+        if planner.materialized.get(value) is not target:
             groups.setdefault(target.shape, []).append((value, target))
     written = {target.storage for group in groups.values() for _, target in group}
     direct: list[list[tuple[Value, Buffer]]] = []
@@ -75,10 +75,10 @@ def _buffers_read(planner: Planner, value: Value) -> list[tuple[Buffer, bool]]:
     found: list[tuple[Buffer, bool]] = []
 
     def enter(each: Value, dims: Dims) -> Sequence[Value] | None:
-        if (buffer := planner.held.get(each)) is not None:
+        if (buffer := planner.materialized.get(each)) is not None:
             found.append((buffer, dims == own_dims(value) and each.type.shape == value.type.shape))
-        elif each in planner.moved:
-            return [planner.moved[each]]
+        elif each in planner.advanced:
+            return [planner.advanced[each]]
         elif each.op is not None and each.type.shape is not None:
             return each.op.operands
         return None
@@ -91,7 +91,7 @@ def _new_buffer_for(planner: Planner, value: Value, computed: Value | None = Non
     """A buffer for `value`, in the order in which `computed`, which is put there, is best evaluated."""
     shape = shape_of(value)
     strides = None
-    if computed is not None and any(dimension_votes([computed], shape, planner.held, planner.affine)):
+    if computed is not None and any(dimension_votes([computed], shape, planner.materialized, planner.affine)):
         strides = innermost_first(shape, planner.best_dimension([computed], shape))
     return planner.new_buffer(shape, value.type.element, strides)
 
@@ -124,9 +124,9 @@ def _carry(
     assign(planner, op, [(item.initial, item.buffer) for item in carried if item.buffer is not None])
     for item in carried:
         if item.buffer is not None:
-            planner.held[item.argument] = item.buffer
+            planner.materialized[item.argument] = item.buffer
         elif item.moves is not None:
-            planner.moved[item.argument] = item.initial
+            planner.advanced[item.argument] = item.initial
     return tuple(carried)
 
 
@@ -161,9 +161,9 @@ def _for(planner: Planner, op: Op) -> None:
     planner.add(For(op, carried, tuple(inner)))
     for item in carried:
         if item.buffer is not None:
-            planner.held[item.result] = item.buffer
+            planner.materialized[item.result] = item.buffer
         elif item.moves is not None:
-            planner.moved[item.result] = item.initial
+            planner.advanced[item.result] = item.initial
 
 
 @plans("scf.while")
@@ -181,7 +181,7 @@ def _while(planner: Planner, op: Op) -> None:
         assign(planner, first.terminator, pairs)
         for result, argument in zip(op.results, second.arguments, strict=True):
             if result in handed:
-                planner.held[argument] = planner.held[result] = handed[result]
+                planner.materialized[argument] = planner.materialized[result] = handed[result]
     with planner.collected() as body, planner.block_scope(second):
         planner.plan_ops(second.ops[:-1])
         _next_round(planner, carried, second.terminator)
@@ -211,7 +211,7 @@ def _if(planner: Planner, op: Op) -> None:
             assign(planner, block.terminator, pairs)
         branches.append(tuple(branch))
     planner.add(If(op, tuple(branches), buffers))
-    planner.held.update(buffers)
+    planner.materialized.update(buffers)
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
@@ -222,24 +222,24 @@ def plan_body(planner: Planner, region: Region) -> Body:
     for block in region.blocks[1:]:
         for argument in block.arguments:
             if not is_scalar(argument):
-                planner.held[argument] = _new_buffer_for(planner, argument)
+                planner.materialized[argument] = _new_buffer_for(planner, argument)
     blocks: list[PlannedBlock] = []
     for block in region.blocks:
-        arguments = {value: planner.held[value] for value in block.arguments if value in planner.held}
+        arguments = {value: planner.materialized[value] for value in block.arguments if value in planner.materialized}
         with planner.collected() as inner:
             if block is region.blocks[0]:
                 planner.plan_ops(block.ops)
             else:
                 with planner.block_scope(block):
                     planner.plan_ops(block.ops)
-        planner.held.update(arguments)  # other blocks jump here
+        planner.materialized.update(arguments)  # other blocks jump here
         blocks.append(PlannedBlock(block, tuple(inner)))
     return Body(tuple(blocks))
 
 
 def _jump(planner: Planner, op: Op, block: Block, values: Sequence[Value]) -> None:
     pairs = [
-        (value, planner.held[argument])
+        (value, planner.materialized[argument])
         for argument, value in zip(block.arguments, values, strict=True)
         if not is_scalar(argument)
     ]
@@ -257,7 +257,7 @@ def _cond_br(planner: Planner, op: Op) -> None:
     (condition,), *passed = op.segments()
     ways: list[Steps] = []
     for block, values in zip(op.successors, passed, strict=True):
-        before = dict(planner.held)
+        before = dict(planner.materialized)
         with planner.collected() as way:
             _jump(planner, op, block, values)
         planner.after_branch(before)  # what it took to evaluate the arguments is in buffers only on this way
@@ -302,13 +302,13 @@ def _call(planner: Planner, op: Op) -> None:
 
     planner.leave.append(leave)
     with planner.function_scope():
-        planner.held.update(tensors)
+        planner.materialized.update(tensors)
         body = plan_body(planner, callee.body)
     planner.leave.pop()
     planner.add(Call(op, tuple(scalars), body))
     for result, buffer in zip(op.results, buffers, strict=True):
         if buffer is not None:
-            planner.held[result] = buffer
+            planner.materialized[result] = buffer
 
 
 @plans("tt.map_elementwise")

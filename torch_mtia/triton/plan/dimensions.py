@@ -16,18 +16,20 @@ WHOLE = 16
 
 
 def best_dimension(
-    roots: Sequence[Value], shape: Shape, lanes: int, held: Mapping[Value, Buffer], affine: Affine
+    roots: Sequence[Value], shape: Shape, lanes: int, materialized: Mapping[Value, Buffer], affine: Affine
 ) -> int:
     """The dimension along which most accesses are contiguous; the last one if none is. One of a single element only if
     all are."""
-    votes = dimension_votes(roots, shape, held, affine)
+    votes = dimension_votes(roots, shape, materialized, affine)
     return max(
         range(len(shape)),
         key=lambda d: (shape[d] > 1, votes[d] * min(shape[d], lanes), min(shape[d], lanes), d),
     )
 
 
-def dimension_votes(roots: Sequence[Value], shape: Shape, held: Mapping[Value, Buffer], affine: Affine) -> list[int]:
+def dimension_votes(
+    roots: Sequence[Value], shape: Shape, materialized: Mapping[Value, Buffer], affine: Affine
+) -> list[int]:
     """For each dimension of a nest, how much contiguous access speaks for it."""
     votes = [0] * len(shape)
 
@@ -41,7 +43,7 @@ def dimension_votes(roots: Sequence[Value], shape: Shape, held: Mapping[Value, B
 
     def enter(value: Value, dims: Dims) -> Sequence[Value] | None:
         op = value.op
-        if (buffer := held.get(value)) is not None:
+        if (buffer := materialized.get(value)) is not None:
             vote(buffer.strides, 1, dims, BUFFER_VOTE)
         elif op is not None and value.type.shape is not None and is_fused(op):
             if is_load(op):

@@ -112,14 +112,16 @@ class Buffer:
 class Sources(Part):
     """Where the tensors come from that are not computed where they are needed."""
 
-    held: Mapping[Value, Buffer] = field(metadata=shown("reads {} from {}"))
-    moved: Mapping[Value, Value] = field(metadata=shown("moves {} from {}"))  # by a loop, from where they were before
+    materialized: Mapping[Value, Buffer] = field(metadata=shown("reads {} from {}"))
+    advanced: Mapping[Value, Value] = field(
+        metadata=shown("advances {} from {}")
+    )  # by a loop, from where they were before
     true: frozenset[Value] = frozenset()  # masks, where the program knows that they are
 
 
 @dataclasses.dataclass(frozen=True)
 class Prefetch:
-    """What is fetched ahead of a load: so many bytes behind the strip, or what lies so many rows below it."""
+    """What is fetched ahead of a load: so many bytes after the strip, or what lies so many rows below it."""
 
     dimension: int | None  # of the pointer's own: that of the rows; None: bytes
     distance: int
@@ -146,11 +148,11 @@ class Nest(Part):
     Note [Nests]
     Tensors are not computed where TTIR defines them. A statement that needs one (a store, a reduction, ...) opens a
     nest of loops over the tensor's elements, and the fused operations that lead to it are evaluated strip by strip
-    inside: their cost to LLVM does not depend on the size of the tensor. A value that is dear and is needed again is
-    written to a buffer by the first nest that evaluates it.
+    inside: their cost to LLVM does not depend on the size of the tensor. A value that is expensive and is needed again
+    is written to a buffer by the first nest that evaluates it.
     """
 
-    shape: Shape = field(metadata=shown("over {shape}, {strip}[, {together} strips in a round]"))
+    shape: Shape = field(metadata=shown("over {shape}, {strip}[, {unrolled} strips in a round]"))
     dim: int
     lanes: int
     roots: tuple[Value, ...]  # what is evaluated
@@ -170,7 +172,7 @@ class Nest(Part):
         return f"{self.lanes} at a time{along}" if self.lanes else "one by one"
 
     @property
-    def together(self) -> int:
+    def unrolled(self) -> int:
         return self.unroll if self.unroll > 1 else 0
 
     @property
@@ -219,8 +221,8 @@ class Evaluate(Step):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Transpose(Step):
-    """Computes a tensor in strips along `along` and writes it in strips along `across`, turned in registers, in squares
-    of `lanes`."""
+    """Computes a tensor in strips along `along` and writes it in strips along `across`, transposed in registers, in
+    squares of `lanes`."""
 
     title = "evaluate {value} -> {target}, in squares transposed in registers"
     value: Value
@@ -246,16 +248,16 @@ class Copy(Step):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Store(Step):
-    """Stores of one nest. Where `at_once` is false, they write to `staged` buffers, which `afterwards` copies to device
-    memory. Where `streams` is true, they pass by the caches."""
+    """Stores of one nest. Where `unstaged` is false, they write to `staged` buffers, which `afterwards` copies to
+    device memory. Where `nontemporal` is true, they pass by the caches."""
 
     title = "store {stored}"
     nest: Nest
     stores: tuple[Op, ...]
     # A mask that is true throughout where no loop ends early, if code without it is worth it.
-    whole: Value | None = field(metadata=shown("without {whole} where no loop ends early"))
-    at_once: Expression = field(metadata=shown("at once"))
-    streams: Expression | None = field(metadata=shown("past the caches"))
+    unmasked: Value | None = field(metadata=shown("without {unmasked} where no loop ends early"))
+    unstaged: Expression = field(metadata=shown("unstaged"))
+    nontemporal: Expression | None = field(metadata=shown("past the caches"))
     staged: tuple[Buffer, ...] = ()
     afterwards: Steps = field(default=(), metadata=steps("  otherwise by way of {staged}"))
 
@@ -349,14 +351,14 @@ class Packed(Part):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pack(Step):
     """Tensors, converted, in row-major order, or in panels: each has so many of their columns, and all of their rows.
-    `words`: a format of 8 or 16 bits, of which several rows share 32 bits. Where it is `turned`, words lie side by side
-    in memory: strips go along the rows, and are turned in registers."""
+    `words`: a format of 8 or 16 bits, of which several rows share 32 bits. Where it is `transposed`, words lie side by
+    side in memory: strips go along the rows, and are transposed in registers."""
 
     title = "pack {tensors}, {form}[, {arrangement}]"
     tensors: tuple[Packed, ...]
     nest: Nest
     words: str = ""
-    turned: bool = False
+    transposed: bool = False
 
     @property
     def form(self) -> str:
@@ -364,7 +366,7 @@ class Pack(Step):
 
     @property
     def arrangement(self) -> str:
-        return "transposed" if self.turned else ""
+        return "transposed" if self.transposed else ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -404,8 +406,8 @@ class Multiply(Step):
     words: str  # the format of which each element, of 32 bits, holds several; none if empty
     tiles: bool  # whether each 16 vectors of the accumulators, one below the other, are a register of AMX
     rows: int = field(metadata=shown("accumulators: {accumulators}"))  # that stay in registers
-    # A load: behind its rows lies, most likely, the right operand of the next product.
-    upcoming: Op | None = field(metadata=shown("prefetches what is behind {upcoming.results}"))
+    # A load: after its rows lies, most likely, the right operand of the next product.
+    upcoming: Op | None = field(metadata=shown("prefetches what follows {upcoming.results}"))
     products: tuple[Factors, ...]
     vectors: int  # of each row of them
     lanes: int
@@ -449,7 +451,7 @@ class Clear(Step):
 # Control flow ---------------------------------------------------------------------------------------------------------
 
 
-_CARRIED = "carries {argument}[ in {buffer},][ {moved}] from {initial}[ by {distances}], then {following}"
+_CARRIED = "carries {argument}[ in {buffer},][ {verb}] from {initial}[ by {distances}], then {following}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -465,8 +467,8 @@ class Carried(Part):
     moves: tuple[Move, ...] | None = None
 
     @property
-    def moved(self) -> str:
-        return "moved" if self.moves else ""
+    def verb(self) -> str:
+        return "advanced" if self.moves else ""
 
     @property
     def distances(self) -> tuple[Value, ...]:

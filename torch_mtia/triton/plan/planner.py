@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from torch_mtia.triton.analyses.affine import Affine
-from torch_mtia.triton.analyses.availability import DEAR, RELOAD, Available
+from torch_mtia.triton.analyses.availability import EXPENSIVE, RELOAD, Available
 from torch_mtia.triton.analyses.liveness import is_used_elsewhere, needed_from
 from torch_mtia.triton.analyses.masks import End, ends
-from torch_mtia.triton.analyses.provenance import moved_operands
+from torch_mtia.triton.analyses.provenance import advanced_operands
 from torch_mtia.triton.analyses.strips import (
     UNKNOWN,
     Lanes,
@@ -61,7 +61,7 @@ from torch_mtia.triton.plan.plan import (
 
 MAX_STORES = 4  # in a nest
 LIGHT = 20  # the cost of a strip below which
-STRIPS_TOGETHER = 2  # are in one round of a loop
+UNROLL = 2  # are in one round of a loop
 PREFETCH_BYTES = 2 << 10
 NONTEMPORAL_SIZES = (16, 32, 64)  # bytes that a store past the caches may write
 STACK_LIMIT = 16 << 10  # bytes of one buffer
@@ -94,9 +94,9 @@ class Planner:
         self.lanes = lanes
         self.features = features
         self.instrumented = instrumented
-        self.held: dict[Value, Buffer] = {}
-        self.moved: dict[Value, Value] = {}
-        self.available = Available(self.held, self.moved)  # always what is in both now
+        self.materialized: dict[Value, Buffer] = {}
+        self.advanced: dict[Value, Value] = {}
+        self.available = Available(self.materialized, self.advanced)  # always what is in both now
         self.affine = Affine()
         self.strips = StripAnalysis(divisors)
         self.steps: list[Step] = []
@@ -148,28 +148,28 @@ class Planner:
     def plan_as_it_is(self, op: Op) -> None:
         self.add(Do(op))
 
-    def after_branch(self, held: dict[Value, Buffer]) -> None:
-        """Back to what was held before something that may not have run."""
-        self.held.clear()
-        self.held.update(held)
+    def after_branch(self, materialized: dict[Value, Buffer]) -> None:
+        """Back to what was materialized before something that may not have run."""
+        self.materialized.clear()
+        self.materialized.update(materialized)
 
     @contextlib.contextmanager
     def block_scope(self, block: Block) -> Iterator[None]:
         """Around a block that may not run: what it evaluates of values from outside is in buffers only there."""
-        before = dict(self.held)
+        before = dict(self.materialized)
         yield
-        own = {value: buffer for value, buffer in self.held.items() if value.block_of() is block}
+        own = {value: buffer for value, buffer in self.materialized.items() if value.block_of() is block}
         self.after_branch(before | own)
 
     @contextlib.contextmanager
     def function_scope(self) -> Iterator[None]:
         """Around the body of a function, which is planned at each of its calls: at the next one, nothing of it has been
         evaluated, or moved by a loop."""
-        held, moved = dict(self.held), dict(self.moved)
+        materialized, advanced = dict(self.materialized), dict(self.advanced)
         yield
-        self.after_branch(held)
-        self.moved.clear()
-        self.moved.update(moved)
+        self.after_branch(materialized)
+        self.advanced.clear()
+        self.advanced.update(advanced)
 
     # Buffers ----------------------------------------------------------------------------------------------------------
 
@@ -191,12 +191,12 @@ class Planner:
 
     def row_major_buffer(self, value: Value, op: Op) -> Buffer:
         """The tensor in a buffer in the order of its dimensions."""
-        found = self.held.get(value)
+        found = self.materialized.get(value)
         if found is not None and found.row_major():
             return found
         target = self.new_buffer(shape_of(value), value.type.element)
         self.materialize([value], op, [target])
-        self.held[value] = target
+        self.materialized[value] = target
         return target
 
     def destination(self, value: Value, strides: Shape | None = None) -> Buffer:
@@ -205,7 +205,7 @@ class Planner:
         buffer = self._carried_destination(value)
         if buffer is None or strides is not None:
             buffer = self.new_buffer(shape_of(value), value.type.element, strides)
-        self.held[value] = buffer
+        self.materialized[value] = buffer
         return buffer
 
     def _carried_destination(self, value: Value) -> Buffer | None:
@@ -216,20 +216,20 @@ class Planner:
         op = value.op
         assert op is not None
         first = op.position + int(OPS[op.name].in_place)
-        held = [tensor for tensor, other in self.held.items() if other.storage is buffer.storage]
-        return None if any(self.is_needed_from(tensor, op.block, first) for tensor in held) else buffer
+        materialized = [tensor for tensor, other in self.materialized.items() if other.storage is buffer.storage]
+        return None if any(self.is_needed_from(tensor, op.block, first) for tensor in materialized) else buffer
 
     # What is needed, and when -----------------------------------------------------------------------------------------
 
     def is_needed_from(self, value: Value, block: Block, position: int) -> bool:
         return needed_from(value, block, position, self.available)
 
-    def is_needed_behind(self, value: Value, op: Op) -> bool:
+    def is_needed_after(self, value: Value, op: Op) -> bool:
         return value.block_of() is op.block and self.is_needed_from(value, op.block, op.position + 1)
 
-    def is_dear(self, value: Value, costs: dict[Value, int] | None = None) -> bool:
+    def is_expensive(self, value: Value, costs: dict[Value, int] | None = None) -> bool:
         """`costs`: of other values, while nothing is evaluated in between."""
-        return self.available.cost(value, self.affine, costs) >= DEAR
+        return self.available.cost(value, self.affine, costs) >= EXPENSIVE
 
     def joins_next_store(self, op: Op) -> bool:
         """Puts a store off to the next one of its shape, if nothing between them accesses memory: they may share a
@@ -246,8 +246,8 @@ class Planner:
         return False
 
     def order_memory(self, op: Op) -> None:
-        """Evaluates what must not wait for `op`: loads that are needed behind it and that it may change, and before
-        operations with regions, which may run several times or not at all, everything dear that they use."""
+        """Evaluates what must not wait for `op`: loads that are needed after it and that it may change, and before
+        operations with regions, which may run several times or not at all, everything expensive that they use."""
         writes = _writes_memory(op)
         leaves_block = bool(op.successors)
         nested = op.name.startswith("scf.") and bool(op.regions)
@@ -260,7 +260,7 @@ class Planner:
             for region in op.regions:
                 for inner in region.walk():
                     inside.update(inner.operands)
-        lasting = set(self.available.reach(moved_operands(op), ()))  # is evaluated in the loop as well
+        lasting = set(self.available.reach(advanced_operands(op), ()))  # is evaluated in the loop as well
         # Of the blocks that enclose this one, the values were evaluated when their operation was reached.
         for earlier in block.ops[: op.position]:
             for value in earlier.results:
@@ -274,25 +274,29 @@ class Planner:
                     first = op.position if op.regions or leaves_block else op.position + 1
                     if self.is_needed_from(value, block, first):
                         self.materialize([value], op)
-                elif (value in inside or (leaves_block and is_used_elsewhere(value, block))) and self.is_dear(value):
+                elif (value in inside or (leaves_block and is_used_elsewhere(value, block))) and self.is_expensive(
+                    value
+                ):
                     self.materialize([value], op)
 
     # Nests ------------------------------------------------------------------------------------------------------------
 
     def best_dimension(self, roots: Sequence[Value], shape: Shape) -> int:
-        return best_dimension(roots, shape, self.lanes, self.held, self.affine)
+        return best_dimension(roots, shape, self.lanes, self.materialized, self.affine)
 
     def sources(self, roots: Sequence[Value]) -> Sources:
         leaves = self.available.leaves(roots)
-        held = {value: self.held[value] for value in leaves if value in self.held}
-        return Sources(held, {value: self.moved[value] for value in leaves if value not in self.held})
+        materialized = {value: self.materialized[value] for value in leaves if value in self.materialized}
+        return Sources(
+            materialized, {value: self.advanced[value] for value in leaves if value not in self.materialized}
+        )
 
     def prepare(self, op: Op, roots: Sequence[Value], shape: Shape) -> list[Value]:
         """Evaluates what a nest of `op` should not evaluate itself; returns what it should keep."""
         while True:
             at_index = self.available.reach(roots, shape)
             costs: dict[Value, int] = {}
-            elsewhere = [value for value in at_index if not at_index[value] and self.is_dear(value, costs)]
+            elsewhere = [value for value in at_index if not at_index[value] and self.is_expensive(value, costs)]
             early = next((value for value in elsewhere if self._belongs_before(value, at_index, op)), None)
             if early is None:
                 break
@@ -305,7 +309,7 @@ class Planner:
         for value in reversed(at_index):  # users before what they use
             if value.block_of() is not op.block or value in saves:
                 continue
-            if not self.is_dear(value, costs):
+            if not self.is_expensive(value, costs):
                 continue
             if needed_from(value, op.block, op.position + 1, self.available, known):
                 saves.append(value)
@@ -313,11 +317,11 @@ class Planner:
         return saves
 
     def _belongs_before(self, value: Value, at_index: dict[Value, bool], op: Op) -> bool:
-        """Of a dear value that the nest would evaluate at other places than its own, so several times."""
+        """Of a expensive value that the nest would evaluate at other places than its own, so several times."""
         for user in value.users:
             if user.name == "tt.broadcast" and user.results[0] in at_index:
-                return user.results[0].type.numel > value.type.numel or self.is_needed_behind(value, op)
-        return self.is_needed_behind(value, op)
+                return user.results[0].type.numel > value.type.numel or self.is_needed_after(value, op)
+        return self.is_needed_after(value, op)
 
     def nest(
         self,
@@ -331,8 +335,8 @@ class Planner:
         stores: Sequence[Op] = (),
         nontemporal: bool = False,
     ) -> Nest:
-        """Loops in which `op` evaluates `roots`; where `mask` is false, it does nothing. What they keep is held behind
-        them."""
+        """Loops in which `op` evaluates `roots`; where `mask` is false, it does nothing. What they keep is materialized
+        after them."""
         saves = self.prepare(op, roots, shape)
         limits = self._ends(mask, shape, saves)
         if dim is None:
@@ -341,11 +345,11 @@ class Planner:
         buffers = {value: self.save_buffer(value, dim) for value in saves}
         lanes = 0 if one_by_one else self.lanes_along(shape, dim)
         sources, hoisted = self.sources(roots), self.hoisted(roots, shape, dim, lanes)
-        together = self._together(roots, shape, dim, lanes)
-        index = self.index(shape, dim, lanes, together)
+        unroll = self._unroll(roots, shape, dim, lanes)
+        index = self.index(shape, dim, lanes, unroll)
         accesses = self.accesses(roots, shape, index, lanes, stores, nontemporal)
-        self.held.update(buffers)
-        return Nest(shape, dim, lanes, tuple(roots), accesses, sources, buffers, hoisted, limits, together)
+        self.materialized.update(buffers)
+        return Nest(shape, dim, lanes, tuple(roots), accesses, sources, buffers, hoisted, limits, unroll)
 
     def plain_nest(
         self,
@@ -354,19 +358,19 @@ class Planner:
         *,
         one_by_one: bool = False,
         roots: Sequence[Value] = (),
-        together: int = 1,
+        unroll: int = 1,
         accesses: Accesses | None = None,
     ) -> Nest:
         """Loops in which nothing is kept, and tensors are only read at other places than their own."""
         lanes = 0 if one_by_one else self.lanes_along(shape, dim)
         sources = self.sources(roots)
-        return Nest(shape, dim, lanes, tuple(roots), accesses or {}, sources, unroll=together)
+        return Nest(shape, dim, lanes, tuple(roots), accesses or {}, sources, unroll=unroll)
 
-    def index(self, shape: Shape, dim: int, lanes: int, together: int = 1) -> list[Lanes]:
+    def index(self, shape: Shape, dim: int, lanes: int, unroll: int = 1) -> list[Lanes]:
         """What is known of the index of a strip in loops over `shape`."""
         index = [counter(size, 1) for size in shape]
-        index[dim] = counter(shape[dim], together * max(lanes, 1), int(lanes > 0))
-        if together > 1:  # those behind the first strip of a round
+        index[dim] = counter(shape[dim], unroll * max(lanes, 1), int(lanes > 0))
+        if unroll > 1:  # those after the first strip of a round
             index[dim] = Lanes(Scalar(None, power_of_two_divisor(lanes), True), 1)
         return index
 
@@ -400,7 +404,7 @@ class Planner:
 
     def _prefetch(self, pointer: Value, dims: Dims, index: Sequence[Lanes], size: int) -> Prefetch | None:
         """What to fetch while a strip of neighbours is loaded: the long chains of a strip's instructions leave the
-        processor no room to get there by itself. Behind the last row lies what the next program or round reads."""
+        processor no room to get there by itself. After the last row lies what the next program or round reads."""
         shape = shape_of(pointer)
         along = next((place for place, d in enumerate(dims) if d is not None and index[d].stride == 1), None)
         if along is None:
@@ -416,12 +420,12 @@ class Planner:
         width = min(self.lanes, shape[dim])
         return width if width > 1 else 0
 
-    def _together(self, roots: Sequence[Value], shape: Shape, dim: int, lanes: int) -> int:
+    def _unroll(self, roots: Sequence[Value], shape: Shape, dim: int, lanes: int) -> int:
         """Strips in a round of the innermost loop: several if what is to be done takes no longer than the loop."""
         loads = filter(self.affine.is_plain_load, self.available.reach(roots, shape))
         known = dict.fromkeys(loads, RELOAD)
         cost = sum(self.available.cost(root, self.affine, known) for root in roots)
-        return STRIPS_TOGETHER if lanes and cost < LIGHT and shape[dim] % (STRIPS_TOGETHER * lanes) == 0 else 1
+        return UNROLL if lanes and cost < LIGHT and shape[dim] % (UNROLL * lanes) == 0 else 1
 
     def hoisted(self, roots: Sequence[Value], shape: Shape, inner: int, lanes: int) -> tuple[tuple[Value, Dims], ...]:
         """What does not change in the innermost loop, and the dimensions of the nest that its own are; None where it is
@@ -449,17 +453,18 @@ class Planner:
         dim: int | None = None,
         mask: Value | None = None,
     ) -> list[Buffer]:
-        """Evaluates tensors of one shape into buffers in one nest; those that are held stay where they are unless
-        `into` names another. Otherwise they are held behind it. `op` does nothing where `mask` is false."""
+        """Evaluates tensors of one shape into buffers in one nest; those that are materialized stay where they are
+        unless `into` names another. Otherwise they are materialized after it. `op` does nothing where `mask` is
+        false."""
         shape = shape_of(values[0])
         work: list[tuple[Value, Buffer | None]] = []
         for number, value in enumerate(values):
             target = None if into is None else into[number]
-            if (target is not None or value not in self.held) and (value, target) not in work:
+            if (target is not None or value not in self.materialized) and (value, target) not in work:
                 work.append((value, target))
         if work:
             self._evaluate(work, op, shape, dim, mask)
-        return list(into) if into is not None else [self.held[value] for value in values]
+        return list(into) if into is not None else [self.materialized[value] for value in values]
 
     def _evaluate(
         self,
@@ -482,15 +487,15 @@ class Planner:
         else:
             lanes = self.lanes_along(shape, dim)
             hoisted = self.hoisted(roots, shape, dim, lanes)
-            together = self._together(roots, shape, dim, lanes)
+            unroll = self._unroll(roots, shape, dim, lanes)
             sources = self.sources(roots)
-            accesses = self.accesses(roots, shape, self.index(shape, dim, lanes, together), lanes)
-            nest = Nest(shape, dim, lanes, tuple(roots), accesses, sources, buffers, hoisted, {}, together)
+            accesses = self.accesses(roots, shape, self.index(shape, dim, lanes, unroll), lanes)
+            nest = Nest(shape, dim, lanes, tuple(roots), accesses, sources, buffers, hoisted, {}, unroll)
             self.add(Evaluate(nest, tuple(writes)))
-        self.held.update(buffers)
+        self.materialized.update(buffers)
         for (value, buffer), (_, target) in zip(writes, work, strict=True):
             if target is None:
-                self.held[value] = buffer
+                self.materialized[value] = buffer
 
     def _transpose(self, value: Value, buffer: Buffer, along: int, across: int, mask: Value | None) -> Transpose:
         shape = shape_of(value)
@@ -502,7 +507,7 @@ class Planner:
         return Transpose(value, buffer, along, across, shape, self.lanes, accesses, sources, limits)
 
     def _ends(self, mask: Value | None, shape: Shape, saves: Sequence[Value]) -> dict[int, End]:
-        return {} if mask is None else ends(mask, shape, self.affine, self.held, saves)
+        return {} if mask is None else ends(mask, shape, self.affine, self.materialized, saves)
 
     def _transpose_loads(self, roots: Sequence[Value], shape: Shape, dim: int, mask: Value | None) -> None:
         """Reads, before the nest and in squares, what lies side by side along another dimension than its strips."""
@@ -515,7 +520,7 @@ class Planner:
             if strides[dim] not in (0, size) and self.is_square(value, along, dim):
                 buffer = self.save_buffer(value, dim)
                 self.add(self._transpose(value, buffer, along, dim, mask))
-                self.held[value] = buffer
+                self.materialized[value] = buffer
 
     def is_square(self, value: Value, along: int, across: int) -> bool:
         """Whether a tensor can be transposed in registers."""

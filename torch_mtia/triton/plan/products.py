@@ -45,7 +45,7 @@ LEAST_VECTORS = 4  # of accumulators in a row, where the right operand is not pa
 MOST_COST_OF_SUM = 40  # of evaluating an element of what products are added to in the accumulators: a masked bias
 MOST_COST = 80  # of evaluating an element of the right operand again and again in the code
 INDEX_BITS = 5  # of the instruction that looks up numbers of 16 bits in a vector
-LIGHT_TOGETHER = 4  # strips of what is looked up: what they load is next to each other
+LIGHT_UNROLL = 4  # strips of what is looked up: what they load is next to each other
 MOST_VECTORS = 8  # of a row of accumulators
 RIGHT_BYTES = 32 << 10  # of the right operand to keep in the first-level cache
 LEAST_DEPTH = 64  # products to add before the accumulators go to memory
@@ -187,9 +187,9 @@ def _in_tiles(planner: Planner, op: Op, words: str) -> bool:
 
 
 def _upcoming(planner: Planner, op: Op, right: Value, evaluated: bool) -> Op | None:
-    """The load of the right operand, if it is in a loop: mostly the next round reads the rows behind it."""
+    """The load of the right operand, if it is in a loop: mostly the next round reads the rows after it."""
     parent = op.block.region.parent
-    if parent is None or parent.name != "scf.for" or len(shape_of(right)) != 2 or right in planner.held:
+    if parent is None or parent.name != "scf.for" or len(shape_of(right)) != 2 or right in planner.materialized:
         return None
     loads = list(planner.available.reach([right], shape_of(right))) if evaluated else [right]
     for load in loads:
@@ -208,7 +208,12 @@ def _upcoming(planner: Planner, op: Op, right: Value, evaluated: bool) -> Op | N
 
 def _reads_directly(planner: Planner, value: Value, element: str, in_words: bool, in_tiles: bool) -> bool:
     """Whether the elements of the left operand are as easy to read where they are as in a buffer."""
-    if value.type.element != element or value in planner.held or planner.instrumented or len(shape_of(value)) > 3:
+    if (
+        value.type.element != element
+        or value in planner.materialized
+        or planner.instrumented
+        or len(shape_of(value)) > 3
+    ):
         return False
     op = value.op
     if op is None or not is_load(op) or len(op.operands) != 1:
@@ -240,12 +245,12 @@ def _add_products(planner: Planner, op: Op, operands: _Operands, initial: Value,
     tile, depth = _block(planner, op, operands, element)
     in_registers = direct and depth == operands.inner and _is_read_by_rows(planner, initial, tile)
     target = planner.destination(result) if direct else planner.new_buffer(shape, element)
-    read = [*planner.sources(operands.evaluated).held.values()]
+    read = [*planner.sources(operands.evaluated).materialized.values()]
     read += [each for of in operands.products for each in (of.left, of.right) if isinstance(each, Buffer)]
     storages = {buffer.storage for buffer in read}
     if not target.row_major() or target.storage in storages:
         target = planner.destination(result, row_major(shape))
-    if not starts_at_zero and not in_registers and planner.held.get(initial) is not target:
+    if not starts_at_zero and not in_registers and planner.materialized.get(initial) is not target:
         if direct:
             assign(planner, op, [(initial, target)])
         else:
@@ -266,7 +271,7 @@ def _is_read_by_rows(planner: Planner, initial: Value, tile: _Accumulators) -> b
         not tile.tiles
         and tile.lanes == planner.lanes
         and len(shape) <= 3
-        and initial not in planner.held
+        and initial not in planner.materialized
         and planner.available.is_fused(initial)
         and not planner.available.reads_buffers(initial)
         and planner.best_dimension([initial], shape) == len(shape) - 1
@@ -283,14 +288,14 @@ def _is_zero(op: Op) -> bool:
 
 def _pack(planner: Planner, op: Op, value: Value, element: str) -> Buffer:
     """The operand in row-major order, as numbers of `element`."""
-    found = planner.held.get(value)
+    found = planner.materialized.get(value)
     if found is not None and found.element == element and found.row_major():
         return found
     target = planner.new_buffer(shape_of(value), element)
     if value.type.element == element:
         planner.materialize([value], op, [target])
         if found is None and planner.is_needed_from(value, op.block, op.position + 1):
-            planner.held[value] = target
+            planner.materialized[value] = target
     else:
         _pack_into(planner, op, value, target)
     return target
@@ -307,10 +312,10 @@ def _pack_panels(planner: Planner, op: Op, value: Value, element: str) -> Buffer
     if panels == shape:
         return _pack(planner, op, value, element)
     target = planner.new_buffer(panels, element)
-    if _is_turned(planner, value, shape):
+    if _is_transposed(planner, value, shape):
         accesses = _accesses_of_columns(planner, value, 1)
         nest = planner.plain_nest(shape, len(shape) - 1, roots=[value], accesses=accesses)
-        planner.add(Pack((Packed(value, target),), nest, turned=True))
+        planner.add(Pack((Packed(value, target),), nest, transposed=True))
     else:
         _pack_into(planner, op, value, target)
     return target
@@ -322,23 +327,23 @@ def _pack_words(planner: Planner, op: Op, values: list[Value], element: str) -> 
     words = (*batch, inner // per_word(element), n)
     panels = _panels(words, _accumulators(planner, op, "i32", element))
     last = len(shape) - 1
-    turned = len(values) == 1 and _is_turned(planner, values[0], words)
-    if not turned and not (len(values) > 1 or _is_evaluated_by_rows(planner, op, values[0])):
+    transposed = len(values) == 1 and _is_transposed(planner, values[0], words)
+    if not transposed and not (len(values) > 1 or _is_evaluated_by_rows(planner, op, values[0])):
         planner.row_major_buffer(values[0], op)
     packed = tuple(
-        Packed(value, planner.new_buffer(panels, "i32"), None if turned else _few_bits(planner, value, element))
+        Packed(value, planner.new_buffer(panels, "i32"), None if transposed else _few_bits(planner, value, element))
         for value in values
     )
     light = all(each.few_bits is not None for each in packed)
-    together = min(LIGHT_TOGETHER, n // planner.lanes) if light else 1
-    if turned:
+    unroll = min(LIGHT_UNROLL, n // planner.lanes) if light else 1
+    if transposed:
         accesses = _accesses_of_columns(planner, values[0], per_word(element))
     else:
-        index = planner.index(words, last, planner.lanes_along(words, last), together)
+        index = planner.index(words, last, planner.lanes_along(words, last), unroll)
         index[-2] = Lanes(Scalar(nonnegative=True), 0)  # one of the rows that share words
         accesses = planner.accesses(values, shape, index, planner.lanes_along(words, last))
-    nest = planner.plain_nest(words, last, roots=values, together=together, accesses=accesses)
-    planner.add(Pack(packed, nest, element, turned))
+    nest = planner.plain_nest(words, last, roots=values, unroll=unroll, accesses=accesses)
+    planner.add(Pack(packed, nest, element, transposed))
     return [each.target for each in packed]
 
 
@@ -351,14 +356,14 @@ def _accesses_of_columns(planner: Planner, value: Value, count: int) -> Accesses
     return planner.accesses([value], shape, index, lanes)
 
 
-def _is_turned(planner: Planner, value: Value, shape: Shape) -> bool:
+def _is_transposed(planner: Planner, value: Value, shape: Shape) -> bool:
     """Whether evaluating a right operand is nothing but reading it, by columns; `shape` is that of its words."""
     columns = planner.best_dimension([value], shape_of(value)) == len(shape) - 2
     if not columns or min(shape[-2:]) < planner.lanes:
         return False
-    while value not in planner.held and value.op is not None and value.op.name == "tt.trans":
+    while value not in planner.materialized and value.op is not None and value.op.name == "tt.trans":
         (value,) = value.op.operands
-    return value in planner.held or planner.affine.is_plain_load(value)
+    return value in planner.materialized or planner.affine.is_plain_load(value)
 
 
 def _is_evaluated_by_rows(planner: Planner, op: Op, value: Value) -> bool:
@@ -368,9 +373,9 @@ def _is_evaluated_by_rows(planner: Planner, op: Op, value: Value) -> bool:
 
 def _is_evaluated_once(planner: Planner, op: Op, value: Value) -> bool:
     """Whether nobody else needs what leads to the tensor, and its rows are rows in memory."""
-    if planner.affine.is_plain_load(value) or value in planner.held:
+    if planner.affine.is_plain_load(value) or value in planner.materialized:
         return True
-    if planner.is_needed_behind(value, op) or planner.prepare(op, [value], shape_of(value)):
+    if planner.is_needed_after(value, op) or planner.prepare(op, [value], shape_of(value)):
         return False
     order = planner.available.reach([value], shape_of(value))
     return all(each.op is None or each.op.name != "tt.trans" for each in order) and all(
@@ -444,8 +449,8 @@ def _multiply(
     initial: Value | None,
 ) -> None:
     in_place = [each.left.op.operands[0] for each in operands.products if isinstance(each.left, Value) and each.left.op]
-    behind = [operands.upcoming.operands[0]] if operands.upcoming is not None else []
-    read = [*in_place, *behind, *operands.evaluated, *([] if initial is None else [initial])]
+    after = [operands.upcoming.operands[0]] if operands.upcoming is not None else []
+    read = [*in_place, *after, *operands.evaluated, *([] if initial is None else [initial])]
     planner.add(
         Multiply(
             op,

@@ -14,11 +14,11 @@ def _reshape(planner: Planner, op: Op) -> None:
     """The buffer under another shape: the order of elements stays, also where `allow_reorder` would let it change."""
     (source,), (result,) = op.operands, op.results
     shape = shape_of(result)
-    planner.held[result] = planner.row_major_buffer(source, op).with_view(shape, row_major(shape))
+    planner.materialized[result] = planner.row_major_buffer(source, op).with_view(shape, row_major(shape))
 
 
 def _part(whole: Buffer, shape: Shape, strides: Shape, elements: int) -> Buffer:
-    """What begins so many elements behind the beginning."""
+    """What begins so many elements after the beginning."""
     return dataclasses.replace(whole, shape=shape, strides=strides, offset=whole.offset + elements * whole.size)
 
 
@@ -35,7 +35,7 @@ def _split(planner: Planner, op: Op) -> None:
     (whole,) = planner.materialize([op.operands[0]], op)
     for number, result in enumerate(op.results):
         elements = number * whole.strides[-1]
-        planner.held[result] = _part(whole, shape_of(result), whole.strides[:-1], elements)
+        planner.materialized[result] = _part(whole, shape_of(result), whole.strides[:-1], elements)
 
 
 @plans("tt.cat")

@@ -28,7 +28,7 @@ def _reduce(planner: Planner, op: Op) -> None:
     lanes = planner.lanes_along(shape, dim)
     sources = planner.sources(op.operands)
     hoisted = planner.hoisted(op.operands, shape, axis, lanes)
-    end = reduction_end(op, shape, planner.affine, planner.held, saves)
+    end = reduction_end(op, shape, planner.affine, planner.materialized, saves)
     targets: list[Buffer | None] = [None] * len(op.results)
     if not is_scalar(op.results[0]):
         rest = tuple(size for d, size in enumerate(shape) if d != axis)
@@ -45,7 +45,7 @@ def _reduce(planner: Planner, op: Op) -> None:
     nest = Nest(shape, dim, lanes, tuple(op.operands), accesses, sources, buffers, hoisted)
     group = min(count, MAX_SIDE)
     planner.add(Reduce(op, nest, axis, tuple(targets), any_order, side, chains, group, end))
-    planner.held.update(buffers)
+    planner.materialized.update(buffers)
 
 
 @plans("tt.scan")
@@ -64,5 +64,5 @@ def _scan(planner: Planner, op: Op) -> None:
     accesses = planner.accesses(op.operands, shape, index, lanes)
     nest = Nest(shape, dim, lanes, tuple(op.operands), accesses, sources, buffers)
     planner.add(Scan(op, nest, axis, tuple(targets), reverse))
-    planner.held.update(buffers)
-    planner.held.update(zip(op.results, targets, strict=True))
+    planner.materialized.update(buffers)
+    planner.materialized.update(zip(op.results, targets, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_mtia.triton.analyses import symbolic
-from torch_mtia.triton.analyses.aliasing import has_read, may_write_at_once
+from torch_mtia.triton.analyses.aliasing import has_read, may_write_unstaged
 from torch_mtia.triton.analyses.masks import is_all_of
 from torch_mtia.triton.analyses.symbolic import TRUE, Expression
 from torch_mtia.triton.ir.elements import element_size
@@ -16,7 +16,7 @@ from torch_mtia.triton.plan.plan import Do, Nest, Store, StoreStaged
 from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 
 # More than the caches keep for whoever reads the result. On two cores of an AMD EPYC with 32 MB of L3, relu of fp32 and
-# relu with a sum behind it, in microseconds, by the caches and through them: 4 MB 179, 78 and 282, 140; 8 MB 332, 186
+# relu with a sum after it, in microseconds, by the caches and through them: 4 MB 179, 78 and 282, 140; 8 MB 332, 186
 # and 404, 295; 16 MB 381, 369 and 785, 653.
 STREAMING_BYTES = 16 << 20
 STREAM_OF_BYTES = 1 << 9  # neighbours, at least: short pieces here and there take longer
@@ -27,9 +27,9 @@ ATOMIC_SUMS = (4, 5)  # triton::RMWOp: of integers, of floats
 @plans("tt.store")
 def _store(planner: Planner, op: Op) -> None:
     stores = [*planner.put_off.pop(op, []), op]
-    at_once = _may_share_a_nest(planner, stores) if len(stores) > 1 else None
-    if at_once is not None:
-        _store_strips(planner, stores, at_once)
+    unstaged = _may_share_a_nest(planner, stores) if len(stores) > 1 else None
+    if unstaged is not None:
+        _store_strips(planner, stores, unstaged)
         return
     for store in stores:
         if store is not op:
@@ -38,26 +38,26 @@ def _store(planner: Planner, op: Op) -> None:
 
 
 def _may_share_a_nest(planner: Planner, stores: Sequence[Op]) -> Expression | None:
-    """Whether stores may all write strip by strip, as may_write_at_once says; None also where their dimensions differ
+    """Whether stores may all write strip by strip, as may_write_unstaged says; None also where their dimensions differ
     along which neighbours lie, or where it takes a load to know what is written."""
     shape = shape_of(stores[0].operands[0])
     dims = {planner.best_dimension(store.operands, shape) for store in stores}
-    if any(_turned_to(planner, store) is not None for store in stores):
+    if any(_transposed_to(planner, store) is not None for store in stores):
         return None
     places = [place for store in stores for place in (store.operands[0], *store.operands[2:])]
     if len(dims) > 1 or planner.available.hazardous(places):
         return None
-    return _at_once(planner, stores)
+    return _unstaged(planner, stores)
 
 
-def _at_once(planner: Planner, stores: Sequence[Op]) -> Expression | None:
+def _unstaged(planner: Planner, stores: Sequence[Op]) -> Expression | None:
     target = stores[0].operands[0]
     shape = shape_of(target)
     if max(shape) == target.type.numel <= planner.lanes:
         roots = [root for store in stores for root in store.operands]
         assert shape[planner.best_dimension(roots, shape)] == max(shape), "one strip"
         return TRUE  # one strip
-    return may_write_at_once(stores, planner.available, planner.affine, checked=planner.instrumented)
+    return may_write_unstaged(stores, planner.available, planner.affine, checked=planner.instrumented)
 
 
 def _store_alone(planner: Planner, op: Op) -> None:
@@ -67,46 +67,48 @@ def _store_alone(planner: Planner, op: Op) -> None:
     if is_scalar(pointer):
         planner.add(Do(op))
         return
-    along = _turned_to(planner, op)
+    along = _transposed_to(planner, op)
     if along is not None:
-        planner.held[value] = planner.materialize([value], op, [planner.save_buffer(value, along)], mask=mask)[0]
-    at_once = _at_once(planner, [op])
+        planner.materialized[value] = planner.materialize([value], op, [planner.save_buffer(value, along)], mask=mask)[
+            0
+        ]
+    unstaged = _unstaged(planner, [op])
     # What reads memory is read now; but the value, if it is only the program that can tell whether that is needed.
-    places = [pointer, *([mask] if mask is not None else []), *([value] if at_once is None else [])]
-    early = [] if at_once is TRUE else planner.available.hazardous(places)
+    places = [pointer, *([mask] if mask is not None else []), *([value] if unstaged is None else [])]
+    early = [] if unstaged is TRUE else planner.available.hazardous(places)
     if early:
         planner.materialize(early, op, dim=planner.best_dimension(op.operands, shape_of(pointer)))
-    _store_strips(planner, [op], TRUE if at_once is None else at_once)
+    _store_strips(planner, [op], TRUE if unstaged is None else unstaged)
 
 
-def _turned_to(planner: Planner, op: Op) -> int | None:
-    """The dimension along which a store writes neighbours, if its value is computed along another one: it is turned in
-    registers on its way into a buffer, since writing lane by lane takes several times as long."""
+def _transposed_to(planner: Planner, op: Op) -> int | None:
+    """The dimension along which a store writes neighbours, if its value is computed along another one: it is transposed
+    in registers on its way into a buffer, since writing lane by lane takes several times as long."""
     pointer, value, _ = store_operands(op)
     if is_scalar(pointer):
         return None
     shape = shape_of(value)
     strides = planner.affine.strides(pointer)
     along = next((d for d, stride in enumerate(strides) if stride == pointee_size(op) and shape[d] > 1), None)
-    votes = dimension_votes([value], shape, planner.held, planner.affine)
+    votes = dimension_votes([value], shape, planner.materialized, planner.affine)
     computed = max(range(len(shape)), key=votes.__getitem__)
     if along is None or votes[computed] <= votes[along] or not planner.is_square(value, computed, along):
         return None
     return along
 
 
-def _store_strips(planner: Planner, stores: Sequence[Op], at_once: Expression) -> None:
-    """Reads and writes in one nest; where `at_once` is false, it writes to buffers that are copied afterwards."""
+def _store_strips(planner: Planner, stores: Sequence[Op], unstaged: Expression) -> None:
+    """Reads and writes in one nest; where `unstaged` is false, it writes to buffers that are copied afterwards."""
     op = stores[-1]
     roots = [root for store in stores for root in store.operands]
     shape = shape_of(op.operands[0])
     dim = planner.best_dimension(roots, shape)
     masks = {store_operands(store)[2] for store in stores}
-    staged = [planner.save_buffer(store.operands[1], dim) for store in stores] if at_once is not TRUE else []
+    staged = [planner.save_buffer(store.operands[1], dim) for store in stores] if unstaged is not TRUE else []
     mask = masks.pop() if len(masks) == 1 else None
-    streams = None if planner.instrumented else _write_much(stores, dim)
-    nest = planner.nest(op, roots, shape, dim=dim, mask=mask, stores=stores, nontemporal=streams is not None)
-    before = dict(planner.held)
+    nontemporal = None if planner.instrumented else _write_much(stores, dim)
+    nest = planner.nest(op, roots, shape, dim=dim, mask=mask, stores=stores, nontemporal=nontemporal is not None)
+    before = dict(planner.materialized)
     with planner.collected() as afterwards:
         for store, buffer in zip(stores, staged, strict=False):
             pointer, _, own = store_operands(store)
@@ -115,11 +117,11 @@ def _store_strips(planner: Planner, stores: Sequence[Op], at_once: Expression) -
                 StoreStaged(planner.nest(store, places, shape, dim=dim, mask=own, stores=[store]), store, buffer)
             )
     planner.after_branch(before)
-    whole = mask if _is_often_whole(planner, mask, nest) else None
-    planner.add(Store(nest, tuple(stores), whole, at_once, streams, tuple(staged), tuple(afterwards)))
+    unmasked = mask if _is_often_unmasked(planner, mask, nest) else None
+    planner.add(Store(nest, tuple(stores), unmasked, unstaged, nontemporal, tuple(staged), tuple(afterwards)))
 
 
-def _is_often_whole(planner: Planner, mask: Value | None, nest: Nest) -> bool:
+def _is_often_unmasked(planner: Planner, mask: Value | None, nest: Nest) -> bool:
     """Whether a mask is worth code of its own for where it is true throughout: that of a matrix cut into blocks, of
     which few lie across its edges."""
     if mask is None or len(nest.ends) < 2 or planner.instrumented:
