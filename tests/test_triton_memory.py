@@ -497,5 +497,5 @@ def test_what_is_fetched_ahead_is_not_looked_up_behind_the_end_of_a_buffer() -> 
     z = torch.zeros(64 + 64 * 16, dtype=torch.int32)
     compiled = kernel[(1,)](z, x, order, ROWS=64, COLUMNS=16)
     assert torch.equal(z, torch.cat([order.int() * 3, x.view(64, 3, 16)[:, 0].flatten()]))
-    assert re.search(r"loads %\d+\n +reads %rows\w* from", compiled.asm["plan"])
+    assert re.search(r"loads %\d+: vector\n +stores .*\n +reads %rows\w* from", compiled.asm["plan"])
     assert compiled.asm["llir"].count("call void @llvm.prefetch") == 2  # of `order`, two strips in a round

@@ -6,6 +6,7 @@ written anew by EXPECTTEST_ACCEPT=1.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -131,18 +132,19 @@ strips of 16 lanes, 0 bytes of scratch memory
   3 %numbers_2 = tt.addptr %x, %numbers_1
   4 reduce %numbers_5 along dimension 0 to %powers
       over 1024, 16 at a time
-      loads %numbers_5
+      loads %numbers_5: vector, prefetches 2048 bytes ahead
       in any order, 4 accumulators of 16 lanes
-      ends before 1024 where %mask_0 is false, if what is behind changes nothing
+      ends before 1024 where %mask_0 is false, if the rest changes nothing
   5 %0 = tt.addptr %out, %numbers_1
   6 reduce %powers_8 along dimension 0 to %3
       over 1024, 16 at a time
-      loads %numbers_5
+      loads %numbers_5: vector, prefetches 2048 bytes ahead
       keeps %powers_8 in #1
       in any order, 4 accumulators of 16 lanes
-      ends before 1024 where %mask_0 is false, if what is behind changes nothing
+      ends before 1024 where %mask_0 is false, if the rest changes nothing
   7 store %5 to %2
       over 1024, 16 at a time, 2 strips in a round
+      stores %5: vector, past the caches
       reads %powers_8 from #1
       ends along dimension 0 where %mask_0 is false
       past the caches if 4096 <= programs
@@ -164,9 +166,9 @@ strips of 16 lanes, 0 bytes of scratch memory
 
   1 reduce %5 along dimension 0 to %6
       over 256, 16 at a time
-      loads %5
+      loads %5: vector, prefetches 2048 bytes ahead
       in any order, 4 accumulators of 16 lanes
-      ends before 256 where %2 is false, if what is behind changes nothing
+      ends before 256 where %2 is false, if the rest changes nothing
   2 tt.store %out, %6
   3 return
 """,
@@ -188,16 +190,16 @@ strips of 16 lanes, 0 bytes of scratch memory
   5 %row_2 = tt.addptr %x, %row_1
   6 reduce %row_5 along dimension 0 to %mean
       over 1024, 16 at a time
-      loads %row_5
+      loads %row_5: vector, prefetches 2048 bytes ahead
       in any order, 4 accumulators of 16 lanes
-      ends before 1024 where %mask_0 is false, if what is behind changes nothing
+      ends before 1024 where %mask_0 is false, if the rest changes nothing
   7 %mean_6 = arith.sitofp %n
   8 %mean_7 = arith.divf %mean, %mean_6
   9 reduce %scale_10 along dimension 0 to %scale_11
       over 1024, 16 at a time
-      loads %row_5
+      loads %row_5: vector, prefetches 2048 bytes ahead
       in any order, 4 accumulators of 16 lanes
-      ends before 1024 where %mask_0 is false, if what is behind changes nothing
+      ends before 1024 where %mask_0 is false, if the rest changes nothing
  10 %scale_12 = arith.divf %scale_11, %mean_6
  11 %scale_13 = arith.addf %scale_12, %0
  12 %scale_14 = math.sqrt %scale_13
@@ -205,15 +207,18 @@ strips of 16 lanes, 0 bytes of scratch memory
  14 %2 = tt.addptr %out, %row_1
  15 store %10 to %4
       over 1024, 16 at a time, 2 strips in a round
-      loads %row_5, %9
+      loads %row_5: vector, prefetches 2048 bytes ahead
+      loads %9: vector, prefetches 2048 bytes ahead
+      stores %10: vector, past the caches
       ends along dimension 0 where %mask_0 is false
-      at once if (%row_2 == %2) or (((%row_2 + 4096) <= %2) or ((%2 + 4096) <= %row_2))
+      unstaged if (%row_2 == %2) or (((%row_2 + 4096) <= %2) or ((%2 + 4096) <= %row_2))
         and (%weight == %2) or (((%weight + 4096) <= %2) or ((%2 + 4096) <= %weight))
       past the caches if 4096 <= programs
         and not((%row_2 == %2) or (%weight == %2))
       otherwise by way of #1
  16     store #1 to %4
           over 1024, 16 at a time, 2 strips in a round
+          stores %10: vector
           ends along dimension 0 where %mask_0 is false
  17 return
 """,
@@ -234,23 +239,24 @@ strips of 16 lanes, 0 bytes of scratch memory
   3 evaluate %total -> #1
       over 32 x 64, 16 at a time along dimension 1, 2 strips in a round
   4 for %_ from %1 to %K by %0
-      carries %at_a moved from %15 by %3, then %at_a_5
-      carries %at_b moved from %22 by %2, then %at_b_6
+      carries %at_a advanced from %15 by %3, then %at_a_5
+      carries %at_b advanced from %22 by %2, then %at_b_6
       carries %total_1 in #1, from %total, then %total_4
     do
   5     evaluate %total_3 -> #2
           over 32 x 64, 16 at a time along dimension 1, 2 strips in a round
-          loads %total_3
-          moves %at_b from %22
+          loads %total_3: vector, prefetches 8 rows ahead
+          advances %at_b from %22
   6     multiply #1 += %total_2 @ #2
           32 x 32 @ 32 x 64, 32 products at a time
           accumulators: 4 x 4 vectors of 16 lanes
-          fetches what is behind %total_3
-          loads %total_2
-          moves %at_a from %15
-          moves %at_b from %22
+          prefetches what follows %total_3
+          loads %total_2: scalar
+          advances %at_a from %15
+          advances %at_b from %22
   7 store %total_0#2 to %26
       over 32 x 64, 16 at a time along dimension 1, 2 strips in a round
+      stores %total_0#2: vector
       reads %total_0#2 from #1
       outside of the innermost loop: %24
   8 return
@@ -281,12 +287,15 @@ strips of 16 lanes, 0 bytes of scratch memory
   8     multiply #1 += %total_15 @ %total_17 + %total_20 @ %total_22
           1 x 16 @ 16 x 128, 16 products at a time
           accumulators: 1 x 8 vectors of 16 lanes
-          fetches what is behind %both_10
+          prefetches what follows %both_10
           looks %total_17 up by bits 0 to 3 of %both_10
           looks %total_22 up by bits 4 to 7 of %both_10
-          loads %total_15, %both_10, %total_20
+          loads %total_15: scalar
+          loads %total_20: scalar
+          loads %both_10: vector
   9 store %total_1 to %11
       over 1 x 128, 16 at a time along dimension 1, 2 strips in a round
+      stores %total_1: vector, past the caches
       reads %total_1 from #1
       past the caches if 32768 <= programs
  10 return
@@ -319,13 +328,15 @@ strips of 16 lanes, 0 bytes of scratch memory
           looks %total_23 up by bits 0 to 3 of %both_15
           looks %total_28 up by bits 4 to 7 of %both_15
           over 16 x 128, 16 at a time along dimension 1, 4 strips in a round
-          loads %both_15
+          loads %both_15: vector, prefetches 16 rows ahead
   8     multiply #1 += %total_21 @ #2 + %total_26 @ #3
           16 x 16 @ 16 x 128, 16 products at a time
           accumulators: 4 x 4 vectors of 16 lanes
-          loads %total_21, %total_26
+          loads %total_21: scalar
+          loads %total_26: scalar
   9 store %total_6 to %18
       over 16 x 128, 16 at a time along dimension 1, 2 strips in a round
+      stores %total_6: vector, past the caches
       reads %total_6 from #1
       outside of the innermost loop: %15
       past the caches if 2048 <= programs
@@ -342,11 +353,12 @@ strips of 16 lanes, 0 bytes of scratch memory
 
 #1: 1024 x f32 on the stack, steps 1 to 2
 
-  1 evaluate %17 -> #1, in squares turned in registers
+  1 evaluate %17 -> #1, in squares transposed in registers
       over 32 x 32, 16 at a time along dimension 0, written along 1
-      loads %17
+      loads %17: vector, prefetches 16 rows ahead
   2 store %17 to %10
       over 32 x 32, 16 at a time along dimension 1, 2 strips in a round
+      stores %17: vector
       reads %17 from #1
       outside of the innermost loop: %7
   3 return
@@ -364,20 +376,22 @@ strips of 16 lanes, 65536 bytes of scratch memory
 #2: 16384 x f32 in scratch memory at 0, steps 5 to 6
 
   1 %1 = 16384
-  2 evaluate %19 -> #1, in squares turned in registers
+  2 evaluate %19 -> #1, in squares transposed in registers
       over 128 x 128, 16 at a time along dimension 0, written along 1
-      loads %19
+      loads %19: vector, prefetches 4 rows ahead
   3 store %19 to %12
       over 128 x 128, 16 at a time along dimension 1, 2 strips in a round
+      stores %19: vector, past the caches
       reads %19 from #1
       outside of the innermost loop: %9
       past the caches if 256 <= programs
   4 %out_0 = tt.addptr %out, %1
-  5 evaluate %25 -> #2, in squares turned in registers
+  5 evaluate %25 -> #2, in squares transposed in registers
       over 128 x 128, 16 at a time along dimension 0, written along 1
-      loads %25
+      loads %25: vector, prefetches 4 rows ahead
   6 store %25 to %23
       over 128 x 128, 16 at a time along dimension 1, 2 strips in a round
+      stores %25: vector, past the caches
       reads %25 from #2
       outside of the innermost loop: %21
       past the caches if 256 <= programs
@@ -396,11 +410,12 @@ strips of 16 lanes, 0 bytes of scratch memory
 
   1 reduce %13 along dimension 1 to %14 -> #1
       over 4 x 64, 16 at a time along dimension 1
-      loads %13
+      loads %13: vector, prefetches 8 rows ahead
       outside of the innermost loop: %9
       in any order, 2 accumulators of 16 lanes
   2 store %14 to %6
       over 4, 4 at a time
+      stores %14: vector
       reads %14 from #1
   3 return
 """,
@@ -417,10 +432,11 @@ strips of 16 lanes, 0 bytes of scratch memory
 
   1 reduce %13 along dimension 0 to %14 -> #1
       over 4 x 64, 16 at a time along dimension 1
-      loads %13
+      loads %13: vector, prefetches 8 rows ahead
       in any order, 4 strips side by side
   2 store %14 to %6
       over 64, 16 at a time, 2 strips in a round
+      stores %14: vector
       reads %14 from #1
   3 return
 """,
@@ -436,7 +452,7 @@ strips of 16 lanes, 0 bytes of scratch memory
   1 %0 = 0.0
   2 reduce %4 along dimension 0 to %5
       over 256, 16 at a time
-      loads %4
+      loads %4: vector, prefetches 2048 bytes ahead
       in order of the indices, 8 strips at a time
   3 tt.store %out, %5
   4 return
@@ -454,14 +470,70 @@ strips of 16 lanes, 0 bytes of scratch memory
 
   1 scan %4 along dimension 1, backward, to %5 -> #1
       over 4 x 64, 4 at a time along dimension 0
-      loads %4
+      loads %4: strided
   2 store %5 to %1
       over 4 x 64, 16 at a time along dimension 1, 2 strips in a round
+      stores %5: vector
       reads %5 from #1
       outside of the innermost loop: %place_2
   3 return
 """,
         )
+
+
+@triton.jit
+def accesses(out, x, at, stride, n, N: tl.constexpr, kind: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    if kind == "neighbours":
+        value = tl.load(x + i)
+    elif kind == "wrapped neighbours":
+        value = tl.load(x + i % n * 4 + i // n)
+    elif kind == "folded":  # `n` is a multiple of 16
+        value = tl.load(x + i % n + i // n * stride)
+    elif kind == "at a distance":
+        value = tl.load(x + i * stride)
+    elif kind == "one for all":
+        value = tl.load(x + i // (4 * N) * 0 + stride)
+    else:
+        value = tl.load(x + tl.load(at + i))
+    tl.store(out + (tl.load(at + i) if kind == "written anywhere" else i), value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "read", "written"),
+    [
+        ("neighbours", {"vector"}, "vector"),
+        ("wrapped neighbours", {"strided"}, "vector"),
+        ("folded", {"vector"}, "vector"),
+        ("at a distance", {"strided"}, "vector"),
+        ("one for all", {"scalar"}, "vector"),
+        ("looked up", {"vector", "gather"}, "vector"),
+        ("written anywhere", {"vector", "gather"}, "scatter"),
+    ],
+)
+def test_a_plan_says_how_each_access_is_made(kind: str, read: set[str], written: str) -> None:
+    plan = plan_of(accesses, F32, F32, torch.int32, 7, 160, N=64, kind=kind)
+    assert set(re.findall(r"loads %\w+: (\w+)", plan)) == read
+    assert set(re.findall(r"stores %\w+: (\w+)", plan)) == {written}
+
+
+def test_a_softmax_and_a_matmul_have_no_gather() -> None:
+    assert "gather" not in plan_of(softmax, F32, F32, 100, 100, BLOCK=1024)
+    assert "gather" not in plan_of(matmul, F32, F32, F32, 100, M=32, N=64, BLOCK=32)
+
+
+@triton.jit
+def loaded_and_counted(index, out, sums, M: tl.constexpr, N: tl.constexpr):
+    i, j = tl.arange(0, M), tl.arange(0, N)
+    value = (tl.load(index + i)[:, None] + j[None, :]) // 3 // 5 // 7
+    tl.store(out + i[:, None] * N + j, value + j)
+    tl.store(sums + i, tl.sum(value * j, 1))
+
+
+def test_numbers_made_of_loaded_ones_are_computed_once() -> None:
+    plan = plan_of(loaded_and_counted, torch.int32, torch.int32, torch.int32, M=64, N=64)
+    assert plan.count("loads") == 1
+    assert re.search(r"keeps %value\w* in", plan)
 
 
 def test_a_plan_is_the_same_every_time() -> None:

@@ -107,6 +107,19 @@ def assertion(x, BLOCK: tl.constexpr):
     tl.device_assert(values > 0, "positive")
 
 
+@triton.jit
+def scattered(x, out, a, b, c, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i * a * b * c, tl.load(x + i))
+
+
+def test_a_condition_never_computes_with_numbers_of_more_than_64_bits() -> None:
+    """A product of three arguments may have more; where one of two does not fit in 32 bits, nothing is known."""
+    plan = plan_of(scattered, torch.float32, torch.float32, 7, 9, 11, N=64)
+    assert "and fits32(smax(0, %a * 63))" in plan
+    assert "and fits32(smax(smin(0, %a * 63) * %b, smax(0, %a * 63) * %b))" in plan
+
+
 @pytest.mark.skipif(not triton.__version__.startswith("3.7"), reason="other versions write other TTIR")
 class TestPlansInOrder(TestCase):
     maxDiff = None
@@ -126,7 +139,7 @@ strips of 16 lanes, 0 bytes of scratch memory
   3 %2 = 0
   4 evaluate %values_1 -> #1
       over 64, 16 at a time, 2 strips in a round
-      loads %values_1
+      loads %values_1: vector, prefetches 2048 bytes ahead
   5 for %_ from %2 to %1 by %0
       carries %values_5 in #1, from %values_1, then %values_6
     do
@@ -137,6 +150,7 @@ strips of 16 lanes, 0 bytes of scratch memory
           reads %values_6 from #2
   8 store %values_4 to %6
       over 64, 16 at a time, 2 strips in a round
+      stores %values_4: vector
       reads %values_4 from #1
   9 return
 """,
@@ -156,7 +170,8 @@ strips of 16 lanes, 0 bytes of scratch memory
   2 %1 = 0
   3 evaluate %4 -> #1, %7 -> #2
       over 64, 16 at a time, 2 strips in a round
-      loads %4, %7
+      loads %4: vector, prefetches 2048 bytes ahead
+      loads %7: vector, prefetches 2048 bytes ahead
   4 for %_ from %1 to %n by %0
       carries %one in #1, from %4, then %other_0
       carries %other_0 in #2, from %7, then %one
@@ -167,6 +182,7 @@ strips of 16 lanes, 0 bytes of scratch memory
           reads %one from #1
   6 store %other#0 to %9
       over 64, 16 at a time, 2 strips in a round
+      stores %other#0: vector
       reads %other#0 from #1
   7 return
 """,
@@ -184,12 +200,13 @@ strips of 16 lanes, 0 bytes of scratch memory
 
   1 evaluate %6 -> #1
       over 64, 16 at a time, 2 strips in a round
-      loads %6
+      loads %6: vector, prefetches 2048 bytes ahead
   2 %7 = tt.histogram %6 with #1, #2
       over 16, 16 at a time
       over 64, one by one
   3 store %7 to %2
       over 16, 16 at a time
+      stores %7: vector
       reads %7 from #2
   4 return
 """,
@@ -206,7 +223,7 @@ strips of 16 lanes, 0 bytes of scratch memory
 
   1 evaluate %7 -> #1
       over 64, 16 at a time, 2 strips in a round
-      loads %7
+      loads %7: vector, prefetches 2048 bytes ahead
   2 %8 = tt.atomic_rmw %4, %7, %0
       over 64, 16 at a time, 2 strips in a round
       reads %7 from #1
@@ -227,7 +244,7 @@ strips of 16 lanes, 0 bytes of scratch memory
   1 %1 = arith.sitofp %limit
   2 evaluate %values_1 -> #1
       over 64, 16 at a time, 2 strips in a round
-      loads %values_1
+      loads %values_1: vector, prefetches 2048 bytes ahead
   3 while
       carries %values_5 in #1, from %values_1, then %values_4
     check
@@ -245,6 +262,7 @@ strips of 16 lanes, 0 bytes of scratch memory
           reads %values_3 from #2
   8 store %values_2 to %3
       over 64, 16 at a time, 2 strips in a round
+      stores %values_2: vector
       reads %values_2 from #2
   9 return
 """,
@@ -264,7 +282,7 @@ strips of 16 lanes, 0 bytes of scratch memory
   2 %1 = arith.cmpi sgt %flag, %0
   3 evaluate %values_1 -> #1
       over 64, 16 at a time, 2 strips in a round
-      loads %values_1
+      loads %values_1: vector, prefetches 2048 bytes ahead
   4 if %1, for %2 -> #2
     then
   5     evaluate %values_2 -> #2
@@ -276,6 +294,7 @@ strips of 16 lanes, 0 bytes of scratch memory
           reads %values_1 from #1
   7 store %2 to %4
       over 64, 16 at a time, 2 strips in a round
+      stores %2: vector
       reads %2 from #2
   8 return
 """,
@@ -302,11 +321,13 @@ strips of 16 lanes, 0 bytes of scratch memory
     ^2():
   7 store %6 to %3
       over 64, 16 at a time, 2 strips in a round
-      loads %6
-      at once if (%x == %out) or (((%x + 256) <= %out) or ((%out + 256) <= %x))
+      loads %6: vector, prefetches 2048 bytes ahead
+      stores %6: vector
+      unstaged if (%x == %out) or (((%x + 256) <= %out) or ((%out + 256) <= %x))
       otherwise by way of #1
   8     store #1 to %3
           over 64, 16 at a time, 2 strips in a round
+          stores %6: vector
   9 return
 """,
         )
@@ -322,13 +343,15 @@ strips of 16 lanes, 0 bytes of scratch memory
 
   1 store %6 to %2
       over 1024, 16 at a time, 2 strips in a round
-      loads %5
-      at once if (%y == %x) or (((%y + 4096) <= %x) or ((%x + 4096) <= %y))
+      loads %5: vector, prefetches 2048 bytes ahead
+      stores %6: vector, past the caches
+      unstaged if (%y == %x) or (((%y + 4096) <= %x) or ((%x + 4096) <= %y))
       past the caches if 4096 <= programs
         and not(%y == %x)
       otherwise by way of #1
   2     store #1 to %2
           over 1024, 16 at a time, 2 strips in a round
+          stores %6: vector
   3 return
 """,
         )
@@ -345,15 +368,19 @@ strips of 16 lanes, 0 bytes of scratch memory
 
   1 store %3 to %2, %6 to %5
       over 64, 16 at a time, 2 strips in a round
-      loads %values_1
-      at once if (%z == %x) or (((%z + 256) <= %x) or ((%x + 256) <= %z))
+      loads %values_1: vector, prefetches 2048 bytes ahead
+      stores %3: vector
+      stores %6: vector
+      unstaged if (%z == %x) or (((%z + 256) <= %x) or ((%x + 256) <= %z))
         and (%z == %y) or (((%z + 256) <= %y) or ((%y + 256) <= %z))
         and (%x == %y) or (((%x + 256) <= %y) or ((%y + 256) <= %x))
       otherwise by way of #1, #2
   2     store #1 to %2
           over 64, 16 at a time, 2 strips in a round
+          stores %3: vector
   3     store #2 to %5
           over 64, 16 at a time, 2 strips in a round
+          stores %6: vector
   4 return
 """,
         )
@@ -370,18 +397,21 @@ strips of 16 lanes, 0 bytes of scratch memory
 
   1 evaluate %values_1 -> #1
       over 64, 16 at a time, 2 strips in a round
-      loads %values_1
+      loads %values_1: vector, prefetches 2048 bytes ahead
   2 store %3 to %2
       over 64, 16 at a time, 2 strips in a round
+      stores %3: vector
       reads %values_1 from #1
   3 store %5 to %values_0
       over 64, 16 at a time, 2 strips in a round
-      loads %4
+      loads %4: vector, prefetches 2048 bytes ahead
+      stores %5: vector
       reads %values_1 from #1
-      at once if (%y == %x) or (((%y + 256) <= %x) or ((%x + 256) <= %y))
+      unstaged if (%y == %x) or (((%y + 256) <= %x) or ((%x + 256) <= %y))
       otherwise by way of #2
   4     store #2 to %values_0
           over 64, 16 at a time, 2 strips in a round
+          stores %5: vector
   5 return
 """,
         )
@@ -397,12 +427,13 @@ strips of 16 lanes, 0 bytes of scratch memory
 
   1 evaluate %both_1 -> #1
       over 64, 16 at a time, 2 strips in a round
-      loads %both_1
+      loads %both_1: vector, prefetches 2048 bytes ahead
   2 evaluate %both_4 -> #1+4
       over 64, 16 at a time, 2 strips in a round
-      loads %both_4
+      loads %both_4: vector, prefetches 2048 bytes ahead
   3 store %both_5 to %2
       over 128, 16 at a time, 2 strips in a round
+      stores %both_5: vector, past the caches
       reads %both_5 from #1
       past the caches if 32768 <= programs
   4 return
@@ -418,7 +449,7 @@ strips of 16 lanes, 0 bytes of scratch memory
 
   1 tt.assert %1
       over 64, 16 at a time, 2 strips in a round
-      loads %values_2
+      loads %values_2: vector, prefetches 2048 bytes ahead
   2 return
 """,
         )

@@ -331,13 +331,14 @@ def kind_of(pointer: HasStride, size: int, width: int, *others: AnyLanes | None)
     "scalar", "vector" (neighbours), "strided" (at one distance) or "gather"."""
     if pointer.stride == 0 and all(other is None or other.uniform for other in others):
         return "scalar"
-    return store_kind(pointer, size, width)
+    kind = store_kind(pointer, size, width)
+    return "gather" if kind == "scatter" else kind
 
 
 def store_kind(pointer: HasStride, size: int, width: int) -> str:
-    """How a strip is written, see kind_of. Of lanes that share an address, the last one stays."""
+    """How a strip is written: as kind_of says, or "scatter". Of lanes that share an address, the last one stays."""
     if not width:
         return "scalar"
     if pointer.stride == size:
         return "vector"
-    return "gather" if pointer.stride is None else "strided"
+    return "scatter" if pointer.stride is None else "strided"

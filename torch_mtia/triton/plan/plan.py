@@ -130,7 +130,7 @@ class Prefetch:
 @dataclasses.dataclass(frozen=True)
 class Access:
     """How a nest accesses the strips of a load or a store: "vector" (neighbours), "strided" (at one distance), "gather"
-    (lane by lane) or "scalar"."""
+    or "scatter" (lane by lane), or "scalar"."""
 
     kind: str
     prefetch: Prefetch | None = None
