@@ -85,12 +85,15 @@ class Affine:
     def __init__(self) -> None:
         self.forms: dict[Value, Form] = {}
         self.ranges: dict[Value, Range | None] = {}
+        self.indices: dict[Value, bool] = {}
 
     def form(self, value: Value) -> Form:
-        if value not in self.forms:
+        found = self.forms.get(value)
+        if found is None:
             for each in operands_first(value, self.forms, _parts):
-                self.forms[each] = self._form(each)
-        return self.forms[value]
+                self.forms[each] = found = self._form(each)
+        assert found is not None
+        return found
 
     def strides(self, value: Value) -> Strides:
         return self.form(value).strides
@@ -104,13 +107,16 @@ class Affine:
     def is_index(self, value: Value) -> bool:
         """Whether a value is index arithmetic along some dimension: it costs little, and in memory it would no longer
         be known to be contiguous. What is made of loaded numbers costs as much as they, unless it is for an address."""
-        form = self.form(value)
-        strides = zip(form.strides, value.type.shape or (), strict=True)
-        return (
-            value.type.element in ("ptr", "i32", "i64")
-            and any(stride is not None for stride, size in strides if size > 1)
-            and (not form.is_loaded or _leads_to_address(value))
-        )
+        found = self.indices.get(value)
+        if found is None:
+            form = self.form(value)
+            strides = zip(form.strides, value.type.shape or (), strict=True)
+            found = self.indices[value] = (
+                value.type.element in ("ptr", "i32", "i64")
+                and any(stride is not None for stride, size in strides if size > 1)
+                and (not form.is_loaded or _leads_to_address(value))
+            )
+        return found
 
     def is_plain_load(self, value: Value) -> bool:
         """Whether a value is a load of neighbours, or of one element."""

@@ -94,6 +94,8 @@ class Available:
         """What evaluating one lane of a tensor takes, in simple instructions. `memo`: costs that are known already, or
         are to be taken for known."""
         memo = {} if memo is None else memo
+        if value in memo:
+            return memo[value]
 
         def parts(value: Value) -> Sequence[Value]:
             return self.parts(value) if self.is_fused(value) and not affine.is_index(value) else []

@@ -26,6 +26,7 @@ LESS, LESS_OR_EQUAL = 2, 3  # predicates of arith.cmpi
 _MOST_COST = 8  # of an operation on what lies after an end, which is done once, as a scalar
 _MOST_COST_IN_LONG_ROWS, LONG_ROW = 32, 256  # where it takes the time of one strip of sixteen, at most
 _PURE = ("scf.if", "scf.yield", "tt.reduce.return")
+_CONJUNCTIONS = ("arith.andi", "tt.broadcast", "tt.expand_dims")
 _PASSED_ON = ("tt.broadcast", "tt.expand_dims", "tt.splat")
 
 
@@ -50,11 +51,7 @@ def conjuncts(mask: Value, materialized: Collection[Value] = ()) -> dict[tuple[V
     found: dict[tuple[Value, Dims], None] = {}
 
     def enter(value: Value, dims: Dims) -> Sequence[Value] | None:
-        if (
-            value.op is not None
-            and value not in materialized
-            and (value.op.name == "arith.andi" or value.op.name in _PASSED_ON)
-        ):
+        if value.op is not None and value.op.name in _CONJUNCTIONS and value not in materialized:
             return value.op.operands
         found[value, dims] = None
         return None
@@ -182,7 +179,8 @@ def reduction_end(
 
 
 def _comparisons(mask: Value) -> set[tuple[Value, Dims]]:
-    return {(value, dims) for value, dims in conjuncts(mask) if value.op is not None and value.op.name == "arith.cmpi"}
+    found = conjuncts(mask)
+    return {each for each in found if each[0].op is not None and each[0].op.name in ("arith.cmpi", "tt.splat")}
 
 
 def _beyond(value: Value, masks: list[Value], known: dict[Value, Beyond | None], most_cost: int) -> Beyond | None:

@@ -224,7 +224,7 @@ class StripAnalysis:
         found: dict[tuple[Value, Dims], Lanes] = {}
 
         def enter(value: Value, _: Dims) -> Sequence[Value] | None:
-            return available.parts(value) if value.type.shape is not None else []
+            return available.parts(value)
 
         for value, dims in walk(roots, enter):
             found[value, dims] = self._lanes(value, dims, index, width, available, found)
@@ -239,8 +239,6 @@ class StripAnalysis:
         available: Available,
         found: Mapping[tuple[Value, Dims], Lanes],
     ) -> Lanes:
-        if value.type.shape is None:
-            return Lanes(self.scalar(value), 0)
         own = [ZERO if d is None else index[d] for d in dims]
         if (buffer := available.materialized.get(value)) is not None:
             strides = [lane.stride for lane, distance in zip(own, buffer.strides, strict=True) if distance]
@@ -252,7 +250,12 @@ class StripAnalysis:
         known = None if op is None else facts(op)
         if op is None or known is None or known.kind is Kind.STATEMENT:
             return Lanes()
-        operands = [found[operand, operand_dims(op, operand, dims)] for operand in op.operands]
+        operands = [
+            Lanes(self.scalar(operand), 0)
+            if operand.type.shape is None
+            else found[operand, operand_dims(op, operand, dims)]
+            for operand in op.operands
+        ]
         if op.name == "arith.constant":
             constant = op.attributes["value"]
             if isinstance(constant, Dense) and not constant.splat:

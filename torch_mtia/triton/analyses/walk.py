@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from torch_mtia.triton.ir.module import Value
-from torch_mtia.triton.ir.ops import Dims, operand_dims
+from torch_mtia.triton.ir.ops import MOVING, Dims, operand_dims
 
 T = TypeVar("T")
 
@@ -29,9 +29,9 @@ def operands_first(root: T, known: Container[T], parts: Callable[[T], Sequence[T
 def walk(
     roots: Iterable[tuple[Value, Dims]], enter: Callable[[Value, Dims], Sequence[Value] | None]
 ) -> list[tuple[Value, Dims]]:
-    """The values that `enter` accepts, operands first, each with the dimensions of its root that its own are (None
+    """The tensors that `enter` accepts, operands first, each with the dimensions of its root that its own are (None
     where it is the same along one). `enter` is asked once for each pair, and returns the values to go on with, mostly
-    the operands, or None for a value that is left out."""
+    the operands, or None for a tensor that is left out."""
     pending = [(value, dims, False) for value, dims in roots]
     pending.reverse()
     seen: set[tuple[Value, Dims]] = set()
@@ -49,9 +49,10 @@ def walk(
             continue
         pending.append((value, dims, True))
         op = value.op
+        moves = op is not None and parts is op.operands and op.name in MOVING
         for part in reversed(parts):
-            inner = operand_dims(op, part, dims) if op is not None and part in op.operands else dims
-            pending.append((part, inner, False))
+            if part.type.shape is not None:
+                pending.append((part, operand_dims(op, part, dims) if op is not None and moves else dims, False))
     return done
 
 

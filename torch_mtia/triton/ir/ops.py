@@ -167,14 +167,18 @@ FLOAT_PREDICATES = (
 )  # fmt: skip
 
 
+_FUSED = frozenset(name for name, found in OPS.items() if found.kind is not Kind.STATEMENT)
+# Those whose elements are not made of the same ones of their operands.
+MOVING = frozenset(name for name, found in OPS.items() if found.elements is not Elements.SAME)
+
+
 def facts(op: Op) -> Facts | None:
     return OPS.get(op.name)
 
 
 def is_fused(op: Op) -> bool:
     """Whether a tensor that the operation gives is evaluated where it is needed."""
-    found = OPS.get(op.name)
-    return found is not None and found.kind is not Kind.STATEMENT
+    return op.name in _FUSED
 
 
 def is_elementwise(op: Op) -> bool:
@@ -203,6 +207,8 @@ def operand_dims(op: Op, operand: Value, dims: Dims) -> Dims:
     rank = len(operand.type.shape or ())
     found = OPS.get(op.name)
     elements = found.elements if found is not None else Elements.SAME
+    if elements is Elements.SAME:
+        return dims if rank == len(dims) else (None,) * rank
     if elements is Elements.EXPANDED:
         axis = op.attributes["axis"]
         return dims[:axis] + dims[axis + 1 :]
@@ -214,7 +220,7 @@ def operand_dims(op: Op, operand: Value, dims: Dims) -> Dims:
     if elements is Elements.BROADCAST:
         shape = operand.type.shape or ()
         return tuple(None if size == 1 else d for size, d in zip(shape, dims, strict=True))
-    return dims if rank == len(dims) else (None,) * rank
+    return (None,) * rank
 
 
 def pointee_size(op: Op) -> int:

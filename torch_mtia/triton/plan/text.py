@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import string
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch_mtia.triton.ir.ops import FLOAT_PREDICATES, INTEGER_PREDICATES, is_lo
 from torch_mtia.triton.plan.plan import Access, Body, Buffer, Factors, Packed, Part, Plan, Steps, Storage
 
 _INDENT = "    "
+_ATTRIBUTE = re.compile(r"\{([^}]+)\}")
 _OPTIONAL = re.compile(r"\[([^\[\]]*\{(\w+)\}[^\[\]]*)\]")
 
 
@@ -35,17 +35,11 @@ def plan_text(of: Plan) -> str:
     return "\n".join([*head, "", *buffers, *([""] if buffers else []), *lines.lines]) + "\n"
 
 
-class _Formatter(string.Formatter):
-    """Fills in attributes of a part of the plan."""
-
-    def __init__(self, lines: _Lines, part: object) -> None:
-        self.lines, self.part = lines, part
-
-    def get_value(self, key: int | str, *_: object) -> Any:
-        return getattr(self.part, str(key))
-
-    def format_field(self, value: object, _: str) -> str:
-        return self.lines.show(value)
+def _attribute(part: Any, path: str) -> Any:
+    """What a text calls `{path}`, as "op.operands[0]"."""
+    for name in re.findall(r"\w+", path):
+        part = part[int(name)] if name.isdigit() else part[name] if isinstance(part, dict) else getattr(part, name)
+    return part
 
 
 class _Lines:
@@ -92,7 +86,7 @@ class _Lines:
 
     def filled(self, text: str, part: object) -> str:
         kept = _OPTIONAL.sub(lambda match: match[1] if getattr(part, match[2]) else "", text)
-        return _Formatter(self, part).format(kept)
+        return _ATTRIBUTE.sub(lambda match: self.show(_attribute(part, match[1])), kept)
 
     def add(self, text: str) -> None:
         self.lines.append(f"{'':4}{_INDENT * self.depth}{text}")
