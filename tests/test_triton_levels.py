@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import triton.language as tl
 from scipy import special
 from triton_language import tensors_on_mtia  # noqa: F401
 
+from torch_mtia.triton import machine
 from torch_mtia.triton.architecture import usable
 
 pytestmark = pytest.mark.usefixtures("tensors_on_mtia")
@@ -402,3 +405,59 @@ def test_the_table_of_operations_in_the_documentation_is_up_to_date() -> None:
     from tools.triton_operations import PAGE, updated
 
     assert PAGE.read_text() == updated(PAGE.read_text())
+
+
+# Corrections ----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def one_lane_kernel(x, z, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(z + i, tl.load(x + i).to(z.dtype.element_ty), i == 0)
+
+
+@triton.jit
+def sign_kernel(x, z, N: tl.constexpr):
+    i = tl.arange(0, N)
+    value = tl.load(x + i)
+    tl.store(z + i, tl.where(value < 0, 5, value * 3).to(z.dtype.element_ty))
+
+
+@triton.jit
+def masked_kernel(x, z, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(z + i, tl.load(x + i, i < n, 0.0))
+
+
+REFERENCES = {
+    "masked_store_of_one_lane": (one_lane_kernel, (torch.int32, torch.int8), "x86-64-v4"),
+    "signs_of_upper_registers": (sign_kernel, (torch.int32, torch.int8), "x86-64-v4"),
+    "masked_load_of_two_registers": (masked_kernel, (torch.float64, torch.float64, 7), "x86-64-v3"),
+}
+
+
+@pytest.mark.parametrize("correction", machine.CORRECTIONS, ids=lambda correction: correction.issue)
+def test_what_is_corrected_of_llvm_still_occurs(
+    correction: machine.Correction, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The corrections find their patterns in the text of LLVM's IR, which may change from version to version."""
+    texts: list[str] = []
+    original = machine.corrected
+
+    def corrected(text: str, architecture: str) -> str:
+        texts.append(text)
+        return original(text, architecture)
+
+    monkeypatch.setattr(machine, "corrected", corrected)
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    kernel, arguments, level = REFERENCES[correction.issue]
+    triton.JITFunction(kernel.fn).warmup(*arguments, N=32, grid=(1,), arch=level)
+    (text,) = texts
+    changed = [match for match in correction.pattern.finditer(text) if correction.replacement(match) != match[0]]
+    assert changed, text
+
+
+def test_each_correction_has_the_text_of_an_issue() -> None:
+    upstream = Path(__file__).parent.parent / "docs" / "upstream"
+    for correction in machine.CORRECTIONS:
+        assert (upstream / f"{correction.issue}.md").exists()

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import platform
 import re
+from collections.abc import Callable
 from typing import Any
 
 try:
@@ -90,9 +91,9 @@ def version() -> str:
 
 @functools.cache
 def _initialize() -> None:
-    # Looking for phis of operations, LLVM 22's NewGVN does not come to an end on some loops that exchange what they
-    # carry, and ends the process. The option is the process's, but of NewGVN alone, which no pipeline of LLVM's runs:
-    # what others compile with llvmlite, as Numba does, stays as it is.
+    # Looking for phis of operations, LLVM 22's NewGVN ends the process on some loops. The option is the process's, for
+    # NewGVN has no other: docs/upstream/newgvn_phi_of_operations.md. No pipeline of LLVM's runs NewGVN, so what others
+    # compile with llvmlite, as Numba does, stays as it is.
     llvm.set_option("torch_mtia", "-enable-phi-of-ops=false")
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -158,21 +159,32 @@ def optimize(text: str, architecture: str) -> str:
     manager.add_simplify_cfg_pass()
     manager.add_dead_code_elimination_pass()
     manager.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1)))
-    optimized = _STORE_UNDER_CONSTANT.sub(_store_one_lane, str(module))
-    if level(architecture).vector_bits == 512:
-        return _IS_NEGATIVE.sub(_is_at_most_minus_one, optimized)
-    return _MASKED_LOAD.sub(_hide_mask, optimized) if level(architecture).vector_bits == 256 else optimized
+    return corrected(str(module), architecture)
 
 
-_STORE_UNDER_CONSTANT = re.compile(
-    r"  call void @llvm\.masked\.store\.v\d+(i\d+)\.p0\((<\d+ x i\d+>) ([^,]+), ptr (?:align \d+ )?([^,]+), "
-    r"<\d+ x i1> <((?:i1 \w+(?:, )?)+)>\)"
-)
+# Corrections ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Correction:
+    """LLVM IR that LLVM 22 makes wrong code of, or none, for vectors of some sizes, and what takes its place."""
+
+    issue: str  # docs/upstream/ISSUE.md
+    pattern: re.Pattern[str]
+    replacement: Callable[[re.Match[str]], str]
+    vector_bits: tuple[int, ...]
+
+
+def corrected(text: str, architecture: str) -> str:
+    """The module in the text of LLVM IR, without what LLVM would make wrong code of."""
+    for correction in CORRECTIONS:
+        if level(architecture).vector_bits in correction.vector_bits:
+            text = correction.pattern.sub(correction.replacement, text)
+    return text
 
 
 def _store_one_lane(match: re.Match[str]) -> str:
-    """A masked store of one lane, as a plain one. LLVM 22 generates code for it that stores the whole lane of a wider
-    vector if the value is truncated, and so writes over the neighbours."""
+    """A masked store of one lane, as a plain one."""
     element, vector, value, address, mask = match.groups()
     lanes = [number for number, lane in enumerate(mask.split(", ")) if lane != "i1 false"]
     if len(lanes) != 1:
@@ -185,21 +197,9 @@ def _store_one_lane(match: re.Match[str]) -> str:
     )
 
 
-# LLVM 22 may test signs with an instruction (vmovmskps) that only reaches the lower half of AVX-512's registers, and
-# give it one of the upper half; what cannot be assembled ends the process.
-_IS_NEGATIVE = re.compile(r"icmp slt (<\d+ x (i\d+)> [^,\n]+), zeroinitializer")
-
-
 def _is_at_most_minus_one(match: re.Match[str]) -> str:
     value, element = match.groups()
     return f"icmp sle {value}, splat ({element} -1)"
-
-
-# With AVX2, LLVM 22 divides a masked load of more than one register, and where it finds the mask of one part to be
-# false throughout, it loads that part without a mask, or crashes.
-_MASKED_LOAD = re.compile(
-    r"(  %[\w.]+ = call <(\d+) x \w+> @llvm\.masked\.load\.v\d+[if](\d+)\.p0\(ptr [^,]+, )<\d+ x i1> (%[\w.]+)"
-)
 
 
 def _hide_mask(match: re.Match[str]) -> str:
@@ -214,6 +214,38 @@ def _hide_mask(match: re.Match[str]) -> str:
         f"  {name} = icmp slt {integers} {name}.hidden, zeroinitializer\n"
         f"{call}<{lanes} x i1> {name}"
     )
+
+
+CORRECTIONS = (
+    # A masked store of one lane, if the value is truncated, writes over the neighbours.
+    Correction(
+        "masked_store_of_one_lane",
+        re.compile(
+            r"  call void @llvm\.masked\.store\.v\d+(i\d+)\.p0\((<\d+ x i\d+>) ([^,]+), ptr (?:align \d+ )?([^,]+), "
+            r"<\d+ x i1> <((?:i1 \w+(?:, )?)+)>\)"
+        ),
+        _store_one_lane,
+        (128, 256, 512),
+    ),
+    # A test of signs may become vmovmskps of an upper register, which it has no encoding for: the process ends.
+    Correction(
+        "signs_of_upper_registers",
+        re.compile(r"icmp slt (<\d+ x (i\d+)> [^,\n]+), zeroinitializer"),
+        _is_at_most_minus_one,
+        (512,),
+    ),
+    # A masked load of more than one register is divided. Where the mask of one part is false throughout, that part is
+    # loaded without a mask, or the code generator crashes.
+    Correction(
+        "masked_load_of_two_registers",
+        re.compile(
+            r"(  %[\w.]+ = call <(\d+) x \w+> @llvm\.masked\.load\.v\d+[if](\d+)\.p0\(ptr [^,]+, )"
+            r"<\d+ x i1> (%[\w.]+)"
+        ),
+        _hide_mask,
+        (256,),
+    ),
+)
 
 
 def assembly(text: str, architecture: str) -> str:
