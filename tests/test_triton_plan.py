@@ -248,7 +248,7 @@ strips of 16 lanes, 0 bytes of scratch memory
           loads %total_3: vector, prefetches 8 rows ahead
           advances %at_b from %22
   6     multiply #1 += %total_2 @ #2
-          32 x 32 @ 32 x 64, 32 products at a time
+          32 x 32 @ 32 x 64, 32 products at a time, 4 in a round
           accumulators: 4 x 4 vectors of 16 lanes
           prefetches what follows %total_3
           loads %total_2: scalar
@@ -285,7 +285,7 @@ strips of 16 lanes, 0 bytes of scratch memory
   6     %at_11 = arith.muli %first, %5
   7     %at_12 = tt.addptr %x, %at_11
   8     multiply #1 += %total_15 @ %total_17 + %total_20 @ %total_22
-          1 x 16 @ 16 x 128, 16 products at a time
+          1 x 16 @ 16 x 128, 16 products at a time, 1 in a round
           accumulators: 1 x 8 vectors of 16 lanes
           prefetches what follows %both_10
           looks %total_17 up by bits 0 to 3 of %both_10
@@ -330,7 +330,7 @@ strips of 16 lanes, 0 bytes of scratch memory
           over 16 x 128, 16 at a time along dimension 1, 4 strips in a round
           loads %both_15: vector, prefetches 16 rows ahead
   8     multiply #1 += %total_21 @ #2 + %total_26 @ #3
-          16 x 16 @ 16 x 128, 16 products at a time
+          16 x 16 @ 16 x 128, 16 products at a time, 4 in a round
           accumulators: 4 x 4 vectors of 16 lanes
           loads %total_21: scalar
           loads %total_26: scalar

@@ -23,10 +23,8 @@ from torch_mtia.triton.llvm_value import Value, bits_of, constant_vector, elemen
 from torch_mtia.triton.plan.plan import Buffer, Clear, Convert, Factors, Multiply, Pack, Sources, per_word
 
 CACHE_LINE = 64
-CHUNK = 4 * CACHE_LINE  # of rows of the left operand, to fetch at once
 MOST_FETCHES = 16  # at once
 FETCH_BYTES = 8 << 10  # of the right operand, before what is fetched is needed
-AT_ONCE = 4  # products in a round of the loop over them
 LOOKED_UP = 16  # bits of a number in a word that is looked up
 
 
@@ -470,15 +468,12 @@ class _RegisterKernel(_Kernel):
         if not evaluated:
             self._fetch_upcoming(row, column, first)
         lines = [[left(b.add(row, integer(r, "i32"))) for r in range(step.rows)] for left in self.left]
-        in_place = any(isinstance(each.left, Tensor) for each in step.products)
-        chunk = min(CHUNK // size, step.depth) if in_place else step.depth
-        chunks = b.open_loop(0, step.depth, chunk, sums)
+        chunks = b.open_loop(0, step.depth, step.chunk, sums)
         start = b.add(first, chunks.counter)
-        self._fetch_left(row, start, chunk)
-        unstaged = 1 if evaluated else min(AT_ONCE, chunk)
-        products = b.open_loop(0, chunk, unstaged, chunks.carried)
+        self._fetch_left(row, start, step.chunk)
+        products = b.open_loop(0, step.chunk, step.unroll, chunks.carried)
         following = products.carried
-        for number in range(unstaged):
+        for number in range(step.unroll):
             k = b.add(b.add(start, products.counter), integer(number, "i32"))
             if evaluated:
                 self._fetch_row(column, k)

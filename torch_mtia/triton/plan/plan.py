@@ -402,7 +402,7 @@ class Multiply(Step):
     op: Op
     target: Buffer
     # Elements of a row of `left`, rows of `right`.
-    inner: int = field(metadata=shown("{sizes}, {depth} products at a time"))
+    inner: int = field(metadata=shown("{sizes}, {depth} products at a time, {unroll} in a round"))
     words: str  # the format of which each element, of 32 bits, holds several; none if empty
     tiles: bool  # whether each 16 vectors of the accumulators, one below the other, are a register of AMX
     rows: int = field(metadata=shown("accumulators: {accumulators}"))  # that stay in registers
@@ -412,6 +412,8 @@ class Multiply(Step):
     vectors: int  # of each row of them
     lanes: int
     depth: int  # products that are added before the accumulators go to memory
+    chunk: int  # of them, for which rows of a left operand that is read in place are prefetched at once
+    unroll: int  # of them, in a round of the innermost loop
     from_zero: bool
     initial: Value | None  # what the accumulators begin with, evaluated there; None: zeros, or what the target holds
     accesses: Accesses = field(metadata=shown("{}: {}"))

@@ -48,6 +48,8 @@ INDEX_BITS = 5  # of the instruction that looks up numbers of 16 bits in a vecto
 LIGHT_UNROLL = 4  # strips of what is looked up: what they load is next to each other
 MOST_VECTORS = 8  # of a row of accumulators
 RIGHT_BYTES = 32 << 10  # of the right operand to keep in the first-level cache
+CHUNK_BYTES = 256  # of rows of the left operand, to prefetch at once
+UNROLL = 4  # products in a round of the loop over them
 LEAST_DEPTH = 64  # products to add before the accumulators go to memory
 TILE = 16  # rows of a tile of AMX, and words of each
 BF16_HOLDS = frozenset({"bf16", "f8E5M2", "f8E4M3FN", "f8E5M2FNUZ", "f8E4M3FNUZ"})
@@ -451,6 +453,7 @@ def _multiply(
     in_place = [each.left.op.operands[0] for each in operands.products if isinstance(each.left, Value) and each.left.op]
     after = [operands.upcoming.operands[0]] if operands.upcoming is not None else []
     read = [*in_place, *after, *operands.evaluated, *([] if initial is None else [initial])]
+    chunk = min(CHUNK_BYTES // element_size(target.element), depth) if in_place else depth
     planner.add(
         Multiply(
             op,
@@ -464,6 +467,8 @@ def _multiply(
             tile.vectors,
             tile.lanes,
             depth,
+            chunk,
+            1 if operands.evaluated else min(UNROLL, chunk),
             from_zero,
             initial,
             _accesses_of_operands(planner, operands, tile, initial),
