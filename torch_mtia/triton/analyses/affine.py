@@ -18,7 +18,7 @@ from torch_mtia.triton.analyses.walk import operands_first, own_dims
 from torch_mtia.triton.ir.attributes import Dense
 from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Op, Value
-from torch_mtia.triton.ir.ops import Linear, facts, operand_dims, pointee_size, splat_constant
+from torch_mtia.triton.ir.ops import Linear, facts, is_load, operand_dims, pointee_size, splat_constant
 
 Strides = tuple["int | None", ...]
 
@@ -39,7 +39,9 @@ class Form:
     turns: tuple[bool, ...]  # apart from these dimensions, along which indices start again (`rows % m`)
     ranges: int = 0  # how many times it is made of tl.arange, each of which may wrap at an element of its own
     constant: int | None = None  # what it is everywhere
-    is_loaded: bool = False  # whether it is made of tensors that are not index arithmetic
+    is_loaded: bool = False  # whether it is made of loaded tensors,
+    divides_loaded: bool = False  # and divides them
+    is_advanced: bool = False  # whether it is made of tensors that a loop advances
 
     def is_linear(self, along: int | None = None) -> bool:
         """Whether strides hold from end to end, of a matrix maybe along one dimension alone."""
@@ -98,6 +100,11 @@ class Affine:
     def strides(self, value: Value) -> Strides:
         return self.form(value).strides
 
+    def has_pattern(self, pointer: Value, along: int | None = None) -> bool:
+        """Whether addresses are linear, and a loop does no more to them than advance them as a whole."""
+        form = self.form(origin(pointer) or pointer)
+        return form.is_linear(along) and not form.is_advanced
+
     def range(self, value: Value) -> Range | None:
         if value not in self.ranges:
             for each in operands_first(value, self.ranges, _parts):
@@ -106,7 +113,7 @@ class Affine:
 
     def is_index(self, value: Value) -> bool:
         """Whether a value is index arithmetic along some dimension: it costs little, and in memory it would no longer
-        be known to be contiguous. What is made of loaded numbers costs as much as they, unless it is for an address."""
+        be known to be contiguous. What divides loaded numbers costs as much as that takes, but for an address."""
         found = self.indices.get(value)
         if found is None:
             form = self.form(value)
@@ -114,7 +121,7 @@ class Affine:
             found = self.indices[value] = (
                 value.type.element in ("ptr", "i32", "i64")
                 and any(stride is not None for stride, size in strides if size > 1)
-                and (not form.is_loaded or _leads_to_address(value))
+                and (not form.divides_loaded or _leads_to_address(value))
             )
         return found
 
@@ -128,10 +135,10 @@ class Affine:
     def _form(self, value: Value) -> Form:
         rank = len(value.type.shape or ())
         if (before := origin(value)) is not None:
-            return dataclasses.replace(self.forms[before], constant=None)
+            return dataclasses.replace(self.forms[before], constant=None, is_advanced=True)
         op, linear = value.op, _linear(value)
         if op is None or linear is None:
-            return Form((None,) * rank, not rank, (False,) * rank, is_loaded=rank > 0)
+            return Form((None,) * rank, not rank, (False,) * rank, is_loaded=rank > 0 and is_load(op))
         operands = [self.forms[operand] for operand in op.operands]
         is_even = all(form.is_even for form in operands) and linear not in _WITHIN_A_STRIP
         turns = [linear in _REMAINDERS] * rank
@@ -139,6 +146,7 @@ class Affine:
             for d, transposed in zip(operand_dims(op, operand, own_dims(value)), form.turns, strict=True):
                 if d is not None and transposed:
                     turns[d] = True
+        is_loaded = any(form.is_loaded for form in operands)
         constant = operands[0].constant if linear in _KEEPS_CONSTANTS else None
         if linear is Linear.CONSTANT and isinstance(found := splat_constant(op), int):
             constant = found
@@ -148,7 +156,9 @@ class Affine:
             tuple(turns),
             int(linear is Linear.RANGE) + sum(form.ranges for form in operands),
             constant,
-            any(form.is_loaded for form in operands),
+            is_loaded,
+            (is_loaded and linear in (*_QUOTIENTS, *_REMAINDERS)) or any(form.divides_loaded for form in operands),
+            any(form.is_advanced for form in operands),
         )
 
     def _range(self, value: Value) -> Range | None:

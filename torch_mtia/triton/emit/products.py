@@ -164,7 +164,7 @@ def _line(env: Environment, step: Pack, value: Tensor, column: Index, width: int
 
     if op is not None and is_load(op) and len(op.operands) == 1 and value not in sources.materialized:
         (pointer,) = op.operands
-        if env.affine.form(pointer).is_linear(len(column) - 1):
+        if env.affine.has_pattern(pointer, len(column) - 1):
             first = at(integer(0, "i32"), pointer)
             if isinstance(first.stride, int):
                 size = integer(first.stride, "i64")

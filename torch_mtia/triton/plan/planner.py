@@ -412,7 +412,7 @@ class Planner:
         outer = max((place for place, extent in enumerate(shape) if place != along and extent > 1), default=None)
         if outer is None:
             return Prefetch(None, PREFETCH_BYTES)
-        if not self.affine.form(pointer).is_linear() or self.available.reads_buffers(pointer):
+        if not self.affine.has_pattern(pointer) or self.available.reads_buffers(pointer):
             return None
         return Prefetch(outer, max(PREFETCH_BYTES // (shape[along] * size), 1))
 

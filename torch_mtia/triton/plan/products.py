@@ -201,7 +201,7 @@ def _upcoming(planner: Planner, op: Op, right: Value, evaluated: bool) -> Op | N
             by_columns = planner.affine.strides(pointer)[0] == element_size(load.type.element)
             if (
                 not by_columns
-                and planner.affine.form(pointer).is_linear(0)
+                and planner.affine.has_pattern(pointer, 0)
                 and not planner.available.reads_buffers(pointer)
             ):
                 return load.op
@@ -221,7 +221,7 @@ def _reads_directly(planner: Planner, value: Value, element: str, in_words: bool
     if op is None or not is_load(op) or len(op.operands) != 1:
         return False
     along = None if in_tiles else len(shape_of(value)) - 1  # a tile has its rows at one distance
-    if not planner.affine.form(op.operands[0]).is_linear(along):
+    if not planner.affine.has_pattern(op.operands[0], along):
         return False
     return not in_words or planner.affine.strides(op.operands[0])[-1] == element_size(element)
 
