@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from torch_mtia.triton.analyses.affine import Affine
 from torch_mtia.triton.ir.elements import llvm_element
 from torch_mtia.triton.ir.module import Block, Module, Op
 from torch_mtia.triton.ir.module import Value as Tensor
@@ -36,7 +35,6 @@ class Environment:
     def __init__(self, plan: Plan, features: frozenset[str], saturates_fp8: bool) -> None:
         self.module = plan.module
         self.b = Builder(features, saturates_fp8)
-        self.affine = Affine()
         self.depths = _depths(plan.module)
         self.instrumented = plan.instrumented
         self.follows_numbers = False  # of an instrumented kernel: what it computes, too

@@ -17,7 +17,7 @@ from torch_mtia.triton.emit.memory import load_lane
 from torch_mtia.triton.emit.strip import Strip
 from torch_mtia.triton.ir.elements import element_size, is_float_element
 from torch_mtia.triton.ir.module import Value as Tensor
-from torch_mtia.triton.ir.ops import is_load, pointee_size
+from torch_mtia.triton.ir.ops import pointee_size
 from torch_mtia.triton.lanes import Index, Lane, materialize
 from torch_mtia.triton.llvm_value import Value, bits_of, constant_vector, element_of, integer, vector_type, zero
 from torch_mtia.triton.plan.plan import Buffer, Clear, Convert, Factors, Multiply, Pack, Sources, per_word
@@ -162,18 +162,16 @@ def _line(env: Environment, step: Pack, value: Tensor, column: Index, width: int
         index = (*column[:-1], Lane(row, 1), column[-1])
         return Strip(env, sources, index, width, accesses=step.nest.accesses).value(of)
 
-    if op is not None and is_load(op) and len(op.operands) == 1 and value not in sources.materialized:
-        (pointer,) = op.operands
-        if env.affine.has_pattern(pointer, len(column) - 1):
-            first = at(integer(0, "i32"), pointer)
-            if isinstance(first.stride, int):
-                size = integer(first.stride, "i64")
+    if step.has_pattern and op is not None:
+        first = at(integer(0, "i32"), op.operands[0])
+        if isinstance(first.stride, int):
+            size = integer(first.stride, "i64")
 
-                def read(row: Value) -> Value:
-                    address = b.add(first.value, b.mul(b.sext(row, "i64"), size))
-                    return materialize(b, load_lane(env, op, Lane(address, first.stride), None, None, width), width)
+            def read(row: Value) -> Value:
+                address = b.add(first.value, b.mul(b.sext(row, "i64"), size))
+                return materialize(b, load_lane(env, op, Lane(address, first.stride), None, None, width), width)
 
-                return read
+            return read
     return lambda row: materialize(b, at(row, value), width)
 
 

@@ -359,6 +359,7 @@ class Pack(Step):
     nest: Nest
     words: str = ""
     transposed: bool = False
+    has_pattern: bool = False  # whether a column of a tensor that is transposed is at equal distances in memory
 
     @property
     def form(self) -> str:

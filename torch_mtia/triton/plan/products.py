@@ -317,7 +317,7 @@ def _pack_panels(planner: Planner, op: Op, value: Value, element: str) -> Buffer
     if _is_transposed(planner, value, shape):
         accesses = _accesses_of_columns(planner, value, 1)
         nest = planner.plain_nest(shape, len(shape) - 1, roots=[value], accesses=accesses)
-        planner.add(Pack((Packed(value, target),), nest, transposed=True))
+        planner.add(Pack((Packed(value, target),), nest, transposed=True, has_pattern=_has_pattern(planner, value)))
     else:
         _pack_into(planner, op, value, target)
     return target
@@ -345,8 +345,16 @@ def _pack_words(planner: Planner, op: Op, values: list[Value], element: str) -> 
         index[-2] = Lanes(Scalar(nonnegative=True), 0)  # one of the rows that share words
         accesses = planner.accesses(values, shape, index, planner.lanes_along(words, last))
     nest = planner.plain_nest(words, last, roots=values, unroll=unroll, accesses=accesses)
-    planner.add(Pack(packed, nest, element, transposed))
+    planner.add(Pack(packed, nest, element, transposed, transposed and _has_pattern(planner, values[0])))
     return [each.target for each in packed]
+
+
+def _has_pattern(planner: Planner, value: Value) -> bool:
+    """Whether a right operand is loaded without a mask from columns whose elements are at equal distances."""
+    op = value.op
+    if op is None or not is_load(op) or len(op.operands) != 1 or value in planner.materialized:
+        return False
+    return planner.affine.has_pattern(op.operands[0], len(shape_of(value)) - 1)
 
 
 def _accesses_of_columns(planner: Planner, value: Value, count: int) -> Accesses:
@@ -355,7 +363,12 @@ def _accesses_of_columns(planner: Planner, value: Value, count: int) -> Accesses
     lanes = planner.lanes_along(shape, len(shape) - 1) * count
     index = planner.index(shape, len(shape) - 2, lanes)
     index[-2:] = Lanes(Scalar(None, power_of_two_divisor(lanes), True), 1), Lanes(Scalar(nonnegative=True), 0)
-    return planner.accesses([value], shape, index, lanes)
+    accesses = planner.accesses([value], shape, index, lanes)
+    return _without_prefetch(accesses) if _has_pattern(planner, value) else accesses
+
+
+def _without_prefetch(accesses: Accesses) -> Accesses:
+    return {key: dataclasses.replace(access, prefetch=None) for key, access in accesses.items()}
 
 
 def _is_transposed(planner: Planner, value: Value, shape: Shape) -> bool:
@@ -490,8 +503,7 @@ def _accesses_of_operands(
         lanes = tile.lanes if tile.lanes > 1 else 0
         index = [Lanes(Scalar(nonnegative=True), 0)] * len(shape)
         index[-1] = Lanes(Scalar(None, power_of_two_divisor(tile.lanes), True), int(lanes > 0))
-        accesses = planner.accesses([value], shape, index, lanes)
-        found.update({key: dataclasses.replace(access, prefetch=None) for key, access in accesses.items()})
+        found.update(_without_prefetch(planner.accesses([value], shape, index, lanes)))
     return found
 
 
