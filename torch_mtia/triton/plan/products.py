@@ -354,7 +354,7 @@ def _has_pattern(planner: Planner, value: Value) -> bool:
     op = value.op
     if op is None or not is_load(op) or len(op.operands) != 1 or value in planner.materialized:
         return False
-    return planner.affine.has_pattern(op.operands[0], len(shape_of(value)) - 1)
+    return planner.affine.has_pattern(op.operands[0], len(shape_of(value)) - 2)
 
 
 def _accesses_of_columns(planner: Planner, value: Value, count: int) -> Accesses:
