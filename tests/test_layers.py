@@ -160,9 +160,9 @@ EXPORTED = re.compile(r'(?:\[\[gnu::visibility\("default"\)\]\] [^;(]*?|AOTI_TOR
 
 
 def symbols(library: Path, option: str) -> set[str]:
-    """The demangled names, without arguments, of a library's dynamic symbols: all overloads have one."""
+    """The demangled names of a library's dynamic symbols: all overloads have one, and a class with its tables."""
     listing = subprocess.check_output(["nm", "-DC", option, library], text=True)
-    return {name.partition("(")[0] for name in re.findall(r"^[ 0-9a-f]* \w (.*)$", listing, re.MULTILINE)}
+    return {name.partition("(")[0] for name in re.findall(r"^[ 0-9a-f]* \w (?:\w+ for )?(.*)$", listing, re.MULTILINE)}
 
 
 def test_the_library_exports_what_headers_promise_and_bindings_use_and_nothing_else() -> None:
