@@ -18,8 +18,6 @@
 
 namespace torch_mtia::core {
 
-constinit ReturnHostCache return_host_cache = nullptr;
-
 namespace {
 
 template <typename Apply>
@@ -35,7 +33,7 @@ void for_each_stat(AllocatorStats& stats, Apply apply) {
 
 // For a block that is freed: PendingFrees waits for the streams that it was recorded for.
 void report_uses(const Block* block) noexcept {
-  AllocatorObserver* observer = allocator_observer.load(std::memory_order_acquire);
+  Observer* observer = current_observer();
   if (observer == nullptr) return;
   for (const Stream* stream : block->other_streams) observer->reuse_waits_for(*stream, block->address, block->size);
 }
@@ -111,8 +109,8 @@ Block* BlockAllocator::State::allocate(size_t size, Stream* stream) {
     if (result.block != nullptr) return result.block;
     reclaim_all();
     result = attempt(/*may_collect=*/false);
-    if (result.block == nullptr && return_host_cache != nullptr) {
-      return_host_cache();
+    if (result.block == nullptr && hooks.return_host_cache != nullptr) {
+      hooks.return_host_cache();
       result = attempt(/*may_collect=*/false);
     }
     const std::lock_guard lock(mutex);

@@ -166,12 +166,6 @@ class OutOfDeviceMemory : public std::runtime_error {
   const uint64_t device_total;
 };
 
-// Gives back the pinned memory that the layer above keeps for later requests: where devices have memory of the host, it
-// leaves them less. Called without locks of the allocator, on any thread, inside of work too; must not wait for
-// streams. The layer above sets it, once, before the device is used. Null: there is no such memory.
-using ReturnHostCache = void (*)();
-extern constinit ReturnHostCache return_host_cache;
-
 // Thread safe. Leaked: blocks are freed from any thread until the process ends.
 class BlockAllocator {
  public:

@@ -1,10 +1,10 @@
 // Who wants to know what touches memory, and what waits for what: the sanitizer (csrc/sanitizer). No PyTorch.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 
+#include "Hooks.h"
 #include "Operands.h"
 
 namespace torch_mtia::core {
@@ -23,9 +23,6 @@ class KernelWatcher : public mtia_kernel_watch {
  protected:
   explicit KernelWatcher(const mtia_kernel_watch& watch) : mtia_kernel_watch(watch) {}
 };
-
-// `list` tells what work touches; null: nobody knows.
-using OperandList = void (*)(const void* work, OperandSink& sink);
 
 // Runs an item in place of the stream: on the thread that runs it, each time that it runs, until the item dies.
 class RunObserver {
@@ -56,6 +53,9 @@ class Observer {
   // `is_private`: of a graph, which goes on using it when the program has freed it.
   virtual void allocated(uint64_t address, uint64_t size, bool is_private) = 0;
   virtual void freed(uint64_t address) noexcept = 0;
+  // Memory, of the device or of the host, is reused only after the work that `stream` has now: its allocator waits for
+  // an event of its own, or for the stream. May be called with locks of the allocator.
+  virtual void reuse_waits_for(const Stream& stream, uint64_t address, uint64_t size) noexcept = 0;
   // The calling thread reads or writes memory of the host.
   virtual void touches(const char* name, List list, const void* work) = 0;
   // A function of the host is about to be submitted. Returns its number, for RunningWork.
@@ -65,26 +65,5 @@ class Observer {
  protected:
   ~Observer() = default;
 };
-
-// Null: nobody. An observer lives as long as the process: a thread may be about to call it when it is replaced.
-extern constinit std::atomic<Observer*> observer;
-
-inline Observer* current_observer() {
-  return observer.load(std::memory_order_acquire);
-}
-
-// The events of allocators. Called on any thread.
-class AllocatorObserver {
- public:
-  // Memory, of the device or of the host, is given out again only after `stream` has done what it was given until now:
-  // its allocator waits for an event of its own, or for the stream. May be called with locks of the allocator.
-  virtual void reuse_waits_for(const Stream& stream, uint64_t address, uint64_t size) noexcept = 0;
-
- protected:
-  ~AllocatorObserver() = default;
-};
-
-// Null: not observed. As an Observer, it lives as long as the process.
-extern constinit std::atomic<AllocatorObserver*> allocator_observer;
 
 }  // namespace torch_mtia::core

@@ -41,6 +41,9 @@ class OperandSink {
   ~OperandSink() = default;
 };
 
+// Lists the operands of work. Null: they are not known.
+using OperandList = void (*)(const void* work, OperandSink& sink);
+
 // As mtia_work.accesses has them: from the first to the last byte.
 class SpanSink final : public OperandSink {
  public:

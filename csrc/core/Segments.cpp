@@ -545,7 +545,7 @@ void Segments::returned(Block* block) noexcept {
 
 // Called before the driver can hand the memory out again. The caller has waited for these streams.
 void Segments::report_return(const Block* block) {
-  AllocatorObserver* observer = allocator_observer.load(std::memory_order_acquire);
+  Observer* observer = current_observer();
   if (observer == nullptr) return;
   observer->reuse_waits_for(*block->stream, block->address, block->size);
   for (const Stream* stream : block->pool->used_in) observer->reuse_waits_for(*stream, block->address, block->size);

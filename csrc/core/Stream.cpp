@@ -13,10 +13,7 @@
 
 namespace torch_mtia::core {
 
-constinit ErrorRaiser error_raiser = nullptr;
-constinit std::atomic<Observer*> observer{nullptr};
-constinit std::atomic<AllocatorObserver*> allocator_observer{nullptr};
-constinit std::atomic<CaptureCheck> capture_check{nullptr};
+constinit Hooks hooks;
 
 namespace {
 
@@ -227,7 +224,7 @@ std::optional<WorkError> Stream::take_error() {
 void Stream::raise_error() {
   const std::optional<WorkError> error = take_error();
   if (!error) return;
-  if (error_raiser != nullptr) error_raiser(*this, *error);
+  if (hooks.raise_error != nullptr) hooks.raise_error(*this, *error);
   if (error->exception != nullptr) std::rethrow_exception(error->exception);
   throw runtime::DriverError(MTIA_ERROR_LAUNCH_FAILED, error->message);
 }

@@ -34,15 +34,6 @@ struct WorkError {
   std::string message;
 };
 
-// Raises an error of work as the layer above does, which sets it, once, before the device is used. Null: what the work
-// threw is rethrown, and failures of the driver's are runtime::DriverError.
-using ErrorRaiser = void (*)(const Stream& stream, const WorkError& error);
-extern constinit ErrorRaiser error_raiser;
-
-// Looks at what is about to be captured, and throws if it must not be. Null: nothing is looked at.
-using CaptureCheck = void (*)(const Stream& stream, const char* name, OperandList list, const void* work);
-extern constinit std::atomic<CaptureCheck> capture_check;
-
 // Streams are never destroyed: work, events and allocator blocks refer to them from any thread until the process ends.
 class Stream {
  public:
@@ -95,7 +86,7 @@ class Stream {
   }
   // `size` bytes, between device memory and what `kind` says.
   void copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, CopyUse use = CopyUse::kWaitedFor) {
-    if (current_observer() != nullptr || capture_check.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    if (current_observer() != nullptr || hooks.check_capture.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
       tell_copy(to, from, size, kind, use);
     submit(&mtia_runtime_api::memory_copy, handle_, to, from, size, kind);
   }
@@ -141,7 +132,7 @@ class Stream {
   friend class Graph;
 
   void check_capture(const char* name, OperandList list, const void* work) const {
-    const CaptureCheck check = capture_check.load(std::memory_order_relaxed);
+    const auto check = hooks.check_capture.load(std::memory_order_relaxed);
     if (check != nullptr && list != nullptr && graph() != nullptr) [[unlikely]]
       check(*this, name, list, work);
   }

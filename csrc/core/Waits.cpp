@@ -12,8 +12,6 @@
 
 namespace torch_mtia::core {
 
-constinit InterpreterLock interpreter_lock{};
-constinit ReleaseThreads release_threads = nullptr;
 constinit thread_local const RunningWork* RunningWork::innermost = nullptr;
 
 namespace {

@@ -5,36 +5,28 @@
 #include <exception>
 
 #include "../processor/initial_exec.h"
+#include "Hooks.h"
 
 namespace torch_mtia::core {
 
 class Event;
 class Stream;
 
-// The functions of this layer that wait give up by themselves what the work may need: it may want the lock of the
-// interpreter above, Python's GIL, and many of PyTorch's hooks are entered with it (torch.mtia.synchronize).
+// Every function of this layer that waits releases the interpreter's lock, Python's GIL: many of PyTorch's hooks are
+// entered with it (torch.mtia.synchronize), and the work that is waited for may need it.
 //
-// Note [Threads that are kept]
+// Note [Idle thread pools]
 // libgomp keeps a pool of threads for every thread that opens parallel regions. As soon as all pools together have more
 // threads than the machine has cores, no thread spins between two regions any more: each region then wakes sleeping
-// threads, and one of 20 us takes 100. So a thread that waits for the device gives its pool up, and so does an executor
-// that has nothing to do (mtia_init_params.release_threads): whoever computes is then the only one with a pool.
-//
-// The layers above fill both in, once, before the device is used. Without, there is nothing to give up.
-struct InterpreterLock {
-  void* (*release)() = nullptr;              // null: the calling thread did not hold it
-  void (*reacquire)(void* state) = nullptr;  // `state`: what release() gave, not null
-};
-extern constinit InterpreterLock interpreter_lock;
-using ReleaseThreads = void (*)();  // they start again when they are needed
-extern constinit ReleaseThreads release_threads;
+// threads, and one of 20 us takes 100. So a thread that waits for the device releases its pool, and so does an idle
+// executor (mtia_init_params.release_threads): only threads that compute have pools then.
 
-// Gives the lock up for the duration of a scope. No other lock may be held at its end.
+// Releases the GIL for the duration of a scope. No other lock may be held at its end.
 class WithoutGil {
  public:
-  WithoutGil() : state_(interpreter_lock.release == nullptr ? nullptr : interpreter_lock.release()) {}
+  WithoutGil() : state_(hooks.release_interpreter_lock == nullptr ? nullptr : hooks.release_interpreter_lock()) {}
   ~WithoutGil() {
-    if (state_ != nullptr) interpreter_lock.reacquire(state_);
+    if (state_ != nullptr) hooks.reacquire_interpreter_lock(state_);
   }
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
@@ -43,11 +35,11 @@ class WithoutGil {
   void* const state_;
 };
 
-// Gives up both. The threads only if the wait will take time: an idle stream is waited for often.
+// Releases the GIL and, if the wait will take time, the calling thread's pool: an idle stream is waited for often.
 class BlockingWait {
  public:
   explicit BlockingWait(bool takes_time) {
-    if (takes_time && release_threads != nullptr) release_threads();
+    if (takes_time && hooks.release_threads != nullptr) hooks.release_threads();
   }
 
  private:

@@ -342,7 +342,7 @@ void MTIACachingAllocator::finish_lazy_clone(c10::StorageImpl& storage) {
   storage.clear_materializer();
   storage.set_materializer(&materialize);
   // Set once, and before anything can be captured with it.
-  core::capture_check = &refuse_shared;
+  core::hooks.check_capture = &refuse_shared;
   const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
   blocks_by_address().set_sharing(data.get(), data.get_context());
 }

@@ -46,7 +46,6 @@ void initialize_mkl() {
 }  // namespace
 
 constinit thread_local c10::DeviceIndex detail::current_device = 0;
-constinit OnFirstUse on_first_use = nullptr;
 
 void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device, bool launch_blocking,
                uint64_t delay_seed, bool log_launches) {
@@ -59,7 +58,7 @@ void configure(const std::string& driver_library, int32_t num_devices, uint64_t 
   settings.delay_seed = delay_seed;
   settings.parallel_for = &parallel_for;
   settings.num_threads = &at::get_num_threads;
-  settings.release_threads = core::release_threads = &release_intra_op_threads;
+  settings.release_threads = core::hooks.release_threads = &release_intra_op_threads;
   runtime::configure(settings);
 }
 
@@ -85,12 +84,12 @@ void ensure_initialized() {
   if (ready.load(std::memory_order_relaxed)) return;
   runtime::ensure_initialized();
   HostView::initialize();
-  MTIAStream::set_error_raiser();
+  MTIAStream::initialize();
   core::WorkTrace::attach();
   initialize_mkl();
   DeviceAllocation::install();
   device_count();  // a child that is forked cannot ask the driver
-  if (on_first_use != nullptr) on_first_use();
+  if (core::hooks.on_first_use != nullptr) core::hooks.on_first_use();
   ready.store(true, std::memory_order_release);
 }
 

@@ -29,11 +29,6 @@ bool is_in_use(c10::DeviceIndex index) noexcept;
 // its parent did so.
 void ensure_initialized();
 
-// Called when the devices were taken into use, by whatever way. Python's module fills it in: a child that is forked
-// from then on must know.
-using OnFirstUse = void (*)();
-extern constinit OnFirstUse on_first_use;
-
 namespace detail {
 INITIAL_EXEC extern constinit thread_local c10::DeviceIndex current_device;
 }

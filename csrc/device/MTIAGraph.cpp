@@ -53,7 +53,6 @@ struct EndOfReplay {
 
 }  // namespace
 
-constinit HandledException handled_exception = nullptr;
 constinit std::atomic<size_t> MTIAGraph::num_captured{0};
 
 MTIAGraph::~MTIAGraph() {
@@ -88,7 +87,7 @@ void MTIAGraph::capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) 
   refuse(stream, "capture_begin()", "the current stream is being captured in another graph already. End that first");
   memory_ = std::make_shared<Memory>(pool == c10::MempoolId_t{0, 0} ? new_own_pool() : pool);
   mode_ = mode;
-  handled_at_begin_ = handled_exception != nullptr ? handled_exception(nullptr) : nullptr;
+  handled_at_begin_ = core::hooks.handled_exception != nullptr ? core::hooks.handled_exception(nullptr) : nullptr;
   takes_host_pool_ = true;
   if (mode_ == at::GraphCaptureMode::Global) ++global_captures;
   try {
@@ -137,9 +136,9 @@ void MTIAGraph::stream_left(core::Stream& stream) noexcept {
 
 void MTIAGraph::capture_end() {
   TORCH_CHECK(is_capturing(), "capture_end() was called without capture_begin() before it");
-  if (handled_exception != nullptr) {
+  if (core::hooks.handled_exception != nullptr) {
     std::string text;
-    const void* exception = handled_exception(&text);
+    const void* exception = core::hooks.handled_exception(&text);
     if (exception != nullptr && exception != handled_at_begin_) {
       invalidate(c10::str("an exception ended the capture before its time: ", text));
     }

@@ -10,7 +10,7 @@
 // exception is on its way, and lose both the exception and the stream to go back to if it raises.
 //
 // An exception that ends a capture before its time, by leaving the `with` around it, makes the graph invalid too: see
-// `handled_exception`.
+// `core::hooks.handled_exception`.
 //
 // Memory that is allocated in a capture comes from a private pool and stays the graph's until it is reset: see Note
 // [Private pools] in BlockAllocator.h. Random numbers: see PhiloxSource.
@@ -30,11 +30,6 @@
 #include "PhiloxState.h"
 
 namespace torch_mtia {
-
-// The exception that the interpreter above handles on the calling thread: which one, and what it says if `text` is not
-// null. Null: none. The layer above sets the function, once.
-using HandledException = const void* (*)(std::string * text);
-extern constinit HandledException handled_exception;
 
 class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
  public:
@@ -117,7 +112,7 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
   std::mutex mutex_;  // streams may join on other threads
   std::vector<core::Stream*> launched_in_;
   bool takes_host_pool_ = false;            // it captures, and has none yet
-  const void* handled_at_begin_ = nullptr;  // see handled_exception
+  const void* handled_at_begin_ = nullptr;  // by core::hooks.handled_exception
   static constinit std::atomic<size_t> num_captured;
 };
 

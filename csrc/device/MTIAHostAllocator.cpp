@@ -120,7 +120,7 @@ class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream,
 
   // Called before the block is freed. It is handed out again after events of the streams that use it.
   static void report_reuse(void* context) {
-    core::AllocatorObserver* observer = core::allocator_observer.load(std::memory_order_acquire);
+    core::Observer* observer = core::current_observer();
     if (observer == nullptr || context == nullptr) return;
     auto* block = static_cast<at::HostBlock<c10::Stream>*>(context);
     const std::lock_guard lock(block->mutex_);
@@ -205,7 +205,7 @@ void delete_host_block(void* context) {
 }
 
 const DeviceTypeRegistration host_allocator_registration([](const RegisteredType& registered, bool active) {
-  core::return_host_cache = [] { allocator().empty_cache(); };
+  core::hooks.return_host_cache = [] { allocator().empty_cache(); };
   at::setHostAllocator(registered.type, active ? &allocator() : nullptr, /*priority=*/255);
 });
 

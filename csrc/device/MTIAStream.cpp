@@ -57,8 +57,8 @@ core::Stream* MTIAStream::create_core_stream(c10::DeviceIndex device, c10::Strea
   return stream;
 }
 
-void MTIAStream::set_error_raiser() {
-  core::error_raiser = &raise;
+void MTIAStream::initialize() {
+  core::hooks.raise_error = &raise;
 }
 
 MTIAStream::MTIAStream(const c10::Stream& stream) : device_(stream.device_index()), id_(stream.id()) {

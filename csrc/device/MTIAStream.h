@@ -39,7 +39,7 @@ class MTIAStream {
   static std::optional<MTIAStream> find(c10::DeviceIndex device, const void* handle);
 
   // Has errors of work raised in PyTorch's terms. Called once the device is initialized.
-  static void set_error_raiser();
+  static void initialize();
 
   // Raises RuntimeError for a stream of another device type or one that was never handed out.
   explicit MTIAStream(const c10::Stream& stream);

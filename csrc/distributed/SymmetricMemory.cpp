@@ -96,7 +96,7 @@ void destroy_in_stream_order(SymmetricBlock* block) noexcept {
       core::WorkInfo info{};
       info.name = "symm_mem::free";
       for (const MTIAStream& stream : MTIAStream::busy(block->device)) stream.core().launch(info, Drop{last});
-      core::AllocatorObserver* observer = core::allocator_observer.load(std::memory_order_acquire);
+      core::Observer* observer = core::current_observer();
       if (observer == nullptr) return;
       const MTIAStream first = MTIAStream::default_stream(block->device);
       std::vector<MTIAStream> users = first.others();

@@ -242,7 +242,7 @@ void bind_hooks(py::module_& m) {
   m.def("_hooks_registered_in_time", &hooks_registered_in_time);
   m.def("_device_count", &device_count);
   m.def("_is_initialized", &runtime::is_initialized);
-  on_first_use = [] { torch::utils::register_fork_handler_for_device_init(device_type()); };
+  core::hooks.on_first_use = [] { torch::utils::register_fork_handler_for_device_init(device_type()); };
   m.def("_initialize", &ensure_initialized);
   m.def("_current_device", &current_device);
   m.def("_is_in_bad_fork", [] { return torch::utils::is_device_in_bad_fork(device_type()); });

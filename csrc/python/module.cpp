@@ -92,10 +92,11 @@ at::Tensor wrapped_number(const py::object& value) {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  core::interpreter_lock = {
-      []() -> void* { return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr; },
-      [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }};
-  handled_exception = &handled_python_exception;
+  core::hooks.release_interpreter_lock = []() -> void* {
+    return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+  };
+  core::hooks.reacquire_interpreter_lock = [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); };
+  core::hooks.handled_exception = &handled_python_exception;
   register_profiler();
   m.def("_configure", &configure, py::arg("library"), py::arg("num_devices"), py::arg("memory_per_device"),
         py::arg("launch_blocking"), py::arg("delay_seed"), py::arg("log_launches"));

@@ -59,8 +59,7 @@ Sanitizer::Sanitizer() {
 // of captures and watchers need not be held at forks.
 void Sanitizer::leave_forked_child() noexcept {
   if (!runtime::is_forked() && !runtime::is_initialized()) return;
-  core::observer = nullptr;
-  core::allocator_observer = nullptr;
+  core::hooks.observer = nullptr;
   log_.abandon();
 }
 
@@ -85,13 +84,11 @@ void Sanitizer::start(Checks checks, bool numbers, const Program& program) {
     instance.unlisted_.clear();
     instance.merge_at_ = std::max(kMaxFindings, 2 * instance.findings_.size());
   }
-  core::allocator_observer = &instance;
-  core::observer = &instance;
+  core::hooks.observer = &instance;
 }
 
 void Sanitizer::stop() {
-  core::observer = nullptr;
-  core::allocator_observer = nullptr;
+  core::hooks.observer = nullptr;
   get().log_.clear();
   get().watches_numbers_ = false;
   get().num_forgotten_ = num_forgotten();

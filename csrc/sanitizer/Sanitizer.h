@@ -19,7 +19,7 @@
 namespace torch_mtia::sanitizer {
 
 // Never destroyed: any thread may be about to call it.
-class Sanitizer final : public core::Observer, public core::AllocatorObserver {
+class Sanitizer final : public core::Observer {
  public:
   // Called on the thread that does what is observed.
   struct Program {

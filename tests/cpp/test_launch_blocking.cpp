@@ -70,11 +70,11 @@ TEST(a_launch_of_a_graph_raises_what_its_nodes_throw) {
 
 TEST(failures_are_raised_in_the_terms_of_the_layer_above) {
   core::Stream& stream = new_stream();
-  core::error_raiser = [](const core::Stream& failed, const core::WorkError& error) {
+  core::hooks.raise_error = [](const core::Stream& failed, const core::WorkError& error) {
     throw std::domain_error(std::to_string(failed.device()) + " " + error.operator_name + ": " + error.message);
   };
   const std::string raised = CHECK_THROWS(std::domain_error, stream.launch(failing_work()));
-  core::error_raiser = nullptr;
+  core::hooks.raise_error = nullptr;
   CHECK_CONTAINS(raised, "0 work: raw failed");
 }
 

@@ -354,15 +354,16 @@ struct GivenUp {
   explicit GivenUp(Gate& opened) {
     gate = &opened;
     locks = locks_taken_back = threads = 0;
-    core::interpreter_lock = {[]() -> void* { return ++locks, &locks; }, [](void*) { ++locks_taken_back; }};
-    core::release_threads = [] {
+    core::hooks.release_interpreter_lock = []() -> void* { return ++locks, &locks; };
+    core::hooks.reacquire_interpreter_lock = [](void*) { ++locks_taken_back; };
+    core::hooks.release_threads = [] {
       ++threads;
       gate->open();
     };
   }
   ~GivenUp() {
-    core::interpreter_lock = {};
-    core::release_threads = nullptr;
+    core::hooks.release_interpreter_lock = nullptr;
+    core::hooks.release_threads = nullptr;
   }
 };
 
