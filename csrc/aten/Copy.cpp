@@ -253,7 +253,7 @@ Scalar _local_scalar_dense_mtia(const Tensor& self) {
       "a replay");
   if (torch_mtia::HostView::available()) {
     stream.synchronize();
-    torch_mtia::tell_host_read("aten::_local_scalar_dense", self);
+    torch_mtia::notify_host_read("aten::_local_scalar_dense", self);
     return _local_scalar_dense_cpu(torch_mtia::host_alias(self, /*for_write=*/false));
   }
   const Tensor value = at::detail::empty_cpu(self.sizes(), self.scalar_type());

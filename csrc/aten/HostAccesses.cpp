@@ -73,21 +73,21 @@ bool reads_elements(const c10::OperatorHandle& op) {
          std::find(std::begin(kOthers), std::end(kOthers), name) == std::end(kOthers);
 }
 
-// Told of, while it exists: what an operator calls is part of it.
-class Told final : public at::ObserverContext {
+// Exists while an observed operator runs: operators that it calls are part of it.
+class Observed final : public at::ObserverContext {
  public:
-  Told() { ++count_; }
-  ~Told() override { --count_; }
+  Observed() { ++count_; }
+  ~Observed() override { --count_; }
   static bool on_this_thread() { return count_ > 0; }
 
  private:
   static thread_local int count_;
 };
-thread_local int Told::count_ = 0;
+thread_local int Observed::count_ = 0;
 
 std::unique_ptr<at::ObserverContext> on_operator(const at::RecordFunction& function) {
-  core::Observer* told = core::current_observer();
-  if (told == nullptr || Told::on_this_thread()) return nullptr;
+  core::Observer* observer = core::current_observer();
+  if (observer == nullptr || Observed::on_this_thread()) return nullptr;
   bool is_pinned_anywhere = false;
   for (const c10::IValue& input : function.inputs()) {
     if (input.isTensor()) {
@@ -119,8 +119,8 @@ std::unique_ptr<at::ObserverContext> on_operator(const at::RecordFunction& funct
       for (const at::Tensor& tensor : input.toTensorVector()) note(tensor);
     }
   }
-  told->touches(op->schema().name().c_str(), &list_accesses, &accesses);
-  return std::make_unique<Told>();
+  observer->touches(op->schema().name().c_str(), &list_accesses, &accesses);
+  return std::make_unique<Observed>();
 }
 
 }  // namespace
@@ -139,11 +139,11 @@ void watch_host_accesses(bool watch) {
   }
 }
 
-void tell_host_read(const char* name, const at::Tensor& tensor) {
-  core::Observer* told = core::current_observer();
-  if (told == nullptr || !(is_ours(tensor.device()) || is_pinned_host(tensor))) return;
+void notify_host_read(const char* name, const at::Tensor& tensor) {
+  core::Observer* observer = core::current_observer();
+  if (observer == nullptr || !(is_ours(tensor.device()) || is_pinned_host(tensor))) return;
   const std::vector<Access> accesses{{tensor, /*writes=*/false}};
-  told->touches(name, &list_accesses, &accesses);
+  observer->touches(name, &list_accesses, &accesses);
 }
 
 }  // namespace torch_mtia

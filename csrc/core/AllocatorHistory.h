@@ -1,4 +1,4 @@
-// What happened to the memory of a device: the trace that PyTorch's memory viewer shows. No PyTorch.
+// The history of a device's memory, which PyTorch's memory viewer shows. No PyTorch.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ class AllocatorHistory {
   bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
 
   void start(HistoryOptions options);
-  // Null where none is wanted, or none can be had.
+  // Null: no context is recorded, or the host is out of memory.
   TraceContext context_of_alloc() const noexcept {
     return enabled() ? gather(&HistoryOptions::context_of_alloc) : nullptr;
   }

@@ -1,5 +1,5 @@
-// What there is of the driver beside streams, events and graphs: what it says of itself and of its devices, kernels,
-// and memory that processes share. No PyTorch.
+// Functions of the driver other than streams, events and graphs: its properties and those of its devices, kernels, and
+// memory that processes share. No PyTorch.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct DriverInfo {
 // Functions throw runtime::DriverError. This one loads the driver and starts nothing.
 DriverInfo driver_info();
 
-// The others are for a driver that is initialized. Throws for properties that make no sense, too.
+// The others need a driver that is initialized. This one throws for properties that make no sense, too.
 mtia_device_properties device_properties(int32_t device);
 // Empty: the address is of no device.
 std::optional<int32_t> device_of_address(const void* address);

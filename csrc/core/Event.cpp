@@ -14,8 +14,8 @@ Event::Event(bool enable_timing) {
 
 Event::~Event() {
   if (handle_ == nullptr) return;
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->destroys(*this);
+  if (Observer* observer = current_observer()) [[unlikely]]
+    observer->destroys(*this);
   runtime::driver().event_destroy(handle_);
 }
 
@@ -29,8 +29,8 @@ Event& Event::operator=(Event&& other) noexcept {
 }
 
 void Event::record(Stream& stream) {
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->records(*this, stream);
+  if (Observer* observer = current_observer()) [[unlikely]]
+    observer->records(*this, stream);
   runtime::call(&mtia_runtime_api::event_record, handle_, stream.handle());
   const Graph* graph = stream.graph();
   capture_id_ = graph != nullptr ? graph->capture_id() : 0;

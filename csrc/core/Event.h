@@ -18,7 +18,7 @@ class Event {
   Event& operator=(Event&& other) noexcept;
 
   mtia_event handle() const { return handle_; }
-  void record(Stream& stream);  // replaces what the event stands for
+  void record(Stream& stream);  // replaces the last record
   // These three refuse an event that was last recorded in a capture: a capture under way becomes invalid.
   bool query() const;        // true: complete, or never recorded
   void synchronize() const;  // blocks
@@ -26,7 +26,7 @@ class Event {
   double elapsed_time(const Event& end) const;
 
  private:
-  // Throws unless all is well. `end`: the event of which the function was asked, too.
+  // Throws unless the status is a success. `end`: the second event of the function.
   template <typename Function>
   void check(mtia_status status, Function function, const Event& end) const;
 

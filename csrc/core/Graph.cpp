@@ -30,8 +30,8 @@ constinit std::atomic<Graph::Executable*> Graph::late{nullptr};
 
 Graph::~Graph() {
   destroy();
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->destroys(*this);
+  if (Observer* observer = current_observer()) [[unlikely]]
+    observer->destroys(*this);
 }
 
 bool Graph::is_supported() {
@@ -44,8 +44,8 @@ bool Graph::any_capture() {
 
 void Graph::begin_capture(Stream& stream) {
   destroy_late();
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->captures(*this);
+  if (Observer* observer = current_observer()) [[unlikely]]
+    observer->captures(*this);
   runtime::call(&mtia_runtime_api::stream_begin_capture, stream.handle());
   origin_ = &stream;
   try {
@@ -87,8 +87,8 @@ void Graph::notice_join(Stream& stream) {
 
 void Graph::end_capture() {
   Stream& origin = *std::exchange(origin_, nullptr);
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->has_captured(*this);
+  if (Observer* observer = current_observer()) [[unlikely]]
+    observer->has_captured(*this);
   Captures& all = captures();
   {
     const std::lock_guard lock(all.mutex);
@@ -197,8 +197,8 @@ std::vector<GraphNode> Graph::nodes() const {
 }
 
 void Graph::launch(Stream& stream, const mtia_graph_parameters* parameters) {
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->launches(*this, stream);
+  if (Observer* observer = current_observer()) [[unlikely]]
+    observer->launches(*this, stream);
   stream.launch_graph(executable_ != nullptr ? executable_->handle : nullptr, parameters);
 }
 

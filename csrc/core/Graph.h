@@ -40,26 +40,26 @@ class Graph {
 
   // From now on the work of the stream, and of those that join (Note [Capture] in mtia_runtime.h), is recorded.
   void begin_capture(Stream& stream);
-  // Gives the streams back to work that runs, and keeps what was recorded.
+  // Releases the streams; the graph has the captured work.
   void end_capture();
   bool is_capturing() const { return origin_ != nullptr; }
   uint64_t capture_id() const { return capture_id_; }  // of the capture under way, or the last one
   // Streams of the capture under way, the first one first.
   std::vector<Stream*> captured_streams() const;
 
-  // Something was refused that the graph would have needed: it cannot be launched. The first reason is kept.
+  // The graph lacks work that was refused, and cannot be launched. The first reason wins.
   void invalidate(const std::string& reason);
   // The same for the capture of this id, if it is still under way.
   static void invalidate_capture(uint64_t capture_id, const std::string& reason);
-  // Calls `use` with the graph that the stream is captured in, if there is one. It is another thread's where several
-  // use the stream, so only here it cannot end meanwhile.
+  // Calls `use` with the graph that captures the stream, if there is one. Another thread may own the capture, which
+  // cannot end during the call.
   static void with_capture_of(const Stream& stream, const std::function<void(Graph&)>& use);
   std::string invalid_reason() const;  // empty: it is valid
 
   bool has_nodes() const { return graph_ != nullptr; }
   bool is_instantiated() const { return executable_ != nullptr; }
   void instantiate();  // blocks until launches of what was instantiated before are done
-  // What is instantiated stays.
+  // Frees the captured nodes, not the instantiated graph.
   void forget_nodes() noexcept;
   std::vector<GraphNode> nodes() const;
 
@@ -69,8 +69,8 @@ class Graph {
   // Blocks until all launches are done, frees everything, and lets go of `memory`, which launches use. The graph is as
   // new. Running work (Waits.h) must not wait: inside of it, the launches and `memory` are left to destroy_late.
   void destroy(std::shared_ptr<const void> memory = nullptr) noexcept;
-  // Destroys what running work has left, and blocks until its launches are done; true: there was something. The next
-  // capture and the end of the next graph do it, and so do those who need memory. Nothing inside running work.
+  // Destroys graphs that running work has left, and blocks until their launches are done. True: there was one. Called
+  // by the next capture, by the end of the next graph, and when memory is used up. Does nothing inside running work.
   static bool destroy_late() noexcept;
 
  protected:
@@ -86,14 +86,14 @@ class Graph {
   static void notice_join(Stream& stream);
   void add_stream(Stream& stream);
 
-  // What was instantiated. `next`: in the list of destroy_late, so that to leave it there cannot fail.
+  // The instantiated graph. `next`: in the list of destroy_late, so that appending cannot fail.
   struct Executable {
     mtia_graph_exec handle = nullptr;
     std::shared_ptr<const void> memory;
     Executable* next = nullptr;
     ~Executable();  // blocks
   };
-  // What running work has left. Without a lock, which a forked child might find taken.
+  // Graphs that running work has left. Lock-free: a forked child might find a lock taken.
   static std::atomic<Executable*> late;
   static void destroy(std::unique_ptr<Executable> executable) noexcept;
 

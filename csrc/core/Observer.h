@@ -1,4 +1,4 @@
-// Who wants to know what touches memory, and what waits for what: the sanitizer (csrc/sanitizer). No PyTorch.
+// Observers of memory accesses and of waits: the sanitizer (csrc/sanitizer). No PyTorch.
 #pragma once
 
 #include <cstdint>
@@ -35,9 +35,9 @@ class RunObserver {
 class Observer {
  public:
   using List = OperandList;
-  // The result, unless it is null, runs the work; of a copy or a fill nobody asks it.
+  // The result runs the work; null: the stream does. Ignored for copies and fills.
   virtual std::shared_ptr<RunObserver> submits(const Stream& stream, const char* name, List list, const void* work) = 0;
-  // A kernel. Null: nobody watches it.
+  // A kernel. Null: it is not watched.
   virtual std::shared_ptr<KernelWatcher> submits(const Stream& stream, const char* name,
                                                  const mtia_kernel_launch& launch) = 0;
   virtual void records(const Event& event, const Stream& stream) = 0;
@@ -45,12 +45,12 @@ class Observer {
   virtual void host_waited(const Stream& stream) = 0;
   virtual void host_waited(const Event& event) = 0;
   virtual void destroys(const Event& event) noexcept = 0;
-  // What is submitted, recorded and waited for while a stream has a graph becomes part of it.
+  // Submissions, records and waits of a stream that is captured become part of the graph.
   virtual void captures(const Graph& graph) = 0;
   virtual void has_captured(const Graph& graph) noexcept = 0;
   virtual void launches(const Graph& graph, const Stream& stream) = 0;
   virtual void destroys(const Graph& graph) noexcept = 0;
-  // `is_private`: of a graph, which goes on using it when the program has freed it.
+  // `is_private`: memory of a graph, which uses it also after the program has freed it.
   virtual void allocated(uint64_t address, uint64_t size, bool is_private) = 0;
   virtual void freed(uint64_t address) noexcept = 0;
   // Memory, of the device or of the host, is reused only after the work that `stream` has now: its allocator waits for

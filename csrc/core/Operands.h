@@ -8,11 +8,11 @@
 
 namespace torch_mtia::core {
 
-// What work does with the bytes that an operand has before.
+// How work uses the old bytes of an operand.
 enum class OldBytes : uint8_t {
   kRead,           // all of them are read
-  kReadInPart,     // some are, mostly those that data chooses
-  kPassedThrough,  // none has a say in what is computed, but some may stay, or be sent on, as they are
+  kReadInPart,     // some are, mostly chosen by data
+  kPassedThrough,  // none affects the result, but some may stay, or be copied, as they are
   kOverwritten,    // all are written, and none is read before
 };
 
@@ -25,16 +25,16 @@ struct Operand {
   int64_t stride_unit;  // 1, or the size of an element
   bool writes;
   OldBytes old_bytes;
-  const char* dtype;                    // its name for people; "" for bytes
-  std::span<const int64_t> shape = {};  // the tensor's, for people, where the sizes are others
-  bool is_shared = false;               // of the host's memory: the program may use it, too, while the work runs
+  const char* dtype;                    // for messages; "" for bytes
+  std::span<const int64_t> shape = {};  // of the tensor, for messages; empty: the sizes
+  bool is_shared = false;               // of host memory: the program may use it while the work runs
 };
 
-// Takes what a piece of work lists.
+// Receives the operands of a work item.
 class OperandSink {
  public:
   virtual void add(const Operand& operand) = 0;
-  // What the work takes from the host: memory that it reads, and numbers that it is given. Valid during the call.
+  // Host memory that the work reads, and its scalar arguments. Valid during the call.
   virtual void add_host(const Operand& /*operand*/) {}
 
  protected:
@@ -44,7 +44,7 @@ class OperandSink {
 // Lists the operands of work. Null: they are not known.
 using OperandList = void (*)(const void* work, OperandSink& sink);
 
-// As mtia_work.accesses has them: from the first to the last byte.
+// The format of mtia_work.accesses: from the first to the last byte.
 class SpanSink final : public OperandSink {
  public:
   SpanSink(mtia_access* list, uint32_t capacity) : list_(list), capacity_(capacity) {}

@@ -1,5 +1,5 @@
-// A lock that costs two atomic instructions when nobody else wants it, a third of what std::mutex does. Every
-// allocation of a tensor takes it twice.
+// A lock that costs two atomic instructions without contention, a third of std::mutex. Every allocation of a tensor
+// takes it twice.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 
 namespace torch_mtia::core {
 
-// Meets the requirements of Lockable. Whoever waits sleeps.
+// Meets the requirements of Lockable. Waiting threads sleep.
 class SmallMutex {
  public:
   void lock() noexcept {

@@ -41,7 +41,7 @@ void list_copied(const void* work, OperandSink& sink) {
 }
 
 // The argument block of an item around another one, which stays where it is until the driver moves it: then its block
-// comes to lie behind this one. See Note [Work item] in mtia_runtime.h.
+// lies after this one. See Note [Work item] in mtia_runtime.h.
 class ObservedWork {
  public:
   ObservedWork(std::shared_ptr<RunObserver> observer, const mtia_work& work, OperandList list)
@@ -94,27 +94,27 @@ class ObservedWork {
 
 }  // namespace
 
-void Stream::launch_observed(Observer& told, const mtia_work& work, OperandList list) {
-  std::shared_ptr<RunObserver> observer = told.submits(*this, work.name, list, work.args);
-  if (observer == nullptr) return submit(&mtia_runtime_api::stream_launch, handle_, &work);
-  ObservedWork observed(std::move(observer), work, list);
+void Stream::launch_observed(Observer& observer, const mtia_work& work, OperandList list) {
+  std::shared_ptr<RunObserver> run_observer = observer.submits(*this, work.name, list, work.args);
+  if (run_observer == nullptr) return submit(&mtia_runtime_api::stream_launch, handle_, &work);
+  ObservedWork observed(std::move(run_observer), work, list);
   const mtia_work wrapped = observed.work();
   submit(&mtia_runtime_api::stream_launch, handle_, &wrapped);
 }
 
-void Stream::tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, CopyUse use) const {
+void Stream::notify_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, CopyUse use) const {
   const Copied copied{to, from, size, kind, use};
   check_capture("copy", &list_copied, &copied);
-  if (Observer* told = current_observer()) told->submits(*this, "copy", &list_copied, &copied);
+  if (Observer* observer = current_observer()) observer->submits(*this, "copy", &list_copied, &copied);
 }
 
-void Stream::tell_fill(uint64_t to, uint64_t size) const {
+void Stream::notify_fill(uint64_t to, uint64_t size) const {
   const mtia_span filled{to, size};
   const auto list = [](const void* work, OperandSink& sink) {
     const auto& [address, size] = *static_cast<const mtia_span*>(work);
     sink.add({address, size, {}, {}, 1, /*writes=*/true, OldBytes::kOverwritten, ""});
   };
-  if (Observer* told = current_observer()) told->submits(*this, "fill", list, &filled);
+  if (Observer* observer = current_observer()) observer->submits(*this, "fill", list, &filled);
 }
 
 void Stream::list_spans(const void* work, OperandSink& sink) {
@@ -128,13 +128,13 @@ void Stream::list_spans(const void* work, OperandSink& sink) {
   }
 }
 
-// An item behind the kernel says that it has run, and keeps the watcher as long as the driver keeps the kernel.
-void Stream::launch_watched(Observer& told, const char* name, const mtia_kernel_launch& launch) {
+// An item after the kernel reports that it has run, and owns the watcher as long as the driver owns the kernel.
+void Stream::launch_watched(Observer& observer, const char* name, const mtia_kernel_launch& launch) {
   struct Finish {
     std::shared_ptr<KernelWatcher> watcher;
     void operator()(const mtia_work_context& /*context*/) const noexcept { watcher->finished(); }
   };
-  const std::shared_ptr<KernelWatcher> watcher = told.submits(*this, name, launch);
+  const std::shared_ptr<KernelWatcher> watcher = observer.submits(*this, name, launch);
   mtia_kernel_launch watched = launch;
   if (watcher == nullptr) {
     watched.live_ranges = nullptr;  // they were for the watcher
@@ -172,7 +172,7 @@ void Stream::refuse(mtia_status status, const std::string& function) {
     record_error("work", nullptr, runtime::driver().last_error_message());
     wait_unless_captured();
     raise_error();
-    throw error;  // another thread took what the stream had kept
+    throw error;  // another thread took the error of the stream
   }
   if (graph() != nullptr) Graph::with_capture_of(*this, [&](Graph& graph) { graph.invalidate(error.what()); });
   throw error;
@@ -210,8 +210,8 @@ bool Stream::wait_unless_captured() {
 void Stream::wait(const Event& event) {
   submit(&mtia_runtime_api::stream_wait_event, handle_, event.handle());
   Graph::notice_join(*this);
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->waits(*this, event);
+  if (Observer* observer = current_observer()) [[unlikely]]
+    observer->waits(*this, event);
 }
 
 std::optional<WorkError> Stream::take_error() {

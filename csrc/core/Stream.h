@@ -20,11 +20,11 @@ class Event;
 class Graph;
 class Stream;
 
-// What becomes of a copy between host and device, for observers.
+// How the host memory of a copy is used afterwards, for observers.
 enum class CopyUse {
-  kWaitedFor,     // the caller waits before anybody else may use the memory of the host
-  kNotWaitedFor,  // somebody may use it too early
-  kByFallback,    // kWaitedFor, of bytes that a kernel may not look at
+  kWaitedFor,     // the caller waits before the program can use it
+  kNotWaitedFor,  // the program may use it too early
+  kByFallback,    // kWaitedFor, and a kernel may ignore the bytes
 };
 
 // The first exception that work of a stream threw since the last synchronizing call.
@@ -47,15 +47,15 @@ class Stream {
   int32_t priority() const { return priority_; }
   mtia_stream handle() const { return handle_; }
 
-  // The ways into a stream. Each of the functions up to launch_graph submits one item of work, and nothing else does.
+  // Submission. Each of the functions up to launch_graph submits one item of work, and no other function does.
   //
   // They return at once, and failures of the work show at the next synchronizing call. With launch blocking they return
   // when the work is done, and raise its failure as raise_error does. Throw runtime::DriverError for what cannot be
   // submitted (bad fork, device lost, not to be captured); a graph that lacks it becomes invalid.
   void launch(const mtia_work& work) {
     check_capture(work.name, work.accesses != nullptr ? &list_spans : nullptr, &work);
-    if (Observer* told = current_observer()) [[unlikely]]
-      told->submits(*this, work.name, work.accesses != nullptr ? &list_spans : nullptr, &work);
+    if (Observer* observer = current_observer()) [[unlikely]]
+      observer->submits(*this, work.name, work.accesses != nullptr ? &list_spans : nullptr, &work);
     submit(&mtia_runtime_api::stream_launch, handle_, &work);
   }
   // With launch blocking, throws what the callable threw: another thread may be launching into the stream, too.
@@ -68,7 +68,7 @@ class Stream {
   template <typename Callable>
   void launch(const WorkInfo& info, WorkBlock<Callable>& block) {
     std::optional<Awaited> awaited;
-    // What is captured runs when this call has long returned, and so may what running work gives to other streams.
+    // Captured work runs after this call has returned, and so may work that running work launches in other streams.
     const bool throws =
         launch_blocking_ && graph() == nullptr && (!RunningWork::on_this_thread() || RunningWork::on_this_thread(this));
     block.awaited = throws ? awaited.emplace().ticket() : 0;
@@ -76,29 +76,29 @@ class Stream {
     OperandList list = nullptr;
     if constexpr (ListsOperands<Callable>) list = &WorkBlock<Callable>::list_operands;
     check_capture(work.name, list, &block);
-    if (Observer* told = current_observer()) [[unlikely]] {
-      launch_observed(*told, work, list);
+    if (Observer* observer = current_observer()) [[unlikely]] {
+      launch_observed(*observer, work, list);
     } else {
       submit(&mtia_runtime_api::stream_launch, handle_, &work);
     }
     if (awaited) [[unlikely]]
       awaited->raise_error();
   }
-  // `size` bytes, between device memory and what `kind` says.
+  // Copies `size` bytes.
   void copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, CopyUse use = CopyUse::kWaitedFor) {
     if (current_observer() != nullptr || hooks.check_capture.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
-      tell_copy(to, from, size, kind, use);
+      notify_copy(to, from, size, kind, use);
     submit(&mtia_runtime_api::memory_copy, handle_, to, from, size, kind);
   }
-  // `count` elements with a pattern.
+  // Fills `count` elements with a pattern.
   void fill(mtia_device_ptr to, const void* pattern, uint32_t pattern_size, uint64_t count) {
     if (current_observer() != nullptr) [[unlikely]]
-      tell_fill(to, pattern_size * count);
+      notify_fill(to, pattern_size * count);
     submit(&mtia_runtime_api::memory_fill, handle_, to, pattern, pattern_size, count);
   }
   void launch_kernel(const char* name, const mtia_kernel_launch& launch) {
-    if (Observer* told = current_observer()) [[unlikely]]
-      return launch_watched(*told, name, launch);
+    if (Observer* observer = current_observer()) [[unlikely]]
+      return launch_watched(*observer, name, launch);
     submit(&mtia_runtime_api::stream_launch_kernel, handle_, &launch);
   }
   // `parameters` may be null.
@@ -106,7 +106,7 @@ class Stream {
     submit(&mtia_runtime_api::graph_launch, graph, handle_, parameters);
   }
 
-  // The graph in which work of the stream is recorded now; null: none.
+  // The graph that captures the stream; null: none.
   Graph* graph() const { return graph_.load(std::memory_order_acquire); }
 
   bool query() const;  // true: idle
@@ -114,14 +114,14 @@ class Stream {
   // Blocks until everything submitted before the call is done; then take_error() has the first error, if any.
   void wait_until_idle();
 
-  // The same for who comes upon a stream that another thread captures: false, at once.
+  // The same, but false at once for a stream that is captured, by another thread perhaps.
   bool is_idle() const;
   bool wait_unless_captured();
 
   // Work submitted later waits for the event's last record, or the stream joins its capture. Does not block.
   void wait(const Event& event);
 
-  // The first error since the last call, which forgets it.
+  // Returns the first error since the last call, and clears it.
   std::optional<WorkError> take_error();
   // Raises it, if there is one.
   void raise_error();
@@ -150,10 +150,10 @@ class Stream {
   }
   // The driver has not taken the work, or, with launch blocking, the work has failed.
   [[noreturn]] void refuse(mtia_status status, const std::string& function);
-  void launch_observed(Observer& told, const mtia_work& work, OperandList list);
-  void tell_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, CopyUse use) const;
-  void tell_fill(uint64_t to, uint64_t size) const;
-  void launch_watched(Observer& told, const char* name, const mtia_kernel_launch& launch);
+  void launch_observed(Observer& observer, const mtia_work& work, OperandList list);
+  void notify_copy(uint64_t to, uint64_t from, uint64_t size, mtia_copy_kind kind, CopyUse use) const;
+  void notify_fill(uint64_t to, uint64_t size) const;
+  void launch_watched(Observer& observer, const char* name, const mtia_kernel_launch& launch);
   static void list_spans(const void* work, OperandSink& sink);
   void set_graph(Graph* graph) { graph_.store(graph, std::memory_order_release); }
 

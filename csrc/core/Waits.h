@@ -1,4 +1,4 @@
-// How threads wait for the device, and which never do. No PyTorch.
+// Waiting for the device, and the threads that must not. No PyTorch.
 #pragma once
 
 #include <cstdint>
@@ -46,12 +46,10 @@ class BlockingWait {
   const WithoutGil without_gil_;
 };
 
-// The work that the calling thread is inside of, where that work is code of PyTorch's: fall backs, host functions and
-// collectives. It never waits for streams: not for its own, because that would never end, and not for others, because
-// they may wait for this one. See Note [Memory of running work] in BlockAllocator.h.
-//
-// For the duration of a scope the calling thread is inside an item of `stream`. Of an item that may allocate device
-// memory a window is open; collectives allocate none.
+// A scope in which the calling thread runs an item of `stream` that calls PyTorch: the CPU fallback, a host function or
+// a collective. Such work never waits for streams: its own would never be idle, and others may wait for this one. An
+// item that may allocate device memory has an open window, see Note [Memory of running work] in BlockAllocator.h;
+// collectives allocate none.
 class RunningWork {
  public:
   // `host_function`: its number, of the observer (Observer.h). 0: it has none.
@@ -64,11 +62,11 @@ class RunningWork {
   RunningWork& operator=(const RunningWork&) = delete;
 
   static bool on_this_thread() noexcept { return innermost != nullptr; }
-  // What the calling thread is inside of directly; null: nothing.
+  // The innermost scope of the calling thread; null: there is none.
   static const RunningWork* current() noexcept { return innermost; }
   const Stream& stream() const { return *stream_; }
   uint64_t host_function() const { return host_function_; }
-  // Directly, or through an item of another stream.
+  // In any scope of the calling thread.
   static bool on_this_thread(const Stream* stream) noexcept {
     const RunningWork* work = innermost;
     while (work != nullptr && work->stream_ != stream) work = work->outer_;
@@ -86,11 +84,11 @@ class RunningWork {
 // An item that its launching thread waits for, on the stack of that thread.
 //
 // Note [Items that are waited for]
-// Such an item may refer to the stack of the thread that waits for it, and gives its error to that thread. But the wait
-// can end before the item does: the driver refuses to wait, because another thread has begun to capture the stream or
-// the device is lost, or the item became a node of a graph that is launched much later. So the item holds a ticket
-// instead of a pointer. When it runs, it asks with the ticket whether the thread still waits. A thread that leaves
-// takes the ticket back, and first waits for an item that is running.
+// Such an item may refer to the stack of the waiting thread, and hands its error to that thread. But the wait can end
+// before the item does: the driver refuses to wait, because another thread has begun to capture the stream or the
+// device is lost, or the item became a node of a graph that is launched much later. So the item holds a ticket instead
+// of a pointer. When it runs, it checks with the ticket whether the thread still waits. A thread that leaves
+// invalidates the ticket, after waiting for an item that is running.
 class Awaited {
  public:
   Awaited();

@@ -13,7 +13,7 @@
 
 namespace torch_mtia::core {
 
-// What the driver wants to know about a work item beside the code.
+// Properties of a work item, for the driver.
 struct WorkInfo {
   const char* name;                                                  // operator name, valid while the work exists
   uint64_t cost = 0;                                                 // estimated nanoseconds on one thread
@@ -21,22 +21,21 @@ struct WorkInfo {
   int32_t num_threads = 1;                                           // threads that the launching thread would use
 };
 
-// Keeps an exception that escaped from work, until its stream synchronizes. `stream_tag` is the core::Stream.
+// Stores an exception of work until its stream synchronizes. `stream_tag` is the core::Stream.
 // Extensions use this header too.
 [[gnu::visibility("default")]] void record_work_error(void* stream_tag, const char* name,
                                                       std::exception_ptr error) noexcept;
-// The same for an item that somebody may wait for: see Awaited. False: nobody does any more.
+// The same for an item that a thread may wait for: see Awaited. False: no thread waits any more.
 [[gnu::visibility("default")]] bool give_work_error(uint64_t awaited, const std::exception_ptr& error) noexcept;
 
-// A callable that borrows from the launching thread's stack while it stays there. `detach` runs on the launching thread
-// when the driver moves the work into its queue, and makes the callable own what it had borrowed; what goes wrong in it
-// is thrown when the work runs.
+// A callable that refers to the launching thread's stack until it is queued. Then `detach`, on the launching thread,
+// makes it own what it refers to; an exception of `detach` is thrown when the work runs.
 template <typename Callable>
 concept Detachable = requires(Callable& callable) {
   { callable.detach() } noexcept;
 };
 
-// A callable that knows which device memory it touches.
+// A callable that lists its operands.
 template <typename Callable>
 concept ListsOperands = requires(const Callable& callable, OperandSink& sink) { callable.list_operands(sink); };
 

@@ -52,7 +52,7 @@ Recording& recording() {
   return instance;
 }
 
-// What a thread is doing, outermost first. A recording that ends in between leaves entries behind; they are dropped
+// What a thread is doing, outermost first. A recording that ends in between leaves entries; they are dropped
 // when the next one meets them.
 struct Operations {
   uint64_t recording = 0;

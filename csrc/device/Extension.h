@@ -41,7 +41,7 @@ T* host_address(T* device_address) {
 
 // Runs `callable()` in the current stream of the device. The callable holds plain data, such as addresses, sizes and
 // numbers, never a tensor; it can run any number of times, and may use at::parallel_for. Memory of tensors that belong
-// to the stream stays valid for it, because whoever gets that memory next submits behind it.
+// to the stream stays valid for it, because the next user of that memory submits its work later.
 template <typename Callable>
 void launch(c10::Device device, core::WorkInfo info, Callable callable) {
   info.num_threads = at::get_num_threads();

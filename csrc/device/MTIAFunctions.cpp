@@ -147,7 +147,7 @@ void synchronize_device(c10::DeviceIndex index) {
   check_device_index(index);
   ensure_initialized();
   MTIAGraph::refuse_on_devices("synchronize()");
-  const auto tell = [&] {
+  const auto notify = [&] {
     if (core::current_observer() == nullptr || core::RunningWork::on_this_thread()) return;
     const MTIAStream first = MTIAStream::default_stream(index);
     if (first.core().graph() == nullptr) core::program_has_waited(first.core());
@@ -156,10 +156,10 @@ void synchronize_device(c10::DeviceIndex index) {
   try {
     MTIAStream::synchronize_all(index);
   } catch (...) {
-    tell();  // an error of work is raised when all are idle; running work has not waited
+    notify();  // an error of work is raised when all are idle; running work has not waited
     throw;
   }
-  tell();
+  notify();
 }
 
 }  // namespace torch_mtia

@@ -13,8 +13,8 @@ namespace torch_mtia {
 
 inline constexpr c10::DeviceIndex kMaxDevices = 64;
 
-// What the process was told about the driver, before anything else here. Loads nothing; the last call before the
-// driver is initialized counts.
+// Settings of the driver. Called before anything else here; loads nothing. The last call before the driver is
+// initialized wins.
 void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device, bool launch_blocking,
                uint64_t delay_seed, bool log_launches);
 

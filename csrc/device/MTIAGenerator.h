@@ -12,8 +12,8 @@
 
 namespace torch_mtia {
 
-// The state is (seed, offset): every draw takes a piece of the counter's range and moves the offset behind it, so a
-// draw depends on nothing but the two, and not on the number of threads.
+// The state is (seed, offset). Every draw takes a range of the counter and moves the offset past it, so a draw depends
+// on the state alone, and not on the number of threads.
 //
 // While the current stream of the device is captured in a graph, the state can be neither read nor set: what is drawn
 // there is known only at a replay. RuntimeError says so.
@@ -35,7 +35,7 @@ struct MTIAGeneratorImpl final : public c10::GeneratorImpl {
   // What a draw of so many words moves the offset by: a Philox round yields four.
   static uint64_t round_up(uint64_t words) { return (words + 3) / 4 * 4; }
 
-  // Where a draw of so many words starts; the next one starts behind it. The caller holds mutex_.
+  // The state at which a draw of so many words starts; the next one starts after it. The caller holds mutex_.
   PhiloxState reserve(uint64_t words);
 
   c10::intrusive_ptr<MTIAGeneratorImpl> clone() const;

@@ -43,7 +43,7 @@ std::string stream_name(const core::Stream& stream) {
   return c10::str(device_name(public_stream.device_index()), " stream ", public_stream.id());
 }
 
-// The window of a replay with functions of the host closes behind it. Touches no memory.
+// The last item of a replay with host functions closes the replay's window. Touches no memory.
 struct EndOfReplay {
   std::shared_ptr<const MTIACachingAllocator::Window> window;
 
@@ -65,7 +65,7 @@ MTIAGraph::Memory::~Memory() {
     for (const c10::DeviceIndex device : devices) MTIACachingAllocator::of(device).release_pool(pool);
     if (host_pool != c10::MempoolId_t{0, 0}) host_allocator().release_pool(host_pool);
   } catch (...) {
-    // The pool stays: nobody is there to be told.
+    // The pool is leaked: a destructor can raise no error.
   }
   --num_captured;
 }
@@ -184,7 +184,7 @@ void MTIAGraph::replay() {
   std::shared_ptr<const MTIACachingAllocator::Window> window;
   if (has_host_functions_) window = std::make_shared<const MTIACachingAllocator::Window>(stream.core());
   launch(stream.core(), states.empty() ? nullptr : &parameters);
-  if (window != nullptr) {  // it ends with an item behind the graph
+  if (window != nullptr) {  // an item after the graph closes it
     core::WorkInfo info{};
     info.name = "mtia::graph_end";
     stream.core().launch(info, EndOfReplay{std::move(window)});

@@ -72,7 +72,7 @@ class MTIAGraph final : public at::GraphImplInterface, public core::Graph {
   // Pinned memory is about to be allocated for the capture.
   void use_host_pool();
 
-  // A draw in the capture from a generator, which is kept.
+  // Reserves random numbers of a generator, which the graph keeps alive, for a draw in the capture.
   PhiloxSource reserve_words(const at::Generator& generator, uint64_t words);
 
  private:

@@ -172,8 +172,8 @@ class HostAllocatorImpl final : public at::CachingHostAllocatorImpl<c10::Stream,
 
   bool stream_is_capturing(c10::Stream stream) const override { return MTIAStream(stream).core().graph() != nullptr; }
 
-  // Blocks that running work has freed. Recorded inside an item, an event would stand for the item, and copies may be
-  // queued behind it. So the next caller who is outside frees them.
+  // Blocks that running work has freed. An event that is recorded inside an item would stand for that item, and copies
+  // may be queued after it. So the next call from outside frees them.
   std::mutex late_mutex_;
   std::vector<void*> late_;
 };

@@ -21,8 +21,8 @@ namespace torch_mtia {
 // 0 is the device's default stream. The others are made on demand, kStreamsPerPool for each of the two priorities, and
 // handed out round robin, as CUDA does: 1 .. 32 have normal priority, 33 .. 64 high. The last pool is for recordings of
 // compiled code: what a program gives to its own streams meanwhile must not become part of them. The ids from
-// kFirstOwned on are streams with one owner at a time: work that waits for other processes runs there, and nobody
-// else's work may be queued behind it.
+// kFirstOwned on are streams with one owner at a time: work that waits for other processes runs there, and no
+// other work may be queued after it.
 class MTIAStream {
  public:
   static constexpr int kStreamsPerPool = 32;
@@ -38,7 +38,7 @@ class MTIAStream {
   // The stream with this driver handle; empty: the device has none.
   static std::optional<MTIAStream> find(c10::DeviceIndex device, const void* handle);
 
-  // Has errors of work raised in PyTorch's terms. Called once the device is initialized.
+  // Sets how errors of work are raised. Called once the device is initialized.
   static void initialize();
 
   // Raises RuntimeError for a stream of another device type or one that was never handed out.

@@ -12,14 +12,15 @@
 namespace torch_mtia {
 namespace {
 
-// What an observer knows the function by, until the last copy of its item dies.
+// The number of the function for an observer, until the last copy of its item dies.
 class Watched {
  public:
   explicit Watched(const MTIAStream& stream) {
-    if (core::Observer* told = core::current_observer()) number_ = told->submits_host_function(stream.core());
+    if (core::Observer* observer = core::current_observer()) number_ = observer->submits_host_function(stream.core());
   }
   ~Watched() {
-    if (core::Observer* told = number_ != 0 ? core::current_observer() : nullptr) told->ended_host_function(number_);
+    if (core::Observer* observer = number_ != 0 ? core::current_observer() : nullptr)
+      observer->ended_host_function(number_);
   }
   Watched(const Watched&) = delete;
   Watched& operator=(const Watched&) = delete;

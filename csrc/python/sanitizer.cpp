@@ -319,7 +319,7 @@ void bind_sanitizer(py::module_& m) {
   m.def("_sanitizer_wait", &wait, py::call_guard<py::gil_scoped_release>());
   // As if the program had waited for all devices.
   m.def("_sanitizer_order_all", [] { wait_for_all_streams(/*for_program=*/true); });
-  m.def("_sanitizer_reads", [](const char* name, const at::Tensor& tensor) { tell_host_read(name, tensor); });
+  m.def("_sanitizer_reads", [](const char* name, const at::Tensor& tensor) { notify_host_read(name, tensor); });
   m.def("_sanitizer_gradients_are_scaled", &gradients_are_scaled);
   m.def("_sanitizer_take", &take);
   m.def("_sanitizer_unlisted", &sanitizer::Sanitizer::unlisted);
