@@ -49,6 +49,39 @@ def test_an_empty_tensor_takes_no_memory() -> None:
     assert torch.accelerator.memory_allocated() == before
 
 
+def test_memory_is_freed_by_its_address_on_whichever_device_it_is(run_script: RunScript) -> None:
+    """As c10::Allocator::raw_allocate and raw_deallocate, which packages use."""
+    script = """
+        import ctypes, pathlib
+        import torch, torch_mtia
+        library = ctypes.CDLL(pathlib.Path(torch_mtia.__file__).parent / "lib" / "libtorch_mtia.so")
+        allocated = torch.accelerator.memory_allocated
+
+        def allocate(size):
+            address = ctypes.c_void_p()
+            assert library.aoti_torch_mtia_allocate(ctypes.c_uint64(size), ctypes.byref(address)) == 0
+            return address
+
+        def free(address):
+            assert library.aoti_torch_mtia_free(address) == 0
+
+        torch.mtia.set_device(1)
+        address, nothing, tensor = allocate(1000), allocate(0), torch.ones(2000, device="mtia")
+        assert (bool(address), bool(nothing), allocated(1)) == (True, False, 1024 + 8192)
+        torch.mtia.set_device(0)
+        other = torch.ones(10, device="mtia")
+        free(ctypes.c_void_p(address.value + 512))  # none begins there
+        free(nothing)
+        assert (allocated(0), allocated(1)) == (512, 1024 + 8192)
+        free(address)
+        assert (allocated(0), allocated(1)) == (512, 8192)
+        free(address)
+        del tensor
+        assert (allocated(0), allocated(1)) == (512, 0)
+    """
+    run_script(script, TORCH_MTIA_DEVICES="2").output()
+
+
 def test_every_statistic_is_reported() -> None:
     statistics = torch.accelerator.memory_stats()
     missing = {f"{name}.{pool}.{metric}" for name in STATISTICS for pool in POOLS for metric in METRICS} - set(

@@ -13,8 +13,6 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
-#include <mutex>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -24,7 +22,6 @@
 #include "../device/DeviceIndex.h"
 #include "../device/MTIACachingAllocator.h"
 #include "../device/MTIAStream.h"
-#include "../runtime/forks.h"
 #include "Errors.h"
 #include "Package.h"
 
@@ -47,45 +44,16 @@ MTIAStream stream_of(c10::DeviceIndex device, mtia_stream handle) {
   return *other;
 }
 
-// What packages have allocated, by address. Leaked: they may free until the process ends.
-class PackageMemory {
- public:
-  PackageMemory() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex_); }
-
-  static PackageMemory& instance() {
-    static auto* const memory = new PackageMemory();
-    return *memory;
-  }
-
-  void* allocate(size_t nbytes) {
-    c10::DataPtr data = MTIACachingAllocator::get().allocate(nbytes);
-    void* address = data.get();
-    const std::lock_guard<std::mutex> lock(mutex_);
-    pieces_.emplace(address, std::move(data));
-    return address;
-  }
-
-  // Its memory is used again when every stream has done what it was given: the model has run on any of them.
-  void free(void* address) {
-    c10::DataPtr data;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      const auto found = pieces_.find(address);
-      if (found == pieces_.end()) return;
-      data = std::move(found->second);
-      pieces_.erase(found);
-    }
-    if (address == nullptr) return;
-    const MTIAStream current = MTIAStream::current(data.device().index());
-    std::vector<MTIAStream> users = current.others();
-    users.push_back(current);
-    for (const MTIAStream& user : users) MTIACachingAllocator::get().recordStream(data, user.unwrap());
-  }
-
- private:
-  std::mutex mutex_;
-  std::unordered_map<void*, c10::DataPtr> pieces_;
-};
+// The model has run on any stream, so the memory is reused after the present work of all.
+void free_memory(void* address) {
+  core::BlockAllocator* owner = MTIACachingAllocator::owner_of(address);
+  if (owner == nullptr) return;
+  const MTIAStream current = MTIAStream::current(static_cast<c10::DeviceIndex>(owner->device()));
+  std::vector<MTIAStream> users = current.others();
+  users.push_back(current);
+  for (const MTIAStream& user : users) owner->record_stream(reinterpret_cast<uint64_t>(address), &user.core());
+  MTIACachingAllocator::get().raw_deallocate(address);
+}
 
 void copy(void* to, const void* from, size_t nbytes) {
   if (nbytes == 0) return;
@@ -224,11 +192,11 @@ AOTITorchError aoti_torch_delete_mtia_stream_guard(MTIAStreamGuardHandle guard) 
 }
 
 AOTITorchError aoti_torch_mtia_allocate(uint64_t nbytes, void** ret_address) {
-  return run_shim([&] { *ret_address = PackageMemory::instance().allocate(nbytes); });
+  return run_shim([&] { *ret_address = MTIACachingAllocator::get().raw_allocate(nbytes); });
 }
 
 AOTITorchError aoti_torch_mtia_free(void* address) {
-  return run_shim([&] { PackageMemory::instance().free(address); });
+  return run_shim([&] { free_memory(address); });
 }
 
 AOTITorchError aoti_torch_mtia_copy(void* to, const void* from, uint64_t nbytes) {

@@ -166,7 +166,6 @@ Tensor _lazy_clone_mtia(const Tensor& self) {
   if (torch_mtia::MTIACachingAllocator::may_be_of_graph(*self.storage().unsafeGetStorageImpl())) {
     return clone_of_storage(self);
   }
-  torch_mtia::MTIACachingAllocator::prepare_lazy_clone(*self.storage().unsafeGetStorageImpl());
   const auto is_owned_otherwise = [](const c10::StorageImpl& storage) {  // as memory of a graph is
     namespace cow = c10::impl::cow;
     return !cow::has_simple_data_ptr(storage) && !cow::is_cow_data_ptr(storage.data_ptr());

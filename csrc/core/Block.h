@@ -1,5 +1,5 @@
-// The pieces of memory that the allocator is about, their sizes, and the lists that they are in. For the files of the
-// allocator only, and called with its lock held: see Note [Locks of the allocator] in BlockAllocator.cpp.
+// The blocks of the allocator: their sizes, free lists, and table by address. For the files of the allocator only, and
+// called with its lock held: see Note [Locks of the allocator] in BlockAllocator.cpp.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ inline constexpr size_t kLargeSegment = size_t{20} << 20;
 inline constexpr size_t kSegmentRounding = size_t{2} << 20;
 inline constexpr mtia_device_ptr kSegmentAlignment = 4096;  // as mtia_runtime.h promises
 
-// No device has that much; smaller sizes can be rounded without overflow.
+// More than any device has; smaller sizes can be rounded without overflow.
 inline constexpr size_t kNoDeviceHas = std::numeric_limits<size_t>::max() / 2;
 
 constexpr size_t round_up(size_t size, size_t unit) {
@@ -39,6 +39,8 @@ constexpr size_t segment_size_for(size_t size) {
   return size < kLargeRequest ? kLargeSegment : round_up(size, kSegmentRounding);
 }
 
+struct Block;
+
 // The order of LargeFreeBlocks: by size, then address.
 struct BySize {
   using is_transparent = void;
@@ -47,36 +49,38 @@ struct BySize {
 };
 using LargeFreeSet = std::set<Block*, BySize>;
 
-// A piece of a segment. The pieces of a segment are linked in order of address; two free ones are never neighbours, nor
-// are two without memory.
+// A part of a segment. The blocks of a segment are linked in order of address. No two free ones are neighbours, nor are
+// two without memory.
 struct Block {
   mtia_device_ptr address = 0;
   size_t size = 0;
   size_t requested = 0;
   Stream* stream = nullptr;
   struct MemoryPool* pool = nullptr;
-  bool is_in_small_segment = false;    // whose blocks are those of requests up to 1 MiB
+  bool is_in_small_segment = false;    // of requests up to 1 MiB
   bool expandable = false;             // of an expandable segment
   bool counts_as_oversize = false;     // in the statistics; max_split_size may change before the block is freed
-  bool segment_is_oversize = false;    // likewise, in the first block of a segment: of the segment
-  bool mapped = true;                  // false: only addresses, see Note [Expandable segments]; then it is in_use
+  bool segment_is_oversize = false;    // the same for a segment, in its first block
+  bool mapped = true;                  // false: addresses without memory, see Note [Expandable segments]; then in_use
   bool in_use = false;                 // handed out, or waiting for events
   bool allocated = false;              // handed out
   int32_t pending_events = 0;          // that must complete before the block is free
-  Block* before = nullptr;             // neighbours in the segment
-  Block* behind = nullptr;             //
+  Block* previous = nullptr;           // neighbours in the segment
+  Block* next = nullptr;               //
   Block* previous_free = nullptr;      // in a list of SmallFreeBlocks
-  Block* next_free = nullptr;          // likewise, or in the list of unused Block objects
-  LargeFreeSet::node_type set_node;    // of LargeFreeBlocks, while the block is not in it; made with the block
+  Block* next_free = nullptr;          // the same, or in a window, or among unused Block objects
+  LargeFreeSet::node_type set_node;    // of LargeFreeBlocks, while the block is not in it
+  Block* next_in_bucket = nullptr;     // of BlockTable
   std::vector<Stream*> other_streams;  // that use it, by record_stream
   TraceContext context;                // of the allocation, while history is recorded
-  TraceContext segment_context;        // in the first block of a segment: of the segment
+  TraceContext segment_context;        // of a segment, in its first block
   uint64_t free_since = 0;             // in the order of frees, for garbage collection
-  uint64_t captures_before = 0;        // that had ended when the block was handed out
+  uint64_t captures_before = 0;        // captures that had ended when the block was handed out
+  const void* tag = nullptr;           // by BlockAllocator::set_tag
 
-  bool is_whole_segment() const { return before == nullptr && behind == nullptr; }
-  // Of mapped blocks: with the ordinary segment, or with a mapped part of an expandable one.
-  bool begins_range() const { return before == nullptr || !before->mapped; }
+  bool is_whole_segment() const { return previous == nullptr && next == nullptr; }
+  // For mapped blocks: whether an ordinary segment, or a mapped range of an expandable one, begins with it.
+  bool begins_range() const { return previous == nullptr || !previous->mapped; }
 };
 
 inline bool BySize::operator()(const Block* a, const Block* b) const {
@@ -86,8 +90,8 @@ inline bool BySize::operator()(const Block* block, size_t size) const {
   return block->size < size;
 }
 
-// A list for each multiple of kBlockRounding, last in first out, and a bit for each list that is not empty: the best
-// fit is the first set bit.
+// A stack for each multiple of kBlockRounding, and a bit for each stack that is not empty: the best fit is the first
+// set bit.
 class SmallFreeBlocks {
  public:
   void insert(Block* block) {
@@ -120,7 +124,7 @@ class SmallFreeBlocks {
       for (; block != nullptr; block = block->next_free) apply(block);
     }
   }
-  // Of just this size, and removes it; null: there is none.
+  // Removes and returns a block of exactly this size; null: there is none.
   Block* take(size_t size) {
     Block* block = lists_[list_of(size)];
     if (block != nullptr) remove(block);
@@ -135,7 +139,7 @@ class SmallFreeBlocks {
   std::array<uint64_t, kLists / 64> not_empty_{};
 };
 
-// Neither inserting nor removing allocates: a block keeps its node of the set.
+// Inserting and removing allocate nothing: a block outside holds its node of the set.
 class LargeFreeBlocks {
  public:
   static void prepare(Block* block) { block->set_node = LargeFreeSet{block}.extract(block); }
@@ -156,34 +160,76 @@ class LargeFreeBlocks {
   LargeFreeSet blocks_;
 };
 
-// The Block objects that describe no memory now. Owns all that there are; none is moved or destroyed. What has been
-// prepared is taken without fail, so that nothing throws between taking a block off its list and handing it out.
-class UnusedBlocks {
+// All Block objects: those that have memory are in a hash table by address, the others in a list. None is moved or
+// destroyed. prepare() allocates for all other functions, so that nothing throws between taking a block off its list
+// and handing it out.
+class BlockTable {
  public:
+  // From now on `count` blocks can be taken.
   void prepare(size_t count) {
-    while (count_ < count) {
+    while (num_unused_ < count) {
+      if (all_.size() == buckets_.size()) grow();
       Block* block = &all_.emplace_back();
       LargeFreeBlocks::prepare(block);
       put(block);
     }
   }
   Block* take() noexcept {
-    MTIA_ASSERT(count_ > 0);  // it has been prepared
-    Block* block = first_;
-    first_ = block->next_free;
-    --count_;
+    MTIA_ASSERT(num_unused_ > 0);  // it has been prepared
+    Block* block = unused_;
+    unused_ = block->next_free;
+    --num_unused_;
     return block;
   }
-  void put(Block* block) noexcept {
-    block->next_free = first_;
-    first_ = block;
-    ++count_;
+  // Of a block that was taken.
+  void set_address(Block* block, mtia_device_ptr address) noexcept {
+    MTIA_ASSERT(block->address == 0 && address != 0);
+    block->address = address;
+    enter(block);
   }
+  void put(Block* block) noexcept {
+    if (block->address != 0) {
+      Block** link = &bucket_of(block->address);
+      while (*link != block) link = &(*link)->next_in_bucket;
+      *link = block->next_in_bucket;
+      block->address = 0;
+    }
+    block->next_free = unused_;
+    unused_ = block;
+    ++num_unused_;
+  }
+  // Null: no block begins at the address.
+  Block* find(mtia_device_ptr address) const noexcept {
+    Block* block = buckets_[index_of(address)];
+    while (block != nullptr && block->address != address) block = block->next_in_bucket;
+    return block;
+  }
+  size_t num_used() const { return all_.size() - num_unused_; }
 
  private:
+  // Fibonacci hashing: it spreads neighbours, and the multiples of large powers of two that segments begin at.
+  size_t index_of(mtia_device_ptr address) const noexcept {
+    return (address / kBlockRounding * 0x9E3779B97F4A7C15) >> shift_;
+  }
+  Block*& bucket_of(mtia_device_ptr address) noexcept { return buckets_[index_of(address)]; }
+  void enter(Block* block) noexcept {
+    Block*& bucket = bucket_of(block->address);
+    block->next_in_bucket = bucket;
+    bucket = block;
+  }
+  void grow() {
+    buckets_ = std::vector<Block*>(2 * buckets_.size());
+    --shift_;
+    for (Block& block : all_) {
+      if (block.address != 0) enter(&block);
+    }
+  }
+
   std::deque<Block> all_;
-  Block* first_ = nullptr;  // linked by next_free
-  size_t count_ = 0;
+  Block* unused_ = nullptr;  // linked by next_free
+  size_t num_unused_ = 0;
+  int shift_ = 64 - 10;
+  std::vector<Block*> buckets_ = std::vector<Block*>(size_t{1} << 10);  // linked by next_in_bucket
 };
 
 }  // namespace torch_mtia::core

@@ -31,20 +31,17 @@ void for_each_stat(AllocatorStats& stats, Apply apply) {
   apply(stats.oversize_segments);
 }
 
-// For a block that is freed: PendingFrees waits for the streams that it was recorded for.
-void report_uses(const Block* block) noexcept {
-  Observer* observer = current_observer();
-  if (observer == nullptr) return;
-  for (const Stream* stream : block->other_streams) observer->reuse_waits_for(*stream, block->address, block->size);
+BlockInfo info_of(const Block* block) {
+  return {block->address, block->size, block->requested, block->stream, block->captures_before, block->tag};
 }
 
 }  // namespace
 
 // Note [Locks of the allocator]
 // `mutex` guards everything but the history. It is held while calling the driver, but never for a call that waits for
-// the device: a thread that frees needs it, and may be the one that lets the device go on. Who waits for the device to
-// give segments back holds no lock at all, not even the interpreter's: what is waited for may be work that allocates
-// itself. Order: mutex, the history's lock, the driver's own locks. Pools, Segments, Windows and PendingFrees have no
+// the device: a thread that frees needs it, and the device may depend on that thread. A thread that waits for the
+// device in order to return segments holds no lock at all, not even the interpreter's: the work that it waits for may
+// allocate. Order: mutex, the history's lock, the driver's own locks. Pools, Segments, Windows and PendingFrees have no
 // lock of their own: their functions are called with `mutex`, as are those of State whose name ends in `_locked`.
 struct BlockAllocator::State {
   State(int32_t device, OptionsSource options) : device(device), segments(device, options, pools, history) {}
@@ -57,23 +54,25 @@ struct BlockAllocator::State {
   Windows windows;
   PendingFrees pending{windows};
 
-  // BlockAllocator::allocate: the first has a way without a look at the driver for small blocks.
+  // BlockAllocator::allocate, with a fast path for small blocks.
   Block* allocate_quickly(size_t size, Stream* stream);
   Block* allocate(size_t size, Stream* stream);
-  // The block waits for no other stream; open windows of its own stream hold it.
+  // No other stream uses the block; open windows of its own stream defer it.
   void release_locked(Block* block) noexcept {
-    if (!windows.hold(block)) segments.release(block);
+    if (!windows.defer(block)) segments.release(block);
   }
   void release_completed_locked() {
     pending.take_completed([this](Block* block) { release_locked(block); });
   }
+  // Before a free, without a lock: the observer may need that of the interpreter.
+  void report_free(Observer& observer, mtia_device_ptr address) noexcept;
   // `stream`, which uses the freed block, can be marked now.
   void mark_late_locked(Block* block, Stream* stream) noexcept {
     if (pending.mark_late(block, stream)) release_locked(block);
   }
 
-  // Returns to the driver the free segments that `chosen` is true for, after waiting for the device; inside running
-  // work, without waiting, those that no work uses.
+  // Returns the chosen free segments to the driver, after waiting for the device. Running work does not wait, and
+  // returns those that no work uses.
   void reclaim(const Segments::Choice& chosen);
   void reclaim_all();
   void collect_garbage(uint64_t bytes);
@@ -124,11 +123,11 @@ Block* BlockAllocator::State::allocate(size_t size, Stream* stream) {
   throw OutOfDeviceMemory(size, free_bytes, total_bytes, size <= kNoDeviceHas ? segments.refusal() : std::string());
 }
 
-// What goes back to the driver ----------------------------------------------------------------------------------------
+// Memory that returns to the driver -----------------------------------------------------------------------------------
 
 namespace {
 
-// No lock of the allocator is held. Takes those out that another thread has begun to capture.
+// Called without locks. Removes streams that another thread has begun to capture.
 void wait_for(std::set<Stream*>& streams) {
   std::vector<Stream*> busy;
   std::copy_if(streams.begin(), streams.end(), std::back_inserter(busy),
@@ -150,10 +149,9 @@ void BlockAllocator::State::reclaim(const Segments::Choice& chosen) {
     {
       const std::lock_guard lock(mutex);
       ++segments.stats().num_sync_all_streams;
-      for (const std::vector<Stream*>& busy : {pending.streams(), windows.streams()}) {
-        std::copy_if(busy.begin(), busy.end(), std::inserter(users, users.end()),
-                     [](Stream* stream) { return stream->graph() == nullptr; });
-      }
+      users.merge(pending.streams());
+      users.merge(windows.streams());
+      std::erase_if(users, [](const Stream* stream) { return stream->graph() != nullptr; });
     }
     wait_for(users);
     {
@@ -172,7 +170,7 @@ void BlockAllocator::State::reclaim(const Segments::Choice& chosen) {
     const auto is_done = [&](Stream* stream) {
       return (waited_for.contains(stream) && block->free_since <= start) || stream->is_idle();
     };
-    // Of its own stream, running work finds free only what is done with.
+    // Running work finds no free block of its own stream that other work uses: see Note [Memory of running work].
     const std::vector<Stream*>& used_in = block->pool->used_in;
     return (RunningWork::on_this_thread(block->stream) || is_done(block->stream)) &&
            std::all_of(used_in.begin(), used_in.end(), is_done);
@@ -183,7 +181,7 @@ void BlockAllocator::State::reclaim_all() {
   reclaim([](const Block* block) { return block->pool->may_return_segments(); });
 }
 
-// Returns the segments that have been free for longest, until `bytes` are given back.
+// Returns the segments that have been free for longest: `bytes` of them.
 void BlockAllocator::State::collect_garbage(uint64_t bytes) {
   std::set<const Block*> garbage;
   {
@@ -193,27 +191,11 @@ void BlockAllocator::State::collect_garbage(uint64_t bytes) {
     garbage = segments.oldest(bytes);
   }
   if (garbage.empty()) return;
-  // The lock was not held all the time: one of them may be a block of something else by now.
+  // The lock was not held throughout: a block of the set may belong to another segment by now.
   reclaim([&garbage](const Block* block) { return garbage.contains(block) && block->pool->may_return_segments(); });
 }
 
 // The allocator -------------------------------------------------------------------------------------------------------
-
-mtia_device_ptr block_address(const Block* block) {
-  return block->address;
-}
-size_t block_size(const Block* block) {
-  return block->size;
-}
-size_t block_requested_size(const Block* block) {
-  return block->requested;
-}
-Stream* block_stream(const Block* block) {
-  return block->stream;
-}
-uint64_t block_captures_before(const Block* block) {
-  return block->captures_before;
-}
 
 BlockAllocator::BlockAllocator(int32_t device, OptionsSource options)
     : state_(std::make_unique<State>(device, options).release()) {
@@ -225,32 +207,65 @@ BlockAllocator* BlockAllocator::create(int32_t device, OptionsSource options) {
   return std::unique_ptr<BlockAllocator>(new BlockAllocator(device, options)).release();  // leaked, see the class
 }
 
-Block* BlockAllocator::allocate(size_t size, Stream* stream) {
+int32_t BlockAllocator::device() const {
+  return state_->device;
+}
+
+mtia_device_ptr BlockAllocator::allocate(size_t size, Stream* stream) {
   Block* block = state_->allocate_quickly(size, stream);
   block->captures_before = Graph::num_ended();
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->allocated(block->address, block->size, block->pool->id != PoolId{});
-  return block;
+  if (Observer* observer = current_observer()) [[unlikely]]
+    observer->allocated(block->address, block->size, block->pool->id != PoolId{});
+  return block->address;
 }
 
-void BlockAllocator::free(Block* block) noexcept {
-  if (Observer* told = current_observer()) [[unlikely]] {
-    report_uses(block);
-    told->freed(block->address);
+void BlockAllocator::State::report_free(Observer& observer, mtia_device_ptr address) noexcept {
+  {
+    const std::lock_guard lock(mutex);
+    const Block* block = segments.find(address);
+    if (block == nullptr) return;
+    for (const Stream* stream : block->other_streams) observer.reuse_waits_for(*stream, address, block->size);
   }
-  const TraceContext context = state_->history.context_of_free();
+  observer.freed(address);
+}
+
+size_t BlockAllocator::free(mtia_device_ptr address, bool in_own_window) noexcept {
+  if (Observer* observer = current_observer()) [[unlikely]]
+    state_->report_free(*observer, address);
+  const TraceContext context = in_own_window ? nullptr : state_->history.context_of_free();
   const std::lock_guard lock(state_->mutex);
+  Block* block = state_->segments.find(address);
+  if (block == nullptr) return 0;
+  const size_t size = block->size;
   state_->segments.free(block, context);
+  if (in_own_window) {
+    state_->segments.release(block);
+    return size;
+  }
   if (!block->other_streams.empty()) state_->pending.add(block);
   if (block->pending_events == 0) state_->release_locked(block);
+  return size;
 }
 
-void BlockAllocator::free_while_running(Block* block) noexcept {
-  if (Observer* told = current_observer()) [[unlikely]]
-    told->freed(block->address);
+std::optional<BlockInfo> BlockAllocator::find(mtia_device_ptr address) const noexcept {
   const std::lock_guard lock(state_->mutex);
-  state_->segments.free(block, /*context=*/nullptr);
-  state_->segments.release(block);
+  const Block* block = state_->segments.find(address);
+  return block != nullptr ? std::optional(info_of(block)) : std::nullopt;
+}
+
+void BlockAllocator::set_tag(mtia_device_ptr address, const void* tag) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  if (Block* block = state_->segments.find(address)) state_->segments.set_tag(block, tag);
+}
+
+std::vector<BlockInfo> BlockAllocator::tagged() const {
+  const std::lock_guard lock(state_->mutex);
+  std::vector<BlockInfo> result;
+  if (state_->segments.num_tagged() == 0) return result;
+  state_->segments.for_each_block([&](const Block* block) {
+    if (block->tag != nullptr) result.push_back(info_of(block));
+  });
+  return result;
 }
 
 WindowId BlockAllocator::open_window(Stream* stream) {
@@ -270,11 +285,15 @@ void BlockAllocator::close_window(Stream* stream, WindowId id) noexcept {
   }
 }
 
-void BlockAllocator::record_stream(Block* block, Stream* stream) {
-  if (stream == block->stream) return;
+Stream* BlockAllocator::record_stream(mtia_device_ptr address, Stream* stream) {
   const std::lock_guard lock(state_->mutex);
+  Block* block = state_->segments.find(address);
+  if (block == nullptr) return nullptr;
   auto& streams = block->other_streams;
-  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+  if (stream != block->stream && std::find(streams.begin(), streams.end(), stream) == streams.end()) {
+    streams.push_back(stream);
+  }
+  return block->stream;
 }
 
 void BlockAllocator::empty_cache() {
@@ -308,7 +327,7 @@ void BlockAllocator::use_pool_in(PoolId pool, Stream* stream) {
 void BlockAllocator::direct_to_default_pool(Stream* stream) {
   const std::lock_guard lock(state_->mutex);
   state_->pools.direct_to_default(stream);
-  for (Block* block : state_->pending.end_capture(stream)) state_->mark_late_locked(block, stream);
+  for (const auto& [captured, block] : state_->pending.end_capture(stream)) state_->mark_late_locked(block, captured);
 }
 
 void BlockAllocator::set_memory_fraction(double fraction) {

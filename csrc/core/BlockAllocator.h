@@ -2,18 +2,18 @@
 //
 // Note [Stream-ordered memory]
 // A block belongs to the stream it was allocated for. Freeing it never waits: work already submitted to that stream
-// still finds its memory, because whoever gets the block next submits behind it. To another stream a block goes only
-// after the device is known to be done with it: when a segment is returned to the driver, and, for a block that other
-// streams used (`record_stream`), when an event recorded on each of them at the time of the free is complete.
+// still finds its memory, because the next user of the block submits its work after it. Another stream gets the memory
+// only after the device is done with it: after a segment is returned to the driver. A block that other streams used
+// (`record_stream`) is reused when events recorded on them at the time of the free are complete.
 //
 // Note [Private pools]
 // A pool is memory of its own: blocks of one are neither taken from nor merged with those of another. Allocations go to
 // the default pool unless their stream is directed to a private one. Captured graphs have private pools, because their
-// addresses stay in use between replays although no tensor holds them: segments of a private pool go back to the driver
-// only after the last user of the pool has released it, and when the work is done that is queued in streams where the
-// graphs were launched: it reads results of theirs, which belong to the streams of the capture, as its own. A block
-// that is freed in a capture, and that other streams of the capture use, becomes free when their capture ends: within
-// it, nothing orders them.
+// addresses stay in use between replays although no tensor owns them. Segments of a private pool go back to the driver
+// only after the last user of the pool has released it, and after the work queued in streams where the graphs were
+// launched: that work reads the graphs' results, whose blocks belong to the streams of the capture. A block that is
+// freed in a capture, and that other streams of the capture use, becomes free when their capture ends: nothing orders
+// it earlier.
 //
 // Note [Expandable segments]
 // Memory that was cut into segments for blocks of one size may not serve a larger request, however much of it is free.
@@ -23,13 +23,14 @@
 // so does a request for which the range has no place.
 //
 // Note [Memory of running work]
-// Work that allocates while it runs (the CPU fallback and host functions do) breaks the order above: it runs at one
-// point of the stream, but the free list has grown by blocks that were freed later, behind work that is queued behind
-// it. So such work opens a window before it is submitted and closes it when it is done. Blocks of the stream that are
-// freed in between become free when the window closes, except those that running work itself frees, which nobody else
-// has seen. So whatever is free while running work looks is done with: it may even be returned to the driver.
+// Work that allocates while it runs (the CPU fallback and host functions) breaks stream order: the free list has blocks
+// that queued work, which runs later, still uses. So such work opens a window before it is submitted, and closes it
+// when it is done. Blocks of the stream that are freed in between become free when the window closes, except blocks
+// that the running work itself allocated and freed. So no work uses the blocks that are free in a window: they may even
+// be returned to the driver.
 //
-// Running work (see Waits.h) does not wait. When it finds no memory, it gets what is idle, or OutOfDeviceMemory.
+// Running work (see Waits.h) does not wait. When it finds no memory, it reclaims idle segments, or throws
+// OutOfDeviceMemory.
 #pragma once
 
 #include <array>
@@ -38,6 +39,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -49,14 +51,15 @@ namespace torch_mtia::core {
 
 class Stream;
 
-// A piece of a segment. Handed out by BlockAllocator::allocate, owned by the allocator.
-struct Block;
-
-mtia_device_ptr block_address(const Block* block);
-size_t block_size(const Block* block);            // rounded bytes
-size_t block_requested_size(const Block* block);  // bytes asked for
-Stream* block_stream(const Block* block);
-uint64_t block_captures_before(const Block* block);  // captures that had ended when it was handed out
+// A block that the program has.
+struct BlockInfo {
+  mtia_device_ptr address;
+  size_t size;               // rounded bytes
+  size_t requested;          // bytes asked for
+  Stream* stream;            // that it was allocated for
+  uint64_t captures_before;  // captures that had ended when it was allocated
+  const void* tag;           // by set_tag
+};
 
 // One figure of the statistics, in the sense of c10::CachingAllocator::Stat.
 struct Stat {
@@ -66,8 +69,7 @@ struct Stat {
   int64_t freed = 0;
 };
 
-// Of all blocks, of those in segments of small blocks, and of the others; indices as in
-// c10::CachingAllocator::StatType.
+// All blocks, those in segments of small blocks, and the others: the indices of c10::CachingAllocator::StatType.
 enum StatIndex : size_t { kAll = 0, kSmall = 1, kLarge = 2 };
 using StatArray = std::array<Stat, 3>;
 
@@ -90,11 +92,11 @@ struct AllocatorStats {
   int64_t num_device_free = 0;
 };
 
-// What PYTORCH_ALLOC_CONF sets. Asked for whenever a large block is wanted, and may change in between.
+// The settings of PYTORCH_ALLOC_CONF. Read for every request of a large block: they may change.
 struct AllocatorOptions {
   size_t max_split_size = std::numeric_limits<size_t>::max();  // larger blocks are not cut
   size_t max_non_split_rounding = size_t{20} << 20;            // how much larger such a block may be than the request
-  double garbage_collection_threshold = 0;  // of the memory that may be held; 0: collect only when it is used up
+  double garbage_collection_threshold = 0;  // fraction of the memory limit; 0: collect only when memory is used up
   bool expandable_segments = false;         // where the driver has virtual memory
 };
 
@@ -134,7 +136,7 @@ struct BlockSnapshot {
   TraceContext context;
 };
 
-// Of an expandable segment: each of its mapped ranges.
+// A segment, or a mapped range of an expandable one.
 struct SegmentSnapshot {
   uint64_t address;
   size_t size = 0;
@@ -154,11 +156,10 @@ struct HistoryOptions {
   std::function<TraceContext()> context_of_free = nullptr;
 };
 
-// Raised when the device's memory is used up even after the cache was emptied. The figures are those of the message
-// that the upper layer writes.
+// Raised when the device's memory is used up even after the cache was emptied. The layer above writes the message.
 class OutOfDeviceMemory : public std::runtime_error {
  public:
-  // `reason`: what there is too little of, and what helps; "" where no driver was asked.
+  // `reason`: the driver's, with a remedy; "": the driver was not asked.
   OutOfDeviceMemory(size_t requested, uint64_t device_free, uint64_t device_total, const std::string& reason)
       : std::runtime_error(reason), requested(requested), device_free(device_free), device_total(device_total) {}
   const size_t requested;
@@ -171,36 +172,45 @@ class BlockAllocator {
  public:
   using OptionsSource = AllocatorOptions (*)();
   static BlockAllocator* create(int32_t device, OptionsSource options);
+  int32_t device() const;
 
   // At least `size` > 0 bytes, rounded to 512, for work of `stream`, of the pool that the stream is directed to.
   // Throws OutOfDeviceMemory, after returning the cache to the driver and trying again.
-  Block* allocate(size_t size, Stream* stream);
-  void free(Block* block) noexcept;
-  // The same for running work in its own window, of a block that it allocated there.
-  void free_while_running(Block* block) noexcept;
+  mtia_device_ptr allocate(size_t size, Stream* stream);
+  // Returns the block's rounded size. 0: no block in use begins at the address, and nothing happens. `in_own_window`:
+  // running work frees a block that it allocated in its window.
+  size_t free(mtia_device_ptr address, bool in_own_window = false) noexcept;
+
+  // Empty: no block in use begins at the address.
+  std::optional<BlockInfo> find(mtia_device_ptr address) const noexcept;
+  // Attaches a value of the layer above to the block in use that begins at the address, if there is one. Null: none, as
+  // at first. The tag ends with the use.
+  void set_tag(mtia_device_ptr address, const void* tag) noexcept;
+  std::vector<BlockInfo> tagged() const;  // the blocks with tags
 
   // See Note [Memory of running work]. Windows may overlap.
   WindowId open_window(Stream* stream);
   void close_window(Stream* stream, WindowId id) noexcept;
 
-  // `stream` uses the block too: free() lets it go only when the work that `stream` has by then is done.
-  void record_stream(Block* block, Stream* stream);
+  // `stream` uses the block too, which after free() is reused only when the work that `stream` has by then is done.
+  // Returns the stream that the block was allocated for. Null: no block in use begins at the address.
+  Stream* record_stream(mtia_device_ptr address, Stream* stream);
 
-  // Waits for the device (running work does not) and returns every segment without a block in use to the driver: of the
-  // default pool and of private pools that nobody uses, or of the given pool only. Segments of streams that are being
+  // Waits for the device (except in running work) and returns every segment without a block in use to the driver: of
+  // the default pool and of private pools without users, or of the given pool only. Segments of streams that are being
   // captured stay.
   void empty_cache();
   void empty_cache(PoolId pool);
 
-  // See Note [Private pools]. A pool exists from its first use; each use_pool wants one release_pool.
+  // See Note [Private pools]. A pool exists from its first use. Each use_pool is balanced by one release_pool.
   void use_pool(PoolId pool);
   void release_pool(PoolId pool);
   void direct_to_pool(Stream* stream, PoolId pool);
-  // Graphs whose memory the pool is are launched in the stream: what work of it reads is not returned either.
+  // Graphs with memory in the pool are launched in the stream: its work, too, may read memory of the pool.
   void use_pool_in(PoolId pool, Stream* stream);
   void direct_to_default_pool(Stream* stream);  // if the stream was captured: after that
 
-  // At most this part of the device's memory is held. 1 at first.
+  // The fraction of the device's memory that the allocator may hold. Initially 1.
   void set_memory_fraction(double fraction);
   double memory_fraction() const;
 
@@ -212,7 +222,7 @@ class BlockAllocator {
   // The requested bytes of the blocks in use, ascending.
   std::vector<mtia_span> live_ranges() const;
 
-  // For tests: whether everything that the allocator knows agrees.
+  // For tests: whether all data structures agree.
   bool is_valid() const;
 
   AllocatorStats stats() const;

@@ -59,7 +59,7 @@ void Pools::discard_unused() noexcept {
 
 Segments::Attempt Segments::allocate(size_t size, size_t requested, Stream* stream, TraceContext& context,
                                      bool may_collect) {
-  unused_.prepare(3);  // a segment, the part of it that is mapped, and the rest of a block
+  blocks_.prepare(3);  // a segment, the part of it that is mapped, and the rest of a block
   MemoryPool& pool = pools_.of(stream);
   Block* block = take_free(size, pool, stream);
   if (block == nullptr) {
@@ -88,13 +88,13 @@ Segments::Attempt Segments::allocate(size_t size, size_t requested, Stream* stre
 
 void Segments::merge_free(Block* block) noexcept {
   block->in_use = false;
-  if (Block* before = block->before; before != nullptr && !before->in_use) {
-    remove_free(before);
-    block = merge(before, block);
+  if (Block* previous = block->previous; previous != nullptr && !previous->in_use) {
+    remove_free(previous);
+    block = merge(previous, block);
   }
-  if (Block* behind = block->behind; behind != nullptr && !behind->in_use) {
-    remove_free(behind);
-    block = merge(block, behind);
+  if (Block* next = block->next; next != nullptr && !next->in_use) {
+    remove_free(next);
+    block = merge(block, next);
   }
   insert_free(block);
 }
@@ -148,8 +148,8 @@ Block* Segments::take_free(size_t size, MemoryPool& pool, Stream* stream) {
 // Cuts a block that is in no list in two, and returns the second, which is in no list either.
 Block* Segments::cut(Block* block, size_t size) noexcept {
   MTIA_ASSERT(0 < size && size < block->size);
-  Block* rest = unused_.take();
-  rest->address = block->address + size;
+  Block* rest = blocks_.take();
+  blocks_.set_address(rest, block->address + size);
   rest->size = block->size - size;
   rest->is_in_small_segment = block->is_in_small_segment;
   rest->stream = block->stream;
@@ -160,15 +160,15 @@ Block* Segments::cut(Block* block, size_t size) noexcept {
   rest->mapped = block->mapped;
   rest->in_use = block->in_use;
   rest->free_since = block->free_since;
-  rest->before = block;
-  rest->behind = block->behind;
-  if (rest->behind != nullptr) rest->behind->before = rest;
-  block->behind = rest;
+  rest->previous = block;
+  rest->next = block->next;
+  if (rest->next != nullptr) rest->next->previous = rest;
+  block->next = rest;
   block->size = size;
   return rest;
 }
 
-// Cuts what `size` does not need off a free block that is in no list.
+// Cuts a free block that is in no list to `size`; the rest is free.
 void Segments::split(Block* block, size_t size) noexcept {
   if (block->size == size) return;
   Block* rest = cut(block, size);
@@ -178,29 +178,29 @@ void Segments::split(Block* block, size_t size) noexcept {
 
 // Both are in no list.
 Block* Segments::merge(Block* front, Block* back) noexcept {
-  MTIA_ASSERT(front->behind == back && front->pool == back->pool && front->mapped == back->mapped);
+  MTIA_ASSERT(front->next == back && front->pool == back->pool && front->mapped == back->mapped);
   front->size += back->size;
   front->free_since = std::max(front->free_since, back->free_since);
-  front->behind = back->behind;
-  if (front->behind != nullptr) front->behind->before = front;
+  front->next = back->next;
+  if (front->next != nullptr) front->next->previous = front;
   back->segment_context.reset();
-  unused_.put(back);
+  blocks_.put(back);
   return front;
 }
 
 namespace {
 
-// Whether a segment's pieces are linked, follow each other, and are as Block says.
+// Whether the blocks of a segment are linked, adjacent, and as Block says.
 bool is_valid_chain(const Block* first) {
-  if (first->before != nullptr) return false;
-  for (const Block* block = first; block != nullptr; block = block->behind) {
+  if (first->previous != nullptr) return false;
+  for (const Block* block = first; block != nullptr; block = block->next) {
     if (block->size == 0 || block->size % kBlockRounding != 0) return false;
     if (block->allocated && !(block->in_use && block->mapped && block->requested <= block->size)) return false;
     if (!block->mapped && !(block->in_use && block->expandable)) return false;
     if (block->pending_events < 0 || (block->pending_events > 0 && (block->allocated || !block->in_use))) return false;
-    const Block* next = block->behind;
+    const Block* next = block->next;
     if (next == nullptr) break;
-    if (next->before != block || next->address != block->address + block->size) return false;
+    if (next->previous != block || next->address != block->address + block->size) return false;
     if (next->pool != block->pool || next->stream != block->stream || next->expandable != block->expandable) {
       return false;
     }
@@ -214,11 +214,16 @@ bool is_valid_chain(const Block* first) {
 bool Segments::is_valid() const {
   AllocatorStats counted;
   std::map<const MemoryPool*, size_t> num_segments;
+  size_t num_blocks = 0;
+  size_t num_tagged = 0;
   size_t num_free = 0;
   for (const Block* first : segments_) {
     if (!is_valid_chain(first)) return false;
     ++num_segments[first->pool];
-    for (const Block* block = first; block != nullptr; block = block->behind) {
+    for (const Block* block = first; block != nullptr; block = block->next) {
+      if (blocks_.find(block->address) != block || (block->tag != nullptr && !block->allocated)) return false;
+      ++num_blocks;
+      num_tagged += block->tag != nullptr;
       if (block->mapped) increase(counted.reserved_bytes, block, block->size);
       if (block->allocated) increase(counted.allocated_bytes, block, block->size);
       if (block->mapped && block->in_use) increase(counted.active_bytes, block, block->size);
@@ -245,9 +250,9 @@ bool Segments::is_valid() const {
     return std::equal(std::begin(counted.*stat), std::end(counted.*stat), std::begin(stats_.*stat),
                       [](const Stat& a, const Stat& b) { return a.current == b.current; });
   };
-  return is_listed_rightly && num_free == 0 && agree(&AllocatorStats::reserved_bytes) &&
-         agree(&AllocatorStats::allocated_bytes) && agree(&AllocatorStats::active_bytes) &&
-         agree(&AllocatorStats::inactive_split_bytes);
+  return is_listed_rightly && num_free == 0 && num_blocks == blocks_.num_used() && num_tagged == num_tagged_ &&
+         agree(&AllocatorStats::reserved_bytes) && agree(&AllocatorStats::allocated_bytes) &&
+         agree(&AllocatorStats::active_bytes) && agree(&AllocatorStats::inactive_split_bytes);
 }
 
 // Segments ------------------------------------------------------------------------------------------------------------
@@ -264,25 +269,25 @@ bool Segments::has_space_for(size_t size) {
   return false;
 }
 
-// A new segment as one block, whose addresses come from `take`, a function of the driver; null: it has no more.
+// A new segment as one block, at addresses from `take`, a function of the driver. Null: the driver has no more.
 Block* Segments::new_segment(Take take, size_t size, bool small, MemoryPool& pool, Stream* stream) {
-  Block* block = unused_.take();
+  Block* block = blocks_.take();
   const auto segment = segments_.insert(block).first;  // before the segment exists, because it can throw
   mtia_device_ptr address = 0;
   const mtia_status status = (runtime::driver().*take)(device_, size, &address);
   if (status != MTIA_SUCCESS) {
     segments_.erase(segment);
-    unused_.put(block);
+    blocks_.put(block);
     if (status != MTIA_ERROR_OUT_OF_MEMORY) runtime::check(status, take);
     refusal_ = runtime::driver().last_error_message();
     return nullptr;
   }
   if (address == 0 || address % kSegmentAlignment != 0) {
     segments_.erase(segment);
-    unused_.put(block);
+    blocks_.put(block);
     runtime::reject(take, "gave memory at address " + std::to_string(address));
   }
-  block->address = address;
+  blocks_.set_address(block, address);
   block->size = size;
   block->is_in_small_segment = small;
   block->stream = stream;
@@ -292,8 +297,8 @@ Block* Segments::new_segment(Take take, size_t size, bool small, MemoryPool& poo
   block->segment_is_oversize = false;
   block->mapped = true;
   block->in_use = false;
-  block->before = nullptr;
-  block->behind = nullptr;
+  block->previous = nullptr;
+  block->next = nullptr;
   ++pool.num_segments;
   return block;
 }
@@ -306,7 +311,7 @@ Block* Segments::take_segment(size_t size, MemoryPool& pool, Stream* stream) {
     return new_segment(&mtia_runtime_api::memory_allocate, segment_size, small, pool, stream);
   };
   Block* block = take(segment_size_for(size));
-  // A segment to share is more than the request needs.
+  // A shared segment is larger than the request.
   const size_t least = round_up(size, kSegmentRounding);
   if (block == nullptr && least < segment_size_for(size)) block = take(least);
   if (block == nullptr) return nullptr;
@@ -318,19 +323,19 @@ Block* Segments::take_segment(size_t size, MemoryPool& pool, Stream* stream) {
   return block;
 }
 
-// The block is all of it.
+// The block is the whole segment.
 void Segments::end_segment(Block* block) noexcept {
   MTIA_ASSERT(block->is_whole_segment());
   --block->pool->num_segments;
   segments_.erase(block);
-  unused_.put(block);
+  blocks_.put(block);
 }
 
 // Expandable segments -------------------------------------------------------------------------------------------------
 
 namespace {
 
-// What can be mapped: multiples of it.
+// The unit of mapping.
 constexpr size_t kPage = kSegmentRounding;
 
 bool can_become_free(const Block* block) {
@@ -343,21 +348,21 @@ Block* ExpandableSegment::take(Segments& segments, size_t size, MemoryPool& pool
                                const TraceContext& context) {
   if (first_ == nullptr) first_ = reserve(segments, pool, stream);
   Block* first = first_;
-  // The first row of neighbours that is long enough, free or without memory.
+  // First fit: neighbours that are free or without memory, and large enough together.
   while (first != nullptr) {
     size_t available = 0;
     Block* end = first;
-    for (; end != nullptr && can_become_free(end); end = end->behind) available += end->size;
+    for (; end != nullptr && can_become_free(end); end = end->next) available += end->size;
     if (available >= size) break;
-    first = end == nullptr ? nullptr : end->behind;
+    first = end == nullptr ? nullptr : end->next;
   }
   if (first == nullptr) return nullptr;
 
   Block* block = nullptr;
-  // What is mapped so far is free memory, and may be returned.
+  // Memory that is mapped so far stays, as a free block.
   const auto give_up = [&] { block == nullptr ? release_if_empty(segments, first) : segments.insert_free(block); };
   try {
-    for (Block* next = first; next != nullptr && can_become_free(next); next = block->behind) {
+    for (Block* next = first; next != nullptr && can_become_free(next); next = block->next) {
       const size_t held = block == nullptr ? 0 : block->size;
       if (!next->mapped) {
         if (held >= size) break;
@@ -381,7 +386,7 @@ Block* ExpandableSegment::take(Segments& segments, size_t size, MemoryPool& pool
   return block;
 }
 
-// The new segment as one block without memory; null: the driver has no addresses left.
+// A new segment as one block without memory. Null: the driver has no addresses left.
 Block* ExpandableSegment::reserve(Segments& segments, MemoryPool& pool, Stream* stream) {
   if (!driver_info().can(MTIA_CAPABILITY_VIRTUAL_MEMORY)) return nullptr;
   const uint64_t total_bytes = runtime::memory_info(segments.device_).total_bytes;
@@ -394,8 +399,8 @@ Block* ExpandableSegment::reserve(Segments& segments, MemoryPool& pool, Stream* 
   return block;
 }
 
-// Gives the first `size` bytes of a block without memory some: they are a free block, in no list. Null: the device is
-// full.
+// Maps memory to the first `size` bytes of a block without memory. They are a free block then, in no list. Null: the
+// device is full.
 Block* ExpandableSegment::map_front(Segments& segments, Block* block, size_t size, const TraceContext& context) {
   if (!segments.has_space_for(size)) return nullptr;
   const mtia_status status = runtime::driver().memory_map(segments.device_, block->address, size);
@@ -410,10 +415,10 @@ Block* ExpandableSegment::map_front(Segments& segments, Block* block, size_t siz
   block->free_since = segments.num_frees_;
   if (block->begins_range()) block->segment_context = context;
   increase(segments.stats_.reserved_bytes, block, size);
-  // Between two mapped ranges it makes them one, beside one it lengthens it.
-  const bool joins_behind = block->behind != nullptr && block->behind->mapped;
-  if (block->begins_range() && !joins_behind) increase(segments.stats_.segment, block, 1);
-  if (!block->begins_range() && joins_behind) decrease(segments.stats_.segment, block, 1);
+  // It joins two mapped ranges, or extends one, or is a new one.
+  const bool joins_next = block->next != nullptr && block->next->mapped;
+  if (block->begins_range() && !joins_next) increase(segments.stats_.segment, block, 1);
+  if (!block->begins_range() && joins_next) decrease(segments.stats_.segment, block, 1);
   ++segments.stats_.num_device_alloc;
   segments.record(TraceAction::kSegmentMap, block->address, size, block->stream, block->pool->id, context);
   return block;
@@ -421,37 +426,38 @@ Block* ExpandableSegment::map_front(Segments& segments, Block* block, size_t siz
 
 Block* ExpandableSegment::detach_pages(Segments& segments, Block* block) noexcept {
   const size_t front = round_up(block->address, kPage) - block->address;
-  Block* before = nullptr;
+  Block* previous = nullptr;
   if (front != 0) {
-    before = block;
+    previous = block;
     block = segments.cut(block, front);
   }
-  Block* behind = nullptr;
-  if (const size_t pages = block->size / kPage * kPage; pages != block->size) behind = segments.cut(block, pages);
+  Block* next = nullptr;
+  if (const size_t pages = block->size / kPage * kPage; pages != block->size) next = segments.cut(block, pages);
   block->in_use = true;  // so that no neighbour merges with it
-  if (before != nullptr) segments.insert_free(before);
-  if (behind != nullptr) segments.insert_free(behind);
+  if (previous != nullptr) segments.insert_free(previous);
+  if (next != nullptr) segments.insert_free(next);
   return block;
 }
 
 void ExpandableSegment::unmapped(Segments& segments, Block* block) noexcept {
-  const bool joins_behind = block->behind != nullptr && block->behind->mapped;
-  if (block->begins_range() && !joins_behind) decrease(segments.stats_.segment, block, 1);
-  if (!block->begins_range() && joins_behind) increase(segments.stats_.segment, block, 1);
+  const bool joins_next = block->next != nullptr && block->next->mapped;
+  if (block->begins_range() && !joins_next) decrease(segments.stats_.segment, block, 1);
+  if (!block->begins_range() && joins_next) increase(segments.stats_.segment, block, 1);
   decrease(segments.stats_.reserved_bytes, block, block->size);
   ++segments.stats_.num_device_free;
   segments.record(TraceAction::kSegmentUnmap, block->address, block->size, block->stream, block->pool->id,
                   block->segment_context);
   block->segment_context.reset();
   block->mapped = false;
-  if (block->before != nullptr && !block->before->mapped) block = segments.merge(block->before, block);
-  if (block->behind != nullptr && !block->behind->mapped) block = segments.merge(block, block->behind);
+  if (block->previous != nullptr && !block->previous->mapped) block = segments.merge(block->previous, block);
+  if (block->next != nullptr && !block->next->mapped) block = segments.merge(block, block->next);
   release_if_empty(segments, block);
 }
 
-// Ends the segment if the block, which has no memory, is all of it. A driver that fails keeps the addresses.
+// Ends the segment if the block, which has no memory, is the whole segment. Addresses that the driver fails to release
+// are leaked.
 void ExpandableSegment::release_if_empty(Segments& segments, Block* block) noexcept {
-  if (block->before != nullptr || block->behind != nullptr) return;
+  if (block->previous != nullptr || block->next != nullptr) return;
   runtime::driver().memory_release(segments.device_, block->address);
   first_ = nullptr;
   segments.end_segment(block);
@@ -459,7 +465,7 @@ void ExpandableSegment::release_if_empty(Segments& segments, Block* block) noexc
 
 // What goes back to the driver ----------------------------------------------------------------------------------------
 
-// How many bytes too many would be held with a segment more, by the threshold; 0 where there is none.
+// The bytes by which one more segment would exceed the threshold; 0: it would not.
 uint64_t Segments::garbage_with(size_t size) const {
   const double threshold = options_().garbage_collection_threshold;
   if (threshold <= 0) return 0;
@@ -468,7 +474,7 @@ uint64_t Segments::garbage_with(size_t size) const {
   return wanted > allowed ? wanted - allowed : 0;
 }
 
-// Of a block: what the driver would get back.
+// The bytes of a block that the driver could get back.
 size_t Segments::returnable_bytes(const Block* block) const {
   if (block->in_use) return 0;
   const auto is_captured = [](const Stream* stream) { return stream->graph() != nullptr; };
@@ -483,7 +489,7 @@ size_t Segments::returnable_bytes(const Block* block) const {
 template <typename Apply>
 void Segments::for_each_returnable(Apply apply) const {
   for (Block* first : segments_) {
-    for (Block* block = first; block != nullptr; block = block->behind) {
+    for (Block* block = first; block != nullptr; block = block->next) {
       if (returnable_bytes(block) > 0) apply(block);
     }
   }
@@ -515,14 +521,14 @@ std::set<const Block*> Segments::oldest(uint64_t bytes) const {
   return found;
 }
 
-// Takes free memory that is chosen off its lists.
+// Takes chosen free memory off the free lists.
 std::vector<Block*> Segments::detach(const Choice& chosen) {
   merge_parked();
   std::vector<Block*> detached;
   for_each_returnable([&](Block* block) {
     if (chosen(block)) detached.push_back(block);
   });
-  unused_.prepare(2 * detached.size());  // for the rests of those of expandable segments
+  blocks_.prepare(2 * detached.size());  // for the rests of those of expandable segments
   for (Block*& block : detached) {
     remove_free(block);
     if (block->expandable) block = ExpandableSegment::detach_pages(*this, block);
@@ -530,7 +536,7 @@ std::vector<Block*> Segments::detach(const Choice& chosen) {
   return detached;
 }
 
-// The driver has taken back what detach gave.
+// The driver has taken back a block from detach.
 void Segments::returned(Block* block) noexcept {
   if (block->expandable) return pools_.free_blocks(block).expandable.unmapped(*this, block);
   decrease(stats_.segment, block, 1);
@@ -543,7 +549,7 @@ void Segments::returned(Block* block) noexcept {
   end_segment(block);
 }
 
-// Called before the driver can hand the memory out again. The caller has waited for these streams.
+// Called before the driver can reuse the memory. The caller has waited for these streams.
 void Segments::report_return(const Block* block) {
   Observer* observer = current_observer();
   if (observer == nullptr) return;

@@ -1,6 +1,5 @@
-// The segments that the allocator holds of the driver, the blocks in them, and which memory serves which stream. For
-// the files of the allocator only, and called with its lock held: see Note [Locks of the allocator] in
-// BlockAllocator.cpp.
+// Segments, which the allocator gets from the driver, the blocks in them, and the pools that they belong to. For the
+// files of the allocator only, and called with its lock held: see Note [Locks of the allocator] in BlockAllocator.cpp.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +20,7 @@
 
 namespace torch_mtia::core {
 
-// How the allocator counts.
+// Statistics.
 inline void increase(Stat& stat, size_t amount) {
   stat.current += static_cast<int64_t>(amount);
   if (stat.current > stat.peak) [[unlikely]]
@@ -61,7 +60,7 @@ class MemoryLimit {
     fraction_ = fraction;
   }
 
-  // Of what the driver has for the device. Throws runtime::DriverError.
+  // The limit. Throws runtime::DriverError.
   uint64_t bytes() const {
     const uint64_t total = runtime::memory_info(device_).total_bytes;
     return fraction_ >= 1 ? total : static_cast<uint64_t>(fraction_ * static_cast<double>(total));
@@ -75,16 +74,15 @@ class MemoryLimit {
 
 class Segments;
 
-// A segment that is addresses first and gets memory where it is needed: see Note [Expandable segments] in
-// BlockAllocator.h. That of one stream in one pool. Its blocks are those of `segments`; two without memory are never
-// neighbours.
+// The expandable segment of one stream in one pool: see Note [Expandable segments] in BlockAllocator.h. Its blocks are
+// those of `segments`.
 class ExpandableSegment {
  public:
-  // A free block of at least `size` bytes, in no list. Null: there is no place for it, or the device is full.
+  // A free block of at least `size` bytes, in no list. Null: no range has room for it, or the device is full.
   Block* take(Segments& segments, size_t size, MemoryPool& pool, Stream* stream, const TraceContext& context);
 
-  // Of a free block that is in no list, the whole pages, as a block of their own in no list; the rest is free. Needs
-  // two unused blocks.
+  // The whole pages of a free block that is in no list, as a block of their own in no list; the rest is free. Needs two
+  // unused blocks.
   static Block* detach_pages(Segments& segments, Block* block) noexcept;
   // The driver has taken the memory of a block from detach_pages.
   void unmapped(Segments& segments, Block* block) noexcept;
@@ -97,12 +95,12 @@ class ExpandableSegment {
   Block* first_ = nullptr;  // null: it has no addresses
 };
 
-// The free blocks that belong to one stream: those in small segments and the others.
+// The free blocks of one stream: those in small segments and the others.
 //
 // Note [Parked blocks]
-// Most programs free a small block and soon ask for one of the same size. Such blocks are parked as they are: neither
-// merged with their free neighbours nor cut out of them again. To their neighbours they look used. They are merged as
-// soon as a request finds none of its size, or somebody looks at the segments.
+// Most programs free a small block and soon ask for one of the same size. Free small blocks are parked: they are not
+// merged with free neighbours, and count as in use. They are merged when a request finds none of its size, and before
+// segments are examined.
 struct FreeBlocks {
   SmallFreeBlocks parked;
   SmallFreeBlocks small;
@@ -118,15 +116,15 @@ struct MemoryPool {
   PoolId id{0, 0};
   int users = 0;  // of a private pool
   size_t num_segments = 0;
-  std::vector<Stream*> used_in;  // by Pools::use_in
+  std::vector<Stream*> used_in;  // streams, by Pools::use_in
   std::unordered_map<Stream*, std::unique_ptr<FreeBlocks>> free_blocks;
 
   bool is_default() const { return id == PoolId{0, 0}; }
   bool may_return_segments() const { return is_default() || users == 0; }
 };
 
-// The pools, and the streams that are directed to private ones. A private pool exists while it has users or segments,
-// or a stream is directed to it.
+// The pools, and which streams allocate from private ones. A private pool exists while it has users or segments, or a
+// stream is directed to it.
 class Pools {
  public:
   MemoryPool& of(Stream* stream) {
@@ -154,7 +152,7 @@ class Pools {
   void use_in(PoolId id, Stream* stream);
   void direct(Stream* stream, PoolId id) { directed_[stream] = &find(id); }
   void direct_to_default(Stream* stream) { directed_.erase(stream); }
-  // To be called when a pool may have lost its last segment.
+  // Called when a pool may have lost its last segment.
   void discard_unused() noexcept;
 
  private:
@@ -164,12 +162,13 @@ class Pools {
   MemoryPool default_;
   std::map<PoolId, std::unique_ptr<MemoryPool>> private_;
   std::unordered_map<Stream*, MemoryPool*> directed_;
-  Stream* recent_stream_ = nullptr;  // and its free blocks in the default pool, of which nearly every call is
+  // A cache of one entry: nearly every call is for the same stream, in the default pool.
+  Stream* recent_stream_ = nullptr;
   FreeBlocks* recent_ = nullptr;
 };
 
-// Takes segments from the driver and gives them back, cuts them into blocks and merges those that are free. A block is
-// free, in a list of its stream and pool, or in use: handed out, or freed by the program and not yet released.
+// Gets segments from the driver and returns them, cuts them into blocks and merges free ones. A block is free, in a
+// list of its stream and pool, or in use: handed out, or freed by the program and not yet released.
 class Segments {
  public:
   using OptionsSource = BlockAllocator::OptionsSource;
@@ -178,20 +177,30 @@ class Segments {
   Segments(int32_t device, OptionsSource options, Pools& pools, AllocatorHistory& history)
       : device_(device), options_(options), pools_(pools), history_(history), limit_(device) {}
 
-  // Null block: the device is full, or `may_collect` and the threshold asks for a collection first.
+  // Null block: the device is full, or `may_collect` and the threshold requires a collection first.
   struct Attempt {
     Block* block = nullptr;
     uint64_t garbage = 0;  // bytes to collect
   };
-  // A block of `size` bytes, of which the program uses `requested`.
+  // A block of at least `size` bytes, of which the program uses `requested`.
   Attempt allocate(size_t size, size_t requested, Stream* stream, TraceContext& context, bool may_collect);
-  // The same for a small block that is parked, without the history, which must be off; null: none is of that size.
+  // A parked block of exactly `size` bytes; null: there is none. The history must be off.
   Block* allocate_parked(size_t size, size_t requested, Stream* stream) {
     Block* block = pools_.free_blocks(pools_.of(stream), stream).parked.take(size);
     if (block != nullptr) [[likely]]
       count_allocation(block, requested);
     return block;
   }
+  // The block that begins at the address and that the program has; null: there is none.
+  Block* find(mtia_device_ptr address) const noexcept {
+    Block* block = blocks_.find(address);
+    return block != nullptr && block->allocated ? block : nullptr;
+  }
+  void set_tag(Block* block, const void* tag) noexcept {
+    num_tagged_ += (tag != nullptr) - (block->tag != nullptr);
+    block->tag = tag;
+  }
+  size_t num_tagged() const { return num_tagged_; }
   // The program has freed the block, which stays in use until it is released.
   void free(Block* block, const TraceContext& context) noexcept {
     MTIA_ASSERT(block->allocated);  // else it is freed twice
@@ -199,9 +208,11 @@ class Segments {
     decrease(stats_.allocated_bytes, block, block->size);
     if (std::exchange(block->counts_as_oversize, false)) decrease(stats_.oversize_allocations, 1);
     block->allocated = false;
+    if (block->tag != nullptr) [[unlikely]]
+      set_tag(block, nullptr);
     record(TraceAction::kFreeRequested, block->address, block->requested, block->stream, block->pool->id, context);
   }
-  // The block is free: other streams are done with it, and what its own stream still does comes before its next use.
+  // The block is free: other streams are done with it, and its own stream orders its next use after the last.
   void release(Block* block) noexcept {
     MTIA_ASSERT(block->in_use && !block->allocated && block->pending_events == 0);
     decrease(stats_.active, block, 1);
@@ -219,30 +230,30 @@ class Segments {
     }
   }
 
-  // Merges what is parked: whoever looks at free blocks does it first. See Note [Parked blocks].
+  // Merges parked blocks: called before free blocks are examined. See Note [Parked blocks].
   void merge_parked() noexcept;
-  // How many blocks have been released so far: those that are free and were released later have a larger free_since.
+  // How many blocks have been released so far. Free blocks that were released later have a larger free_since.
   uint64_t num_frees() const { return num_frees_; }
-  // The streams whose free blocks, of those chosen, can go back to the driver once the streams have been waited for.
+  // The streams that must be waited for before the chosen free memory can go back to the driver.
   std::set<Stream*> users(const Choice& chosen) const;
-  // The blocks that have been free for longest and can go back, `bytes` of them.
+  // `bytes` of returnable blocks that have been free for longest.
   std::set<const Block*> oldest(uint64_t bytes) const;
-  // Gives free memory that is chosen, for blocks or whole pages of them, back to the driver. Throws
-  // runtime::DriverError; what the driver has not taken is kept.
+  // Returns the chosen free memory, blocks or whole pages of them, to the driver. Throws runtime::DriverError; memory
+  // that the driver has not taken stays free.
   void release_unused(const Choice& chosen);
 
-  // Calls apply(block) for the blocks of all segments, in order of address.
+  // Calls apply(block) for all blocks in order of address.
   template <typename Apply>
   void for_each_block(Apply apply) const {
     for (const Block* first : by_address()) {
-      for (const Block* block = first; block != nullptr; block = block->behind) apply(block);
+      for (const Block* block = first; block != nullptr; block = block->next) apply(block);
     }
   }
 
   // Whether the blocks, the lists of those that are free, the pools and the statistics agree.
   bool is_valid() const;
 
-  const std::string& refusal() const { return refusal_; }  // why the latest segment could not be had
+  const std::string& refusal() const { return refusal_; }  // why the latest segment was refused
   MemoryLimit& limit() { return limit_; }
   AllocatorStats& stats() { return stats_; }
   void record(TraceAction action, uint64_t address, size_t size, const Stream* stream, PoolId pool,
@@ -296,7 +307,8 @@ class Segments {
   AllocatorHistory& history_;
   MemoryLimit limit_;
   AllocatorStats stats_;
-  UnusedBlocks unused_;
+  BlockTable blocks_;
+  size_t num_tagged_ = 0;
   std::set<Block*> segments_;  // the first block of each
   std::string refusal_;
   uint64_t num_frees_ = 0;

@@ -4,9 +4,10 @@
 #include <c10/util/Exception.h>
 #include <malloc.h>
 
+#include <optional>
+
 #include "../core/Driver.h"
 #include "../runtime/machine_memory.h"
-#include "BlockTable.h"
 #include "HostView.h"
 #include "MTIACachingAllocator.h"
 
@@ -19,13 +20,14 @@ constexpr size_t kWorthAsking = size_t{16} << 20;
 INITIAL_EXEC constinit thread_local bool tls_active = false;
 INITIAL_EXEC constinit thread_local MemoryOffer* tls_offer = nullptr;
 
-// By their host views.
-BlockTable& block_table() {
-  static auto* const table = new BlockTable();  // leaked: memory is freed until the process ends
-  return *table;
-}
-
 c10::DeleterFnPtr base_deleter = nullptr;
+
+// The allocator of a block that was handed out in a scope. Null: it was not.
+core::BlockAllocator* owner_of_host_memory(const void* block) {
+  core::BlockAllocator* owner = MTIACachingAllocator::owner_of(block);
+  const auto found = owner != nullptr ? owner->find(reinterpret_cast<uint64_t>(block)) : std::nullopt;
+  return found && found->tag == MTIACachingAllocator::tag_of_host_memory() ? owner : nullptr;
+}
 
 void check_room_for_workspace(size_t size) {
   static const auto* const machine = new runtime::MachineMemory();
@@ -55,15 +57,10 @@ class PassThroughAllocator final : public c10::Allocator {
       if (size >= kWorthAsking && CheckedWorkspace::is_active()) check_room_for_workspace(size);
       return base_->allocate(size);
     }
-    core::Block* block = MTIACachingAllocator::allocate_block(size);
-    void* address = HostView::to_host(reinterpret_cast<void*>(core::block_address(block)));
-    try {
-      block_table().insert(address, block);
-    } catch (...) {
-      MTIACachingAllocator::free_block_while_running(block);
-      throw;
-    }
-    return wrap(address);
+    void* const block = MTIACachingAllocator::allocate_block(size);
+    MTIACachingAllocator::of(current_device())
+        .set_tag(reinterpret_cast<uint64_t>(block), MTIACachingAllocator::tag_of_host_memory());
+    return wrap(HostView::to_host(block));
   }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override { return data.get() == data.get_context(); }
   c10::DeleterFnPtr raw_deleter() const override { return base_deleter == nullptr ? nullptr : &delete_by_address; }
@@ -72,9 +69,11 @@ class PassThroughAllocator final : public c10::Allocator {
   // Frees memory of any kind, by its address alone.
   static void delete_by_address(void* address) {
     if (tls_offer != nullptr && tls_offer->give_back(address)) return;
-    if (core::Block* block = block_table().take(address)) {
-      tls_active ? MTIACachingAllocator::free_block_while_running(block) : MTIACachingAllocator::free_block(block);
-    } else if (!HostView::available() || !core::device_of_address(HostView::to_device(address))) {
+    if (!HostView::available()) return base_deleter(address);
+    void* const block = HostView::to_device(address);
+    if (core::BlockAllocator* owner = owner_of_host_memory(block)) {
+      owner->free(reinterpret_cast<uint64_t>(block), /*in_own_window=*/tls_active);
+    } else if (!core::device_of_address(block)) {
       base_deleter(address);
     }  // else it is offered on another thread, where its owner frees it
   }
@@ -106,9 +105,12 @@ bool DeviceAllocation::owns(const c10::DataPtr& data) {
 }
 
 c10::DataPtr DeviceAllocation::adopt(c10::DataPtr&& data) {
-  core::Block* block = block_table().take(data.release_context());
-  TORCH_INTERNAL_ASSERT(block != nullptr);
-  return MTIACachingAllocator::wrap_block(block);
+  void* const block = HostView::to_device(data.get());
+  core::BlockAllocator* owner = owner_of_host_memory(block);
+  TORCH_INTERNAL_ASSERT(owner != nullptr);
+  data.release_context();
+  owner->set_tag(reinterpret_cast<uint64_t>(block), nullptr);
+  return MTIACachingAllocator::wrap_block(static_cast<c10::DeviceIndex>(owner->device()), block);
 }
 
 MemoryOffer::MemoryOffer() : previous_(tls_offer) {

@@ -4,8 +4,8 @@
 // The fallback runs an operator's CPU kernel. Its results belong on the device, and the largest of them would cost a
 // copy. So PyTorch's allocator of CPU memory is replaced, once, by one that inside this scope, on this thread, hands
 // out the host view of blocks of the device; a result is then adopted as it is. Everywhere else it passes through to
-// the allocator that was there before. oneDNN allocates and frees by bare address, in and outside the scope; so an
-// address alone must be enough to free, and a table leads from it to the block.
+// the allocator that was there before. oneDNN allocates and frees by bare address, in and outside the scope, so a tag
+// marks the blocks that the scope has handed out.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "../core/Event.h"
+#include "../processor/assertion.h"
 #include "../runtime/forks.h"
-#include "BlockTable.h"
 #include "MTIAGraph.h"
 #include "MTIAStream.h"
 
@@ -60,36 +60,40 @@ core::BlockAllocator& allocator_of(const core::Stream& stream) {
   return block_allocator(static_cast<c10::DeviceIndex>(stream.device()));
 }
 
-// Tells the calling thread's profiler, if it wants to know, that `size` bytes at `address` were handed out or, with a
-// negative size, came back.
-void report_to_profiler(const core::BlockAllocator& allocator, mtia_device_ptr address, int64_t size,
-                        c10::DeviceIndex device) {
-  const auto stats = allocator.stats();
-  c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(address), size, stats.allocated_bytes[core::kAll].current,
+core::BlockAllocator& allocator_of(const c10::DataPtr& data) {
+  return block_allocator(data.device().index());
+}
+
+// Reports to the calling thread's profiler, if there is one, that `size` bytes at `address` were allocated or, with a
+// negative size, freed.
+void report_to_profiler(c10::DeviceIndex device, void* address, int64_t size) {
+  const auto stats = block_allocator(device).stats();
+  c10::reportMemoryUsageToProfiler(address, size, stats.allocated_bytes[core::kAll].current,
                                    stats.reserved_bytes[core::kAll].current, c10::Device(device_type(), device));
 }
 
-void delete_block(void* context) {
-  auto* block = static_cast<core::Block*>(context);
-  if (C10_LIKELY(!c10::memoryProfilingEnabled())) return MTIACachingAllocator::free_block(block);
-  const core::Stream& stream = *core::block_stream(block);
-  const auto address = core::block_address(block);
-  const auto size = static_cast<int64_t>(core::block_size(block));
-  MTIACachingAllocator::free_block(block);
+mtia_device_ptr device_ptr(const void* address) {
+  return reinterpret_cast<mtia_device_ptr>(address);
+}
+
+// Nearly always the block is one of the current device.
+void delete_block(void* address) {
+  c10::DeviceIndex device = current_device();
+  core::BlockAllocator* allocator = block_allocators[device].load(std::memory_order_acquire);
+  size_t size = allocator != nullptr ? allocator->free(device_ptr(address)) : 0;
+  if (C10_UNLIKELY(size == 0)) {
+    allocator = MTIACachingAllocator::owner_of(address);
+    MTIA_ASSERT(allocator != nullptr || address == nullptr);  // it is not freed twice
+    if (allocator == nullptr) return;
+    device = static_cast<c10::DeviceIndex>(allocator->device());
+    size = allocator->free(device_ptr(address));
+  }
+  if (C10_LIKELY(!c10::memoryProfilingEnabled())) return;
   try {
-    report_to_profiler(allocator_of(stream), address, -size, static_cast<c10::DeviceIndex>(stream.device()));
+    report_to_profiler(device, address, -static_cast<int64_t>(size));
   } catch (...) {
     // A deleter does not throw; the profile lacks the figure.
   }
-}
-
-BlockTable& blocks_by_address() {
-  static auto* const table = new BlockTable();  // leaked, as the allocators
-  return *table;
-}
-
-void delete_block_at(void* address) {
-  delete_block(blocks_by_address().take(address));
 }
 
 // How many storages share the memory. c10 keeps it private; who explicitly instantiates a template may name it.
@@ -102,6 +106,18 @@ struct CountAccess {
 };
 template struct CountAccess<&c10::impl::cow::COWDeleterContext::refcount_>;
 
+// The current stream of its device copies from the memory, which is about to lose this owner.
+void keep_for_copy(const c10::DataPtr& data) {
+  core::Stream& stream = MTIAStream::current(data.device().index()).core();
+  core::Stream* const owner = allocator_of(data).record_stream(device_ptr(data.get()), &stream);
+  if (owner == nullptr || owner == &stream || !c10::impl::cow::is_cow_data_ptr(data)) return;
+  // Whoever shares the memory may write it in place without knowing of the copy.
+  if (owner->graph() != stream.graph()) return;  // neither may wait for the other
+  core::Event copied(/*enable_timing=*/false);
+  copied.record(stream);
+  owner->wait(copied);
+}
+
 // c10's gives its reference to the shared memory up before it asks for memory of its own, and holds a lock meanwhile.
 // But to get memory may mean to wait for host functions, which may want that lock, and may fail. So the copy is made
 // first.
@@ -110,11 +126,12 @@ void materialize(c10::StorageImpl* storage) {
   const c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
   const auto* shared = data.cast_context<cow::COWDeleterContext>(cow::cow_deleter);
   if (shared == nullptr || num_references(*shared) == 1) {
-    blocks_by_address().set_sharing(data.get(), nullptr);  // `shared` dies now
+    allocator_of(data).set_tag(device_ptr(data.get()), nullptr);  // `shared` dies now
     return cow::materialize_cow(storage);
   }
   const c10::DeviceGuard guard(data.device());  // the storage's, whatever is the current one when it is written
   c10::DataPtr own = MTIACachingAllocator::get().clone(data.get(), storage->nbytes());
+  keep_for_copy(data);
   storage->clear_materializer();
   storage->set_data_ptr(std::move(own));  // the deleter of what it replaces gives the reference up
 }
@@ -124,30 +141,26 @@ void materialize(c10::StorageImpl* storage) {
 // go on with the old memory. So graphs use no shared memory: what was shared before the capture is refused in it, and
 // of memory that a graph may use, or may come to use, a lazy clone is copied at once.
 void refuse_shared(const core::Stream& stream, const char* name, core::OperandList list, const void* work) {
-  struct Shared {
-    mtia_device_ptr begin;
-    mtia_device_ptr end;
-    const void* sharing;
-  };
-  std::vector<Shared> all;
-  blocks_by_address().for_each_shared([&](const core::Block* block, const void* sharing) {
-    const mtia_device_ptr begin = core::block_address(block);
-    all.push_back({begin, begin + core::block_size(block), sharing});
-  });
-  if (all.empty()) return;
+  std::vector<core::BlockInfo> tagged;
+  for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
+    const std::vector<core::BlockInfo> of_device = block_allocator(device).tagged();
+    tagged.insert(tagged.end(), of_device.begin(), of_device.end());
+  }
+  if (tagged.empty()) return;
   struct Look final : core::OperandSink {
-    explicit Look(const std::vector<Shared>& all) : all(all) {}
+    explicit Look(const std::vector<core::BlockInfo>& tagged) : tagged(tagged) {}
     void add(const core::Operand& operand) override {
-      for (const Shared& memory : all) {
-        if (operand.address < memory.begin || operand.address >= memory.end) continue;
+      for (const core::BlockInfo& block : tagged) {
+        if (operand.address < block.address || operand.address >= block.address + block.size) continue;
+        if (block.tag == MTIACachingAllocator::tag_of_host_memory()) continue;
         // Its tensor is an argument of the work, so what it is shared through is still there.
-        const auto* context = static_cast<const c10::impl::cow::COWDeleterContext*>(memory.sharing);
+        const auto* context = static_cast<const c10::impl::cow::COWDeleterContext*>(block.tag);
         is_found = is_found || num_references(*context) > 1;
       }
     }
-    const std::vector<Shared>& all;
+    const std::vector<core::BlockInfo>& tagged;
     bool is_found = false;
-  } look(all);
+  } look(tagged);
   list(work, look);
   if (!look.is_found) return;
   MTIAGraph::refuse(MTIAStream::of(stream), name != nullptr ? name : "work",
@@ -224,31 +237,35 @@ void MTIACachingAllocator::raise_out_of_memory(c10::DeviceIndex device, const co
                    format_size(reserved - allocated), " is reserved by PyTorch but unallocated. ", remedy);
 }
 
-core::Block* MTIACachingAllocator::allocate_block(size_t size) {
+void* MTIACachingAllocator::allocate_block(size_t size) {
   const auto device = current_device();
   try {
-    return block_allocator(device).allocate(size, &MTIAStream::current(device).core());
+    return reinterpret_cast<void*>(block_allocator(device).allocate(size, &MTIAStream::current(device).core()));
   } catch (const core::OutOfDeviceMemory& error) {
     if (!core::Graph::destroy_late()) get().raise_out_of_memory(device, error);
   }
   return allocate_block(size);
 }
 
-c10::DataPtr MTIACachingAllocator::wrap_block(core::Block* block) {
-  const c10::Device device(device_type(), static_cast<c10::DeviceIndex>(core::block_stream(block)->device()));
+c10::DataPtr MTIACachingAllocator::wrap_block(c10::DeviceIndex device, void* address) {
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
-    report_to_profiler(block_allocator(device.index()), core::block_address(block),
-                       static_cast<int64_t>(core::block_size(block)), device.index());
+    const auto block = block_allocator(device).find(device_ptr(address));
+    report_to_profiler(device, address, static_cast<int64_t>(block->size));
   }
-  return {reinterpret_cast<void*>(core::block_address(block)), block, &delete_block, device};
+  return {address, address, &delete_block, c10::Device(device_type(), device)};
 }
 
-void MTIACachingAllocator::free_block(core::Block* block) {
-  allocator_of(*core::block_stream(block)).free(block);
+core::BlockAllocator* MTIACachingAllocator::owner_of(const void* address) noexcept {
+  for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
+    core::BlockAllocator* allocator = block_allocators[device].load(std::memory_order_acquire);
+    if (allocator != nullptr && allocator->find(device_ptr(address))) return allocator;
+  }
+  return nullptr;
 }
 
-void MTIACachingAllocator::free_block_while_running(core::Block* block) {
-  allocator_of(*core::block_stream(block)).free_while_running(block);
+const void* MTIACachingAllocator::tag_of_host_memory() {
+  static const char tag = 0;
+  return &tag;
 }
 
 void MTIACachingAllocator::attachOutOfMemoryObserver(OutOfMemoryObserver observer) {
@@ -275,25 +292,17 @@ MTIACachingAllocator::Window::~Window() {
 
 c10::DataPtr MTIACachingAllocator::allocate(size_t size) {
   if (size == 0) return {nullptr, nullptr, &delete_block, c10::Device(device_type(), current_device())};
-  return wrap_block(allocate_block(size));
+  void* const address = allocate_block(size);
+  return wrap_block(current_device(), address);
 }
 
-// A DataPtr's context is its block, not its address, so raw_allocate cannot be offered.
 c10::DeleterFnPtr MTIACachingAllocator::raw_deleter() const {
-  return nullptr;
+  return &delete_block;
 }
 
 void MTIACachingAllocator::copy_data(void* to, const void* from, size_t size) const {
   core::Stream& stream = MTIAStream::current(current_device()).core();
   stream.copy(reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), size, MTIA_COPY_DEVICE_TO_DEVICE);
-  core::Block* block = blocks_by_address().find(const_cast<void*>(from));
-  if (block == nullptr || core::block_stream(block) == &stream) return;
-  block_allocator(static_cast<c10::DeviceIndex>(stream.device())).record_stream(block, &stream);
-  core::Stream& owner = *core::block_stream(block);
-  if (owner.graph() != stream.graph()) return;  // neither may wait for the other
-  core::Event copied(/*enable_timing=*/false);
-  copied.record(stream);
-  owner.wait(copied);
 }
 
 bool MTIACachingAllocator::initialized() {
@@ -313,28 +322,15 @@ void MTIACachingAllocator::emptyCache(c10::MempoolId_t pool) {
 
 void MTIACachingAllocator::recordStream(const c10::DataPtr& data, c10::Stream stream) {
   if (data.get() == nullptr) return;
-  // Memory that lazy clones share, or shared, has a context that is no block: c10's, or its address.
-  core::Block* block = data.get_deleter() == &delete_block ? static_cast<core::Block*>(data.get_context())
-                                                           : blocks_by_address().find(data.get());
-  if (block == nullptr) return;  // not of this allocator
-  block_allocator(data.device().index()).record_stream(block, &MTIAStream(stream).core());
+  allocator_of(data).record_stream(device_ptr(data.get()), &MTIAStream(stream).core());
 }
 
 bool MTIACachingAllocator::may_be_of_graph(const c10::StorageImpl& storage) {
   if (!MTIAGraph::any()) return false;
   const c10::DataPtr& data = storage.data_ptr();
   if (core::Graph::any_capture()) return true;
-  const core::Block* block = data.get_deleter() == &delete_block ? static_cast<core::Block*>(data.get_context())
-                                                                 : blocks_by_address().find(data.get());
-  return block == nullptr || core::block_captures_before(block) < core::Graph::num_ended();
-}
-
-void MTIACachingAllocator::prepare_lazy_clone(c10::StorageImpl& storage) {
-  const c10::DataPtr& data = storage.data_ptr();
-  if (data.get() == nullptr || data.get_deleter() != &delete_block) return;
-  c10::DataPtr other(data.get(), data.get(), &delete_block_at, data.device());
-  blocks_by_address().insert(data.get(), static_cast<core::Block*>(data.get_context()));
-  storage.set_data_ptr(std::move(other)).release_context();
+  const auto block = allocator_of(data).find(device_ptr(data.get()));
+  return !block.has_value() || block->captures_before < core::Graph::num_ended();
 }
 
 void MTIACachingAllocator::finish_lazy_clone(c10::StorageImpl& storage) {
@@ -344,7 +340,7 @@ void MTIACachingAllocator::finish_lazy_clone(c10::StorageImpl& storage) {
   // Set once, and before anything can be captured with it.
   core::hooks.check_capture = &refuse_shared;
   const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
-  blocks_by_address().set_sharing(data.get(), data.get_context());
+  allocator_of(data).set_tag(device_ptr(data.get()), data.get_context());
 }
 
 c10::CachingDeviceAllocator::DeviceStats MTIACachingAllocator::getDeviceStats(c10::DeviceIndex device) {
@@ -394,8 +390,7 @@ void resize_storage(c10::StorageImpl* storage, size_t size) {
   const size_t kept = std::min(size, storage->nbytes());
   if (kept > 0) {
     allocator.copy_data(grown.get(), storage->data(), kept);
-    // The old block goes back to the stream it was allocated for; the copy may run on another.
-    allocator.recordStream(storage->data_ptr(), MTIAStream::current(device.index()).unwrap());
+    keep_for_copy(storage->data_ptr());
   }
   storage->clear_materializer();  // of a lazy clone: the memory is its own now
   storage->set_data_ptr_noswap(std::move(grown));

@@ -22,17 +22,18 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   // Memory of the current device, for work of its current stream. Raises torch.OutOfMemoryError.
   c10::DataPtr allocate(size_t size) override;
 
-  // The same in two steps: a block, and its DataPtr, which frees it.
-  static core::Block* allocate_block(size_t size);
-  static c10::DataPtr wrap_block(core::Block* block);
-  static void free_block(core::Block* block);
-  static void free_block_while_running(core::Block* block);
+  // The same in two steps: a block, and its DataPtr, which frees it. Its context is the address.
+  static void* allocate_block(size_t size);
+  static c10::DataPtr wrap_block(c10::DeviceIndex device, void* address);
+  // The allocator of the block in use that begins at the address. Null: there is none.
+  static core::BlockAllocator* owner_of(const void* address) noexcept;
+  // The tag of blocks that are memory of the CPU for now: see Note [Fallback allocation].
+  static const void* tag_of_host_memory();
+
   // Whether a graph may use the memory, or may come to use it: see Note [Lazy clones and graphs].
   static bool may_be_of_graph(const c10::StorageImpl& storage);
-  // What a storage must be before c10 can make a lazy clone of it: the context of its memory is the address in place of
-  // the block.
-  static void prepare_lazy_clone(c10::StorageImpl& storage);
-  // Afterwards, for both: one that runs out of memory when it is written still shares what it shared.
+  // Of both storages, after c10 has made a lazy clone: one that runs out of memory when it is written still shares what
+  // it shared.
   static void finish_lazy_clone(c10::StorageImpl& storage);
 
   // Called before an OutOfMemoryError is raised, on the thread that raises it. Observers may attach others.
@@ -54,9 +55,7 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
   };
 
   c10::DeleterFnPtr raw_deleter() const override;
-  // On the current stream of the current device, which is that of the memory. For lazy clones that are written: the
-  // stream that `from` belongs to waits for it, because who shares `from` may now write it in place, or free it,
-  // without knowing of the copy.
+  // On the current stream of the current device, which is that of the memory.
   void copy_data(void* to, const void* from, size_t size) const override;
 
   bool initialized() override;

@@ -95,7 +95,9 @@ PYBIND11_MODULE(_C, m) {
   core::hooks.release_interpreter_lock = []() -> void* {
     return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr;
   };
-  core::hooks.reacquire_interpreter_lock = [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); };
+  core::hooks.reacquire_interpreter_lock = [](void* state) {
+    PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+  };
   core::hooks.handled_exception = &handled_python_exception;
   register_profiler();
   m.def("_configure", &configure, py::arg("library"), py::arg("num_devices"), py::arg("memory_per_device"),

@@ -56,12 +56,12 @@ void run() {
   measure("allocate + free, 100 kB", [&] { allocator.free(allocator.allocate(100'000, &stream)); });
   measure("allocate + free, 4 MiB", [&] { allocator.free(allocator.allocate(4 << 20, &stream)); });
   measure("allocate + free, 64 MiB", [&] { allocator.free(allocator.allocate(64 << 20, &stream)); });
-  std::vector<core::Block*> blocks(100);
+  std::vector<mtia_device_ptr> blocks(100);
   measure(
       "allocate 100, free 100, mixed small sizes",
       [&] {
         for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = allocator.allocate(512 * (1 + i % 7), &stream);
-        for (core::Block* block : blocks) allocator.free(block);
+        for (mtia_device_ptr block : blocks) allocator.free(block);
       },
       kRepetitions / 100);
 

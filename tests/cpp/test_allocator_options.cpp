@@ -22,7 +22,7 @@ struct Fixture {
       : allocator(new_allocator(options)) {}
   ~Fixture() { allocator.empty_cache(); }
 
-  core::Block* allocate(size_t size) { return allocator.allocate(size, &stream); }
+  mtia_device_ptr allocate(size_t size) { return allocator.allocate(size, &stream); }
   size_t reserved() const { return static_cast<size_t>(allocator.stats().reserved_bytes[kAll].current); }
   uint64_t device_bytes_in_use() const {
     uint64_t free = 0;
@@ -39,8 +39,8 @@ struct Fixture {
 
 TEST(statistics_tell_small_blocks_from_large_ones) {
   Fixture f;
-  core::Block* small = f.allocate(1000);
-  core::Block* large = f.allocate(3 * kMiB);
+  mtia_device_ptr small = f.allocate(1000);
+  mtia_device_ptr large = f.allocate(3 * kMiB);
   const core::AllocatorStats stats = f.allocator.stats();
   CHECK_EQ(stats.allocated_bytes[core::kSmall].current, int64_t{1024});
   CHECK_EQ(stats.allocated_bytes[core::kLarge].current, int64_t{3 * kMiB});
@@ -55,15 +55,15 @@ TEST(statistics_tell_small_blocks_from_large_ones) {
 TEST(blocks_above_max_split_size_stay_whole) {
   Fixture f([] { return core::AllocatorOptions{.max_split_size = 32 * kMiB}; });
   f.allocator.free(f.allocate(60 * kMiB));
-  core::Block* small_part = f.allocate(30 * kMiB);
+  mtia_device_ptr small_part = f.allocate(30 * kMiB);
   CHECK_EQ(f.reserved(), 90 * kMiB);  // not cut out of the 60 MiB
-  core::Block* close_in_size = f.allocate(50 * kMiB);
+  mtia_device_ptr close_in_size = f.allocate(50 * kMiB);
   CHECK_EQ(f.reserved(), 90 * kMiB);  // all 60 MiB
-  CHECK_EQ(core::block_size(close_in_size), 60 * kMiB);
+  CHECK_EQ(f.allocator.find(close_in_size)->size, 60 * kMiB);
   CHECK_EQ(f.allocator.stats().oversize_allocations.current, int64_t{1});
   CHECK_EQ(f.allocator.stats().oversize_segments.current, int64_t{1});
   f.allocator.free(close_in_size);
-  core::Block* too_small = f.allocate(33 * kMiB);
+  mtia_device_ptr too_small = f.allocate(33 * kMiB);
   CHECK_EQ(f.reserved(), 124 * kMiB);  // 60 MiB would be more than 20 MiB too many
   f.allocator.free(small_part);
   f.allocator.free(too_small);
@@ -73,9 +73,9 @@ size_t present_max_split_size = std::numeric_limits<size_t>::max();
 
 TEST(statistics_of_oversize_blocks_survive_a_change_of_the_limit) {
   Fixture f([] { return core::AllocatorOptions{.max_split_size = present_max_split_size}; });
-  core::Block* normal = f.allocate(40 * kMiB);
+  mtia_device_ptr normal = f.allocate(40 * kMiB);
   present_max_split_size = 20 * kMiB;
-  core::Block* oversize = f.allocate(50 * kMiB);
+  mtia_device_ptr oversize = f.allocate(50 * kMiB);
   f.allocator.free(normal);
   CHECK_EQ(f.allocator.stats().oversize_allocations.current, int64_t{1});
   CHECK_EQ(f.allocator.stats().oversize_segments.current, int64_t{1});
@@ -88,15 +88,15 @@ TEST(statistics_of_oversize_blocks_survive_a_change_of_the_limit) {
 
 TEST(garbage_is_collected_from_the_oldest_free_segments) {
   Fixture f([] { return core::AllocatorOptions{.garbage_collection_threshold = 0.5}; });  // of 256 MiB
-  core::Block* first = f.allocate(40 * kMiB);
-  core::Block* second = f.allocate(50 * kMiB);
+  mtia_device_ptr first = f.allocate(40 * kMiB);
+  mtia_device_ptr second = f.allocate(50 * kMiB);
   f.allocator.free(second);
   f.allocator.free(first);
   CHECK_EQ(f.reserved(), 90 * kMiB);
-  core::Block* third = f.allocate(60 * kMiB);
+  mtia_device_ptr third = f.allocate(60 * kMiB);
   CHECK_EQ(f.reserved(), 100 * kMiB);  // the 50 MiB went, the 40 MiB did not have to
   CHECK_EQ(f.allocator.stats().num_alloc_retries, int64_t{0});
-  core::Block* fourth = f.allocate(100 * kMiB);
+  mtia_device_ptr fourth = f.allocate(100 * kMiB);
   CHECK_EQ(f.reserved(), 160 * kMiB);  // beyond the threshold, for want of garbage
   f.allocator.free(third);
   f.allocator.free(fourth);
@@ -105,7 +105,7 @@ TEST(garbage_is_collected_from_the_oldest_free_segments) {
 TEST(a_memory_fraction_is_a_limit) {
   Fixture f;
   f.allocator.set_memory_fraction(0.25);  // of 256 MiB
-  core::Block* block = f.allocate(60 * kMiB);
+  mtia_device_ptr block = f.allocate(60 * kMiB);
   CHECK_THROWS(core::OutOfDeviceMemory, f.allocate(10 * kMiB));
   f.allocator.free(block);
   f.allocator.free(f.allocate(64 * kMiB));
@@ -122,20 +122,20 @@ TEST(a_private_pool_shares_no_memory) {
   f.allocator.free(f.allocate(5 * kMiB));
   f.allocator.use_pool(kPool);
   f.allocator.direct_to_pool(&f.stream, kPool);
-  core::Block* inside = f.allocate(5 * kMiB);
+  mtia_device_ptr inside = f.allocate(5 * kMiB);
   CHECK_EQ(f.reserved(), 40 * kMiB);
   f.allocator.direct_to_default_pool(&f.stream);
-  const mtia_device_ptr address = core::block_address(inside);
+  const mtia_device_ptr address = inside;
   f.allocator.free(inside);
-  core::Block* outside = f.allocate(5 * kMiB);
-  CHECK(core::block_address(outside) != address);
+  mtia_device_ptr outside = f.allocate(5 * kMiB);
+  CHECK(outside != address);
   CHECK_EQ(f.reserved(), 40 * kMiB);
   f.allocator.free(outside);
   f.allocator.empty_cache();
   CHECK_EQ(f.reserved(), 20 * kMiB);  // the pool is in use
   f.allocator.direct_to_pool(&f.stream, kPool);
-  core::Block* again = f.allocate(5 * kMiB);
-  CHECK_EQ(core::block_address(again), address);
+  mtia_device_ptr again = f.allocate(5 * kMiB);
+  CHECK_EQ(again, address);
   f.allocator.free(again);
   f.allocator.direct_to_default_pool(&f.stream);
   f.allocator.release_pool(kPool);
@@ -148,7 +148,7 @@ TEST(a_pool_lives_until_its_last_user_and_its_last_block) {
   f.allocator.use_pool(kPool);
   f.allocator.use_pool(kPool);
   f.allocator.direct_to_pool(&f.stream, kPool);
-  core::Block* block = f.allocate(512);
+  mtia_device_ptr block = f.allocate(512);
   f.allocator.direct_to_default_pool(&f.stream);
   f.allocator.release_pool(kPool);
   f.allocator.free(block);
@@ -168,8 +168,8 @@ TEST(history_has_every_step_with_its_context) {
                               .max_entries = 100,
                               .context_of_alloc = [] { return std::make_shared<std::string>("alloc"); },
                               .context_of_free = [] { return std::make_shared<std::string>("free"); }});
-  core::Block* block = f.allocate(700);
-  const mtia_device_ptr address = core::block_address(block);
+  mtia_device_ptr block = f.allocate(700);
+  const mtia_device_ptr address = block;
   f.allocator.free(block);
   f.allocator.empty_cache();
   const auto entries = f.allocator.history();
@@ -202,9 +202,9 @@ TEST(history_keeps_the_latest_entries) {
 TEST(a_snapshot_accounts_for_every_byte_and_so_do_the_live_ranges) {
   Fixture f;
   core::Stream& other = new_stream();
-  core::Block* kept = f.allocate(700);
-  core::Block* freed = f.allocate(5000);
-  core::Block* large = f.allocator.allocate(3 * kMiB, &other);
+  mtia_device_ptr kept = f.allocate(700);
+  mtia_device_ptr freed = f.allocate(5000);
+  mtia_device_ptr large = f.allocator.allocate(3 * kMiB, &other);
   f.allocator.free(freed);
   const auto segments = f.allocator.snapshot();
   CHECK_EQ(segments.size(), size_t{2});
@@ -238,13 +238,13 @@ void follow_random_traces(core::BlockAllocator::OptionsSource options) {
     core::Stream& other = new_stream();
     std::mt19937 random(seed);
     f.allocator.use_pool(kPool);
-    std::map<uint64_t, core::Block*> live;
+    std::map<uint64_t, core::BlockInfo> live;
     int64_t requested = 0;
     int64_t rounded = 0;
-    const auto drop = [&](std::map<uint64_t, core::Block*>::iterator entry) {
-      requested -= static_cast<int64_t>(core::block_requested_size(entry->second));
-      rounded -= static_cast<int64_t>(core::block_size(entry->second));
-      f.allocator.free(entry->second);
+    const auto drop = [&](std::map<uint64_t, core::BlockInfo>::iterator entry) {
+      requested -= static_cast<int64_t>(entry->second.requested);
+      rounded -= static_cast<int64_t>(entry->second.size);
+      f.allocator.free(entry->first);
       live.erase(entry);
     };
     for (int step = 0; step < 4000; ++step) {
@@ -253,18 +253,18 @@ void follow_random_traces(core::BlockAllocator::OptionsSource options) {
         const size_t size = 1 + random() % (dice == 0 ? 8 * kMiB : dice < 50 ? 4096 : 3 * kMiB);
         core::Stream* stream = random() % 2 ? &f.stream : &other;
         if (random() % 4 == 0) f.allocator.direct_to_pool(stream, kPool);
-        core::Block* block = f.allocator.allocate(size, stream);
+        const core::BlockInfo block = *f.allocator.find(f.allocator.allocate(size, stream));
         f.allocator.direct_to_default_pool(stream);
         requested += static_cast<int64_t>(size);
-        rounded += static_cast<int64_t>(core::block_size(block));
-        CHECK_EQ(core::block_size(block), (size + 511) / 512 * 512);
-        const auto entry = live.emplace(core::block_address(block), block).first;
+        rounded += static_cast<int64_t>(block.size);
+        CHECK_EQ(block.size, (size + 511) / 512 * 512);
+        const auto entry = live.emplace(block.address, block).first;
         if (entry != live.begin()) {
           const auto before = std::prev(entry);
-          CHECK(before->first + core::block_size(before->second) <= entry->first);
+          CHECK(before->first + before->second.size <= entry->first);
         }
         if (const auto behind = std::next(entry); behind != live.end()) {
-          CHECK(entry->first + core::block_size(block) <= behind->first);
+          CHECK(entry->first + block.size <= behind->first);
         }
       } else if (dice < 98) {
         if (!live.empty()) drop(std::next(live.begin(), static_cast<long>(random() % live.size())));

@@ -156,8 +156,8 @@ TEST(every_function_refuses_in_a_child_forked_later) {
   core::Stream& stream = new_stream();
   core::Event event(true);
   core::BlockAllocator& allocator = new_allocator();
-  core::Block* block = allocator.allocate(512, &stream);
-  core::Block* shared_block = allocator.allocate(512, &stream);
+  mtia_device_ptr block = allocator.allocate(512, &stream);
+  mtia_device_ptr shared_block = allocator.allocate(512, &stream);
   allocator.record_stream(shared_block, &new_stream());
   Gate gate;
   hold(stream, gate);  // also while the device is busy
@@ -187,7 +187,7 @@ TEST(a_child_frees_what_it_inherited_whatever_other_threads_were_doing) {
     for (int i = 0; i < 100; ++i) std::this_thread::yield();
     return core::AllocatorOptions{};
   });
-  core::Block* block = allocator.allocate(512, &stream);
+  mtia_device_ptr block = allocator.allocate(512, &stream);
   is_inside_allocator = false;
   std::atomic<bool> is_done{false};
   std::thread other([&] {

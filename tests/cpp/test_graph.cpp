@@ -335,19 +335,17 @@ TEST(threads_capture_on_different_streams) {
 TEST(copies_fills_and_pinned_copies_are_captured) {
   core::Stream& stream = new_stream();
   auto& allocator = new_allocator();
-  core::Block* from = allocator.allocate(4096, &stream);
-  core::Block* to = allocator.allocate(4096, &stream);
+  mtia_device_ptr from = allocator.allocate(4096, &stream);
+  mtia_device_ptr to = allocator.allocate(4096, &stream);
   std::vector<std::byte> host(4096, std::byte{0});
   core::Graph graph;
   capture(graph, stream, [&] {
     const std::byte pattern{7};
     const mtia_stream handle = stream.handle();
     const auto host_address = reinterpret_cast<uint64_t>(host.data());
-    runtime::call(&mtia_runtime_api::memory_fill, handle, core::block_address(from), &pattern, 1, 2048);
-    runtime::call(&mtia_runtime_api::memory_copy, handle, core::block_address(to), core::block_address(from), 4096,
-                  MTIA_COPY_DEVICE_TO_DEVICE);
-    runtime::call(&mtia_runtime_api::memory_copy, handle, host_address, core::block_address(to), 4096,
-                  MTIA_COPY_DEVICE_TO_HOST);
+    runtime::call(&mtia_runtime_api::memory_fill, handle, from, &pattern, 1, 2048);
+    runtime::call(&mtia_runtime_api::memory_copy, handle, to, from, 4096, MTIA_COPY_DEVICE_TO_DEVICE);
+    runtime::call(&mtia_runtime_api::memory_copy, handle, host_address, to, 4096, MTIA_COPY_DEVICE_TO_HOST);
   });
   CHECK(host[0] == std::byte{0});
   graph.launch(stream, nullptr);

@@ -23,7 +23,7 @@ TEST(private_pools_are_returned_to_the_byte) {
     allocator.use_pool(pool);
     graph.begin_capture(stream);
     allocator.direct_to_pool(&stream, pool);
-    core::Block* kept = allocator.allocate(3 << 20, &stream);
+    mtia_device_ptr kept = allocator.allocate(3 << 20, &stream);
     allocator.free(allocator.allocate(5000, &stream));
     graph.end_capture();
     allocator.direct_to_default_pool(&stream);
@@ -44,7 +44,7 @@ TEST(memory_of_a_pool_stays_while_a_stream_is_busy_that_its_graphs_were_launched
   const core::PoolId pool = new_pool();
   allocator.use_pool(pool);
   allocator.direct_to_pool(&stream, pool);
-  core::Block* result = allocator.allocate(3 << 20, &stream);
+  mtia_device_ptr result = allocator.allocate(3 << 20, &stream);
   allocator.direct_to_default_pool(&stream);
   allocator.use_pool_in(pool, &launched_in);
   Gate gate;
@@ -72,12 +72,12 @@ TEST(memory_that_a_side_stream_uses_is_not_used_again_within_the_capture) {
   graph.begin_capture(stream);
   allocator.direct_to_pool(&stream, pool);
   wait_for(side, stream);
-  core::Block* block = allocator.allocate(1000, &stream);
-  const mtia_device_ptr address = core::block_address(block);
+  mtia_device_ptr block = allocator.allocate(1000, &stream);
+  const mtia_device_ptr address = block;
   allocator.record_stream(block, &side);
   allocator.free(block);
-  core::Block* second = allocator.allocate(1000, &stream);
-  CHECK(core::block_address(second) != address);
+  mtia_device_ptr second = allocator.allocate(1000, &stream);
+  CHECK(second != address);
   graph.end_capture();
   allocator.direct_to_default_pool(&stream);
   allocator.direct_to_default_pool(&side);

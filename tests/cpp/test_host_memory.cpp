@@ -65,9 +65,9 @@ TEST(blocks_are_freed_without_memory) {
   core::Stream& stream = new_stream();
   core::Stream& other = new_stream();
   core::BlockAllocator& allocator = new_allocator();
-  core::Block* small = allocator.allocate(512, &stream);
-  core::Block* large = allocator.allocate(size_t{4} << 20, &stream);
-  core::Block* shared = allocator.allocate(size_t{4} << 20, &stream);
+  mtia_device_ptr small = allocator.allocate(512, &stream);
+  mtia_device_ptr large = allocator.allocate(size_t{4} << 20, &stream);
+  mtia_device_ptr shared = allocator.allocate(size_t{4} << 20, &stream);
   allocator.record_stream(shared, &other);
   Gate gate;
   hold(other, gate);

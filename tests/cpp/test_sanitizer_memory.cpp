@@ -32,10 +32,10 @@ struct Watched {
     Sanitizer::take();
   }
 
-  core::Block* allocate(core::Stream& stream, size_t size = kSize) { return allocator.allocate(size, &stream); }
-  static void fill(core::Stream& stream, const core::Block* block) {
+  mtia_device_ptr allocate(core::Stream& stream, size_t size = kSize) { return allocator.allocate(size, &stream); }
+  static void fill(core::Stream& stream, mtia_device_ptr block) {
     const std::byte zero{};
-    stream.fill(core::block_address(block), &zero, 1, 64);
+    stream.fill(block, &zero, 1, 64);
   }
   // The sanitizer does not hear of it.
   void become_idle() {
@@ -45,7 +45,7 @@ struct Watched {
   // A tensor that both have used is freed when they are idle, and its memory is handed out again.
   void free_recorded() {
     for (core::Stream* stream : {&main, &side}) {
-      core::Block* block = allocate(*stream);
+      mtia_device_ptr block = allocate(*stream);
       allocator.record_stream(block, stream == &main ? &side : &main);
       become_idle();
       allocator.free(block);
@@ -65,7 +65,7 @@ struct Watched {
 
 TEST(polls_of_the_allocator_order_nothing) {
   Watched device;
-  core::Block* shared = device.allocate(device.main);
+  mtia_device_ptr shared = device.allocate(device.main);
   device.fill(device.main, shared);
   device.free_recorded();
   device.fill(device.side, shared);
@@ -79,7 +79,7 @@ TEST(polls_of_the_allocator_order_nothing) {
 
 TEST(the_programs_own_questions_order) {
   Watched device;
-  core::Block* shared = device.allocate(device.main);
+  mtia_device_ptr shared = device.allocate(device.main);
   for (const bool is_asked : {false, true}) {
     device.fill(device.main, shared);
     core::Event event(/*enable_timing=*/false);
@@ -107,15 +107,15 @@ TEST(the_programs_own_questions_order) {
 
 TEST(recorded_memory_is_used_again_in_any_stream) {
   Watched device;
-  core::Block* block = device.allocate(device.main);
-  const uint64_t address = core::block_address(block);
+  mtia_device_ptr block = device.allocate(device.main);
+  const uint64_t address = block;
   wait_for(device.side, device.main);
   device.fill(device.side, block);
   device.allocator.record_stream(block, &device.side);
   device.allocator.free(block);
   device.become_idle();
   block = device.allocate(device.main);
-  CHECK_EQ(core::block_address(block), address);
+  CHECK_EQ(block, address);
   device.fill(device.main, block);
   CHECK_EQ(device.findings(), "");
   device.allocator.free(block);
@@ -123,12 +123,12 @@ TEST(recorded_memory_is_used_again_in_any_stream) {
 
 TEST(memory_is_its_own_streams_when_it_is_used_again) {
   Watched device;
-  core::Block* block = device.allocate(device.main);
-  const uint64_t address = core::block_address(block);
+  mtia_device_ptr block = device.allocate(device.main);
+  const uint64_t address = block;
   device.fill(device.main, block);
   device.allocator.free(block);
   block = device.allocate(device.main);
-  CHECK_EQ(core::block_address(block), address);
+  CHECK_EQ(block, address);
   device.fill(device.side, block);  // does not wait for what the main stream did to the memory before
   CHECK_EQ(device.findings(), "freed too early");
   device.become_idle();
@@ -137,13 +137,13 @@ TEST(memory_is_its_own_streams_when_it_is_used_again) {
 
 TEST(memory_that_the_driver_got_back_is_used_again_in_any_stream) {
   Watched device;
-  core::Block* block = device.allocate(device.main);
-  const uint64_t address = core::block_address(block);
+  mtia_device_ptr block = device.allocate(device.main);
+  const uint64_t address = block;
   device.fill(device.main, block);
   device.allocator.free(block);
   device.allocator.empty_cache();
   block = device.allocate(device.side);
-  CHECK_EQ(core::block_address(block), address);
+  CHECK_EQ(block, address);
   device.fill(device.side, block);
   CHECK_EQ(device.findings(), "");
   // Nobody has waited for a stream that no record_stream names.
@@ -152,7 +152,7 @@ TEST(memory_that_the_driver_got_back_is_used_again_in_any_stream) {
   device.allocator.free(block);
   device.allocator.empty_cache();
   block = device.allocate(device.side);
-  CHECK_EQ(core::block_address(block), address);
+  CHECK_EQ(block, address);
   device.fill(device.side, block);
   CHECK_EQ(device.findings(), "freed too early");
   device.become_idle();
@@ -161,11 +161,11 @@ TEST(memory_that_the_driver_got_back_is_used_again_in_any_stream) {
 
 TEST(a_child_frees_what_it_inherited_while_others_are_watched) {
   Watched device;
-  core::Block* block = device.allocate(device.main);
+  mtia_device_ptr block = device.allocate(device.main);
   std::atomic<bool> is_done{false};
   std::thread other([&] {
     core::Stream& stream = new_stream();
-    core::Block* own = device.allocate(stream);
+    mtia_device_ptr own = device.allocate(stream);
     while (!is_done) {
       for (int i = 0; i < 100; ++i) device.fill(stream, own);
       finish(stream);

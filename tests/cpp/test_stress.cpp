@@ -54,15 +54,19 @@ core::BlockAllocator& allocator_of(const Allocators& allocators, const core::Str
   return *allocators[static_cast<size_t>(stream.device())];
 }
 
+core::BlockInfo allocate_from(core::BlockAllocator& allocator, size_t bytes, core::Stream* stream) {
+  return *allocator.find(allocator.allocate(bytes, stream));
+}
+
 struct LiveBlock {
-  core::Block* block;
+  core::BlockInfo block;
   uint32_t value;  // the model: what the last write left
 
-  core::Stream& stream() const { return *core::block_stream(block); }
-  uint32_t* words() const { return reinterpret_cast<uint32_t*>(host_view(core::block_address(block))); }
+  core::Stream& stream() const { return *block.stream; }
+  uint32_t* words() const { return reinterpret_cast<uint32_t*>(host_view(block.address)); }
   // The first words and the last one are enough to see somebody else's number, also in a large block.
   static constexpr size_t kCheckedWords = 16;
-  size_t last_word() const { return core::block_requested_size(block) / sizeof(uint32_t) - 1; }
+  size_t last_word() const { return block.requested / sizeof(uint32_t) - 1; }
 };
 
 // What work does to a block: it has no access to what the allocator knows.
@@ -105,7 +109,7 @@ class ChainGraph : public core::Graph {
   }
   ~ChainGraph() override {
     destroy();
-    if (output) allocator_.free(output->block);
+    if (output) allocator_.free(output->block.address);
     allocator_.release_pool(pool_);
   }
 
@@ -201,7 +205,7 @@ class Worker {
   void allocate() { live_.push_back(new_block(any_stream())); }
 
   LiveBlock new_block(core::Stream& stream) {
-    LiveBlock block{allocator_of(stream).allocate(any_bytes(), &stream), 0};
+    LiveBlock block{allocate_from(allocator_of(stream), any_bytes(), &stream), 0};
     write(block);
     return block;
   }
@@ -224,7 +228,7 @@ class Worker {
     while (!live_.empty()) free_one();
   }
 
-  void free_block(const LiveBlock& block) { allocator_of(block.stream()).free(block.block); }
+  void free_block(const LiveBlock& block) { allocator_of(block.stream()).free(block.block.address); }
 
   void write(LiveBlock& target) {
     target.value = ++next_value_;
@@ -242,7 +246,7 @@ class Worker {
   // `user` may use the block now, and until the work that it has when the block is freed is done.
   void share(const LiveBlock& block, core::Stream& user) {
     wait_for(user, block.stream());
-    allocator_of(block.stream()).record_stream(block.block, &user);
+    allocator_of(block.stream()).record_stream(block.block.address, &user);
   }
 
   static void wait_for(core::Stream& waiting, core::Stream& waited_for) {
@@ -280,7 +284,7 @@ class Worker {
     if (pick(3) == 0) passed.written->synchronize();
     if (!passed.written->query()) reader.wait(*passed.written);
     launch_check(reader, passed.block);
-    allocator_of(passed.block.stream()).record_stream(passed.block.block, &reader);
+    allocator_of(passed.block.stream()).record_stream(passed.block.block.address, &reader);
     if (pick(2) == 0) return free_block(passed.block);
     wait_for(passed.block.stream(), reader);
     live_.push_back(passed.block);
@@ -302,13 +306,13 @@ class Worker {
       const core::RunningWork running(stream);
       if (given) {
         Contents(*given).check(given->value);
-        theirs->free(given->block);
+        theirs->free(given->block.address);
       }
       try {
-        const LiveBlock block{own.allocate(bytes, &stream), value};
+        const LiveBlock block{allocate_from(own, bytes, &stream), value};
         Contents(block).fill(value);
         Contents(block).check(value);
-        own.free_while_running(block.block);
+        own.free(block.block.address, /*in_own_window=*/true);
       } catch (const core::OutOfDeviceMemory&) {  // running work waits for nobody
       }
     });
@@ -343,14 +347,15 @@ class Worker {
       core::Stream* const next = captured_[pick(captured_.size())];
       if (next != stream) wait_for(*next, *stream);
       stream = next;
-      const LiveBlock to{allocators_[0]->allocate(any_bytes(), stream), graph.output ? graph.output->value + 1 : 1};
+      const LiveBlock to{allocate_from(*allocators_[0], any_bytes(), stream),
+                         graph.output ? graph.output->value + 1 : 1};
       graph.output = to;
       stream->launch(any_size(), [from = Contents(*from), to = Contents(to)](const mtia_work_context&) {
         from.check(*from.words);
         to.fill(*from.words + 1);
       });
       if (before) {
-        allocators_[0]->record_stream(before->block, stream);
+        allocators_[0]->record_stream(before->block.address, stream);
         free_block(*before);
       }
       before = to;
@@ -424,7 +429,7 @@ void run_seed(uint64_t seed, const std::vector<Worker::Streams>& streams) {
   for (std::thread& thread : threads) thread.join();
   for (const std::string& failure : failures) CHECK_EQ(failure, "");
   for (const Exchange::Passed& passed : exchange.blocks) {
-    allocator_of(allocators, passed.block.stream()).free(passed.block.block);
+    allocator_of(allocators, passed.block.stream()).free(passed.block.block.address);
   }
 
   for (int32_t device = 0; device < kDevices; ++device) {
@@ -460,14 +465,14 @@ TEST(threads_may_share_streams_and_free_each_others_blocks) {
   core::BlockAllocator& allocator = new_allocator();
   core::Stream& shared = new_stream();
   std::mutex mutex;
-  std::vector<core::Block*> passed_on;
+  std::vector<mtia_device_ptr> passed_on;
   std::vector<std::thread> threads;
   std::atomic<int> items{0};
   for (uint32_t t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       std::mt19937 random(t);
       for (int i = 0; i < kBlocks; ++i) {
-        core::Block* block = allocator.allocate(512 * (1 + random() % 2000), &shared);
+        mtia_device_ptr block = allocator.allocate(512 * (1 + random() % 2000), &shared);
         shared.launch(i % 8 == 0 ? kLarge : kSmall, [&items](const mtia_work_context&) { ++items; });
         {
           const std::lock_guard lock(mutex);
@@ -482,7 +487,7 @@ TEST(threads_may_share_streams_and_free_each_others_blocks) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (core::Block* block : passed_on) allocator.free(block);
+  for (mtia_device_ptr block : passed_on) allocator.free(block);
   finish(shared);
   CHECK_EQ(items.load(), kThreads * kBlocks);
   CHECK_EQ(allocator.stats().active[core::kAll].current, 0);
