@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -211,7 +211,7 @@ def test_beside_a_gpu_nothing_is_registered_and_the_first_use_says_how(run_scrip
     ],
 )
 def test_beside_a_gpu_the_device_is_there_for_who_asks(
-    run_script: RunScript, tmp_path: Path, imports: str, settings: dict[str, str]
+    run_script: RunScript, tmp_path: Path, imports: str, settings: dict[str, Any]
 ) -> None:
     script = f"{BESIDE_A_GPU.format(build='cuda')}\n{imports}\n{USE}"
     finished = run_script(script, TORCH_MTIA_SYSTEM_ROOT=files(tmp_path, "dev/nvidia0"), **settings)
