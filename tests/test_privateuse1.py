@@ -214,21 +214,26 @@ def test_other_type_is_gone(run_plainly: RunScript) -> None:
 
 
 def test_sparse_kernels_are_those_of_mtia(run_plainly: RunScript) -> None:
-    finished = run_plainly(
-        """
-        import torch
-        from torch_mtia import privateuse1
-
-        def with_kernels(key):
+    """They are registered with the first sparse tensor."""
+    printed = [
+        run_plainly(
+            f"""
+            import torch
+            from torch_mtia import privateuse1
+            {enabling}
+            torch.sparse_coo_tensor(size=(2, 2), device="{device}")
             names = torch._C._dispatch_get_all_op_names()
-            return {name for name in names if f"\\n{key}: registered" in torch._C._dispatch_dump(name)}
-
-        of_mtia = with_kernels("SparseMTIA")
-        privateuse1.enable("acme")
-        print(len(of_mtia) > 100, of_mtia ^ with_kernels("SparsePrivateUse1"))
-        """
-    )
-    assert finished.output() == "True set()\n"
+            print(*(name for name in names if "\\n{key}: registered" in torch._C._dispatch_dump(name)))
+            """
+        ).output()
+        for device, key, enabling in (
+            ("mtia", "SparseMTIA", ""),
+            ("acme", "SparsePrivateUse1", 'privateuse1.enable("acme")'),
+        )
+    ]
+    of_mtia, of_acme = (set(text.split()) for text in printed)
+    assert len(of_mtia) > 100
+    assert of_mtia ^ of_acme == set()
 
 
 def test_autocast_lists_are_those_of_mtia(run_plainly: RunScript) -> None:

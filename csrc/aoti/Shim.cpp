@@ -115,6 +115,15 @@ void with_device_of_model(const c10::OperatorHandle& op, torch::jit::Stack* stac
   op.callBoxed(stack);
 }
 
+// To register a fallback takes milliseconds, as it changes the tables of all operators.
+void ensure_proxy_kernel() {
+  [[maybe_unused]] static const auto* const registered = [] {
+    auto* const library = new torch::Library(torch::Library::IMPL, "_", kProxyKey, __FILE__, __LINE__);
+    library->fallback(torch::CppFunction::makeFromBoxedFunction<&with_device_of_model>());
+    return library;
+  }();
+}
+
 }  // namespace
 
 AOTITorchError keep_shim_error(std::exception_ptr error) {
@@ -133,10 +142,6 @@ AOTITorchError keep_shim_error(std::exception_ptr error) {
 
 std::exception_ptr take_shim_error() {
   return std::exchange(last_error, nullptr);
-}
-
-TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&with_device_of_model>());
 }
 
 }  // namespace torch_mtia
@@ -268,6 +273,7 @@ AOTITorchError aoti_torch_mtia_proxy_executor_call_function(AOTIProxyExecutorHan
                                                             int extern_node_index, int num_ints,
                                                             int64_t* flatten_int_args, int num_tensors,
                                                             AtenTensorHandle* flatten_tensor_args) {
+  ensure_proxy_kernel();
   const c10::impl::IncludeDispatchKeyGuard through(kProxyKey);
   return aoti_torch_proxy_executor_call_function(proxy_executor, extern_node_index, num_ints, flatten_int_args,
                                                  num_tensors, flatten_tensor_args);

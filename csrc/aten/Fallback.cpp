@@ -366,8 +366,4 @@ MTIA_LIBRARY_IMPL(_, kBackend, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>());
 }
 
-MTIA_LIBRARY_IMPL(_, kSparse, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back_sparse>());
-}
-
 }  // namespace torch_mtia

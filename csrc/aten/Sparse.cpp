@@ -31,12 +31,20 @@
 
 namespace torch_mtia {
 
+namespace {
+
+// Registers what is not needed before there is a sparse tensor: it takes longer than to register all other kernels.
+void ensure_kernels();
+
+}  // namespace
+
 SparseParts parts_of(const at::Tensor& sparse) {
   const auto* impl = at::sparse::get_sparse_impl(sparse);
   return {impl->indices(), impl->values()};
 }
 
 at::Tensor make_sparse(c10::DispatchKey key, const at::Tensor& model, const SparseParts& parts) {
+  if (key == sparse_dispatch_key()) ensure_kernels();
   const c10::DeviceGuard guard(parts.values.device());  // a sparse tensor is made on the current device
   at::Tensor sparse = at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(key), parts.values.dtype());
   set_sparse(sparse, model, parts);
@@ -68,6 +76,7 @@ struct OnItsDevice;
 template <typename Result, typename... Arguments, Result (*function)(Arguments...)>
 struct OnItsDevice<function> {
   static Result call(Arguments... arguments) {
+    ensure_kernels();
     std::optional<c10::Device> device;
     (find_device(device, arguments), ...);
     const c10::OptionalDeviceGuard guard(device);
@@ -75,13 +84,7 @@ struct OnItsDevice<function> {
   }
 };
 
-}  // namespace
-
-MTIA_LIBRARY_IMPL(aten, kSparse, m) {
-  m.impl("empty.memory_format", TORCH_FN(OnItsDevice<&at::native::empty_sparse_symint>::call));
-  m.impl("_sparse_coo_tensor_with_dims", TORCH_FN(OnItsDevice<&at::native::new_with_dims_sparse>::call));
-  m.impl("_sparse_coo_tensor_with_dims_and_tensors",
-         TORCH_FN(OnItsDevice<&at::native::new_with_dims_and_tensor_sparse_symint>::call));
+void define_kernels(torch::Library& m) {
   m.impl("_indices", TORCH_FN(at::native::_indices_sparse));
   m.impl("_values", TORCH_FN(at::native::_values_sparse));
   m.impl("indices", TORCH_FN(at::native::indices_sparse));
@@ -111,6 +114,31 @@ MTIA_LIBRARY_IMPL(aten, kSparse, m) {
     m.impl((name.overload_name.empty() ? local : local + "." + name.overload_name).c_str(),
            torch::CppFunction::makeFromBoxedFunction<&fall_back_sparse>());
   }
+}
+
+// Leaked: kernels stay registered until the process ends.
+struct Kernels {
+  torch::Library aten{torch::Library::IMPL, "aten", sparse_dispatch_key(), __FILE__, __LINE__};
+  torch::Library all{torch::Library::IMPL, "_", sparse_dispatch_key(), __FILE__, __LINE__};
+
+  Kernels() {
+    define_kernels(aten);
+    all.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back_sparse>());
+  }
+};
+
+void ensure_kernels() {
+  [[maybe_unused]] static const auto* const registered = new Kernels();
+}
+
+}  // namespace
+
+// What makes sparse tensors.
+MTIA_LIBRARY_IMPL(aten, kSparse, m) {
+  m.impl("empty.memory_format", TORCH_FN(OnItsDevice<&at::native::empty_sparse_symint>::call));
+  m.impl("_sparse_coo_tensor_with_dims", TORCH_FN(OnItsDevice<&at::native::new_with_dims_sparse>::call));
+  m.impl("_sparse_coo_tensor_with_dims_and_tensors",
+         TORCH_FN(OnItsDevice<&at::native::new_with_dims_and_tensor_sparse_symint>::call));
 }
 
 }  // namespace torch_mtia
