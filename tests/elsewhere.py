@@ -6,14 +6,11 @@ table fails a test: say in CALLS how it is called for another device, or in SAME
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-from torch_mtia.upstream_gates import parallel
 
 CUDA = torch.device("cuda", 0)
 ANSWER = 12345.5
@@ -21,24 +18,20 @@ ANSWER = 12345.5
 
 SAME = {
     "AOTAutogradCacheDetails.__init__": "what it adds after the original are places of the device's tensors",
-    "CachingAutotuner.run": "a builtin function that does what upstream's does, for launchers of every device",
-    "CompiledKernel._init_handles": "what it adds after the original refuses the device's tensors",
     "ProcessGroup._get_sequence_number_for_group": "asks the group for the device's backend",
     "Int4TilePackedTo4dTensor.from_hp": "of torchao, which is not installed everywhere",
     "_check_hardware_support": "of torchao, which is not installed everywhere",
-    "_compute_keyset": "takes the device's own key away after the original",
-    "_empty_strided_mtia": "the device's own function",
+    "_get_capturable_supported_devices": "adds the device to the list that the original returns",
+    "_is_valid_woq_optimization_pattern": "returns a check, which asks the original's for another device: see below",
+    "torch": "what torch.nn.parallel.comm sees, whose copies are tested by name",
     "_new_process_group_helper": "names the backend where nobody has, if the device is the accelerator",
     "_set_pg_timeout": "asks the group for the device's backend",
     "device.__enter__": "of torch.mtia",
     "memory_stats": "of torch.mtia",
     "set_device": "of torch.mtia",
     "TritonHOPifier.recreate_variable": "keeps what upstream forgets of a kernel; Dynamo does not know its device yet",
-    "_SymmetricMemory.get_buffer": "refuses what lies outside the memory; a handle does not tell its device",
-    "_SymmetricMemory.get_signal_pad": "refuses what lies outside the memory; a handle does not tell its device",
     "cudagraphify": "decides at the first call, by the inputs",
     "decomposition_table[baddbmm.dtype]": "registers a kernel: see test_compile_features",
-    "flex_attention.py_kernels[autocast]": "an entry under the device's own key",
     "fx_graph_cse": "what it changes around the original is of the device's tensors",
     "get_current_stream": "a builtin function that does what upstream's does",
     "get_gpu_type": "answers as without the device where there is another one",
@@ -46,9 +39,6 @@ SAME = {
     "inplaceable_ops": "a table whose conditions ask for the device",
     "monitored_barrier": "asks the group for the device's backend",
     "profile._parse_kineto_results": "what it adds after the original are the device's events",
-    "python_subprocess_env": "worker processes load what their parent has loaded",
-    "record_pregraph_bytecode_enter": "a builtin function that does what upstream's does",
-    "record_pregraph_bytecode_exit": "a builtin function that does what upstream's does",
     "store_user_object_weakrefs": "a builtin function that does what upstream's does",
 }
 
@@ -63,7 +53,9 @@ class _Choice:
 CHOICE = _Choice()
 RETURNS: dict[str, Any] = {
     "AsyncAutotuner.get_results": {CHOICE: 1.0},
-    "check_device": False,
+    "_is_gpu_triton_backend": False,
+    "python_subprocess_env": {},
+    "use_native_matmul": False,
     "fallback_node_due_to_unsupported_type": False,
     "get_cpp_wrapper_config": {},
     "is_int_mm": False,
@@ -80,8 +72,7 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
         )
     here = torch.ones(2, 2)
     buffer = SimpleNamespace(get_device=lambda: CUDA, get_size=list)
-    number = SimpleNamespace(dtype=torch.int8)
-    tuner = SimpleNamespace(device_props=SimpleNamespace(type="cuda"), heuristic_type=None)
+    operator: Any = SimpleNamespace(is_gpu=lambda: True, get_device=lambda: CUDA)
     match = SimpleNamespace(kwargs={"x": SimpleNamespace(meta={"val": x})})
     collective = SimpleNamespace(name="ALL_REDUCE")
     node = torch.fx.Graph().call_function(torch.ops.aten.native_layer_norm.default)
@@ -89,7 +80,7 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
     tensors = SimpleNamespace(output_tensor=x, unpack=lambda: ((), x))
     arguments = SimpleNamespace(get_benchmark_tensors=lambda _: tensors)
     selector: Any = SimpleNamespace(_is_extern=lambda _: True)
-    sizes, meta = {"x": 64, "r0_": 64}, {"device": SimpleNamespace(type="cuda")}
+    meta = {"device": SimpleNamespace(type="cuda")}
     launched = SimpleNamespace(metadata=SimpleNamespace(target=SimpleNamespace(backend="cuda")))
     rand = torch.ops.aten.rand.default
     found: dict[str, tuple[Any, ...] | dict[str, Any]] = {
@@ -100,42 +91,34 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
         "AsyncAutotuner.start": (selector, [CHOICE], "key"),
         "Benchmarker.benchmark_gpu_with_cuda_graph": (None, lambda: None),
         "CacheBase.get_local_cache_path": (),
-        "CachingAutotuner._build_fast_launcher": (tuner, None),
-        "CachingAutotuner._create_compile_options": (tuner, None, {}),
-        "CachingAutotuner.save_gpu_kernel": (tuner, None, SimpleNamespace(bin=SimpleNamespace(asm={}))),
-        "CompiledKernel.launch_metadata": (launched, (1,), 0),
         "DebugFormatter.log_autotuning_results": (None, "mm", [buffer], {}),
+        "CompiledKernel._init_handles": (launched,),
         "DefaultStager.stage": (SimpleNamespace(_staging_stream=object()), {}),
-        "DeferredTritonCallWrapper._get_cpp_param_type": (None, "x", float, {"x": "fp64"}),
         "DistributedDataParallel._check_comm_hook": (SimpleNamespace(device_type="cuda"), lambda: None),
-        "ForkingPickler._extra_reducers[UntypedStorage]": (here.untyped_storage(),),
         "StateDictStager.__init__": (SimpleNamespace(), True, False),
-        "StateDictStager._stage_untyped_storage": (SimpleNamespace(), here.untyped_storage()),
+        "GraphLowering.codegen_with_cpp_wrapper": (SimpleNamespace(device_types={"cuda"}),),
         "SyncBatchNorm.forward": (None, x),
         "Tensor.__deepcopy__": (here, {}),
         "Tensor._reduce_ex_internal": (here, 2),
         "Tensor.new": (here, 3),
-        "Work.__init__": (None,),
-        "TritonOverrides.floordiv": (number, number),
+        "_SymmetricMemory.get_buffer": (SimpleNamespace(device=CUDA), 0, [1], torch.float32),
+        "_SymmetricMemory.get_signal_pad": (SimpleNamespace(device=CUDA), 0),
+        "_AllGatherBase.backward": (None, x),
+        "_benchmark_collective_with_cuda_events_impl": (None, (x,), {}, 1),
         "_conv_determine_backend_memory_format": (x, x),
+        "_is_gpu_triton_backend": (operator, operator),
         "_maybe_layout_constraints[adaptive_max_pool3d_backward]": (None, x),
-        "_persistent_reduction_configs": (sizes, None, {}, meta),
-        "_reduction_configs": {"size_hints": sizes, "inductor_meta": {}, "triton_meta": meta},
         "_select_conv_backend": (x, x),
         "_str_intern": (here,),
-        "check_device": (x, x),
+        "_validate_device": (x, x, x),
+        "cached_autotune": (None, [], meta, None),
         "check_multiple_devices_or_any_cpu_nodes": ({CUDA: None},),
         "check_nan": (None, None),
         "compute_min_saturation_bytes": (8, collective, 0.9),
-        "decompositions[_scaled_mm]": (x, x, x, x, None, x),
-        "decompositions[addmm]": (x.sum(), x, x),
-        "decompositions[argmax]": (x,),
-        "decompositions[argmin]": (x,),
         "decompositions[index_add]": (x, 0, index, x),
         "decompositions[masked_fill]": (x, mask, torch.tensor(2.0)),
         "estimate_nccl_collective_runtime_impl": (1 << 20, 8, collective),
         "fallback_node_due_to_unsupported_type": (node, True),
-        "flop_registry[baddbmm]": (x, x, x, torch.float32),
         "get_cpp_torch_device_options": ("cuda",),
         "get_cpp_wrapper_config": (),
         "get_device_dram_gbps": (CUDA,),
@@ -143,22 +126,17 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
         "get_gpu_dram_gbps": (),
         "get_max_num_sms": (),
         "get_split_k": (1, 1, 1024),
+        "get_symm_mem_workspace": ("group", 1),
         "hash_storage": (here.untyped_storage(),),
         "is_big_gpu": (CUDA,),
         "is_int_mm": (torch.ops.aten.mm.default, torch.int32, (narrow, narrow)),
         "jagged_scaled_dot_product_attention": (x, x, x),
-        "lowerings[addmm.dtype]": (buffer, buffer, buffer, torch.float32),
-        "lowerings[addmm]": (buffer, buffer, buffer),
-        "lowerings[baddbmm.dtype]": (buffer, buffer, buffer, torch.float32),
-        "lowerings[baddbmm]": (buffer, buffer, buffer),
-        "lowerings[bmm.dtype]": (buffer, buffer, torch.float32),
-        "lowerings[mm.dtype]": (buffer, buffer, torch.float32),
         "maybe_handle_backward_generation": (SimpleNamespace(device_types={"cuda"}), None),
         "needs_fallback_due_to_atomic_add_limitations": (torch.float32,),
-        "pointwise": (sizes, meta),
         "prepare_softmax_extra_check": (match,),
+        "python_subprocess_env": (),
         "run_and_save_rng_state.__class__.__call__": (None, rand, [2], x),
         "run_with_rng_state.__class__.__call__": (None, here, rand, [2], x),
+        "use_native_matmul": (buffer, buffer),
     }
-    copies: dict[str, Callable[[], tuple[Any, ...]]] = dict.fromkeys(parallel.COPIES, lambda: (x, [0]))
-    return found | {name: make() for name, make in copies.items()}
+    return found

@@ -17,12 +17,12 @@ import pytest
 import torch
 import triton
 from torch._inductor.codecache import PyCodeCache
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional as F
 
 from torch_mtia import _C, environment
 from torch_mtia.backend import device_type
+from torch_mtia.inductor.autotuner import MTIAAutotuner
 from torch_mtia.inductor.prepared_call import prepare
 
 if TYPE_CHECKING:
@@ -435,14 +435,14 @@ def test_a_method_that_is_replaced_is_called(monkeypatch: pytest.MonkeyPatch) ->
     compiled, kernels = prepared_in_turns(x)
     expected = compiled(x)
     runs: list[Any] = []
-    usual: Any = CachingAutotuner.run
+    usual: Any = MTIAAutotuner.run
 
-    def run(self: CachingAutotuner, *args: Any, **named: Any) -> Any:
+    def run(self: MTIAAutotuner, *args: Any, **named: Any) -> Any:
         runs.append(self)
         return usual(self, *args, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CachingAutotuner, "run", run)
+        patch.setattr(MTIAAutotuner, "run", run)
         assert torch.equal(compiled(x), expected)
     assert runs == kernels
     assert torch.equal(compiled(x), expected)

@@ -101,10 +101,16 @@ def test_the_report_says_what_is_replaced_in_other_packages(run_python: RunPytho
     assert "not there" not in report
     assert "skipped" not in report
     for name in (
-        "torch._tensor: Tensor.new: The legacy constructor",
-        "torch._inductor.utils: is_big_gpu: Inductor has",
+        "torch._tensor: Tensor.new: upstream names the devices that it serves. The legacy constructor",
+        "torch._inductor.utils: is_big_gpu: upstream takes every accelerator for a CUDA device. Inductor has",
     ):
         assert f"  applied                      {name}" in report
+
+
+def test_the_report_counts_what_is_replaced_and_lists_it_by_reason(run_python: RunPython) -> None:
+    assert re.search(r"^replaced +\d\d names of PyTorch; --replacements lists", run_python(*SHORT).output(), re.M)
+    listed = run_python(*SHORT, "--verbose").output()
+    assert re.search(r"^  \d+ +upstream names the devices that it serves\n +torch\.\S+: \S+$", listed, re.M)
 
 
 def test_the_report_ends_in_silence_when_nobody_reads_on(run_script: RunScript) -> None:

@@ -494,12 +494,11 @@ def test_launch_hooks_see_each_launch(device: torch.device) -> None:
     try:
         add_kernel[(1,)](x, x, x, 4, BLOCK=4)
         triton.knobs.runtime.launch_enter_hook.add(enter)
-        kernel = add_kernel[(1,)](x, x, x, 4, BLOCK=4)
+        add_kernel[(1,)](x, x, x, 4, BLOCK=4)
     finally:
         triton.knobs.runtime.launch_enter_hook.remove(enter)
         triton.knobs.runtime.launch_exit_hook.remove(leave)
     assert seen == ["leave add_kernel", "enter add_kernel", "leave add_kernel"]
-    assert kernel.launch_metadata((1,), 0) is None  # gathering it takes time
 
 
 @pytest.mark.in_tree("Triton's backend is called mtia, whatever the device is")

@@ -6,21 +6,23 @@ import ast
 import importlib
 import importlib.util
 import inspect
-import re
 import sys
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests import elsewhere
-from torch_mtia import import_hooks, torch_version, upstream_gates
+import torch_mtia
+from tests import elsewhere, gate_checks
+from torch_mtia import backend, import_hooks, torch_version, upstream_gates
 from torch_mtia._versions import SUPPORTED_TORCH
-from torch_mtia.upstream_gates import Gate, device_lists
+from torch_mtia.upstream_gates import Gate, Reason, parallel
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript
@@ -46,9 +48,24 @@ def test_a_gate_is_applied_and_still_needed(gate: Gate, module: str) -> None:
     replaced = upstream_gates.present(gate, importlib.import_module(module))
     original = upstream_gates.originals[module, gate.name]
     assert replaced is not original
-    assert gate.is_needed(original), f"{gate.name}: upstream does this itself now; remove the row"
-    assert not gate.is_needed(replaced)
-    assert not gate.is_needed(as_if_upstream_were(replaced, module))
+    is_needed = gate_checks.is_needed(gate)
+    assert is_needed(original), f"{gate.name}: upstream does this itself now; remove the row"
+    assert not is_needed(replaced)
+    assert not is_needed(as_if_upstream_were(replaced, module))
+
+
+def test_every_check_is_of_a_row() -> None:
+    rows = [*upstream_gates.GATES, *upstream_gates.GATES_OF_OTHER_NAMES]
+    names = {gate.name for gate in rows} | {f"{gate.modules[0]}:{gate.name}" for gate in rows}
+    assert not gate_checks.CHECKS.keys() - names
+
+
+def test_a_fault_of_upstreams_has_a_report() -> None:
+    """Which docs/upstream has, for whoever sends it."""
+    reports = Path(__file__).parents[1] / "docs" / "upstream"
+    for gate in upstream_gates.GATES:
+        assert (gate.reason is Reason.FAULT) == bool(gate.issue), gate.name
+        assert not gate.issue or (reports / gate.issue).is_file(), gate.name
 
 
 def as_if_upstream_were(replaced: Any, module: str) -> Any:
@@ -120,8 +137,8 @@ def test_what_is_registered_in_place_of_upstreams_own_is_needed() -> None:
 
 # Other devices --------------------------------------------------------------------------------------------------------
 
-EDITED = [gate for gate in GATES if gate.name.endswith(".__code__")]
-WRAPPED = [gate for gate in GATES if gate not in EDITED and not gate.adds and not gate.of_any_version]
+EDITED = [gate for gate in GATES if gate.edits_code]
+WRAPPED = [gate for gate in GATES if not gate.edits_code and not gate.adds and not gate.is_of_a_client]
 
 
 def parts(value: Any) -> Iterator[Any]:
@@ -137,18 +154,19 @@ def parts(value: Any) -> Iterator[Any]:
         yield value
 
 
+def test_code_is_edited_in_a_few_places_only() -> None:
+    assert len([gate for gate in upstream_gates.GATES if gate.edits_code]) <= 5
+
+
 @pytest.mark.parametrize("gate", EDITED, ids=lambda gate: gate.name)
-def test_edited_code_only_grows_or_is_chosen_by_the_arguments(gate: Gate) -> None:
+def test_code_that_is_edited_only_has_longer_lists(gate: Gate) -> None:
     for module in gate.modules:
         skip_without(module)
         importlib.import_module(module)
         original = upstream_gates.originals[module, gate.name]
         replaced = upstream_gates.present(gate, importlib.import_module(module))
-        choices = [each for each in replaced.co_consts if isinstance(each, device_lists._Choice)]
-        if choices:
-            assert choices[0].original is original
-        else:
-            assert not list((Counter(parts(original)) - Counter(parts(replaced))).elements())
+        assert replaced.co_code == original.co_code
+        assert not list((Counter(parts(original)) - Counter(parts(replaced))).elements())
 
 
 @pytest.mark.parametrize("gate", WRAPPED, ids=lambda gate: gate.name)
@@ -189,29 +207,24 @@ def test_what_concerns_another_device_is_left_to_the_original(gate: Gate, monkey
         assert result is answer or result in (answer, None)
 
 
-def test_an_edited_function_has_its_signature_and_defaults() -> None:
-    def function(a: int, b: int = 2, /, c: int = 3, *rest: int, d: int, e: int = 5, **others: Any) -> tuple[Any, ...]:
-        return "theirs", a, b, c, rest, d, e, others
-
-    signature = inspect.signature(function)
-    code = function.__code__
-    ours = code.replace(co_consts=tuple("ours" if each == "theirs" else each for each in code.co_consts))
-    function.__code__ = device_lists._chosen_at_the_call(code, ours, lambda arguments: arguments["others"])
-    assert inspect.signature(function) == signature
-    assert function(1, d=4) == ("ours", 1, 2, 3, (), 4, 5, {})
-    assert function(1, 2, 3, 4, 5, d=6, x=torch.ones(1)) == ("theirs", 1, 2, 3, (4, 5), 6, 5, {"x": torch.ones(1)})
-    assert function(1, d=4, x=torch.ones(1, device="mtia"))[0] == "ours"
+@pytest.mark.parametrize("name", parallel.COPIES)
+def test_copies_between_devices_of_cuda_are_left_to_the_original(name: str) -> None:
+    seen: list[Any] = []
+    with FakeTensorMode():
+        tensor = torch.empty(2, device="cuda")
+    copy = parallel.copying(parallel.COPIES[name], lambda *arguments: seen.append(arguments))
+    copy(tensor, [0])
+    assert seen == [(tensor, [0])]
 
 
-def test_strings_are_divided_as_upstream_does() -> None:
-    """Other packages generate code by Inductor's functions, and pass text."""
-    from torch._inductor.codegen.triton import TritonOverrides
-    from torch._inductor.ops_handler import MockHandler
-    from torch._inductor.virtualized import V
+def test_products_with_converted_weights_of_cuda_are_left_to_the_original() -> None:
+    from torch_mtia.upstream_gates.fusion import weights_of_one_byte
 
-    original = upstream_gates.originals["torch._inductor.codegen.triton", "TritonOverrides.floordiv"]
-    with V.set_ops_handler(MockHandler()):
-        assert TritonOverrides.floordiv("a", "b") == original("a", "b")
+    with FakeTensorMode():
+        node = SimpleNamespace(meta={"val": torch.empty(2, device="cuda")})
+    match = SimpleNamespace(kwargs=dict.fromkeys(("x", "weight", "scales"), node))
+    answer: Any = object()
+    assert weights_of_one_byte(lambda: lambda _: answer)()(match) is answer
 
 
 def test_gates_are_for_versions_that_are_supported() -> None:
@@ -224,6 +237,8 @@ def test_a_gate_names_all_modules_that_have_the_name(gate: Gate) -> None:
     skip_without(gate.modules[0])
     package = gate.modules[0].rpartition(".")[0]
     original = upstream_gates.originals[gate.modules[0], gate.name]
+    if isinstance(original, ModuleType):  # what one module sees of another
+        return
     missing = object()
     missed = [
         name
@@ -241,10 +256,9 @@ def gate_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     yield Gate(
         name="devices",
         modules=("library",),
+        reason=Reason.CLIENT,
         why="a test",
         replace=lambda devices: [*devices, "mtia"],
-        is_needed=lambda devices: "mtia" not in devices,
-        of_any_version=True,
     )
     sys.modules.pop("library", None)
     import_hooks._finder.actions.pop("library", None)
@@ -300,41 +314,97 @@ def test_a_module_that_is_imported_again_gets_its_gate_again(
 def test_a_library_without_the_name_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("another_version")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    gate = Gate(name, (module.__name__,), "a test", lambda _: None, lambda _: True, of_any_version=True)
+    gate = Gate(name, (module.__name__,), Reason.CLIENT, "a test", lambda _: None)
     upstream_gates.apply(torch.__version__, [gate])
     assert not hasattr(module, "devices")
     assert (module.__name__, name) not in upstream_gates.originals
 
 
-@pytest.mark.parametrize("name", ["gone", "Gone.method", "Class.gone", "gone.__code__"])
-def test_a_name_that_pytorch_no_longer_has_is_reported_and_not_added(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Upstream's import of the module goes on, with one warning for all such names of the process."""
+@pytest.fixture
+def gates_of_missing_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Gate]]:
+    """For names that a module of PyTorch, in tmp_path, no longer has."""
     (tmp_path / "of_pytorch.py").write_text("class Class: ...\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(upstream_gates, "skipped", {})
-    gates = [
-        Gate(each, ("of_pytorch",), "What it is for.", lambda original: original, lambda _: True)
-        for each in (name, "gone too")
+    monkeypatch.setattr(upstream_gates, "_rows", {})
+    yield [
+        Gate(name, ("of_pytorch",), Reason.FAULT, f"What {name} is for.", lambda original: original)
+        for name in ("gone", "Gone.method", "Class.gone", "gone.__code__")
     ]
-    upstream_gates.apply(torch.__version__, gates)
-    try:
-        with pytest.warns(
-            UserWarning, match=rf"cannot replace {re.escape(name)} of of_pytorch.*What it is for"
-        ) as seen:
-            module = importlib.import_module("of_pytorch")
-        assert len(seen) == 1
-        assert set(upstream_gates.skipped) == {("of_pytorch", name), ("of_pytorch", "gone too")}
-        assert not hasattr(module, "gone")
-        assert ("of_pytorch", name) not in upstream_gates.originals
-    finally:
-        sys.modules.pop("of_pytorch", None)
-        import_hooks._finder.actions.pop("of_pytorch", None)
+    sys.modules.pop("of_pytorch", None)
+    import_hooks._finder.actions.pop("of_pytorch", None)
+
+
+def test_names_that_pytorch_no_longer_has_are_recorded_and_told_of_at_the_first_use(
+    gates_of_missing_names: list[Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upstream's import of the module goes on, also where warnings are errors."""
+    later: list[Callable[[], None]] = []
+    monkeypatch.setattr(backend.device_module(), "is_initialized", lambda: False)
+    monkeypatch.setattr(backend.device_module(), "_lazy_call", later.append)
+    upstream_gates.apply(torch.__version__, gates_of_missing_names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module = importlib.import_module("of_pytorch")
+    assert not hasattr(module, "gone")
+    assert [each.name for each in upstream_gates.replacements()] == [gate.name for gate in gates_of_missing_names]
+    assert upstream_gates.replacements()[0].skipped == "AttributeError: there is no gone"
+    assert not {("of_pytorch", gate.name) for gate in gates_of_missing_names} & upstream_gates.originals.keys()
+    (tell,) = later
+    with pytest.warns(UserWarning, match="cannot replace gone of of_pytorch and 3 other names.*What gone is for"):
+        tell()
+
+
+def test_names_that_are_missing_once_the_device_is_in_use_are_logged(
+    gates_of_missing_names: list[Gate], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backend.device_module(), "is_initialized", lambda: True)
+    upstream_gates.apply(torch.__version__, gates_of_missing_names)
+    importlib.import_module("of_pytorch")
+    assert "cannot replace gone of of_pytorch, which is not as in" in caplog.text
+
+
+def test_the_first_use_of_the_device_tells_of_missing_names(run_script: RunScript) -> None:
+    script = """
+        import torch
+        from torch_mtia import upstream_gates
+        from torch_mtia.upstream_gates import Gate, Reason
+        gate = Gate("gone", ("colorsys",), Reason.FAULT, "Why.", lambda original: original)
+        upstream_gates.apply(torch.__version__, [gate])
+        import colorsys
+        print("imported", flush=True)
+        torch.ones(1, device="mtia")
+    """
+    finished = run_script(script)
+    assert finished.output() == "imported\n"
+    assert "cannot replace gone of colorsys" in finished.stderr
+
+
+def test_libraries_that_use_pytorch_can_be_left_alone(run_script: RunScript) -> None:
+    script = """
+        import sys, torch, types
+        sys.modules["accelerate.state"] = state = types.ModuleType("accelerate.state")
+        state.PartialState = type("PartialState", (), {"default_device": property(lambda _: torch.device("cpu"))})
+        import torch_mtia
+        from torch_mtia.import_hooks import _finder
+        print("accelerate.state" in _finder.actions, any("accelerate" in name for name in _finder.actions))
+    """
+    assert run_script(script, TORCH_MTIA_CLIENTS="0").output() == "False False\n"
+    assert run_script(script).output() == "True True\n"
+
+
+def test_replacements_are_those_of_modules_that_are_imported() -> None:
+    importlib.import_module("torch._inductor.codecache")
+    found = {(each.module, each.name): each for each in torch_mtia.replacements()}
+    made = found["torch._inductor.codecache", "CacheBase.get_local_cache_path"]
+    assert made.reason is Reason.CUDA
+    assert made.why
+    assert not made.skipped
+    assert all(each.module in sys.modules for each in found.values())
 
 
 def test_another_version_of_pytorch_is_left_alone() -> None:
-    gate = Gate("DEVICES", ("torch_mtia.upstream_gates",), "a test", lambda _: None, lambda _: True, ((1, 0),))
+    gate = Gate("DEVICES", ("torch_mtia.upstream_gates",), Reason.FAULT, "a test", lambda _: None, ((1, 0),))
     upstream_gates.apply(torch.__version__, [gate])
     assert ("torch_mtia.upstream_gates", "DEVICES") not in upstream_gates.originals
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch_mtia import fallback, graphs, memory, privateuse1
     from torch_mtia.graphs import make_graphed_callables
     from torch_mtia.streams import launch_host_function
+    from torch_mtia.upstream_gates import replacements
 
 __all__ = [
     "__version__",
@@ -34,10 +35,15 @@ __all__ = [
     "make_graphed_callables",
     "memory",
     "privateuse1",
+    "replacements",
 ]
 
 # Where a name of __all__ is, if it is no module of its own.
-_MODULES = {"make_graphed_callables": "graphs", "launch_host_function": "streams"}
+_MODULES = {
+    "make_graphed_callables": "graphs",
+    "launch_host_function": "streams",
+    "replacements": "upstream_gates",
+}
 
 _is_imported_first = "torch" not in sys.modules  # by name, before PyTorch
 _was_used = False  # loaded, or about to be
@@ -173,12 +179,23 @@ def _load_backend() -> None:
             "profiler. Import torch_mtia directly after torch, or leave TORCH_DEVICE_BACKEND_AUTOLOAD unset, so that "
             "`import torch` loads it; beside a GPU, set TORCH_MTIA_AUTOLOAD=1."
         )
-    from torch_mtia import autograd_threads, distributed, inductor, kernels, lightning, upstream_gates
+    from torch_mtia import (
+        autograd_threads,
+        distributed,
+        higher_order,
+        inductor,
+        kernels,
+        lightning,
+        multiprocessing,
+        upstream_gates,
+    )
 
     upstream_gates.apply(torch.__version__)
     inductor.register()
     distributed.register()
+    higher_order.register()
     lightning.register()
+    multiprocessing.register()
     autograd_threads.settle_at_exit()
     if settings.sanitize:
         from torch_mtia.sanitizer import process

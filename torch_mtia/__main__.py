@@ -158,20 +158,29 @@ def changed_settings() -> Rows:
             yield label, value
 
 
-def replacements() -> Rows:
-    """Of names in PyTorch and in other libraries: see docs/architecture.md."""
-    from torch_mtia import torch_version, upstream_gates
+def replaced() -> Rows:
+    """How many names in PyTorch and in other libraries are replaced in a process that has imported only torch."""
+    made = [each for each in torch_mtia.replacements() if not each.skipped]
+    yield "replaced", f"{len(made)} names of PyTorch; --replacements lists what others are, and docs/replacements.md"
+    yield from _skipped()
 
-    places = [
-        (module, gate.name)
-        for gate in upstream_gates.GATES
-        if torch_version.TORCH in gate.versions
-        for module in gate.modules
-    ]
-    applied = [place for place in places if place in upstream_gates.originals]
-    yield "applied", f"{len(applied)} of {len(places)}; each is when its module is imported"
-    for (module, name), reason in upstream_gates.skipped.items():
-        yield "skipped", f"{module}: {name}: {reason}"
+
+def replacements() -> Rows:
+    """What is replaced in a process that has imported only torch, by reason."""
+    from torch_mtia.upstream_gates import Reason
+
+    for reason in Reason:
+        names = [f"{each.module}: {each.name}" for each in torch_mtia.replacements() if each.reason is reason]
+        if names:
+            yield str(len(names)), reason.value
+            yield from (("", name) for name in names)
+    yield from _skipped()
+
+
+def _skipped() -> Rows:
+    for each in torch_mtia.replacements():
+        if each.skipped:
+            yield "skipped", f"{each.module}: {each.name}: {each.skipped}"
 
 
 def all_replacements() -> Rows:
@@ -190,7 +199,7 @@ def all_replacements() -> Rows:
             else:
                 is_applied = (module, gate.name) in upstream_gates.originals
                 state = "applied" if is_applied else upstream_gates.skipped.get((module, gate.name), "not there")
-            yield state, f"{module}: {gate.name}: {gate.why}"
+            yield state, f"{module}: {gate.name}: {gate.reason.value}. {gate.why}"
 
 
 def operators() -> Rows:
@@ -219,7 +228,7 @@ def _bytes(size: int) -> str:
 Section = Callable[[], Rows]
 
 SHORT: tuple[Section, ...] = (versions, changed_settings)
-SHORT_OF_LOADED: tuple[Section, ...] = (driver, devices, works)
+SHORT_OF_LOADED: tuple[Section, ...] = (driver, devices, works, replaced)
 VERBOSE: tuple[Section, ...] = (versions, autoload, settings)
 VERBOSE_OF_LOADED: tuple[Section, ...] = (driver, memory, devices, works, operators, replacements)
 

@@ -68,6 +68,19 @@ def _lazy_init() -> None:
         )
     with _lock:
         _C._initialize()
+        while _at_the_first_use:
+            _at_the_first_use.pop(0)()
+
+
+_at_the_first_use: list[Callable[[], object]] = []
+
+
+def _lazy_call(function: Callable[[], object]) -> None:
+    """Calls the function once the devices are initialized."""
+    if is_initialized():
+        function()
+    else:
+        _at_the_first_use.append(function)
 
 
 def init() -> None:

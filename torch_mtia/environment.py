@@ -91,6 +91,7 @@ class Settings(NamedTuple):
     machine: str
     autoload: str
     defer: bool
+    clients: bool
     system_root: str
 
 
@@ -305,6 +306,14 @@ DEFER = Variable(
     "`torch_mtia` does, and unsets the variable. The conformance suite sets it in its processes, which may test "
     "another device.",
 )
+CLIENTS = Variable(
+    "TORCH_MTIA_CLIENTS",
+    "1",
+    _parse_flag,
+    "`0` or `1`",
+    "With `0`, nothing is replaced in libraries that use PyTorch ([clients](clients.md)), such as transformers, "
+    "accelerate and Lightning, which then use the device only where they are told to, if at all.",
+)
 # Drivers read it themselves (csrc/runtime/machine_memory.h).
 SYSTEM_ROOT = Variable(
     "TORCH_MTIA_SYSTEM_ROOT",
@@ -333,6 +342,7 @@ VARIABLES: tuple[
     MACHINE,
     AUTOLOAD,
     DEFER,
+    CLIENTS,
     SYSTEM_ROOT,
 )
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 
 from torch_mtia.backend import device_type
+from torch_mtia.import_hooks import after_import
 
 Reduction = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -26,13 +28,16 @@ def _rebuild_storage(data: bytes, device: torch.device) -> torch.UntypedStorage:
     return storage
 
 
-def sent_by_copy(original: Callable[[torch.UntypedStorage], Reduction]) -> Callable[[torch.UntypedStorage], Reduction]:
-    """Takes the place of PyTorch's reduction of storages, which knows no `mtia`; the others it still reduces."""
+def register() -> None:
+    """Adds a reduction of storages to PyTorch's, once that is registered."""
+    after_import("torch.multiprocessing", lambda _: ForkingPickler.register(torch.UntypedStorage, _reduce))
 
-    def reduce_storage(storage: torch.UntypedStorage) -> Reduction:
-        if storage.device.type != device_type():
-            return original(storage)
-        host = storage.cpu()
-        return _rebuild_storage, (ctypes.string_at(host.data_ptr(), host.nbytes()), storage.device)
 
-    return reduce_storage
+def _reduce(storage: torch.UntypedStorage) -> Reduction:
+    if storage.device.type != device_type():
+        from torch.multiprocessing.reductions import reduce_storage
+
+        reduction: Reduction = reduce_storage(storage)
+        return reduction
+    host = storage.cpu()
+    return _rebuild_storage, (ctypes.string_at(host.data_ptr(), host.nbytes()), storage.device)

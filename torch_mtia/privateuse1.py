@@ -65,9 +65,10 @@ def register_device_type(name: str, driver: str | Path | None = None) -> None:
     torch._register_device_module(name, importlib.import_module("torch_mtia.device_module"))
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
 
-    from torch_mtia import distributed, inductor, kernels, lightning, upstream_gates
+    from torch_mtia import distributed, higher_order, inductor, kernels, lightning, upstream_gates
 
     distributed.register()
+    higher_order.register()
     lightning.register()
     upstream_gates.apply_again(torch.__version__)
     after_import("torch._dynamo.eval_frame", _leave_out_device_module)

@@ -29,16 +29,17 @@ def register() -> None:
     registered, for what is kept by device type; gates do the rest."""
     if not dist.is_available():
         return
-    after_import("torch.distributed.tensor._ops", _register_attention)
+    after_import("torch.distributed.tensor._ops", _register_strategies)
     after_import("torch.distributed._symmetric_memory", _register_symmetric_memory)
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, _create, devices=[device_type(), "cpu"])
 
 
-def _register_attention(module: ModuleType) -> None:
-    from torch_mtia.distributed import attention
+def _register_strategies(module: ModuleType) -> None:
+    from torch_mtia.distributed import attention, norms
 
     attention.register(module)
+    norms.register(module)
 
 
 def _register_symmetric_memory(module: ModuleType) -> None:

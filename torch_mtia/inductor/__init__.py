@@ -68,6 +68,7 @@ def _register_backend(_module: ModuleType) -> None:
 
     from torch_mtia.inductor import config
     from torch_mtia.inductor.cpp_wrapper import MTIACppWrapper
+    from torch_mtia.inductor.graph_pass import GraphPass
     from torch_mtia.inductor.scheduling import MTIAScheduling
     from torch_mtia.inductor.wrapper import MTIAWrapper
 
@@ -77,6 +78,7 @@ def _register_backend(_module: ModuleType) -> None:
         MTIAWrapper,
         MTIACppWrapper,
         WrapperFxCodegen,
+        device_custom_pass=GraphPass(),
         device_custom_config=config,  # type: ignore[arg-type] # a module, whose class install_config_module sets
     )
 

@@ -8,13 +8,10 @@ GHz with AVX-512, for 2048 x 2048 values of fp32.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from torch._inductor.runtime.hints import HeuristicType, ReductionHint
 from torch._inductor.runtime.triton_compat import Config
-
-from torch_mtia.backend import device_type
 
 # A program is a call: its cost does not show from 512 elements on (gelu: 6.4 with 512, 7.0 with 1024, 7.1 with 2048).
 POINTWISE = 1024
@@ -32,85 +29,73 @@ PART_OF_ROW = 256
 COLUMNS = 2048
 FEWEST_COLUMNS = 128
 
-Function = Callable[..., Any]
+Sizes = dict[str, int]
 
 
-def pointwise(original: Function) -> Function:
-    """Replaces torch._inductor.runtime.triton_heuristics.pointwise."""
-
-    def pointwise(
-        size_hints: dict[str, int],
-        triton_meta: dict[str, Any],
-        filename: str | None = None,
-        inductor_meta: dict[str, Any] | None = None,
-        return_configs: bool = False,
-        **options: Any,
-    ) -> Any:
-        from torch._inductor.runtime import triton_heuristics
-
-        inductor_meta = {} if inductor_meta is None else inductor_meta
-        arguments: dict[str, Any] = {"filename": filename, "inductor_meta": inductor_meta}
-        if not _decides(triton_meta, inductor_meta) or "combo_grid_meta" in inductor_meta:
-            return original(size_hints, triton_meta, return_configs=return_configs, **arguments, **options)
-        configs = [_config({f"{axis.upper()}BLOCK": size for axis, size in size_hints.items()}, TILES[len(size_hints)])]
-        if return_configs:
-            return configs
-        return triton_heuristics.cached_autotune(
-            size_hints,  # type: ignore[arg-type]
-            configs,
-            triton_meta=triton_meta,
-            heuristic_type=HeuristicType.POINTWISE,
-            **arguments,
-        )
-
-    return pointwise
+def chosen(
+    configs: list[Config],
+    heuristic: HeuristicType,
+    size_hints: Sizes | None,
+    inductor_meta: dict[str, Any],
+) -> list[Config]:
+    """Returns the one configuration of a kernel on the device, or `configs` where autotuning is asked for."""
+    if any(inductor_meta.get(name) for name in ("max_autotune", "max_autotune_pointwise", "coordinate_descent_tuning")):
+        return configs
+    if "combo_tuning_groups" in inductor_meta:
+        return _of_combined_kernels(configs, inductor_meta)
+    if size_hints is None or "RSPLIT" in configs[0].kwargs:
+        return configs
+    config = _config_of(heuristic.name.lower(), size_hints, inductor_meta)
+    return configs if config is None else [config]
 
 
-def reduction(original: Function) -> Function:
-    """Replaces torch._inductor.runtime.triton_heuristics._reduction_configs."""
-
-    def _reduction_configs(
-        *, size_hints: dict[str, int], inductor_meta: dict[str, Any], triton_meta: dict[str, Any], **options: Any
-    ) -> list[Config]:
-        if not _decides(triton_meta, inductor_meta) or set(size_hints) != {"x", "r0_"}:
-            return original(  # type: ignore[no-any-return]
-                size_hints=size_hints, inductor_meta=inductor_meta, triton_meta=triton_meta, **options
-            )
-        if inductor_meta.get("no_x_dim"):  # of a scan that programs share, each a part of one row
-            return [_config({}, {"XBLOCK": 1, "R0_BLOCK": PART_OF_ROW})]
-        if inductor_meta["reduction_hint"] == ReductionHint.INNER:
-            return [_config({}, {"XBLOCK": _rows(size_hints), "R0_BLOCK": PART_OF_ROW})]
-        share = size_hints["x"] // len(os.sched_getaffinity(0))
-        return [_config({}, {"XBLOCK": _power_of_two(min(COLUMNS, max(FEWEST_COLUMNS, share))), "R0_BLOCK": 1})]
-
-    return _reduction_configs
+def _of_combined_kernels(configs: list[Config], inductor_meta: dict[str, Any]) -> list[Config]:
+    """Gives each of several kernels in one the blocks that it has by itself."""
+    combined = inductor_meta["combo_grid_meta"]
+    for group in inductor_meta["combo_tuning_groups"]:
+        for i in group["member_indices"]:
+            meta = {
+                **combined.get(f"inductor_meta_{i}", {}),
+                "reduction_hint": getattr(ReductionHint, str(combined.get(f"reduction_hint_{i}")), None),
+            }
+            config = _config_of(combined[f"heuristic_{i}"], combined[f"size_hints_{i}"], meta)
+            if config is not None:
+                group["configs"] = [config]
+                blocks = {f"{name}_{i}": block for name, block in config.kwargs.items()}
+                configs[0].kwargs.update({name: blocks[name] for name in blocks.keys() & configs[0].kwargs.keys()})
+    return configs
 
 
-def persistent_reduction(original: Function) -> Function:
-    """Replaces torch._inductor.runtime.triton_heuristics._persistent_reduction_configs."""
-
-    def _persistent_reduction_configs(
-        size_hints: dict[str, int], reduction_hint: Any, inductor_meta: dict[str, Any], triton_meta: dict[str, Any]
-    ) -> list[Config]:
-        is_ours = _decides(triton_meta, inductor_meta) and set(size_hints) == {"x", "r0_"}
-        if not is_ours or inductor_meta.get("RSPLIT_SIZE"):
-            return original(size_hints, reduction_hint, inductor_meta, triton_meta)  # type: ignore[no-any-return]
-        return [_config({}, {"XBLOCK": _rows(size_hints)})]
-
-    return _persistent_reduction_configs
-
-
-def _decides(triton_meta: dict[str, Any], inductor_meta: dict[str, Any]) -> bool:
-    autotunes = ("max_autotune", "max_autotune_pointwise", "coordinate_descent_tuning")
-    return triton_meta["device"].type == device_type() and not any(inductor_meta.get(name) for name in autotunes)
+def _config_of(heuristic: str, sizes: Sizes, inductor_meta: dict[str, Any]) -> Config | None:
+    match heuristic:
+        case "pointwise":
+            return _config({f"{axis.upper()}BLOCK": size for axis, size in sizes.items()}, TILES[len(sizes)])
+        case "reduction" if set(sizes) == {"x", "r0_"}:
+            return _config({}, _reduction(sizes, inductor_meta))
+        case "split_scan" if set(sizes) == {"x", "r0_"}:
+            blocks = _reduction(sizes, inductor_meta)
+            least = inductor_meta.get("min_split_scan_rblock", PART_OF_ROW)
+            return _config({}, blocks | {"R0_BLOCK": max(least, blocks["R0_BLOCK"])})
+        case "persistent_reduction" if set(sizes) == {"x", "r0_"} and not inductor_meta.get("RSPLIT_SIZE"):
+            return _config({}, {"XBLOCK": _rows(sizes)})
+    return None
 
 
-def _config(sizes: dict[str, int], blocks: dict[str, int]) -> Config:
+def _reduction(sizes: Sizes, inductor_meta: dict[str, Any]) -> Sizes:
+    if inductor_meta.get("no_x_dim"):  # of a scan that programs share, each a part of one row
+        return {"XBLOCK": 1, "R0_BLOCK": PART_OF_ROW}
+    if inductor_meta["reduction_hint"] == ReductionHint.INNER:
+        return {"XBLOCK": _rows(sizes), "R0_BLOCK": PART_OF_ROW}
+    share = sizes["x"] // len(os.sched_getaffinity(0))
+    return {"XBLOCK": _power_of_two(min(COLUMNS, max(FEWEST_COLUMNS, share))), "R0_BLOCK": 1}
+
+
+def _config(sizes: Sizes, blocks: Sizes) -> Config:
     return Config({name: min(block, sizes.get(name, block)) for name, block in blocks.items()})
 
 
-def _rows(size_hints: dict[str, int]) -> int:
-    return max(1, _power_of_two(SHORT_ROW // size_hints["r0_"]))
+def _rows(sizes: Sizes) -> int:
+    return max(1, _power_of_two(SHORT_ROW // sizes["r0_"]))
 
 
 def _power_of_two(number: int) -> int:

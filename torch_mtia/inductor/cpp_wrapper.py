@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 from torch._export.serde.schema import ArgumentKind, NamedArgument
 from torch._export.serde.serialize import GraphModuleSerializer
+from torch._inductor.codecache import CudaKernelParamCache
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
-from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
+from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu, DeferredTritonCallWrapper
 from torch._inductor.virtualized import V
 
 from torch_mtia import _C, __version__
@@ -62,9 +64,29 @@ class MTIACppWrapper(guardrails.ChecksKernels, CppWrapperGpu):
             index = self.codegen_device_idx(device, index)  # type: ignore[no-untyped-call]
         return f"{kind}, {index}"
 
+    def _generate_kernel_call_helper(self, kernel_name: str, *args: Any, **options: Any) -> None:
+        super()._generate_kernel_call_helper(kernel_name, *args, **options)
+        name = f"call_{kernel_name}"
+        if (call := self._triton_call_wrappers.get(name)) is not None:
+            fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
+            self._triton_call_wrappers[name] = _KernelCall(**fields)
+
     def generate_fallback_kernel_with_runtime_lookup_aot(self, op_overload: Any, *args: Any) -> None:
         _serialize_integers_left_out(op_overload, V.extern_kernel_nodes[-1].node)
         super().generate_fallback_kernel_with_runtime_lookup_aot(op_overload, *args)
+
+
+class _KernelCall(DeferredTritonCallWrapper):
+    """Passes numbers that a kernel takes as float64 in full. Upstream cuts them to float32, or to an integer where they
+    are computed."""
+
+    def _get_cpp_param_type(self, name: str, arg_type: Any, signature: dict[str, str] | None = None) -> str:
+        if signature is None and (kernel := CudaKernelParamCache.get(self.kernel_name)):
+            signature = kernel["triton_meta"]["signature"]
+        is_number = isinstance(arg_type, type) and str((signature or {}).get(name)).startswith(("fp", "bf"))
+        if is_number or arg_type is float:
+            return f"double {name}"
+        return str(super()._get_cpp_param_type(name, arg_type, signature))
 
 
 def _in_names(device: str) -> str:

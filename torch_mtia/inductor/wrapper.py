@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._inductor import config, ir
 from torch._inductor.codegen.python_wrapper_mtia import PythonWrapperMtia
-from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.codegen.wrapper import AllocateLine, PythonWrapperCodegen, SubgraphPythonWrapperCodegen
 from torch._inductor.utils import IndentedBuffer
 
 from torch_mtia.backend import device_type
@@ -22,6 +22,20 @@ class _AllocatesForMTIA(guardrails.ChecksKernels, PythonWrapperCodegen):
         if device.type == device_type():
             device = torch.device("mtia", device.index)
         return super().make_allocation(name, device, *args, **kwargs)  # type: ignore[no-any-return,no-untyped-call]
+
+    def writeline(self, line: Any) -> None:
+        if isinstance(line, AllocateLine) and line.comm_buffer:
+            line = _AllocateForCollectives(self, line.node, comm_buffer=True)
+        super().writeline(line)  # type: ignore[no-untyped-call]
+
+
+class _AllocateForCollectives(AllocateLine):
+    """Allocates symmetric memory, which before PyTorch 2.15 is written with the device type cuda."""
+
+    def _codegen_comm_buffer(self, code: IndentedBuffer) -> None:
+        written = IndentedBuffer()
+        super()._codegen_comm_buffer(written)
+        code.splice(written.getvalue().replace('torch.device("cuda:', f'torch.device("{device_type()}:'))
 
 
 class MTIASubgraphWrapper(_AllocatesForMTIA, SubgraphPythonWrapperCodegen):
@@ -43,6 +57,11 @@ class MTIAWrapper(_AllocatesForMTIA, PythonWrapperMtia):
         assert subgraph_name is not None
         assert parent_wrapper is not None
         return MTIASubgraphWrapper(subgraph_name, parent_wrapper, partition_signatures)
+
+    def write_header(self) -> None:
+        super().write_header()
+        # In wheels without MTIA, the function that upstream's code allocates with only raises.
+        self.header.writeline("from torch_mtia._C import _empty_strided as empty_strided_mtia")
 
     def generate_after_suffix(self, result: IndentedBuffer) -> None:
         super().generate_after_suffix(result)

@@ -56,24 +56,3 @@ def decompose_descriptor(descriptor: Any) -> tuple[Any, ...]:
     shape, strides = tuple(descriptor.shape), tuple(descriptor.strides)
     flags = [descriptor.padding == "nan", *([descriptor.round_f32_to_tf32] if descriptors_round() else [])]
     return (descriptor.base, *shape, *strides, *flags, *shape, *strides)
-
-
-def refusing_tensors_of_mtia(launcher: Callable[..., Any]) -> Callable[..., Any]:
-    """A launcher that is not mtia's, made to raise ValueError for tensors of mtia: their addresses mean nothing to it.
-    Our own stays as it is."""
-    if _C._is_launcher(launcher):
-        return launcher
-
-    from torch_mtia.backend import device_type
-
-    def launch(*arguments: Any) -> Any:
-        for argument in arguments:
-            device = getattr(argument, "device", None)
-            if getattr(device, "type", None) == device_type():
-                raise ValueError(
-                    f"a tensor of {device} was passed to a kernel that Triton compiled for another device; make mtia "
-                    "the device of kernels with torch_mtia.triton.activate(), or TRITON_DEFAULT_BACKEND=mtia"
-                )
-        return launcher(*arguments)
-
-    return launch

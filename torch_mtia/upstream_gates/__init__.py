@@ -1,46 +1,87 @@
-"""Features that PyTorch offers to a literal list of devices which lacks `mtia`: offered here, in one table.
+"""Names that PyTorch, Triton and libraries that use them have for other devices: replaced, in one table.
 
-Nothing else in torch_mtia assigns to anything in torch, triton, torchao, or the libraries of clients_table.py. A row of
-GATES (table.py, inductor_table.py, and for torch.distributed distributed_table.py) says what is replaced, in which
-versions, why, and how to tell that upstream no longer needs it; a test asks that of every row. To add one: write the
-replacement in the module of its kind, a check that runs what upstream has in the probes beside it, and the row.
+Nothing else in torch_mtia assigns to anything of theirs. A row of GATES says what is replaced, in which versions, and
+why; docs/replacements.md is written from it. A replacement calls the original unless a tensor, a device or another
+argument is the device's. To add one: write the replacement in the module of its kind, the row, and in
+tests/gate_checks a check that tells when upstream no longer needs it.
 
-A gate is applied to a module when that module is imported, and at once if it already is. Nothing is imported for it.
+A row is applied to a module when that module is imported, and at once if it already is. Nothing is imported for it.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from torch_mtia import environment
+from torch_mtia.backend import device_module
 from torch_mtia.import_hooks import after_import
-from torch_mtia.upstream_gates.gate import Gate
+from torch_mtia.upstream_gates.gate import Gate, Reason
 from torch_mtia.upstream_gates.other_names_table import GATES_OF_OTHER_NAMES
 from torch_mtia.upstream_gates.table import GATES
 
-__all__ = ["GATES", "GATES_OF_OTHER_NAMES", "Gate", "apply", "apply_again", "originals", "present", "skipped"]
+__all__ = [
+    "GATES",
+    "GATES_OF_OTHER_NAMES",
+    "Gate",
+    "Reason",
+    "Replacement",
+    "apply",
+    "apply_again",
+    "originals",
+    "present",
+    "replacements",
+    "skipped",
+]
+
+log = logging.getLogger("torch_mtia")
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A name that was replaced in this process, or could not be."""
+
+    module: str
+    name: str
+    reason: Reason
+    why: str
+    skipped: str
+    """Why it could not be replaced; empty if it was."""
+
 
 originals: dict[tuple[str, str], Any] = {}
 """What was replaced, by module and name."""
 skipped: dict[tuple[str, str], str] = {}
 """What could not be replaced, by module and name, and why not."""
+_rows: dict[tuple[str, str], Gate] = {}
 _replaced: dict[int, tuple[Any, Any]] = {}
 """By id, replacements and what they replaced: for modules that import a name by value after it was replaced."""
 
 
+def replacements() -> tuple[Replacement, ...]:
+    """Returns what this package has replaced in modules that the process has imported, and what it could not."""
+    return tuple(
+        Replacement(module, name, gate.reason, gate.why, skipped.get((module, name), ""))
+        for (module, name), gate in _rows.items()
+        if (module, name) in originals or (module, name) in skipped
+    )
+
+
 def present(gate: Gate, module: ModuleType) -> Any:
-    """What is in the gate's place now."""
+    """Returns what is in the gate's place now."""
     holder, key = _place(gate, module)
     return getattr(holder, key, None) if gate.entry is None else holder.get(key)
 
 
 def _place(gate: Gate, module: ModuleType) -> tuple[Any, Any]:
-    """An object and the name of its attribute, or a table and the key of its entry."""
+    """Returns an object and the name of its attribute, or a table and the key of its entry."""
     if gate.entry is not None:
         return operator.attrgetter(gate.name.partition("[")[0])(module), gate.entry()
     *owner, attribute = gate.name.split(".")
@@ -61,22 +102,37 @@ def _is_missing(gate: Gate, module: ModuleType) -> bool:
 
 def _open(gate: Gate, name: str, _imported: ModuleType) -> None:
     """Called inside upstream's import of the module, which a name that a patch release has moved must not fail."""
+    _rows[name, gate.name] = gate
     try:
         _try_to_open(gate, name)
     except Exception as error:
-        if not skipped:
-            warnings.warn(
-                f"torch_mtia cannot replace {gate.name} of {name}, which is not as in the versions that it knows "
-                f"({type(error).__name__}: {error}). {gate.why} `python -m torch_mtia` lists what else is skipped.",
-                stacklevel=2,
-            )
         originals.pop((name, gate.name), None)
         skipped[name, gate.name] = f"{type(error).__name__}: {error}"
+        if len(skipped) == 1:
+            _warn_at_the_first_use()
+
+
+def _warn_at_the_first_use() -> None:
+    """If the device is in use, as nothing may be raised where a module is imported, a line is logged."""
+    module = device_module()
+    if module.is_initialized():
+        log.warning(_message())
+    else:
+        module._lazy_call(lambda: warnings.warn(_message(), stacklevel=2))
+
+
+def _message() -> str:
+    (module, name), *others = skipped
+    return (
+        f"torch_mtia cannot replace {name} of {module}{f' and {len(others)} other names' if others else ''}, which is "
+        f"not as in the versions that it knows ({skipped[module, name]}). {_rows[module, name].why} "
+        "`python -m torch_mtia --verbose` lists what is skipped."
+    )
 
 
 def _try_to_open(gate: Gate, name: str) -> None:
     module, key = sys.modules[name], (name, gate.name)
-    if gate.of_any_version and _is_missing(gate, module):
+    if gate.is_of_a_client and _is_missing(gate, module):
         return
     if gate.entry is None and not gate.adds and not _has(gate, module):
         raise AttributeError(f"there is no {gate.name}")
@@ -103,16 +159,16 @@ def _replace(gate: Gate, module: ModuleType) -> None:
 def apply_again(torch_version: str) -> None:
     """For a device that has another name than mtia from now on."""
     for module, name in list(originals):
-        for gate in GATES:
-            if gate.by_name and gate.name == name and module in gate.modules:
-                _replace(gate, sys.modules[module])
+        gate = _rows[module, name]
+        if gate.by_name:
+            _replace(gate, sys.modules[module])
     apply(torch_version, GATES_OF_OTHER_NAMES)
 
 
 def apply(torch_version: str, gates: Sequence[Gate] = GATES) -> None:
-    """Opens the gates of this version of PyTorch, now or when their modules are imported."""
+    """Applies the rows of this version of PyTorch, now or when their modules are imported."""
     major, minor = (int(part) for part in torch_version.split(".")[:2])
     for gate in gates:
-        if (major, minor) in gate.versions:
+        if (major, minor) in gate.versions and (environment.settings().clients or not gate.is_of_a_client):
             for name in gate.modules:
                 after_import(gate.filled_by or name, functools.partial(_open, gate, name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,21 +21,19 @@ def behind_the_current_stream(original: Callable[..., Any]) -> Callable[..., Any
 
 
 def pinned_where_not_shared(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The allocator of pinned memory has none that processes share."""
+    """Upstream has torch.cuda pin memory. The allocator of pinned memory has none that processes share."""
 
     def __init__(self: Any, pin_memory: bool = False, share_memory: bool = False, *args: Any, **kwargs: Any) -> None:
         allocates = is_the_accelerator()
         original(self, pin_memory and not allocates, share_memory, *args, **kwargs)
-        self.allocates_pinned_memory = allocates and pin_memory and not share_memory
+        if allocates and pin_memory and not share_memory:
+            self._stage_untyped_storage = functools.partial(_stage_in_pinned_memory, self)
 
     return __init__
 
 
-def staged_in_pinned_memory(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _stage_untyped_storage(self: Any, storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, "allocates_pinned_memory", False) and storage not in self._cached_storage_mapping:
-            pinned = torch.empty(storage.size(), dtype=torch.uint8, device="cpu", pin_memory=True)
-            self._cached_storage_mapping[storage] = pinned.untyped_storage()
-        return original(self, storage, *args, **kwargs)
-
-    return _stage_untyped_storage
+def _stage_in_pinned_memory(stager: Any, storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+    if storage not in stager._cached_storage_mapping:
+        pinned = torch.empty(storage.size(), dtype=torch.uint8, device="cpu", pin_memory=True)
+        stager._cached_storage_mapping[storage] = pinned.untyped_storage()
+    return type(stager)._stage_untyped_storage(stager, storage, *args, **kwargs)

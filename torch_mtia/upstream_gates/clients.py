@@ -44,17 +44,6 @@ def named_instead_of_cpu(original: Function) -> Function:
     return choose
 
 
-def found_instead_of_cpu(original: Function) -> Function:
-    """For functions that are given a device's name, of which one is "auto"."""
-
-    @functools.wraps(original)
-    def device(device: Any) -> Any:
-        found = original(device)
-        return ours_instead_of_cpu(found) if device == "auto" else found
-
-    return device
-
-
 def true_of_mtia(original: Function) -> Function:
     @functools.wraps(original)
     def is_available(*args: Any, **kwargs: Any) -> bool:
@@ -74,6 +63,14 @@ def opened_on_mtia(original: Function) -> Function:
         return original(filename, framework, device, **kwargs)
 
     return safe_open
+
+
+def valid_device(original: Callable[[str], None]) -> Callable[[str], None]:
+    def _validate_device_type(name: str) -> None:
+        if name != device_type():
+            original(name)
+
+    return _validate_device_type
 
 
 def repositories_of_mtia(original: Function) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,23 +13,41 @@ import torch.distributed as dist
 
 from torch_mtia import _C
 from torch_mtia.backend import device_module, device_type
-from torch_mtia.distributed import backend_of
+from torch_mtia.distributed import backend_of, symmetric_memory
+from torch_mtia.scopes import Overlay, with_globals
 from torch_mtia.upstream_gates.ours import is_compiled, is_ours, is_the_accelerator
 
 log = logging.getLogger(__name__)
 
 
-def events_of_the_device(original: FunctionType) -> Callable[..., None]:
-    """Runs upstream's own code with the device's events, where the device is the accelerator."""
-    code = original.__code__
-    code = code.replace(co_names=tuple(device_type() if name == "cuda" else name for name in code.co_names))
-    ours = FunctionType(code, original.__globals__, original.__name__, original.__defaults__, original.__closure__)
+def timed_by_events_of_the_device(original: FunctionType) -> Callable[..., float | None]:
+    def _benchmark_collective_with_cuda_events_impl(n: Any, args: Any, kwargs: Any, nruns: int) -> float | None:
+        ours = with_globals(original, torch=Overlay(torch, cuda=device_module()))
+        time: float | None = (ours if is_ours(args, kwargs) else original)(n, args, kwargs, nruns)
+        return time
 
-    @functools.wraps(original)
-    def __init__(self: Any) -> None:
-        (ours if is_the_accelerator() else original)(self)
+    return _benchmark_collective_with_cuda_events_impl
 
-    return __init__
+
+def workspace_on_the_device(original: FunctionType) -> Callable[..., Any]:
+    """Its arguments name no device."""
+
+    def get_symm_mem_workspace(group_name: Any, min_size: int) -> Any:
+        if not is_the_accelerator():
+            return original(group_name, min_size)
+        return symmetric_memory.on_the_device(original)(group_name, min_size)
+
+    return get_symm_mem_workspace
+
+
+def with_a_gradient(original: FunctionType) -> Callable[..., Any]:
+    """Upstream's own code for NCCL."""
+    ours = with_globals(original, dist=Overlay(dist, get_backend=lambda **_: dist.Backend.NCCL))
+
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        return (ours if grad_output.device.type == device_type() else original)(ctx, grad_output)
+
+    return backward
 
 
 def bandwidth_of_the_device(original: Callable[[], float]) -> Callable[[], float]:

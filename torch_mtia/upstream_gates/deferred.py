@@ -1,6 +1,6 @@
 """Modules of this package, of which each is imported when one of its functions is first called.
 
-The tables name replacements and probes for parts of PyTorch that most programs never import. Importing them all would
+The tables name replacements for parts of PyTorch that most programs never import. Importing them all would
 double what the device adds to `import torch`.
 """
 
@@ -15,20 +15,16 @@ if TYPE_CHECKING:
         autotuning,
         checkpoints,
         clients,
-        clients_probes,
         collectives,
-        distributed_probes,
         dynamo,
         eager,
         fusion,
         graphs,
         inductor,
-        inductor_probes,
         lightning,
         nested,
         packages,
         parallel,
-        probes,
         process_groups,
         quantization,
         random_state,
@@ -38,20 +34,16 @@ __all__ = [
     "autotuning",
     "checkpoints",
     "clients",
-    "clients_probes",
     "collectives",
-    "distributed_probes",
     "dynamo",
     "eager",
     "fusion",
     "graphs",
     "inductor",
-    "inductor_probes",
     "lightning",
     "nested",
     "packages",
     "parallel",
-    "probes",
     "process_groups",
     "quantization",
     "random_state",

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from torch_mtia.backend import device_module, device_type, dispatch_key
+from torch_mtia.backend import device_module, device_type
+from torch_mtia.higher_order import autocast_key
 from torch_mtia.upstream_gates.ours import is_the_accelerator
 
 
@@ -159,19 +160,14 @@ def _is_for_mtia(kernel: Any) -> bool:
     return kernel.metadata.target.backend in ("mtia", device_type())
 
 
-def refusing_elsewhere(original: Callable[..., None]) -> Callable[..., None]:
+def forgetting_what_did_not_load(original: Callable[..., None]) -> Callable[..., None]:
     def _init_handles(self: Any) -> None:
-        loaded = self.module is not None
         try:
             original(self)
         except Exception:
             if _is_for_mtia(self):
                 self._run = None  # or the next launch would call it with the function that is not there
             raise
-        if not loaded:
-            from torch_mtia.triton.launch import refusing_tensors_of_mtia
-
-            self._run = refusing_tensors_of_mtia(self._run)
 
     return _init_handles
 
@@ -179,10 +175,6 @@ def refusing_elsewhere(original: Callable[..., None]) -> Callable[..., None]:
 def keeping_our_binaries(code: CodeType) -> CodeType:
     constants = ((*each, "mtiabin") if _lacks_our_binaries(each) else each for each in code.co_consts)
     return code.replace(co_consts=tuple(constants))
-
-
-def drops_our_binaries(code: CodeType) -> bool:
-    return any(map(_lacks_our_binaries, code.co_consts))
 
 
 def _lacks_our_binaries(constant: Any) -> bool:
@@ -216,32 +208,6 @@ def _is_triton_ours() -> bool:
     return isinstance(driver.active, MTIADriver)
 
 
-def no_metadata_without_hooks(original: Callable[..., Any]) -> Callable[..., Any]:
-    from triton.knobs import runtime
-
-    def launch_metadata(self: Any, *arguments: Any) -> Any:
-        if not _is_for_mtia(self):
-            return original(self, *arguments)
-        hooked = getattr(runtime.launch_enter_hook, "calls", True) or getattr(runtime.launch_exit_hook, "calls", True)
-        return original(self, *arguments) if hooked else None
-
-    return launch_metadata
-
-
-def empty_strided_mtia(_original: object) -> Callable[..., Any]:
-    from torch_mtia._C import _empty_strided
-
-    return _empty_strided
-
-
-def is_compiled_out(empty_strided: Callable[..., Any]) -> bool:
-    try:
-        empty_strided((1,), (1,), torch.float32)
-    except RuntimeError as error:
-        return "compiled without support" in str(error)
-    return False
-
-
 def hash_on_the_cpu(original: Callable[..., str]) -> Callable[..., str]:
     def hash_storage(storage: torch.UntypedStorage, *, stable_hash: bool = False) -> str:
         return original(storage, stable_hash=stable_hash or storage.device.type == device_type())
@@ -258,28 +224,20 @@ def functional_tensors_as_they_are(original: Callable[..., str]) -> Callable[...
     return _str_intern
 
 
-def autocast_key() -> Any:
-    """Under which PyTorch finds what is done under autocast."""
-    return torch._C._parse_dispatch_key(f"Autocast{dispatch_key()}")
+def with_autocast(original: list[Any]) -> list[Any]:
+    return [*original, autocast_key()]
 
 
-def autocast_as_of_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Those that let autocast of CUDA through let ours through."""
+def attending_flexibly(original: Callable[..., None]) -> Callable[..., None]:
+    def _validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        if query.device.type != device_type():
+            original(query, key, value)
 
-    def _compute_keyset(args: Any, kwargs: Any, non_fallthrough_keys: Any) -> Any:
-        keys = original(args, kwargs, non_fallthrough_keys)
-        return keys if non_fallthrough_keys.has(torch._C.DispatchKey.AutocastCUDA) else keys.remove(autocast_key())
-
-    return _compute_keyset
+    return _validate_device
 
 
-def flex_attention_in_short(_: None) -> Callable[..., Any]:
-    """What upstream's function does for CUDA."""
+def capturable_on_mtia(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    def _get_capturable_supported_devices(supports_xla: bool = True) -> list[str]:
+        return [*original(supports_xla), device_type()]
 
-    def flex_attention_autocast(*args: Any, **kwargs: Any) -> Any:
-        dtype = torch.get_autocast_dtype(device_type())
-        operands = torch.amp.autocast_mode._cast(args[:3], device_type(), dtype)
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(autocast_key())):
-            return torch.ops.higher_order.flex_attention(*operands, *args[3:], **kwargs)
-
-    return flex_attention_autocast
+    return _get_capturable_supported_devices

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch_mtia.backend import device_type
+from torch_mtia.scopes import Overlay
 from torch_mtia.upstream_gates.ours import is_ours
 
 
@@ -24,96 +25,42 @@ def online_softmax(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return prepare_softmax_extra_check
 
 
-def padded_where_asked_for(original: Callable[..., bool]) -> Callable[..., bool]:
-    """Upstream pads what it has measured to be quicker, or all with `force_shape_pad`: it measures for tensor cores."""
+def weights_of_one_byte(original: Callable[[], Callable[[Any], bool]]) -> Callable[[], Callable[[Any], bool]]:
+    def _is_valid_woq_optimization_pattern() -> Callable[[Any], bool]:
+        theirs = original()
 
-    @functools.wraps(original)
-    def check_device(a: torch.Tensor, b: torch.Tensor) -> bool:
-        from torch._inductor import config
+        def is_valid(match: Any) -> bool:
+            operands = [match.kwargs[name] for name in ("x", "weight", "scales")]
+            values = [each.meta["val"] for each in operands if hasattr(each, "meta")]
+            if len(values) < len(operands) or any(value.device.type != device_type() for value in values):
+                return theirs(match)
+            return [value.dtype for value in values] == [torch.bfloat16, torch.int8, torch.bfloat16]
 
-        return original(a, b) or (config.force_shape_pad and a.device.type == b.device.type == device_type())
+        return is_valid
 
-    return check_device
-
-
-def addmm_of_every_bias(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Upstream reads the first stride of a bias that may have no dimension, and its templates multiply what beta or
-    alpha leave out, which may be NaN, by 0."""
-
-    @functools.wraps(original)
-    def addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, **options: Any) -> Any:
-        from torch._inductor.lowering import lowerings
-
-        if 0 in (alpha, beta) and a.get_device().type == device_type():
-            return fallback(torch.ops.aten.addmm.default)(bias, a, b, beta=beta, alpha=alpha)
-        if not bias.get_size() and a.get_device().type == device_type():
-            bias = lowerings[torch.ops.aten.expand](bias, [b.get_size()[1]])
-        return original(bias, a, b, beta=beta, alpha=alpha, **options)
-
-    return addmm
+    return _is_valid_woq_optimization_pattern
 
 
-def baddbmm_without_what_is_left_out(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def baddbmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, **options: Any) -> Any:
-        if 0 in (alpha, beta) and a.get_device().type == device_type():
-            return fallback(torch.ops.aten.baddbmm.default)(bias, a, b, beta=beta, alpha=alpha)
-        return original(bias, a, b, beta=beta, alpha=alpha, **options)
+def reductions_of_one_tensor(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    def _is_gpu_triton_backend(node1: Any, node2: Any) -> bool:
+        from torch._inductor.utils import get_current_backend
 
-    return baddbmm
+        if any(node.get_device().type != device_type() for node in (node1, node2) if node.is_gpu()):
+            return original(node1, node2)
+        return node1.is_gpu() and node2.is_gpu() and get_current_backend(device_type()) == "triton"
 
-
-def fallback(operator: Any) -> Callable[..., Any]:
-    """Has the operator's own kernel compute it."""
-    from torch._inductor.lowering import fallback_handler
-
-    return fallback_handler(operator, add_to_fallback_set=False)  # type: ignore[no-any-return]
+    return _is_gpu_triton_backend
 
 
-def generated_but_for_other_dtypes(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Upstream's native product has the dtype of its operands, whatever was asked for."""
+def products_as_reductions(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """Asks upstream as if the first operand were on CUDA."""
 
-    @functools.wraps(original)
-    def product(a: Any, b: Any, out_dtype: torch.dtype, **options: Any) -> Any:
-        from torch._inductor import config
+    def use_native_matmul(mat1: Any, mat2: Any) -> bool:
+        if mat1.get_device().type == device_type():
+            mat1 = Overlay(mat1, get_device=lambda: torch.device("cuda"))
+        return original(mat1, mat2)
 
-        if not is_ours(a, b):
-            return original(a, b, out_dtype, **options)
-        with config.patch({"triton.native_matmul": False}):
-            return original(a, b, out_dtype, **options)
-
-    return product
-
-
-def addmm_with_out_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
-    def addmm(*args: Any, **options: Any) -> Any:
-        return (fallback(torch.ops.aten.addmm.dtype) if is_ours(args) else original)(*args, **options)
-
-    return addmm
-
-
-def baddbmm_with_out_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
-    def baddbmm(bias: Any, a: Any, b: Any, out_dtype: torch.dtype, **factors: complex) -> Any:
-        from torch._inductor.lowering import lowerings
-
-        if not is_ours(bias, a, b):
-            return original(bias, a, b, out_dtype, **factors)
-        beta, alpha = factors.get("beta", 1), factors.get("alpha", 1)
-        aten = torch.ops.aten
-        product = lowerings[aten.bmm.dtype](a, b, out_dtype)
-        if alpha != 1:
-            product = lowerings[aten.mul](product, alpha)
-        return product if beta == 0 else lowerings[aten.add](product, bias, alpha=beta)
-
-    return baddbmm
-
-
-def operations_with_out_dtype(original: Callable[..., int]) -> Callable[..., int]:
-    @functools.wraps(original)
-    def baddbmm_flop(bias: Any, a: Any, b: Any, *out_dtype: Any, **kwargs: Any) -> int:
-        return original(bias, a, b, *(() if is_ours(bias, a, b) else out_dtype), **kwargs)
-
-    return baddbmm_flop
+    return use_native_matmul
 
 
 def batched_with_out_dtype(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,16 +11,15 @@ import itertools
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._ordered_set import OrderedSet
 
-from torch_mtia import _C
 from torch_mtia.backend import device_module, device_type
-from torch_mtia.upstream_gates import device_lists
+from torch_mtia.scopes import Overlay, with_globals
 from torch_mtia.upstream_gates.ours import is_ours, is_the_accelerator, lowered_graph
 
 
@@ -107,19 +106,6 @@ def nothing_into_itself(original: dict[Any, Any]) -> dict[Any, Any]:
     return {**original, **{name: replaced(original[name]) for name in puts}}
 
 
-def converting_as_eager(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    @functools.wraps(original)
-    def _create_compile_options(self: Any, cfg: Any, compile_meta: dict[str, Any]) -> dict[str, Any]:
-        from torch._inductor.runtime.hints import HeuristicType
-
-        options = original(self, cfg, compile_meta)
-        if self.device_props.type == device_type() and self.heuristic_type != HeuristicType.USER_AUTOTUNE:
-            options["saturate_fp8"] = False
-        return options
-
-    return _create_compile_options
-
-
 def choices_for_mtia(original: Callable[[], Any] | None) -> Callable[[], Any]:
     from torch_mtia import inductor
 
@@ -129,7 +115,8 @@ def choices_for_mtia(original: Callable[[], Any] | None) -> Callable[[], Any]:
 def environment_with_autoload(original: Callable[[], dict[str, str]]) -> Callable[[], dict[str, str]]:
     @functools.wraps(original)
     def python_subprocess_env() -> dict[str, str]:
-        return {**original(), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+        variables = original()
+        return variables | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"} if is_the_accelerator() else variables
 
     return python_subprocess_env
 
@@ -164,10 +151,24 @@ def the_other_gpu(original: Any) -> Callable[[], str]:
         others = [name for name in GPU_TYPES if name != device_type()]
         if not any(getattr(torch, name).is_available() for name in others):
             return original()  # type: ignore[no-any-return]
-        function = inspect.unwrap(original)
-        return str(FunctionType(function.__code__, {**function.__globals__, "GPU_TYPES": others})())
+        return str(with_globals(inspect.unwrap(original), GPU_TYPES=others)())
 
     return get_gpu_type
+
+
+def autotuned_on_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
+    def cached_autotune(
+        size_hints: Any, configs: Any, triton_meta: dict[str, Any], heuristic_type: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if triton_meta["device"].type == device_type():
+            from torch_mtia.inductor import block_sizes
+            from torch_mtia.inductor.autotuner import MTIAAutotuner, MTIADebugAutotuner
+
+            configs = block_sizes.chosen(configs, heuristic_type, size_hints, kwargs.get("inductor_meta") or {})
+            kwargs |= {"caching_autotuner_cls": MTIAAutotuner, "debug_autotuner_cls": MTIADebugAutotuner}
+        return original(size_hints, configs, triton_meta, heuristic_type, *args, **kwargs)
+
+    return cached_autotune
 
 
 def log_of_mtia(original: Any) -> Callable[..., None]:
@@ -175,7 +176,7 @@ def log_of_mtia(original: Any) -> Callable[..., None]:
         get_device_name=lambda: str(device_module().get_device_properties()["name"]),
         device_count=lambda: device_module().device_count(),
     )
-    of_mtia = device_lists.with_another_cuda(original, device)
+    of_mtia = with_globals(original, torch=Overlay(torch, cuda=device))
 
     @functools.wraps(original)
     def log_autotuning_results(self: Any, name: str, input_nodes: list[Any], *args: Any) -> None:
@@ -214,62 +215,6 @@ def keeps_to_buffer_limit(original: Callable[..., bool]) -> Callable[..., bool]:
         return graph is not None and guardrails.prepare_operator(node, graph.env)
 
     return fallback_node_due_to_unsupported_type
-
-
-def quotients_of_their_type(original: Callable[[Any, Any], Any]) -> Any:
-    """Upstream negates both numbers where the divisor is negative, and the least number has no negative. Where both are
-    negative the quotient is one more than that of a number nearer to 0 by the divisor."""
-
-    def floordiv(a: Any, b: Any) -> Any:
-        from torch._inductor.virtualized import _ops as ops  # as upstream's: variables of the kernel, not wrapped
-
-        if lowered_graph() is None or not hasattr(a, "dtype"):  # others pass what is no variable of Inductor
-            return original(a, b)
-        zero = ops.constant(0, torch.int32)
-        are_negative = ops.lt(ops.maximum(a, b), zero)
-        quotient = original(ops.where(are_negative, ops.sub(a, b), a), b)
-        more = ops.add(quotient, ops.constant(1, torch.int32))
-        return ops.to_dtype(ops.where(are_negative, more, quotient), a.dtype)
-
-    return staticmethod(floordiv)
-
-
-def block_sizes(of: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    from torch_mtia.inductor import block_sizes
-
-    return getattr(block_sizes, of)(original)  # type: ignore[no-any-return]
-
-
-def builtin_launchers(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _build_fast_launcher(self: Any, launcher: Any) -> Callable[..., None] | None:
-        from torch._inductor import config
-
-        if self.device_props.type != device_type():
-            return original(self, launcher)  # type: ignore[no-any-return]
-        if launcher.store_cubin:
-            return functools.partial(_store_and_launch, self, launcher)
-        if not self.inductor_meta.get("use_fast_triton_launcher", config.use_fast_triton_launcher):
-            return None
-        from torch_mtia.inductor.fast_launcher import make_fast_launcher
-
-        return make_fast_launcher(launcher)
-
-    return _build_fast_launcher
-
-
-def _store_and_launch(autotuner: Any, launcher: Any, *args: Any, stream: int) -> None:
-    """While a package is made: upstream stores the image at the first launch alone, under the name that the kernel has
-    in its package, which those of other packages of this process have too."""
-    autotuner.save_gpu_kernel(stream, launcher)
-    launcher(*args, stream=stream)
-
-
-def builtin_run(original: Callable[..., Any]) -> Callable[..., Any]:
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-    from torch.autograd import profiler
-    from torch.utils._debug_mode import _mode
-
-    return _C._fast_run(CachingAutotuner, original, vars(profiler), vars(_mode))
 
 
 def check_nan_within_mask(original: Callable[..., None]) -> Callable[..., None]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torch_mtia.upstream_gates.deferred import clients_probes, lightning
-from torch_mtia.upstream_gates.gate import Gate
+from torch_mtia.upstream_gates.deferred import lightning
+from torch_mtia.upstream_gates.gate import Gate, Reason
 
 _CONNECTORS = {
     "_AcceleratorConnector": (
@@ -18,47 +18,41 @@ LIGHTNING_GATES: tuple[Gate, ...] = (
         Gate(
             name=f"{connector}.{method}",
             modules=modules,
+            reason=Reason.CLIENT,
             why=why,
             replace=replace,
-            is_needed=is_needed,
-            of_any_version=True,
         )
         for connector, modules in _CONNECTORS.items()
-        for method, why, replace, is_needed in (
+        for method, why, replace in (
             (
                 "_choose_auto_accelerator",
                 'With accelerator="auto", the first that there is of a list is taken, or the CPU.',
                 lightning.accelerator_instead_of_cpu,
-                clients_probes.answers_cpu,
             ),
             (
                 "_choose_strategy",
                 "A single device of an accelerator that is not listed is taken for the CPU.",
                 lightning.on_its_device,
-                clients_probes.puts_it_on_the_cpu,
             ),
             (
                 "_check_and_init_precision",
                 "Mixed precision is that of CUDA for every accelerator that is not listed.",
                 lightning.cast_on_mtia,
-                clients_probes.casts_elsewhere,
             ),
         )
     ),
     Gate(
         name="DDPStrategy.determine_ddp_device_ids",
         modules=("lightning.pytorch.strategies.ddp", "pytorch_lightning.strategies.ddp"),
+        reason=Reason.CLIENT,
         why="DistributedDataParallel is made in a stream of torch.cuda unless the device is the CPU.",
         replace=lightning.not_in_a_stream_of_cuda,
-        is_needed=clients_probes.numbers_devices,
-        of_any_version=True,
     ),
     Gate(
         name="DDPStrategy._determine_ddp_device_ids",
         modules=("lightning.fabric.strategies.ddp", "lightning_fabric.strategies.ddp"),
-        why="As above, in Lightning's Fabric.",
+        reason=Reason.CLIENT,
+        why="Fabric makes DistributedDataParallel in a stream of torch.cuda unless the device is the CPU.",
         replace=lightning.not_in_a_stream_of_cuda,
-        is_needed=clients_probes.numbers_devices,
-        of_any_version=True,
     ),
 )

@@ -9,23 +9,23 @@ from torch_mtia.backend import device_type
 from torch_mtia.distributed import BACKEND
 from torch_mtia.inductor import decompositions
 from torch_mtia.upstream_gates import device_lists
-from torch_mtia.upstream_gates.deferred import eager, nested, packages, parallel, probes, process_groups
-from torch_mtia.upstream_gates.gate import Gate
+from torch_mtia.upstream_gates.deferred import eager, nested, packages, parallel, process_groups
+from torch_mtia.upstream_gates.gate import Gate, Reason
 
 GATES_OF_OTHER_NAMES: tuple[Gate, ...] = (
     Gate(
         name="Backend.default_device_backend_map",
         modules=("torch.distributed.distributed_c10d",),
+        reason=Reason.DEVICES,
         why="Groups for which no backend is named have one for each device that it lists.",
         replace=process_groups.backends_of_devices,
-        is_needed=lambda backends: device_type() not in backends,
     ),
     Gate(
         name="Backend.backend_capability[tmccl]",
         modules=("torch.distributed.distributed_c10d",),
+        reason=Reason.DEVICES,
         why="It says which devices a backend serves.",
         replace=lambda _: [device_type(), "cpu"],
-        is_needed=lambda devices: device_type() not in devices,
         entry=lambda: BACKEND,
     ),
     device_lists.device_list(
@@ -55,9 +55,9 @@ GATES_OF_OTHER_NAMES: tuple[Gate, ...] = (
     Gate(
         name="decompositions[native_layer_norm]",
         modules=("torch._inductor.decomposition",),
+        reason=Reason.DEVICES,
         why="Upstream leaves layer norm whole for the kernel of mtia, which it knows by the dispatch key.",
         replace=decompositions.whole,
-        is_needed=probes.divides_layer_norm,
         entry=lambda: torch.ops.aten.native_layer_norm.default,
     ),
     device_lists.device_list("is_compile_supported", "torch._dynamo.utils", "It says what torch.compile supports."),
@@ -70,17 +70,17 @@ GATES_OF_OTHER_NAMES: tuple[Gate, ...] = (
     Gate(
         name="TransformerEncoder.forward",
         modules=("torch.nn.modules.transformer",),
+        reason=Reason.DEVICES,
         why="In evaluation with a padding mask it makes strided nested tensors, and there are none on such a device.",
         replace=nested.padded_as_it_is,
-        is_needed=probes.makes_strided_nested_tensors,
     ),
     Gate(
         name="Module._apply",
         modules=("torch.nn.modules.module",),
+        reason=Reason.DEVICE,
         why="A module that moves to such a device gets new parameters, one for each place: what two parts shared, as a "
         "language model its embedding, they no longer would.",
         replace=eager.keeping_what_is_shared,
-        is_needed=probes.parts_what_is_shared,
     ),
     Gate(
         name="_move_states_to_device",
@@ -88,15 +88,15 @@ GATES_OF_OTHER_NAMES: tuple[Gate, ...] = (
             "torch.distributed.fsdp._fully_shard._fsdp_init",
             "torch.distributed.fsdp._init_utils",
         ),
+        reason=Reason.DEVICE,
         why="FSDP sets a parameter's data to what is on the device, which PyTorch refuses for a device of such a name.",
         replace=parallel.swapped,
-        is_needed=probes.moves_no_parameter,
     ),
     Gate(
         name="_get_cpp_wrapper_header",
         modules=("torch._inductor.codecache",),
+        reason=Reason.DEVICES,
         why="The header of the device is looked for by its name in Python.",
         replace=packages.header_of_mtia,
-        is_needed=lambda original: device_type() in original(device_type()),
     ),
 )

@@ -9,24 +9,14 @@ from typing import Any
 from torch_mtia import include_paths, torch_version
 from torch_mtia.backend import device_type, dispatch_key
 from torch_mtia.environment import LIBRARY_FOLDER
-from torch_mtia.upstream_gates.ours import is_the_accelerator, lowered_graph
+from torch_mtia.scopes import Overlay
+from torch_mtia.upstream_gates.ours import is_the_accelerator
 
 _SHIMS = "mtia"
 
 
 def named_in_cpp(original: dict[str, str]) -> dict[str, str]:
     return {**original, device_type(): f"at::k{dispatch_key()}"}
-
-
-def image_of_mtia(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def save_gpu_kernel(self: Any, stream: Any, launcher: Any) -> None:
-        asm = launcher.bin.asm
-        if self.device_props.type == device_type():
-            asm["cubin"] = launcher.bin.kernel
-        original(self, stream, launcher)
-
-    return save_gpu_kernel
 
 
 def built_for_mtia(original: Callable[..., tuple[list[str], ...]]) -> Callable[..., tuple[list[str], ...]]:
@@ -72,18 +62,12 @@ def header_of_mtia(original: Callable[..., str]) -> Callable[..., str]:
     return _get_cpp_wrapper_header
 
 
-def numbers_in_full(original: Callable[..., str]) -> Callable[..., str]:
-    """Also of those that are computed, which upstream takes for integers."""
+def tuned_before_it_is_written(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has upstream treat graphs on the device as those on CUDA."""
 
     @functools.wraps(original)
-    def _get_cpp_param_type(self: Any, name: str, arg_type: Any, signature: dict[str, str] | None = None) -> str:
-        from torch._inductor.codecache import CudaKernelParamCache
+    def codegen_with_cpp_wrapper(self: Any) -> Any:
+        is_ours = device_type() in self.device_types
+        return original(Overlay(self, device_types={"cuda"}) if is_ours else self)
 
-        if lowered_graph() is None:
-            return original(self, name, arg_type, signature)
-        if signature is None and (kernel := CudaKernelParamCache.get(getattr(self, "kernel_name", ""))):
-            signature = kernel["triton_meta"]["signature"]
-        is_number = isinstance(arg_type, type) and str((signature or {}).get(name)).startswith(("fp", "bf"))
-        return f"double {name}" if is_number or arg_type is float else original(self, name, arg_type, signature)
-
-    return _get_cpp_param_type
+    return codegen_with_cpp_wrapper

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_mtia.backend import device_module, device_type
-from torch_mtia.upstream_gates import device_lists
+from torch_mtia.scopes import Overlay, with_globals
 
 
 def any_hook(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,8 +29,10 @@ def any_hook(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def synchronized_on_mtia(original: FunctionType) -> Callable[..., torch.Tensor]:
-    """Runs upstream's own code for tensors of mtia, as if it listed mtia in place of another device."""
-    listed = device_lists.with_another_constant(original, "hpu", device_type())
+    """Runs upstream's own code for tensors of the device as for those of PrivateUse1, which it lists by their name."""
+    listed = with_globals(
+        original, torch=Overlay(torch, _C=Overlay(torch._C, _get_privateuse1_backend_name=device_type))
+    )
 
     @functools.wraps(original)
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
@@ -152,3 +154,9 @@ COPIES: dict[str, Callable[..., Any]] = {
     "_gather": _gather,
     "_gather_out": _gather_out,
 }
+
+
+def with_copies(original: Any) -> Overlay:
+    """Returns torch as the functions of torch.nn.parallel.comm see it."""
+    ours = {name: copying(copy, getattr(original._C, name, None)) for name, copy in COPIES.items()}
+    return Overlay(original, _C=Overlay(original._C, **ours))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_mtia.backend import device_module, device_type
-from torch_mtia.upstream_gates import device_lists
+from torch_mtia.scopes import Overlay, with_globals
 
 
 def scaled_products_on_mtia(original: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -42,7 +42,7 @@ def packed_on_mtia(original: MethodType) -> Any:
     """Runs upstream's own code for tensors of mtia as if torch.cuda had tensor cores, which is all that it asks."""
     function: Any = original.__func__
     tensor_cores = SimpleNamespace(get_device_capability=lambda: (8, 0))
-    packs = device_lists.with_another_cuda(function, tensor_cores)
+    packs = with_globals(function, torch=Overlay(torch, cuda=tensor_cores))
 
     @functools.wraps(function)
     def from_hp(cls: type, hp_tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

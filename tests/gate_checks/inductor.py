@@ -1,11 +1,10 @@
-"""The checks of inductor_table.py: see probes.py."""
+"""The checks of inductor_table.py."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import io
-import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from torch_mtia.upstream_gates.probes import DEVICE, Function, processors, raises, with_values, with_variable
+from tests.gate_checks.core import DEVICE, Function, processors, raises, with_values, with_variable
 
 # Decompositions -------------------------------------------------------------------------------------------------------
 
@@ -28,18 +27,6 @@ def fills_with_no_scalar(masked_fill: Function) -> bool:
 def divides_index_add(index_add: Function) -> bool:
     x = torch.ones(3, device=DEVICE)
     return index_add(x, 0, torch.tensor([1], device=DEVICE), torch.ones(1, device=DEVICE)) is not NotImplemented
-
-
-def counts_in_order_of_memory(name: str, decomposition: Function | None) -> bool:
-    """argmax, or argmin, of values that are computed in the same kernel from a tensor that is not contiguous."""
-    operator = getattr(torch, name)
-    x = torch.arange(60).view(4, 5, 3).flip(0).permute(2, 0, 1).to(DEVICE)
-
-    def doubled(x: torch.Tensor) -> torch.Tensor:
-        return operator(x.to(torch.int16) * 2)  # type: ignore[no-any-return]
-
-    with _decomposed(getattr(torch.ops.aten, name).default, decomposition):
-        return not torch.equal(torch.compile(doubled)(x), doubled(x))
 
 
 def reads_indices_out_of_order(constraint: Function | None) -> bool:
@@ -55,42 +42,6 @@ def reads_indices_out_of_order(constraint: Function | None) -> bool:
         torch._dynamo.reset()
         (gradient,) = torch.autograd.grad(torch.compile(pool)(x).square().sum(), x)
     return not torch.equal(gradient, expected)
-
-
-def drops_a_bias(decomposition: Function | None) -> bool:
-    """Of addmm, one without dimensions, when ATen's kernel is found to be quicker than the templates."""
-    from torch._inductor.select_algorithm import AlgorithmSelectorCache, ExternKernelCaller
-
-    def time(choice: object, *_arguments: object) -> float:
-        return 1.0 if isinstance(choice, ExternKernelCaller) else 2.0
-
-    operands = [torch.ones(shape, device=DEVICE) for shape in ((), (16, 32), (32, 8))]
-    options: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
-    with (
-        _decomposed(torch.ops.aten.addmm.default, decomposition),
-        with_values(AlgorithmSelectorCache, benchmark_choice=staticmethod(time)),
-    ):
-        return raises(torch.compile(torch.addmm, options=options), *operands)
-
-
-@contextlib.contextmanager
-def _decomposed(operator: object, decomposition: Function | None) -> Iterator[None]:
-    """Has Inductor decompose an operator so, or not at all."""
-    from torch._inductor import config
-    from torch._inductor.decomposition import decompositions
-
-    replaced = decompositions.pop(operator, None)
-    if decomposition is not None:
-        decompositions[operator] = decomposition
-    try:
-        # With fallback_random Inductor takes the table itself, and not a copy from before.
-        with config.patch(fallback_random=True, force_disable_caches=True):
-            torch._dynamo.reset()
-            yield
-    finally:
-        decompositions.pop(operator, None)
-        if replaced is not None:
-            decompositions[operator] = replaced
 
 
 # Inductor -------------------------------------------------------------------------------------------------------------
@@ -137,39 +88,6 @@ def checks_beyond_the_end(check_nan: Function) -> bool:
     return "xmask" not in code.getvalue()
 
 
-def quotients_are_wider(floordiv: Function) -> bool:
-    from torch._inductor.ops_handler import MockHandler
-    from torch._inductor.virtualized import V
-
-    with _lowering(), V.set_ops_handler(MockHandler()):
-        written = str(floordiv(*(SimpleNamespace(dtype=torch.int8) for _ in range(2))))
-    return "int32" in written and "to_dtype" not in written
-
-
-def launches_with_python(build_fast_launcher: Function) -> bool:
-    """A kernel that is compiled for mtia."""
-    from torch._inductor import config
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    built: list[object] = []
-
-    def build(self: Any, launcher: Any) -> None:
-        built.append(build_fast_launcher(self, launcher))
-
-    x = torch.ones(3, device=DEVICE)
-    with with_values(CachingAutotuner, _build_fast_launcher=build), config.patch(force_disable_caches=True):
-        torch.compile(lambda x: x + 2)(x)
-    return built == [None]
-
-
-def finds_launchers_with_python(run: Function) -> bool:
-    from torch._inductor.runtime import triton_heuristics
-
-    tuner = triton_heuristics.CachingAutotuner.__new__(triton_heuristics.CachingAutotuner)
-    tuner._cached_launcher = dict
-    return triton_heuristics.__file__ in _files_entered(lambda: run(tuner, stream=0))
-
-
 def asks_for_streams_in_python(get_current_stream: Function) -> bool:
     from torch._dynamo import utils
 
@@ -184,22 +102,6 @@ def keeps_streams_in_python(store: Function) -> bool:
         return graph_bytecode_inputs.__file__ in _files_entered(store)
     finally:
         graph_bytecode_inputs.index_to_external_object_weakref.update(kept)
-
-
-def begins_records_in_python(enter: Function) -> bool:
-    from torch._dynamo import utils
-
-    return utils.__file__ in _files_entered(enter)
-
-
-def ends_records_in_python(leave: Function) -> bool:
-    from torch._dynamo import utils
-
-    def end() -> None:
-        with contextlib.suppress(AttributeError):  # of what is no record
-            leave(None)
-
-    return utils.__file__ in _files_entered(end)
 
 
 def _files_entered(call: Callable[[], object]) -> list[str]:
@@ -217,6 +119,21 @@ def _files_entered(call: Callable[[], object]) -> list[str]:
 def leaves_workers_without(environment: Callable[[], dict[str, str]]) -> bool:
     with with_variable("TORCH_DEVICE_BACKEND_AUTOLOAD", "0"):
         return environment()["TORCH_DEVICE_BACKEND_AUTOLOAD"] != "1"
+
+
+def knows_one_autotuner(cached_autotune: Function) -> bool:
+    """The class that launches kernels of the device."""
+    import triton
+    from torch._inductor.runtime.hints import DeviceProperties, HeuristicType
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    meta = {"device": DeviceProperties.create(torch.device(DEVICE, 0)), "signature": {}, "constants": {}}
+    tune = cached_autotune({"x": 64}, [triton.Config({"XBLOCK": 8})], meta, HeuristicType.POINTWISE, inductor_meta={})
+    return type(tune(triton.JITFunction(_a_kernel))) is CachingAutotuner
+
+
+def _a_kernel(x, XBLOCK):  # type: ignore[no-untyped-def]
+    pass
 
 
 def has_no_templates_on_few_processors(is_big_gpu: Function) -> bool:
@@ -301,110 +218,39 @@ def knows_no_limit_on_buffers(falls_back: Function) -> bool:
         return not falls_back(node)
 
 
-def tries_several_sizes(of: str, configurations: Function) -> bool:
-    """Of a kernel for which autotuning was not asked for. `of`: "pointwise", "reduction" or "persistent_reduction"."""
-    from torch._inductor.runtime.hints import DeviceProperties, ReductionHint
-
-    device = DeviceProperties.create(torch.device(DEVICE, 0))
-    known = {"inductor_meta": {"reduction_hint": ReductionHint.DEFAULT}, "triton_meta": {"device": device}}
-    if of == "pointwise":
-        return len(configurations({"x": 1 << 20}, **known, return_configs=True)) > 1
-    sizes = {"x": 4096, "r0_": 64}
-    if of == "reduction":
-        return len(configurations(size_hints=sizes, **known)) > 1
-    return len(configurations(sizes, ReductionHint.DEFAULT, **known)) > 1
-
-
 # Fusion and lowering --------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _with_entry(table: dict[Any, Any], key: Any, value: Any) -> Iterator[None]:
+def multiplies_converted_weights(make_check: Function) -> bool:
+    def operand(dtype: torch.dtype) -> SimpleNamespace:
+        return SimpleNamespace(meta={"val": torch.empty(1, dtype=dtype, device=DEVICE)})
+
+    operands = {"x": operand(torch.bfloat16), "weight": operand(torch.int8), "scales": operand(torch.bfloat16)}
+    return not make_check()(SimpleNamespace(kwargs=operands))
+
+
+def fuses_no_reductions(is_triton: Function) -> bool:
+    node = SimpleNamespace(is_gpu=lambda: True, get_device=lambda: torch.device(DEVICE, 0))
+    with _lowering():
+        return not is_triton(node, node)
+
+
+def generates_no_products(use_native_matmul: Function) -> bool:
     from torch._inductor import config
+    from torch._inductor.sizevars import SizeVarAllocator
+    from torch._inductor.virtualized import V
 
-    before = table[key]
-    table[key] = value
-    try:
-        with config.patch(force_disable_caches=True):  # what is there was compiled with the other entry
-            yield
-    finally:
-        table[key] = before
-
-
-def _compiles(function: Function, *args: Any, **options: Any) -> bool:
-    torch._dynamo.reset()
-    inputs = (torch.ones(sizes, dtype=dtype, device=DEVICE) for sizes, dtype in args)
-    settings: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
-    compiled = torch.compile(lambda *operands: function(*operands, **options), options=settings, fullgraph=True)
-    return not raises(compiled, *inputs)
+    operand = SimpleNamespace(
+        get_device=lambda: torch.device(DEVICE, 0), dtype=torch.float32, get_size=lambda: [16, 16]
+    )
+    graph: Any = SimpleNamespace(device_types={DEVICE}, sizevars=SizeVarAllocator())
+    with V.set_graph_handler(graph), config.patch({"triton.native_matmul": True}):
+        return not use_native_matmul(operand, operand)
 
 
 def reads_rows_three_times(check: Function) -> bool:
     value = SimpleNamespace(device=torch.device(DEVICE))
     return not check(SimpleNamespace(kwargs={"x": SimpleNamespace(meta={"val": value})}))
-
-
-def never_pads(check_device: Function) -> bool:
-    from torch._inductor import config
-
-    x = torch.empty(1, device=DEVICE)
-    with config.patch(force_shape_pad=True):
-        return not check_device(x, x)
-
-
-def adds_what_beta_leaves_out(lowering: Function) -> bool:
-    """Or fails for a bias of no dimension."""
-    from torch._inductor.lowering import lowerings
-
-    float32 = torch.float32
-    with _with_entry(lowerings, torch.ops.aten.addmm.default, lowering):
-        if not _compiles(torch.addmm, ((), float32), ((2, 3), float32), ((3, 4), float32)):
-            return True
-        return _adds_nan(torch.addmm, (4,), (2, 3), (3, 4))
-
-
-def adds_what_beta_leaves_out_of_batches(lowering: Function) -> bool:
-    from torch._inductor.lowering import lowerings
-
-    with _with_entry(lowerings, torch.ops.aten.baddbmm.default, lowering):
-        return _adds_nan(torch.baddbmm, (2, 2, 4), (2, 2, 3), (2, 3, 4))
-
-
-def _adds_nan(operator: Function, bias: tuple[int, ...], *operands: tuple[int, ...]) -> bool:
-    torch._dynamo.reset()
-    settings: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
-    left_out = torch.compile(lambda *operands: operator(*operands, beta=0), options=settings)
-    nothing = torch.full(bias, math.nan, device=DEVICE)
-    return bool(left_out(nothing, *(torch.ones(sizes, device=DEVICE) for sizes in operands)).isnan().any())
-
-
-def generates_no_other_dtype(operator: Function, lowering: Function) -> bool:
-    from torch._inductor.lowering import lowerings
-
-    batch = (2,) if operator is torch.bmm else ()
-    overload = getattr(torch.ops.aten, operator.__name__).dtype
-    a, b = (torch.ones(*batch, *sizes, dtype=torch.bfloat16, device=DEVICE) for sizes in ((32, 16), (16, 32)))
-    torch._dynamo.reset()
-    with _with_entry(lowerings, overload, lowering):
-        compiled = torch.compile(
-            lambda a, b: operator(a, b, out_dtype=torch.float32), options={"triton.native_matmul": True}
-        )
-        return bool(compiled(a, b).dtype != torch.float32)
-
-
-def has_no_out_dtype(operator: Function, lowering: Function) -> bool:
-    from torch._inductor.lowering import lowerings
-
-    batch = (1,) if operator is torch.baddbmm else ()
-    overload = getattr(torch.ops.aten, operator.__name__).dtype
-    operands = (((*batch, 2, 4), torch.float32), ((*batch, 2, 3), torch.bfloat16), ((*batch, 3, 4), torch.bfloat16))
-    with _with_entry(lowerings, overload, lowering):
-        return not _compiles(operator, *operands, out_dtype=torch.float32)
-
-
-def counts_out_dtype_as_a_shape(count: Function) -> bool:
-    x = torch.empty(1, 1, 1, device=DEVICE)
-    return raises(count, x, x, x, torch.float32, out_val=x)
 
 
 def takes_out_dtype_for_beta(decomposition: Function) -> bool:
@@ -413,20 +259,6 @@ def takes_out_dtype_for_beta(decomposition: Function) -> bool:
 
 
 # Numbers of 8 and 4 bits ----------------------------------------------------------------------------------------------
-
-
-def saturates_fp8(compile_options: Function) -> bool:
-    generated = SimpleNamespace(device_props=SimpleNamespace(type=DEVICE), heuristic_type=None)
-    compile_meta = {"num_warps": 1, "num_stages": 1, "debug": False}
-    return bool(compile_options(generated, None, compile_meta).get("saturate_fp8", True))
-
-
-def leaves_out_the_scale(decomposition: Function | None) -> bool:
-    a, b = torch.ones(16, 16, device=DEVICE), torch.ones(16, 16, device=DEVICE).t()
-    scale = torch.tensor(2.0, device=DEVICE)
-    float8 = torch.float8_e4m3fn
-    product = decomposition and decomposition(a.to(float8), b.to(float8), scale, scale, None, scale, float8)
-    return not isinstance(product, torch.Tensor) or product[0, 0].item() != 32.0
 
 
 def multiplies_wider_integers(is_int_mm: Function) -> bool:
@@ -540,29 +372,28 @@ def measures_once_in_the_pipeline(get_results: Function) -> bool:
 # Packages -------------------------------------------------------------------------------------------------------------
 
 
-def finds_no_image(save_kernel: Function) -> bool:
-    """Of a kernel that is compiled for mtia, for a package."""
-    import triton
-    from torch._inductor.codecache import CudaKernelParamCache
+def tunes_at_the_first_call(generate: Function) -> bool:
+    """A package whose kernels are launched while it is made."""
+    from torch._inductor import config
+    from torch._inductor.virtualized import V
 
-    saved: list[object] = []
-    image = SimpleNamespace(asm={}, kernel=b"image", metadata=SimpleNamespace(name="kernel"), num_warps=1, shared=0)
-    launcher = SimpleNamespace(
-        bin=image, config=triton.Config({}), def_args=[], call_args=[], global_scratch=None, profile_scratch=None
+    tuned: list[object] = []
+    graph = SimpleNamespace(
+        device_types={DEVICE},
+        aot_mode=True,
+        operations=[],
+        mutated_inputs=[],
+        example_inputs=[],
+        removed_buffers=set(),
+        removed_operations=set(),
+        inplaced_to_remove=set(),
+        sizevars=SimpleNamespace(precomputed_replacements={}, inv_precomputed_replacements={}),
+        compile_to_module=lambda: SimpleNamespace(call=tuned.append),
+        codegen=lambda: None,
     )
-    tuner = SimpleNamespace(
-        inductor_meta={"kernel_name": "kernel"}, triton_meta={}, device_props=SimpleNamespace(type=DEVICE)
-    )
-    with with_values(CudaKernelParamCache, set=lambda _key, _params, image, *_: saved.append(image)):
-        return raises(save_kernel, tuner, None, launcher) or saved != [b"image"]
-
-
-def cuts_numbers(type_of: Function) -> bool:
-    import sympy
-
-    with _lowering():
-        written = [type_of(SimpleNamespace(kernel_name=""), "x", kind, {"x": "fp64"}) for kind in (float, sympy.Expr)]
-    return written != ["double x"] * 2
+    with V.set_graph_handler(graph), config.patch({"triton.autotune_at_compile_time": False}):  # type: ignore[arg-type]
+        generate(graph)
+    return not tuned
 
 
 def links_no_device(build_options: Function) -> bool:

@@ -1,8 +1,4 @@
-"""What upstream's functions do today: the checks of table.py that have to run a function to tell.
-
-Each takes what is in a gate's place and is true as long as that does not do for mtia what the gate is for. They ask for
-behaviour, not for who wrote the function: what upstream will write is as welcome as our replacement.
-"""
+"""The checks of table.py: what upstream's functions do today."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import contextlib
 import operator
 import os
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -97,30 +93,11 @@ def makes_no_tensor(new: Function) -> bool:
     return raises(new, torch.ones(2, device=DEVICE), 3)
 
 
-def stops_at_autocast(compute_keyset: Function) -> bool:
-    """An operator that lets autocast of CUDA through does not that of mtia."""
-    passing = torch.ops.higher_order.cond.non_fallthrough_keys
-    with torch.autocast(DEVICE):
-        keys = compute_keyset((torch.ones(1, device=DEVICE),), {}, passing)
-    return bool(keys.has(torch._C._parse_dispatch_key("AutocastMTIA")))
-
-
 def attends_to_nothing(jagged_attention: Function) -> bool:
     values = torch.ones(3, 2, 4, device=DEVICE)
     offsets = torch.tensor([0, 1, 3], device=DEVICE)
     queries = torch.nested.nested_tensor_from_jagged(values, offsets).transpose(1, 2)
     return raises(jagged_attention, queries, queries, queries)
-
-
-def sends_no_storage(reduce: Function) -> bool:
-    """Storages to another process."""
-
-    def sent() -> torch.UntypedStorage:
-        rebuild, arguments = reduce(torch.ones(2, device=DEVICE).untyped_storage())
-        storage: torch.UntypedStorage = rebuild(*arguments)
-        return storage
-
-    return raises(sent) or sent().device.type != DEVICE
 
 
 def selects_without_use(set_device: Function) -> bool:
@@ -140,20 +117,21 @@ def enters_without_use(enter: Function) -> bool:
 # Triton ---------------------------------------------------------------------------------------------------------------
 
 
-def launches_elsewhere(init_handles: Function) -> bool:
-    """A kernel of another device's driver takes a tensor of mtia."""
+def launches_what_did_not_load(init_handles: Function) -> bool:
+    """A kernel of the device."""
     from triton.compiler import compiler
 
-    utils = SimpleNamespace(
-        load_binary=lambda *_: (1, 1, 0, 0, 1 << 20), get_device_properties=lambda _: {"max_shared_mem": 0}
-    )
+    def load_binary(*_: Any) -> None:
+        raise RuntimeError("no such image")
+
+    utils = SimpleNamespace(load_binary=load_binary, get_device_properties=lambda _: {"max_shared_mem": 0})
     driver = SimpleNamespace(
         get_current_device=lambda: 0,
         get_current_target=lambda: SimpleNamespace(warp_size=1),
         launcher_cls=lambda *_: lambda *_: None,
         utils=utils,
     )
-    metadata = SimpleNamespace(shared=0, num_warps=1, warp_size=1, target=SimpleNamespace(backend="cuda"))
+    metadata = SimpleNamespace(shared=0, num_warps=1, warp_size=1, target=SimpleNamespace(backend="mtia"))
     kernel = SimpleNamespace(
         module=None,
         function=None,
@@ -166,8 +144,20 @@ def launches_elsewhere(init_handles: Function) -> bool:
         hash="",
     )
     with with_values(compiler, driver=SimpleNamespace(active=driver), max_shared_mem=lambda _: 0):
-        init_handles(kernel)
-    return not raises(kernel._run, torch.ones(1, device=DEVICE))
+        failed = raises(init_handles, kernel)
+    return not failed or kernel._run is not None
+
+
+def drops_our_binaries(code: CodeType) -> bool:
+    return any(isinstance(each, tuple) and "cubin" in each and "mtiabin" not in each for each in code.co_consts)
+
+
+def prints_no_functional_tensor(to_text: Function) -> bool:
+    return "functional" not in to_text(torch._to_functional_tensor(torch.empty(0).to(DEVICE)))
+
+
+def refuses_flex_attention(validate: Function) -> bool:
+    return raises(validate, *[torch.ones(1, device=DEVICE)] * 3)
 
 
 def forgets_what_to_restore(recreate: Function) -> bool:
@@ -207,12 +197,6 @@ def forgets_what_to_restore(recreate: Function) -> bool:
 
 def _a_kernel(x, EVEN):  # type: ignore[no-untyped-def]
     pass
-
-
-def gathers_without_hooks(launch_metadata: Function) -> bool:
-    metadata = SimpleNamespace(target=SimpleNamespace(backend="mtia"))
-    kernel = SimpleNamespace(_init_handles=lambda: None, name="", function=None, src=None, metadata=metadata)
-    return launch_metadata(kernel, (1,), 0) is not None
 
 
 # Graphs of operators --------------------------------------------------------------------------------------------------

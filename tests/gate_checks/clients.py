@@ -1,4 +1,4 @@
-"""What other libraries do today: the checks of clients_table.py. See probes.py."""
+"""The checks of clients_table.py and lightning_table.py: what other libraries do today."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from tests.gate_checks.core import DEVICE, raises, with_values, with_variable
 from torch_mtia.backend import device_module, device_type
-from torch_mtia.upstream_gates.probes import DEVICE, raises, with_values, with_variable
 
 Function = Callable[..., Any]
 
@@ -200,5 +200,9 @@ def numbers_devices(determine: Function) -> bool:
     return determine(SimpleNamespace(root_device=torch.device(DEVICE, 0))) is not None
 
 
-def maps_no_layers(create_repo: Function) -> bool:
-    return raises(create_repo, SimpleNamespace(type=DEVICE))
+def maps_no_layers(create: Function) -> bool:
+    return raises(create, SimpleNamespace(type=DEVICE))
+
+
+def validates_no_device(validate: Function) -> bool:
+    return raises(validate, DEVICE)

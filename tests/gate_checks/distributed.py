@@ -1,10 +1,11 @@
-"""The checks of distributed_table.py: see probes.py."""
+"""The checks of distributed_table.py."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import math
+import queue
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_mtia.upstream_gates.probes import DEVICE, Function, raises, with_values
+from tests.gate_checks.core import DEVICE, Function, raises, with_values
 
 
 @contextlib.contextmanager
@@ -87,12 +88,6 @@ def refuses_compression(check_hook: Function) -> bool:
         return raises(check_hook, SimpleNamespace(device_type=DEVICE, _log_and_throw=throw), bf16_compress_hook)
 
 
-def makes_no_event(initialize: Function) -> bool:
-    from torch.distributed._symmetric_memory import Work
-
-    return raises(initialize, Work.__new__(Work))
-
-
 def synchronizes_no_batch_norm(forward: Function) -> bool:
     with _group():
         return raises(forward, torch.nn.SyncBatchNorm(2).to(DEVICE), torch.ones(3, 2, device=DEVICE))
@@ -111,8 +106,49 @@ ARGUMENTS_OF_COPIES: dict[str, Callable[[torch.Tensor], tuple[Any, ...]]] = {
 }
 
 
-def copies_nothing_of(name: str, copy: Function | None) -> bool:
-    return copy is None or raises(copy, *ARGUMENTS_OF_COPIES[name](torch.ones(2, device=DEVICE)))
+def copies_nothing(seen: Any) -> bool:
+    """`torch`, as torch.nn.parallel.comm sees it."""
+    x = torch.ones(2, device=DEVICE)
+    copies = ((getattr(seen._C, name, None), make(x)) for name, make in ARGUMENTS_OF_COPIES.items())
+    return any(copy is None or raises(copy, *arguments) for copy, arguments in copies)
+
+
+def copies_nothing_ahead(write: Function) -> bool:
+    """While a checkpoint is written."""
+    from torch.distributed.checkpoint import filesystem
+
+    class _Copying(Exception): ...
+
+    def copy(*_: Any, **__: Any) -> None:
+        raise _Copying
+
+    files: queue.Queue[Any] = queue.Queue()
+    files.put(("name", "key", []))
+    loaders = {"_OverlappingCpuLoader": copy, "_SerialCpuLoader": lambda *_: SimpleNamespace()}
+    with with_values(filesystem, **loaders):
+        try:
+            write(None, files, None, SimpleNamespace(resolve_data=None), None, 1, False, 1, None)
+        except _Copying:
+            return False
+        except AttributeError:  # of the other loader
+            return True
+    return True
+
+
+def times_no_collective_of_a_graph(benchmark: Function) -> bool:
+    x = torch.ones(2, device=DEVICE)
+    node = SimpleNamespace(target=lambda x: x + 1)
+    return raises(benchmark, node, (x,), {}, 1)
+
+
+def has_no_workspace(get_workspace: Function) -> bool:
+    with _group() as group:
+        return raises(get_workspace, group.group_name, 64)
+
+
+def has_no_gradient(backward: Function) -> bool:
+    with _group() as group:
+        return raises(backward, SimpleNamespace(group=group), torch.ones(2, device=DEVICE))
 
 
 def times_no_collective(benchmark: Function) -> bool:
@@ -179,10 +215,3 @@ def pins_nothing(initialize: Function) -> bool:
         initialize(stager, True)
     staged: Any = stager.stage({"x": torch.ones(1000, device=DEVICE)})
     return not staged["x"].is_pinned()
-
-
-def stages_unpinned(stage_storage: Function) -> bool:
-    from torch.distributed.checkpoint._state_dict_stager import StateDictStager
-
-    staged = stage_storage(StateDictStager(pin_memory=True), torch.ones(1000, device=DEVICE).untyped_storage())
-    return not staged.is_pinned()
