@@ -11,21 +11,19 @@ A row is applied to a module when that module is imported, and at once if it alr
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import operator
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_mtia import environment
 from torch_mtia.backend import device_module
-from torch_mtia.import_hooks import after_import
+from torch_mtia.import_hooks import after_import, before_import
 from torch_mtia.upstream_gates.gate import Gate, Reason
-from torch_mtia.upstream_gates.other_names_table import GATES_OF_OTHER_NAMES
-from torch_mtia.upstream_gates.table import GATES
 
 __all__ = [
     "GATES",
@@ -44,8 +42,7 @@ __all__ = [
 log = logging.getLogger("torch_mtia")
 
 
-@dataclass(frozen=True)
-class Replacement:
+class Replacement(NamedTuple):
     """A name that was replaced in this process, or could not be."""
 
     module: str
@@ -56,6 +53,32 @@ class Replacement:
     """Why it could not be replaced; empty if it was."""
 
 
+if TYPE_CHECKING:
+    GATES: tuple[Gate, ...]
+    GATES_OF_OTHER_NAMES: tuple[Gate, ...]
+
+TABLES: dict[str, tuple[str, ...]] = {
+    "table": (),
+    "inductor_table": (
+        *("torch._dynamo", "torch._inductor", "torch._functorch.compile_utils", "torch._functorch.partitioners"),
+        "torch._functorch._aot_autograd.autograd_cache",
+    ),
+    "distributed_table": (
+        *("torch._inductor", "torch.utils._runtime_estimation", "torch.distributed._symmetric_memory"),
+        *("torch.distributed.checkpoint", "torch.distributed.nn", "torch.distributed.tensor"),
+        "torch.testing._internal.distributed",
+    ),
+    "packages_table": (
+        *("triton", "torchao", "torch._higher_order_ops.triton_kernel_wrap"),
+        *("torch.nested._internal.sdpa", "torch.nested._internal.ops", "torch.nn.attention.flex_attention"),
+    ),
+    "clients_table": (
+        *("accelerate", "kernels", "peft", "safetensors", "sentence_transformers", "torch_geometric", "transformers"),
+    ),
+    "lightning_table": ("lightning", "lightning_fabric", "pytorch_lightning"),
+}
+"""The tables, with the packages and modules that their rows are about: a table is imported before the first of these.
+`import torch` imports the modules of `table`."""
 originals: dict[tuple[str, str], Any] = {}
 """What was replaced, by module and name."""
 skipped: dict[tuple[str, str], str] = {}
@@ -162,13 +185,36 @@ def apply_again(torch_version: str) -> None:
         gate = _rows[module, name]
         if gate.by_name:
             _replace(gate, sys.modules[module])
-    apply(torch_version, GATES_OF_OTHER_NAMES)
+    apply(torch_version, _rows_of("other_names_table"))
 
 
-def apply(torch_version: str, gates: Sequence[Gate] = GATES) -> None:
-    """Applies the rows of this version of PyTorch, now or when their modules are imported."""
+def apply(torch_version: str, gates: Sequence[Gate] | None = None) -> None:
+    """Applies the rows of this version of PyTorch, now or when their modules are imported: those of all tables, or
+    others."""
+    if gates is None:
+        for table, packages in TABLES.items():
+            before_import(packages, functools.partial(_apply_table, table, torch_version))
+        return
     major, minor = (int(part) for part in torch_version.split(".")[:2])
     for gate in gates:
         if (major, minor) in gate.versions and (environment.settings().clients or not gate.is_of_a_client):
             for name in gate.modules:
                 after_import(gate.filled_by or name, functools.partial(_open, gate, name))
+
+
+def _apply_table(table: str, torch_version: str) -> None:
+    apply(torch_version, _rows_of(table))
+
+
+def _rows_of(table: str) -> tuple[Gate, ...]:
+    rows: tuple[Gate, ...] = importlib.import_module(f"{__name__}.{table}").GATES
+    return rows
+
+
+def __getattr__(name: str) -> tuple[Gate, ...]:
+    """Returns the rows of all tables, which this imports."""
+    if name == "GATES":
+        return tuple(row for table in TABLES for row in _rows_of(table))
+    if name == "GATES_OF_OTHER_NAMES":
+        return _rows_of("other_names_table")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ from torch_mtia.upstream_gates import device_lists
 from torch_mtia.upstream_gates.deferred import clients
 from torch_mtia.upstream_gates.gate import Gate, Reason
 
-CLIENT_GATES: tuple[Gate, ...] = (
+GATES: tuple[Gate, ...] = (
     Gate(
         name="safe_open",
         modules=(

@@ -5,44 +5,12 @@ from __future__ import annotations
 from torch_mtia import torch_version
 from torch_mtia.distributed import attention, symmetric_memory
 from torch_mtia.upstream_gates import device_lists
-from torch_mtia.upstream_gates.deferred import checkpoints, collectives, parallel, process_groups
+from torch_mtia.upstream_gates.deferred import checkpoints, collectives
 from torch_mtia.upstream_gates.gate import Gate, Reason
 
 _ESTIMATES = ("torch.utils._runtime_estimation",) if torch_version.TORCH < (2, 15) else ()
 
-DISTRIBUTED_GATES: tuple[Gate, ...] = (
-    Gate(
-        name="_new_process_group_helper",
-        modules=("torch.distributed.distributed_c10d",),
-        reason=Reason.DEVICES,
-        why="A group without a backend is taken for one of gloo where there is no NCCL, and DDP asks it for that one. "
-        "Processes that torchrun restarts find in its store the addresses of those that have died, and fail.",
-        replace=process_groups.with_the_backend_of_the_accelerator,
-    ),
-    Gate(
-        name="monitored_barrier",
-        modules=("torch.distributed.distributed_c10d", "torch.distributed"),
-        reason=Reason.DEVICES,
-        why="It is for gloo only, by name.",
-        replace=process_groups.monitored_by_the_store,
-        versions=torch_version.before(2, 14),
-    ),
-    Gate(
-        name="ProcessGroup._get_sequence_number_for_group",
-        modules=("torch._C._distributed_c10d",),
-        reason=Reason.DEVICES,
-        why="Groups have the sequence numbers of listed backends.",
-        replace=process_groups.numbers_of_the_device,
-        versions=torch_version.before(2, 14),
-    ),
-    Gate(
-        name="_set_pg_timeout",
-        modules=("torch.distributed.distributed_c10d",),
-        reason=Reason.DEVICES,
-        why="It sets the timeout of listed backends.",
-        replace=process_groups.with_timeouts_of_the_device,
-        versions=torch_version.before(2, 14),
-    ),
+GATES: tuple[Gate, ...] = (
     Gate(
         name="DefaultStager.stage",
         modules=("torch.distributed.checkpoint.staging",),
@@ -139,13 +107,6 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
         for name in ("get_buffer", "get_signal_pad")
     ),
     Gate(
-        name="DistributedDataParallel._check_comm_hook",
-        modules=("torch.nn.parallel.distributed",),
-        reason=Reason.DEVICES,
-        why="The hooks that compress gradients to bfloat16 are refused without NCCL or XCCL.",
-        replace=parallel.any_hook,
-    ),
-    Gate(
         name="custom_ops",
         modules=("torch.distributed.tensor.experimental._context_parallel._attention",),
         reason=Reason.DEVICES,
@@ -158,20 +119,5 @@ DISTRIBUTED_GATES: tuple[Gate, ...] = (
         reason=Reason.DEVICES,
         why="The gradient of all_gather_into_tensor is there for listed backends.",
         replace=collectives.with_a_gradient,
-    ),
-    Gate(
-        name="SyncBatchNorm.forward",
-        modules=("torch.nn.modules.batchnorm",),
-        reason=Reason.DEVICES,
-        why="SyncBatchNorm refuses devices that it does not list.",
-        replace=parallel.synchronized_on_mtia,
-    ),
-    Gate(
-        name="torch",
-        modules=("torch.nn.parallel.comm",),
-        reason=Reason.CUDA,
-        why="Copies between devices of one process, of which DataParallel is made, are functions of torch._C for CUDA "
-        "only, and in its wheels.",
-        replace=parallel.with_copies,
     ),
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_mtia._versions import SUPPORTED_TORCH
 
@@ -22,8 +21,7 @@ class Reason(enum.Enum):
     CLIENT = "a library that uses PyTorch names the devices"
 
 
-@dataclass(frozen=True)
-class Gate:
+class Gate(NamedTuple):
     """One name in PyTorch, Triton or a library that uses them, which is replaced."""
 
     name: str

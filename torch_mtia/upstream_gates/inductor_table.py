@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from torch_mtia import torch_version
+from torch_mtia import _C, torch_version
 from torch_mtia.backend import device_type
 from torch_mtia.inductor import decompositions
 from torch_mtia.upstream_gates import device_lists
 from torch_mtia.upstream_gates.deferred import (
     autotuning,
+    dynamo,
     fusion,
     graphs,
     inductor,
@@ -17,7 +18,7 @@ from torch_mtia.upstream_gates.deferred import (
 )
 from torch_mtia.upstream_gates.gate import Gate, Reason
 
-INDUCTOR_GATES: tuple[Gate, ...] = (
+GATES: tuple[Gate, ...] = (
     Gate(
         name="decompositions[masked_fill]",
         modules=("torch._inductor.decomposition",),
@@ -167,21 +168,6 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         replace=inductor.log_of_mtia,
     ),
     Gate(
-        name="_select_conv_backend",
-        modules=("torch._C",),
-        reason=Reason.DEVICE,
-        why="Says how the result of a convolution lies, for compiled code, which asserts it. Convolutions of mtia are "
-        "the CPU's.",
-        replace=inductor.convolution_of_cpu,
-    ),
-    Gate(
-        name="_conv_determine_backend_memory_format",
-        modules=("torch._C",),
-        reason=Reason.DEVICE,
-        why="Says how the result of a convolution of a batch of one lies: only the CPU's keep channels last.",
-        replace=inductor.convolution_of_cpu,
-    ),
-    Gate(
         name="get_split_k",
         modules=("torch._inductor.kernel.flex.flex_decoding",),
         reason=Reason.CUDA,
@@ -322,5 +308,22 @@ INDUCTOR_GATES: tuple[Gate, ...] = (
         reason=Reason.CUDA,
         why="Operators of one's own are measured in CUDA graphs, where benchmark_with_cudagraphs asks for it.",
         replace=autotuning.replayed_from_a_graph,
+    ),
+    Gate(
+        name="get_current_stream",
+        modules=("torch._dynamo.utils",),
+        reason=Reason.SPEED,
+        why="Where there is an accelerator, every compiled call, also of the CPU, asks for the current stream before "
+        "the graph. In Python, that took a tenth of the call of a small kernel.",
+        replace=_C._make_get_current_stream,
+        versions=torch_version.before(2, 15),  # from then on it is a builtin function
+    ),
+    Gate(
+        name="store_user_object_weakrefs",
+        modules=("torch._dynamo.graph_bytecode_inputs",),
+        reason=Reason.SPEED,
+        why="Every compiled call keeps the current stream for its graph, by a function in Python.",
+        replace=dynamo.store_weak_references,
+        versions=torch_version.before(2, 15),  # from then on that is one call, into a new list
     ),
 )

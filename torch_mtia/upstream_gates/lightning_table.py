@@ -13,7 +13,7 @@ _CONNECTORS = {
     "_Connector": ("lightning.fabric.connector", "lightning_fabric.connector"),
 }
 
-LIGHTNING_GATES: tuple[Gate, ...] = (
+GATES: tuple[Gate, ...] = (
     *(
         Gate(
             name=f"{connector}.{method}",

@@ -12,7 +12,7 @@ from torch_mtia.upstream_gates import device_lists
 from torch_mtia.upstream_gates.deferred import eager, nested, packages, parallel, process_groups
 from torch_mtia.upstream_gates.gate import Gate, Reason
 
-GATES_OF_OTHER_NAMES: tuple[Gate, ...] = (
+GATES: tuple[Gate, ...] = (
     Gate(
         name="Backend.default_device_backend_map",
         modules=("torch.distributed.distributed_c10d",),

@@ -1,31 +1,23 @@
-"""The names in PyTorch and Triton that are replaced, one row each."""
+"""Rows of names in modules that `import torch` imports."""
 
 from __future__ import annotations
 
 import torch
 
-from torch_mtia import torch_version
+from torch_mtia import _C, torch_version
 from torch_mtia.upstream_gates import device_lists
-from torch_mtia.upstream_gates.calls_table import CALL_GATES
-from torch_mtia.upstream_gates.clients_table import CLIENT_GATES
 from torch_mtia.upstream_gates.deferred import (
     eager,
     fusion,
-    nested,
+    inductor,
+    parallel,
+    process_groups,
     quantization,
     random_state,
 )
-from torch_mtia.upstream_gates.distributed_table import DISTRIBUTED_GATES
 from torch_mtia.upstream_gates.gate import Gate, Reason
-from torch_mtia.upstream_gates.inductor_table import INDUCTOR_GATES
-from torch_mtia.upstream_gates.lightning_table import LIGHTNING_GATES
 
 GATES: tuple[Gate, ...] = (
-    *CALL_GATES,
-    *DISTRIBUTED_GATES,
-    *CLIENT_GATES,
-    *LIGHTNING_GATES,
-    *INDUCTOR_GATES,
     Gate(
         name="_get_capturable_supported_devices",
         modules=(
@@ -114,31 +106,6 @@ GATES: tuple[Gate, ...] = (
         replace=eager.get_device_name,
     ),
     Gate(
-        name="CompiledKernel._init_handles",
-        modules=("triton.compiler.compiler",),
-        reason=Reason.FAULT,
-        why="A kernel that could not be loaded would be launched all the same, the second time.",
-        issue="triton_failed_load.md",
-        replace=eager.forgetting_what_did_not_load,
-    ),
-    Gate(
-        name="compile.__code__",
-        modules=("triton.compiler.compiler",),
-        reason=Reason.DEVICES,
-        why="With TRITON_STORE_BINARY_ONLY, which Helion's autotuner sets, Triton keeps the binaries of listed "
-        "backends alone: kernels of others cannot be loaded.",
-        replace=eager.keeping_our_binaries,
-    ),
-    Gate(
-        name="TritonHOPifier.recreate_variable",
-        modules=("torch._higher_order_ops.triton_kernel_wrap",),
-        reason=Reason.FAULT,
-        why="An autotuner over @triton.heuristics, or called with num_warps, is replaced in compiled code by one that "
-        "forgets restore_value and reset_to_zero: the first call counts every measurement.",
-        issue="pytorch_restore_value.patch",
-        replace=eager.carrying_over,
-    ),
-    Gate(
         name="run_and_save_rng_state.__class__.__call__",
         modules=("torch._prims.rng_prims",),
         reason=Reason.DEVICES,
@@ -167,21 +134,6 @@ GATES: tuple[Gate, ...] = (
         "traced program: looking for the overload of an operator prints them.",
         replace=eager.functional_tensors_as_they_are,
     ),
-    Gate(
-        name="jagged_scaled_dot_product_attention",
-        modules=("torch.nested._internal.sdpa", "torch.nested._internal.ops"),
-        reason=Reason.DEVICES,
-        why="Attention over jagged tensors uses kernels of CUDA, or strided nested tensors, which assert that they "
-        "are on a listed device.",
-        replace=nested.attending_by_sequence,
-    ),
-    Gate(
-        name="_validate_device",
-        modules=("torch.nn.attention.flex_attention",),
-        reason=Reason.DEVICES,
-        why="FlexAttention refuses devices that it does not list.",
-        replace=eager.attending_flexibly,
-    ),
     device_lists.device_list(
         "associative_scan",
         "torch._higher_order_ops.associative_scan",
@@ -206,17 +158,79 @@ GATES: tuple[Gate, ...] = (
         replace=quantization.integers_on_mtia,
     ),
     Gate(
-        name="_check_hardware_support",
-        modules=("torchao.float8.inference", "torchao.quantization.quant_api"),
-        reason=Reason.CLIENT,
-        why="Products of two fp8 tensors are refused without a CUDA device that has them, or an XPU.",
-        replace=quantization.scaled_products_on_mtia,
+        name="_DeviceGuard",
+        modules=("torch.mtia",),
+        reason=Reason.MISSING,
+        why="Generated code enters the device by a class of Python; `torch.cuda` has a quicker one for it.",
+        replace=lambda _original: _C.DeviceGuard,
     ),
     Gate(
-        name="Int4TilePackedTo4dTensor.from_hp",
-        modules=("torchao.quantization.quantize_.workflows.int4.int4_tile_packed_to_4d_tensor",),
-        reason=Reason.CLIENT,
-        why="Weights of 4 bits are packed if torch.cuda's device has tensor cores.",
-        replace=quantization.packed_on_mtia,
+        name="_new_process_group_helper",
+        modules=("torch.distributed.distributed_c10d",),
+        reason=Reason.DEVICES,
+        why="A group without a backend is taken for one of gloo where there is no NCCL, and DDP asks it for that one. "
+        "Processes that torchrun restarts find in its store the addresses of those that have died, and fail.",
+        replace=process_groups.with_the_backend_of_the_accelerator,
+    ),
+    Gate(
+        name="monitored_barrier",
+        modules=("torch.distributed.distributed_c10d", "torch.distributed"),
+        reason=Reason.DEVICES,
+        why="It is for gloo only, by name.",
+        replace=process_groups.monitored_by_the_store,
+        versions=torch_version.before(2, 14),
+    ),
+    Gate(
+        name="ProcessGroup._get_sequence_number_for_group",
+        modules=("torch._C._distributed_c10d",),
+        reason=Reason.DEVICES,
+        why="Groups have the sequence numbers of listed backends.",
+        replace=process_groups.numbers_of_the_device,
+        versions=torch_version.before(2, 14),
+    ),
+    Gate(
+        name="_set_pg_timeout",
+        modules=("torch.distributed.distributed_c10d",),
+        reason=Reason.DEVICES,
+        why="It sets the timeout of listed backends.",
+        replace=process_groups.with_timeouts_of_the_device,
+        versions=torch_version.before(2, 14),
+    ),
+    Gate(
+        name="DistributedDataParallel._check_comm_hook",
+        modules=("torch.nn.parallel.distributed",),
+        reason=Reason.DEVICES,
+        why="The hooks that compress gradients to bfloat16 are refused without NCCL or XCCL.",
+        replace=parallel.any_hook,
+    ),
+    Gate(
+        name="SyncBatchNorm.forward",
+        modules=("torch.nn.modules.batchnorm",),
+        reason=Reason.DEVICES,
+        why="SyncBatchNorm refuses devices that it does not list.",
+        replace=parallel.synchronized_on_mtia,
+    ),
+    Gate(
+        name="torch",
+        modules=("torch.nn.parallel.comm",),
+        reason=Reason.CUDA,
+        why="Copies between devices of one process, of which DataParallel is made, are functions of torch._C for CUDA "
+        "only, and in its wheels.",
+        replace=parallel.with_copies,
+    ),
+    Gate(
+        name="_select_conv_backend",
+        modules=("torch._C",),
+        reason=Reason.DEVICE,
+        why="Says how the result of a convolution lies, for compiled code, which asserts it. Convolutions of mtia are "
+        "the CPU's.",
+        replace=inductor.convolution_of_cpu,
+    ),
+    Gate(
+        name="_conv_determine_backend_memory_format",
+        modules=("torch._C",),
+        reason=Reason.DEVICE,
+        why="Says how the result of a convolution of a batch of one lies: only the CPU's keep channels last.",
+        replace=inductor.convolution_of_cpu,
     ),
 )

@@ -1,0 +1,63 @@
+"""Rows of Triton, torchao, and of modules of PyTorch that few programs import."""
+
+from __future__ import annotations
+
+from torch_mtia.upstream_gates.deferred import eager, nested, quantization
+from torch_mtia.upstream_gates.gate import Gate, Reason
+
+GATES: tuple[Gate, ...] = (
+    Gate(
+        name="CompiledKernel._init_handles",
+        modules=("triton.compiler.compiler",),
+        reason=Reason.FAULT,
+        why="A kernel that could not be loaded would be launched all the same, the second time.",
+        issue="triton_failed_load.md",
+        replace=eager.forgetting_what_did_not_load,
+    ),
+    Gate(
+        name="compile.__code__",
+        modules=("triton.compiler.compiler",),
+        reason=Reason.DEVICES,
+        why="With TRITON_STORE_BINARY_ONLY, which Helion's autotuner sets, Triton keeps the binaries of listed "
+        "backends alone: kernels of others cannot be loaded.",
+        replace=eager.keeping_our_binaries,
+    ),
+    Gate(
+        name="TritonHOPifier.recreate_variable",
+        modules=("torch._higher_order_ops.triton_kernel_wrap",),
+        reason=Reason.FAULT,
+        why="An autotuner over @triton.heuristics, or called with num_warps, is replaced in compiled code by one that "
+        "forgets restore_value and reset_to_zero: the first call counts every measurement.",
+        issue="pytorch_restore_value.patch",
+        replace=eager.carrying_over,
+    ),
+    Gate(
+        name="jagged_scaled_dot_product_attention",
+        modules=("torch.nested._internal.sdpa", "torch.nested._internal.ops"),
+        reason=Reason.DEVICES,
+        why="Attention over jagged tensors uses kernels of CUDA, or strided nested tensors, which assert that they "
+        "are on a listed device.",
+        replace=nested.attending_by_sequence,
+    ),
+    Gate(
+        name="_validate_device",
+        modules=("torch.nn.attention.flex_attention",),
+        reason=Reason.DEVICES,
+        why="FlexAttention refuses devices that it does not list.",
+        replace=eager.attending_flexibly,
+    ),
+    Gate(
+        name="_check_hardware_support",
+        modules=("torchao.float8.inference", "torchao.quantization.quant_api"),
+        reason=Reason.CLIENT,
+        why="Products of two fp8 tensors are refused without a CUDA device that has them, or an XPU.",
+        replace=quantization.scaled_products_on_mtia,
+    ),
+    Gate(
+        name="Int4TilePackedTo4dTensor.from_hp",
+        modules=("torchao.quantization.quantize_.workflows.int4.int4_tile_packed_to_4d_tensor",),
+        reason=Reason.CLIENT,
+        why="Weights of 4 bits are packed if torch.cuda's device has tensor cores.",
+        replace=quantization.packed_on_mtia,
+    ),
+)
