@@ -118,14 +118,15 @@ test-matrix: $(BUILT) $(VENV)/test  ## run the Python tests under each of SETTIN
 	$(BIN)/python -m tools.test_matrix $(SETTINGS) --jobs $(MAX_JOBS)
 
 # PyTorch's libraries stay outside of the wheel: those of the environment are loaded.
-wheels: $(BUILT) $(VENV)/wheels  ## build the sources, a wheel for this PyTorch and Python, and the suite alone, in dist/
+wheels: $(BUILT) $(VENV)/wheels  ## build the sources, a wheel for this PyTorch and Python, the suite and the clients, in dist/
 	rm -rf build/lib.* build/bdist.* build/wheels
 	$(BIN)/python -m build --no-isolation --sdist --outdir dist
 	TORCH_MTIA_WHEEL=1 TORCH_MTIA_URL=$(URL) $(BIN)/python -m build --no-isolation --wheel --outdir build/wheels
 	PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist \
 	  build/wheels/*.whl
-	$(BIN)/python -m tools.conformance_distribution build/conformance-distribution
-	$(BIN)/python -m build --no-isolation --outdir dist build/conformance-distribution
+	for name in conformance clients; do \
+	  $(BIN)/python -m tools.distributions $$name build/distributions/$$name && \
+	  $(BIN)/python -m build --no-isolation --outdir dist build/distributions/$$name || exit 1; done
 
 test-wheels: wheels $(VENV)/test  ## install what make wheels has made into empty environments, and use it there
 	$(BIN)/python -m pytest -m wide tests/test_wheels.py

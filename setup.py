@@ -80,6 +80,8 @@ OTHER_HEADERS = {
     "torch_mtia/aoti/c_shim_mtia.h": "build/generated/c_shim_mtia.h",
 }
 
+IS_WHEEL = "TORCH_MTIA_WHEEL" in os.environ  # of make wheels
+
 HOST_DRIVER = "torch_mtia.lib.libmtia_host"
 LIBRARY = "torch_mtia.lib.libtorch_mtia"  # the device, without Python
 BINDINGS = "torch_mtia._C"
@@ -290,6 +292,8 @@ class Build(BuildExtension):
 EXTRAS = {
     "triton": [versions["triton_requirement"](torch.__version__), "llvmlite>=0.46"],
     "conformance": list(versions["CONFORMANCE"]),  # to run python -m torch_mtia.conformance
+    # What lets other libraries choose the device. The sources have it; wheels leave it to a distribution of its own.
+    "clients": [f"torch-mtia-clients=={versions['__version__']}"] if IS_WHEEL else [],
 }
 
 
@@ -302,7 +306,7 @@ def described() -> dict[str, Any]:
     """
     torch_minor = versions["minor"](torch.__version__)
     requirement = versions["torch_requirement"]() if "sdist" in sys.argv else f"torch=={torch_minor}.*"
-    suffix = f"+torch{torch_minor}" if "TORCH_MTIA_WHEEL" in os.environ else ""
+    suffix = f"+torch{torch_minor}" if IS_WHEEL else ""
     readme = (ROOT / "README.md").read_text()
     described = {"version": versions["__version__"] + suffix, "install_requires": [requirement]}
     if url := os.environ.get("TORCH_MTIA_URL", "").rstrip("/"):
@@ -324,7 +328,10 @@ def described() -> dict[str, Any]:
 setup(
     **described(),
     # `mtia` has no __init__.py: another package of the name can be beside ours.
-    packages=[*find_packages(include=["torch_mtia", "torch_mtia.*"]), "mtia.host_runtime.torch_mtia", "mtia.triton"],
+    packages=[
+        *find_packages(include=["torch_mtia", "torch_mtia.*"], exclude=["torch_mtia.clients"] if IS_WHEEL else []),
+        *("mtia.host_runtime.torch_mtia", "mtia.triton"),
+    ],
     package_data={
         "torch_mtia": ["py.typed", "*.pyi", "include/**/*.h"],
         "torch_mtia.new_backend": ["package-template/**"],

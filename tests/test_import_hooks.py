@@ -93,5 +93,5 @@ def test_a_table_is_imported_before_the_modules_that_its_rows_are_about(table: s
 def test_the_first_table_is_about_what_import_torch_imports(run_script: RunScript) -> None:
     script = "import sys, torch; print(*sys.modules)"
     imported = run_script(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0").output().split()
-    rows = [row for row in upstream_gates._rows_of("table") if torch_version.TORCH in row.versions]
+    rows = [row for row in upstream_gates._rows_of("upstream_gates.table") if torch_version.TORCH in row.versions]
     assert {row.filled_by or name for row in rows for name in row.modules} <= set(imported)

@@ -1,4 +1,4 @@
-"""The checks of clients_table.py and lightning_table.py: what other libraries do today."""
+"""The checks of torch_mtia.clients: what other libraries do today."""
 
 from __future__ import annotations
 

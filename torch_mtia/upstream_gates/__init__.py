@@ -58,27 +58,27 @@ if TYPE_CHECKING:
     GATES_OF_OTHER_NAMES: tuple[Gate, ...]
 
 TABLES: dict[str, tuple[str, ...]] = {
-    "table": (),
-    "inductor_table": (
+    "upstream_gates.table": (),
+    "upstream_gates.inductor_table": (
         *("torch._dynamo", "torch._inductor", "torch._functorch.compile_utils", "torch._functorch.partitioners"),
         "torch._functorch._aot_autograd.autograd_cache",
     ),
-    "distributed_table": (
+    "upstream_gates.distributed_table": (
         *("torch._inductor", "torch.utils._runtime_estimation", "torch.distributed._symmetric_memory"),
         *("torch.distributed.checkpoint", "torch.distributed.nn", "torch.distributed.tensor"),
         "torch.testing._internal.distributed",
     ),
-    "packages_table": (
+    "upstream_gates.packages_table": (
         *("triton", "torchao", "torch._higher_order_ops.triton_kernel_wrap"),
         *("torch.nested._internal.sdpa", "torch.nested._internal.ops", "torch.nn.attention.flex_attention"),
     ),
-    "clients_table": (
+    "clients.table": (
         *("accelerate", "kernels", "peft", "safetensors", "sentence_transformers", "torch_geometric", "transformers"),
     ),
-    "lightning_table": ("lightning", "lightning_fabric", "pytorch_lightning"),
+    "clients.lightning_table": ("lightning", "lightning_fabric", "pytorch_lightning"),
 }
 """The tables, with the packages and modules that their rows are about: a table is imported before the first of these.
-`import torch` imports the modules of `table`."""
+`import torch` imports the modules of the first."""
 originals: dict[tuple[str, str], Any] = {}
 """What was replaced, by module and name."""
 skipped: dict[tuple[str, str], str] = {}
@@ -185,7 +185,7 @@ def apply_again(torch_version: str) -> None:
         gate = _rows[module, name]
         if gate.by_name:
             _replace(gate, sys.modules[module])
-    apply(torch_version, _rows_of("other_names_table"))
+    apply(torch_version, _rows_of("upstream_gates.other_names_table"))
 
 
 def apply(torch_version: str, gates: Sequence[Gate] | None = None) -> None:
@@ -207,7 +207,12 @@ def _apply_table(table: str, torch_version: str) -> None:
 
 
 def _rows_of(table: str) -> tuple[Gate, ...]:
-    rows: tuple[Gate, ...] = importlib.import_module(f"{__name__}.{table}").GATES
+    try:
+        rows: tuple[Gate, ...] = importlib.import_module(f"torch_mtia.{table}").GATES
+    except ModuleNotFoundError as error:
+        if error.name != "torch_mtia.clients":
+            raise
+        return ()  # an extra that is not installed
     return rows
 
 
@@ -216,5 +221,5 @@ def __getattr__(name: str) -> tuple[Gate, ...]:
     if name == "GATES":
         return tuple(row for table in TABLES for row in _rows_of(table))
     if name == "GATES_OF_OTHER_NAMES":
-        return _rows_of("other_names_table")
+        return _rows_of("upstream_gates.other_names_table")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

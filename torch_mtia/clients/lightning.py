@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from torch_mtia.backend import device_type
+from torch_mtia.clients.replacements import named_instead_of_cpu
 from torch_mtia.lightning import is_accelerator
-from torch_mtia.upstream_gates.clients import named_instead_of_cpu
 
 Function = Callable[..., Any]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_mtia.upstream_gates.deferred import lightning
+from torch_mtia.clients import lightning
 from torch_mtia.upstream_gates.gate import Gate, Reason
 
 _CONNECTORS = {
