@@ -10,6 +10,7 @@ it waits for a first use.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
@@ -179,22 +180,14 @@ def _load_backend() -> None:
             "profiler. Import torch_mtia directly after torch, or leave TORCH_DEVICE_BACKEND_AUTOLOAD unset, so that "
             "`import torch` loads it; beside a GPU, set TORCH_MTIA_AUTOLOAD=1."
         )
-    from torch_mtia import (
-        autograd_threads,
-        distributed,
-        higher_order,
-        inductor,
-        kernels,
-        lightning,
-        multiprocessing,
-        upstream_gates,
-    )
+    from torch_mtia import autograd_threads, distributed, higher_order, kernels, multiprocessing, upstream_gates
+    from torch_mtia.import_hooks import before_import
 
     upstream_gates.apply(torch.__version__)
-    inductor.register()
+    before_import(("torch._dynamo", "torch._inductor"), functools.partial(_register, "inductor"))
+    before_import(("lightning", "lightning_fabric", "pytorch_lightning"), functools.partial(_register, "lightning"))
     distributed.register()
     higher_order.register()
-    lightning.register()
     multiprocessing.register()
     autograd_threads.settle_at_exit()
     if settings.sanitize:
@@ -207,6 +200,10 @@ def _load_backend() -> None:
         privateuse1.register_device_type(settings.privateuse1)
     else:
         kernels.register()
+
+
+def _register(module: str) -> None:
+    importlib.import_module(f"{__name__}.{module}").register()
 
 
 def _is_run(module: str) -> bool:
@@ -230,7 +227,7 @@ def _waits() -> bool:
 def __getattr__(name: str) -> object:
     """Imports what the package offers beside the device when it is first used. That is the first use of a backend which
     waits for one, too."""
-    if name not in (*__all__, "_C"):
+    if name not in (*__all__, "_C", "inductor"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _load()
     module = importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}")

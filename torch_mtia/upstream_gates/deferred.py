@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -64,3 +65,21 @@ def __getattr__(name: str) -> _Deferred:
     if name in __all__:
         return _Deferred(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def at_the_first_call(replace: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """For functions in modules that `import torch` imports: returns a replacement that is made when it is called."""
+
+    def replace_later(original: Callable[..., Any]) -> Callable[..., Any]:
+        replacement: Callable[..., Any] | None = None
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            nonlocal replacement
+            if replacement is None:
+                replacement = replace(original)
+            return replacement(*args, **kwargs)
+
+        return replaced
+
+    return replace_later

@@ -7,6 +7,7 @@ import torch
 from torch_mtia import _C, torch_version
 from torch_mtia.upstream_gates import device_lists
 from torch_mtia.upstream_gates.deferred import (
+    at_the_first_call,
     eager,
     fusion,
     inductor,
@@ -110,21 +111,21 @@ GATES: tuple[Gate, ...] = (
         modules=("torch._prims.rng_prims",),
         reason=Reason.DEVICES,
         why="Random operators that the backward runs again, with fallback_random, save their state on listed devices.",
-        replace=random_state.saving_of_mtia,
+        replace=at_the_first_call(random_state.saving_of_mtia),
     ),
     Gate(
         name="run_with_rng_state.__class__.__call__",
         modules=("torch._prims.rng_prims",),
         reason=Reason.DEVICES,
         why="Random operators that the backward runs again, with fallback_random, restore it on listed devices.",
-        replace=random_state.restoring_of_mtia,
+        replace=at_the_first_call(random_state.restoring_of_mtia),
     ),
     Gate(
         name="hash_storage",
         modules=("torch.utils._content_store",),
         reason=Reason.DEVICES,
         why="The minifier saves the inputs of a graph under names that it computes on listed devices.",
-        replace=eager.hash_on_the_cpu,
+        replace=at_the_first_call(eager.hash_on_the_cpu),
     ),
     Gate(
         name="_str_intern",
@@ -155,7 +156,7 @@ GATES: tuple[Gate, ...] = (
         modules=("torch._higher_order_ops.out_dtype",),
         reason=Reason.DEVICES,
         why="out_dtype(mm, torch.int32, ...) is a product of int8 on CUDA and XPU, elsewhere one of int32.",
-        replace=quantization.integers_on_mtia,
+        replace=at_the_first_call(quantization.integers_on_mtia),
     ),
     Gate(
         name="_DeviceGuard",
@@ -170,14 +171,14 @@ GATES: tuple[Gate, ...] = (
         reason=Reason.DEVICES,
         why="A group without a backend is taken for one of gloo where there is no NCCL, and DDP asks it for that one. "
         "Processes that torchrun restarts find in its store the addresses of those that have died, and fail.",
-        replace=process_groups.with_the_backend_of_the_accelerator,
+        replace=at_the_first_call(process_groups.with_the_backend_of_the_accelerator),
     ),
     Gate(
         name="monitored_barrier",
         modules=("torch.distributed.distributed_c10d", "torch.distributed"),
         reason=Reason.DEVICES,
         why="It is for gloo only, by name.",
-        replace=process_groups.monitored_by_the_store,
+        replace=at_the_first_call(process_groups.monitored_by_the_store),
         versions=torch_version.before(2, 14),
     ),
     Gate(
@@ -185,7 +186,7 @@ GATES: tuple[Gate, ...] = (
         modules=("torch._C._distributed_c10d",),
         reason=Reason.DEVICES,
         why="Groups have the sequence numbers of listed backends.",
-        replace=process_groups.numbers_of_the_device,
+        replace=at_the_first_call(process_groups.numbers_of_the_device),
         versions=torch_version.before(2, 14),
     ),
     Gate(
@@ -193,7 +194,7 @@ GATES: tuple[Gate, ...] = (
         modules=("torch.distributed.distributed_c10d",),
         reason=Reason.DEVICES,
         why="It sets the timeout of listed backends.",
-        replace=process_groups.with_timeouts_of_the_device,
+        replace=at_the_first_call(process_groups.with_timeouts_of_the_device),
         versions=torch_version.before(2, 14),
     ),
     Gate(
@@ -224,13 +225,13 @@ GATES: tuple[Gate, ...] = (
         reason=Reason.DEVICE,
         why="Says how the result of a convolution lies, for compiled code, which asserts it. Convolutions of mtia are "
         "the CPU's.",
-        replace=inductor.convolution_of_cpu,
+        replace=at_the_first_call(inductor.convolution_of_cpu),
     ),
     Gate(
         name="_conv_determine_backend_memory_format",
         modules=("torch._C",),
         reason=Reason.DEVICE,
         why="Says how the result of a convolution of a batch of one lies: only the CPU's keep channels last.",
-        replace=inductor.convolution_of_cpu,
+        replace=at_the_first_call(inductor.convolution_of_cpu),
     ),
 )
