@@ -55,6 +55,7 @@ RETURNS: dict[str, Any] = {
     "AsyncAutotuner.get_results": {CHOICE: 1.0},
     "_is_gpu_triton_backend": False,
     "python_subprocess_env": {},
+    "check_device": False,
     "use_native_matmul": False,
     "fallback_node_due_to_unsupported_type": False,
     "get_cpp_wrapper_config": {},
@@ -113,6 +114,7 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
         "_validate_device": (x, x, x),
         "cached_autotune": (None, [], meta, None),
         "check_multiple_devices_or_any_cpu_nodes": ({CUDA: None},),
+        "check_device": (x, x),
         "check_nan": (None, None),
         "compute_min_saturation_bytes": (8, collective, 0.9),
         "decompositions[index_add]": (x, 0, index, x),
@@ -137,6 +139,8 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
         "python_subprocess_env": (),
         "run_and_save_rng_state.__class__.__call__": (None, rand, [2], x),
         "run_with_rng_state.__class__.__call__": (None, here, rand, [2], x),
+        "flop_registry[baddbmm]": (x, x, x, torch.float32),
+        "is_b2b_gemm_good_on": (True, *[SimpleNamespace(meta={"val": x})] * 3),
         "use_native_matmul": (buffer, buffer),
     }
     return found

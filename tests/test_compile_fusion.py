@@ -93,6 +93,13 @@ def test_a_softmax_of_long_rows_reads_them_twice(dtype: torch.dtype, online: boo
 # Products -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("padded", [True, False])
+def test_operands_are_padded_where_that_is_asked_for(padded: bool) -> None:
+    _, code = compiled(torch.mm, torch.randn(67, 133), torch.randn(133, 77), force_shape_pad=padded)
+    assert len(kernels(code)) == (2 if padded else 0)
+    assert counters["inductor"]["pattern_matcher_count"] == padded
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("operator", "shapes"),
@@ -201,6 +208,17 @@ def rig(monkeypatch: pytest.MonkeyPatch, winners: str) -> None:
         return 1.0 if choice.name.startswith(winners) else 2.0
 
     monkeypatch.setattr(select_algorithm.AlgorithmSelectorCache, "benchmark_choice", classmethod(time))
+
+
+def test_two_products_in_a_row_may_be_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig(monkeypatch, "triton_b2b_gemm")
+    operands = torch.randn(256, 32), torch.randn(32, 256), torch.randn(256, 32)
+    options = {"b2b_gemm_pass": True, "max_autotune": True}
+    _, code = compiled(lambda a, b, c: torch.mm(torch.mm(a, b).relu(), c), *operands, **options)
+    assert counters["inductor"]["b2b_gemm"] == 1
+    assert "B2B_GEMM_LEFT_TRITON_ENTRANCE" in code
+    assert len(kernels(code)) == 1
+    assert "extern_kernels." not in code
 
 
 def test_a_sum_of_two_products_may_be_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,11 @@ def test_geometric_convolves(device: torch.device) -> None:
     compare(compute, device)
 
 
+def test_geometric_chooses_the_device(device: torch.device) -> None:
+    assert torch_geometric.device("auto").type == device.type
+    assert torch_geometric.device("cpu").type == "cpu"
+
+
 def test_sentences_are_encoded_on_the_device(tmp_path: Path, device: torch.device) -> None:
     import transformers
     from sentence_transformers import SentenceTransformer, util

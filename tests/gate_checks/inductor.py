@@ -248,6 +248,25 @@ def generates_no_products(use_native_matmul: Function) -> bool:
         return not use_native_matmul(operand, operand)
 
 
+def never_pads(check_device: Function) -> bool:
+    from torch._inductor import config
+
+    x = torch.empty(1, device=DEVICE)
+    with config.patch(force_shape_pad=True):
+        return not check_device(x, x)
+
+
+def multiplies_one_after_the_other(is_good: Function) -> bool:
+    shapes = (256, 32), (32, 256), (256, 32)
+    operands = [SimpleNamespace(meta={"val": torch.empty(shape, device=DEVICE)}) for shape in shapes]
+    return not is_good(True, *operands)
+
+
+def counts_out_dtype_as_a_shape(count: Function) -> bool:
+    x = torch.empty(1, 1, 1, device=DEVICE)
+    return raises(count, x, x, x, torch.float32, out_val=x)
+
+
 def reads_rows_three_times(check: Function) -> bool:
     value = SimpleNamespace(device=torch.device(DEVICE))
     return not check(SimpleNamespace(kwargs={"x": SimpleNamespace(meta={"val": value})}))

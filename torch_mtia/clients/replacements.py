@@ -44,6 +44,17 @@ def named_instead_of_cpu(original: Function) -> Function:
     return choose
 
 
+def found_instead_of_cpu(original: Function) -> Function:
+    """For functions that are given a device's name, of which one is "auto"."""
+
+    @functools.wraps(original)
+    def device(device: Any) -> Any:
+        found = original(device)
+        return ours_instead_of_cpu(found) if device == "auto" else found
+
+    return device
+
+
 def true_of_mtia(original: Function) -> Function:
     @functools.wraps(original)
     def is_available(*args: Any, **kwargs: Any) -> bool:

@@ -148,6 +148,13 @@ GATES: tuple[Gate, ...] = (
         replace=replacements.named_instead_of_cpu,
     ),
     Gate(
+        name="device",
+        modules=("torch_geometric.device", "torch_geometric"),
+        reason=Reason.CLIENT,
+        why='torch_geometric.device("auto") is the first that there is of a list, or the CPU.',
+        replace=replacements.found_instead_of_cpu,
+    ),
+    Gate(
         name="DeviceRepos.create_repo",
         modules=("kernels.layer.repos",),
         reason=Reason.CLIENT,

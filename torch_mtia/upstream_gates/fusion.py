@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -61,6 +62,39 @@ def products_as_reductions(original: Callable[[Any, Any], bool]) -> Callable[[An
         return original(mat1, mat2)
 
     return use_native_matmul
+
+
+def padded_where_asked_for(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """Upstream pads what it has measured to be quicker, or all with `force_shape_pad`: it measures for tensor cores."""
+
+    @functools.wraps(original)
+    def check_device(a: torch.Tensor, b: torch.Tensor) -> bool:
+        from torch._inductor import config
+
+        return original(a, b) or (config.force_shape_pad and a.device.type == b.device.type == device_type())
+
+    return check_device
+
+
+def products_in_a_row(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Asks upstream as if the operands were on CUDA."""
+
+    @functools.wraps(original)
+    def is_b2b_gemm_good_on(is_left_assoc: bool, *nodes: Any) -> bool:
+        values = [node.meta.get("val") for node in nodes]
+        if all(isinstance(value, torch.Tensor) and value.device.type == device_type() for value in values):
+            nodes = tuple(SimpleNamespace(meta={"val": Overlay(value, is_cuda=True)}) for value in values)
+        return original(is_left_assoc, *nodes)
+
+    return is_b2b_gemm_good_on
+
+
+def operations_with_out_dtype(original: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(original)
+    def baddbmm_flop(bias: Any, a: Any, b: Any, *out_dtype: Any, **kwargs: Any) -> int:
+        return original(bias, a, b, *(() if is_ours(bias, a, b) else out_dtype), **kwargs)
+
+    return baddbmm_flop
 
 
 def batched_with_out_dtype(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -266,6 +266,20 @@ GATES: tuple[Gate, ...] = (
         replace=fusion.online_softmax,
     ),
     Gate(
+        name="check_device",
+        modules=("torch._inductor.fx_passes.pad_mm",),
+        reason=Reason.DEVICES,
+        why="Operands of products are padded, where force_shape_pad asks for it, on listed devices.",
+        replace=fusion.padded_where_asked_for,
+    ),
+    Gate(
+        name="is_b2b_gemm_good_on",
+        modules=("torch._inductor.fx_passes.b2b_gemm",),
+        reason=Reason.DEVICES,
+        why="Two products in a row become one kernel, where b2b_gemm_pass asks for it, on listed devices.",
+        replace=fusion.products_in_a_row,
+    ),
+    Gate(
         name="use_native_matmul",
         modules=("torch._inductor.kernel.mm_common", "torch._inductor.kernel.mm", "torch._inductor.kernel.bmm"),
         reason=Reason.DEVICES,
