@@ -35,7 +35,7 @@ SCOPE = {
     "torch": torch,
     "assert_size_stride": guards.assert_size_stride,
     "copy_if_misaligned": guards.copy_if_misaligned,
-    "empty_strided_mtia": guards._empty_strided_mtia,
+    "empty_strided_mtia": _C._empty_strided,
     "reinterpret_tensor": guards._reinterpret_tensor,
     "get_raw_stream": _C._current_raw_stream,
 }
@@ -292,6 +292,19 @@ def module_of(function: Callable[..., Any], *args: Any, **options: Any) -> Modul
     with fresh_cache(), torch.no_grad():
         torch.compile(function, **options)(*args)
         return PyCodeCache.modules[-1]
+
+
+def test_compiled_functions_allocate_and_launch_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared_with: list[str] = []
+    make = _C.PreparedCall
+
+    def recorded(registers: int, parameters: int, operations: Any, results: Any) -> _C.PreparedCall:
+        prepared_with.extend(name for name, *_ in operations)
+        return make(registers, parameters, operations, results)
+
+    monkeypatch.setattr(_C, "PreparedCall", recorded)
+    module_of(lambda x: (x + 1).softmax(0), on_device(3, 4))
+    assert {"allocate", "launch"} <= {*prepared_with}
 
 
 def branches(x: Tensor) -> tuple[Tensor, ...]:

@@ -167,7 +167,7 @@ class _Preparation:
         match function, arguments:
             case guards.copy_if_misaligned, [ast.Name(name)] if self.names.get(name) == to:
                 self.operations.append(("align", function, to))
-            case guards._empty_strided_mtia, [ast.Tuple(sizes), ast.Tuple(strides), dtype]:
+            case _C._empty_strided, [ast.Tuple(sizes), ast.Tuple(strides), dtype]:
                 value = None if self.variables(dtype)[0] else eval(ast.unparse(dtype), self.scope)
                 if not isinstance(value, torch.dtype):
                     return False
