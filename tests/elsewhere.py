@@ -17,6 +17,7 @@ ANSWER = 12345.5
 """What the stand-in for an original returns, unless RETURNS has another value."""
 
 SAME = {
+    "CompiledKernel._init_handles": "what it adds after the original refuses the device's tensors",
     "AOTAutogradCacheDetails.__init__": "what it adds after the original are places of the device's tensors",
     "ProcessGroup._get_sequence_number_for_group": "asks the group for the device's backend",
     "Int4TilePackedTo4dTensor.from_hp": "of torchao, which is not installed everywhere",
@@ -82,7 +83,6 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
     arguments = SimpleNamespace(get_benchmark_tensors=lambda _: tensors)
     selector: Any = SimpleNamespace(_is_extern=lambda _: True)
     meta = {"device": SimpleNamespace(type="cuda")}
-    launched = SimpleNamespace(metadata=SimpleNamespace(target=SimpleNamespace(backend="cuda")))
     rand = torch.ops.aten.rand.default
     found: dict[str, tuple[Any, ...] | dict[str, Any]] = {
         "AlgorithmSelectorCache.benchmark_choices": (selector, [CHOICE], arguments),
@@ -93,7 +93,6 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
         "Benchmarker.benchmark_gpu_with_cuda_graph": (None, lambda: None),
         "CacheBase.get_local_cache_path": (),
         "DebugFormatter.log_autotuning_results": (None, "mm", [buffer], {}),
-        "CompiledKernel._init_handles": (launched,),
         "DefaultStager.stage": (SimpleNamespace(_staging_stream=object()), {}),
         "DistributedDataParallel._check_comm_hook": (SimpleNamespace(device_type="cuda"), lambda: None),
         "StateDictStager.__init__": (SimpleNamespace(), True, False),

@@ -183,9 +183,10 @@ def calls_of_upstream(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
 
 NOT_COUNTED = (
     *("_guards.py", "_inductor/", "_dynamo/", "fx/", "_functorch/", "utils/", "_logging/"),
-    *("_subclasses/", "cuda/", "mtia/", "accelerator/"),
+    *("_subclasses/", "cuda/", "mtia/", "accelerator/", "_jit_internal.py"),
 )
-"""What asks for the accelerator, hashes for a cache, or compiles, of which the generated code tells more."""
+"""What asks for the accelerator or for TorchScript, hashes for a cache, or compiles, of which the generated code tells
+more."""
 
 
 def codes(module: ModuleType, originals: dict[Any, Any]) -> Iterator[tuple[str, str]]:

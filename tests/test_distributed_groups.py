@@ -149,6 +149,7 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=60))
 x = torch.ones(3)
 dist.all_reduce(x)
 print(x.tolist(), "torch_mtia" in __import__("sys").modules)
+dist.destroy_process_group()  # or gloo may end the process by an abort
 """
 
 

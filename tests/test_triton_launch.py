@@ -370,6 +370,19 @@ def test_another_driver_refuses_tensors_of_mtia(device: torch.device, monkeypatc
         kernel[(1,)](torch.zeros(1, device=device))
 
 
+def test_launches_of_another_driver_are_its_own_until_the_device_is_in_use(run_script: RunScript) -> None:
+    run_script(
+        """
+        import torch
+        from torch_mtia.triton.launch import refusing_tensors_of_mtia
+        launch = lambda *arguments: None
+        assert refusing_tensors_of_mtia(launch) is launch
+        torch.zeros(1, device="mtia")
+        assert refusing_tensors_of_mtia(launch) is not launch
+        """,
+    ).output()
+
+
 def test_an_unloaded_kernel_is_refused(device: torch.device) -> None:
     x = torch.zeros(4, device=device)
     compiled = launch_arguments(add_kernel, x, x, x, 3, BLOCK=8)

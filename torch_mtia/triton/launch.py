@@ -56,3 +56,24 @@ def decompose_descriptor(descriptor: Any) -> tuple[Any, ...]:
     shape, strides = tuple(descriptor.shape), tuple(descriptor.strides)
     flags = [descriptor.padding == "nan", *([descriptor.round_f32_to_tf32] if descriptors_round() else [])]
     return (descriptor.base, *shape, *strides, *flags, *shape, *strides)
+
+
+def refusing_tensors_of_mtia(launcher: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a launcher that raises ValueError for tensors of mtia, if it is another driver's: their addresses mean
+    nothing to it. Where the device is not in use there are none, and the launcher is returned as it is."""
+    if _C._is_launcher(launcher) or not _C._is_initialized():
+        return launcher
+
+    from torch_mtia.backend import device_type
+
+    def launch(*arguments: Any) -> Any:
+        for argument in arguments:
+            device = getattr(argument, "device", None)
+            if getattr(device, "type", None) == device_type():
+                raise ValueError(
+                    f"a tensor of {device} was passed to a kernel that Triton compiled for another device; make mtia "
+                    "the device of kernels with torch_mtia.triton.activate(), or TRITON_DEFAULT_BACKEND=mtia"
+                )
+        return launcher(*arguments)
+
+    return launch

@@ -160,14 +160,19 @@ def _is_for_mtia(kernel: Any) -> bool:
     return kernel.metadata.target.backend in ("mtia", device_type())
 
 
-def forgetting_what_did_not_load(original: Callable[..., None]) -> Callable[..., None]:
+def loaded_for_its_device(original: Callable[..., None]) -> Callable[..., None]:
     def _init_handles(self: Any) -> None:
+        loaded = self.module is not None
         try:
             original(self)
         except Exception:
             if _is_for_mtia(self):
                 self._run = None  # or the next launch would call it with the function that is not there
             raise
+        if not loaded:
+            from torch_mtia.triton.launch import refusing_tensors_of_mtia
+
+            self._run = refusing_tensors_of_mtia(self._run)
 
     return _init_handles
 
@@ -237,7 +242,11 @@ def attending_flexibly(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def capturable_on_mtia(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    # TorchScript compiles it, and the original with it.
     def _get_capturable_supported_devices(supports_xla: bool = True) -> list[str]:
-        return [*original(supports_xla), device_type()]
+        devices = original(supports_xla)
+        if not torch.jit.is_scripting():
+            devices.append(device_type())
+        return devices
 
     return _get_capturable_supported_devices

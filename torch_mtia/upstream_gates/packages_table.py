@@ -10,9 +10,10 @@ GATES: tuple[Gate, ...] = (
         name="CompiledKernel._init_handles",
         modules=("triton.compiler.compiler",),
         reason=Reason.FAULT,
-        why="A kernel that could not be loaded would be launched all the same, the second time.",
+        why="A kernel that could not be loaded would be launched all the same, the second time; and one of another "
+        "driver would read the addresses of tensors of this device.",
         issue="triton_failed_load.md",
-        replace=eager.forgetting_what_did_not_load,
+        replace=eager.loaded_for_its_device,
     ),
     Gate(
         name="compile.__code__",
