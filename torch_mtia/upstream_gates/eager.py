@@ -245,7 +245,7 @@ def capturable_on_mtia(original: Callable[..., list[str]]) -> Callable[..., list
     # TorchScript compiles it, and the original with it.
     def _get_capturable_supported_devices(supports_xla: bool = True) -> list[str]:
         devices = original(supports_xla)
-        if not torch.jit.is_scripting():
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
             devices.append(device_type())
         return devices
 
