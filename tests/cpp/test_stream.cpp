@@ -390,19 +390,28 @@ TEST(threads_may_wait_when_no_file_descriptors_are_left) {
   rlimit before;
   CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit none{0, before.rlim_max};
-  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  // Threads begin and end with descriptors: UndefinedBehaviorSanitizer looks at their objects through a pipe.
+  std::atomic<bool> are_none_left{false};
   std::atomic<int> waiting{0};
+  std::atomic<int> done{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&] {
+      while (!are_none_left) std::this_thread::yield();
       ++waiting;
       finish(stream);
+      ++done;
+      while (are_none_left) std::this_thread::yield();
     });
   }
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  are_none_left = true;
   while (waiting < 3) std::this_thread::yield();
   gate.open();
-  for (std::thread& thread : threads) thread.join();
+  while (done < 3) std::this_thread::yield();
   setrlimit(RLIMIT_NOFILE, &before);
+  are_none_left = false;
+  for (std::thread& thread : threads) thread.join();
   CHECK(stream.is_idle());
 }
 
