@@ -312,7 +312,7 @@ CLIENTS = Variable(
     _parse_flag,
     "`0` or `1`",
     "With `0`, nothing is replaced in libraries that use PyTorch ([clients](clients.md)), such as transformers, "
-    "accelerate and Lightning, which then use the device only where they are told to, if at all.",
+    "accelerate and Lightning, which then use the device only on request, if at all.",
 )
 # Drivers read it themselves (csrc/runtime/machine_memory.h).
 SYSTEM_ROOT = Variable(

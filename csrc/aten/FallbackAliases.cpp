@@ -167,7 +167,7 @@ void FallbackAliases::list_operands(core::OperandSink& sink) const {
   }
 }
 
-// What a kernel has resized within its storage may reach further than before. Of what is dense, all is written.
+// What a kernel has resized within its storage may reach further than before. All of a dense tensor counts as written.
 bool FallbackAliases::copy_back_resized() const {
   bool copies_back = false;
   for (const TensorAlias& tensor : tensors_) {
