@@ -108,7 +108,7 @@ def test_the_report_says_what_is_replaced_in_other_packages(run_python: RunPytho
 
 
 def test_the_report_counts_what_is_replaced_and_lists_it_by_reason(run_python: RunPython) -> None:
-    assert re.search(r"^replaced +\d\d names of PyTorch; --replacements lists", run_python(*SHORT).output(), re.M)
+    assert re.search(r"^replaced +\d+ names of PyTorch; --replacements lists", run_python(*SHORT).output(), re.M)
     listed = run_python(*SHORT, "--verbose").output()
     assert re.search(r"^  \d+ +upstream names the devices that it serves\n +torch\.\S+: \S+$", listed, re.M)
 

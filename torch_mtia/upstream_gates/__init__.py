@@ -71,6 +71,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "upstream_gates.packages_table": (
         *("triton", "torchao", "torch._higher_order_ops.triton_kernel_wrap"),
         *("torch.nested._internal.sdpa", "torch.nested._internal.ops", "torch.nn.attention.flex_attention"),
+        "torch.utils.flop_counter",
     ),
     "clients.table": (
         *("accelerate", "kernels", "peft", "safetensors", "sentence_transformers", "torch_geometric", "transformers"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch_mtia.upstream_gates.deferred import eager, nested, quantization
+import torch
+
+from torch_mtia import torch_version
+from torch_mtia.upstream_gates.deferred import eager, fusion, nested, quantization
 from torch_mtia.upstream_gates.gate import Gate, Reason
 
 GATES: tuple[Gate, ...] = (
@@ -39,6 +42,16 @@ GATES: tuple[Gate, ...] = (
         why="Attention over jagged tensors uses kernels of CUDA, or strided nested tensors, which assert that they "
         "are on a listed device.",
         replace=nested.attending_by_sequence,
+    ),
+    Gate(
+        name="flop_registry[baddbmm]",
+        modules=("torch.utils.flop_counter",),
+        reason=Reason.FAULT,
+        why="The count of operations of baddbmm serves the one with out_dtype as well, and takes that for a shape.",
+        issue="baddbmm_out_dtype.md",
+        replace=fusion.operations_with_out_dtype,
+        versions=torch_version.before(2, 14),
+        entry=lambda: torch.ops.aten.baddbmm,
     ),
     Gate(
         name="_validate_device",

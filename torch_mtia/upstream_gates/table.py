@@ -142,16 +142,6 @@ GATES: tuple[Gate, ...] = (
         versions=torch_version.before(2, 14),
     ),
     Gate(
-        name="flop_registry[baddbmm]",
-        modules=("torch.utils.flop_counter",),
-        reason=Reason.FAULT,
-        why="The count of operations of baddbmm serves the one with out_dtype as well, and takes that for a shape.",
-        issue="baddbmm_out_dtype.md",
-        replace=fusion.operations_with_out_dtype,
-        versions=torch_version.before(2, 14),
-        entry=lambda: torch.ops.aten.baddbmm,
-    ),
-    Gate(
         name="decomposition_table[baddbmm.dtype]",
         modules=("torch._decomp",),
         reason=Reason.FAULT,
