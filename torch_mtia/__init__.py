@@ -140,15 +140,6 @@ def _load_backend() -> None:
 
     if message := unsupported_torch(torch.__version__):
         raise ImportError(f"{message}.")
-    settings = environment.settings()
-    if settings.privateuse1:
-        from torch_mtia import backend
-
-        backend.check_name(settings.privateuse1)
-    # Processes that this one starts use the device, too.
-    os.environ.pop(environment.DEFER.name, None)
-    if settings.autoload == "auto" and _other():
-        os.environ[environment.AUTOLOAD.name] = "1"
     try:
         from torch_mtia import _build
     except ImportError as error:
@@ -158,6 +149,15 @@ def _load_backend() -> None:
         ) from error
     if message := built_for_another_torch(_build.TORCH, torch.__version__):
         raise ImportError(f"{message}.")
+    settings = environment.settings()
+    if settings.privateuse1:
+        from torch_mtia import backend
+
+        backend.check_name(settings.privateuse1)
+    # Processes that this one starts use the device, too.
+    os.environ.pop(environment.DEFER.name, None)
+    if settings.autoload == "auto" and _other():
+        os.environ[environment.AUTOLOAD.name] = "1"
     try:
         import torch_mtia._C as _C
     except ImportError as error:
