@@ -489,6 +489,34 @@ def _shifted(start, out):
     tl.store(out + tl.program_id(0) * 64 + tl.arange(0, 64), index >> 4)
 
 
+@triton.jit
+def _narrow_index(few, out):
+    lane = tl.arange(0, 64)
+    start = (tl.program_id(0) < few).to(tl.int8) * 64 + 64  # -128
+    tl.store(out + lane, (start.to(tl.int32) + lane) // 16)
+    tl.store(out + 64 + lane, (start.to(tl.int32) + lane) % 16)
+
+
+def test_a_sum_of_8_bits_may_be_below_zero() -> None:
+    out = torch.zeros(128, dtype=torch.int32, device="mtia")
+    _narrow_index[(1,)](5, out)
+    lane = torch.arange(-128, -64)
+    quotients = torch.div(lane, 16, rounding_mode="trunc")
+    equal(out.cpu(), torch.cat([quotients, lane - quotients * 16]).int())
+
+
+@triton.jit
+def _bits_of_indices(out, N: tl.constexpr):
+    lane = tl.arange(0, N).to(tl.int64)
+    tl.store(out + lane, (lane + 0x3FF0000000000000).to(tl.float64, bitcast=True) * 2.0)
+
+
+def test_bits_of_indices_may_be_numbers() -> None:
+    out = torch.zeros(N, dtype=torch.float64, device="mtia")
+    _bits_of_indices[(1,)](out, N)
+    equal(out.cpu(), (torch.arange(N) + 0x3FF0000000000000).view(torch.float64) * 2)
+
+
 def test_indices_below_zero_are_shifted_with_their_sign() -> None:
     out = torch.zeros(4 * 64, dtype=torch.int32, device="mtia")
     _shifted[(4,)](0, out)

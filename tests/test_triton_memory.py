@@ -445,6 +445,33 @@ def test_volatile_loads_read_each_time_and_once(value: str) -> None:
     assert loads(used_twice, volatile=True) == 1
 
 
+def test_a_store_over_a_load_at_quotients_by_several_numbers() -> None:
+    @triton.jit
+    def kernel(x):
+        i = tl.arange(0, 256)
+        tl.store(x + i, tl.load(x + (2000 + i) // (1 + i)) + 1)
+
+    x = torch.arange(4096, dtype=torch.int32)
+    i = torch.arange(256)
+    expected = x.clone()
+    expected[:256] = x[(2000 + i) // (1 + i)] + 1
+    kernel[(1,)](x)
+    assert torch.equal(x, expected)
+
+
+def test_an_address_made_of_indices_that_may_wrap_apart() -> None:
+    @triton.jit
+    def kernel(x, z, left, right):
+        i = tl.arange(0, 64)
+        distance = (i + left).to(tl.int64) - (i + right).to(tl.int64)
+        tl.store(z + i, tl.load(x + distance // 3 + i))
+        tl.store(z + 64 + i, tl.load(x + i * 0, mask=distance < 8, other=-1))
+
+    x, z = torch.arange(256, dtype=torch.int32), torch.zeros(128, dtype=torch.int32)
+    kernel[(1,)](x, z, 17, 10)
+    assert z.tolist() == [*range(2, 66), *[0] * 64]
+
+
 def test_a_store_over_a_load_whose_stride_wrapped_below_zero() -> None:
     @triton.jit
     def kernel(x):

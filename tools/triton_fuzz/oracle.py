@@ -46,7 +46,10 @@ def _with_arrays_as_taken(function: Callable[..., Any], mask: int | None) -> Cal
     an array of bool, as masks that were computed are not."""
 
     def call(*arguments: Any) -> Any:
-        arrays = [numpy.ascontiguousarray(value) if isinstance(value, numpy.ndarray) else value for value in arguments]
+        arrays = [
+            numpy.ascontiguousarray(value) if isinstance(value, (numpy.ndarray, memoryview)) else value
+            for value in arguments
+        ]
         if mask is not None:
             arrays[mask] = arrays[mask].astype(bool)
         return function(*arrays)

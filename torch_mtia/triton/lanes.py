@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_mtia.triton.analyses.strips import first_of, stride_of
+from torch_mtia.triton.analyses.strips import WIDENINGS, first_of, stride_of, wraps_within
 from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.ir.ops import pointee_size
 from torch_mtia.triton.llvm import Builder
@@ -83,10 +83,10 @@ def affine(b: Builder, op: Op, lanes: list[Lane], width: int) -> Lane | None:
         left, right = (right, left) if left.uniform else (left, right)
         factor = right.value if name == "arith.muli" else integer(1 << (right.value.constant or 0), left.value.type)
         return Lane(b.mul(left.value, factor), _stride(b, left, decided, lambda step: b.mul(step, factor)))
-    if name in ("arith.extsi", "arith.index_cast", "arith.extui", "arith.index_castui"):
+    if name in WIDENINGS:
         is_signed = name in ("arith.extsi", "arith.index_cast")
         wide = widened(b, left) if is_signed else Lane(b.zext(left.value, "i64"), left.stride)
-        if not (isinstance(left.stride, int) and _does_not_wrap(left.value, left.stride, width)):
+        if wraps_within(left.value, left.stride, width):
             wide.exact = b.cast("sext" if is_signed else "zext", materialize(b, left, width), "i64")
         return wide
     if name in ("arith.remsi", "arith.remui", "arith.divsi", "arith.divui"):
@@ -134,15 +134,6 @@ def widened(b: Builder, lane: Lane) -> Lane:
     """A strip of indices that does not wrap in the middle, as 64-bit ones."""
     assert lane.stride is not None
     return Lane(b.sext(lane.value, "i64"), lane.stride if isinstance(lane.stride, int) else b.sext(lane.stride, "i64"))
-
-
-def _does_not_wrap(first: Value, stride: int, width: int) -> bool:
-    """Whether no 32-bit strip that begins like this wraps in the middle: its first element is known, or so divisible
-    that the last one lies below the next multiple."""
-    last = stride * (width - 1)
-    if first.constant is not None:
-        return -(1 << 31) <= first.constant + last < 1 << 31
-    return 0 <= last < first.divisor
 
 
 def _unless_below(b: Builder, name: str, left: Value, right: Value, otherwise: Value, signed: bool) -> Value:

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
-from torch_mtia.triton.analyses.strips import MAX_DIVISOR, power_of_two_divisor
+from torch_mtia.triton.analyses.strips import MAX_DIVISOR, NARROW, power_of_two_divisor
 from torch_mtia.triton.llvm_value import (
     Value,
     bits_of,
@@ -264,7 +264,7 @@ class Builder:
             return right
         result = self.binary("add", left, right)
         result.divisor = min(left.divisor, right.divisor)
-        result.nonnegative = left.nonnegative and right.nonnegative
+        result.nonnegative = left.nonnegative and right.nonnegative and left.type not in NARROW
         return result
 
     def sub(self, left: Value, right: Value) -> Value:
@@ -285,7 +285,7 @@ class Builder:
             return right
         result = self.binary("mul", left, right)
         result.divisor = min(left.divisor * right.divisor, MAX_DIVISOR)
-        result.nonnegative = left.nonnegative and right.nonnegative
+        result.nonnegative = left.nonnegative and right.nonnegative and left.type not in NARROW
         return result
 
     def fdiv(self, left: Value, right: Value) -> Value:

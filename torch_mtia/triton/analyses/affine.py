@@ -278,7 +278,8 @@ def _combined(op: Op, linear: Linear, operands: Sequence[Range | None]) -> Range
         return first.plus(second.times(Range(size, size)))
     if linear is Linear.PRODUCT:
         return first.times(second) if second.is_single else second.times(first) if first.is_single else None
-    if not second.low.constant or second.low.constant < 0:  # a division by a constant keeps the order
+    # A division by one constant keeps the order.
+    if not second.is_single or not second.low.constant or second.low.constant < 0:
         return None
     low, high = (symbolic.divide(end, second.low) for end in (first.low, first.high))
     return Range(low, high, (*first.holds, *second.holds))

@@ -45,7 +45,8 @@ class AnyLanes(Protocol):
         """From one element to the next: a number, something else for a scalar of the program, or None."""
 
     @property
-    def uniform(self) -> bool: ...
+    def uniform(self) -> bool:
+        """Whether all elements are the first one, also where indices wrap."""
 
 
 class Scalar(NamedTuple):
@@ -60,13 +61,15 @@ UNKNOWN = Scalar()
 class Lanes(NamedTuple):
     value: Scalar = UNKNOWN
     stride: int | str | None = None
+    may_wrap: bool = False  # in the middle, where it was narrower: the stride holds for addresses alone
 
     @property
     def uniform(self) -> bool:
-        return self.stride == 0
+        return self.stride == 0 and not self.may_wrap
 
 
 ZERO = Lanes(Scalar(0, MAX_DIVISOR, True), 0)
+NARROW = ("i8", "i16")  # sums and products of these wrap: they are no indices
 NestLanes = Sequence[Lanes]  # of the index along each dimension of a nest
 
 
@@ -86,7 +89,8 @@ def counter(size: int, step: int, stride: int = 0) -> Lanes:
 # Scalars --------------------------------------------------------------------------------------------------------------
 
 _FOLDED = {"arith.addi": int.__add__, "arith.subi": int.__sub__, "arith.muli": int.__mul__}
-_EXTENDS = ("arith.extsi", "arith.extui", "arith.index_cast", "arith.index_castui", "arith.trunci")
+WIDENINGS = ("arith.extsi", "arith.extui", "arith.index_cast", "arith.index_castui")
+_EXTENDS = (*WIDENINGS, "arith.trunci")
 _EXTREMES = ("arith.maxsi", "arith.maxui", "arith.minsi", "arith.minui")
 _BITWISE = ("arith.andi", "arith.ori", "arith.xori")
 _REMAINDERS = ("arith.remsi", "arith.remui")
@@ -109,7 +113,7 @@ def known_of(op: Op, operands: Sequence[Known]) -> Scalar:
         return Scalar(None, min(first.divisor, second.divisor * pointee_size(op), MAX_DIVISOR), False)
     if element not in ("i1", "i8", "i16", "i32", "i64", "index"):
         return UNKNOWN
-    both = first.nonnegative and second.nonnegative
+    both = first.nonnegative and second.nonnegative and element not in NARROW
     least = min(first.divisor, second.divisor)
     if name in _FOLDED:
         if first.constant is not None and second.constant is not None:
@@ -131,7 +135,7 @@ def known_of(op: Op, operands: Sequence[Known]) -> Scalar:
         return Scalar(None, 1, both)
     if name in _SHIFTS and second.constant is not None:
         divisor = min(first.divisor << min(max(second.constant, 0), 20), MAX_DIVISOR) if name == "arith.shli" else 1
-        return Scalar(None, divisor, first.nonnegative)
+        return Scalar(None, divisor, first.nonnegative and element not in NARROW)
     if name == "arith.select":
         yes, no = operands[1:]
         return Scalar(None, min(yes.divisor, no.divisor), yes.nonnegative and no.nonnegative)
@@ -172,9 +176,11 @@ def stride_of(op: Op, operands: Sequence[AnyLanes], width: int) -> object:
             return None
         offset = scaled(right.stride, Scalar(pointee_size(op)))
         return None if offset is None else summed(left.stride, offset)
-    if name in ("tt.ptr_to_int", "tt.int_to_ptr", "tt.bitcast", "arith.extsi", "arith.index_cast"):
-        wanted = "i32" if name.startswith("arith") else "i64"
-        return left.stride if source.replace("ptr", "i64") == wanted else None
+    if name in ("tt.ptr_to_int", "tt.int_to_ptr", "tt.bitcast"):
+        both = source, op.results[0].type.element  # the bits of a float are no index
+        return left.stride if all(element in ("ptr", "i64") for element in both) else None
+    if name in ("arith.extsi", "arith.index_cast"):
+        return left.stride if source == "i32" else None
     if source not in ("i32", "i64", "index"):
         return None
     if name in ("arith.addi", "arith.subi"):
@@ -202,6 +208,17 @@ def stride_of(op: Op, operands: Sequence[AnyLanes], width: int) -> object:
     if name == "arith.shli":
         return scaled(left.stride, Scalar(1 << number))
     return 0 if name in ("arith.shrsi", "arith.shrui") and fits(left, 1 << number, width) else None
+
+
+def wraps_within(first: Known, stride: object, width: int) -> bool:
+    """Whether a strip of 32 bits that begins like this may wrap in the middle: unless its first element is known, or
+    so divisible that the last one lies below the next multiple."""
+    if not isinstance(stride, int):
+        return True
+    last = stride * (width - 1)
+    if first.constant is not None:
+        return not -(1 << 31) <= first.constant + last < 1 << 31
+    return not 0 <= last < first.divisor
 
 
 class StripAnalysis:
@@ -280,7 +297,10 @@ class StripAnalysis:
         stride = stride_of(op, operands, width)
         if not isinstance(stride, (int, str)):
             return Lanes()
-        return Lanes(first_of(op, [lane.value for lane in operands]), stride)
+        may_wrap = any(lane.may_wrap for lane in operands) or (
+            op.name in WIDENINGS and wraps_within(operands[0].value, operands[0].stride, width)
+        )
+        return Lanes(first_of(op, [lane.value for lane in operands]), stride, may_wrap and op.name != "tt.addptr")
 
 
 def first_of(op: Op, operands: Sequence[Known]) -> Scalar:
