@@ -217,16 +217,6 @@ def test_copies_between_devices_of_cuda_are_left_to_the_original(name: str) -> N
     assert seen == [(tensor, [0])]
 
 
-def test_products_with_converted_weights_of_cuda_are_left_to_the_original() -> None:
-    from torch_mtia.upstream_gates.fusion import weights_of_one_byte
-
-    with FakeTensorMode():
-        node = SimpleNamespace(meta={"val": torch.empty(2, device="cuda")})
-    match = SimpleNamespace(kwargs=dict.fromkeys(("x", "weight", "scales"), node))
-    answer: Any = object()
-    assert weights_of_one_byte(lambda: lambda _: answer)()(match) is answer
-
-
 def test_gates_are_for_versions_that_are_supported() -> None:
     assert all(set(gate.versions) <= set(SUPPORTED_TORCH) for gate in upstream_gates.GATES)
 

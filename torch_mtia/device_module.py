@@ -128,7 +128,6 @@ def set_device(device: Device) -> None:
 
 _exchange_device = torch._C._mtia_exchangeDevice
 _maybe_exchange_device = torch._C._mtia_maybeExchangeDevice
-_DeviceGuard = _C.DeviceGuard
 
 
 class device:
@@ -240,12 +239,8 @@ def empty_cache() -> None:
 
 
 def memory_stats(device: Device = None) -> dict[str, Any]:
-    """`torch.mtia.memory_stats` of a device: what `torch.accelerator.memory_stats` says, and bytes under "dram". Empty
-    as long as no device is in use."""
-    if not is_initialized():
-        return {}
-    index = _index(device)
-    return {**torch.accelerator.memory_stats(index), **torch._C._mtia_memoryStats(index)}
+    """Returns what `torch.accelerator.memory_stats` does, and bytes under "dram"; nothing until a device is in use."""
+    return dict(torch._C._mtia_memoryStats(_index(device))) if is_initialized() else {}
 
 
 def memory_allocated(device: Device = None) -> int:

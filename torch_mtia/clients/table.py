@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch_mtia.clients import replacements
-from torch_mtia.upstream_gates import device_lists
 from torch_mtia.upstream_gates.gate import Gate, Reason
 
 GATES: tuple[Gate, ...] = (
@@ -32,15 +31,9 @@ GATES: tuple[Gate, ...] = (
         name="PartialState._prepare_backend",
         modules=("accelerate.state",),
         reason=Reason.CLIENT,
-        why="Where torchrun has started several processes, each trains alone on devices that are not in another list.",
+        why="Where torchrun has started several processes, each trains alone, and not on its rank's device, if another "
+        "list does not have the device.",
         replace=replacements.a_process_for_each_device,
-    ),
-    Gate(
-        name="PartialState.set_device",
-        modules=("accelerate.state",),
-        reason=Reason.CLIENT,
-        why="And several processes are each on a device of torch.cuda, or of one of a list.",
-        replace=replacements.the_device_of_the_rank,
     ),
     Gate(
         name="PartialState.wait_for_everyone",
@@ -49,11 +42,13 @@ GATES: tuple[Gate, ...] = (
         why="Processes on the CPU wait for each other by a device's number, which PyTorch takes for the accelerator's.",
         replace=replacements.waiting_on_the_cpu,
     ),
-    device_lists.device_list(
-        "Accelerator.__init__",
-        "accelerate.accelerator",
-        "Mixed precision with float16 is refused for devices that are not listed.",
+    Gate(
+        name="Accelerator.__init__",
+        modules=("accelerate.accelerator",),
         reason=Reason.CLIENT,
+        why="Mixed precision with float16 is refused for devices that are not listed. Checkpoints have the states of "
+        "the random numbers of listed devices.",
+        replace=replacements.accelerator_on_mtia,
     ),
     Gate(
         name="get_grad_scaler",
@@ -82,20 +77,6 @@ GATES: tuple[Gate, ...] = (
         reason=Reason.CLIENT,
         why="The file that it writes says use_cpu where no device of a list is there.",
         replace=replacements.configured_for_mtia,
-    ),
-    Gate(
-        name="save_accelerator_state",
-        modules=("accelerate.checkpointing", "accelerate.accelerator"),
-        reason=Reason.CLIENT,
-        why="A checkpoint has the states of the random numbers of listed devices.",
-        replace=replacements.saved_with_random_states,
-    ),
-    Gate(
-        name="load_accelerator_state",
-        modules=("accelerate.checkpointing", "accelerate.accelerator"),
-        reason=Reason.CLIENT,
-        why="accelerate loads from a checkpoint the states of the random numbers of listed devices.",
-        replace=replacements.loaded_with_random_states,
     ),
     Gate(
         name="DISTRIBUTED_BACKEND_MAP",

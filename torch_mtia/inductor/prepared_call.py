@@ -9,7 +9,7 @@ Python functions of their own.
     a = copy_if_misaligned(a)                              c = empty_strided_mtia((16, ), (1, ), torch.float32)
     raw_stream0 = get_raw_stream(0)                        kernel.run(a, c, 16, stream=raw_stream0)
     d = reinterpret_tensor(c, (4, 4), (4, 1), 0)           del a
-    d = c                                                  with torch.mtia._DeviceGuard(0): ...
+    d = c                                                  with DeviceGuard(0): ...
     return (c, d, )
 """
 
@@ -28,7 +28,6 @@ import torch
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from torch_mtia import _C, environment
-from torch_mtia.backend import device_type
 
 Operation = tuple[Any, ...]
 
@@ -121,8 +120,8 @@ class _Preparation:
                 for target in targets:
                     self.free(self.names[_name(target)])
             case ast.With([ast.withitem(ast.Call(guard, [ast.Constant(int(index))]), None)], body) if (
-                ast.unparse(guard) == f"torch.{device_type()}._DeviceGuard"
-                and "torch" not in self.names
+                ast.unparse(guard) == "DeviceGuard"
+                and "DeviceGuard" not in self.names
                 and not any(isinstance(inner, ast.With) for inner in body)
             ):
                 self.operations.append(("enter", index))

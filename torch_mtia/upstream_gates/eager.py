@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 
 from torch_mtia.backend import device_module, device_type
 from torch_mtia.higher_order import autocast_key
-from torch_mtia.upstream_gates.ours import is_the_accelerator
 
 
 def profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,37 +112,6 @@ def is_current_stream_capturing(_original: Any) -> Callable[[], bool]:
         return device_module().is_initialized() and graphs.is_stream_capturing(device_module().current_stream())
 
     return is_current_stream_capturing
-
-
-def taken_into_use(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(original)
-    def set_device(device: Any) -> None:
-        torch.mtia.init()
-        original(device)
-
-    return set_device
-
-
-def entered_and_taken_into_use(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(original)
-    def __enter__(self: Any) -> None:
-        if self.idx >= 0:
-            torch.mtia.init()
-        original(self)
-
-    return __enter__
-
-
-def flat_and_nested(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    @functools.wraps(original)
-    def memory_stats(device: Any = None) -> dict[str, Any]:
-        nested = original(device)
-        if not nested or not is_the_accelerator():
-            return nested
-        index = torch.mtia._utils._get_device_index(device, optional=True)
-        return {**torch.accelerator.memory_stats(index), **nested}
-
-    return memory_stats
 
 
 def get_device_name(_original: Any) -> Callable[..., str]:
