@@ -38,7 +38,7 @@ def ours_instead_of_cpu(device: Any) -> Any:
 
 
 def named_instead_of_cpu(original: Function) -> Function:
-    """For functions that answer which device to use."""
+    """Replaces functions that answer which device to use."""
 
     @functools.wraps(original)
     def choose(*args: Any, **kwargs: Any) -> Any:
@@ -48,7 +48,7 @@ def named_instead_of_cpu(original: Function) -> Function:
 
 
 def found_instead_of_cpu(original: Function) -> Function:
-    """For functions that are given a device's name, of which one is "auto"."""
+    """Replaces functions that take a device's name, of which one is "auto"."""
 
     @functools.wraps(original)
     def device(device: Any) -> Any:
@@ -88,7 +88,7 @@ def valid_device(original: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def repositories_of_mtia(original: Function) -> Any:
-    """Those of the Hugging Face package kernels, which looks for the layers of one device in an object for it."""
+    """Serves the Hugging Face package kernels, which looks for the layers of one device in an object for it."""
 
     @functools.wraps(original)
     def create_repo(device: Any) -> Any:

@@ -90,7 +90,7 @@ GATES: tuple[Gate, ...] = (
         name="TrainingArguments._setup_devices",
         modules=("transformers.training_args",),
         reason=Reason.CLIENT,
-        why="After accelerate, transformers' Trainer goes through a list of its own where it is one process.",
+        why="Where transformers' Trainer is one process, its device is the first that there is of a list, or the CPU.",
         replace=replacements.trainer_where_accelerate_is,
     ),
     Gate(
@@ -104,14 +104,14 @@ GATES: tuple[Gate, ...] = (
         name="Pipeline.__init__",
         modules=("transformers.pipelines.base",),
         reason=Reason.CLIENT,
-        why="A pipeline's device is the first that there is of another list, or the CPU, to which it moves the model.",
+        why="A pipeline moves the model to the first device that there is of a list, or to the CPU.",
         replace=replacements.pipeline_on_mtia,
     ),
     Gate(
         name="Trainer._save_rng_state",
         modules=("transformers.trainer",),
         reason=Reason.CLIENT,
-        why="Its checkpoints, too, have the states of the random numbers of listed devices.",
+        why="The Trainer's checkpoints have the states of the random numbers of listed devices.",
         replace=replacements.trainer_saves_random_states,
     ),
     Gate(

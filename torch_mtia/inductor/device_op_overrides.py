@@ -17,7 +17,7 @@ class DeviceOpOverrides(MTIADeviceOpOverrides):
         return f"from torch_mtia._C import DeviceGuard, _current_raw_stream as {name}"
 
     def set_device(self, _device_idx: int) -> str:
-        """Written behind the guard, which has done it."""
+        """Returns no call: the guard has done it."""
         return "pass"
 
     def synchronize(self) -> str:
@@ -42,7 +42,7 @@ class DeviceOpOverrides(MTIADeviceOpOverrides):
         return "AOTIMtiaStreamGuard"
 
     def kernel_driver(self) -> str:
-        """The wrapper's header has it."""
+        """Returns nothing: the wrapper's header has it."""
         return ""
 
     def cpp_stream_type(self) -> str:

@@ -238,6 +238,30 @@ def _lowered_product(a: Any, b: Any, dtype: torch.dtype) -> Any:
     return result
 
 
+@_rewrites(aten.bmm.default)
+def _short_dot_products(graph: Graph, _node: Node, given: Arguments) -> Node | None:
+    """Becomes part of the kernels around it, as in upstream's lowering for the devices that it lists."""
+    from torch._inductor.kernel.bmm import _BMM_DOT_K_DECOMPOSE_THRESHOLD
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    (_, rows, length), (*_, columns) = _value(given["self"]).shape, _value(given["mat2"]).shape
+    dtype = _value(given["self"]).dtype
+    if not (statically_known_true(rows == 1) and statically_known_true(columns == 1)) or statically_known_true(
+        length > _BMM_DOT_K_DECOMPOSE_THRESHOLD
+    ):
+        return None
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        return None
+    return graph.call_function(_lowered_dot_products, (given["self"], given["mat2"]))
+
+
+@_lowering
+def _lowered_dot_products(a: Any, b: Any) -> Any:
+    from torch._inductor import lowering
+
+    return lowering.sum_(lowering.mul(lowering.unsqueeze(a, -1), lowering.unsqueeze(b, 1)), axis=2)
+
+
 @_rewrites(aten.mm.default)
 def _product_of_bytes(graph: Graph, node: Node, given: Arguments) -> Node | None:
     """out_dtype(mm, torch.int32, ...) of int8 becomes a product of int32 on devices that upstream does not list."""

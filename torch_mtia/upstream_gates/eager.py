@@ -33,7 +33,7 @@ def _is_storage_and_shape(x: torch.Tensor) -> bool:
 
 
 def pickled_by_storage(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What upstream's function does for other devices, for tensors that consist of a storage and a shape."""
+    """Does what upstream's function does for other devices, for tensors that consist of a storage and a shape."""
 
     def _reduce_ex_internal(self: torch.Tensor, proto: int) -> Any:
         if not _is_storage_and_shape(self):
@@ -53,7 +53,7 @@ def pickled_by_storage(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def copied_by_storage(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The copy that upstream makes, in a copy of the whole storage, which `memo` keeps for other tensors of it."""
+    """Puts the copy that upstream makes in a copy of the whole storage, which `memo` has for other tensors of it."""
 
     def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> Any:
         is_first = id(self) not in memo
@@ -116,7 +116,7 @@ def is_current_stream_capturing(_original: Any) -> Callable[[], bool]:
 
 def get_device_name(_original: Any) -> Callable[..., str]:
     def get_device_name(device: Any = None) -> str:
-        """The name of a device, or of the current one."""
+        """Returns the name of a device, or of the current one."""
         return str(device_module().get_device_properties(device)["name"])
 
     return get_device_name
@@ -154,7 +154,7 @@ def _lacks_our_binaries(constant: Any) -> bool:
 
 
 def carrying_over(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What an autotuner restores and zeroes between measurements, it also does in the one that takes its place."""
+    """Carries what an autotuner restores and zeroes between measurements over to the one that takes its place."""
 
     def recreate_variable(self: Any, variable: Any, *, kernel: Any, **others: Any) -> Any:
         names = ("restore_value", "reset_to_zero")

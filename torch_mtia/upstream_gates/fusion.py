@@ -106,5 +106,5 @@ def batched_with_out_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _shapes() -> torch.library.Library:
-    """Kept: what is registered goes with it."""
+    """Returns a library that lives as long as the process: what is registered goes with it."""
     return torch.library.Library("aten", "IMPL")

@@ -35,7 +35,8 @@ def times_of_the_device(original: Callable[[], Path]) -> Any:
 
 
 def views_in_the_key(original: Callable[..., None]) -> Callable[..., None]:
-    """Two views of one storage become views of one input if one of them is written, at offsets that are in the code."""
+    """Adds the offsets of views of one storage to the key: if one is written, they become views of one input, at
+    offsets that are in the code."""
 
     @functools.wraps(original)
     def __init__(self: Any, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> None:

@@ -225,7 +225,7 @@ GATES: tuple[Gate, ...] = (
         name="prepare_softmax_extra_check",
         modules=("torch._inductor.fx_passes.post_grad",),
         reason=Reason.DEVICES,
-        why="A softmax over rows that are too long to be kept reads them twice, not three times, on listed devices.",
+        why="A softmax over rows that are longer than a block reads them twice, not three times, on listed devices.",
         replace=fusion.online_softmax,
     ),
     Gate(
@@ -261,7 +261,7 @@ GATES: tuple[Gate, ...] = (
         name="AlgorithmSelectorCache.benchmark_in_sub_process",
         modules=("torch._inductor.select_algorithm",),
         reason=Reason.DEVICE,
-        why="Choices are measured one after the other in another process, too, which makes up the blocks of "
+        why="Choices are measured one after the other in another process, which makes up the blocks of "
         "FlexAttention's masks: a kernel that finds none has nothing to do.",
         replace=autotuning.measured_in_turns_elsewhere,
     ),
@@ -269,7 +269,7 @@ GATES: tuple[Gate, ...] = (
         name="AsyncAutotuner.get_results",
         modules=("torch._inductor.autotune_process",),
         reason=Reason.DEVICE,
-        why="With pipeline_max_autotune_gemm, too, choices are measured one after the other, and chance decides.",
+        why="With pipeline_max_autotune_gemm, choices are measured one after the other, and chance decides.",
         replace=autotuning.measured_in_turns_in_the_pipeline,
     ),
     Gate(
