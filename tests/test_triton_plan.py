@@ -124,6 +124,7 @@ class TestPlans(TestCase):
             """\
 kernel softmax(%out: ptr, %x: ptr, %stride: i32, %n: i32)
 strips of 16 lanes, 0 bytes of scratch memory
+about 631 ns for each program
 
 #1: 1024 x f32 on the stack, steps 6 to 7
 
@@ -144,6 +145,7 @@ strips of 16 lanes, 0 bytes of scratch memory
       ends before 1024 where %mask_0 is false, if the rest changes nothing
   7 store %5 to %2
       over 1024, 16 at a time, 2 strips in a round
+      divides to %5: reciprocal
       stores %5: vector, past the caches
       reads %powers_8 from #1
       ends along dimension 0 where %mask_0 is false
@@ -163,6 +165,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel masked_max(%out: ptr, %x: ptr, %n: i32)
 strips of 16 lanes, 0 bytes of scratch memory
+about 28 ns for each program
 
   1 reduce %5 along dimension 0 to %6
       over 256, 16 at a time
@@ -180,6 +183,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel layer_norm(%out: ptr, %x: ptr, %weight: ptr, %n: i32)
 strips of 16 lanes, 0 bytes of scratch memory
+about 366 ns for each program
 
 #1: 1024 x f32 on the stack, steps 15 to 16
 
@@ -230,6 +234,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel matmul(%a: ptr, %b: ptr, %c: ptr, %K: i32)
 strips of 16 lanes, 0 bytes of scratch memory
+about 26280 ns for each program
 
 #1: 2048 x f32 on the stack, steps 3 to 7
 #2: 2048 x f32 on the stack, steps 5 to 6
@@ -271,6 +276,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel halves(%x: ptr, %weight: ptr, %out: ptr, %K: i32)
 strips of 16 lanes, 0 bytes of scratch memory
+about 6810 ns for each program
 
 #1: 128 x f32 on the stack, steps 4 to 9
 
@@ -310,6 +316,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel halves(%x: ptr, %weight: ptr, %out: ptr, %K: i32)
 strips of 16 lanes, 0 bytes of scratch memory
+about 30124 ns for each program
 
 #1: 2048 x f32 on the stack, steps 4 to 9
 #2: 2048 x i32 on the stack, steps 7 to 8
@@ -350,6 +357,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel transpose(%out: ptr, %x: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
+about 144 ns for each program
 
 #1: 1024 x f32 on the stack, steps 1 to 2
 
@@ -371,6 +379,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel two_transposes(%out: ptr, %x: ptr)
 strips of 16 lanes, 65536 bytes of scratch memory
+about 4608 ns for each program
 
 #1: 16384 x f32 in scratch memory at 0, steps 2 to 3
 #2: 16384 x f32 in scratch memory at 0, steps 5 to 6
@@ -405,6 +414,7 @@ strips of 16 lanes, 65536 bytes of scratch memory
             """\
 kernel row_sums(%out: ptr, %x: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
+about 25 ns for each program
 
 #1: 4 x f32 on the stack, steps 1 to 2
 
@@ -427,6 +437,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel column_sums(%out: ptr, %x: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
+about 19 ns for each program
 
 #1: 64 x f32 on the stack, steps 1 to 2
 
@@ -448,6 +459,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel in_order(%out: ptr, %x: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
+about 24 ns for each program
 
   1 %0 = 0.0
   2 reduce %4 along dimension 0 to %5
@@ -465,6 +477,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel scan(%out: ptr, %x: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
+about 440 ns for each program
 
 #1: 256 x f32 on the stack, steps 1 to 2
 
@@ -473,6 +486,7 @@ strips of 16 lanes, 0 bytes of scratch memory
       loads %4: strided
   2 store %5 to %1
       over 4 x 64, 16 at a time along dimension 1, 2 strips in a round
+      reads %5: strided
       stores %5: vector
       reads %5 from #1
       outside of the innermost loop: %place_2

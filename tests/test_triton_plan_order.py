@@ -130,6 +130,7 @@ class TestPlansInOrder(TestCase):
             """\
 kernel gather_in_a_loop(%out: ptr, %x: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
+about 22 ns for each program
 
 #1: 64 x f32 on the stack, steps 4 to 8
 #2: 64 x f32 on the stack, steps 6 to 7
@@ -162,6 +163,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel exchange_in_a_loop(%out: ptr, %x: ptr, %y: ptr, %n: i32)
 strips of 16 lanes, 0 bytes of scratch memory
+about 79 ns for each program
 
 #1: 64 x f32 on the stack, steps 3 to 6
 #2: 64 x f32 on the stack, steps 3 to 5
@@ -194,6 +196,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel histogram(%out: ptr, %x: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
+about 53 ns for each program
 
 #1: 64 x i32 on the stack, steps 1 to 2
 #2: 16 x i32 on the stack, steps 2 to 3
@@ -218,14 +221,16 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel atomic(%out: ptr, %x: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
+about 325 ns for each program
 
 #1: 64 x f32 on the stack, steps 1 to 2
 
   1 evaluate %7 -> #1
       over 64, 16 at a time, 2 strips in a round
       loads %7: vector, prefetches 2048 bytes ahead
-  2 %8 = tt.atomic_rmw %4, %7, %0
+  2 add %7 to %4, 1 neighbours at once
       over 64, 16 at a time, 2 strips in a round
+      adds %7: scatter
       reads %7 from #1
   3 return
 """,
@@ -237,6 +242,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel while_loop(%out: ptr, %x: ptr, %limit: i32)
 strips of 16 lanes, 0 bytes of scratch memory
+about 218 ns for each program
 
 #1: 64 x f32 on the stack, steps 2 to 7
 #2: 64 x f32 on the stack, steps 6 to 8
@@ -274,6 +280,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel branch(%out: ptr, %x: ptr, %flag: i32)
 strips of 16 lanes, 0 bytes of scratch memory
+about 25 ns for each program
 
 #1: 64 x f32 on the stack, steps 3 to 6
 #2: 64 x f32 on the stack, steps 4 to 7
@@ -306,6 +313,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel early_return(%out: ptr, %x: ptr, %n: i32)
 strips of 16 lanes, 0 bytes of scratch memory
+about 4 ns for each program
 
 #1: 64 x f32 on the stack, steps 1 to 9
 
@@ -338,6 +346,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel aliasing_pointers(%x: ptr, %y: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
+about 64 ns for each program
 
 #1: 1024 x f32 on the stack, steps 1 to 2
 
@@ -362,6 +371,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel two_stores(%x: ptr, %y: ptr, %z: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
+about 6 ns for each program
 
 #1: 64 x f32 on the stack, steps 1 to 2
 #2: 64 x f32 on the stack, steps 1 to 3
@@ -391,6 +401,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel load_behind_a_store(%x: ptr, %y: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
+about 12 ns for each program
 
 #1: 64 x f32 on the stack, steps 1 to 3
 #2: 64 x f32 on the stack, steps 3 to 4
@@ -422,6 +433,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel joined(%out: ptr, %x: ptr, %y: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
+about 12 ns for each program
 
 #1: 128 x f32 on the stack, steps 1 to 3
 
@@ -446,6 +458,7 @@ strips of 16 lanes, 0 bytes of scratch memory
             """\
 kernel assertion(%x: ptr)
 strips of 16 lanes, 0 bytes of scratch memory
+about 4 ns for each program
 
   1 tt.assert %1
       over 64, 16 at a time, 2 strips in a round

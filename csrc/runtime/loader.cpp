@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <thread>
 
 #include "forks.h"
@@ -178,29 +179,18 @@ const mtia_runtime_api& load_once() {
 class InitializationNotice {
  public:
   explicit InitializationNotice(const std::string& library)
-      : thread_([this, &library] {
-          std::unique_lock lock(mutex_);
-          if (changed_.wait_for(lock, kPatience, [this] { return has_returned_; })) return;
+      : thread_([library](const std::stop_token& returned) {
+          std::mutex mutex;
+          std::unique_lock lock(mutex);
+          std::condition_variable_any changed;
+          if (changed.wait_for(lock, returned, kPatience, [&] { return returned.stop_requested(); })) return;
           std::fprintf(stderr, "torch_mtia: still waiting for initialize of the driver '%s' after %d s\n",
                        library.c_str(), static_cast<int>(kPatience.count()));
         }) {}
-  ~InitializationNotice() {
-    {
-      const std::lock_guard lock(mutex_);
-      has_returned_ = true;
-    }
-    changed_.notify_one();
-    thread_.join();
-  }
-  InitializationNotice(const InitializationNotice&) = delete;
-  InitializationNotice& operator=(const InitializationNotice&) = delete;
 
  private:
   static constexpr std::chrono::seconds kPatience{10};
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool has_returned_ = false;
-  std::thread thread_;
+  std::jthread thread_;
 };
 
 void initialize_once() {

@@ -81,6 +81,8 @@ class MTIAOptions:
 
     def hash(self) -> str:
         text = "_".join(f"{name}-{value}" for name, value in sorted(dataclasses.asdict(self).items()))
+        if self.ir_override is not None and os.path.isfile(self.ir_override):
+            text += Path(self.ir_override).read_text()
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -200,7 +202,7 @@ class MTIABackend(BaseBackend):
         if language is not None and getattr(language, "name", "TRITON") != "TRITON":
             raise RuntimeError("mtia compiles Triton's language, not Gluon")
         stages["ttir"] = lambda source, _metadata: self.make_ttir(source)
-        stages["plan"] = lambda source, _metadata: self.make_plan(source, options)
+        stages["plan"] = lambda source, metadata: self.make_plan(source, metadata, options)
         stages["llir"] = lambda source, metadata: self.make_llir(source, metadata, options)
         stages["asm"] = lambda source, _metadata: self.make_assembly(source, options)
         stages["mtiabin"] = lambda source, metadata: self.make_image(source, metadata, options)
@@ -232,7 +234,7 @@ class MTIABackend(BaseBackend):
         return module
 
     @staticmethod
-    def make_plan(module: Any, options: MTIAOptions) -> PlanStage:
+    def make_plan(module: Any, metadata: dict[str, Any], options: MTIAOptions) -> PlanStage:
         from torch_mtia.triton import machine
         from torch_mtia.triton.ir import parser
         from torch_mtia.triton.ir.simplify import simplify
@@ -243,8 +245,13 @@ class MTIABackend(BaseBackend):
             parsed = parser.parse(parser.generic_text(module))
             level = machine.level(options.arch)
             simplify(parsed, contracts=options.enable_fp_fusion and "fma" in level.features)
-            plan = plan_kernel(parsed, level.lanes, level.features, options.instrument)
-            return PlanStage(plan, plan_text(plan))
+            plan = plan_kernel(parsed, level.lanes, level.features, options.instrument, options.follow_numbers)
+            if options.ir_override is None or not options.ir_override.endswith(".plan"):
+                return PlanStage(plan, plan_text(plan))
+        from torch_mtia.triton.plan.override import changed_plan
+
+        metadata["ir_override"] = None  # done here: Triton does not know what kind of file it is
+        return PlanStage(changed := changed_plan(plan, Path(options.ir_override).read_text()), plan_text(changed))
 
     @staticmethod
     def make_llir(stage: PlanStage, metadata: dict[str, Any], options: MTIAOptions) -> str:
@@ -252,10 +259,10 @@ class MTIABackend(BaseBackend):
         from torch_mtia.triton.emit.program import emit_program
 
         if not isinstance(stage, PlanStage):
-            raise ValueError("a plan is only to be read: override the stage before, .ttir, or the one after, .llir")
-        plan = stage.plan
+            raise ValueError("TRITON_KERNEL_OVERRIDE reads no .plan: name the file in ir_override, or replace .llir")
+        plan, metadata["ir_override"] = stage.plan, options.ir_override
         with _compiling():
-            program = emit_program(plan, options.arch, options.saturate_fp8, options.follow_numbers)
+            program = emit_program(plan, options.arch, options.saturate_fp8)
         metadata["name"] = plan.name
         metadata["shared"] = 0
         metadata["tmem_size"] = 0
@@ -264,7 +271,7 @@ class MTIABackend(BaseBackend):
         metadata["profile_scratch_size"] = 0
         metadata["profile_scratch_align"] = 1
         arguments = ",".join(f"{kind}:{size}" for kind, size in program.arguments)
-        header = f"; mtia arguments={arguments} scratch={plan.scratch_size} cost={program.cost}\n"
+        header = f"; mtia arguments={arguments} scratch={plan.scratch_size} cost={plan.cost}\n"
         return header + machine.optimize(program.text, options.arch)
 
     @staticmethod

@@ -103,8 +103,7 @@ def compared_in_turns(
 
 
 def with_operators_where_little_is_gained(timings: Timings, is_operator: Callable[[Any], bool]) -> Timings:
-    """Returns the times, in which templates that are hardly quicker than the operator's kernel have its time and follow
-    it."""
+    """As measured, but templates that are hardly quicker than the operator's kernel have its time and come after it."""
     operators = {choice: time for choice, time in timings.items() if is_operator(choice)}
     best = min(operators.values(), default=math.inf)
     templates = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch_mtia.triton.analyses.affine import Affine
-from torch_mtia.triton.analyses.walk import operands_first, own_dims, walk
+from torch_mtia.triton.analyses.walk import operands_first, own_dims, reached, walk
 from torch_mtia.triton.ir.module import Value
 from torch_mtia.triton.ir.ops import OPS, Dims, is_fused, is_load
 
@@ -50,11 +50,7 @@ class Available:
 
     def evaluated(self, roots: Sequence[Value]) -> dict[Value, None]:
         """All that evaluating `roots` evaluates or reads, operands first."""
-        found: dict[Value, None] = {}
-        for root in roots:
-            for value in operands_first(root, found, self.parts):
-                found[value] = None
-        return found
+        return reached(roots, self.parts)
 
     def reads_memory(self, value: Value) -> bool:
         """Whether evaluating it loads from device memory."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torch_mtia.triton.analyses.walk import reached
 from torch_mtia.triton.ir.module import Op, Value
 from torch_mtia.triton.ir.ops import Elements, Linear, facts, is_scalar
 
@@ -94,20 +97,13 @@ def advanced_operands(loop: Op) -> list[Value]:
 
 def pointer_argument(pointer: Value) -> Value | None:
     """The argument of a function that a pointer is computed from, by adding to it; None if there may be several."""
-    found: set[Value] = set()
-    seen: set[Value] = set()
-    pending = [pointer]
-    while pending:
-        value = pending.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if (carried := _carried(value)) is not None:
-            pending += carried
-        elif value.op is not None and value.op.name in _SAME_BASE:
-            pending.append(value.op.operands[0])
-        elif value.op is None and value.block is not None and value.block.region.parent is None:
-            found.add(value)
-        else:
-            return None
-    return found.pop() if len(found) == 1 else None
+    first, *others = (value for value in reached([pointer], _bases) if not _bases(value))
+    is_argument = first.op is None and first.block is not None and first.block.region.parent is None
+    return first if is_argument and not others else None
+
+
+def _bases(pointer: Value) -> Sequence[Value]:
+    """What a pointer is, or is added to."""
+    if (carried := _carried(pointer)) is not None:
+        return carried
+    return pointer.op.operands[:1] if pointer.op is not None and pointer.op.name in _SAME_BASE else ()

@@ -12,18 +12,28 @@ T = TypeVar("T")
 
 
 def operands_first(root: T, known: Container[T], parts: Callable[[T], Sequence[T]]) -> Iterator[T]:
-    """`root` and the values that it is made of, as `parts` says, each after its parts. Those that are `known` are left
-    out; the caller adds each one before it asks for the next."""
-    pending = [(root, False)]
+    """`root` and the values that it is made of, as `parts` says, each after its parts but in a cycle. Those that are
+    `known` are left out; the caller adds each one before it asks for the next."""
+    pending, entered = [(root, False)], set[T]()
     while pending:
         value, has_parts = pending.pop()
         if value in known:
             continue
         if has_parts:
             yield value
-        else:
+        elif value not in entered:
+            entered.add(value)
             pending.append((value, True))
             pending.extend((part, False) for part in reversed(parts(value)))
+
+
+def reached(roots: Iterable[T], parts: Callable[[T], Sequence[T]]) -> dict[T, None]:
+    """`roots` and all that they are made of, in the order of operands_first."""
+    found: dict[T, None] = {}
+    for root in roots:
+        for value in operands_first(root, found, parts):
+            found[value] = None
+    return found
 
 
 def walk(

@@ -165,14 +165,14 @@ def write(
     )
 
 
-def read_buffer(env: Environment, buffer: Buffer, index: Index, width: int) -> Lane:
-    return read_table(env.b, env.address_of(buffer), buffer, index, width)
+def read_buffer(env: Environment, buffer: Buffer, index: Index, width: int, kind: str | None = None) -> Lane:
+    return read_table(env.b, env.address_of(buffer), buffer, index, width, kind)
 
 
-def read_table(b: Builder, address: Value, buffer: Buffer, index: Index, width: int) -> Lane:
-    """A strip of a buffer that begins at `address`."""
+def read_table(b: Builder, address: Value, buffer: Buffer, index: Index, width: int, kind: str | None = None) -> Lane:
+    """A strip of a buffer that begins at `address`. `kind`: how the plan accesses it; None where it says nothing."""
     pointers = buffer_pointers(b, address, buffer, index, width)
-    kind = kind_of(pointers, buffer.size, width)
+    kind = kind or kind_of(pointers, buffer.size, width)
     lane = read(b, pointers, memory_type(buffer.element), buffer.size, width, None, None, kind)
     if buffer.element == "i1":
         return Lane(b.cast("trunc", lane.value, "i1"), lane.stride)

@@ -19,7 +19,7 @@ from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, integer, lanes_of, zero
-from torch_mtia.triton.plan.plan import Do
+from torch_mtia.triton.plan.plan import AddNeighbours, Do
 
 # triton::RMWOp
 _OPERATIONS = {1: "and", 2: "or", 3: "xor", 4: "add", 5: "fadd", 6: "max", 7: "min", 8: "umax", 9: "umin", 10: "xchg"}
@@ -36,14 +36,19 @@ def _failure(op: Op) -> str:
     return {"release": "monotonic", "acq_rel": "acquire"}.get(_order(op), _order(op))
 
 
+def _operation(op: Op) -> str:
+    kind = _OPERATIONS.get(op.attributes["atomic_rmw_op"])
+    if kind is None:
+        raise Unsupported(f"atomic operation {op.attributes['atomic_rmw_op']}", op.location)
+    return kind
+
+
 @statement("tt.atomic_rmw")
 def _rmw(env: Environment, do: Do) -> None:
     op = do.op
     pointer, value = op.operands[:2]
     mask = op.operands[2] if len(op.operands) > 2 else None
-    kind = _OPERATIONS.get(op.attributes["atomic_rmw_op"])
-    if kind is None:
-        raise Unsupported(f"atomic operation {op.attributes['atomic_rmw_op']}", op.location)
+    kind = _operation(op)
 
     def one(address: Value, operands: list[Value]) -> Value:
         return _read_modify_write(env, op, kind, address, operands[0], value.type.element)
@@ -54,9 +59,6 @@ def _rmw(env: Environment, do: Do) -> None:
             new = _combined(env.b, op, kind, old, given, element)
             watching.exchanged(env, op, address, element, old, given, new)
 
-    if do.nests and do.nests[0].lanes:
-        loop_over(env, do.nests[0], lambda strip: _add_neighbours(env, op, strip, kind, one))
-        return
     _each(env, do, pointer, [value], mask, one, traced)
 
 
@@ -177,36 +179,36 @@ def _combined(b: Builder, op: Op, kind: str, old: Value, value: Value, element: 
     return floats.narrow(b, result, element)
 
 
-def _add_neighbours(
-    env: Environment, op: Op, strip: Strip, kind: str, one: Callable[[Value, list[Value]], Value]
-) -> None:
-    """A strip that lies side by side and begins where a piece does takes a swap for each piece, unless some of it is
-    masked off."""
-    b, width = env.b, strip.width
-    pointer, tensor = op.operands[:2]
-    address, values = strip.value(pointer), strip.vector(tensor)
-    flags = strip.vector(op.operands[2]) if len(op.operands) > 2 else None
+def add_neighbours(env: Environment, step: AddNeighbours) -> None:
+    b, op, piece = env.b, step.op, step.piece
+    kind, (pointer, tensor), element = _operation(op), op.operands[:2], op.operands[1].type.element
     _, size = memory_element(pointer)
-    piece = min(width, (16 if "cas16" in env.b.features else 8) // size)
-    apart, done = b.label("apart"), b.label("added")
-    if address.stride == size:
-        host = env.host_address(address.value)
-        begins = b.binary("and", b.define("i64", f"ptrtoint {host} to i64"), integer(piece * size - 1, "i64"))
-        fits = b.icmp("eq", begins, integer(0, "i64"))
-        if flags is not None:
-            fits = b.binary("and", fits, b.intrinsic(f"llvm.vector.reduce.and.v{width}i1", "i1", flags))
-        together = b.label("together")
-        b.branch(fits, together, apart)
-        b.start(together)
-        for first in range(0, width, piece):
-            part = b.shuffle(values, None, range(first, first + piece))
-            _by_swapping(env, op, kind, b.offset(host, first * size), part, tensor.type.element)
+
+    def body(strip: Strip) -> None:
+        width, address, values = strip.width, strip.value(pointer), strip.vector(tensor)
+        flags = strip.vector(op.operands[2]) if len(op.operands) > 2 else None
+        apart, done = b.label("apart"), b.label("added")
+        if piece > 1:
+            host = env.host_address(address.value)
+            begins = b.binary("and", b.define("i64", f"ptrtoint {host} to i64"), integer(piece * size - 1, "i64"))
+            fits = b.icmp("eq", begins, integer(0, "i64"))
+            if flags is not None:
+                fits = b.binary("and", fits, b.intrinsic(f"llvm.vector.reduce.and.v{width}i1", "i1", flags))
+            together = b.label("together")
+            b.branch(fits, together, apart)
+            b.start(together)
+            for first in range(0, width, piece):
+                part = b.shuffle(values, None, range(first, first + piece))
+                _by_swapping(env, op, kind, b.offset(host, first * size), part, element)
+            b.jump(done)
+        else:
+            b.jump(apart)
+        b.start(apart)
+        addresses = materialize(b, address, width)
+        with b.loop(0, width, 1) as lane, b.when(b.extract(flags, lane)) if flags is not None else nullcontext():
+            one = env.host_address(b.extract(addresses, lane))
+            _read_modify_write(env, op, kind, one, b.extract(values, lane), element)
         b.jump(done)
-    else:
-        b.jump(apart)
-    b.start(apart)
-    addresses = materialize(b, address, width)
-    with b.loop(0, width, 1) as lane, b.when(b.extract(flags, lane)) if flags is not None else nullcontext():
-        one(env.host_address(b.extract(addresses, lane)), [b.extract(values, lane)])
-    b.jump(done)
-    b.start(done)
+        b.start(done)
+
+    loop_over(env, step.nest, body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_mtia.triton.emit import memory, products, rearranging, scaled, watching
+from torch_mtia.triton.emit import atomic, memory, products, rearranging, scaled, watching
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.elementwise import constant_value
 from torch_mtia.triton.emit.environment import ELEMENTWISE, SCALARS, STATEMENTS, Environment, Target
@@ -20,8 +20,6 @@ from torch_mtia.triton.llvm import Phi
 from torch_mtia.triton.llvm_value import Value, integer
 from torch_mtia.triton.plan import plan
 from torch_mtia.triton.plan.plan import Body, Carried, Step, Steps
-
-ASSUMED_TRIPS = 16  # of a loop whose bounds are not constant, for the estimate of a program's cost
 
 
 def run(env: Environment, steps: Steps) -> None:
@@ -39,7 +37,7 @@ def _do(env: Environment, do: plan.Do) -> None:
         elif op.name in ELEMENTWISE:
             lanes = [env.scalar(operand) for operand in op.operands]
             results = apply(env.b, op, lanes, 0)
-            if env.follows_numbers:
+            if env.follows:
                 watching.computed(env, op, lanes, results, 0)
             env.scalars.update(zip(op.results, results, strict=True))
         else:
@@ -121,12 +119,8 @@ def _for(env: Environment, loop: plan.For) -> None:
     predicate = "ult" if op.attributes.get("unsignedCmp") else "slt"
     b.branch(b.icmp(predicate, induction.value, end), inside, done)
     b.start(inside)
-    trips = ASSUMED_TRIPS
-    if begin.constant is not None and end.constant is not None and step.constant:
-        trips = max(0, -(-(end.constant - begin.constant) // step.constant))
-    with env.repeated(trips):
-        run(env, loop.body)
-        _next_round(env, phis)
+    run(env, loop.body)
+    _next_round(env, phis)
     induction.add(b.binary("add", induction.value, step))
     b.jump(head)
     induction.finish()
@@ -142,16 +136,15 @@ def _while(env: Environment, loop: plan.While) -> None:
     b.jump(head)
     b.start(head)
     phis = _open_head(env, loop.carried, before)
-    with env.repeated(ASSUMED_TRIPS):
-        run(env, loop.head)
-        condition, *passed = first.terminator.operands
-        for value, result, argument in zip(passed, op.results, second.arguments, strict=True):
-            if is_scalar(value):
-                env.scalars[argument] = env.scalars[result] = env.scalar(value)
-        b.branch(env.scalar(condition).value, inside, done)
-        b.start(inside)
-        run(env, loop.body)
-        _next_round(env, phis)
+    run(env, loop.head)
+    condition, *passed = first.terminator.operands
+    for value, result, argument in zip(passed, op.results, second.arguments, strict=True):
+        if is_scalar(value):
+            env.scalars[argument] = env.scalars[result] = env.scalar(value)
+    b.branch(env.scalar(condition).value, inside, done)
+    b.start(inside)
+    run(env, loop.body)
+    _next_round(env, phis)
     b.jump(head)
     for phi in phis.values():
         phi.finish()
@@ -281,6 +274,7 @@ _STEPS: dict[type[Step], Callable[[Environment, Any], None]] = {
     plan.Copy: rearranging.copy,
     plan.Store: lambda env, step: memory.store(env, step, run),
     plan.StoreStaged: memory.store_staged,
+    plan.AddNeighbours: atomic.add_neighbours,
     plan.Reduce: reduce,
     plan.Scan: scan,
     plan.Pack: products.pack,

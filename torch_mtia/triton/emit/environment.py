@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torch_mtia.triton.ir.elements import llvm_element
@@ -36,9 +35,9 @@ class Environment:
         self.module = plan.module
         self.b = Builder(features, saturates_fp8)
         self.depths = _depths(plan.module)
-        self.instrumented = plan.instrumented
-        self.follows_numbers = False  # of an instrumented kernel: what it computes, too
-        self.selects_infinity = False  # see watching.selects_infinity
+        self.instrumented = plan.sites is not None
+        self.plan_sites = plan.sites or {}
+        self.follows = plan.follows
         self.sites: dict[tuple[Op, int], Value] = {}  # constants that describe accesses, where they are instrumented
         self.scalars: dict[Tensor, Lane] = {}
         self.distances: dict[Tensor, Value] = {}  # of what loops move
@@ -46,8 +45,6 @@ class Environment:
         self.leave: list[Callable[[Sequence[Tensor]], None]] = []  # what the functions being written return to
         self.nontemporal = False  # whether stores pass by the caches
         self.tiles = False  # whether products use the registers of AMX
-        self.cost = 0.0  # of one program, in lane instructions
-        self.trips = 1.0  # how often the code being written runs
         self._offsets = plan.offsets
         self._storages: dict[Storage, Value] = {}
         self._parts: dict[tuple[Storage, int], Value] = {}
@@ -91,23 +88,6 @@ class Environment:
         name = self.b.name(stem)
         self.b.entry.append(f"  {name} = getelementptr i8, ptr {base.ref}, i64 {offset}")
         return Value(name, "ptr")
-
-    # Cost -------------------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def repeated(self, trips: float) -> Iterator[None]:
-        """Around code that runs so often."""
-        before = self.trips
-        self.trips = before * trips
-        yield
-        self.trips = before
-
-    @contextlib.contextmanager
-    def counted(self, times: float = 1.0) -> Iterator[None]:
-        """Around code that runs `times` as often as what is around it, and that costs as much as it has lines."""
-        start = len(self.b.lines)
-        yield
-        self.cost += (len(self.b.lines) - start) * self.trips * times
 
 
 def _depths(module: Module) -> dict[Tensor, int]:

@@ -30,7 +30,7 @@ def loop_over(env: Environment, nest: Nest, body: Callable[[Strip], None]) -> No
     b, shape, dim = env.b, nest.shape, nest.dim
     ends = {d: first_beyond(env, nest.sources, end) for d, end in nest.ends.items()}
     index: list[Lane | None] = [None] * len(shape)
-    with contextlib.ExitStack() as stack, env.repeated(nest.strips // nest.unroll):
+    with contextlib.ExitStack() as stack:
         for d, size in enumerate(shape):
             if d != dim:
                 index[d] = Lane(stack.enter_context(b.loop(0, size, 1, ends.get(d))))
@@ -39,19 +39,8 @@ def loop_over(env: Environment, nest: Nest, body: Callable[[Strip], None]) -> No
         first = stack.enter_context(b.loop(0, shape[dim], nest.unroll * width, ends.get(dim)))
         for number in range(nest.unroll):
             index[dim] = Lane(b.add(first, integer(number * width, "i32")), 1 if nest.lanes else 0)
-            with env.counted():
-                body(
-                    Strip(
-                        env,
-                        nest.sources,
-                        complete(index),
-                        nest.lanes,
-                        nest.saves,
-                        outer,
-                        number * width,
-                        nest.accesses,
-                    )
-                )
+            place = number * width
+            body(Strip(env, nest.sources, complete(index), nest.lanes, nest.saves, outer, place, nest.accesses))
 
 
 def hoist(env: Environment, nest: Nest, index: Sequence[Lane | None]) -> Cache:

@@ -20,7 +20,7 @@ from torch_mtia.triton.ir.ops import load_operands, store_operands
 from torch_mtia.triton.lanes import Index, Lane, materialize, offset_address
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, integer, vector_type
-from torch_mtia.triton.plan.plan import Access, Do, Nest, Prefetch, Steps, Store, StoreStaged
+from torch_mtia.triton.plan.plan import Access, Do, Nest, Steps, Store, StoreStaged
 
 CACHE_LINE = 64
 # Keeps LLVM from taking what is loaded for what was there before; the processor keeps loads in order by itself.
@@ -101,8 +101,8 @@ def load_lane(
 def _load(strip: Strip, op: Op, index: Index) -> Lane:
     pointer, mask, other = load_operands(op)
     address, access = strip.value(pointer, index), strip.access(op, index)
-    if access is not None and access.prefetch is not None:
-        _fetch_ahead(strip, pointer, address, index, access.prefetch)
+    if access is not None and access.ahead:
+        _fetch_ahead(strip, pointer, address, index, access)
     return load_lane(
         strip.env,
         op,
@@ -114,15 +114,15 @@ def _load(strip: Strip, op: Op, index: Index) -> Lane:
     )
 
 
-def _fetch_ahead(strip: Strip, pointer: Tensor, address: Lane, index: Index, prefetch: Prefetch) -> None:
-    env, dimension = strip.env, prefetch.dimension
+def _fetch_ahead(strip: Strip, pointer: Tensor, address: Lane, index: Index, access: Access) -> None:
+    env, rows = strip.env, access.rows
     if strip.place * memory_element(pointer)[1] % CACHE_LINE:  # a neighbour fetches
         return
-    if dimension is None:
-        env.b.prefetch(env.b.offset(env.host_address(address.value), prefetch.distance))
+    if rows is None:
+        env.b.prefetch(env.b.offset(env.host_address(address.value), access.ahead))
         return
-    below = Lane(env.b.add(index[dimension].value, integer(prefetch.distance, "i32")))
-    later = (*index[:dimension], below, *index[dimension + 1 :])
+    below = Lane(env.b.add(index[rows].value, integer(access.ahead, "i32")))
+    later = (*index[:rows], below, *index[rows + 1 :])
     env.b.prefetch(env.host_address(Strip(env, strip.sources, later, strip.width).value(pointer).value))
 
 
@@ -178,10 +178,8 @@ def store(env: Environment, step: Store, run: Callable[[Environment, Steps], Non
     whole, partly, done = b.label("whole"), b.label("partly"), b.label("stored")
     b.branch(simple, whole, partly)
     b.start(whole)
-    cost = env.cost
     sources = dataclasses.replace(nest.sources, true=frozenset({step.unmasked}))
     _store(env, step, dataclasses.replace(nest, sources=sources, ends={}), None, nontemporal, run)
-    env.cost = cost  # of one of the two
     b.jump(done)
     b.start(partly)
     _store(env, step, nest, unstaged, nontemporal, run)

@@ -135,7 +135,7 @@ def _pack_transposed(env: Environment, step: Pack) -> None:
     value, target = packed.value, packed.target
     row = vector_type(lanes, memory_type(target.element))
     *batch, words, columns = step.nest.shape
-    with contextlib.ExitStack() as stack, env.counted(step.nest.strips // lanes):
+    with contextlib.ExitStack() as stack:
         outer = [Lane(stack.enter_context(b.loop(0, size, 1))) for size in batch]
         column = stack.enter_context(b.loop(0, columns, lanes))
         lines = [
@@ -196,10 +196,7 @@ def multiply(env: Environment, step: Multiply) -> None:
     count = 1
     for size in batch:
         count *= size
-    with (
-        env.counted(count * inner * (m // step.rows) * (n // step.lanes // step.vectors)),
-        b.loop(0, count, 1) as number,
-    ):
+    with b.loop(0, count, 1) as number:
         index = tuple(Lane(number) for _ in batch)  # at most one, where it is used
         kernel = (_TileKernel if step.tiles else _RegisterKernel)(
             env,

@@ -17,10 +17,8 @@ from torch_mtia.triton.llvm import Builder, Phi
 from torch_mtia.triton.llvm_value import Value, integer
 from torch_mtia.triton.plan.plan import Plan
 
-INSTRUCTIONS_PER_NANOSECOND = 3.0
 # Palette 1, and for each of the eight tiles 64 bytes a row, as numbers of 16 bits, and 16 rows.
 TILE_CONFIGURATION = [1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8]
-BAND = 8  # programs in x
 
 Run: TypeAlias = Callable[[Sequence[Value]], None]
 
@@ -29,13 +27,10 @@ Run: TypeAlias = Callable[[Sequence[Value]], None]
 class Program:
     text: str  # LLVM IR
     arguments: tuple[tuple[int, int], ...]  # kind, size
-    cost: int  # of one program, in nanoseconds
 
 
-def emit_program(plan: Plan, architecture: str, saturates_fp8: bool, follows_numbers: bool = False) -> Program:
+def emit_program(plan: Plan, architecture: str, saturates_fp8: bool) -> Program:
     env = Environment(plan, machine.level(architecture).features, saturates_fp8)
-    env.follows_numbers = follows_numbers and plan.instrumented
-    env.selects_infinity = env.follows_numbers and watching.selects_infinity(plan.module)
     b = env.b
     parameters: list[Value] = []
     for number, (argument, divisor) in enumerate(zip(plan.arguments, plan.divisors, strict=True)):
@@ -61,7 +56,7 @@ def emit_program(plan: Plan, architecture: str, saturates_fp8: bool, follows_num
     )
     if env.nontemporal:
         text += "\n!0 = !{i32 1}\n"
-    return Program(text, arguments, int(env.cost / INSTRUCTIONS_PER_NANOSECOND))
+    return Program(text, arguments)
 
 
 def _kind_and_size(element: str) -> tuple[int, int]:
@@ -96,7 +91,10 @@ def _emit_entry(env: Environment, plan: Plan, parameters: list[Value], hidden: l
             assert len(passed) == len(parameters) + len(hidden)
             b.emit(f"call void @program({', '.join(map(str, passed))})")
 
-        (_in_bands if plan.in_bands else _in_rows)(b, grid, first, last, run)
+        if plan.band:
+            _in_bands(b, plan.band, grid, first, last, run)
+        else:
+            _in_rows(b, grid, first, last, run)
         b.jump(done)
         b.start(done)
         if env.tiles:
@@ -136,7 +134,7 @@ def _in_rows(b: Builder, grid: Sequence[Value], first: Value, last: Value, run: 
             phi.finish()
 
 
-def _in_bands(b: Builder, grid: Sequence[Value], first: Value, last: Value, run: Run) -> None:
+def _in_bands(b: Builder, band_width: int, grid: Sequence[Value], first: Value, last: Value, run: Run) -> None:
     """The grid is cut into bands of neighbours in x, and a band is gone through row by row: what the programs of a row
     share is still in the caches for the next one of them, and what those of a column share for the next row."""
     grid_x, grid_y = (b.zext(size, "i64") for size in grid[:2])
@@ -144,7 +142,7 @@ def _in_bands(b: Builder, grid: Sequence[Value], first: Value, last: Value, run:
     def divided(number: Value, by: Value) -> tuple[Value, Value]:
         return b.binary("udiv", number, by), b.binary("urem", number, by)
 
-    plane, width = b.mul(grid_x, grid_y), integer(BAND, "i64")
+    plane, width = b.mul(grid_x, grid_y), integer(band_width, "i64")
     with _numbers(b, first, last) as number:
         z, in_plane = divided(number, plane)
         band, in_band = divided(in_plane, b.mul(grid_y, width))

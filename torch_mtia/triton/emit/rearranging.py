@@ -35,7 +35,7 @@ def transpose(env: Environment, step: Transpose) -> None:
     b, width, shape = env.b, step.lanes, step.target.shape
     index: list[Lane | None] = [None] * len(shape)
     ends = {d: first_beyond(env, step.sources, end) for d, end in step.ends.items()}
-    with env.counted(step.value.type.numel // width**2), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         for d in sorted(range(len(shape)), key=lambda d: d == step.along):  # whole cache lines, one after the other
             stride = width if d in (step.along, step.across) else 1
             index[d] = Lane(stack.enter_context(b.loop(0, shape[d], stride, ends.get(d))))

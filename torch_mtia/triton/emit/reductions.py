@@ -15,7 +15,6 @@ from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.lanes import Index, Lane, materialize
 from torch_mtia.triton.llvm_value import Value, constant_vector, integer
 from torch_mtia.triton.plan.plan import Reduce, Scan
-from torch_mtia.triton.plan.reductions import ACCUMULATORS
 
 
 def reduce(env: Environment, step: Reduce) -> None:
@@ -27,7 +26,7 @@ def reduce(env: Environment, step: Reduce) -> None:
     if step.end is not None:
         combined = lambda left, right: combine(env, op, left, right, 0)  # noqa: E731
         limit, beyond = reduction_limit(env, nest.sources, step.end, combined)
-    with env.counted(nest.strips / ACCUMULATORS), loops_around(env, nest, axis, width * side) as outer:
+    with loops_around(env, nest, axis, width * side) as outer:
         places: list[list[Lane]] = []
         for number in range(side):
             place = list(outer)
@@ -174,7 +173,7 @@ def scan(env: Environment, plan: Scan) -> None:
     b, op, nest, axis, step = env.b, plan.op, plan.nest, plan.axis, plan.step
     width, size = nest.lanes, nest.shape[axis]
 
-    with env.counted(nest.strips / 2), loops_around(env, nest, axis, width) as outer:
+    with loops_around(env, nest, axis, width) as outer:
 
         def index_at(position: Value) -> Index:
             if plan.reverse:
@@ -252,7 +251,7 @@ def _inline_block(
             results = inline(env, callee.body, lanes, width, across)
         elif op.name in ELEMENTWISE:
             results = apply(env.b, op, lanes, width)
-            if env.follows_numbers:
+            if env.follows:
                 watching.computed(env, op, lanes, results, width, across)
         elif op.name == "tt.assert":
             check_assertion(env.b, op, lanes[0], width)

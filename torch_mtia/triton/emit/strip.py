@@ -70,11 +70,13 @@ class Strip:
             self.cache[(key, "index")] = Lane(undefined("i1")) if index is self.index else _Kept(index)
         return found
 
-    def access(self, op: Op, index: Index) -> Access | None:
-        """What the plan says about a load at `index`."""
+    def access(self, what: Op | Tensor, index: Index) -> Access | None:
+        """What the plan says about a load, a division, or a tensor in a buffer, at `index`."""
+        if not self.accesses:
+            return None
         own = {id(lane): d for d, lane in enumerate(self.index)}
         dims = tuple(None if lane is ZERO else own.get(id(lane), -1) for lane in index)
-        return self.accesses.get((op, dims))
+        return self.accesses.get((what, dims))
 
     def at(self, index: Index) -> Strip:
         """The strip at another index, of the same nest: what both evaluate is evaluated once."""
@@ -106,7 +108,8 @@ class Strip:
     def _evaluate(self, value: Tensor, index: Index) -> Lane:
         buffer = self.sources.materialized.get(value)
         if buffer is not None:
-            return read_buffer(self.env, buffer, index, self.width)
+            access = self.access(value, index)
+            return read_buffer(self.env, buffer, index, self.width, None if access is None else access.kind)
         start = self.sources.advanced.get(value)
         if start is not None:
             return _advance(self.b, self.value(start, index), self.env.distances[value], self.width)
@@ -117,8 +120,9 @@ class Strip:
             lane = rule(self, op, index)
         elif op.name in ELEMENTWISE:
             lanes = [self.value(operand, index) for operand in op.operands]
-            results = apply(self.b, op, lanes, self.width)
-            if self.env.follows_numbers:
+            access = self.access(op, index) if op.name == "arith.divf" else None
+            results = apply(self.b, op, lanes, self.width, access is not None and access.kind == "reciprocal")
+            if self.env.follows:
                 watching.computed(self.env, op, lanes, results, self.width)
             for result, computed in zip(op.results, results, strict=True):
                 if result is not value:
@@ -153,7 +157,7 @@ class _Kept(Lane):
         self.index = index
 
 
-def apply(b: Builder, op: Op, lanes: list[Lane], width: int) -> list[Lane]:
+def apply(b: Builder, op: Op, lanes: list[Lane], width: int, by_reciprocal: bool = False) -> list[Lane]:
     """An elementwise operation on strips: on scalars or strides where that is enough, else on vectors."""
     if all(lane.uniform for lane in lanes):
         computed = ELEMENTWISE[op.name](b, op, [lane.value for lane in lanes])
@@ -173,7 +177,7 @@ def apply(b: Builder, op: Op, lanes: list[Lane], width: int) -> list[Lane]:
     if op.name == "arith.select" and lanes[0].uniform:
         chosen = b.select(lanes[0].value, *(materialize(b, lane, width) for lane in lanes[1:]))
         return [Lane(chosen, None)]
-    if op.name == "arith.divf" and lanes[1].uniform and lanes[1].value.type == "float":
+    if by_reciprocal:
         return [Lane(vecmath.divided_by_scalar(b, materialize(b, lanes[0], width), lanes[1].value), None)]
     return [Lane(value, None) for value in _computed(b, op, lanes, width)]
 

@@ -6,22 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch_mtia.triton import abi, image
-from torch_mtia.triton.analyses.provenance import pointer_argument
 from torch_mtia.triton.emit.environment import CONTEXT, PROGRAM, Environment
-from torch_mtia.triton.ir.attributes import Dense, float_bits
 from torch_mtia.triton.ir.elements import element_size
-from torch_mtia.triton.ir.module import Module, Op
-from torch_mtia.triton.ir.module import Value as Tensor
+from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, element_of, integer, lanes_of, vector_type
+from torch_mtia.triton.plan.instrumentation import INFINITY, ONLY_NAN
 
 ACCESS = "watched_access"
 _NULL = Value("null", "ptr")
 _NONE = integer(0, "i64")
-_ACQUIRING, _RELEASING = (2, 4), (3, 4)  # triton::MemSemantic
-_EXCHANGE = 10  # triton::RMWOp
-_WITHIN_PROGRAM = 2  # triton::MemSyncScope, cta
 
 
 def begin_program(env: Environment) -> None:
@@ -65,8 +60,6 @@ def allowed(
 # What makes NaN or infinity -------------------------------------------------------------------------------------------
 
 COMPUTED = "watched_computed"
-# In bits, without the sign: infinity. NaN is more.
-_INFINITY = {"f64": 0x7FF << 52, "f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80, "f8E5M2": 0x7C}
 _REINTERPRETS = ("arith.bitcast", "tt.bitcast", "arith.constant", "arith.select")  # makes no numbers
 
 
@@ -80,18 +73,18 @@ def computed(
     b = env.b
     for value, lane in zip(op.results, results, strict=True):
         element = value.type.element
-        if element not in _INFINITY:
+        if element not in INFINITY:
             continue
         wide = 0 if lane.uniform else width
         made_nan, made_infinity = _not_finite(b, element, materialize(b, lane, wide))
         for each, given in zip(op.operands, operands, strict=True):
-            if each.type.element not in _INFINITY:
+            if each.type.element not in INFINITY:
                 continue
             given_nan, given_infinity = _not_finite(b, each.type.element, materialize(b, given, wide))
             either = b.binary("or", given_nan, given_infinity)
             made_nan = b.select(given_nan, b.integer_like(0, made_nan), made_nan)
             made_infinity = b.select(either, b.integer_like(0, made_infinity), made_infinity)
-        made = made_nan if env.selects_infinity else b.binary("or", made_nan, made_infinity)
+        made = made_nan if env.follows == ONLY_NAN else b.binary("or", made_nan, made_infinity)
         if wide and across is not None:
             made = b.intrinsic(f"llvm.vector.reduce.or.v{wide}i1", "i1", made)
         if made.type == "i1":
@@ -104,7 +97,7 @@ def computed(
 
 def is_followed(env: Environment, element: str) -> bool:
     """Whether it matters that a number of this type is not finite."""
-    return env.follows_numbers and element in _INFINITY
+    return bool(env.follows) and element in INFINITY
 
 
 def passed(env: Environment, op: Op, results: list[Value]) -> None:
@@ -152,7 +145,7 @@ def _made(env: Environment, element: str, old: Value, new: Value) -> Value:
     b = env.b
     nan, infinity = _not_finite(b, element, new)
     old_nan, old_infinity = _not_finite(b, element, old)
-    made = nan if env.selects_infinity else b.binary("or", nan, infinity)
+    made = nan if env.follows == ONLY_NAN else b.binary("or", nan, infinity)
     return b.select(b.binary("or", old_nan, old_infinity), b.integer_like(0, made), made)
 
 
@@ -164,35 +157,10 @@ def _any(b: Builder, flags: list[Value]) -> Value:
     return b.intrinsic(f"llvm.vector.reduce.or.v{lanes}i1", "i1", some) if lanes else some
 
 
-def selects_infinity(module: Module) -> bool:
-    """Whether a kernel puts an infinite constant in the place of numbers, as `tl.where(mask, x, -float("inf"))` does.
-    Whether it stores that one, or one that it has made in the same lanes and masked off, is not known."""
-    return any(
-        op.name == "arith.select" and any(map(_is_infinite, op.operands[1:]))
-        for function in module.functions.values()
-        for op in function.body.walk()
-    )
-
-
-def _is_infinite(value: Tensor) -> bool:
-    """Whether it is such a constant."""
-    op = value.op
-    while op is not None and op.name == "tt.splat":
-        op = op.operands[0].op
-    element = value.type.element
-    if op is None or op.name != "arith.constant" or element not in _INFINITY:
-        return False
-    constant = op.attributes["value"]
-    if isinstance(constant, Dense):
-        constant = constant.values[0]
-    sign = 1 << (8 * element_size(element) - 1)
-    return float_bits(constant, element) & ~sign == _INFINITY[element]
-
-
 def _not_finite(b: Builder, element: str, value: Value) -> tuple[Value, Value]:
     """Whether it is NaN, and whether it is infinite."""
     bits = b.bitcast(value, f"i{8 * element_size(element)}")
-    infinity = _INFINITY[element]
+    infinity = INFINITY[element]
     magnitude = b.binary("and", bits, b.integer_like((1 << (8 * element_size(element) - 1)) - 1, bits))
     return (
         b.icmp("ugt", magnitude, b.integer_like(infinity, magnitude)),
@@ -223,7 +191,7 @@ def _define_computed(b: Builder) -> None:
 
 
 def _computing_site(env: Environment, op: Op, size: int) -> Value:
-    only_nan = abi.SITE_FLOAT if env.selects_infinity else 0
+    only_nan = abi.SITE_FLOAT if env.follows == ONLY_NAN else 0
     return _describe(env, op, abi.SITE_COMPUTES | only_nan, size, -1, "")
 
 
@@ -262,14 +230,13 @@ def _define_access(b: Builder) -> None:
 
 def _site(env: Environment, op: Op, size: int) -> Value:
     """Its constant, an mtia_site."""
-    return _accessing_site(env, op, _kind(op), size)
+    return _accessing_site(env, op, env.plan_sites[op].kind, size)
 
 
 def _accessing_site(env: Environment, op: Op, kind: int, size: int) -> Value:
-    argument = pointer_argument(op.operands[0])
-    arguments = env.module.kernel.body.blocks[0].arguments
+    argument, arguments = env.plan_sites[op].argument, env.module.kernel.body.blocks[0].arguments
     offset, name = -1, ""
-    if argument is not None and argument in arguments:
+    if argument is not None:
         packed, _ = image.lay_out([image.Argument(0, element_size(each.type.element)) for each in arguments])
         offset, name = packed[arguments.index(argument)], argument.name.lstrip("%")
     return _describe(env, op, kind | _NUMBERS.get(op.operands[0].type.pointee, 0), size, offset, name)
@@ -289,44 +256,3 @@ def _describe(env: Environment, op: Op, kind: int, size: int, offset: int, name:
     b.globals.append(f"{ref} = private constant {{ i32, i32, i32, i32, i64, ptr, ptr }} {{ {fields} }}, align 8")
     env.sites[op, kind] = Value(ref, "ptr")
     return env.sites[op, kind]
-
-
-def _is_chosen(value: Tensor) -> bool:
-    """Whether only lanes of it that an arith.select chooses have a say in anything."""
-    return bool(value.users) and all(
-        value is not user.operands[0]
-        if user.name == "arith.select"
-        else user.name in _SAME_LANES and _is_chosen(user.results[0])
-        for user in value.users
-    )
-
-
-_SAME_LANES = (
-    "arith.extf",
-    "arith.extsi",
-    "arith.extui",
-    "arith.truncf",
-    "tt.broadcast",
-    "tt.expand_dims",
-    "tt.reshape",
-)
-
-
-def _kind(op: Op) -> int:
-    if op.name == "tt.store":
-        return abi.SITE_WRITES
-    if op.name == "tt.load":
-        # Others see what a volatile load looks at written in one piece.
-        is_volatile = op.attributes.get("isVolatile")
-        kind = abi.SITE_READS | (abi.SITE_ATOMIC | abi.SITE_ACQUIRES if is_volatile else 0)
-        return kind | (abi.SITE_CHOOSES if _is_chosen(op.results[0]) else 0)
-    order, is_used = op.attributes.get("sem", 4), bool(op.results[0].users)
-    kind = abi.SITE_WRITES
-    if is_used or op.attributes.get("atomic_rmw_op") != _EXCHANGE:
-        kind |= abi.SITE_READS
-    if op.attributes.get("scope") == _WITHIN_PROGRAM:  # to other programs it is a load and a store
-        return kind
-    kind |= abi.SITE_ATOMIC
-    if is_used and order in _ACQUIRING:
-        kind |= abi.SITE_ACQUIRES
-    return kind | (abi.SITE_RELEASES if order in _RELEASING else 0)

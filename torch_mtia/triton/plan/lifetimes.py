@@ -5,26 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from torch_mtia.triton.plan.plan import (
-    Body,
-    Branch,
-    Buffer,
-    Call,
-    Carried,
-    Factors,
-    For,
-    If,
-    Lifetime,
-    MapElements,
-    Nest,
-    Packed,
-    Sources,
-    Step,
-    Steps,
-    Storage,
-    Store,
-    While,
-)
+from torch_mtia.triton.plan.plan import Body, Buffer, For, Lifetime, MapElements, Part, Step, Steps, Storage, While
 
 ALIGNMENT = 64
 
@@ -75,32 +56,25 @@ class _Walk:
                 self.uses[storage] = first, self.step
 
 
-def _inside(step: Step) -> tuple[Steps | Body, ...]:
-    if isinstance(step, For):
-        return (step.body,)
-    if isinstance(step, While):
-        return step.head, step.body
-    if isinstance(step, If):
-        return step.branches
-    if isinstance(step, Branch):
-        return step.ways
-    if isinstance(step, Store):
-        return (step.afterwards,)
-    return (step.body,) if isinstance(step, (Call, MapElements)) else ()
+def _inside(step: Step) -> Iterator[Steps | Body]:
+    for field in dataclasses.fields(step):  # type: ignore[arg-type]
+        value, title = getattr(step, field.name), field.metadata.get("steps")
+        if isinstance(value, Body):
+            yield value
+        elif title is not None:
+            yield from value if "|" in title else (value,)
 
 
 def _buffers(part: object) -> Iterator[Buffer]:
     """What a step itself uses, without the steps inside it."""
     if isinstance(part, Buffer):
         yield part
-    elif isinstance(part, tuple):
-        for item in part:
-            if not isinstance(item, Step):
+    elif isinstance(part, (tuple, Mapping)):
+        for item in part.values() if isinstance(part, Mapping) else part:
+            if not isinstance(item, (Step, Body)):
                 yield from _buffers(item)
-    elif isinstance(part, Mapping):
-        yield from _buffers(tuple(part.values()))
-    elif isinstance(part, (Step, Nest, Sources, Carried, Factors, Packed)):
-        yield from _buffers(tuple(getattr(part, field.name) for field in dataclasses.fields(part)))  # type: ignore[arg-type]
+    elif isinstance(part, Part):
+        yield from _buffers(vars(part))
 
 
 def offsets(used: Mapping[Storage, Lifetime]) -> dict[Storage, int]:

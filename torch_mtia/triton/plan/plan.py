@@ -1,16 +1,19 @@
 """What is decided about a kernel before any code is written: which loops, along which dimensions, what is kept where.
 
 A plan is a list of steps in program order; those of control flow have lists of their own. Nothing changes once it is
-made. text.py prints one, as `title` and `shown` say; emit/ writes the code for it.
+made. Passes over it (unrolling.py, prefetch.py, streaming.py, instrumentation.py, cost.py) return a new one. text.py
+prints one, as `title` and `shown` say; emit/ writes the code for it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from torch_mtia.triton import abi
 from torch_mtia.triton.analyses.few_bits import FewBits
 from torch_mtia.triton.analyses.masks import End, ReductionEnd
 from torch_mtia.triton.analyses.provenance import Step as Move
@@ -22,9 +25,10 @@ from torch_mtia.triton.ir.ops import Dims
 Shape = tuple[int, ...]
 
 
-def shown(text: str) -> dict[str, str]:
-    """The metadata of a field that is a line of the plan's text, or of a mapping a line for each entry: text.py."""
-    return {"text": text}
+def shown(text: str, *, optional: bool = False) -> dict[str, object]:
+    """The metadata of a field that is a line of the plan's text, or of a mapping a line for each entry: text.py.
+    `optional`: whether the line may be taken out of the text, since the code is right without it."""
+    return {"text": text, "optional": optional}
 
 
 def steps(title: str) -> dict[str, str]:
@@ -34,6 +38,22 @@ def steps(title: str) -> dict[str, str]:
 
 class Part:
     """Of a plan: has fields that its text shows."""
+
+
+def transformed(part: Any, change: Callable[[Any], Any]) -> Any:
+    """A part of a plan, or a tuple of them, with each part inside, and then itself, as `change` returns it."""
+    if isinstance(part, tuple):
+        if not part or not isinstance(part[0], (Part, tuple)):
+            return part
+        inside = tuple([transformed(each, change) for each in part])
+        return part if all(map(operator.is_, inside, part)) else inside
+    if not isinstance(part, Part):
+        return part
+    changes = {}
+    for name, old in vars(part).items():
+        if isinstance(old, (Part, tuple)) and (new := transformed(old, change)) is not old:
+            changes[name] = new
+    return change(dataclasses.replace(part, **changes) if changes else part)  # type: ignore[type-var]
 
 
 def row_major(shape: Shape) -> Shape:
@@ -120,25 +140,24 @@ class Sources(Part):
 
 
 @dataclasses.dataclass(frozen=True)
-class Prefetch:
-    """What is fetched ahead of a load: so many bytes after the strip, or what lies so many rows below it."""
-
-    dimension: int | None  # of the pointer's own: that of the rows; None: bytes
-    distance: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Access:
     """How a nest accesses the strips of a load or a store: "vector" (neighbours), "strided" (at one distance), "gather"
-    or "scatter" (lane by lane), or "scalar"."""
+    or "scatter" (lane by lane), or "scalar". Of a buffer, what is not said is a vector or a scalar. A division of a
+    strip by one number is by its "reciprocal", which takes less time and gives the same, or "exact"."""
 
+    title: ClassVar[str] = "{=kind}[, prefetches {=ahead} {unit} ahead][, {=nontemporal:past the caches}]"
     kind: str
-    prefetch: Prefetch | None = None
+    ahead: int = 0  # of a load of neighbours: so many bytes after the strip, or rows below it, are fetched; 0: nothing
+    rows: int | None = None  # the dimension of these rows, which is the pointer's own
     nontemporal: bool = False  # a store that passes by the caches where the step's condition holds
 
+    @property
+    def unit(self) -> str:
+        return "bytes" if self.rows is None else "rows"
 
-# By operation, and by the dimensions of the nest that its own are.
-Accesses = dict[tuple[Op, Dims], Access]
+
+# By operation, or by the tensor in a buffer, and by the dimensions of the nest that its own are.
+Accesses = dict[tuple["Op | Value", Dims], Access]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,7 +171,7 @@ class Nest(Part):
     is written to a buffer by the first nest that evaluates it.
     """
 
-    shape: Shape = field(metadata=shown("over {shape}, {strip}[, {unrolled} strips in a round]"))
+    shape: Shape = field(metadata=shown("over {shape}, {strip}[, {=unroll} strips in a round]"))
     dim: int
     lanes: int
     roots: tuple[Value, ...]  # what is evaluated
@@ -161,19 +180,15 @@ class Nest(Part):
     saves: Mapping[Value, Buffer] = field(default_factory=dict, metadata=shown("keeps {} in {}"))
     # Evaluated outside of the innermost loop, at these dimensions.
     hoisted: tuple[tuple[Value, Dims], ...] = field(
-        default=(), metadata=shown("outside of the innermost loop: {hoisted}")
+        default=(), metadata=shown("outside of the innermost loop: {hoisted}", optional=True)
     )
-    ends: Mapping[int, End] = field(default_factory=dict, metadata=shown("ends along dimension {} {}"))
+    ends: Mapping[int, End] = field(default_factory=dict, metadata=shown("ends along dimension {} {}", optional=True))
     unroll: int = 1  # strips in a round of the innermost loop
 
     @property
     def strip(self) -> str:
         along = f" along dimension {self.dim}" if len(self.shape) > 1 else ""
         return f"{self.lanes} at a time{along}" if self.lanes else "one by one"
-
-    @property
-    def unrolled(self) -> int:
-        return self.unroll if self.unroll > 1 else 0
 
     @property
     def strips(self) -> int:
@@ -235,7 +250,7 @@ class Transpose(Step):
     lanes: int
     accesses: Accesses = field(metadata=shown("{}: {}"))
     sources: Sources
-    ends: Mapping[int, End] = field(metadata=shown("ends along dimension {} {}"))
+    ends: Mapping[int, End] = field(metadata=shown("ends along dimension {} {}", optional=True))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -255,15 +270,26 @@ class Store(Step):
     nest: Nest
     stores: tuple[Op, ...]
     # A mask that is true throughout where no loop ends early, if code without it is worth it.
-    unmasked: Value | None = field(metadata=shown("without {unmasked} where no loop ends early"))
+    unmasked: Value | None = field(metadata=shown("without {unmasked} where no loop ends early", optional=True))
     unstaged: Expression = field(metadata=shown("unstaged"))
-    nontemporal: Expression | None = field(metadata=shown("past the caches"))
+    nontemporal: Expression | None = field(metadata=shown("past the caches", optional=True))
     staged: tuple[Buffer, ...] = ()
     afterwards: Steps = field(default=(), metadata=steps("  otherwise by way of {staged}"))
 
     @property
     def stored(self) -> str:
         return ", ".join(f"{store.operands[1]} to {store.operands[0]}" for store in self.stores)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AddNeighbours(Step):
+    """An atomic sum of elements that are neighbours in memory. Those that fill one piece there are swapped at once if
+    none of their strip is masked off."""
+
+    title = "add {op.operands[1]} to {op.operands[0]}, {piece} neighbours at once"
+    op: Op
+    nest: Nest
+    piece: int  # 1: each element by itself
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -289,7 +315,9 @@ class Reduce(Step):
     chains: int  # accumulators for each strip
     # Strips that are combined before the next ones, if the order matters.
     group: int = field(metadata=shown("in {order}"))
-    end: ReductionEnd | None = field(metadata=shown("ends before {end.end.size} {end}, if the rest changes nothing"))
+    end: ReductionEnd | None = field(
+        metadata=shown("ends before {end.end.size} {end}, if the rest changes nothing", optional=True)
+    )
 
     @property
     def written(self) -> tuple[Buffer, ...]:
@@ -403,12 +431,12 @@ class Multiply(Step):
     op: Op
     target: Buffer
     # Elements of a row of `left`, rows of `right`.
-    inner: int = field(metadata=shown("{sizes}, {depth} products at a time, {unroll} in a round"))
+    inner: int = field(metadata=shown("{sizes}, {depth} products at a time, {=unroll} in a round"))
     words: str  # the format of which each element, of 32 bits, holds several; none if empty
     tiles: bool  # whether each 16 vectors of the accumulators, one below the other, are a register of AMX
     rows: int = field(metadata=shown("accumulators: {accumulators}"))  # that stay in registers
     # A load: after its rows lies, most likely, the right operand of the next product.
-    upcoming: Op | None = field(metadata=shown("prefetches what follows {upcoming.results}"))
+    upcoming: Op | None = field(metadata=shown("prefetches what follows {upcoming.results}", optional=True))
     products: tuple[Factors, ...]
     vectors: int  # of each row of them
     lanes: int
@@ -512,13 +540,13 @@ class If(Step):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PlannedBlock:
+class PlannedBlock(Part):
     block: Block
     steps: Steps
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Body:
+class Body(Part):
     """Of a function: blocks with branches between them."""
 
     blocks: tuple[PlannedBlock, ...]
@@ -571,18 +599,44 @@ class MapElements(Step):
     body: Body
 
 
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """What the watch of an instrumented kernel is told about an access: Note [Watched kernels] in mtia_runtime.h."""
+
+    title: ClassVar[str] = "{kinds}[, of {argument}]"
+    kind: int  # abi.SITE_...
+    argument: Value | None  # of the kernel, that its pointer is computed from
+
+    @property
+    def kinds(self) -> str:
+        names = ("reads", "writes", "atomic", "acquires", "releases")
+        return " ".join(name for bit, name in enumerate(names) if self.kind >> bit & 1) + (
+            ", chosen" if self.kind & abi.SITE_CHOOSES else ""
+        )
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(Part):
     """Of a whole kernel, for strips of `lanes`."""
 
+    title: ClassVar[str] = "kernel {name}({parameters})"
     module: Module
     name: str
     arguments: tuple[Value, ...]
     divisors: tuple[int, ...]  # a power of two that divides each argument
     body: Body
-    lanes: int
-    instrumented: bool
+    lanes: int = field(metadata=shown("strips of {lanes} lanes, {scratch_size} bytes of scratch memory"))
     lifetimes: Mapping[Storage, Lifetime]
     offsets: Mapping[Storage, int]  # in scratch memory; those that are not in use at one time may share it
     scratch_size: int  # bytes, of one program
-    in_bands: bool  # whether programs run in bands of the grid (_in_bands in emit/program.py), not in rows
+    # Programs in x of the bands that they run in; 0: in rows of the grid
+    band: int = field(metadata=shown("programs run in bands of the grid, {=band} wide in x", optional=True))
+    cost: int = field(default=0, metadata=shown("about {=cost} ns for each program"))
+    # Of accesses, if the kernel is instrumented.
+    sites: Mapping[Op, Site] | None = field(default=None, metadata=shown("watches what {}: {}"))
+    # "NaN" or "NaN or infinity", if what makes them is watched too.
+    follows: str = field(default="", metadata=shown("watches what makes {follows}"))
+
+    @property
+    def parameters(self) -> str:
+        return ", ".join(f"{value}: {value.type.element}" for value in self.arguments)

@@ -20,11 +20,9 @@ from torch_mtia.triton.analyses.provenance import advanced_operands
 from torch_mtia.triton.analyses.strips import (
     UNKNOWN,
     Lanes,
-    Scalar,
     StripAnalysis,
     counter,
     kind_of,
-    power_of_two_divisor,
     store_kind,
 )
 from torch_mtia.triton.analyses.walk import own_dims, walk
@@ -49,7 +47,6 @@ from torch_mtia.triton.plan.plan import (
     Do,
     Evaluate,
     Nest,
-    Prefetch,
     Shape,
     Sources,
     Step,
@@ -60,10 +57,6 @@ from torch_mtia.triton.plan.plan import (
 )
 
 MAX_STORES = 4  # in a nest
-LIGHT = 20  # the cost of a strip below which
-UNROLL = 2  # are in one round of a loop
-PREFETCH_BYTES = 2 << 10
-NONTEMPORAL_SIZES = (16, 32, 64)  # bytes that a store past the caches may write
 STACK_LIMIT = 16 << 10  # bytes of one buffer
 STACK_TOTAL = 48 << 10
 
@@ -333,7 +326,6 @@ class Planner:
         one_by_one: bool = False,
         mask: Value | None = None,
         stores: Sequence[Op] = (),
-        nontemporal: bool = False,
     ) -> Nest:
         """Loops in which `op` evaluates `roots`; where `mask` is false, it does nothing. What they keep is materialized
         after them."""
@@ -345,11 +337,9 @@ class Planner:
         buffers = {value: self.save_buffer(value, dim) for value in saves}
         lanes = 0 if one_by_one else self.lanes_along(shape, dim)
         sources, hoisted = self.sources(roots), self.hoisted(roots, shape, dim, lanes)
-        unroll = self._unroll(roots, shape, dim, lanes)
-        index = self.index(shape, dim, lanes, unroll)
-        accesses = self.accesses(roots, shape, index, lanes, stores, nontemporal)
+        accesses = self.accesses(roots, shape, self.index(shape, dim, lanes), lanes, stores)
         self.materialized.update(buffers)
-        return Nest(shape, dim, lanes, tuple(roots), accesses, sources, buffers, hoisted, limits, unroll)
+        return Nest(shape, dim, lanes, tuple(roots), accesses, sources, buffers, hoisted, limits)
 
     def plain_nest(
         self,
@@ -366,12 +356,10 @@ class Planner:
         sources = self.sources(roots)
         return Nest(shape, dim, lanes, tuple(roots), accesses or {}, sources, unroll=unroll)
 
-    def index(self, shape: Shape, dim: int, lanes: int, unroll: int = 1) -> list[Lanes]:
+    def index(self, shape: Shape, dim: int, lanes: int) -> list[Lanes]:
         """What is known of the index of a strip in loops over `shape`."""
         index = [counter(size, 1) for size in shape]
-        index[dim] = counter(shape[dim], unroll * max(lanes, 1), int(lanes > 0))
-        if unroll > 1:  # those after the first strip of a round
-            index[dim] = Lanes(Scalar(None, power_of_two_divisor(lanes), True), 1)
+        index[dim] = counter(shape[dim], max(lanes, 1), int(lanes > 0))
         return index
 
     def accesses(
@@ -381,51 +369,37 @@ class Planner:
         index: Sequence[Lanes],
         lanes: int,
         stores: Sequence[Op] = (),
-        nontemporal: bool = False,
     ) -> Accesses:
         """How strips at `index` access memory to evaluate `roots`, and for `stores`."""
         at_index = [(root, own_dims(root)) for root in roots if root.type.shape == shape]
         strips = self.strips.lanes(at_index, index, lanes, self.available)
         found: Accesses = {}
         for value, dims in strips:
-            if value.op is None or not is_load(value.op) or not self.available.is_fused(value):
+            if (buffer := self.materialized.get(value)) is not None:
+                kind = _buffer_kind(buffer, [None if d is None else index[d] for d in dims], lanes)
+                if kind not in ("vector", "scalar"):
+                    found[value, dims] = Access(kind)
                 continue
-            pointer, *others = load_operands(value.op)
-            size, address = pointee_size(value.op), strips[pointer, dims]
-            conditions = [None if each is None else strips[each, operand_dims(value.op, each, dims)] for each in others]
-            prefetch = self._prefetch(pointer, dims, index, size) if lanes and address.stride == size else None
-            found[value.op, dims] = Access(kind_of(address, size, lanes, *conditions), prefetch)
+            op = value.op
+            if op is None or not self.available.is_fused(value):
+                continue
+            if is_load(op):
+                pointer, *others = load_operands(op)
+                conditions = [None if each is None else strips[each, operand_dims(op, each, dims)] for each in others]
+                found[op, dims] = Access(kind_of(strips[pointer, dims], pointee_size(op), lanes, *conditions))
+            elif op.name == "arith.divf" and lanes and value.type.element == "f32" and "fma" in self.features:
+                dividend, divisor = (strips[operand, dims] for operand in op.operands)
+                if divisor.uniform and not dividend.uniform:
+                    found[op, dims] = Access("reciprocal")
         for store in stores:
-            pointer, size = store.operands[0], pointee_size(store)
-            kind = store_kind(strips[pointer, own_dims(pointer)], size, lanes)
-            bypasses = nontemporal and kind == "vector" and lanes * size in NONTEMPORAL_SIZES
-            found[store, own_dims(pointer)] = Access(kind, nontemporal=bypasses)
+            pointer = store.operands[0]
+            kind = store_kind(strips[pointer, own_dims(pointer)], pointee_size(store), lanes)
+            found[store, own_dims(pointer)] = Access(kind)
         return found
-
-    def _prefetch(self, pointer: Value, dims: Dims, index: Sequence[Lanes], size: int) -> Prefetch | None:
-        """What to fetch while a strip of neighbours is loaded: the long chains of a strip's instructions leave the
-        processor no room to get there by itself. After the last row lies what the next program or round reads."""
-        shape = shape_of(pointer)
-        along = next((place for place, d in enumerate(dims) if d is not None and index[d].stride == 1), None)
-        if along is None:
-            return None
-        outer = max((place for place, extent in enumerate(shape) if place != along and extent > 1), default=None)
-        if outer is None:
-            return Prefetch(None, PREFETCH_BYTES)
-        if not self.affine.has_pattern(pointer) or self.available.reads_buffers(pointer):
-            return None
-        return Prefetch(outer, max(PREFETCH_BYTES // (shape[along] * size), 1))
 
     def lanes_along(self, shape: Shape, dim: int) -> int:
         width = min(self.lanes, shape[dim])
         return width if width > 1 else 0
-
-    def _unroll(self, roots: Sequence[Value], shape: Shape, dim: int, lanes: int) -> int:
-        """Strips in a round of the innermost loop: several if what is to be done takes no longer than the loop."""
-        loads = filter(self.affine.is_plain_load, self.available.reach(roots, shape))
-        known = dict.fromkeys(loads, RELOAD)
-        cost = sum(self.available.cost(root, self.affine, known) for root in roots)
-        return UNROLL if lanes and cost < LIGHT and shape[dim] % (UNROLL * lanes) == 0 else 1
 
     def hoisted(self, roots: Sequence[Value], shape: Shape, inner: int, lanes: int) -> tuple[tuple[Value, Dims], ...]:
         """What does not change in the innermost loop, and the dimensions of the nest that its own are; None where it is
@@ -487,10 +461,9 @@ class Planner:
         else:
             lanes = self.lanes_along(shape, dim)
             hoisted = self.hoisted(roots, shape, dim, lanes)
-            unroll = self._unroll(roots, shape, dim, lanes)
             sources = self.sources(roots)
-            accesses = self.accesses(roots, shape, self.index(shape, dim, lanes, unroll), lanes)
-            nest = Nest(shape, dim, lanes, tuple(roots), accesses, sources, buffers, hoisted, {}, unroll)
+            accesses = self.accesses(roots, shape, self.index(shape, dim, lanes), lanes)
+            nest = Nest(shape, dim, lanes, tuple(roots), accesses, sources, buffers, hoisted)
             self.add(Evaluate(nest, tuple(writes)))
         self.materialized.update(buffers)
         for (value, buffer), (_, target) in zip(writes, work, strict=True):
@@ -532,6 +505,15 @@ def _writes_memory(op: Op) -> bool:
     if op.name in OPS and OPS[op.name].writes:
         return True
     return any(inner.name in OPS and OPS[inner.name].writes for region in op.regions for inner in region.walk())
+
+
+def _buffer_kind(buffer: Buffer, index: Sequence[Lanes | None], lanes: int) -> str:
+    strides = [0 if lane is None else lane.stride for lane in index]
+    total: int | None = 0
+    for stride, distance in zip(strides, buffer.strides, strict=True):
+        if distance and total is not None:
+            total = total + stride * distance if isinstance(stride, int) else None
+    return kind_of(Lanes(stride=total), 1, lanes)
 
 
 def shape_of(value: Value) -> Shape:

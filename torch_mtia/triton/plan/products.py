@@ -341,7 +341,7 @@ def _pack_words(planner: Planner, op: Op, values: list[Value], element: str) -> 
     if transposed:
         accesses = _accesses_of_columns(planner, values[0], per_word(element))
     else:
-        index = planner.index(words, last, planner.lanes_along(words, last), unroll)
+        index = planner.index(words, last, planner.lanes_along(words, last))
         index[-2] = Lanes(Scalar(nonnegative=True), 0)  # one of the rows that share words
         accesses = planner.accesses(values, shape, index, planner.lanes_along(words, last))
     nest = planner.plain_nest(words, last, roots=values, unroll=unroll, accesses=accesses)
@@ -363,12 +363,7 @@ def _accesses_of_columns(planner: Planner, value: Value, count: int) -> Accesses
     lanes = planner.lanes_along(shape, len(shape) - 1) * count
     index = planner.index(shape, len(shape) - 2, lanes)
     index[-2:] = Lanes(Scalar(None, power_of_two_divisor(lanes), True), 1), Lanes(Scalar(nonnegative=True), 0)
-    accesses = planner.accesses([value], shape, index, lanes)
-    return _without_prefetch(accesses) if _has_pattern(planner, value) else accesses
-
-
-def _without_prefetch(accesses: Accesses) -> Accesses:
-    return {key: dataclasses.replace(access, prefetch=None) for key, access in accesses.items()}
+    return planner.accesses([value], shape, index, lanes)
 
 
 def _is_transposed(planner: Planner, value: Value, shape: Shape) -> bool:
@@ -503,7 +498,7 @@ def _accesses_of_operands(
         lanes = tile.lanes if tile.lanes > 1 else 0
         index = [Lanes(Scalar(nonnegative=True), 0)] * len(shape)
         index[-1] = Lanes(Scalar(None, power_of_two_divisor(tile.lanes), True), int(lanes > 0))
-        found.update(_without_prefetch(planner.accesses([value], shape, index, lanes)))
+        found.update(planner.accesses([value], shape, index, lanes))
     return found
 
 

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from torch_mtia.triton.analyses.provenance import made_of
+from torch_mtia.triton.analyses.walk import reached
 from torch_mtia.triton.ir.module import Module, Region, Unsupported, Value
 from torch_mtia.triton.ir.ops import is_scalar
 from torch_mtia.triton.plan import products, rearranging, reductions, stores  # noqa: F401  (register what they plan)
 from torch_mtia.triton.plan.control import leave_with_scalars, plan_body
+from torch_mtia.triton.plan.cost import estimate
+from torch_mtia.triton.plan.instrumentation import instrument
 from torch_mtia.triton.plan.lifetimes import aligned, lifetimes, offsets
 from torch_mtia.triton.plan.plan import Plan
 from torch_mtia.triton.plan.planner import Planner
+from torch_mtia.triton.plan.prefetch import prefetch
+from torch_mtia.triton.plan.streaming import stream
+from torch_mtia.triton.plan.unrolling import unroll
+
+BAND = 8  # programs in x
 
 
-def plan_kernel(module: Module, lanes: int, features: frozenset[str], instrumented: bool) -> Plan:
-    """For a processor with vectors of `lanes` numbers of 32 bits, and with `features` (machine.py)."""
+def plan_kernel(
+    module: Module, lanes: int, features: frozenset[str], instrumented: bool, follows_numbers: bool = False
+) -> Plan:
+    """For a processor with vectors of `lanes` numbers of 32 bits, and with `features` (machine.py). `follows_numbers`:
+    of an instrumented kernel, so that what makes NaN or infinity is found."""
     kernel = module.kernel
     arguments = kernel.body.blocks[0].arguments
     if not all(map(is_scalar, arguments)):
@@ -26,19 +37,23 @@ def plan_kernel(module: Module, lanes: int, features: frozenset[str], instrument
     body = plan_body(planner, kernel.body)
     used = lifetimes(body)
     places = offsets(used)
-    return Plan(
+    plan = Plan(
         module,
         kernel.name,
         tuple(arguments),
         tuple(known.values()),
         body,
         lanes,
-        instrumented,
         used,
         places,
         max((offset + aligned(storage.bytes) for storage, offset in places.items()), default=0),
-        _shares_operands(kernel.body),
+        BAND if _shares_operands(kernel.body) else 0,
     )
+    if instrumented:
+        plan = instrument(plan, follows_numbers)
+    for change in (unroll, prefetch, stream, estimate):
+        plan = change(plan, planner.affine)
+    return plan
 
 
 # A program may wait for what another one writes, so they start in the order of their numbers.
@@ -60,15 +75,5 @@ def _shares_operands(body: Region) -> bool:
 
 def _axes(value: Value) -> set[int]:
     """The axes of the grid that decide what a value is."""
-    axes: set[int] = set()
-    seen: set[Value] = set()
-    pending = [value]
-    while pending:
-        value = pending.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if value.op is not None and value.op.name == "tt.get_program_id":
-            axes.add(value.op.attributes["axis"])
-        pending += made_of(value)
-    return axes
+    ops = [each.op for each in reached([value], made_of)]
+    return {op.attributes["axis"] for op in ops if op is not None and op.name == "tt.get_program_id"}

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_mtia.triton.analyses import symbolic
-from torch_mtia.triton.analyses.aliasing import has_read, may_write_unstaged
+from torch_mtia.triton.analyses.aliasing import may_write_unstaged
 from torch_mtia.triton.analyses.masks import is_all_of
 from torch_mtia.triton.analyses.symbolic import TRUE, Expression
 from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Op, Unsupported, Value
 from torch_mtia.triton.ir.ops import is_scalar, pointee_size, store_operands
 from torch_mtia.triton.plan.dimensions import dimension_votes
-from torch_mtia.triton.plan.plan import Do, Nest, Store, StoreStaged
+from torch_mtia.triton.plan.plan import AddNeighbours, Do, Nest, Store, StoreStaged
 from torch_mtia.triton.plan.planner import Planner, plans, shape_of
-
-# More than the caches keep for whoever reads the result. On two cores of an AMD EPYC with 32 MB of L3, relu of fp32 and
-# relu with a sum after it, in microseconds, by the caches and through them: 4 MB 179, 78 and 282, 140; 8 MB 332, 186
-# and 404, 295; 16 MB 381, 369 and 785, 653.
-STREAMING_BYTES = 16 << 20
-STREAM_OF_BYTES = 1 << 9  # neighbours, at least: short pieces here and there take longer
 
 ATOMIC_SUMS = (4, 5)  # triton::RMWOp: of integers, of floats
 
@@ -106,8 +99,7 @@ def _store_strips(planner: Planner, stores: Sequence[Op], unstaged: Expression) 
     masks = {store_operands(store)[2] for store in stores}
     staged = [planner.save_buffer(store.operands[1], dim) for store in stores] if unstaged is not TRUE else []
     mask = masks.pop() if len(masks) == 1 else None
-    nontemporal = None if planner.instrumented else _write_much(stores, dim)
-    nest = planner.nest(op, roots, shape, dim=dim, mask=mask, stores=stores, nontemporal=nontemporal is not None)
+    nest = planner.nest(op, roots, shape, dim=dim, mask=mask, stores=stores)
     before = dict(planner.materialized)
     with planner.collected() as afterwards:
         for store, buffer in zip(stores, staged, strict=False):
@@ -118,7 +110,7 @@ def _store_strips(planner: Planner, stores: Sequence[Op], unstaged: Expression) 
             )
     planner.after_branch(before)
     unmasked = mask if _is_often_unmasked(planner, mask, nest) else None
-    planner.add(Store(nest, tuple(stores), unmasked, unstaged, nontemporal, tuple(staged), tuple(afterwards)))
+    planner.add(Store(nest, tuple(stores), unmasked, unstaged, None, tuple(staged), tuple(afterwards)))
 
 
 def _is_often_unmasked(planner: Planner, mask: Value | None, nest: Nest) -> bool:
@@ -127,28 +119,6 @@ def _is_often_unmasked(planner: Planner, mask: Value | None, nest: Nest) -> bool
     if mask is None or len(nest.ends) < 2 or planner.instrumented:
         return False
     return is_all_of(mask, {end.comparison for end in nest.ends.values()})
-
-
-def _write_much(stores: Sequence[Op], dim: int) -> Expression | None:
-    """_writes_much of every one of `stores`."""
-    result: Expression | None = TRUE
-    for store in stores:
-        is_much = _writes_much(store, dim)
-        result = None if result is None or is_much is None else symbolic.every(result, is_much)
-    return result
-
-
-def _writes_much(store: Op, dim: int) -> Expression | None:
-    """Whether the whole grid writes more than caches hold, so that what is written should not displace what they have,
-    nor be read into them first: they have what a load has just read (an update of 4 x 4 MB in place takes 2.0 ms past
-    them, 1.2 through them). None where the store is not of that kind."""
-    pointer, size = store.operands[0], pointee_size(store)
-    if shape_of(pointer)[dim] * size < STREAM_OF_BYTES:
-        return None
-    least = -(-STREAMING_BYTES // (pointer.type.numel * size))
-    is_much = symbolic.at_most(symbolic.number(least), symbolic.PROGRAMS)
-    cached = has_read(store)
-    return is_much if cached is None else symbolic.every(is_much, symbolic.negated(cached))
 
 
 # Element by element ---------------------------------------------------------------------------------------------------
@@ -166,7 +136,13 @@ def _atomic(planner: Planner, op: Op) -> None:
     if _adds_neighbours(planner, op):
         dim = planner.best_dimension(op.operands, shape)
         mask = op.operands[2] if len(op.operands) > 2 else None
-        planner.add(Do(op, (planner.nest(op, op.operands, shape, dim=dim, mask=mask),), writes=(None,)))
+        nest = planner.nest(op, op.operands, shape, dim=dim, mask=mask, stores=[op])
+        if not nest.lanes:
+            planner.add(Do(op, (nest,), writes=(None,)))
+            return
+        (access,) = (found for (each, _), found in nest.accesses.items() if each is op)
+        most = (16 if "cas16" in planner.features else 8) // pointee_size(op)  # that the processor swaps at once
+        planner.add(AddNeighbours(op, nest, min(nest.lanes, most) if access.kind == "vector" else 1))
         return
     target = planner.destination(result) if result.users else None
     nest = planner.nest(op, op.operands, shape, dim=len(shape) - 1, one_by_one=True)

@@ -1,14 +1,19 @@
-"""Prints a plan. docs/triton.md explains the text with an example.
+"""Prints a plan, and reads one back that was changed. docs/triton.md explains the text with an example.
 
-A step begins with its `title`. Then come lines of the fields for which plan.py has a text (`shown`), in order.
-In both, `{name}` is an attribute, and what is in brackets is left out where the attribute in it is empty.
+A step begins with its `title`. Then come lines of the fields for which plan.py has a text (`shown`), in order. In both,
+`{name}` is an attribute, and what is in brackets is left out where the attribute in it is empty or, if it is a number,
+the field's default. What may be changed is written `{=name}`, or `{=name:words}` for a flag that is these words.
+
+A text is read beside the plan that it was printed from, which has the tensors and operations that it names: each line
+is as it was, or differs in what may be changed, or is missing, of a field that is `optional`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch_mtia.triton.analyses.few_bits import FewBits
@@ -16,45 +21,61 @@ from torch_mtia.triton.analyses.masks import End, ReductionEnd
 from torch_mtia.triton.analyses.symbolic import TRUE, Expression, conjuncts
 from torch_mtia.triton.ir.attributes import Dense
 from torch_mtia.triton.ir.module import Block, Op, Value
-from torch_mtia.triton.ir.ops import FLOAT_PREDICATES, INTEGER_PREDICATES, is_load
-from torch_mtia.triton.plan.plan import Access, Body, Buffer, Factors, Packed, Part, Plan, Steps, Storage
+from torch_mtia.triton.ir.ops import FLOAT_PREDICATES, INTEGER_PREDICATES
+from torch_mtia.triton.plan.plan import Body, Buffer, Factors, Packed, Part, Plan, Steps
 
 _INDENT = "    "
-_ATTRIBUTE = re.compile(r"\{([^}]+)\}")
-_OPTIONAL = re.compile(r"\[([^\[\]]*\{(\w+)\}[^\[\]]*)\]")
+_PLACE = re.compile(r"\{(=?)([^}:]+)(?::([^}]*))?\}")
+_OPTIONAL = re.compile(r"\[([^\[\]{]*\{=?(\w+)[^\[\]]*)\]")
+Path = tuple["str | int", ...]  # the fields and places that lead to a part
 
 
-def plan_text(of: Plan) -> str:
-    lines = _Lines(of)
-    lines.body(of.body)
-    arguments = ", ".join(f"{value}: {value.type.element}" for value in of.arguments)
-    head = [f"kernel {of.name}({arguments})", f"strips of {of.lanes} lanes, {of.scratch_size} bytes of scratch memory"]
-    if of.in_bands:
-        head.append("programs run in bands of the grid")
-    buffers = [lines.storage(storage) for storage in sorted(of.lifetimes, key=lambda storage: storage.number)]
-    return "\n".join([*head, "", *buffers, *([""] if buffers else []), *lines.lines]) + "\n"
+@dataclasses.dataclass(frozen=True)
+class Line:
+    text: str
+    path: Path = ()  # of the part that it is of
+    field: str = ""
+    pattern: str = ""  # of the text with anything in the place of what may be changed
+    keys: tuple[Any, ...] = ()  # of the entries of a mapping that it is about
+    optional: bool = False
+    goes_on: bool = False  # with what the line before it says
 
 
-def _attribute(part: Any, path: str) -> Any:
-    """What a text calls `{path}`, as "op.operands[0]"."""
-    for name in re.findall(r"\w+", path):
-        part = part[int(name)] if name.isdigit() else part[name] if isinstance(part, dict) else getattr(part, name)
-    return part
+def plan_text(plan: Plan) -> str:
+    return "\n".join(line.text for line in _Printer(False).plan(plan)) + "\n"
 
 
-class _Lines:
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.lines: list[str] = []
-        self.depth = 0
+def plan_lines(plan: Plan) -> Iterator[Line]:
+    """Those of the text, with their patterns."""
+    return _Printer(True).plan(plan)
+
+
+@functools.cache
+def _groups(text: str) -> list[tuple[str, str, str]]:
+    """Pieces of a text: (what is always shown, then what is in brackets, and the attribute in that)"""
+    found, at = [], 0
+    for match in _OPTIONAL.finditer(text):
+        found.append((text[at : match.start()], match[1], match[2]))
+        at = match.end()
+    return [*found, (text[at:], "", "")]
+
+
+class _Printer:
+    def __init__(self, with_patterns: bool) -> None:
+        self.with_patterns = with_patterns
         self.step = 0
         self.labels: dict[Block, str] = {}
 
-    def storage(self, storage: Storage) -> str:
-        where = "on the stack" if storage.on_stack else f"in scratch memory at {self.plan.offsets[storage]}"
-        first, last = dataclasses.astuple(self.plan.lifetimes[storage])
-        kept = f"steps {first} to {last}" if first != last else f"step {first}"
-        return f"#{storage.number}: {storage.elements} x {storage.element} {where}, {kept}"
+    def plan(self, plan: Plan) -> Iterator[Line]:
+        yield Line(self.filled(plan.title, plan)[0])
+        yield from self.part(plan, (), -1)
+        yield Line("")
+        for storage, used in sorted(plan.lifetimes.items(), key=lambda item: item[0].number):
+            where = "on the stack" if storage.on_stack else f"in scratch memory at {plan.offsets[storage]}"
+            steps = f"steps {used.first} to {used.last}" if used.first != used.last else f"step {used.first}"
+            yield Line(f"#{storage.number}: {storage.elements} x {storage.element} {where}, {steps}")
+        yield from [Line("")] if plan.lifetimes else []
+        yield from self.body(plan.body, ("body",), 0)
 
     def show(self, value: Any) -> str:
         if isinstance(value, Buffer):
@@ -63,8 +84,6 @@ class _Lines:
             return self.labels.setdefault(value, f"^{len(self.labels) + 1}")
         if isinstance(value, Op):
             return _operation(value)
-        if isinstance(value, Access):
-            return _access(value)
         if isinstance(value, FewBits):
             return f"bits {value.first} to {value.first + value.count - 1} of {value.source}"
         if isinstance(value, (End, ReductionEnd)):
@@ -84,81 +103,125 @@ class _Lines:
             return " x ".join(map(str, value))
         return (" + " if value and isinstance(value[0], Factors) else ", ").join(map(self.show, value))
 
-    def filled(self, text: str, part: object) -> str:
-        kept = _OPTIONAL.sub(lambda match: match[1] if getattr(part, match[2]) else "", text)
-        return _ATTRIBUTE.sub(lambda match: self.show(_attribute(part, match[1])), kept)
+    def filled(self, text: str, part: Any) -> tuple[str, str]:
+        """(what `text` says of a part, and its pattern)"""
 
-    def add(self, text: str) -> None:
-        self.lines.append(f"{'':4}{_INDENT * self.depth}{text}")
+        def shown(match: re.Match[str]) -> str:
+            return match[3] or self.show(_attribute(part, match[2]))
 
-    def run(self, steps: Steps) -> None:
-        for step in steps:
+        def pattern(match: re.Match[str]) -> str:
+            if not match[1]:
+                return re.escape(shown(match))
+            word = match[3] or (r"\d+" if isinstance(_attribute(part, match[2]), int) else r"[a-z]+")
+            return f"(?P<{match[2]}>{word})"
+
+        result, regex = "", ""
+        for plain, group, name in _groups(text):
+            result += _PLACE.sub(shown, plain)
+            value = _attribute(part, name) if name else None
+            is_shown = bool(value) and not (isinstance(value, int) and value == part.__dataclass_fields__[name].default)
+            if is_shown:
+                result += _PLACE.sub(shown, group)
+            if self.with_patterns:
+                regex += _each(plain, pattern)
+                if "{=" in group:
+                    regex += f"(?:{_each(group, pattern)})?"
+                elif is_shown:
+                    regex += _each(group, pattern)
+        return result, regex
+
+    def steps(self, steps: Steps, path: Path, depth: int) -> Iterator[Line]:
+        for place, step in enumerate(steps):
             self.step += 1
-            self.lines.append(f"{self.step:3} {_INDENT * self.depth}{self.filled(step.title, step)}")
-            self.part(step)
+            text, _ = self.filled(step.title, step)
+            yield Line(f"{self.step:3} {_INDENT * depth}{text}")
+            yield from self.part(step, (*path, place), depth)
 
-    def inner(self, title: str, steps: Steps | Body) -> None:
-        if title:
-            self.add(title)
-        self.depth += 1
-        if isinstance(steps, Body):
-            self.body(steps)
-        else:
-            self.run(steps)
-        self.depth -= 1
-
-    def body(self, body: Body) -> None:
+    def body(self, body: Body, path: Path, depth: int) -> Iterator[Line]:
         for number, block in enumerate(body.blocks):
             if number:
-                self.add(f"{self.show(block.block)}({self.show(tuple(block.block.arguments))}):")
-            self.run(block.steps)
+                arguments = self.show(tuple(block.block.arguments))
+                yield Line(_indented(depth, f"{self.show(block.block)}({arguments}):"))
+            yield from self.steps(block.steps, (*path, "blocks", number, "steps"), depth)
 
-    def part(self, part: Part) -> None:
+    def part(self, part: Part, path: Path, depth: int) -> Iterator[Line]:
         """The lines of its fields."""
         for field in dataclasses.fields(part):  # type: ignore[arg-type]
             value, text, inner = getattr(part, field.name), field.metadata.get("text"), field.metadata.get("steps")
-            if isinstance(value, Part):
-                self.part(value)
-            elif isinstance(value, Body):
-                self.inner("", value)
+            here = (*path, field.name)
+            if isinstance(value, Body):
+                if depth >= 0:
+                    yield from self.body(value, here, depth + 1)
+            elif isinstance(value, Part):
+                yield from self.part(value, here, depth)
             elif inner is not None and "|" in inner:
-                for title, steps in zip(inner.split("|"), value, strict=False):
-                    self.inner(title, steps)
+                for place, (title, steps) in enumerate(zip(inner.split("|"), value, strict=False)):
+                    yield Line(_indented(depth, title))
+                    yield from self.steps(steps, (*here, place), depth + 1)
             elif inner is not None and value:
-                self.inner(self.filled(inner, part), value)
+                yield Line(_indented(depth, self.filled(inner, part)[0]))
+                yield from self.steps(value, here, depth + 1)
             elif text is None and isinstance(value, tuple):
-                for each in value:
+                for place, each in enumerate(value):
                     if isinstance(each, Part):
-                        self.part(each)
-            elif text is not None and value not in (None, TRUE, False, ()):
-                self.shown(text, value, part)
+                        yield from self.part(each, (*here, place), depth)
+            elif text is not None and value not in (None, TRUE, False, (), ""):
+                yield from self.shown(text, value, part, path, depth, field)
 
-    def shown(self, text: str, value: object, part: object) -> None:
+    def shown(
+        self, text: str, value: object, part: object, path: Path, depth: int, field: dataclasses.Field[Any]
+    ) -> Iterator[Line]:
+        optional = bool(field.metadata.get("optional"))
         if isinstance(value, Expression):
             first, *others = conjuncts(value)
-            for line in (f"  {text} if {first}", *(f"    and {other}" for other in others)):
-                self.add(line)
+            yield Line(_indented(depth, f"  {text} if {first}"), path, field.name, optional=optional)
+            for other in others:
+                yield Line(_indented(depth, f"    and {other}"), goes_on=True)
         elif isinstance(value, Mapping):
-            for line in dict.fromkeys(text.format(_key(key), self.show(item)) for key, item in value.items()):
-                self.add(f"  {line}")
+            entries: dict[tuple[str, str], list[Any]] = {}
+            for key, item in value.items():
+                what = text.format(_key(key), "\0")
+                title = getattr(item, "title", "")
+                said, pattern = self.filled(title, item) if title else (self.show(item), "")
+                pattern = pattern and re.escape(what).replace(re.escape("\0"), pattern)
+                entries.setdefault((what.replace("\0", said), pattern), []).append(key)
+            for (line, pattern), keys in entries.items():
+                yield Line(_indented(depth, f"  {line}"), path, field.name, pattern, tuple(keys), optional)
         else:
-            self.add(f"  {self.filled(text, part)}")
+            said, pattern = self.filled(text, part)
+            yield Line(_indented(depth, f"  {said}"), path, field.name, pattern, optional=optional)
+
+
+def _each(text: str, pattern: Any) -> str:
+    """A pattern of a text, with those of its attributes."""
+    parts, at = [], 0
+    for match in _PLACE.finditer(text):
+        parts += [re.escape(text[at : match.start()]), pattern(match)]
+        at = match.end()
+    return "".join([*parts, re.escape(text[at:])])
+
+
+def _indented(depth: int, text: str) -> str:
+    return text.strip() if depth < 0 else f"{'':4}{_INDENT * depth}{text}"
+
+
+def _attribute(part: Any, path: str) -> Any:
+    """What a text calls `{path}`, as "op.operands[0]"."""
+    for name in re.findall(r"\w+", path):
+        part = part[int(name)] if name.isdigit() else part[name] if isinstance(part, dict) else getattr(part, name)
+    return part
+
+
+_VERBS = {"tt.load": "loads", "tt.store": "stores", "tt.atomic_rmw": "adds", "arith.divf": "divides to"}
 
 
 def _key(key: object) -> object:
     """What the line of an entry of a mapping is about: of an access, what it does to which tensor."""
-    if not isinstance(key, tuple):
-        return key
-    op = key[0]
-    return f"loads {op.results[0]}" if is_load(op) else f"stores {op.operands[1]}"
-
-
-def _access(access: Access) -> str:
-    ahead = access.prefetch
-    fetched = (
-        "" if ahead is None else f", prefetches {ahead.distance} {'bytes' if ahead.dimension is None else 'rows'} ahead"
-    )
-    return f"{access.kind}{fetched}{', past the caches' if access.nontemporal else ''}"
+    if isinstance(key, Op) or (isinstance(key, tuple) and isinstance(key[0], Op)):
+        op = key if isinstance(key, Op) else key[0]
+        named = op.operands[1] if op.name in ("tt.store", "tt.atomic_rmw") else op.results[0]
+        return f"{_VERBS.get(op.name, op.name)} {named}"
+    return f"reads {key[0]}" if isinstance(key, tuple) else key
 
 
 def _operation(op: Op) -> str:
