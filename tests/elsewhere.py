@@ -23,13 +23,9 @@ SAME = {
     "Int4TilePackedTo4dTensor.from_hp": "of torchao, which is not installed everywhere",
     "_check_hardware_support": "of torchao, which is not installed everywhere",
     "_get_capturable_supported_devices": "adds the device to the list that the original returns",
-    "_is_valid_woq_optimization_pattern": "returns a check, which asks the original's for another device: see below",
     "torch": "what torch.nn.parallel.comm sees, whose copies are tested by name",
     "_new_process_group_helper": "names the backend where nobody has, if the device is the accelerator",
     "_set_pg_timeout": "asks the group for the device's backend",
-    "device.__enter__": "of torch.mtia",
-    "memory_stats": "of torch.mtia",
-    "set_device": "of torch.mtia",
     "TritonHOPifier.recreate_variable": "keeps what upstream forgets of a kernel; Dynamo does not know its device yet",
     "cudagraphify": "decides at the first call, by the inputs",
     "decomposition_table[baddbmm.dtype]": "registers a kernel: see test_compile_features",
@@ -37,7 +33,6 @@ SAME = {
     "get_current_stream": "a builtin function that does what upstream's does",
     "get_gpu_type": "answers as without the device where there is another one",
     "inductor_choices_class": "a setting that is None; each choice asks for the device",
-    "inplaceable_ops": "a table whose conditions ask for the device",
     "monitored_barrier": "asks the group for the device's backend",
     "profile._parse_kineto_results": "what it adds after the original are the device's events",
     "store_user_object_weakrefs": "a builtin function that does what upstream's does",
@@ -60,7 +55,6 @@ RETURNS: dict[str, Any] = {
     "use_native_matmul": False,
     "fallback_node_due_to_unsupported_type": False,
     "get_cpp_wrapper_config": {},
-    "is_int_mm": False,
     "needs_fallback_due_to_atomic_add_limitations": False,
 }
 
@@ -68,9 +62,8 @@ RETURNS: dict[str, Any] = {
 def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
     """By position, or by name. Each is for a process whose accelerator is CUDA, and that lowers a graph on it."""
     with FakeTensorMode():
-        x, mask, narrow, index = (
-            torch.empty(2, 2, dtype=dtype, device=CUDA)
-            for dtype in (torch.float32, torch.bool, torch.int8, torch.int64)
+        x, mask, index = (
+            torch.empty(2, 2, dtype=dtype, device=CUDA) for dtype in (torch.float32, torch.bool, torch.int64)
         )
     here = torch.ones(2, 2)
     buffer = SimpleNamespace(get_device=lambda: CUDA, get_size=list)
@@ -107,7 +100,6 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
         "_benchmark_collective_with_cuda_events_impl": (None, (x,), {}, 1),
         "_conv_determine_backend_memory_format": (x, x),
         "_is_gpu_triton_backend": (operator, operator),
-        "_maybe_layout_constraints[adaptive_max_pool3d_backward]": (None, x),
         "_select_conv_backend": (x, x),
         "_str_intern": (here,),
         "_validate_device": (x, x, x),
@@ -130,7 +122,6 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
         "get_symm_mem_workspace": ("group", 1),
         "hash_storage": (here.untyped_storage(),),
         "is_big_gpu": (CUDA,),
-        "is_int_mm": (torch.ops.aten.mm.default, torch.int32, (narrow, narrow)),
         "jagged_scaled_dot_product_attention": (x, x, x),
         "maybe_handle_backward_generation": (SimpleNamespace(device_types={"cuda"}), None),
         "needs_fallback_due_to_atomic_add_limitations": (torch.float32,),

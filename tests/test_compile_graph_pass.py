@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch._inductor import config
 from torch._inductor.select_algorithm import AlgorithmSelectorCache, ExternKernelCaller
 from torch._inductor.utils import fresh_cache
 
+from tests.compiled import generated
 from torch_mtia import torch_version
 from torch_mtia.inductor import graph_pass
 
@@ -39,6 +41,32 @@ def scaled(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
     return torch._scaled_mm(a, b, scale, scale, None, scale, FLOAT8)
 
 
+def gradient_of_pool(gradient: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    """Of indices with channels last, which only compiled code has."""
+    if not torch.compiler.is_compiling():
+        indices = indices.contiguous()
+    result: Tensor = aten.adaptive_max_pool3d_backward(gradient, x, indices)
+    return result
+
+
+def pooled() -> tuple[Tensor, ...]:
+    x = torch.randn(1, 4, 4, 3, 5)
+    result, indices = aten.adaptive_max_pool3d(x, x.shape[2:])
+    return result.to(D), x.to(D), indices.to(D).to(memory_format=torch.channels_last_3d)
+
+
+def factors(*batch: int) -> tuple[Tensor, ...]:
+    return ones(*batch, 32, 16, dtype=BFLOAT16), ones(*batch, 16, 32, dtype=BFLOAT16)
+
+
+def sum_and_factors(*batch: int) -> tuple[Tensor, ...]:
+    return ones(*batch, 32, 32), *factors(*batch)
+
+
+def nothing_and_factors(*batch: int) -> tuple[Tensor, ...]:
+    return nothing(*batch, 32, 32), ones(*batch, 32, 16), ones(*batch, 16, 32)
+
+
 Program = tuple[Any, Callable[..., Tensor], Callable[[], tuple[Tensor, ...]], dict[str, Any]]
 TRITON = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
 ATEN = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
@@ -63,50 +91,57 @@ PROGRAMS: dict[str, Program] = {
         {},
     ),
     "a bias without dimensions": (aten.addmm.default, torch.addmm, lambda: (ones(), ones(2, 3), ones(3, 4)), ATEN),
-    "beta": (
-        aten.addmm.default,
-        lambda bias, a, b: torch.addmm(bias, a, b, beta=0),
-        lambda: (nothing(32), ones(32, 16), ones(16, 32)),
-        TRITON,
-    ),
-    "beta of batches": (
-        aten.baddbmm.default,
-        lambda bias, a, b: torch.baddbmm(bias, a, b, beta=0),
-        lambda: (nothing(2, 32, 32), ones(2, 32, 16), ones(2, 16, 32)),
-        TRITON,
-    ),
     "alpha": (
         aten.addmm.default,
         lambda bias, a, b: torch.addmm(bias, a, b, alpha=0),
         lambda: (ones(32), nothing(32, 16), ones(16, 32)),
         TRITON,
     ),
-    "a sum of another dtype": (
-        aten.addmm.dtype,
-        lambda bias, a, b: torch.addmm(bias, a, b, out_dtype=FLOAT32),
-        lambda: (ones(4), ones(2, 3, dtype=BFLOAT16), ones(3, 4, dtype=BFLOAT16)),
-        {},
-    ),
-    "sums of another dtype": (
-        aten.baddbmm.dtype,
-        lambda bias, a, b: torch.baddbmm(bias, a, b, out_dtype=FLOAT32, beta=2, alpha=3),
-        lambda: (ones(1, 2, 4), ones(1, 2, 3, dtype=BFLOAT16), ones(1, 3, 4, dtype=BFLOAT16)),
-        {},
-    ),
-    "a generated product of another dtype": (
-        aten.mm.dtype,
-        lambda a, b: torch.mm(a, b, out_dtype=FLOAT32),
-        lambda: (ones(32, 16, dtype=BFLOAT16), ones(16, 32, dtype=BFLOAT16)),
-        {"triton.native_matmul": True},
-    ),
-    "generated products of another dtype": (
-        aten.bmm.dtype,
-        lambda a, b: torch.bmm(a, b, out_dtype=FLOAT32),
-        lambda: (ones(2, 32, 16, dtype=BFLOAT16), ones(2, 16, 32, dtype=BFLOAT16)),
-        {"triton.native_matmul": True},
-    ),
 }
+SHAPES: tuple[tuple[tuple[int, ...], Any, Any, str], ...] = (
+    ((), aten.mm, aten.addmm, "matrices"),
+    ((2,), aten.bmm, aten.baddbmm, "batches"),
+)
+for batch, mm, addmm, name in SHAPES:
+    PROGRAMS |= {
+        f"beta of {name}": (
+            addmm.default,
+            functools.partial(addmm, beta=0),
+            functools.partial(nothing_and_factors, *batch),
+            TRITON,
+        ),
+        f"a sum of {name} in another dtype": (
+            addmm.dtype,
+            functools.partial(addmm, out_dtype=FLOAT32, beta=2, alpha=3),
+            functools.partial(sum_and_factors, *batch),
+            {},
+        ),
+        f"a product of {name} in another dtype": (
+            mm.dtype,
+            functools.partial(mm, out_dtype=FLOAT32),
+            functools.partial(factors, *batch),
+            {},
+        ),
+        f"a generated product of {name} in another dtype": (
+            mm.dtype,
+            functools.partial(mm, out_dtype=FLOAT32),
+            functools.partial(factors, *batch),
+            {"triton.native_matmul": True},
+        ),
+    }
 if torch_version.TORCH < (2, 15):
+    PROGRAMS["a tensor that is put into itself"] = (
+        aten.index_put.default,
+        lambda x, index: (lambda y: y.index_put((index,), y))(x * 2),
+        lambda: (torch.randn(1 << 16, device=D), torch.arange(1 << 16).flip(0).to(D)),
+        {},
+    )
+    PROGRAMS["indices with channels last"] = (
+        aten.adaptive_max_pool3d_backward.default,
+        gradient_of_pool,
+        pooled,
+        {},
+    )
     PROGRAMS |= {
         name: (
             getattr(aten, name).default,
@@ -149,7 +184,9 @@ def test_a_bias_without_dimensions_stays_where_the_operator_is_the_quickest(monk
 
 def test_every_rewriter_has_a_program() -> None:
     tested = {operator for operator, *_ in PROGRAMS.values()}
-    others = {aten.div.Scalar_mode, aten.floor_divide.default}  # which tracing turns into the first
+    others = {aten.div.Scalar_mode, aten.floor_divide.default}  # which tracing turns into div.Tensor_mode
+    others |= {aten._unsafe_index_put.default} & graph_pass._REWRITERS.keys()  # and index_put
+    others |= {aten.mm.default, aten.bmm.default, aten.mul.Tensor}  # what is quicker, not right
     assert graph_pass._REWRITERS.keys() - others == tested
 
 
@@ -167,3 +204,19 @@ def test_quotients_are_those_of_the_operator(dtype: torch.dtype, divisor: int | 
 def test_floating_point_quotients_stay_as_they_are() -> None:
     x = torch.randn(33, device=D)
     assert is_right(lambda x: torch.div(x, 0.3, rounding_mode="floor"), (x,), {})
+
+
+def test_products_of_bytes_are_summed_by_the_operator_for_them() -> None:
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        summed: Tensor = torch.ops.higher_order.out_dtype(aten.mm.default, torch.int32, a, b)
+        return summed
+
+    a, b = (INT8.view(16, 16).to(D), INT8.flip(0).view(16, 16).to(D))
+    result, code = generated(product, a, b)
+    assert "_int_mm" in code
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        eager = product(a, b)
+    assert "aten::_int_mm" in {event.name for event in profile.events()}
+    expected = a.cpu().int() @ b.cpu().int()
+    assert torch.equal(result.cpu(), expected)
+    assert torch.equal(eager.cpu(), expected)

@@ -16,6 +16,7 @@ from torch._inductor.utils import fresh_cache
 from torch.utils._debug_mode import DebugMode
 
 from tests.compiled import generated
+from torch_mtia import _C
 
 Tensor = torch.Tensor
 
@@ -184,8 +185,8 @@ def test_a_kernel_without_programs_is_launched() -> None:
 
 
 def test_the_device_is_entered() -> None:
-    assert "with torch.mtia._DeviceGuard(0):" in generated(lambda x: x + 1, on_device(3))[1]
-    with torch.mtia._DeviceGuard(0):  # type: ignore[attr-defined]
+    assert "with DeviceGuard(0):" in generated(lambda x: x + 1, on_device(3))[1]
+    with _C.DeviceGuard(0):
         assert torch.mtia.current_device() == 0
     with pytest.raises(RuntimeError, match="does not exist"):
-        torch.mtia._DeviceGuard(127)  # type: ignore[attr-defined]
+        _C.DeviceGuard(127)

@@ -263,23 +263,27 @@ def normalized() -> tuple[nn.Sequential, torch.Tensor]:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), torch.randn(2 * RANKS, 3, 8, 8)
 
 
-def synchronizes_batch_norm(rank: int) -> list[torch.Tensor]:
+def synchronizes_batch_norm(rank: int, is_compiled: bool) -> list[torch.Tensor]:
     plain, images = normalized()
     network = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(plain).to(D))
-    output = network(images.chunk(RANKS)[rank].to(D))
+    run: Any = torch.compile(network) if is_compiled else network
+    output = run(images.chunk(RANKS)[rank].to(D))
     output.square().mean().backward()
     norm = network.module[1]
-    tensors = (output.detach(), network.module[0].weight.grad, norm.weight.grad, norm.bias.grad, norm.running_var)
+    gradients = (network.module[0].weight.grad, norm.weight.grad, norm.bias.grad)
+    tensors = (output.detach(), *gradients, norm.running_mean, norm.running_var)
     return [tensor.cpu() for tensor in tensors]
 
 
-def test_batch_norm_has_the_statistics_of_all_ranks(ranks: Ranks) -> None:
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_batch_norm_has_the_statistics_of_all_ranks(ranks: Ranks, is_compiled: bool) -> None:
     network, images = normalized()
     output = network(images)
     output.square().mean().backward()
     norm = network[1]
-    expected = [network[0].weight.grad, norm.weight.grad, norm.bias.grad, norm.running_var]
-    for rank, (part, *others) in enumerate(ranks.run(synchronizes_batch_norm)):
+    gradients = (network[0].weight.grad, norm.weight.grad, norm.bias.grad)
+    expected = [*gradients, norm.running_mean, norm.running_var]
+    for rank, (part, *others) in enumerate(ranks.run(synchronizes_batch_norm, is_compiled)):
         torch.testing.assert_close(part, output.detach().chunk(RANKS)[rank], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(others, expected, rtol=1e-4, atol=1e-5)
 

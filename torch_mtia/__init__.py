@@ -215,7 +215,7 @@ def _is_run(module: str) -> bool:
 
 
 def _reports_errors() -> bool:
-    """True for `python -m torch_mtia`, which shows why the package does not load instead of ending with a traceback."""
+    """Returns whether this is `python -m torch_mtia`, which shows an error of the import in place of a traceback."""
     return sys.argv[:1] == ["-m"] and _is_run("torch_mtia")
 
 

@@ -56,7 +56,8 @@ def _version(package: str) -> str | None:
 
 
 def _compiler() -> str | None:
-    """The first line of what the C++ compiler says of itself: that of $CXX, or c++ or g++, as PyTorch looks for it."""
+    """Returns the first line of what the C++ compiler says of itself: that of $CXX, or c++ or g++, as PyTorch looks for
+    it."""
     for command in [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++"]:
         try:
             text = subprocess.check_output([*shlex.split(command), "--version"], stderr=subprocess.DEVNULL, text=True)

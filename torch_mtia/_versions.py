@@ -17,25 +17,25 @@ CONFORMANCE = ("pytest>=8", "pytest-xdist>=3.6", "packaging", "pyyaml", "tqdm", 
 
 
 def torch_requirement() -> str:
-    """The requirement specifier of the supported versions."""
+    """Returns the requirement specifier of the supported versions."""
     (major, first), (_, last) = SUPPORTED_TORCH[0], SUPPORTED_TORCH[-1]
     missing = [f"!={major}.{number}.*," for number in range(first, last) if (major, number) not in SUPPORTED_TORCH]
     return f"torch>={major}.{first},{''.join(missing)}<{major}.{last + 1}"
 
 
 def triton_requirement(torch_version: str) -> str:
-    """The requirement specifier of the Triton that goes with a version of PyTorch."""
+    """Returns the requirement specifier of the Triton that goes with a version of PyTorch."""
     major, number = map(int, minor(torch_version).split("."))
     return f"triton=={TRITON_OF[major, number]}.*"
 
 
 def minor(version: str) -> str:
-    """Of "2.13.0+cpu", "2.13"."""
+    """Returns "2.13" for "2.13.0+cpu"."""
     return ".".join(version.split(".")[:2])
 
 
 def built_for_another_torch(built_for: str, version: str) -> str | None:
-    """What is wrong and what to install if the package was built for another minor version, otherwise None."""
+    """Returns what is wrong and what to install if the package was built for another minor version, otherwise None."""
     ours, theirs = minor(built_for), minor(version)
     if ours == theirs:
         return None
@@ -46,7 +46,7 @@ def built_for_another_torch(built_for: str, version: str) -> str | None:
 
 
 def unsupported_torch(version: str) -> str | None:
-    """What is wrong with this PyTorch version and what to do, or None if it is supported."""
+    """Returns what is wrong with this PyTorch version and what to do, or None if it is supported."""
     if minor(version) in {f"{major}.{number}" for major, number in SUPPORTED_TORCH}:
         return None
     supported = ", ".join(f"{major}.{number}" for major, number in SUPPORTED_TORCH)

@@ -23,7 +23,7 @@ _MAX_POLLS = 2000
 
 
 def _engine_states() -> list[str]:
-    """The scheduler's letter for each thread of the engine: "R" runs, "S" sleeps."""
+    """Returns the scheduler's letter for each thread of the engine: "R" runs, "S" sleeps."""
     states = []
     for task in _TASKS.iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # threads end while we look

@@ -13,7 +13,7 @@ _device_type = "mtia"
 
 
 def device_type() -> str:
-    """The type of the devices, as in `torch.device(device_type())`."""
+    """Returns the type of the devices, as in `torch.device(device_type())`."""
     return _device_type
 
 
@@ -24,7 +24,7 @@ def device_module() -> ModuleType:
 
 
 def dispatch_key() -> str:
-    """Under which PyTorch finds the devices' kernels."""
+    """Returns the key under which PyTorch finds the devices' kernels."""
     return "MTIA" if _device_type == "mtia" else "PrivateUse1"
 
 

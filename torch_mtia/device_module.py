@@ -115,7 +115,7 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """The index of this thread's current device."""
+    """Returns the index of this thread's current device."""
     return _C._current_device()
 
 
@@ -128,7 +128,6 @@ def set_device(device: Device) -> None:
 
 _exchange_device = torch._C._mtia_exchangeDevice
 _maybe_exchange_device = torch._C._mtia_maybeExchangeDevice
-_DeviceGuard = _C.DeviceGuard
 
 
 class device:
@@ -151,7 +150,7 @@ def get_device_capability(device: Device = None) -> tuple[int, int]:
 
 
 def get_device_name(device: Device = None) -> str:
-    """The name of a device."""
+    """Returns the name of a device."""
     return str(get_device_properties(device)["name"])
 
 
@@ -184,7 +183,7 @@ def current_stream(device: Device = None) -> torch.Stream:
 
 
 def default_stream(device: Device = None) -> torch.Stream:
-    """The default stream of a device."""
+    """Returns the default stream of a device."""
     _lazy_init()
     return _C._default_stream(_index(device))
 
@@ -218,7 +217,7 @@ class StreamContext:
 
 
 def stream(stream: torch.Stream | None) -> StreamContext:
-    """A context in which `stream` is current."""
+    """Returns a context in which `stream` is current."""
     return StreamContext(stream)
 
 
@@ -240,12 +239,8 @@ def empty_cache() -> None:
 
 
 def memory_stats(device: Device = None) -> dict[str, Any]:
-    """`torch.mtia.memory_stats` of a device: what `torch.accelerator.memory_stats` says, and bytes under "dram". Empty
-    as long as no device is in use."""
-    if not is_initialized():
-        return {}
-    index = _index(device)
-    return {**torch.accelerator.memory_stats(index), **torch._C._mtia_memoryStats(index)}
+    """Returns what `torch.accelerator.memory_stats` does, and bytes under "dram"; nothing until a device is in use."""
+    return dict(torch._C._mtia_memoryStats(_index(device))) if is_initialized() else {}
 
 
 def memory_allocated(device: Device = None) -> int:
@@ -271,7 +266,7 @@ def record_memory_history(enabled: str | None = "all", stacks: str = "python", m
 
 
 def snapshot() -> dict[str, Any]:
-    """The allocator's blocks and history, in the format of PyTorch's memory viewer."""
+    """Returns the allocator's blocks and history, in the format of PyTorch's memory viewer."""
     return torch._C._mtia_memorySnapshot()
 
 
@@ -284,13 +279,13 @@ def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], None]
 
 
 def get_rng_state(device: Device = None) -> torch.Tensor:
-    """The state of a device's default generator, as a byte tensor on the CPU."""
+    """Returns the state of a device's default generator, as a byte tensor on the CPU."""
     _lazy_init()
     return default_generators[_index(device)].get_state()
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """The states of all devices."""
+    """Returns the states of all devices."""
     return [generator.get_state() for generator in default_generators]
 
 
@@ -329,7 +324,7 @@ def seed_all() -> int:
 
 
 def initial_seed() -> int:
-    """The seed of the current device's default generator."""
+    """Returns the seed of the current device's default generator."""
     return default_generators[current_device()].initial_seed()
 
 
@@ -337,7 +332,7 @@ def initial_seed() -> int:
 
 
 def graph_pool_handle() -> Pool:
-    """A new memory pool for graphs."""
+    """Returns a new memory pool for graphs."""
     return torch._C._mtia_graphPoolHandle()
 
 

@@ -42,7 +42,7 @@ class Variable(Generic[T]):
         return self.name.removeprefix(PREFIX).lower()
 
     def read(self, environ: Mapping[str, str]) -> T:
-        """The value. Raises ValueError, which names the variable and what is valid."""
+        """Returns the value. Raises ValueError, which names the variable and what is valid."""
         text = environ.get(self.name, self.default)
         try:
             return self.parse(text)
@@ -51,7 +51,7 @@ class Variable(Generic[T]):
             raise ValueError(f"{self.name}={text!r} is not valid{reason}. Valid: {self.values}.") from None
 
     def read_or_default(self, environ: Mapping[str, str]) -> T:
-        """The value, or the default where the text is not valid."""
+        """Returns the value, or the default where the text is not valid."""
         try:
             return self.read(environ)
         except ValueError:
@@ -348,8 +348,8 @@ VARIABLES: tuple[
 
 
 def parse(environ: Mapping[str, str]) -> tuple[Settings, tuple[str, ...]]:
-    """The settings, and what is wrong with the environment: a message for each variable that is unknown or whose value
-    is not valid. In place of such a value there is the default."""
+    """Returns the settings, and what is wrong with the environment: a message for each variable that is unknown or
+    whose value is not valid. In place of such a value there is the default."""
     known = [variable.name for variable in VARIABLES]
     problems = [_unknown(name, known) for name in sorted(environ) if name.startswith(PREFIX) and name not in known]
     values: dict[str, Any] = {}
@@ -412,7 +412,8 @@ def numbers_are_watched() -> bool:
 
 
 def device_type() -> str:
-    """The devices' type, for code that does without PyTorch. `torch_mtia.privateuse1.enable` sets the variable."""
+    """Returns the devices' type, for code that does without PyTorch. `torch_mtia.privateuse1.enable` sets the
+    variable."""
     return PRIVATEUSE1.read_or_default(os.environ) or "mtia"
 
 

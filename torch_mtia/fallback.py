@@ -102,7 +102,7 @@ def force(operators: Iterable[str]) -> None:
 
 
 def _kernels(name: str, registered: list[str]) -> list[str]:
-    """The overloads that the name stands for and that have kernels for both the device and the CPU."""
+    """Returns the overloads that the name stands for and that have kernels for both the device and the CPU."""
     base, dot, _ = name.partition(".")
     if base in _FOUNDATION:
         raise ValueError(f"{name!r} cannot be forced: the fallback itself needs it on {device_type()}")
@@ -120,7 +120,7 @@ def _kernels(name: str, registered: list[str]) -> list[str]:
 
 
 def _full_name(operator: str, registered: list[str]) -> str:
-    """The operator's name with its namespace. Raises ValueError if there is no such operator."""
+    """Returns the operator's name with its namespace. Raises ValueError if there is no such operator."""
     name = operator if "::" in operator else f"aten::{operator}"
     base, dot, _ = name.partition(".")
     overloads = [other for other in registered if other.partition(".")[0] == base]

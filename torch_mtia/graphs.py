@@ -144,7 +144,7 @@ def _check(function: Callable[..., Any]) -> None:
 
 
 def _replayed(function: Callable[..., Any], graphed: _GraphedCallable) -> Callable[..., Any]:
-    """A function that replays, or the module itself with its `forward` replaced."""
+    """Returns a function that replays, or the module itself with its `forward` replaced."""
     if not isinstance(function, torch.nn.Module):
         return graphed
     forward, training = function.forward, function.training

@@ -1,4 +1,4 @@
-"""Operators that take functions under autocast of the device: they pass it on. FlexAttention casts its operands."""
+"""Operators that take functions: what they do on the device, and that they pass autocast on to what they call."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def register() -> None:
     for operator in torch._ops._higher_order_ops.values():
         operator.fallthrough(autocast_key())
     after_import("torch._higher_order_ops.flex_attention", _register_flex_attention)
+    after_import("torch._higher_order_ops.out_dtype", _register_out_dtype)
 
 
 def autocast_key() -> Any:
@@ -35,3 +36,18 @@ def _register_flex_attention(module: ModuleType) -> None:
 
     if key not in module.flex_attention.py_kernels:
         module.flex_attention.py_impl(key)(autocast)
+
+
+def _register_out_dtype(module: ModuleType) -> None:
+    """Products of int8 to int32, which upstream's kernel has for listed devices, and for others products of int32.
+    Compiled code gets them from the device's graph pass."""
+    key = torch._C._parse_dispatch_key(dispatch_key())
+
+    def out_dtype(operator: Any, dtype: torch.dtype, *args: Any) -> Any:
+        is_of_bytes = all(isinstance(arg, torch.Tensor) and arg.dtype == torch.int8 for arg in args)
+        if (operator, dtype, is_of_bytes) == (torch.ops.aten.mm.default, torch.int32, True):
+            return torch._int_mm(*args)
+        return module.out_dtype_dense(operator, dtype, *args)
+
+    if key not in module.out_dtype.py_kernels:
+        module.out_dtype.py_impl(key)(out_dtype)

@@ -77,7 +77,7 @@ def _accelerator(base: Any) -> type:
 
 
 def parse_devices(devices: int | str | list[int]) -> list[int]:
-    """A number of devices, -1 for all, or their indices: of Lightning's arguments `devices`."""
+    """Returns a number of devices, -1 for all, or their indices: of Lightning's arguments `devices`."""
     given = devices
     count: int = device_module().device_count()
     if isinstance(devices, str):

@@ -40,7 +40,7 @@ def main() -> None:
         sanitizer.start(*checks)
         names, end = {}, None
         try:
-            names = runpy.run_path(options.script, run_name="__main__")  # kept: what they refer to is not freed yet
+            names = runpy.run_path(options.script, run_name="__main__")  # alive: what they refer to is not freed yet
         except SystemExit as ended:
             end = ended
         finally:

@@ -51,7 +51,7 @@ def sleep(cycles: int) -> None:
 
 
 def _once(function: Callable[[], object]) -> Callable[[], object]:
-    """What calls the function and then no longer keeps it."""
+    """Returns what calls the function and then no longer keeps it."""
     pending = [function]
     return lambda: pending.pop()()
 

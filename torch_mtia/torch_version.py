@@ -17,12 +17,12 @@ TORCH = (int(_MAJOR), int(_MINOR))
 
 
 def before(major: int, minor: int) -> tuple[tuple[int, int], ...]:
-    """The supported versions that are older."""
+    """Returns the supported versions that are older."""
     return tuple(version for version in SUPPORTED_TORCH if version < (major, minor))
 
 
 def since(major: int, minor: int) -> tuple[tuple[int, int], ...]:
-    """The supported versions from this one on."""
+    """Returns the supported versions from this one on."""
     return tuple(version for version in SUPPORTED_TORCH if version >= (major, minor))
 
 

@@ -135,24 +135,9 @@ PyObject* store_weak_references(PyObject* table, PyObject* const* objects, Py_ss
   END_HANDLE_TH_ERRORS
 }
 
-// torch._dynamo.utils.record_pregraph_bytecode_enter and _exit: None, where the profiler does not record.
-PyObject* record_enter(PyObject* original_and_profiler, PyObject* /*unused*/) {
-  static PyObject* const name = PyUnicode_InternFromString("_is_profiler_enabled");
-  PyObject* is_enabled = PyDict_GetItemWithError(PyTuple_GET_ITEM(original_and_profiler, 1), name);
-  if (is_enabled == Py_False) Py_RETURN_NONE;
-  return PyObject_CallNoArgs(PyTuple_GET_ITEM(original_and_profiler, 0));
-}
-
-PyObject* record_exit(PyObject* original, PyObject* record) {
-  if (record == Py_None) Py_RETURN_NONE;
-  return PyObject_CallOneArg(original, record);
-}
-
 PyMethodDef get_current_stream_method{"get_current_stream", &get_current_stream, METH_O, nullptr};
 PyMethodDef store_weak_references_method{"store_user_object_weakrefs",
                                          reinterpret_cast<PyCFunction>(&store_weak_references), METH_FASTCALL, nullptr};
-PyMethodDef record_enter_method{"record_pregraph_bytecode_enter", &record_enter, METH_NOARGS, nullptr};
-PyMethodDef record_exit_method{"record_pregraph_bytecode_exit", &record_exit, METH_O, nullptr};
 
 }  // namespace
 
@@ -164,11 +149,6 @@ void bind_generated_code(py::module_& module) {
       py::reinterpret_steal<py::object>(PyCFunction_NewEx(&empty_strided_method, nullptr, nullptr));
   module.def("_make_get_current_stream",
              [](const py::function& original) { return bound_method(get_current_stream_method, original); });
-  module.def("_make_record_enter", [](const py::function& original, const py::dict& profiler) {
-    return bound_method(record_enter_method, py::make_tuple(original, profiler));
-  });
-  module.def("_make_record_exit",
-             [](const py::function& original) { return bound_method(record_exit_method, original); });
   module.def("_make_store_weak_references",
              [](const py::dict& table) { return bound_method(store_weak_references_method, table); });
 }

@@ -4,6 +4,7 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 #include <torch/csrc/utils/device_lazy_init.h>
 
+#include <array>
 #include <limits>
 #include <optional>
 #include <string>
@@ -21,7 +22,24 @@ namespace py = pybind11;
 namespace torch_mtia {
 namespace {
 
+// torch.mtia's own initialization, which tells it of its device's. Without it, FakeTensorMode takes the first device
+// for the current one.
+void initialize_module() {
+  const py::gil_scoped_acquire gil;
+  py::module_::import("torch.mtia").attr("_lazy_init")();
+}
+
 struct PythonHooks final : public MTIAHooks {
+  // To select a device initializes it, as for CUDA.
+  void setCurrentDevice(c10::DeviceIndex device) const override {
+    initialize_module();
+    MTIAHooks::setCurrentDevice(device);
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
+    if (device >= 0) initialize_module();
+    return MTIAHooks::maybeExchangeDevice(device);
+  }
+
   PyObject* memoryStats(c10::DeviceIndex device) const override;
   PyObject* getDeviceCapability(c10::DeviceIndex device) const override;
   PyObject* getDeviceProperties(c10::DeviceIndex device) const override;
@@ -136,8 +154,44 @@ py::dict allocator_settings() {
   return settings;
 }
 
+using c10::CachingAllocator::Stat;
+using c10::CachingAllocator::StatArray;
+
+void add(py::dict& result, const std::string& name, const Stat& stat) {
+  result[py::str(name + ".current")] = stat.current;
+  result[py::str(name + ".peak")] = stat.peak;
+  result[py::str(name + ".allocated")] = stat.allocated;
+  result[py::str(name + ".freed")] = stat.freed;
+}
+
+void add(py::dict& result, const std::string& name, const StatArray& stats) {
+  constexpr std::array pools{".all", ".small_pool", ".large_pool"};
+  for (size_t pool = 0; pool < pools.size(); ++pool) add(result, name + pools[pool], stats[pool]);
+}
+
+// torch.mtia's nested names, and the flat ones of torch.cuda and torch.accelerator, which libraries ask every device
+// for.
 PyObject* PythonHooks::memoryStats(c10::DeviceIndex device) const {
   const auto stats = MTIACachingAllocator::get().getDeviceStats(index_or_current(device));
+  py::dict result;
+  add(result, "allocation", stats.allocation);
+  add(result, "segment", stats.segment);
+  add(result, "active", stats.active);
+  add(result, "inactive_split", stats.inactive_split);
+  add(result, "allocated_bytes", stats.allocated_bytes);
+  add(result, "reserved_bytes", stats.reserved_bytes);
+  add(result, "active_bytes", stats.active_bytes);
+  add(result, "inactive_split_bytes", stats.inactive_split_bytes);
+  add(result, "requested_bytes", stats.requested_bytes);
+  add(result, "oversize_allocations", stats.oversize_allocations);
+  add(result, "oversize_segments", stats.oversize_segments);
+  result["num_alloc_retries"] = stats.num_alloc_retries;
+  result["num_ooms"] = stats.num_ooms;
+  result["num_sync_all_streams"] = stats.num_sync_all_streams;
+  result["num_device_alloc"] = stats.num_device_alloc;
+  result["num_device_free"] = stats.num_device_free;
+  result["max_split_size"] = stats.max_split_size;
+
   constexpr auto kAggregate = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto& allocated = stats.allocated_bytes[kAggregate];
   const auto& reserved = stats.reserved_bytes[kAggregate];
@@ -148,7 +202,6 @@ PyObject* PythonHooks::memoryStats(c10::DeviceIndex device) const {
   dram["reserved_peak_bytes"] = reserved.peak;
   dram["num_alloc_retries"] = stats.num_alloc_retries;
   dram["num_ooms"] = stats.num_ooms;
-  py::dict result;
   result["dram"] = dram;
   return result.release().ptr();
 }

@@ -14,7 +14,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <stop_token>
 #include <thread>
 
 #include "forks.h"
@@ -179,18 +178,29 @@ const mtia_runtime_api& load_once() {
 class InitializationNotice {
  public:
   explicit InitializationNotice(const std::string& library)
-      : thread_([library](const std::stop_token& returned) {
-          std::mutex mutex;
-          std::unique_lock lock(mutex);
-          std::condition_variable_any changed;
-          if (changed.wait_for(lock, returned, kPatience, [&] { return returned.stop_requested(); })) return;
+      : thread_([this, &library] {
+          std::unique_lock lock(mutex_);
+          if (changed_.wait_for(lock, kPatience, [this] { return has_returned_; })) return;
           std::fprintf(stderr, "torch_mtia: still waiting for initialize of the driver '%s' after %d s\n",
                        library.c_str(), static_cast<int>(kPatience.count()));
         }) {}
+  ~InitializationNotice() {
+    {
+      const std::lock_guard lock(mutex_);
+      has_returned_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+  }
+  InitializationNotice(const InitializationNotice&) = delete;
+  InitializationNotice& operator=(const InitializationNotice&) = delete;
 
  private:
   static constexpr std::chrono::seconds kPatience{10};
-  std::jthread thread_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool has_returned_ = false;
+  std::thread thread_;
 };
 
 void initialize_once() {

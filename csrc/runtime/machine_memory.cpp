@@ -4,9 +4,9 @@
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <optional>
-#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -26,69 +26,73 @@ std::optional<uint64_t> parse(std::string_view text) {
   return number;
 }
 
-// A file of one number; nothing: there is none, or "max".
-std::optional<uint64_t> number_in(const std::string& path) {
+// Empty: it cannot be read.
+std::string contents(const std::string& path) {
   std::ifstream file(path);
-  std::string word;
-  if (!(file >> word)) return std::nullopt;
-  return parse(word);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Of a file of lines "name value ...".
-uint64_t value_in(const std::string& path, std::string_view name, uint64_t otherwise) {
-  std::ifstream file(path);
-  std::string line;
-  while (std::getline(file, line)) {
-    std::istringstream words(line);
-    std::string word;
-    std::string value;
-    if (words >> word >> value && word == name) return parse(value).value_or(otherwise);
+// Cuts off what is before the separator, and returns it.
+std::string_view cut(std::string_view& text, char separator) {
+  const size_t end = std::min(text.find(separator), text.size());
+  const std::string_view first = text.substr(0, end);
+  text.remove_prefix(std::min(end + 1, text.size()));
+  return first;
+}
+
+// A file of one number; nothing: there is none, or "max".
+std::optional<uint64_t> number_in(const std::string& path) {
+  return parse(contents(path));
+}
+
+// Of lines "name value ...".
+uint64_t value_in(std::string_view lines, std::string_view name, uint64_t otherwise) {
+  while (!lines.empty()) {
+    std::string_view line = cut(lines, '\n');
+    if (cut(line, ' ') != name) continue;
+    line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
+    return parse(line).value_or(otherwise);
   }
   return otherwise;
 }
 
-bool lists(const std::string& names, std::string_view name) {
-  std::istringstream list(names);
-  std::string item;
-  while (std::getline(list, item, ',')) {
-    if (item == name) return true;
+bool lists(std::string_view names, std::string_view name) {
+  while (!names.empty()) {
+    if (cut(names, ',') == name) return true;
   }
   return false;
 }
 
-// The process's group in the hierarchy of version 2, or in that of version 1 which counts memory.
-std::optional<std::string> own_group(const std::string& root, bool version_2) {
-  std::ifstream file(root + "/proc/self/cgroup");  // lines "number:controllers:path"
-  std::string line;
-  while (std::getline(file, line)) {
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (version_2 ? controllers.empty() : lists(controllers, "memory")) return line.substr(second + 1);
+// The process's group in the hierarchy of version 2, or in that of version 1 which counts memory: of lines
+// "number:controllers:path".
+std::optional<std::string> own_group(std::string_view lines, bool version_2) {
+  while (!lines.empty()) {
+    std::string_view path = cut(lines, '\n');
+    cut(path, ':');
+    const std::string_view controllers = cut(path, ':');
+    if (!path.empty() && (version_2 ? controllers.empty() : lists(controllers, "memory"))) return std::string(path);
   }
   return std::nullopt;
 }
 
 struct Mount {
-  std::string point;  // where
   std::string group;  // which part of the hierarchy is there
+  std::string point;  // where
 };
 
-std::optional<Mount> mount_of(const std::string& root, bool version_2) {
-  // Lines "id parent device group point options optional... - type source options".
-  std::ifstream file(root + "/proc/self/mountinfo");
-  std::string line;
-  while (std::getline(file, line)) {
-    std::istringstream words(line);
-    std::string word;
-    Mount mount;
-    words >> word >> word >> word >> mount.group >> mount.point;
-    while (words >> word && word != "-") continue;
-    std::string type;
-    std::string options;
-    words >> type >> word >> options;
-    if (version_2 ? type == "cgroup2" : type == "cgroup" && lists(options, "memory")) return mount;
+// Of lines "id parent device group point options optional... - type source options".
+std::optional<Mount> mount_of(std::string_view lines, bool version_2) {
+  while (!lines.empty()) {
+    std::string_view line = cut(lines, '\n');
+    for (int i = 0; i < 3; ++i) cut(line, ' ');
+    const std::string_view group = cut(line, ' ');
+    const std::string_view point = cut(line, ' ');
+    while (!line.empty() && cut(line, ' ') != "-") continue;
+    const std::string_view type = cut(line, ' ');
+    cut(line, ' ');
+    if (version_2 ? type == "cgroup2" : type == "cgroup" && lists(line, "memory")) {
+      return Mount{std::string(group), std::string(point)};
+    }
   }
   return std::nullopt;
 }
@@ -106,9 +110,11 @@ MachineMemory::MachineMemory()
       }()) {}
 
 MachineMemory::MachineMemory(std::string root) : root_(std::move(root)) {
+  const std::string mounts = contents(root_ + "/proc/self/mountinfo");
+  const std::string own_groups = contents(root_ + "/proc/self/cgroup");
   for (const bool version_2 : {true, false}) {
-    const auto mount = mount_of(root_, version_2);
-    auto path = own_group(root_, version_2);
+    const auto mount = mount_of(mounts, version_2);
+    auto path = own_group(own_groups, version_2);
     if (!mount || !path) continue;
     // In a container, a part of the hierarchy may be all that is mounted.
     const std::string above = mount->group == "/" ? "" : mount->group;
@@ -131,25 +137,26 @@ MachineMemory::MachineMemory(std::string root) : root_(std::move(root)) {
 }
 
 MachineMemory::Figures MachineMemory::read() const {
-  const std::string meminfo = root_ + "/proc/meminfo";
+  const std::string meminfo = contents(root_ + "/proc/meminfo");
   const auto bytes = [&](const char* name) {
     const uint64_t kibibytes = value_in(meminfo, name, kUnlimited);
     return kibibytes > kUnlimited / 1024 ? kUnlimited : kibibytes * 1024;
   };
+  const uint64_t total = bytes("MemTotal:");
   Figures figures;
-  figures.total = bytes("MemTotal:");
-  figures.available = std::min(bytes("MemAvailable:"), figures.total);
+  figures.total = total;
+  figures.available = std::min(bytes("MemAvailable:"), total);
   for (const Group& group : groups_) {
     const auto limit = number_in(group.limit);
-    if (!limit) continue;
+    if (!limit || *limit >= total) continue;  // the machine has no more in any case
     if (*limit < figures.total) {
       figures.total = *limit;
       figures.has_limit = true;
     }
     uint64_t used = number_in(group.usage).value_or(0);
     if (*limit < used || *limit - used < figures.available) {
-      const uint64_t files =
-          value_in(group.statistics, group.inactive_file, 0) + value_in(group.statistics, group.active_file, 0);
+      const std::string statistics = contents(group.statistics);
+      const uint64_t files = value_in(statistics, group.inactive_file, 0) + value_in(statistics, group.active_file, 0);
       used -= std::min(used, files);
       const uint64_t left = *limit > used ? *limit - used : 0;
       if (left < figures.available) {

@@ -37,16 +37,10 @@ def defaults_to_the_cpu(default_device: Any) -> bool:
 
 
 def trains_alone(prepare_backend: Function) -> bool:
+    state = SimpleNamespace(device=None)
     with with_variable("LOCAL_RANK", "0"):
-        backend, _ = prepare_backend(SimpleNamespace())
-    return backend is None
-
-
-def sets_no_device(set_device: Function) -> bool:
-    from accelerate.utils import DistributedType
-
-    state = SimpleNamespace(device=None, distributed_type=DistributedType.MULTI_GPU, local_process_index=0)
-    return raises(set_device, state) or state.device.type != DEVICE
+        backend, _ = prepare_backend(state)
+    return backend is None or state.device is None
 
 
 def waits_by_a_number(wait_for_everyone: Function) -> bool:
@@ -102,27 +96,19 @@ def _leaves_random_states(save: Callable[[str], Any], load: Callable[[str], Any]
         torch.mtia.set_rng_state(before)
 
 
-def saves_no_random_states(save: Function) -> bool:
-    from accelerate.checkpointing import load_accelerator_state
+def makes_no_accelerator(initialize: Function) -> bool:
+    """With float16; or its checkpoints leave the device's random numbers as they are."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
-    return _checkpoint_leaves_random_states(save, load_accelerator_state)
-
-
-def loads_no_random_states(load: Function) -> bool:
-    from accelerate.checkpointing import save_accelerator_state
-
-    return _checkpoint_leaves_random_states(save_accelerator_state, load)
-
-
-def _checkpoint_leaves_random_states(save: Function, load: Function) -> bool:
-    from accelerate import PartialState
-
-    PartialState()
-    nothing: tuple[list[Any], ...] = ([], [], [], [])
-    return _leaves_random_states(
-        lambda folder: save(folder, *nothing, process_index=0, step=0),
-        lambda folder: load(folder, *nothing, process_index=0),
-    )
+    accelerator = Accelerator.__new__(Accelerator)
+    AcceleratorState._reset_state()
+    try:
+        if raises(initialize, accelerator, mixed_precision="fp16"):
+            return True
+        return _leaves_random_states(accelerator.save_state, accelerator.load_state)
+    finally:
+        AcceleratorState._reset_state()
 
 
 def has_no_backend(backends: dict[str, str]) -> bool:

@@ -100,20 +100,6 @@ def attends_to_nothing(jagged_attention: Function) -> bool:
     return raises(jagged_attention, queries, queries, queries)
 
 
-def selects_without_use(set_device: Function) -> bool:
-    used: list[bool] = []
-    with with_values(torch.mtia, _lazy_init=lambda: used.append(True)):
-        set_device(0)
-    return not used
-
-
-def enters_without_use(enter: Function) -> bool:
-    used: list[bool] = []
-    with with_values(torch.mtia, _lazy_init=lambda: used.append(True)):
-        enter(torch.mtia.device(0))
-    return not used
-
-
 # Triton ---------------------------------------------------------------------------------------------------------------
 
 
@@ -220,22 +206,6 @@ def merges_returned_results(cse: Function) -> bool:
         results.append(_call(graph, operator.getitem, both, 0, value=value[0]))
     graph.output(tuple(results))
     return len(cse(graph).find_nodes(op="call_function", target=torch.ops.aten.max.dim)) == 1
-
-
-def puts_into_itself(table: dict[Any, Any]) -> bool:
-    """A tensor is put into itself in place."""
-    from torch._inductor.fx_passes import reinplace
-
-    graph = torch.fx.Graph()
-    given, index = graph.placeholder("x"), graph.placeholder("i")
-    given.meta["val"] = torch.ones(4, device=DEVICE)
-    index.meta["val"] = torch.zeros(4, dtype=torch.int64, device=DEVICE)
-    x = _call(graph, torch.ops.aten.sin.default, given, value=torch.ones(4, device=DEVICE))
-    put = torch.ops.aten.index_put.default
-    graph.output(_call(graph, put, x, [index], x, value=torch.ones(4, device=DEVICE)))
-    with with_values(reinplace, inplaceable_ops=table):
-        reinplace.reinplace_inplaceable_ops_core(graph)
-    return not graph.find_nodes(op="call_function", target=put)
 
 
 def saves_no_state(call: Function) -> bool:

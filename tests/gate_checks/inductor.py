@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
-from unittest import mock
 
 import torch
 
@@ -27,21 +25,6 @@ def fills_with_no_scalar(masked_fill: Function) -> bool:
 def divides_index_add(index_add: Function) -> bool:
     x = torch.ones(3, device=DEVICE)
     return index_add(x, 0, torch.tensor([1], device=DEVICE), torch.ones(1, device=DEVICE)) is not NotImplemented
-
-
-def reads_indices_out_of_order(constraint: Function | None) -> bool:
-    """The gradient of a pooling whose compiled result has channels last."""
-    from torch._inductor import config, lowering
-
-    x = torch.randn(1, 4, 4, 3, 5, device=DEVICE).to(memory_format=torch.channels_last_3d).requires_grad_()
-    pool = functools.partial(torch.nn.functional.adaptive_max_pool3d, output_size=(None, None, None))
-    (expected,) = torch.autograd.grad(pool(x).square().sum(), x)  # whose indices are contiguous
-    operator = torch.ops.aten.adaptive_max_pool3d_backward.default
-    constraints = lowering._maybe_layout_constraints
-    with mock.patch.dict(constraints, {operator: constraint}), config.patch(force_disable_caches=True):
-        torch._dynamo.reset()
-        (gradient,) = torch.autograd.grad(torch.compile(pool)(x).square().sum(), x)
-    return not torch.equal(gradient, expected)
 
 
 # Inductor -------------------------------------------------------------------------------------------------------------
@@ -221,14 +204,6 @@ def knows_no_limit_on_buffers(falls_back: Function) -> bool:
 # Fusion and lowering --------------------------------------------------------------------------------------------------
 
 
-def multiplies_converted_weights(make_check: Function) -> bool:
-    def operand(dtype: torch.dtype) -> SimpleNamespace:
-        return SimpleNamespace(meta={"val": torch.empty(1, dtype=dtype, device=DEVICE)})
-
-    operands = {"x": operand(torch.bfloat16), "weight": operand(torch.int8), "scales": operand(torch.bfloat16)}
-    return not make_check()(SimpleNamespace(kwargs=operands))
-
-
 def fuses_no_reductions(is_triton: Function) -> bool:
     node = SimpleNamespace(is_gpu=lambda: True, get_device=lambda: torch.device(DEVICE, 0))
     with _lowering():
@@ -278,11 +253,6 @@ def takes_out_dtype_for_beta(decomposition: Function) -> bool:
 
 
 # Numbers of 8 and 4 bits ----------------------------------------------------------------------------------------------
-
-
-def multiplies_wider_integers(is_int_mm: Function) -> bool:
-    x = torch.empty(1, 1, dtype=torch.int8, device=DEVICE)
-    return not is_int_mm(torch.ops.aten.mm.default, torch.int32, (x, x))
 
 
 def refuses_fp8(check: Function) -> bool:

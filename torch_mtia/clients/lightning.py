@@ -49,7 +49,8 @@ def cast_on_mtia(original: Function) -> Function:
 
 
 def not_in_a_stream_of_cuda(original: Function) -> Function:
-    """The numbers only say that DistributedDataParallel is made in a stream of torch.cuda, and where barriers are."""
+    """Leaves out the numbers of devices: they only say that DistributedDataParallel is made in a stream of torch.cuda,
+    and where barriers are."""
 
     @functools.wraps(original)
     def determine_ddp_device_ids(self: Any) -> list[int] | None:

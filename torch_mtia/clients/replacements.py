@@ -11,12 +11,15 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from torch_mtia.backend import device_module, device_type
 from torch_mtia.distributed import BACKEND
+from torch_mtia.scopes import with_globals
+from torch_mtia.upstream_gates.device_lists import with_the_device
 
 Function = Callable[..., Any]
 
@@ -35,7 +38,7 @@ def ours_instead_of_cpu(device: Any) -> Any:
 
 
 def named_instead_of_cpu(original: Function) -> Function:
-    """For functions that answer which device to use."""
+    """Replaces functions that answer which device to use."""
 
     @functools.wraps(original)
     def choose(*args: Any, **kwargs: Any) -> Any:
@@ -45,7 +48,7 @@ def named_instead_of_cpu(original: Function) -> Function:
 
 
 def found_instead_of_cpu(original: Function) -> Function:
-    """For functions that are given a device's name, of which one is "auto"."""
+    """Replaces functions that take a device's name, of which one is "auto"."""
 
     @functools.wraps(original)
     def device(device: Any) -> Any:
@@ -85,7 +88,7 @@ def valid_device(original: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def repositories_of_mtia(original: Function) -> Any:
-    """Those of the Hugging Face package kernels, which looks for the layers of one device in an object for it."""
+    """Serves the Hugging Face package kernels, which looks for the layers of one device in an object for it."""
 
     @functools.wraps(original)
     def create_repo(device: Any) -> Any:
@@ -113,7 +116,8 @@ def default_of_accelerate(original: property) -> property:
 
 
 def a_process_for_each_device(original: Function) -> Function:
-    """MULTI_GPU is accelerate's name for that: with it, models become DistributedDataParallel, FSDP is possible."""
+    """MULTI_GPU is accelerate's name for that: with it, models become DistributedDataParallel, FSDP is possible. What
+    chooses the rank's device afterwards leaves one that is chosen already."""
 
     @functools.wraps(original)
     def _prepare_backend(
@@ -122,27 +126,15 @@ def a_process_for_each_device(original: Function) -> Function:
         from accelerate.utils import DistributedType
 
         chosen, kind = original(self, cpu, sagemaker_dp, backend)
-        is_launched = int(os.environ.get("LOCAL_RANK", -1)) != -1
-        if is_launched and not cpu and kind == DistributedType.NO and is_the_accelerator():
+        rank = int(os.environ.get("LOCAL_RANK", -1))
+        if rank != -1 and not cpu and kind == DistributedType.NO and is_the_accelerator():
+            if self.device is None:
+                self.device = torch.device(device_type(), rank % device_module().device_count())
+                device_module().set_device(self.device)
             return chosen or BACKEND, DistributedType.MULTI_GPU
         return chosen, kind
 
     return _prepare_backend
-
-
-def the_device_of_the_rank(original: Function) -> Function:
-    @functools.wraps(original)
-    def set_device(self: Any) -> None:
-        from accelerate.utils import DistributedType
-
-        is_for_gpus = self.distributed_type == DistributedType.MULTI_GPU and not torch.cuda.is_available()
-        if self.device is None and is_for_gpus and is_the_accelerator():
-            self.device = torch.device(device_type(), self.local_process_index % device_module().device_count())
-            device_module().set_device(self.device)
-        else:
-            original(self)
-
-    return set_device
 
 
 def waiting_on_the_cpu(original: Function) -> Function:
@@ -248,24 +240,22 @@ def _load_states(folder: Any, process: int) -> None:
         device_module().set_rng_state_all(torch.load(file, weights_only=True))
 
 
-def _followed_by(act: Callable[[Any, int], None], original: Function) -> Function:
-    """For accelerate's two functions of a checkpoint, whose arguments begin alike."""
+def accelerator_on_mtia(original: FunctionType) -> Function:
+    """Runs upstream's own code with the device in its list of those with float16; accelerate's hooks of checkpoints do
+    the rest."""
+    listed = with_globals(original)
+    listed.__code__ = with_the_device(original.__code__)
 
     @functools.wraps(original)
-    def call(folder: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(folder, *args, **kwargs)
-        act(folder, kwargs["process_index"] if "process_index" in kwargs else args[4])
-        return result
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_the_accelerator():
+            original(self, *args, **kwargs)
+            return
+        listed(self, *args, **kwargs)
+        self.register_save_state_pre_hook(lambda _models, _weights, folder: _save_states(folder, self.process_index))
+        self.register_load_state_pre_hook(lambda _models, folder: _load_states(folder, self.process_index))
 
-    return call
-
-
-def saved_with_random_states(original: Function) -> Function:
-    return _followed_by(_save_states, original)
-
-
-def loaded_with_random_states(original: Function) -> Function:
-    return _followed_by(_load_states, original)
+    return __init__
 
 
 # transformers

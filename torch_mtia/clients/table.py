@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch_mtia.clients import replacements
-from torch_mtia.upstream_gates import device_lists
 from torch_mtia.upstream_gates.gate import Gate, Reason
 
 GATES: tuple[Gate, ...] = (
@@ -32,15 +31,9 @@ GATES: tuple[Gate, ...] = (
         name="PartialState._prepare_backend",
         modules=("accelerate.state",),
         reason=Reason.CLIENT,
-        why="Where torchrun has started several processes, each trains alone on devices that are not in another list.",
+        why="Where torchrun has started several processes, each trains alone, and not on its rank's device, if another "
+        "list does not have the device.",
         replace=replacements.a_process_for_each_device,
-    ),
-    Gate(
-        name="PartialState.set_device",
-        modules=("accelerate.state",),
-        reason=Reason.CLIENT,
-        why="And several processes are each on a device of torch.cuda, or of one of a list.",
-        replace=replacements.the_device_of_the_rank,
     ),
     Gate(
         name="PartialState.wait_for_everyone",
@@ -49,11 +42,13 @@ GATES: tuple[Gate, ...] = (
         why="Processes on the CPU wait for each other by a device's number, which PyTorch takes for the accelerator's.",
         replace=replacements.waiting_on_the_cpu,
     ),
-    device_lists.device_list(
-        "Accelerator.__init__",
-        "accelerate.accelerator",
-        "Mixed precision with float16 is refused for devices that are not listed.",
+    Gate(
+        name="Accelerator.__init__",
+        modules=("accelerate.accelerator",),
         reason=Reason.CLIENT,
+        why="Mixed precision with float16 is refused for devices that are not listed. Checkpoints have the states of "
+        "the random numbers of listed devices.",
+        replace=replacements.accelerator_on_mtia,
     ),
     Gate(
         name="get_grad_scaler",
@@ -84,20 +79,6 @@ GATES: tuple[Gate, ...] = (
         replace=replacements.configured_for_mtia,
     ),
     Gate(
-        name="save_accelerator_state",
-        modules=("accelerate.checkpointing", "accelerate.accelerator"),
-        reason=Reason.CLIENT,
-        why="A checkpoint has the states of the random numbers of listed devices.",
-        replace=replacements.saved_with_random_states,
-    ),
-    Gate(
-        name="load_accelerator_state",
-        modules=("accelerate.checkpointing", "accelerate.accelerator"),
-        reason=Reason.CLIENT,
-        why="accelerate loads from a checkpoint the states of the random numbers of listed devices.",
-        replace=replacements.loaded_with_random_states,
-    ),
-    Gate(
         name="DISTRIBUTED_BACKEND_MAP",
         modules=("transformers.distributed.utils",),
         reason=Reason.CLIENT,
@@ -109,7 +90,7 @@ GATES: tuple[Gate, ...] = (
         name="TrainingArguments._setup_devices",
         modules=("transformers.training_args",),
         reason=Reason.CLIENT,
-        why="After accelerate, transformers' Trainer goes through a list of its own where it is one process.",
+        why="Where transformers' Trainer is one process, its device is the first that there is of a list, or the CPU.",
         replace=replacements.trainer_where_accelerate_is,
     ),
     Gate(
@@ -123,14 +104,14 @@ GATES: tuple[Gate, ...] = (
         name="Pipeline.__init__",
         modules=("transformers.pipelines.base",),
         reason=Reason.CLIENT,
-        why="A pipeline's device is the first that there is of another list, or the CPU, to which it moves the model.",
+        why="A pipeline moves the model to the first device that there is of a list, or to the CPU.",
         replace=replacements.pipeline_on_mtia,
     ),
     Gate(
         name="Trainer._save_rng_state",
         modules=("transformers.trainer",),
         reason=Reason.CLIENT,
-        why="Its checkpoints, too, have the states of the random numbers of listed devices.",
+        why="The Trainer's checkpoints have the states of the random numbers of listed devices.",
         replace=replacements.trainer_saves_random_states,
     ),
     Gate(

@@ -156,7 +156,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def files(suites: Sequence[str], given: Sequence[Path]) -> list[Path]:
-    """The test files to run. Raises UsageError for one that is not there."""
+    """Returns the test files to run. Raises UsageError for one that is not there."""
     if DRIVER_SUITE in suites:
         raise UsageError(f"--suite {DRIVER_SUITE} is for a library: give it with --driver, in place of --device")
     if unknown := [suite for suite in suites if suite not in SUITES]:
@@ -168,7 +168,7 @@ def files(suites: Sequence[str], given: Sequence[Path]) -> list[Path]:
 
 
 def driver_suite(arguments: argparse.Namespace) -> tuple[list[Path], dict[str, str]]:
-    """The test files for a driver, and what it is called. Raises UsageError for a library that is no driver."""
+    """Returns the test files for a driver, and what it is called. Raises UsageError for a library that is no driver."""
     if arguments.file or any(suite != DRIVER_SUITE for suite in arguments.suite):
         raise UsageError(f"--driver goes with the suite {DRIVER_SUITE} and no other")
     try:
@@ -186,7 +186,7 @@ def driver_suite(arguments: argparse.Namespace) -> tuple[list[Path], dict[str, s
 
 
 def environment(probed: dict[str, str]) -> dict[str, str]:
-    """What the results depend on."""
+    """Returns what the results depend on."""
     return {
         "device": f"{probed['device']}: {probed['properties']}",
         "torch": importlib.metadata.version("torch"),
@@ -199,7 +199,7 @@ def environment(probed: dict[str, str]) -> dict[str, str]:
 
 
 def selecting(arguments: argparse.Namespace) -> str:
-    """The arguments that choose the tests of a run."""
+    """Returns the arguments that choose the tests of a run."""
     chosen = [f"--{name}={value}" for name in ("suite", "file", "test") for value in getattr(arguments, name)]
     chosen += [f"--upstream={value}" for value in arguments.upstream or ()]
     number, count = arguments.shard
@@ -237,7 +237,7 @@ def go_on(folder: Path, parts: Sequence[str], described: dict[str, str], argumen
 
 
 def repeat(arguments: argparse.Namespace) -> str:
-    """The command for one test of this run: Run.repeat."""
+    """Returns the command for one test of this run: Run.repeat."""
     command = ["python", "-m", "torch_mtia.conformance"]
     command += ["--driver", str(arguments.driver)] if arguments.driver else ["--device", arguments.device]
     command += [word for module in arguments.imports for word in ("--import", module)]
@@ -252,7 +252,7 @@ def repeat(arguments: argparse.Namespace) -> str:
 
 
 def summary(made: Run) -> str:
-    """One line for each suite."""
+    """Returns one line for each suite."""
     columns = [r.PASS, r.XFAIL, r.SKIP, r.NOT_APPLICABLE, r.FAIL, r.XPASS]
     columns += [verdict for verdict in (r.FLAKY, r.ON_CPU) if any(result.verdict == verdict for result in made.results)]
     lines = [f"{'suite':<24}" + "".join(f"{column:>16}" for column in columns)]
@@ -282,7 +282,7 @@ def check_targets(paths: Sequence[Path | None]) -> None:
 
 
 def _ledger_of(kind: str) -> Path:
-    """The device's own; else that of drivers, or of other names of mtia."""
+    """Returns the device's own; else that of drivers, or of other names of mtia."""
     path = FOLDER / f"{kind}.yaml"
     if path.exists():
         return path

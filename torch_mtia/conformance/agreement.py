@@ -16,7 +16,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def numbers(*shape: int, device: torch.device = CPU, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    """Normally distributed numbers, the same on every device."""
+    """Returns normally distributed numbers, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float32).to(
         device, dtype
@@ -34,13 +34,13 @@ def assert_agrees(
 
 
 def network(device: torch.device, seed: int = 0) -> torch.nn.Module:
-    """Two layers, with the parameters that the seed gives, for four numbers a row."""
+    """Returns two layers, with the parameters that the seed gives, for four numbers a row."""
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).to(device)
 
 
 def stored(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor out of a file that it was saved to."""
+    """Returns the tensor out of a file that it was saved to."""
     file = io.BytesIO()
     torch.save(tensor, file)
     file.seek(0)

@@ -53,7 +53,7 @@ def _code_of(function: Any) -> Any:
 
 
 def functions_for(device: torch.device) -> dict[str, Callable[..., Any]]:
-    """The functions of torch.accelerator and of the device's module, by their names."""
+    """Returns the functions of torch.accelerator and of the device's module, by their names."""
     modules: list[ModuleType] = [torch.accelerator]
     if device.type != "cpu":
         modules.append(torch.get_device_module(device))

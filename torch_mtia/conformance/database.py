@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 SEED = 0
 # The dtype with which suites test operators that they do not test in every dtype: the first that the operator knows.
 PREFERRED = (torch.float32, torch.int64, torch.bool, torch.complex64)
-# Operators that want the tensors behind their first argument on the CPU, on every device.
+# Operators that want the tensors after their first argument on the CPU, on every device.
 HOST_ARGUMENTS = ("tensor_split",)
 # Operators of which the database does not say where they make a tensor.
 MAKING = ("arange", "linspace", "logspace")
@@ -169,7 +169,7 @@ def has_images(sample: SampleInput) -> bool:
 
 
 def channels_last(arguments: Any) -> Any:
-    """The arguments, images and volumes among them with the channels last."""
+    """Returns the arguments, images and volumes among them with the channels last."""
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.contiguous(memory_format=CHANNELS_LAST[tensor.dim()]) if is_image(tensor) else tensor
@@ -178,7 +178,7 @@ def channels_last(arguments: Any) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """A copy of the arguments on the device, with leaves of their own, of the same strides and overlaps."""
+    """Returns a copy of the arguments on the device, with leaves of their own, of the same strides and overlaps."""
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -258,7 +258,7 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def on_cpu(call: Callable[[], Any]) -> Any:
-    """The CPU's result. Raises Refused for any error."""
+    """Returns the CPU's result. Raises Refused for any error."""
     try:
         return call()
     except Exception as error:
@@ -288,7 +288,7 @@ def assert_untouched(actual: Any, expected: Any, before: Any) -> None:
 
 
 def _around(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory that a tensor lies in, without its elements."""
+    """Returns the memory that a tensor lies in, without its elements."""
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
     numbers = tensor.detach().as_strided((size,), (1,), 0).cpu().resolve_conj().resolve_neg().clone()
     memory = numbers.view(torch.uint8).view(size, -1)  # fewer dtypes than there are can be indexed
@@ -330,8 +330,8 @@ def assert_alike(actual: Any, expected: Any, device: torch.device) -> None:
 
 
 def gradient_of(result: torch.Tensor) -> torch.Tensor:
-    """A gradient for the result that differs from element to element: ones would hide which belongs to which, and
-    softmax's gradient of them is 0. Made on the device, of numbers that every dtype has."""
+    """Returns a gradient for the result that differs from element to element: ones would hide which belongs to which,
+    and softmax's gradient of them is 0. Made on the device, of numbers that every dtype has."""
     numbers = torch.arange(result.numel(), device=result.device).remainder(7).reshape(result.shape) / 8 + 0.5
     return (numbers * (1 + 0.5j) if result.is_complex() else numbers).to(result.dtype)
 
@@ -374,7 +374,8 @@ ROUNDED_IN_BETWEEN_BACKWARD = frozenset(
 
 
 def widened(value: Any, dtype: torch.dtype) -> Any:
-    """A copy of the arguments, on the CPU, with numbers of 16 bits, and the names of their dtypes, in a wider dtype."""
+    """Returns a copy of the arguments, on the CPU, with numbers of 16 bits, and the names of their dtypes, in a wider
+    dtype."""
 
     def widen(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dtype in SHORT:
@@ -385,8 +386,8 @@ def widened(value: Any, dtype: torch.dtype) -> Any:
 
 
 def rounded_from(dtype: torch.dtype, call: Callable[[Any], Any], arguments: Any, like: Any) -> Any:
-    """What `call` gives for the arguments in the wider dtype, rounded to the dtypes of `like`, its result for the
-    arguments as they are; None if it refuses them in that dtype, or gives something else than `like`."""
+    """Returns what `call` gives for the arguments in the wider dtype, rounded to the dtypes of `like`, its result for
+    the arguments as they are; None if it refuses them in that dtype, or gives something else than `like`."""
     try:
         exact = call(widened(arguments, dtype))
         assert_alike(

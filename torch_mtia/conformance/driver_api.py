@@ -69,14 +69,14 @@ _made: dict[str, Any] = {}
 
 
 def structure(name: str) -> Any:
-    """The ctypes.Structure of a struct of the header."""
+    """Returns the ctypes.Structure of a struct of the header."""
     if name not in _made:
         _made[name] = type(name, (ctypes.Structure,), {"_fields_": _fields(_STRUCTS[name])})
     return _made[name]
 
 
 def sized(struct_name: str, **values: Any) -> Any:
-    """A struct whose `struct_size` says how large it is."""
+    """Returns a struct whose `struct_size` says how large it is."""
     made = structure(struct_name)(**values)
     made.struct_size = ctypes.sizeof(made)
     return made
@@ -127,7 +127,7 @@ class DriverFailure(AssertionError):
 
 
 def _known_part(address: int) -> Any:
-    """The table at the address, which may be shorter or longer than the header has it."""
+    """Returns the table at the address, which may be shorter or longer than the header has it."""
     known = structure("mtia_runtime_api")
     size = min(ctypes.c_uint32.from_address(address).value, ctypes.sizeof(known))
     if size < _HEAD:
@@ -162,7 +162,7 @@ class Driver:
         return function not in CAPABILITY or bool(getattr(self.table, function))
 
     def call(self, function: str, *arguments: Any) -> str:
-        """The name of the status that the function returns."""
+        """Returns the name of the status that the function returns."""
         prototype = ctypes.CFUNCTYPE(ctypes.c_int, *FUNCTIONS[function])
         status = prototype(getattr(self.table, function))(*arguments)
         return STATUSES.get(status, f"status {status}")
@@ -180,7 +180,7 @@ class Driver:
         return str(text.decode())
 
     def get(self, function: str, kind: Any, *arguments: Any) -> Any:
-        """What a function writes where its last argument points to."""
+        """Returns what a function writes where its last argument points to."""
         value = kind()
         self(function, *arguments, ctypes.byref(value))
         return value.value

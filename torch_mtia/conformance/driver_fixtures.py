@@ -23,7 +23,7 @@ KEPT: list[Any] = []
 
 @pytest.fixture(scope="session")
 def api(driver_library: str) -> Driver:
-    """The driver, with two devices of 256 MiB if it lets itself be told."""
+    """The driver, with two devices of 256 MiB if it can be configured."""
     driver = Driver(driver_library)
     assert driver.initialize() == "MTIA_SUCCESS", driver.message()
     return driver

@@ -142,12 +142,12 @@ class Ledger:
                     self._by_name.setdefault(pattern, []).append(number)
 
     def digest(self) -> str:
-        """The same for ledgers that say the same, and another for others."""
+        """Returns the same for ledgers that say the same, and another for others."""
         texts = [ledger.path.read_text() for ledger in (self, *self._behind()) if ledger.path.exists()]
         return f"{zlib.crc32(chr(0).join(texts).encode()):08x}"
 
     def find(self, test: str) -> Entry | None:
-        """The first entry that names the test."""
+        """Returns the first entry that names the test."""
         return next(self._own(test), None) or self._find_behind(test)
 
     def _find_behind(self, test: str) -> Entry | None:
@@ -212,9 +212,9 @@ class Ledger:
                 result.reason = f"the ledger expects another outcome: {_expectation(entry)}"
 
     def proposal(self, results: Sequence[Result], collected: Iterable[str] = ()) -> str:
-        """The text of a ledger that agrees with the results. New entries come first, since the first counts, without a
-        reason, so that it is not valid before a person has looked at them. `collected` names the tests that there are,
-        if not all have run."""
+        """Returns the text of a ledger that agrees with the results. New entries come first, since the first counts,
+        without a reason, so that it is not valid before a person has looked at them. `collected` names the tests that
+        there are, if not all have run."""
         results = [result for result in results if result.suite != r.RUN]
         passed = {result.test for result in results if result.outcome == r.PASSED}
         known = {result.test for result in results}.union(collected)
@@ -265,7 +265,8 @@ class Ledger:
 
 
 def folded(tests: Iterable[str], judged: Iterable[str]) -> tuple[str, ...]:
-    """Patterns of these tests and no others: one for all of an operator, where all of its dtypes are among them."""
+    """Returns patterns of these tests and no others: one for all of an operator, where all of its dtypes are among
+    them."""
     chosen = set(tests)
     groups: dict[str, list[str]] = {}
     for test in judged:
@@ -290,7 +291,7 @@ def _matching(pattern: str, tests: set[str]) -> set[str]:
 
 
 def _read(path: Path) -> tuple[str, list[Any]]:
-    """The comment at the file's head, and its rows."""
+    """Returns the comment at the file's head, and its rows."""
     text = path.read_text() if path.exists() else ""
     head = re.match(r"(?:#.*\n|\n)*", text)
     try:

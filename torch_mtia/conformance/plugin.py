@@ -1,6 +1,6 @@
 """The part of the suite that lives in the worker processes: a plugin of pytest.
 
-It selects the tests, watches the time of each, waits for the device behind each, and says how it failed.
+It selects the tests, watches the time of each, waits for the device after each, and says how it failed.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def in_utf8(text: str) -> str:
 
 
 def kind_of(error: BaseException) -> str:
-    """How a test failed: "wrong", "missing" or "error"."""
+    """Returns how a test failed: "wrong", "missing" or "error"."""
     if isinstance(error, AssertionError):
         return "wrong"  # whatever it quotes
     if isinstance(error, NotImplementedError) or any(words in str(error) for words in MISSING):

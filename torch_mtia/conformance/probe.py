@@ -20,7 +20,8 @@ TIMEOUT = 300
 
 
 def probe(name: str, imports: Sequence[str]) -> dict[str, str]:
-    """The device's full name, its properties, and the functions for it. Raises UsageError if it does not start."""
+    """Returns the device's full name, its properties, and the functions for it. Raises UsageError if it does not
+    start."""
     command = [sys.executable, "-m", "torch_mtia.conformance.probe", name, *imports]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)

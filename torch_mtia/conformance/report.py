@@ -37,7 +37,7 @@ def page_data(run: Run, old: Run | None) -> dict[str, Any]:
 
 
 def status(result: Result) -> str:
-    """The colour of a test."""
+    """Returns the colour of a test."""
     if result.outcome == r.FAILED:
         return result.kind or "error"
     if result.outcome == r.PASSED:

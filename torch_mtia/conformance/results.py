@@ -65,12 +65,12 @@ RUN = "run"  # the suite of what is no test's: a process that did not end well
 
 
 def kind_of(result: Result) -> str:
-    """How a test that did not pass has ended: one of KINDS, or "skip"."""
+    """Returns how a test that did not pass has ended: one of KINDS, or "skip"."""
     return {CRASHED: "crash", HUNG: "hang", SKIPPED: "skip"}.get(result.outcome) or result.kind or "error"
 
 
 def in_a_line(result: Result) -> str:
-    """What is wrong with a result that is not as expected."""
+    """Returns what is wrong with a result that is not as expected."""
     if result.verdict == XPASS:
         return f"passes, and the ledger says: {result.reason}"
     message = result.message.strip().partition("\n")[0]
@@ -79,7 +79,7 @@ def in_a_line(result: Result) -> str:
 
 
 def test_id(node: str) -> str:
-    """The test's name in ledgers and reports, from pytest's: suites/operators.py::test_forward[add/float32] is
+    """Returns the test's name in ledgers and reports, from pytest's: suites/operators.py::test_forward[add/float32] is
     operators/forward/add/float32. Files of PyTorch keep their functions' names whole."""
     path, _, rest = node.partition("::")
     stem = Path(path).stem
@@ -104,7 +104,7 @@ class Run:
     """The command that repeats one test, with {test} in the place of its name and perhaps {suite}."""
 
     def verdicts(self) -> dict[str, Counter[str]]:
-        """How many tests of each suite had each verdict."""
+        """Returns how many tests of each suite had each verdict."""
         counts: dict[str, Counter[str]] = {}
         for result in self.results:
             counts.setdefault(result.suite, Counter())[result.verdict] += 1
@@ -127,7 +127,8 @@ class Run:
 
     @classmethod
     def merged(cls, runs: Sequence[Run]) -> Run:
-        """All shards of a run as one. Raises ValueError if one is missing, is there twice, or is of something else."""
+        """Returns all shards of a run as one. Raises ValueError if one is missing, is there twice, or is of something
+        else."""
         shards = sorted(run.shard for run in runs)
         number = shards[0][1]
         if shards != [(shard, number) for shard in range(number)]:
@@ -191,7 +192,7 @@ def drop_unfinished_line(path: Path) -> None:
 
 
 def read_lines(path: Path) -> list[Result]:
-    """The results of a run so far; a last line that was cut off counts for nothing."""
+    """Returns the results of a run so far; a last line that was cut off counts for nothing."""
     results = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:

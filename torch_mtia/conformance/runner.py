@@ -39,7 +39,7 @@ class CollectionError(UsageError):
 def run(
     settings: Settings, files: Sequence[Path], jobs: int, ledger: Ledger, *, resume: bool
 ) -> tuple[list[Result], bool]:
-    """The results, those of earlier parts of a resumed run included, and whether the run came to its end.
+    """Returns the results, those of earlier parts of a resumed run included, and whether the run came to its end.
 
     Raises LedgerError if the ledger names tests that are not there, CollectionError for a file that cannot run.
     """
@@ -109,7 +109,7 @@ class Controller:
         self._record.close()
 
     def look_at_ends(self) -> None:
-        """A device may also break the process that ends, behind the last test: with this no ledger agrees."""
+        """Records processes that a device breaks at their end, after the last test: no ledger agrees with that."""
         for gateway in self._ended:
             # execnet has waited for the process, and has killed one that did not end in time.
             status = gateway._io.popen.poll()
@@ -172,7 +172,7 @@ class Controller:
         if report.when not in ("setup", "call", "teardown"):
             self._end(self._of_dead_worker(test, report))
         elif result.outcome == r.FAILED:
-            pass  # whatever else has happened in the test, or behind it
+            pass  # whatever else has happened in the test, or after it
         elif report.skipped:
             result.outcome, result.message = r.SKIPPED, _reason(report)
         elif report.failed:

@@ -64,7 +64,7 @@ class Settings:
         return Path(self.folder) / "collected.txt"
 
     def collected(self) -> list[str]:
-        """The tests that there are, selected or not."""
+        """Returns the tests that there are, selected or not."""
         return self.collection_file.read_text().splitlines() if self.collection_file.exists() else []
 
     @property
@@ -73,7 +73,7 @@ class Settings:
         return Path(self.folder) / "done.txt"
 
     def trace_file(self, worker: str) -> Path:
-        """Where a worker that dies leaves its last words."""
+        """Returns where a worker that dies leaves its last words."""
         return Path(self.folder) / f"{worker}.trace"
 
     def selects(self, test: str) -> bool:
@@ -83,7 +83,7 @@ class Settings:
         return not self.tests or any(fnmatchcase(test, pattern) for pattern in self.tests)
 
     def selection(self) -> str:
-        """The same for all shards of a run, and another for other tests."""
+        """Returns the same for all shards of a run, and another for other tests."""
         chosen = sorted(set(filter(dataclasses.replace(self, shard=Settings.shard).selects, self.collected())))
         return f"{len(chosen)} tests, {zlib.crc32(chr(10).join(chosen).encode()):08x}"
 
@@ -122,7 +122,7 @@ def register_device(name: str, imports: Sequence[str]) -> None:
 
 
 def open_device(name: str, imports: Sequence[str] = ()) -> torch.device:
-    """The first device of that type, after it has computed something.
+    """Returns the first device of that type, after it has computed something.
 
     Raises UsageError for a type that PyTorch does not know or that has no device here.
     """

@@ -69,11 +69,11 @@ class Checkout:
         raise UsageError(f"--upstream {path}: no checkout there, {needed}")
 
     def files(self, names: Sequence[str]) -> list[Path]:
-        """The files of these names, or all that are generic. Raises UsageError for one that is not there."""
+        """Returns the files of these names, or all that are generic. Raises UsageError for one that is not there."""
         return [self._file(name) for name in names or self.kind.files]
 
     def _file(self, name: str) -> Path:
-        """A path without its end, from the folder of the tests or below."""
+        """Returns a path without its end, from the folder of the tests or below."""
         folder = self.path / self.kind.tests
         direct = folder / f"{name}.py"
         found = [direct] if direct.is_file() else sorted(folder.rglob(f"{name}.py"))
@@ -85,6 +85,6 @@ class Checkout:
         return found[0]
 
     def ledger(self, device_type: str) -> Path:
-        """What is expected of a device there; the file need not exist."""
+        """Returns what is expected of a device there; the file need not exist."""
         release = ".".join(self.version.split(".")[:2])
         return FOLDER / "upstream" / f"{device_type}-{self.kind.name}-{release}.yaml"

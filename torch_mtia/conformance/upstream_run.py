@@ -90,8 +90,8 @@ def _look_again(file: Path, results: Sequence[Result], settings: Settings, ledge
 
 
 def _on_cpu(test: str, device_type: str) -> tuple[str, str]:
-    """The class and the function on the CPU of a test on a device: both names have the device's in them if the test is
-    generic. That of a device of PrivateUse1 is not always its own."""
+    """Returns the class and the function on the CPU of a test on a device: both names have the device's in them if the
+    test is generic. That of a device of PrivateUse1 is not always its own."""
     class_name, function = test.split("/")[-2:]
     for name in (device_type, "privateuse1"):
         class_name = re.sub(f"{name.upper()}$", "CPU", class_name)
@@ -100,8 +100,8 @@ def _on_cpu(test: str, device_type: str) -> tuple[str, str]:
 
 
 def _error_of(result: Result) -> str:
-    """The class of the exception; of a process that has ended, none. A test that misses the device itself on the CPU
-    fails with another than one that the device fails."""
+    """Returns the class of the exception; of a process that has ended, none. A test that misses the device itself on
+    the CPU fails with another than one that the device fails."""
     return result.message.partition(":")[0] if result.outcome == r.FAILED else ""
 
 
@@ -143,7 +143,7 @@ def _errors_on_cpu(file: Path, tests: Sequence[str], settings: Settings) -> dict
 
 
 def _exception(message: str) -> str:
-    """The class in a message of pytest's."""
+    """Returns the class in a message of pytest's."""
     if message.startswith("assert "):
         return "AssertionError"
     found = re.match(r"(?:\w+\.)*(\w+)(?::|\n|$)", message)
@@ -151,7 +151,7 @@ def _exception(message: str) -> str:
 
 
 def differences(results: Sequence[Result]) -> str:
-    """What is not as expected, and what is not the device's, by verdict."""
+    """Returns what is not as expected, and what is not the device's, by verdict."""
     lines = []
     for verdict in (r.FAIL, r.XPASS, r.FLAKY, r.ON_CPU):
         found = [result for result in results if result.verdict == verdict]

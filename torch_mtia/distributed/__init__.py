@@ -25,8 +25,8 @@ BACKEND = "tmccl"
 
 
 def register() -> None:
-    """Makes the backend known, as the default one for tensors of the devices. Once more when another device type is
-    registered, for what is kept by device type; gates do the rest."""
+    """Makes the backend known, as the default one for tensors of the devices. Called again when another device type is
+    registered, for tables by device type; the replacements do the rest."""
     if not dist.is_available():
         return
     after_import("torch.distributed.tensor._ops", _register_strategies)
@@ -67,7 +67,7 @@ def records(group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
 
 
 def backend_of(group: Any) -> _C.StreamBackend | None:
-    """The group's backend for the devices, if it is this one."""
+    """Returns the group's backend for the devices, if it is this one."""
     device = torch.device(device_type())
     if not isinstance(group, dist.ProcessGroup) or device not in group._device_types:
         return None

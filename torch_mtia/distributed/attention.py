@@ -60,7 +60,7 @@ def _strategies(schema: Any, outputs: tuple[bool, ...], query: Any, key: Any, ma
 
 
 def with_rings(handlers: dict[Any, Any]) -> dict[Any, Any]:
-    """The operators that PyTorch's context parallelism handles, and those of the device."""
+    """Returns the operators that PyTorch's context parallelism handles, and those of the device."""
     return {**handlers, _FORWARD: _in_ring, _BACKWARD: _in_ring}
 
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def choices_for_mtia() -> MTIAChoices:
-    """The value of `torch._inductor.config.inductor_choices_class`, unless somebody sets another."""
+    """Returns the value of `torch._inductor.config.inductor_choices_class`, unless somebody sets another."""
     from torch_mtia.inductor.choices import MTIAChoices
 
     return MTIAChoices()
 
 
 def register() -> None:
-    """Announces template heuristics, benchmarker and so on, kept by device type; again for a new one."""
+    """Registers template heuristics, the benchmarker and so on for the device type; called again for a new one."""
     after_import("torch._dynamo", _register_tracing)
     after_import("torch._dynamo.device_interface", _register_device_interface)
     after_import(torch_version.TEMPLATE_HEURISTICS, _register_template_heuristics)

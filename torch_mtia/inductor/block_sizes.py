@@ -99,5 +99,5 @@ def _rows(sizes: Sizes) -> int:
 
 
 def _power_of_two(number: int) -> int:
-    """The largest that is not greater; 0 for 0."""
+    """Returns the largest that is not greater; 0 for 0."""
     return 1 << number.bit_length() >> 1

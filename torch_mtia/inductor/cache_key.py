@@ -14,8 +14,8 @@ from torch_mtia.triton.architecture import architecture
 
 
 def identity() -> str:
-    """The package's version, the architecture, the cores, the driver, and digests of what generates code. It touches no
-    device: the cores are those that the process may use, as which the software device counts them."""
+    """Returns the package's version, the architecture, the cores, the driver, and digests of what generates code. It
+    touches no device: the cores are those that the process may use, as which the software device counts them."""
     digests = [source_digest(package) for package in ("triton", "inductor", "upstream_gates")]
     cores = f"{len(os.sched_getaffinity(0))} cores"
     return "-".join([__version__, architecture(), cores, _driver(environment.settings().runtime), *digests])
@@ -23,8 +23,8 @@ def identity() -> str:
 
 @functools.cache
 def _driver(library: Path) -> str:
-    """A digest of the library, whose path says nothing about its build, and of what the driver says it can do, which
-    may depend on the machine."""
+    """Returns a digest of the library, whose path says nothing about its build, and of what the driver says it can do,
+    which may depend on the machine."""
     digest = hashlib.sha256()
     try:
         digest.update(library.read_bytes())

@@ -11,7 +11,7 @@ from torch_mtia.backend import device_type
 
 
 def masked_fill_of_a_scalar(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The original takes a scalar on the CPU only for devices that it lists (torch/_refs/__init__.py)."""
+    """Moves the scalar to the device. The original takes one on the CPU for the devices that it lists."""
 
     def masked_fill(a: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         if a.device.type == device_type() and value.device.type == "cpu" and value.ndim == 0:

@@ -14,17 +14,17 @@ class DeviceOpOverrides(MTIADeviceOpOverrides):
     """Upstream's, which writes Python, with the device's name; and C++ over csrc/aoti/wrapper.h."""
 
     def import_get_raw_stream_as(self, name: str) -> str:
-        return f"from torch_mtia._C import _current_raw_stream as {name}"
+        return f"from torch_mtia._C import DeviceGuard, _current_raw_stream as {name}"
 
     def set_device(self, _device_idx: int) -> str:
-        """Written behind the guard, which has done it."""
+        """Returns no call: the guard has done it."""
         return "pass"
 
     def synchronize(self) -> str:
         return f"torch.{device_type()}.synchronize()"
 
     def device_guard(self, device_idx: int) -> str:
-        return f"torch.{device_type()}._DeviceGuard({device_idx})"
+        return f"DeviceGuard({device_idx})"
 
     def current_stream(self) -> str:
         return f"torch.{device_type()}.current_stream()"
@@ -42,7 +42,7 @@ class DeviceOpOverrides(MTIADeviceOpOverrides):
         return "AOTIMtiaStreamGuard"
 
     def kernel_driver(self) -> str:
-        """The wrapper's header has it."""
+        """Returns nothing: the wrapper's header has it."""
         return ""
 
     def cpp_stream_type(self) -> str:

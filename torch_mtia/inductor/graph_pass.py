@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
-from torch._inductor.fx_utils import FakeTensorUpdater
+from torch._inductor.fx_utils import FakeTensorUpdater, get_node_storage
 from torch.fx import Graph, GraphModule, Node
 
 from torch_mtia import torch_version
@@ -25,6 +26,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 Arguments = dict[str, Any]
 Rewriter = Callable[[Graph, Node, Arguments], "Node | None"]
+AnyRewriter = TypeVar("AnyRewriter", bound=Rewriter)
 _REWRITERS: dict[torch._ops.OpOverload, Rewriter] = {}
 
 
@@ -41,13 +43,22 @@ class GraphPass(CustomGraphModulePass):
             if replacement is not None:
                 replacement.meta = dict(node.meta)
                 node.replace_all_uses_with(replacement)
-                gm.graph.erase_node(node)
+                _erase(gm.graph, node)
         if overlaps:
             _overlap_products_with_collectives(gm.graph)
         updater.incremental_update()
 
     def uuid(self) -> str:
         return identity()
+
+
+def _erase(graph: Graph, node: Node) -> None:
+    """Erases a node, and what only that used."""
+    inputs = node.all_input_nodes
+    graph.erase_node(node)
+    for each in inputs:
+        if not each.users and not each.is_impure():
+            _erase(graph, each)
 
 
 def _nodes_on_the_device(graph: Graph) -> Iterator[Node]:
@@ -66,12 +77,18 @@ def _arguments(node: Node) -> Arguments:
     return found
 
 
-def _rewrites(*operators: torch._ops.OpOverload) -> Callable[[Rewriter], Rewriter]:
-    def register(rewriter: Rewriter) -> Rewriter:
+def _rewrites(*operators: torch._ops.OpOverload) -> Callable[[AnyRewriter], AnyRewriter]:
+    def register(rewriter: AnyRewriter) -> AnyRewriter:
         _REWRITERS.update(dict.fromkeys(operators, rewriter))
         return rewriter
 
     return register
+
+
+def _lowering(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a function for a node's target that Inductor is to call with its buffers."""
+    function._inductor_lowering_function = True  # type: ignore[attr-defined]
+    return function
 
 
 def _call(graph: Graph, operator: Any, *arguments: Any) -> Node:
@@ -178,24 +195,122 @@ def _sum_of_another_dtype(graph: Graph, node: Node, given: Arguments) -> Node:
     """The lowerings of addmm and baddbmm are taken for these as well, and have no such argument."""
     dtype = given.pop("out_dtype")
     (bias, a, b), factors = _counted(graph, *given.values())
-    is_batched = _value(node).dim() == 3
     if _is_of(a, dtype):
-        return graph.call_function((aten.baddbmm if is_batched else aten.addmm).default, (bias, a, b), factors)
+        operator = aten.baddbmm if _value(node).dim() == 3 else aten.addmm
+        return graph.call_function(operator.default, (bias, a, b), factors)
     product = _product_of_another_dtype(graph, node, {"a": a, "b": b, "out_dtype": dtype})
-    product = product or graph.call_function((aten.bmm if is_batched else aten.mm).dtype, (a, b, dtype))
+    product.meta["val"] = torch.empty_like(_value(node))
     if factors["alpha"] != 1:
         product = graph.call_function(aten.mul.Tensor, (product, factors["alpha"]))
     return graph.call_function(aten.add.Tensor, (product, bias), {"alpha": factors["beta"]})
 
 
 @_rewrites(aten.mm.dtype, aten.bmm.dtype)
-def _product_of_another_dtype(graph: Graph, node: Node, given: Arguments) -> Node | None:
-    """With native_matmul, upstream's has the dtype of the operands and not the one that was asked for."""
-    if not config.triton.native_matmul:
-        return None
+def _product_of_another_dtype(graph: Graph, node: Node, given: Arguments) -> Node:
+    """Upstream's lowerings refuse devices that they do not list. With native_matmul, their product has the dtype of the
+    operands and not the one that was asked for."""
     a, b, dtype = given.values()
+    if not config.triton.native_matmul:
+        return graph.call_function(_lowered_product, (a, b, dtype))
     operator = aten.mm if _value(node).dim() == 2 else aten.bmm
     return graph.call_function(operator.default, (_cast(graph, a, dtype), _cast(graph, b, dtype)))
+
+
+@_lowering
+def _lowered_product(a: Any, b: Any, dtype: torch.dtype) -> Any:
+    """As upstream's lowerings of mm and bmm for the devices that they list: bmm alone has a template for it."""
+    from torch._inductor import utils
+    from torch._inductor.kernel import bmm, mm, mm_common
+    from torch._inductor.kernel_inputs import MMKernelInputs
+    from torch._inductor.select_algorithm import autotune_select_algorithm
+    from torch._inductor.virtualized import V
+
+    is_batched = len(a.get_size()) == 3
+    *_, layout, a, b = mm_common.mm_args(a, b, out_dtype=dtype)
+    operands = MMKernelInputs([a, b], out_dtype=dtype)
+    operator = bmm.aten_bmm_dtype if is_batched else mm.aten_mm_dtype
+    choices: list[Any] = [operator] if not is_batched or utils.use_aten_gemm_kernels() else []
+    if is_batched and utils.use_triton_template(layout, check_max_autotune=False):
+        choices.append(bmm.bmm_template)
+    name, options = "bmm" if is_batched else "mm", {operator.uid: {"out_dtype": dtype}}
+    found = V.choices.get_template_configs(operands, choices, name, kwarg_overrides=options)
+    result, _ = autotune_select_algorithm(name, found, operands.nodes(), layout)
+    return result
+
+
+@_rewrites(aten.bmm.default)
+def _short_dot_products(graph: Graph, _node: Node, given: Arguments) -> Node | None:
+    """Becomes part of the kernels around it, as in upstream's lowering for the devices that it lists."""
+    from torch._inductor.kernel.bmm import _BMM_DOT_K_DECOMPOSE_THRESHOLD
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    (_, rows, length), (*_, columns) = _value(given["self"]).shape, _value(given["mat2"]).shape
+    dtype = _value(given["self"]).dtype
+    if not (statically_known_true(rows == 1) and statically_known_true(columns == 1)) or statically_known_true(
+        length > _BMM_DOT_K_DECOMPOSE_THRESHOLD
+    ):
+        return None
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        return None
+    return graph.call_function(_lowered_dot_products, (given["self"], given["mat2"]))
+
+
+@_lowering
+def _lowered_dot_products(a: Any, b: Any) -> Any:
+    from torch._inductor import lowering
+
+    return lowering.sum_(lowering.mul(lowering.unsqueeze(a, -1), lowering.unsqueeze(b, 1)), axis=2)
+
+
+@_rewrites(aten.mm.default)
+def _product_of_bytes(graph: Graph, node: Node, given: Arguments) -> Node | None:
+    """out_dtype(mm, torch.int32, ...) of int8 becomes a product of int32 on devices that upstream does not list."""
+    casts = (given["self"], given["mat2"])
+    if any(each.target is not prims.convert_element_type.default for each in casts) or not _is_of(node, torch.int32):
+        return None
+    narrow = [each.args[0] for each in casts]
+    if not all(_is_of(each, torch.int8) for each in narrow):
+        return None
+    return _call(graph, aten._int_mm.default, tuple(narrow))
+
+
+@_rewrites(aten.mul.Tensor)
+def _product_with_weights_of_one_byte(graph: Graph, _node: Node, given: Arguments) -> Node | None:
+    """F.linear(x, weight.to(x.dtype)) * scales becomes one operator. Upstream's pass does so for the devices that it
+    lists."""
+    product, scales, shape = given["self"], given["other"], None
+    if _is_once(product, aten.reshape.default):
+        product, shape = product.args
+    if not _is_once(product, aten.mm.default, aten.bmm.default) or not isinstance(scales, Node):
+        return None
+    x, weight = product.args
+    casts = []
+    while weight.target in (aten.expand.default, aten.permute.default, prims.convert_element_type.default):
+        casts += [weight.target] if weight.target is not aten.expand.default else []
+        weight = weight.args[0]
+    dtypes = [_value(each).dtype for each in (x, weight, scales)]
+    is_linear = sorted(casts, key=str) == [aten.permute.default, prims.convert_element_type.default]
+    if not is_linear or dtypes != [torch.bfloat16, torch.int8, torch.bfloat16]:
+        return None
+    if _value(weight).dim() != 2 or _value(scales).shape != _value(weight).shape[:1]:
+        return None
+    counters["inductor"]["woq_matcher_count"] += 1
+    return graph.call_function(_lowered_product_with_weights_of_one_byte, (x, weight, scales, shape))
+
+
+def _is_once(value: Any, *targets: Any) -> bool:
+    """Returns whether a value is the result of one of these operators, and is used once."""
+    return isinstance(value, Node) and value.target in targets and len(value.users) == 1
+
+
+@_lowering
+def _lowered_product_with_weights_of_one_byte(x: Any, weight: Any, scales: Any, shape: Any) -> Any:
+    from torch._inductor.lowering import lowerings
+
+    reshape, multiply = lowerings[aten.reshape.default], lowerings[aten._weight_int8pack_mm.default]
+    *rows, width = x.get_size()
+    product = multiply(reshape(x, [-1, width]), weight, scales)
+    return reshape(product, shape or [*rows, weight.get_size()[0]])
 
 
 def _counted(
@@ -222,6 +337,39 @@ def _zeros(graph: Graph, like: Node) -> Node:
     zeros = graph.call_function(aten.where.self, (yes, zero, like))
     zeros.meta["val"] = value
     return zeros
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+def _put_into_a_copy(graph: Graph, node: Node, given: Arguments) -> Node | None:
+    """Upstream writes in place what is put into itself, and reads it while it writes: x.index_put((i,), x). See
+    docs/upstream/reinplace_index_put.md."""
+    others = [given["values"], *(index for index in given["indices"] if index is not None)]
+    if all(get_node_storage(other) != get_node_storage(given["self"]) for other in others):
+        return None
+    copy = graph.call_function(aten.clone.default, (given["self"],))
+    return _call(graph, node.target, (copy, *list(given.values())[1:]))
+
+
+def _gradient_of_contiguous_indices(graph: Graph, _node: Node, given: Arguments) -> Node:
+    """ATen's kernel reads indices as if they were contiguous; compiled code gives it some with channels last. See
+    docs/upstream/adaptive_max_pool3d_backward.md."""
+    return graph.call_function(_lowered_pool_gradient, tuple(given.values()))
+
+
+@_lowering
+def _lowered_pool_gradient(*operands: Any) -> Any:
+    from torch._inductor.ir import ExternKernel
+    from torch._inductor.lowering import lowerings
+
+    gradient = aten.adaptive_max_pool3d_backward.default
+    return lowerings[gradient](*map(ExternKernel.require_contiguous, operands))
+
+
+if torch_version.TORCH < (2, 15):
+    _rewrites(aten.index_put.default, aten._unsafe_index_put.default)(_put_into_a_copy)
+    _rewrites(aten.adaptive_max_pool3d_backward.default)(_gradient_of_contiguous_indices)
 
 
 # Products and collectives -------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ csrc/device/GraphOutputs.h).
 
 Note [Threads]
 A thread writes only over memory of its own recordings, but it may read results of another thread's where they are:
-autograd's thread does. So whoever replays first has its results that are in use move away, and then submits the replay
-behind all that was submitted before; whoever reads results in place looks whether they still are there and submits in
-one piece.
+autograd's thread does. So a thread that replays first moves its results that are in use away, and then submits the
+replay after all that was submitted before; a thread that reads results in place checks that they are still there, and
+submits its work, in one step.
 
 Note [Outputs over inputs]
 An output over the memory of an input becomes one over that of the call's input, wherever it lies: what the recording
@@ -62,7 +62,7 @@ _submission = threading.RLock()  # see Note [Threads]
 
 
 def _pool() -> tuple[int, int]:
-    """One for each thread and device: its graphs run one after the other, so they can share memory."""
+    """Returns the memory pool of a thread and device: its graphs run one after the other, so they can share memory."""
     pools: dict[int, tuple[int, int]] = _thread.__dict__.setdefault("pools", {})
     device = device_module().current_device()
     if device not in pools:
@@ -71,8 +71,7 @@ def _pool() -> tuple[int, int]:
 
 
 def _capture_stream() -> torch.Stream:
-    """One for each thread and device, which no program is given: what goes to other streams meanwhile is not
-    captured."""
+    """Returns a stream of this thread and device, which no program is given: work on other streams is not captured."""
     streams: dict[int, torch.Stream] = _thread.__dict__.setdefault("capture_streams", {})
     device = device_module().current_device()
     if device not in streams:
@@ -85,7 +84,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _untracked(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, which autograd does not see to be written: it does not see what kernels write either."""
+    """Returns the same memory, which autograd does not see to be written: it does not see what kernels write either."""
     return reinterpret_tensor(tensor, tuple(tensor.shape), tensor.stride(), 0)  # type: ignore[no-any-return]
 
 
@@ -94,7 +93,7 @@ class Refused(Exception):
 
 
 def _range(tensor: torch.Tensor) -> range:
-    """The bytes of its storage that it lies in."""
+    """Returns the bytes of its storage that it lies in."""
     start = tensor.storage_offset() * tensor.itemsize
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return range(start, start + (last + 1) * tensor.itemsize if tensor.numel() else start)
@@ -115,7 +114,7 @@ def _empty(like: torch.Tensor, _results: Sequence[torch.Tensor], _inputs: Sequen
 
 
 def _toggled(tensor: torch.Tensor, conjugates: bool, negates: bool) -> torch.Tensor:
-    """The same memory, read as its conjugates or negatives, or no longer so."""
+    """Returns the same memory, read as its conjugates or negatives, or no longer so."""
     tensor = tensor.conj() if conjugates else tensor
     return torch._neg_view(tensor) if negates else tensor
 
@@ -205,7 +204,7 @@ class _Recording:
         ]
 
     def _place(self, index: int, given: Any, is_static: bool, copies: bool) -> Any:
-        """What the graph reads for an input."""
+        """Returns what the graph reads for an input."""
         if not isinstance(given, torch.Tensor):
             return given
         if given.device.type != device_type():
@@ -228,8 +227,8 @@ class _Recording:
         return is_apart and captured.data_ptr() % ALIGNMENT == 0 and not (given.is_conj() or given.is_neg())
 
     def _source(self, output: torch.Tensor) -> int | None:
-        """The input that an output is, or whose memory it lies in. Where inputs share a storage, either they are
-        static, and any of them will do, or they do not overlap."""
+        """Returns the input that an output is, or whose memory it lies in. Where inputs share a storage, either they
+        are static, and any of them will do, or they do not overlap."""
         sources = [
             index
             for index, tensor in enumerate(self.inputs)
@@ -269,7 +268,7 @@ class _Recording:
         return all(self.inputs[index].data_ptr() == inputs[index].data_ptr() for index in self.in_place)
 
     def __call__(self, inputs: list[Any]) -> list[Any] | None:
-        """The outputs; None: another thread has moved an input meanwhile."""
+        """Returns the outputs; None: another thread has moved an input meanwhile."""
         device = device_module().current_device()
         # What is written now may have been written or read in other streams.
         _C._wait_for_other_streams(device)
@@ -395,7 +394,8 @@ def traits(
 
 
 def graphify(model: Model, traits: Traits) -> Model:
-    """What is called in place of a compiled function; see Note [Recordings]. Each thread has graphs of its own."""
+    """Returns what is called in place of a compiled function; see Note [Recordings]. Each thread has graphs of its
+    own."""
     of_thread = threading.local()
 
     def run(inputs: list[Any]) -> Sequence[Any]:

@@ -112,7 +112,7 @@ class ChecksKernels:
 
 
 def _buffers(boxes: list[ir.TensorBox]) -> set[str]:
-    """What is read for these operands: for one that is inlined, the buffers that its expression reads."""
+    """Returns what is read for these operands: for one that is inlined, the buffers that its expression reads."""
     names: set[str] = set()
     for box in boxes:
         names |= set(box.get_read_names()) if _is_inlined(box) else {box.get_name()}

@@ -9,7 +9,7 @@ Python functions of their own.
     a = copy_if_misaligned(a)                              c = empty_strided_mtia((16, ), (1, ), torch.float32)
     raw_stream0 = get_raw_stream(0)                        kernel.run(a, c, 16, stream=raw_stream0)
     d = reinterpret_tensor(c, (4, 4), (4, 1), 0)           del a
-    d = c                                                  with torch.mtia._DeviceGuard(0): ...
+    d = c                                                  with DeviceGuard(0): ...
     return (c, d, )
 """
 
@@ -28,7 +28,6 @@ import torch
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from torch_mtia import _C, environment
-from torch_mtia.backend import device_type
 
 Operation = tuple[Any, ...]
 
@@ -36,15 +35,15 @@ guards: Any = torch._C._dynamo.guards
 
 
 def prepare_runner(runner: Any) -> Callable[[list[Any]], tuple[Any, ...]]:
-    """The main function of a module of generated code, and those that it is divided into, prepared."""
+    """Returns the main function of a module of generated code, and those that it is divided into, prepared."""
     runner.partitions = [prepare(partition) for partition in runner.partitions]
     runner.call = prepare(runner.call)
     return runner.call  # type: ignore[no-any-return]
 
 
 def prepare(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What does the same as a function of generated code, or a method, quicker; the function itself if it does not run
-    straight from its first statement to its last, or if errors are to name its lines."""
+    """Returns what does the same as a function of generated code, or a method, quicker; the function itself if it does
+    not run straight from its first statement to its last, or if errors are to name its lines."""
     if environment.settings().launch_blocking:
         return function
     if isinstance(function, MethodType):
@@ -79,7 +78,7 @@ class _Preparation:
 
     Attributes:
         names: the function's variables, by register.
-        temporaries: registers of values that have no name, freed behind the statement that reads them.
+        temporaries: registers of values that have no name, freed after the statement that reads them.
         parts: definitions of the functions for statements of other forms, compiled together at the end.
     """
 
@@ -121,8 +120,8 @@ class _Preparation:
                 for target in targets:
                     self.free(self.names[_name(target)])
             case ast.With([ast.withitem(ast.Call(guard, [ast.Constant(int(index))]), None)], body) if (
-                ast.unparse(guard) == f"torch.{device_type()}._DeviceGuard"
-                and "torch" not in self.names
+                ast.unparse(guard) == "DeviceGuard"
+                and "DeviceGuard" not in self.names
                 and not any(isinstance(inner, ast.With) for inner in body)
             ):
                 self.operations.append(("enter", index))
@@ -222,7 +221,8 @@ class _Preparation:
         return [self.operand(value) for value in values]
 
     def operand(self, value: ast.expr) -> Any:
-        """A register, as a tuple of its number, or a constant. What is more than that goes to a register first."""
+        """Returns a register, as a tuple of its number, or a constant. What is more than that goes to a register
+        first."""
         match value:
             case ast.Constant(constant):
                 return constant
@@ -246,11 +246,11 @@ class _Preparation:
         return (register,)
 
     def known(self, name: str) -> Any:
-        """What a name stands for that is none of the function's variables."""
+        """Returns what a name stands for that is none of the function's variables."""
         return None if name in self.names else self.scope.get(name)
 
     def variables(self, node: ast.AST) -> tuple[dict[str, int], dict[str, int]]:
-        """The function's variables that a statement or an expression reads, and those that it writes."""
+        """Returns the function's variables that a statement or an expression reads, and those that it writes."""
         read: dict[str, int] = {}
         written: dict[str, int] = {}
         for part in ast.walk(node):
@@ -263,7 +263,7 @@ class _Preparation:
 
 
 def _definition(code: CodeType) -> ast.FunctionDef:
-    """The function's source, with the lines that it has in its file."""
+    """Returns the function's source, with the lines that it has in its file."""
     try:
         module = ast.parse(Path(code.co_filename).read_bytes())
     except (OSError, SyntaxError) as error:
@@ -282,7 +282,7 @@ def _refuse_other_parameters(arguments: ast.arguments) -> None:
 
 
 def _place(node: ast.stmt | ast.expr) -> dict[str, Any]:
-    """Where it stands in the file, for nodes that are made in its place."""
+    """Returns where it stands in the file, for nodes that are made in its place."""
     return {place: getattr(node, place) for place in ("lineno", "col_offset", "end_lineno", "end_col_offset")}
 
 

@@ -19,17 +19,17 @@ ROUNDS = 3
 
 
 def memory_bandwidth() -> float:
-    """GB/s, read and written, of a copy that is larger than the caches."""
+    """Returns GB/s, read and written, of a copy that is larger than the caches."""
     return _agreed("memory_bandwidth", _memory_bandwidth)
 
 
 def teraflops(dtype: torch.dtype) -> float:
-    """10^12 operations a second of a matrix product; 0 for a dtype that has none."""
+    """Returns 10^12 operations a second of a matrix product; 0 for a dtype that has none."""
     return _agreed(f"teraflops/{dtype}", lambda: _teraflops(dtype))
 
 
 def collective_us(name: str, num_bytes: int, ranks: int) -> float:
-    """Of a collective of ranks that share memory: what it reads and writes there, once through the shared buffers."""
+    """Returns the microseconds of a collective of ranks that share memory: it copies once through shared buffers."""
     if ranks <= 1:
         return 0.0
     touches = 4.5 if "all_reduce" in name else 3.0
@@ -41,7 +41,7 @@ _known: tuple[Any, dict[str, float]] = (None, {})
 
 
 def _agreed(name: str, measure: Callable[[], float]) -> float:
-    """The figure of the rank that asked first: all must come to the same schedule."""
+    """Returns the figure of the rank that asked first: all must come to the same schedule."""
     global _known
     if not (dist.is_available() and dist.is_initialized()):
         return measure()

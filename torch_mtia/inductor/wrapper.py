@@ -61,7 +61,7 @@ class MTIAWrapper(_AllocatesForMTIA, PythonWrapperMtia):
     def write_header(self) -> None:
         super().write_header()
         # In wheels without MTIA, the function that upstream's code allocates with only raises.
-        self.header.writeline("from torch_mtia._C import _empty_strided as empty_strided_mtia")
+        self.header.writeline("from torch_mtia._C import DeviceGuard, _empty_strided as empty_strided_mtia")
 
     def generate_after_suffix(self, result: IndentedBuffer) -> None:
         super().generate_after_suffix(result)

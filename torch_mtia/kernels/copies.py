@@ -60,7 +60,8 @@ def _conversion(source: torch.dtype, result: torch.dtype) -> Any:
 def _with_arguments(
     plan: Plan, change: Callable[[Sequence[Any]], Sequence[Any]], dtype: torch.dtype | None = None
 ) -> Plan:
-    """The plan, for other arguments than those of the call, and for a result of another type of the same size."""
+    """Returns the plan, for other arguments than those of the call, and for a result of another type of the same
+    size."""
 
     def launch(result: Tensor, arguments: Sequence[Any]) -> None:
         plan.launch(result if dtype is None else result.view(dtype), change(arguments))

@@ -41,7 +41,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "softmax": ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"),
     "matmul": ("mm", "addmm", "bmm", "baddbmm"),
 }
-PLANS = 4096  # of one operator, that are kept
+PLANS = 4096  # cached for each operator
 
 _NUMBERS = ("Tensor", "number", "Optional[number]")  # types of arguments that may be numbers
 
@@ -116,7 +116,7 @@ class Operator:
         return result
 
     def _describe(self, values: Sequence[Any]) -> tuple[tuple[Any, ...] | None, int]:
-        """The call without its data, and the device; None if its tensors are not all on one of our devices."""
+        """Returns the call without its data, and the device; None if its tensors are not all on one of our devices."""
         described: list[Any] = []
         indices = set()
         for value, is_number in zip(values, self.is_number, strict=True):
@@ -136,8 +136,8 @@ class Operator:
         return (tuple(described), indices.pop()) if len(indices) == 1 else (None, 0)
 
     def _plan(self, described: tuple[Any, ...], _default_dtype: torch.dtype) -> tuple[Plan, Layout] | None:
-        """How to launch calls of that description, and what they write. None: as before. Meta functions read the
-        default dtype."""
+        """Returns how to launch calls of that description, and what they write. None: as before. Meta functions read
+        the default dtype."""
         arguments = described[:-1] if self.has_out else described
         try:
             result = self._on_meta(self.functional, arguments)
@@ -194,7 +194,7 @@ class Operator:
         )
 
     def _output(self, values: Sequence[Any], output: Layout) -> Tensor:
-        """The tensor to write, as the plan has it."""
+        """Returns the tensor to write, as the plan has it."""
         if self.written is None:
             return _C._empty_strided(tuple(output.shape), tuple(output.stride), output.dtype)
         written: Tensor = values[self.written]
@@ -217,7 +217,7 @@ def _is_written(argument: Any) -> bool:
 
 
 def _example(value: Any, is_tensor: bool) -> Any:
-    """An argument of that description, for meta functions."""
+    """Returns an argument of that description, for meta functions."""
     if isinstance(value, Layout):
         return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="meta")
     if isinstance(value, Number):
@@ -252,7 +252,7 @@ def _on_device(index: int) -> contextlib.AbstractContextManager[object]:
 
 
 def _forms(functional: OpOverload) -> list[OpOverload]:
-    """The operator itself, in place, and with `out`."""
+    """Returns the operator itself, in place, and with `out`."""
     name, overload = functional._schema.name.partition("::")[2], functional._overloadname
     forms = [functional]
     if in_place := getattr(torch.ops.aten, f"{name}_", None):

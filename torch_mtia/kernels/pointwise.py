@@ -105,7 +105,7 @@ def plan(request: Request) -> Plan | None:
 
 
 def _common_type(operands: Sequence[Layout | Number]) -> torch.dtype:
-    """The type in which a comparison compares."""
+    """Returns the type in which a comparison compares."""
     examples = [
         torch.empty((1,) * min(len(operand.shape), 1), dtype=operand.dtype, device="meta")
         if isinstance(operand, Layout)
@@ -120,7 +120,7 @@ def _common_type(operands: Sequence[Layout | Number]) -> torch.dtype:
 def elementwise(
     function: Any, output: Layout, operands: dict[int, Layout | Number], common: torch.dtype, *, exact: bool = False
 ) -> Plan | None:
-    """A plan that applies a function to the arguments at some positions, element by element.
+    """Returns a plan that applies a function to the arguments at some positions, element by element.
 
     It computes in the type that the common one computes in, or, `exact`, in the common type itself. None if an element
     type is not one of COMPUTE.
@@ -151,7 +151,7 @@ def elementwise(
 
 
 def _operand(value: Tensor | float, common: torch.dtype) -> Tensor | float:
-    """A tensor of the device as it is, a number in the class of the common type."""
+    """Returns a tensor of the device as it is, a number in the class of the common type."""
     if isinstance(value, Tensor):
         if value.device.type != "cpu":
             return value

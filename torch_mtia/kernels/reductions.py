@@ -91,7 +91,7 @@ def _neutral(operator: Reduction, dtype: torch.dtype) -> float:
 
 
 def _step(source: Layout, output: Layout, dims: Sequence[int] | int | None) -> Step:
-    """One launch that reduces all."""
+    """Returns one launch that reduces all."""
     rank = len(source.shape)
     chosen = [dims] if isinstance(dims, int) else list(dims or ())
     reduced = {dim % rank for dim in chosen if rank} or set(range(rank))

@@ -25,12 +25,13 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def triton_type(dtype: torch.dtype) -> tl.dtype:
-    """The type of the elements of a tensor; it is one of COMPUTE."""
+    """Returns the type of the elements of a tensor; it is one of COMPUTE."""
     return tl.str_to_ty(triton.runtime.jit.type_canonicalisation_dict[str(dtype).partition(".")[2]], None)
 
 
 def limits(dtype: torch.dtype, *, exact: bool = False) -> tuple[float, float]:
-    """The numbers that ATen takes for this type, or, `exact`, that the type has. ATen computes 16 bits in 32."""
+    """Returns the numbers that ATen takes for this type, or, `exact`, that the type has. ATen computes 16 bits in
+    32."""
     if dtype == torch.bool:
         return 0, 1
     if dtype in FLOATS:
@@ -40,7 +41,7 @@ def limits(dtype: torch.dtype, *, exact: bool = False) -> tuple[float, float]:
 
 
 def coalesce(shape: Sequence[int], *strides: Sequence[int]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """The same elements with as few dimensions as possible, the one with the smallest strides first.
+    """Returns the same elements with as few dimensions as possible, the one with the smallest strides first.
 
     Returns the sizes and, for each tensor, the strides. There is at least one dimension.
     """
@@ -59,7 +60,7 @@ def coalesce(shape: Sequence[int], *strides: Sequence[int]) -> tuple[tuple[int, 
 
 
 def broadcast(shape: Sequence[int], stride: Sequence[int], to: Sequence[int]) -> tuple[int, ...]:
-    """The strides with which a tensor is read in a larger shape."""
+    """Returns the strides with which a tensor is read in a larger shape."""
     missing = len(to) - len(shape)
     own = [0 if size == 1 else step for size, step in zip(shape, stride, strict=True)]
     return (*[0] * missing, *own)

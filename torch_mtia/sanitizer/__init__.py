@@ -146,8 +146,8 @@ def enabled(*checks: str) -> Iterator[None]:
 
 
 def _in_turn(change: Callable[[], None]) -> None:
-    """Of several threads; and of one: the garbage collector may end a statement, as that of a generator, in the midst
-    of another one's change, behind which this one is made then."""
+    """Makes one change at a time. One that begins during another of the same thread follows it: the garbage collector
+    may end a statement at any time, as that of a generator."""
     from torch_mtia import _C
 
     global _later
@@ -191,7 +191,7 @@ class _Statement:
 
 
 _statements: list[_Statement] = []  # the youngest last
-_later: contextlib.ExitStack | None = None  # what is to be done behind the change that is under way
+_later: contextlib.ExitStack | None = None  # what follows the change that is under way
 _statements_lock = threading.RLock()
 
 

@@ -1,4 +1,4 @@
-"""Ways for Python to read a tensor without an operator. While they are watched, the sanitizer is told of them."""
+"""Ways for Python to read a tensor without an operator. While they are watched, the sanitizer hears of them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class _Watched:
         self.is_on = True
 
         @functools.wraps(self.original)
-        def told(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        def reporting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             from torch_mtia import _C
 
             if self.is_on and tensor.is_cpu:  # of a device they copy, and wait for it
                 _C._sanitizer_reads(f"Tensor.{name}()", tensor)
             return self.original(tensor, *args, **kwargs)
 
-        self.told = told
-        setattr(torch.Tensor, name, told)
+        self.reporting = reporting
+        setattr(torch.Tensor, name, reporting)
 
     def end(self) -> None:
         """Puts the original back, unless somebody has replaced the method since: a wrapper of theirs may call ours,
         which only passes on from now on."""
         self.is_on = False
-        if vars(torch.Tensor).get(self.name) is not self.told:
+        if vars(torch.Tensor).get(self.name) is not self.reporting:
             return
         if self.is_inherited:
             delattr(torch.Tensor, self.name)

@@ -72,7 +72,7 @@ class _Block(NamedTuple):
 
 
 def find() -> list[Leak]:
-    """What is a leak now, largest first."""
+    """Returns what is a leak now, largest first."""
     from torch_mtia import _C
 
     gc.collect()
@@ -101,7 +101,7 @@ def _is_growing(site: Mapping[str, Any]) -> bool:
 
 
 def _unused(blocks: list[_Block]) -> list[_Block]:
-    """Those that were not used once two further executions had begun; none, if those are of few executions."""
+    """Returns those that were not used once two further executions had begun; none, if those are of few executions."""
     blocks.sort(key=lambda block: block.allocated)
     begins: dict[int, int] = {}
     for block in blocks:
@@ -113,7 +113,7 @@ def _unused(blocks: list[_Block]) -> list[_Block]:
 
 
 def _memory_of_python() -> tuple[list[int], list[int]]:
-    """Addresses of the storages of all tensors; and of those among them that are no leaks. In order."""
+    """Returns addresses of the storages of all tensors; and of those among them that are no leaks. In order."""
     held: set[int] = set()
     kept: set[int] = set()
     with torch._C.DisableTorchFunctionSubclass():
@@ -150,7 +150,7 @@ def _tensors_in(collection: object) -> Iterator[Any]:
 
 
 def _address(tensor: Any) -> int:
-    """0: it has no memory of a device. No class of the program is asked, and no lazy clone becomes a copy."""
+    """Returns 0 if it has no memory of a device. No class of the program is asked, and no lazy clone becomes a copy."""
     try:
         device = torch._C.TensorBase.device.__get__(tensor) if tensor is not None else None
         if device is None or device.type != device_type():

@@ -100,7 +100,7 @@ class Others:
             os.environ[f"{PREFIX}SANITIZE_SUPPRESSIONS"] = str(suppressions.resolve())
 
     def new_reports(self) -> list[dict[str, Any]]:
-        """What those that have ended have found since the last call."""
+        """Returns what those that have ended have found since the last call."""
         found = []
         with contextlib.suppress(FileNotFoundError), self._file.open() as file:
             file.seek(self._read)

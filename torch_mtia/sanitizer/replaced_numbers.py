@@ -19,7 +19,7 @@ class Row:
     tensor: str = "*"  # dtype and sizes
     within: str = ""  # an operator made of others, which ...
     replacer: str = ""  # ... has called this one; "": it always does
-    numbers: str = "*"  # "NaN", "infinity", "NaN and infinity", or with " of infinity" behind, if it reads that
+    numbers: str = "*"  # "NaN", "infinity", "NaN and infinity", or followed by " of infinity", if it reads that
     is_scaled: bool = False  # in backward() of what GradScaler.scale() returned
 
     def describes(self, finding: Mapping[str, Any]) -> bool:
@@ -91,7 +91,7 @@ ROWS = (
 
 
 def composites(rows: Iterable[Row] = ROWS) -> dict[str, str]:
-    """Operators made of others, each with what replaces its numbers."""
+    """Returns operators made of others, each with what replaces its numbers."""
     return {row.within: row.replacer for row in rows if row.within}
 
 

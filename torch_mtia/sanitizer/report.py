@@ -202,7 +202,7 @@ class Report:
         return f"{' and '.join(f'{count} {name}' for count, name in counts if count)} {values}"
 
     def to_json(self, **more: object) -> str:
-        """One line."""
+        """Returns one line."""
         return json.dumps(dataclasses.asdict(self) | {"remedy": self.remedy} | more)
 
 
@@ -264,7 +264,7 @@ def frames_of(entry: Mapping[str, Any]) -> tuple[Frame, ...]:
 
 
 def _distance(access: Access, address: int, size: int) -> str:
-    """Where an access is that leaves a tensor."""
+    """Returns where an access is that leaves a tensor."""
     if size == 0:
         return "no tensor has this memory"
     after = access.address - (address + size)
@@ -276,7 +276,7 @@ def _distance(access: Access, address: int, size: int) -> str:
 
 
 def own_lines(frames: tuple[Frame, ...]) -> list[Frame]:
-    """The program's own lines; those of PyTorch and of this package only where there are no others."""
+    """Returns the program's own lines; those of PyTorch and of this package only where there are no others."""
     return [frame for frame in frames if not frame.file.startswith(PACKAGES)] or list(frames)
 
 

@@ -103,7 +103,8 @@ def compared_in_turns(
 
 
 def with_operators_where_little_is_gained(timings: Timings, is_operator: Callable[[Any], bool]) -> Timings:
-    """As measured, but templates that are hardly quicker than the operator's kernel have its time and come after it."""
+    """Returns the times, in which templates that are hardly quicker than the operator's kernel have its time and follow
+    it."""
     operators = {choice: time for choice, time in timings.items() if is_operator(choice)}
     best = min(operators.values(), default=math.inf)
     templates = {

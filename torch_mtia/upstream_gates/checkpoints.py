@@ -11,7 +11,7 @@ import torch
 from torch_mtia.upstream_gates.ours import is_the_accelerator
 
 
-def behind_the_current_stream(original: Callable[..., Any]) -> Callable[..., Any]:
+def after_the_current_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     def stage(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self._staging_stream is not None and is_the_accelerator():
             self._staging_stream.wait_stream(torch.accelerator.current_stream())

@@ -86,7 +86,7 @@ def teraflops_of_the_device(original: Callable[..., float]) -> Callable[..., flo
 
 def time_of_shared_memory(original: Callable[..., float]) -> Callable[..., float]:
     def estimate_nccl_collective_runtime_impl(tensor_storage_size_bytes: int, group_size: int, coll: Any) -> float:
-        """Milliseconds."""
+        """Returns milliseconds."""
         from torch_mtia.inductor import roofline
 
         if not is_compiled():
@@ -98,7 +98,7 @@ def time_of_shared_memory(original: Callable[..., float]) -> Callable[..., float
 
 def bytes_that_outweigh_the_latency(original: Callable[..., int]) -> Callable[..., int]:
     def compute_min_saturation_bytes(group_size: int, coll: Any, target_efficiency: float = 0.9) -> int:
-        """Of a collective whose bytes take that part of its time."""
+        """Returns the bytes of a collective that take that part of its time."""
         from torch_mtia.inductor import roofline
 
         if not is_compiled():

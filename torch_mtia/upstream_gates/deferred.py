@@ -68,7 +68,7 @@ def __getattr__(name: str) -> _Deferred:
 
 
 def at_the_first_call(replace: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """For functions in modules that `import torch` imports: returns a replacement that is made when it is called."""
+    """Returns a replacement that is made when it is first called: for functions that `import torch` imports."""
 
     def replace_later(original: Callable[..., Any]) -> Callable[..., Any]:
         replacement: Callable[..., Any] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import CodeType
 from typing import Any
 
@@ -36,29 +37,31 @@ def device_list(
             "mtia", which is no device where ours has another name.
     """
 
-    def with_the_device(value: Any) -> Any:
-        if isinstance(value, CodeType):
-            return value.replace(co_consts=tuple(map(with_the_device, value.co_consts)))
-        if value is not None and value == in_place_of:
-            return device_type()
-        if not isinstance(value, tuple | frozenset | list):
-            return value
-        if in_place_of is not None:
-            return type(value)(map(with_the_device, value))
-        if not is_device_list(value) or device_type() in value:
-            return value
-        return type(value)([*value, device_type()])
-
     return Gate(
         name=f"{name}.__code__" if is_function else name,
         modules=(module, *also_in),
         reason=reason,
         why=why,
-        replace=with_the_device,
+        replace=functools.partial(with_the_device, in_place_of=in_place_of),
         versions=versions,
         by_name=True,
         **entry,
     )
+
+
+def with_the_device(value: Any, in_place_of: str | None = None) -> Any:
+    """Returns a list of devices to which the device is added, or code whose lists are such."""
+    if isinstance(value, CodeType):
+        return value.replace(co_consts=tuple(with_the_device(each, in_place_of) for each in value.co_consts))
+    if value is not None and value == in_place_of:
+        return device_type()
+    if not isinstance(value, tuple | frozenset | list):
+        return value
+    if in_place_of is not None:
+        return type(value)(with_the_device(each, in_place_of) for each in value)
+    if not is_device_list(value) or device_type() in value:
+        return value
+    return type(value)([*value, device_type()])
 
 
 def is_device_list(value: Any) -> bool:

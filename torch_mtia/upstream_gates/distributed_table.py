@@ -18,7 +18,7 @@ GATES: tuple[Gate, ...] = (
         why="A stream of its own copies what is saved to the CPU, and does not wait for the step that makes it: the "
         "checkpoint is of a step before, or torn.",
         issue="staging_of_checkpoints.md",
-        replace=checkpoints.behind_the_current_stream,
+        replace=checkpoints.after_the_current_stream,
     ),
     Gate(
         name="StateDictStager.__init__",

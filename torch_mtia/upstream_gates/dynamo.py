@@ -14,9 +14,3 @@ def store_weak_references(_original: Function) -> Function:
     from torch._dynamo import graph_bytecode_inputs
 
     return _C._make_store_weak_references(graph_bytecode_inputs.index_to_external_object_weakref)
-
-
-def record_enter(original: Function) -> Function:
-    from torch.autograd import profiler
-
-    return _C._make_record_enter(original, vars(profiler))

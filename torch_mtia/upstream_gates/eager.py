@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 
 from torch_mtia.backend import device_module, device_type
 from torch_mtia.higher_order import autocast_key
-from torch_mtia.upstream_gates.ours import is_the_accelerator
 
 
 def profile_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,7 +33,7 @@ def _is_storage_and_shape(x: torch.Tensor) -> bool:
 
 
 def pickled_by_storage(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What upstream's function does for other devices, for tensors that consist of a storage and a shape."""
+    """Does what upstream's function does for other devices, for tensors that consist of a storage and a shape."""
 
     def _reduce_ex_internal(self: torch.Tensor, proto: int) -> Any:
         if not _is_storage_and_shape(self):
@@ -55,7 +53,7 @@ def pickled_by_storage(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def copied_by_storage(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The copy that upstream makes, in a copy of the whole storage, which `memo` keeps for other tensors of it."""
+    """Puts the copy that upstream makes in a copy of the whole storage, which `memo` has for other tensors of it."""
 
     def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> Any:
         is_first = id(self) not in memo
@@ -116,40 +114,9 @@ def is_current_stream_capturing(_original: Any) -> Callable[[], bool]:
     return is_current_stream_capturing
 
 
-def taken_into_use(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(original)
-    def set_device(device: Any) -> None:
-        torch.mtia.init()
-        original(device)
-
-    return set_device
-
-
-def entered_and_taken_into_use(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(original)
-    def __enter__(self: Any) -> None:
-        if self.idx >= 0:
-            torch.mtia.init()
-        original(self)
-
-    return __enter__
-
-
-def flat_and_nested(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    @functools.wraps(original)
-    def memory_stats(device: Any = None) -> dict[str, Any]:
-        nested = original(device)
-        if not nested or not is_the_accelerator():
-            return nested
-        index = torch.mtia._utils._get_device_index(device, optional=True)
-        return {**torch.accelerator.memory_stats(index), **nested}
-
-    return memory_stats
-
-
 def get_device_name(_original: Any) -> Callable[..., str]:
     def get_device_name(device: Any = None) -> str:
-        """The name of a device, or of the current one."""
+        """Returns the name of a device, or of the current one."""
         return str(device_module().get_device_properties(device)["name"])
 
     return get_device_name
@@ -187,7 +154,7 @@ def _lacks_our_binaries(constant: Any) -> bool:
 
 
 def carrying_over(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What an autotuner restores and zeroes between measurements, it also does in the one that takes its place."""
+    """Carries what an autotuner restores and zeroes between measurements over to the one that takes its place."""
 
     def recreate_variable(self: Any, variable: Any, *, kernel: Any, **others: Any) -> Any:
         names = ("restore_value", "reset_to_zero")

@@ -26,22 +26,6 @@ def online_softmax(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return prepare_softmax_extra_check
 
 
-def weights_of_one_byte(original: Callable[[], Callable[[Any], bool]]) -> Callable[[], Callable[[Any], bool]]:
-    def _is_valid_woq_optimization_pattern() -> Callable[[Any], bool]:
-        theirs = original()
-
-        def is_valid(match: Any) -> bool:
-            operands = [match.kwargs[name] for name in ("x", "weight", "scales")]
-            values = [each.meta["val"] for each in operands if hasattr(each, "meta")]
-            if len(values) < len(operands) or any(value.device.type != device_type() for value in values):
-                return theirs(match)
-            return [value.dtype for value in values] == [torch.bfloat16, torch.int8, torch.bfloat16]
-
-        return is_valid
-
-    return _is_valid_woq_optimization_pattern
-
-
 def reductions_of_one_tensor(original: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
     def _is_gpu_triton_backend(node1: Any, node2: Any) -> bool:
         from torch._inductor.utils import get_current_backend
@@ -122,5 +106,5 @@ def batched_with_out_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _shapes() -> torch.library.Library:
-    """Kept: what is registered goes with it."""
+    """Returns a library that lives as long as the process: what is registered goes with it."""
     return torch.library.Library("aten", "IMPL")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import inspect
@@ -20,7 +19,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from torch_mtia.backend import device_module, device_type
 from torch_mtia.scopes import Overlay, with_globals
-from torch_mtia.upstream_gates.ours import is_ours, is_the_accelerator, lowered_graph
+from torch_mtia.upstream_gates.ours import is_the_accelerator, lowered_graph
 
 
 def times_of_the_device(original: Callable[[], Path]) -> Any:
@@ -36,7 +35,8 @@ def times_of_the_device(original: Callable[[], Path]) -> Any:
 
 
 def views_in_the_key(original: Callable[..., None]) -> Callable[..., None]:
-    """Two views of one storage become views of one input if one of them is written, at offsets that are in the code."""
+    """Adds the offsets of views of one storage to the key: if one is written, they become views of one input, at
+    offsets that are in the code."""
 
     @functools.wraps(original)
     def __init__(self: Any, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> None:
@@ -82,28 +82,6 @@ def _storage_on_mtia(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.device.type != device_type() or not torch._C._has_storage(value):
         return None
     return StorageWeakRef(value.untyped_storage())
-
-
-def nothing_into_itself(original: dict[Any, Any]) -> dict[Any, Any]:
-    """Upstream looks at what uses a tensor behind the operator that is to write into it, not at that itself."""
-    from torch._inductor.fx_utils import get_node_storage
-
-    def reads_elsewhere(node: torch.fx.Node) -> bool:
-        target, *others = (
-            each for each in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(each, torch.fx.Node)
-        )
-        written = get_node_storage(target)
-        return _storage_on_mtia(target.meta.get("val")) is None or all(
-            get_node_storage(other) != written for other in others
-        )
-
-    def replaced(operator: Any) -> Any:
-        return dataclasses.replace(
-            operator, extra_check=lambda node: operator.extra_check(node) and reads_elsewhere(node)
-        )
-
-    puts = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
-    return {**original, **{name: replaced(original[name]) for name in puts}}
 
 
 def choices_for_mtia(original: Callable[[], Any] | None) -> Callable[[], Any]:
@@ -235,17 +213,6 @@ def check_nan_within_mask(original: Callable[..., None]) -> Callable[..., None]:
         buffer.writeline(f"{call}, mask={' & '.join(map(str, masks))})")
 
     return check_nan
-
-
-def with_contiguous_arguments(original: Callable[..., Any] | None) -> Callable[..., Any]:
-    def constrain(node: Any, *args: Any, **kwargs: Any) -> Any:
-        from torch._inductor.lowering import require_contiguous
-
-        if is_ours(args):
-            return require_contiguous(node, *args, **kwargs)
-        return (args, kwargs) if original is None else original(node, *args, **kwargs)
-
-    return constrain
 
 
 def _as_on_cpu(tensor: torch.Tensor) -> torch.Tensor:

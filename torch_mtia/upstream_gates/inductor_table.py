@@ -7,7 +7,6 @@ import torch
 from torch_mtia import _C, torch_version
 from torch_mtia.backend import device_type
 from torch_mtia.inductor import decompositions
-from torch_mtia.upstream_gates import device_lists
 from torch_mtia.upstream_gates.deferred import (
     autotuning,
     dynamo,
@@ -37,16 +36,6 @@ GATES: tuple[Gate, ...] = (
         entry=lambda: torch.ops.aten.index_add.default,
     ),
     Gate(
-        name="_maybe_layout_constraints[adaptive_max_pool3d_backward]",
-        modules=("torch._inductor.lowering",),
-        reason=Reason.FAULT,
-        why="ATen's kernel reads indices as if they were contiguous; compiled code gives it some with channels last.",
-        issue="adaptive_max_pool3d_backward.md",
-        replace=inductor.with_contiguous_arguments,
-        entry=lambda: torch.ops.aten.adaptive_max_pool3d_backward.default,
-        versions=torch_version.before(2, 15),
-    ),
-    Gate(
         name="CacheBase.get_local_cache_path",
         modules=("torch._inductor.codecache",),
         reason=Reason.CUDA,
@@ -72,28 +61,12 @@ GATES: tuple[Gate, ...] = (
         replace=inductor.results_apart,
     ),
     Gate(
-        name="inplaceable_ops",
-        modules=("torch._inductor.fx_passes.reinplace",),
-        reason=Reason.FAULT,
-        why="A tensor that is put into itself is written to while it is still read: x.index_put((i,), x).",
-        issue="reinplace_index_put.md",
-        replace=inductor.nothing_into_itself,
-        versions=torch_version.before(2, 15),
-    ),
-    Gate(
         name="check_nan",
         modules=("torch._inductor.codegen.common",),
         reason=Reason.FAULT,
         why="runtime_triton_nan_asserts checks what lies beyond a tensor's end too, where log(0) is no error.",
         issue="nan_asserts_beyond_the_mask.md",
         replace=inductor.check_nan_within_mask,
-    ),
-    Gate(
-        name="_is_valid_woq_optimization_pattern",
-        modules=("torch._inductor.fx_passes.quantization",),
-        reason=Reason.DEVICES,
-        why="A product with a converted int8 weight, scaled, becomes one operator on devices that it lists.",
-        replace=fusion.weights_of_one_byte,
     ),
     Gate(
         name="inductor_choices_class",
@@ -188,16 +161,6 @@ GATES: tuple[Gate, ...] = (
         why="Operators are inlined into one kernel without a limit on its buffers; this decides about each of them.",
         replace=inductor.keeps_to_buffer_limit,
     ),
-    device_lists.device_list(
-        "tuned_mm.__wrapped__",
-        "torch._inductor.kernel.mm",
-        "mm(out_dtype=...) is refused for devices not listed.",
-    ),
-    device_lists.device_list(
-        "tuned_bmm.__wrapped__",
-        "torch._inductor.kernel.bmm",
-        "bmm(out_dtype=...) is refused for devices not listed.",
-    ),
     Gate(
         name="check_multiple_devices_or_any_cpu_nodes",
         modules=("torch._inductor.cudagraph_utils",),
@@ -262,7 +225,7 @@ GATES: tuple[Gate, ...] = (
         name="prepare_softmax_extra_check",
         modules=("torch._inductor.fx_passes.post_grad",),
         reason=Reason.DEVICES,
-        why="A softmax over rows that are too long to be kept reads them twice, not three times, on listed devices.",
+        why="A softmax over rows that are longer than a block reads them twice, not three times, on listed devices.",
         replace=fusion.online_softmax,
     ),
     Gate(
@@ -298,7 +261,7 @@ GATES: tuple[Gate, ...] = (
         name="AlgorithmSelectorCache.benchmark_in_sub_process",
         modules=("torch._inductor.select_algorithm",),
         reason=Reason.DEVICE,
-        why="Choices are measured one after the other in another process, too, which makes up the blocks of "
+        why="Choices are measured one after the other in another process, which makes up the blocks of "
         "FlexAttention's masks: a kernel that finds none has nothing to do.",
         replace=autotuning.measured_in_turns_elsewhere,
     ),
@@ -306,7 +269,7 @@ GATES: tuple[Gate, ...] = (
         name="AsyncAutotuner.get_results",
         modules=("torch._inductor.autotune_process",),
         reason=Reason.DEVICE,
-        why="With pipeline_max_autotune_gemm, too, choices are measured one after the other, and chance decides.",
+        why="With pipeline_max_autotune_gemm, choices are measured one after the other, and chance decides.",
         replace=autotuning.measured_in_turns_in_the_pipeline,
     ),
     Gate(

@@ -31,7 +31,7 @@ def is_the_accelerator() -> bool:
 
 
 def lowered_graph() -> Any:
-    """The graph that Inductor is lowering, if a tensor in it is on the device."""
+    """Returns the graph that Inductor is lowering, if a tensor in it is on the device."""
     from torch._inductor.virtualized import V
 
     return V.graph if device_type() in getattr(V.graph, "device_types", ()) else None

@@ -42,7 +42,7 @@ def synchronized_on_mtia(original: FunctionType) -> Callable[..., torch.Tensor]:
 
 
 def swapped(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The tensors stay the objects that the modules have, and get what is on the device."""
+    """Swaps the data of tensors: they stay the objects that the modules have, and get what is on the device."""
 
     from torch.distributed.tensor import DTensor
 

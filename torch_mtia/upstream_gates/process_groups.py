@@ -50,7 +50,7 @@ def with_the_backend_of_the_accelerator(original: Callable[..., Any]) -> Callabl
 
 
 def backends_of_devices(original: dict[str, str]) -> dict[str, str]:
-    """With the device under the name that it has now."""
+    """Returns the table with the device under the name that it has now."""
     return {device: name for device, name in original.items() if name != BACKEND} | {device_type(): BACKEND}
 
 
@@ -88,8 +88,8 @@ def numbers_of_the_device(original: Callable[[Any], int]) -> Callable[[Any], int
 
 
 def of_this_attempt(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
-    """The store, without what processes that have died since wrote there: torchrun's outlives the processes that it
-    restarts."""
+    """Returns the store, without what processes that have died since wrote there: torchrun's outlives the processes
+    that it restarts."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return store
     from torch._C._distributed_c10d import PrefixStore
@@ -98,9 +98,9 @@ def of_this_attempt(store: Any, rank: int, world_size: int, timeout: timedelta) 
 
 
 def _name_of_attempt(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
-    """Made by the first rank, for these processes. A number would not do: on different machines torchrun counts
-    restarts differently. The store still has what processes that have died since wrote, so the first rank answers
-    everyone whom it finds there, until all have thanked it who are alive."""
+    """Returns a name that the first rank makes for these processes. A number would not do: on different machines
+    torchrun counts restarts differently. The store still has what dead processes wrote: the first rank answers every
+    process that it finds there, until all that are alive have confirmed."""
     me = uuid.uuid4().hex
     if rank != 0:
         store.set(f"torch_mtia/{rank}", me)

@@ -27,17 +27,6 @@ def scaled_products_on_mtia(original: Callable[[Any], None]) -> Callable[[Any], 
     return _check_hardware_support
 
 
-def integers_on_mtia(original: Callable[..., bool]) -> Callable[..., bool]:
-    @functools.wraps(original)
-    def is_int_mm(op: Any, output_dtype: torch.dtype, args: tuple[torch.Tensor, ...]) -> bool:
-        return original(op, output_dtype, args) or (
-            (op, output_dtype) == (torch.ops.aten.mm.default, torch.int32)
-            and all(arg.dtype == torch.int8 and arg.device.type == device_type() for arg in args)
-        )
-
-    return is_int_mm
-
-
 def packed_on_mtia(original: MethodType) -> Any:
     """Runs upstream's own code for tensors of mtia as if torch.cuda had tensor cores, which is all that it asks."""
     function: Any = original.__func__

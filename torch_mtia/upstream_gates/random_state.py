@@ -42,7 +42,7 @@ def restoring_of_mtia(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _runs_on_mtia(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """False while code is traced too: upstream then records the call, or says that it cannot."""
+    """Returns whether it does, and no code is traced: upstream then records the call, or says that it cannot."""
     from torch._prims.rng_prims import get_device
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 

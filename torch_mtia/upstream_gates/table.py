@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_mtia import _C, torch_version
+from torch_mtia import torch_version
 from torch_mtia.upstream_gates import device_lists
 from torch_mtia.upstream_gates.deferred import (
     at_the_first_call,
@@ -13,7 +13,6 @@ from torch_mtia.upstream_gates.deferred import (
     inductor,
     parallel,
     process_groups,
-    quantization,
     random_state,
 )
 from torch_mtia.upstream_gates.gate import Gate, Reason
@@ -78,27 +77,6 @@ GATES: tuple[Gate, ...] = (
         replace=eager.is_current_stream_capturing,
         versions=torch_version.before(2, 15),
     ),
-    *(
-        Gate(
-            name=name,
-            modules=("torch.mtia",),
-            reason=Reason.DEVICE,
-            why="A program that has selected a device has not taken it into use, as it has on CUDA: so the tensors "
-            "that FakeTensorMode makes are on the first device, and stay in its cache.",
-            replace=replace,
-        )
-        for name, replace in (
-            ("set_device", eager.taken_into_use),
-            ("device.__enter__", eager.entered_and_taken_into_use),
-        )
-    ),
-    Gate(
-        name="memory_stats",
-        modules=("torch.mtia.memory", "torch.mtia"),
-        reason=Reason.DEVICE,
-        why="Libraries ask every device for the flat names, such as active_bytes.all.peak; torch.mtia has nested ones.",
-        replace=eager.flat_and_nested,
-    ),
     Gate(
         name="get_device_name",
         modules=("torch.mtia",),
@@ -150,20 +128,6 @@ GATES: tuple[Gate, ...] = (
         replace=fusion.batched_with_out_dtype,
         entry=lambda: torch.ops.aten.baddbmm.dtype,
         filled_by="torch._meta_registrations",
-    ),
-    Gate(
-        name="is_int_mm",
-        modules=("torch._higher_order_ops.out_dtype",),
-        reason=Reason.DEVICES,
-        why="out_dtype(mm, torch.int32, ...) is a product of int8 on CUDA and XPU, elsewhere one of int32.",
-        replace=at_the_first_call(quantization.integers_on_mtia),
-    ),
-    Gate(
-        name="_DeviceGuard",
-        modules=("torch.mtia",),
-        reason=Reason.MISSING,
-        why="Generated code enters the device by a class of Python; `torch.cuda` has a quicker one for it.",
-        replace=lambda _original: _C.DeviceGuard,
     ),
     Gate(
         name="_new_process_group_helper",

@@ -274,7 +274,7 @@ def test_time_between_events(api: Driver, stream: Any, event: Any) -> None:
 
 # Kernels --------------------------------------------------------------------------------------------------------------
 
-# *out = the word behind the relocated address
+# *out = the word after the relocated address
 RELOCATED = bytes.fromhex("488b0539000000 488b00 4c8b0f 4c034e10 498901 c3").ljust(64, b"\0")
 RELOCATED += (72).to_bytes(8, "little") + (4242).to_bytes(8, "little")
 # reports an error without a text
@@ -555,45 +555,45 @@ def test_a_graph_waits_for_its_turn(api: Driver, stream: Any, memory: int) -> No
 
 
 def traced(api: Driver) -> list[str]:
-    """What a new tracer is told."""
-    told: list[str] = []
+    """Returns the calls of a new tracer."""
+    traced_calls: list[str] = []
 
     def begin(_tag: int, _work: int) -> int:
-        told.append("submitting")
+        traced_calls.append("submitting")
         return 5
 
     submitting = ctypes.CFUNCTYPE(c_uint64, c_void_p, c_void_p)(begin)
-    submitted = ctypes.CFUNCTYPE(None, c_uint64)(lambda number: told.append(f"submitted {number}"))
+    submitted = ctypes.CFUNCTYPE(None, c_uint64)(lambda number: traced_calls.append(f"submitted {number}"))
     ran = ctypes.CFUNCTYPE(None, c_uint64, c_int64, c_int64)(
-        lambda number, start, end: told.append(f"ran {number} {start <= end}")
+        lambda number, start, end: traced_calls.append(f"ran {number} {start <= end}")
     )
     KEPT.extend([submitting, submitted, ran])
     tracer = sized("mtia_tracer")
     tracer.submitting, tracer.submitted, tracer.ran = (ctypes.cast(f, c_void_p) for f in (submitting, submitted, ran))
     KEPT.append(tracer)
     api("set_tracer", byref(tracer))
-    return told
+    return traced_calls
 
 
 def test_a_tracer_is_told_of_work(api: Driver, needs: Callable[[str], None], stream: Any) -> None:
     needs("TRACING")
-    told = traced(api)
+    traced_calls = traced(api)
     launch(api, stream, lambda: None)
     api("stream_synchronize", stream)
     api("set_tracer", None)
-    assert sorted(told) == ["ran 5 True", "submitted 5", "submitting"]
+    assert sorted(traced_calls) == ["ran 5 True", "submitted 5", "submitting"]
 
 
 def test_a_tracer_is_told_of_copies_and_fills_until_it_is_taken_away(
     api: Driver, needs: Callable[[str], None], stream: Any, memory: int
 ) -> None:
     needs("TRACING")
-    told = traced(api)
+    traced_calls = traced(api)
     api("memory_fill", stream, memory, ctypes.addressof(ONE), 1, 8)
     api("memory_copy", stream, memory + 8, memory, 8, WITHIN)
     api("stream_synchronize", stream)
-    assert told.count("ran 5 True") == 2
+    assert traced_calls.count("ran 5 True") == 2
     api("set_tracer", None)
     launch(api, stream, lambda: None)
     api("stream_synchronize", stream)
-    assert told.count("ran 5 True") == 2
+    assert traced_calls.count("ran 5 True") == 2

@@ -56,7 +56,7 @@ class UNet(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A transformer that sees the whole text, and a classifier behind it."""
+    """A transformer that sees the whole text, and a classifier on top of it."""
 
     def __init__(self) -> None:
         super().__init__()

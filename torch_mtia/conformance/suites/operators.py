@@ -125,7 +125,7 @@ def test_noncontiguous(device: torch.device, case: Case) -> None:
 
 
 def other_strides(case: Case) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-    """Changes of arguments: behind the beginning of a memory; transposed in memory, which does not depend on the dtype;
+    """Changes of arguments: with an offset into their memory; transposed in memory, which does not depend on the dtype;
     and with repeated elements, or one element alone, where these are not a matrix that nothing is known of."""
     yield shifted
     if case.dtype == torch.float32:
@@ -160,7 +160,7 @@ def repeated(tensor: torch.Tensor) -> torch.Tensor:
 
 
 ROWS = (33, 4099)  # more elements than 16 bits count, in rows that are longer than a group of threads
-# What computes something of each row beside reductions: the arguments behind the tensor.
+# What computes something of each row beside reductions: the arguments after the tensor.
 OF_ROWS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("softmax", "log_softmax", "softmin", "cumsum", "logcumsumexp", "cummax", "cummin"), (-1,)),
     **dict.fromkeys(("sort", "argsort", "msort", "nn.functional.normalize"), ()),
