@@ -19,9 +19,6 @@ class Type(NamedTuple):
     def scalar(self) -> Type:
         return Type(None, self.element, self.pointee)
 
-    def with_shape(self, shape: tuple[int, ...] | None) -> Type:
-        return Type(shape, self.element, self.pointee)
-
     @property
     def numel(self) -> int:
         count = 1

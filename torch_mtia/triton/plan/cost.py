@@ -2,7 +2,7 @@
 has measured some.
 
 The model counts instructions: what a strip evaluates, by the facts of ir/ops.py, as often as its nest has strips. Of 20
-kernels (elementwise, reductions, scans, a sort, a transpose, an atomic, matmuls) on one core of an AMD EPYC with AVX-512,
+kernels (elementwise, reductions, scans, a sort, a transpose, an atomic, matmuls) on a core of an AMD EPYC with AVX-512,
 19 took between a third and twice of what it says, with the rounds that their loops had; a sine took four times as long.
 """
 

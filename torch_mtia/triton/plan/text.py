@@ -147,8 +147,10 @@ class _Printer:
     def part(self, part: Part, path: Path, depth: int) -> Iterator[Line]:
         """The lines of its fields."""
         for field in dataclasses.fields(part):  # type: ignore[arg-type]
-            value, text, inner = getattr(part, field.name), field.metadata.get("text"), field.metadata.get("steps")
-            here = (*path, field.name)
+            value = getattr(part, field.name)
+            if not field.metadata and not isinstance(value, (Part, tuple)):
+                continue
+            text, inner, here = field.metadata.get("text"), field.metadata.get("steps"), (*path, field.name)
             if isinstance(value, Body):
                 if depth >= 0:
                     yield from self.body(value, here, depth + 1)
