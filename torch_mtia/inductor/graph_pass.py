@@ -6,6 +6,7 @@ below takes a node's arguments, by name, and returns the node that replaces it, 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -85,10 +86,20 @@ def _rewrites(*operators: torch._ops.OpOverload) -> Callable[[AnyRewriter], AnyR
     return register
 
 
-def _lowering(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a function for a node's target that Inductor is to call with its buffers."""
-    function._inductor_lowering_function = True  # type: ignore[attr-defined]
-    return function
+class _Lowering:
+    """A function that Inductor calls with its buffers, as the target of a node. Generated code has its text."""
+
+    _inductor_lowering_function = True
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def __repr__(self) -> str:
+        return self._function.__name__
 
 
 def _call(graph: Graph, operator: Any, *arguments: Any) -> Node:
@@ -216,7 +227,7 @@ def _product_of_another_dtype(graph: Graph, node: Node, given: Arguments) -> Nod
     return graph.call_function(operator.default, (_cast(graph, a, dtype), _cast(graph, b, dtype)))
 
 
-@_lowering
+@_Lowering
 def _lowered_product(a: Any, b: Any, dtype: torch.dtype) -> Any:
     """As upstream's lowerings of mm and bmm for the devices that they list: bmm alone has a template for it."""
     from torch._inductor import utils
@@ -255,7 +266,7 @@ def _short_dot_products(graph: Graph, _node: Node, given: Arguments) -> Node | N
     return graph.call_function(_lowered_dot_products, (given["self"], given["mat2"]))
 
 
-@_lowering
+@_Lowering
 def _lowered_dot_products(a: Any, b: Any) -> Any:
     from torch._inductor import lowering
 
@@ -303,7 +314,7 @@ def _is_once(value: Any, *targets: Any) -> bool:
     return isinstance(value, Node) and value.target in targets and len(value.users) == 1
 
 
-@_lowering
+@_Lowering
 def _lowered_product_with_weights_of_one_byte(x: Any, weight: Any, scales: Any, shape: Any) -> Any:
     from torch._inductor.lowering import lowerings
 
@@ -358,7 +369,7 @@ def _gradient_of_contiguous_indices(graph: Graph, _node: Node, given: Arguments)
     return graph.call_function(_lowered_pool_gradient, tuple(given.values()))
 
 
-@_lowering
+@_Lowering
 def _lowered_pool_gradient(*operands: Any) -> Any:
     from torch._inductor.ir import ExternKernel
     from torch._inductor.lowering import lowerings
