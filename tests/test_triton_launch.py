@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from torch_mtia.triton.driver import MTIADriver
@@ -140,6 +141,18 @@ def test_a_cpu_tensor_is_refused(device: torch.device) -> None:
     x = torch.zeros(4, device=device)
     with pytest.raises(ValueError, match=re.escape("argument 'y': Pointer argument cannot be accessed from Triton")):
         add_kernel[(1,)](x, torch.zeros(4), x, 4, BLOCK=4)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_a_tensor_without_memory_is_refused(device: torch.device) -> None:
+    x = torch.zeros(4, device=device)
+    freed = torch.zeros(4, device=device)
+    freed.untyped_storage().resize_(0)
+    with FakeTensorMode():
+        fake = torch.zeros(4, device=device)
+    for y in (freed, fake):
+        with pytest.raises(ValueError, match="argument 'y': .* a tensor without memory, as fake ones are"):
+            add_kernel[(1,)](x, y, x, 4, BLOCK=4)
 
 
 @triton.jit

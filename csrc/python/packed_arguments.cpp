@@ -118,7 +118,10 @@ void pack_float(const Argument& argument, PyObject* value, c10::Device /*device*
 void pack_tensor(const Argument& argument, const at::Tensor& tensor, c10::Device device, std::byte* to) {
   if (tensor.device() != device) [[unlikely]]
     fail_pointer(argument, "a tensor on " + tensor.device().str(), device);
-  write(to, reinterpret_cast<mtia_device_ptr>(tensor.data_ptr()));
+  const auto address = reinterpret_cast<mtia_device_ptr>(tensor.data_ptr());
+  if (address == 0 && tensor.numel() != 0) [[unlikely]]
+    fail_pointer(argument, "a tensor without memory, as fake ones are", device);
+  write(to, address);
 }
 
 // What is not a tensor says where it lies by itself, and is believed only if that is on the device.
