@@ -32,5 +32,7 @@ no choice between equal elements is looked at but where PyTorch promises one. Le
 Programs still meet these faults of upstream, which are the same on every device:
 
 - `any` of uint8, used in arithmetic: int64 where eager code has uint8; seed 30010;
-- writing into `unfold` raises; seed 20004.
+- writing into `unfold` raises; seed 20004;
+- a concatenation shares memory with a view of one of its parts, where both are returned
+  (docs/upstream/concatenations_share_memory.md); seed 7000002, on the CPU for other dtypes than uint8.
 """
