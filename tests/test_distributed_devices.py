@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -262,6 +263,23 @@ def trains(rank: int) -> list[bytes]:
 def test_a_module_over_two_devices_is_trained(ranks: Ranks) -> None:
     first, second = ranks.run(trains)
     assert first == second
+
+
+def reduces_in_a_thread_for_each(_: int) -> None:
+    groups = [dist.new_group() for _ in DEVICES]
+
+    def run(index: int) -> None:
+        for _ in range(50):
+            x = torch.full((64,), 100.0**index, device=DEVICES[index])
+            dist.all_reduce(x, group=groups[index])
+            assert x[0].item() == RANKS * 100.0**index
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(run, range(len(DEVICES))))
+
+
+def test_a_thread_for_each_device_has_a_group_of_its_own(ranks: Ranks) -> None:
+    ranks.run(reduces_in_a_thread_for_each)
 
 
 def shards(rank: int) -> None:
