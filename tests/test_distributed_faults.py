@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _abort_process_group
+from torch.distributed.distributed_c10d import _abort_process_group, _set_pg_timeout
 
 from torch_mtia.backend import device_type
 from torch_mtia.ranks import RankError, Ranks
@@ -96,6 +96,34 @@ def the_last_does_not_come(rank: int) -> None:
 
 def test_a_rank_that_does_not_come_in_time_is_named(ranks: Ranks) -> None:
     ranks.run(the_last_does_not_come)
+
+
+def the_last_has_a_tensor_of_the_cpu(rank: int) -> None:
+    """Those who call first are in their calls, or have been, when the others look for them."""
+    last = rank == SIZE - 1
+    x, y = torch.ones(3, device="cpu" if last else D), torch.ones(3)
+    others = "; rank 0: all_reduce SUM of Float (call 2); rank 1: all_reduce SUM of Float (call 2)"
+    for last_is_first in (True, False):
+        group = dist.new_group(timeout=timedelta(seconds=20))
+        for device in ("cpu", D):
+            all_reduce(y.to(device), group)
+        _set_pg_timeout(timedelta(milliseconds=300), group)
+        if last is last_is_first:
+            with raises("missing: "):
+                all_reduce(x, group)
+        dist.barrier()
+        if last is not last_is_first:
+            waits = others if last else f"; rank {SIZE - 1}: all_reduce SUM of Float (call 2)"
+            with raises(
+                f". This rank has called all_reduce of Float for tensors of {x.device.type}; meanwhile ranks wait for "
+                f"it in calls for tensors of {D if last else 'cpu'}{waits}"
+            ):
+                all_reduce(x, group)
+        dist.barrier()
+
+
+def test_a_timeout_names_the_calls_with_tensors_of_the_cpu_and_of_the_device(ranks: Ranks) -> None:
+    ranks.run(the_last_has_a_tensor_of_the_cpu)
 
 
 def one_call_has_a_timeout(rank: int) -> None:

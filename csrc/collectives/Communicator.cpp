@@ -147,26 +147,39 @@ void Communicator::post_and_wait(const Deadline& deadline) {
   team_->wait(all_are_here, missing, deadline);
 }
 
+std::string Communicator::call_of(int rank, uint64_t round) const {
+  const Announcement& theirs = announced(rank, round);
+  std::ostringstream text;
+  text << "; rank " << team_->members()[rank] << ": " << text_of(theirs.signature.collective);
+  if (theirs.is_reduction) text << " " << name_of(theirs.reduction.operation);
+  if (theirs.signature.dtype[0] != 0) text << " of " << text_of(theirs.signature.dtype);
+  if (theirs.signature.root >= 0) text << " with root " << theirs.signature.root;
+  if (theirs.signature.number != 0) text << " (call " << theirs.signature.number << ")";
+  return text.str();
+}
+
+std::string Communicator::awaited() {
+  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock) return "";
+  std::string text;
+  // Between calls, a rank that is ahead has announced the call of that round, and waits there.
+  for (int peer = 0; peer < size(); ++peer) {
+    if (control(peer).posted.load() > round_) text += call_of(peer, round_ + 1);
+  }
+  return text;
+}
+
 uint64_t Communicator::agree(size_t area) const {
   const Announcement& first = announced(0, round_);
-  const auto describe = [&](std::ostream& text, int rank) {
-    const Announcement& theirs = announced(rank, round_);
-    text << "; rank " << team_->members()[rank] << ": " << text_of(theirs.signature.collective);
-    if (theirs.is_reduction) text << " " << name_of(theirs.reduction.operation);
-    if (theirs.signature.dtype[0] != 0) text << " of " << text_of(theirs.signature.dtype);
-    if (theirs.signature.root >= 0) text << " with root " << theirs.signature.root;
-    if (theirs.signature.number != 0) text << " (call " << theirs.signature.number << ")";
-  };
   for (int rank = 1; rank < size(); ++rank) {
     const Announcement& theirs = announced(rank, round_);
     if (std::memcmp(&theirs.signature, &first.signature, sizeof(Signature)) == 0 &&
         theirs.reduction.type == first.reduction.type && theirs.reduction.operation == first.reduction.operation) {
       continue;
     }
-    std::ostringstream text;
-    text << "the ranks have called different collectives";
-    for (int each = 0; each < size(); ++each) describe(text, each);
-    throw MismatchError(text.str());
+    std::string text = "the ranks have called different collectives";
+    for (int each = 0; each < size(); ++each) text += call_of(each, round_);
+    throw MismatchError(text);
   }
   size_t most = 0;
   for (int giver = 0; giver < size(); ++giver) {

@@ -47,6 +47,7 @@ class Communicator final : public Engine {
   std::shared_ptr<Message> receive(Output output, int source, int64_t tag) override {
     return messages_.receive(output, source, tag);
   }
+  std::string awaited() override;
   void abort(const std::string& reason) noexcept override { team_->give_up(reason); }
 
  private:
@@ -81,6 +82,8 @@ class Communicator final : public Engine {
   template <typename Fill, typename Read>
   void run(const Plan& plan, const Fill& fill, const Read& read);
   void announce(const Plan& plan);
+  // What a rank has announced in a round: "; rank 1: all_reduce SUM of Float (call 3)".
+  std::string call_of(int rank, uint64_t round) const;
   // At the end of a call, with the mutex: each rank has posted this round, and none is further than the next one.
   bool is_valid() const;
   void post_and_wait(const Deadline& deadline);

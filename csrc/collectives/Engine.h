@@ -119,6 +119,10 @@ class Engine {
   virtual std::shared_ptr<Message> send(Input input, int destination, int64_t tag) = 0;
   virtual std::shared_ptr<Message> receive(Output output, int source, int64_t tag) = 0;
 
+  // The collectives in which other ranks of this machine wait for this one: "; rank 1: all_reduce SUM of Float". Empty
+  // if there is none, and while this rank is in one itself.
+  virtual std::string awaited() = 0;
+
   // What waits raises, and so do all later calls, here and on the ranks that wait for this one.
   virtual void abort(const std::string& reason) noexcept = 0;
 

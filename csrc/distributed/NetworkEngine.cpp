@@ -225,6 +225,8 @@ class NetworkEngine final : public collectives::Engine {
     return std::make_shared<NetworkMessage>(std::move(work), source);
   }
 
+  std::string awaited() override { return within_->awaited(); }
+
   void abort(const std::string& reason) noexcept override {
     within_->abort(reason);
     for (const BackendPtr& gloo : {between_, all_}) {

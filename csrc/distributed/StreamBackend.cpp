@@ -66,18 +66,30 @@ std::optional<MTIAStream> LastStreams::exchange(const MTIAStream& stream) {
   return std::nullopt;
 }
 
-Channel::Channel(std::shared_ptr<collectives::Engine> engine, std::chrono::milliseconds timeout,
+Channel::Channel(std::shared_ptr<collectives::Engine> engine, std::string tensors, std::chrono::milliseconds timeout,
                  std::shared_ptr<FirstFailure> failures)
-    : timeout(timeout), engine_(std::move(engine)), failures_(std::move(failures)) {}
+    : timeout(timeout), engine_(std::move(engine)), tensors_(std::move(tensors)), failures_(std::move(failures)) {}
 
 void Channel::abort(const char* why) const noexcept {
   engine_->abort(failures_->after(why));
 }
 
-void Channel::run(const std::vector<Step>& steps, std::chrono::milliseconds timeout) {
+void Channel::run(const std::vector<Step>& steps, std::chrono::milliseconds timeout, const Channel& other) {
   ++num_calls_;  // before anything can fail
   const auto limit = timeout == c10d::kUnsetTimeout ? this->timeout.load() : timeout;
-  for (const Step& step : steps) step.run(*engine_, num_calls_, limit);
+  for (const Step& step : steps) {
+    const collectives::Deadline deadline(limit);
+    try {
+      step.run(*engine_, num_calls_, limit);
+    } catch (const collectives::GroupError& error) {
+      const std::string awaited = deadline.is_over() ? other.engine_->awaited() : "";
+      if (awaited.empty()) throw;
+      throw collectives::GroupError(c10::str(error.what(), ". This rank has called ", step.name,
+                                             *step.dtype != 0 ? " of " : "", step.dtype, " for tensors of ", tensors_,
+                                             "; meanwhile ranks wait for it in calls for tensors of ", other.tensors_,
+                                             awaited));
+    }
+  }
 }
 
 StreamBackend::StreamBackend(EngineMaker make_engine, c10::intrusive_ptr<c10d::Store> store, int rank, int size,
@@ -85,9 +97,9 @@ StreamBackend::StreamBackend(EngineMaker make_engine, c10::intrusive_ptr<c10d::S
     : Backend(rank, size),
       make_engine_(std::move(make_engine)),
       store_(std::move(store)),
-      device_(std::make_shared<Channel>(make_engine_(store_, rank, size, timeout), timeout, failures_)),
+      device_(std::make_shared<Channel>(make_engine_(store_, rank, size, timeout), device_name(), timeout, failures_)),
       host_(std::make_shared<Channel>(
-          make_engine_(c10::make_intrusive<c10d::PrefixStore>("host", store_), rank, size, timeout), timeout,
+          make_engine_(c10::make_intrusive<c10d::PrefixStore>("host", store_), rank, size, timeout), "cpu", timeout,
           failures_)),
       name_(std::move(name)),
       options_(c10::make_intrusive<Options>(name_, timeout)) {}
@@ -257,9 +269,9 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
     check_coalesced(*device);
     if (device->is_cpu()) {
       check_process();
-      const auto run = [channel = host_, steps = std::move(call.steps), timeout] {
+      const auto run = [channel = host_, other = device_, steps = std::move(call.steps), timeout] {
         const auto lock = channel->lock();
-        channel->run(steps, timeout);
+        channel->run(steps, timeout, *other);
       };
       return host_work_of(type, next_state(name, call.arguments), std::move(call.results), run,
                           /*is_message=*/false);
@@ -273,10 +285,10 @@ StreamBackend::WorkPtr StreamBackend::collective(c10d::OpType type, const char* 
     wait_for_the_one_captured_before(stream);
     auto state = next_state(name, call.arguments);
     call.host.copy_in(stream);
-    auto run = [channel = device_, steps = std::move(call.steps), timeout](WorkState& result) {
+    auto run = [channel = device_, other = host_, steps = std::move(call.steps), timeout](WorkState& result) {
       const auto lock = channel->lock();
       result.begin();
-      channel->run(steps, timeout);
+      channel->run(steps, timeout, *other);
       result.end();
     };
     launch(stream, name, state, std::move(run), CollectiveOperands(call.arguments));

@@ -7,7 +7,9 @@
 // stream waits for what the caller's stream has been given before the call; Work::wait has a stream wait for the item.
 // Collectives run in the order in which they were called, which is the order on which all ranks agree: those of one
 // device in one stream, and those of several devices of this process after each other, by events. Ranks need not agree
-// on devices: one may call barrier() on its first device and another one on the device that it trains on.
+// on devices: one may call barrier() on its first device and another one on the device that it trains on. So one engine
+// serves all devices. With one for each, as NCCL has communicators, ranks would have to agree which devices belong
+// together.
 // Messages have no such order: an item that waited for a peer must not keep back the one that the peer waits for. So
 // they take two items: one, in the stream kPosts, that leaves the message with the engine and returns, and one, in the
 // stream kArrivals, that waits for it. They are left in the order of the calls, whatever the device, because a receiver
@@ -59,7 +61,8 @@ class LastStreams {
 // An engine, and what its calls share. Stays as long as there is work, and who waits for this rank then raises.
 class Channel {
  public:
-  Channel(std::shared_ptr<collectives::Engine> engine, std::chrono::milliseconds timeout,
+  // `tensors`: the type of their device.
+  Channel(std::shared_ptr<collectives::Engine> engine, std::string tensors, std::chrono::milliseconds timeout,
           std::shared_ptr<FirstFailure> failures);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -69,12 +72,15 @@ class Channel {
   void abort(const char* why) const noexcept;
   // One collective at a time. Engines know them by their numbers.
   std::unique_lock<std::mutex> lock() { return std::unique_lock<std::mutex>(mutex_); }
-  void run(const std::vector<Step>& steps, std::chrono::milliseconds timeout);
+  // At a timeout, the error names the collectives of `other`, a channel of the same group, in which ranks wait for this
+  // one: a rank with a tensor of another type of device is there.
+  void run(const std::vector<Step>& steps, std::chrono::milliseconds timeout, const Channel& other);
 
   std::atomic<std::chrono::milliseconds> timeout;
 
  private:
   const std::shared_ptr<collectives::Engine> engine_;
+  const std::string tensors_;
   const std::shared_ptr<FirstFailure> failures_;
   std::mutex mutex_;
   uint64_t num_calls_ = 0;

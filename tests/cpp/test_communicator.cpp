@@ -343,6 +343,27 @@ TEST(a_call_that_one_rank_has_skipped_is_not_combined_with_its_next) {
   });
 }
 
+TEST(who_waits_for_a_rank_and_where_can_be_asked) {
+  in_threads(2, [](Rank& rank) {
+    std::vector<float> value{1};
+    const auto sum = [&] {
+      rank.communicator.all_reduce({kReduced, kTimeout}, {ElementType::kFloat32, Operation::kSum}, input_of(value),
+                                   bytes_of(value));
+    };
+    for (int i = 1; i < 4; ++i) {
+      if (rank.number() == 0) {
+        std::string awaited;
+        while ((awaited = rank.communicator.awaited()).empty()) std::this_thread::yield();
+        CHECK(awaited == "; rank 1: all_reduce SUM of float32");
+      }
+      sum();
+      CHECK(value[0] == static_cast<float>(1 << i));
+      rank.barrier(kTimeout);
+      if (rank.number() == 1) CHECK(rank.communicator.awaited().empty());
+    }
+  });
+}
+
 TEST(a_rank_that_does_not_come_is_named) {
   std::atomic<int> num_raised{0};
   in_threads(3, [&](Rank& rank) {
