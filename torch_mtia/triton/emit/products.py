@@ -16,6 +16,7 @@ from torch_mtia.triton.emit.loops import loop_over
 from torch_mtia.triton.emit.memory import load_lane
 from torch_mtia.triton.emit.strip import Strip
 from torch_mtia.triton.ir.elements import element_size, is_float_element
+from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.ir.ops import pointee_size
 from torch_mtia.triton.lanes import Index, Lane, materialize
@@ -130,7 +131,7 @@ def _of_words(env: Environment, index: Index, words: str) -> list[Index]:
 
 
 def _pack_transposed(env: Environment, step: Pack) -> None:
-    b, lanes, count = env.b, step.nest.lanes, per_word(step.words) if step.words else 1
+    b, lanes, count = env.b, step.nest.lanes, per_word(step.words)
     (packed,) = step.tensors
     value, target = packed.value, packed.target
     row = vector_type(lanes, memory_type(target.element))
@@ -244,7 +245,7 @@ def _left_address(
         return packed
     assert left.op is not None
     pointer = left.op.operands[0]
-    count = integer(per_word(step.words) if step.words else 1, "i32")
+    count = integer(per_word(step.words), "i32")
 
     def in_place(row: Value) -> LeftRow:
         """Where its elements are at equal distances, the index arithmetic is that of the first one."""
@@ -319,41 +320,36 @@ class _Kernel:
         b, step = self.env.b, self.step
         if step.upcoming is None:
             return
-        lines, tiles = step.depth * self._lines_a_row(), step.target.shape[-2] // step.rows
+        lines, tiles = step.depth * self._lines_a_row(step.upcoming), step.target.shape[-2] // step.rows
         share = -(-lines // tiles)
         start = b.mul(b.binary("udiv", row, integer(step.rows, "i32")), integer(share, "i32"))
         after = b.add(first, integer(step.inner, "i32"))
         for number in range(min(share, MOST_FETCHES)):
-            self._fetch_line(column, after, b.add(start, integer(number, "i32")))
+            self._fetch_line(step.upcoming, column, after, b.add(start, integer(number, "i32")))
 
     def _fetch_row(self, column: Value, row: Value) -> None:
         """What is as far after a row of the right operand as memory takes to answer: in the next round, or later."""
         step = self.step
         if step.upcoming is None:
             return
-        rows = per_word(step.words) if step.words else 1
-        bytes_ = rows * step.target.shape[-1] * pointee_size(step.upcoming)
+        bytes_ = per_word(step.words) * step.target.shape[-1] * pointee_size(step.upcoming)
         after = self.env.b.add(row, integer(max(step.inner, FETCH_BYTES // bytes_), "i32"))
-        for line in range(self._lines_a_row()):
-            self._fetch_line(column, after, integer(line, "i32"), level=2)
+        for line in range(self._lines_a_row(step.upcoming)):
+            self._fetch_line(step.upcoming, column, after, integer(line, "i32"), level=2)
 
-    def _lines_a_row(self) -> int:
+    def _lines_a_row(self, load: Op) -> int:
         """Lines of the cache that a row of the upcoming right operand, of numbers or words, takes in memory."""
         step = self.step
-        assert step.upcoming is not None
-        rows = per_word(step.words) if step.words else 1
-        return rows * max(step.vectors * step.lanes * pointee_size(step.upcoming) // CACHE_LINE, 1)
+        return per_word(step.words) * max(step.vectors * step.lanes * pointee_size(load) // CACHE_LINE, 1)
 
-    def _fetch_line(self, column: Value, first: Value, line: Value, level: int = 1) -> None:
+    def _fetch_line(self, load: Op, column: Value, first: Value, line: Value, level: int = 1) -> None:
         """One of those that row `first` of the right operand, and what is after it, takes in memory."""
-        b, step = self.env.b, self.step
-        assert step.upcoming is not None
-        rows, per_line = per_word(step.words) if step.words else 1, CACHE_LINE // pointee_size(step.upcoming)
-        lines_a_row = integer(self._lines_a_row() // rows, "i32")
+        b, step, rows = self.env.b, self.step, per_word(self.step.words)
+        lines_a_row = integer(self._lines_a_row(load) // rows, "i32")
         k = b.add(b.mul(first, integer(rows, "i32")), b.binary("udiv", line, lines_a_row))
-        place = b.mul(b.binary("urem", line, lines_a_row), integer(per_line, "i32"))
+        place = b.mul(b.binary("urem", line, lines_a_row), integer(CACHE_LINE // pointee_size(load), "i32"))
         index = (Lane(k), Lane(b.add(column, place)))
-        address = Strip(self.env, step.sources, index, 0).value(step.upcoming.operands[0]).value
+        address = Strip(self.env, step.sources, index, 0).value(load.operands[0]).value
         b.prefetch(self.env.host_address(address), level)
 
 

@@ -364,8 +364,8 @@ class Scan(Step):
 
 
 def per_word(element: str) -> int:
-    """How many numbers share 32 bits."""
-    return 4 // element_size(element)
+    """How many numbers of a format share a word of 32 bits; 1 if there are no words."""
+    return 4 // element_size(element) if element else 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
