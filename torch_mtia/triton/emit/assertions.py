@@ -18,7 +18,8 @@ def report(b: Builder, message: str, line: int) -> None:
     """Writes the error to the launch's error cell, unless another program was first."""
     if REPORT not in b.functions:
         _define_report(b)
-    text = b.string(message.encode()[: abi.ERROR_CELL_MESSAGE_COUNT - 1])
+    size = abi.ERROR_CELL_MESSAGE_COUNT
+    text = b.string(message.encode()[: size - 1].ljust(size, b"\0"))
     programs = ", ".join(map(str, PROGRAM))
     b.emit(f"call void @{REPORT}(ptr {CONTEXT.ref}, {programs}, i32 {line}, ptr {text.ref})")
 
@@ -34,18 +35,9 @@ def _define_report(b: Builder) -> None:
             for number, program in enumerate(programs):
                 b.store(program, b.offset(cell, abi.ERROR_CELL_PROGRAM + 4 * number), 4)
             b.store(line, b.offset(cell, abi.ERROR_CELL_LINE), 4)
-            head, done, before = b.label("copy"), b.label("copied"), b.block
-            b.jump(head)
-            b.start(head)
-            position, following = b.name(), b.name()
-            b.emit(f"{position} = phi i64 [ 0, %{before} ], [ {following}, %{head} ]")
-            here = Value(position, "i64")
-            character = b.load("i8", b.element_address(text, "i8", here), 1)
-            b.store(character, b.offset(b.offset(cell, abi.ERROR_CELL_MESSAGE), here), 1)
-            b.emit(f"{following} = add i64 {position}, 1")
-            last = b.icmp("eq", character, integer(0, "i8"))
-            b.branch(last, done, head)
-            b.start(done)
+            size = integer(abi.ERROR_CELL_MESSAGE_COUNT, "i64")
+            copied = b.offset(cell, abi.ERROR_CELL_MESSAGE)
+            b.intrinsic("llvm.memcpy.inline.p0.p0.i64", "void", copied, text, size, integer(0, "i1"))
         b.emit("ret void")
 
 

@@ -6,6 +6,9 @@ narrow floating-point numbers arrive as integers, see floats.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch_mtia.triton import floats, vecmath
 from torch_mtia.triton.emit.environment import elementwise
 from torch_mtia.triton.ir.attributes import Bits, Dense, float_bits
@@ -32,27 +35,28 @@ def in_wide(b: Builder, op: Op, operands: list[Value]) -> list[Value]:
 # Integers -------------------------------------------------------------------------------------------------------------
 
 
-@elementwise("arith.addi")
-def _addi(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.add(*operands)
+Method = tuple[Any, ...]  # a function of the builder, and what it takes before the operands
+
+_AS_THEY_ARE: dict[str, Method] = {
+    "arith.addi": (Builder.add,),
+    "arith.subi": (Builder.sub,),
+    "arith.muli": (Builder.mul,),
+    "arith.andi": (Builder.binary, "and"),
+    "arith.ori": (Builder.binary, "or"),
+    "arith.xori": (Builder.binary, "xor"),
+    "arith.maxsi": (Builder.binary_intrinsic, "smax"),
+    "arith.maxui": (Builder.binary_intrinsic, "umax"),
+    "arith.minsi": (Builder.binary_intrinsic, "smin"),
+    "arith.minui": (Builder.binary_intrinsic, "umin"),
+    "arith.select": (Builder.select,),
+}
 
 
-@elementwise("arith.subi")
-def _subi(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.sub(*operands)
-
-
-@elementwise("arith.muli")
-def _muli(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.mul(*operands)
-
-
-_BITWISE = {"arith.andi": "and", "arith.ori": "or", "arith.xori": "xor"}
-
-
-@elementwise(*_BITWISE)
-def _bitwise(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.binary(_BITWISE[op.name], *operands)
+@elementwise(*_AS_THEY_ARE)
+def _as_they_are(b: Builder, op: Op, operands: list[Value]) -> Value:
+    method, *first = _AS_THEY_ARE[op.name]
+    result: Value = method(b, *first, *operands)
+    return result
 
 
 _SHIFTS = {"arith.shli": "shl", "arith.shrsi": "ashr", "arith.shrui": "lshr"}
@@ -125,14 +129,6 @@ def _rounded_division(b: Builder, op: Op, operands: list[Value]) -> Value:
     return b.sub(quotient, step) if op.name == "arith.floordivsi" else b.add(quotient, step)
 
 
-_INTEGER_EXTREMES = {"arith.maxsi": "smax", "arith.maxui": "umax", "arith.minsi": "smin", "arith.minui": "umin"}
-
-
-@elementwise(*_INTEGER_EXTREMES)
-def _integer_extreme(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.binary_intrinsic(_INTEGER_EXTREMES[op.name], *operands)
-
-
 @elementwise("math.absi")
 def _absi(b: Builder, op: Op, operands: list[Value]) -> Value:
     (value,) = operands
@@ -183,25 +179,6 @@ def _cmpi(b: Builder, op: Op, operands: list[Value]) -> Value:
 
 # Floating-point numbers -----------------------------------------------------------------------------------------------
 
-_FLOAT_ARITHMETIC = {"arith.addf": "fadd", "arith.subf": "fsub", "arith.mulf": "fmul"}
-
-
-@elementwise(*_FLOAT_ARITHMETIC)
-def _float_arithmetic(b: Builder, op: Op, operands: list[Value]) -> Value:
-    left, right = in_wide(b, op, operands)
-    result = b.binary(_FLOAT_ARITHMETIC[op.name], left, right)
-    return floats.narrow(b, result, result_element(op))
-
-
-@elementwise("arith.divf", "tt.precise_divf", "tt.approx_divf")
-def _divf(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return floats.narrow(b, b.fdiv(*in_wide(b, op, operands)), result_element(op))
-
-
-@elementwise("arith.remf")
-def _remf(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return floats.narrow(b, vecmath.call(b, "fmod", *in_wide(b, op, operands)), result_element(op))
-
 
 @elementwise("arith.negf")
 def _negf(b: Builder, op: Op, operands: list[Value]) -> Value:
@@ -245,9 +222,25 @@ def extreme(b: Builder, name: str, left: Value, right: Value) -> Value:
     return b.select(b.fcmp("uno", left, right), b.binary("fadd", left, right), chosen)
 
 
-@elementwise(*_FLOAT_EXTREMES)
-def _float_extreme(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return floats.narrow(b, extreme(b, op.name, *in_wide(b, op, operands)), result_element(op))
+_IN_WIDE: dict[str, Method] = {
+    "arith.addf": (Builder.binary, "fadd"),
+    "arith.subf": (Builder.binary, "fsub"),
+    "arith.mulf": (Builder.binary, "fmul"),
+    **dict.fromkeys(("arith.divf", "tt.precise_divf", "tt.approx_divf"), (Builder.binary, "fdiv")),
+    "arith.remf": (vecmath.call, "fmod"),
+    **{name: (extreme, name) for name in _FLOAT_EXTREMES},
+    **{
+        f"math.{name}": (vecmath.call, name)
+        for name in ("ceil", "floor", "cos", "sin", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "tanh")
+    },
+    "tt.precise_sqrt": (vecmath.call, "sqrt"),
+}
+
+
+@elementwise(*_IN_WIDE)
+def _in_wide(b: Builder, op: Op, operands: list[Value]) -> Value:
+    method, *first = _IN_WIDE[op.name]
+    return floats.narrow(b, method(b, *first, *in_wide(b, op, operands)), result_element(op))
 
 
 @elementwise("tt.clampf")
@@ -263,11 +256,6 @@ def _cmpf(b: Builder, op: Op, operands: list[Value]) -> Value:
     return b.fcmp(FLOAT_PREDICATES[op.attributes["predicate"]], *in_wide(b, op, operands))
 
 
-@elementwise("arith.select")
-def _select(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.select(*operands)
-
-
 @elementwise("math.fma")
 def _fma(b: Builder, op: Op, operands: list[Value]) -> Value:
     element = result_element(op)
@@ -275,20 +263,6 @@ def _fma(b: Builder, op: Op, operands: list[Value]) -> Value:
         wide = [floats.convert(b, value, element, "f64") for value in operands]
         return floats.convert(b, vecmath.call(b, "fma", *wide), "f64", element)
     return vecmath.call(b, "fma", *operands)
-
-
-_MATH = {
-    **{
-        f"math.{name}": name
-        for name in ["ceil", "floor", "cos", "sin", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "tanh"]
-    },
-    "tt.precise_sqrt": "sqrt",
-}
-
-
-@elementwise(*_MATH)
-def _math(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return floats.narrow(b, vecmath.call(b, _MATH[op.name], *in_wide(b, op, operands)), result_element(op))
 
 
 @elementwise("tt.extern_elementwise")
@@ -314,19 +288,17 @@ def _inline_asm(b: Builder, op: Op, operands: list[Value]) -> Value:
 # Casts ----------------------------------------------------------------------------------------------------------------
 
 
-@elementwise("arith.extsi")
-def _extsi(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.sext(operands[0], llvm_element(result_element(op)))
+_CASTS: dict[str, Callable[[Builder, Value, str], Value]] = {
+    "arith.extsi": Builder.sext,
+    "arith.extui": Builder.zext,
+    "arith.trunci": Builder.trunc,
+    **dict.fromkeys(("arith.bitcast", "tt.bitcast"), Builder.bitcast),
+}
 
 
-@elementwise("arith.extui")
-def _extui(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.zext(operands[0], llvm_element(result_element(op)))
-
-
-@elementwise("arith.trunci")
-def _trunci(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.trunc(operands[0], llvm_element(result_element(op)))
+@elementwise(*_CASTS)
+def _cast(b: Builder, op: Op, operands: list[Value]) -> Value:
+    return _CASTS[op.name](b, operands[0], llvm_element(result_element(op)))
 
 
 @elementwise("arith.index_cast", "arith.index_castui")
@@ -387,11 +359,6 @@ def _float_cast(b: Builder, op: Op, operands: list[Value]) -> Value:
 def _fp_to_fp(b: Builder, op: Op, operands: list[Value]) -> Value:
     toward_zero = op.attributes.get("rounding") == 0
     return floats.convert(b, operands[0], source_element(op), result_element(op), toward_zero)
-
-
-@elementwise("arith.bitcast", "tt.bitcast")
-def _bitcast(b: Builder, op: Op, operands: list[Value]) -> Value:
-    return b.bitcast(operands[0], llvm_element(result_element(op)))
 
 
 @elementwise("tt.ptr_to_int", "tt.int_to_ptr")
