@@ -15,7 +15,7 @@
 #include "../device/MTIAHooks.h"
 #include "../runtime/loader.h"
 #include "bindings.h"
-#include "frames.h"
+#include "place.h"
 
 namespace py = pybind11;
 

@@ -1,5 +1,3 @@
-#include "../sanitizer/Sanitizer.h"
-
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -13,8 +11,8 @@
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAStream.h"
 #include "../runtime/loader.h"
+#include "../sanitizer/Sanitizer.h"
 #include "bindings.h"
-#include "frames.h"
 #include "place.h"
 
 namespace torch_mtia {
