@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "../core/Waits.h"
-#include "CommonDevice.h"
 #include "HostAlias.h"
 #include "Launch.h"
 

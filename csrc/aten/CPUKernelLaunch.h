@@ -15,8 +15,8 @@
 
 #include "../device/AllocationScopes.h"
 #include "Cost.h"
+#include "HostAlias.h"
 #include "InFloat32.h"
-#include "ListNumbers.h"
 #include "Operator.h"
 #include "OwnedArguments.h"
 #include "Shapes.h"

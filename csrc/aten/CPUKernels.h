@@ -66,6 +66,9 @@ at::Tensor weight_int8pack_mm(const at::Tensor& self, const at::Tensor& mat2, co
 at::Tensor& histc_out(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max,
                       at::Tensor& hist);
 
+// Whether oneDNN has instructions for a dtype: the answer of one of the operators that PyTorch has for such questions.
+bool onednn_has(const char* question);
+
 // How long a product of (..., rows, inner) by (..., inner, columns) takes on one thread. Raises for two dtypes.
 uint64_t product_cost(const at::Tensor& left, const at::Tensor& right);
 

@@ -14,7 +14,6 @@
 #include "../device/MTIACachingAllocator.h"
 #include "HostAlias.h"
 #include "Launch.h"
-#include "SeedGuard.h"
 #include "Sparse.h"
 
 namespace torch_mtia {

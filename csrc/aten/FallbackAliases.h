@@ -1,17 +1,24 @@
 // The values of a call that falls back, as the CPU kernel takes them: see Note [Fallback] in Fallback.cpp.
 #pragma once
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
 #include <optional>
 #include <span>
 
 #include "../core/Operands.h"
+#include "../device/MTIAGenerator.h"
 #include "../runtime/mtia_runtime.h"
-#include "ByteRange.h"
 
 namespace torch_mtia {
 
@@ -27,6 +34,27 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) for_each_tensor(element, visit);
   }
+}
+
+// A part of a storage.
+struct ByteRange {
+  size_t begin = 0;
+  size_t end = 0;
+
+  bool empty() const { return begin == end; }
+  bool contains(const ByteRange& other) const { return begin <= other.begin && other.end <= end; }
+  void extend(const ByteRange& other) {
+    if (other.empty()) return;
+    *this = empty() ? other : ByteRange{std::min(begin, other.begin), std::max(end, other.end)};
+  }
+};
+
+// From the lowest to the highest byte of the elements.
+inline ByteRange range_of(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  const size_t itemsize = tensor.itemsize();
+  const size_t begin = static_cast<size_t>(tensor.storage_offset()) * itemsize;
+  return {begin, begin + at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), itemsize)};
 }
 
 // What a kernel does with an argument.
@@ -106,6 +134,43 @@ class FallbackAliases {
   c10::SmallVector<TensorAlias, 4> tensors_;
   c10::SmallVector<c10::Storage, 1> host_storages_;  // of arguments on the CPU
   std::span<const c10::IValue> results_;
+};
+
+// What lets a CPU kernel without an argument for a generator draw the numbers of the device.
+
+inline uint64_t mix(uint64_t seed, uint64_t offset) {  // splitmix64's finalizer
+  uint64_t x = seed + 0x9e3779b97f4a7c15ULL * (offset + 1);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+// A seed for one draw of an mtia generator, which moves on behind it.
+inline uint64_t draw_seed(const at::Generator& generator) {
+  const auto [seed, offset] = reserve(generator, 1);
+  return mix(seed, offset);
+}
+
+// The CPU's default generator, with another seed while this lives. Its mutex guards each step, and cannot be held in
+// between: the kernel takes it to draw. What another thread draws on the CPU meanwhile is drawn of this seed.
+class DefaultCPUSeedGuard {
+ public:
+  explicit DefaultCPUSeedGuard(uint64_t seed) : seed_(seed), generator_(at::detail::getDefaultCPUGenerator()) {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_ = generator_.get_state();
+    generator_.set_current_seed(seed);
+  }
+  ~DefaultCPUSeedGuard() {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    if (generator_.current_seed() == seed_) generator_.set_state(state_);  // else somebody has seeded it meanwhile
+  }
+  DefaultCPUSeedGuard(const DefaultCPUSeedGuard&) = delete;
+  DefaultCPUSeedGuard& operator=(const DefaultCPUSeedGuard&) = delete;
+
+ private:
+  const uint64_t seed_;
+  at::Generator generator_;
+  at::Tensor state_;
 };
 
 }  // namespace torch_mtia

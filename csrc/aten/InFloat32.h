@@ -4,8 +4,8 @@
 // 16-bit numbers are accumulated in float32 and the result is rounded once. Many of ATen's CPU kernels accumulate in
 // the dtype of their operands instead: 8,192 ones add up to 256 in bfloat16. Such a kernel gets float32 copies of its
 // 16-bit operands and outputs, made in the work item. Kernels of our own serve where the copies would be too large or
-// too slow, or where the CPU's kernel for float32 is not deterministic: RowSums.h and layer_norm_backward. A call that
-// falls back gets the same copies (Fallback.cpp).
+// too slow, or where the CPU's kernel for float32 is not deterministic: sum_rows (ScatteredSums.cpp) and
+// layer_norm_backward. A call that falls back gets the same copies (Fallback.cpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>

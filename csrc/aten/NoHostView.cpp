@@ -8,8 +8,8 @@
 #include <ATen/ops/empty.h>
 
 #include "CPUKernels.h"
+#include "Fallback.h"
 #include "Launch.h"
-#include "NoHostView.h"
 #include "ShapeFunctions.h"
 
 namespace torch_mtia {

@@ -2,10 +2,15 @@
 // share, and with the dtypes that its CPU kernel is known to take.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <string_view>
 
+#include "../device/DeviceType.h"
+#include "../device/MTIAFunctions.h"
 #include "OperatorDtypes.h"
 #include "OperatorTraits.h"
 
@@ -48,6 +53,52 @@ struct Operator {
   OperatorTraits traits;
   const uint64_t* known_dtypes = nullptr;
   size_t num_known_dtypes = 0;
+};
+
+// The device that an operator runs on: the one of its arguments. Raises what CUDA raises if there are several.
+class CommonDevice {
+ public:
+  // `operator_name` is referred to.
+  CommonDevice(std::string_view operator_name, bool takes_host_tensors, bool writes_host_tensors)
+      : name_(operator_name),
+        // Operators from outside of ATen decide themselves.
+        is_checked_(name_.starts_with("aten::")),
+        takes_host_tensors_(takes_host_tensors),
+        writes_host_tensors_(writes_host_tensors) {}
+
+  void add(const at::Tensor& tensor, bool is_written) { add(tensor.device(), tensor.dim(), is_written); }
+  // A tensor on the CPU of no dimensions is a number, unless it is written.
+  void add(c10::Device device, int64_t dim, bool is_written) {
+    if (is_ours(device)) {
+      if (device_) check(device);
+      device_ = device;
+      if (host_) check(*host_);
+    } else if (is_checked_ && (is_written ? !writes_host_tensors_ : dim > 0 && !takes_host_tensors_)) {
+      host_ = device;
+      if (device_) check(device);
+    }
+  }
+  void add(c10::Device device) {
+    if (!device_ && is_ours(device)) {
+      device_ = device.has_index() ? device : c10::Device(device_type(), current_device());
+    }
+  }
+  c10::Device get() const { return device_.value_or(c10::Device(device_type(), current_device())); }
+  // Where generators must be: tensors of the CPU may be here because of their generator alone.
+  c10::Device of_generators() const { return !device_ && host_ ? *host_ : get(); }
+
+ private:
+  void check(c10::Device other) const {
+    TORCH_CHECK(other == *device_, "Expected all tensors to be on the same device, but found at least two devices, ",
+                *device_, " and ", other, "! (when running ", name_, ")");
+  }
+
+  std::string_view name_;
+  bool is_checked_;
+  bool takes_host_tensors_;
+  bool writes_host_tensors_;
+  std::optional<c10::Device> device_;
+  std::optional<c10::Device> host_;
 };
 
 }  // namespace torch_mtia

@@ -19,7 +19,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "PooledAlias.h"
+#include "HostAlias.h"
 
 namespace torch_mtia {
 

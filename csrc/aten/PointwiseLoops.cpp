@@ -1,5 +1,3 @@
-#include "PointwiseLoops.h"
-
 #include <ATen/Dispatch.h>
 #include <ATen/native/BinaryOps.h>
 #include <ATen/native/Math.h>
@@ -10,6 +8,7 @@
 #include <type_traits>
 
 #include "../processor/vectorized.h"
+#include "Pointwise.h"
 
 namespace torch_mtia {
 namespace {

@@ -8,7 +8,7 @@
 #include <complex>
 
 #include "../aten/Dtypes.h"
-#include "../aten/FallbackControl.h"
+#include "../aten/Fallback.h"
 #include "../core/Driver.h"
 #include "../core/Waits.h"
 #include "../device/DeviceType.h"

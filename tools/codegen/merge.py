@@ -145,7 +145,7 @@ class Stub:
     casts: str
     """Which operands the CPU's iterator of the operator casts: of `CASTS`."""
     loop: str | None
-    """The loop in csrc/aten/PointwiseLoops.h that runs in place of the stub's own."""
+    """The loop in csrc/aten/PointwiseLoops.cpp that runs in place of the stub's own."""
     old_bytes: tuple[OldBytes, ...] = ()
     """Of its first inputs; empty: they are read."""
 

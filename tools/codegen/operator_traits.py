@@ -57,7 +57,7 @@ def no_host_view_source(functions: Mapping[str, str]) -> str:
 // Generated from the rows with `without_host_view` in yaml/native_functions.yaml.
 #include <torch/library.h>
 
-#include "aten/NoHostView.h"
+#include "aten/Fallback.h"
 #include "device/DeviceType.h"
 
 MTIA_LIBRARY_IMPL(aten, kNoHostView, m) {{

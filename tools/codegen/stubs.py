@@ -32,7 +32,6 @@ def stubs_source(stubs: Iterable[Stub]) -> str:
 {includes}
 
 #include "Pointwise.h"
-#include "PointwiseLoops.h"
 #include "device/DeviceType.h"
 
 namespace at::native {{
