@@ -151,7 +151,7 @@ def test_a_tensor_without_memory_is_refused(device: torch.device) -> None:
     with FakeTensorMode():
         fake = torch.zeros(4, device=device)
     for y in (freed, fake):
-        with pytest.raises(ValueError, match="argument 'y': .* a tensor without memory, as fake ones are"):
+        with pytest.raises(ValueError, match=r"argument 'y': .* a tensor without memory, as fake ones are"):
             add_kernel[(1,)](x, y, x, 4, BLOCK=4)
 
 
