@@ -168,7 +168,7 @@ wheels-aarch64: build-aarch64 $(VENV)/wheels  ## build a wheel for aarch64 and P
 test-privateuse1: $(BUILT) $(VENV)/test  ## run the Python tests with the device under the name acme
 	rm -rf tests_acme
 	cp -r tests tests_acme
-	perl -pi -e 's/\bmtia\b(?!\.host_runtime|\/)/acme/g; s/\bis_mtia\b/is_acme/g; s/\b(Autograd|Autocast)?MTIA\b/$$1PrivateUse1/g' tests_acme/*.py tests_acme/sanitizer/*.py
+	perl -pi -e 's/\bfrom tests\.every_kind\b/from tests_acme.every_kind/; s/\bmtia\b(?!\.host_runtime|\/)/acme/g; s/\bis_mtia\b/is_acme/g; s/\b(Autograd|Autocast)?MTIA\b/$$1PrivateUse1/g' tests_acme/*.py tests_acme/sanitizer/*.py
 	TORCH_MTIA_PRIVATEUSE1=acme $(BIN)/python -m pytest -n $(MAX_JOBS) --dist loadfile tests_acme
 	rm -rf tests_acme
 

@@ -266,6 +266,7 @@ def test_other_accelerators_are_found_by_their_files(
     assert torch_mtia._other() == expected
 
 
+@pytest.mark.in_tree("another name is no device before torch_mtia is there")
 def test_warnings_that_are_errors_do_not_fail_the_import(run_python: RunPython) -> None:
     script = "import torch; print('imported'); torch.mtia.synchronize()"
     finished = run_python("-W", "error::UserWarning", "-c", script, TORCH_MTIA_DEVICES="abc")

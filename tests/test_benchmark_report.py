@@ -12,6 +12,8 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import report
 
+pytestmark = pytest.mark.in_tree("reports of benchmarks name mtia")
+
 ENVIRONMENT = {
     "date": "2026-01-31",
     "cores": "2",

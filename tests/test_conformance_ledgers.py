@@ -18,6 +18,7 @@ def test_the_ledgers_of_the_package_are_valid(path: Path) -> None:
     assert Ledger(path).entries is not None
 
 
+@pytest.mark.in_tree("the package's ledgers are named after devices")
 def test_expected_failures_of_the_device_name_their_message() -> None:
     """Otherwise any other error would count as the expected one."""
     failing = [entry for entry in Ledger(FOLDER / "mtia.yaml").entries if entry.outcome == "xfail"]
@@ -210,6 +211,7 @@ def test_a_proposal_drops_what_passes_and_keeps_the_rest(tmp_path: Path) -> None
     assert ledger.proposal(tests) == "# a head\n- tests: a/c\n  outcome: xfail\n  kind: error\n  reason: x\n"
 
 
+@pytest.mark.in_tree("the package's ledgers are named after devices")
 def test_a_proposal_excepts_what_passes_from_an_included_ledger_too(tmp_path: Path) -> None:
     test = "operators/bits/H/complex32"
     row = f"{{tests: {test}, outcome: xfail, kind: wrong, reason: x}}"

@@ -96,6 +96,7 @@ def test_a_wrong_setting_leaves_programs_alone_that_do_not_use_the_device(run_sc
     assert finished.stderr.count(message) == 1
 
 
+@pytest.mark.in_tree("another name is no device before torch_mtia is there")
 @pytest.mark.parametrize(
     "use", ["torch.ones(1, device='mtia')", "torch.mtia.set_device(0)", "torch.mtia.synchronize()"]
 )

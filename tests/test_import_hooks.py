@@ -69,6 +69,7 @@ def test_it_is_prepared_at_once_for_what_is_imported() -> None:
     assert importlib.import_module("first").prepared == ["prepared"] * 2
 
 
+@pytest.mark.in_tree("another name needs rows of its own")
 def test_import_torch_imports_what_its_own_modules_need(run_script: RunScript) -> None:
     """Tables of replacements in other modules, and what the package offers beside the device, come with their use."""
     script = "import sys, torch; print(*sorted(name for name in sys.modules if name.startswith('torch_mtia.')))"

@@ -28,6 +28,7 @@ for thread in map(int, os.listdir("/proc/self/task")):
 """
 
 
+@pytest.mark.in_tree("the device's threads are called mtia")
 @pytest.mark.skipif(len(CORES) < 2, reason="one core is everybody's")
 def test_helpers_may_run_on_any_core_but_that_of_their_executor(run_script: RunScript) -> None:
     program, *threads = run_script(PRODUCTS).output().splitlines()

@@ -223,6 +223,6 @@ def test_compiled_files_of_the_template_are_left_out(tmp_path: Path, monkeypatch
     (template / "tests" / "__pycache__").mkdir(exist_ok=True)
     (template / "tests" / "__pycache__" / "test.pyc").write_bytes(b"\xa7\r\r\n")
     monkeypatch.setattr(new_backend, "TEMPLATE", template)
-    written = new_backend.write("acme", tmp_path / "made")
-    assert tmp_path / "made" / "tests" / "test_acme.py" in written
+    written = new_backend.write("vendor", tmp_path / "made")
+    assert tmp_path / "made" / "tests" / "test_vendor.py" in written
     assert not list((tmp_path / "made").rglob("__pycache__"))

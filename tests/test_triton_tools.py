@@ -96,6 +96,7 @@ def test_autotuning_says_what_it_chose(run_script: RunScript, tmp_path: Path) ->
     assert re.search(r"best config selected: BLOCK: (64|1024),", finished.output())
 
 
+@pytest.mark.in_tree("Triton's backend is called mtia, whatever the device is")
 def test_proton_has_no_backend_for_the_device(run_script: RunScript) -> None:
     printed = run_script("""
         import torch
