@@ -188,13 +188,26 @@ def calls_do_not_fit(rank: int) -> None:
     with raises("broadcast of Float with root 1"):
         dist.broadcast(x, 1 if last else 0)
         torch.accelerator.synchronize()
+    y = torch.zeros(10 * SIZE, device=D)
+    with raises("disagree on sizes"):
+        dist.all_gather_into_tensor(y[: 9 * SIZE] if last else y, x[:9] if last else x)
+        torch.accelerator.synchronize()
+    with raises("disagree on sizes"):
+        dist.reduce_scatter_tensor(x[:9] if last else x, y[: 9 * SIZE] if last else y)
+        torch.accelerator.synchronize()
+    with raises(f"disagree on sizes: rank {SIZE - 1} gives 8 bytes to rank 0, which expects 12"):
+        dist.all_to_all_single(y[:9], x[:9], [3, 3, 3], [2, 3, 4] if last else [3, 3, 3])
+        torch.accelerator.synchronize()
+    assert y.tolist() == [0.0] * 10 * SIZE
     assert x.tolist() == [1.0] * 10
     all_reduce(x)
     assert x.tolist() == [float(SIZE)] * 10
 
 
-def test_calls_that_do_not_fit_raise_on_all_ranks_and_write_nothing(ranks: Ranks) -> None:
-    ranks.run(calls_do_not_fit)
+@pytest.mark.parametrize("machines", ["aaa", "aab", "abc"])  # of the ranks
+def test_calls_that_do_not_fit_raise_on_all_ranks_and_write_nothing(machines: str) -> None:
+    with Ranks(SIZE, "mtia", environ=[{"TORCH_MTIA_MACHINE": machine} for machine in machines]) as ranks:
+        ranks.run(calls_do_not_fit)
 
 
 def is_called_wrongly(_: int) -> None:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,12 +38,6 @@ void copy_bytes(std::byte* to, const std::byte* from, size_t num_bytes) {
   if (to != from && num_bytes > 0) std::memmove(to, from, num_bytes);
 }
 
-// Another rank has written the text: its end is not taken for granted.
-template <size_t size>
-std::string text_of(const char (&text)[size]) {
-  return {text, strnlen(text, size)};
-}
-
 std::vector<uint64_t> sizes_of(const auto& buffers) {
   std::vector<uint64_t> sizes;
   for (const auto& buffer : buffers) sizes.push_back(buffer.num_bytes);
@@ -54,7 +47,7 @@ std::vector<uint64_t> sizes_of(const auto& buffers) {
 }  // namespace
 
 size_t Communicator::announcement_bytes(int size) {
-  return round_up(sizeof(Announcement) + 2 * size * sizeof(uint64_t));
+  return round_up(Announcement::num_bytes(size));
 }
 
 size_t Communicator::rounds_bytes(int size) {
@@ -75,7 +68,7 @@ Communicator::Control& Communicator::control(int rank) const {
   return *reinterpret_cast<Control*>(team_->memory(rank));
 }
 
-Communicator::Announcement& Communicator::announced(int rank, uint64_t round) const {
+Announcement& Communicator::announced(int rank, uint64_t round) const {
   return *reinterpret_cast<Announcement*>(team_->memory(rank) + sizeof(Control) +
                                           (round % 2) * announcement_bytes(size()));
 }
@@ -94,11 +87,11 @@ void Communicator::run(const Plan& plan, const Fill& fill, const Read& read) {
     uint64_t num_rounds = 1;
     for (uint64_t i = 0; i < num_rounds; ++i) {
       ++round_;
-      if (i == 0) announce(plan);
+      if (i == 0) announced(rank(), round_).set(plan.call, plan.reduction, plan.to, plan.from);
       fill(i);
       post_and_wait(deadline);
       if (i == 0) {
-        num_rounds = agree(plan.area) + plan.num_further_rounds;
+        num_rounds = agree(plan) + plan.num_further_rounds;
         for (int peer = 0; peer < size(); ++peer) factors_[peer] = announced(peer, round_).reduction.factor;
       }
       read(i);
@@ -116,15 +109,6 @@ bool Communicator::is_valid() const {
     if (ahead > (peer == rank() ? 0 : 1)) return false;
   }
   return true;
-}
-
-void Communicator::announce(const Plan& plan) {
-  Announcement& own = announced(rank(), round_);
-  own.signature = plan.call.signature;
-  own.is_reduction = plan.reduction.has_value();
-  own.reduction = plan.reduction.value_or(Reduction{});
-  std::copy(plan.to.begin(), plan.to.end(), own.bytes);
-  std::copy(plan.from.begin(), plan.from.end(), own.bytes + size());
 }
 
 void Communicator::post_and_wait(const Deadline& deadline) {
@@ -147,55 +131,23 @@ void Communicator::post_and_wait(const Deadline& deadline) {
   team_->wait(all_are_here, missing, deadline);
 }
 
-std::string Communicator::call_of(int rank, uint64_t round) const {
-  const Announcement& theirs = announced(rank, round);
-  std::ostringstream text;
-  text << "; rank " << team_->members()[rank] << ": " << text_of(theirs.signature.collective);
-  if (theirs.is_reduction) text << " " << name_of(theirs.reduction.operation);
-  if (theirs.signature.dtype[0] != 0) text << " of " << text_of(theirs.signature.dtype);
-  if (theirs.signature.root >= 0) text << " with root " << theirs.signature.root;
-  if (theirs.signature.number != 0) text << " (call " << theirs.signature.number << ")";
-  return text.str();
-}
-
 std::string Communicator::awaited() {
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock) return "";
   std::string text;
   // Between calls, a rank that is ahead has announced the call of that round, and waits there.
   for (int peer = 0; peer < size(); ++peer) {
-    if (control(peer).posted.load() > round_) text += call_of(peer, round_ + 1);
+    if (control(peer).posted.load() > round_) text += call_of(announced(peer, round_ + 1), team_->members()[peer]);
   }
   return text;
 }
 
-uint64_t Communicator::agree(size_t area) const {
-  const Announcement& first = announced(0, round_);
-  for (int rank = 1; rank < size(); ++rank) {
-    const Announcement& theirs = announced(rank, round_);
-    if (std::memcmp(&theirs.signature, &first.signature, sizeof(Signature)) == 0 &&
-        theirs.reduction.type == first.reduction.type && theirs.reduction.operation == first.reduction.operation) {
-      continue;
-    }
-    std::string text = "the ranks have called different collectives";
-    for (int each = 0; each < size(); ++each) text += call_of(each, round_);
-    throw MismatchError(text);
-  }
-  size_t most = 0;
-  for (int giver = 0; giver < size(); ++giver) {
-    for (int taker = 0; taker < size(); ++taker) {
-      const uint64_t given = announced(giver, round_).bytes[taker];
-      const uint64_t expected = announced(taker, round_).bytes[size() + giver];
-      if (given != expected) {
-        std::ostringstream text;
-        text << "the ranks disagree on sizes: rank " << team_->members()[giver] << " gives " << given
-             << " bytes to rank " << team_->members()[taker] << ", which expects " << expected;
-        throw MismatchError(text.str());
-      }
-      if (giver != taker || size() == 1) most = std::max(most, given);
-    }
-  }
-  return std::max<uint64_t>(1, (most + area - 1) / area);
+uint64_t Communicator::agree(const Plan& plan) const {
+  std::vector<const Announcement*> announcements;
+  for (int each = 0; each < size(); ++each) announcements.push_back(&announced(each, round_));
+  if (!plan.call.may_differ) check_same_calls(announcements, team_->members());
+  const uint64_t most = agree_on_sizes(announcements, team_->members());
+  return std::max<uint64_t>(1, (most + plan.area - 1) / plan.area);
 }
 
 void Communicator::multicast(const Call& call, Input input, std::span<const uint64_t> to,

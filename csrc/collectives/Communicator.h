@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "Announcement.h"
 #include "Engine.h"
 #include "Messages.h"
 #include "Team.h"
@@ -51,13 +52,6 @@ class Communicator final : public Engine {
   void abort(const std::string& reason) noexcept override { team_->give_up(reason); }
 
  private:
-  // What a rank says in its first round.
-  struct Announcement {
-    Signature signature;
-    bool is_reduction;
-    Reduction reduction;
-    uint64_t bytes[];  // that it gives to each rank, then those that it expects of each
-  };
   struct Control {
     alignas(64) std::atomic<uint64_t> posted;  // rounds
   };
@@ -81,14 +75,11 @@ class Communicator final : public Engine {
   // fill(i) and read(i) do this rank's part of the call's round i, which is round_ of the group.
   template <typename Fill, typename Read>
   void run(const Plan& plan, const Fill& fill, const Read& read);
-  void announce(const Plan& plan);
-  // What a rank has announced in a round: "; rank 1: all_reduce SUM of Float (call 3)".
-  std::string call_of(int rank, uint64_t round) const;
   // At the end of a call, with the mutex: each rank has posted this round, and none is further than the next one.
   bool is_valid() const;
   void post_and_wait(const Deadline& deadline);
   // The rounds that all need. Raises MismatchError.
-  uint64_t agree(size_t area) const;
+  uint64_t agree(const Plan& plan) const;
   // An area of this rank's buffer for each of the others.
   void fill_areas(std::span<const Input> inputs, size_t area, uint64_t round);
 

@@ -70,6 +70,7 @@ struct Signature {
 struct Call {
   Signature signature;
   Timeout timeout;
+  bool may_differ = false;  // the signatures of the ranks: the caller compares them
 };
 
 // What a rank asks for in a reduction.

@@ -9,9 +9,11 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
 
+#include "../collectives/Announcement.h"
 #include "../collectives/Communicator.h"
 
 namespace torch_mtia {
@@ -34,9 +36,10 @@ at::Tensor tensor_of(const std::byte* data, size_t num_bytes) {
   return at::from_blob(const_cast<std::byte*>(data), {static_cast<int64_t>(num_bytes)}, at::kByte);
 }
 
-std::vector<int64_t> sizes_of(const auto& buffers) {
-  std::vector<int64_t> sizes;
-  for (const auto& buffer : buffers) sizes.push_back(static_cast<int64_t>(buffer.num_bytes));
+template <typename Number = int64_t>
+std::vector<Number> sizes_of(const auto& buffers) {
+  std::vector<Number> sizes;
+  for (const auto& buffer : buffers) sizes.push_back(static_cast<Number>(buffer.num_bytes));
   return sizes;
 }
 
@@ -138,6 +141,8 @@ class NetworkEngine final : public collectives::Engine {
   }
 
   void all_reduce(const Call& call, const Reduction& reduction, Input input, std::byte* result) override {
+    const std::vector<uint64_t> num_bytes(size(), input.num_bytes);
+    agree(call, reduction, num_bytes, num_bytes);
     const size_t count = input.num_bytes / size_of(reduction.type);
     const Reduction between{collectives::widened(reduction.type), reduction.operation};
     const Bytes sum = sum_within(call, reduction, input);
@@ -157,6 +162,8 @@ class NetworkEngine final : public collectives::Engine {
   // The first rank of a machine gets from each other one the parts of its machine's ranks, reduced there.
   void reduce_scatter(const Call& call, const Reduction& reduction, std::span<const Input> inputs,
                       std::byte* result) override {
+    const std::vector<uint64_t> num_bytes(size(), inputs[rank()].num_bytes);
+    agree(call, reduction, sizes_of<uint64_t>(inputs), num_bytes);
     const Reduction between{collectives::widened(reduction.type), reduction.operation};
     std::vector<Input> given;
     std::vector<int64_t> sizes;  // of the machines' parts, as they are reduced
@@ -187,6 +194,7 @@ class NetworkEngine final : public collectives::Engine {
 
   void multicast(const Call& call, Input input, std::span<const uint64_t> to,
                  std::span<const Output> outputs) override {
+    agree(call, std::nullopt, to, sizes_of<uint64_t>(outputs));
     const int root = call.signature.root;
     if (root < 0) return gather_all(call, input, outputs);
     // From the root to all, or from all to the root. What another rank has to do with it says which.
@@ -197,20 +205,17 @@ class NetworkEngine final : public collectives::Engine {
     }
     std::vector<Input> inputs;
     for (const uint64_t num_bytes : to) inputs.push_back({input.data, num_bytes});
-    if (sum_of(sizes_of(inputs)) + sum_of(sizes_of(outputs)) > 0) exchange(call, inputs, outputs);
+    if (sum_of(sizes_of(inputs)) + sum_of(sizes_of(outputs)) > 0) exchange_all(call, inputs, outputs);
   }
 
   void exchange(const Call& call, std::span<const Input> inputs, std::span<const Output> outputs) override {
-    const std::vector<int64_t> taken_sizes = sizes_of(outputs);
-    const Bytes given = joined(inputs), taken = bytes(sum_of(taken_sizes));
-    exchange_parts(*all_, given.get(), sizes_of(inputs), taken.get(), taken_sizes, call.timeout);
-    split(taken.get(), outputs);
+    agree(call, std::nullopt, sizes_of<uint64_t>(inputs), sizes_of<uint64_t>(outputs));
+    exchange_all(call, inputs, outputs);
   }
 
   void barrier(const Call& call) override {
-    c10d::BarrierOptions options;
-    options.timeout = call.timeout;
-    all_->barrier(options)->wait();
+    const std::vector<uint64_t> none(size(), 0);
+    agree(call, std::nullopt, none, none);
   }
 
   std::shared_ptr<collectives::Message> send(Input input, int destination, int64_t tag) override {
@@ -241,6 +246,29 @@ class NetworkEngine final : public collectives::Engine {
  private:
   bool is_first() const { return between_ != nullptr; }
   const std::vector<int>& members() const { return members_of_[machine_]; }
+
+  // Each rank has all announcements before data move: gloo ends a process that is sent more than it expects. Raises
+  // MismatchError, on all ranks.
+  void agree(const Call& call, const std::optional<Reduction>& reduction, std::span<const uint64_t> to,
+             std::span<const uint64_t> from) {
+    using collectives::Announcement;
+    if (reduction) collectives::check_defined(reduction->type, reduction->operation, reduction->factor);
+    const size_t num_bytes = Announcement::num_bytes(size());
+    const Bytes own = std::make_unique<std::byte[]>(num_bytes), all = bytes(num_bytes * size());
+    reinterpret_cast<Announcement*>(own.get())->set(call, reduction, to, from);
+    std::vector<Output> outputs;
+    std::vector<const Announcement*> announcements;
+    std::vector<int> ranks;
+    for (int each = 0; each < size(); ++each) {
+      outputs.push_back({all.get() + each * num_bytes, num_bytes});
+      announcements.push_back(reinterpret_cast<const Announcement*>(outputs.back().data));
+      ranks.push_back(each);
+    }
+    gather_all({call.signature, call.timeout, /*may_differ=*/true}, {own.get(), num_bytes}, outputs);
+    check_same_calls(announcements, ranks);
+    agree_on_sizes(announcements, ranks);
+  }
+
   // From the member with this index to all of the machine.
   void broadcast_within(const Call& call, int root, Output memory) {
     const std::vector<uint64_t> to(members().size(), index_ == root ? memory.num_bytes : 0);
@@ -251,7 +279,6 @@ class NetworkEngine final : public collectives::Engine {
 
   // The sum of the machine's ranks, for its first one, of elements that are not rounded yet.
   Bytes sum_within(const Call& call, Reduction reduction, Input input) {
-    collectives::check_defined(reduction.type, reduction.operation, reduction.factor);
     const ElementType type = std::exchange(reduction.type, collectives::widened(reduction.type));
     const size_t count = input.num_bytes / size_of(type), num_bytes = count * size_of(reduction.type);
     const Bytes wide = bytes(reduction.type == type ? 0 : num_bytes);
@@ -305,6 +332,13 @@ class NetworkEngine final : public collectives::Engine {
                         result.num_bytes / size_of(reduction.type), size());
   }
 
+  void exchange_all(const Call& call, std::span<const Input> inputs, std::span<const Output> outputs) {
+    const std::vector<int64_t> taken_sizes = sizes_of(outputs);
+    const Bytes given = joined(inputs), taken = bytes(sum_of(taken_sizes));
+    exchange_parts(*all_, given.get(), sizes_of(inputs), taken.get(), taken_sizes, call.timeout);
+    split(taken.get(), outputs);
+  }
+
   void broadcast(const Call& call, Output memory) {
     const int root = call.signature.root, home = machine_of_[root];
     const std::vector<int>& at_home = members_of_[home];
@@ -333,7 +367,7 @@ class NetworkEngine final : public collectives::Engine {
     for (size_t i = 0, start = 0; is_first() && i < places.size(); start += places[i++].num_bytes) {
       places[i] = {own.get() + start, outputs[members()[i]].num_bytes};
     }
-    within_->multicast(rooted(call, 0), input, to, places);
+    within_->multicast(call, input, to, places);
     if (is_first()) gather_rows(*between_, own.get(), row, rows.get(), call.timeout);
     broadcast_within(call, 0, {rows.get(), row * of_machines.size()});
     for (size_t machine = 0; machine < of_machines.size(); ++machine) {
