@@ -112,6 +112,7 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
         "decompositions[masked_fill]": (x, mask, torch.tensor(2.0)),
         "estimate_nccl_collective_runtime_impl": (1 << 20, 8, collective),
         "fallback_node_due_to_unsupported_type": (node, True),
+        "lowerings[bmm.dtype]": (x, x, torch.float32),
         "get_cpp_torch_device_options": ("cuda",),
         "get_cpp_wrapper_config": (),
         "get_device_dram_gbps": (CUDA,),

@@ -97,12 +97,18 @@ PROGRAMS: dict[str, Program] = {
         lambda: (ones(32), nothing(32, 16), ones(16, 32)),
         TRITON,
     ),
+    **{
+        f"a{generated} product in another dtype": (
+            aten.mm.dtype,
+            functools.partial(torch.mm, out_dtype=FLOAT32),
+            factors,
+            {"triton.native_matmul": bool(generated)},
+        )
+        for generated in ("", " generated")
+    },
 }
-SHAPES: tuple[tuple[tuple[int, ...], Any, Any, str], ...] = (
-    ((), aten.mm, aten.addmm, "matrices"),
-    ((2,), aten.bmm, aten.baddbmm, "batches"),
-)
-for batch, mm, addmm, name in SHAPES:
+SHAPES: tuple[tuple[tuple[int, ...], Any, str], ...] = (((), aten.addmm, "matrices"), ((2,), aten.baddbmm, "batches"))
+for batch, addmm, name in SHAPES:
     PROGRAMS |= {
         f"beta of {name}": (
             addmm.default,
@@ -115,18 +121,6 @@ for batch, mm, addmm, name in SHAPES:
             functools.partial(addmm, out_dtype=FLOAT32, beta=2, alpha=3),
             functools.partial(sum_and_factors, *batch),
             {},
-        ),
-        f"a product of {name} in another dtype": (
-            mm.dtype,
-            functools.partial(mm, out_dtype=FLOAT32),
-            functools.partial(factors, *batch),
-            {},
-        ),
-        f"a generated product of {name} in another dtype": (
-            mm.dtype,
-            functools.partial(mm, out_dtype=FLOAT32),
-            functools.partial(factors, *batch),
-            {"triton.native_matmul": True},
         ),
     }
 if torch_version.TORCH < (2, 15):
@@ -171,6 +165,11 @@ def test_a_rewriter_is_needed_and_right(name: str, monkeypatch: pytest.MonkeyPat
     assert is_right(function, operands, options)
     monkeypatch.delitem(graph_pass._REWRITERS, operator)
     assert not is_right(function, operands, options), "upstream does this itself now: remove the rewriter"
+
+
+@pytest.mark.parametrize("options", [{}, {"triton.native_matmul": True}])
+def test_products_of_batches_are_of_another_dtype(options: dict[str, Any]) -> None:
+    assert is_right(functools.partial(torch.bmm, out_dtype=FLOAT32), factors(2), options)
 
 
 def test_a_bias_without_dimensions_stays_where_the_operator_is_the_quickest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,7 @@ CHECKS: dict[str, Check] = {
     "fallback_node_due_to_unsupported_type": inductor.knows_no_limit_on_buffers,
     "fx_graph_cse": core.merges_returned_results,
     "flop_registry[baddbmm]": inductor.counts_out_dtype_as_a_shape,
+    "lowerings[bmm.dtype]": inductor.refuses_out_dtype,
     "get_cpp_torch_device_options": inductor.links_no_device,
     "get_cpp_wrapper_config": inductor.compiles_kernels_at_the_first_call,
     "get_current_stream": inductor.asks_for_streams_in_python,

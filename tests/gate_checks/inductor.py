@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,11 @@ def fills_with_no_scalar(masked_fill: Function) -> bool:
 def divides_index_add(index_add: Function) -> bool:
     x = torch.ones(3, device=DEVICE)
     return index_add(x, 0, torch.tensor([1], device=DEVICE), torch.ones(1, device=DEVICE)) is not NotImplemented
+
+
+def refuses_out_dtype(lowering: Function) -> bool:
+    texts = inspect.unwrap(lowering).__code__.co_consts
+    return any("only supported for CUDA or XPU" in text for text in texts if isinstance(text, str))
 
 
 # Inductor -------------------------------------------------------------------------------------------------------------

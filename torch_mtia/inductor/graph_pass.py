@@ -216,19 +216,19 @@ def _sum_of_another_dtype(graph: Graph, node: Node, given: Arguments) -> Node:
     return graph.call_function(aten.add.Tensor, (product, bias), {"alpha": factors["beta"]})
 
 
-@_rewrites(aten.mm.dtype, aten.bmm.dtype)
+@_rewrites(aten.mm.dtype)
 def _product_of_another_dtype(graph: Graph, node: Node, given: Arguments) -> Node:
-    """Upstream's lowerings refuse devices that they do not list. With native_matmul, their product has the dtype of the
-    operands and not the one that was asked for."""
+    """Upstream's lowering refuses devices that it does not list; that of bmm is replaced. With native_matmul, their product
+    has the dtype of the operands and not the one that was asked for."""
     a, b, dtype = given.values()
     if not config.triton.native_matmul:
-        return graph.call_function(_lowered_product, (a, b, dtype))
+        return graph.call_function(lowered_product, (a, b, dtype))
     operator = aten.mm if _value(node).dim() == 2 else aten.bmm
     return graph.call_function(operator.default, (_cast(graph, a, dtype), _cast(graph, b, dtype)))
 
 
 @_Lowering
-def _lowered_product(a: Any, b: Any, dtype: torch.dtype) -> Any:
+def lowered_product(a: Any, b: Any, out_dtype: torch.dtype) -> Any:
     """As upstream's lowerings of mm and bmm for the devices that they list: bmm alone has a template for it."""
     from torch._inductor import utils
     from torch._inductor.kernel import bmm, mm, mm_common
@@ -237,13 +237,13 @@ def _lowered_product(a: Any, b: Any, dtype: torch.dtype) -> Any:
     from torch._inductor.virtualized import V
 
     is_batched = len(a.get_size()) == 3
-    *_, layout, a, b = mm_common.mm_args(a, b, out_dtype=dtype)
-    operands = MMKernelInputs([a, b], out_dtype=dtype)
+    *_, layout, a, b = mm_common.mm_args(a, b, out_dtype=out_dtype)
+    operands = MMKernelInputs([a, b], out_dtype=out_dtype)
     operator = bmm.aten_bmm_dtype if is_batched else mm.aten_mm_dtype
     choices: list[Any] = [operator] if not is_batched or utils.use_aten_gemm_kernels() else []
     if is_batched and utils.use_triton_template(layout, check_max_autotune=False):
         choices.append(bmm.bmm_template)
-    name, options = "bmm" if is_batched else "mm", {operator.uid: {"out_dtype": dtype}}
+    name, options = "bmm" if is_batched else "mm", {operator.uid: {"out_dtype": out_dtype}}
     found = V.choices.get_template_configs(operands, choices, name, kwarg_overrides=options)
     result, _ = autotune_select_algorithm(name, found, operands.nodes(), layout)
     return result

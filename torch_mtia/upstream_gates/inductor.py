@@ -19,7 +19,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from torch_mtia.backend import device_module, device_type
 from torch_mtia.scopes import Overlay, with_globals
-from torch_mtia.upstream_gates.ours import is_the_accelerator, lowered_graph
+from torch_mtia.upstream_gates.ours import is_ours, is_the_accelerator, lowered_graph
 
 
 def times_of_the_device(original: Callable[[], Path]) -> Any:
@@ -193,6 +193,17 @@ def keeps_to_buffer_limit(original: Callable[..., bool]) -> Callable[..., bool]:
         return graph is not None and guardrails.prepare_operator(node, graph.env)
 
     return fallback_node_due_to_unsupported_type
+
+
+def lowered_product_of_another_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
+    def tuned_bmm(mat1: Any, mat2: Any, out_dtype: torch.dtype, **options: Any) -> Any:
+        if not is_ours(mat1, mat2):
+            return original(mat1, mat2, out_dtype, **options)
+        from torch_mtia.inductor.graph_pass import lowered_product
+
+        return lowered_product(mat1, mat2, out_dtype)
+
+    return tuned_bmm
 
 
 def check_nan_within_mask(original: Callable[..., None]) -> Callable[..., None]:

@@ -36,6 +36,16 @@ GATES: tuple[Gate, ...] = (
         entry=lambda: torch.ops.aten.index_add.default,
     ),
     Gate(
+        name="lowerings[bmm.dtype]",
+        modules=("torch._inductor.lowering",),
+        reason=Reason.DEVICES,
+        why="bmm(out_dtype=...) is refused for devices that are not listed. A matmul that is divided along K is such a "
+        "product, of a graph that no pass rewrites.",
+        replace=inductor.lowered_product_of_another_dtype,
+        entry=lambda: torch.ops.aten.bmm.dtype,
+        filled_by="torch._inductor.kernel.bmm",
+    ),
+    Gate(
         name="CacheBase.get_local_cache_path",
         modules=("torch._inductor.codecache",),
         reason=Reason.CUDA,
