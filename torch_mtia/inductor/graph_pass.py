@@ -218,8 +218,8 @@ def _sum_of_another_dtype(graph: Graph, node: Node, given: Arguments) -> Node:
 
 @_rewrites(aten.mm.dtype)
 def _product_of_another_dtype(graph: Graph, node: Node, given: Arguments) -> Node:
-    """Upstream's lowering refuses devices that it does not list; that of bmm is replaced. With native_matmul, their product
-    has the dtype of the operands and not the one that was asked for."""
+    """Upstream's lowering refuses devices that it does not list; that of bmm is replaced. With native_matmul, their
+    product has the dtype of the operands and not the one that was asked for."""
     a, b, dtype = given.values()
     if not config.triton.native_matmul:
         return graph.call_function(lowered_product, (a, b, dtype))
