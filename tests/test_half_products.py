@@ -1,4 +1,4 @@
-"""Products of 16-bit numbers by way of float32: Note [Products of 16 bits] in csrc/aten/MatMul.cpp.
+"""Products of 16-bit numbers through float32: Note [Products of 16 bits] in csrc/aten/MatMul.cpp.
 
 Whether a processor has instructions for a dtype or not, a result is within one rounding of sums of float32.
 """

@@ -145,7 +145,7 @@ inline uint64_t mix(uint64_t seed, uint64_t offset) {  // splitmix64's finalizer
   return x ^ (x >> 31);
 }
 
-// A seed for one draw of an mtia generator, which moves on behind it.
+// A seed for one draw of an mtia generator, which advances after it.
 inline uint64_t draw_seed(const at::Generator& generator) {
   const auto [seed, offset] = reserve(generator, 1);
   return mix(seed, offset);

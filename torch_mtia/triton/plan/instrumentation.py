@@ -1,4 +1,4 @@
-"""A pass over a plan: what the watch of a kernel is told, for the sanitizer and the check of bounds (Note [Watched
+"""A pass over a plan: what a kernel reports to its watch, for the sanitizer and the check of bounds (Note [Watched
 kernels] in mtia_runtime.h). Planning knows that a kernel is to be watched: each access is one of its own then."""
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class Sources(Part):
 @dataclasses.dataclass(frozen=True)
 class Access:
     """How a nest accesses the strips of a load or a store: "vector" (neighbours), "strided" (at one distance), "gather"
-    or "scatter" (lane by lane), or "scalar". Of a buffer, what is not said is a vector or a scalar. A division of a
+    or "scatter" (lane by lane), or "scalar". A buffer without a kind is a vector or a scalar. A division of a
     strip by one number is by its "reciprocal", which takes less time and gives the same, or "exact"."""
 
     title: ClassVar[str] = "{=kind}[, prefetches {=ahead} {unit} ahead][, {=nontemporal:past the caches}]"
@@ -601,7 +601,7 @@ class MapElements(Step):
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """What the watch of an instrumented kernel is told about an access: Note [Watched kernels] in mtia_runtime.h."""
+    """What an instrumented kernel reports of an access: Note [Watched kernels] in mtia_runtime.h."""
 
     title: ClassVar[str] = "{kinds}[, of {argument}]"
     kind: int  # abi.SITE_...
