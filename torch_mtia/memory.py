@@ -1,15 +1,23 @@
-"""Device memory, beside what `torch.accelerator` and `torch.mtia` offer: limits, and host views. See docs/memory.md."""
+"""Device memory, beside what `torch.accelerator` and `torch.mtia` offer: limits, pools, host views (docs/memory.md)."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from torch_mtia import _C
 from torch_mtia.backend import device_module, device_type
 
-__all__ = ["get_per_process_memory_fraction", "host_view", "set_per_process_memory_fraction"]
+__all__ = [
+    *("MemPool", "PluggableAllocator", "get_per_process_memory_fraction", "host_view"),
+    *("set_per_process_memory_fraction", "use_mem_pool"),
+]
 
 Device = torch.device | int | str | None
 
@@ -52,6 +60,101 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
         ValueError: the device is not an mtia device.
     """
     return _C._memory_fraction(_index(device))
+
+
+class PluggableAllocator:
+    """Two functions of a shared library, from which a `MemPool` gets its segments in place of the driver.
+
+    The signatures are those for `torch.cuda.memory.CUDAPluggableAllocator`: `void* allocate(size_t size, int device,
+    void* stream)`, which returns memory of the device, aligned to 4096 bytes, or NULL if there is none, and `void
+    free(void* address, size_t size, int device, void* stream)`. `stream` is the driver's handle. Both are called with
+    the allocator's lock held: they must not allocate tensors, nor wait for a thread that does. The library is never
+    unloaded.
+
+    Args:
+        path_to_so_file: the library.
+        alloc_fn_name: the name of the function that allocates.
+        free_fn_name: the name of the function that frees.
+
+    Raises:
+        OSError: the library cannot be loaded.
+        AttributeError: the library has no such function.
+    """
+
+    def __init__(self, path_to_so_file: str | os.PathLike[str], alloc_fn_name: str, free_fn_name: str) -> None:
+        library = ctypes.CDLL(os.fspath(path_to_so_file))
+        self._functions = tuple(
+            ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in (alloc_fn_name, free_fn_name)
+        )
+
+    def allocator(self) -> PluggableAllocator:
+        """Returns itself: CUDA's returns what its `MemPool` takes."""
+        return self
+
+
+class MemPool:
+    """Memory of its own, for what is allocated in `use_mem_pool`: no other allocation shares its segments.
+
+    Mirrors `torch.cuda.MemPool`. Freed memory stays in the pool, also in `torch.accelerator.empty_cache()`, until the
+    pool is deleted: then the segments without tensors go back to where they came from, the others with the first
+    `empty_cache()` after their tensors are gone. `torch.mtia.graph(graph, pool=pool.id)` captures into the pool.
+
+    Args:
+        allocator: where the segments come from; the driver if None.
+
+    Raises:
+        TypeError: the allocator is not a `PluggableAllocator`.
+    """
+
+    def __init__(self, allocator: PluggableAllocator | None = None) -> None:
+        if allocator is not None and not isinstance(allocator, PluggableAllocator):
+            raise TypeError(f"allocator must be a torch_mtia.memory.PluggableAllocator, not {allocator!r}")
+        self.allocator = allocator
+        self.id = _C._new_pool()
+        self._devices: set[int] = set()
+        weakref.finalize(self, _release, self.id, self._devices).atexit = False
+
+    def _begin(self, device: int) -> None:
+        if device not in self._devices:
+            _C._use_pool(device, self.id, *(self.allocator._functions if self.allocator else (0, 0)))
+            self._devices.add(device)
+        _C._direct_thread_to_pool(device, self.id)
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Returns the pool's segments and their blocks, as the list "segments" of `torch.mtia.snapshot()`."""
+        segments = device_module().snapshot()["segments"]
+        return [segment for segment in segments if tuple(segment["segment_pool_id"]) == self.id]
+
+
+def _release(pool: tuple[int, int], devices: set[int]) -> None:
+    if not _C._is_in_bad_fork():
+        for device in devices:
+            _C._release_pool(device, pool)
+
+
+@contextlib.contextmanager
+def use_mem_pool(pool: MemPool, device: Device = None) -> Iterator[None]:
+    """Allocates from `pool` what this thread allocates on the device; other threads, as that of backward, do not.
+
+    A stream that is being captured allocates from the pool of its graph. Pools nest. Mirrors `torch.cuda.use_mem_pool`.
+
+    Args:
+        pool: the pool.
+        device: the current device if None.
+
+    Raises:
+        TypeError: the pool is not a `MemPool`.
+        ValueError: the device is not an mtia device.
+    """
+    if not isinstance(pool, MemPool):
+        raise TypeError(f"pool must be a torch_mtia.memory.MemPool, not {pool!r}")
+    index = _index(device)
+    device_module().init()
+    pool._begin(index)
+    try:
+        yield
+    finally:
+        _C._end_pool_of_thread(index)
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:

@@ -215,7 +215,7 @@ mtia_device_ptr BlockAllocator::allocate(size_t size, Stream* stream) {
   Block* block = state_->allocate_quickly(size, stream);
   block->captures_before = Graph::num_ended();
   if (Observer* observer = current_observer()) [[unlikely]]
-    observer->allocated(block->address, block->size, block->pool->id != PoolId{});
+    observer->allocated(block->address, block->size, /*is_private=*/stream->graph() != nullptr);
   return block->address;
 }
 
@@ -328,6 +328,21 @@ void BlockAllocator::direct_to_default_pool(Stream* stream) {
   const std::lock_guard lock(state_->mutex);
   state_->pools.direct_to_default(stream);
   for (const auto& [captured, block] : state_->pending.end_capture(stream)) state_->mark_late_locked(block, captured);
+}
+
+void BlockAllocator::set_source(PoolId pool, const SegmentSource& source) {
+  const std::lock_guard lock(state_->mutex);
+  state_->pools.set_source(pool, source);
+}
+
+void BlockAllocator::direct_thread_to_pool(PoolId pool) {
+  const std::lock_guard lock(state_->mutex);
+  state_->pools.direct_thread(pool);
+}
+
+void BlockAllocator::end_pool_of_thread() {
+  const std::lock_guard lock(state_->mutex);
+  state_->pools.end_direction_of_thread();
 }
 
 void BlockAllocator::set_memory_fraction(double fraction) {

@@ -8,7 +8,8 @@
 //
 // Note [Private pools]
 // A pool is memory of its own: blocks of one are neither taken from nor merged with those of another. Allocations go to
-// the default pool unless their stream is directed to a private one. Captured graphs have private pools, because their
+// the default pool unless their stream, or else their thread, is directed to a private one. Captured graphs direct
+// streams, torch_mtia.memory.use_mem_pool threads. Captured graphs have private pools, because their
 // addresses stay in use between replays although no tensor owns them. Segments of a private pool go back to the driver
 // only after the last user of the pool has released it, and after the work queued in streams where the graphs were
 // launched: that work reads the graphs' results, whose blocks belong to the streams of the capture. A block that is
@@ -102,6 +103,13 @@ struct AllocatorOptions {
 
 using WindowId = uint64_t;
 using PoolId = std::pair<uint64_t, uint64_t>;  // {0, 0}: the default pool
+
+// Where the segments of a pool come from, in place of the driver: functions with the signatures that
+// torch.cuda.memory.CUDAPluggableAllocator asks for. Called with the allocator's lock held. `stream` is the driver's.
+struct SegmentSource {
+  void* (*allocate)(size_t size, int device, void* stream) = nullptr;  // null: out of memory
+  void (*free)(void* address, size_t size, int device, void* stream) = nullptr;
+};
 
 // History and snapshots, in the terms of c10::CachingDeviceAllocator.
 enum class TraceAction {
@@ -209,6 +217,11 @@ class BlockAllocator {
   // Graphs with memory in the pool are launched in the stream: its work, too, may read memory of the pool.
   void use_pool_in(PoolId pool, Stream* stream);
   void direct_to_default_pool(Stream* stream);  // if the stream was captured: after that
+  // The source of a pool that has no segment yet.
+  void set_source(PoolId pool, const SegmentSource& source);
+  // Nested calls on one thread end in reverse order.
+  void direct_thread_to_pool(PoolId pool);
+  void end_pool_of_thread();  // throws std::logic_error if the thread is not directed to a pool
 
   // The fraction of the device's memory that the allocator may hold. Initially 1.
   void set_memory_fraction(double fraction);

@@ -51,8 +51,18 @@ void Pools::discard_unused() noexcept {
   std::erase_if(private_, [this](const auto& entry) {
     const MemoryPool* pool = entry.second.get();
     const auto leads_here = [pool](const auto& direction) { return direction.second == pool; };
-    return pool->users == 0 && pool->num_segments == 0 && std::none_of(directed_.begin(), directed_.end(), leads_here);
+    const auto has_it = [pool](const auto& of_thread) { return std::ranges::count(of_thread.second, pool) > 0; };
+    return pool->users == 0 && pool->num_segments == 0 && std::ranges::none_of(directed_, leads_here) &&
+           std::ranges::none_of(directed_threads_, has_it);
   });
+}
+
+void Pools::end_direction_of_thread() {
+  const auto found = directed_threads_.find(std::this_thread::get_id());
+  if (found == directed_threads_.end()) throw std::logic_error("this thread allocates from no memory pool");
+  found->second.pop_back();
+  if (found->second.empty()) directed_threads_.erase(found);
+  discard_unused();
 }
 
 // Blocks --------------------------------------------------------------------------------------------------------------
@@ -66,7 +76,7 @@ Segments::Attempt Segments::allocate(size_t size, size_t requested, Stream* stre
     if (may_collect) {
       if (const uint64_t garbage = garbage_with(size)) return {nullptr, garbage};
     }
-    if (size > kSmallRequest && options_().expandable_segments) {
+    if (size > kSmallRequest && pool.source.allocate == nullptr && options_().expandable_segments) {
       block = pools_.free_blocks(pool, stream).expandable.take(*this, size, pool, stream, context);
     }
     if (block == nullptr) {
@@ -274,18 +284,27 @@ Block* Segments::new_segment(Take take, size_t size, bool small, MemoryPool& poo
   Block* block = blocks_.take();
   const auto segment = segments_.insert(block).first;  // before the segment exists, because it can throw
   mtia_device_ptr address = 0;
-  const mtia_status status = (runtime::driver().*take)(device_, size, &address);
+  const bool is_pools_own = pool.source.allocate != nullptr;
+  mtia_status status = MTIA_SUCCESS;
+  if (is_pools_own) {
+    address = reinterpret_cast<mtia_device_ptr>(pool.source.allocate(size, device_, stream->handle()));
+    if (address == 0) status = MTIA_ERROR_OUT_OF_MEMORY;
+  } else {
+    status = (runtime::driver().*take)(device_, size, &address);
+  }
   if (status != MTIA_SUCCESS) {
     segments_.erase(segment);
     blocks_.put(block);
     if (status != MTIA_ERROR_OUT_OF_MEMORY) runtime::check(status, take);
-    refusal_ = runtime::driver().last_error_message();
+    refusal_ = is_pools_own ? "the allocator of the memory pool gave none" : runtime::driver().last_error_message();
     return nullptr;
   }
   if (address == 0 || address % kSegmentAlignment != 0) {
     segments_.erase(segment);
     blocks_.put(block);
-    runtime::reject(take, "gave memory at address " + std::to_string(address));
+    const std::string what = "gave memory at address " + std::to_string(address);
+    if (is_pools_own) throw std::runtime_error("the allocator of the memory pool " + what + ", not a multiple of 4096");
+    runtime::reject(take, what);
   }
   blocks_.set_address(block, address);
   block->size = size;
@@ -566,6 +585,9 @@ void Segments::release_unused(const Choice& chosen) {
       report_return(block);
       if (block->expandable) {
         runtime::call(&mtia_runtime_api::memory_unmap, device_, block->address, block->size);
+      } else if (block->pool->source.free != nullptr) {
+        block->pool->source.free(reinterpret_cast<void*>(block->address), block->size, device_,
+                                 block->stream->handle());
       } else {
         runtime::call(&mtia_runtime_api::memory_free, device_, block->address);
       }

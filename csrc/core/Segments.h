@@ -10,6 +10,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -116,6 +117,7 @@ struct MemoryPool {
   PoolId id{0, 0};
   int users = 0;  // of a private pool
   size_t num_segments = 0;
+  SegmentSource source;
   std::vector<Stream*> used_in;  // streams, by Pools::use_in
   std::unordered_map<Stream*, std::unique_ptr<FreeBlocks>> free_blocks;
 
@@ -123,15 +125,16 @@ struct MemoryPool {
   bool may_return_segments() const { return is_default() || users == 0; }
 };
 
-// The pools, and which streams allocate from private ones. A private pool exists while it has users or segments, or a
-// stream is directed to it.
+// The pools, and which streams and threads allocate from private ones. A private pool exists while it has users or
+// segments, or a stream or thread is directed to it.
 class Pools {
  public:
   MemoryPool& of(Stream* stream) {
-    if (directed_.empty()) [[likely]]
+    if (directed_.empty() && directed_threads_.empty()) [[likely]]
       return default_;
-    const auto found = directed_.find(stream);
-    return found == directed_.end() ? default_ : *found->second;
+    if (const auto found = directed_.find(stream); found != directed_.end()) return *found->second;
+    const auto found = directed_threads_.find(std::this_thread::get_id());
+    return found == directed_threads_.end() ? default_ : *found->second.back();
   }
 
   FreeBlocks& free_blocks(MemoryPool& pool, Stream* stream) {
@@ -152,6 +155,9 @@ class Pools {
   void use_in(PoolId id, Stream* stream);
   void direct(Stream* stream, PoolId id) { directed_[stream] = &find(id); }
   void direct_to_default(Stream* stream) { directed_.erase(stream); }
+  void set_source(PoolId id, const SegmentSource& source) { find(id).source = source; }
+  void direct_thread(PoolId id) { directed_threads_[std::this_thread::get_id()].push_back(&find(id)); }
+  void end_direction_of_thread();
   // Called when a pool may have lost its last segment.
   void discard_unused() noexcept;
 
@@ -162,6 +168,7 @@ class Pools {
   MemoryPool default_;
   std::map<PoolId, std::unique_ptr<MemoryPool>> private_;
   std::unordered_map<Stream*, MemoryPool*> directed_;
+  std::unordered_map<std::thread::id, std::vector<MemoryPool*>> directed_threads_;  // the innermost last
   // A cache of one entry: nearly every call is for the same stream, in the default pool.
   Stream* recent_stream_ = nullptr;
   FreeBlocks* recent_ = nullptr;

@@ -128,6 +128,25 @@ PYBIND11_MODULE(_C, m) {
     MTIACachingAllocator::of(device).set_memory_fraction(fraction);
   });
   m.def("_memory_fraction", [](c10::DeviceIndex device) { return MTIACachingAllocator::of(device).memory_fraction(); });
+  // Memory pools: see torch_mtia.memory.MemPool. The functions of a source are addresses, or 0.
+  m.def("_new_pool", &MTIAGraph::new_pool_handle);
+  m.def("_use_pool", [](c10::DeviceIndex device, c10::MempoolId_t pool, uint64_t allocate, uint64_t free) {
+    core::BlockAllocator& allocator = MTIACachingAllocator::of(device);
+    core::SegmentSource source;
+    source.allocate = reinterpret_cast<decltype(source.allocate)>(allocate);
+    source.free = reinterpret_cast<decltype(source.free)>(free);
+    allocator.use_pool(pool);
+    allocator.set_source(pool, source);
+  });
+  m.def("_release_pool", [](c10::DeviceIndex device, c10::MempoolId_t pool) {
+    core::BlockAllocator& allocator = MTIACachingAllocator::of(device);
+    allocator.release_pool(pool);
+    allocator.empty_cache(pool);
+  });
+  m.def("_direct_thread_to_pool", [](c10::DeviceIndex device, c10::MempoolId_t pool) {
+    MTIACachingAllocator::of(device).direct_thread_to_pool(pool);
+  });
+  m.def("_end_pool_of_thread", [](c10::DeviceIndex device) { MTIACachingAllocator::of(device).end_pool_of_thread(); });
   // The caller waits for the work that writes there.
   m.def("_host_address", [](uint64_t device_address) {
     TORCH_CHECK_NOT_IMPLEMENTED(HostView::available(),

@@ -160,6 +160,81 @@ TEST(a_pool_lives_until_its_last_user_and_its_last_block) {
   CHECK_THROWS(std::invalid_argument, f.allocator.release_pool(kPool));
 }
 
+TEST(a_thread_allocates_from_its_innermost_pool) {
+  constexpr core::PoolId kInner{0, 8};
+  Fixture f;
+  f.allocator.use_pool(kPool);
+  f.allocator.direct_thread_to_pool(kPool);
+  mtia_device_ptr outer = f.allocate(5 * kMiB);
+  f.allocator.direct_thread_to_pool(kInner);
+  mtia_device_ptr inner = f.allocate(5 * kMiB);
+  mtia_device_ptr of_thread = 0;
+  std::thread([&] { of_thread = f.allocate(5 * kMiB); }).join();
+  CHECK_EQ(f.reserved(), 60 * kMiB);
+  CHECK(f.allocator.is_valid());
+  f.allocator.end_pool_of_thread();
+  f.allocator.free(outer);
+  CHECK_EQ(f.allocate(5 * kMiB), outer);
+  f.allocator.end_pool_of_thread();
+  CHECK_THROWS(std::logic_error, f.allocator.end_pool_of_thread());
+  for (const mtia_device_ptr address : {outer, inner, of_thread}) f.allocator.free(address);
+  f.allocator.empty_cache();
+  CHECK_EQ(f.reserved(), 20 * kMiB);  // kPool is in use, kInner is not
+  f.allocator.release_pool(kPool);
+  f.allocator.empty_cache();
+  CHECK_EQ(f.reserved(), size_t{0});
+}
+
+TEST(a_captured_stream_prefers_the_pool_of_its_graph) {
+  constexpr core::PoolId kOfThread{0, 8};
+  Fixture f;
+  f.allocator.direct_thread_to_pool(kOfThread);
+  f.allocator.direct_to_pool(&f.stream, kPool);
+  const mtia_device_ptr block = f.allocate(512);
+  CHECK(f.allocator.snapshot().at(0).pool == kPool);
+  f.allocator.direct_to_default_pool(&f.stream);
+  f.allocator.end_pool_of_thread();
+  f.allocator.free(block);
+}
+
+TEST(a_pool_may_have_a_source_of_its_own) {
+  static size_t taken = 0;
+  static size_t given_back = 0;
+  static bool refuses = false;
+  core::SegmentSource source;
+  source.allocate = [](size_t size, int device, void*) -> void* {
+    mtia_device_ptr address = 0;
+    if (refuses) return nullptr;
+    runtime::call(&mtia_runtime_api::memory_allocate, device, size, &address);
+    taken += size;
+    return reinterpret_cast<void*>(address);
+  };
+  source.free = [](void* address, size_t size, int device, void*) {
+    runtime::call(&mtia_runtime_api::memory_free, device, reinterpret_cast<mtia_device_ptr>(address));
+    given_back += size;
+  };
+  Fixture f([] { return core::AllocatorOptions{.expandable_segments = true}; });
+  f.allocator.use_pool(kPool);
+  f.allocator.set_source(kPool, source);
+  f.allocator.direct_thread_to_pool(kPool);
+  const mtia_device_ptr large = f.allocate(30 * kMiB);
+  const mtia_device_ptr small = f.allocate(100);
+  CHECK_EQ(taken, 32 * kMiB);
+  refuses = true;
+  CHECK_THROWS(core::OutOfDeviceMemory, f.allocate(3 * kMiB));
+  refuses = false;
+  f.allocator.end_pool_of_thread();
+  f.allocator.free(f.allocate(3 * kMiB));
+  CHECK_EQ(taken, 32 * kMiB);  // the default pool's is the driver's
+  f.allocator.free(large);
+  f.allocator.free(small);
+  f.allocator.release_pool(kPool);
+  CHECK(f.allocator.is_valid());
+  f.allocator.empty_cache();
+  CHECK_EQ(given_back, 32 * kMiB);
+  CHECK_EQ(f.device_bytes_in_use(), uint64_t{0});
+}
+
 // History -------------------------------------------------------------------------------------------------------------
 
 TEST(history_has_every_step_with_its_context) {
