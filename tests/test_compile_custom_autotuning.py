@@ -14,6 +14,8 @@ from torch._inductor import select_algorithm
 from torch._inductor.autotune_process import AsyncAutotuner, AutotuneProcessPool
 from torch._inductor.exc import InductorError
 from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
+from torch._inductor.select_algorithm import AlgorithmSelectorCache
+from torch._inductor.utils import fresh_cache
 
 from tests.compiled import generated, kernels
 
@@ -128,6 +130,29 @@ def test_a_function_of_the_shapes_names_the_decompositions(rounds: list[list[str
         assert_close(result, a @ b)
         assert [len(names) for names in rounds if "product" in names[0]] == [count]
     assert {device.type for device in seen} == {"mtia"}
+
+
+def test_a_second_compilation_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+    benchmark = AlgorithmSelectorCache.benchmark
+
+    def counted(self: Any, choices: Any, *args: Any, **options: Any) -> Any:
+        measured.append(len(choices))
+        return benchmark(self, choices, *args, **options)
+
+    monkeypatch.setattr(AlgorithmSelectorCache, "benchmark", counted)
+    product = custom_product()
+    register_custom_op_autotuning(product, [CustomOpConfig(product_in_parts, parts=2)])
+    a, b = operands(64, 64)
+    with fresh_cache(), inductor_config.patch(autotune_local_cache=True):
+        result, _ = generated(product, a, b, options=OPTIONS)
+        assert_close(result, a @ b)
+        assert measured
+        measured.clear()
+        torch._dynamo.reset()
+        result, _ = generated(product, a, b, options=OPTIONS)
+    assert_close(result, a @ b)
+    assert not measured
 
 
 def test_ranges_of_a_size_have_a_choice_each(rounds: list[list[str]]) -> None:

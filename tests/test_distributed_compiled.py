@@ -84,6 +84,30 @@ def test_collectives_are_replayed_in_graphs(ranks: Ranks) -> None:
     ranks.run(compiled_as_eager, {}, {"mode": "reduce-overhead"})
 
 
+def conditions_between_collectives(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    world: Any = dist.group.WORLD
+    # torch.cond has no rule for the tensors of eager collectives that nobody has waited for.
+    total: torch.Tensor = functional.wait_tensor(functional.all_reduce(x, "sum", world))
+    chosen = torch.cond(first, torch.sin, torch.cos, (total,))
+    gathered: torch.Tensor = functional.wait_tensor(functional.all_gather_tensor(chosen, 0, world))
+    chosen = torch.cond(second, torch.exp, torch.tanh, (gathered,))
+    return functional.wait_tensor(functional.all_reduce(chosen, "sum", world))
+
+
+def compiled_conditions(rank: int) -> None:
+    torch._dynamo.reset()
+    x = torch.full((4, 4), float(rank + 1), device=D)
+    # The ranks take different branches: each must still call its collectives in the order of the program.
+    first, second = (torch.tensor(rank == number, device=D) for number in (0, 1))
+    expected = conditions_between_collectives(x, first, second)
+    compiled = torch.compile(conditions_between_collectives, fullgraph=True)
+    torch.testing.assert_close(compiled(x, first, second), expected)
+
+
+def test_conditions_between_collectives_keep_their_order(ranks: Ranks) -> None:
+    ranks.run(compiled_conditions)
+
+
 def figures(_: int) -> tuple[float, float, float]:
     return (
         roofline.memory_bandwidth(),

@@ -32,6 +32,10 @@ class Of(nn.Module):
         self.forward = function
 
 
+def on_device(rows: int) -> Tensor:
+    return torch.linspace(-1, 1, rows * 16).reshape(rows, 16).to("mtia")
+
+
 @pytest.fixture
 def library() -> Iterator[torch.library.Library]:
     with torch.library._scoped_library(LIBRARY, "FRAGMENT") as library:
@@ -55,6 +59,34 @@ def test_an_operator_gets_the_device_of_the_model(make_package: MakePackage, lib
     seen.clear()
     torch.testing.assert_close(load(path)(x).cpu(), (x.cpu() + 1) * 2)
     assert seen == [torch.device("mtia", 0)]
+
+
+def test_an_operator_that_quantizes_gets_any_number_of_rows(
+    make_package: MakePackage, library: torch.library.Library
+) -> None:
+    def quantize(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+        scale = x.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+        return (x / scale).round().to(torch.int8), scale
+
+    library.define("quantize(Tensor x, int bits) -> (Tensor, Tensor)")
+    library.impl("quantize", quantize, "CompositeExplicitAutograd")
+    torch.library.register_fake(
+        f"{LIBRARY}::quantize",
+        lambda x, _bits: (torch.empty_like(x, dtype=torch.int8), x.new_empty(x.shape[0], 1)),
+        lib=library,
+    )
+    operator = torch.ops.test_package_operators.quantize
+
+    def dequantized(x: Tensor) -> Tensor:
+        values, scale = operator(x * 2, 8)
+        return values * scale
+
+    shapes = {"args": ({0: torch.export.Dim("rows", min=1, max=1000)},)}
+    path = make_package(Of(lambda *args: dequantized(*args)), on_device(8), dynamic_shapes=shapes, **SHORT)
+    model = load(path)
+    for rows in (8, 1, 3, 257):
+        x = on_device(rows)
+        torch.testing.assert_close(model(x), dequantized(x))
 
 
 @pytest.mark.wide

@@ -173,6 +173,15 @@ def test_a_view_shares_its_version(device: torch.device, name: str) -> None:
     assert base._version == before + 2
 
 
+def test_unsafe_view_shares_memory_and_has_a_gradient(device: torch.device) -> None:
+    base = torch.arange(24.0, device=device).requires_grad_()
+    reshaped = torch.ops.aten._unsafe_view(base, [4, -1])
+    assert (reshaped.shape, reshaped.data_ptr()) == ((4, 6), base.data_ptr())
+    assert not reshaped._is_view()
+    (reshaped * reshaped).sum().backward()
+    assert torch.equal(base.grad.cpu(), 2 * torch.arange(24.0))
+
+
 def test_a_view_of_the_wrong_size_is_an_error(device: torch.device) -> None:
     with pytest.raises(RuntimeError, match="invalid for input of size 6"):
         torch.ones(6, device=device).view(4)
