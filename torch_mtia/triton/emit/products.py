@@ -9,45 +9,54 @@ from collections.abc import Callable
 
 from torch_mtia.triton import floats
 from torch_mtia.triton.analyses.few_bits import FewBits
+from torch_mtia.triton.analyses.walk import own_dims
 from torch_mtia.triton.emit import watching
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.environment import Environment, memory_type
 from torch_mtia.triton.emit.loops import loop_over
-from torch_mtia.triton.emit.memory import load_lane
+from torch_mtia.triton.emit.memory import CACHE_LINE, load_lane
 from torch_mtia.triton.emit.strip import Strip
 from torch_mtia.triton.ir.elements import element_size, is_float_element
-from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.ir.ops import pointee_size
 from torch_mtia.triton.lanes import Index, Lane, materialize
 from torch_mtia.triton.llvm_value import Value, bits_of, constant_vector, element_of, integer, vector_type, zero
-from torch_mtia.triton.plan.plan import Buffer, Clear, Convert, Factors, Multiply, Pack, Sources, per_word
+from torch_mtia.triton.plan.plan import (
+    AT_ONE_DISTANCE,
+    Accumulators,
+    Buffer,
+    Clear,
+    Convert,
+    Multiply,
+    Operand,
+    Pack,
+    Sources,
+    Upcoming,
+    per_word,
+)
 
-CACHE_LINE = 64
-MOST_FETCHES = 16  # at once
-FETCH_BYTES = 8 << 10  # of the right operand, before what is fetched is needed
 LOOKED_UP = 16  # bits of a number in a word that is looked up
 
 
 def pack(env: Environment, step: Pack) -> None:
-    if step.transposed:
+    if step.columns:
         _pack_transposed(env, step)
         return
-    words = [_Words(env, each.value, step.words, each.few_bits) for each in step.tensors] if step.words else []
+    operands = [(_Evaluated(env, each, step.words, target), target) for each, target in _targets(step)]
 
     def body(strip: Strip) -> None:
-        if words:
+        rows = [strip.index]
+        if step.words:
             rows = [(*row, strip.index[-1]) for row in _of_words(env, strip.index[:-1], step.words)]
-            numbers = [each.at(strip, rows) for each in words]
-        else:
-            numbers = [
-                _number(env, strip.vector(each.value), each.value.type.element, each.target.element)
-                for each in step.tensors
-            ]
-        for number, each in zip(numbers, step.tensors, strict=True):
-            write_packed(env, each.target, strip.index, Lane(number, None if strip.width else 0), strip.width)
+        numbers = [operand.vector(strip, rows) for operand, _ in operands]
+        for number, (_, target) in zip(numbers, operands, strict=True):
+            write_packed(env, target, strip.index, Lane(number, None if strip.width else 0), strip.width)
 
     loop_over(env, step.nest, body)
+
+
+def _targets(step: Pack) -> list[tuple[Operand, Buffer]]:
+    return [(each, each.buffer) for each in step.operands if each.buffer is not None]
 
 
 def _number(env: Environment, value: Value, source: str, target: str) -> Value:
@@ -68,32 +77,35 @@ def write_packed(env: Environment, target: Buffer, index: Index, lane: Lane, wid
     write_buffer(env, target, index, lane, width)
 
 
-class _Words:
-    """What makes strips of words of a tensor, each of several of its rows."""
+class _Evaluated:
+    """What evaluates strips of an operand in the format that it is multiplied in: that of a buffer's elements, or words
+    of several of its rows."""
 
-    def __init__(self, env: Environment, value: Tensor, words: str, few_bits: FewBits | None) -> None:
-        self.env, self.value, self.words, self.few_bits = env, value, words, few_bits
-        self.table = None if few_bits is None else self._table(few_bits)
+    def __init__(self, env: Environment, operand: Operand, words: str, target: Buffer) -> None:
+        self.env, self.value, self.few_bits = env, operand.value, operand.few_bits
+        self.words, self.element = words, target.element
+        self.table = None if self.few_bits is None else self._table(self.few_bits)
 
-    def at(self, strip: Strip, rows: list[Index]) -> Value:
-        """Those of the rows that share them."""
+    def vector(self, strip: Strip, rows: list[Index]) -> Value:
+        """What is in one row, or the words that several share."""
+        if not self.words:
+            return _number(self.env, strip.at(rows[0]).vector(self.value), self.value.type.element, self.element)
         b, count = self.env.b, len(rows)
         whole = None
         for number, index in enumerate(rows):
-            part = self._part(strip, index)
+            part = self._part(strip.at(index))
             if whole is not None:
                 part = b.binary("or", whole, b.binary("shl", part, b.integer_like(number * 32 // count, part)))
             whole = part
         assert whole is not None
         return self._look_up(whole)
 
-    def _part(self, strip: Strip, index: Index) -> Value:
+    def _part(self, strip: Strip) -> Value:
         """The numbers of one row, or what they are looked up by."""
         b, few_bits = self.env.b, self.few_bits
         if few_bits is None:
-            value = materialize(b, strip.at(index).value(self.value), strip.width)
-            return b.cast("zext", _number(self.env, value, self.value.type.element, self.words), "i32")
-        value = materialize(b, strip.at(index).value(few_bits.source), strip.width)
+            return b.cast("zext", _number(self.env, strip.vector(self.value), self.value.type.element, self.words), "i32")
+        value = strip.vector(few_bits.source)
         if bits_of(element_of(value)) <= LOOKED_UP:
             return b.cast("zext", value, "i32")
         value = b.cast("trunc", b.binary("lshr", value, b.integer_like(few_bits.first, value)), "i32")
@@ -132,15 +144,14 @@ def _of_words(env: Environment, index: Index, words: str) -> list[Index]:
 
 def _pack_transposed(env: Environment, step: Pack) -> None:
     b, lanes, count = env.b, step.nest.lanes, per_word(step.words)
-    (packed,) = step.tensors
-    value, target = packed.value, packed.target
-    row = vector_type(lanes, memory_type(target.element))
+    ((operand, target),) = _targets(step)
+    value, row = operand.value, vector_type(lanes, memory_type(target.element))
     *batch, words, columns = step.nest.shape
     with contextlib.ExitStack() as stack:
         outer = [Lane(stack.enter_context(b.loop(0, size, 1))) for size in batch]
         column = stack.enter_context(b.loop(0, columns, lanes))
         lines = [
-            _line(env, step, value, (*outer, Lane(b.add(column, integer(number, "i32")))), lanes * count)
+            _column(env, step, value, (*outer, Lane(b.add(column, integer(number, "i32")))), lanes * count)
             for number in range(lanes)
         ]
         word = stack.enter_context(b.loop(0, words, lanes))
@@ -154,26 +165,27 @@ def _pack_transposed(env: Environment, step: Pack) -> None:
             write_packed(env, target, index, Lane(vector, None), lanes)
 
 
-def _line(env: Environment, step: Pack, value: Tensor, column: Index, width: int) -> Callable[[Value], Value]:
-    """What reads strips of a column of a right operand, by their first row. Where the column is at equal distances in
-    memory, the index arithmetic is that of its beginning."""
-    b, sources, op = env.b, step.nest.sources, value.op
+def _column(env: Environment, step: Pack, value: Tensor, column: Index, width: int) -> Callable[[Value], Value]:
+    """What reads strips of a column of a right operand, by their first row. Where the elements of a column are at one
+    distance in memory, the index arithmetic is that of its beginning."""
+    b, sources, op, accesses = env.b, step.nest.sources, value.op, step.nest.accesses
 
     def at(row: Value, of: Tensor) -> Lane:
         index = (*column[:-1], Lane(row, 1), column[-1])
-        return Strip(env, sources, index, width, accesses=step.nest.accesses).value(of)
+        return Strip(env, sources, index, width, accesses=accesses).value(of)
 
-    if step.has_pattern and op is not None:
-        first = at(integer(0, "i32"), op.operands[0])
-        if isinstance(first.stride, int):
-            size = integer(first.stride, "i64")
+    if step.columns != AT_ONE_DISTANCE:
+        return lambda row: materialize(b, at(row, value), width)
+    assert op is not None
+    first, kind = at(integer(0, "i32"), op.operands[0]), accesses[op, own_dims(value)].kind
+    assert isinstance(first.stride, int), "planned at one distance"
+    size = integer(first.stride, "i64")
 
-            def read(row: Value) -> Value:
-                address = b.add(first.value, b.mul(b.sext(row, "i64"), size))
-                return materialize(b, load_lane(env, op, Lane(address, first.stride), None, None, width), width)
+    def read(row: Value) -> Value:
+        address = b.add(first.value, b.mul(b.sext(row, "i64"), size))
+        return materialize(b, load_lane(env, op, Lane(address, first.stride), None, None, width, kind), width)
 
-            return read
-    return lambda row: materialize(b, at(row, value), width)
+    return read
 
 
 def convert(env: Environment, step: Convert) -> None:
@@ -192,32 +204,28 @@ def clear(env: Environment, step: Clear) -> None:
 
 
 def multiply(env: Environment, step: Multiply) -> None:
-    b, inner, target = env.b, step.inner, step.target
+    b, inner, target, tile = env.b, step.inner, step.target, step.accumulators
     *batch, m, n = target.shape
     count = 1
     for size in batch:
         count *= size
     with b.loop(0, count, 1) as number:
         index = tuple(Lane(number) for _ in batch)  # at most one, where it is used
-        kernel = (_TileKernel if step.tiles else _RegisterKernel)(
+        kernel = (_TileKernel if tile.tiles else _RegisterKernel)(
             env,
             step,
+            tile,
             index,
-            [_left_address(env, step, each.left, index, number, m) for each in step.products],
-            [
-                _right_address(env, step, each.right, number, n)
-                if isinstance(each.right, Buffer)
-                else _Evaluated(env, step, each)
-                for each in step.products
-            ],
+            [_left_address(env, step, each.left, index, number) for each in step.products],
+            [_right(env, step, each.right, number) for each in step.products],
             _matrix(env, target, number, m * n),
         )
         with (
-            b.loop(0, n, step.lanes * step.vectors) as column,
+            b.loop(0, n, tile.columns) as column,
             b.loop(0, inner, step.depth) as first,
         ):
             kernel.prepare(column, first)
-            with b.loop(0, m, step.rows) as row:
+            with b.loop(0, m, tile.rows) as row:
                 kernel.emit(row, column, first)
 
 
@@ -231,31 +239,30 @@ LeftAddress = Callable[[Value], LeftRow]  # of a row of one matrix of the left o
 RightAddress = Callable[[Value, Value, int], Value]  # of a vector of a panel: (its first column, row, which one)
 
 
-def _left_address(
-    env: Environment, step: Multiply, left: Buffer | Tensor, batch: Index, number: Value, rows: int
-) -> LeftAddress:
-    b, inner = env.b, step.inner
-    if isinstance(left, Buffer):
-        matrix, memory = _matrix(env, left, number, rows * inner), memory_type(left.element)
+def _left_address(env: Environment, step: Multiply, left: Operand, batch: Index, number: Value) -> LeftAddress:
+    b, inner, buffer, value = env.b, step.inner, left.buffer, left.value
+    if buffer is not None:
+        matrix, memory = _matrix(env, buffer, number, step.target.shape[-2] * inner), memory_type(buffer.element)
 
         def packed(row: Value) -> LeftRow:
             start = b.mul(b.sext(row, "i64"), integer(inner, "i64"))
             return lambda column: b.element_address(matrix, memory, b.add(start, b.sext(column, "i64")))
 
         return packed
-    assert left.op is not None
-    pointer = left.op.operands[0]
+    assert value.op is not None
+    pointer, access = value.op.operands[0], step.accesses[value.op, own_dims(value)]
     count = integer(per_word(step.words), "i32")
 
     def in_place(row: Value) -> LeftRow:
-        """Where its elements are at equal distances, the index arithmetic is that of the first one."""
+        """Where its elements are at one distance, the index arithmetic is that of the first one."""
 
         def at(column: Lane, width: int) -> Lane:
             return Strip(env, step.sources, (*batch, Lane(row), column), width).value(pointer)
 
-        first = at(Lane(integer(0, "i32"), 1), step.lanes)
-        if first.stride is None:
+        if access.kind == "gather":
             return lambda column: env.host_address(at(Lane(b.mul(column, count)), 0).value)
+        first = at(Lane(integer(0, "i32"), 1), step.accumulators.lanes)
+        assert first.stride is not None, "planned at one distance"
         start = env.host_address(first.value)
         distance = integer(first.stride, "i64") if isinstance(first.stride, int) else first.stride
         return lambda column: b.element_address(start, "i8", b.mul(b.sext(b.mul(column, count), "i64"), distance))
@@ -263,32 +270,19 @@ def _left_address(
     return in_place
 
 
-def _right_address(env: Environment, step: Multiply, right: Buffer, number: Value, columns: int) -> RightAddress:
-    b, matrix = env.b, _matrix(env, right, number, step.inner * columns)
+def _right(env: Environment, step: Multiply, right: Operand, number: Value) -> RightAddress | _Evaluated:
+    b, target, tile = env.b, step.target, step.accumulators
+    if right.buffer is None:
+        return _Evaluated(env, right, step.words, target)
+    matrix = _matrix(env, right.buffer, number, step.inner * target.shape[-1])
 
     def packed(column: Value, line: Value, vector: int) -> Value:
         panel = b.mul(b.sext(column, "i64"), integer(step.inner, "i64"))
-        start = b.add(panel, b.mul(b.sext(line, "i64"), integer(step.lanes * step.vectors, "i64")))
-        start = b.add(start, integer(vector * step.lanes, "i64"))
-        return b.element_address(matrix, memory_type(step.target.element), start)
+        start = b.add(panel, b.mul(b.sext(line, "i64"), integer(tile.columns, "i64")))
+        start = b.add(start, integer(vector * tile.lanes, "i64"))
+        return b.element_address(matrix, memory_type(target.element), start)
 
     return packed
-
-
-class _Evaluated:
-    """A right operand that is evaluated where it is multiplied."""
-
-    def __init__(self, env: Environment, step: Multiply, factors: Factors) -> None:
-        assert isinstance(factors.right, Tensor)
-        self.env, self.value, self.element = env, factors.right, step.target.element
-        self.words = _Words(env, factors.right, step.words, factors.few_bits) if step.words else None
-
-    def vector(self, strip: Strip, rows: list[Index]) -> Value:
-        """What `rows` are, or the words that they share."""
-        if self.words is not None:
-            return self.words.at(strip, rows)
-        value = materialize(self.env.b, strip.value(self.value, rows[0]), strip.width)
-        return _number(self.env, value, self.value.type.element, self.element)
 
 
 @dataclasses.dataclass
@@ -297,6 +291,7 @@ class _Kernel:
 
     env: Environment
     step: Multiply
+    tile: Accumulators
     batch: Index  # of the matrix, in a batch
     left: list[LeftAddress]
     right: list[RightAddress | _Evaluated]
@@ -312,45 +307,27 @@ class _Kernel:
     def _target_address(self, line: Value, column: Value, number: int) -> Value:
         b, target = self.env.b, self.step.target
         start = b.add(b.mul(b.sext(line, "i64"), integer(target.shape[-1], "i64")), b.sext(column, "i64"))
-        start = b.add(start, integer(number * self.step.lanes, "i64"))
+        start = b.add(start, integer(number * self.tile.lanes, "i64"))
         return b.element_address(self.target, memory_type(target.element), start)
 
-    def _fetch_upcoming(self, row: Value, column: Value, first: Value) -> None:
-        """The share of one tile in as many rows of the upcoming right operand as all tiles use up of this one."""
-        b, step = self.env.b, self.step
-        if step.upcoming is None:
-            return
-        lines, tiles = step.depth * self._lines_a_row(step.upcoming), step.target.shape[-2] // step.rows
-        share = -(-lines // tiles)
-        start = b.mul(b.binary("udiv", row, integer(step.rows, "i32")), integer(share, "i32"))
-        after = b.add(first, integer(step.inner, "i32"))
-        for number in range(min(share, MOST_FETCHES)):
-            self._fetch_line(step.upcoming, column, after, b.add(start, integer(number, "i32")))
+    def _fetch_with_tile(self, row: Value, column: Value, first: Value) -> None:
+        b, upcoming = self.env.b, self.step.upcoming
+        if upcoming is not None and upcoming.lines:
+            number = b.binary("udiv", row, integer(self.tile.rows, "i32"))
+            self._fetch(upcoming, column, first, b.mul(number, integer(upcoming.share, "i32")))
 
-    def _fetch_row(self, column: Value, row: Value) -> None:
-        """What is as far after a row of the right operand as memory takes to answer: in the next round, or later."""
-        step = self.step
-        if step.upcoming is None:
-            return
-        bytes_ = per_word(step.words) * step.target.shape[-1] * pointee_size(step.upcoming)
-        after = self.env.b.add(row, integer(max(step.inner, FETCH_BYTES // bytes_), "i32"))
-        for line in range(self._lines_a_row(step.upcoming)):
-            self._fetch_line(step.upcoming, column, after, integer(line, "i32"), level=2)
-
-    def _lines_a_row(self, load: Op) -> int:
-        """Lines of the cache that a row of the upcoming right operand, of numbers or words, takes in memory."""
-        step = self.step
-        return per_word(step.words) * max(step.vectors * step.lanes * pointee_size(load) // CACHE_LINE, 1)
-
-    def _fetch_line(self, load: Op, column: Value, first: Value, line: Value, level: int = 1) -> None:
-        """One of those that row `first` of the right operand, and what is after it, takes in memory."""
-        b, step, rows = self.env.b, self.step, per_word(self.step.words)
-        lines_a_row = integer(self._lines_a_row(load) // rows, "i32")
-        k = b.add(b.mul(first, integer(rows, "i32")), b.binary("udiv", line, lines_a_row))
-        place = b.mul(b.binary("urem", line, lines_a_row), integer(CACHE_LINE // pointee_size(load), "i32"))
-        index = (Lane(k), Lane(b.add(column, place)))
-        address = Strip(self.env, step.sources, index, 0).value(load.operands[0]).value
-        b.prefetch(self.env.host_address(address), level)
+    def _fetch(self, upcoming: Upcoming, column: Value, row: Value, begin: Value) -> None:
+        """Of what lies after a row of the right operand, the lines from `begin` on."""
+        b, load, numbers = self.env.b, upcoming.load, per_word(self.step.words)
+        first = b.add(row, integer(upcoming.ahead, "i32"))
+        lines_a_row = integer(max(self.tile.columns * pointee_size(load) // CACHE_LINE, 1), "i32")
+        for number in range(upcoming.lines):
+            line = b.add(begin, integer(number, "i32"))
+            k = b.add(b.mul(first, integer(numbers, "i32")), b.binary("udiv", line, lines_a_row))
+            place = b.mul(b.binary("urem", line, lines_a_row), integer(CACHE_LINE // pointee_size(load), "i32"))
+            index = (Lane(k), Lane(b.add(column, place)))
+            address = Strip(self.env, self.step.sources, index, 0).value(load.operands[0]).value
+            b.prefetch(self.env.host_address(address), upcoming.level)
 
 
 class _TileKernel(_Kernel):
@@ -361,23 +338,23 @@ class _TileKernel(_Kernel):
         self.env.tiles = True
         size = integer(step.target.size, "i64")
         target_stride = b.mul(integer(step.target.shape[-1], "i64"), size)
-        right_stride = b.mul(integer(step.lanes * step.vectors, "i64"), size)
-        rows = [b.add(row, integer(r * step.lanes, "i32")) for r in range(step.rows // step.lanes)]
-        sums = [(r, v) for r in range(len(rows)) for v in range(step.vectors)]
+        right_stride = b.mul(integer(self.tile.columns, "i64"), size)
+        rows = [b.add(row, integer(r * self.tile.lanes, "i32")) for r in range(self.tile.rows // self.tile.lanes)]
+        sums = [(r, v) for r in range(len(rows)) for v in range(self.tile.vectors)]
         for r, v in sums:
-            if step.from_zero:
+            if step.initial is None:
                 self._tile("tilezero", _sum(r, v))
             else:
                 self._tile("tileloadd64", _sum(r, v), self._target_address(rows[r], column, v), target_stride)
-        self._fetch_upcoming(row, column, first)
+        self._fetch_with_tile(row, column, first)
         (right,) = self.right
         assert not isinstance(right, _Evaluated)
-        with b.loop(0, step.depth, step.lanes) as counter:
+        with b.loop(0, step.depth, self.tile.lanes) as counter:
             k = b.add(first, counter)
             for r, line in enumerate(rows):
                 start = self.left[0](line)(k)
                 self._tile("tileloadd64", _LEFT + r, start, self._distance(start, line, k))
-            for v in range(step.vectors):
+            for v in range(self.tile.vectors):
                 self._tile("tileloadd64", _RIGHT + v, right(column, k, v), right_stride)
             for r, v in sums:
                 self._tile(_ADD_TILES[step.words], _sum(r, v), integer(_LEFT + r, "i8"), integer(_RIGHT + v, "i8"))
@@ -416,7 +393,7 @@ class _RegisterKernel(_Kernel):
         b, step = self.env.b, self.step
         # Opaque, or LLVM would add to the one number before it is in all lanes, which is an instruction more.
         self.offset = b.opaque(integer(_OFFSET, self._vector("i32")))
-        summed = b.open_loop(0, step.depth, 1, [zero(self._vector("i32"))] * step.vectors)
+        summed = b.open_loop(0, step.depth, 1, [zero(self._vector("i32"))] * self.tile.vectors)
         k = b.add(first, summed.counter)
         (vectors,) = self._right_vectors(column, k)
         self.excess = b.close_loop(
@@ -428,55 +405,57 @@ class _RegisterKernel(_Kernel):
         )
 
     def _vector(self, element: str) -> str:
-        return vector_type(self.step.lanes, element) if self.step.lanes > 1 else element
+        return vector_type(self.tile.lanes, element) if self.tile.lanes > 1 else element
 
     def _right_vectors(self, column: Value, line: Value) -> list[list[Value]]:
         """Of each product, what the accumulators need of a row of the right operand."""
         b, step = self.env.b, self.step
         element = "i32" if step.words else memory_type(step.target.element)
         # One strip, and the same indices for all: what they have in common is evaluated once.
-        strip = Strip(self.env, step.sources, (), step.lanes)
-        places = [Lane(b.add(column, integer(v * step.lanes, "i32")), 1) for v in range(step.vectors)]
+        strip = Strip(self.env, step.sources, (), self.tile.lanes, accesses=step.accesses)
+        vectors = range(self.tile.vectors)
+        places = [Lane(b.add(column, integer(v * self.tile.lanes, "i32")), 1) for v in vectors]
         index = (*self.batch, Lane(line))
         lines = _of_words(self.env, index, step.words) if step.words else [index]
         return [
             [right.vector(strip, [(*of, place) for of in lines]) for place in places]
             if isinstance(right, _Evaluated)
-            else [b.load(self._vector(element), right(column, line, v), step.target.size) for v in range(step.vectors)]
+            else [b.load(self._vector(element), right(column, line, v), step.target.size) for v in vectors]
             for right in self.right
         ]
 
     def emit(self, row: Value, column: Value, first: Value) -> None:
-        b, step, width, size = self.env.b, self.step, self.step.lanes, self.step.target.size
+        b, step, width, size = self.env.b, self.step, self.tile.lanes, self.step.target.size
         sum_ = memory_type(step.target.element)
         element, alignment = ("i32", element_size(step.words)) if step.words else (sum_, size)
-        places = [(b.add(row, integer(r, "i32")), v) for r in range(step.rows) for v in range(step.vectors)]
+        places = [(b.add(row, integer(r, "i32")), v) for r in range(self.tile.rows) for v in range(self.tile.vectors)]
         targets = [self._target_address(line, column, v) for line, v in places]
         sums = [self._initial(*place, column, address) for place, address in zip(places, targets, strict=True)]
         if self.excess:
             sums = [b.sub(value, self.excess[v]) for value, (_, v) in zip(sums, places, strict=True)]
         evaluated = any(isinstance(each, _Evaluated) for each in self.right)
         if not evaluated:
-            self._fetch_upcoming(row, column, first)
-        lines = [[left(b.add(row, integer(r, "i32"))) for r in range(step.rows)] for left in self.left]
-        chunks = b.open_loop(0, step.depth, step.chunk, sums)
+            self._fetch_with_tile(row, column, first)
+        lines = [[left(b.add(row, integer(r, "i32"))) for r in range(self.tile.rows)] for left in self.left]
+        chunk = step.chunk or step.depth
+        chunks = b.open_loop(0, step.depth, chunk, sums)
         start = b.add(first, chunks.counter)
-        self._fetch_left(row, start, step.chunk)
-        products = b.open_loop(0, step.chunk, step.unroll, chunks.carried)
+        self._fetch_left(row, start, chunk)
+        products = b.open_loop(0, chunk, step.unroll, chunks.carried)
         following = products.carried
         for number in range(step.unroll):
             k = b.add(b.add(start, products.counter), integer(number, "i32"))
-            if evaluated:
-                self._fetch_row(column, k)
+            if evaluated and step.upcoming is not None:
+                self._fetch(step.upcoming, column, k, integer(0, "i32"))
             for left, vectors in zip(lines, self._right_vectors(column, k), strict=True):
                 partial, following = following, []
-                for r in range(step.rows):
+                for r in range(self.tile.rows):
                     one = b.load(element, left[r](k), alignment)
                     factor = b.splat(one, width) if width > 1 else one
                     if self.offset is not None:
                         factor = b.binary("xor", factor, self.offset)
-                    for v in range(step.vectors):
-                        following.append(self._add_product(partial[r * step.vectors + v], factor, vectors[v]))
+                    for v in range(self.tile.vectors):
+                        following.append(self._add_product(partial[r * self.tile.vectors + v], factor, vectors[v]))
         before, sums = sums, b.close_loop(chunks, b.close_loop(products, following))
         if watching.is_followed(self.env, step.target.element):
             zeros = functools.partial(self._zeros, lines, column, first)
@@ -488,16 +467,16 @@ class _RegisterKernel(_Kernel):
         """For each accumulator the sum of its factors, all times zero."""
         b, step = self.env.b, self.step
         nothing = zero(self._vector(memory_type(step.target.element)))
-        loop = b.open_loop(0, step.depth, 1, [nothing] * (step.rows * step.vectors))
+        loop = b.open_loop(0, step.depth, 1, [nothing] * (self.tile.rows * self.tile.vectors))
         k, following = b.add(first, loop.counter), loop.carried
         for left, vectors in zip(lines, self._right_vectors(column, k), strict=True):
             partial, following = following, []
-            for r in range(step.rows):
+            for r in range(self.tile.rows):
                 size = element_size(step.words) if step.words else step.target.size
                 one = b.load(element_of(vectors[0]), left[r](k), size)
-                factor = b.splat(one, step.lanes) if step.lanes > 1 else one
-                for v in range(step.vectors):
-                    total = partial[r * step.vectors + v]
+                factor = b.splat(one, self.tile.lanes) if self.tile.lanes > 1 else one
+                for v in range(self.tile.vectors):
+                    total = partial[r * self.tile.vectors + v]
                     for each in (*self._numbers(factor), *self._numbers(vectors[v])):
                         total = b.fma(each, nothing, total)
                     following.append(total)
@@ -518,11 +497,13 @@ class _RegisterKernel(_Kernel):
         """What products are added to."""
         b, step = self.env.b, self.step
         vector = self._vector(memory_type(step.target.element))
-        if step.initial is not None:
-            place = Lane(b.add(column, integer(number * step.lanes, "i32")), 1)
-            strip = Strip(self.env, step.sources, (*self.batch, Lane(line), place), step.lanes)
-            return strip.vector(step.initial)
-        return zero(vector) if step.from_zero else b.load(vector, address, step.target.size)
+        if step.initial is None:
+            return zero(vector)
+        if isinstance(step.initial, Buffer):
+            return b.load(vector, address, step.target.size)
+        index = (*self.batch, Lane(line), Lane(b.add(column, integer(number * self.tile.lanes, "i32")), 1))
+        strip = Strip(self.env, step.sources, index, self.tile.lanes, accesses=step.accesses)
+        return strip.vector(step.initial)
 
     def _add_product(self, partial: Value, left: Value, right: Value) -> Value:
         b = self.env.b
@@ -533,7 +514,7 @@ class _RegisterKernel(_Kernel):
         return b.add(partial, b.mul(left, right))
 
     def _add_words(self, partial: Value, left: Value, right: Value) -> Value:
-        b, words, lanes = self.env.b, self.step.words, self.step.lanes
+        b, words, lanes = self.env.b, self.step.words, self.tile.lanes
         parts = vector_type(lanes * per_word(words), "bfloat" if words == "bf16" else words)
         left, right = (b.define(parts, f"bitcast {value} to {parts}") for value in (left, right))
         if words == "i16":
@@ -542,16 +523,14 @@ class _RegisterKernel(_Kernel):
 
     def _fetch_left(self, row: Value, start: Value, count: int) -> None:
         """What the tile below needs of the left operand for `count` products."""
-        b, rows = self.env.b, self.step.rows
-        if rows == self.step.target.shape[-2]:
-            return
-        for factors, left in zip(self.step.products, self.left, strict=True):
-            if isinstance(factors.left, Buffer):
-                continue
-            for r in range(rows):
-                below = left(b.add(row, integer(rows + r, "i32")))
-                for place in range(0, count, CACHE_LINE // self.step.target.size):
-                    b.prefetch(below(b.add(start, integer(place, "i32"))))
+        b, step = self.env.b, self.step
+        for factors, left in zip(step.products, self.left, strict=True):
+            value = factors.left.value
+            if factors.left.buffer is None and value.op and (ahead := step.accesses[value.op, own_dims(value)].ahead):
+                for r in range(self.tile.rows):
+                    below = left(b.add(row, integer(ahead + r, "i32")))
+                    for place in range(0, count, CACHE_LINE // step.target.size):
+                        b.prefetch(below(b.add(start, integer(place, "i32"))))
 
 
 _LEFT, _RIGHT = 4, 6  # tiles of the operands

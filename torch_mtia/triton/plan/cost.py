@@ -95,7 +95,7 @@ class _Model:
             return self.across(step)
         if isinstance(step, Pack):
             numbers = per_word(step.words) if step.words else 1
-            return self.nest(step.nest, 2 * len(step.tensors), numbers)
+            return self.nest(step.nest, 2 * len(step.operands), numbers)
         if isinstance(step, Multiply):
             return self.products(step)
         extra = {Evaluate: 1, Copy: 2, Clear: 1, Convert: 3, Decode: 10}.get(type(step))
@@ -116,14 +116,14 @@ class _Model:
         return self.nest(step.nest, combine) + rows * folds
 
     def products(self, step: Multiply) -> float:
-        *batch, rows, columns = step.target.shape
-        blocks = math.prod(batch) * (rows // step.rows) * (columns // (step.lanes * step.vectors)) * step.inner
-        if step.tiles:
-            return blocks * step.vectors * step.rows / step.lanes
-        evaluated = [each.right for each in step.products if isinstance(each.right, Value)]
+        (*batch, rows, columns), tile = step.target.shape, step.accumulators
+        blocks = math.prod(batch) * (rows // tile.rows) * (columns // tile.columns) * step.inner
+        if tile.tiles:
+            return blocks * tile.vectors * tile.rows / tile.lanes
+        evaluated = [each.right.value for each in step.products if each.right.buffer is None]
         numbers = per_word(step.words) if step.words else 1
-        right = step.vectors * (numbers * self.strip(evaluated, step.accesses, step.sources, step.lanes) + 1)
-        return blocks * (len(step.products) * step.rows * (step.vectors + 1) + right)
+        right = tile.vectors * (numbers * self.strip(evaluated, step.accesses, step.sources, tile.lanes) + 1)
+        return blocks * (len(step.products) * tile.rows * (tile.vectors + 1) + right)
 
     def strip(
         self, roots: Sequence[Value], accesses: Accesses, sources: Sources, lanes: int, known: set[Value] | None = None

@@ -110,7 +110,7 @@ _POSSIBLE = {
 
 def _refused(now: Any, before: Any) -> str:
     """Why what `before` was cannot be changed to what it is now, if it cannot."""
-    if isinstance(now, (Reduce, Scan)) or (isinstance(now, Pack) and now.transposed):
+    if isinstance(now, (Reduce, Scan)) or (isinstance(now, Pack) and now.columns):
         if now.nest.unroll != 1:
             return "this loop has no rounds of several strips"
         if isinstance(now, Pack) and now.nest.accesses != before.nest.accesses:
@@ -120,9 +120,10 @@ def _refused(now: Any, before: Any) -> str:
     if isinstance(now, Store) and now.unmasked is not None and now.nest.ends != before.nest.ends:
         return "whether the mask is true throughout is known from where the loops end"
     if isinstance(now, Multiply):
-        if now.unroll < 1 or now.chunk % now.unroll or (now.tiles and now.unroll != before.unroll):
-            return f"{now.chunk} products are no whole number of rounds of {now.unroll}"
-        if now.accesses != before.accesses:
+        chunk = now.chunk or now.depth
+        if now.unroll < 1 or chunk % now.unroll or (now.accumulators.tiles and now.unroll != before.unroll):
+            return f"{chunk} products are no whole number of rounds of {now.unroll}"
+        if any(access.kind != before.accesses[place].kind for place, access in now.accesses.items()):
             return "how an operand of a product is accessed cannot be changed"
     return ""
 
@@ -136,7 +137,8 @@ def _refused_access(now: Any, before: Any, line: Line) -> str:
             return f"it is {old.kind}, and can be {' or '.join(possible) if possible else 'nothing else'}"
         if access.kind != old.kind and access.kind == ("scatter" if loads else "gather"):
             return "a load can be a gather, a store a scatter"
-        if access.ahead and not (is_operation and loads and access.kind == "vector"):
+        prefetches = access.kind == "vector" or (old.ahead and access.kind == old.kind)
+        if access.ahead and not (is_operation and loads and prefetches):
             return "only loads of neighbours prefetch"
         if access.nontemporal and not (old.nontemporal and access.kind == "vector"):
             return "this store cannot pass by the caches"

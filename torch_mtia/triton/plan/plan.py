@@ -369,33 +369,39 @@ def per_word(element: str) -> int:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Packed(Part):
+class Operand(Part):
+    """How a product reads a matrix. Packed: from `buffer`, where a left operand is in row-major order, a right one in
+    panels of as many columns as there are accumulators. Without a buffer, a left operand is read in place, where it is
+    loaded from, and a right one is evaluated in the strips that are multiplied."""
+
     value: Value
-    target: Buffer
-    # Bits that words are looked up by.
+    buffer: Buffer | None = None
+    # Bits that the words of what is evaluated are looked up by.
     few_bits: FewBits | None = field(default=None, metadata=shown("looks {value} up by {few_bits}"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pack(Step):
-    """Tensors, converted, in row-major order, or in panels: each has so many of their columns, and all of their rows.
-    `words`: a format of 8 or 16 bits, of which several rows share 32 bits. Where it is `transposed`, words lie side by
-    side in memory: strips go along the rows, and are transposed in registers."""
+    """Evaluates operands into their buffers, converted. `words`: a format of 8 or 16 bits, of which several rows share
+    32 bits. Words of `columns` lie side by side in memory: strips go along these, and are transposed in registers."""
 
-    title = "pack {tensors}, {form}[, {arrangement}]"
-    tensors: tuple[Packed, ...]
+    title = "pack {packed}, {form}[, transposed from columns {columns}]"
+    operands: tuple[Operand, ...]
     nest: Nest
     words: str = ""
-    transposed: bool = False
-    has_pattern: bool = False  # whether a column of a tensor that is transposed is at equal distances in memory
+    columns: str = ""  # AT_ONE_DISTANCE, if the elements of a column are that in memory, or ANYWHERE
+
+    @property
+    def packed(self) -> tuple[tuple[Value, Buffer | None], ...]:
+        return tuple((operand.value, operand.buffer) for operand in self.operands)
 
     @property
     def form(self) -> str:
-        return f"in words of {self.words}" if self.words else f"as {self.tensors[0].target.element}"
+        (_, target), *_ = self.packed
+        return f"in words of {self.words}" if self.words or target is None else f"as {target.element}"
 
-    @property
-    def arrangement(self) -> str:
-        return "transposed" if self.transposed else ""
+
+AT_ONE_DISTANCE, ANYWHERE = "at one distance", "anywhere"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -417,51 +423,82 @@ class Decode(Step):
 class Factors(Part):
     """The operands of a product."""
 
-    left: Buffer | Value  # in a buffer in row-major order, or read where it was loaded from
-    right: Buffer | Value  # in panels of as many columns as there are accumulators, or evaluated where it is needed
-    # Bits that the words of `right` are looked up by, if it is evaluated.
-    few_bits: FewBits | None = field(default=None, metadata=shown("looks {right} up by {few_bits}"))
+    left: Operand
+    right: Operand
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulators:
+    """What stays in registers."""
+
+    rows: int
+    vectors: int  # of each row
+    lanes: int
+    tiles: bool  # whether each 16 vectors, one below the other, are a register of AMX
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+    def __str__(self) -> str:
+        if self.tiles:
+            return f"{self.rows // self.lanes} x {self.vectors} tiles of {self.lanes} x {self.lanes}"
+        return f"{self.rows} x {self.vectors} vectors of {self.lanes} lanes"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Upcoming(Part):
+    """What is fetched of the right operand of the next product, which most likely lies after the rows that `load` reads
+    for this one: `lines` of the cache of each `share` of them. A share is one of each tile of accumulators, or, where
+    the operand is evaluated, that of each of its rows."""
+
+    load: Op
+    ahead: int  # rows
+    level: int  # of the caches
+    share: int
+    lines: int = field(
+        metadata=shown(
+            "prefetches what follows {load.results}, {=ahead} rows ahead: {=lines} of {share} lines with each {unit}",
+            optional=True,
+        )
+    )
+
+    @property
+    def unit(self) -> str:
+        return "tile" if self.level == 1 else "row, to level 2"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Multiply(Step):
-    """target += the sum of left @ right (= with `from_zero`; = `initial` +), for every matrix of a batch."""
+    """target = `initial` + the sum of left @ right, for every matrix of a batch."""
 
     title = "multiply {target} {sums} {products}"
     op: Op
     target: Buffer
-    # Elements of a row of `left`, rows of `right`.
-    inner: int = field(metadata=shown("{sizes}, {depth} products at a time, {=unroll} in a round"))
+    # Elements of a row of the left operand, rows of the right one.
+    inner: int = field(metadata=shown("{sizes}, {depth} products at a time[, in chunks of {chunk}], {=unroll} in a round"))
     words: str  # the format of which each element, of 32 bits, holds several; none if empty
-    tiles: bool  # whether each 16 vectors of the accumulators, one below the other, are a register of AMX
-    rows: int = field(metadata=shown("accumulators: {accumulators}"))  # that stay in registers
-    # A load: after its rows lies, most likely, the right operand of the next product.
-    upcoming: Op | None = field(metadata=shown("prefetches what follows {upcoming.results}", optional=True))
+    accumulators: Accumulators = field(metadata=shown("accumulators: {accumulators}"))
     products: tuple[Factors, ...]
-    vectors: int  # of each row of them
-    lanes: int
+    upcoming: Upcoming | None
     depth: int  # products that are added before the accumulators go to memory
-    chunk: int  # of them, for which rows of a left operand that is read in place are prefetched at once
+    chunk: int  # of them, for which rows of a left operand that is read in place are fetched at once; 0: all
     unroll: int  # of them, in a round of the innermost loop
-    from_zero: bool
-    initial: Value | None  # what the accumulators begin with, evaluated there; None: zeros, or what the target holds
+    # What the accumulators begin with, evaluated there; the target, for what that holds; None: zeros.
+    initial: Value | Buffer | None
     accesses: Accesses = field(metadata=shown("{}: {}"))
     sources: Sources
 
     @property
     def sums(self) -> str:
-        return f"= {self.initial} +" if self.initial is not None else "=" if self.from_zero else "+="
+        if self.initial is None or self.initial is self.target:
+            return "=" if self.initial is None else "+="
+        return f"= {self.initial} +"
 
     @property
     def sizes(self) -> str:
         rows, columns = self.target.shape[-2:]
         return f"{rows} x {self.inner} @ {self.inner} x {columns}"
-
-    @property
-    def accumulators(self) -> str:
-        if self.tiles:
-            return f"{self.rows // self.lanes} x {self.vectors} tiles of {self.lanes} x {self.lanes}"
-        return f"{self.rows} x {self.vectors} vectors of {self.lanes} lanes"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

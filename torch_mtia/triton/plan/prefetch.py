@@ -10,7 +10,17 @@ from torch_mtia.triton.analyses.affine import Affine
 from torch_mtia.triton.analyses.availability import Available
 from torch_mtia.triton.ir.module import Value
 from torch_mtia.triton.ir.ops import Dims, is_load, size_behind
-from torch_mtia.triton.plan.plan import Access, Accesses, Nest, Pack, Plan, Sources, Transpose, transformed
+from torch_mtia.triton.plan.plan import (
+    AT_ONE_DISTANCE,
+    Access,
+    Accesses,
+    Nest,
+    Pack,
+    Plan,
+    Sources,
+    Transpose,
+    transformed,
+)
 
 BYTES = 2 << 10
 
@@ -21,8 +31,8 @@ def prefetch(plan: Plan, affine: Affine) -> Plan:
             return dataclasses.replace(part, accesses=_ahead(part.accesses, part.sources, part.dim, affine))
         if isinstance(part, Transpose):
             return dataclasses.replace(part, accesses=_ahead(part.accesses, part.sources, part.along, affine))
-        if isinstance(part, Pack) and part.transposed:  # goes along the rows, and guesses if these have a pattern
-            along = None if part.has_pattern else len(part.nest.shape) - 2
+        if isinstance(part, Pack) and part.columns:  # the processor guesses what is at one distance
+            along = None if part.columns == AT_ONE_DISTANCE else len(part.nest.shape) - 2
             accesses = _ahead(part.nest.accesses, part.nest.sources, along, affine)
             return dataclasses.replace(part, nest=dataclasses.replace(part.nest, accesses=accesses))
         return part

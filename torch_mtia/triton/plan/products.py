@@ -14,28 +14,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 from torch_mtia.triton.analyses.few_bits import FewBits, few_bits
-from torch_mtia.triton.analyses.strips import Lanes, Scalar, power_of_two_divisor
+from torch_mtia.triton.analyses.strips import ZERO, Lanes, Scalar, power_of_two_divisor
 from torch_mtia.triton.analyses.walk import own_dims
 from torch_mtia.triton.ir.attributes import Bits
 from torch_mtia.triton.ir.elements import element_size, is_float_element
 from torch_mtia.triton.ir.module import Op, Unsupported, Value
-from torch_mtia.triton.ir.ops import is_fused, is_load, splat_constant
+from torch_mtia.triton.ir.ops import is_fused, is_load, pointee_size, splat_constant
 from torch_mtia.triton.plan.control import assign
 from torch_mtia.triton.plan.plan import (
+    ANYWHERE,
+    AT_ONE_DISTANCE,
     Access,
     Accesses,
+    Accumulators,
     Buffer,
     Clear,
     Convert,
     Decode,
     Factors,
     Multiply,
+    Operand,
     Pack,
-    Packed,
     Shape,
+    Upcoming,
     innermost_first,
     per_word,
     row_major,
@@ -50,6 +53,9 @@ LIGHT_UNROLL = 4  # strips of what is looked up: what they load is next to each 
 MOST_VECTORS = 8  # of a row of accumulators
 RIGHT_BYTES = 32 << 10  # of the right operand to keep in the first-level cache
 CHUNK_BYTES = 256  # of rows of the left operand, to prefetch at once
+CACHE_LINE = 64
+MOST_LINES = 16  # to prefetch with a tile of accumulators
+FETCH_BYTES = 8 << 10  # of the right operand, before what is fetched is needed
 UNROLL = 4  # products in a round of the loop over them
 LEAST_DEPTH = 64  # products to add before the accumulators go to memory
 TILE = 16  # rows of a tile of AMX, and words of each
@@ -127,20 +133,6 @@ def _words(planner: Planner, op: Op) -> str:
     return format_ if inner >= per_word(format_) else ""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Accumulators:
-    """What stays in registers."""
-
-    tiles: bool
-    rows: int
-    vectors: int  # of each row
-    lanes: int
-
-    @property
-    def columns(self) -> int:
-        return self.vectors * self.lanes
-
-
 class _Product:
     """A product, or several whose sums are added: `op` is the last one."""
 
@@ -160,21 +152,21 @@ class _Product:
         # Filled by `operands`.
         self.factors: tuple[Factors, ...] = ()
         self.evaluated: list[Value] = []  # right operands that are evaluated where they are multiplied
-        self.upcoming: Op | None = None
+        self.following_rows: Op | None = None
 
     # Accumulators -----------------------------------------------------------------------------------------------------
 
-    def accumulators(self) -> _Accumulators:
+    def accumulators(self) -> Accumulators:
         m, n = self.shape[-2:]
         registers = _registers(self.planner)
         if self.in_tiles:
-            return _Accumulators(True, min(2 * TILE, m), min(2, n // TILE), TILE)
+            return Accumulators(min(2 * TILE, m), min(2, n // TILE), TILE, True)
         lanes = min(self.planner.lanes if element_size(self.element) <= 4 else self.planner.lanes // 2, n)
         if self.evaluated:  # once, if no other rows need it
-            return _Accumulators(False, m, min(registers // m, MOST_VECTORS, n // lanes), lanes)
+            return Accumulators(m, min(registers // m, MOST_VECTORS, n // lanes), lanes, False)
         # As square as fits, leaving registers for the operands.
         vectors = min((4 if m > 2 else 8) if registers == 16 else 2, n // lanes)
-        return _Accumulators(False, max(min(registers // vectors, m), 1), vectors, lanes)
+        return Accumulators(max(min(registers // vectors, m), 1), vectors, lanes, False)
 
     def panels(self, shape: Shape) -> Shape:
         """Of a right operand of that shape, if it has more columns than the accumulators."""
@@ -191,16 +183,13 @@ class _Product:
             self.evaluated = self.rights
         again = evaluated and self.accumulators().columns < self.shape[-1]
         lefts = [self._left(each.operands[0], again) for each in self.ops]
-        looked_up: list[FewBits | None] = [None] * len(self.ops)
-        rights: Sequence[Buffer | Value]
         if evaluated:
-            rights, looked_up = self.rights, [self._few_bits(right) for right in self.rights]
-        elif self.words:
-            rights = self._pack_words()
+            rights = [Operand(right, None, self._few_bits(right)) for right in self.rights]
         else:
-            rights = [self._pack_panels(right) for right in self.rights]
-        self.factors = tuple(Factors(*each) for each in zip(lefts, rights, looked_up, strict=True))
-        self.upcoming = self._upcoming(evaluated)
+            packed = self._pack_words() if self.words else map(self._pack_panels, self.rights)
+            rights = [Operand(right, buffer) for right, buffer in zip(self.rights, packed, strict=True)]
+        self.factors = tuple(Factors(*each) for each in zip(lefts, rights, strict=True))
+        self.following_rows = self._following_rows()
 
     def is_evaluated(self) -> bool:
         """Whether to evaluate right operands where they are multiplied: of few rows, each element is needed once."""
@@ -235,16 +224,16 @@ class _Product:
         """What the words of a right operand can be looked up by, in a vector with all of them."""
         return few_bits(right, self.planner.available, INDEX_BITS) if self.words == "bf16" else None
 
-    def _left(self, left: Value, again: bool) -> Buffer | Value:
+    def _left(self, left: Value, again: bool) -> Operand:
         """`again`: whether it is read several times."""
-        if not again and self._reads_directly(left):
-            return left
+        if not again and self._is_read_in_place(left):
+            return Operand(left)
         packed = self._pack(left, self.words or self.element)
-        if not self.words:
-            return packed
-        return dataclasses.replace(packed, shape=(*packed.shape[:-1], self.inner), strides=(), element="i32")
+        if self.words:
+            packed = dataclasses.replace(packed, shape=(*packed.shape[:-1], self.inner), strides=(), element="i32")
+        return Operand(left, packed)
 
-    def _reads_directly(self, value: Value) -> bool:
+    def _is_read_in_place(self, value: Value) -> bool:
         """Whether the elements of the left operand are as easy to read where they are as in a buffer."""
         planner, op, element = self.planner, value.op, self.words or self.element
         if value.type.element != element or value in planner.materialized or planner.instrumented:
@@ -256,12 +245,12 @@ class _Product:
             return False
         return not self.words or planner.affine.strides(op.operands[0])[-1] == element_size(element)
 
-    def _upcoming(self, evaluated: bool) -> Op | None:
+    def _following_rows(self) -> Op | None:
         """The load of the right operand, if it is in a loop: mostly the next round reads the rows after it."""
         planner, right, parent = self.planner, self.rights[-1], self.op.block.region.parent
         if parent is None or parent.name != "scf.for" or len(shape_of(right)) != 2 or right in planner.materialized:
             return None
-        loads = list(planner.available.reach([right], shape_of(right))) if evaluated else [right]
+        loads = list(planner.available.reach([right], shape_of(right))) if self.evaluated else [right]
         for load in loads:
             if is_load(load.op) and load.type.shape == right.type.shape:
                 assert load.op is not None
@@ -294,7 +283,7 @@ class _Product:
 
     def _pack_into(self, value: Value, target: Buffer) -> None:
         nest = self.planner.nest(self.op, [value], shape_of(value))
-        self.planner.add(Pack((Packed(value, target),), nest))
+        self.planner.add(Pack((Operand(value, target),), nest))
 
     def _pack_panels(self, value: Value) -> Buffer:
         planner, shape = self.planner, shape_of(value)
@@ -322,7 +311,8 @@ class _Product:
                 return [target]
             if not self.is_evaluated_by_rows(right):
                 planner.row_major_buffer(right, self.op)
-        packed = tuple(Packed(value, planner.new_buffer(panels, "i32"), self._few_bits(value)) for value in self.rights)
+        targets = [planner.new_buffer(panels, "i32") for _ in self.rights]
+        packed = tuple(map(Operand, self.rights, targets, map(self._few_bits, self.rights)))
         light = all(each.few_bits is not None for each in packed)
         unroll = min(LIGHT_UNROLL, n // planner.lanes) if light else 1
         index = planner.index(in_words, last, planner.lanes_along(in_words, last))
@@ -330,7 +320,7 @@ class _Product:
         accesses = planner.accesses(self.rights, shape, index, planner.lanes_along(in_words, last))
         nest = planner.plain_nest(in_words, last, roots=self.rights, unroll=unroll, accesses=accesses)
         planner.add(Pack(packed, nest, words))
-        return [each.target for each in packed]
+        return targets
 
     def _is_transposed(self, value: Value, shape: Shape) -> bool:
         """Whether evaluating a right operand is nothing but reading it, by columns; `shape` is that of its words."""
@@ -350,16 +340,14 @@ class _Product:
         index = planner.index(shape, last - 1, lanes)
         index[-2:] = Lanes(Scalar(None, power_of_two_divisor(lanes), True), 1), Lanes(Scalar(nonnegative=True), 0)
         accesses = planner.accesses([value], shape, index, lanes)
-        # Whether it is loaded without a mask from columns whose elements are at equal distances.
-        has_pattern = (
-            is_load(op)
-            and op is not None
-            and len(op.operands) == 1
-            and value not in planner.materialized
-            and planner.affine.has_pattern(op.operands[0], last - 1)
-        )
+        columns = ANYWHERE
+        if op is not None and is_load(op) and len(op.operands) == 1 and value not in planner.materialized:
+            pointer = op.operands[0]
+            at = planner.strips.lanes([(pointer, own_dims(pointer))], index, lanes, planner.available)
+            if planner.affine.has_pattern(pointer, last - 1) and isinstance(at[pointer, own_dims(pointer)].stride, int):
+                columns = AT_ONE_DISTANCE
         nest = planner.plain_nest(words, last, roots=[value], accesses=accesses)
-        planner.add(Pack((Packed(value, target),), nest, self.words, transposed=True, has_pattern=has_pattern))
+        planner.add(Pack((Operand(value, target),), nest, self.words, columns))
 
     # Multiplication ---------------------------------------------------------------------------------------------------
 
@@ -376,7 +364,7 @@ class _Product:
         in_registers = direct and depth == inner and self._is_read_by_rows(initial, tile)
         target = planner.destination(result) if direct else planner.new_buffer(self.shape, element)
         read = [*planner.sources(self.evaluated).materialized.values()]
-        read += [each for of in self.factors for each in (of.left, of.right) if isinstance(each, Buffer)]
+        read += [each.buffer for of in self.factors for each in (of.left, of.right) if each.buffer is not None]
         if not target.row_major() or target.storage in {buffer.storage for buffer in read}:
             target = planner.destination(result, row_major(self.shape))
         if not starts_at_zero and not in_registers and planner.materialized.get(initial) is not target:
@@ -387,12 +375,12 @@ class _Product:
         if starts_at_zero and depth < inner:
             planner.add(Clear(planner.plain_nest(target.shape, len(target.shape) - 1), target))
             starts_at_zero = False
-        self._multiply(target, tile, depth, starts_at_zero, initial if in_registers else None)
+        self._multiply(target, tile, depth, initial if in_registers else None if starts_at_zero else target)
         if not direct:
             nest = planner.plain_nest(self.shape, len(self.shape) - 1)
             planner.add(Convert(nest, target, planner.destination(result)))
 
-    def _is_read_by_rows(self, initial: Value, tile: _Accumulators) -> bool:
+    def _is_read_by_rows(self, initial: Value, tile: Accumulators) -> bool:
         """Whether what products are added to is as easy to evaluate in the accumulators as to read there: a bias."""
         planner, shape = self.planner, shape_of(initial)
         return (
@@ -406,44 +394,67 @@ class _Product:
             and planner.available.cost(initial, planner.affine) <= MOST_COST_OF_SUM
         )
 
-    def _multiply(
-        self, target: Buffer, tile: _Accumulators, depth: int, from_zero: bool, initial: Value | None
-    ) -> None:
-        planner = self.planner
-        # How what is not in buffers is read: the left operand element by element, the others in strips of columns.
-        in_place = [each.left for each in self.factors if isinstance(each.left, Value)]
-        evaluated = [*self.evaluated, *([] if initial is None else [initial])]
-        accesses: Accesses = {
-            (left.op, own_dims(left)): Access("vector" if tile.tiles else "scalar") for left in in_place if left.op
-        }
-        lanes = tile.lanes if tile.lanes > 1 else 0
+    def _multiply(self, target: Buffer, tile: Accumulators, depth: int, initial: Value | Buffer | None) -> None:
+        planner, lanes = self.planner, tile.lanes if tile.lanes > 1 else 0
+        in_place = [each.left.value for each in self.factors if each.left.buffer is None]
+        accesses: Accesses = {}
+        for left in in_place:
+            accesses[left.op or left, own_dims(left)] = self._access_in_place(left, tile)
+        evaluated = [*self.evaluated, *([initial] if isinstance(initial, Value) else [])]
         for value in evaluated:
             index = [Lanes(Scalar(nonnegative=True), 0)] * len(shape_of(value))
             index[-1] = Lanes(Scalar(None, power_of_two_divisor(tile.lanes), True), int(lanes > 0))
             accesses.update(planner.accesses([value], shape_of(value), index, lanes))
-        loads = [left.op for left in in_place] + [self.upcoming]
+        upcoming = self._upcoming(tile, depth)
         chunk = min(CHUNK_BYTES // element_size(target.element), depth) if in_place else depth
+        pointers = [left.op.operands[0] for left in in_place if left.op is not None]
+        pointers += [] if upcoming is None else upcoming.load.operands[:1]
         planner.add(
             Multiply(
                 self.op,
                 target,
                 self.inner,
                 self.words,
-                tile.tiles,
-                tile.rows,
-                self.upcoming,
+                tile,
                 self.factors,
-                tile.vectors,
-                tile.lanes,
+                upcoming,
                 depth,
-                chunk,
+                chunk if chunk < depth else 0,
                 1 if self.evaluated else min(UNROLL, chunk),
-                from_zero,
                 initial,
                 accesses,
-                planner.sources([*(load.operands[0] for load in loads if load), *evaluated]),
+                planner.sources([*pointers, *evaluated]),
             )
         )
+
+    def _access_in_place(self, left: Value, tile: Accumulators) -> Access:
+        """How a left operand is read element by element, or by tiles; with the rows for the accumulators below."""
+        if tile.tiles:
+            return Access("vector")
+        is_last, rows = tile.rows == self.shape[-2], len(shape_of(left)) - 2
+        kind = "gather" if self._stride_in_place(left, tile.lanes) is None else "strided"
+        return Access(kind) if is_last else Access(kind, ahead=tile.rows, rows=rows)
+
+    def _stride_in_place(self, left: Value, lanes: int) -> object:
+        """From one element of a row of a left operand to the next; None if its index is computed for each."""
+        assert left.op is not None
+        pointer = left.op.operands[0]
+        index = [Lanes(Scalar(nonnegative=True), 0)] * len(shape_of(left))
+        index[-1] = Lanes(ZERO.value, 1)
+        place = pointer, own_dims(pointer)
+        return self.planner.strips.lanes([place], index, lanes, self.planner.available)[place].stride
+
+    def _upcoming(self, tile: Accumulators, depth: int) -> Upcoming | None:
+        load = self.following_rows
+        if load is None:
+            return None
+        size, numbers = pointee_size(load), per_word(self.words)
+        row = numbers * max(tile.columns * size // CACHE_LINE, 1)  # lines that a row, of numbers or words, takes
+        if self.evaluated:
+            ahead = max(self.inner, FETCH_BYTES // (numbers * self.shape[-1] * size))
+            return Upcoming(load, ahead, 2, row, row)
+        share = -(-depth * row // (self.shape[-2] // tile.rows))
+        return Upcoming(load, self.inner, 1, share, min(share, MOST_LINES))
 
 
 def _registers(planner: Planner) -> int:
@@ -479,7 +490,7 @@ def _dot_scaled(planner: Planner, op: Op) -> None:
     decoded = _decode(product, left, left_scale, (*batch, m, inner), left_format, rank - 1, along)
     along = rank - 2 if packed_right else rank - 1
     right_decoded = _decode(product, right, right_scale, (*batch, inner, n), right_format, rank - 2, along)
-    product.factors = (Factors(decoded, right_decoded),)
+    product.factors = (Factors(Operand(left, decoded), Operand(right, right_decoded)),)
     product.add(initial)
 
 

@@ -22,7 +22,7 @@ from torch_mtia.triton.analyses.symbolic import TRUE, Expression, conjuncts
 from torch_mtia.triton.ir.attributes import Dense
 from torch_mtia.triton.ir.module import Block, Op, Value
 from torch_mtia.triton.ir.ops import FLOAT_PREDICATES, INTEGER_PREDICATES
-from torch_mtia.triton.plan.plan import Body, Buffer, Factors, Packed, Part, Plan, Steps
+from torch_mtia.triton.plan.plan import Body, Buffer, Factors, Operand, Part, Plan, Steps
 
 _INDENT = "    "
 _PLACE = re.compile(r"\{(=?)([^}:]+)(?::([^}]*))?\}")
@@ -91,8 +91,8 @@ class _Printer:
             return f"where {end.comparison.results[0]} is false"
         if isinstance(value, Factors):
             return f"{self.show(value.left)} @ {self.show(value.right)}"
-        if isinstance(value, Packed):
-            return f"{value.value} -> {self.show(value.target)}"
+        if isinstance(value, Operand):
+            return self.show(value.buffer or value.value)
         if isinstance(value, Mapping):
             return self.show(tuple(value.items()))
         if not isinstance(value, (tuple, list)):

@@ -18,7 +18,7 @@ def unroll(plan: Plan, affine: Affine) -> Plan:
         if isinstance(part, Do) and part.nests:
             return dataclasses.replace(part, nests=tuple(_unrolled(nest, affine) for nest in part.nests))
         if isinstance(part, (AddNeighbours, Evaluate, Store, StoreStaged)) or (
-            isinstance(part, Pack) and not part.words and not part.transposed
+            isinstance(part, Pack) and not part.words and not part.columns
         ):
             return dataclasses.replace(part, nest=_unrolled(part.nest, affine))
         return part
