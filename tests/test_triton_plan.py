@@ -255,8 +255,8 @@ about 26280 ns for each program
   6     multiply #1 += %total_2 @ #2
           32 x 32 @ 32 x 64, 32 products at a time, 4 in a round
           accumulators: 4 x 4 vectors of 16 lanes
-          prefetches what follows %total_3
-          loads %total_2: scalar
+          prefetches what follows %total_3, 32 rows ahead: 16 of 16 lines with each tile
+          loads %total_2: strided, prefetches 4 rows ahead
           advances %at_a from %15
           advances %at_b from %22
   7 store %total_0#2 to %26
@@ -293,11 +293,11 @@ about 6810 ns for each program
   8     multiply #1 += %total_15 @ %total_17 + %total_20 @ %total_22
           1 x 16 @ 16 x 128, 16 products at a time, 1 in a round
           accumulators: 1 x 8 vectors of 16 lanes
-          prefetches what follows %both_10
           looks %total_17 up by bits 0 to 3 of %both_10
           looks %total_22 up by bits 4 to 7 of %both_10
-          loads %total_15: scalar
-          loads %total_20: scalar
+          prefetches what follows %both_10, 32 rows ahead: 4 of 4 lines with each row, to level 2
+          loads %total_15: strided
+          loads %total_20: strided
           loads %both_10: vector
   9 store %total_1 to %11
       over 1 x 128, 16 at a time along dimension 1, 2 strips in a round
@@ -339,8 +339,8 @@ about 30124 ns for each program
   8     multiply #1 += %total_21 @ #2 + %total_26 @ #3
           16 x 16 @ 16 x 128, 16 products at a time, 4 in a round
           accumulators: 4 x 4 vectors of 16 lanes
-          loads %total_21: scalar
-          loads %total_26: scalar
+          loads %total_21: strided, prefetches 4 rows ahead
+          loads %total_26: strided, prefetches 4 rows ahead
   9 store %total_6 to %18
       over 16 x 128, 16 at a time along dimension 1, 2 strips in a round
       stores %total_6: vector, past the caches

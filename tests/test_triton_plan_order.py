@@ -146,6 +146,7 @@ about 22 ns for each program
     do
   6     %values_6 = tt.gather %values_5, %values_3 with #1, #2
           over 64, 16 at a time, 2 strips in a round
+          accesses #1: gather
   7     evaluate %values_6 -> #1
           over 64, 16 at a time, 2 strips in a round
           reads %values_6 from #2
@@ -440,9 +441,11 @@ about 12 ns for each program
   1 evaluate %both_1 -> #1
       over 64, 16 at a time, 2 strips in a round
       loads %both_1: vector, prefetches 2048 bytes ahead
+      accesses #1: strided
   2 evaluate %both_4 -> #1+4
       over 64, 16 at a time, 2 strips in a round
       loads %both_4: vector, prefetches 2048 bytes ahead
+      accesses #1+4: strided
   3 store %both_5 to %2
       over 128, 16 at a time, 2 strips in a round
       stores %both_5: vector, past the caches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from torch_mtia.triton.analyses.strips import kind_of, store_kind
+from torch_mtia.triton.analyses.strips import kind_of
 from torch_mtia.triton.emit.environment import Environment, memory_type
 from torch_mtia.triton.lanes import Index, Lane, materialize
 from torch_mtia.triton.llvm import Builder
@@ -170,19 +170,25 @@ def read_buffer(env: Environment, buffer: Buffer, index: Index, width: int, kind
 
 
 def read_table(b: Builder, address: Value, buffer: Buffer, index: Index, width: int, kind: str | None = None) -> Lane:
-    """A strip of a buffer that begins at `address`. `kind`: how the plan accesses it; None where it says nothing."""
+    """A strip of a buffer that begins at `address`. `kind`: how the plan accesses it; None where it says nothing, so a
+    vector or a scalar."""
     pointers = buffer_pointers(b, address, buffer, index, width)
-    kind = kind or kind_of(pointers, buffer.size, width)
+    if kind is None:
+        kind = kind_of(pointers, buffer.size, width)
+        assert kind in ("vector", "scalar"), "the plan names all others"
     lane = read(b, pointers, memory_type(buffer.element), buffer.size, width, None, None, kind)
     if buffer.element == "i1":
         return Lane(b.cast("trunc", lane.value, "i1"), lane.stride)
     return lane
 
 
-def write_buffer(env: Environment, buffer: Buffer, index: Index, lane: Lane, width: int) -> None:
+def write_buffer(
+    env: Environment, buffer: Buffer, index: Index, lane: Lane, width: int, kind: str | None = None
+) -> None:
+    """`kind`: as of `read_table`."""
     b = env.b
     pointers = buffer_pointers(b, env.address_of(buffer), buffer, index, width)
     if buffer.element == "i1":
         lane = Lane(b.cast("zext", materialize(b, lane, width), "i8"), None if width else 0)
-    kind = store_kind(pointers, buffer.size, width)
+    kind = kind or ("vector" if width else "scalar")
     write(b, pointers, memory_type(buffer.element), buffer.size, width, lane, None, kind)

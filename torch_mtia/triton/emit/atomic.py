@@ -8,7 +8,6 @@ from contextlib import nullcontext
 
 from torch_mtia.triton import floats
 from torch_mtia.triton.emit import watching
-from torch_mtia.triton.emit.access import write_buffer
 from torch_mtia.triton.emit.environment import Environment, statement
 from torch_mtia.triton.emit.loops import loop_over
 from torch_mtia.triton.emit.memory import memory_element
@@ -121,7 +120,7 @@ def _each(
         flag = strip.value(mask) if mask is not None else None
         old = element(strip.value(pointer), [strip.value(operand) for operand in operands], flag)
         if target is not None:
-            write_buffer(env, target, strip.index, Lane(old), 0)
+            strip.write(target, Lane(old))
 
     loop_over(env, do.nests[0], body)
 

@@ -29,7 +29,8 @@ def _constant(strip: Strip, op: Op, index: Index) -> Lane:
     numbers = [int(constant_value(op, 0, position).ref) for position in range(len(constant.values))]
     table = strip.b.constant_array(numbers, llvm_element(element))
     as_buffer = Buffer(Storage(0, len(numbers), element, True), shape, row_major(shape), element)
-    return read_table(strip.b, table, as_buffer, index, strip.width)
+    access = strip.access(op, index)
+    return read_table(strip.b, table, as_buffer, index, strip.width, None if access is None else access.kind)
 
 
 @placed("ub.poison")

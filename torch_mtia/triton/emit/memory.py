@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from torch_mtia.triton.analyses.strips import kind_of
 from torch_mtia.triton.analyses.symbolic import TRUE
 from torch_mtia.triton.analyses.walk import own_dims
 from torch_mtia.triton.emit import watching
-from torch_mtia.triton.emit.access import Pointers, is_true, read, read_buffer, write, write_buffer
+from torch_mtia.triton.emit.access import Pointers, is_true, read, write
 from torch_mtia.triton.emit.environment import GRID, HOST_OFFSET, PROGRAM, Environment, placed, scalar, statement
 from torch_mtia.triton.emit.loops import evaluate, is_true_throughout, loop_over
 from torch_mtia.triton.emit.strip import Strip
@@ -78,12 +77,13 @@ def load_lane(
     width: int,
     kind: str | None = None,
 ) -> Lane:
-    """A strip from device memory. `kind`: how the plan accesses it; None where it says nothing of it."""
+    """A strip from device memory. `kind`: how the plan accesses it; None of a scalar."""
     pointer = op.operands[0]
     if pointer.type.pointee.startswith("tensor"):
         raise Unsupported("a load through a block pointer that was not rewritten", op.location)
     memory, size = memory_element(pointer)
-    kind = kind or kind_of(address, size, width, mask, other)
+    assert kind is not None or not width, "the plan says how strips are loaded"
+    kind = kind or "scalar"
     if env.instrumented:
         mask = watching.allowed(env, op, address, size, mask, width)
     if other is not None:
@@ -205,7 +205,7 @@ def _store(
             b.branch(unstaged, direct, delayed)
             b.start(delayed)
             for buffer, (_, value, *_) in zip(step.staged, lanes, strict=True):
-                write_buffer(env, buffer, strip.index, value, strip.width)
+                strip.write(buffer, value)
             b.jump(done)
             b.start(direct)
         for each, (address, value, *flags) in zip(step.stores, lanes, strict=True):
@@ -225,7 +225,7 @@ def store_staged(env: Environment, step: StoreStaged) -> None:
     def body(strip: Strip) -> None:
         pointer, _, mask = store_operands(step.store)
         address, flag = strip.value(pointer), strip.value(mask) if mask is not None else None
-        value = read_buffer(env, step.source, strip.index, strip.width)
+        value = strip.read(step.source)
         access = strip.accesses[step.store, own_dims(pointer)]
         store_lane(env, step.store, address, value, flag, strip.width, access.kind)
 

@@ -11,7 +11,7 @@ from torch_mtia.triton import floats
 from torch_mtia.triton.analyses.few_bits import FewBits
 from torch_mtia.triton.analyses.walk import own_dims
 from torch_mtia.triton.emit import watching
-from torch_mtia.triton.emit.access import read_buffer, write_buffer
+from torch_mtia.triton.emit.access import write_buffer
 from torch_mtia.triton.emit.environment import Environment, memory_type
 from torch_mtia.triton.emit.loops import loop_over
 from torch_mtia.triton.emit.memory import CACHE_LINE, load_lane
@@ -50,7 +50,7 @@ def pack(env: Environment, step: Pack) -> None:
             rows = [(*row, strip.index[-1]) for row in _of_words(env, strip.index[:-1], step.words)]
         numbers = [operand.vector(strip, rows) for operand, _ in operands]
         for number, (_, target) in zip(numbers, operands, strict=True):
-            write_packed(env, target, strip.index, Lane(number, None if strip.width else 0), strip.width)
+            write_packed(strip, target, Lane(number, None if strip.width else 0))
 
     loop_over(env, step.nest, body)
 
@@ -66,15 +66,16 @@ def _number(env: Environment, value: Value, source: str, target: str) -> Value:
     return env.b.cast("sext", value, target)
 
 
-def write_packed(env: Environment, target: Buffer, index: Index, lane: Lane, width: int) -> None:
+def write_packed(strip: Strip, target: Buffer, lane: Lane) -> None:
     """To a buffer, which may be one of panels: strips lie inside of one."""
+    index, b = strip.index, strip.b
     if len(target.shape) > len(index):
         *outer, row, column = index
         bits = integer(target.shape[-1].bit_length() - 1, "i32")
-        panel = Lane(env.b.binary("lshr", column.value, bits))
-        inside = Lane(env.b.binary("and", column.value, integer(target.shape[-1] - 1, "i32")), column.stride)
+        panel = Lane(b.binary("lshr", column.value, bits))
+        inside = Lane(b.binary("and", column.value, integer(target.shape[-1] - 1, "i32")), column.stride)
         index = (*outer, panel, row, inside)
-    write_buffer(env, target, index, lane, width)
+    write_buffer(strip.env, target, index, lane, strip.width, strip.kind(target))
 
 
 class _Evaluated:
@@ -104,7 +105,8 @@ class _Evaluated:
         """The numbers of one row, or what they are looked up by."""
         b, few_bits = self.env.b, self.few_bits
         if few_bits is None:
-            return b.cast("zext", _number(self.env, strip.vector(self.value), self.value.type.element, self.words), "i32")
+            number = _number(self.env, strip.vector(self.value), self.value.type.element, self.words)
+            return b.cast("zext", number, "i32")
         value = strip.vector(few_bits.source)
         if bits_of(element_of(value)) <= LOOKED_UP:
             return b.cast("zext", value, "i32")
@@ -162,7 +164,7 @@ def _pack_transposed(env: Environment, step: Pack) -> None:
             rows.append(b.define(row, f"bitcast {numbers} to {row}"))
         for number, vector in enumerate(b.transpose(rows)):
             index = (*outer, Lane(b.add(word, integer(number, "i32"))), Lane(column, 1))
-            write_packed(env, target, index, Lane(vector, None), lanes)
+            write_packed(Strip(env, step.nest.sources, index, lanes), target, Lane(vector, None))
 
 
 def _column(env: Environment, step: Pack, value: Tensor, column: Index, width: int) -> Callable[[Value], Value]:
@@ -190,17 +192,16 @@ def _column(env: Environment, step: Pack, value: Tensor, column: Index, width: i
 
 def convert(env: Environment, step: Convert) -> None:
     def body(strip: Strip) -> None:
-        lane = read_buffer(env, step.source, strip.index, strip.width)
-        wide = materialize(env.b, lane, strip.width)
+        wide = materialize(env.b, strip.read(step.source), strip.width)
         narrow = floats.convert(env.b, wide, step.source.element, step.target.element)
-        write_buffer(env, step.target, strip.index, Lane(narrow, None if strip.width else 0), strip.width)
+        strip.write(step.target, Lane(narrow, None if strip.width else 0))
 
     loop_over(env, step.nest, body)
 
 
 def clear(env: Environment, step: Clear) -> None:
     nothing = Lane(zero(memory_type(step.target.element)))
-    loop_over(env, step.nest, lambda strip: write_buffer(env, step.target, strip.index, nothing, strip.width))
+    loop_over(env, step.nest, lambda strip: strip.write(step.target, nothing))
 
 
 def multiply(env: Environment, step: Multiply) -> None:

@@ -18,15 +18,14 @@ def evaluate(env: Environment, step: Evaluate) -> None:
     def body(strip: Strip) -> None:
         lanes = [strip.value(value) for value, _ in step.writes]
         for lane, (_, buffer) in zip(lanes, step.writes, strict=True):
-            write_buffer(env, buffer, strip.index, lane, strip.width)
+            strip.write(buffer, lane)
 
     loop_over(env, step.nest, body)
 
 
 def copy(env: Environment, step: Copy) -> None:
     def body(strip: Strip) -> None:
-        lane = read_buffer(env, step.source, strip.index, strip.width)
-        write_buffer(env, step.target, strip.index, lane, strip.width)
+        strip.write(step.target, strip.read(step.source))
 
     loop_over(env, step.nest, body)
 
@@ -68,7 +67,7 @@ def _gather(env: Environment, do: Do) -> None:
         limit = b.integer_like(table.shape[axis] - 1, position)
         inside = Lane(b.binary("and", position, limit), None if strip.width else 0)
         index = (*strip.index[:axis], inside, *strip.index[axis + 1 :])
-        write_buffer(env, target, strip.index, read_buffer(env, table, index, strip.width), strip.width)
+        strip.write(target, read_buffer(env, table, index, strip.width, strip.kind(table)))
 
     loop_over(env, do.nests[0], body)
 
@@ -81,7 +80,7 @@ def _histogram(env: Environment, do: Do) -> None:
     source, *masks = do.reads
 
     def clear(strip: Strip) -> None:
-        write_buffer(env, counts, strip.index, Lane(integer(0, llvm_element(counts.element))), strip.width)
+        strip.write(counts, Lane(integer(0, llvm_element(counts.element))))
 
     def count(strip: Strip) -> None:
         number = read_buffer(env, source, strip.index, 0).value

@@ -22,7 +22,7 @@ def decode(env: Environment, step: Decode) -> None:
         number = _element(env, step, strip)
         if step.scales is not None:
             number = env.b.binary("fmul", number, _factor(env, step, step.scales, strip))
-        write_packed(env, step.target, strip.index, Lane(number, None if strip.width else 0), strip.width)
+        write_packed(strip, step.target, Lane(number, None if strip.width else 0))
 
     loop_over(env, step.nest, body)
 
@@ -30,7 +30,7 @@ def decode(env: Environment, step: Decode) -> None:
 def _element(env: Environment, step: Decode, strip: Strip) -> Value:
     b, index, width = env.b, list(strip.index), strip.width
     if step.format != "e2m1":
-        code = read_buffer(env, step.source, strip.index, width).value
+        code = strip.read(step.source).value
         return floats.widen(b, code, step.source.element if step.source.element in NARROW else step.format)
     position = index[step.packed]
     half = b.binary("lshr", position.value, integer(1, "i32"))

@@ -78,6 +78,18 @@ class Strip:
         dims = tuple(None if lane is ZERO else own.get(id(lane), -1) for lane in index)
         return self.accesses.get((what, dims))
 
+    def read(self, buffer: Buffer) -> Lane:
+        """What is in a buffer that the step names."""
+        return read_buffer(self.env, buffer, self.index, self.width, self.kind(buffer))
+
+    def write(self, buffer: Buffer, lane: Lane) -> None:
+        write_buffer(self.env, buffer, self.index, lane, self.width, self.kind(buffer))
+
+    def kind(self, buffer: Buffer) -> str | None:
+        """How the plan accesses a buffer that the step names, if it says so."""
+        access = self.accesses.get((buffer, ()))
+        return None if access is None else access.kind
+
     def at(self, index: Index) -> Strip:
         """The strip at another index, of the same nest: what both evaluate is evaluated once."""
         other = copy.copy(self)

@@ -156,8 +156,9 @@ class Access:
         return "bytes" if self.rows is None else "rows"
 
 
-# By operation, or by the tensor in a buffer, and by the dimensions of the nest that its own are.
-Accesses = dict[tuple["Op | Value", Dims], Access]
+# By operation, or by the tensor in a buffer, and by the dimensions of the nest that its own are; or, with none, by a
+# buffer that the step names.
+Accesses = dict[tuple["Op | Value | Buffer", Dims], Access]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -468,6 +469,9 @@ class Upcoming(Part):
         return "tile" if self.level == 1 else "row, to level 2"
 
 
+_SIZES = "{sizes}, {depth} products at a time[, in chunks of {chunk}], {=unroll} in a round"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Multiply(Step):
     """target = `initial` + the sum of left @ right, for every matrix of a batch."""
@@ -475,8 +479,7 @@ class Multiply(Step):
     title = "multiply {target} {sums} {products}"
     op: Op
     target: Buffer
-    # Elements of a row of the left operand, rows of the right one.
-    inner: int = field(metadata=shown("{sizes}, {depth} products at a time[, in chunks of {chunk}], {=unroll} in a round"))
+    inner: int = field(metadata=shown(_SIZES))  # elements of a row of the left operand, rows of the right one
     words: str  # the format of which each element, of 32 bits, holds several; none if empty
     accumulators: Accumulators = field(metadata=shown("accumulators: {accumulators}"))
     products: tuple[Factors, ...]

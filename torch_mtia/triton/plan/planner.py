@@ -19,6 +19,7 @@ from torch_mtia.triton.analyses.masks import End, ends
 from torch_mtia.triton.analyses.provenance import advanced_operands
 from torch_mtia.triton.analyses.strips import (
     UNKNOWN,
+    ZERO,
     Lanes,
     StripAnalysis,
     counter,
@@ -26,6 +27,7 @@ from torch_mtia.triton.analyses.strips import (
     store_kind,
 )
 from torch_mtia.triton.analyses.walk import own_dims, walk
+from torch_mtia.triton.ir.attributes import Dense
 from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Block, Module, Op, Unsupported, Value
 from torch_mtia.triton.ir.ops import (
@@ -376,14 +378,20 @@ class Planner:
         found: Accesses = {}
         for value, dims in strips:
             if (buffer := self.materialized.get(value)) is not None:
-                kind = _buffer_kind(buffer, [None if d is None else index[d] for d in dims], lanes)
+                kind = _kind(buffer.strides, [ZERO if d is None else index[d] for d in dims], lanes)
                 if kind not in ("vector", "scalar"):
                     found[value, dims] = Access(kind)
                 continue
             op = value.op
             if op is None or not self.available.is_fused(value):
                 continue
-            if is_load(op):
+            if op.name == "arith.constant":
+                constant = op.attributes["value"]
+                if isinstance(constant, Dense) and not constant.splat:
+                    kind = _kind(row_major(shape_of(value)), [ZERO if d is None else index[d] for d in dims], lanes)
+                    if kind not in ("vector", "scalar"):
+                        found[op, dims] = Access(kind)
+            elif is_load(op):
                 pointer, *others = load_operands(op)
                 conditions = [None if each is None else strips[each, operand_dims(op, each, dims)] for each in others]
                 found[op, dims] = Access(kind_of(strips[pointer, dims], pointee_size(op), lanes, *conditions))
@@ -507,12 +515,12 @@ def _writes_memory(op: Op) -> bool:
     return any(inner.name in OPS and OPS[inner.name].writes for region in op.regions for inner in region.walk())
 
 
-def _buffer_kind(buffer: Buffer, index: Sequence[Lanes | None], lanes: int) -> str:
-    strides = [0 if lane is None else lane.stride for lane in index]
+def _kind(strides: Shape, index: Sequence[Lanes], lanes: int) -> str:
+    """How a strip at `index` of a tensor in memory is read."""
     total: int | None = 0
-    for stride, distance in zip(strides, buffer.strides, strict=True):
+    for lane, distance in zip(index, strides, strict=True):
         if distance and total is not None:
-            total = total + stride * distance if isinstance(stride, int) else None
+            total = total + lane.stride * distance if isinstance(lane.stride, int) else None
     return kind_of(Lanes(stride=total), 1, lanes)
 
 

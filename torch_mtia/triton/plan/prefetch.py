@@ -8,42 +8,29 @@ from typing import Any
 
 from torch_mtia.triton.analyses.affine import Affine
 from torch_mtia.triton.analyses.availability import Available
-from torch_mtia.triton.ir.module import Value
+from torch_mtia.triton.ir.module import Op, Value
 from torch_mtia.triton.ir.ops import Dims, is_load, size_behind
-from torch_mtia.triton.plan.plan import (
-    AT_ONE_DISTANCE,
-    Access,
-    Accesses,
-    Nest,
-    Pack,
-    Plan,
-    Sources,
-    Transpose,
-    transformed,
-)
+from torch_mtia.triton.plan.plan import AT_ONE_DISTANCE, Access, Accesses, Nest, Pack, Sources, Transpose
 
 BYTES = 2 << 10
 
 
-def prefetch(plan: Plan, affine: Affine) -> Plan:
-    def change(part: Any) -> Any:
-        if isinstance(part, Nest) and part.accesses:
-            return dataclasses.replace(part, accesses=_ahead(part.accesses, part.sources, part.dim, affine))
-        if isinstance(part, Transpose):
-            return dataclasses.replace(part, accesses=_ahead(part.accesses, part.sources, part.along, affine))
-        if isinstance(part, Pack) and part.columns:  # the processor guesses what is at one distance
-            along = None if part.columns == AT_ONE_DISTANCE else len(part.nest.shape) - 2
-            accesses = _ahead(part.nest.accesses, part.nest.sources, along, affine)
-            return dataclasses.replace(part, nest=dataclasses.replace(part.nest, accesses=accesses))
-        return part
-
-    return dataclasses.replace(plan, body=transformed(plan.body, change))
+def prefetch(part: Any, affine: Affine) -> Any:
+    if isinstance(part, Nest) and part.accesses:
+        return dataclasses.replace(part, accesses=_ahead(part.accesses, part.sources, part.dim, affine))
+    if isinstance(part, Transpose):
+        return dataclasses.replace(part, accesses=_ahead(part.accesses, part.sources, part.along, affine))
+    if isinstance(part, Pack) and part.columns:  # the processor guesses what is at one distance
+        along = None if part.columns == AT_ONE_DISTANCE else len(part.nest.shape) - 2
+        accesses = _ahead(part.nest.accesses, part.nest.sources, along, affine)
+        return dataclasses.replace(part, nest=dataclasses.replace(part.nest, accesses=accesses))
+    return part
 
 
 def _ahead(accesses: Accesses, sources: Sources, along: int | None, affine: Affine) -> Accesses:
     return {
         (what, dims): _with_prefetch(access, what.operands[0], dims, sources, along, affine)
-        if not isinstance(what, Value) and is_load(what) and access.kind == "vector"
+        if isinstance(what, Op) and is_load(what) and access.kind == "vector"
         else access
         for (what, dims), access in accesses.items()
     }

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from torch_mtia.triton.analyses.provenance import made_of
 from torch_mtia.triton.analyses.walk import reached
 from torch_mtia.triton.ir.module import Module, Region, Unsupported, Value
 from torch_mtia.triton.ir.ops import is_scalar
 from torch_mtia.triton.plan import products, rearranging, reductions, stores  # noqa: F401  (register what they plan)
+from torch_mtia.triton.plan.buffers import access_buffers
 from torch_mtia.triton.plan.control import leave_with_scalars, plan_body
 from torch_mtia.triton.plan.cost import estimate
 from torch_mtia.triton.plan.instrumentation import instrument
 from torch_mtia.triton.plan.lifetimes import aligned, lifetimes, offsets
-from torch_mtia.triton.plan.plan import Plan
+from torch_mtia.triton.plan.plan import Plan, transformed
 from torch_mtia.triton.plan.planner import Planner
 from torch_mtia.triton.plan.prefetch import prefetch
 from torch_mtia.triton.plan.streaming import stream
@@ -49,11 +53,18 @@ def plan_kernel(
         max((offset + aligned(storage.bytes) for storage, offset in places.items()), default=0),
         BAND if _shares_operands(kernel.body) else 0,
     )
+    changes = [unroll, prefetch, access_buffers]
     if instrumented:
         plan = instrument(plan, follows_numbers)
-    for change in (unroll, prefetch, stream, estimate):
-        plan = change(plan, planner.affine)
-    return plan
+    else:
+        changes.append(stream)
+
+    def changed(part: Any) -> Any:
+        for change in changes:
+            part = change(part, planner.affine)
+        return part
+
+    return estimate(dataclasses.replace(plan, body=transformed(body, changed)), planner.affine)
 
 
 # A program may wait for what another one writes, so they start in the order of their numbers.

@@ -12,7 +12,7 @@ from torch_mtia.triton.analyses.aliasing import has_read
 from torch_mtia.triton.analyses.symbolic import TRUE, Expression
 from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.ir.ops import pointee_size
-from torch_mtia.triton.plan.plan import Access, Plan, Store, transformed
+from torch_mtia.triton.plan.plan import Access, Store
 
 # More than the caches keep for whoever reads the result. On two cores of an AMD EPYC with 32 MB of L3, relu of fp32 and
 # relu with a sum after it, in microseconds, by the caches and through them: 4 MB 179, 78 and 282, 140; 8 MB 332, 186
@@ -22,26 +22,20 @@ STREAM_OF_BYTES = 1 << 9  # neighbours, at least: short pieces here and there ta
 SIZES = (16, 32, 64)  # bytes of what such a store may write
 
 
-def stream(plan: Plan, _affine: Affine) -> Plan:
-    if plan.sites is not None:
-        return plan
+def stream(part: Any, _affine: Affine) -> Any:
+    if not isinstance(part, Store) or (is_much := _write_much(part.stores, part.nest.dim)) is None:
+        return part
+    lanes, stores = part.nest.lanes, part.stores
 
-    def change(part: Any) -> Any:
-        if not isinstance(part, Store) or (is_much := _write_much(part.stores, part.nest.dim)) is None:
-            return part
-        lanes, stores = part.nest.lanes, part.stores
+    def bypasses(what: object, access: Access) -> bool:
+        store = next((each for each in stores if each is what), None)
+        return store is not None and access.kind == "vector" and lanes * pointee_size(store) in SIZES
 
-        def bypasses(what: object, access: Access) -> bool:
-            store = next((each for each in stores if each is what), None)
-            return store is not None and access.kind == "vector" and lanes * pointee_size(store) in SIZES
-
-        accesses = {
-            key: dataclasses.replace(access, nontemporal=bypasses(key[0], access))
-            for key, access in part.nest.accesses.items()
-        }
-        return dataclasses.replace(part, nest=dataclasses.replace(part.nest, accesses=accesses), nontemporal=is_much)
-
-    return dataclasses.replace(plan, body=transformed(plan.body, change))
+    accesses = {
+        key: dataclasses.replace(access, nontemporal=bypasses(key[0], access))
+        for key, access in part.nest.accesses.items()
+    }
+    return dataclasses.replace(part, nest=dataclasses.replace(part.nest, accesses=accesses), nontemporal=is_much)
 
 
 def _write_much(stores: Sequence[Op], dim: int) -> Expression | None:

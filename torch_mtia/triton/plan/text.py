@@ -79,7 +79,7 @@ class _Printer:
 
     def show(self, value: Any) -> str:
         if isinstance(value, Buffer):
-            return f"#{value.storage.number}" + (f"+{value.offset}" if value.offset else "")
+            return _buffer(value)
         if isinstance(value, Block):
             return self.labels.setdefault(value, f"^{len(self.labels) + 1}")
         if isinstance(value, Op):
@@ -223,7 +223,13 @@ def _key(key: object) -> object:
         op = key if isinstance(key, Op) else key[0]
         named = op.operands[1] if op.name in ("tt.store", "tt.atomic_rmw") else op.results[0]
         return f"{_VERBS.get(op.name, op.name)} {named}"
-    return f"reads {key[0]}" if isinstance(key, tuple) else key
+    if isinstance(key, tuple):
+        return f"accesses {_buffer(key[0])}" if isinstance(key[0], Buffer) else f"reads {key[0]}"
+    return key
+
+
+def _buffer(buffer: Buffer) -> str:
+    return f"#{buffer.storage.number}" + (f"+{buffer.offset}" if buffer.offset else "")
 
 
 def _operation(op: Op) -> str:

@@ -7,23 +7,20 @@ from typing import Any
 
 from torch_mtia.triton.analyses.affine import Affine
 from torch_mtia.triton.analyses.availability import RELOAD, Available
-from torch_mtia.triton.plan.plan import AddNeighbours, Do, Evaluate, Nest, Pack, Plan, Store, StoreStaged, transformed
+from torch_mtia.triton.plan.plan import AddNeighbours, Do, Evaluate, Nest, Pack, Store, StoreStaged
 
 LIGHT = 20  # the cost of a strip below which
 STRIPS = 2  # are in one round
 
 
-def unroll(plan: Plan, affine: Affine) -> Plan:
-    def change(part: Any) -> Any:
-        if isinstance(part, Do) and part.nests:
-            return dataclasses.replace(part, nests=tuple(_unrolled(nest, affine) for nest in part.nests))
-        if isinstance(part, (AddNeighbours, Evaluate, Store, StoreStaged)) or (
-            isinstance(part, Pack) and not part.words and not part.columns
-        ):
-            return dataclasses.replace(part, nest=_unrolled(part.nest, affine))
-        return part
-
-    return dataclasses.replace(plan, body=transformed(plan.body, change))
+def unroll(part: Any, affine: Affine) -> Any:
+    if isinstance(part, Do) and part.nests:
+        return dataclasses.replace(part, nests=tuple(_unrolled(nest, affine) for nest in part.nests))
+    if isinstance(part, (AddNeighbours, Evaluate, Store, StoreStaged)) or (
+        isinstance(part, Pack) and not part.words and not part.columns
+    ):
+        return dataclasses.replace(part, nest=_unrolled(part.nest, affine))
+    return part
 
 
 def _unrolled(nest: Nest, affine: Affine) -> Nest:
