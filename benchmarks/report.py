@@ -39,7 +39,8 @@ the unit of their column. `ratio` is the baseline's value divided by that of `mt
 less memory. `target` is what a case should reach; a target of 0.97 means as fast, within noise. `of bound` is the time
 that library code on this machine takes for the same amount of work, divided by that of `mtia`: `copy` is PyTorch's copy
 of as many bytes, `matmul` is the fastest square matmul of MKL and oneDNN for as many operations. These bounds are
-measurements, not limits of the hardware: code that writes less than a copy, or a faster matmul, exceeds 1.
+measurements, not limits of the hardware: code that writes less than a copy, or a faster matmul, exceeds 1. `rate` is
+what `mtia` reached, for the same bytes or operations.
 [benchmarks/README.md](../benchmarks/README.md) describes how the figures are measured.
 
 ![The ratios of each group]({chart})
@@ -136,13 +137,13 @@ def table(group: Group) -> list[str]:
     unit = group["unit"]
     headings = ["case", f"mtia ({unit})"]
     headings += [f"baseline ({unit})", "ratio"] if has_baseline else []
-    headings += ["target", *(["of bound"] if has_bound else [])]
+    headings += ["target", *(["of bound", "rate"] if has_bound else [])]
     lines = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
     for row in group["rows"]:
         cells = [row["name"], value(row["mtia"])]
         cells += [value(row["baseline"]), ratio(row["ratio"])] if has_baseline else []
         bound = f"{row['of_bound']:.2f} {row['bound']}" if row["of_bound"] else "-"
-        cells += [target(row), *([bound] if has_bound else [])]
+        cells += [target(row), *([bound, row["rate"] or "-"] if has_bound else [])]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

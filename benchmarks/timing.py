@@ -216,6 +216,7 @@ class Row:
     passed: bool | None  # None: no target
     bound: str = ""  # which one is the higher for the work of the case, "copy" or "matmul"
     of_bound: float | None = None  # its time over mtia's
+    rate: str = ""  # of mtia: in GB/s if the bound is "copy", in GFLOP/s if it is "matmul"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -397,13 +398,11 @@ class Sides:
             order = range(len(workers)) if sample % 2 == 0 else reversed(range(len(workers)))
             for i in order:
                 times[i].append(workers[i].sample() / case.operations * 1e6)
-        bound = None if case.work is None else self.baseline.bound_of(case.work())
-        return describe(case, times[0], times[1] if len(times) > 1 else None, bound)
+        row = describe(case, times[0], times[1] if len(times) > 1 else None)
+        return row if case.work is None else with_bound(row, case.work(), *self.baseline.bound_of(case.work()))
 
 
-def describe(
-    case: Case, mtia: list[float], baseline: list[float] | None = None, bound: tuple[str, float] | None = None
-) -> Row:
+def describe(case: Case, mtia: list[float], baseline: list[float] | None = None) -> Row:
     """The row of a case, from its samples."""
     low, median, high = statistics.quantiles(mtia, n=4)
     of_baseline = None if baseline is None else statistics.quantiles(baseline, n=4)
@@ -417,9 +416,13 @@ def describe(
         samples=len(mtia),
         target=str(case.target),
         passed=case.target.is_met(median, None if of_baseline is None else of_baseline[1]),
-        bound="" if bound is None else bound[0],
-        of_bound=None if bound is None else bound[1] / median,
     )
+
+
+def with_bound(row: Row, work: Work, bound: str, microseconds: float) -> Row:
+    done, unit = (work.bytes_moved, "GB/s") if bound == "copy" else (work.flops, "GFLOP/s")
+    rate = f"{done / row.mtia / 1000:.1f} {unit}"
+    return dataclasses.replace(row, bound=bound, of_bound=microseconds / row.mtia, rate=rate)
 
 
 def group_results(cases: Sequence[Case], rows: Mapping[Group, list[Row]]) -> list[GroupResult]:
@@ -479,11 +482,12 @@ def cells(row: Row) -> tuple[str, ...]:
         row.target or "-",
         verdict(row.passed),
         "-" if row.of_bound is None else f"{row.of_bound:.2f} {row.bound}",
+        row.rate or "-",
     )
 
 
-HEADINGS = ("case", "mtia [quartiles]", "baseline [quartiles]", "ratio", "target", "", "of bound")
-WIDTHS = (38, 28, 28, 6, 18, 4, 11)
+HEADINGS = ("case", "mtia [quartiles]", "baseline [quartiles]", "ratio", "target", "", "of bound", "rate")
+WIDTHS = (38, 28, 28, 6, 18, 4, 11, 14)
 
 
 def line(row: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ ENVIRONMENT = {
 def row(name: str, mtia: float, baseline: float | None, target: str = "", passed: bool | None = None) -> dict[str, Any]:
     ratio = None if baseline is None else baseline / mtia
     values = {"name": name, "mtia": mtia, "baseline": baseline, "ratio": ratio, "target": target, "passed": passed}
-    return values | {"bound": "", "of_bound": None}
+    return values | {"bound": "", "of_bound": None, "rate": ""}
 
 
 def group(name: str, baseline: str, *rows: dict[str, Any], unit: str = "us", **values: Any) -> dict[str, Any]:
@@ -79,10 +79,10 @@ def test_an_empty_target_is_a_dash() -> None:
     assert "| bert | 174 | 134 | 0.77 | - |" in report.page("performance", reports(compile=[MEMORY]))
 
 
-def test_a_share_of_a_bound_names_the_bound() -> None:
-    bounded = row("add", 1.0, 1.0) | {"bound": "copy", "of_bound": 1.25}
+def test_a_share_of_a_bound_names_the_bound_and_the_rate() -> None:
+    bounded = row("add", 1.0, 1.0) | {"bound": "copy", "of_bound": 1.25, "rate": "12.5 GB/s"}
     page = report.page("performance", reports(eager=[group("small operators", "the CPU", bounded)]))
-    assert "| add | 1.00 | 1.00 | 1.00 | - | 1.25 copy |" in page
+    assert "| add | 1.00 | 1.00 | 1.00 | - | 1.25 copy | 12.5 GB/s |" in page
 
 
 def test_the_readme_names_the_baseline_of_each_row_and_shows_slower_groups(tmp_path: Path) -> None:
