@@ -5,11 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from torch_mtia import fallback
+from torch_mtia import environment, fallback
+
+if TYPE_CHECKING:
+    from tests.conftest import RunScript
 
 # Rare enough to stay without kernels.
 NAMES = ("aten::segment_reduce", "aten::_dirichlet_grad", "aten::addbmm_")
@@ -256,7 +260,7 @@ def test_a_step_of_training_with_every_operator_forced() -> None:
         optimizer.step()
         return [parameter.detach().cpu() for parameter in model.parameters()]
 
-    fallback.force(forcible())
+    fallback.force("all")
     actual = step("mtia")
     stats = fallback.stats()
     fallback.force([])
@@ -265,15 +269,136 @@ def test_a_step_of_training_with_every_operator_forced() -> None:
     assert {"aten::addmm", "aten::native_layer_norm_backward", "aten::_foreach_lerp_.Scalar"} <= set(stats)
 
 
-def forcible() -> list[str]:
-    names = []
-    for name in torch._C._dispatch_get_registrations_for_dispatch_key("MTIA"):
-        try:
-            fallback.force([name])
-        except ValueError:
-            continue
-        names.append(name)
-    return names
+def test_all_denies_every_fallback_and_no_kernel(x: torch.Tensor) -> None:
+    fallback.deny("all")
+    with pytest.raises(NotImplementedError, match="segment_reduce has no kernel for mtia"):
+        rare(x)
+    with pytest.raises(NotImplementedError, match="_dirichlet_grad"):
+        torch._dirichlet_grad(x, x, x)
+    assert torch.relu(x).tolist() == x.tolist()
+    fallback.deny(["aten::all"])
+    assert rare(x).device == x.device
+
+
+def test_all_forces_what_can_be_forced(x: torch.Tensor) -> None:
+    fallback.force("all")
+    assert (x @ x + torch.nonzero(x)).tolist() == [[15], [16], [17]]
+    assert {"aten::dot", "aten::nonzero", "aten::add.Tensor"} <= set(fallback.stats())
+
+
+def test_messages_say_whether_an_operator_is_forced(x: torch.Tensor) -> None:
+    fallback.warn("always")
+    fallback.force(["mul"])
+    with pytest.warns(UserWarning, match=r"aten::mul\.Tensor is forced off its kernel for mtia and falls back"):
+        x * 2
+    with pytest.warns(UserWarning, match="aten::segment_reduce has no kernel for mtia and falls back"):
+        rare(x)
+
+
+PROGRAM = """
+import sys
+import torch
+import torch_mtia
+
+x = torch.ones(2, 2).to("mtia")
+print((x @ x).sum().item(), torch_mtia.fallback.stats())
+"""
+
+
+def test_the_environment_controls_the_fallback(run_script: RunScript) -> None:
+    finished = run_script(PROGRAM, TORCH_MTIA_FALLBACK="force:aten::mm,force:sum.dim_IntList,force:exp,warn:once")
+    assert "8.0" in finished.output()
+    assert "'aten::mm': 1" in finished.output()
+    assert finished.stderr.count("is forced off its kernel for mtia and falls back to the CPU") == 2
+
+    finished = run_script(PROGRAM, TORCH_MTIA_FALLBACK="force:mm,deny:aten::mm")
+    assert finished.returncode == 1
+    assert "NotImplementedError: aten::mm is forced off its kernel for mtia" in finished.stderr
+    assert "TORCH_MTIA_FALLBACK" in finished.stderr
+
+
+def test_the_environment_takes_all(run_script: RunScript) -> None:
+    denying = PROGRAM + "torch.segment_reduce(x, 'sum', lengths=torch.tensor([2]).to('mtia'))"
+    finished = run_script(denying, TORCH_MTIA_FALLBACK="deny:all")
+    assert finished.stdout == "8.0 {}\n"
+    assert "NotImplementedError: aten::segment_reduce has no kernel" in finished.stderr
+    assert "'aten::mm': 1" in run_script(PROGRAM, TORCH_MTIA_FALLBACK="force:all").output()
+
+
+def test_a_program_replaces_what_the_environment_says(run_script: RunScript) -> None:
+    script = PROGRAM + "torch_mtia.fallback.force([])\n" + PROGRAM
+    first, second = run_script(script, TORCH_MTIA_FALLBACK="force:mm").output().splitlines()
+    assert first == second == "8.0 {'aten::mm': 1}"
+
+
+def test_started_processes_obey_the_environment(run_script: RunScript) -> None:
+    script = """
+        import torch
+        import torch.multiprocessing as multiprocessing
+
+        def work(rank):
+            import torch_mtia
+            x = torch.ones(2, 2).to("mtia")
+            x @ x
+            print(torch_mtia.fallback.stats(), flush=True)
+
+        if __name__ == "__main__":
+            multiprocessing.spawn(work, nprocs=2)
+    """
+    finished = run_script(script, timeout=120, TORCH_MTIA_FALLBACK="force:mm")
+    assert finished.output() == "{'aten::mm': 1}\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("mm", "'mm' is none of these"),
+        ("force:", "'force:' is none of these"),
+        ("force:aten::mm,aten::add", "'aten::add' is none of these"),
+        ("force:mm,", "'' is none of these"),
+        ("warn:sometimes", "there is no mode 'sometimes'"),
+        ("warn:once,warn:always", "warn has two modes"),
+    ],
+)
+def test_a_list_that_is_not_one_is_refused(value: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"TORCH_MTIA_FALLBACK='{value}' is not valid .{why}.*`force:OPERATOR`"):
+        environment.read({"TORCH_MTIA_FALLBACK": value})
+
+
+def test_another_name_of_the_device_obeys_the_environment(run_script: RunScript) -> None:
+    script = """
+        import torch, torch_mtia
+        torch_mtia.privateuse1.enable("acme")
+        x = torch.ones(2, 2).to("acme")
+        x @ x
+        print(torch_mtia.fallback.stats())
+    """
+    assert run_script(script, TORCH_MTIA_FALLBACK="force:mm").output() == "{'aten::mm': 1}\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("deny:no_such_operator", "'no_such_operator' is not an operator"),
+        ("force:aten::mm,force:segment_reduce", "'aten::segment_reduce' has no kernel for mtia"),
+        ("force:empty", "'aten::empty' cannot be forced"),
+    ],
+)
+def test_an_operator_that_is_none_raises_at_the_first_use(run_script: RunScript, value: str, why: str) -> None:
+    cpu_only = """
+        import torch
+        x = torch.arange(3.0, requires_grad=True)
+        (x * x).sum().backward()
+        print(x.grad.tolist(), torch.accelerator.is_available())
+        print(torch.compile(lambda x: x.sin().sum())(torch.zeros(3)).item())
+    """
+    finished = run_script(cpu_only, timeout=120, TORCH_MTIA_FALLBACK=value)
+    assert finished.output() == "[0.0, 2.0, 4.0] False\n0.0\n"
+    assert f"TORCH_MTIA_FALLBACK: {why}" in finished.stderr
+    for use in ("torch.ones(1, device='mtia')", "torch.mtia.set_device(0)"):
+        finished = run_script(f"import torch\n{use}", TORCH_MTIA_FALLBACK=value)
+        assert finished.returncode == 1
+        assert finished.stderr.splitlines()[-1].startswith(f"RuntimeError: TORCH_MTIA_FALLBACK: {why}")
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,8 @@ def _load_backend() -> None:
         privateuse1.register_device_type(settings.privateuse1)
     else:
         kernels.register()
+        if settings.fallback:
+            _register("fallback")
 
 
 def _register(module: str) -> None:

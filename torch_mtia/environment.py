@@ -20,6 +20,8 @@ MIN_MEMORY = 64 << 20
 LOGS = ("launch",)
 KERNELS = ("aten", "triton", "auto")
 AUTOLOADS = ("auto", "0", "1")
+FALLBACK_CONTROLS = ("force", "deny", "warn")
+FALLBACK_WARNINGS = ("never", "once", "always")
 CHECKS = ("streams", "memory", "init", "kernels", "numbers")
 LIBRARY_FOLDER = Path(__file__).resolve().parent / "lib"
 BUNDLED_DRIVERS = {"host": LIBRARY_FOLDER / "libmtia_host.so"}
@@ -71,6 +73,7 @@ class Settings(NamedTuple):
         log: what is logged, such as "launch".
         privateuse1: the device type; "" for mtia.
         kernels: "aten", "triton" or "auto".
+        fallback: controls of the CPU fallback, such as "force:aten::mm".
         machine: a name, or "".
         autoload: "auto", "0" or "1".
         system_root: the folder that stands in for "/", or "".
@@ -88,6 +91,7 @@ class Settings(NamedTuple):
     log: frozenset[str]
     privateuse1: str
     kernels: str
+    fallback: frozenset[str]
     machine: str
     autoload: str
     defer: bool
@@ -144,6 +148,19 @@ def _parse_log(text: str) -> frozenset[str]:
     if unknown := sorted(names - set(LOGS)):
         raise ValueError(f"there is no log {', '.join(map(repr, unknown))}")
     return names
+
+
+def _parse_fallback(text: str) -> frozenset[str]:
+    items = frozenset(text.split(",")) if text else frozenset()
+    for item in sorted(items):
+        control, _, value = item.partition(":")
+        if control not in FALLBACK_CONTROLS or not value:
+            raise ValueError(f"{item!r} is none of these")
+        if control == "warn" and value not in FALLBACK_WARNINGS:
+            raise ValueError(f"there is no mode {value!r}")
+    if sum(item.startswith("warn:") for item in items) > 1:
+        raise ValueError("warn has two modes")
+    return items
 
 
 def check_device_name(name: str) -> str:
@@ -280,6 +297,15 @@ CHOSEN_KERNELS = Variable(
     "Which kernels run the operators that have both: ATen's, or [Triton kernels](kernels.md). `auto` is `triton` for a "
     "driver without a host view, and `aten` for all others.",
 )
+FALLBACK = Variable(
+    "TORCH_MTIA_FALLBACK",
+    "",
+    _parse_fallback,
+    "a comma-separated list of `force:OPERATOR`, `deny:OPERATOR` and `warn:MODE`, where the mode is "
+    f"{', '.join(f'`{mode}`' for mode in FALLBACK_WARNINGS)}; or empty",
+    "Controls of the [CPU fallback](fallback.md#in-the-environment) from the start of the process. `force` makes an "
+    "operator fall back, and `deny` makes a fallback of the operator an error; the operator `all` stands for all.",
+)
 MACHINE = Variable(
     "TORCH_MTIA_MACHINE",
     "",
@@ -339,6 +365,7 @@ VARIABLES: tuple[
     LOG,
     PRIVATEUSE1,
     CHOSEN_KERNELS,
+    FALLBACK,
     MACHINE,
     AUTOLOAD,
     DEFER,

@@ -7,17 +7,19 @@ to a thread: the backward pass calls operators from its own threads.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Iterator
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 
-from torch_mtia import _C
-from torch_mtia.backend import device_type, dispatch_key
+from torch_mtia import _C, driver, environment, unavailable
+from torch_mtia.backend import device_module, device_type, dispatch_key
 
 __all__ = ["deny", "forbid", "force", "reset", "stats", "warn"]
 
 WarnMode = Literal["never", "once", "always"]
+Operators = Iterable[str] | Literal["all"]
 
 # What the fallback itself is made of: memory, its views, copies, and the choice among kernels of attention.
 _FOUNDATION = {
@@ -66,39 +68,93 @@ def warn(mode: WarnMode) -> None:
     _C._fallback_set_warn(mode)
 
 
-def deny(operators: Iterable[str]) -> None:
+def deny(operators: Operators) -> None:
     """Makes the operators raise NotImplementedError, with their name, in place of falling back.
 
     Replaces the list of the last call; `deny([])` clears it. "aten::add.Tensor" names one overload and "aten::add" all
-    of them; "aten::" is optional.
+    of them; "aten::" is optional. `deny("all")` denies every operator.
 
     Raises:
         ValueError: there is no operator of that name. The list is unchanged.
-        TypeError: the argument is a string.
+        TypeError: the argument is another string.
     """
-    if isinstance(operators, str):
-        raise TypeError(f"deny() takes a list of names; for one operator write deny([{operators!r}])")
+    if operators == "all":
+        _C._fallback_set_denied(["all"])
+        return
+    _check_list("deny", operators)
     registered = torch._C._dispatch_get_all_op_names()
     _C._fallback_set_denied([_full_name(operator, registered) for operator in operators])
 
 
-def force(operators: Iterable[str]) -> None:
+def force(operators: Operators) -> None:
     """Makes the operators fall back although the device has kernels for them, to find out whether a kernel is wrong.
 
     Replaces the list of the last call; `force([])` clears it. Names are as in `deny`; a name without an overload stands
-    for all overloads that have a kernel. Gradients are computed as without it. Do not call it while another thread runs
-    the operators.
+    for all overloads that have a kernel. `force("all")` forces each of ATen's operators that can be. Gradients are
+    computed as without it. Do not call it while another thread runs the operators.
 
     Raises:
         ValueError: there is no operator of that name; it has no kernel for the device, or none for the CPU; or the
             fallback itself needs it. The list is unchanged.
-        TypeError: the argument is a string.
+        TypeError: the argument is another string.
     """
-    if isinstance(operators, str):
-        raise TypeError(f"force() takes a list of names; for one operator write force([{operators!r}])")
     registered = torch._C._dispatch_get_all_op_names()
-    forced = {kernel for operator in operators for kernel in _kernels(_full_name(operator, registered), registered)}
+    if operators == "all":
+        forced = {
+            name
+            for name in registered
+            if name.startswith("aten::")
+            and _base(name) not in _FOUNDATION
+            and _has_kernel(name)
+            and _has_cpu_kernel(name)
+        }
+    else:
+        _check_list("force", operators)
+        forced = {kernel for operator in operators for kernel in _kernels(_full_name(operator, registered), registered)}
     _C._fallback_set_forced([(base, overload) for base, _, overload in (name.partition(".") for name in forced)])
+
+
+def register() -> None:
+    """Applies TORCH_MTIA_FALLBACK. If an operator is unknown or cannot be forced, warns and leaves the process without
+    devices: the first use of one raises RuntimeError."""
+    settings = environment.settings()
+    named: dict[str, list[str]] = {control: [] for control in environment.FALLBACK_CONTROLS}
+    for item in settings.fallback:
+        control, _, value = item.partition(":")
+        named[control].append(value)
+    for mode in named["warn"]:
+        warn(cast(WarnMode, mode))
+    try:
+        for control, replace_list in (("deny", deny), ("force", force)):
+            replace_list("all" if "all" in named[control] else named[control])
+    except ValueError as error:
+        reason = f"{environment.FALLBACK.name}: {error}"
+        # Kernels can only be asked for once they are registered, and then the device is, too.
+        driver.configure(settings._replace(devices=0))
+        unavailable.refuse(reason, error, device_module())
+        with contextlib.suppress(Warning):  # where warnings are errors
+            warnings.warn(reason, stacklevel=2)
+
+
+def _check_list(function: str, operators: Iterable[str]) -> None:
+    if isinstance(operators, str):
+        raise TypeError(
+            f"{function}() takes a list of names, or 'all'; for one operator write {function}([{operators!r}])"
+        )
+
+
+def _base(name: str) -> str:
+    """Returns the operator's name without the overload's."""
+    return name.partition(".")[0]
+
+
+def _has_kernel(name: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, dispatch_key())
+
+
+def _has_cpu_kernel(name: str) -> bool:
+    # What is there for backends to override has a CPU kernel that only raises.
+    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU") and "overrideable" not in name
 
 
 def _kernels(name: str, registered: list[str]) -> list[str]:
@@ -106,14 +162,10 @@ def _kernels(name: str, registered: list[str]) -> list[str]:
     base, dot, _ = name.partition(".")
     if base in _FOUNDATION:
         raise ValueError(f"{name!r} cannot be forced: the fallback itself needs it on {device_type()}")
-    overloads = [name] if dot else [other for other in registered if other.partition(".")[0] == base]
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    native = [other for other in overloads if has(other, dispatch_key())]
+    native = list(filter(_has_kernel, [name] if dot else [other for other in registered if _base(other) == base]))
     if not native:
         raise ValueError(f"{name!r} has no kernel for {device_type()} that could be set aside: see where it falls back")
-    # What is there for backends to override has a CPU kernel that only raises.
-    computed = torch._C._dispatch_has_computed_kernel_for_dispatch_key
-    both = [other for other in native if computed(other, "CPU") and "overrideable" not in other]
+    both = list(filter(_has_cpu_kernel, native))
     if not both:
         raise ValueError(f"{name!r} has no kernel for the CPU to fall back to")
     return both
@@ -123,7 +175,7 @@ def _full_name(operator: str, registered: list[str]) -> str:
     """Returns the operator's name with its namespace. Raises ValueError if there is no such operator."""
     name = operator if "::" in operator else f"aten::{operator}"
     base, dot, _ = name.partition(".")
-    overloads = [other for other in registered if other.partition(".")[0] == base]
+    overloads = [other for other in registered if _base(other) == base]
     if name not in overloads and (dot or not overloads):
         known = f"; its overloads are {', '.join(sorted(overloads))}" if overloads else ""
         raise ValueError(f"{operator!r} is not an operator{known}. Names look like 'aten::add.Tensor' or 'add'")

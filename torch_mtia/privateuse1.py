@@ -74,6 +74,10 @@ def register_device_type(name: str, driver: str | Path | None = None) -> None:
     after_import("torch._dynamo.eval_frame", _leave_out_device_module)
     inductor.register()
     kernels.register()
+    if environment.settings().fallback:
+        from torch_mtia import fallback
+
+        fallback.register()
 
 
 def _leave_out_device_module(eval_frame: Any) -> None:

@@ -1,8 +1,9 @@
-"""What there is of the device where the package does not load: an error at the first use."""
+"""Errors at the first use of the device: where the package does not load, and where a setting is wrong."""
 
 from __future__ import annotations
 
 import warnings
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -13,15 +14,15 @@ _FIRST_USES = ("_lazy_init", "set_device", "synchronize", "get_device_properties
 _originals: dict[str, Any] = {}
 
 
-def refuse(reason: str, cause: Exception | None = None) -> None:
-    """Has the first use of a device of type mtia raise RuntimeError with that message."""
+def refuse(reason: str, cause: Exception | None = None, module: ModuleType = torch.mtia) -> None:
+    """Has the first use of a device, whose functions the module has, raise RuntimeError with that message."""
 
     def raise_it(*_args: object, **_kwargs: object) -> NoReturn:
         raise RuntimeError(reason) from cause
 
     for name in _FIRST_USES:
-        _originals.setdefault(name, getattr(torch.mtia, name))
-        setattr(torch.mtia, name, raise_it)
+        _originals.setdefault(name, getattr(module, name))
+        setattr(module, name, raise_it)
 
 
 def withdraw() -> None:

@@ -61,7 +61,8 @@ struct State {
   std::unordered_set<std::string> denied;
   FallbackControl::Warn warn = FallbackControl::Warn::kNever;
   int forbidden = 0;
-  std::vector<c10::RegistrationHandleRAII> forced;  // each gives the kernel back to its operator when it goes
+  std::unordered_set<c10::OperatorName> forced;
+  std::vector<c10::RegistrationHandleRAII> registrations;  // of `forced`: each restores the operator's kernel
 };
 
 // Leaked: operators may fall back while the process ends.
@@ -83,23 +84,26 @@ void FallbackControl::enter(const c10::OperatorHandle& op) {
   bool warns = false;
   bool forbidden = false;
   bool denied = false;
+  bool forced = false;
   {
     std::lock_guard<std::mutex> lock(control.mutex);
     forbidden = control.forbidden != 0;
-    denied = !control.denied.empty() &&
-             (control.denied.count(name.name) != 0 || control.denied.count(c10::toString(name)) != 0);
+    forced = control.forced.count(name) != 0;
+    denied = !control.denied.empty() && (control.denied.count("all") != 0 || control.denied.count(name.name) != 0 ||
+                                         control.denied.count(c10::toString(name)) != 0);
     if (!forbidden && !denied) {
       ++control.counts[name];
       warns = control.warn == Warn::kAlways || (control.warn == Warn::kOnce && control.warned.insert(name).second);
     }
   }
   // Without the lock: who raises may want Python's.
-  TORCH_CHECK_NOT_IMPLEMENTED(!forbidden, c10::toString(name), " has no kernel for ", device_name(),
-                              " and would fall back to the CPU, inside "
-                              "torch_mtia.fallback.forbid()");
-  TORCH_CHECK_NOT_IMPLEMENTED(!denied, c10::toString(name), " has no kernel for ", device_name(),
-                              ", and torch_mtia.fallback.deny() keeps it from falling back");
-  if (warns) TORCH_WARN(c10::toString(name), " has no kernel for ", device_name(), " and falls back to the CPU");
+  if (!forbidden && !denied && !warns) return;
+  const std::string call =
+      c10::toString(name) + (forced ? " is forced off its kernel for " : " has no kernel for ") + device_name();
+  TORCH_CHECK_NOT_IMPLEMENTED(!forbidden, call, " and would fall back to the CPU, inside torch_mtia.fallback.forbid()");
+  TORCH_CHECK_NOT_IMPLEMENTED(!denied, call,
+                              ", and torch_mtia.fallback.deny(), or TORCH_MTIA_FALLBACK, keeps it from falling back");
+  TORCH_WARN(call, " and falls back to the CPU");
 }
 
 std::map<std::string, int64_t> FallbackControl::stats() {
@@ -141,9 +145,10 @@ void FallbackControl::set_forced(const std::vector<c10::OperatorName>& operators
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
   std::lock_guard<std::mutex> lock(control.mutex);
-  control.forced.clear();
+  control.registrations.clear();
+  control.forced = {operators.begin(), operators.end()};
   for (const auto& name : operators) {
-    control.forced.push_back(
+    control.registrations.push_back(
         dispatcher.registerImpl(name, dispatch_key(), c10::KernelFunction::makeFromBoxedFunction<&fall_back>(),
                                 std::nullopt, nullptr, "forced onto the CPU by torch_mtia.fallback.force()"));
   }

@@ -44,7 +44,7 @@ class FallbackControl {
   static std::map<std::string, int64_t> stats();  // "aten::name.overload" -> calls since the last reset
   static void reset();
   static void set_warn(Warn mode);
-  static void set_denied(const std::vector<std::string>& names);  // "aten::name" or "aten::name.overload"
+  static void set_denied(const std::vector<std::string>& names);  // "aten::name", "aten::name.overload" or "all"
   static void forbid(bool enable);                                // counted: as many false as true
 
   // The operators that fall back although they have a kernel; replaces those of the last call. Not while another thread
