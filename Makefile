@@ -51,7 +51,7 @@ BUILT := $(VENV)/built
 BUILD_INPUTS := setup.py pyproject.toml torch_mtia/_versions.py \
 	$(shell find csrc yaml tools -type f -not -name '*.pyc')
 CPP_FILES := $(shell find csrc tests/cpp tests/foreign_backend -name '*.h' -o -name '*.cpp')
-PYTHON_FILES := setup.py torch_mtia mtia tools tests benchmarks examples
+PYTHON_FILES := setup.py torch_mtia mtia triton_mtia tools tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

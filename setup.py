@@ -327,10 +327,10 @@ def described() -> dict[str, Any]:
 
 setup(
     **described(),
-    # `mtia` has no __init__.py: another package of the name can be beside ours.
+    # `mtia` and `triton_mtia` have no __init__.py: other packages of these names can be beside ours.
     packages=[
         *find_packages(include=["torch_mtia", "torch_mtia.*"], exclude=["torch_mtia.clients"] if IS_WHEEL else []),
-        *("mtia.host_runtime.torch_mtia", "mtia.triton"),
+        *("mtia.host_runtime.torch_mtia", "mtia.re", "mtia.triton", "triton_mtia.python.mtia.eager"),
     ],
     package_data={
         "torch_mtia": ["py.typed", "*.pyi", "include/**/*.h"],

@@ -284,3 +284,24 @@ OF_A_DEVICE: dict[str, Callable[[int], object]] = {
 def test_what_takes_a_device_refuses_one_that_does_not_exist(name: str, index: int) -> None:
     with pytest.raises(RuntimeError, match=f"mtia:{index} does not exist"):
         OF_A_DEVICE[name](index)
+
+
+def test_test_suites_of_other_projects_initialize_the_device(run_script: RunScript) -> None:
+    """As Helion's and tritonbench's do."""
+    script = """
+        import unittest
+        import torch
+        {imports}
+        class OfAnotherProject(unittest.TestCase): ...
+        assert not torch.mtia.is_initialized()
+        {initialize}
+        print(torch.mtia.is_initialized())
+    """
+    of_a_class = (
+        "from mtia.re.re_unittest_lib import MTIAUnittest",
+        "MTIAUnittest.setUpClass.__func__(OfAnotherProject)",
+    )
+    of_a_function = "from mtia.re.re_unittest_lib import init_mtia_device", "init_mtia_device()"
+    launcher = "from triton_mtia.python.mtia.eager import mtia_triton_launcher", "mtia_triton_launcher.init()"
+    for imports, initialize in (of_a_class, of_a_function, launcher):
+        assert run_script(script.format(imports=imports, initialize=initialize)).output() == "True\n"
