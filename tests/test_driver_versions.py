@@ -101,6 +101,21 @@ def test_a_driver_of_a_later_header_is_used_as_far_as_it_is_known(run_script: Ru
 
 
 @pytest.mark.in_tree("the script uses torch.mtia")
+def test_a_driver_without_shared_memory_sends_copies(run_script: RunScript, older_driver: Path) -> None:
+    script = """
+        import pickle, torch
+        from multiprocessing.reduction import ForkingPickler
+        import torch.multiprocessing
+        x = torch.arange(6., device="mtia")
+        received = pickle.loads(ForkingPickler.dumps(x))
+        received.add_(1)
+        print(x.tolist(), received.tolist())
+    """
+    finished = run_script(script, TORCH_MTIA_RUNTIME=str(older_driver), MTIA_TEST_DRIVER=str(HOST_DRIVER))
+    assert finished.output() == "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0] [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n"
+
+
+@pytest.mark.in_tree("the script uses torch.mtia")
 def test_what_needs_functions_that_a_driver_lacks_says_so(run_script: RunScript, later_driver: Path) -> None:
     script = """
         import os, sys

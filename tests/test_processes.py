@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import subprocess
 import textwrap
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 import torch_mtia
 from tests.every_kind import EVERY_KIND
@@ -68,10 +70,155 @@ def test_tensors_sent_to_another_process_arrive(run_script: RunScript) -> None:
             assert outbox.get(timeout=100).item() == 78
             child.join()
             assert child.exitcode == 0
-            assert whole.sum().item() == 66, "the receiver has a copy"
+            assert whole.sum().item() == 78, "the receiver has the sender's memory"
         """
     )
     finished.output()
+
+
+def test_a_message_keeps_its_memory_until_it_is_received(run_script: RunScript) -> None:
+    """The sender has dropped the tensor, a process in between passes it on, and both end before it is read."""
+    finished = run_script(
+        """
+        import torch
+        import torch.multiprocessing as mp
+
+        def make(outbox):
+            outbox.put(torch.arange(1 << 20, device="mtia"))
+
+        def pass_on(inbox, outbox):
+            x = inbox.get()
+            x.add_(1)
+            outbox.put((x, x[5:]))
+
+        if __name__ == "__main__":
+            context = mp.get_context("spawn")
+            first, second = context.Queue(), context.Queue()
+            children = [
+                context.Process(target=make, args=(first,)),
+                context.Process(target=pass_on, args=(first, second)),
+            ]
+            for child in children:
+                child.start()
+            x, part = second.get(timeout=100)
+            for child in children:
+                child.join()
+                assert child.exitcode == 0
+            assert torch.equal(x.cpu(), torch.arange(1 << 20) + 1)
+            part.zero_()
+            assert x.sum().item() == 1 + 2 + 3 + 4 + 5
+        """
+    )
+    finished.output()
+
+
+def test_memory_outlives_a_sender_that_is_killed(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import os, signal, time
+        import torch
+        import torch.multiprocessing as mp
+
+        def make(outbox, received):
+            kept = torch.full((1000,), 3.0, device="mtia")
+            outbox.put(kept)
+            outbox.put(kept)
+            received.wait()
+            kept.fill_(4)
+            torch.mtia.synchronize()
+            outbox.put("written")
+            outbox.close()
+            outbox.join_thread()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if __name__ == "__main__":
+            context = mp.get_context("spawn")
+            queue, received = context.Queue(), context.Event()
+            child = context.Process(target=make, args=(queue, received))
+            child.start()
+            x, y = queue.get(timeout=100), queue.get(timeout=100)
+            assert x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+            assert x.sum().item() == 3000
+            received.set()
+            assert queue.get(timeout=100) == "written"
+            child.join()
+            assert child.exitcode == -signal.SIGKILL
+            assert y.sum().item() == 4000
+        """
+    )
+    finished.output()
+
+
+def test_a_message_of_a_process_that_is_gone_raises(run_script: RunScript) -> None:
+    finished = run_script(
+        """
+        import os
+        import torch
+        import torch.multiprocessing as mp
+
+        def make(connection):
+            connection.send(torch.ones(3, device="mtia"))
+            os._exit(0)
+
+        if __name__ == "__main__":
+            context = mp.get_context("spawn")
+            ours, theirs = context.Pipe()
+            child = context.Process(target=make, args=(theirs,))
+            child.start()
+            child.join()
+            try:
+                ours.recv()
+            except RuntimeError as error:
+                assert "must not end before the tensor is received" in str(error), error
+            else:
+                raise AssertionError("received from a process that is gone")
+        """
+    )
+    finished.output()
+
+
+def test_what_is_sent_moves_once_and_is_not_resized() -> None:
+    from multiprocessing.reduction import ForkingPickler
+
+    def sent_to_itself(tensor: torch.Tensor) -> torch.Tensor:
+        received: torch.Tensor = pickle.loads(ForkingPickler.dumps(tensor))
+        return received
+
+    x = torch.arange(6.0, device="mtia")
+    view, lazy = x[2:], x._lazy_clone()
+    address = x.data_ptr()
+    stream = torch.Stream("mtia")
+    with stream:
+        for _ in range(500):
+            x.add_(0)
+        x.add_(1)
+    received = sent_to_itself(view)
+    assert x.data_ptr() != address
+    assert received.data_ptr() == view.data_ptr()
+    assert received.tolist() == [3, 4, 5, 6]
+    assert lazy.tolist() == [0, 1, 2, 3, 4, 5]
+    moved = x.data_ptr()
+    assert sent_to_itself(x).data_ptr() == moved == x.data_ptr()
+    with pytest.raises(RuntimeError, match="not resizable"):
+        x.resize_(1000)
+    x.resize_(3)
+    del x, view
+    received.zero_()
+    assert not received.cpu().any()
+
+
+def test_memory_that_a_graph_may_use_is_not_sent() -> None:
+    from multiprocessing.reduction import ForkingPickler
+
+    x = torch.ones(3, device="mtia")
+    graph = torch.mtia.MTIAGraph()
+    with torch.mtia.graph(graph):
+        x.add_(1)
+    with pytest.raises(RuntimeError, match=r"send tensor.clone\(\)"):
+        ForkingPickler.dumps(x)
+    graph.replay()
+    received = pickle.loads(ForkingPickler.dumps(x.clone()))
+    assert received.tolist() == [2, 2, 2]
 
 
 @pytest.mark.wide

@@ -383,17 +383,19 @@ std::pair<size_t, size_t> MTIACachingAllocator::getMemoryInfo(c10::DeviceIndex d
 
 void resize_storage(c10::StorageImpl* storage, size_t size) {
   TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
-  const c10::Device device = storage->device();
-  const c10::DeviceGuard guard(device);
-  auto& allocator = MTIACachingAllocator::get();
-  c10::DataPtr grown = allocator.allocate(size);
+  const c10::DeviceGuard guard(storage->device());
+  move_storage(storage, MTIACachingAllocator::get().allocate(size), size);
+}
+
+void move_storage(c10::StorageImpl* storage, c10::DataPtr to, size_t size) {
+  const c10::DeviceGuard guard(storage->device());
   const size_t kept = std::min(size, storage->nbytes());
   if (kept > 0) {
-    allocator.copy_data(grown.get(), storage->data(), kept);
+    MTIACachingAllocator::get().copy_data(to.get(), storage->data(), kept);
     keep_for_copy(storage->data_ptr());
   }
   storage->clear_materializer();  // of a lazy clone: the memory is its own now
-  storage->set_data_ptr_noswap(std::move(grown));
+  storage->set_data_ptr_noswap(std::move(to));
   storage->set_nbytes(size);
 }
 

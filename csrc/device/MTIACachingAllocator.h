@@ -77,5 +77,7 @@ class MTIACachingAllocator final : public c10::DeviceAllocator {
 // Gives the storage `size` bytes, keeping what fits: allocates, copies on the current stream, frees in stream order.
 // ATen's own function copies on the host. Raises RuntimeError for a storage that is not resizable.
 void resize_storage(c10::StorageImpl* storage, size_t size);
+// The same, with the new memory. The old is freed in stream order.
+void move_storage(c10::StorageImpl* storage, c10::DataPtr to, size_t size);
 
 }  // namespace torch_mtia

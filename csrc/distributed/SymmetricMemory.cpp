@@ -25,16 +25,14 @@
 #include <vector>
 
 #include "../collectives/Team.h"
-#include "../core/Driver.h"
-#include "../core/Observer.h"
 #include "../core/WorkItem.h"
 #include "../device/DeviceIndex.h"
 #include "../device/DeviceType.h"
 #include "../device/HostView.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAStream.h"
+#include "../device/SharedBlock.h"
 #include "../runtime/forks.h"
-#include "../runtime/machine_memory.h"
 
 namespace torch_mtia {
 namespace {
@@ -45,25 +43,14 @@ size_t round_up(size_t size, size_t granularity) {
   return (size + granularity - 1) / granularity * granularity;
 }
 
-// A rank's memory as one process sees it: the buffer, and behind it the signal pad. Stays until the work that the
-// device was given before the last owner went is done.
+// A rank's memory as one process sees it: the buffer, followed by the signal pad.
 struct SymmetricBlock {
-  SymmetricBlock(c10::DeviceIndex device, size_t size, collectives::SharedMemory memory)
-      : device(device),
-        size(size),
-        memory(std::move(memory)),
-        segment(device, total(size), this->memory.descriptor()) {}
+  std::shared_ptr<const SharedBlock> shared;
+  size_t size;  // of the buffer
 
-  const c10::DeviceIndex device;
-  const size_t size;  // of the buffer
-  const collectives::SharedMemory memory;
-  const core::SharedSegment segment;
-
-  static size_t total(size_t size) {
-    const size_t with_pad = round_up(size, 64) + symmetric_memory::get_signal_pad_size();
-    return round_up(with_pad, core::SharedSegment::kGranularity);
-  }
-  uint64_t buffer() const { return segment.address(); }
+  static size_t total(size_t size) { return round_up(size, 64) + symmetric_memory::get_signal_pad_size(); }
+  c10::DeviceIndex device() const { return shared->device(); }
+  uint64_t buffer() const { return shared->address(); }
   uint64_t signal_pad() const { return buffer() + round_up(size, 64); }
 };
 
@@ -76,42 +63,6 @@ at::Tensor on_device(const std::vector<void*>& addresses, c10::Device device) {
   std::vector<int64_t> numbers;
   for (void* const address : addresses) numbers.push_back(reinterpret_cast<int64_t>(address));
   return at::tensor(numbers, at::kLong).to(device);
-}
-
-struct Drop {
-  std::shared_ptr<const SymmetricBlock> block;
-
-  void operator()(const mtia_work_context& /*context*/) const {}
-  void list_operands(core::OperandSink& /*sink*/) const {}
-};
-
-// The deleter of a block. Work that is queued may use the memory, so the last item of the device's streams destroys it.
-// Nothing is waited for and nothing raised: tensors die in host functions, with errors pending, and in forked children,
-// which have no streams and leave all as it is.
-void destroy_in_stream_order(SymmetricBlock* block) noexcept {
-  if (runtime::is_forked()) return;
-  try {
-    std::shared_ptr<const SymmetricBlock> last(block);
-    try {
-      core::WorkInfo info{};
-      info.name = "symm_mem::free";
-      for (const MTIAStream& stream : MTIAStream::busy(block->device)) stream.core().launch(info, Drop{last});
-      core::Observer* observer = core::current_observer();
-      if (observer == nullptr) return;
-      const MTIAStream first = MTIAStream::default_stream(block->device);
-      std::vector<MTIAStream> users = first.others();
-      users.push_back(first);
-      for (const MTIAStream& user : users) observer->reuse_waits_for(user.core(), last->buffer(), last->size);
-    } catch (...) {
-      new std::shared_ptr<const SymmetricBlock>(std::move(last));  // leaked: it is not known when the streams are done
-    }
-  } catch (...) {
-    // The host has no memory for it, and the block is leaked or gone.
-  }
-}
-
-std::shared_ptr<SymmetricBlock> make_block(c10::DeviceIndex device, size_t size, collectives::SharedMemory memory) {
-  return {new SymmetricBlock(device, size, std::move(memory)), destroy_in_stream_order};
 }
 
 // Guards the allocations. Held at forks: a child drops tensors, too.
@@ -131,13 +82,13 @@ std::string text(const std::vector<uint8_t>& bytes) {
 class SymmetricMemory final : public symmetric_memory::SymmetricMemory {
  public:
   // `blocks` are those of the ranks.
-  SymmetricMemory(std::vector<std::shared_ptr<SymmetricBlock>> blocks, int rank, size_t offset);
+  SymmetricMemory(std::vector<SymmetricBlock> blocks, int rank, size_t offset);
 
   std::vector<void*> get_buffer_ptrs() override { return addresses(&SymmetricBlock::buffer); }
   std::vector<void*> get_signal_pad_ptrs() override { return addresses(&SymmetricBlock::signal_pad); }
   void** get_buffer_ptrs_dev() override { return static_cast<void**>(buffers_on_device_.mutable_data_ptr()); }
   void** get_signal_pad_ptrs_dev() override { return static_cast<void**>(signal_pads_on_device_.mutable_data_ptr()); }
-  size_t get_buffer_size() override { return blocks_[rank_]->size; }
+  size_t get_buffer_size() override { return blocks_[rank_].size; }
   size_t get_offset() override { return offset_; }
   bool has_multicast_support() override { return false; }
   void* get_multicast_ptr() override { return nullptr; }
@@ -149,7 +100,7 @@ class SymmetricMemory final : public symmetric_memory::SymmetricMemory {
 
   int get_rank() override { return rank_; }
   int get_world_size() override { return static_cast<int>(blocks_.size()); }
-  c10::Device get_device() override { return {device_type(), blocks_[rank_]->device}; }
+  c10::Device get_device() override { return {device_type(), blocks_[rank_].device()}; }
   const std::vector<int>& get_rank_to_global_rank() override { return ranks_; }
   bool world_within_direct_access() override { return true; }
 
@@ -157,13 +108,13 @@ class SymmetricMemory final : public symmetric_memory::SymmetricMemory {
   struct Signals;
   std::vector<void*> addresses(uint64_t (SymmetricBlock::*address)() const) const {
     std::vector<void*> result;
-    for (const auto& block : blocks_) result.push_back(reinterpret_cast<void*>(((*block).*address)()));
+    for (const auto& block : blocks_) result.push_back(reinterpret_cast<void*>((block.*address)()));
     return result;
   }
   // Puts a signal for each of `to` and waits for one of each of `from`.
   void signal(const char* name, std::vector<int> to, std::vector<int> from, int channel, size_t timeout_ms);
 
-  const std::vector<std::shared_ptr<SymmetricBlock>> blocks_;
+  const std::vector<SymmetricBlock> blocks_;
   const int rank_;
   const size_t offset_;
   std::vector<int> ranks_;
@@ -185,7 +136,7 @@ class SymmetricAllocator final : public symmetric_memory::SymmetricMemoryAllocat
 
  private:
   struct Allocation {
-    std::shared_ptr<SymmetricBlock> block;
+    SymmetricBlock block;
     std::optional<std::string> group_name;
     // By the name and the offset of the address.
     std::map<std::pair<std::string, size_t>, c10::intrusive_ptr<SymmetricMemory>> of_groups;
@@ -198,7 +149,7 @@ class SymmetricAllocator final : public symmetric_memory::SymmetricMemoryAllocat
   std::map<std::string, int> num_rendezvous_;
 };
 
-SymmetricMemory::SymmetricMemory(std::vector<std::shared_ptr<SymmetricBlock>> blocks, int rank, size_t offset)
+SymmetricMemory::SymmetricMemory(std::vector<SymmetricBlock> blocks, int rank, size_t offset)
     : blocks_(std::move(blocks)), rank_(rank), offset_(offset), ranks_(blocks_.size()) {
   std::iota(ranks_.begin(), ranks_.end(), 0);
   buffers_on_device_ = on_device(get_buffer_ptrs(), get_device());
@@ -239,7 +190,7 @@ void SymmetricMemory::signal(const char* name, std::vector<int> to, std::vector<
                     num_channels, ", got ", channel);
   const auto number = [&](int at, int of) {
     auto* const pad =
-        static_cast<Signals::Number*>(HostView::to_host(reinterpret_cast<void*>(blocks_.at(at)->signal_pad())));
+        static_cast<Signals::Number*>(HostView::to_host(reinterpret_cast<void*>(blocks_.at(at).signal_pad())));
     return pad + channel * size + of;
   };
   constexpr size_t kMinute = 60'000;
@@ -249,7 +200,7 @@ void SymmetricMemory::signal(const char* name, std::vector<int> to, std::vector<
   core::WorkInfo info{};
   info.name = name;
   info.flags = MTIA_WORK_CAPTURABLE | MTIA_WORK_BLOCKS;
-  MTIAStream::current(blocks_[rank_]->device)
+  MTIAStream::current(blocks_[rank_].device())
       .core()
       .launch(info, [blocks = blocks_, signals = std::move(signals)](const mtia_work_context&) { signals.exchange(); });
 }
@@ -276,13 +227,9 @@ void* SymmetricAllocator::alloc(size_t size, int device_idx, const std::optional
   ensure_initialized();
   TORCH_CHECK_NOT_IMPLEMENTED(HostView::available(),
                               "symmetric memory needs a driver with a host view of its memory, and with shared memory");
-  // It is not the device's own, and counts as the machine's.
-  const size_t available = runtime::MachineMemory().read().available;
-  TORCH_CHECK_WITH(OutOfMemoryError, size <= available, "symmetric memory of ", size >> 20,
-                   " MiB was asked for, and the machine leaves ", available >> 20, " MiB");
-  auto block = make_block(index_or_current(to_device_index(device_idx)), size,
-                          collectives::SharedMemory::create(SymmetricBlock::total(size)));
-  const uint64_t address = block->buffer();
+  const c10::DeviceIndex device = index_or_current(to_device_index(device_idx));
+  SymmetricBlock block{SharedBlock::create(device, SymmetricBlock::total(size)), size};
+  const uint64_t address = block.buffer();
   const std::lock_guard<std::mutex> lock(allocations_mutex());
   allocations_.emplace(address, Allocation{std::move(block), group_name, {}});
   return reinterpret_cast<void*>(address);
@@ -293,7 +240,7 @@ SymmetricAllocator::Allocations::iterator SymmetricAllocator::find(void* ptr) {
   auto next = allocations_.upper_bound(address);
   if (next == allocations_.begin()) return allocations_.end();
   const auto found = std::prev(next);
-  return address - found->first < std::max<size_t>(found->second.block->size, 1) ? found : allocations_.end();
+  return address - found->first < std::max<size_t>(found->second.block.size, 1) ? found : allocations_.end();
 }
 
 void SymmetricAllocator::free(void* ptr) {
@@ -307,7 +254,7 @@ size_t SymmetricAllocator::get_alloc_size(void* ptr) {
   const std::lock_guard<std::mutex> lock(allocations_mutex());
   const auto found = find(ptr);
   TORCH_CHECK_VALUE(found != allocations_.end(), "expected symmetric memory");
-  return found->second.block->size;
+  return found->second.block.size;
 }
 
 bool SymmetricAllocator::has_allocation(void* ptr) {
@@ -317,7 +264,7 @@ bool SymmetricAllocator::has_allocation(void* ptr) {
 
 c10::intrusive_ptr<symmetric_memory::SymmetricMemory> SymmetricAllocator::rendezvous(
     void* ptr, const std::optional<std::string>& group_name) {
-  std::shared_ptr<SymmetricBlock> own;
+  SymmetricBlock own;
   std::string name;
   size_t offset = 0;
   int number = 0;
@@ -337,9 +284,9 @@ c10::intrusive_ptr<symmetric_memory::SymmetricMemory> SymmetricAllocator::rendez
   const auto group = c10d::resolve_process_group(name);
   const auto store = group->getStore();
   const auto key = [&](int rank) { return c10::str("symmetric_memory/", name, "/", number, "/", rank); };
-  const std::string mine = c10::str(getpid(), " ", own->memory.descriptor(), " ", own->size);
+  const std::string mine = c10::str(getpid(), " ", own.shared->descriptor(), " ", own.size);
   store->set(key(group->getRank()), std::vector<uint8_t>(mine.begin(), mine.end()));
-  std::vector<std::shared_ptr<SymmetricBlock>> blocks;
+  std::vector<SymmetricBlock> blocks;
   for (int rank = 0; rank < group->getSize(); ++rank) {
     if (rank == group->getRank()) {
       blocks.push_back(own);
@@ -349,12 +296,12 @@ c10::intrusive_ptr<symmetric_memory::SymmetricMemory> SymmetricAllocator::rendez
     int descriptor = -1;
     size_t size = 0;
     std::istringstream(text(store->get(key(rank)))) >> process >> descriptor >> size;
-    TORCH_CHECK_VALUE(size == own->size, "symmetric memory has one size on all ranks, got ", own->size, " on rank ",
+    TORCH_CHECK_VALUE(size == own.size, "symmetric memory has one size on all ranks, got ", own.size, " on rank ",
                       group->getRank(), " and ", size, " on rank ", rank);
-    auto memory = collectives::SharedMemory::open(process, descriptor, SymmetricBlock::total(size));
-    TORCH_CHECK(memory.data() != nullptr, "symmetric memory is for ranks of one machine: rank ", group->getRank(),
+    auto shared = SharedBlock::open(own.device(), process, descriptor, SymmetricBlock::total(size));
+    TORCH_CHECK(shared != nullptr, "symmetric memory is for ranks of one machine: rank ", group->getRank(),
                 " cannot open the memory of rank ", rank);
-    blocks.push_back(make_block(own->device, size, std::move(memory)));
+    blocks.push_back({std::move(shared), size});
   }
   // The descriptors have to stay open until all have opened them.
   const std::string done = c10::str(key(group->getRank()), "/done");

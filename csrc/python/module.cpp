@@ -19,6 +19,7 @@
 #include "../device/MTIAGraph.h"
 #include "../device/MTIAProfiler.h"
 #include "../device/MTIAStream.h"
+#include "../device/SharedBlock.h"
 #include "../runtime/machine_memory.h"
 #include "bindings.h"
 
@@ -147,6 +148,21 @@ PYBIND11_MODULE(_C, m) {
     MTIACachingAllocator::of(device).direct_thread_to_pool(pool);
   });
   m.def("_end_pool_of_thread", [](c10::DeviceIndex device) { MTIACachingAllocator::of(device).end_pool_of_thread(); });
+  // Storages that processes share: see torch_mtia/multiprocessing.py.
+  using Message = std::tuple<pid_t, int, uint64_t>;
+  m.def(
+      "_send_storage",
+      [](const c10::Storage& storage) -> std::optional<Message> {
+        const auto shared = send_storage(storage.unsafeGetStorageImpl());
+        return shared ? std::optional(Message{shared->process, shared->descriptor, shared->name}) : std::nullopt;
+      },
+      py::call_guard<py::gil_scoped_release>());
+  m.def("_receive_storage", [](const Message& message, c10::DeviceIndex device, size_t size) {
+    const auto [process, descriptor, name] = message;
+    return c10::Storage(receive_storage({process, descriptor, name}, device, size));
+  });
+  m.def("_receive_again", [](const c10::Storage& storage) { receive_again(*storage.unsafeGetStorageImpl()); });
+  m.def("_num_unreceived", &num_unreceived);
   // The caller waits for the work that writes there.
   m.def("_host_address", [](uint64_t device_address) {
     TORCH_CHECK_NOT_IMPLEMENTED(HostView::available(),
